@@ -109,7 +109,7 @@ def test_a_download_that_was_cut_is_resumed(s3, tmp_path, monkeypatch):
 
     monkeypatch.setattr(bucket, "_read_range", read_range)
     settings = corpus_of("s3://texts/raw/long.parquet")
-    with pytest.raises(UserError, match="cannot be downloaded") as error:
+    with pytest.raises(UserError, match="a request to the bucket failed") as error:
         fetch_corpus(settings, tmp_path)
     assert "cut" in error.value.facts["reason"] and not (tmp_path / "manifest.json").exists()
     failing = False

@@ -7,6 +7,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from tokenscale.cli import cloud
 from tokenscale.cli import snakemake_internals as internals
 from tokenscale.data.corpus import fingerprint
 from tokenscale.base.errors import UserError, find_nearest
@@ -85,6 +86,8 @@ try:
             Path("results/corpus"),
             settings.file_of,
         )
+    if workflow.is_main_process and NOW and settings.settings.bucket is not None:
+        print(f"tokenscale: {cloud.pull(settings, EXPERIMENTS)}", file=sys.stderr)
 except UserError as error:
     refuse(error)
 if workflow.is_main_process and settings.broken_experiments:

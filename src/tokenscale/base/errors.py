@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+#: names of environment variables whose values may be secrets
+SECRET_NAME = re.compile("TOKEN|KEY|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 _PASSWORD = re.compile(r"//[^/?#@\s]*(?:@[^/?#@\s]*)*@")
 #: query parameters that sign an address (S3, Google, Azure and others) and grant access
 _SIGNATURE = re.compile(

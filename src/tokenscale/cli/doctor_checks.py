@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenscale.base.errors import redact_credentials
+from tokenscale.base.errors import SECRET_NAME, redact_credentials
 from tokenscale.cli import doctor_machine
 from tokenscale.cli.doctor_machine import run_command
 from tokenscale.cli.doctor_probe import WITH_TORCH
@@ -32,7 +32,6 @@ from tokenscale.cli.packages import (
 )
 from tokenscale.runs.records import hardware
 from tokenscale.runs.records.hardware import count_affinity_cores
-from tokenscale.runs.records.provenance import SECRET
 
 GIB = 2**30
 
@@ -279,7 +278,7 @@ def check_environment(context: DoctorContext) -> Finding:
     """Check environment variables that change the behaviour of processes."""
     ranks = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ}
     names = "CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS|MASTER_(ADDR|PORT)|PYTHON(PATH|OPTIMIZE)"
-    families = rf"(NCCL|GLOO|FI|TORCH|PYTORCH|HF)_(?!.*({SECRET.pattern}))\w+"
+    families = rf"(NCCL|GLOO|FI|TORCH|PYTORCH|HF)_(?!.*({SECRET_NAME.pattern}))\w+"
     others = {n: value for n, value in sorted(os.environ.items()) if re.fullmatch(f"{names}|{families}", n)}
     values = {"variables": {name: redact_credentials(value) for name, value in (ranks | others).items()}}
     fact = ", ".join(f"{n}={value}" for n, value in values["variables"].items()) or "nothing that changes training"

@@ -37,6 +37,7 @@ COMMANDS = {
     "plan": "list what would run, on what, and what it would cost",
     "check": "check the configuration and the design of experiments; write JSON schemas",
     "status": "progress of jobs and runs, why they wait, what failed, and what would rerun",
+    "cloud": "an experiment on rented machines: stage inputs in a bucket, train there, resume from it",
     "doctor": "what this machine can run, what it cannot, and why",
 }
 

@@ -111,6 +111,9 @@ class ConfigFile:
     baseline: str | None = option(
         None, "folder of an earlier report: the new report then has a page with the changes since"
     )
+    bucket: str | None = option(
+        None, "s3://BUCKET/PREFIX of `tokenscale cloud`: `snakemake report_now` first fetches the finished runs from it"
+    )
     corpora: dict[str, dict[str, Any]] = option(dict, "name → CorpusSettings")
     mixtures: dict[str, dict[str, Any]] = option(dict, "name → NamedMixture: weighted mixtures of the corpora")
     tokenizers: dict[str, dict[str, Any]] = option(dict, "name → TokenizerSettings")

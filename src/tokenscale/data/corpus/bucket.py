@@ -1,21 +1,16 @@
-"""Files of a bucket (`s3://…`), through fsspec: paths and globs, with resume.
-
-The client reads credentials and endpoint where its own tools do (`AWS_PROFILE`, `AWS_ACCESS_KEY_ID`,
-`AWS_ENDPOINT_URL`, `~/.aws`, or `FSSPEC_S3_ANON=true` for public buckets). None of them is written to a record.
-"""
+"""Source files in a bucket (`s3://…`), through fsspec: paths and globs, with resume."""
 
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from tokenscale.base.errors import UserError, find_nearest, redact_credentials
+from tokenscale.base.bucket import access_error, open_system
+from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import read_json, write_json
 from tokenscale.base.progress import Progress
 from tokenscale.settings.data import SourceSettings
 
 CHUNK_BYTES = 1 << 22
-#: scheme → the package with its file system
-PACKAGES = {"s3": "s3fs"}
 
 
 def resolve(source: SourceSettings, files: tuple[str, ...], recorded: list[str]) -> dict[str, str]:
@@ -35,20 +30,20 @@ def resolve(source: SourceSettings, files: tuple[str, ...], recorded: list[str])
 
 def _list_matches(pattern: str, recorded: list[str]) -> list[str]:
     scheme, path = pattern.split("://", 1)
-    system = _open_system(pattern)
+    system = open_system(pattern, "s3")
     try:
         matches = sorted(f"{scheme}://{name}" for name in system.glob(path))
     except Exception as error:  # errors of the clients have no common base but Exception
         matches = sorted(name for name in recorded if fnmatch(name, pattern))
         if not matches:
-            raise _access_error(pattern, error) from None
+            raise access_error(pattern, error) from None
         print(f"{pattern}: the bucket cannot be listed; taking the files of the earlier download", flush=True)
     if not matches:
         folder = path.split("*")[0].split("?")[0].split("[")[0].rpartition("/")[0]
         try:
             there = [f"{scheme}://{name}" for name in system.ls(folder, detail=False)]
         except Exception as error:
-            raise _access_error(pattern, error) from None
+            raise access_error(pattern, error) from None
         near = find_nearest(pattern, there)
         raise UserError(
             "no file of the bucket fits a source's pattern.",
@@ -65,7 +60,7 @@ def fetch(source: SourceSettings, address: str, target: Path, *, resumable: bool
     A partial download is resumed if the bucket reports the same ETag, size and time for the file. Raises UserError with
     the client's own reason.
     """
-    system = _open_system(address)
+    system = open_system(address, "s3")
     part, record = target.with_name(target.name + ".part"), target.with_name(target.name + ".part.json")
     try:
         system.invalidate_cache()
@@ -88,7 +83,7 @@ def fetch(source: SourceSettings, address: str, target: Path, *, resumable: bool
                 progress(0, len(piece))
         progress.close()
     except Exception as error:
-        raise _access_error(address, error) from None
+        raise access_error(address, error) from None
     part.replace(target)
     record.unlink(missing_ok=True)
 
@@ -97,40 +92,5 @@ def _read_range(system: Any, address: str, start: int, end: int) -> bytes:
     return system.cat_file(address, start=start, end=end)
 
 
-def _open_system(address: str) -> Any:
-    """Return the file system of an address. Raises UserError if its package is missing."""
-    scheme = address.partition("://")[0]
-    try:
-        import fsspec
-
-        return fsspec.filesystem(scheme)
-    except ImportError:
-        package = PACKAGES[scheme]
-        raise UserError(
-            f"{scheme}:// addresses need the package {package}, which is missing.",
-            address=address,
-            next=f'pip install "tokenscale[{scheme}]"',
-        ) from None
-
-
 def _is_pattern(name: str) -> bool:
     return any(c in name for c in "*?[")
-
-
-def _access_error(address: str, error: Exception) -> UserError:
-    lines = str(error).strip().splitlines() or [""]
-    if isinstance(error, FileNotFoundError):
-        what, following = "the bucket has no such file.", "correct the address, or list the bucket with its own client"
-        if not address.split("://", 1)[1].partition("/")[2].partition("*")[0] or "bucket" in lines[0].lower():
-            what, following = "there is no such bucket.", "correct the name, or set AWS_ENDPOINT_URL of its server"
-    elif isinstance(error, PermissionError) or type(error).__name__ in ("NoCredentialsError", "ProfileNotFound"):
-        what = "the bucket refuses access."
-        following = (
-            "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; FSSPEC_S3_ANON=true if it is public"
-        )
-    else:
-        what = "a file of a bucket cannot be downloaded."
-        following = "check network and AWS_ENDPOINT_URL; the same command resumes the download"
-    return UserError(
-        what, address=address, reason=f"{type(error).__name__}: {redact_credentials(lines[0])[:200]}", next=following
-    )

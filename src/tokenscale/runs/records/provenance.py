@@ -3,14 +3,13 @@
 import importlib.metadata
 import os
 import platform
-import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from tokenscale import __version__
-from tokenscale.base.errors import redact_credentials
+from tokenscale.base.errors import SECRET_NAME, redact_credentials
 from tokenscale.base.files import canonical_json, read_json, sha256_text, write_json, write_text
 from tokenscale.runs.records import hardware
 
@@ -22,7 +21,6 @@ ENVIRONMENT = {
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("SLURM_JOB_ID", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES"),
 }
-SECRET = re.compile("TOKEN|KEY|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 PREFIXES = ("MALLOC_", "NCCL_", "FI_", "TORCH_NCCL_", "GLOO_")
 PACKAGES = (
     "torch",
@@ -78,7 +76,7 @@ def read_git_state() -> tuple[dict[str, Any], str]:
 
 def allowed_environment() -> dict[str, str]:
     """Return the allowed environment variables that are set."""
-    family = {k for k in os.environ if k.startswith(PREFIXES) and not SECRET.search(k)}
+    family = {k for k in os.environ if k.startswith(PREFIXES) and not SECRET_NAME.search(k)}
     return {k: redact_credentials(v) for k, v in sorted(os.environ.items()) if k in ENVIRONMENT or k in family}
 
 

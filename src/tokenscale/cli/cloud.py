@@ -1,0 +1,722 @@
+"""Run an experiment on rented machines through a bucket: stage its inputs, and with --worker train its runs there.
+
+Objects in the bucket: `tokenscale.json` identifies the project, `experiments/NAME/ranks=N.json` is a plan of runs and
+their input files, `inputs/SHA256` is one input file, `runs/RUN_ID/…` is a run's folder without superseded attempts.
+"""
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenscale.base.bucket import Bucket
+from tokenscale.base.errors import UserError, find_nearest, redact_credentials
+from tokenscale.base.files import canonical_json, pretty_json, read_json, sha256_file, sha256_text
+from tokenscale.cli import configuration
+from tokenscale.settings.data import find_address_problem
+
+if TYPE_CHECKING:
+    from tokenscale.runs.launch.attempts import Identity
+    from tokenscale.settings.config import Config
+    from tokenscale.settings.run import RunSettings
+
+MARKER = "tokenscale.json"
+#: named settings that must mean the same to everyone who uses a bucket
+NAMED = ("corpora", "mixtures", "tokenizers")
+#: seconds between two looks at a run's folder for new checkpoints; logs are pushed every `--every` seconds
+TICK_S = 0.5
+#: time that a node waits for another one, which may still fetch inputs
+PATIENCE = datetime.timedelta(hours=2)
+CHECKPOINT = "checkpoint.json"
+NEXT_BUCKET = "use another prefix of the bucket, or the configuration of its project"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the bucket, the experiment and what this machine does."""
+    parser.usage = (
+        "%(prog)s --bucket s3://BUCKET/PREFIX EXPERIMENT --ranks N [--profile NAME]\n"
+        "       %(prog)s --bucket s3://BUCKET/PREFIX EXPERIMENT --ranks N --worker [--every SECONDS]"
+    )
+    parser.add_argument("experiment", help="name of an experiment")
+    parser.add_argument("--bucket", required=True, metavar="s3://BUCKET/PREFIX", help="bucket, and a folder in it")
+    parser.add_argument("--ranks", required=True, type=int, help="world size of the runs")
+    parser.add_argument("--worker", action="store_true", help="train the staged runs here; one worker per node")
+    parser.add_argument("--every", type=float, default=60, help="seconds between two uploads of logs; default 60")
+    configuration.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Stage the experiment's inputs, or train its staged runs."""
+    if arguments.every <= 0:
+        raise UserError("--every must be above 0.", found=arguments.every, next="--every 60")
+    if arguments.worker:
+        return work(arguments.bucket, arguments.experiment, arguments.ranks, arguments.every)
+    config = configuration.load_configuration(arguments)
+    for line in stage(arguments.bucket, arguments.experiment, arguments.ranks, config):
+        print(line, flush=True)
+    return 0
+
+
+def open_bucket(address: str, key: str = "--bucket") -> Bucket:
+    """Open a bucket. Raises UserError for an address that is incomplete or contains credentials."""
+    if (problem := find_address_problem(address, "bucket")) is not None:
+        raise UserError(f"{problem}.", key=key, next="name a bucket and a folder in it: s3://BUCKET/PREFIX")
+    return Bucket(address)
+
+
+# --- staging -------------------------------------------------------------------------------------------------------
+
+
+def stage(address: str, experiment: str, ranks: int, config: "Config") -> Iterator[str]:
+    """Upload the missing inputs of an experiment's runs on `ranks` ranks, then their plan. Yields what was done."""
+    table = config.runs(experiment)
+    runs = [row.settings for row in table if row.settings.layout.world_size == ranks]
+    sizes = sorted({row.settings.layout.world_size for row in table})
+    if not runs:
+        raise UserError(
+            f"no run of the experiment has {ranks} ranks.",
+            experiment=experiment,
+            scale=config.settings.scale,
+            expected=", ".join(map(str, sizes)) or "an experiment with runs",
+            next=f"--ranks {sizes[-1]}" if sizes else "choose another experiment",
+        )
+    files = find_input_files(runs)
+    bucket = open_bucket(address)
+    marker = check_project(bucket, config)
+    there = bucket.list("inputs/")
+    missing = {facts["sha256"]: path for path, facts in files.items() if f"inputs/{facts['sha256']}" not in there}
+    for sha256, path in missing.items():
+        if sha256_file(path) != sha256:
+            _raise_changed(Path(path), f"sha256 {sha256}")
+    bucket.write(MARKER, pretty_json(marker).encode())
+    for sha256, path in missing.items():
+        bucket.upload(Path(path), f"inputs/{sha256}")
+    plan = {"schema": 1, "scale": config.settings.scale, "runs": [r.to_json() for r in _sort(runs)], "files": files}
+    bucket.write(_plan_key(experiment, ranks), pretty_json(plan).encode())
+    size = sum(facts["bytes"] for facts in files.values())
+    yield f"{experiment}: {len(runs)} runs on {ranks} rank(s), {len(files)} input files with {size:,} bytes"
+    yield f"  {len(missing)} of them uploaded to {bucket.address}; the others were there"
+    if others := [str(size) for size in sizes if size != ranks]:
+        yield f"  not staged: {len(table) - len(runs)} runs on other numbers of ranks ({', '.join(others)})"
+    yield f"  next  python -m tokenscale cloud --bucket {bucket.address} {experiment} --ranks {ranks} --worker"
+
+
+def describe_project(config: "Config") -> dict[str, dict[str, str]]:
+    """Return section → name → hash of the declared settings, for what runs read by name."""
+    from tokenscale.settings.options import to_dict
+
+    return {
+        section: {name: sha256_text(canonical_json(to_dict(value))) for name, value in getattr(config, section).items()}
+        for section in NAMED
+    }
+
+
+def check_project(bucket: Bucket, config: "Config", *, reading: bool = False) -> dict[str, Any]:
+    """Return the bucket's marker with this project's names added. Raises UserError for another project's bucket.
+
+    A bucket is another project's if it gives a corpus, mixture or tokenizer of this configuration other settings, or if
+    it has objects without a marker. `reading`: an empty bucket is an error, too.
+    """
+    found = bucket.read(MARKER)
+    if found is None:
+        if bucket.list() or reading:
+            raise UserError(
+                "the bucket holds no runs of tokenscale." if reading else "the bucket holds other files.",
+                address=bucket.address,
+                expected=f"the object {MARKER}",
+                next="correct the address, or stage runs first: python -m tokenscale cloud --help"
+                if reading
+                else "use an empty prefix: --bucket s3://BUCKET/NAME",
+            )
+        found = b'{"schema": 1}'
+    marker, mine = _parse(found, bucket, MARKER), describe_project(config)
+    for section in NAMED:
+        theirs = marker.get(section, {})
+        different = [name for name, sha256 in mine[section].items() if theirs.get(name, sha256) != sha256]
+        if different:
+            raise UserError(
+                "the bucket holds the runs of another project.",
+                address=bucket.address,
+                differs=", ".join(f"{section}.{name}" for name in different),
+                next=NEXT_BUCKET,
+            )
+        marker[section] = theirs | mine[section]
+    return marker
+
+
+def find_input_files(runs: "list[RunSettings]") -> dict[str, dict[str, Any]]:
+    """Return path → SHA-256 and bytes of the manifests that the runs read, and of all files that these list.
+
+    Raises UserError for manifests that are not built, and for files that do not have their manifest's size.
+    """
+    from tokenscale.settings.manifests import corpus_records, list_manifests
+
+    manifests: dict[str, None] = {}
+    for settings in runs:
+        manifests |= dict.fromkeys(list_manifests(settings).values())
+        if settings.store is None:
+            manifests |= dict.fromkeys(corpus_records(corpus.name) for corpus in settings.trained_corpora)
+    missing = [path for path in manifests if not Path(path).is_file()]
+    if missing:
+        raise UserError(
+            "inputs of the runs are not built.",
+            missing="\n".join(missing),
+            next=f"snakemake --cores all {' '.join(missing)}",
+        )
+    files: dict[str, dict[str, Any]] = {}
+    for path in manifests:
+        _add_manifest(Path(path), files)
+    return files
+
+
+def _add_manifest(path: Path, files: dict[str, dict[str, Any]]) -> None:
+    """Add a manifest, its build record, and the files it lists; of a mixture, the manifests it lists."""
+    if str(path) in files:
+        return
+    content = read_json(path, "manifest")
+    for beside in (path, path.with_name("build.json")):
+        if beside.is_file():
+            files[str(beside)] = {"sha256": sha256_file(beside), "bytes": beside.stat().st_size}
+    for listed in _list_files(content):
+        file = path.parent / listed["name"]
+        if not file.is_file() or file.stat().st_size != listed["bytes"]:
+            _raise_changed(file, f"{listed['bytes']:,} bytes ({path})")
+        files[str(file)] = {"sha256": listed.get("sha256") or sha256_file(file), "bytes": listed["bytes"]}
+    for source in content.get("sources", []):
+        _add_manifest(Path(os.path.normpath(path.parent / source["manifest"])), files)
+
+
+def _list_files(content: Any) -> Iterator[dict[str, Any]]:
+    """Yield the descriptions of files, which have a name and bytes, anywhere in a manifest."""
+    if isinstance(content, dict):
+        if "name" in content and "bytes" in content:
+            yield content
+        content = list(content.values())
+    if isinstance(content, list):
+        for value in content:
+            yield from _list_files(value)
+
+
+def _raise_changed(file: Path, expected: str) -> None:
+    raise UserError(
+        "an input file is not the one that its manifest lists.",
+        file=file,
+        expected=expected,
+        next=f"snakemake --cores all -f {file.parent / 'manifest.json'}",
+    )
+
+
+def _sort(runs: "list[RunSettings]") -> "list[RunSettings]":
+    """Return the runs in their order of starting, each behind the run that it resumes from."""
+    from tokenscale.settings.continuation import parse_run_id
+
+    writers = {settings.identity: parse_run_id(settings.resume_from or "") for settings in runs}
+
+    def depth(run_id: str) -> int:
+        return 1 + depth(writers[run_id]) if writers.get(run_id) else 0
+
+    return sorted(runs, key=lambda settings: depth(settings.identity))
+
+
+def _plan_key(experiment: str, ranks: int) -> str:
+    return f"experiments/{experiment}/ranks={ranks}.json"
+
+
+def _parse(data: bytes, bucket: Bucket, key: str) -> dict[str, Any]:
+    """Return the JSON of an object with schema 1. Raises UserError for anything else."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(data)
+        if isinstance(found, dict) and found.get("schema") == 1:
+            return found
+    raise UserError(
+        "an object of the bucket is not what this version of tokenscale writes.",
+        address=f"{bucket.address}/{key}",
+        expected="JSON with schema 1",
+        next=NEXT_BUCKET,
+    )
+
+
+# --- reports -------------------------------------------------------------------------------------------------------
+
+
+def pull(config: "Config", experiments: list[str]) -> str:
+    """Fetch records and logs of finished runs from the configured bucket, and the manifests of their inputs.
+
+    Runs whose `done.json` is equal here are not fetched again. Returns a line on what was fetched. Raises UserError for
+    a run that has ended here, too, with another record.
+    """
+    bucket = open_bucket(config.settings.bucket, key="bucket")
+    check_project(bucket, config, reading=True)
+    files: dict[str, dict[str, Any]] = {}
+    for key in [key for name in experiments for key in bucket.list(f"experiments/{name}/")]:
+        files |= _parse(bucket.read(key) or b"", bucket, key)["files"]
+    for path, facts in files.items():
+        if Path(path).name in ("manifest.json", "build.json") and not Path(path).exists():
+            bucket.download(f"inputs/{facts['sha256']}", _checked_path(path))
+    listed = bucket.list("runs/")
+    ended = [run_id for run_id in config.all_runs(experiments) if f"runs/{run_id}/done.json" in listed]
+    fetched = 0
+    for run_id in ended:
+        prefix, done = f"runs/{run_id}/", Path(f"results/runs/{run_id}/done.json")
+        data = bucket.read(f"{prefix}done.json")
+        if done.is_file():
+            if done.read_bytes() == data:
+                continue
+            raise UserError(
+                "a run has ended here and in the bucket, with different records.",
+                folder=done.parent,
+                address=f"{bucket.address}/{prefix}",
+                next=f"rm -r {done.parent} takes the bucket's, another folder keeps both",
+            )
+        for key in listed:
+            if key.startswith(prefix) and not key.startswith(f"{prefix}checkpoints/") and key != f"{prefix}done.json":
+                bucket.download(key, Path("results", _checked_path(key)))
+        bucket.download(f"{prefix}done.json", done)
+        fetched += 1
+    return f"{bucket.address}: {len(ended)} finished runs, {fetched} of them fetched"
+
+
+def _checked_path(path: str) -> Path:
+    """Return a path of the bucket if it lies below this folder."""
+    if Path(path).is_absolute() or ".." in Path(path).parts:
+        raise UserError("a path in the bucket leads out of this folder.", path=path, next=NEXT_BUCKET)
+    return Path(path)
+
+
+# --- workers -------------------------------------------------------------------------------------------------------
+
+
+class Nodes:
+    """Nodes that train one run together, from NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, and their messages.
+
+    Node 0 decides what is done next, because the others may see the bucket at another moment. Its messages pass through
+    a store at MASTER_PORT; ranks rendezvous at the port after it.
+    """
+
+    def __init__(self, ranks: int):
+        environment = os.environ
+        self.count, self.number = int(environment.get("NNODES", 1)), int(environment.get("NODE_RANK", 0))
+        if self.count < 1 or ranks % self.count or not 0 <= self.number < self.count:
+            raise UserError(
+                "the ranks do not fill these nodes.",
+                requested=f"{ranks} ranks",
+                found=f"NNODES={self.count} NODE_RANK={self.number}",
+                next="start one worker on each node, on a number of nodes that divides the ranks",
+            )
+        each = ranks // self.count
+        self.ranks = range(self.number * each, (self.number + 1) * each)
+        self._store: Any = None
+        if self.count == 1:
+            return
+        if not environment.get("MASTER_ADDR") or not environment.get("MASTER_PORT", "").isdigit():
+            raise UserError(
+                "the address of the first node is missing.",
+                expected="MASTER_ADDR and MASTER_PORT",
+                next="set them on each node, as for torchrun",
+            )
+        self.address, self.port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+        from torch.distributed import TCPStore
+
+        with self._lost():
+            self._store = TCPStore(
+                self.address, self.port, is_master=self.first, timeout=PATIENCE, wait_for_workers=False
+            )
+
+    @property
+    def first(self) -> bool:
+        """Whether this is node 0, which writes the records."""
+        return self.number == 0
+
+    def broadcast(self, name: str, message: str | None = None) -> str:
+        """Return node 0's message."""
+        if self._store is None:
+            return message or ""
+        with self._lost():
+            if self.first:
+                self._store.set(name, message)
+            return self._store.get(name).decode()
+
+    def report(self, name: str) -> None:
+        """Tell node 0 that this node has come here."""
+        if self._store is not None:
+            with self._lost():
+                self._store.set(f"{name}/{self.number}", "")
+
+    def wait(self, name: str) -> None:
+        """On node 0, wait until all nodes have reported; the store ends with this process."""
+        if self._store is not None and self.first:
+            with self._lost():
+                self._store.wait([f"{name}/{number}" for number in range(self.count)])
+
+    @contextlib.contextmanager
+    def _lost(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise UserError(
+                "another node cannot be reached.",
+                address=f"{self.address}:{self.port}",
+                reason=str(error).splitlines()[0],
+                next="start the workers of all nodes again; they go on from the bucket",
+            ) from None
+
+    def start_ranks(self, argv: list[str], keep: tuple[int, ...]) -> int:
+        """Run this node's ranks and return their exit code."""
+        from tokenscale.runs.launch import ranks
+
+        base = ranks.rank_environment(ranks.threads_per_rank(len(self.ranks)))
+        base |= {"MASTER_ADDR": self.address, "MASTER_PORT": str(self.port + 1)}
+        base |= {"WORLD_SIZE": str(self.count * len(self.ranks)), "LOCAL_WORLD_SIZE": str(len(self.ranks))}
+        commands = [(argv, base | {"RANK": str(r), "LOCAL_RANK": str(i)}) for i, r in enumerate(self.ranks)]
+        return ranks.run_processes(commands, keep=keep)
+
+
+def work(address: str, experiment: str, ranks: int, every_s: float) -> int:
+    """Train the staged runs on this node, alone or with others, and return the exit code.
+
+    Runs that have ended in the bucket are left out; others go on from the newest resume state there. A failed run does
+    not stop the others; exit code 75 means that a signal ended the worker and another one can go on.
+    """
+    from tokenscale.runs.launch.attempts import RESUME_EXIT_CODE
+    from tokenscale.settings.run import RunSettings
+
+    bucket = open_bucket(address)
+    key = _plan_key(experiment, ranks)
+    data = bucket.read(key)
+    if data is None:
+        near = find_nearest(key, bucket.list("experiments/"))
+        raise UserError(
+            "the experiment is not staged for this number of ranks.",
+            experiment=experiment,
+            ranks=ranks,
+            address=bucket.address,
+            has=near,
+            next=f"python -m tokenscale cloud --bucket {bucket.address} {experiment} --ranks {ranks}, in the project",
+        )
+    plan = _parse(data, bucket, key)
+    nodes = Nodes(ranks)
+    for path, facts in plan["files"].items():
+        fetch_input(bucket, _checked_path(path), facts)
+    failed = {}
+    for text in plan["runs"]:
+        settings = RunSettings.from_json(text)
+        code = train_run(bucket, settings, nodes, every_s)
+        if code == RESUME_EXIT_CODE or (code and nodes.count > 1):
+            return code
+        if code:
+            failed[settings.identity] = code
+    nodes.report("end")
+    nodes.wait("end")
+    for run_id, code in failed.items():
+        print(f"tokenscale: {run_id} failed with exit code {code}", flush=True)
+    return next(iter(failed.values()), 0)
+
+
+def fetch_input(bucket: Bucket, path: Path, facts: dict[str, Any]) -> None:
+    """Fetch an input file unless it is here, and verify its hash."""
+    if path.is_file() and path.stat().st_size == facts["bytes"] and sha256_file(path) == facts["sha256"]:
+        return
+    bucket.download(f"inputs/{facts['sha256']}", path)
+    if sha256_file(path) != facts["sha256"]:
+        path.unlink()
+        raise UserError(
+            "an input file of the bucket is damaged.",
+            address=f"{bucket.address}/inputs/{facts['sha256']}",
+            next="delete that object, and stage the experiment again",
+        )
+
+
+def train_run(bucket: Bucket, settings: "RunSettings", nodes: Nodes, every_s: float) -> int:
+    """Train one run on this node's ranks while its folder is pushed to the bucket. Return the exit code."""
+    from tokenscale.runs.launch import attempts, processes
+    from tokenscale.runs.launch.command import Launch
+    from tokenscale.runs.launch.hang_report import describe_hang
+    from tokenscale.runs.launch.start import open_run
+    from tokenscale.settings.continuation import parse_run_id
+    from tokenscale.settings.machine import Machine
+    from tokenscale.settings.manifests import done_file, list_manifests
+
+    output, machine = Path(done_file(settings.identity)), Machine()
+    manifests = {role: Path(path) for role, path in list_manifests(settings).items()}
+    launch = Launch(settings, machine, output.parent)
+    mirror = Mirror(bucket, settings, output.parent, nodes)
+    if settings.resume_from is not None and (writer := parse_run_id(settings.resume_from)):
+        mirror.fetch_below(f"runs/{writer}/{settings.resume_from.partition(f'{writer}/')[2]}/")
+    wanted = None if nodes.first else nodes.broadcast(f"{settings.identity}/attempt")
+    mirror.fetch()
+    if wanted is not None and wanted.isdigit():
+        mirror.drop_attempts(int(wanted))
+    with open_run(settings, output, manifests, launch=launch.record() | {"nodes": nodes.count}) as (
+        identity,
+        attempt,
+        held,
+    ):
+        if nodes.first:
+            if attempt is not None:
+                mirror.begin()
+            nodes.broadcast(f"{settings.identity}/attempt", "ended" if attempt is None else str(attempt))
+        elif wanted != ("ended" if attempt is None else str(attempt)):
+            raise UserError(
+                "this node would begin another attempt than the first node.",
+                run=settings.identity,
+                expected=f"attempt {wanted}",
+                found=f"attempt {attempt}",
+                next="install the same code on all nodes, and start all workers in empty folders",
+            )
+        if attempt is None:
+            mirror.end(identity, output)
+            return 0
+        with mirror.pushing(every_s):
+            if nodes.count == 1:
+                code = launch.go(attempt, manifests, keep=(held,))
+            else:
+                argv = processes.rank_argv(
+                    machine,
+                    launch.shape,
+                    run=settings.to_json(),
+                    directory=output.parent,
+                    attempt=attempt,
+                    manifests=manifests,
+                )
+                code = nodes.start_ranks(argv, keep=(held,))
+        if mirror.end(identity, output):
+            code = 0
+        elif attempts.find_interrupted_step(output.parent, attempt) is not None:
+            code = attempts.RESUME_EXIT_CODE
+        elif report := describe_hang(launch.attempt_directory(attempt), settings.layout.world_size):
+            print(report, flush=True)
+        elif nodes.first and code == 0:
+            code = 1  # not sealed
+        return int(nodes.broadcast(f"{settings.identity}/code", str(code))) if nodes.first or code == 0 else code
+
+
+class Mirror:
+    """Copy of a run's folder in the bucket.
+
+    A node pushes the logs and checkpoint files of its own ranks. Node 0 also pushes the records. A checkpoint is
+    complete in the bucket when its `checkpoint.json` is there, which node 0 pushes last: all files and the logs up to
+    that step are there before. Between nodes without a shared folder the bucket also passes on the ranks' indexes of a
+    checkpoint, for which rank 0 waits (`exchange/`).
+    """
+
+    def __init__(self, bucket: Bucket, settings: "RunSettings", directory: Path, nodes: Nodes):
+        self._bucket, self._settings, self._directory, self._nodes = bucket, settings, directory, nodes
+        self._key = f"runs/{settings.identity}/"
+        self._exchange = f"exchange/{settings.identity}/"
+        self._pushed: dict[Path, tuple[int, int]] = {}  # file → its time and size when it was pushed
+        self._newest: Path | None = None  # newest complete resume state in the bucket
+        self._warned: set[str] = set()
+
+    def fetch(self) -> None:
+        """Fetch records, the logs of earlier attempts and the newest complete resume state; longer files here stay."""
+        listed = self._bucket.list(self._key)
+        states = sorted(k.split("/")[-2] for k in listed if k.endswith(f"/{CHECKPOINT}") and "/step=" in k)
+        self._newest = self._directory / "checkpoints" / states[-1] if states else None
+        for key, size in listed.items():
+            path = self._path(key)
+            here = path.stat().st_size if path.is_file() else -1
+            if key.startswith(f"{self._key}checkpoints/"):
+                wanted = self._newest is not None and self._newest in path.parents and here != size
+            else:
+                wanted = here < size and path.name != "done.json"
+            if wanted:
+                self._bucket.download(key, path)
+            if path.is_file() and path.name != "run.json" and path.stat().st_size == size:
+                self._remember(path)
+        for folder in self._directory.glob("checkpoints/*"):
+            stale = folder.name.endswith(".partial") or (folder.name.startswith("step=") and folder.name not in states)
+            if self._nodes.count > 1 and stale:  # other nodes do not have it
+                shutil.rmtree(folder)
+
+    def fetch_below(self, prefix: str) -> None:
+        """Fetch the objects below a prefix that are missing here."""
+        for key in self._bucket.list(prefix):
+            if not (path := Path("results", _checked_path(key))).is_file():
+                self._bucket.download(key, path)
+
+    def drop_attempts(self, first: int) -> None:
+        """Delete attempts of this folder from a number on, which the other nodes do not know."""
+        for folder in self._directory.glob("attempt=*"):
+            if int(folder.name.split("=")[1]) >= first:
+                shutil.rmtree(folder)
+
+    def begin(self) -> None:
+        """Delete what is superseded or incomplete in the bucket, then push the records of the attempts. Node 0 only."""
+        listed = self._bucket.list(self._key)
+        complete = set()
+        if self._newest is not None and self._newest.is_dir():  # else it was superseded by this code or data
+            complete = {key.removesuffix(CHECKPOINT) for key in listed if key.endswith(f"/{CHECKPOINT}")}
+        stale = [
+            key
+            for key in listed
+            if not self._path(key).exists()
+            and not (key.startswith(f"{self._key}checkpoints/") and any(map(key.startswith, complete)))
+        ]
+        self._bucket.delete([*stale, *self._bucket.list(self._exchange)])
+        self._push_files(sorted(self._directory.glob("attempt=*/attempt.json")))
+
+    @contextlib.contextmanager
+    def pushing(self, every_s: float) -> Iterator[None]:
+        """Push in a thread while the block runs. Failed requests are reported and tried again."""
+        stop = threading.Event()
+
+        def loop() -> None:
+            waited = every_s
+            while not stop.wait(min(TICK_S, every_s)):
+                waited += TICK_S
+                with self._reported():
+                    self._push_checkpoints()
+                    if waited >= every_s:
+                        self._push_logs()
+                        waited = 0.0
+
+        thread = threading.Thread(target=loop, name="tokenscale-bucket", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def end(self, identity: "Identity", output: Path) -> bool:
+        """Push the rest, the sealed record and `done.json` of an ended run last. Return whether it has ended."""
+        from tokenscale.runs.launch.attempts import write_done_file
+
+        self._push_checkpoints()
+        self._push_logs()
+        self._nodes.report(f"{self._settings.identity}/logs")
+        if not self._nodes.first or not write_done_file(self._directory, output, identity, self._settings):
+            return False
+        if self._nodes.count > 1:
+            self._nodes.wait(f"{self._settings.identity}/logs")
+            self._seal_all_logs()
+            write_done_file(self._directory, output, identity, self._settings)
+        self._push_files([self._directory / "run.json"])
+        self._bucket.upload(output, f"{self._key}done.json")
+        states = {} if self._settings.checkpoints.keep_resume_state else self._states()
+        self._bucket.delete([*(key for keys in states.values() for key in keys), *self._bucket.list(self._exchange)])
+        return True
+
+    def _seal_all_logs(self) -> None:
+        """Fetch the other nodes' logs and seal the record again, with the hashes of all logs."""
+        from tokenscale.runs.records import provenance
+        from tokenscale.train.record import log_hashes
+
+        for key in self._bucket.list(self._key):
+            if key.endswith(".jsonl") and not any(f"/rank={rank:05d}/" in key for rank in self._nodes.ranks):
+                self._bucket.download(key, self._path(key))
+        record = read_json(self._directory / "run.json")
+        provenance.seal_record(self._directory, record, record["outcome"] | {"logs": log_hashes(self._directory)})
+
+    def _push_logs(self) -> None:
+        """Push the logs of this node's ranks; node 0 also the records, but not a sealed one: `end` does that."""
+        ranks = [f"attempt=*/rank={rank:05d}/*" for rank in self._nodes.ranks]
+        records = ["dirty.diff", "attempt=*/attempt.json"] if self._nodes.first else []
+        self._push_files(sorted(path for pattern in [*ranks, *records] for path in self._directory.glob(pattern)))
+        record = self._directory / "run.json"
+        if self._nodes.first and record.is_file() and "seal" not in read_json(record):
+            self._push_files([record])
+
+    def _push_checkpoints(self) -> None:
+        """Push complete checkpoints; of several nodes, also each one's part of a checkpoint that is being written."""
+        for folder in sorted(self._directory.glob("checkpoints/*")):
+            with contextlib.suppress(FileNotFoundError):  # the run has deleted or renamed it in the meantime
+                if folder.name.endswith(".partial"):
+                    if self._nodes.count > 1:
+                        self._exchange_parts(folder)
+                elif self._nodes.first and not folder.name.endswith((".damaged", ".old")):
+                    if self._is_new(folder / CHECKPOINT):
+                        self._push_checkpoint(folder)
+
+    def _push_checkpoint(self, folder: Path) -> None:
+        """Push a complete checkpoint, its `checkpoint.json` last."""
+        key = f"{self._key}checkpoints/{folder.name}/"
+        self._push_logs()
+        self._bucket.delete([f"{key}{CHECKPOINT}"] if f"{key}{CHECKPOINT}" in self._bucket.list(key) else [])
+        self._push_files(sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKPOINT))
+        record = read_json(folder / CHECKPOINT)
+        there = self._bucket.list(key)
+        wanted = [name for rank in record["ranks"] for name in (rank, rank.replace(".json", ".safetensors"))]
+        if all(key + name in there for name in wanted):
+            self._push_files([folder / CHECKPOINT])
+        states = self._states()
+        newest = max((name for name, keys in states.items() if any(k.endswith(CHECKPOINT) for k in keys)), default="")
+        old = [name for name in states if name < newest and not (folder.parent / name).exists()]
+        self._bucket.delete([key for name in old for key in states[name]])
+
+    def _exchange_parts(self, folder: Path) -> None:
+        """Push this node's part of a checkpoint, its logs first; on node 0, fetch the indexes of the other ranks."""
+        name = folder.name.removesuffix(".partial")
+        for rank in self._nodes.ranks:
+            index = folder / f"rank={rank:05d}.json"
+            if not self._nodes.first and self._is_new(index):
+                data = index.read_bytes()
+                self._push_logs()
+                self._bucket.upload(
+                    index.with_suffix(".safetensors"), f"{self._key}checkpoints/{name}/{index.stem}.safetensors"
+                )
+                self._bucket.write(f"{self._key}checkpoints/{name}/{index.name}", data)
+                self._bucket.write(f"{self._exchange}{name}/{index.name}", data)
+                self._remember(index)
+                for other in self._directory.glob("checkpoints/step=*.partial"):  # renamed on node 0 only
+                    if other != folder:
+                        shutil.rmtree(other)
+        if self._nodes.first:
+            for key in self._bucket.list(f"{self._exchange}{name}/"):
+                self._bucket.download(key, folder / key.rsplit("/", 1)[1])
+                self._bucket.delete([key])
+
+    def _push_files(self, paths: list[Path]) -> None:
+        """Push files that have changed since they were pushed. One with a secret is reported and left out."""
+        for path in paths:
+            if not self._is_new(path):
+                continue
+            facts = path.stat()  # a file that grows during the upload is pushed again
+            try:
+                self._bucket.upload(path, self._key + path.relative_to(self._directory).as_posix())
+            except UserError as error:
+                if "secret" not in error.what:
+                    raise
+                self._warn(error)
+            self._pushed[path] = (facts.st_mtime_ns, facts.st_size)
+
+    def _is_new(self, path: Path) -> bool:
+        if not path.is_file():
+            return False
+        facts = path.stat()
+        return self._pushed.get(path) != (facts.st_mtime_ns, facts.st_size)
+
+    def _remember(self, path: Path) -> None:
+        facts = path.stat()
+        self._pushed[path] = (facts.st_mtime_ns, facts.st_size)
+
+    def _states(self) -> dict[str, list[str]]:
+        """Return folder → keys of the resume states in the bucket, complete or not."""
+        found: dict[str, list[str]] = {}
+        for key in self._bucket.list(f"{self._key}checkpoints/"):
+            if (name := key.split("/")[3]).startswith("step="):
+                found.setdefault(name, []).append(key)
+        return found
+
+    def _path(self, key: str) -> Path:
+        return self._directory / _checked_path(key.removeprefix(self._key))
+
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Print an error of the bucket once, and go on: training does not stop for it."""
+        try:
+            yield
+        except UserError as error:
+            self._warn(error)
+
+    def _warn(self, error: UserError) -> None:
+        text = redact_credentials(error.render())
+        if text not in self._warned:
+            self._warned.add(text)
+            print(text, flush=True)

@@ -1,0 +1,293 @@
+"""An experiment on rented machines: separate folders, a bucket on the loopback interface, workers that are killed.
+
+Workers run the project's own code in processes of their own. In a folder with a file `hold`, ranks wait at step 9, so
+that the kill meets them after a resume state whatever the machine's speed is.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import planted
+from tests.faults.test_resume import series
+from tests.workflow.conftest import RUNS, Project, make_project
+from tokenscale.cli import cloud
+from tokenscale.cli.verify import verify_results
+from tokenscale.settings.config import load_config
+
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(60)]
+pytest.importorskip("s3fs")
+moto = pytest.importorskip("moto.server")
+
+CONFIG = {
+    "scale": "demo",
+    "experiments": ["rented"],
+    "corpora": {"small": {"source": {"kind": "docstrings", "packages": ["pydoc_data"], "maximum_documents": 80}}},
+    "tokenizers": {"bpe": {"kind": "bpe", "corpus": "small", "vocabulary_size": 300}},
+}
+EXPERIMENT = {
+    "question": "Does a killed worker lose anything?",
+    "runs": RUNS | {"approach": "packed", "budget": {"steps": 14}, "checkpoints": {"every": 4, "final": True}},
+    "factors": {"layout.data": [1, 2]},
+    "figures": ["loss_over_time"],
+}
+BEAT = "        self.watch.beat()\n        self.trace.before(step)\n"
+HOLD = "        while step == 9 and Path('hold').exists():\n            time.sleep(0.02)\n"
+SECRET = "wJalrXUtnFEMI/" + planted.VALUE
+LIMIT_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def server():
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = moto.ThreadedMotoServer(ip_address="0.0.0.0", port=0, verbose=False)
+    server.start()
+    yield server.get_host_and_port()[1]
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def environment(server, tmp_path_factory):
+    """Variables of all machines: where the bucket is, and secrets."""
+    import boto3
+
+    none = str(tmp_path_factory.mktemp("aws") / "none")
+    found = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server}",
+        "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7PLANTED",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_SESSION_TOKEN": f"session-{planted.VALUE}",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": none,
+        "AWS_SHARED_CREDENTIALS_FILE": none,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in found.items():
+            patch.setenv(name, value)
+        patch.delenv("AWS_PROFILE", raising=False)
+        boto3.client("s3").create_bucket(Bucket="rented")
+        yield os.environ | planted.SECRETS | found | {"NO_PROXY": "*", "no_proxy": "*"}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A project whose inputs are built."""
+    project = make_project(tmp_path_factory.mktemp("project"))
+    (project.root / "config/config.yaml").write_text(json.dumps(CONFIG))
+    (project.root / "config/claims.yaml").write_text(json.dumps({"documents": {}, "claims": {}}))
+    shutil.rmtree(project.root / "config/experiments")
+    (project.root / "config/experiments").mkdir()
+    (project.root / "config/experiments/rented.yaml").write_text(json.dumps(EXPERIMENT))
+    loop = project.root / "src/tokenscale/train/loop.py"
+    assert BEAT in loop.read_text()
+    loop.write_text(loop.read_text().replace(BEAT, HOLD + BEAT))
+    project.snakemake("--cores", "2", "tokens")
+    return project
+
+
+class Machine:
+    """A rented machine: an empty folder, and a worker in it."""
+
+    def __init__(self, folder: Path, prefix: str, ranks: int, environment: dict[str, str], netns: tuple[str, ...] = ()):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        words = ["cloud", "--bucket", f"s3://rented/{prefix}", "rented", "--ranks", str(ranks), "--worker"]
+        with (folder / "log").open("a") as log:
+            self._process = subprocess.Popen(
+                [*netns, sys.executable, "-m", "tokenscale", *words, "--every", "0.2"],
+                cwd=folder,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def wait(self) -> None:
+        """Wait until the worker has ended without an error."""
+        try:
+            assert self._process.wait(LIMIT_S) == 0, self.log
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill the worker and its ranks, as a machine that is taken away."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    @property
+    def run(self) -> Path:
+        """The folder of its only run."""
+        (found,) = self.folder.glob("results/runs/*")
+        return found
+
+
+def stage(project: Project, prefix: str, ranks: int) -> list[str]:
+    with contextlib.chdir(project.root):
+        return list(cloud.stage(f"s3://rented/{prefix}", "rented", ranks, load_config()))
+
+
+def objects(prefix: str) -> dict[str, bytes]:
+    """Key → content of all objects below a prefix."""
+    bucket = cloud.open_bucket(f"s3://rented/{prefix}")
+    return {key: bucket.read(key) for key in bucket.list()}
+
+
+def wait_for(what, machines: list[Machine]) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not what():
+        assert all(machine.alive for machine in machines) and time.monotonic() < end, machines[0].log
+        time.sleep(0.1)
+
+
+def has_state(prefix: str, step: int) -> bool:
+    return any(key.endswith(f"/step={step:08d}/checkpoint.json") for key in cloud.open_bucket(prefix).list("runs/"))
+
+
+def begins_at(run: Path, attempt: int) -> int:
+    return json.loads((run / f"attempt={attempt:02d}/rank=00000/steps.jsonl").read_text().splitlines()[0])["step"]
+
+
+def check_ended(prefix: str, run: Path, ranks: int, folder: Path) -> None:
+    """A finished run in the bucket: complete, with weights, without resume states, and as its seal says."""
+    found = objects(prefix)
+    keys = {key.partition(f"{run.name}/")[2] for key in found if key.startswith("runs/")}
+    logs = {f"attempt={a:02d}/rank={r:05d}/steps.jsonl" for a in (0, 1) for r in range(ranks)}
+    assert keys >= logs | {"run.json", "done.json", "checkpoints/final/checkpoint.json"}
+    assert not [key for key in found if "step=" in key or key.startswith("exchange/")]
+    for key, data in found.items():
+        (folder / key).parent.mkdir(parents=True, exist_ok=True)
+        (folder / key).write_bytes(data)
+    assert [finding.what for finding in verify_results(folder)[0] if not finding.note] == []
+    check_for_secrets(folder)
+
+
+def check_for_secrets(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        for secret in (planted.VALUE, "AKIAIOSFODNN7PLANTED"):
+            assert path.is_dir() or path.suffix == ".pyc" or secret.encode() not in path.read_bytes(), path
+
+
+def test_a_killed_worker_goes_on_in_an_empty_folder_and_the_report_is_built_from_the_bucket(
+    project, environment, tmp_path
+):
+    environment = environment | {"PYTHONPATH": str(project.root / "src")}
+    stage(project, "whole", 1)
+    stage(project, "cut", 1)
+    whole = Machine(tmp_path / "whole", "whole", 1, environment)
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first/hold").touch()
+    first = Machine(tmp_path / "first", "cut", 1, environment)
+    try:
+        wait_for(lambda: has_state("s3://rented/cut", 8), [first])
+    finally:
+        first.kill()
+    whole.wait()
+    second = Machine(tmp_path / "second", "cut", 1, environment)
+    second.wait()
+    assert begins_at(second.run, 1) == 8, "it went on, and did not begin anew"
+    assert series(second.run) == series(whole.run) and len(series(whole.run)) == 14
+    check_ended("cut", second.run, 1, tmp_path / "bucket")
+    third = Machine(tmp_path / "second", "cut", 1, environment)
+    third.wait()
+    assert "has ended already" in third.log
+
+    away = make_project(tmp_path)
+    shutil.rmtree(away.root / "config")
+    shutil.copytree(project.root / "config", away.root / "config")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Project, "environment", environment | {"PYTHONPATH": str(away.root / "src")})
+        said = away.snakemake("--cores", "2", "report_now", "--config", "bucket=s3://rented/cut").stdout
+    assert "s3://rented/cut: 1 finished runs, 1 of them fetched" in said
+    report = away.root / "results/report"
+    assert second.run.name in (report / "index.html").read_text()
+    assert (report / "report.pdf").is_file()
+    check_for_secrets(away.root)
+
+
+@pytest.fixture
+def namespaces():
+    """Two nodes as network namespaces with a link between them: (prefix of a command, address of this machine)."""
+    names, links = [f"ts{os.getpid()}{side}" for side in "ab"], [f"ts{os.getpid()}{side}" for side in "xy"]
+    made = [["ip", "netns", "add", name] for name in names] + [
+        ["ip", "-n", name, "link", "set", "lo", "up"] for name in names
+    ]
+    for number, (name, link) in enumerate(zip(names, links, strict=True), 1):
+        made += [
+            ["ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name],
+            ["ip", "addr", "add", f"10.77.{number}.1/30", "dev", link],
+            ["ip", "link", "set", link, "up"],
+            ["ip", "-n", name, "addr", "add", f"10.77.{number}.2/30", "dev", "eth0"],
+            ["ip", "-n", name, "link", "set", "eth0", "up"],
+        ]
+    made += [["ip", "-n", names[0], "link", "add", "eth1", "type", "veth", "peer", "name", "eth1", "netns", names[1]]]
+    for number, name in enumerate(names, 1):
+        made += [["ip", "-n", name, "addr", "add", f"10.77.3.{number}/30", "dev", "eth1"]]
+        made += [["ip", "-n", name, "link", "set", "eth1", "up"]]
+    try:
+        for command in made:
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                pytest.skip(f"network namespaces cannot be made here: {done.stderr.strip()}")
+        yield [(("ip", "netns", "exec", name), f"10.77.{number}.1") for number, name in enumerate(names, 1)]
+    except FileNotFoundError as error:
+        pytest.skip(f"network namespaces cannot be made here: {error}")
+    finally:
+        for name in names:
+            if shutil.which("ip"):
+                subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
+def test_two_nodes_without_a_shared_folder_go_on_in_empty_folders(project, environment, server, namespaces, tmp_path):
+    environment = environment | {"PYTHONPATH": str(project.root / "src")}
+    stage(project, "one-node", 2)
+    stage(project, "two-nodes", 2)
+
+    def start(folder: Path) -> list[Machine]:
+        shared = {"NNODES": "2", "MASTER_ADDR": "10.77.3.1", "MASTER_PORT": "29400", "GLOO_SOCKET_IFNAME": "eth1"}
+        return [
+            Machine(
+                folder / f"node-{number}",
+                "two-nodes",
+                2,
+                environment | shared | {"NODE_RANK": str(number), "AWS_ENDPOINT_URL": f"http://{address}:{server}"},
+                netns,
+            )
+            for number, (netns, address) in enumerate(namespaces)
+        ]
+
+    for number in range(2):
+        (tmp_path / f"first/node-{number}").mkdir(parents=True)
+        (tmp_path / f"first/node-{number}/hold").touch()
+    first = start(tmp_path / "first")
+    try:
+        wait_for(lambda: has_state("s3://rented/two-nodes", 8), first)
+    finally:
+        for machine in first:
+            machine.kill()
+    second = start(tmp_path / "second")
+    for machine in second:
+        machine.wait()
+    one = Machine(tmp_path / "one", "one-node", 2, environment)
+    one.wait()
+    assert begins_at(second[0].run, 1) == 8, "it went on, and did not begin anew"
+    assert series(second[0].run) == series(one.run) and len(series(one.run)) == 14
+    check_ended("two-nodes", second[0].run, 2, tmp_path / "bucket")
+    assert not list(second[1].run.glob("attempt=01/rank=00000")), "each node has its own ranks' logs"

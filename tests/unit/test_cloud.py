@@ -1,0 +1,235 @@
+"""Staging an experiment in a bucket, and fetching its runs, against an S3 server on the loopback interface."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_download_bucket import s3, server  # noqa: F401  (fixtures)
+from tokenscale.base.bucket import Bucket
+from tokenscale.base.errors import UserError
+from tokenscale.cli import cloud
+from tokenscale.settings.config import load_config
+from tokenscale.settings.run import RunSettings
+
+ADDRESS = "s3://texts/project"
+CONFIG = {
+    "experiments": ["own"],
+    "corpora": {"small": {"source": {"kind": "files", "files": ["a.txt"]}}},
+    "tokenizers": {"bpe": {"kind": "bpe", "corpus": "small", "vocabulary_size": 300}},
+}
+EXPERIMENT = {
+    "question": "?",
+    "runs": {"corpus": "small", "tokenizer": "bpe", "approach": "packed", "model": "llama-micro"},
+    "factors": {"layout.data": [1, 2], "seed": [0, 1]},
+}
+
+
+@pytest.fixture
+def project(s3, tmp_path, monkeypatch):  # noqa: F811
+    """A project with built inputs, in the working directory, and a bucket."""
+    monkeypatch.chdir(tmp_path)
+    write("config/config.yaml", CONFIG)
+    write("config/experiments/own.yaml", EXPERIMENT)
+    for run in load_config().runs("own"):
+        for store in (run.settings.store, run.settings.validation_store):
+            if store is not None:
+                make_store(Path("results/tokens/small/bpe", store.directory))
+    return s3
+
+
+def write(path, value):
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(json.dumps(value))
+
+
+def make_store(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    data = folder.name.encode() * 100
+    (folder / "tokens.bin").write_bytes(data)
+    file = {"name": "tokens.bin", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps({"files": [file], "tokenizer": {"name": "bpe"}}))
+
+
+def stage(ranks=2, experiment="own", address=ADDRESS, **overrides):
+    return list(cloud.stage(address, experiment, ranks, load_config(overrides=overrides)))
+
+
+def keys(client) -> set[str]:
+    found = client.list_objects_v2(Bucket="texts").get("Contents", [])
+    return {entry["Key"] for entry in found if not entry["Key"].startswith("raw/")}
+
+
+def test_inputs_are_staged_once_by_their_hash(project):
+    first = stage()
+    staged = keys(project)
+    plan = json.loads(project.get_object(Bucket="texts", Key="project/experiments/own/ranks=2.json")["Body"].read())
+    assert {f"project/inputs/{facts['sha256']}" for facts in plan["files"].values()} < staged
+    assert len([RunSettings.from_json(text) for text in plan["runs"]]) == 2
+    assert "4 of them uploaded" in first[1] and "2 runs on other numbers of ranks (1)" in first[2]
+    assert "0 of them uploaded" in stage()[1] and "0 of them uploaded" in stage(ranks=1)[1]
+    for path, facts in plan["files"].items():
+        before = Path(path).read_bytes()
+        Path(path).unlink()
+        cloud.fetch_input(Bucket(ADDRESS), Path(path), facts)
+        assert Path(path).read_bytes() == before
+    assert keys(project) == staged | {"project/experiments/own/ranks=1.json"}
+
+
+def test_a_damaged_input_is_not_trained_on(project):
+    stage()
+    (facts,) = [f for p, f in cloud.find_input_files(own_runs()).items() if "validation" not in p and ".bin" in p]
+    project.put_object(Bucket="texts", Key=f"project/inputs/{facts['sha256']}", Body=b"x" * facts["bytes"])
+    with pytest.raises(UserError, match="is damaged"):
+        cloud.fetch_input(Bucket(ADDRESS), Path("new.bin"), facts)
+    assert not Path("new.bin").exists()
+
+
+def own_runs():
+    return [run.settings for run in load_config().runs("own")]
+
+
+def forget_inputs(client):
+    shutil.rmtree("results")
+
+
+def change_input(client):
+    file = next(Path("results/tokens").rglob("tokens.bin"))
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+
+
+def shorten_input(client):
+    next(Path("results/tokens").rglob("tokens.bin")).write_bytes(b"?")
+
+
+def put_other_files(client):
+    client.put_object(Bucket="texts", Key="project/thesis.pdf", Body=b"-")
+
+
+def put_other_project(client):
+    stage()
+    for entry in keys(client):
+        if not entry.endswith("tokenscale.json"):
+            client.delete_object(Bucket="texts", Key=entry)
+    write("config/config.yaml", CONFIG | {"corpora": {"small": {"source": {"kind": "files", "files": ["b.txt"]}}}})
+
+
+@pytest.mark.parametrize(
+    ("prepare", "changes", "message", "following"),
+    [
+        (None, {"experiment": "owm"}, "unknown experiment 'owm'", "did you mean 'own'"),
+        (None, {"ranks": 3}, "has 3 ranks", "--ranks 2"),
+        (None, {"address": "s3://text/project"}, "no such bucket", "AWS_ENDPOINT_URL"),
+        (None, {"address": "s3://me:planted@texts/a"}, "no password", "s3://BUCKET/PREFIX"),
+        (None, {"address": "texts"}, "is not an address in a bucket", "s3://BUCKET/PREFIX"),
+        (forget_inputs, {}, "not built", "snakemake --cores all results/tokens/small"),
+        (change_input, {}, "not the one that its manifest lists", "snakemake --cores all -f results/tokens"),
+        (shorten_input, {}, "not the one that its manifest lists", "snakemake --cores all -f results/tokens"),
+        (put_other_files, {}, "holds other files", "empty prefix"),
+        (put_other_project, {}, "runs of another project.*\n.*\n.*corpora.small", "another prefix"),
+    ],
+)
+def test_what_cannot_be_staged_is_one_message_and_uploads_nothing(project, prepare, changes, message, following):
+    if prepare is not None:
+        prepare(project)
+    before = keys(project)
+    with pytest.raises(UserError, match=message) as error:
+        stage(**changes)
+    assert following in error.value.facts["next"] and "planted" not in error.value.render()
+    assert keys(project) == before
+
+
+def test_without_credentials_nothing_is_uploaded(project, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.delenv("AWS_ACCESS_KEY_ID")
+        patch.delenv("AWS_SECRET_ACCESS_KEY")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        with pytest.raises(UserError, match="refuses access") as error:
+            stage()
+    assert "AWS_PROFILE" in error.value.facts["next"] and not keys(project)
+
+
+def test_without_the_client_the_message_says_what_to_install(project, monkeypatch):
+    import fsspec
+
+    def missing(scheme, **options):
+        raise ImportError("Install s3fs to access S3")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fsspec, "filesystem", missing)
+        with pytest.raises(UserError, match="need the package s3fs") as error:
+            stage()
+    assert error.value.facts["next"] == 'pip install "tokenscale[cloud]"'
+
+
+def test_a_text_with_a_secret_is_not_uploaded(project, monkeypatch, tmp_path):
+    monkeypatch.setenv("MY_TOKEN", "hf_abcdefghijkl")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    bucket = Bucket(ADDRESS)
+    (tmp_path / "dirty.diff").write_text("+token = 'hf_abcdefghijkl'")
+    with pytest.raises(UserError, match="contains a secret") as error:
+        bucket.upload(tmp_path / "dirty.diff", "runs/a/dirty.diff")
+    assert "MY_TOKEN" in error.value.facts["found"] and "hf_abc" not in error.value.render()
+    bucket.write("runs/a/run.json", b'{"parallel": false}')
+    assert keys(project) == {"project/runs/a/run.json"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "ranks", "message", "following"),
+    [
+        ({}, 4, "not staged for this number of ranks", f"cloud --bucket {ADDRESS} own --ranks 4"),
+        ({"NNODES": "3", "NODE_RANK": "0"}, 2, "do not fill these nodes", "one worker on each node"),
+        ({"NNODES": "2", "NODE_RANK": "2"}, 2, "do not fill these nodes", "one worker on each node"),
+        ({"NNODES": "2", "NODE_RANK": "0"}, 2, "address of the first node", "MASTER"),
+    ],
+)
+def test_a_worker_that_cannot_begin_says_why(project, monkeypatch, variables, ranks, message, following):
+    stage()
+    for name in ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=message) as error:
+        cloud.work(ADDRESS, "own", ranks, 60)
+    assert following in error.value.facts["next"] + error.value.facts.get("expected", "")
+
+
+def pull():
+    return cloud.pull(load_config(overrides={"bucket": ADDRESS}), ["own"])
+
+
+def test_finished_runs_are_fetched_once(project):
+    stage()
+    run_id = own_runs()[0].identity
+    for name in ("run.json", "attempt=00/rank=00000/steps.jsonl", "checkpoints/final/a.safetensors", "done.json"):
+        project.put_object(Bucket="texts", Key=f"project/runs/{run_id}/{name}", Body=b'{"seal": "a"}')
+    project.put_object(Bucket="texts", Key="project/runs/packed-unfinished-w1-0123456789/run.json", Body=b"{}")
+    shutil.rmtree("results")
+    assert pull() == f"{ADDRESS}: 1 finished runs, 1 of them fetched"
+    run = Path("results/runs", run_id)
+    fetched = sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file())
+    assert fetched == ["attempt=00/rank=00000/steps.jsonl", "done.json", "run.json"], "weights stay in the bucket"
+    assert sorted(path.name for path in Path("results/tokens").rglob("*.*")) == ["manifest.json"] * 2
+    assert [path.name for path in Path("results/runs").iterdir()] == [run_id]
+    assert pull() == f"{ADDRESS}: 1 finished runs, 0 of them fetched"
+    (run / "done.json").write_text('{"seal": "b"}')
+    with pytest.raises(UserError, match="with different records") as error:
+        pull()
+    assert f"rm -r {run}" in error.value.facts["next"] and (run / "done.json").read_text() == '{"seal": "b"}'
+
+
+def test_an_empty_bucket_has_no_report(project):
+    with pytest.raises(UserError, match="holds no runs") as error:
+        pull()
+    assert "stage runs first" in error.value.facts["next"]
+
+
+def test_a_path_out_of_the_folder_is_refused(project):
+    stage()
+    run_id = own_runs()[0].identity
+    for name in ("../../../out.json", "done.json"):
+        project.put_object(Bucket="texts", Key=f"project/runs/{run_id}/{name}", Body=b"{}")
+    with pytest.raises(UserError, match="leads out of this folder"):
+        pull()
