@@ -67,7 +67,7 @@ VICTIMS = {
     "PDF": ("report", ("report", "pdf")),
     "bundle": ("report", ("report", "bundle")),
 }
-#: beside these: Snakemake alone, so that its jobs live on, and all processes at once, as where the power fails
+#: beside these: Snakemake alone, so that its jobs live on, and all processes at once
 WHOLE = ("Snakemake", "everything")
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
 END_S = 120.0

@@ -68,6 +68,12 @@ FAULTS = (
         ("tests/faults/test_kills.py::test_the_last_call_makes_what_an_undisturbed_one_makes",),
     ),
     Fault(
+        "the power fails while a corpus, a store or a checkpoint is written, or a run is sealed",
+        "what is named is complete: content, names and manifest are synced in that order",
+        "nothing; what is not finished is made again",
+        ("tests/faults/test_power_cut.py",),
+    ),
+    Fault(
         "a rank is killed with 9",
         "the others are ended; the next attempt has the same losses to the last bit",
         "the rank that failed first",

@@ -25,18 +25,55 @@ except ImportError:
 def atomic(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path next to `path`; it is synced and renamed on success, and removed on failure.
 
-    Readers see the old or the complete new file. Temporary files of killed writers are removed first.
+    Readers see the old or the complete new file, also after a power cut, and the new one once the block has ended.
+    Temporary files of killed writers are removed first.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_path(path)
     try:
         yield temporary
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
+        sync(temporary)
         os.replace(temporary, path)
+        sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sync(path: str | Path) -> None:
+    """Write a file's content, or a folder's list of names, to the disk, so that a power cut does not undo it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Write all files of a folder, and the names in it and in its subfolders, to the disk."""
+    for directory, _, names in os.walk(folder):
+        for name in names:
+            sync(Path(directory, name))
+        sync(directory)
+
+
+def remove_manifest(path: Path) -> None:
+    """Remove a manifest before the files change that it names, so that no power cut leaves it with files of others."""
+    if path.exists():
+        path.unlink()
+        sync(path.parent)
+
+
+def move_files(building: Path, directory: Path, names: list[str]) -> None:
+    """Move finished files into `directory`.
+
+    Their content is on the disk when this returns. Their names are once the next file is written there by `atomic`: the
+    build record, which comes before the manifest.
+    """
+    for name in names:
+        sync(building / name)
+    for name in names:
+        os.replace(building / name, directory / name)
 
 
 def temporary_path(path: Path) -> Path:

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import atomic, read_json, write_json
+from tokenscale.base.files import atomic, read_json, sync, sync_tree, write_json
 from tokenscale.data.tokenizers import to_hf as tokenizer_to_hf
 from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 from tokenscale.settings.model import ModelSettings
@@ -76,7 +76,9 @@ def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, log: C
             write_json(partial / "generation_config.json", {"_from_model_config": True, **ids})
         if output.exists():
             output.rmdir()  # empty: _check_output made sure
+        sync_tree(partial)
         partial.rename(output)
+        sync(output.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     log(f"{output}: {name}, {sum(weight.numel() for weight in weights.values()):,} weights")

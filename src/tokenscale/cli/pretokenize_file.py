@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenscale.base.errors import UserError, find_nearest
-from tokenscale.base.files import lock_folder
+from tokenscale.base.files import lock_folder, sync, sync_tree
 from tokenscale.base.progress import Progress
 from tokenscale.data.corpus.build import build
 from tokenscale.data.corpus.read import COMPRESSION, ENDINGS
@@ -177,7 +177,9 @@ def _copy_tokenizer(folder: Path, kept: Path) -> Path:
         partial = kept.with_name(f".{kept.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         shutil.copytree(folder, partial, ignore=shutil.ignore_patterns(".lock"))
+        sync_tree(partial)
         partial.rename(kept)
+        sync(kept.parent)
     return kept
 
 

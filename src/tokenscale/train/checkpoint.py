@@ -10,7 +10,6 @@ Names are those of the model's parameters, behind `model.`, and behind `optimize
 
 import hashlib
 import math
-import os
 import shutil
 import time
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import atomic, check_types, read_json, report_malformed, write_json, xxh3_128
+from tokenscale.base.files import atomic, check_types, read_json, report_malformed, sync, write_json, xxh3_128
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import from_dict
 
@@ -111,10 +110,11 @@ def commit(folder: Path, world_size: int, record: dict[str, Any], *, patience_s:
         shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
         partial.rename(folder)
+        sync(folder.parent)
         shutil.rmtree(old)
     else:
         partial.rename(folder)
-    _sync(folder.parent)
+        sync(folder.parent)
 
 
 def partial_of(folder: Path) -> Path:
@@ -248,14 +248,6 @@ def _hash(path: Path, kind: str) -> str:
         while block := file.read(1 << 22):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def to_json_bytes(state: Tensor) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import sync_tree
 from tokenscale.data.batches.batch import merge_states
 from tokenscale.settings.continuation import find_difference
 from tokenscale.settings.options import from_dict
@@ -155,7 +156,9 @@ class Checkpoints:
             if self._world.rank != 0:
                 return
             if self._tokenizer is not None:
-                shutil.copytree(self._tokenizer, partial_of(folder) / "tokenizer", dirs_exist_ok=True)
+                copy = partial_of(folder) / "tokenizer"
+                shutil.copytree(self._tokenizer, copy, dirs_exist_ok=True)
+                sync_tree(copy)
             commit(folder, self._world.size, record)
         except TimeoutError:
             raise

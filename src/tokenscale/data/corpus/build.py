@@ -24,7 +24,15 @@ import pyarrow.parquet as pq
 
 from tokenscale import __version__
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.base.files import canonical_json, read_json, sha256_file, utc_now, write_json
+from tokenscale.base.files import (
+    canonical_json,
+    move_files,
+    read_json,
+    remove_manifest,
+    sha256_file,
+    utc_now,
+    write_json,
+)
 from tokenscale.data.corpus.clean import Document, clean
 from tokenscale.settings.data import CorpusSettings
 from tokenscale.settings.options import to_dict
@@ -348,10 +356,9 @@ def _shorten(value: Any) -> str:
 
 def _replace_shards(building: Path, directory: Path, manifest: dict[str, Any]) -> None:
     """Delete the old manifest, move the new shards in, then delete shards of the older build."""
-    (directory / "manifest.json").unlink(missing_ok=True)
+    remove_manifest(directory / "manifest.json")
     names = {file["name"] for split in manifest["splits"].values() for file in split["files"]}
-    for name in sorted(names):
-        (building / name).replace(directory / name)
+    move_files(building, directory, sorted(names))
     for folder in ("parts", "deduplicated"):  # of an earlier build in parts
         shutil.rmtree(directory / folder, ignore_errors=True)
     for split in SPLITS:

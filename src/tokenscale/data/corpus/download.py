@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import lock_folder, read_json, sha256_file, write_json
+from tokenscale.base.files import lock_folder, read_json, sha256_file, sync, write_json
 from tokenscale.settings.data import FILE_LISTS, CorpusSettings, SourceSettings
 from tokenscale.settings.registry import DOWNLOADS
 
@@ -107,6 +107,8 @@ def _download_file(
             if declared
             else f"the source has changed; to accept it, remove its line from {target.parent / RECORD}",
         )
+    sync(partial)
     partial.replace(target)
+    sync(target.parent)
     print(f"{target.name}: {target.stat().st_size:,} bytes, sha256 {digest}", flush=True)
     return digest

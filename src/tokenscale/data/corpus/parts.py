@@ -28,10 +28,13 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import (
     canonical_json,
     check_types,
+    move_files,
     read_manifest_file,
+    remove_manifest,
     report_malformed,
     sha256_file,
     sha256_text,
+    sync_tree,
     write_json,
 )
 from tokenscale.base.processes import map_processes
@@ -102,11 +105,11 @@ def build_part(
                 part=directory,
                 next="run this command again when the files are complete",
             )
+        remove_manifest(directory / "manifest.json")
         for path in directory.iterdir():
             if path.is_file() and path.suffix in (".json", ".parquet", ".documents", ".sorted"):
                 path.unlink()
-        for path in building.iterdir():
-            path.replace(directory / path.name)
+        move_files(building, directory, sorted(path.name for path in building.iterdir()))
     finally:
         shutil.rmtree(building, ignore_errors=True)
     manifest = {
@@ -277,9 +280,10 @@ def merge_parts(settings: CorpusSettings, directory: Path, processes: int = 1) -
         splits = {name: split.close() for name, split in merged.items()}
         manifest = describe_corpus(settings, _merge_sources(parts), counts, splits, directory)
         manifest["parts"] = settings.parts
-        (directory / "manifest.json").unlink(missing_ok=True)
+        remove_manifest(directory / "manifest.json")
         shutil.rmtree(directory / "deduplicated", ignore_errors=True)
         if rewrites:
+            sync_tree(building / "deduplicated")
             (building / "deduplicated").replace(directory / "deduplicated")
         for path in directory.glob("*.parquet"):  # of an earlier build in one part
             path.unlink()

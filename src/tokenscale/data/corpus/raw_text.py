@@ -17,8 +17,10 @@ from tokenscale.base.files import (
     check_relative_path,
     check_types,
     read_manifest_file,
+    remove_manifest,
     report_malformed,
     sha256_file,
+    sync_tree,
     write_json,
     xxh3_64_intdigest,
 )
@@ -99,6 +101,7 @@ def write_text_records(directory: Path, processes: int = 1) -> dict[str, Any]:
     UserError for a changed corpus.
     """
     text, path = RawText(directory, "train"), records_manifest(directory)
+    remove_manifest(path)
     shutil.rmtree(path.parent, ignore_errors=True)
     path.parent.mkdir(parents=True)
     files = list(
@@ -110,6 +113,7 @@ def write_text_records(directory: Path, processes: int = 1) -> dict[str, Any]:
         "text_sha256": text.split["text_sha256"],
         "files": files,
     }
+    sync_tree(path.parent)
     write_json(path, manifest)
     return manifest
 

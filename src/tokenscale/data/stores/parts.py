@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json, sha256_file
+from tokenscale.base.files import read_json, remove_manifest, sha256_file
 from tokenscale.data.corpus.raw_text import check_file, read_corpus_manifest
 from tokenscale.data.parts import part_folder, remove_other_parts
 from tokenscale.data.stores.documents import IdsDigest
@@ -84,7 +84,7 @@ def merge_store(store: StoreSettings, corpus_directory: Path, directory: Path, p
     merged["parts"] = listed
     if store.format == "packed":
         merged["rows_packed_within"] = "part"
-    (directory / "manifest.json").unlink(missing_ok=True)
+    remove_manifest(directory / "manifest.json")
     for path in directory.iterdir():  # files of an earlier store in one part
         if path.suffix in ENDINGS:
             path.unlink()
@@ -109,6 +109,7 @@ def write_empty_part(
     directory = Path(directory)
     shutil.rmtree(directory / ".building", ignore_errors=True)
     directory.mkdir(parents=True, exist_ok=True)
+    remove_manifest(directory / "manifest.json")
     for path in directory.iterdir():  # of an earlier part with documents
         if path.suffix in ENDINGS:
             path.unlink()

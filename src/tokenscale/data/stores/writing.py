@@ -16,7 +16,15 @@ import numpy as np
 
 from tokenscale import __version__
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import canonical_json, sha256_file, utc_now, write_json, xxh3_128
+from tokenscale.base.files import (
+    canonical_json,
+    move_files,
+    remove_manifest,
+    sha256_file,
+    utc_now,
+    write_json,
+    xxh3_128,
+)
 from tokenscale.data.records import smallest_dtype
 from tokenscale.data.stores.documents import Chunk, DocumentRange, Documents, IdsDigest
 from tokenscale.data.stores.manifest import VERSION, SingleFile, build_record_path, write_sealed
@@ -267,14 +275,13 @@ def open_store_writer(
     if writer.manifest is None:
         raise RuntimeError("a format's writer ended without finish()")
     names = {file["name"] for file in list_files(writer.manifest)}
+    remove_manifest(manifest)
     if single is None:
-        manifest.unlink(missing_ok=True)
         for path in directory.iterdir():
             if path.suffix in ENDINGS and path.name not in names:
                 path.unlink()
         shutil.rmtree(directory / "parts", ignore_errors=True)  # of an earlier store in parts
-    for name in sorted(names):
-        (folder / name).replace(directory / name)
+    move_files(folder, directory, sorted(names))
     shutil.rmtree(folder, ignore_errors=True)
     command = single.command if single else documents.origin.command
     facts = {"command": command} if command else {}

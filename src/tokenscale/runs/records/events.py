@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import temporary_path
+from tokenscale.base.files import sync, temporary_path
 from tokenscale.runs.records.schema import FIELDS, VERSION
 
 #: made once: `json.dumps` with options of its own makes an encoder for each call
@@ -92,6 +92,7 @@ class Writer:
         for descriptor in self._files.values():
             os.fsync(descriptor)
             os.close(descriptor)
+        sync(self.directory)
         self._files = {}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json
+from tokenscale.base.files import read_json, sync, sync_tree
 from tokenscale.data.stores.documents import Chunk
 
 INDEX = "index.json"
@@ -42,9 +42,11 @@ def replace_folder(path: Path) -> Iterator[Path]:
     try:
         yield building
         old = path.with_name(f".{path.name}.{os.getpid()}.old")
+        sync_tree(building)
         if path.exists():
             path.rename(old)
         building.rename(path)
+        sync(path.parent)
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(building, ignore_errors=True)
