@@ -1,12 +1,14 @@
 """The training benchmarks: equal work on all sides, figures as measured, cases that go on where they were."""
 
 import json
+from dataclasses import asdict, replace
 
 import pytest
 
 from tokenscale.base.errors import UserError
 from tokenscale.benchmark import gpu, training
 from tokenscale.cli.main import main
+from tokenscale.costs.peaks import MEMORY_TB_S, PEAKS
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(22)]
 
@@ -46,7 +48,7 @@ def test_arms_that_compute_other_losses_are_not_compared(monkeypatch):
         )
 
 
-@pytest.mark.parametrize("name", ["llama-micro-chunked-b2", "gpt2-micro-fused-b1", "gpt2-micro-transformers-b2"])
+@pytest.mark.parametrize("name", ["llama-micro-b2", "gpt2-micro-fused-b1", "gpt2-micro-transformers-b2"])
 def test_a_case_says_what_it_measured(tmp_path, name):
     record = gpu.run_case(name, tmp_path)
     assert json.loads((tmp_path / f"{name}.json").read_text()) == record
@@ -55,6 +57,7 @@ def test_a_case_says_what_it_measured(tmp_path, name):
     assert record["tokens_per_s"] == pytest.approx(case["rows"] * 64 / median)
     assert record["mfu"] is None and "peak unknown" in gpu.format_case(record), "no guess for a CPU"
     assert record["memory_peak_bytes"] is None and record["joules_per_token"] is None
+    assert record["roofline_s"] is None and record["compile_s"] is None and len(record["warm_up_s"]) == 5
     assert (record["parts_s"] is None) == case["peer"]
 
 
@@ -80,16 +83,64 @@ def test_a_name_that_no_case_has_is_told(tmp_path, capsys):
     assert "no case matches --only" in capsys.readouterr().err
 
 
-def test_ladders_change_one_thing_at_a_time():
-    """Eager, compiled, fused, in chunks: each differs from the one before in one setting."""
-    for start in range(0, len(gpu.CASES), 1):
-        steps = gpu.CASES[start : start + 4]
-        if not steps[0].name.endswith(tuple(f"eager-b{c.rows}" for c in gpu.CASES)):
-            continue
-        for one, other in zip(steps[:-1], steps[1:], strict=True):
-            changed = [
-                k
-                for k in ("model", "rows", "compile", "fused", "loss_chunk", "peer")
-                if getattr(one, k) != getattr(other, k)
-            ]
-            assert len(changed) == 1
+def test_a_case_in_a_process_of_its_own_leaves_its_result(tmp_path, capsys):
+    """As on a GPU: the parent reads the file, and the process must end without an error."""
+    found = gpu.measure(tmp_path, names=["llama-micro-eager"])
+    assert "failed" not in found["llama-micro-eager-b1"], found
+    assert found["llama-micro-eager-b1"]["tokens_per_s"] > 0
+    assert " tokens/s (" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name, model, rows", [("8b-2048", "llama-8b-nemo", 1), ("gpt2-124m", "gpt2-124m", 16)])
+def test_ladders_change_one_thing_at_a_time(name, model, rows):
+    ladder = [
+        c
+        for c in gpu.CASES
+        if c.name in [f"{name}-{kind}-b{rows}" for kind in ("eager", "compiled", "fused", "chunked")]
+    ]
+    assert len(ladder) == 4 and {c.model for c in ladder} == {model}
+    for one, other in zip(ladder[:-1], ladder[1:], strict=True):
+        assert sum(asdict(one)[key] != value for key, value in asdict(other).items() if key != "name") == 1
+
+
+def test_names_are_unique_and_cases_with_a_target_come_with_their_peer():
+    names = [case.name for case in gpu.CASES]
+    assert len(set(names)) == len(names)
+    shapes = {(c.model, c.sequence_length) for c in gpu.CASES if c.peer}
+    assert {(c.model, c.sequence_length) for c in gpu.CASES if c.target} <= shapes
+    assert gpu.CASES[0].target and gpu.CASES[1].peer
+
+
+def test_without_a_gpu_the_plan_lists_memory_and_minutes_of_every_case(capsys):
+    assert main(["benchmark", "gpu", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:-2]] == [case.name for case in gpu.CASES]
+    assert "on NVIDIA H200" in lines[0] and "does not fit" not in "".join(lines)
+    minutes = float(lines[-1].split()[1])
+    assert 20 <= minutes <= 40, lines[-1]
+
+
+def test_a_case_that_cannot_fit_is_left_out(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu, "_read_device", lambda: ("NVIDIA H100 80GB HBM3", 79 * 2**30))
+    assert gpu.measure(tmp_path, names=["8b-2048-selective"]) == {}
+    assert "does not fit: 111 of 79 GiB" in capsys.readouterr().out
+
+
+def test_the_roofline_of_the_8b_model_by_hand():
+    """8,192 tokens: 6 x 7.516e9 FLOPs of products, attention 6 x 32 x 4096 x 2048 (causal), 989.4 TFLOP/s, 4.8 TB/s."""
+    case = next(c for c in gpu.CASES if c.name == "8b-2048-b4")
+    floor = gpu.roofline(case, "NVIDIA H200")
+    flops = 8192 * (6 * 7_516_459_008 + 6 * 32 * 4096 * 2048)
+    assert floor["products_s"] == pytest.approx(flops / 989.4e12, rel=1e-3)
+    assert floor["update_s"] == pytest.approx(16 * 8_053_329_920 / 4.8e12, rel=1e-6)
+    assert floor["exposed_communication_s"] == 0 and 0 < floor["elementwise_s"] < 0.1 * floor["products_s"]
+    fast = gpu.roofline(replace(case, float8=True), "NVIDIA H200")
+    assert 0.5 < fast["products_s"] / floor["products_s"] < 0.7
+    again = gpu.roofline(replace(case, activation_checkpointing="block"), "NVIDIA H200")
+    assert 1.25 < again["products_s"] / floor["products_s"] < 4 / 3
+    assert gpu.roofline(case, "NVIDIA Unknown") is None
+
+
+def test_every_device_with_a_peak_has_a_bandwidth():
+    assert {name for peak in PEAKS for name in peak.names} == set(MEMORY_TB_S)

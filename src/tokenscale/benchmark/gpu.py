@@ -1,17 +1,21 @@
-"""Benchmark of training on one GPU: the effect of each optimization by model, and a plain loop of `transformers`.
+"""Benchmark of training on one GPU: each optimization by model, precision and kernel, beside a loop of `transformers`.
 
-Each case has its own process and JSON file and takes at most 90 seconds. Cases with a file are not run again, so that
-an interrupted benchmark can continue. Needs the trainer's packages, and `transformers` for the peer. Batches are random
-tokens without padding; weights are initialised on the device. Without a GPU the same cases run at toy size.
+Each case has its own process and JSON file. Cases with a file are not run again, so that an interrupted benchmark can
+continue; the most valuable cases come first. Compilation is cold in each case and timed apart from the measured steps.
+A case that is predicted not to fit is left out. Needs the trainer's packages, and `transformers` for the peer. Batches
+are random tokens without padding; weights are initialised on the device. Without a GPU the same code runs at toy size,
+and `format_plan` lists what a GPU would run.
 """
 
 import contextlib
 import math
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,8 +25,9 @@ import torch
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
-from tokenscale.costs.flops import Convention, flops_per_token, parameters
-from tokenscale.costs.peaks import peak_flops
+from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, parameters, weights
+from tokenscale.costs.memory import memory
+from tokenscale.costs.peaks import memory_bandwidth, peak_flops
 from tokenscale.data.batches.batch import Batch
 from tokenscale.runs.records import hardware
 from tokenscale.runs.records.hardware import Energy
@@ -36,9 +41,21 @@ from tokenscale.train.phase_timer import PARTS, timer_of
 from tokenscale.train.record import pci_bus_id
 from tokenscale.train.trainer import Trainer
 
-#: time limit of a case in seconds, including its start
-LIMIT_S = 90
-WARM_UP, STEPS = 5, 30
+WARM_UP = 5
+#: measured steps: as many as fill `MEASURED_S`, within these limits
+FEWEST, MOST, MEASURED_S = 10, 30, 10.0
+#: assumed for the plan: seconds to start a process, seconds to compile, and the reached share of the roofline
+START_S, COMPILE_S, REACHED = 15.0, 45.0, 0.4
+#: a case is ended after this multiple of its expected time, and this many seconds more
+PATIENCE, PATIENCE_S = 3.0, 120.0
+#: GPU of a plan that is made without one, and its bytes
+PLANNED = ("NVIDIA H200", 139 * 2**30)
+#: fused backends of `scaled_dot_product_attention`; fa3 needs the package flash_attn_interface
+BACKENDS = {
+    "sdpa-flash": "FLASH_ATTENTION",
+    "sdpa-cudnn": "CUDNN_ATTENTION",
+    "sdpa-fa3": "FLASH_ATTENTION",
+}
 
 
 @dataclass(frozen=True)
@@ -53,37 +70,192 @@ class Case:
     fused: bool = False
     loss_chunk: int = 0
     peer: bool = False
-    precision: Literal["bf16", "bf16-true"] = "bf16-true"
+    precision: Literal["fp32", "bf16", "fp16", "bf16-true"] = "bf16-true"
     target: float | None = None  # tokens/s
-    attention: str = "auto"
+    attention: str = "auto"  # a kernel of the trainer, or one of BACKENDS
+    activation_checkpointing: Literal["none", "block", "selective"] = "none"
+    float8: bool = False
+    document_mask: bool = False
+    vocabulary_size: int | None = None  # by default the model's, or GPT-2's
+
+    @property
+    def shape(self) -> ModelSettings:
+        """The model, with its vocabulary and positions."""
+        found = PRESETS[self.model]
+        if self.vocabulary_size is not None:
+            found = replace(found, vocabulary_size=self.vocabulary_size)
+        return found.with_vocabulary(50_257).with_positions(self.sequence_length)
+
+    @property
+    def run(self) -> RunSettings:
+        """Settings of the trainer."""
+        return RunSettings(
+            model=self.shape,
+            sequence_length=self.sequence_length,
+            global_batch=self.rows,
+            micro_batch=self.rows,
+            precision=self.precision,
+            compile=self.compile,
+            loss_chunk=self.loss_chunk,
+            activation_checkpointing=self.activation_checkpointing,
+            float8=self.float8,
+            document_mask=self.document_mask,
+            optimizer=OptimizerSettings(fused=self.fused),
+        )
 
 
-def build_ladder(
-    name: str, model: str, length: int, first: int, larger: tuple[int, ...], target: float | None
-) -> list[Case]:
-    """Return cases of increasing optimization (eager to larger batches), and the peer at the extreme batch sizes."""
-    eager = Case(f"{name}-eager-b{first}", model, length, first)
-    compiled = replace(eager, name=f"{name}-compiled-b{first}", compile=True)
-    fused = replace(compiled, name=f"{name}-fused-b{first}", fused=True)
-    chunked = replace(fused, name=f"{name}-chunked-b{first}", loss_chunk=2048)
-    grown = [replace(chunked, name=f"{name}-chunked-b{rows}", rows=rows, target=target) for rows in larger]
-    whole = replace(fused, name=f"{name}-fused-b{larger[-1]}", rows=larger[-1], target=target)
-    peers = [replace(eager, name=f"{name}-transformers-b{rows}", rows=rows, peer=True) for rows in (first, larger[-1])]
-    return [eager, compiled, fused, chunked, *grown, whole, *peers]
+def _build_full(name: str, model: str, length: int, rows: int, target: float | None = None, **changes: Any) -> Case:
+    """Return a case with every optimization."""
+    common: dict[str, Any] = {"compile": True, "fused": True, "loss_chunk": 2048, "target": target}
+    return Case(f"{name}-b{rows}", model, length, rows, **(common | changes))
 
 
-#: targets: at least half of the peak for the 8B shape, and the throughput of hand-written CUDA for GPT-2
+def build_ladder(name: str, model: str, length: int, rows: int, **changes: Any) -> list[Case]:
+    """Return four cases from eager to every optimization, each with one change more."""
+    eager = Case(f"{name}-eager-b{rows}", model, length, rows, **changes)
+    compiled = replace(eager, name=f"{name}-compiled-b{rows}", compile=True)
+    fused = replace(compiled, name=f"{name}-fused-b{rows}", fused=True)
+    return [eager, compiled, fused, replace(fused, name=f"{name}-chunked-b{rows}", loss_chunk=2048)]
+
+
+def _build_peer(name: str, model: str, length: int, rows: int) -> Case:
+    return Case(f"{name}-transformers-b{rows}", model, length, rows, peer=True)
+
+
+_8B, _124M, _355M, _1_4B = "llama-8b-nemo", "gpt2-124m", "gpt2-355m", "llama-1.4b-nemo"
+_SELECTIVE: dict[str, Any] = {"activation_checkpointing": "selective"}
+_PADDED: dict[str, Any] = {"vocabulary_size": 50_304}  # of 50,257: a multiple of 128
+#: By value: cases with a target and their peers, then larger sequences and batches, then one change at a time.
+#: Targets in tokens/s on an H200: what the best published trainers reach at such shapes (docs/training.md).
 CASES = [
-    *build_ladder("8b", "llama-8b-nemo", 2048, 1, (2, 4), 11_000),
-    *build_ladder("1.4b", "llama-1.4b-nemo", 2048, 8, (16,), None),
-    *build_ladder("gpt2-124m", "gpt2-124m", 1024, 16, (32, 64), 430_000),
-    *build_ladder("gpt2-355m", "gpt2-355m", 1024, 8, (16, 32), 165_000),
+    _build_full("8b-2048", _8B, 2048, 4, 12_000),
+    _build_peer("8b-2048", _8B, 2048, 4),
+    _build_full("gpt2-124m", _124M, 1024, 64, 520_000, **_PADDED),
+    _build_peer("gpt2-124m", _124M, 1024, 64),
+    _build_full("8b-8192", _8B, 8192, 1, 9_500),
+    _build_peer("8b-8192", _8B, 8192, 1),
+    _build_full("8b-8192-float8", _8B, 8192, 1, 14_500, float8=True),
+    _build_full("gpt2-355m", _355M, 1024, 32, 200_000, **_PADDED),
+    _build_peer("gpt2-355m", _355M, 1024, 32),
+    _build_full("1.4b", _1_4B, 2048, 16),
+    _build_peer("1.4b", _1_4B, 2048, 16),
+    _build_full("8b-2048-selective", _8B, 2048, 8, 12_000, **_SELECTIVE),
+    _build_full("8b-2048-float8", _8B, 2048, 4, float8=True),
+    _build_full("8b-4096", _8B, 4096, 2),
+    _build_full("8b-4096-selective", _8B, 4096, 4, **_SELECTIVE),
+    _build_full("8b-8192-selective", _8B, 8192, 2, 9_500, **_SELECTIVE),
+    _build_full("8b-8192-float8-selective", _8B, 8192, 2, 14_500, float8=True, **_SELECTIVE),
+    *build_ladder("8b-2048", _8B, 2048, 1),
+    _build_peer("8b-2048", _8B, 2048, 1),
+    _build_full("8b-2048", _8B, 2048, 2),
+    _build_full("8b-2048-block", _8B, 2048, 8, activation_checkpointing="block"),
+    *build_ladder("gpt2-124m", _124M, 1024, 16),
+    _build_peer("gpt2-124m", _124M, 1024, 16),
+    *(_build_full(f"1.4b-{backend}", _1_4B, 2048, 8, attention=backend) for backend in BACKENDS),
+    *(
+        _build_full(f"gpt2-124m-{kernel}", _124M, 1024, 32, attention=kernel, document_mask=True, **_PADDED)
+        for kernel in ("varlen", "flex")
+    ),
+    *(
+        _build_full(f"gpt2-124m-{precision}", _124M, 1024, 16, precision=precision, **_PADDED)
+        for precision in ("bf16", "fp16", "fp32")
+    ),
+    _build_full("gpt2-124m-float8", _124M, 1024, 16, float8=True, **_PADDED),
 ]
+_TOY: dict[str, Any] = {"vocabulary_size": 512}
 TOY = [
-    *build_ladder("llama-micro", "llama-micro", 64, 1, (2,), None),
-    *build_ladder("gpt2-micro", "gpt2-micro", 64, 1, (2,), None),
+    case
+    for model in ("llama-micro", "gpt2-micro")
+    for case in (
+        *build_ladder(model, model, 64, 1, **_TOY),
+        _build_full(model, model, 64, 2, **_TOY, **_SELECTIVE),
+        *(replace(_build_peer(model, model, 64, rows), **_TOY) for rows in (1, 2)),
+    )
 ]
-TOY_VOCABULARY = 512
+#: the case that is no training: collectives of one rank
+NCCL = "nccl-one-rank"
+
+
+def roofline(case: Case, device_name: str) -> dict[str, float] | None:
+    """Return the least seconds of a step by phase: the time of the matrix units or of the memory, nothing overlapped.
+
+    `products`: FLOPs with causal attention over the peak of the number format; float8 is that of the blocks' linear
+    layers alone. `update`: bytes of AdamW per weight, read and written once, with the norm of the gradients: 16 in
+    bf16-true, 32 with fp32 weights. `elementwise`: activations that norms, residual sums, rotary positions, the
+    feed-forward activation and the loss read and write, once each if fused, and twice as many backward. None for an
+    unknown device.
+    """
+    bandwidth = memory_bandwidth(device_name)
+    number = {"fp32": "tf32", "fp16": "fp16"}.get(case.precision, "bf16")
+    peak, fast = peak_flops(device_name, number), peak_flops(device_name, "fp8" if case.float8 else number)
+    if peak is None or fast is None or bandwidth is None:
+        return None
+    shape, tokens = case.shape, case.rows * case.sequence_length
+    count = weights(shape)
+    head = shape.vocabulary_size * shape.dimension
+    computed = hardware_flops_per_token(shape, case.sequence_length, Convention.CAUSAL, case.activation_checkpointing)
+    linear = 6 * (count.matrices - head)
+    if case.activation_checkpointing == "block":
+        linear += 2 * (count.matrices - head)
+    products = linear / fast + (computed - linear) / peak
+    size = 4 if case.precision == "fp32" else 2
+    gates = 3 if shape.activation == "swiglu" else 2
+    rotated = shape.attention_width + shape.key_value_heads * shape.head_dimension
+    layer = 10 * shape.dimension + 2 * rotated * (shape.positions == "rotary") + gates * shape.hidden
+    moved = 3 * size * shape.layers * layer + 4 * size * shape.vocabulary_size
+    return {
+        "products_s": tokens * products,
+        "update_s": (16 if case.precision == "bf16-true" else 32) * count.total / bandwidth,
+        "elementwise_s": tokens * moved / bandwidth,
+        "exposed_communication_s": 0.0,  # one GPU
+    }
+
+
+def expected_seconds(case: Case, device_name: str) -> float:
+    """Return the expected seconds of a case with its start, by its roofline; 90 for an unknown device."""
+    floor = roofline(case, device_name)
+    if floor is None:
+        return 90.0
+    step = sum(floor.values()) / REACHED
+    return START_S + COMPILE_S * case.compile + (WARM_UP + count_steps(case, device_name)) * step
+
+
+def count_steps(case: Case, device_name: str) -> int:
+    """Return the number of measured steps."""
+    floor = roofline(case, device_name)
+    if floor is None:
+        return MOST
+    return max(FEWEST, min(MOST, math.ceil(MEASURED_S * REACHED / sum(floor.values()))))
+
+
+def predicted_bytes(case: Case) -> int:
+    """Return the predicted memory of the trainer on a GPU, of eager kernels without float8."""
+    return memory(replace(case.run, float8=False, compile=False), 0, "cuda").total
+
+
+def format_plan() -> str:
+    """Return the cases that a GPU would run: memory, roofline, target and expected minutes. Needs no GPU."""
+    name, room = _read_device() if torch.cuda.is_available() else PLANNED
+    lines = [f"{'case':<32} {'memory':>9}  {'step at least':>13}  {'target':>16}  {'expected':>8}   on {name}"]
+    whole = 0.0
+    for case in CASES:
+        held, floor = predicted_bytes(case), roofline(case, name)
+        fits = case.peer or held <= room
+        whole += expected_seconds(case, name) if fits else 0.0
+        target = f"{case.target:,.0f} tok/s" if case.target else ""
+        lines.append(
+            f"{case.name:<32} {f'{held / 2**30:.1f} GiB' if not case.peer else '-':>9}  "
+            f"{f'{sum(floor.values()) * 1e3:.1f} ms' if floor else 'unknown':>13}  {target:>16}  "
+            + (f"{expected_seconds(case, name) / 60:>5.1f} min" if fits else "does not fit")
+        )
+    lines.append(f"{NCCL:<32} {'':>9}  {'':>13}  {'':>16}  {START_S / 60:>5.1f} min")
+    return "\n".join([*lines, f"together {(whole + START_S) / 60:.0f} minutes, of {len(CASES) + 1} cases"])
+
+
+def _read_device() -> tuple[str, int]:
+    """Return the name and the bytes of the GPU."""
+    found = torch.cuda.get_device_properties(0)
+    return found.name, found.total_memory
 
 
 def measure(
@@ -91,35 +263,47 @@ def measure(
 ) -> dict[str, Any]:
     """Run the cases without a file in `folder`, each in its own process. Returns name → record.
 
-    `names` are prefixes that select cases. No case is started that may not end within `budget_s` seconds.
+    `names` are prefixes that select cases. No case is started that may not end within `budget_s` seconds. A case that
+    is predicted not to fit this GPU is reported and left out; the peer's memory is not predicted.
     """
     began = time.monotonic()
-    cases = [c for c in list_cases() if not names or any(c.name.startswith(name) for name in names)]
-    if not cases:
-        known = ", ".join(case.name for case in list_cases())
+    device_name, room = _read_device() if torch.cuda.is_available() else ("cpu", 0)
+    chosen = {c.name: c for c in list_cases()} | ({NCCL: None} if torch.cuda.is_available() else {})
+    chosen = {name: c for name, c in chosen.items() if not names or any(name.startswith(n) for n in names)}
+    if not chosen:
         raise UserError(
             "no case matches --only.",
             requested=", ".join(names),
-            allowed=known,
+            allowed=", ".join(case.name for case in list_cases()),
             next="use an allowed name, or remove --only",
         )
-    for case in cases:
-        path = folder / f"{case.name}.json"
+    for name, case in chosen.items():
+        path = folder / f"{name}.json"
         if path.is_file() and not again:
             continue
-        if time.monotonic() - began + LIMIT_S > budget_s:
-            print(f"{case.name}: left for another call, since it may not end within {budget_s:.0f} s", flush=True)
-            break
-        argv = [sys.executable, "-m", "tokenscale", "benchmark", "gpu", "--case", case.name, "--output", str(folder)]
-        try:
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S)
-            failed = done.stderr.strip().splitlines()[-1:] if done.returncode else []
-        except subprocess.TimeoutExpired:
-            failed = [f"not done within {LIMIT_S} s"]
+        expected = expected_seconds(case, device_name) if case else START_S
+        if time.monotonic() - began + expected > budget_s:
+            print(f"{name}: left for another call, since it may not end within {budget_s:.0f} s", flush=True)
+            continue
+        if case and room and not case.peer and (held := predicted_bytes(case)) > room:
+            reason = f"does not fit: {held / 2**30:.0f} of {room / 2**30:.0f} GiB"
+            print(f"{name}: left out, {reason}", flush=True)
+            continue
+        argv = [sys.executable, "-m", "tokenscale", "benchmark", "gpu", "--case", name, "--output", str(folder)]
+        limit = PATIENCE * expected + PATIENCE_S
+        with tempfile.TemporaryDirectory() as cache:  # a compilation that was cached would not be timed
+            environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache}
+            try:
+                done = subprocess.run(argv, capture_output=True, text=True, timeout=limit, env=environment)
+                failed = done.stderr.strip().splitlines()[-1:] if done.returncode else []
+            except subprocess.TimeoutExpired:
+                failed = [f"not done within {limit:.0f} s"]
         if failed or not path.is_file():
-            write_json(path, {"case": asdict(case), "failed": (failed or ["no result"])[0]})
+            write_json(
+                path, {"case": {"name": name} | (asdict(case) if case else {}), "failed": (failed or ["no result"])[0]}
+            )
         print(format_case(read_json(path)), flush=True)
-    return {c.name: read_json(folder / f"{c.name}.json") for c in cases if (folder / f"{c.name}.json").is_file()}
+    return {name: read_json(folder / f"{name}.json") for name in chosen if (folder / f"{name}.json").is_file()}
 
 
 def list_cases() -> list[Case]:
@@ -129,6 +313,10 @@ def list_cases() -> list[Case]:
 
 def run_case(name: str, folder: Path) -> dict[str, Any]:
     """Measure one case in this process and write `<folder>/<name>.json`."""
+    if name == NCCL:
+        record = _measure_nccl()
+        write_json(folder / f"{name}.json", record)
+        return record
     case = next((c for c in CASES + TOY if c.name == name), None)
     if case is None:
         raise UserError(
@@ -141,37 +329,41 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
     device = torch.device("cuda", 0) if cuda else torch.device("cpu")
     if cuda:
         torch.set_float32_matmul_precision("high")
-    shape = PRESETS[case.model].with_vocabulary(TOY_VOCABULARY if case in TOY else 50_257)
-    shape = shape.with_positions(case.sequence_length)
+    else:
+        case = replace(case, compile=False)
+    shape, name_of_device = case.shape, _read_device()[0] if cuda else "cpu"
     energy = Energy(pci_bus_id(device))
-    step = _build_peer_step(case, shape, device) if case.peer else _build_trainer_step(case, shape, device)
-    for k in range(WARM_UP):
-        loss = step(k)
-    if cuda:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-    laps: list[dict[str, float]] = []
-    joules, steps = energy.joules(), STEPS if cuda else 3
-    seconds = _time_steps(step, steps, device, laps)
-    used = None if joules is None else energy.joules() - joules
-    tokens = case.rows * case.sequence_length
-    name_of_device = torch.cuda.get_device_name(device) if cuda else "cpu"
-    peak = peak_flops(name_of_device)
-    speed = tokens / statistics.median(seconds)
+    with _select_backend(case.attention):
+        step = _build_peer_step(case, shape, device) if case.peer else _build_trainer_step(case, device)
+        warm_up = [_time_synchronized(step, k, cuda) for k in range(WARM_UP)]
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+        laps: list[dict[str, float]] = []
+        joules, steps = energy.joules(), count_steps(case, name_of_device) if cuda else 3
+        seconds = _time_steps(step, steps, device, laps)
+        used = None if joules is None else energy.joules() - joules
+        loss = float(step(0))
+    tokens, median = case.rows * case.sequence_length, statistics.median(seconds)
+    peak, floor = peak_flops(name_of_device), roofline(case, name_of_device)
     flops = {c.value: flops_per_token(shape, case.sequence_length, c) for c in Convention}
     record = {
-        "schema": 1,
+        "schema": 2,
         "case": asdict(case),
         "parameters": parameters(shape),
         "device": name_of_device,
+        "warm_up_s": warm_up,
+        "compile_s": warm_up[0] - median if case.compile else None,
         "step_s": seconds,
         "parts_s": {part: statistics.median(lap.get(part, 0.0) for lap in laps) for part in PARTS} if laps else None,
-        "tokens_per_s": speed,
+        "roofline_s": floor,
+        "times_roofline": median / sum(floor.values()) if floor else None,
+        "tokens_per_s": tokens / median,
         "flops_per_token": flops,
-        "mfu": {convention: speed * count / peak for convention, count in flops.items()} if peak else None,
+        "mfu": {convention: tokens / median * count / peak for convention, count in flops.items()} if peak else None,
         "memory_peak_bytes": torch.cuda.max_memory_allocated() if cuda else None,
+        "memory_predicted_bytes": None if case.peer else predicted_bytes(case),
         "joules_per_token": used / (tokens * steps) if used is not None else None,
-        "last_loss": float(loss),
+        "last_loss": loss,
         "kernel": None if case.peer else step.kernel,
         "hardware": hardware.describe_machine() | {"clocks": _read_clocks() if cuda else None},
         "versions": find_versions(),
@@ -179,6 +371,57 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
     }
     write_json(folder / f"{case.name}.json", record)
     return record
+
+
+@contextlib.contextmanager
+def _select_backend(attention: str) -> Iterator[None]:
+    """Restrict `scaled_dot_product_attention` to one of BACKENDS; other names change nothing."""
+    if attention not in BACKENDS:
+        yield
+        return
+    from torch.nn import attention as library
+
+    if attention == "sdpa-fa3":
+        library.activate_flash_attention_impl("FA3")
+    with library.sdpa_kernel(library.SDPBackend.__members__[BACKENDS[attention]]):
+        yield
+
+
+def _time_synchronized(step: Any, k: int, cuda: bool) -> float:
+    began = time.monotonic()
+    step(k)
+    if cuda:
+        torch.cuda.synchronize()
+    return time.monotonic() - began
+
+
+def _measure_nccl() -> dict[str, Any]:
+    """Run NCCL's collectives in a group of one rank, compare their results and time them."""
+    import torch.distributed as dist
+
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=0, world_size=1, device_id=device)
+        try:
+            values = torch.arange(1 << 24, dtype=torch.float32, device=device)
+            gathered = torch.empty_like(values)
+            calls = {
+                "all_reduce": lambda: dist.all_reduce(gathered.copy_(values)),
+                "all_gather": lambda: dist.all_gather_into_tensor(gathered, values),
+                "reduce_scatter": lambda: dist.reduce_scatter_tensor(gathered, values),
+            }
+            seconds = {}
+            for name, call in calls.items():
+                call()
+                torch.cuda.synchronize()
+                if not torch.equal(gathered, values):
+                    raise RuntimeError(f"{name} of one rank changed its values")
+                seconds[name] = min(_time_synchronized(lambda _, call=call: call(), 0, True) for _ in range(10))
+        finally:
+            dist.destroy_process_group()
+    version = ".".join(map(str, torch.cuda.nccl.version()))
+    return {"schema": 2, "case": {"name": NCCL}, "nccl": version, "bytes": values.nbytes, "seconds": seconds}
 
 
 def _time_steps(step: Any, steps: int, device: torch.device, laps: list[dict[str, float]]) -> list[float]:
@@ -205,22 +448,14 @@ def _time_steps(step: Any, steps: int, device: torch.device, laps: list[dict[str
     return [a.elapsed_time(b) / 1e3 for a, b in zip(marks[:-1], marks[1:], strict=True)]
 
 
-def _build_trainer_step(case: Case, shape: ModelSettings, device: torch.device) -> Any:
+def _build_trainer_step(case: Case, device: torch.device) -> Any:
     """Return a step function of the trainer, without log and data loading."""
-    run = RunSettings(
-        model=shape,
-        sequence_length=case.sequence_length,
-        global_batch=case.rows,
-        micro_batch=case.rows,
-        precision=case.precision,
-        compile=case.compile and device.type == "cuda",
-        loss_chunk=case.loss_chunk,
-        optimizer=OptimizerSettings(fused=case.fused),
-    )
-    kernel = choose_kernel(case.attention, device=device, bounds=False, dtype=torch.bfloat16, dropout=shape.dropout)
+    run, requested = case.run, "sdpa" if case.attention in BACKENDS else case.attention
+    dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(case.precision, torch.bfloat16)
+    kernel = choose_kernel(requested, device=device, bounds=case.document_mask, dtype=dtype, dropout=run.model.dropout)
     with device:
-        trainer = Trainer(run, shape, World(0, 1, 0, device), kernel, initial=_initialise_weights)
-    batches = _make_batches(case, shape)
+        trainer = Trainer(run, run.model, World(0, 1, 0, device), kernel, initial=_initialise_weights)
+    batches = _make_batches(case)
     useful = torch.tensor(float(case.rows * case.sequence_length), device=device)
     timer = timer_of(device)
 
@@ -260,7 +495,7 @@ def _build_peer_step(case: Case, shape: ModelSettings, device: torch.device) -> 
         )
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1)
-    batches = [torch.from_numpy(batch.tokens_bt) for batch in _make_batches(case, shape)]
+    batches = [torch.from_numpy(batch.tokens_bt) for batch in _make_batches(case)]
 
     def step(k: int) -> torch.Tensor:
         tokens = batches[k % len(batches)].to(device)
@@ -274,28 +509,41 @@ def _build_peer_step(case: Case, shape: ModelSettings, device: torch.device) -> 
     return step
 
 
-def _make_batches(case: Case, shape: ModelSettings) -> list[Batch]:
-    """Return four batches of random tokens."""
-    random = np.random.default_rng(0)
-    size = (case.rows, case.sequence_length + 1)
-    rows = [random.integers(0, shape.vocabulary_size, size) for _ in range(4)]
-    return [
-        Batch.from_arrays(np.ascontiguousarray(r[:, :-1]), np.ascontiguousarray(r[:, 1:]), k)
-        for k, r in enumerate(rows)
-    ]
+def _make_batches(case: Case) -> list[Batch]:
+    """Return four batches of random tokens; with a document mask, of documents of 256 positions."""
+    random, batches = np.random.default_rng(0), []
+    for k in range(4):
+        rows = random.integers(0, min(case.shape.vocabulary_size, 50_257), (case.rows, case.sequence_length + 1))
+        batch = Batch.from_arrays(np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:]), k)
+        if case.document_mask:
+            ids = np.arange(case.sequence_length, dtype=np.int32) // 256
+            batch = replace(batch, document_ids_bt=np.broadcast_to(ids, batch.tokens_bt.shape).copy())
+        batches.append(batch)
+    return batches
 
 
 def format_case(record: dict[str, Any]) -> str:
     """Format a case as one line."""
     case = record["case"]
-    head = f"{case['name']:<28}"
+    head = f"{case['name']:<32}"
     if "failed" in record:
         return f"{head} failed: {record['failed']}"
+    if "nccl" in record:
+        rates = (f"{name} {record['bytes'] / s / 1e9:,.0f} GB/s" for name, s in record["seconds"].items())
+        return f"{head} NCCL {record['nccl']}: {', '.join(rates)}"
     low, high = (case["rows"] * case["sequence_length"] / s for s in (max(record["step_s"]), min(record["step_s"])))
     mfu = f"{record['mfu']['full']:.1%} MFU" if record["mfu"] else "no MFU: peak unknown"
-    memory = f"{record['memory_peak_bytes'] / 2**30:.1f} GiB" if record["memory_peak_bytes"] else "memory not measured"
-    target = f"  target {case['target']:,.0f}" if case["target"] else ""
-    return f"{head} {record['tokens_per_s']:>10,.0f} tokens/s ({low:,.0f}-{high:,.0f})  {mfu}  {memory}{target}"
+    held = f"{record['memory_peak_bytes'] / 2**30:.1f} GiB" if record["memory_peak_bytes"] else "memory not measured"
+    if record["memory_peak_bytes"] and record["memory_predicted_bytes"]:
+        held += f" (predicted {record['memory_predicted_bytes'] / 2**30:.1f})"
+    parts = [mfu, held]
+    if record["times_roofline"]:
+        parts.append(f"{record['times_roofline']:.2f}x the roofline")
+    if record["compile_s"] is not None:
+        parts.append(f"compiled in {record['compile_s']:.0f} s")
+    if case["target"]:
+        parts.append(f"{record['tokens_per_s'] / case['target']:.0%} of target {case['target']:,.0f}")
+    return f"{head} {record['tokens_per_s']:>10,.0f} tokens/s ({low:,.0f}-{high:,.0f})  {'  '.join(parts)}"
 
 
 def format_table(records: dict[str, Any]) -> str:

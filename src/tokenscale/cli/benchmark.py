@@ -150,7 +150,10 @@ def _measure_collectives(module: ModuleType, arguments: argparse.Namespace) -> N
 
 
 def _add_gpu(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="one JSON a case; finished ones stay")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="one JSON a case; finished ones stay")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the cases, their memory and expected minutes; needs no GPU"
+    )
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="cases, by the beginnings of their names")
     parser.add_argument(
         "--seconds",
@@ -164,8 +167,13 @@ def _add_gpu(parser: argparse.ArgumentParser) -> None:
 
 
 def _measure_gpu(module: ModuleType, arguments: argparse.Namespace) -> None:
+    if arguments.dry_run:
+        print(module.format_plan())
+        return
+    if arguments.output is None:
+        raise UserError("benchmark gpu needs a folder for its results.", next="--output gpu-results, or --dry-run")
     if arguments.case:
-        print(module.line(module.run_case(arguments.case, arguments.output)))
+        print(module.format_case(module.run_case(arguments.case, arguments.output)))
     else:
         options = {"names": arguments.only, "again": arguments.again, "budget_s": arguments.seconds}
         module.measure(arguments.output, **options)

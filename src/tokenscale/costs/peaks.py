@@ -45,6 +45,39 @@ PEAKS = (
 )
 
 
+#: TB/s of the memory, by the same names and data sheets
+MEMORY_TB_S = {
+    "GH200 480GB": 4.0,
+    "GH200 120GB": 4.0,
+    "GH200 144G HBM3e": 4.9,
+    "H200": 4.8,
+    "H200 NVL": 4.8,
+    "H100 80GB HBM3": 3.35,
+    "H100 PCIe": 2.0,
+    "H100 NVL": 3.9,
+    "A100-SXM4-40GB": 1.555,
+    "A100-PCIE-40GB": 1.555,
+    "A100-SXM4-80GB": 2.039,
+    "A100 80GB PCIe": 1.935,
+    "L40S": 0.864,
+    "B200": 8.0,
+    "GB200": 8.0,
+    "Tesla V100-SXM2-16GB": 0.9,
+    "Tesla V100-SXM2-32GB": 0.9,
+    "AMD Instinct MI300X": 5.3,
+}
+
+
+def memory_bandwidth(device_name: str) -> float | None:
+    """Return the peak bytes/s of a device's memory; None if it is not in the table.
+
+    >>> memory_bandwidth("NVIDIA H200")
+    4800000000000.0
+    """
+    found = MEMORY_TB_S.get(device_name.removeprefix("NVIDIA ").strip())
+    return None if found is None else found * 1e12
+
+
 def find_peak(device_name: str) -> Peak | None:
     """Return the peak of a device; None if it is not in the table."""
     name = device_name.removeprefix("NVIDIA ").strip()
