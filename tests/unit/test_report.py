@@ -428,7 +428,7 @@ def test_modules_name_the_queries_and_files_that_they_use(site, whole, asked_for
     summary.experiment("demo", folder / "tables")
     assert asked == literal(summary, "QUERIES") | VIEWS
     asked.clear()
-    (tmp_path / "claims.json").write_text('{"claims": []}')
+    (tmp_path / "claims.json").write_text('{"claims": [], "replication": []}')
     where = {"claims": tmp_path / "claims.json"}
     monkeypatch.setattr(difference, "of_tables", lambda *_: difference.Report("b", {}, {}, None))
     monkeypatch.setattr(difference, "read", lambda folder: difference.Report(str(folder), {}, {}, None))

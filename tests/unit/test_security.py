@@ -169,7 +169,7 @@ def test_names_of_runs_are_values_in_every_query(tmp_path):
 def test_a_ledger_s_sql_reads_its_tables_and_nothing_else(tmp_path, sql):
     (tmp_path / "other.csv").write_text("value\n1\n")
     folder = tables.write(tmp_path / "demo", runs=[tables.run("a")])
-    opened = claims._ClaimTables("demo", folder)
+    opened = claims.ClaimTables("demo", folder)
     with pytest.raises(UserError, match="does not run"):
         opened.rows("claim", sql.replace("{other}", str(tmp_path / "other.csv")))
     assert (tmp_path / "other.csv").read_text() == "value\n1\n"

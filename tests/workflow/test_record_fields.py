@@ -314,9 +314,13 @@ BENCHMARK = {
     "records.[].memory_bytes": maybe(size),
 }
 CLAIM = {
-    **{field: string for field in ("claim", "document", "experiment", "id", "kind", "scale", "sentence", "unit")},
+    **{
+        field: string
+        for field in ("claim", "document", "experiment", "id", "kind", "scale", "sentence", "study", "unit")
+    },
     **{field: any_text for field in ("figure", "reason", "refused", "remark", "where")},
     **{field: real for field in ("bound", "high", "low", "margin", "number")},
+    **{f"{field}.[]": real for field in ("published", "corrected")},
     "direction": one_of("below", "above", "equal"),
     "in_cells": one_of("all", "largest"),
     "n": count,
@@ -426,7 +430,7 @@ FIELDS = {
         "table.columns.[].[]": lambda value, when: string(value, when) or flag(value, when),
         "table.rows.[].[]": any_text,
     },
-    "report/claims.json": {"schema": one_of(1), **below("claims.[]", CLAIM)},
+    "report/claims.json": {"schema": one_of(1), **below("claims.[]", CLAIM)},  # no figure of a study at scale demo
     "report/provenance.json": PROVENANCE,
     "report/ro-crate-metadata.json": CRATE,
     "code/*/sources.json": {"files.*": sha256, "modules.[]": name},

@@ -84,7 +84,7 @@ def judge(ledger: ClaimsFile, tables: Path, experiments: Sequence[str]) -> list[
 
     Raises UserError for SQL that DuckDB refuses, that lacks the columns it needs, or takes longer than `LIMIT_S`.
     """
-    found = {name: _ClaimTables(name, tables / name) for name in experiments if _queries_of(ledger, name)}
+    found = {name: ClaimTables(name, tables / name) for name in experiments if _queries_of(ledger, name)}
     points = {name: _points(name, claim, found) for name, claim in ledger.claims.items()}
     tested = {name: _cells(ledger.claims[name], rows) for name, (_, rows, _) in points.items() if rows is not None}
     judged = []
@@ -113,9 +113,12 @@ def as_rows(ledger: ClaimsFile, judged: Iterable[Judged]) -> list[dict[str, Any]
             {
                 "id": one.id,
                 "document": document.title,
+                "study": document.study,
                 "where": document.where,
                 "claim": claim.claim,
                 "figure": claim.figure,
+                "published": list(claim.published),
+                "corrected": list(claim.corrected),
                 "sentence": one.sentence,
                 "verdict": one.verdict,
                 "reproduced": is_reproduced(claim, low, high),
@@ -169,9 +172,12 @@ def is_reproduced(claim: Claim, low: float | None, high: float | None) -> bool |
 
     A direction can hold while the figure does not: "around 75 %" is another number than 67 to 70 %.
     """
-    if not claim.published or low is None or high is None:
-        return None
-    return low <= max(claim.published) * (1 + REPRODUCED) and high >= min(claim.published) * (1 - REPRODUCED)
+    return None if not claim.published or low is None or high is None else is_near(low, high, claim.published)
+
+
+def is_near(low: float, high: float, figures: Sequence[float]) -> bool:
+    """Whether an interval comes within `REPRODUCED` of a figure, or of a range of figures."""
+    return low <= max(figures) * (1 + REPRODUCED) and high >= min(figures) * (1 - REPRODUCED)
 
 
 def written(number: float | None, unit: str, digits: int = 3) -> str:
@@ -202,7 +208,7 @@ def digits_of(claim: Claim) -> int:
 # ---------------------------------------------------------------------------------------------------------- asking
 
 
-class _ClaimTables:
+class ClaimTables:
     """The tables of one experiment, with the named queries as tables made when they are first asked for."""
 
     def __init__(self, name: str, folder: Path):
@@ -265,8 +271,8 @@ def _queries_of(ledger: ClaimsFile, experiment: str) -> bool:
 
 
 def _points(
-    name: str, claim: Claim, found: dict[str, _ClaimTables]
-) -> tuple[_ClaimTables | None, pd.DataFrame | None, str]:
+    name: str, claim: Claim, found: dict[str, ClaimTables]
+) -> tuple[ClaimTables | None, pd.DataFrame | None, str]:
     """(the experiment that answers, its rows with a column `number`, who was left out); None where nobody has any."""
     refused = ""
     for experiment in claim.experiments:
@@ -427,7 +433,7 @@ def verdict_of(claim: Claim, cell: Cell) -> tuple[str, str]:
 
 
 def _judged(
-    name: str, claim: Claim, experiment_tables: _ClaimTables, rows: pd.DataFrame, cells: tuple[Cell, ...], refused: str
+    name: str, claim: Claim, experiment_tables: ClaimTables, rows: pd.DataFrame, cells: tuple[Cell, ...], refused: str
 ) -> Judged:
     verdicts = [cell.verdict for cell in cells]
     if all(v == SUPPORTED for v in verdicts):

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--write",
         action="store_true",
-        help="write workflow/schemas/*.json, the tables of docs/settings.md, and docs/experiment-list.md",
+        help="write workflow/schemas/*.json, the tables of docs/settings.md, and the generated pages of docs",
     )
 
 
@@ -45,7 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
         reference.update(Path("docs/settings.md"))
         at = {scale: load_config(overrides={"scale": scale}) for scale in SCALES}
         guide.update(Path("docs/experiment-list.md"), at)
-        findings.update(Path("docs/results.md"), Path("evidence"))
+        evidence = Path("evidence")
+        findings.update(Path("docs/results.md"), findings.text(evidence))
+        findings.update(Path("docs/replication.md"), findings.replication_text(evidence))
         return 0
     overrides = {key: value for key in ("scale", "machine") if (value := getattr(arguments, key)) is not None}
     configured = configuration.load_configuration(arguments, overrides)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from tokenscale.analysis import claims as judging
+from tokenscale.analysis.replication import measure
 from tokenscale.analysis.tables import read_experiment
 from tokenscale.base.errors import UserError
 from tokenscale.report import bundle, claims, page, pdf, save
@@ -76,7 +77,8 @@ def judge(ledger: Path, tables: Path, experiments: Sequence[str], output: Path) 
     if not ledger.is_file():
         raise UserError("there is no ledger to judge the claims by.", file=ledger, next="--ledger FILE names it")
     known = load_claims(ledger)
-    claims.write_claims(judging.as_rows(known, judging.judge(known, tables, experiments)), output)
+    judged = judging.as_rows(known, judging.judge(known, tables, experiments))
+    claims.write_claims(judged, output, measure(tables, experiments))
     return output / CLAIMS
 
 

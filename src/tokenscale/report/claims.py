@@ -1,10 +1,11 @@
 """The judged claims as the report shows them: a table, LaTeX macros, and words for a terminal."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenscale.analysis import replication
 from tokenscale.analysis.claims import SUPPORTED, VERDICTS, written
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json, write_text
@@ -25,11 +26,34 @@ def read_claims(path: Path) -> list[dict[str, Any]]:
     return read_json(path, "judged claims", next="snakemake results/report/claims.json")["claims"]
 
 
-def write_claims(claims: list[dict[str, Any]], output: Path) -> None:
-    """Write `claims.json` and `claims.tex` into a folder. Raises UserError where two claims have one macro."""
+def write_claims(claims: list[dict[str, Any]], output: Path, measured: Sequence[dict[str, Any]] = ()) -> None:
+    """Write `claims.json` and `claims.tex` into a folder. Raises UserError where two claims have one macro.
+
+    `measured` are our numbers beside the figures of the studies' tables (analysis/replication.py).
+    """
     latex = macros(claims)
-    write_json(output / "claims.json", {"schema": 1, "claims": claims})
+    write_json(output / "claims.json", {"schema": 1, "claims": claims, "replication": list(measured)})
     write_text(output / "claims.tex", latex)
+
+
+def read_replication(path: Path) -> list[replication.Row]:
+    """The source studies' figures beside ours, from the judged claims."""
+    judged = read_json(path, "judged claims", next="snakemake results/report/claims.json")
+    return replication.replicate(judged["claims"], judged["replication"])
+
+
+def replication_tables(rows: Iterable[replication.Row]) -> list[tuple[str, str, Table]]:
+    """(study, how many figures have which verdict, table of all of them) of each study."""
+    columns = [(name, False) for name in ("table, cell", "published", "corrected (why)", "ours", "ratio", "verdict")]
+    by_study: dict[str, list[replication.Row]] = {}
+    for row in rows:
+        by_study.setdefault(row.study, []).append(row)
+    found = []
+    for study, of in by_study.items():
+        counts = ", ".join(f"{n} {word}" for word in replication.VERDICTS if (n := sum(r.verdict == word for r in of)))
+        texts = [[f"{r.table}: {r.texts[0]}", *r.texts[1:]] for r in of]
+        found.append((study, f"{len(of)} figures: {counts}", Table(columns, texts)))
+    return found
 
 
 def count_verdicts(claims: Iterable[dict[str, Any]]) -> dict[str, int]:

@@ -1,10 +1,12 @@
 """The findings of a README, written from the evidence that is kept beside it."""
 
 from pathlib import Path
+from typing import Any
 
 from tokenscale.analysis.claims import SUPPORTED
-from tokenscale.base.files import write_text
-from tokenscale.report.claims import describe_reason, read_claims, verdict_words
+from tokenscale.analysis.replication import replicate
+from tokenscale.base.files import read_json, write_text
+from tokenscale.report.claims import describe_reason, read_claims, replication_tables, verdict_words
 from tokenscale.report.table import Table, markdown
 
 BEGIN, END = "<!-- findings: python -m tokenscale check --write -->", "<!-- end of findings -->"
@@ -28,8 +30,25 @@ def text(evidence: Path) -> str:
     return markdown(Table(columns, rows))
 
 
-def update(readme: Path, evidence: Path) -> None:
-    """Put them between the markers of a README."""
-    before, rest = readme.read_text(encoding="utf-8").split(BEGIN)
+def replication_text(evidence: Path) -> str:
+    """A table for each source study of its figures beside ours, as the evidence has them.
+
+    Of several folders that test a claim or have a figure, the first in order of their names counts.
+    """
+    claims: dict[str, dict[str, Any]] = {}
+    measured: list[dict[str, Any]] = []
+    for path in sorted(evidence.glob("*/claims.json")):
+        judged = read_json(path, "judged claims", next="snakemake results/report/claims.json")
+        for claim in judged["claims"]:
+            if claim["id"] not in claims or (claim["experiment"] and not claims[claim["id"]]["experiment"]):
+                claims[claim["id"]] = claim
+        measured = [*judged["replication"], *measured]
+    tables = replication_tables(replicate(claims.values(), measured))
+    return "\n".join(f"## Study {study}\n\n{counts}.\n\n{markdown(table)}" for study, counts, table in tables)
+
+
+def update(page: Path, text: str) -> None:
+    """Put a text between the markers of a page."""
+    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
     _, after = rest.split(END)
-    write_text(readme, f"{before}{BEGIN}\n{text(evidence)}{END}{after}")
+    write_text(page, f"{before}{BEGIN}\n{text}{END}{after}")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tokenscale.analysis import claims as judging
+from tokenscale.analysis.replication import measure
 from tokenscale.analysis.tables import read_experiment
 from tokenscale.base.errors import UserError
 from tokenscale.report import claims
@@ -34,7 +35,7 @@ def judge_and_print(
         print(line)
     print(", ".join(f"{n} {verdict}" for verdict, n in claims.count_verdicts(rows).items()))
     if output is not None:
-        claims.write_claims(rows, output)
+        claims.write_claims(rows, output, measure(tables, experiments))
     scales = {read_experiment(tables / name).get("scale") for name in experiments}
     lost = judging.lost(known, judged, scales, experiments)
     for one in lost if strict else ():

@@ -14,7 +14,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from tokenscale import __version__
-from tokenscale.analysis import queries
+from tokenscale.analysis import queries, replication
 from tokenscale.analysis.definitions import QUERIES
 from tokenscale.base.files import canonical_json, read_json, sha256_text, write_text
 from tokenscale.report import answers, checklist, paired_comparisons, registry, source_study, style, summary
@@ -25,6 +25,8 @@ from tokenscale.report.claims import (
     count_verdicts,
     describe_verdict,
     read_claims,
+    read_replication,
+    replication_tables,
 )
 from tokenscale.report.table import Table
 from tokenscale.report.views import VIEWS
@@ -47,6 +49,7 @@ WORDS = (
     *summary.VALIDITY,
     *("nonfinite", *paired_comparisons.VERDICT_WORDS),
     *answers.WORDS,
+    *replication.VERDICTS,
     *VERDICTS,
     *(DIRECTION, NOT_REPRODUCED),
     *(checklist.MET, checklist.PARTLY, checklist.NOT_MET),
@@ -83,7 +86,7 @@ def write(
         else:
             part["href"] = f"{part['name']}.html"
     claims_html = _claims(claims, parts)
-    contents = [("claims", "#claims")] if claims_html else []
+    contents = [("claims", "#claims"), ("replication", "#replication")] if claims_html else []
     contents += [("originals", "#originals")] if not alone and source_study.table(parts).rows else []
     contents += _sections(parts[0]["name"]) if alone else [(p["name"], p["href"]) for p in parts]
     contents += [("changes", CHANGES)] if changes else []
@@ -155,7 +158,8 @@ def _claims(path: Path | None, parts: list[dict[str, Any]], only: Sequence[str] 
         if row["href"] and row["shown_in"] in drawn.get(row["experiment"], ()):
             row["href"] = f"{row['href'].partition('#')[0]}#{row['experiment']}-figure-{row['shown_in']}"
         document["tested" if row["experiment"] else "untested"].append(row)
-    return {"counts": count_verdicts(rows), "documents": list(documents.values())}
+    figures = replication_tables(read_replication(path)) if only is None else []
+    return {"counts": count_verdicts(rows), "documents": list(documents.values()), "replication": figures}
 
 
 def render(

@@ -19,6 +19,7 @@ class Document:
 
     title: str = option(description="title of the document")
     where: str = option("", "place where it can be read, such as a repository")
+    study: str = option("", "number of the source study, such as 000, for the replication table")
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,9 @@ class Claim:
     figure: str = option("", "number in the document")
     published: tuple[float, ...] = option(
         tuple, "the figure as numbers of the sentence's kind, one or a lowest and a highest, to say if it is reproduced"
+    )
+    corrected: tuple[float, ...] = option(
+        tuple, "the published figure as it should be, which `remark` explains; the replication table compares with it"
     )
     bound: float = option(1.0, "value that the number is compared with")
     margin: float = option(

@@ -1,0 +1,249 @@
+"""The source studies' figures beside ours: every cell of their tables, and every claim.
+
+`published/studies.csv` has a row for each figure of a table: as published, corrected with the reason, and what gives
+ours, a quantity below of the runs (or rows of a benchmark) that `where` selects. Figures of runs are asked of tables of
+scale `study`, whose cells are the studies' own. A claim's figure is that of `config/claims.yaml`.
+"""
+
+import csv
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from tokenscale.analysis import statistics
+from tokenscale.analysis.claims import SUPPORTED, ClaimTables, is_near, written
+
+FILES = ("published/studies.csv",)
+VERDICTS = ("reproduced", "direction only", "not reproduced", "not run")
+SAME, DIRECTION, OTHER, NOT_RUN = VERDICTS
+#: scale of the studies' own cells
+SCALE = "study"
+
+
+def _of_runs(query: str, value: str) -> str:
+    chosen = "SELECT run_id FROM runs WHERE NOT external AND {where}"
+    return f"SELECT {value} AS value FROM {query} WHERE run_id IN ({chosen})"
+
+
+#: steps of a run with its loss, and seconds up to there
+_STEPS = (
+    "(SELECT run_id, step, loss_sum, useful_tokens, sum(step_s) OVER (PARTITION BY run_id ORDER BY step) AS seconds"
+)
+_STEPS += ", max(step) OVER (PARTITION BY run_id) AS last FROM steps_global)"
+#: as the studies took it: the first step that is not above the loss, never by infinity
+_TO_LOSS = "(SELECT run_id, coalesce(min(seconds) FILTER (loss_sum <= 5.5 * useful_tokens), 'inf'::DOUBLE) AS seconds"
+_TO_LOSS += f" FROM {_STEPS} GROUP BY run_id)"
+
+
+def _beside(table: str, of: str, base: str) -> str:
+    """Return a table of runs, each joined with the base run of its model and approach."""
+    return (
+        f"(SELECT t.run_id, {of} AS value FROM {table} AS t JOIN runs AS r USING (run_id) JOIN runs AS s ON "
+        f"s.model = r.model AND s.approach = r.approach AND s.repeat = r.repeat AND {base} "
+        f"JOIN {table} AS b ON b.run_id = s.run_id)"
+    )
+
+
+#: quantity of runs → SQL of its column `value`
+OF_RUNS = {
+    "useful tokens/s": _of_runs("throughput", "useful_tokens_per_s"),
+    "total tokens/s": _of_runs("throughput", "total_tokens_per_s"),
+    "useful share %": _of_runs("throughput", "100 * (1 - not_useful_share)"),
+    "MFU %": _of_runs("computing", "100 * mfu_palm"),
+    "TFLOP/s": _of_runs("computing", "tflops_per_s"),
+    "efficiency %": _of_runs("scaling_weak", "100 * efficiency"),
+    "efficiency against one GPU %": _of_runs(
+        _beside(
+            "throughput",
+            "100 * t.useful_tokens_per_s / (r.world_size * b.useful_tokens_per_s)",
+            "s.world_size = 1 AND s.precision = r.precision",
+        ),
+        "value",
+    ),
+    "seconds of training": _of_runs("epochs", "training_s"),
+    "seconds of an epoch": _of_runs("epochs", "training_s / 10"),
+    "seconds of an epoch of 2": _of_runs("epochs", "training_s / 2"),
+    "speed-up of an epoch": _of_runs(_beside("epochs", "b.training_s / t.training_s", "s.world_size = 1"), "value"),
+    "speed-up of a pipeline": _of_runs(
+        _beside("epochs", "b.training_s / t.training_s", "s.world_size = r.world_size AND s.schedule = 'naive'"),
+        "value",
+    ),
+    "seconds to a training loss of 5.5": _of_runs(_TO_LOSS, "seconds"),
+    "efficiency to that loss %": _of_runs(
+        _beside(
+            _TO_LOSS,
+            "100 * s.world_size * b.seconds / (r.world_size * t.seconds)",
+            "s.world_size = 4 AND s.micro_batch = r.micro_batch",
+        ),
+        "value",
+    ),
+    "last training loss": _of_runs(
+        f"(SELECT run_id, sum(loss_sum) / sum(useful_tokens) AS loss FROM {_STEPS} WHERE step > last - 100 "
+        "GROUP BY run_id)",
+        "loss",
+    ),
+    "training loss of the last step": _of_runs(
+        f"(SELECT run_id, loss_sum / useful_tokens AS loss FROM {_STEPS} WHERE step = last)", "loss"
+    ),
+    "validation loss": _of_runs("(SELECT * FROM validation WHERE last)", "loss"),
+    "BLEU": _of_runs("translation", "bleu"),
+    "GB a GPU": _of_runs("memory", "peak_bytes / 1e9"),
+    "GB of weights": _of_runs("memory", "parameters_bytes / 1e9"),
+    "GB of optimizer state": _of_runs("memory", "optimizer_bytes / 1e9"),
+    "GB of weights, gradients and optimizer state": _of_runs(
+        "memory", "(parameters_bytes + gradients_bytes + optimizer_bytes) / 1e9"
+    ),
+}
+#: quantity of a benchmark with rows of 2,048 tokens → SQL of its column `value`, at any scale
+OF_BENCHMARKS = {
+    "bytes a document": "SELECT stored_bytes / documents AS value FROM storage_benchmark WHERE {where}",
+    "µs of tokenizing a token": "SELECT 1e6 * bulk_s / useful_tokens AS value FROM storage_benchmarks WHERE {where}",
+    "seconds of opening": "SELECT open_s AS value FROM benchmark WHERE {where}",
+    "seconds of 1,000 rows": "SELECT ms_per_batch / rows AS value FROM benchmark WHERE {where}",
+    "speed-up": """
+        SELECT o.us_per_useful_token / s.us_per_useful_token AS value
+        FROM (SELECT * FROM benchmark WHERE {where}) AS s
+        JOIN benchmark AS o ON o.benchmark = s.benchmark AND o.round = s.round AND o.cache = s.cache
+            AND o.arm = CASE s.arm WHEN 'token-list' THEN 'padding-free' ELSE 'padded' END || ', tokenizers'
+    """,
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a study's table. Without an experiment nothing here measures it, and `reason` says why."""
+
+    study: str
+    table: str
+    cell: str
+    quantity: str
+    published: float
+    corrected: float | None
+    reason: str
+    experiment: str
+    where: str
+
+    @property
+    def key(self) -> list[str]:
+        """Names of study, table, cell and quantity."""
+        return [self.study, self.table, self.cell, self.quantity]
+
+
+def load_figures() -> list[Figure]:
+    """Return the figures of all tables, in the order of the file."""
+    text = resources.files("tokenscale.analysis").joinpath(FILES[0]).read_text(encoding="utf-8")
+    return [
+        Figure(
+            row["study"],
+            row["table"],
+            row["cell"],
+            row["quantity"],
+            float(row["published"]),
+            float(row["corrected"]) if row["corrected"] else None,
+            row["reason"],
+            row["experiment"],
+            row["where"],
+        )
+        for row in csv.DictReader(text.splitlines())
+    ]
+
+
+def measure(tables: Path, experiments: Sequence[str]) -> list[dict[str, Any]]:
+    """Return our number, its interval, n, experiment and scale of each figure that the tables of experiments have."""
+    found = []
+    opened: dict[str, ClaimTables] = {}
+    for figure in load_figures():
+        if figure.experiment not in experiments:
+            continue
+        if figure.experiment not in opened:
+            opened[figure.experiment] = ClaimTables(figure.experiment, tables / figure.experiment)
+        asked = opened[figure.experiment]
+        if figure.quantity in OF_RUNS and asked.scale != SCALE:
+            continue
+        sql = (OF_RUNS | OF_BENCHMARKS)[figure.quantity].format(where=figure.where)
+        values = asked.rows(" / ".join(figure.key), sql)["value"].dropna().astype(float)
+        if len(values):
+            spread = statistics.summary(values.clip(upper=1e12).to_numpy())
+            number, low, high = (None if x >= 1e12 else float(x) for x in (spread.median, spread.low, spread.high))
+            parts = {"number": number, "low": low, "high": high, "n": len(values), "kind": spread.kind}
+            found.append({"of": figure.key, **parts, "experiment": figure.experiment, "scale": asked.scale})
+    for asked in opened.values():
+        asked.close()
+    return found
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the replication table, in words."""
+
+    study: str
+    table: str
+    cell: str
+    published: str
+    corrected: str
+    ours: str
+    ratio: str
+    verdict: str
+
+    @property
+    def texts(self) -> list[str]:
+        """The columns behind study and table."""
+        return [self.cell, self.published, self.corrected, self.ours, self.ratio, self.verdict]
+
+
+def replicate(claims: Iterable[dict[str, Any]], measured: Iterable[dict[str, Any]]) -> list[Row]:
+    """Return the table: the figures of the studies' tables, then their claims. `claims` are those of `claims.json`."""
+    ours = {tuple(one["of"]): one for one in measured}
+    rows = [_of_figure(figure, ours.get(tuple(figure.key))) for figure in load_figures()]
+    rows += [_of_claim(claim) for claim in claims if claim["study"]]
+    return sorted(rows, key=lambda row: row.study)
+
+
+def _of_figure(figure: Figure, ours: dict[str, Any] | None) -> Row:
+    expected = figure.published if figure.corrected is None else figure.corrected
+    corrected = figure.reason if figure.corrected is None else f"{_text(figure.corrected)} ({figure.reason})"
+    told, ratio, verdict = "–", "–", NOT_RUN
+    if ours is not None:
+        number, low, high = (math.inf if ours[k] is None else ours[k] for k in ("number", "low", "high"))
+        runs = f"; n = {ours['n']}" if ours["n"] > 1 else ""
+        told = f"{_text(number)} ({ours['experiment']} at {ours['scale']}{runs})"
+        ratio = _ratio(number, low, high, expected, ours["kind"])
+        same_side = figure.quantity.startswith("speed-up") and (low > 1 if expected > 1 else high < 1)
+        same = number == expected if math.isinf(expected) else is_near(low, high, (expected,))
+        verdict = SAME if same else DIRECTION if same_side else OTHER
+    cell = f"{figure.cell}: {figure.quantity}"
+    return Row(figure.study, figure.table, cell, _text(figure.published), corrected or "–", told, ratio, verdict)
+
+
+def _of_claim(claim: dict[str, Any]) -> Row:
+    corrected = " to ".join(written(one, claim["unit"]) for one in claim["corrected"])
+    corrected = f"{corrected} ({claim['remark']})" if corrected else "–"
+    told, ratio, verdict = "–", "–", NOT_RUN
+    if claim["experiment"] is not None:
+        number, low, high = (math.inf if claim[k] is None else claim[k] for k in ("number", "low", "high"))
+        told = f"{written(number, claim['unit'])} ({claim['experiment']} at {claim['scale']}; {claim['verdict']})"
+        expected = claim["corrected"] or claim["published"]
+        ratio = _ratio(number, low, high, expected[0], claim["kind"]) if len(expected) == 1 else "–"
+        holds, near = claim["verdict"] == SUPPORTED, not expected or is_near(low, high, expected)
+        verdict = SAME if near and (holds or claim["corrected"]) else DIRECTION if holds else OTHER
+    published = claim["figure"] or "–"
+    return Row(claim["study"], "Claims", claim["claim"], published, corrected, told, ratio, verdict)
+
+
+def _ratio(number: float, low: float, high: float, expected: float, kind: str) -> str:
+    if not all(map(math.isfinite, (number, low, high, expected))):
+        return "–"
+    spread = "" if low == high else f" ({low / expected:.3g} to {high / expected:.3g}, {kind})"
+    return f"{number / expected:.3g}{spread}"
+
+
+def _text(number: float) -> str:
+    """Return a figure as a table has it.
+
+    >>> _text(161853.91), _text(31.97), _text(0.571), _text(math.inf)
+    ('161,854', '31.97', '0.571', 'never')
+    """
+    return "never" if math.isinf(number) else f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"

@@ -1,0 +1,196 @@
+"""The source studies' figures beside ours: complete, each asked of its own cell, with a verdict by the stated rules."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests import tables
+from tokenscale.analysis import replication
+from tokenscale.analysis.replication import DIRECTION, NOT_RUN, OF_RUNS, OTHER, SAME, load_figures, measure, replicate
+from tokenscale.analysis.runs import grouping
+from tokenscale.report import findings
+from tokenscale.settings.claims_file import load_claims
+from tokenscale.settings.config import ALL, load_config
+from tokenscale.settings.experiments import STUDIES
+
+ROOT = Path(__file__).parents[2]
+ONE_GPU = "8.05 billion parameters on one GPU"
+SMALL = "DDP, 1.41 billion parameters, 8 rows a GPU"
+LARGE = "DDP, 8.05 billion parameters, one row a GPU, left out of the report"
+FORKS = "Students' results of the same course work"
+FILES = "Pretokenization, the files"
+EXAMPLE = "Example of a benchmark: GPT-2 124M, batch 8, 1,024 tokens"
+
+#: (study, table) → its rows and the figures of each, as somebody who read the studies lists them
+TABLES = {
+    ("001", FILES): {"padded, zstd-22": 2, "token-list, zstd-22": 2, "packed, zstd-22": 2},
+    ("000", FILES): {"padded, snappy": 2, "token-list, snappy": 2},
+    ("000", "Data path in isolation, 1,000 rows of 2,048"): {
+        "on the fly (padded)": 2,
+        "pretokenized padded": 3,
+        "pretokenized token-list": 3,
+    },
+    ("000", ONE_GPU): {
+        **{f"{a}, batch {b}": 5 for a in ("padded", "pretokenized padded", "token-list") for b in (1, 2)},
+        "padding-free, batch 1, run at 4,096 tokens, 1e-5 and warm-up 10": 5,
+        "padding-free, batch 2": 5,
+    },
+    ("001", ONE_GPU): {"pretokenized padded; zstd-22, batch 1": 5},
+    ("000", "DDP at world size 1 against no DDP, 8.05 billion parameters"): {"padded": 3, "padding-free": 2},
+    ("000", SMALL): {
+        f"{a}, {n} GPUs": 6 if n == 4 else 8
+        for a in ("padded", "pretokenized-padded", "padding-free", "token-list")
+        for n in (4, 8, 12, 16)
+    },
+    ("000", LARGE): {
+        **{f"padded, {n} GPUs": 3 for n in (4, 8, 12, 16)},
+        **{f"pretokenized-padded, {n} GPUs": 3 for n in (4, 8)},
+    },
+    ("003", FORKS): {
+        **{"fork A, 1 GPU": 4, "fork A, 2 GPUs": 5, "fork A, model parallel": 4, "fork A, pipeline": 5},
+        **{"fork B, 1 GPU": 2, "fork B, 2 GPUs": 3, "fork C, 1 GPU": 1, "fork C, 2 GPUs": 2},
+        **{"fork D, 1 GPU": 2, "fork D, 2 GPUs": 3, "fork D, model parallel": 1, "fork D, pipeline": 2},
+    },
+    ("004", EXAMPLE): {"1 GPU, Single": 2, "2 GPUs, DDP": 3, "4 GPUs, DDP": 3, "4 GPUs, FSDP": 3},
+    ("004", "Memory: GPT-2 355M in fp32"): {"DDP": 3, "FSDP on 4 GPUs": 3},
+}
+
+
+def test_every_row_of_every_table_and_every_claim_has_a_home():
+    figures = load_figures()
+    found = {key: Counter(f.cell for f in figures if (f.study, f.table) == key) for key in TABLES}
+    assert found == TABLES and len(figures) == sum(sum(rows.values()) for rows in TABLES.values())
+    assert max(Counter(tuple(f.key) for f in figures).values()) == 1
+    ledger = load_claims(ROOT / "config/claims.yaml")
+    assert {document.study for document in ledger.documents.values()} == {*STUDIES, ""}
+    assert all(ledger.claims[name].remark for name, claim in ledger.claims.items() if claim.corrected)
+    assert all(figure.reason for figure in figures if figure.corrected is not None)
+
+
+def study_runs():
+    """Experiment → rows of `runs`, one for each cell of scale study."""
+    config = load_config(root=ROOT, overrides={"scale": "study"})
+    found = {}
+    for name in config.select_experiments([ALL]):
+        rows = []
+        for run in config.runs(name):
+            s = run.settings
+            plain = {key: getattr(s, key) for key in ("approach", "sequence_length", "global_batch", "micro_batch")}
+            degrees = {key: getattr(s.layout, key) for key in ("pipeline", "data", "shard", "tensor")}
+            rows.append(
+                tables.run(
+                    run.run_id,
+                    **grouping(s.approach, run.cell) | plain | degrees,
+                    model=s.model.name,
+                    world_size=s.layout.world_size,
+                    method=s.layout.method,
+                    schedule=s.layout.schedule if s.layout.pipeline > 1 else None,
+                    precision=s.precision,
+                    external=False,
+                    device_kind="cuda",
+                    science_per_rank=f"{s.model.name} {s.sequence_length}",
+                    flops_per_token=1e9,
+                    peak_flops=1e15,
+                    bleu=5.0,
+                )
+            )
+        found[name] = rows
+    return found
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Our numbers of a campaign at scale study, in which all ranks take a second for 30 useful tokens of 40."""
+    folder = tmp_path_factory.mktemp("tables")
+    runs = study_runs()
+    for name, rows in runs.items():
+        steps = [
+            s for row in rows for s in tables.steps(row["run_id"], 6, row["world_size"], memory_peak_bytes=8 * 10**9)
+        ]
+        memory = {"event": "memory", "attempt": 0, "rank": 0, "parameters_bytes": 1_810_000_000}
+        memory |= {"gradients_bytes": 1_810_000_000, "optimizer_bytes": 3_630_000_000, "activations_bytes": 0}
+        events = [memory | {"run_id": row["run_id"]} for row in rows]
+        events += [tables.validation(row["run_id"], 6, 3.0) for row in rows]
+        tables.write(folder / name, {"scale": "study"}, runs=rows, steps=steps, events=events)
+    return measure(folder, [*runs])
+
+
+def test_each_figure_of_a_training_is_that_of_one_cell_of_scale_study(measured):
+    figures = {tuple(f.key): f for f in load_figures()}
+    found = {tuple(one["of"]): one for one in measured}
+    assert {key for key, f in figures.items() if f.quantity in OF_RUNS} == {*found}
+    assert {one["n"] for one in measured} == {1} and {one["scale"] for one in measured} == {"study"}
+
+
+def test_numbers_are_those_of_the_cell(measured):
+    found = {(one["of"][1], one["of"][2], one["of"][3]): one["number"] for one in measured}
+    assert found[SMALL, "padded, 8 GPUs", "useful tokens/s"] == 8 * 30
+    assert found[SMALL, "token-list, 16 GPUs", "efficiency %"] == 100 and found[SMALL, "padded, 4 GPUs", "MFU %"] > 0
+    assert found[SMALL, "padded, 4 GPUs", "seconds to a training loss of 5.5"] == 1, "two nats a token from the start"
+    assert found[SMALL, "padded, 8 GPUs", "efficiency to that loss %"] == 50, "as long on twice the GPUs"
+    assert found[EXAMPLE, "4 GPUs, FSDP", "efficiency against one GPU %"] == 100
+    assert found[EXAMPLE, "4 GPUs, DDP", "GB a GPU"] == 8
+    assert found[FORKS, "fork A, 2 GPUs", "speed-up of an epoch"] == 1 and found[FORKS, "fork A, 1 GPU", "BLEU"] == 5
+    assert found["Memory: GPT-2 355M in fp32", "DDP", "GB of weights, gradients and optimizer state"] == 7.25
+
+
+def test_tables_of_another_scale_give_no_figure_of_a_training(tmp_path):
+    tables.write(tmp_path / "ddp_scaling_weak", {"scale": "alps"}, runs=study_runs()["ddp_scaling_weak"])
+    assert measure(tmp_path, ["ddp_scaling_weak"]) == []
+
+
+def of_figure(number, low, high, **changes):
+    """(ratio, verdict) of a figure with this number of ours."""
+    figure = replace(load_figures()[0], **{"published": 2.0, "corrected": None, "quantity": "speed-up"} | changes)
+    ours = {"number": number, "low": low, "high": high, "n": 6, "kind": "interval", "experiment": "e", "scale": "s"}
+    row = replication._of_figure(figure, ours)
+    return row.ratio, row.verdict
+
+
+def test_a_figure_is_reproduced_within_5_percent_and_as_corrected_where_it_is():
+    assert of_figure(2.3, 2.1, 2.4) == ("1.15 (1.05 to 1.2, interval)", SAME)
+    assert of_figure(2.3, 2.11, 2.4)[1] == DIRECTION and of_figure(0.9, 0.8, 1.1)[1] == OTHER
+    assert of_figure(2.3, 2.11, 2.4, quantity="MFU %")[1] == OTHER, "no side of 1"
+    assert (
+        of_figure(2.0, 2.0, 2.0, corrected=1.0) == ("2", OTHER) and of_figure(1.0, 1.0, 1.0, corrected=1.0)[1] == SAME
+    )
+    never = {"published": 404.6, "corrected": float("inf"), "quantity": "seconds of training"}
+    assert of_figure(None, None, None, **never) == ("–", SAME) and of_figure(9.0, 9.0, 9.0, **never) == ("–", OTHER)
+
+
+CLAIM = {
+    "study": "000",
+    "claim": "c",
+    "figure": "2x",
+    "unit": "ratio",
+    "remark": "why",
+    "kind": "range",
+    "scale": "demo",
+}
+CLAIM |= {"experiment": "e", "verdict": "supported", "number": 2.0, "low": 2.0, "high": 2.0}
+CLAIM |= {"published": [2.0], "corrected": []}
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, SAME),
+        ({"number": 3.0, "low": 3.0, "high": 3.0}, DIRECTION),
+        ({"verdict": "inconclusive"}, OTHER),
+        ({"verdict": "contradicted", "number": 0.5, "low": 0.5, "high": 0.5}, OTHER),
+        ({"verdict": "contradicted", "corrected": [2.0], "published": [9.0]}, SAME),
+        ({"published": []}, SAME),
+        ({"published": [], "verdict": "inconclusive"}, OTHER),
+        ({"experiment": None, "number": None, "low": None, "high": None}, NOT_RUN),
+    ],
+)
+def test_a_claims_verdict_follows_from_the_data_and_its_figure(changes, verdict):
+    (row,) = (row for row in replicate([CLAIM | changes], []) if row.table == "Claims")
+    assert row.verdict == verdict
+
+
+def test_the_page_of_the_documentation_is_that_of_the_evidence():
+    between = (ROOT / "docs/replication.md").read_text().split(findings.BEGIN)[1].split(findings.END)[0]
+    assert between == f"\n{findings.replication_text(ROOT / 'evidence')}", "python -m tokenscale check --write"
