@@ -167,7 +167,8 @@ class Siblings:
         return found
 
     def _find_other_shares(self, runs: Mapping[str, Row], stores: Iterable[Row]) -> list[tuple[str, str]]:
-        """The share of useful tokens of a run is its store's, as far as so many rows can tell."""
+        """The share of useful tokens of a run is its store's, as far as so many rows can tell. Targets of pairs are
+        a part of what a store counts, so that their share is at most the store's."""
         shares = {
             s["manifest_sha256"]: s["useful_tokens"] / s["total_tokens"]
             for s in stores
@@ -179,7 +180,8 @@ class Siblings:
             if share is None or counts is None or row["mixture"] or row["objective"] != "causal":
                 continue
             useful, total, rows = counts
-            if total and rows and abs(useful / total / share - 1) > STORE_ERRORS / rows**0.5:
+            excess = useful / total / share - 1 if total else 0.0
+            if rows and (excess if row["labels"] == "target" else abs(excess)) > STORE_ERRORS / rows**0.5:
                 text = f"{100 * useful / total:.1f} % of its tokens are useful, {100 * share:.1f} % of its store's"
                 found.append((run_id, text))
         return found
