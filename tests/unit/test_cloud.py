@@ -233,3 +233,128 @@ def test_a_path_out_of_the_folder_is_refused(project):
         project.put_object(Bucket="texts", Key=f"project/runs/{run_id}/{name}", Body=b"{}")
     with pytest.raises(UserError, match="leads out of this folder"):
         pull()
+
+
+class Recorded:
+    """A bucket in memory that records the order of uploads."""
+
+    def __init__(self):
+        self.objects, self.order = {}, []
+
+    def list(self, prefix=""):
+        return {key: len(data) for key, data in self.objects.items() if key.startswith(prefix)}
+
+    def write(self, key, data):
+        self.objects[key] = data
+        self.order.append(key.rpartition("w1-0123456789/")[2])
+
+    def upload(self, path, key):
+        if path.suffix == ".diff":
+            raise UserError("a file contains a secret and is not uploaded.")
+        self.write(key, path.read_bytes())
+
+    def delete(self, keys):
+        for key in keys:
+            del self.objects[key]
+
+    def download(self, key, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(self.objects[key])
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """A run's folder with a log, a record and two states, one of which is being written."""
+    folder = tmp_path / "results/runs/packed-w1-0123456789"
+    write(folder / "attempt=00/attempt.json", {})
+    write(folder / "attempt=00/rank=00000/steps.jsonl", {"step": 3})
+    write(folder / "run.json", {"outcome": {"status": "running"}})
+    for name in ("step=00000004", "step=00000008.partial"):
+        write(folder / f"checkpoints/{name}/rank=00000.json", {})
+        write(folder / f"checkpoints/{name}/rank=00000.safetensors", {})
+    write(folder / "checkpoints/step=00000004/checkpoint.json", {"ranks": {"rank=00000.json": {}}})
+    return folder
+
+
+def mirror_of(bucket, folder, number=0, count=1):
+    class Node:
+        ranks, first = range(number, number + 1), number == 0
+
+    Node.count = count
+    settings = RunSettings(approach="packed")
+
+    class Named:
+        identity, checkpoints = folder.name, settings.checkpoints
+
+    return cloud.Mirror(bucket, Named(), folder, Node())
+
+
+def test_a_state_is_complete_in_the_bucket_only_with_all_its_files_and_logs(run_folder):
+    bucket = Recorded()
+    mirror = mirror_of(bucket, run_folder)
+    mirror._push_checkpoints()
+    state = "checkpoints/step=00000004/"
+    assert bucket.order[-1] == f"{state}checkpoint.json"
+    before = {f"{state}rank=00000.json", f"{state}rank=00000.safetensors", "attempt=00/rank=00000/steps.jsonl"}
+    assert before < set(bucket.order[:-1]) and not any("00000008" in key for key in bucket.order)
+    bucket.order.clear()
+    mirror._push_checkpoints()
+    mirror._push_logs()
+    assert bucket.order == [], "what has not changed is not pushed again"
+    write(run_folder / "attempt=00/rank=00000/steps.jsonl", {"step": 12})
+    mirror._push_logs()
+    assert bucket.order == ["attempt=00/rank=00000/steps.jsonl"]
+
+
+def test_a_state_without_the_other_nodes_files_stays_incomplete(run_folder):
+    bucket = Recorded()
+    write(
+        run_folder / "checkpoints/step=00000004/checkpoint.json",
+        {"ranks": {"rank=00000.json": {}, "rank=00001.json": {}}},
+    )
+    mirror_of(bucket, run_folder, count=2)._push_checkpoints()
+    assert not [key for key in bucket.objects if key.endswith("checkpoint.json")]
+
+
+def test_a_sealed_record_is_not_pushed_before_the_end(run_folder):
+    bucket = Recorded()
+    write(run_folder / "run.json", {"seal": "a"})
+    mirror_of(bucket, run_folder)._push_logs()
+    assert "run.json" not in bucket.order and bucket.order
+
+
+def test_a_file_with_a_secret_is_reported_once_and_the_others_are_pushed(run_folder, capsys):
+    bucket = Recorded()
+    for text in ("+a", "+b"):
+        (run_folder / "dirty.diff").write_text(text * len(text))
+        mirror = mirror_of(bucket, run_folder)
+        mirror._push_logs()
+        mirror._push_logs()
+        assert capsys.readouterr().out.count("contains a secret") == 1
+    assert "run.json" in bucket.order and "dirty.diff" not in bucket.order
+
+
+def test_states_of_superseded_code_are_deleted_before_a_new_attempt(run_folder):
+    bucket = Recorded()
+    mirror_of(bucket, run_folder)._push_checkpoints()
+    other = mirror_of(bucket, run_folder.parents[1] / "new" / run_folder.name)
+    other.fetch()
+    assert other._newest.is_dir()
+    other.begin()
+    kept = set(bucket.objects)
+    assert any("step=00000004/checkpoint.json" in key for key in kept), "it can still be resumed from"
+    shutil.rmtree(other._newest.parents[1])  # moved to superseded/ by the launcher
+    other.begin()
+    assert not bucket.objects
+
+
+def test_a_longer_log_here_stays(run_folder):
+    bucket = Recorded()
+    mirror_of(bucket, run_folder)._push_logs()
+    write(run_folder / "attempt=00/rank=00000/steps.jsonl", {"step": 3, "more": 1})
+    mirror = mirror_of(bucket, run_folder)
+    mirror.fetch()
+    assert "more" in (run_folder / "attempt=00/rank=00000/steps.jsonl").read_text()
+    (run_folder / "attempt=00/rank=00000/steps.jsonl").write_text("")
+    mirror.fetch()
+    assert (run_folder / "attempt=00/rank=00000/steps.jsonl").read_text() == '{"step": 3}'

@@ -11,7 +11,7 @@ import pytest
 from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
 from tokenscale.cli.plan import plan
-from tokenscale.cli.plan_prices import VOCABULARIES, RunPrices
+from tokenscale.cli.plan_prices import VOCABULARIES, RunPrices, read_gpu_prices
 from tokenscale.costs.prices import sum_prices
 from tokenscale.data.tokenizers import tekken
 from tokenscale.settings import config as configuration
@@ -259,3 +259,40 @@ def test_the_profile_of_alps_says_scale_and_machine():
     expected = {"scale": "alps", "machine": "profiles/alps/machine.toml"}
     assert profile.load_profile_config("alps", ROOT) == expected
     assert next(plan(configuration.load_config(root=ROOT, overrides=expected), ["demo"])) == "scale alps"
+
+
+def write_prices(folder, **entry):
+    (folder / "prices.yaml").write_text(json.dumps({"NVIDIA H100 80GB HBM3": entry, "NVIDIA L40S": {}}))
+
+
+def test_rent_is_gpu_hours_times_the_price(project, capsys):
+    write_prices(project, usd_per_gpu_hour=3, source="a provider", date="2026-11-25")
+    lines = printed(capsys, "--prices", "prices.yaml")
+    rows = lines[lines.index("rent, if each rank rents one GPU") + 2 :]
+    # a and b have runs on 1, 2 and 4 ranks, each 120 s and next to nothing: 7 × 120 s = 0.23 h
+    assert re.split(r" {2,}", rows[0].strip())[1:] == ["0.2", "3.00 (a provider, 2026-11-25)", "0.70"]
+    assert re.split(r" {2,}", rows[1].strip())[2:] == ["not set"]
+    assert "rent" not in " ".join(printed(capsys))
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [({"usd_per_gpu_hour": -1}, "usd_per_gpu_hour"), ({"usd": 1}, "usd_per_gpu_hour"), ({"date": "soon"}, "date")],
+)
+def test_a_wrong_price_is_one_message(project, capsys, entry, message):
+    write_prices(project, **entry)
+    assert main(["plan", "--prices", "prices.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert message in said and "prices.yaml" in said
+
+
+def test_a_gpu_without_a_known_peak_has_no_price(project, capsys):
+    (project / "prices.yaml").write_text(json.dumps({"NVIDIA H100": {}}))
+    assert main(["plan", "--prices", "prices.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert "unknown GPU 'NVIDIA H100'" in said and "NVIDIA H100 80GB HBM3" in said
+
+
+def test_the_shipped_prices_are_read_and_none_is_set():
+    prices = read_gpu_prices(ROOT / "config/prices.yaml")
+    assert prices and all(price.usd_per_gpu_hour is None for price in prices.values())

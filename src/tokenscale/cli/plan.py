@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError
 from tokenscale.cli import configuration
-from tokenscale.cli.plan_prices import RunPrices
+from tokenscale.cli.plan_prices import GpuPrice, RunPrices, read_gpu_prices
 from tokenscale.costs.memory import largest_memory
 from tokenscale.costs.peaks import peak_flops
 from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, number_format, sum_prices
@@ -17,6 +17,7 @@ from tokenscale.settings.config import ALL, Config
 from tokenscale.settings.continuation import start_step
 from tokenscale.settings.experiments import describe_repeats
 from tokenscale.settings.layout import LayoutSettings, geometry
+from tokenscale.settings.machine import Machine
 from tokenscale.settings.run import RunSettings
 
 
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     configuration.add_arguments(parser)
     parser.add_argument("--scale", help="overlay to use instead of the configured one")
     parser.add_argument("--machine", help="file of the machine to count nodes of, such as profiles/alps/machine.toml")
+    parser.add_argument("--prices", type=Path, metavar="FILE", help="also price rented GPUs, as in config/prices.yaml")
     parser.add_argument("--output", type=Path, help="write the run table of one experiment as JSON")
 
 
@@ -48,7 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError("--output takes one experiment.", found=", ".join(names), next="name one experiment")
         write_json(arguments.output, config.table(names[0]))
         return 0
+    gpus = read_gpu_prices(arguments.prices) if arguments.prices is not None else {}
     for line in plan(config, names):
+        print(line)
+    for line in render_rent(config, names, gpus):
         print(line)
     return 0
 
@@ -121,6 +126,33 @@ def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterat
     if of_all.timed:
         yield from _describe_assumptions(config, every.values(), of_all)
         yield from _describe_budget(config, prices, [run_id for run_id in every if run_id not in done])
+
+
+def render_rent(config: Config, names: list[str], gpus: dict[str, GpuPrice]) -> Iterator[str]:
+    """Yield a table of GPU-hours and US dollars, one line for each GPU of a price file. Each rank rents one GPU."""
+    if not gpus:
+        return
+    yield "rent, if each rank rents one GPU"
+    rows = [("", "GPU-hours", "USD per GPU-hour", "USD")]
+    unknown: dict[str, None] = {}
+    for name, price in gpus.items():
+        prices = RunPrices(config, machine=Machine(name=name, device=name))
+        of_all = sum_prices(prices.price(run) for run in config.all_runs(names).values())
+        unknown |= {
+            f"  hours of {count} runs on {name} are not known: {why}": None for why, count in of_all.unknown.items()
+        }
+        hours = _format_row(name, 0, of_all)[4]
+        if price.usd_per_gpu_hour is None:
+            rows.append((name, hours, "not set", ""))
+            continue
+        cost = hours if not of_all.timed else f"{of_all.gpu_hours * price.usd_per_gpu_hour:,.2f}"
+        asked = ", ".join(filter(None, [price.source, str(price.date or "")]))
+        rows.append((name, hours, f"{price.usd_per_gpu_hour:,.2f}{f' ({asked})' * bool(asked)}", cost))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *others in rows:
+        columns = [first.ljust(widths[0]), *(text.rjust(width) for text, width in zip(others, widths[1:], strict=True))]
+        yield f"  {'  '.join(columns)}".rstrip()
+    yield from unknown
 
 
 def _format_row(name: str, done: int, of: Total) -> tuple[str, ...]:

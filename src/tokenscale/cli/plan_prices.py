@@ -1,11 +1,14 @@
 """Prices of a configuration's runs, from the settings and the manifests that already exist below `results/`."""
 
+import datetime
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenscale.base.errors import unknown
+from tokenscale.costs.peaks import PEAKS, find_peak
 from tokenscale.costs.prices import (
     Price,
     StoreSize,
@@ -17,11 +20,15 @@ from tokenscale.costs.prices import (
     store_bytes,
     sum_prices,
 )
+from tokenscale.settings import validate
 from tokenscale.settings.config import Config
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.experiments import Run
+from tokenscale.settings.machine import Machine
+from tokenscale.settings.options import STRICT, option
 from tokenscale.settings.registry import BATCHES
 from tokenscale.settings.run import RunSettings
+from tokenscale.settings.yaml_files import read_yaml
 
 #: tokenizer kind → its entries, where the kind decides them: known before the tokenizer is built
 VOCABULARIES = {"tekken": 131_072}
@@ -42,11 +49,32 @@ class StoreCounts:
     unknown: tuple[str, ...]
 
 
-class RunPrices:
-    """Prices of a configuration's runs on its machine. Each manifest is read once, when it is first needed."""
+@dataclass(frozen=True)
+class GpuPrice:
+    """Price of a rented GPU, as an entry of a price file states it. Money stays with its currency and date."""
 
-    def __init__(self, config: Config, results: Path = Path("results")):
-        self._config, self._results = config, results
+    __pydantic_config__ = STRICT
+
+    usd_per_gpu_hour: float | None = option(None, "US dollars for a GPU and hour; null: not set", ge=0)
+    source: str = option("", "provider, and kind of machine")
+    date: datetime.date | None = option(None, "day on which the provider asked this price")
+
+
+def read_gpu_prices(file: Path) -> dict[str, GpuPrice]:
+    """Return name of the GPU → its price. Raises UserError for an invalid file, and for a GPU without a known peak."""
+    prices = {}
+    for name, values in read_yaml(file).items():
+        if find_peak(str(name)) is None:
+            raise unknown("GPU", str(name), [f"NVIDIA {n}" for peak in PEAKS for n in peak.names], file=file)
+        prices[name] = validate.build(GpuPrice, values, file=str(file), key=name)
+    return prices
+
+
+class RunPrices:
+    """Prices of a configuration's runs on a machine, by default its own. A manifest is read when it is first needed."""
+
+    def __init__(self, config: Config, results: Path = Path("results"), machine: Machine | None = None):
+        self._config, self._results, self._machine = config, results, machine or config.machine
         self._manifests: dict[Path, dict[str, Any] | None] = {}
         self._prices: dict[str, Price] = {}
 
@@ -55,9 +83,7 @@ class RunPrices:
         if run.run_id not in self._prices:
             settings, manifest = run.settings, self._read_manifest("tokenizers", run.settings.tokenizer.name)
             vocabulary = manifest["vocabulary_size"] if manifest else VOCABULARIES.get(settings.tokenizer.kind)
-            self._prices[run.run_id] = estimate_run(
-                settings, self._config.machine, vocabulary, self._read_rows(settings)
-            )
+            self._prices[run.run_id] = estimate_run(settings, self._machine, vocabulary, self._read_rows(settings))
         return self._prices[run.run_id]
 
     def is_done(self, run_id: str) -> bool:
@@ -66,7 +92,7 @@ class RunPrices:
 
     def time_limit_minutes(self, run: Run) -> int:
         """Return the time limit of the run's job."""
-        return job_minutes(self.price(run), self._config.machine)
+        return job_minutes(self.price(run), self._machine)
 
     def sum_by_experiment(self, run_ids: Iterable[str]) -> dict[str, Total]:
         """Return experiment → total price of its requested runs; experiments without a requested run are left out.
