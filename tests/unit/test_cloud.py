@@ -14,6 +14,7 @@ from tokenscale.cli import cloud
 from tokenscale.settings.config import load_config
 from tokenscale.settings.run import RunSettings
 
+pytestmark = pytest.mark.slow(25)
 ADDRESS = "s3://texts/project"
 CONFIG = {
     "experiments": ["own"],
