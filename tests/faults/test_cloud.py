@@ -118,6 +118,15 @@ class Machine:
         finally:
             self.kill()
 
+    def stop(self) -> None:
+        """Tell the worker to end, as a provider does before it takes the machine away; then let the ranks go on."""
+        os.kill(self._process.pid, signal.SIGTERM)
+        (self.folder / "hold").unlink()
+        try:
+            assert self._process.wait(LIMIT_S) == 75, self.log
+        finally:
+            self.kill()
+
     def kill(self) -> None:
         """Kill the worker and its ranks, as a machine that is taken away."""
         with contextlib.suppress(ProcessLookupError):
@@ -200,14 +209,20 @@ def test_a_killed_worker_goes_on_in_an_empty_folder_and_the_report_is_built_from
     finally:
         first.kill()
     whole.wait()
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second/hold").touch()
     second = Machine(tmp_path / "second", "cut", 1, environment)
-    second.wait()
+    wait_for(lambda: any("attempt=01/rank=00000/events" in key for key in objects("cut")), [second])
+    second.stop()
     assert begins_at(second.run, 1) == 8, "it went on, and did not begin anew"
-    assert series(second.run) == series(whole.run) and len(series(whole.run)) == 14
-    check_ended("cut", second.run, 1, tmp_path / "bucket")
-    third = Machine(tmp_path / "second", "cut", 1, environment)
+    third = Machine(tmp_path / "third", "cut", 1, environment)
     third.wait()
-    assert "has ended already" in third.log
+    assert begins_at(third.run, 2) > 8, "the second one wrote a state when it was told to stop"
+    assert series(third.run) == series(whole.run) and len(series(whole.run)) == 14
+    check_ended("cut", third.run, 1, tmp_path / "bucket")
+    again = Machine(tmp_path / "third", "cut", 1, environment)
+    again.wait()
+    assert "has ended already" in again.log
 
     away = make_project(tmp_path)
     shutil.rmtree(away.root / "config")
@@ -217,7 +232,7 @@ def test_a_killed_worker_goes_on_in_an_empty_folder_and_the_report_is_built_from
         said = away.snakemake("--cores", "2", "report_now", "--config", "bucket=s3://rented/cut").stdout
     assert "s3://rented/cut: 1 finished runs, 1 of them fetched" in said
     report = away.root / "results/report"
-    assert second.run.name in (report / "index.html").read_text()
+    assert third.run.name in (report / "index.html").read_text()
     assert (report / "report.pdf").is_file()
     check_for_secrets(away.root)
 

@@ -182,6 +182,7 @@ def test_a_text_with_a_secret_is_not_uploaded(project, monkeypatch, tmp_path):
     [
         ({}, 4, "not staged for this number of ranks", f"cloud --bucket {ADDRESS} own --ranks 4"),
         ({"NNODES": "3", "NODE_RANK": "0"}, 2, "do not fill these nodes", "one worker on each node"),
+        ({"NNODES": "two"}, 2, "do not fill these nodes", "one worker on each node"),
         ({"NNODES": "2", "NODE_RANK": "2"}, 2, "do not fill these nodes", "one worker on each node"),
         ({"NNODES": "2", "NODE_RANK": "0"}, 2, "address of the first node", "MASTER"),
     ],

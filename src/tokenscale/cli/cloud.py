@@ -301,12 +301,13 @@ class Nodes:
 
     def __init__(self, ranks: int):
         environment = os.environ
-        self.count, self.number = int(environment.get("NNODES", 1)), int(environment.get("NODE_RANK", 0))
+        count, number = environment.get("NNODES", "1"), environment.get("NODE_RANK", "0")
+        self.count, self.number = (int(text) if text.isdigit() else -1 for text in (count, number))
         if self.count < 1 or ranks % self.count or not 0 <= self.number < self.count:
             raise UserError(
                 "the ranks do not fill these nodes.",
                 requested=f"{ranks} ranks",
-                found=f"NNODES={self.count} NODE_RANK={self.number}",
+                found=f"NNODES={count} NODE_RANK={number}",
                 next="start one worker on each node, on a number of nodes that divides the ranks",
             )
         each = ranks // self.count
@@ -489,10 +490,10 @@ def train_run(bucket: Bucket, settings: "RunSettings", nodes: Nodes, every_s: fl
             code = 0
         elif attempts.find_interrupted_step(output.parent, attempt) is not None:
             code = attempts.RESUME_EXIT_CODE
-        elif report := describe_hang(launch.attempt_directory(attempt), settings.layout.world_size):
-            print(report, flush=True)
-        elif nodes.first and code == 0:
-            code = 1  # not sealed
+        elif nodes.first:
+            code = code or 1  # not sealed
+            if report := describe_hang(launch.attempt_directory(attempt), settings.layout.world_size):
+                print(report, flush=True)
         return int(nodes.broadcast(f"{settings.identity}/code", str(code))) if nodes.first or code == 0 else code
 
 
@@ -640,7 +641,7 @@ class Mirror:
         self._push_logs()
         self._bucket.delete([f"{key}{CHECKPOINT}"] if f"{key}{CHECKPOINT}" in self._bucket.list(key) else [])
         self._push_files(sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKPOINT))
-        record = read_json(folder / CHECKPOINT)
+        record = json.loads((folder / CHECKPOINT).read_bytes())
         there = self._bucket.list(key)
         wanted = [name for rank in record["ranks"] for name in (rank, rank.replace(".json", ".safetensors"))]
         if all(key + name in there for name in wanted):
