@@ -81,12 +81,13 @@ def temporary_path(path: Path) -> Path:
     mine = f".{path.name}.{platform.node()}-"
     for left in path.parent.glob(f"{glob.escape(mine)}*.tmp"):
         process = left.name[len(mine) : -len(".tmp")]
-        if process.isdigit() and not _is_alive(int(process)):
+        if process.isdigit() and not is_alive(int(process)):
             left.unlink(missing_ok=True)
     return path.with_name(f"{mine}{os.getpid()}.tmp")
 
 
-def _is_alive(process: int) -> bool:
+def is_alive(process: int) -> bool:
+    """Return whether a process of this node is still running."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -12,6 +12,8 @@ from tokenscale.settings.registry import REPLICATION
 
 #: parallel degrees, from the least to the most communication between ranks
 DEGREES = ("pipeline", "data", "shard", "tensor")
+#: variable with the secret of a run's ranks (`train/parallel/world.py`); no command line and no record holds it
+RENDEZVOUS_SECRET = "TOKENSCALE_RENDEZVOUS_SECRET"
 
 
 @dataclass(frozen=True)

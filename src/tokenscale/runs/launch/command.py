@@ -66,7 +66,7 @@ class Launch:
         if machine.starter == "here":
             return rank, machine.environment
         if machine.starter == "torchrun":
-            return processes.torchrun_argv(rank, shape, ranks.free_port()), machine.environment
+            return processes.torchrun_argv(rank, shape), machine.environment
         argv = processes.srun_argv(
             rank,
             shape,
@@ -102,12 +102,13 @@ class Launch:
         threads = self.machine.cores_per_rank or ranks.threads_per_rank(world_size)
         base = ranks.rank_environment(threads)
         if self.machine.starter == "torchrun":
-            base |= ranks.local_rendezvous(base)
+            base |= ranks.local_rendezvous(base) | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else it listens
         else:
             # the step does not inherit the job's request: its geometry is explicit
             base = {
                 n: v for n, v in base.items() if n in KEPT_VARIABLES or not n.startswith(("SLURM_", "SRUN_", "SBATCH_"))
             }
+            base |= ranks.new_secret()
             self.outputs(attempt).mkdir(parents=True, exist_ok=True)
             print(f"output of the ranks: {self.outputs(attempt)}/rank=*.log", flush=True)
             print(f"srun is called {_process_age_s():.2f} s after this launcher was", flush=True)

@@ -33,12 +33,15 @@ def rank_argv(
     return argv
 
 
-def torchrun_argv(rank: list[str], shape: Geometry, port: int | str) -> list[str]:
-    """Return the torchrun command on one node, as a module: its script may be missing or of another Python."""
+def torchrun_argv(rank: list[str], shape: Geometry) -> list[str]:
+    """Return the torchrun command on one node, as a module: its script may be missing or of another Python.
+
+    Its own rendezvous is a file. With an address it would listen on every interface.
+    """
     python, _, *module = rank
     return [
         *(python, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={shape.world_size}"),
-        *("--master-addr=127.0.0.1", f"--master-port={port}", "-m", *module),
+        *("--rdzv-backend=c10d", "--rdzv-conf=store_type=file", "-m", *module),
     ]
 
 

@@ -1,6 +1,7 @@
 """Start the ranks of a run on this machine, and terminate them together."""
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ from typing import IO
 
 from tokenscale.base.errors import UserError
 from tokenscale.runs.records.hardware import count_cores
+from tokenscale.settings.layout import RENDEZVOUS_SECRET
 
 #: signals that end a launcher: from a terminal, a scheduler, a closed session, an approaching time limit
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -22,7 +24,15 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_
 PORT_TAKEN = 76
 PORTS_TRIED = 3
 #: variables that define a process's rank and world
-WORLD_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+WORLD_VARIABLES = {
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    RENDEZVOUS_SECRET,
+}
 
 
 def run_ranks(
@@ -43,7 +53,8 @@ def run_ranks(
     base = rank_environment(threads_per_rank(world_size)) | (variables or {})
     if world_size == 1:
         return run_processes([(argv, base)], poll_s=poll_s, grace_s=grace_s, keep=keep)
-    base |= local_rendezvous(base) | {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+    base |= local_rendezvous(base) | new_secret()
+    base |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
     for _ in range(PORTS_TRIED):  # between now and the first rank's listening, imports take seconds
         base["MASTER_PORT"] = str(free_port())
         commands = [(argv, base | {"RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(world_size)]
@@ -57,6 +68,11 @@ def local_rendezvous(base: dict[str, str]) -> dict[str, str]:
     """Return rendezvous variables for one machine: the loopback interface always works."""
     interface = {"GLOO_SOCKET_IFNAME": base.get("GLOO_SOCKET_IFNAME", "lo")} if sys.platform == "linux" else {}
     return {"MASTER_ADDR": "127.0.0.1", **interface}
+
+
+def new_secret() -> dict[str, str]:
+    """Return a secret for the keys of a run's rendezvous. Only processes of the same user can read it."""
+    return {RENDEZVOUS_SECRET: secrets.token_hex(16)}
 
 
 def rank_environment(threads: int) -> dict[str, str]:

@@ -1,18 +1,27 @@
 """The processes of one run: rank, device, process group, and their end."""
 
 import atexit
+import errno
 import gc
 import os
+import shutil
+import socket
+import stat
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import is_alive
+from tokenscale.settings.layout import RENDEZVOUS_SECRET
 from tokenscale.train.parallel import topology
 
 
@@ -87,7 +96,8 @@ def join(expected_size: int, device: str = "auto", *, nodes: int | None = None, 
         torch.cuda.set_device(mine)
     devices_of_ranks = [topology.node_device(mine)]
     if size > 1:
-        store, rank, size = _rendezvous()
+        _choose_interface(size)
+        store = _open_store(rank, size, nodes)
         devices_of_ranks = topology.exchange_devices(devices_of_ranks[0], rank, size, store)
     topology.check(devices_of_ranks, nodes)
     found = None
@@ -103,18 +113,69 @@ def join(expected_size: int, device: str = "auto", *, nodes: int | None = None, 
     )
 
 
-def _rendezvous() -> tuple[dist.Store, int, int]:
-    """Return (store of all ranks, rank, world size) from the environment's address and port."""
+def _choose_interface(size: int) -> None:
+    """Let gloo and NCCL listen on the loopback interface alone where all ranks are on this machine."""
+    if sys.platform == "linux" and os.environ.get("LOCAL_WORLD_SIZE") == str(size):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+
+
+def _open_store(rank: int, size: int, nodes: int | None) -> dist.Store:
+    """Return the store through which the ranks find each other.
+
+    Under torchrun on one machine it is a file: torchrun's own store listens on every interface. Else rank 0 listens, on
+    the interface of MASTER_ADDR alone. Keys begin with the run's secret where the launcher has set one, so that
+    processes of another job that use this port by mistake neither read nor overwrite them. Raises PortTaken.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_WORLD_SIZE") == str(size):
+        return dist.FileStore(str(_store_of_agent()), size)
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun on several nodes
+        return next(dist.rendezvous("env://"))[0]
+    listener = _listen(address, port, nodes) if rank == 0 else None
+    store = dist.TCPStore(address, port, size, rank == 0, master_listen_fd=listener)
+    return dist.PrefixStore(os.environ.get(RENDEZVOUS_SECRET, ""), store)
+
+
+def _listen(address: str, port: int, nodes: int | None) -> int:
+    """Return the descriptor of a socket that listens on the interface of this address."""
+    family, _, _, _, found = sorted(socket.getaddrinfo(address, port, type=socket.SOCK_STREAM))[0]
+    if address != found[0] and (nodes or 1) > 1 and ip_address(found[0]).is_loopback:
+        found = ("", port)  # a node whose own name is 127.0.1.1 to itself; others reach it by another address
     try:
-        return next(dist.rendezvous("env://"))
-    except dist.DistNetworkError as error:  # rank 0 alone listens, and can be refused so
-        if "EADDRINUSE" not in str(error):
+        return socket.create_server(found[:2], family=family, backlog=1024).detach()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
             raise
         raise PortTaken(
             "another process has the port on which the ranks of this run rendezvous.",
-            port=f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}",
+            port=f"{address}:{port}",
             next="start it again; if it stays, look for a process that an earlier job left on the first node",
         ) from None
+
+
+def _store_of_agent() -> Path:
+    """Return a file for the store of this torchrun's ranks, in a folder that only this user can open.
+
+    Its name comes from torchrun's process, the parent of all ranks, and the number of its restarts.
+    """
+    started = Path(f"/proc/{os.getppid()}/stat")
+    ticks = started.read_text().rsplit(")", 1)[1].split()[19] if started.exists() else ""
+    agent = f"{os.getppid()}-{ticks}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    prefix = f"tokenscale-{os.getuid()}-"
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*-*-*"):
+        if not is_alive(int(left.name.removeprefix(prefix).split("-")[0])):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.gettempdir(), prefix + agent)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise UserError(
+            "the folder in which the ranks of torchrun find each other is open to other users.",
+            folder=folder,
+            next="set TMPDIR to a folder of yours, and start torchrun again",
+        )
+    return folder / "store"
 
 
 #: seconds a rank waits before it reports a lost peer, so that the original failure is reported first

@@ -1,0 +1,89 @@
+"""Who can reach the ranks of a run from outside: on one machine nobody."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.test_resume import lab, run_of  # noqa: F401
+from tokenscale.runs.launch.ranks import free_port
+from tokenscale.settings.run import CheckpointSettings, ValidationSettings
+
+#: what /proc/net/tcp and tcp6 say of a socket that listens on a loopback address
+LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
+LISTENS = "0A"
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2")
+#: joins as a rank does, and sums once
+JOINER = """
+import sys, torch, torch.distributed as dist
+from tokenscale.train.parallel.world import join
+world = join(2, "cpu")
+assert world.sum(1) == [2.0]
+print("joined", flush=True)
+world.close()
+"""
+
+
+def listening(process: int) -> list[str]:
+    """The addresses other than loopback on which a process and those that it started listen."""
+    found, processes = [], [process]
+    while processes:
+        pid = processes.pop()
+        try:
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                processes += map(int, (task / "children").read_text().split())
+            inodes = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
+        except OSError:  # it has ended meanwhile
+            continue
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == LISTENS and f"socket:[{fields[9]}]" in inodes:
+                    address, _, port = fields[1].partition(":")
+                    found.append((f"process {pid} {address}", int(port, 16)))
+    return [f"{where}:{port}" for where, port in found if where.split()[-1] not in LOOPBACK] + [""] * bool(found)
+
+
+def watched(argv: list[str], folder: Path, **variables: str) -> tuple[set[str], str]:
+    """What such processes listened on while they ran, and what they printed."""
+    with open(folder / "output", "w+") as output:
+        process = subprocess.Popen(
+            argv, stdout=output, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"} | variables
+        )
+        seen: set[str] = set()
+        while process.poll() is None:
+            seen |= set(listening(process.pid))
+            time.sleep(0.2)
+        output.seek(0)
+        text = output.read()
+    assert process.returncode == 0, text
+    return seen, text
+
+
+@pytest.mark.parametrize("starter", ["here", "torchrun"])
+def test_the_ranks_of_a_run_listen_on_the_loopback_interface_alone(lab, tmp_path, starter):  # noqa: F811
+    run = run_of(world_size=2, device="cpu", validation=ValidationSettings(rows=0), checkpoints=CheckpointSettings())
+    manifest = lab.store(run.store) / "manifest.json"
+    code = f"""
+from pathlib import Path
+from tokenscale.runs.launch.start import start_run
+from tokenscale.settings.machine import Machine
+from tokenscale.settings.run import RunSettings
+run = RunSettings.from_json({run.to_json()!r})
+done = Path({str(tmp_path)!r}, run.identity, "done.json")
+raise SystemExit(start_run(run, done, {{"store": Path({str(manifest)!r})}}, machine=Machine(starter={starter!r})))
+"""
+    seen, text = watched([sys.executable, "-c", code], tmp_path)
+    assert seen == {""}, text  # they listen, but nowhere else
+
+
+def test_ranks_that_a_user_starts_by_torchrun_listen_on_loopback_alone(tmp_path):
+    """torchrun itself listens on every interface, unless its rendezvous is a file (docs/operations.md)."""
+    (tmp_path / "joiner.py").write_text(JOINER)
+    argv = [sys.executable, *TORCHRUN, f"--master-port={free_port()}", str(tmp_path / "joiner.py")]
+    seen, text = watched(argv, tmp_path, TMPDIR=str(tmp_path))
+    assert text.count("joined") == 2
+    assert "" in seen and len({where.split()[1] for where in seen if where}) == 1, seen
