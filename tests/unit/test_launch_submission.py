@@ -3,6 +3,7 @@
 What sbatch gets is computed by the plugin's own functions: an upgrade that asks for something else turns these red.
 """
 
+import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,16 @@ from tokenscale.base.errors import UserError
 from tokenscale.runs.launch import processes, submission
 from tokenscale.settings import machine, profile
 from tokenscale.settings.layout import LayoutSettings, geometry
+from tokenscale.settings.machine import Machine
 from tokenscale.settings.run import RunSettings
 
 ROOT = Path(__file__).parents[2]
 SIZES = (1, 2, 4, 8, 12, 16)
 COMMON = "--parsable --job-name name --output log --export=ALL --comment what"
-ALPS, TEST = "-A g1 -p normal -t 720 --mem 450000", "-A test -p normal -t 10 --mem 20000"
+ALPS, TEST = (
+    "-A g1 -p normal -t 720 -C 'thp_never&nvidia_vboost_enabled' --mem 450000",
+    "-A test -p normal -t 10 --mem 20000",
+)
 SUBMITTED = {
     "alps": {
         1: f"{ALPS} --nodes=1 --ntasks-per-node=2 --cpus-per-task=36 --signal=USR1@300 -D here --gres=gpu:1",
@@ -86,7 +91,8 @@ def test_how_srun_starts_the_ranks(site, size, monkeypatch):
     rank = processes.rank_argv(where, shape, run="{}", directory=Path("d"), attempt=0, manifests={})
     words = processes.srun_argv(rank, shape, where, name="run", outputs=Path("out"), root=ROOT)
     network = " --network 'AWS Libfabric'" if name == "alps" and shape.nodes > 1 else ""
-    asked = f"--settings '{{}}' --directory d --attempt 0 --hang-s 1800 --srun --nodes {shape.nodes}{network}"
+    links = """ --least-links '{"node":60.0,"network":30.0}'""" if name == "alps" else ""
+    asked = f"--settings '{{}}' --directory d --attempt 0 --hang-s 1800 --srun --nodes {shape.nodes}{network}{links}"
     assert shlex.join(words) == f"srun --job-name=run {STARTED[size]} {BOUND[name]} -m tokenscale rank {asked}"
 
 
@@ -151,3 +157,12 @@ def test_an_account_without_a_value_is_no_account(monkeypatch):
 def test_a_machine_without_slurm_has_no_job_script():
     with pytest.raises(UserError, match="does not use SLURM"):
         submission.render_script([run_of(1)], machine.Machine(), {}, [], [])
+
+
+def test_gpus_are_bound_to_a_rank_or_shown_to_all_ranks_of_a_node():
+    where = replace(machine.load_machine("profiles/alps/machine.toml", ROOT), gpu_bind="node")
+    words = processes.srun_argv(["rank"], geometry(8, 4), where, name="run", outputs=None, root=ROOT)
+    assert "--gpus-per-task=1" not in words and {"--gpus-per-node=4", "--gpu-bind=none"} <= set(words)
+    rank = processes.rank_argv(where, geometry(8, 4), run="{}", directory=Path("d"), attempt=0, manifests={})
+    assert json.loads(rank[rank.index("--least-links") + 1]) == {"node": 60, "network": 30}
+    assert [key for key, _ in Machine(gpu_bind="node").problems()] == ["gpu_bind"]

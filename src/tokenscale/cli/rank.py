@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--nodes", type=int, help="refuse another number of nodes")
     parser.add_argument("--network", help="refuse another network between nodes, as NCCL names it")
+    parser.add_argument("--least-links", type=json.loads, help="refuse slower links: GB/s by kind, as JSON")
     parser.add_argument("--by-local-rank", type=json.loads, default={}, help="variables by local rank, as JSON")
 
 
@@ -53,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace, signals: Any) -> int:
     from tokenscale.settings.run import RunSettings
     from tokenscale.train.loop import Inputs, train
+    from tokenscale.train.parallel.preflight import check_links
     from tokenscale.train.parallel.world import PortTaken, join, wait_for_root_cause
     from tokenscale.train.signals import Interrupted
 
@@ -72,6 +74,8 @@ def _run(arguments: argparse.Namespace, signals: Any) -> int:
         print(error.render(), file=sys.stderr)
         return PORT_TAKEN
     with wait_for_root_cause(world):
+        if arguments.least_links:
+            world = check_links(world, arguments.least_links)
         try:
             train(settings, inputs, arguments.directory, world, arguments.attempt, signals, arguments.hang_s)
         except Interrupted:

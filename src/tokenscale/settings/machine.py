@@ -33,6 +33,17 @@ class Machine:
     hang_s: int = option(
         1800, "seconds without a step after which a rank dumps its stack and the run ends; 0: never", ge=0
     )
+    gpu_bind: Literal["task", "node"] = option(
+        "task",
+        "GPUs that srun shows to a rank. task: its own alone (--gpus-per-task=1); node: all of the node's, which CUDA "
+        "IPC between ranks may need",
+    )
+    least_node_gb_s: float | None = option(
+        None,
+        "least bus bandwidth of an all-reduce inside a node, GB/s; below it a run ends before its first step",
+        gt=0,
+    )
+    least_network_gb_s: float | None = option(None, "the same between nodes", gt=0)
     cpu_bind: str = option("cores", "srun's --cpu-bind, which gives each rank its own cores")
     mem_bind: str | None = option(None, "srun's --mem-bind; local: memory of the rank's NUMA node")
     container: str | None = option(None, "environment definition file for the inner srun only")
@@ -50,6 +61,12 @@ class Machine:
     srun_options: tuple[str, ...] = option(tuple, "further options of the inner srun")
 
     @property
+    def least_links(self) -> dict[str, float]:
+        """Least GB/s by kind of link (`train.parallel.preflight.LINKS`)."""
+        found = {"node": self.least_node_gb_s, "network": self.least_network_gb_s}
+        return {kind: value for kind, value in found.items() if value is not None}
+
+    @property
     def slurm_options(self) -> str:
         """Options of a training job besides its resources. The signal goes to ranks, not to the batch script."""
         return f"--signal=USR1@{self.signal_s}" if self.signal_s else ""
@@ -61,6 +78,8 @@ class Machine:
             found.append(("container", 'needs starter = "srun"; or start the whole workflow in the container'))
         if self.signal_s >= 60 * self.minutes:
             found.append(("signal_s", f"{self.signal_s} s is not shorter than minutes = {self.minutes}"))
+        if self.gpu_bind != "task" and self.starter != "srun":
+            found.append(("gpu_bind", 'needs starter = "srun"; other launchers show every rank all GPUs'))
         if self.starter == "srun" and self.gpus_per_node is None:
             found.append(("gpus_per_node", 'starter = "srun" needs the number of ranks per node'))
         if self.environment_by_local_rank and self.gpus_per_node is None:

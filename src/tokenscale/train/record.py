@@ -32,6 +32,7 @@ def start(
         "world_size": world.size,
         "nodes": list(world.nodes),
         "network": world.network,
+        "links_gb_s": world.links,
     }
     return provenance.start_record(
         directory,

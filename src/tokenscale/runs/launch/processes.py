@@ -28,6 +28,8 @@ def rank_argv(
         argv += ["--nodes", str(shape.nodes)]
     if machine.network is not None and shape.nodes > 1:
         argv += ["--network", machine.network]
+    if machine.least_links:
+        argv += ["--least-links", json.dumps(machine.least_links, separators=(",", ":"))]
     if machine.environment_by_local_rank:
         argv += ["--by-local-rank", json.dumps(machine.environment_by_local_rank, separators=(",", ":"))]
     return argv
@@ -48,7 +50,7 @@ def torchrun_argv(rank: list[str], shape: Geometry) -> list[str]:
 def srun_argv(
     rank: list[str], shape: Geometry, machine: Machine, *, name: str, outputs: Path | None, root: Path, share: int = 1
 ) -> list[str]:
-    """Return the srun command: one task per rank, one GPU per task, block distribution, nothing left to the job.
+    """Return the srun command: one task and one GPU per rank, block distribution, nothing left to the job.
 
     Each rank writes to its own file in `outputs`, or without it to srun's output. With `share` > 1, several runs have
     steps in this job at the same time.
@@ -56,8 +58,13 @@ def srun_argv(
     argv = [
         *("srun", f"--job-name={name}", f"--nodes={shape.nodes}", f"--ntasks={shape.world_size}"),
         *(f"--ntasks-per-node={shape.ranks_per_node}", "--distribution=block:block"),
-        *(f"--cpus-per-task={machine.cores_per_rank or 1}", "--gpus-per-task=1", f"--cpu-bind={machine.cpu_bind}"),
+        f"--cpus-per-task={machine.cores_per_rank or 1}",
     ]
+    if machine.gpu_bind == "task":
+        argv += ["--gpus-per-task=1"]
+    else:
+        argv += [f"--gpus-per-node={shape.ranks_per_node}", "--gpu-bind=none"]
+    argv += [f"--cpu-bind={machine.cpu_bind}"]
     if machine.mem_bind is not None:
         argv += [f"--mem-bind={machine.mem_bind}"]
     if share > 1:  # without these a step takes all of the job, and the next one waits for it

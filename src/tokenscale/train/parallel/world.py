@@ -39,6 +39,7 @@ class World:
     device: torch.device
     nodes: tuple[str, ...] = ()  # their names, in the order of ranks
     network: str | None = None  # the network between nodes, as NCCL names it
+    links: dict[str, float] | None = None  # measured GB/s by kind of link (`preflight`)
 
     def sum(self, *values: float, integer: bool = False) -> list:
         """Sum each value over all ranks (fp64 or int64). A collective: every rank must call it."""

@@ -1,0 +1,87 @@
+"""Preflight of a run on several ranks: bus bandwidth inside nodes and between them, before the first step."""
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+
+from tokenscale.base.errors import UserError
+from tokenscale.train.parallel.world import World
+
+#: bytes of the buffer on a GPU and on a CPU, and measured calls, of which the fastest counts
+GPU_BYTES, CPU_BYTES, CALLS = 128 * 2**20, 4 * 2**20, 5
+
+
+@dataclass(frozen=True)
+class Link:
+    """A kind of link: its name in the machine's file, what it joins, and what to look for if it is slow."""
+
+    option: str
+    joins: str
+    next: str
+
+
+LINKS = {
+    "node": Link("least_node_gb_s", "inside a node", 'try gpu_bind = "node", so that ranks see their peers\' GPUs'),
+    "network": Link("least_network_gb_s", "between nodes", "check the network's plugin and the nodes of this job"),
+}
+
+
+def check_links(world: World, least: dict[str, float]) -> World:
+    """Measure the links and return the world with them. A collective over all ranks.
+
+    `least` has the least GB/s of `node` and `network`; a kind that it lacks is measured, not compared. Raises UserError
+    on every rank if a link is slower.
+    """
+    if world.size == 1:
+        return world
+    found = measure_links(world)
+    for kind, limit in least.items():
+        if kind in found and found[kind] < limit:
+            raise UserError(
+                f"the links {LINKS[kind].joins} are slower than the machine's file expects.",
+                measured=f"{found[kind]:.3g} GB/s (bus bandwidth of an all-reduce, slowest group)",
+                expected=f"at least {limit:g} GB/s ({LINKS[kind].option})",
+                nodes=", ".join(world.nodes),
+                next=f"{LINKS[kind].next}; or lower {LINKS[kind].option} in the machine's file",
+            )
+    return replace(world, links=found)
+
+
+def measure_links(world: World) -> dict[str, float]:
+    """Return GB/s of `node` and `network`, those that this run has, the same on every rank. A collective.
+
+    Bus bandwidth of an all-reduce, 2 (n - 1) / n of the buffer over the time (nccl-tests): of the slowest group. Ranks
+    fill nodes one after the other. Between nodes all groups of equal local ranks run at the same time, as in training.
+    """
+    nodes = max(1, len(world.nodes))
+    each = world.size // nodes
+    groups: dict[str, list[list[int]]] = {}
+    if each > 1:
+        groups["node"] = [list(range(n * each, (n + 1) * each)) for n in range(nodes)]
+    if nodes > 1:
+        groups["network"] = [list(range(k, world.size, each)) for k in range(each)]
+    return {kind: _measure(world, members) / 1e9 for kind, members in groups.items()}
+
+
+def _measure(world: World, members: list[list[int]]) -> float:
+    """Return bytes/s of the slowest of these groups, which all run at once."""
+    whole = len(members) == 1
+    group = None if whole else dist.new_subgroups_by_enumeration(members)[0]
+    count = len(members[0])
+    buffer = torch.zeros((GPU_BYTES if world.device.type == "cuda" else CPU_BYTES) // 4, device=world.device)
+    fastest = float("inf")
+    for call in range(1 + CALLS):  # the first one connects
+        world.barrier()
+        began = time.perf_counter()
+        dist.all_reduce(buffer, group=group)
+        if world.device.type == "cuda":
+            torch.cuda.synchronize(world.device)
+        if call:
+            fastest = min(fastest, time.perf_counter() - began)
+    slowest = torch.tensor(fastest, dtype=torch.float64, device=world.device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    if group is not None:
+        dist.destroy_process_group(group)
+    return 2 * (count - 1) / count * buffer.nbytes / slowest.item()
