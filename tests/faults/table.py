@@ -140,6 +140,12 @@ FAULTS = (
         (f"{TRAININGS}::test_a_job_with_fewer_nodes_than_its_run_needs_trains_nothing",),
     ),
     Fault(
+        "a link inside a node or between nodes is slower than the machine's file expects",
+        "every rank refuses before the first step",
+        "measured and expected bandwidth, the nodes",
+        ("tests/distributed/test_preflight.py",),
+    ),
+    Fault(
         "another world size, two ranks on one GPU, ranks on other nodes, NCCL over TCP",
         "every rank refuses before the first step",
         "which ranks, which device, what was found",
