@@ -261,7 +261,10 @@ def namespaces():
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 pytest.skip(f"network namespaces cannot be made here: {done.stderr.strip()}")
-        yield [(("ip", "netns", "exec", name), f"10.77.{number}.1") for number, name in enumerate(names, 1)]
+        named = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"')
+        yield [
+            (("ip", "netns", "exec", name, *named, name), f"10.77.{number}.1") for number, name in enumerate(names, 1)
+        ]
     except FileNotFoundError as error:
         pytest.skip(f"network namespaces cannot be made here: {error}")
     finally:

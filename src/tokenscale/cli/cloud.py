@@ -324,9 +324,16 @@ class Nodes:
         self.address, self.port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
         from torch.distributed import TCPStore
 
+        from tokenscale.train.parallel.world import listen
+
         with self._lost():
             self._store = TCPStore(
-                self.address, self.port, is_master=self.first, timeout=PATIENCE, wait_for_workers=False
+                self.address,
+                self.port,
+                is_master=self.first,
+                timeout=PATIENCE,
+                wait_for_workers=False,
+                master_listen_fd=listen(self.address, self.port, self.count) if self.first else None,
             )
 
     @property
@@ -359,7 +366,7 @@ class Nodes:
     def _lost(self) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             raise UserError(
                 "another node cannot be reached.",
                 address=f"{self.address}:{self.port}",
@@ -367,12 +374,14 @@ class Nodes:
                 next="start the workers of all nodes again; they go on from the bucket",
             ) from None
 
-    def start_ranks(self, argv: list[str], keep: tuple[int, ...]) -> int:
+    def start_ranks(self, argv: list[str], keep: tuple[int, ...], run_id: str) -> int:
         """Run this node's ranks and return their exit code."""
         from tokenscale.runs.launch import ranks
 
+        (name, secret), *_ = ranks.new_secret().items()
+        secret = self.broadcast(f"{run_id}/secret", secret)
         base = ranks.rank_environment(ranks.threads_per_rank(len(self.ranks)))
-        base |= {"MASTER_ADDR": self.address, "MASTER_PORT": str(self.port + 1)}
+        base |= {"MASTER_ADDR": self.address, "MASTER_PORT": str(self.port + 1), name: secret}
         base |= {"WORLD_SIZE": str(self.count * len(self.ranks)), "LOCAL_WORLD_SIZE": str(len(self.ranks))}
         commands = [(argv, base | {"RANK": str(r), "LOCAL_RANK": str(i)}) for i, r in enumerate(self.ranks)]
         return ranks.run_processes(commands, keep=keep)
@@ -443,7 +452,8 @@ def train_run(bucket: Bucket, settings: "RunSettings", nodes: Nodes, every_s: fl
     from tokenscale.settings.machine import Machine
     from tokenscale.settings.manifests import done_file, list_manifests
 
-    output, machine = Path(done_file(settings.identity)), Machine()
+    output = Path(done_file(settings.identity))
+    machine = Machine(gpus_per_node=len(nodes.ranks) if nodes.count > 1 else None)
     manifests = {role: Path(path) for role, path in list_manifests(settings).items()}
     launch = Launch(settings, machine, output.parent)
     mirror = Mirror(bucket, settings, output.parent, nodes)
@@ -485,7 +495,7 @@ def train_run(bucket: Bucket, settings: "RunSettings", nodes: Nodes, every_s: fl
                     attempt=attempt,
                     manifests=manifests,
                 )
-                code = nodes.start_ranks(argv, keep=(held,))
+                code = nodes.start_ranks(argv, (held,), settings.identity)
         if mirror.end(identity, output):
             code = 0
         elif attempts.find_interrupted_step(output.parent, attempt) is not None:

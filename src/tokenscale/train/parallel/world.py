@@ -133,12 +133,12 @@ def _open_store(rank: int, size: int, nodes: int | None) -> dist.Store:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun on several nodes
         return next(dist.rendezvous("env://"))[0]
-    listener = _listen(address, port, nodes) if rank == 0 else None
+    listener = listen(address, port, nodes) if rank == 0 else None
     store = dist.TCPStore(address, port, size, rank == 0, master_listen_fd=listener)
     return dist.PrefixStore(os.environ.get(RENDEZVOUS_SECRET, ""), store)
 
 
-def _listen(address: str, port: int, nodes: int | None) -> int:
+def listen(address: str, port: int, nodes: int | None) -> int:
     """Return the descriptor of a socket that listens on the interface of this address."""
     family, _, _, _, found = sorted(socket.getaddrinfo(address, port, type=socket.SOCK_STREAM))[0]
     if address != found[0] and (nodes or 1) > 1 and ip_address(found[0]).is_loopback:
