@@ -314,11 +314,8 @@ BENCHMARK = {
     "records.[].memory_bytes": maybe(size),
 }
 CLAIM = {
-    **{
-        field: string
-        for field in ("claim", "document", "experiment", "id", "kind", "scale", "sentence", "study", "unit")
-    },
-    **{field: any_text for field in ("figure", "reason", "refused", "remark", "where")},
+    **{field: string for field in ("claim", "document", "experiment", "id", "kind", "scale", "sentence", "unit")},
+    **{field: any_text for field in ("figure", "reason", "refused", "remark", "study", "where")},
     **{field: real for field in ("bound", "high", "low", "margin", "number")},
     **{f"{field}.[]": real for field in ("published", "corrected")},
     "direction": one_of("below", "above", "equal"),
@@ -430,7 +427,8 @@ FIELDS = {
         "table.columns.[].[]": lambda value, when: string(value, when) or flag(value, when),
         "table.rows.[].[]": any_text,
     },
-    "report/claims.json": {"schema": one_of(1), **below("claims.[]", CLAIM)},  # no figure of a study at scale demo
+    # no figure of a study is measured at scale demo
+    "report/claims.json": {"schema": one_of(1), "replication": empty, **below("claims.[]", CLAIM)},
     "report/provenance.json": PROVENANCE,
     "report/ro-crate-metadata.json": CRATE,
     "code/*/sources.json": {"files.*": sha256, "modules.[]": name},
