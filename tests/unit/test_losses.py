@@ -18,7 +18,6 @@ from tokenscale.settings.model import ModelSettings
 from tokenscale.train.models.build import build, initialise
 from tokenscale.train.models.losses import (
     IGNORED,
-    _loss_and_gradient,
     correct_labels,
     cross_entropy_sum,
     linear_cross_entropy_sum,
@@ -137,8 +136,8 @@ def test_an_objective_in_chunks_is_the_plain_one(tied):
 def test_a_compiled_objective_is_the_plain_one(monkeypatch):
     """Traced and made functional as by torch.compile, then run as it is: to make code of it takes half a minute."""
     traced = partial(torch.compile, backend="aot_eager")
-    monkeypatch.setattr("tokenscale.train.models.losses._fused", lambda: traced(_loss_and_gradient))
-    monkeypatch.setattr("tokenscale.train.models.objective.fused_cross_entropy_sum", lambda: traced(cross_entropy_sum))
+    for module in ("losses", "objective"):
+        monkeypatch.setattr(f"tokenscale.train.models.{module}.compile_function", traced)
     model = build(ModelSettings(vocabulary_size=61), 16, objective="causal", kernel="sdpa")
     initialise(model, 0)
     tokens = torch.randint(61, (3, 16), generator=torch.Generator().manual_seed(0))

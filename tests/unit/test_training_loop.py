@@ -4,13 +4,13 @@ import gzip
 import json
 import random
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.corpora import Lab, make_run
+from tests.graphs import inductor_replaced
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json
 from tokenscale.costs.flops import Convention, flops_per_token
@@ -25,7 +25,6 @@ from tokenscale.settings.run import (
     ValidationSettings,
 )
 from tokenscale.train.loop import Inputs, train
-from tokenscale.train.models.losses import cross_entropy_sum
 from tokenscale.train.parallel.world import World
 
 pytestmark = pytest.mark.slow(35)
@@ -182,15 +181,21 @@ def test_activation_checkpointing_changes_memory_alone(lab, tmp_path, plain, mod
     assert bytes_of[1] < bytes_of[0]
 
 
-def test_compiled_blocks_compute_the_same(lab, tmp_path, plain, monkeypatch):
+def test_compiled_blocks_compute_the_same_and_the_record_states_what_was_compiled(lab, tmp_path, plain, capsys):
     """With a backend that traces and differentiates, and leaves the code generation out, which costs a minute here."""
-    compiled = torch.nn.Module.compile
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled(self, backend="aot_eager"))
-    traced = partial(torch.compile, cross_entropy_sum, backend="aot_eager")
-    monkeypatch.setattr("tokenscale.train.models.objective.fused_cross_entropy_sum", traced)
-    steps, events = trained(lab, tmp_path, run_of(compile=True))
+    from torch._dynamo.backends.debugging import aot_eager
+
+    with inductor_replaced(aot_eager):
+        steps, events = trained(lab, tmp_path, run_of(compile=True))
     assert losses(steps) == pytest.approx(losses(plain[0]), abs=1e-5)
     assert "activations_bytes" not in next(e for e in events if e["event"] == "memory")
+    (event,) = (e for e in events if e["event"] == "compilation")
+    # of blocks and of the loss one graph in training and one in validation
+    blocks = PRESETS["llama-micro"].layers
+    counts = {"graphs": 4, "recompiles": 2, "graph_breaks": 0, "blocks": blocks, "eager_blocks": 0}
+    assert read_json(tmp_path / "run.json")["compilation"] == counts == {name: event[name] for name in counts}
+    assert f"compiled {blocks} of {blocks} blocks: 4 graphs" in capsys.readouterr().out
+    assert not [e for e in plain[1] if e["event"] == "compilation"]
 
 
 # --- what is looked at, and when

@@ -247,7 +247,7 @@ RUN = {
     "hardware.threads_per_rank": number(1, 4096),
     "hardware.world_size": number(1, 2),
     "argv.[]": string,
-    "compiled": flag,
+    "compilation": empty,  # no run asks for compile
     "environment.*": any_text,
     "flops_per_token.*": number(1e3, 1e9, float),
     "git": empty,  # the project's copy is no clone

@@ -52,6 +52,7 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         "parameters": record.get("parameters", outcome.get("parameters")),
         "code_digest": record.get("code_and_inputs") or record.get("digest"),
         "code": _code(record),
+        **_compilation(record),
         "load_average": _load_average(hardware),
         "git_commit": git.get("commit"),
         "git_dirty": git.get("dirty"),
@@ -167,6 +168,14 @@ def _load_average(hardware: Row) -> float | None:
     """Return the machine's load average at the start of a run; None where it was not recorded."""
     load = hardware.get("load_average_1min")
     return float(load) if isinstance(load, (int, float)) and not isinstance(load, bool) else None
+
+
+def _compilation(record: Row) -> Row:
+    """Return what a run found compiled, over all ranks; None where nothing was to be, or an older record lacks it."""
+    found = record.get("compilation")
+    found = found if isinstance(found, dict) else {}
+    counts = {name: found.get(name) for name in ("blocks", "eager_blocks", "graph_breaks")}
+    return {name: count if type(count) is int else None for name, count in counts.items()}
 
 
 def _inputs(record: Row) -> Row:

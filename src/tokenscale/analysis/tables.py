@@ -99,6 +99,9 @@ TABLES: dict[str, dict[str, str]] = {
         "cores": "INTEGER",
         "threads_per_rank": "INTEGER",
         "oversubscribed": "BOOLEAN",  # on a CPU: ranks × threads exceed the cores
+        "blocks": "INTEGER",  # of all ranks, if the run asks for compile; null: it does not, or not recorded
+        "eager_blocks": "INTEGER",  # of the blocks: ran outside of any graph
+        "graph_breaks": "INTEGER",  # in all graphs of all ranks
         "load_average": "DOUBLE",  # of the machine of rank 0 when the run began, over a minute; null where not recorded
         "machine": "VARCHAR",  # the name in its file; so the next, of the newest attempt
         "share": "INTEGER",  # runs that had its nodes at the same time

@@ -24,6 +24,7 @@ def find_cautions(
     """
     found = [
         _describe_validity(runs),
+        _describe_compilation(runs),
         _describe_load(runs),
         _describe_drift(runs, throughput),
         _describe_spread(throughput),
@@ -42,6 +43,21 @@ def _describe_validity(runs: pd.DataFrame) -> str:
     first = wrong.sort_values("validity", kind="stable").iloc[0]
     reason = (first["reasons"] or "no reason recorded").split("; ")[0]
     return f"{' and '.join(parts)} of {len(runs)} runs: {first['run_id']}: {reason}."
+
+
+def _describe_compilation(runs: pd.DataFrame) -> str:
+    """Runs that asked for compile and ran blocks eagerly, with the counts of the first."""
+    if "eager_blocks" not in runs:  # tables of an earlier version
+        return ""
+    requested = runs.dropna(subset=["blocks", "eager_blocks"])
+    eager = requested[requested["eager_blocks"] > 0]
+    if eager.empty:
+        return ""
+    first = eager.iloc[0]
+    return (
+        f"Blocks ran eagerly in {len(eager)} of {len(requested)} runs that ask for compile: {first['run_id']}: "
+        f"{int(first['eager_blocks'])} of {int(first['blocks'])} blocks."
+    )
 
 
 def _describe_load(runs: pd.DataFrame) -> str:

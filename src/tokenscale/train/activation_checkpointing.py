@@ -4,22 +4,28 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-#: operations whose outputs `selective` stores, because recomputing them costs most: matrix products, and attention by
-#: torch's own kernels (flex, varlen and flash-attn's operators are recomputed)
-STORED = {
-    torch.ops.aten._scaled_mm.default,
-    torch.ops.aten.mm.default,
-    torch.ops.aten.addmm.default,
-    torch.ops.aten.bmm.default,
-    torch.ops.aten._scaled_dot_product_flash_attention.default,
-    torch.ops.aten._scaled_dot_product_efficient_attention.default,
-    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-}
+#: operations whose outputs `selective` stores, because recomputing them costs most: matrix products and attention. By
+#: name: torch registers varlen's operation on import, which takes seconds, and flash-attn may be missing. FlexAttention
+#: is one operation inside a compiled block only: with `compile: false` it is a compiled function, and is recomputed.
+STORED = frozenset(
+    {
+        "aten._scaled_mm.default",
+        "aten.mm.default",
+        "aten.addmm.default",
+        "aten.bmm.default",
+        "aten._scaled_dot_product_flash_attention.default",
+        "aten._scaled_dot_product_efficient_attention.default",
+        "aten._scaled_dot_product_cudnn_attention.default",
+        "aten._scaled_dot_product_flash_attention_for_cpu.default",
+        "flex_attention",
+        "torch_attn._varlen_attn.default",
+        "flash_attn._flash_attn_forward.default",
+        "flash_attn._flash_attn_varlen_forward.default",
+    }
+)
 
 
 def checkpoint_blocks(blocks: Iterable[nn.Module], mode: str) -> None:
@@ -49,4 +55,4 @@ def _selective_contexts() -> tuple[Any, Any]:
 
 
 def _policy(context: object, operation: object, *args: object, **kwargs: object) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in STORED else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if str(operation) in STORED else CheckpointPolicy.PREFER_RECOMPUTE

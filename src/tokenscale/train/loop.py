@@ -27,6 +27,7 @@ from tokenscale.train import record
 from tokenscale.train.budget import Budget, epoch_ends, steps_of
 from tokenscale.train.checkpoint import Checkpoint, State
 from tokenscale.train.checkpoints import Checkpoints, data_state, log_checkpoints
+from tokenscale.train.compilation import describe_compilation
 from tokenscale.train.evaluation.translation import Pair, held_out_pairs, translate
 from tokenscale.train.evaluation.validation import ValidationSums, add_sums, validate
 from tokenscale.train.models.attention import choose_kernel
@@ -132,6 +133,7 @@ class Training:
         self.running: dict[str, Any] = {}
         if world.rank == 0:
             facts = {"kernel": kernel, "budget_steps": self.steps, **self.trainer.facts(), **record.costs(run, shape)}
+            facts["compilation"] = None  # of all ranks, found at the end; null where nothing was to be compiled
             self.running = record.start(run, directory, attempt, world, self.launched, facts)
         self.checkpoints = self._checkpoints(shape, inputs)
         self.timer = timer_of(world.device)
@@ -149,6 +151,7 @@ class Training:
         self._carried = 0.0  # seconds of bookkeeping since the last step was handed to the device
         self.begins_at = 0  # steps that another run did for this one, and the useful tokens of these
         self.begins_at_useful_tokens = 0
+        self._compiled: dict[str, int] = {}  # as logged last
         self._state_after: int | None = None  # the step of the newest state to go on from
         self._resume()
         self.writer.event("init_done", duration_s=time.monotonic() - started)
@@ -217,12 +220,22 @@ class Training:
         self._carried = time.monotonic() - handed - self.log.waited_s
         if probe is not None:
             self.writer.event("memory", step=step, **probe.bytes)
+            self._log_compilation()
         if self.log.stopped_at is not None:
             return True
         if validating or saving or translating:
             self._between(validating=validating, saving=saving, translating=translating)
             self.timer.restart()
         return last
+
+    def _log_compilation(self) -> None:
+        """Log what was compiled on this rank so far, if that has changed."""
+        compilation = self.trainer.parallel.compilation
+        if compilation is None or (counts := compilation.counts()) == self._compiled:
+            return
+        self._compiled = counts
+        self.writer.event("compilation", step=self.done, **counts)
+        self.progress.log(describe_compilation(counts))
 
     def _validates(self, epoch_ended: bool, last: bool) -> bool:
         policy = self.settings.validation
@@ -402,6 +415,10 @@ class Training:
         done, state = (self.done, "complete") if stopped is None else (stopped["step"], "nonfinite")
         if stopped is None and self.settings.checkpoints.final:
             self._save("final", "model")
+        self._log_compilation()
+        if self._compiled:
+            totals = self.world.sum(*self._compiled.values(), integer=True)
+            self.running["compilation"] = dict(zip(self._compiled, totals, strict=True))
         if stopped is None and self.translator is not None:
             self._translate()
         self.checkpoints.wait()

@@ -108,7 +108,7 @@ class _Products(TorchDispatchMode):
         self, function: OpOverload, types: tuple, args: tuple = (), kwargs: dict | None = None
     ) -> object:
         found = function(*args, **(kwargs or {}))
-        if function in STORED:
+        if str(function) in STORED:
             for tensor in tree_leaves(found):
                 if isinstance(tensor, Tensor):
                     storage = tensor.untyped_storage()

@@ -182,7 +182,6 @@ class Trainer:
             "parameters": self.parameters,
             "micro_steps": self.micro_steps,
             "optimizer": f"AdamW, {kind}",
-            "compiled": self.run.compile,
         }
 
 

@@ -47,8 +47,9 @@ FIELDS: dict[str, dict[str, str]] = {
     },
     "events": {
         "schema": "INTEGER",
-        # run_start, resume, init_done, memory, validation, source_validation (of each corpus of a mixture), checkpoint,
-        # translation (each by one rank), run_stop
+        # run_start, resume, init_done, memory, compilation (after the first step, and at the end if it changed),
+        # validation, source_validation (of each corpus of a mixture), checkpoint, translation (each by one rank),
+        # run_stop
         "event": "VARCHAR",
         "t_unix_s": "DOUBLE",
         "t_mono_s": "DOUBLE",
@@ -71,6 +72,11 @@ FIELDS: dict[str, dict[str, str]] = {
         "gradients_bytes": "BIGINT",
         "optimizer_bytes": "BIGINT",
         "activations_bytes": "BIGINT",  # of the forward passes in flight; null where it was not measured
+        "graphs": "INTEGER",  # compilation: compiled by this rank since its model was built; so the four below
+        "recompiles": "INTEGER",  # of the graphs: of code that had one already
+        "graph_breaks": "INTEGER",
+        "blocks": "INTEGER",  # of this rank's part of the model
+        "eager_blocks": "INTEGER",  # of the blocks: ran outside of any graph
         "energy_j": "DOUBLE",  # run_stop: of this rank's board, over this attempt's steps; null where nothing counts it
     },
 }

@@ -13,7 +13,6 @@ All four give the same values, to the rounding of their number format.
 import functools
 import importlib.util
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenscale.base.errors import UserError
+from tokenscale.train.compilation import compile_function
 
 KERNELS = ("sdpa", "flex", "varlen", "flash")
 #: those that need the documents' bounds; without them there is nothing for them to do that sdpa does not
@@ -71,16 +71,10 @@ class Bounds:
     def block_mask(self, causal: bool) -> Any:
         """Return the mask as FlexAttention's BlockMask, which lists the blocks that are not empty."""
         if ("blocks", causal) not in self._made:
-            from torch.nn.attention.flex_attention import create_block_mask
-
             ids = self.document_ids
-
-            def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-                same = ids[row, query] == ids[row, key]
-                return same & (query >= key) if causal else same
-
-            rows, length = ids.shape
-            self._made["blocks", causal] = create_block_mask(sees, rows, None, length, length, device=ids.device)
+            # uncompiled it holds a number for every pair of positions of a row
+            build = compile_function(build_block_mask, dynamic=False) if ids.is_cuda else build_block_mask
+            self._made["blocks", causal] = build(ids, causal)
         return self._made["blocks", causal]
 
     def lengths(self) -> tuple[Tensor, int]:
@@ -95,6 +89,18 @@ class Bounds:
             longest = int(cut.diff().max())
             self._made["lengths"] = cut.to(torch.int32).to(self.document_ids.device, non_blocking=True), longest
         return self._made["lengths"]
+
+
+def build_block_mask(document_ids: Tensor, causal: bool) -> Any:
+    """Return FlexAttention's BlockMask of document ids [B, T]."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        same = document_ids[row, query] == document_ids[row, key]
+        return same & (query >= key) if causal else same
+
+    rows, length = document_ids.shape
+    return create_block_mask(sees, rows, None, length, length, device=document_ids.device)
 
 
 def attend(
@@ -122,7 +128,7 @@ def attend(
         mask = bounds.mask(causal)
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, enable_gqa=grouped)
     if kernel == "flex":
-        return _flex()(query, key, value, block_mask=bounds.block_mask(causal), enable_gqa=grouped)
+        return _flex(query, key, value, block_mask=bounds.block_mask(causal), enable_gqa=grouped)
     if kernel == "flash" and bounds is None:
         from flash_attn import flash_attn_func
 
@@ -186,12 +192,15 @@ def _lacks(kernel: str, device: torch.device, bounds: bool, dtype: torch.dtype, 
     return None
 
 
-@functools.cache
-def _flex() -> Callable[..., Tensor]:
-    """FlexAttention, compiled: uncompiled it makes all scores in full, for tests of it only."""
+def _flex(query: Tensor, key: Tensor, value: Tensor, *, block_mask: Any, enable_gqa: bool) -> Tensor:
+    """FlexAttention, part of the block's graph, or compiled alone: uncompiled it makes all scores in full."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=False)
+    attention: Any = flex_attention
+    if not torch.compiler.is_compiling():
+        attention = compile_function(flex_attention, dynamic=False)
+    y: Any = attention(query, key, value, block_mask=block_mask, enable_gqa=enable_gqa)
+    return y
 
 
 def _varlen(query: Tensor, key: Tensor, value: Tensor, cut: Tensor, longest: int, causal: bool) -> Tensor:

@@ -1,13 +1,14 @@
 """Losses as sums. They are normalised where the useful tokens of all ranks are known."""
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from tokenscale.train.compilation import compile_function
 
 #: A label that does not count: padding, or the start of a document.
 IGNORED = -100
@@ -42,6 +43,11 @@ def cross_entropy_sum(logits_btv: Tensor, labels_bt: Tensor) -> Tensor:
     return F.cross_entropy(logits_btv.float().flatten(0, 1), labels_bt.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
+def head_cross_entropy_sum(hidden_btd: Tensor, weight: Tensor, bias: Tensor | None, labels_bt: Tensor) -> Tensor:
+    """`cross_entropy_sum` of the output head's logits: product and loss in one function, compiled as one graph."""
+    return cross_entropy_sum(F.linear(hidden_btd, weight, bias), labels_bt)
+
+
 def linear_cross_entropy_sum(
     hidden_btd: Tensor,
     head: torch.nn.Linear,
@@ -56,11 +62,11 @@ def linear_cross_entropy_sum(
     Gradients of a chunk are worked out in forward, while its logits are there, so that nothing is computed twice; what
     lies between forward and backward is one gradient the size of `hidden` and one the size of the head's weight. The
     weight's is summed over chunks in fp32. Products are in autocast's format where it is on, all else in fp32. No host
-    sync: positions that do not count are computed and weigh nothing. `compiled`: what is done to a chunk's logits is
-    fused by torch.compile.
+    sync: positions that do not count are computed and weigh nothing. `compiled`: a chunk's logits, loss and gradients
+    are one graph.
 
-    With a `share`, `head` has that part of the vocabulary's rows: the loss is that of all of it, the gradient by
-    `hidden` what this part adds to it, and nothing is compiled.
+    With a `share`, `head` has that part of the vocabulary's rows: the loss is that of all of it, and the gradient by
+    `hidden` what this part adds to it.
     """
     device = hidden_btd.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_btd.dtype
@@ -123,8 +129,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         compiled: bool,
         share: VocabularyShard | None,
     ) -> Tensor:
-        fused = compiled and share is None
-        loss_and_gradient = _fused() if fused else functools.partial(_loss_and_gradient, share=share)
+        differentiate = compile_function(_differentiate_chunk) if compiled else _differentiate_chunk
         wants_hidden, wants_weight, wants_bias = (learning and wants for wants in ctx.needs_input_grad[:3])
         of_hidden = torch.empty_like(hidden) if wants_hidden else None
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
@@ -135,15 +140,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
             cast, offset = weight.to(dtype), bias.to(dtype) if bias is not None else None
             for part in _parts(len(labels), chunk):
                 inputs = hidden[part].to(dtype)
-                loss, gradient = loss_and_gradient(F.linear(inputs, cast, offset).float(), labels[part])
+                loss, rounded, by_hidden, by_bias = differentiate(
+                    inputs, cast, offset, labels[part], scale, wants_hidden, wants_bias, share
+                )
                 loss_sum += loss
                 if wants_bias:
-                    of_bias += gradient.sum(dim=0)
-                if not (wants_hidden or wants_weight):
-                    continue
-                rounded = (gradient.mul_(scale) if scale != 1 else gradient).to(dtype)
+                    of_bias += by_bias
                 if wants_hidden:
-                    of_hidden[part] = (rounded @ cast).float() / scale if scale != 1 else rounded @ cast
+                    of_hidden[part] = by_hidden
                 if wants_weight and dtype == torch.float32:
                     of_weight.addmm_(rounded.T, inputs)
                 elif wants_weight:
@@ -165,6 +169,30 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _parts(count: int, chunk: int) -> Iterator[slice]:
     chunk = chunk or max(count, 1)
     return (slice(begin, begin + chunk) for begin in range(0, count, chunk))
+
+
+def _differentiate_chunk(
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    scale: float,
+    wants_hidden: bool,
+    wants_bias: bool,
+    share: VocabularyShard | None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return (the summed loss, its gradient by the logits times `scale` in the format of the inputs, and those by the
+    inputs and by the bias).
+
+    The sum over chunks of the gradient by the weight stays outside: added to in place, it needs no second one.
+    """
+    loss, gradient = _loss_and_gradient(F.linear(inputs, weight, bias).float(), labels, share)
+    by_bias = gradient.sum(dim=0) if wants_bias else None
+    rounded = (gradient.mul_(scale) if scale != 1 else gradient).to(inputs.dtype)
+    by_hidden = None
+    if wants_hidden:
+        by_hidden = (rounded @ weight).float() / scale if scale != 1 else rounded @ weight
+    return loss, rounded, by_hidden, by_bias
 
 
 def _loss_and_gradient(logits: Tensor, labels: Tensor, share: VocabularyShard | None = None) -> tuple[Tensor, Tensor]:
@@ -189,14 +217,3 @@ def _loss_and_gradient(logits: Tensor, labels: Tensor, share: VocabularyShard | 
     weights = counts[:, None].to(logits.dtype)
     logits *= weights / total
     return loss, logits.scatter_add_(1, places, -(weights if share is None else weights * here[:, None]))
-
-
-@functools.cache
-def _fused() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    return torch.compile(_loss_and_gradient)
-
-
-@functools.cache
-def fused_cross_entropy_sum() -> Callable[[Tensor, Tensor], Tensor]:
-    """Return `cross_entropy_sum`, compiled once per process."""
-    return torch.compile(cross_entropy_sum)

@@ -6,14 +6,14 @@ import numpy as np
 from torch import Tensor, nn
 
 from tokenscale.settings.registry import OBJECTIVES
+from tokenscale.train.compilation import compile_function
 from tokenscale.train.models.attention import Bounds
 from tokenscale.train.models.language_model import KVCache, LanguageModel
 from tokenscale.train.models.losses import (
     IGNORED,
     VocabularyShard,
     correct_labels,
-    cross_entropy_sum,
-    fused_cross_entropy_sum,
+    head_cross_entropy_sum,
     linear_cross_entropy_sum,
 )
 
@@ -23,8 +23,8 @@ class Objective(nn.Module):
 
     Labels stand where the model answers: shifted by one already for causal models, at the masked place for masked ones;
     -100 does not count. `model` is one of `models.build`. `loss_chunk`: positions whose logits exist at once; 0: all.
-    `compiled`: the loss is compiled, too; the products of the output head are not part of that. `correct`: while it is
-    a tensor, every pass adds to it how many useful labels have the largest logit.
+    `compiled`: the output head's products and the loss are compiled as one graph. `correct`: while it is a tensor,
+    every pass adds to it how many useful labels have the largest logit.
 
     Another objective overrides `forward`, and `count` where its loss is not one of labels. A pipeline calls `loss`, and
     tensor parallelism splits what `loss` uses: an objective that needs the whole model has `whole` in the registry.
@@ -57,8 +57,8 @@ class Objective(nn.Module):
         if self.correct is not None:
             self.correct += correct_labels(hidden_btd, head, labels_bt, chunk, share=share)
         if chunk == 0 and share is None:
-            loss = fused_cross_entropy_sum() if self.compiled else cross_entropy_sum
-            return loss(head(hidden_btd), labels_bt)
+            loss = compile_function(head_cross_entropy_sum) if self.compiled else head_cross_entropy_sum
+            return loss(hidden_btd, head.weight, head.bias, labels_bt)
         return linear_cross_entropy_sum(hidden_btd, head, labels_bt, chunk, compiled=self.compiled, share=share)
 
     def next_logits(self, tokens_bt: Tensor, cache: KVCache | None = None) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tokenscale.settings.registry import PARALLEL
 from tokenscale.train.activation_checkpointing import checkpoint_blocks
+from tokenscale.train.compilation import Compilation, compile_blocks
 from tokenscale.train.memory_probe import Probe
 from tokenscale.train.models.language_model import KVCache
 from tokenscale.train.models.micro_batch import MicroBatch
@@ -77,6 +78,8 @@ class ParallelModel:
     whole_positions: Callable[[], AbstractContextManager] = nullcontext
     #: ranks that gather weights from each other in forward, so that all must run equally many forward passes
     lockstep: dist.ProcessGroup | None = None
+    #: counts of graphs and eager blocks; None where nothing is compiled
+    compilation: Compilation | None = None
 
     def loss(self, inputs: MicroBatch) -> Tensor:
         """Return the sum of losses of some rows. A collective where the layout communicates in forward."""
@@ -104,8 +107,7 @@ def parallelize(
 
     # 4. compile block by block: equal blocks share one compilation
     if compiled:
-        for block in blocks:
-            block.compile()
+        parallel.compilation = compile_blocks(blocks)
 
     # 5. single device, DDP, ZeRO-1, FSDP or HSDP
     parallel = _apply(data_parallel, parallel, mesh)

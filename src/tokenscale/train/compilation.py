@@ -1,0 +1,109 @@
+"""torch.compile of blocks and losses, and what it made of them: graphs, graph breaks, recompiles and eager blocks.
+
+Dynamo gives up silently: a block that it cannot trace, or that it has compiled too often, runs eagerly from then on.
+What a run records is therefore counted, not requested.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+#: graphs and recompiles of this process
+_compiled: Counter[str] = Counter()
+
+
+def compile_blocks(blocks: Iterable[nn.Module]) -> "Compilation":
+    """Compile each block: equal blocks share one graph. Return the counts from here on.
+
+    DDP's splitting of graphs at bucket borders is switched off for the process: a block is the unit whose gradients
+    are reduced while earlier blocks are differentiated, and one graph for each matrix has nothing left to fuse.
+    """
+    import torch._dynamo
+
+    torch._dynamo.config.optimize_ddp = False
+    compilation = Compilation(blocks)
+    for block in compilation.blocks:
+        block.__class__ = _observed(type(block))  # type: ignore[arg-type]
+        block.compile(backend=_inductor)
+    return compilation
+
+
+@functools.cache
+def compile_function(function: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
+    """Return the function, compiled once per process. `dynamic=False`: one graph for each shape."""
+    return torch.compile(function, backend=_inductor, dynamic=dynamic)
+
+
+class Compilation:
+    """Counts of one rank's compiled blocks, and of all graphs that its process has compiled since."""
+
+    def __init__(self, blocks: Iterable[nn.Module]):
+        self.blocks = list(blocks)
+        self._before = _counts()
+
+    def counts(self) -> dict[str, int]:
+        """Return `graphs` and the `recompiles` among them, `graph_breaks`, `blocks` and the `eager_blocks` among them.
+
+        An eager block is one that ran outside of any graph in training, if only once.
+        """
+        found = {name: count - self._before[name] for name, count in _counts().items()}
+        eager = sum(block.ran_eagerly for block in self.blocks)  # type: ignore[misc]
+        return {**found, "blocks": len(self.blocks), "eager_blocks": eager}
+
+
+def describe_compilation(counts: dict[str, int]) -> str:
+    """Return a line for the log of a run: what was compiled, and a caution where blocks ran eagerly.
+
+    >>> counts = {"graphs": 9, "recompiles": 7, "graph_breaks": 0, "blocks": 32, "eager_blocks": 24}
+    >>> print(describe_compilation(counts))
+    compiled 8 of 32 blocks: 9 graphs, 7 recompiles, 0 graph breaks
+      caution  24 blocks run eagerly although the run asks for compile: TORCH_LOGS=recompiles,graph_breaks shows why
+    """
+    compiled = counts["blocks"] - counts["eager_blocks"]
+    text = (
+        f"compiled {compiled} of {counts['blocks']} blocks: {counts['graphs']} graphs, {counts['recompiles']} "
+        f"recompiles, {counts['graph_breaks']} graph breaks"
+    )
+    if not counts["eager_blocks"]:
+        return text
+    return (
+        f"{text}\n  caution  {counts['eager_blocks']} blocks run eagerly although the run asks for compile: "
+        "TORCH_LOGS=recompiles,graph_breaks shows why"
+    )
+
+
+def _counts() -> dict[str, int]:
+    from torch._dynamo.utils import counters
+
+    breaks = sum(counters["graph_break"].values())
+    return {"graphs": _compiled["graphs"], "recompiles": _compiled["recompiles"], "graph_breaks": breaks}
+
+
+@functools.cache
+def _observed(block_class: type[nn.Module]) -> type[nn.Module]:
+    """Return a subclass whose instances note that they ran eagerly in training: translations do so on purpose.
+
+    In a graph the first condition is a constant.
+    """
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling() and self.training:
+            self.ran_eagerly = True
+        return block_class.forward(self, *args, **kwargs)
+
+    return type(f"Compiled{block_class.__name__}", (block_class,), {"ran_eagerly": False, "forward": forward})
+
+
+def _inductor(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+    """Compile a graph with torch's default backend, and count it."""
+    from torch._dynamo.backends.registry import lookup_backend
+    from torch._guards import CompileContext
+
+    compile_id = CompileContext.current_compile_id()
+    _compiled["graphs"] += 1
+    _compiled["recompiles"] += bool(compile_id is not None and compile_id.frame_compile_id)
+    return lookup_backend("inductor")(graph, inputs)

@@ -1,0 +1,213 @@
+"""Compile that compiles: graphs, graph breaks, recompiles and eager blocks in every layout, and what a run records."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+from tests.distributed.ranks import run_ranks
+from tests.graphs import (
+    CASES,
+    CHECKPOINTING,
+    LAYOUTS,
+    MASKS,
+    PRECISIONS,
+    batch_of,
+    count,
+    count_case,
+    counting_backend,
+    inductor_replaced,
+    run_of,
+    world_of,
+)
+from tokenscale.train import activation_checkpointing
+from tokenscale.train.compilation import compile_blocks, compile_function
+from tokenscale.train.models.attention import build_block_mask
+from tokenscale.train.phase_timer import HostTimer
+from tokenscale.train.trainer import Trainer
+
+pytestmark = pytest.mark.slow(40)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def choose_cases():
+    """Cases, with marks. `make test` has each layout once, with its own choice of the other factors, and each pair of
+    those; flex traces slowly, and has two. The experiments have each layout with each other level once, the long tests
+    all."""
+    levels = (CHECKPOINTING, MASKS, PRECISIONS)
+    daily = {
+        (layout, CHECKPOINTING[n % 3], ("row", "sdpa", "varlen")[n // 3 % 3], PRECISIONS[n % 4])
+        for n, layout in enumerate(LAYOUTS)
+    }
+    daily |= {("single", "selective", "flex", "bf16"), ("single", "selective", "row", "bf16")}
+    sometimes = {
+        (layout, *(names[(k + shift * n) % len(names)] for shift, names in enumerate(levels, 1)))
+        for n, layout in enumerate(LAYOUTS)
+        for k in range(4)
+    }
+    for case in CASES:
+        marks = () if case in daily else pytest.mark.experiment if case in sometimes else pytest.mark.long
+        yield pytest.param(*case, marks=marks, id="-".join(case))
+
+
+@pytest.mark.parametrize("layout, checkpointing, mask, precision", list(choose_cases()))
+def test_all_blocks_share_one_graph_and_the_loss_has_one(layout, checkpointing, mask, precision):
+    found = count_case(layout, checkpointing, mask, precision)
+    loss = LAYOUTS[layout].pipeline == 1  # else another rank's
+    assert found.eager == found.breaks == 0
+    assert found.blocks == 12 and found.calls == 12 + loss
+    # lengths of documents differ between batches: varlen's second graph takes any
+    assert found.recompiles == (mask == "varlen") and found.graphs == 1 + loss + found.recompiles
+    assert found.record == {
+        "graphs": found.graphs,
+        "recompiles": found.recompiles,
+        "graph_breaks": 0,
+        "blocks": 12,
+        "eager_blocks": 0,
+    }
+
+
+def test_the_choice_of_cases_has_every_level_and_each_pair_without_the_layout():
+    marks = {case.values: {mark.name for mark in case.marks} for case in choose_cases()}
+    assert len(marks) == len(CASES)
+    daily = {case for case, names in marks.items() if not names}
+    assert {case[0] for case in daily} == set(LAYOUTS)
+    for k, names in enumerate((CHECKPOINTING, MASKS, PRECISIONS), 1):
+        assert {case[k] for case in daily} == set(names)
+    experiments = {case for case, names in marks.items() if "long" not in names}
+    for layout, (k, names) in itertools.product(LAYOUTS, enumerate((CHECKPOINTING, MASKS, PRECISIONS), 1)):
+        assert {case[k] for case in experiments if case[0] == layout} == set(names)
+
+
+@pytest.mark.parametrize("chunk", [0, 40])
+def test_a_chunked_loss_is_one_graph_and_shorter_chunks_one_more(chunk):
+    """32 positions of a micro-batch of 2 rows: a last chunk of another length would be a second graph, for any."""
+    run = replace(run_of("single", "none", "row", "bf16"), loss_chunk=chunk)
+    assert count(run, "sdpa", world_of_one()).graphs == 2
+    shorter = count(replace(run, loss_chunk=20), "sdpa", world_of_one())
+    assert (shorter.graphs, shorter.recompiles, shorter.eager) == (3, 1, 0)
+
+
+def test_rows_that_do_not_divide_compile_once_more_for_any_number():
+    run = replace(run_of("single", "none", "row", "bf16"), global_batch=5)  # micro-batches of 2, 2 and 1 rows
+    found = count(run, "sdpa", world_of_one())
+    assert (found.graphs, found.recompiles, found.breaks, found.eager) == (4, 2, 0, 0)
+
+
+def world_of_one():
+    with world_of(1) as world:
+        return world
+
+
+class Breaking(torch.nn.Linear):
+    """A block that Dynamo compiles anew for each instance."""
+
+    def __init__(self, number):
+        super().__init__(4, 4)
+        self.number = str(number)  # a constant of the graph
+
+    def forward(self, x):
+        """Use the constant."""
+        return super().forward(x) if self.number else x
+
+
+def test_blocks_beyond_the_limit_of_recompiles_are_counted_as_eager():
+    """A test of the tests: what a `functools.partial` on each instance once did to tensor parallelism."""
+    blocks = [Breaking(n) for n in range(1, 13)]
+    with counting_backend() as seen:
+        compilation = compile_blocks(blocks)
+        x = torch.ones(2, 4)
+        for block in blocks:
+            x = block(x)
+        counts = compilation.counts()
+    assert counts["graphs"] == seen["graphs"] == 8 and counts["recompiles"] == 7
+    assert counts["blocks"] == 12 and counts["eager_blocks"] == 4
+
+
+def test_a_graph_break_is_counted():
+    class Printing(torch.nn.Linear):
+        def forward(self, x):
+            x = x + 1
+            torch._dynamo.graph_break()
+            return super().forward(x)
+
+    with counting_backend():
+        compilation = compile_blocks([Printing(4, 4)])
+        compilation.blocks[0](torch.ones(2, 4))
+        counts = compilation.counts()
+    assert counts["graphs"] == 2 and counts["graph_breaks"] > 0  # Dynamo counts frame by frame
+
+
+def gradients(world, run, compiled):
+    """Sum of losses, gradients and counts of a step, of graphs that are made functional and differentiated."""
+    from torch._dynamo.backends.debugging import aot_eager
+
+    with inductor_replaced(aot_eager):
+        trainer = Trainer(replace(run, compile=compiled), run.model, world, "sdpa")
+        batch = batch_of(run, 3)
+        done = trainer.step(batch, torch.tensor(2.0 * batch.useful_tokens), 1e-3, HostTimer())
+        counts = trainer.parallel.compilation.counts() if compiled else {}
+    pieces = {name: piece.tensor.detach().float().numpy() for name, piece in trainer.pieces(resume=False).items()}
+    return done.loss_sum.item(), done.norm.item(), pieces, counts
+
+
+@pytest.mark.parametrize("layout", ["tp", "ddp", "zero3"])
+def test_compiled_ranks_compute_what_eager_ranks_do(layout):
+    """Collectives of tensor parallelism are part of the graphs: between two real ranks."""
+    run = run_of(layout, "selective", "sdpa", "fp32")
+    eager, compiled = (run_ranks(gradients, 2, run, compiled) for compiled in (False, True))
+    for (loss, norm, weights, counts), (right, right_norm, right_weights, _) in zip(compiled, eager, strict=True):
+        assert loss == pytest.approx(right, rel=1e-6) and norm == pytest.approx(right_norm, rel=1e-5)
+        for name, values in right_weights.items():
+            torch.testing.assert_close(torch.from_numpy(weights[name]), torch.from_numpy(values), rtol=1e-4, atol=1e-5)
+        assert counts == {"graphs": 2, "recompiles": 0, "graph_breaks": 0, "blocks": 12, "eager_blocks": 0}
+
+
+def test_the_block_mask_of_a_compiled_function_is_that_of_the_plain_one():
+    ids = torch.tensor([[0] * 100 + [1] * 156, [0] * 30 + [1] * 226])
+    with counting_backend() as seen:
+        compiled = compile_function(build_block_mask, dynamic=False)
+        found = [compiled(ids, True), compiled(ids.flip(1), True)]
+    assert seen["graphs"] == 1
+    for mask, source in zip(found, (ids, ids.flip(1)), strict=True):
+        assert torch.equal(mask.to_dense(), build_block_mask(source, True).to_dense())
+
+
+@pytest.mark.parametrize(("mode", "again"), [("selective", 0), ("block", 1)])
+def test_selective_checkpointing_stores_the_output_of_flex_attention(mode, again, monkeypatch):
+    """Calls in the graph of a block's backward pass, split as Inductor does it."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    calls = []
+
+    def look(graph, inputs):
+        calls.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        return graph
+
+    backend = aot_autograd(fw_compiler=look, bw_compiler=look, partition_fn=min_cut_rematerialization_partition)
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None)
+    run = run_of("single", mode, "flex", "fp32")
+    run = replace(run, model=replace(run.model, layers=1), global_batch=2)
+    with world_of(1) as world, inductor_replaced(backend):
+        trainer = Trainer(run, run.model, world, "flex")
+        trainer.step(batch_of(run, 0), torch.ones(()), 1e-3, HostTimer())
+    backward = [names for names in calls if "flex_attention_backward" in names]
+    assert len(backward) == 1 and backward[0].count("flex_attention") == again
+
+
+@pytest.mark.parametrize("name", ["torch_attn._varlen_attn.default", "aten.mm.default"])
+def test_selective_checkpointing_stores_operations_by_the_names_torch_gives_them(name):
+    from torch.nn.attention import varlen  # noqa: F401 - registers its operation
+
+    namespace, operation, overload = name.split(".")
+    found = getattr(getattr(getattr(torch.ops, namespace), operation), overload)
+    assert str(found) in activation_checkpointing.STORED
