@@ -121,14 +121,25 @@ def test_a_stage_holds_the_passes_that_its_schedule_has_in_flight():
     def passes(rank, **layout):
         held, one = (
             memory(run_of(LayoutSettings(pipeline=4, **layout), global_batch=batch), rank).activations
+            - (batch if rank in (0, 3) else 2 * batch) * message  # activations and gradients, but for the ends
             for batch in (16, 2)  # 8 micro-batches, and one
         )
         return held / one
+
+    message = 4 * 32 * SMALL.dimension  # a row's
 
     assert [passes(rank) for rank in range(4)] == [4, 3, 2, 1]
     assert [passes(rank, schedule="gpipe") for rank in range(4)] == [8] * 4
     assert [passes(rank, schedule="naive") for rank in range(4)] == [1] * 4
     assert all(held >= 4 - rank for rank, held in enumerate(passes(rank, schedule="zero-bubble") for rank in range(4)))
+
+
+def test_messages_of_a_gpus_pipeline_are_the_outputs_of_the_passes_in_flight():
+    run = run_of(LayoutSettings(pipeline=4), global_batch=16, activation_checkpointing="block")
+    output = 4 * 2 * 32 * SMALL.dimension
+    block, ids = output, 2 * 32 * 8  # a recomputed block keeps its input; the first stage has token ids, too
+    assert memory(run, 0, "cuda").activations == 4 * (block + output + ids)
+    assert memory(run, 1, "cuda").activations == 3 * (block + output)
 
 
 def test_gathered_weights_are_held_once_however_many_passes_are_in_flight():

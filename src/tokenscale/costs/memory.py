@@ -51,7 +51,8 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
 
     The optimizer state is AdamW's two moments and its step count (4 bytes per tensor). Activations are the tensors that
     one forward pass on full rows saves for backward, times the passes in flight, plus weights that FSDP gathers and
-    keeps. For a rank with several stages (interleaved) it is the pass of the first stage, as in the probe.
+    keeps, plus the messages that a pipeline holds until they are sent. For a rank with several stages (interleaved) it
+    is the pass of the first stage, as in the probe.
 
     `device` selects the kernels. `cpu`: eager PyTorch, exact to the byte (tests/distributed/test_memory.py). `cuda`,
     not measured so far: excludes RMSNorm's normalised copy, all but one byte per element of dropout, and the scores and
@@ -229,7 +230,23 @@ class _Forward:
         if self.model.positions == "rotary" and self.checkpointing == "none":
             saved += 4 * run.sequence_length * self.model.head_dimension  # cosines and sines
         saved += (self.embedding_bytes() if first else 0) + (self.loss_bytes() if last else 0)
-        return passes * saved + self.gathered_bytes(weights)
+        return passes * saved + self.message_bytes(passes, len(stages)) + self.gathered_bytes(weights)
+
+    def message_bytes(self, passes: int, stages: int) -> int:
+        """Return the bytes of a pipeline's messages. On a GPU the outputs of the passes in flight, which are kept for
+        their backward pass; on a CPU all activations and gradients of the step, since gloo reports no completion.
+        """
+        layout, coordinate, run = self.layout, self.coordinate, self.run
+        if layout.pipeline == 1:
+            return 0
+        first, last = coordinate.pipeline == 0, coordinate.pipeline == layout.pipeline - 1
+        if self.fused:
+            return 0 if last and stages == 1 else passes * self.input_bytes()
+        rows = len(rank_slots(run.global_batch, coordinate.data_rank, layout.data_parallel_size))
+        steps = micro_steps(run.global_batch, layout.data_parallel_size, run.micro_batch)
+        sent = rows + max(0, steps - -(-rows // run.micro_batch))  # a pass without rows computes an ignored one
+        positions = sent * run.sequence_length // layout.tensor
+        return (2 * stages - first - last) * self.stream * positions * self.model.dimension
 
     def gathered_bytes(self, weights: list[Weight]) -> int:
         """Return the bytes of weights that stay gathered between forward and backward, with padding to equal shards."""

@@ -68,6 +68,12 @@ class Probe:
             held = sum(size for place, size in found.items() if place not in own)
             self.bytes["activations_bytes"] = times * held + sum(self._gathered().values())
 
+    def add_messages(self, held: list[Tensor]) -> None:
+        """Add what a pipeline still holds to send it. On a GPU the allocator has counted a pass's output already."""
+        if self._device.type != "cuda" and "activations_bytes" in self.bytes:
+            sizes = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in held}
+            self.bytes["activations_bytes"] += sum(sizes.values())
+
     def _weights(self) -> set[int]:
         """Return the addresses of the parameters' current storages."""
         return {local(weight).untyped_storage()._cdata for weight in self._model.parameters()}

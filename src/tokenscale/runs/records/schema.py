@@ -71,7 +71,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "parameters_bytes": "BIGINT",  # memory: held by this rank; so the three below
         "gradients_bytes": "BIGINT",
         "optimizer_bytes": "BIGINT",
-        "activations_bytes": "BIGINT",  # of the forward passes in flight; null where it was not measured
+        "activations_bytes": "BIGINT",  # of the passes in flight, and messages; null where not measured
         "graphs": "INTEGER",  # compilation: compiled by this rank since its model was built; so the four below
         "recompiles": "INTEGER",  # of the graphs: of code that had one already
         "graph_breaks": "INTEGER",

@@ -109,6 +109,7 @@ class StageP2P:
         target = self.rank + (1 if kind == "F" else -1)
         group = self._groups[kind, not 0 <= target < self.ranks]
         tensor = tensor.contiguous()
+        self._sending = [(work, sent) for work, sent in self._sending if not work.is_completed()]
         self._sending.append((dist.isend(tensor, group=group, group_dst=target % self.ranks), tensor))
 
     def receive(self, kind: str, into: Tensor) -> None:
@@ -116,6 +117,10 @@ class StageP2P:
         source = self.rank - (1 if kind == "F" else -1)
         group = self._groups[kind, not 0 <= source < self.ranks]
         dist.irecv(into, group=group, group_src=source % self.ranks).wait()
+
+    def held(self) -> list[Tensor]:
+        """Return the tensors of messages that are not known to be sent: gloo knows only after waiting."""
+        return [sent for _, sent in self._sending]
 
     def finish(self) -> None:
         """Wait until all messages are sent."""
@@ -266,6 +271,8 @@ class Pipeline:
             uses[k] -= 1
             if not uses[k]:
                 del micro_batches[k]
+        if probe is not None:
+            probe.add_messages(self.messages.held())
         self.messages.finish()
         loss_sum = self.broadcast_from_last(loss_sum)
         timer.lap("bubble")
