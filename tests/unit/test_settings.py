@@ -183,3 +183,27 @@ def test_ranks_of_a_tensor_group_are_neighbours_and_stages_lie_furthest_apart():
     )
     assert layout.node_problem(4) is None and layout.node_problem(2) is None
     assert "tensor 2 fits" in LayoutSettings(tensor=4).node_problem(2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "nearest"),
+    [
+        ({"attention": "flash", "device": "cpu", "precision": "bf16"}, "attention", "use sdpa"),
+        ({"float8": True, "device": "cpu"}, "float8", "use device auto"),
+        ({"attention": "flash"}, "attention", "use sdpa, or precision bf16"),
+        ({"attention": "varlen", "document_mask": True}, "attention", "use flex, or precision bf16"),
+        (
+            {"attention": "flex", "document_mask": True, "model": ModelSettings(dropout=0.1)},
+            "attention",
+            "use sdpa, or model.dropout 0",
+        ),
+        (
+            {"float8": True, "model": ModelSettings(dimension=72, heads=4, key_value_heads=4)},
+            "model.dimension",
+            "64 and 80 are multiples of 16",
+        ),
+    ],
+)
+def test_kernels_and_number_formats_that_no_machine_combines_are_refused_with_what_works(changes, key, nearest):
+    ((found, text),) = run(**changes).problems()
+    assert found == key and text.endswith(nearest)

@@ -338,6 +338,7 @@ class RunSettings:
             found.append(
                 ("attention", f"{self.attention} is used only with document_mask: set it, or remove attention")
             )
+        found += self._kernel_problems()
         if self.objective != "masked" and self.masking != MaskingSettings():
             found.append(("masking", f"objective {self.objective} does not mask tokens"))
         if not reads_parquet(self.approach) and self.storage != StorageSettings():
@@ -346,6 +347,26 @@ class RunSettings:
             found.append(("packing", f"approach {self.approach} does not pack documents"))
         if self.storage.codec != "zstd" and self.storage.codec_level != 3:
             found.append(("storage.codec_level", f"codec {self.storage.codec} has no level"))
+        return found
+
+    def _kernel_problems(self) -> list[tuple[str, str]]:
+        """Kernels and number formats that no machine can combine."""
+        found, kernel = [], self.attention
+        if self.device == "cpu":
+            if kernel not in ("auto", "sdpa"):
+                found.append(("attention", f"{kernel} needs a GPU, and device is cpu: use sdpa"))
+            if self.float8:
+                found.append(("float8", "needs a GPU, and device is cpu: remove float8, or use device auto"))
+        if kernel in ("varlen", "flash") and self.precision == "fp32":
+            works = "flex" if self.document_mask and not self.model.dropout else "sdpa"
+            found.append(("attention", f"{kernel} computes in 16 bits only: use {works}, or precision bf16"))
+        if kernel in ("flex", "varlen") and self.model.dropout:
+            found.append(("attention", f"{kernel} has no dropout: use sdpa, or model.dropout 0"))
+        if self.float8 and self.model.dimension % 16:
+            below = self.model.dimension // 16 * 16
+            fitting = " and ".join(str(width) for width in (below, below + 16) if width)
+            text = f"no product with a width of {self.model.dimension} can be float8: {fitting} are multiples of 16"
+            found.append(("model.dimension", text))
         return found
 
     def _mixture_problems(self) -> list[tuple[str, str]]:
