@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import tokenscale
 from tests.corpora import Lab, make_run
 from tests.distributed.ranks import run_ranks
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json, write_json
+from tokenscale.base.files import read_json, sha256_file, write_json
 from tokenscale.data.order.digest import MODULUS
 from tokenscale.data.tokenizers.load import load_tokenizer as load_tokenizer
 from tokenscale.runs.records.provenance import read_sealed
@@ -188,6 +189,33 @@ def test_a_checkpoint_of_other_data_or_code_is_refused_by_name(lab, tmp_path, th
         return
     with pytest.raises(UserError, match=f"other code or data.*\n.*\n +differs +{differs}"):
         checkpoints.named(str(state))
+
+
+@pytest.mark.parametrize("left", ["step=00000003", None])
+def test_a_folder_of_older_states_is_noticed(lab, tmp_path, capsys, left):
+    """The newest state is in no log yet where it was written beside the training, which then was killed."""
+    run = run_of(checkpoints=CheckpointSettings(every=3, keep_last=3))
+    interrupted(run, lab.inputs(run), tmp_path, at=11)
+    states = Checkpoints(run, tmp_path, World(0, 1, 0, torch.device("cpu")), {}, None)
+    capsys.readouterr()
+    assert states.newest().record["step"] == 9 and capsys.readouterr().out == ""
+    for state in list((tmp_path / "checkpoints").iterdir()):
+        if state.name != left:
+            shutil.rmtree(state)
+    found = states.newest()
+    assert (found.record["step"] == 3) if left else found is None
+    told = capsys.readouterr().out
+    assert "the newest resume state of this run is missing" in told and "step=00000006  (events.jsonl)" in told
+    assert ("goes on from step=00000003" if left else "begins anew") in told
+
+
+def test_source_files_that_are_edited_during_a_run_are_sealed_into_its_record(lab, tmp_path):
+    run = run_of()
+    source = Path(tokenscale.__file__).parent / "train/loop.py"
+    code = {"train/loop.py": sha256_file(source), "train/gone.py": "0" * 64, "train/record.py": "1" * 64}
+    write_json(tmp_path / "attempt=00/attempt.json", {"digest": "a", "code": code})
+    start(run, lab.inputs(run), tmp_path)
+    assert read_sealed(tmp_path / "run.json")["outcome"]["code_changed"] == ["train/gone.py", "train/record.py"]
 
 
 def test_states_of_other_code_are_not_resumed(lab, tmp_path):

@@ -20,6 +20,7 @@ from tokenscale.data.corpus import read, sample, url
 from tokenscale.data.corpus.build import build
 from tokenscale.data.corpus.download import fetch_corpus
 from tokenscale.data.corpus.raw_text import RawText
+from tokenscale.data.corpus.read import has_documents, read_texts
 from tokenscale.settings.data import CorpusSettings, SourceSettings
 
 
@@ -214,3 +215,19 @@ def test_a_server_that_leads_to_another_scheme_is_refused_at_once(tmp_path, monk
         with pytest.raises(UserError) as error:
             fetch_corpus(settings, tmp_path / "d")
     assert f"{web.address}/a.txt" in str(error.value) and not (tmp_path / "d/manifest.json").exists()
+
+
+def test_no_damaged_byte_of_a_footer_gives_fewer_documents(tmp_path):
+    texts = [f"text {number} " * (number % 5 + 1) for number in range(300)]
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": texts}), path, row_group_size=100)
+    data, source = path.read_bytes(), SourceSettings(kind="files", files=(str(path),))
+    footer, refused = int.from_bytes(data[-8:-4], "little") + 8, 0
+    for place in range(len(data) - footer, len(data)):
+        for value in {0, data[place] ^ 64} - {data[place]}:
+            path.write_bytes(data[:place] + bytes([value]) + data[place + 1 :])
+            try:
+                assert has_documents(path, source) and list(read_texts(path, source)) == texts, (place, value)
+            except UserError:
+                refused += 1
+    assert refused > footer // 2

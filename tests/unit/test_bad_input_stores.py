@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.corpora import HOSTILE, Lab, texts_around
 from tests.harm import edited, harmed
@@ -34,6 +35,7 @@ from tokenscale.train.checkpoint import (
     read_model,
     write_rank,
 )
+from tokenscale.train.checkpoint_models import check_weights
 
 T = 16
 STORES = [
@@ -128,6 +130,68 @@ def test_damaged_checkpoints_never_give_other_weights(checkpoint, tmp_path):
 
 
 # --- what a hand has made, with hashes that fit
+
+
+def hashed_anew(checkpoint, folder, name, change):
+    """A copy of a checkpoint with a changed index of a rank, or changed tensors, and hashes that fit."""
+    shutil.copytree(checkpoint, folder)
+    path = folder / f"rank=00000.{name}"
+    if name == "json":
+        value = read_json(path)
+        change(value["index"])
+        write_json(path, value)
+    else:
+        tensors = load_file(path)
+        change(tensors)
+        save_file(tensors, path)
+        index = path.with_suffix(".json")
+        write_json(index, read_json(index) | _fingerprint(path))
+    record = read_json(folder / "checkpoint.json")
+    record["ranks"]["rank=00000.json"] = _fingerprint(folder / "rank=00000.json")
+    write_json(folder / "checkpoint.json", record)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name, change, told",
+    [
+        ("json", lambda index: index["model.a"].update(offsets=[1, 0]), "do not make up the tensor once"),
+        ("json", lambda index: index["model.a"].update(offsets=[9, 0]), "its index says"),
+        ("json", lambda index: index["model.b0"].update(whole=[6]), "do not make up the tensor once"),
+        ("json", lambda index: index["model.b0"].update(whole=[5, 1], offsets=[0, 0]), "its index says"),
+        ("json", lambda index: index["model.b0"].update(dtype="int64"), "its index says int64"),
+        ("json", lambda index: index.update({"model.c": index.pop("model.b0")}), "differ in model.b0"),
+        ("safetensors", lambda tensors: tensors.pop("model.b0"), "differ in model.b0"),
+        ("safetensors", lambda tensors: tensors.update({"model.b0": torch.zeros(4)}), "do not make up the tensor once"),
+        ("safetensors", lambda tensors: tensors.update({"model.b0": torch.zeros(5, 2)}), "its index says"),
+        ("safetensors", lambda tensors: tensors.update({"model.b0": torch.zeros(5).half()}), "float16"),
+    ],
+)
+def test_an_index_and_tensors_that_contradict_each_other_are_one_message(checkpoint, tmp_path, name, change, told):
+    folder = hashed_anew(checkpoint, tmp_path / "step=00000001", name, change)
+    with pytest.raises(UserError) as error:
+        Checkpoint(folder)
+    assert told in str(error.value) and "  next" in str(error.value)
+
+
+def test_weights_that_are_not_finite_are_refused(checkpoint, tmp_path):
+    def spoil(tensors):
+        tensors["model.b0"][2] = float("nan")
+
+    folder = hashed_anew(checkpoint, tmp_path / "step=00000001", "safetensors", spoil)
+    with pytest.raises(UserError, match="not finite") as error:
+        read_model(folder)
+    assert error.value.facts["tensor"] == "b0" and error.value.facts["found"].startswith("1 of 5")
+
+
+def test_weights_of_another_model_than_the_record_s_are_one_message(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    check_weights(tmp_path, model, weights)
+    for other, told in (({"weight": weights["weight"]}, "no such tensor"), ({**weights, "bias": torch.zeros(3)}, "3")):
+        with pytest.raises(UserError, match="not those of the model") as error:
+            check_weights(tmp_path, model, other)
+        assert told in error.value.facts["found"] and error.value.facts["tensor"] == "bias"
 
 
 def test_a_record_of_a_checkpoint_that_is_edited_and_hashed_anew_is_refused_or_read(checkpoint, tmp_path):

@@ -259,6 +259,42 @@ def test_another_world_size_than_asked_is_invalid(tmp_path):
     assert "ranks observed world size 4, asked was 1" in row["reasons"]
 
 
+IMPOSSIBLE = {
+    "schema 9": {"schema": 9},
+    "number_format 'fp13'": {"number_format": "fp13"},
+    "hardware.device ''": {"hardware": logs.HARDWARE | {"device": ""}},
+    "hardware.device_kind 'abacus'": {"hardware": logs.HARDWARE | {"device_kind": "abacus"}},
+    "hardware.cores 1000000000": {"hardware": logs.HARDWARE | {"cores": 10**9}},
+    "hardware.memory_bytes 1": {"hardware": logs.HARDWARE | {"memory_bytes": 1}},
+    "hardware.nodes []": {"hardware": logs.HARDWARE | {"nodes": []}},
+    "hardware.world_size 7": {"hardware": logs.HARDWARE | {"world_size": 7}},
+    "git.commit 'zzz'": {"git": {"commit": "zzz", "dirty": False}},
+    "digest 'x'": {"digest": "x"},
+    "launch.share -1": {"launch": {"share": -1}},
+    "must not decrease": {"flops_per_token": {"full": 5e6, "causal": 4e6, "hardware": 1e3}},
+    "attempt 5, the last": {"attempt": 5},
+    "outcome.steps 999": {"outcome": {"steps": 999}},
+    "begins_at 0, and": {"outcome": {"begins_at": 0, "begins_at_useful_tokens": 10**9}},
+    "outcome.energy_j 1e+14": {"outcome": {"energy_j": 1e14}},
+    "outcome.stopped_at": {"outcome": {"stopped_at": {"step": 3}}},
+    "steps.jsonl (not sealed)": {"outcome": {"logs": {}}},
+    "were edited while it trained: train/loop.py": {"outcome": {"code_changed": ["train/loop.py"]}},
+}
+
+
+def test_a_record_that_was_sealed_anew_with_impossible_fields_is_not_valid(tmp_path):
+    runs = [logs.settings(repeat=repeat) for repeat in range(len(IMPOSSIBLE))]
+    for run, fields in zip(runs, IMPOSSIBLE.values(), strict=True):
+        folder = logs.write_run(tmp_path / "runs", run)
+        record = read_json(folder / "run.json")
+        outcome = record["outcome"] | fields.get("outcome", {})
+        logs.provenance.seal_record(folder, record | {k: v for k, v in fields.items() if k != "outcome"}, outcome)
+    found = {row["repeat"]: row for row in rows(tables_of(tmp_path, runs), "runs")}
+    for repeat, told in enumerate(IMPOSSIBLE):
+        assert told in found[repeat]["reasons"], found[repeat]["reasons"]
+        assert found[repeat]["validity"] == ("suspect" if "edited" in told else "invalid")
+
+
 def test_a_record_or_a_log_that_was_edited_later_is_found(tmp_path):
     one, two = logs.settings(), logs.settings(repeat=1)
     folder = logs.write_run(tmp_path / "runs", one)

@@ -49,9 +49,14 @@ class RunLog:
         return [attempt for attempt in self.all if not attempt.superseded]
 
     def changed(self, record: Row) -> list[str]:
-        """Log files that are not those whose hashes were sealed into run.json."""
-        sealed = (record.get("outcome") or {}).get("logs") or {}
-        return sorted(name for name, sha256 in sealed.items() if self.hashes.get(name) != sha256)
+        """Log files that are not those whose hashes were sealed into run.json, and those that it does not name."""
+        sealed = (record.get("outcome") or {}).get("logs")
+        if not isinstance(sealed, dict):
+            return []
+        found = [name for name, sha256 in sealed.items() if self.hashes.get(name) != sha256]
+        if not record.get("external"):  # its ranks seal their own
+            found += [f"{name} (not sealed)" for name in self.hashes.keys() - sealed.keys() if "superseded" not in name]
+        return sorted(found)
 
     def copies(self) -> list[str]:
         """Return which logs of steps are the same file as another one, or repeat its timings, in words."""

@@ -97,12 +97,14 @@ def check(
         invalid += [] if diverged else _whole(run, steps)
         invalid += _tokens(run, steps)
         invalid += _too_good(run, steps)
-        invalid += log_values.find_record_faults(record or {}, run["run_id"])
+        invalid += log_values.find_record_faults(record or {}, run, raw)
         invalid += log_values.find_faults(run, raw, steps, events, spans)
         suspect += log_values.find_doubts(run, steps, events, record or {})
     invalid += _world(run, events)
     invalid += copies
     suspect += doubts
+    if changed_code := ((record or {}).get("outcome") or {}).get("code_changed"):
+        suspect.append(f"source files were edited while it trained: {', '.join(map(str, changed_code))}")
     suspect += _monotone(raw)
     suspect += _apart(raw, events)
     suspect += _event_order(run, events)

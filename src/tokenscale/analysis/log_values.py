@@ -366,44 +366,99 @@ def _find_clock_differences(run: Row, events: list[Row], record: Row) -> list[st
     return found
 
 
-def find_record_faults(record: Row, run_id: str) -> list[str]:
-    """Return impossible fields of run.json, such as a world size of 0, steps below 0, or the id of another run."""
+def find_record_faults(record: Row, run: Row, raw: "Steps") -> list[str]:
+    """Return impossible fields of run.json, such as a world size of 0, steps below 0, or the id of another run.
+
+    `run` is the row of the table `runs`, `raw` are the step rows of all merged attempts.
+    """
     found = []
-    if record.get("run_id", run_id) != run_id:
+    if record.get("run_id", run["run_id"]) != run["run_id"]:
         found.append(f"run.json is of the run {record['run_id']}")
-    for path, least in RECORD_FIELDS.items():
-        value: Any = record
-        for key in path.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
+    for path, (least, most) in RECORD_FIELDS.items():
+        value = _field(record, path)
         if value is None:
             continue
         number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if not number or value < least or (path not in RECORD_FRACTIONS and value != int(value)):
+        if not number or not least <= value <= most or (path not in RECORD_FRACTIONS and value != int(value)):
             found.append(f"run.json has {path} {value!r}")
+    for path, expected in RECORD_WORDS.items():
+        value = _field(record, path)
+        if value is not None and not (isinstance(value, str) and re.fullmatch(expected, value)):
+            found.append(f"run.json has {path} {value!r}")
+    return found or _find_contradictions(record, run, raw)
+
+
+def _find_contradictions(record: Row, run: Row, raw: "Steps") -> list[str]:
+    """Return what run.json says against itself or against its logs."""
+    if run.get("external"):
+        return []
+    found = []
+    world, nodes = _field(record, "hardware.world_size"), _field(record, "hardware.nodes")
+    if world is not None and world != run.get("world_size"):
+        found.append(f"run.json has hardware.world_size {world}, its settings {run.get('world_size')}")
+    if nodes is not None and not (isinstance(nodes, list) and 1 <= len(nodes) <= (run.get("world_size") or 1)):
+        found.append(f"run.json has hardware.nodes {nodes!r}")
+    flops = [_field(record, f"flops_per_token.{name}") for name in ("causal", "full", "hardware")]
+    if None not in flops and flops != sorted(flops):
+        found.append(f"run.json has flops_per_token causal, full, hardware {flops}, which must not decrease")
+    if len(raw):
+        attempt, last = record.get("attempt"), int(raw["attempt"].max())
+        if attempt is not None and attempt != last:
+            found.append(f"run.json is of attempt {attempt}, the last one that logged steps is {last}")
+        steps, taken = _field(record, "outcome.steps"), int(raw["step"].max()) + 1
+        if run["status"] == "complete" and steps is not None and steps != taken:
+            found.append(f"run.json has outcome.steps {steps}, the logs end with step {taken - 1}")
+        energy, elapsed = _field(record, "outcome.energy_j"), float(np.nansum(raw["step_s"]))
+        if energy is not None and elapsed > 0 and energy > DEVICE_WATTS * (10 * elapsed + 3600):
+            found.append(f"run.json has outcome.energy_j {energy:.4g} for {elapsed:.4g} s of steps of all ranks")
+    if run["status"] == "complete" and _field(record, "outcome.stopped_at") is not None:
+        found.append("run.json has the status complete, and outcome.stopped_at")
+    begins = _field(record, "outcome.begins_at"), _field(record, "outcome.begins_at_useful_tokens")
+    if begins[0] == 0 and begins[1]:
+        found.append(f"run.json has outcome.begins_at 0, and outcome.begins_at_useful_tokens {begins[1]}")
     return found
 
 
-#: field of run.json → its least value
+def _field(record: Row, path: str) -> Any:
+    value: Any = record
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+#: field of run.json → its least and its largest value
 RECORD_FIELDS = {
-    "attempt": 0,
-    "parameters": 1,
-    "budget_steps": 1,
-    "micro_steps": 1,
-    "started_unix_s": 1e9,
-    "flops_per_token.full": 1,
-    "flops_per_token.causal": 1,
-    "flops_per_token.hardware": 1,
-    "hardware.cores": 1,
-    "hardware.threads_per_rank": 1,
-    "hardware.world_size": 1,
-    "hardware.memory_bytes": 1,
-    "hardware.load_average_1min": 0,
-    "outcome.steps": 0,
-    "outcome.begins_at": 0,
-    "outcome.begins_at_useful_tokens": 0,
-    "outcome.ended_unix_s": 1e9,
-    "outcome.energy_j": 0,
+    "schema": (1, 1),
+    "attempt": (0, 1e6),
+    "parameters": (1, 1e15),
+    "budget_steps": (1, 1e12),
+    "micro_steps": (1, 1e9),
+    "started_unix_s": (1e9, 1e11),
+    "flops_per_token.full": (1, 1e17),
+    "flops_per_token.causal": (1, 1e17),
+    "flops_per_token.hardware": (1, 1e17),
+    "hardware.cores": (1, 1 << 16),
+    "hardware.threads_per_rank": (1, 1 << 16),
+    "hardware.world_size": (1, 1e7),
+    "hardware.memory_bytes": (1 << 26, 1 << 60),
+    "hardware.load_average_1min": (0, 1e7),
+    "launch.share": (1, 1e4),
+    "outcome.steps": (0, 1e12),
+    "outcome.begins_at": (0, 1e12),
+    "outcome.begins_at_useful_tokens": (0, 1e18),
+    "outcome.ended_unix_s": (1e9, 1e11),
+    "outcome.energy_j": (0, 1e15),
 }
+#: field of run.json → pattern of its text
+RECORD_WORDS = {
+    "number_format": "fp32|bf16|fp16|fp8",
+    "hardware.device": r"\S.*",
+    "hardware.device_kind": "cpu|cuda|mps|xpu|tpu",
+    "git.commit": "[0-9a-f]{40}|[0-9a-f]{64}",
+    "digest": "[0-9a-f]{64}",
+}
+#: more than any device takes, the rest of its node included
+DEVICE_WATTS = 20_000
 #: those that need not be whole numbers
 RECORD_FRACTIONS = {
     *("started_unix_s", "outcome.ended_unix_s", "outcome.energy_j", "hardware.load_average_1min"),

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -18,6 +19,8 @@ from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import MODELS, OBJECTIVES
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.checkpoint import PARTIAL, RECORD, read_model
+from tokenscale.train.checkpoint_models import check_weights
+from tokenscale.train.models.build import build
 from tokenscale.train.models.convert_hf import to_hf
 
 
@@ -56,6 +59,8 @@ def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, log: C
             next="train with `model.transformers: distilbert` or `bert` to export a masked model",
         )
     run = RunSettings.from_json(json.dumps(record["run"]))
+    with torch.device("meta"):
+        check_weights(checkpoint, build(shape, run.sequence_length, objective=run.objective, kernel="sdpa"), weights)
     folder = _find_tokenizer(checkpoint, tokenizer, shape.vocabulary_size)
     partial = output.with_name(output.name + PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)

@@ -12,7 +12,9 @@ import hashlib
 import math
 import shutil
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,12 @@ RECORD = "checkpoint.json"
 PARTIAL = ".partial"
 NEXT = "take an older checkpoint, or train again"
 NUMBER = (int, float)
+#: types as safetensors names them → as torch does
+DTYPES = {
+    **{"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool", "U8": "uint8"},
+    **{"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8"},
+    **{"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"},
+}
 #: what records hold that are read: of a checkpoint, of a resume state, of a rank, of a rank's resume state
 WEIGHTS = {"ranks": dict, "run_id": str, "run": dict, "model": dict, "step": int}
 RESUME = WEIGHTS | {
@@ -143,6 +151,8 @@ class Checkpoint:
         self.ranks: list[dict[str, Any]] = []
         self._parts: dict[str, list[tuple[str, list[int]]]] = {}
         self.shapes: dict[str, list[int]] = {}
+        #: offsets and shapes of the pieces of each tensor
+        self._sizes: defaultdict[str, list[tuple[list[int], list[int]]]] = defaultdict(list)
         with report_malformed(self.folder / RECORD, "checkpoint's record", NEXT):
             known = {"begins_at_useful_tokens": 0} | self.record  # states of earlier code lack it
             check_types(known, RESUME if self.record["kind"] == "resume" else WEIGHTS)
@@ -151,6 +161,8 @@ class Checkpoint:
         for name in self.record["ranks"]:
             with report_malformed(self.folder / name, "checkpoint's record of a rank", NEXT):
                 self._add(self._json(name), verify)
+        with report_malformed(self.folder / RECORD, "checkpoint", NEXT):
+            self._check_pieces()
 
     def _add(self, rank: dict[str, Any], verify: bool) -> None:
         """Add the index of one rank's file."""
@@ -168,6 +180,35 @@ class Checkpoint:
             if self.shapes.setdefault(key, whole) != whole:
                 raise ValueError(f"{key} is {whole} and {self.shapes[key]}")
             self._parts.setdefault(key, []).append((rank["file"], offsets))
+        self._compare_header(rank["file"], rank["index"])
+
+    def _compare_header(self, file: str, index: dict[str, Any]) -> None:
+        """Compare the index with the header of its file of tensors: names, types and places."""
+        try:
+            with safe_open(str(self.folder / file), framework="pt") as tensors:
+                slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
+                found = {name: (part.get_shape(), part.get_dtype()) for name, part in slices.items()}
+        except (SafetensorError, OSError, ValueError) as error:
+            raise self._error("a file of the checkpoint cannot be read.", file=file, reason=error) from None
+        if found.keys() != index.keys():
+            raise ValueError(f"{file} and its index differ in {sorted(found.keys() ^ index.keys())[0]}")
+        for name, (shape, dtype) in found.items():
+            offsets, whole = index[name]["offsets"], index[name]["whole"]
+            inside = len(shape) == len(whole) and all(o + n <= w for o, n, w in zip(offsets, shape, whole, strict=True))
+            if not inside or DTYPES.get(dtype) != index[name]["dtype"]:
+                stated = f"{index[name]['dtype']} at {offsets} of {whole}"
+                raise ValueError(f"{name} is {DTYPES.get(dtype, dtype)} of shape {shape}, its index says {stated}")
+            self._sizes[name].append((offsets, shape))
+
+    def _check_pieces(self) -> None:
+        """Raise ValueError where the pieces of a tensor overlap or leave a gap."""
+        for name, pieces in self._sizes.items():
+            if sum(math.prod(shape) for _, shape in pieces) != math.prod(self.shapes[name]) or any(
+                all(o < p + m and p < o + n for o, n, p, m in zip(*a, *b, strict=True))
+                for a, b in combinations(pieces, 2)
+                if math.prod(a[1]) and math.prod(b[1])
+            ):
+                raise ValueError(f"the pieces of {name} do not make up the tensor once")
 
     def names(self, prefix: str = "") -> list[str]:
         """Return the names of tensors that begin with `prefix`, without it."""
@@ -227,7 +268,17 @@ def read_model(folder: str | Path) -> tuple[ModelSettings, dict[str, Tensor]]:
     checkpoint = Checkpoint(folder)
     with report_malformed(checkpoint.folder / RECORD, "checkpoint's record", NEXT):
         shape = from_dict(ModelSettings, checkpoint.record["model"])
-    return shape, {name: checkpoint.tensor("model." + name) for name in checkpoint.names("model.")}
+    weights = {name: checkpoint.tensor("model." + name) for name in checkpoint.names("model.")}
+    for name, weight in weights.items():
+        if not torch.isfinite(weight).all():
+            raise UserError(
+                "the weights of the checkpoint are not finite.",
+                checkpoint=folder,
+                tensor=name,
+                found=f"{int((~torch.isfinite(weight)).sum()):,} of {weight.numel():,} values are NaN or infinite",
+                next="take an earlier checkpoint, or train again with a lower learning rate",
+            )
+    return shape, weights
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, report_malformed
@@ -15,7 +15,7 @@ from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.settings.run import RunSettings
-from tokenscale.train.checkpoint import RECORD, read_model
+from tokenscale.train.checkpoint import NEXT, RECORD, read_model
 from tokenscale.train.models.attention import choose_kernel
 from tokenscale.train.models.build import build
 from tokenscale.train.models.convert_hf import from_hf
@@ -97,6 +97,7 @@ def open_checkpoint(
     )
     positions = max(run.sequence_length, sequence_length)
     model = build(shape, positions, objective=run.objective, kernel="sdpa" if shape.transformers else kernel)
+    check_weights(folder, model, weights)
     for name, weight in model.named_parameters():
         weight.data = weights[name]
     return CheckpointModel(folder, model.to(where).eval(), run, record, tokenizer or held, where, positions)
@@ -137,3 +138,19 @@ def read_published(folder: Path) -> tuple[ModelSettings, dict[str, Tensor], dict
     if not half:
         weights = {name: weight.float() for name, weight in weights.items()}
     return shape, weights, {"run_id": shape.name, "step": None}, run
+
+
+def check_weights(folder: Path, model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Raise UserError unless the weights of a checkpoint are those of the model that its record describes."""
+    expected = {name: list(weight.shape) for name, weight in model.named_parameters()}
+    found = {name: list(weight.shape) for name, weight in weights.items()}
+    for name in [*expected, *found]:
+        if expected.get(name) != found.get(name):
+            raise UserError(
+                "the weights of the checkpoint are not those of the model that its record describes.",
+                checkpoint=folder,
+                tensor=name,
+                expected=f"shape {expected[name]}" if name in expected else "no such tensor",
+                found=f"shape {found[name]}" if name in found else "no such tensor",
+                next=NEXT,
+            )

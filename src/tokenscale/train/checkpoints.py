@@ -3,6 +3,7 @@
 `results/runs/<run id>/checkpoints/`: `step=00000100` are resume states, `final` and `best` hold weights alone.
 """
 
+import re
 import shutil
 import threading
 import time
@@ -21,6 +22,8 @@ from tokenscale.settings.run import RunSettings
 from tokenscale.train.checkpoint import PARTIAL, RECORD, Checkpoint, State, commit, partial_of, write_rank
 from tokenscale.train.parallel.world import World
 
+#: name of a resume state in the event of its writing
+_STATE = re.compile(r'"status":"(step=\d{8})"')
 FOLDER, DAMAGED = "checkpoints", ".damaged"
 
 
@@ -51,7 +54,9 @@ class Checkpoints:
         return chosen or Checkpoint(self.folder / f"step={step:08d}", verify=False)
 
     def _chosen(self) -> Checkpoint | None:
-        for folder in reversed(self._states()):
+        newest = self._states()
+        self._report_missing_state(newest[-1] if newest else None)
+        for folder in reversed(newest):
             try:
                 found = Checkpoint(folder)
             except UserError as error:
@@ -63,6 +68,24 @@ class Checkpoints:
             if found.record.get("digest") == self._record.get("digest"):
                 return found
         return None
+
+    def _report_missing_state(self, newest: Path | None) -> None:
+        """Say that the logs tell of a newer resume state than there is: the folder was replaced, or files are lost."""
+        written = ""
+        for path in self.folder.parent.glob("attempt=*/rank=00000/events.jsonl"):
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                if '"checkpoint"' in line and (found := _STATE.search(line)):
+                    written = max(written, found[1])
+        if written and (newest is None or newest.name < written):
+            notice = UserError(
+                "the newest resume state of this run is missing.",
+                folder=self.folder,
+                expected=f"{written}  (events.jsonl)",
+                found=newest.name if newest else "none",
+                so=f"the run goes on from {newest.name}" if newest else "the run begins anew",
+                next="if the folder was replaced, stop this run, put the states back, and start it again",
+            )
+            print(notice.render(), flush=True)
 
     def named(self, where: str) -> Checkpoint:
         """Return the resume state that `resume_from` names. Raises UserError where it does not fit this run."""

@@ -433,6 +433,13 @@ class Training:
             outcome |= {"energy_j": energy}  # null: not measured
             if stopped is not None:
                 outcome["stopped_at"] = stopped
+            if changed := record.changed_code(self.running):
+                outcome["code_changed"] = changed
+                self.progress.log(
+                    f"source files were edited while this run trained: {', '.join(changed)}\n"
+                    f"  so      it may have trained with either content; run.json says so\n"
+                    f"  next    rm -r {self.directory}, and train it again"
+                )
             provenance.seal_record(self.directory, self.running, outcome | {"logs": record.log_hashes(self.directory)})
             if stopped is None:
                 self.checkpoints.forget()

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+import tokenscale
 from tokenscale.base.files import read_json, sha256_file
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token
 from tokenscale.runs.records import provenance
@@ -64,6 +65,15 @@ def log_hashes(directory: Path) -> dict[str, str]:
     """Return the hashes of the logs of all attempts: a resumed run's series is theirs together."""
     files = sorted(directory.glob("attempt=*/rank=*/*.jsonl"))
     return {str(f.relative_to(directory)): sha256_file(f) for f in files}
+
+
+def changed_code(record: dict[str, Any]) -> list[str]:
+    """Return the source files whose content is no longer the one that the launcher recorded for this run."""
+    package = Path(tokenscale.__file__).parent
+    files = {name: package / name for name in record.get("code", {})}
+    return sorted(
+        name for name, path in files.items() if not path.is_file() or sha256_file(path) != record["code"][name]
+    )
 
 
 def device_name(device: torch.device) -> str:

@@ -114,7 +114,8 @@ def _open_parquet(path: Path, columns: dict[str, str]) -> pq.ParquetFile:
     """Open a Parquet file. Raises UserError unless each of `columns` (option → name) occurs once and holds text."""
     try:
         file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)  # pre-buffering keeps read bytes
-    except (pa.ArrowInvalid, OSError) as error:
+        _ = file.schema_arrow.names  # raises for a name that is not UTF-8
+    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
         raise UserError(
             "a source file is not readable Parquet.",
             file=path,
@@ -122,6 +123,8 @@ def _open_parquet(path: Path, columns: dict[str, str]) -> pq.ParquetFile:
             begins=repr(path.open("rb").read(24)),
             next="replace it, or set `format` of the source",
         ) from None
+    groups = range(file.metadata.num_row_groups)
+    _check_rows(file, path, sum(file.metadata.row_group(number).num_rows for number in groups))
     for option, column in columns.items():
         if file.schema_arrow.names.count(column) > 1:
             raise UserError(
@@ -147,6 +150,18 @@ def _open_parquet(path: Path, columns: dict[str, str]) -> pq.ParquetFile:
     return file
 
 
+def _check_rows(file: pq.ParquetFile, path: Path, rows: int) -> None:
+    """Raise UserError unless the footer counts `rows`: a damaged count would be read as fewer documents, or none."""
+    if file.metadata.num_rows != rows:
+        raise UserError(
+            "the footer of a source file contradicts its content.",
+            file=path,
+            found=f"{rows:,} rows",
+            expected=f"{file.metadata.num_rows:,} rows, as its footer counts",
+            next="replace it",
+        )
+
+
 def _read_parquet(path: Path, columns: dict[str, str]) -> Iterator[tuple[str | None, ...]]:
     file = _open_parquet(path, columns)
     names, row = list(columns.values()), 0
@@ -154,6 +169,7 @@ def _read_parquet(path: Path, columns: dict[str, str]) -> Iterator[tuple[str | N
         for batch in file.iter_batches(batch_size=_choose_batch_rows(file), columns=names, use_threads=False):
             yield from zip(*(_decode_texts(get_column(batch, name), row, path) for name in names), strict=True)
             row += len(batch)
+        _check_rows(file, path, row)
     except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
         raise UserError(
             "a source file breaks off or is damaged.",
