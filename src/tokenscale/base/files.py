@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import stat
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +21,10 @@ try:  # without the package a trainer cannot write stores, and checks whole file
 except ImportError:
     xxh3_64_intdigest = xxh3_128 = None  # type: ignore[assignment,misc]
 
+#: rights that new files do not get; can only be read by setting it
+UMASK = os.umask(0o077)
+os.umask(UMASK)
+
 
 @contextmanager
 def atomic(path: str | Path) -> Iterator[Path]:
@@ -33,6 +38,8 @@ def atomic(path: str | Path) -> Iterator[Path]:
     temporary = temporary_path(path)
     try:
         yield temporary
+        if stat.S_IMODE(temporary.stat().st_mode) == 0o600:  # safetensors' files are their owner's alone
+            temporary.chmod(0o666 & ~UMASK)
         sync(temporary)
         os.replace(temporary, path)
         sync(path.parent)

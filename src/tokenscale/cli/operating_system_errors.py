@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 from tokenscale.base.errors import UserError
 
@@ -23,6 +24,12 @@ def translate_error(error: Exception) -> UserError | None:
         number = next((n for n in (*FULL, *LOCKED) if os.strerror(n) in str(error)), None)
     path = getattr(error, "filename", None)
     facts = {"path": path, "reason": str(error).splitlines()[0] if str(error) else os.strerror(number or 0)}
+    if number in FULL and _lacks_inodes(path):
+        return UserError(
+            "the file system can hold no more files.",
+            **facts,
+            next="delete files (`df -i .` counts them), then repeat the command: finished parts are kept",
+        )
     if number in FULL:
         return UserError(
             "the disk is full.",
@@ -35,6 +42,13 @@ def translate_error(error: Exception) -> UserError | None:
     if number in MISPLACED and path is not None:
         return UserError("this path cannot be used.", **facts, next="name another file or folder")
     return _translate_memory_error(error)
+
+
+def _lacks_inodes(path: str | None) -> bool:
+    """Whether the file system of a path, or of the working folder, has room for bytes but for no further file."""
+    folder = Path(path or ".").absolute()
+    found = os.statvfs(next(parent for parent in (folder, *folder.parents) if parent.exists()))
+    return found.f_files > 0 and found.f_favail == 0 and found.f_bavail > 0
 
 
 def _translate_memory_error(error: Exception) -> UserError | None:
