@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 #: names of environment variables whose values may be secrets
-SECRET_NAME = re.compile("TOKEN|KEY|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
+SECRET_NAME = re.compile("TOKEN|KEY|SECRET|PASS|PWD|CREDENTIAL|AUTH|COOKIE|JWT|SESSION", re.IGNORECASE)
 _PASSWORD = re.compile(r"//[^/?#@\s]*(?:@[^/?#@\s]*)*@")
 #: query parameters that sign an address (S3, Google, Azure and others) and grant access
 _SIGNATURE = re.compile(

@@ -95,7 +95,7 @@ def fetch(
                 kept=f"{after:,} bytes in {part}" if after else None,
                 next="check the network and the address; the same command goes on where this one ended",
             )
-        print(f"{address}: {reason}; trying again ({failures} of {TRIES - 1})", flush=True)
+        print(f"{redact_credentials(address)}: {reason}; trying again ({failures} of {TRIES - 1})", flush=True)
         sleep(pause if pause is not None else min(60.0, 2.0 ** (failures - 1)))
     part.replace(target)
     record.unlink(missing_ok=True)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale import __version__
-from tokenscale.base.errors import SECRET_NAME, redact_credentials
+from tokenscale.base.errors import SECRET_NAME
 from tokenscale.base.files import canonical_json, read_json, sha256_text, write_json, write_text
 from tokenscale.runs.records import hardware
+from tokenscale.runs.records.redaction import redact, redact_arguments, redact_variable
 
 #: Environment variables that shape a run. An allow-list, because environments hold secrets; and of families of names,
 #: those that may be one are left out.
@@ -49,7 +50,7 @@ def find_versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
 
 def read_git_state() -> tuple[dict[str, Any], str]:
     """(commit and dirty flag, diff of tracked files and of the package's new ones) of the working tree this package
-    lies in; or ({}, "")."""
+    lies in; or ({}, ""). Secrets are taken out of the diff."""
 
     def git(*arguments: str, fails: bool = False) -> str:
         here = Path(__file__).resolve().parents[2]
@@ -67,17 +68,19 @@ def read_git_state() -> tuple[dict[str, Any], str]:
                 diff += git(*requested, fails=True)
     except (OSError, subprocess.SubprocessError):
         return {}, ""
+    clean = redact(diff)
     return {
         "commit": commit,
         "dirty": bool(diff.strip()),
-        "diff_sha256": sha256_text(diff) if diff else None,
-    }, diff
+        "diff_sha256": sha256_text(clean) if diff else None,
+        **({"diff_redacted": True} if clean != diff else {}),  # `git apply` then makes another tree
+    }, clean
 
 
 def allowed_environment() -> dict[str, str]:
     """Return the allowed environment variables that are set."""
     family = {k for k in os.environ if k.startswith(PREFIXES) and not SECRET_NAME.search(k)}
-    return {k: redact_credentials(v) for k, v in sorted(os.environ.items()) if k in ENVIRONMENT or k in family}
+    return {k: redact_variable(v) for k, v in sorted(os.environ.items()) if k in ENVIRONMENT or k in family}
 
 
 def start_record(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +95,7 @@ def start_record(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
         "versions": find_versions(),
         "environment": allowed_environment(),
         "hardware": {**hardware.describe_machine(), **record.get("hardware", {})},
-        "argv": ["tokenscale", *map(redact_credentials, sys.argv[1:])],
+        "argv": ["tokenscale", *redact_arguments(sys.argv[1:])],
         "outcome": {"status": "running"},
     }
     write_json(directory / "run.json", full)

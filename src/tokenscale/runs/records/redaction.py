@@ -1,0 +1,141 @@
+"""Remove secrets from what a record keeps: command lines, environment values, the diff of the working tree.
+
+A secret is found by its form (keys of services, private keys, signed tokens, passwords in addresses), by the name
+before it (`--password=…`, `api_key: …`), or because it looks random: long, with lower case, upper case and digits that
+change often. Hexadecimal digests look the same as some keys. They are kept unless a name says that they are secret,
+because records need hashes.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from tokenscale.base.errors import redact_credentials
+
+REDACTED = "…"
+#: what follows a prefix that a service gives its keys
+_KEYS = re.compile(
+    r"\b(?:"
+    r"(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}"  # AWS
+    r"|(?:hf|api_org)_[A-Za-z0-9]{20,}"  # Hugging Face
+    r"|wandb_v\d_[A-Za-z0-9_]{20,}"
+    r"|gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|gl(?:pat|dt|rt)-[\w-]{16,}"
+    r"|xox[a-z]-[\w-]{10,}|xapp-[\w-]{10,}"  # Slack
+    r"|(?:sk|pk|rk)[-_](?:live_|test_|proj-|ant-|or-)?[A-Za-z0-9][\w-]{15,}"  # OpenAI, Anthropic, Stripe
+    r"|AIza[\w-]{30,}|ya29\.[\w.-]{20,}|GOCSPX-[\w-]{20,}"  # Google
+    r"|(?<=wandb login )\w{32,}"
+    r"|npm_[A-Za-z0-9]{20,}|pypi-[\w-]{16,}|dckr_pat_[\w-]{16,}|dop_v1_[a-f0-9]{20,}|dapi[a-f0-9]{32}"
+    r"|SG\.[\w-]{16,}\.[\w-]{16,}|shpat_[a-fA-F0-9]{20,}|hvs\.[\w-]{20,}|AGE-SECRET-KEY-\w{20,}"
+    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # JSON web token
+    r")"
+)
+#: also in a diff, whose lines begin with a sign, and in a text of JSON, which is one line
+_PRIVATE_KEY = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----(?P<rest>[^\n\"']*"
+    r"(?:\n[-+ ]?[ \t]*(?:[A-Za-z0-9+/=]+|[\w-]+: [^\n]*|)(?=\r?\n|$))*)"
+)
+_SLACK_ADDRESS = re.compile(
+    r"(https://hooks\.slack\.com/\w+/)[\w/]+|(https://discord(?:app)?\.com/api/webhooks/)[\w/-]+"
+)
+_HEADER = re.compile(
+    r"(\b(?:authorization\"?\s*[:=]\s*\"?(?:bearer|basic|token)?|bearer|basic)\s+)[\w.~+/=-]{8,}", re.I
+)
+#: last words of a name whose value is secret
+_NAME = (
+    r"(?:pass(?:word|wd|phrase|code)?|pwd|secret|credentials?|jwt|cookie"
+    r"|(?:api|access|secret|private|account|auth|encryption|signing|session|license|storage)[_.-]?(?:key|token)(?:[_.-]?id)?"
+    r"|(?<!per[_-])token|apikey)"
+)
+_FLAG = re.compile(rf"(?:^|[_.-]){_NAME}$", re.IGNORECASE)
+#: a value in quotes, or one that reaches to the next blank and is no code; a letter and a digit or sign at least
+_ASSIGNED = re.compile(
+    rf"(?P<name>(?<![A-Za-z0-9]){_NAME}|[A-Za-z0-9]+[_.-]{_NAME})(?P<between>[\"']?[ \t]*(?::=|[:=]|=>)[ \t]*|[ \t]+)"
+    r"(?P<value>\"[^\"\n]{4,}\"|'[^'\n]{4,}'|[^\s\"'()\[\]{},;$<>]{6,})",
+    re.IGNORECASE,
+)
+_PLACEHOLDER = re.compile(r"^[\"']?(?:[$<{…*].*|x{3,}|.*\$\{.*|.*\{.*\}.*)[\"']?$", re.IGNORECASE)
+_WORD = re.compile(r"[A-Za-z0-9+/_-]{20,}={0,2}")
+#: words that are digests or identifiers: hexadecimal, or an algorithm's name before one
+_DIGEST = re.compile(r"^(?:[0-9a-f]+|[0-9A-F]+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})$")
+
+
+def redact(text: str) -> str:
+    """Return the text with `…` in place of secrets.
+
+    >>> redact("--password=hunter22 --data https://me:pw@host/x GIT_TOKEN=ghp_abcdefghijklmnopqrst0123456789")
+    '--password=… --data https://…@host/x GIT_TOKEN=…'
+    >>> redact("packed-llama-tiny-ddp-w2-4f2a91c3d0 of 1df2e0b61b1b5e9c9a8f7d6e5c4b3a2918070605")
+    'packed-llama-tiny-ddp-w2-4f2a91c3d0 of 1df2e0b61b1b5e9c9a8f7d6e5c4b3a2918070605'
+    """
+    text = _PRIVATE_KEY.sub(_redact_private_key, text)
+    text = _SLACK_ADDRESS.sub(lambda found: (found[1] or found[2]) + REDACTED, text)
+    text = redact_credentials(text)
+    text = _HEADER.sub(rf"\1{REDACTED}", text)
+    text = _KEYS.sub(REDACTED, text)
+    text = _ASSIGNED.sub(_redact_value, text)
+    return _WORD.sub(lambda found: REDACTED if _looks_random(found[0]) else found[0], text)
+
+
+def redact_arguments(arguments: Sequence[str]) -> list[str]:
+    """Return a command line without secrets: the whole value of an option whose name says that it is one.
+
+    >>> redact_arguments(["train", "--wandb-api-key", "0123456789abcdef", "--password=x", "--tokenizer", "bpe"])
+    ['train', '--wandb-api-key', '…', '--password=…', '--tokenizer', 'bpe']
+    """
+    found, secret = [], False
+    for argument in arguments:
+        name, sign, _ = argument.partition("=")
+        named = argument.startswith("-") and _FLAG.search(name) is not None
+        if secret and not argument.startswith("--"):
+            found.append(REDACTED)
+        elif named and sign:
+            found.append(f"{name}={REDACTED}")
+        else:
+            found.append(redact(argument))
+        secret = named and not sign
+    return found
+
+
+def redact_variable(value: str) -> str:
+    """Return an environment variable's value, or `…` if it may hold a secret: unlike a diff it needs no digests."""
+    return REDACTED if redact(value) != value or re.search(r"[0-9a-fA-F]{32}", value) else value
+
+
+def _redact_private_key(found: re.Match[str]) -> str:
+    """Redact the lines of a key. As many remain, with their signs, so that a diff stays one."""
+    first, *lines = found["rest"].split("\n")
+    kept = [line[:1] if line[:1] in ("+", "-", " ") else "" for line in lines]
+    begin = found[0].removesuffix(found["rest"])
+    return "\n".join([begin + (REDACTED if first else ""), *(sign + REDACTED for sign in kept)])
+
+
+def _redact_value(found: re.Match[str]) -> str:
+    value = found["value"]
+    quoted = value[0] in "\"'"
+    plain = value.strip("\"'")
+    if _PLACEHOLDER.match(value):
+        return found[0]
+    blank = not found["between"].strip(" \"'\t")
+    # unquoted identifiers and attributes are code, quoted sentences and names of variables are no passwords
+    mixed = re.search(r"[A-Za-z]", plain) and re.search(r"[0-9!@#%^&*+/=~?|\\-]", plain)
+    code = re.fullmatch(r"[A-Za-z_][A-Za-z_.]*", plain)
+    if (not quoted and (blank or code or not mixed)) or (
+        quoted and (blank or " " in plain or re.fullmatch("[A-Z_]+", plain))
+    ):
+        return found[0]
+    return found["name"] + found["between"] + (value[0] + REDACTED + value[0] if quoted else REDACTED)
+
+
+def _looks_random(word: str) -> bool:
+    """Whether a word is long and has three classes of characters that change often, and few repetitions."""
+    word = word.strip("=-_/")
+    if len(word) < 20 or _DIGEST.match(word) or sum(c.isdigit() for c in word) < 2:
+        return False
+    letters = [c for c in word if c.isalnum()]
+    classes = ["lower" if c.islower() else "upper" if c.isupper() else "digit" for c in letters]
+    if len(set(classes)) < 3 or len(word) - len(letters) > len(word) // 8:
+        return False
+    changes = sum(a != b for a, b in zip(classes, classes[1:], strict=False)) / (len(classes) - 1)
+    entropy = -sum(n / len(word) * math.log2(n / len(word)) for n in Counter(word).values())
+    return changes >= 0.45 and entropy >= 3.5  # 0.62 is expected of random ones; words joined in camel case are below
