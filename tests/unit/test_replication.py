@@ -136,6 +136,26 @@ def test_numbers_are_those_of_the_cell(measured):
     assert found["Memory: GPT-2 355M in fp32", "DDP", "GB of weights, gradients and optimizer state"] == 7.25
 
 
+def test_figures_of_benchmarks_come_from_rows_of_2048_tokens_at_any_scale(tmp_path):
+    shape = {"benchmark": "b", "round": 0, "rows": 8, "batches": 10, "useful_tokens": 1000, "total_tokens": 2000}
+    shape |= {"cache": "warm", "sequence_length": 2048, "open_s": 0.5}
+    arms = {"padded, tokenizers": 8.0, "padding-free, tokenizers": 6.0, "pretokenized-padded": 2.0, "token-list": 2.0}
+    rows = [shape | {"arm": arm, "seconds": seconds} for arm, seconds in arms.items()]
+    rows += [row | {"sequence_length": 1024, "benchmark": "other"} for row in rows]
+    tables.write(tmp_path / "tokenization", {"scale": "alps"}, benchmarks=rows)
+    stores = {"benchmark": "b", "round": 0, "sequence_length": 2048, "documents": 10, "useful_tokens": 1000}
+    files = {"format": "padded", "codec": "snappy", "dtype": "int64", "row_group_rows": 1000, "stored_bytes": 35_500}
+    text = {"format": "text", "engine": "tokenizers", "bulk_s": 0.002}
+    tables.write(tmp_path / "storage", {"scale": "alps"}, storage_benchmarks=[stores | files, stores | text])
+    found = {tuple(one["of"][2:]): one["number"] for one in measure(tmp_path, ["tokenization", "storage"])}
+    assert found["pretokenized padded", "speed-up"] == 4 and found["pretokenized token-list", "speed-up"] == 3
+    assert (
+        found["on the fly (padded)", "seconds of 1,000 rows"] == 100
+        and found["padded, snappy", "bytes a document"] == 3550
+    )
+    assert found["padded, snappy", "µs of tokenizing a token"] == pytest.approx(2)
+
+
 def test_tables_of_another_scale_give_no_figure_of_a_training(tmp_path):
     tables.write(tmp_path / "ddp_scaling_weak", {"scale": "alps"}, runs=study_runs()["ddp_scaling_weak"])
     assert measure(tmp_path, ["ddp_scaling_weak"]) == []

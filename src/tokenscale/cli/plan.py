@@ -84,7 +84,7 @@ def plan(config: Config, names: list[str]) -> Iterator[str]:
             )
         if experiment.inference_benchmark is not None:
             yield f"  {experiment.inference_benchmark.describe(len(runs))}"
-        yield from render_memory([run.settings for run in runs])
+        yield from render_memory([run.settings for run in runs], config.machine.gpu_memory_gib)
     shared = sum(len(config.runs(n)) for n in names) - len(config.all_runs(names))
     if shared:
         yield f"{shared} run(s) are shared between experiments and run once"
@@ -231,12 +231,15 @@ def _format_bytes(count: int) -> str:
     return f"{count / (1 << 10 * power):,.{int(power > 0)}f} {units[power]}"
 
 
-def render_memory(runs: list[RunSettings]) -> Iterator[str]:
-    """Yield one line for each model, micro-batch shape and precision; layouts with equal memory share a line."""
+def render_memory(runs: list[RunSettings], gpu_gib: float | None = None) -> Iterator[str]:
+    """Yield one line for each model, micro-batch shape and precision; layouts with equal memory share a line.
+
+    A line says where the memory exceeds `gpu_gib`, that of a GPU in GiB.
+    """
     found: dict[tuple[str, ...], dict[str, None]] = {}
     unknown: dict[str, None] = {}
     for run in sorted(runs, key=_sort_key):
-        held, reason = _predict_memory(run)
+        held, reason = _predict_memory(run, gpu_gib)
         if reason:
             unknown[f"    {run.model.name}: {reason}"] = None
             continue
@@ -285,7 +288,7 @@ def _format_options(run: RunSettings) -> str:
     return ", ".join(name for name, pieces in named.items() if pieces)
 
 
-def _predict_memory(run: RunSettings) -> tuple[tuple[str, str] | None, str | None]:
+def _predict_memory(run: RunSettings, gpu_gib: float | None) -> tuple[tuple[str, str] | None, str | None]:
     """Return ((sum, terms of the sum), None), or (None, why the memory is not known)."""
     vocabulary = run.model.vocabulary_size or run.tokenizer.vocabulary_size
     if vocabulary is None:
@@ -299,4 +302,7 @@ def _predict_memory(run: RunSettings) -> tuple[tuple[str, str] | None, str | Non
     parts = [
         f"{part}, not predicted" if size is None else f"{size / unit:.2f} {part}" for part, size in asdict(held).items()
     ]
-    return (f"{held.total / unit:.2f} {name}", " + ".join(parts)), None
+    remark = ""
+    if gpu_gib is not None and run.device != "cpu" and held.total > gpu_gib * (1 << 30):
+        remark = f": does not fit a GPU of {gpu_gib:g} GiB"
+    return (f"{held.total / unit:.2f} {name}", " + ".join(parts) + remark), None

@@ -21,6 +21,9 @@ class Machine:
     )
     gpus_per_node: int | None = option(None, "ranks per node; without it all ranks of a run share one machine", ge=1)
     device: str | None = option(None, "name of the GPU as its driver reports it; `plan` uses its peak FLOP/s")
+    gpu_memory_gib: float | None = option(
+        None, "memory of a GPU, in GiB as torch reports it; `plan` lists the runs that do not fit", gt=0
+    )
     cores_per_rank: int | None = option(None, "cores that srun binds each rank to", ge=1)
     memory_mb: int = option(16000, "memory per node that a training job requests", ge=1)
     minutes: int = option(120, "longest time limit of a training job; a shorter estimate shortens it", ge=1)
