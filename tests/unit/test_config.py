@@ -110,11 +110,23 @@ def test_the_shipped_parallel_experiments_expand_to_what_they_say():
     assert {r.layout.method for r in runs if r.layout.world_size == 4} == two | {"hsdp", "tp-ddp", "1f1b-ddp"}
     assert len(runs) == 16
     assert len({(r.model, r.global_batch, r.micro_batch, r.optimizer, r.budget) for r in runs}) == 1
-    runs = [r.settings for r in config.runs("pipeline_vs_model_parallel") if r.repeat == 0]
+    runs = [r.settings for r in config.runs("pipeline_schedules") if r.repeat == 0]
     found = {(r.layout.schedule, r.global_batch // r.micro_batch) for r in runs}
     every = {(name, m) for name in ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble") for m in (1, 2, 4, 8)}
     assert found == every - {("interleaved", 1)} and len(runs) == 19
     assert {r.layout.world_size for r in runs} == {2}
+
+
+@pytest.mark.parametrize("scale", ["demo", "workstation", "alps"])
+def test_study_003s_two_modes_translate_on_one_two_and_four_ranks_at_every_scale(scale):
+    config = configuration.load_config("config/config.yaml", root=ROOT, overrides={"scale": scale})
+    runs = [r.settings for r in config.runs("pipeline_vs_model_parallel") if r.repeat == 0]
+    modes = {(r.layout.world_size, r.layout.schedule) for r in runs if r.layout.pipeline > 1}
+    assert modes >= {(ranks, schedule) for ranks in (2, 4) for schedule in ("naive", "gpipe", "1f1b")}
+    assert [r.layout.method for r in runs if r.layout.world_size == 1] == ["single"]
+    assert all(r.model.positions == "learned" and r.labels == "target" and r.corpus.source.pairs for r in runs)
+    assert all(r.validation.bleu >= 100 and r.validation.bleu_each_epoch for r in runs)
+    assert {r.global_batch // r.micro_batch for r in runs} == {4}, "whatever the layout, 4 micro-batches"
 
 
 def test_a_scale_overlays_the_experiment(tmp_path):
@@ -307,8 +319,8 @@ def test_benchmarks_alone_have_no_runs_and_follow_another_corpus(tmp_path):
 #: experiments without a cell of a source study
 NO_CELLS = [
     *("activation_checkpointing", "data_mixture", "data_path", "ddp_scaling_strong", "demo", "elastic_resume"),
-    *("hyperparameters", "inference", "masked_lm", "objectives", "precision", "single_vs_multi", "storage"),
-    *("time_to_target", "tokenization"),
+    *("hyperparameters", "inference", "masked_lm", "objectives", "pipeline_schedules", "precision", "single_vs_multi"),
+    *("storage", "time_to_target", "tokenization"),
 ]
 
 

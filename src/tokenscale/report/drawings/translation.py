@@ -16,6 +16,15 @@ _COLUMNS = {
 }
 
 
+def _medians(scores: pd.Series) -> str:
+    """Return the medians over runs of scores after each epoch, which every run has as text.
+
+    >>> _medians(pd.Series(["1.0, 3.0", "2.0, 4.0", "9.0, 3.5"]))
+    '2.0, 3.5'
+    """
+    return ", ".join(f"{value:.1f}" for value in scores.str.split(", ", expand=True).astype(float).median())
+
+
 class Translation(Figure):
     """What a translation model costs and what it is worth: seconds of an epoch, tokens per second, BLEU."""
 
@@ -78,26 +87,28 @@ class Translation(Figure):
         return f"Time of an epoch, tokens per second and BLEU of translation models. Median BLEU: {read or 'no data'}."
 
     def table(self) -> Table:
-        """Return the medians as people read them, a row per cell."""
+        """Return medians, a row per cell; at BLEU the lowest and highest of several runs."""
+        data = self.data()
+        cells = list(dict.fromkeys(zip(data["series"], data["world_size"], strict=True)))
+        names = dict(zip(cells, panels.short([name for name, _ in cells]), strict=True))
+        epochs = bool(data["bleu_by_epoch"].notna().any())
         columns = [
             ("runs of", False),
-            ("ranks", True),
-            ("runs", True),
-            ("training (s)", True),
-            ("epoch (s)", True),
-            ("target tokens / s", True),
+            *((name, True) for name in ("ranks", "training (s)", "target tokens / s", "BLEU")),
         ]
-        columns += [("positions / s", True), ("validation loss", True), ("BLEU", True), ("lowest to highest", True)]
-        data, rows = self.data(), []
-        epochs = data["bleu_by_epoch"].notna().any()
-        columns += [("BLEU after each epoch", False)] * bool(epochs)
-        for (name, world), group in data.groupby(["series", "world_size"]):
+        columns += [("BLEU after each epoch", True)] * epochs
+        columns += [(name, True) for name in ("validation loss", "epoch (s)", "positions / s", "runs")]
+        rows = []
+        for cell, group in data.groupby(["series", "world_size"]):
             middle = group[[*_COLUMNS, "training_s", "positions_per_s", "validation_loss"]].median()
+            low, high = group["bleu"].min(), group["bleu"].max()
             rows.append(
-                [str(name), str(world), str(len(group))]
-                + [number(middle[key]) for key in ("training_s", "epoch_s", "target_tokens_per_s", "positions_per_s")]
-                + [f"{middle['validation_loss']:.3f}", f"{middle['bleu']:.1f}"]
-                + [f"{group['bleu'].min():.1f} to {group['bleu'].max():.1f}"]
-                + ["; ".join(group["bleu_by_epoch"].dropna())] * bool(epochs)
+                [names[cell], str(cell[1])]
+                + [number(middle[key]) for key in ("training_s", "target_tokens_per_s")]
+                + [f"{middle['bleu']:.1f}" + f" ({low:.1f} to {high:.1f})" * (len(group) > 1)]
+                + [_medians(group["bleu_by_epoch"].dropna())] * epochs
+                + [f"{middle['validation_loss']:.3f}"]
+                + [number(middle[key]) for key in ("epoch_s", "positions_per_s")]
+                + [str(len(group))]
             )
         return Table(columns, rows)
