@@ -74,6 +74,12 @@ FAULTS = (
         ("tests/faults/test_power_cut.py",),
     ),
     Fault(
+        "a rented machine is taken away, with or without a warning",
+        "the next one, in an empty folder, goes on from the bucket with the same losses; also on two nodes",
+        "`goes on after step n`",
+        ("tests/faults/test_cloud.py",),
+    ),
+    Fault(
         "a rank is killed with 9",
         "the others are ended; the next attempt has the same losses to the last bit",
         "the rank that failed first",
