@@ -22,6 +22,7 @@ from tests.once import once
 from tokenscale.analysis.comparability import refusals
 from tokenscale.analysis.ingest import ingest, one_run
 from tokenscale.analysis.queries import query
+from tokenscale.analysis.runs import run_row
 from tokenscale.base.files import read_json
 from tokenscale.report.campaign_quality import proof
 from tokenscale.report.cautions import find_cautions
@@ -542,6 +543,21 @@ def test_invalid_runs_and_open_verdicts_are_cautions():
         "1 invalid of 12 runs: packed-2-1: a step that took no time.",
         "1 of 2 comparisons have too few runs for a verdict.",
     ]
+
+
+def test_blocks_that_ran_eagerly_although_compile_was_requested_are_a_caution():
+    runs, throughput, scaling = make_campaign()
+    counts = {"graphs": 9, "recompiles": 7, "graph_breaks": 1, "blocks": 32, "eager_blocks": 24}
+    rows = [
+        run_row({"run_id": "r"}, "e", {"compilation": found}) for found in (counts, counts | {"eager_blocks": 0}, None)
+    ]
+    for column in ("blocks", "eager_blocks", "graph_breaks"):
+        runs[column] = [rows[(1, 0, 2)[n % 3]][column] for n in range(12)]
+    assert find_cautions(runs, throughput, scaling) == [
+        "Blocks ran eagerly in 4 of 8 runs that ask for compile: packed-2-0: 24 of 32 blocks."
+    ]
+    runs["eager_blocks"] = 0
+    assert find_cautions(runs, throughput, scaling) == []
 
 
 def print_table() -> None:
