@@ -21,7 +21,7 @@ from tokenscale.analysis.tables import write_manifest
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_file, sha256_text
 from tokenscale.cli.main import main
-from tokenscale.report import build, bundle, changes, figure_metadata, page, pdf, save
+from tokenscale.report import build, bundle, changes, figure_metadata, page, pdf, save, verification
 from tokenscale.report.table import Table, latex, markdown
 from tokenscale.report.verification import CODE, DATA, FOREIGN, IDENTICAL, Finding, compare_claims, verify
 from tokenscale.settings.closure import write_listing
@@ -352,6 +352,77 @@ def test_a_folder_is_verified_file_by_file(results, capsys):
     said = capsys.readouterr().out
     assert "missing: sql/loss.sql" in said and "in no list of the report: figures/demo/more.svg" in said
     assert "tables/demo/throughput.md" in said, "a list of checksums that was forged with it hides nothing"
+
+
+@pytest.fixture
+def signed(results, tmp_path):
+    """A signed report, and the file of its signers."""
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    (tmp_path / "signers").write_text(f'me@host namespaces="tokenscale" {key.with_suffix(".pub").read_text()}')
+    sign(results, key)
+    return results, tmp_path / "signers"
+
+
+def sign(results, key):
+    subprocess.run(
+        ["ssh-keygen", "-q", "-Y", "sign", "-n", "tokenscale", "-f", key, results / "report/SHA256SUMS"],
+        check=True,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def checked(signed, signers=True):
+    """What is said of signature and records; all else of `verify` draws the report again."""
+    results, file = signed
+    finding = Finding("report")
+    verification._check_signature(finding, results / "report", file if signers else None)
+    verification._compare_records(finding, read_json(results / "report/provenance.json"), results)
+    return finding.verdict, "\n".join(finding.lines())
+
+
+def test_a_signature_is_checked_against_the_signers_that_are_trusted(signed, tmp_path, capsys):
+    results, signers = signed
+    arguments = ["verify", str(results / "report"), "--results", str(results), "--signers", str(signers)]
+    assert main(arguments) == 0 and "signed by me@host" in capsys.readouterr().out
+    verdict, said = checked(signed, signers=False)
+    assert verdict == IDENTICAL and "--signers FILE tells by whom" in said
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
+    (results / "report/SHA256SUMS.sig").unlink()
+    assert checked(signed, signers=False) == (IDENTICAL, "report: identical")
+    verdict, said = checked(signed)
+    assert verdict == FOREIGN and "not signed" in said
+    sign(results, tmp_path / "other")
+    verdict, said = checked(signed)
+    assert verdict == FOREIGN and "signed by nobody whom" in said
+
+
+def test_a_list_that_was_made_anew_is_not_what_was_signed(signed):
+    """Everything else fits: checksums are renewed by whoever edits."""
+    results, _ = signed
+    folder = results / "report"
+    (folder / "README.md").write_text("edited")
+    lines = [line for line in (folder / bundle.SUMS).read_text().splitlines() if not line.endswith("  README.md")]
+    sums = [*lines, f"{sha256_file(folder / 'README.md')}  README.md"]
+    (folder / bundle.SUMS).write_text("\n".join(sums) + "\n")
+    verdict, said = checked(signed)
+    assert verdict == FOREIGN and "SHA256SUMS is not what me@host signed" in said
+
+
+def test_edited_and_spliced_records_and_missing_runs_are_named(signed):
+    results, _ = signed
+    one, two, three, four = sorted((results / "runs").iterdir())
+    record = read_json(one / "run.json")
+    (one / "run.json").write_text(json.dumps(record | {"parameters": 7}))
+    logs.provenance.seal_record(two, read_json(two / "run.json") | {"parameters": 7}, record["outcome"])
+    shutil.rmtree(three)
+    verdict, said = checked(signed)
+    assert verdict == DATA and "signed by me@host" in said
+    assert f"records of runs were edited: {one.name}\n" in said
+    assert f"runs have another sealed record than the report's: {two.name}\n" in said
+    assert f"records of runs are gone: {three.name}\n" in said and four.name not in said
+    ingest(results / "runs.json", results / "runs", results / "tables/demo")
+    assert f"runs of the plan that are missing: {three.name}" in checked(signed)[1]
 
 
 def test_a_page_tells_what_has_changed_since_another_report(results, tmp_path):

@@ -42,6 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder with the tables to draw from")
     ledger = Path("config/claims.yaml")
     parser.add_argument("--ledger", type=Path, default=ledger, metavar="FILE", help="the claims, to test them again")
+    parser.add_argument(
+        "--signers",
+        type=Path,
+        metavar="FILE",
+        help="the signers whom you trust (ALLOWED SIGNERS of ssh-keygen): a report must be signed by one of them",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -57,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     if reports:
         from tokenscale.report.verification import IDENTICAL, text, verify
 
-        where = (arguments.results, arguments.ledger)
+        where = (arguments.results, arguments.ledger, arguments.signers)
         drawn = [finding for path in reports for finding in verify(path, *where)]
         print(text(drawn))
         wrong |= any(finding.verdict != IDENTICAL for finding in drawn)

@@ -172,6 +172,13 @@ def runs(tables: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+def missing_runs(tables: Path) -> list[str]:
+    """Return the runs of an experiment's plan that have no logs, by id."""
+    with connect(tables) as connection, damage_reported(connection):
+        rows = connection.execute("SELECT run_id FROM runs WHERE status = 'missing' ORDER BY run_id").fetchall()
+    return [run for (run,) in rows]
+
+
 def _there(output: Path, also: tuple[Path, ...]) -> Iterator[str]:
     """Names of the files of the folder that others have made."""
     for path in (output / "index.html", output / "report.pdf", *also):

@@ -6,6 +6,7 @@ metadata of tokenscale, or shows something else than they say.
 """
 
 import io
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +22,14 @@ from tokenscale.report import build, bundle, crate, figure_metadata, page, pdf, 
 from tokenscale.report.claims import read_claims
 from tokenscale.report.pdf_content import content, shown
 from tokenscale.report.views import VIEW_FILES, VIEWS
+from tokenscale.runs.records.provenance import read_sealed
 from tokenscale.settings.closure import list_changes
 from tokenscale.settings.registry import FIGURES
 
 #: keys of a judged claim that the ledger states; all others follow from the tables
 STATED = ("document", "where", "claim", "figure", "unit", "direction", "bound", "margin", "remark", "sql_sha256")
+#: what a signature is for, so that one made for something else is none
+NAMESPACE = "tokenscale"
 #: where a project has its claims
 LEDGER = Path("config/claims.yaml")
 IDENTICAL, DATA, CODE, FOREIGN = "identical", "data changed", "code changed", "not ours"
@@ -79,14 +83,15 @@ def few(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def verify(path: Path, results: Path, ledger: Path = LEDGER) -> list[Finding]:
+def verify(path: Path, results: Path, ledger: Path = LEDGER, signers: Path | None = None) -> list[Finding]:
     """Return the findings about a figure, a report's PDF, or a report's folder (also by `index.html` or `SHA256SUMS`).
 
-    `results` holds the tables to draw from; claims are judged again by the `ledger`. Raises UserError where a file, the
-    tables or, for a report with claims, the ledger are missing.
+    `results` holds the tables to draw from; claims are judged again by the `ledger`. The signature of a report's folder
+    must be that of one of the `signers`, if they are given. Raises UserError where a file, the tables or, for a report
+    with claims, the ledger are missing.
     """
     if path.is_dir() or path.name in (bundle.SUMS, "index.html"):
-        return _folder(path if path.is_dir() else path.parent, results, ledger)
+        return _folder(path if path.is_dir() else path.parent, results, ledger, signers)
     if path.suffix.lower() == ".pdf" and "report" in (figure_metadata.read(path) or {}):
         return [_document(path, results, ledger)]
     return [_figure(path, results)]
@@ -360,8 +365,8 @@ def _compare_report(finding: Finding, carried: figure_metadata.Metadata, now: fi
 # --- the folder of a report -----------------------------------------------------------------------------------------
 
 
-def _folder(report: Path, results: Path, ledger: Path) -> list[Finding]:
-    """The whole folder: its checksums, and every file that can be made again, made again."""
+def _folder(report: Path, results: Path, ledger: Path, signers: Path | None) -> list[Finding]:
+    """The whole folder: its signature, its checksums, the records of its runs, and all files made again."""
     listed = bundle.read_sums(report)
     record = read_json(report / "provenance.json", "record of the report's origin", next="snakemake report")
     experiments = record.get("order") if isinstance(record, dict) else None
@@ -374,7 +379,9 @@ def _folder(report: Path, results: Path, ledger: Path) -> list[Finding]:
     for name in experiments:
         _tables(name, results)
     finding = Finding(str(report))
+    _check_signature(finding, report, signers)
     edited = _edited(finding, report, listed)
+    _compare_records(finding, record, results)
     details = []
     with TemporaryDirectory() as temporary:
         again = _again(experiments, results / "tables", Path(temporary), report, ledger)
@@ -392,6 +399,66 @@ def _folder(report: Path, results: Path, ledger: Path) -> list[Finding]:
         finding.notes.append(f"made again they differ: {few(details)}")
     figures = [n for n in [*edited, *details] if n.startswith("figures/") and (report / n).is_file()]
     return [finding, *(_figure(report / name, results) for name in figures)]
+
+
+def _check_signature(finding: Finding, report: Path, signers: Path | None) -> None:
+    """Check who signed the list of checksums: `ssh-keygen -Y sign -n tokenscale -f KEY SHA256SUMS`."""
+    sums, signature = report / bundle.SUMS, report / f"{bundle.SUMS}.sig"
+    if signers is None:
+        if signature.is_file():
+            finding.notes.append("signed; --signers FILE tells by whom, and whether it still fits")
+        return
+    for path in (signers, signature):
+        if not path.is_file():
+            finding.add(FOREIGN, f"not signed: there is no file {path}")
+            return
+
+    def ssh_keygen(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = ["ssh-keygen", "-Y", *map(str, arguments), "-s", str(signature), "-f", str(signers)]
+        try:
+            with open(sums, "rb") as signed:
+                return subprocess.run(command, stdin=signed, capture_output=True, encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            raise UserError(
+                "signatures need ssh-keygen.", file=signature, next="install OpenSSH 8.2 or newer"
+            ) from None
+
+    names = ssh_keygen("find-principals").stdout.splitlines()
+    if not names:
+        finding.add(FOREIGN, f"signed by nobody whom {signers} names")
+    elif ssh_keygen("verify", "-n", NAMESPACE, "-I", names[0]).returncode:
+        finding.add(FOREIGN, f"{sums.name} is not what {names[0]} signed")
+    else:
+        finding.notes.append(f"signed by {names[0]}")
+
+
+def _compare_records(finding: Finding, record: dict[str, Any], results: Path) -> None:
+    """Name runs whose records are not those of the report: edited, spliced and sealed anew, or gone."""
+    missing = [run for name in record["order"] for run in bundle.missing_runs(results / "tables" / name)]
+    if missing:
+        finding.notes.append(f"runs of the plan that are missing: {few(missing)}")
+    if not (results / "runs").is_dir():
+        return
+    seals = {
+        run: facts.get("seal")
+        for part in record.get("experiments", {}).values()
+        for run, facts in (part.get("runs") or {}).items()
+    }
+    found = {run: results / "runs" / run / "run.json" for run in seals}
+    gone = sorted(run for run, path in found.items() if not path.is_file())
+    broken = [run for run, path in found.items() if seals[run] and path.is_file() and read_sealed(path) is None]
+    other = [
+        run
+        for run, path in found.items()
+        if seals[run] and run not in [*gone, *broken] and read_json(path).get("seal") != seals[run]
+    ]
+    for change, names in (
+        ("records of runs were edited", sorted(broken)),
+        ("runs have another sealed record than the report's", sorted(other)),
+        ("records of runs are gone", gone),
+    ):
+        if names:
+            finding.add(DATA, f"{change}: {few(names)}")
 
 
 def _edited(finding: Finding, folder: Path, listed: dict[str, str]) -> list[str]:
