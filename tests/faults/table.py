@@ -92,13 +92,25 @@ FAULTS = (
         (f"{RESUME}::test_a_damaged_state_is_passed_over_for_an_older_one",),
     ),
     Fault(
+        "the newest state to go on from is gone, because its folder was replaced",
+        "the run goes on from the one that is there",
+        "both names",
+        (f"{RESUME}::test_a_folder_of_older_states_is_noticed",),
+    ),
+    Fault(
+        "source files are edited while a run trains",
+        "the run is sealed with their names, and is suspect in tables and report",
+        "the files; `outcome.code_changed` in `run.json`",
+        (f"{RESUME}::test_source_files_that_are_edited_during_a_run_are_sealed_into_its_record",),
+    ),
+    Fault(
         "a rank stands still",
         "after `hang_s` (30 minutes) without a step all ranks write where they are, and the run ends",
         "the rank the others waited for, and its stack",
         ("tests/faults/test_hung.py",),
     ),
     Fault(
-        "the disk is full, read-only, or not ours",
+        "the disk is full, read-only, not ours, or can hold no more files",
         "nothing is lost or half-written; the same call then goes on",
         "which of them, the path, the next step",
         ("tests/faults/test_disk.py",),
@@ -120,6 +132,18 @@ FAULTS = (
         "another port is tried, three times on one machine",
         "the port",
         ("tests/faults/test_port.py",),
+    ),
+    Fault(
+        "secrets stand in the environment, on the command line, in the working tree, in an address",
+        "records and logs hold `…` in their place",
+        "`…`; `diff_redacted` in `run.json`",
+        ("tests/faults/test_secrets.py",),
+    ),
+    Fault(
+        "somebody on the network looks for open ports of a run on one machine",
+        "the ranks listen on the loopback interface alone, also under torchrun",
+        "nothing",
+        ("tests/faults/test_ports.py",),
     ),
     Fault(
         "Snakemake is killed, and started again",
