@@ -377,7 +377,8 @@ def checked(signed, signers=True):
     results, file = signed
     finding = Finding("report")
     verification._check_signature(finding, results / "report", file if signers else None)
-    verification._compare_records(finding, read_json(results / "report/provenance.json"), results)
+    record = read_json(results / "report/provenance.json")
+    verification._compare_records(finding, record, results / "report", results)
     return finding.verdict, "\n".join(finding.lines())
 
 
@@ -421,6 +422,9 @@ def test_edited_and_spliced_records_and_missing_runs_are_named(signed):
     assert f"records of runs were edited: {one.name}\n" in said
     assert f"runs have another sealed record than the report's: {two.name}\n" in said
     assert f"records of runs are gone: {three.name}\n" in said and four.name not in said
+    for experiments in ([], {"demo": {"runs": {"../run": {}}}}, {"demo": {}}):
+        with pytest.raises(UserError, match="does not have the expected content"):
+            verification._compare_records(Finding(""), {"order": [], "experiments": experiments}, results, results)
     ingest(results / "runs.json", results / "runs", results / "tables/demo")
     assert f"runs of the plan that are missing: {three.name}" in checked(signed)[1]
 

@@ -17,7 +17,7 @@ from PIL import Image
 from pypdf import PdfReader
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json, sha256_file
+from tokenscale.base.files import check_file_name, read_json, report_malformed, sha256_file
 from tokenscale.report import build, bundle, crate, figure_metadata, page, pdf, save
 from tokenscale.report.claims import read_claims
 from tokenscale.report.pdf_content import content, shown
@@ -381,7 +381,7 @@ def _folder(report: Path, results: Path, ledger: Path, signers: Path | None) -> 
     finding = Finding(str(report))
     _check_signature(finding, report, signers)
     edited = _edited(finding, report, listed)
-    _compare_records(finding, record, results)
+    _compare_records(finding, record, report, results)
     details = []
     with TemporaryDirectory() as temporary:
         again = _again(experiments, results / "tables", Path(temporary), report, ledger)
@@ -432,18 +432,16 @@ def _check_signature(finding: Finding, report: Path, signers: Path | None) -> No
         finding.notes.append(f"signed by {names[0]}")
 
 
-def _compare_records(finding: Finding, record: dict[str, Any], results: Path) -> None:
+def _compare_records(finding: Finding, record: dict[str, Any], report: Path, results: Path) -> None:
     """Name runs whose records are not those of the report: edited, spliced and sealed anew, or gone."""
     missing = [run for name in record["order"] for run in bundle.missing_runs(results / "tables" / name)]
     if missing:
         finding.notes.append(f"runs of the plan that are missing: {few(missing)}")
     if not (results / "runs").is_dir():
         return
-    seals = {
-        run: facts.get("seal")
-        for part in record.get("experiments", {}).values()
-        for run, facts in (part.get("runs") or {}).items()
-    }
+    with report_malformed(report / "provenance.json", "record of the report's origin", "build the report again"):
+        parts = [part["runs"] for part in record["experiments"].values()]
+        seals = {check_file_name(run): facts.get("seal") for runs in parts for run, facts in runs.items()}
     found = {run: results / "runs" / run / "run.json" for run in seals}
     gone = sorted(run for run, path in found.items() if not path.is_file())
     broken = [run for run, path in found.items() if seals[run] and path.is_file() and read_sealed(path) is None]
