@@ -1,7 +1,7 @@
 """The source studies' figures beside ours: every cell of their tables, and every claim.
 
 `published/studies.csv` has a row for each figure of a table: as published, corrected with the reason, and what gives
-ours, a quantity below of the runs (or rows of a benchmark) that `where` selects. Figures of runs are asked of tables of
+ours, a quantity below of the runs (or rows of a benchmark) that `where` selects. Figures of runs are taken from tables of
 scale `study`, whose cells are the studies' own. A claim's figure is that of `config/claims.yaml`.
 """
 
@@ -160,18 +160,18 @@ def measure(tables: Path, experiments: Sequence[str]) -> list[dict[str, Any]]:
             continue
         if figure.experiment not in opened:
             opened[figure.experiment] = ClaimTables(figure.experiment, tables / figure.experiment)
-        asked = opened[figure.experiment]
-        if figure.quantity in OF_RUNS and asked.scale != SCALE:
+        claim_tables = opened[figure.experiment]
+        if figure.quantity in OF_RUNS and claim_tables.scale != SCALE:
             continue
         sql = (OF_RUNS | OF_BENCHMARKS)[figure.quantity].format(where=figure.where)
-        values = asked.rows(" / ".join(figure.key), sql)["value"].dropna().astype(float)
+        values = claim_tables.rows(" / ".join(figure.key), sql)["value"].dropna().astype(float)
         if len(values):
             spread = statistics.summary(values.clip(upper=1e12).to_numpy())
             number, low, high = (None if x >= 1e12 else float(x) for x in (spread.median, spread.low, spread.high))
             parts = {"number": number, "low": low, "high": high, "n": len(values), "kind": spread.kind}
-            found.append({"of": figure.key, **parts, "experiment": figure.experiment, "scale": asked.scale})
-    for asked in opened.values():
-        asked.close()
+            found.append({"of": figure.key, **parts, "experiment": figure.experiment, "scale": claim_tables.scale})
+    for claim_tables in opened.values():
+        claim_tables.close()
     return found
 
 
@@ -205,32 +205,32 @@ def replicate(claims: Iterable[dict[str, Any]], measured: Iterable[dict[str, Any
 def _of_figure(figure: Figure, ours: dict[str, Any] | None) -> Row:
     expected = figure.published if figure.corrected is None else figure.corrected
     corrected = figure.reason if figure.corrected is None else f"{_text(figure.corrected)} ({figure.reason})"
-    told, ratio, verdict = "–", "–", NOT_RUN
+    our_text, ratio, verdict = "–", "–", NOT_RUN
     if ours is not None:
         number, low, high = (math.inf if ours[k] is None else ours[k] for k in ("number", "low", "high"))
         runs = f"; n = {ours['n']}" if ours["n"] > 1 else ""
-        told = f"{_text(number)} ({ours['experiment']} at {ours['scale']}{runs})"
+        our_text = f"{_text(number)} ({ours['experiment']} at {ours['scale']}{runs})"
         ratio = _ratio(number, low, high, expected, ours["kind"])
         same_side = figure.quantity.startswith("speed-up") and (low > 1 if expected > 1 else high < 1)
         same = number == expected if math.isinf(expected) else is_near(low, high, (expected,))
         verdict = SAME if same else DIRECTION if same_side else OTHER
     cell = f"{figure.cell}: {figure.quantity}"
-    return Row(figure.study, figure.table, cell, _text(figure.published), corrected or "–", told, ratio, verdict)
+    return Row(figure.study, figure.table, cell, _text(figure.published), corrected or "–", our_text, ratio, verdict)
 
 
 def _of_claim(claim: dict[str, Any]) -> Row:
     corrected = " to ".join(written(one, claim["unit"]) for one in claim["corrected"])
     corrected = f"{corrected} ({claim['remark']})" if corrected else "–"
-    told, ratio, verdict = "–", "–", NOT_RUN
+    our_text, ratio, verdict = "–", "–", NOT_RUN
     if claim["experiment"] is not None:
         number, low, high = (math.inf if claim[k] is None else claim[k] for k in ("number", "low", "high"))
-        told = f"{written(number, claim['unit'])} ({claim['experiment']} at {claim['scale']}; {claim['verdict']})"
+        our_text = f"{written(number, claim['unit'])} ({claim['experiment']} at {claim['scale']}; {claim['verdict']})"
         expected = claim["corrected"] or claim["published"]
         ratio = _ratio(number, low, high, expected[0], claim["kind"]) if len(expected) == 1 else "–"
         holds, near = claim["verdict"] == SUPPORTED, not expected or is_near(low, high, expected)
         verdict = SAME if near and (holds or claim["corrected"]) else DIRECTION if holds else OTHER
     published = claim["figure"] or "–"
-    return Row(claim["study"], "Claims", claim["claim"], published, corrected, told, ratio, verdict)
+    return Row(claim["study"], "Claims", claim["claim"], published, corrected, our_text, ratio, verdict)
 
 
 def _ratio(number: float, low: float, high: float, expected: float, kind: str) -> str:
