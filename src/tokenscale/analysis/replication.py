@@ -1,7 +1,7 @@
 """The source studies' figures beside ours: every cell of their tables, and every claim.
 
 `published/studies.csv` has a row for each figure of a table: as published, corrected with the reason, and what gives
-ours, a quantity below of the runs (or rows of a benchmark) that `where` selects. Figures of runs are taken from tables of
+ours, a quantity below of the runs (or rows of a benchmark) that `where` selects. Figures of runs come from tables of
 scale `study`, whose cells are the studies' own. A claim's figure is that of `config/claims.yaml`.
 """
 

@@ -239,12 +239,12 @@ def format_plan() -> str:
     lines = [f"{'case':<32} {'memory':>9}  {'step at least':>13}  {'target':>16}  {'expected':>8}   on {name}"]
     whole = 0.0
     for case in CASES:
-        held, floor = predicted_bytes(case), roofline(case, name)
-        fits = case.peer or held <= room
+        predicted, floor = predicted_bytes(case), roofline(case, name)
+        fits = case.peer or predicted <= room
         whole += expected_seconds(case, name) if fits else 0.0
         target = f"{case.target:,.0f} tok/s" if case.target else ""
         lines.append(
-            f"{case.name:<32} {f'{held / 2**30:.1f} GiB' if not case.peer else '-':>9}  "
+            f"{case.name:<32} {f'{predicted / 2**30:.1f} GiB' if not case.peer else '-':>9}  "
             f"{f'{sum(floor.values()) * 1e3:.1f} ms' if floor else 'unknown':>13}  {target:>16}  "
             + (f"{expected_seconds(case, name) / 60:>5.1f} min" if fits else "does not fit")
         )
@@ -285,8 +285,8 @@ def measure(
         if time.monotonic() - began + expected > budget_s:
             print(f"{name}: left for another call, since it may not end within {budget_s:.0f} s", flush=True)
             continue
-        if case and room and not case.peer and (held := predicted_bytes(case)) > room:
-            reason = f"does not fit: {held / 2**30:.0f} of {room / 2**30:.0f} GiB"
+        if case and room and not case.peer and (predicted := predicted_bytes(case)) > room:
+            reason = f"does not fit: {predicted / 2**30:.0f} of {room / 2**30:.0f} GiB"
             print(f"{name}: left out, {reason}", flush=True)
             continue
         argv = [sys.executable, "-m", "tokenscale", "benchmark", "gpu", "--case", name, "--output", str(folder)]
@@ -533,10 +533,12 @@ def format_case(record: dict[str, Any]) -> str:
         return f"{head} NCCL {record['nccl']}: {', '.join(rates)}"
     low, high = (case["rows"] * case["sequence_length"] / s for s in (max(record["step_s"]), min(record["step_s"])))
     mfu = f"{record['mfu']['full']:.1%} MFU" if record["mfu"] else "no MFU: peak unknown"
-    held = f"{record['memory_peak_bytes'] / 2**30:.1f} GiB" if record["memory_peak_bytes"] else "memory not measured"
+    memory_text = (
+        f"{record['memory_peak_bytes'] / 2**30:.1f} GiB" if record["memory_peak_bytes"] else "memory not measured"
+    )
     if record["memory_peak_bytes"] and record["memory_predicted_bytes"]:
-        held += f" (predicted {record['memory_predicted_bytes'] / 2**30:.1f})"
-    parts = [mfu, held]
+        memory_text += f" (predicted {record['memory_predicted_bytes'] / 2**30:.1f})"
+    parts = [mfu, memory_text]
     if record["times_roofline"]:
         parts.append(f"{record['times_roofline']:.2f}x the roofline")
     if record["compile_s"] is not None:

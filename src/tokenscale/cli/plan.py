@@ -146,8 +146,8 @@ def render_rent(config: Config, names: list[str], gpus: dict[str, GpuPrice]) -> 
             rows.append((name, hours, "not set", ""))
             continue
         cost = hours if not of_all.timed else f"{of_all.gpu_hours * price.usd_per_gpu_hour:,.2f}"
-        asked = ", ".join(filter(None, [price.source, str(price.date or "")]))
-        rows.append((name, hours, f"{price.usd_per_gpu_hour:,.2f}{f' ({asked})' * bool(asked)}", cost))
+        origin = ", ".join(filter(None, [price.source, str(price.date or "")]))
+        rows.append((name, hours, f"{price.usd_per_gpu_hour:,.2f}{f' ({origin})' * bool(origin)}", cost))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *others in rows:
         columns = [first.ljust(widths[0]), *(text.rjust(width) for text, width in zip(others, widths[1:], strict=True))]

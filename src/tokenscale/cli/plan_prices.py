@@ -57,7 +57,7 @@ class GpuPrice:
 
     usd_per_gpu_hour: float | None = option(None, "US dollars for a GPU and hour; null: not set", ge=0)
     source: str = option("", "provider, and kind of machine")
-    date: datetime.date | None = option(None, "day on which the provider asked this price")
+    date: datetime.date | None = option(None, "day on which the provider charged this price")
 
 
 def read_gpu_prices(file: Path) -> dict[str, GpuPrice]:
