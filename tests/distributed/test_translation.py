@@ -15,10 +15,9 @@ from tokenscale.train.phase_timer import HostTimer
 
 pytestmark = [pytest.mark.slow(30), pytest.mark.distributed]
 #: weights so far apart that texts vary and rounding decides nothing
-LLAMA = replace(SHAPE, key_value_heads=2, initial_deviation=0.4)
+LLAMA = replace(SHAPE, heads=8, initial_deviation=0.4)
 GPT2 = replace(
-    LLAMA,
-    key_value_heads=4,
+    SHAPE,
     norm="layer",
     positions="learned",
     activation="gelu",
