@@ -156,7 +156,7 @@ def test_weights_trained_on_a_pretokenized_file_write_text(place):
 
 def test_what_every_rank_refuses_is_told_once(place):
     words = f"{STEP_2} --model llama-micro --world-size 2 --precision bf16 --float8 --output-dir refused"
-    done = tokenscale(place, "train", f"{words} --device cpu", check=False)
+    done = tokenscale(place, "train", words, check=False)
     assert done.returncode == 2 and (done.stdout + done.stderr).count("tokenscale: float8 needs a GPU") == 1
 
 

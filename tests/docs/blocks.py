@@ -21,7 +21,7 @@ GROUPS = [
             f"docs/{name}.md"
             for name in (
                 *("tutorial", "install", "experiments", "data", "source-studies", "training", "evaluation", "report"),
-                *("interoperability", "parallelism", "operations", "cloud", "results", "index", "api"),
+                *("interoperability", "parallelism", "operations", "cloud", "results", "replication", "index", "api"),
             )
         ),
     ],

@@ -108,7 +108,9 @@ def test_an_option_that_takes_the_profiles_account_away_is_refused(cluster):
     code, text, calls = submit(cluster, *options)
     assert (code, calls) == (2, []), text
     assert refusals(text) == ["tokenscale: --default-resources on the command line replaced settings of the profile."]
-    assert re.search(r"lost +default-resources: slurm_account, runtime, nodes\n", text) and unlocked(cluster)
+    assert re.search(r"lost +default-resources: slurm_account, runtime, nodes, constraint\n", text) and unlocked(
+        cluster
+    )
     code, text, calls = submit(cluster, "-n", *options)
     assert (code, calls) == (0, []) and len(refusals(text)) == 1
 

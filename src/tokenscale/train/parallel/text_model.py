@@ -19,7 +19,7 @@ class TextModel(LanguageModel):
     def __init__(self, parallel: ParallelModel, device: torch.device):
         super().__init__()
         self.model = parallel.objective.model
-        self.settings, self.sequence_length = self.model.settings, self.model.sequence_length
+        self.settings = self.model.settings
         self._parallel, self._device = parallel, device
 
     def new_cache(self, rows: int, length: int, device: torch.device) -> KVCache | None:

@@ -128,11 +128,12 @@ def _open_store(rank: int, size: int, nodes: int | None) -> dist.Store:
     the interface of MASTER_ADDR alone. Keys begin with the run's secret where the launcher has set one, so that
     processes of another job that use this port by mistake neither read nor overwrite them. Raises PortTaken.
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_WORLD_SIZE") == str(size):
-        return dist.FileStore(str(_store_of_agent()), size)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun on several nodes
-        return next(dist.rendezvous("env://"))[0]
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        agent = _find_agent() if os.environ.get("LOCAL_WORLD_SIZE") == str(size) else None
+        if agent is not None:
+            return dist.FileStore(str(_store_of_agent(agent)), size)
+        return next(dist.rendezvous("env://"))[0]  # several nodes, or ranks that are no descendants of torchrun
     listener = listen(address, port, nodes) if rank == 0 else None
     store = dist.TCPStore(address, port, size, rank == 0, master_listen_fd=listener)
     return dist.PrefixStore(os.environ.get(RENDEZVOUS_SECRET, ""), store)
@@ -155,14 +156,28 @@ def listen(address: str, port: int, nodes: int | None) -> int:
         ) from None
 
 
-def _store_of_agent() -> Path:
+def _find_agent() -> int | None:
+    """Return the process of torchrun among the ancestors of this rank: wrapper scripts may lie between. Linux only."""
+    process = os.getppid()
+    while process > 1:
+        try:
+            command = Path(f"/proc/{process}/cmdline").read_bytes()
+            parent = int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            return None
+        if b"torch.distributed.run" in command or b"torch/distributed/run" in command or b"torchrun" in command:
+            return process
+        process = parent
+    return None
+
+
+def _store_of_agent(process: int) -> Path:
     """Return a file for the store of this torchrun's ranks, in a folder that only this user can open.
 
-    Its name comes from torchrun's process, the parent of all ranks, and the number of its restarts.
+    Its name comes from torchrun's process and the number of its restarts.
     """
-    started = Path(f"/proc/{os.getppid()}/stat")
-    ticks = started.read_text().rsplit(")", 1)[1].split()[19] if started.exists() else ""
-    agent = f"{os.getppid()}-{ticks}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    ticks = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    agent = f"{process}-{ticks}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
     prefix = f"tokenscale-{os.getuid()}-"
     for left in Path(tempfile.gettempdir()).glob(f"{prefix}*-*-*"):
         if not is_alive(int(left.name.removeprefix(prefix).split("-")[0])):
