@@ -11,7 +11,7 @@ from tokenscale.runs.records import events
 from tokenscale.train.loop import train
 from tokenscale.train.parallel.world import World
 
-ALONE = World(0, 1, 0, torch.device("cpu"), nodes=("here",))
+ALONE = World(0, 1, 0, torch.device("cpu"))
 HOUR = 3600.0
 
 

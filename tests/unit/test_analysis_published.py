@@ -175,7 +175,7 @@ def test_the_files_are_in_the_wheel():
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["tokenscale"]
     files = sorted((ROOT / "src/tokenscale/analysis/published").iterdir())
     names = [path.relative_to(ROOT / "src/tokenscale").as_posix() for path in files]
-    assert names == ["analysis/published/all_reduce.csv", "analysis/published/steps.csv"]
+    assert names == [f"analysis/published/{name}.csv" for name in ("all_reduce", "steps", "studies")]
     assert all(any(fnmatch(name, pattern) for pattern in patterns) for name in names)
 
 

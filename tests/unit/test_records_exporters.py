@@ -68,7 +68,7 @@ def record(folder: Path, run, seal: bool = True) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "dirty.diff").write_text(DIFF)
     body = {
-        "schema": 1, "run_id": run.identity, "run": to_dict(run), "attempt": 0, "started_unix_s": 1.7e9,
+        "schema": 1, "run_id": run.identity, "run": to_dict(run), "attempt": 1, "started_unix_s": 1.7e9,
         "digest": "d" * 64, "inputs": {"store": "a" * 64, "tokenizer": "b" * 64}, "parameters": 1234,
         "git": {"commit": "c" * 40, "dirty": True, "diff_sha256": provenance.sha256_text(DIFF)},
         "versions": {"torch": "2.13.0"}, "hardware": logs.HARDWARE, "environment": {}, "outcome": {"status": "running"},

@@ -243,11 +243,12 @@ RUN = {
     "hardware.device": string,
     "hardware.device_kind": one_of("cpu", "cuda"),
     "hardware.network": maybe(string),
+    "hardware.links_gb_s": maybe(empty),  # no machine's file expects anything
     "hardware.nodes.[]": string,
     "hardware.threads_per_rank": number(1, 4096),
     "hardware.world_size": number(1, 2),
     "argv.[]": string,
-    "compilation": empty,  # no run asks for compile
+    "compilation": maybe(empty),  # no run asks for compile
     "environment.*": any_text,
     "flops_per_token.*": number(1e3, 1e9, float),
     "git": empty,  # the project's copy is no clone
