@@ -266,7 +266,7 @@ IMPOSSIBLE = {
     "hardware.device_kind 'abacus'": {"hardware": logs.HARDWARE | {"device_kind": "abacus"}},
     "hardware.cores 1000000000": {"hardware": logs.HARDWARE | {"cores": 10**9}},
     "hardware.memory_bytes 1": {"hardware": logs.HARDWARE | {"memory_bytes": 1}},
-    "hardware.nodes []": {"hardware": logs.HARDWARE | {"nodes": []}},
+    "hardware.nodes ['a', 'a'": {"hardware": logs.HARDWARE | {"nodes": ["a"] * 99}},
     "hardware.world_size 7": {"hardware": logs.HARDWARE | {"world_size": 7}},
     "git.commit 'zzz'": {"git": {"commit": "zzz", "dirty": False}},
     "digest 'x'": {"digest": "x"},
