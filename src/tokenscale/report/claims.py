@@ -43,15 +43,18 @@ def read_replication(path: Path) -> list[replication.Row]:
 
 
 def replication_tables(rows: Iterable[replication.Row]) -> list[tuple[str, str, Table]]:
-    """(study, how many figures have which verdict, table of all of them) of each study."""
-    columns = [(name, False) for name in ("table, cell", "published", "corrected (why)", "ours", "ratio", "verdict")]
+    """(study, how many figures have which verdict, table of all of them) of each study; what was run comes first."""
+    columns = [(name, False) for name in ("table, cell", "verdict", "published", "ours", "ratio", "corrected (why)")]
     by_study: dict[str, list[replication.Row]] = {}
     for row in rows:
         by_study.setdefault(row.study, []).append(row)
     found = []
     for study, of in by_study.items():
         counts = ", ".join(f"{n} {word}" for word in replication.VERDICTS if (n := sum(r.verdict == word for r in of)))
-        texts = [[f"{r.table}: {r.texts[0]}", *r.texts[1:]] for r in of]
+        texts = []
+        for row in sorted(of, key=lambda r: r.verdict == replication.NOT_RUN):
+            cell, published, corrected, ours, ratio, verdict = row.texts
+            texts.append([f"{row.table}: {cell}", verdict, published, ours, ratio, corrected])
         found.append((study, f"{len(of)} figures: {counts}", Table(columns, texts)))
     return found
 
