@@ -5,6 +5,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.model import ModelSettings, aligned_rows
 from tokenscale.train.models.build import build, initialise
 from tokenscale.train.models.losses import (
     IGNORED,
@@ -151,6 +152,38 @@ def test_a_compiled_objective_is_the_plain_one(monkeypatch):
         torch.testing.assert_close(loss, plain, rtol=1e-6, atol=0)
         for a, b in zip(torch.autograd.grad(loss, weights), right, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("chunk", [0, 20])
+@pytest.mark.parametrize(("dtype", "bias"), [(torch.float32, True), (torch.float32, False), (torch.bfloat16, True)])
+def test_rows_added_for_a_gpu_change_neither_loss_nor_gradients(monkeypatch, dtype, bias, chunk, compiled):
+    traced = partial(torch.compile, backend="aot_eager")
+    for module in ("losses", "objective"):
+        monkeypatch.setattr(f"tokenscale.train.models.{module}.compile_function", traced)
+    hidden, head, labels = made(bias=bias, dtype=dtype)
+    objective = Objective(nn.ModuleDict({"head": head}), loss_chunk=chunk, compiled=compiled)
+    right = gradients(objective.loss(hidden, labels), hidden, head)
+    widths = []
+    monkeypatch.setattr(
+        "tokenscale.train.models.losses.aligned_rows", lambda rows, _: widths.append(rows) or aligned_rows(rows, "cuda")
+    )
+    torch.compiler.reset()
+    found = gradients(objective.loss(hidden, labels), hidden, head)
+    assert widths and set(widths) == {97}
+    rounding = 1e-5 if dtype == torch.float32 else 2e-2
+    for a, b in zip(found, right, strict=True):
+        torch.testing.assert_close(a, b, rtol=rounding, atol=rounding / 10)
+
+
+def test_a_label_of_another_share_is_not_among_the_added_rows(monkeypatch):
+    monkeypatch.setattr("tokenscale.train.models.losses.aligned_rows", lambda rows, _: aligned_rows(rows, "cuda"))
+    hidden, head, labels = made(ignored=0.0)
+    alone = SimpleNamespace(first=0, maximum=lambda values: values, sum=lambda values: values)
+    loss = linear_cross_entropy_sum(hidden, head, labels + 97, 7, share=alone)  # all in another rank's share
+    torch.testing.assert_close(loss, (head(hidden) - head(hidden).amax(-1, keepdim=True)).logsumexp(-1).sum())
+    assert aligned_rows(50_257, "cuda") == 50_304 and aligned_rows(131_072, "cuda") == 131_072
+    assert aligned_rows(50_257, "cpu") == 50_257
 
 
 def test_without_gradients_none_is_computed():

@@ -43,7 +43,12 @@ def split(requirement: str) -> tuple[str, str]:
 
 def test_conda_and_pip_install_the_same():
     extras = project()["optional-dependencies"]
-    wanted_by_few = ("mlflow", "wandb", "modal")  # heavy, and only for who has these trackers and this cloud
+    wanted_by_few = (
+        "mlflow",
+        "wandb",
+        "modal",
+        "float8",
+    )  # heavy, and only for who has these trackers, this cloud, such GPUs
     stated = project()["dependencies"] + [r for name in extras if name not in wanted_by_few for r in extras[name]]
     wanted = {split(r) for r in stated} | {("python", split("python" + project()["requires-python"])[1])}
     conda = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]

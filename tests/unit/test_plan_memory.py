@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from tokenscale.cli.plan import render_memory
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
@@ -42,9 +44,12 @@ def test_a_vocabulary_that_is_not_known_is_said_and_not_guessed():
     assert "not known" not in line and "activations" in line
 
 
-def test_activations_that_are_not_predicted_are_said_to_be_missing():
-    (line,) = list(render_memory([replace(RUN, compile=True)]))[1:]
-    assert "compile " in line and line.endswith("10.50 optimizer + activations, not predicted")
+@pytest.mark.parametrize("setting", ["compile", "float8"])
+def test_activations_of_compiled_blocks_and_float8_are_stated_as_without(setting):
+    (plain,) = list(render_memory([RUN]))[1:]
+    (line,) = list(render_memory([replace(RUN, **{setting: True})]))[1:]
+    assert f"{setting} " in line and line.endswith(f" activations as without {setting}")
+    assert line.split("= ")[1] == f"{plain.split('= ')[1]} as without {setting}"
 
 
 def test_a_run_that_keeps_to_the_cpu_is_predicted_for_its_kernels():

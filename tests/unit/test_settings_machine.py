@@ -100,14 +100,15 @@ def test_the_image_is_the_workflows():
 
 
 def test_the_image_gets_the_trainers_packages_that_it_lacks():
-    """The one list is pyproject.toml's: the lines between the comments `trainer` and `downloads`."""
+    """The list is pyproject.toml's: the lines from the comment `trainer` to `downloads`, and the extra `float8`."""
     text = (ROOT / "pyproject.toml").read_text()
     group = text.split("  # trainer\n")[1].split("  # downloads\n")[0]
     wanted = {split(requirement) for requirement in re.findall(r'^  "(.+?)",$', group, re.M)}
     assert OF_THE_IMAGE < {name for name, _ in wanted} and wanted <= {split(r) for r in project()["dependencies"]}
     (install,) = [line for line in containerfile() if "pip install" in line]
     found = {split(requirement) for requirement in re.findall(r'"([^"]+)"', install)}
-    assert found == {(name, bounds) for name, bounds in wanted if name not in OF_THE_IMAGE}
+    extra = {split(requirement) for requirement in project()["optional-dependencies"]["float8"]}
+    assert found == extra | {(name, bounds) for name, bounds in wanted if name not in OF_THE_IMAGE}
 
 
 def test_what_the_image_has_is_held_while_packages_are_installed():

@@ -294,13 +294,17 @@ def _predict_memory(run: RunSettings, gpu_gib: float | None) -> tuple[tuple[str,
     if vocabulary is None:
         return None, f"not known before the tokenizer {run.tokenizer.name} is built, which decides the vocabulary"
     try:
-        whole = replace(run, model=run.model.with_vocabulary(vocabulary))
+        whole = replace(run, model=run.model.with_vocabulary(vocabulary), compile=False, float8=False)
         held = largest_memory(whole, "cpu" if run.device == "cpu" else "cuda")
     except (ImportError, UserError):
         return None, f"not known without the library transformers, which builds {run.model.transformers}"
     unit, name = (1 << 30, "GiB") if held.total >= 1 << 30 else (1 << 20, "MiB")
+    eager = " as without " + ("compile" if run.compile else "float8") if run.compile or run.float8 else ""
     parts = [
-        f"{part}, not predicted" if size is None else f"{size / unit:.2f} {part}" for part, size in asdict(held).items()
+        f"{part}, not predicted"
+        if size is None
+        else f"{size / unit:.2f} {part}{eager if part == 'activations' else ''}"
+        for part, size in asdict(held).items()
     ]
     remark = ""
     if gpu_gib is not None and run.device != "cpu" and held.total > gpu_gib * (1 << 30):

@@ -16,7 +16,7 @@ from tokenscale.costs.flops import weights
 from tokenscale.costs.pipeline_schedules import assign_stages, build_schedule, max_in_flight
 from tokenscale.data.order.shares import micro_steps, rank_slots, shard_rows
 from tokenscale.settings.layout import LayoutSettings, MeshCoordinate
-from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.model import ModelSettings, aligned_rows
 from tokenscale.settings.run import RunSettings
 
 Device = Literal["cpu", "cuda"]
@@ -195,7 +195,7 @@ class _Forward:
     def __init__(self, run: RunSettings, model: ModelSettings, coordinate: MeshCoordinate, device: Device):
         layout = run.layout
         self.run, self.model, self.layout, self.coordinate = run, model, layout, coordinate
-        self.fused = device == "cuda"
+        self.device, self.fused = device, device == "cuda"
         rows = len(rank_slots(run.global_batch, coordinate.data_rank, layout.data_parallel_size))
         self.rows = max(1, min(run.micro_batch, rows))  # a rank without rows computes an ignored one
         self.all = self.rows * run.sequence_length  # positions in attention and feed-forward
@@ -335,7 +335,8 @@ class _Forward:
     def loss_bytes(self) -> int:
         """Return the bytes of the last norm, and of log-probabilities and labels, or a chunked loss's gradients."""
         model, elements = self.model, self.all * self.model.dimension
-        vocabulary = len(shard_rows(model.vocabulary_size, self.coordinate.tensor, self.layout.tensor))
+        entries = len(shard_rows(model.vocabulary_size, self.coordinate.tensor, self.layout.tensor))
+        vocabulary = aligned_rows(entries, self.device)
         if self.run.loss_chunk or self.layout.tensor > 1:
             return self.norm_bytes() + self.stream * (elements + vocabulary * model.dimension)
         copy = 2 * vocabulary * model.dimension if self.autocast else 0

@@ -133,3 +133,11 @@ class ModelSettings:
     def with_vocabulary(self, size: int) -> "ModelSettings":
         """Return the model with the tokenizer's vocabulary size, if none is set."""
         return self if self.vocabulary_size is not None else replace(self, vocabulary_size=size)
+
+
+def aligned_rows(rows: int, device: str) -> int:
+    """Return the rows of the products of an output head of `rows` entries: on GPUs the next multiple of 128.
+
+    GPT-2's 50,257 become 50,304, as in llm.c: an odd width keeps products off the fast paths of tensor cores.
+    """
+    return rows + -rows % 128 if device == "cuda" else rows

@@ -73,7 +73,9 @@ def float8(model: LanguageModel, device: torch.device) -> None:
     try:
         from torchao.float8 import convert_to_float8_training
     except ImportError as error:
-        raise UserError("float8 needs the package torchao.", reason=error, next="pip install torchao") from None
+        raise UserError(
+            "float8 needs the package torchao.", reason=error, next='pip install "tokenscale[float8]"'
+        ) from None
     for block in model.blocks:
         convert_to_float8_training(
             block, module_filter_fn=lambda layer, name: layer.in_features % 16 == layer.out_features % 16 == 0

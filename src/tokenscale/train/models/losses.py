@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tokenscale.settings.model import aligned_rows
 from tokenscale.train.compilation import compile_function
 
 #: A label that does not count: padding, or the start of a document.
@@ -45,7 +46,19 @@ def cross_entropy_sum(logits_btv: Tensor, labels_bt: Tensor) -> Tensor:
 
 def head_cross_entropy_sum(hidden_btd: Tensor, weight: Tensor, bias: Tensor | None, labels_bt: Tensor) -> Tensor:
     """`cross_entropy_sum` of the output head's logits: product and loss in one function, compiled as one graph."""
-    return cross_entropy_sum(F.linear(hidden_btd, weight, bias), labels_bt)
+    return cross_entropy_sum(F.linear(hidden_btd, *align_rows(weight, bias)), labels_bt)
+
+
+def align_rows(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return the output head's weight [V, d] and bias [V], with rows added up to `aligned_rows`.
+
+    The logits of added rows are -inf: they are in no softmax and have no gradient. Parameters keep V rows.
+    """
+    added = aligned_rows(len(weight), weight.device.type) - len(weight)
+    if not added:
+        return weight, bias
+    bias = weight.new_zeros(len(weight)) if bias is None else bias
+    return F.pad(weight, (0, 0, 0, added)), F.pad(bias, (0, added), value=float("-inf"))
 
 
 def linear_cross_entropy_sum(
@@ -137,21 +150,22 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scale = FP16_SCALE if dtype == torch.float16 else 1.0
         loss_sum = torch.zeros((), device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
-            cast, offset = weight.to(dtype), bias.to(dtype) if bias is not None else None
+            cast, offset = align_rows(weight.to(dtype), bias.to(dtype) if bias is not None else None)
+            rows = slice(len(weight))  # without those that were added
             for part in _parts(len(labels), chunk):
                 inputs = hidden[part].to(dtype)
                 loss, rounded, by_hidden, by_bias = differentiate(
-                    inputs, cast, offset, labels[part], scale, wants_hidden, wants_bias, share
+                    inputs, cast, offset, labels[part], scale, wants_hidden, wants_bias, share, len(weight)
                 )
                 loss_sum += loss
                 if wants_bias:
-                    of_bias += by_bias
+                    of_bias += by_bias[rows]
                 if wants_hidden:
                     of_hidden[part] = by_hidden
                 if wants_weight and dtype == torch.float32:
-                    of_weight.addmm_(rounded.T, inputs)
+                    of_weight.addmm_(rounded.T[rows], inputs)
                 elif wants_weight:
-                    of_weight.add_(rounded.T @ inputs, alpha=1 / scale)
+                    of_weight.add_(rounded.T[rows] @ inputs, alpha=1 / scale)
         ctx.save_for_backward(
             of_hidden,
             of_weight.to(weight.dtype) if wants_weight else None,
@@ -180,13 +194,14 @@ def _differentiate_chunk(
     wants_hidden: bool,
     wants_bias: bool,
     share: VocabularyShard | None,
+    entries: int,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Return (the summed loss, its gradient by the logits times `scale` in the format of the inputs, and those by the
     inputs and by the bias).
 
     The sum over chunks of the gradient by the weight stays outside: added to in place, it needs no second one.
     """
-    loss, gradient = _loss_and_gradient(F.linear(inputs, weight, bias).float(), labels, share)
+    loss, gradient = _loss_and_gradient(F.linear(inputs, weight, bias).float(), labels, share, entries)
     by_bias = gradient.sum(dim=0) if wants_bias else None
     rounded = (gradient.mul_(scale) if scale != 1 else gradient).to(inputs.dtype)
     by_hidden = None
@@ -195,17 +210,19 @@ def _differentiate_chunk(
     return loss, rounded, by_hidden, by_bias
 
 
-def _loss_and_gradient(logits: Tensor, labels: Tensor, share: VocabularyShard | None = None) -> tuple[Tensor, Tensor]:
+def _loss_and_gradient(
+    logits: Tensor, labels: Tensor, share: VocabularyShard | None, entries: int
+) -> tuple[Tensor, Tensor]:
     """Return (the summed loss, its gradient by the logits: softmax - one-hot). The gradient reuses the logits' memory.
 
-    logits [n, V] in fp32, labels [n]. Of a share, V are its entries: the sum of exponentials and the label's logit are
-    then added up over all shares.
+    logits [n, V] in fp32, labels [n]. The first `entries` of V are those of the head or of a share of it; of a share,
+    the sum of exponentials and the label's logit are added up over all shares.
     """
     counts = here = labels != IGNORED
     places = labels
     if share is not None:
         places = labels - share.first
-        here = counts & (places >= 0) & (places < logits.shape[1])
+        here = counts & (places >= 0) & (places < entries)
     places = torch.where(here, places, 0)[:, None]
     highest = logits.amax(dim=-1, keepdim=True)
     logits -= highest if share is None else share.maximum(highest)
