@@ -11,13 +11,14 @@ import pytest
 
 from tests import logs, tables
 from tests.unit.test_analysis_claims import ROOT
+from tests.unit.test_planted_values import make_campaign
 from tests.unit.test_report import Reader
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
 from tokenscale.analysis.tables import write_manifest
 from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
-from tokenscale.report import checklist, findings, page, save, summary
+from tokenscale.report import cautions, checklist, findings, page, save, summary
 from tokenscale.report.views import VIEWS
 from tokenscale.settings.claims_file import load_claims
 from tokenscale.settings.registry import FIGURES
@@ -238,6 +239,42 @@ def test_step_times_are_of_the_slowest_rank_after_warm_up(tmp_path):
     assert (two["steps"], two["median_s"], two["slowest_s"], two["late_s"]) == (3, 4.5, 5.5, 0.5)
     assert two["p95_s"] == pytest.approx(5.4) and two["iqr_share"] == pytest.approx(1 / 4.5)
     assert rows.loc["one", "iqr_share"] == 0 and math.isnan(rows.loc["one", "late_s"])
+
+
+def test_a_rank_that_is_slow_for_a_stretch_is_named_with_its_node_and_time(tmp_path):
+    """Rank 2 of 4 computes half longer in steps 140 to 219; the step is as long as its slowest rank's."""
+    slow = range(140, 220)
+    runs = [
+        tables.run("slow", world_size=4, node_names="a, b"),
+        tables.run("even", world_size=4, repeat=1),
+        tables.run("shared", world_size=4, repeat=2, oversubscribed=True),
+        tables.run("staged", world_size=4, repeat=3, pipeline=2),  # the second stage computes longer: no straggler
+    ]
+
+    def parts(late, longer=0.06):
+        return {
+            "step_s": 0.1,
+            "t_unix_s": lambda step, rank: 1.7e9 + 0.1 * (step + 1),
+            "forward_s": lambda step, rank: 0.02 + 0.0002 * ((step * 7 + rank * 3) % 5),
+            "backward_s": lambda step, rank: longer if late(step, rank) else 0.04,
+        }
+
+    steps = [
+        row
+        for run in ("slow", "shared")
+        for row in tables.steps(run, 400, 4, **parts(lambda step, rank: rank == 2 and step in slow))
+    ]
+    steps += tables.steps("even", 400, 4, **parts(lambda step, rank: rank == step % 4))  # each in its turn
+    steps += tables.steps("staged", 400, 4, **parts(lambda step, rank: rank >= 2, 0.08))
+    tables.write(tmp_path, runs=runs, steps=steps)
+    (row,) = query("stragglers", tmp_path).to_dict("records")
+    assert (row["run_id"], row["rank"], row["node"], row["first_step"], row["last_step"]) == ("slow", 2, "b", 140, 219)
+    assert row["slowdown"] == pytest.approx(0.08 / 0.06, rel=0.02) and row["lost_s"] == pytest.approx(1.6, rel=0.02)
+    assert row["part"] == "the backward pass" and row["started_unix_s"] == pytest.approx(1.7e9 + 14)
+    assert cautions.find_cautions(*make_campaign(), query("stragglers", tmp_path)) == [
+        "Rank 2 of slow on b was 1.33 times slower than its peers in steps 140 to 219 (2023-11-14 22:13:34 to 22:13:42 "
+        "UTC), mostly in the backward pass, 1.6 s in all."
+    ]
 
 
 def test_steadiness_and_energy_are_of_the_steps_and_counters(site):

@@ -36,6 +36,7 @@ QUERIES = (
     "phases",
     "loss_difference",
     "step_times",
+    "stragglers",
     "energy",
     "inventory",
 )

@@ -51,6 +51,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "phases": WARM_UP,
     "loss_difference": {"points": 100},
     "step_times": WARM_UP,
+    "stragglers": {**WARM_UP, "window": 20, "excess": 0.1},
     "energy": {},
     "inventory": {},
 }

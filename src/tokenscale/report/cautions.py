@@ -1,5 +1,7 @@
 """Cautions of an experiment's first screen: what disturbed its measurements, in short sentences."""
 
+from datetime import UTC, datetime
+
 import pandas as pd
 
 from tokenscale.analysis import campaign
@@ -15,12 +17,16 @@ EFFICIENCY = 0.05
 
 
 def find_cautions(
-    runs: pd.DataFrame, throughput: pd.DataFrame, scaling: pd.DataFrame, verdicts: list[str] | None = None
+    runs: pd.DataFrame,
+    throughput: pd.DataFrame,
+    scaling: pd.DataFrame,
+    stragglers: pd.DataFrame | None = None,
+    verdicts: list[str] | None = None,
 ) -> list[str]:
     """Return the cautions of an experiment; nothing for a quiet campaign with enough runs.
 
-    `runs`, `throughput` and `scaling` are the rows of the queries `inventory`, `throughput` and `scaling`; `verdicts`
-    those of its comparisons.
+    `runs`, `throughput`, `scaling` and `stragglers` are the rows of the queries `inventory`, `throughput`, `scaling`
+    and `stragglers`; `verdicts` those of its comparisons.
     """
     found = [
         _describe_validity(runs),
@@ -28,6 +34,7 @@ def find_cautions(
         _describe_load(runs),
         _describe_drift(runs, throughput),
         _describe_spread(throughput),
+        _describe_stragglers(stragglers),
         _describe_efficiency(scaling),
         _describe_too_few(verdicts or []),
     ]
@@ -115,6 +122,21 @@ def _describe_spread(throughput: pd.DataFrame) -> str:
     return (
         f"Repeats of {len(wide)} of {cells} cells differ by more than {100 * SPREAD:.0f} % of their median, up to "
         f"{number(100 * share, 2)} % ({where})."
+    )
+
+
+def _describe_stragglers(stragglers: pd.DataFrame | None) -> str:
+    """Ranks that were slower than their peers for a stretch, with the one that took the most time."""
+    if stragglers is None or stragglers.empty:
+        return ""
+    worst = stragglers.iloc[0]  # in order of the time that they took
+    begins, ends = (datetime.fromtimestamp(worst[f"{end}_unix_s"], UTC) for end in ("started", "stopped"))
+    node = f" on {worst['node']}" if isinstance(worst["node"], str) else ""
+    more = f" {len(stragglers) - 1} more stretches: query stragglers." if len(stragglers) > 1 else ""
+    return (
+        f"Rank {int(worst['rank'])} of {worst['run_id']}{node} was {number(worst['slowdown'], 3)} times slower than "
+        f"its peers in steps {int(worst['first_step'])} to {int(worst['last_step'])} ({begins:%Y-%m-%d %H:%M:%S} to "
+        f"{ends:%H:%M:%S} UTC), mostly in {worst['part']}, {number(worst['lost_s'], 2)} s in all.{more}"
     )
 
 

@@ -29,8 +29,8 @@ from tokenscale.report.table import Table
 from tokenscale.settings.registry import FIGURES
 
 #: queries of an experiment's description
-QUERIES = ("inventory", "throughput", "order", "scaling", "stalls", "validation", "step_times", "energy", "generations",
-           "padding", "parallelism", "pipeline")  # fmt: skip
+QUERIES = ("inventory", "throughput", "order", "scaling", "stalls", "validation", "step_times", "stragglers", "energy",
+           "generations", "padding", "parallelism", "pipeline")  # fmt: skip
 VALIDITY = ("valid", "suspect", "invalid", "missing")
 
 
@@ -70,7 +70,11 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             "digest": digest,
             "caution": caution(scaling),
             "cautions": cautions.find_cautions(
-                runs, throughput, scaling, [c["verdict"] for c in compared if c.get("primary", True)]
+                runs,
+                throughput,
+                scaling,
+                rows("stragglers"),
+                [c["verdict"] for c in compared if c.get("primary", True)],
             ),
             "answers": answers.find_answers(rows, compared, proof, figures, caution(scaling)),
             "design": campaign_quality.design(runs, planned, head.get("left_out") or []),
