@@ -51,6 +51,7 @@ def test_json_holds_every_check_and_every_conclusion(here):
 def test_two_real_processes_meet_here(here):
     findings = {f["name"]: f for f in json.loads(here[0].stdout)["findings"]}
     assert findings["gloo"]["verdict"] == "ok" and findings["gloo"]["values"]["ranks"] == 2
+    assert 0.01 < findings["gloo"]["values"]["gb_s"] < 1000
     assert not [name for name, f in findings.items() if "the check itself failed" in f["fact"]]
 
 

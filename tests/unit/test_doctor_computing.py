@@ -1,5 +1,7 @@
 """What `doctor` says of GPUs, bf16 and sums over ranks. No GPU is needed: driver and torch are told what to say."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.machines import GPU, STAGES, TORCH, asked, program
@@ -93,6 +95,11 @@ def test_nccl_needs_a_build_with_it_and_a_gpu():
     )
     assert "sees no GPU" in doctor_checks.check_nccl(asked()).fact
     two = STAGES | {"devices": {"stage": "devices", "devices": [GPU, GPU]}}
-    assert doctor_checks.check_nccl(asked(stages=two | {"nccl": {"ranks": 2, "seconds": 1.0}})).verdict == "ok"
+    measured = asked(stages=two | {"nccl": {"ranks": 2, "seconds": 1.0, "gb_s": 40.0}})
+    found = doctor_checks.check_nccl(measured)
+    assert found.verdict == "ok" and found.fact.endswith("in 1.00 s, at 40 GB/s once connected")
+    assert doctor_checks.check_nccl(replace(measured, least_node_gb_s=39.0)).verdict == "ok"
+    slow = doctor_checks.check_nccl(replace(measured, least_node_gb_s=60.0))
+    assert slow.verdict == "note" and "expects at least 60 GB/s (least_node_gb_s)" in slow.fact
     failed = doctor_checks.check_nccl(asked(stages=two | {"nccl": {"error": "DistBackendError: no transport"}}))
     assert failed.verdict == "no" and "no transport" in failed.fact and "NCCL_DEBUG" in failed.next

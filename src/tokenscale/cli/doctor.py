@@ -25,14 +25,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--results", type=Path, default=Path("results"), metavar="DIR", help="folder of the results (default: results)"
     )
+    parser.add_argument(
+        "--machine", metavar="FILE", help="machine's file, such as profiles/alps/machine.toml: compare its link's speed"
+    )
     parser.add_argument("--network", action="store_true", help="also try to reach the Hugging Face hub")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run all checks and print the report."""
+    least = None
+    if arguments.machine:
+        from tokenscale.settings.machine import load_machine
 
-    examination = examine(arguments.results, network=arguments.network)
+        least = load_machine(arguments.machine).least_node_gb_s
+    examination = examine(arguments.results, network=arguments.network, least_node_gb_s=least)
     print(examination.to_json() if arguments.json else examination.render())
     return 0 if examination.demo.possible else 2
 
@@ -121,11 +128,15 @@ class Examination:
         return json.dumps(content, indent=2, default=str)
 
 
-def examine(results: Path, *, network: bool = False) -> Examination:
-    """Run all checks in parallel, independent of each other."""
+def examine(results: Path, *, network: bool = False, least_node_gb_s: float | None = None) -> Examination:
+    """Run all checks in parallel, independent of each other. GPUs' links are compared with `least_node_gb_s`."""
     start = time.monotonic()
     context = DoctorContext(
-        results, network, _start_in_background(doctor_probe.try_imports), _start_in_background(doctor_probe.try_ranks)
+        results,
+        network,
+        _start_in_background(doctor_probe.try_imports),
+        _start_in_background(doctor_probe.try_ranks),
+        least_node_gb_s,
     )
     running = {name: _start_in_background(partial(check, context)) for name, check in CHECKS.items()}
     findings = {}

@@ -54,6 +54,8 @@ class DoctorContext:
     network: bool
     imports: Future
     ranks: Future
+    #: GB/s that the machine's file expects inside a node
+    least_node_gb_s: float | None = None
 
 
 def make_finding(fact: str, notes: list[tuple[str, str]], values: dict[str, Any]) -> Finding:
@@ -505,4 +507,11 @@ def _check_collective(context: DoctorContext, backend: str, cure: str) -> Findin
     if "error" in stage:
         return Finding("no", f"an all-reduce fails: {stage['error']}", cure)
     ranks = "1 rank" if stage["ranks"] == 1 else f"{stage['ranks']} ranks"
-    return Finding("ok", f"{ranks} completed an all-reduce in {stage['seconds']:.2f} s", values=stage)
+    fact, rate, least = f"{ranks} completed an all-reduce in {stage['seconds']:.2f} s", stage["gb_s"], None
+    if rate is not None:
+        fact += f", at {rate:.3g} GB/s once connected"
+        least = context.least_node_gb_s if backend == "nccl" else None
+    if least is not None and rate < least:
+        fact += f": the machine's file expects at least {least:g} GB/s (least_node_gb_s), and trainings would stop"
+        return Finding("note", fact, "nvidia-smi topo -m shows how the GPUs are joined", stage)
+    return Finding("ok", fact, values=stage)

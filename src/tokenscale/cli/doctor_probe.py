@@ -211,11 +211,17 @@ def _sum_over_ranks(backend: str, ranks: int, store: str, device: Any) -> dict[s
         dist.all_reduce(values)
         found, wanted = set(values.tolist()), float(sum(range(1, ranks + 1)))
         seconds = time.perf_counter() - start
+        rate = None
+        if ranks > 1:
+            from tokenscale.train.parallel import preflight
+
+            buffer = preflight.new_buffer(device)
+            rate = preflight.bus_bandwidth(buffer, ranks, preflight.time_all_reduce(buffer, dist.barrier)) / 1e9
     finally:
         dist.destroy_process_group()
     if found != {wanted}:
         raise ArithmeticError(f"the sum over {ranks} ranks is {sorted(found)[:3]}, not {wanted:g}")
-    return {"ranks": ranks, "seconds": seconds}
+    return {"ranks": ranks, "seconds": seconds, "gb_s": rate}
 
 
 def _multiply(device: Any) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """Preflight of a run on several ranks: bus bandwidth inside nodes and between them, before the first step."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -70,18 +72,34 @@ def _measure(world: World, members: list[list[int]]) -> float:
     whole = len(members) == 1
     group = None if whole else dist.new_subgroups_by_enumeration(members)[0]
     count = len(members[0])
-    buffer = torch.zeros((GPU_BYTES if world.device.type == "cuda" else CPU_BYTES) // 4, device=world.device)
-    fastest = float("inf")
-    for call in range(1 + CALLS):  # the first one connects
-        world.barrier()
-        began = time.perf_counter()
-        dist.all_reduce(buffer, group=group)
-        if world.device.type == "cuda":
-            torch.cuda.synchronize(world.device)
-        if call:
-            fastest = min(fastest, time.perf_counter() - began)
+    buffer = new_buffer(world.device)
+    fastest = time_all_reduce(buffer, world.barrier, group)
     slowest = torch.tensor(fastest, dtype=torch.float64, device=world.device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     if group is not None:
         dist.destroy_process_group(group)
-    return 2 * (count - 1) / count * buffer.nbytes / slowest.item()
+    return bus_bandwidth(buffer, count, slowest.item())
+
+
+def time_all_reduce(buffer: torch.Tensor, barrier: Callable[[], Any], group: Any = None) -> float:
+    """Return the seconds of the fastest of some all-reduces of a buffer, each after a barrier. A collective."""
+    fastest = float("inf")
+    for call in range(1 + CALLS):  # the first one connects
+        barrier()
+        began = time.perf_counter()
+        dist.all_reduce(buffer, group=group)
+        if buffer.is_cuda:
+            torch.cuda.synchronize(buffer.device)
+        if call:
+            fastest = min(fastest, time.perf_counter() - began)
+    return fastest
+
+
+def bus_bandwidth(buffer: torch.Tensor, ranks: int, seconds: float) -> float:
+    """Return the bytes/s of an all-reduce that every link carried: 2 (n - 1) / n of the buffer over the time."""
+    return 2 * (ranks - 1) / ranks * buffer.nbytes / seconds
+
+
+def new_buffer(device: torch.device) -> torch.Tensor:
+    """Return the buffer whose all-reduce is timed."""
+    return torch.zeros((GPU_BYTES if device.type == "cuda" else CPU_BYTES) // 4, device=device)
