@@ -212,7 +212,7 @@ def _sum_over_ranks(backend: str, ranks: int, store: str, device: Any) -> dict[s
         found, wanted = set(values.tolist()), float(sum(range(1, ranks + 1)))
         seconds = time.perf_counter() - start
         rate = None
-        if ranks > 1:
+        if ranks > 1 and is_importable("xxhash"):  # of the trainer's packages, the one that this module needs
             from tokenscale.train.parallel import preflight
 
             buffer = preflight.new_buffer(device)
