@@ -31,6 +31,7 @@ GROUPS = [
     ["docs/experiment-list.md"],
     ["docs/concepts.md"],
     ["docs/development.md"],
+    ["docs/parity.md"],
 ]
 DOCUMENTS = [name for group in GROUPS for name in group]
 PATTERNS = ("README.md", "docs/*.md", "profiles/*/README.md")

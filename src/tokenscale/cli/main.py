@@ -32,6 +32,7 @@ COMMANDS = {
     "report": "tables → figures, the HTML report and its folder",
     "verify": "check that figures, pages and results are what their data and code produce",
     "diff": "compare two reports cell by cell, with possible explanations",
+    "parity": "compare two recorded trainings to rounding, and find the cause of their first difference",
     "claims": "test claims against the data; --strict fails where a required claim does not hold",
     "predict": "predict step times on more ranks with a fitted model, and back-test it on published points",
     "benchmark": "side-by-side measurements",

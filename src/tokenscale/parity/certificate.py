@@ -1,0 +1,317 @@
+"""Parity certificates: compare two recorded trainings quantity by quantity with a measured rounding floor.
+
+Quantities are compared in the order in which a training step computes them: parameters, tokens, modules of the forward
+pass, loss, gradients, clipped gradients, settings of the optimizer, updates. The cause lies where the first differs.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenscale.parity.recording import (
+    Alignment,
+    Anchor,
+    Match,
+    Recording,
+    align,
+    check_comparable,
+    difference,
+    find_anchors,
+    select_rows,
+    take_rows,
+)
+
+CERTIFICATE_VERSION = 1
+EQUAL, ROUNDING, DIFFERENT = "equal", "equal to rounding", "different"
+#: A difference is rounding up to this multiple of the measured floor. Runs at the floor are independent draws of its
+#: size, and other orders of a sum have errors several times those of the last place alone.
+MULTIPLE = 10.0
+#: What a recorded number in fp32 resolves: the smallest floor of a scalar, for two runs can agree by chance.
+RESOLUTION = 2.0**-24
+#: settings of torch's optimizers that change the update; the others choose an implementation
+SETTINGS = (
+    "weight_decay",
+    "decoupled_weight_decay",
+    "betas",
+    "eps",
+    "momentum",
+    "dampening",
+    "nesterov",
+    "amsgrad",
+    "maximize",
+)
+
+
+@dataclass
+class Comparison:
+    """One quantity of both trainings. `difference` is relative to A; `floor` is the measured one."""
+
+    stage: str
+    step: int | None
+    name: str
+    difference: float
+    floor: float
+    a: Any = None
+    b: Any = None
+    match: Match | None = None
+    anchor: Anchor | None = None
+
+    @property
+    def verdict(self) -> str:
+        """Return the verdict of this quantity."""
+        if self.difference == 0:
+            return EQUAL
+        return ROUNDING if self.difference <= MULTIPLE * self.floor else DIFFERENT
+
+
+@dataclass
+class Parity:
+    """Two recordings, aligned, and their comparisons in the order of computation."""
+
+    a: Recording
+    b: Recording
+    alignment: Alignment
+    anchors: list[Anchor]
+    comparisons: list[Comparison] = field(default_factory=list)
+
+    @property
+    def first(self) -> Comparison | None:
+        """Return the first quantity that differs."""
+        return next((comparison for comparison in self.comparisons if comparison.verdict == DIFFERENT), None)
+
+    def rows(self, tensor: Tensor | None, side: str) -> Tensor | None:
+        """Return the rows of a traced tensor whose tokens both first micro-batches hold."""
+        rows_a, rows_b, count_a, count_b = select_rows(self.a, self.b)
+        return take_rows(tensor, rows_a, count_a) if side == "a" else take_rows(tensor, rows_b, count_b)
+
+
+def compare(a: Recording, b: Recording, names: dict[str, str] | None = None) -> Parity:
+    """Compare two recordings. Raises UserError where they cannot be compared."""
+    check_comparable(a, b)
+    alignment = align(a, b, names or {})
+    parity = Parity(a, b, alignment, find_anchors(a, b, alignment))
+    parity.comparisons = list(_compare_all(parity))
+    return parity
+
+
+def _compare_all(parity: Parity) -> Iterator[Comparison]:
+    alignment = parity.alignment
+    for name in [*alignment.only_a, *alignment.only_b, *alignment.untied]:
+        yield Comparison("parameters", None, name, math.inf, 0.0)
+    scalars = {
+        name: _floor_of_scalar(parity, name)
+        for name in ("loss", "gradient_norm", "gradient_norm_clipped", "update_norm")
+    }
+    floors: dict[tuple[str, str], float] = {}
+    detailed = min(parity.a.facts["detailed_steps"], parity.b.facts["detailed_steps"])
+    for step, (row, other) in enumerate(zip(parity.a.steps, parity.b.steps, strict=True)):
+
+        def scalar(stage: str, name: str, step: int = step, row: Any = row, other: Any = other) -> Comparison:
+            apart = abs(row[name] - other[name]) / abs(row[name]) if row[name] else float(other[name] != 0)
+            return Comparison(stage, step, name, apart, scalars[name][step], row[name], other[name])
+
+        repeated = sorted(row["rows"]) != sorted(other["rows"])
+        yield Comparison("tokens", step, "sequences", float(repeated), 0.0, len(row["rows"]), len(other["rows"]))
+        if step == 0:
+            yield from _compare_modules(parity)
+        yield scalar("loss", "loss")
+        if step < detailed:
+            yield from _compare_parameters(parity, step, "gradient", floors)
+        yield scalar("gradient", "gradient_norm")
+        if step < detailed:
+            yield from _compare_parameters(parity, step, "gradient_clipped", floors)
+        yield scalar("clipped gradient", "gradient_norm_clipped")
+        yield from _compare_settings(parity, step)
+        if step < detailed:
+            yield from _compare_parameters(parity, step, "update", floors)
+        yield scalar("update", "update_norm")
+
+
+def _floor_of_scalar(parity: Parity, name: str) -> list[float]:
+    """Return the floor of each step: the largest relative difference of any floor up to it."""
+    found, largest = [], RESOLUTION
+    for step in range(len(parity.a.steps)):
+        for recording in (parity.a, parity.b):
+            value = recording.steps[step][name]
+            for floor in recording.floors:
+                largest = max(largest, abs(floor.steps[step][name] - value) / abs(value) if value else 0.0)
+        found.append(largest)
+    return found
+
+
+def _floor(parity: Parity, read: Callable[[Recording, str], Tensor | None]) -> float:
+    """Return the largest difference between a recording and its floors of what `read` returns."""
+    largest = 0.0
+    for recording, side in ((parity.a, "a"), (parity.b, "b")):
+        value = read(recording, side) if recording.floors else None
+        for floor in recording.floors:
+            largest = max(largest, difference(value, read(floor, side)) or 0.0)
+    return largest
+
+
+def _compare_modules(parity: Parity) -> Iterator[Comparison]:
+    """Compare inputs and outputs of the modules that own the same weights, in A's order of execution."""
+    if not select_rows(parity.a, parity.b)[0]:
+        return
+    for anchor in parity.anchors:
+        if any(match.layout is None for match in anchor.matches):
+            continue  # inputs or outputs are in another order, too
+        for kind in ("inputs", "outputs"):
+            read = partial(anchor.tensor, kind=kind)
+            apart = difference(parity.rows(read(parity.a, "a"), "a"), parity.rows(read(parity.b, "b"), "b"))
+            if apart is not None:
+                floor = _floor(parity, read)
+                yield Comparison(f"module {kind[:-1]}", 0, anchor.name("a"), apart, floor, anchor=anchor)
+
+
+def read_kind(match: Match, recording: Recording, side: str, step: int, kind: str) -> Tensor | None:
+    """Return a gradient, or an update as the difference of recorded weights."""
+    if kind != "update":
+        return match.values(recording, side, step, kind)
+    before, after = (match.values(recording, side, step, name) for name in ("before", "after"))
+    return None if before is None or after is None else after - before
+
+
+def _compare_parameters(
+    parity: Parity, step: int, kind: str, floors: dict[tuple[str, str], float]
+) -> Iterator[Comparison]:
+    stage = kind.replace("gradient_clipped", "clipped gradient")
+    for match in parity.alignment.matches:
+        read = partial(read_kind, match, step=step, kind=kind)
+        if (apart := difference(read(parity.a, "a"), read(parity.b, "b"))) is None:
+            read = partial(_read_norm, match, step=step, kind=kind)
+            if (apart := difference(read(parity.a, "a"), read(parity.b, "b"))) is None:
+                continue
+        here = _floor(parity, read)
+        floors[kind, match.a[0]] = max(here, floors.get((kind, match.a[0]), 0.0))  # the largest up to this step
+        yield Comparison(stage, step, ", ".join(match.a), apart, floors[kind, match.a[0]], match=match)
+
+
+def _read_norm(match: Match, recording: Recording, side: str, step: int, kind: str) -> Tensor | None:
+    """Return the norm [1] of a gradient or an update: where values lie in other orders, or one side has no gradient."""
+    norms = recording.steps[step].get("update_norms" if kind == "update" else "gradient_norms", {})
+    found = [norms.get(name) or 0.0 for name in (match.a if side == "a" else match.b)]
+    return None if kind == "gradient_clipped" else torch.tensor([math.hypot(*found)], dtype=torch.float64)
+
+
+def _compare_settings(parity: Parity, step: int) -> Iterator[Comparison]:
+    """Compare what both optimizers state for each parameter: the learning rate in each step, other settings once."""
+    for match in parity.alignment.matches:
+        ours, theirs = parity.a.group(match.a[0], step), parity.b.group(match.b[0], step)
+        for name in ("lr", *SETTINGS) if step == 0 else ("lr",):
+            if name == "decoupled_weight_decay" and not (ours.get("weight_decay") and theirs.get("weight_decay")):
+                continue
+            if name in ours and name in theirs:
+                same = _nearly_equal(ours[name], theirs[name])
+                label = ", ".join(match.a)
+                yield Comparison(
+                    f"setting {name}", step, label, float(not same), 0.0, ours[name], theirs[name], match=match
+                )
+
+
+def _nearly_equal(a: Any, b: Any) -> bool:
+    """Return whether two settings are the same number, however it was computed."""
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(_nearly_equal, a, b))
+    return math.isclose(a, b, rel_tol=1e-9, abs_tol=0.0)
+
+
+# --- the certificate ------------------------------------------------------------------------------------------------
+
+
+def certify(parity: Parity) -> dict[str, Any]:
+    """Return the certificate as plain values, for JSON."""
+    from tokenscale import __version__
+    from tokenscale.parity.causes import find_cause
+
+    first = parity.first
+    verdicts = {comparison.verdict for comparison in parity.comparisons}
+    verdict = next(word for word in (DIFFERENT, ROUNDING, EQUAL) if word in verdicts)
+    cause = find_cause(parity, first) if first else None
+    by_step: dict[int, dict[str, Any]] = {}
+    for comparison in parity.comparisons:
+        if comparison.name in ("loss", "gradient_norm", "gradient_norm_clipped", "update_norm"):
+            by_step.setdefault(comparison.step, {"step": comparison.step})[comparison.name] = {
+                "a": comparison.a,
+                "b": comparison.b,
+                "difference": comparison.difference,
+                "floor": comparison.floor,
+                "verdict": comparison.verdict,
+            }
+    stages: dict[str, dict[str, Any]] = {}
+    for comparison in parity.comparisons:
+        row = stages.setdefault(comparison.stage, {"compared": 0, "largest_ratio_to_floor": 0.0, "verdict": EQUAL})
+        row["compared"] += 1
+        order = (EQUAL, ROUNDING, DIFFERENT)
+        row["verdict"] = max(row["verdict"], comparison.verdict, key=order.index)
+        if comparison.floor:
+            ratio = min(comparison.difference / comparison.floor, 1e300)
+            row["largest_ratio_to_floor"] = max(row["largest_ratio_to_floor"], ratio)
+    return {
+        "schema_version": CERTIFICATE_VERSION,
+        "tokenscale": __version__,
+        "verdict": verdict,
+        "multiple_of_floor": MULTIPLE,
+        "steps": len(parity.a.steps),
+        "first_difference": first and _describe(first),
+        "cause": cause,
+        "stages": stages,
+        "by_step": list(by_step.values()),
+        "parameters": {
+            "matched": len(parity.alignment.matches),
+            "only_a": parity.alignment.only_a,
+            "only_b": parity.alignment.only_b,
+            "untied": parity.alignment.untied,
+        },
+        "recordings": {side: _describe_recording(r) for side, r in (("a", parity.a), ("b", parity.b))},
+    }
+
+
+def _describe(comparison: Comparison) -> dict[str, Any]:
+    anchor = comparison.anchor
+    return {
+        "stage": comparison.stage,
+        "step": comparison.step,
+        "name": comparison.name,
+        "name_in_b": anchor.name("b") if anchor else ", ".join(comparison.match.b) if comparison.match else None,
+        "difference": comparison.difference if math.isfinite(comparison.difference) else None,
+        "floor": comparison.floor,
+    }
+
+
+def _describe_recording(recording: Recording) -> dict[str, Any]:
+    kept = ("model", "optimizer", "versions", "device", "threads")
+    return {
+        "folder": recording.folder.name,
+        "floors": len(recording.floors),
+        **{name: recording.facts[name] for name in kept},
+        "weights": {name: facts["digest"] for name, facts in recording.parameters.items()},
+        "sequences": [row["rows"] for row in recording.steps],
+    }
+
+
+def summarise(certificate: dict[str, Any]) -> str:
+    """Return the text that the command prints."""
+    first, cause = certificate["first_difference"], certificate["cause"]
+    lines = [f"verdict: {certificate['verdict']}   ({certificate['steps']} steps)"]
+    lines += [f"  {'quantity':<22} {'compared':>8}  {'largest difference / floor':>26}  verdict"]
+    for stage, row in certificate["stages"].items():
+        ratio = f"{row['largest_ratio_to_floor']:.3g}" if row["largest_ratio_to_floor"] else "-"
+        lines.append(f"  {stage:<22} {row['compared']:>8}  {ratio:>26}  {row['verdict']}")
+    if first:
+        where = f"step {first['step']}: " if first["step"] is not None else ""
+        other = f" (B: {first['name_in_b']})" if first["name_in_b"] not in (None, first["name"]) else ""
+        lines.append(f"first difference: {where}{first['stage']} of {first['name']}{other}")
+        if first["difference"] is not None:
+            lines.append(f"  {first['difference']:.3g} relative to A; rounding floor {first['floor']:.3g}")
+    if cause:
+        lines.append(f"cause: {cause['text']}")
+        lines += [f"  {line}" for line in cause["evidence"]]
+    elif first:
+        lines.append("cause: not among those that were tried")
+    return "\n".join(lines)

@@ -1,0 +1,376 @@
+"""Planted one-line differences and harmless refactorings for `tokenscale parity`, and the trainings they are planted in.
+
+`python -m tests.parity_cases` runs all of them and prints the table of `evidence/parity-*/README.md`.
+"""
+
+# ruff: noqa: E501
+
+import contextlib
+import re
+import sys
+import tempfile
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from tokenscale.parity import recorder
+from tokenscale.parity.certificate import EQUAL, ROUNDING, certify, compare
+from tokenscale.parity.recording import Recording, read_recording
+from tokenscale.settings.presets import PRESETS
+from tokenscale.train.models import decoder
+from tokenscale.train.models.convert_hf import to_hf
+
+ROWS, LENGTH, VOCABULARY, STEPS = 4, 16, 96, 8
+SHAPES = {
+    "llama": replace(PRESETS["llama-tiny"], layers=4, dimension=32, hidden=96, vocabulary_size=VOCABULARY),
+    "gpt": replace(
+        PRESETS["gpt2-tiny"],
+        layers=4,
+        dimension=32,
+        hidden=128,
+        vocabulary_size=VOCABULARY,
+        maximum_positions=LENGTH + 1,
+    ),
+}
+#: the loop of a user; faults replace one line of it
+LOOP = """
+import math
+import torch
+import torch.nn.functional as F
+
+WARMUP, PEAK, MICRO_BATCHES, CLIP = 3, 3e-3, 2, 0.5
+
+
+def learning_rate(step, steps):
+    if step < WARMUP:
+        return PEAK * (step + 1) / WARMUP
+    return PEAK * (0.1 + 0.45 * (1 + math.cos(math.pi * (step - WARMUP + 1) / (steps - WARMUP))))
+
+
+class PlainAdamW(torch.optim.Optimizer):
+    def __init__(self, groups, lr, betas, eps):
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state.update(step=0, first=torch.zeros_like(p), second=torch.zeros_like(p))
+                state["step"] += 1
+                gradient = p.grad
+                (one, two), count = group["betas"], state["step"]
+                state["first"].mul_(one).add_(gradient, alpha=1 - one)
+                state["second"].mul_(two).addcmul_(gradient, gradient, value=1 - two)
+                first = state["first"] / (1 - one**count)
+                root = (state["second"] / (1 - two**count)).sqrt() + group["eps"]
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.add_(first / root, alpha=-group["lr"])
+
+
+def train(record, model, batches):
+    decayed = [p for p in model.parameters() if p.dim() >= 2]
+    others = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=PEAK, betas=(0.9, 0.95), eps=1e-8)
+    recorder = record(model, optimizer)
+    for step, (tokens, labels) in enumerate(batches):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, len(batches))
+        for rows in torch.arange(len(tokens)).chunk(MICRO_BATCHES):
+            logits = model(tokens[rows])
+            logits = getattr(logits, "logits", logits)
+            loss = F.cross_entropy(logits.flatten(0, 1), labels[rows].flatten()) / MICRO_BATCHES
+            recorder.loss(loss)
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+    recorder.close()
+"""
+#: as our trainer updates: the fused kernel clips
+LOOP_OURS = (
+    LOOP.replace(
+        "optimizer = torch.optim.AdamW(groups, lr=PEAK, betas=(0.9, 0.95), eps=1e-8)",
+        "optimizer = adamw(model.parameters(), SETTINGS)",
+    )
+    .replace(
+        "        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)\n        optimizer.step()\n",
+        "        norm = total_norm([p.grad for p in model.parameters() if p.grad is not None])\n"
+        "        update(optimizer, norm, CLIP, torch.ones(()))\n",
+    )
+    .replace(
+        "import math\n",
+        "import math\n"
+        "from tokenscale.settings.run import OptimizerSettings\n"
+        "from tokenscale.train.optimizer import adamw, total_norm, update\n"
+        "SETTINGS = OptimizerSettings(weight_decay=0.1, beta2=0.95, epsilon=1e-8)\n",
+        1,
+    )
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One change of a training. `expected` is a pattern of the cause's text; None where no cause is named.
+
+    `where` is what is edited: the `loop`, the model's source (`model`), or the `weights` and settings of the built model
+    (a statement with `model`, `torch` and `nn`). `reference` is another model that is compared with, if not its own.
+    """
+
+    name: str
+    model: str
+    where: str
+    old: str
+    new: str
+    expected: str | None = None
+    reference: str | None = None
+
+
+M, L, B = "model", "loop", "built"
+OURS_GPT, OURS_LLAMA, GPT2, LLAMA = "ours-gpt", "ours-llama", "gpt2", "llama"
+ADAMW = "optimizer = torch.optim.AdamW(groups"
+MATRIX_PRODUCTS = """
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+        scores = (query * self.head_dimension**-0.5) @ key.transpose(-1, -2)
+        y = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -math.inf).softmax(-1) @ value
+"""
+PERMUTED = """
+for block in model.blocks:
+    order = torch.arange(128).flip(0)
+    block.feed_forward.up.weight.data = block.feed_forward.up.weight.data[order].contiguous()
+    block.feed_forward.down.weight.data = block.feed_forward.down.weight.data[:, order].contiguous()
+"""
+PLAIN = "optimizer = PlainAdamW(groups"
+
+# fmt: off
+FAULTS = [
+    # models: ours
+    Case('exact GELU in place of tanh', OURS_GPT, M, 'approximate="tanh"', 'approximate="none"', 'activation.*tanh.*erf'),
+    Case('LayerNorm epsilon 1e-6', OURS_GPT, M, 'model.norm_epsilon, bias', '1e-6, bias', 'norm epsilon.*1e-05.*1e-06'),
+    Case('positions off by one', OURS_GPT, M, 'torch.arange(start, start +', 'torch.arange(start + 1, start + 1 +', 'positions'),
+    Case('no causal mask', OURS_GPT, M, 'causal = self.causal and length > 1', 'causal = False', 'mask.*causal.*none'),
+    Case('weights untied', OURS_GPT, B, '', 'model.head.weight = nn.Parameter(model.head.weight.clone())', 'weight tying'),
+    Case('no bias in a layer', OURS_GPT, B, '', "model.blocks[1].feed_forward.down.register_parameter('bias', None)", 'bias: blocks.1'),
+    Case('residual branch halved', OURS_GPT, M, 'x + self._dropped(self.feed_forward(', 'x + 0.5 * self._dropped(self.feed_forward(', 'weight of the output of \\S+down in the sum'),
+    Case('norm left out', OURS_GPT, M, 'self.attention(self.attention_norm(x)', 'self.attention(x', 'does not call the modules of blocks.0.attention_norm'),
+    Case('residual stream detached', OURS_GPT, M, 'x + self._dropped(self.feed_forward(', 'x.detach() + self._dropped(self.feed_forward(', 'backward pass'),
+    Case('dropout on', OURS_GPT, M, 'self.dropout = model.dropout\n        self.attention_norm', 'self.dropout = 0.1\n        self.attention_norm', 'dropout of the output of'),
+    Case('RMSNorm epsilon 1e-6', OURS_LLAMA, M, 'self.epsilon = epsilon', 'self.epsilon = 1e-6', 'norm epsilon.*1e-05.*1e-06'),
+    Case('rope base 10,000', OURS_LLAMA, M, 'frequencies = theta **', 'frequencies = 10000.0 **', 'rope base.*500000.*10000'),
+    Case('rope pairs of neighbours', OURS_LLAMA, M, 'x.float().unflatten(-1, (2, -1)).unbind(-2)', 'x.float().unflatten(-1, (-1, 2)).unbind(-1)', 'attention'),
+    Case('GELU in place of SiLU', OURS_LLAMA, M, 'F.silu(', 'F.gelu(', 'activation.*SiLU.*erf'),
+    Case('gate and up exchanged', OURS_LLAMA, M, 'F.silu(self.gate(x)) * self.up(x)', 'F.silu(self.up(x)) * self.gate(x)', 'gated.*first.*second'),
+    Case('norm without its weight', OURS_LLAMA, M, 'self.weight.float(), self.epsilon', 'None, self.epsilon', 'parameters without a gradient.*norm'),
+    # models: transformers
+    Case('activation_function gelu', GPT2, B, '', 'for b in model.transformer.h: b.mlp.act = nn.GELU()', 'activation.*tanh.*erf'),
+    Case('attention scores not scaled', GPT2, M, 'self.scaling = self.head_dim**-0.5', 'self.scaling = 1.0', 'scale of the scores'),
+    Case('final LayerNorm epsilon 1e-3', GPT2, B, '', 'model.transformer.ln_f.eps = 1e-3', 'norm epsilon of transformer.ln_f'),
+    Case('attention dropout', GPT2, M, 'dropout=self.attn_dropout.p if self.training else 0.0', 'dropout=0.1', 'module transformer\\.h\\.0\\.attn'),
+    Case('SwiGLU without gate activation', LLAMA, M, 'self.act_fn(self.gate_proj(x))', 'self.gate_proj(x)', 'activation.*SiLU.*none'),
+    Case('rope base 10,000 (transformers)', LLAMA, M, 'base = config.rope_parameters["rope_theta"]', 'base = 10000.0', 'rope base.*500000.*10000'),
+    Case('RMSNorm epsilon 1e-8', LLAMA, M, 'self.variance_epsilon = eps', 'self.variance_epsilon = 1e-8', 'norm epsilon.*1e-05.*1e-08'),
+    Case('mask one position late', LLAMA, M, '            attention_mask,\n            dropout=0.0', '            torch.ones(input_shape[1], input_shape[1]).tril(1).bool()[None, None],\n            dropout=0.0', 'mask.*early|mask.*late'),
+    # loss and batches
+    Case('labels shifted twice', GPT2, L, 'labels[rows].flatten()', 'labels[rows].roll(-1, 1).flatten()', 'label shift|labels'),
+    Case('labels not shifted', LLAMA, L, 'labels[rows].flatten()', 'tokens[rows].flatten()', 'label shift|labels'),
+    Case('ignored labels count', GPT2, L, 'labels[rows].flatten()', 'labels[rows].clamp(min=0).flatten()', 'ignored labels'),
+    Case('loss summed', LLAMA, L, 'labels[rows].flatten())', 'labels[rows].flatten(), reduction="sum")', 'reduction.*mean.*sum'),
+    Case('label smoothing', OURS_GPT, L, 'labels[rows].flatten())', 'labels[rows].flatten(), label_smoothing=0.1)', 'label_smoothing'),
+    Case('logits halved', OURS_LLAMA, L, 'getattr(logits, "logits", logits)', 'getattr(logits, "logits", logits) / 2', 'logits.*0.5'),
+    Case('z-loss added', GPT2, L, '/ MICRO_BATCHES\n', '/ MICRO_BATCHES\n            loss = loss + 1e-4 * logits.logsumexp(-1)[labels[rows] >= 0].square().mean() / MICRO_BATCHES\n', 'z-loss'),
+    Case('accumulation not scaled', OURS_GPT, L, '.flatten()) / MICRO_BATCHES', '.flatten())', 'gradient accumulation'),
+    Case('micro-batch dropped', LLAMA, L, '.chunk(MICRO_BATCHES):', '.chunk(MICRO_BATCHES)[:-1]:', 'drops sequences'),
+    Case('gradient of the last micro-batch only', GPT2, L, '            loss.backward()', '            optimizer.zero_grad(); loss.backward()', 'dropped micro-batch'),
+    # optimizer
+    Case('clipping off', GPT2, L, '        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)\n', '', 'gradient clipping.*off in B'),
+    Case('clipping off (our trainer)', OURS_LLAMA, L, 'norm, CLIP,', 'norm, None,', 'gradient clipping.*off in B'),
+    Case('clipping by value', LLAMA, L, 'torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)', 'torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)', 'gradient clipping'),
+    Case('decay on norms and biases', GPT2, L, '"params": others, "weight_decay": 0.0', '"params": others, "weight_decay": 0.1', 'weight decay of (norms|biases) and'),
+    Case('no decay on embeddings', LLAMA, L, 'decayed = [p for p in model.parameters() if p.dim() >= 2]\n    others = [p for p in model.parameters() if p.dim() < 2]', "decayed = [p for n, p in model.named_parameters() if p.dim() >= 2 and 'embed' not in n]\n    others = [p for n, p in model.named_parameters() if p.dim() < 2 or 'embed' in n]", 'weight decay of embeddings'),
+    Case('weight decay 0.01 (our trainer)', OURS_GPT, L, 'weight_decay=0.1, beta2', 'weight_decay=0.01, beta2', 'weight decay of.*0.1 in A, 0.01'),
+    Case('beta2 0.999 (our trainer)', OURS_LLAMA, L, 'beta2=0.95', 'beta2=0.999', 'betas'),
+    Case('Adam in place of AdamW', GPT2, L, ADAMW, 'optimizer = torch.optim.Adam(groups', 'decoupled weight decay'),
+    Case('epsilon 1e-6', LLAMA, L, 'eps=1e-8', 'eps=1e-6', 'epsilon of the optimizer'),
+    Case('warm-up longer', GPT2, L, 'WARMUP, PEAK, MICRO_BATCHES, CLIP = 3,', 'WARMUP, PEAK, MICRO_BATCHES, CLIP = 4,', 'warm-up'),
+    Case('learning rate one step late', OURS_GPT, L, 'learning_rate(step, len', 'learning_rate(max(step - 1, 0), len', 'one step late'),
+    Case('learning rate one step early', LLAMA, L, 'learning_rate(step, len', 'learning_rate(step + 1, len', 'one step early'),
+    Case('decay to another floor', OURS_LLAMA, L, '0.1 + 0.45', '0.0 + 0.5', 'decay of the learning rate'),
+    Case('bias correction off', LLAMA, L, ADAMW, PLAIN + '~first = state["first"] / (1 - one**count)~first = state["first"]', 'bias correction'),
+    Case('epsilon inside the root', GPT2, L, ADAMW, PLAIN + '~(state["second"] / (1 - two**count)).sqrt() + group["eps"]~(state["second"] / (1 - two**count) + group["eps"]).sqrt()', 'epsilon of'),
+    Case('decay not times the learning rate', LLAMA, L, ADAMW, PLAIN + '~1 - group["lr"] * group["weight_decay"]~1 - group["weight_decay"]', 'decay times learning rate'),
+    Case('embeddings not updated', OURS_LLAMA, B, '', 'model.embedding.weight.requires_grad_(False)', 'without a gradient.*embedding'),
+]
+
+REFACTORINGS = [
+    Case('same script again', GPT2, L, '', ''),
+    Case('other implementation of AdamW', LLAMA, L, ADAMW, PLAIN),
+    Case('AdamW for each parameter by itself', GPT2, L, 'eps=1e-8)', 'eps=1e-8, foreach=False)'),
+    Case('fused AdamW', LLAMA, L, 'eps=1e-8)', 'eps=1e-8, fused=True)'),
+    Case('one group per parameter', GPT2, L, '    optimizer = torch', '    groups = [{**g, "params": [p]} for g in groups for p in g["params"]]\n    optimizer = torch'),
+    Case('clipping by hand', LLAMA, L, 'torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)', 'scale = min(1.0, CLIP / (float(sum(p.grad.double().square().sum() for p in model.parameters()).sqrt()) + 1e-6))\n        for p in model.parameters(): p.grad.mul_(scale)'),
+    Case('accumulation scaled in the gradient', OURS_GPT, L, '.backward()', '.mul(MICRO_BATCHES).backward(torch.tensor(1 / MICRO_BATCHES))'),
+    Case('rows in another order', GPT2, L, 'torch.arange(len(tokens)).chunk', 'torch.arange(len(tokens)).view(2, 2).flip(1).flatten().chunk'),
+    Case('micro-batches in another order', OURS_LLAMA, L, '.chunk(MICRO_BATCHES):', '.chunk(MICRO_BATCHES)[::-1]:'),
+    Case('cross-entropy by log_softmax', LLAMA, L, 'F.cross_entropy(logits.flatten(0, 1), labels[rows].flatten())', 'F.nll_loss(logits.log_softmax(-1).flatten(0, 1), labels[rows].flatten())'),
+    Case('attention by matrix products', OURS_LLAMA, M, 'y = attend(query, key, value, bounds=bounds, causal=causal, kernel=self.kernel, dropout=dropout)', MATRIX_PRODUCTS),
+    Case('eager attention', GPT2, B, '', "model.config._attn_implementation = 'eager'"),
+    Case('eager attention (Llama)', LLAMA, B, '', "model.config._attn_implementation = 'eager'"),
+    Case('GELU by its formula', OURS_GPT, M, 'F.gelu(self.up(x), approximate="tanh")', '(lambda u: 0.5 * u * (1 + torch.tanh((2 / math.pi) ** 0.5 * (u + 0.044715 * u**3))))(self.up(x))'),
+    Case('RMSNorm by its formula', OURS_LLAMA, M, 'F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.epsilon).to(x.dtype)', 'self.weight * (x / torch.sqrt(x.square().mean(-1, keepdim=True) + self.epsilon))'),
+    Case('sum in another order', OURS_GPT, M, 'return x + self._dropped(self.feed_forward(self.feed_forward_norm(x)))', 'return self._dropped(self.feed_forward(self.feed_forward_norm(x))) + x'),
+    Case('contiguous heads', OURS_LLAMA, M, 'y.view(rows, length, -1, self.head_dimension).transpose(1, 2)', 'y.view(rows, length, -1, self.head_dimension).transpose(1, 2).contiguous()'),
+    Case('rope from position 1 on', OURS_LLAMA, M, 'torch.arange(length, dtype=torch.float64)', '1 + torch.arange(length, dtype=torch.float64)'),
+    Case('linear layers by matrix products', OURS_GPT, M, 'return self.down(F.gelu(self.up(x)', 'return (lambda u: u @ self.down.weight.T + self.down.bias)(F.gelu(self.up(x)'),
+    Case('hidden units in another order', OURS_GPT, B, '', PERMUTED),
+    Case('renamed, fused and transposed (GPT-2)', GPT2, L, '', '', None, OURS_GPT),
+    Case('renamed modules (Llama)', LLAMA, L, '', '', None, OURS_LLAMA),
+    Case("our trainer's update", OURS_LLAMA, L, '', '', None, LLAMA),
+]
+# fmt: on
+
+
+def edit(text: str, case: Case, where: str) -> str:
+    """Return a source with a case's edit, which must apply. Parts of `new` behind ~ are a second edit."""
+    if case.where != where or not case.old:
+        return text
+    new, *second = case.new.split("~")
+    for old, replacement in [(case.old, new), *([tuple(second)] if second else [])]:
+        assert old in text, f"{case.name}: {old!r} is not in the {where}"
+        text = text.replace(old, replacement)
+    return text
+
+
+def build(name: str, case: Case) -> torch.nn.Module:
+    """Return a model of a case, with the weights that all models of its family have."""
+    shape = SHAPES["gpt" if "gpt" in name else "llama"]
+    start = decoder.Decoder(shape, LENGTH)
+    decoder.initialise(start, 0)
+    weights = {n: w.detach().clone() for n, w in start.named_parameters()}
+    if name.startswith("ours"):
+        model = load(decoder, case).Decoder(shape, LENGTH)
+        model.load_state_dict(weights, strict=False)
+    else:
+        from transformers import CONFIG_MAPPING
+        from transformers.models.gpt2 import modeling_gpt2
+        from transformers.models.llama import modeling_llama
+
+        config, renamed = to_hf(start.settings, weights, LENGTH)
+        module = load(modeling_gpt2 if name == GPT2 else modeling_llama, case)
+        made = CONFIG_MAPPING[config["model_type"]](**config, attn_implementation="sdpa")
+        made.resid_pdrop = made.embd_pdrop = made.attn_pdrop = 0.0
+        model = (module.GPT2LMHeadModel if name == GPT2 else module.LlamaForCausalLM)(made)
+        model.load_state_dict(renamed, strict=False)
+    if case.where == B:
+        exec(case.new, {"model": model, "torch": torch, "nn": torch.nn})
+    return model.train()
+
+
+def load(module: types.ModuleType, case: Case) -> types.ModuleType:
+    """Return a module, or a copy of it with the case's edit."""
+    if case.where != M:
+        return module
+    copy = types.ModuleType(module.__name__ + "_planted")
+    copy.__package__, copy.__file__ = module.__package__, module.__file__
+    sys.modules[copy.__name__] = copy
+    text = Path(module.__file__).read_text(encoding="utf-8")
+    exec(compile(edit(text, case, M), module.__file__, "exec"), copy.__dict__)
+    return copy
+
+
+@cache
+def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return tokens [B, T] and labels of each step; every row ends with ignored labels, as many in each."""
+    found = []
+    for step in range(STEPS):
+        tokens = torch.randint(1, VOCABULARY, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(step))
+        labels = tokens[:, 1:].clone()
+        labels[:, -2:] = -100
+        found.append((tokens[:, :-1], labels))
+    return found
+
+
+def record(folder: Path, name: str, case: Case) -> None:
+    """Train a case and record it."""
+    loop = {}
+    torch.manual_seed(0)
+    exec(edit(LOOP_OURS if name.startswith("ours") else LOOP, case, L), loop)
+    loop["train"](
+        lambda model, optimizer: recorder.ParityRecorder(folder, model, optimizer), build(name, case), batches()
+    )
+
+
+@contextlib.contextmanager
+def floor(number: int) -> Iterator[None]:
+    """Record the floor within this block."""
+    import os
+
+    threads = torch.get_num_threads()
+    os.environ[recorder.FLOOR_VARIABLE] = str(number)
+    try:
+        yield
+    finally:
+        del os.environ[recorder.FLOOR_VARIABLE]
+        torch.set_num_threads(threads)
+
+
+class References:
+    """Recordings of the models without a change, with floors; each is made once."""
+
+    def __init__(self, folder: Path):
+        self.folder, self._found = folder, {}
+
+    def get(self, name: str) -> Recording:
+        if name not in self._found:
+            unchanged = Case("reference", name, L, "", "")
+            record(self.folder / name, name, unchanged)
+            for number in (1, 2):
+                with floor(number):
+                    record(self.folder / name, name, unchanged)
+            self._found[name] = read_recording(self.folder / name)
+        return self._found[name]
+
+
+def certificate_of(case: Case, references: References) -> dict:
+    """Return the certificate of a case against its reference."""
+    folder = references.folder / re.sub(r"\W+", "-", case.name)
+    record(folder, case.model, case)
+    return certify(compare(references.get(case.reference or case.model), read_recording(folder)))
+
+
+def judge(case: Case, certificate: dict, planted: bool) -> str:
+    """Return `named`, `found`, `missed`, `equal…` or `false alarm`."""
+    if certificate["verdict"] in (EQUAL, ROUNDING):
+        return "missed" if planted else certificate["verdict"]
+    if not planted:
+        return "false alarm"
+    return "named" if certificate["cause"] and re.search(case.expected, certificate["cause"]["text"]) else "found"
+
+
+def main() -> None:
+    """Print the table of all cases."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        references = References(Path(folder))
+        only = sys.argv[1:]
+        for title, cases, planted in (("planted difference", FAULTS, True), ("refactoring", REFACTORINGS, False)):
+            print(f"\n| {title} | model | result | cause that the certificate names |\n|---|---|---|---|")
+            for case in cases:
+                if only and not any(word in case.name for word in only):
+                    continue
+                certificate = certificate_of(case, references)
+                cause = certificate["cause"]
+                worst = max((row["largest_ratio_to_floor"], stage) for stage, row in certificate["stages"].items())
+                text = (
+                    cause["text"] if cause else f"at most {worst[0]:.2g} × floor ({worst[1]})" if not planted else "–"
+                )
+                print(f"| {case.name} | {case.model} | {judge(case, certificate, planted)} | {text} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Parity certificates: planted differences are found and named, refactorings raise no alarm, bad input is refused."""
+
+import ast
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+
+from tests.parity_cases import FAULTS, REFACTORINGS, References, certificate_of, judge
+from tokenscale.cli.main import main
+from tokenscale.parity import recorder
+from tokenscale.parity.certificate import EQUAL, ROUNDING
+
+pytestmark = pytest.mark.slow(12)
+
+#: the tests that are not experiments
+FEW_FAULTS = (
+    "exact GELU in place of tanh",
+    "no bias in a layer",
+    "rope base 10,000",
+    "label smoothing",
+    "clipping off (our trainer)",
+    "learning rate one step late",
+)
+FEW_REFACTORINGS = (
+    "attention by matrix products",
+    "linear layers by matrix products",
+    "micro-batches in another order",
+    "renamed, fused and transposed (GPT-2)",
+)
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield References(tmp_path_factory.mktemp("parity"))
+    torch.set_num_threads(threads)
+
+
+def marked(cases, few):
+    return [
+        pytest.param(case, id=case.name, marks=() if case.name in few else pytest.mark.experiment) for case in cases
+    ]
+
+
+@pytest.mark.parametrize("case", marked(FAULTS, FEW_FAULTS))
+def test_a_planted_difference_is_found_and_named(case, references):
+    certificate = certificate_of(case, references)
+    assert judge(case, certificate, planted=True) == "named", certificate["cause"] or certificate["first_difference"]
+
+
+@pytest.mark.parametrize("case", marked(REFACTORINGS, FEW_REFACTORINGS))
+def test_a_refactoring_is_no_false_alarm(case, references):
+    certificate = certificate_of(case, references)
+    assert certificate["verdict"] in (EQUAL, ROUNDING), certificate["first_difference"]
+    # the first micro-batches of both hold other sequences: their modules are not compared
+    assert ("module output" in certificate["stages"]) == (case.name != "micro-batches in another order")
+
+
+def test_there_are_40_planted_differences_and_20_refactorings():
+    assert len(FAULTS) >= 40 and len(REFACTORINGS) >= 20
+    assert len({case.name for case in [*FAULTS, *REFACTORINGS]}) == len(FAULTS) + len(REFACTORINGS)
+
+
+def test_the_recorder_needs_only_torch_and_safetensors():
+    tree = ast.parse(open(recorder.__file__, encoding="utf-8").read())
+    imports = {
+        name.split(".")[0]
+        for node in ast.walk(tree)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert imports <= sys.stdlib_module_names | {"torch", "safetensors"}
+
+
+# --- a recording of one linear layer --------------------------------------------------------------------------------
+
+
+def record(folder, *, steps=3, seed=0, shift=0.0, batch=1, floor=None, close=True, monkeypatch=None):
+    """Train one linear layer. `shift` is added to the loss."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if floor:
+        monkeypatch.setenv(recorder.FLOOR_VARIABLE, str(floor))
+    threads = torch.get_num_threads()
+    recording = recorder.ParityRecorder(folder, model, optimizer)
+    torch.set_num_threads(threads)
+    for step in range(steps):
+        tokens = torch.arange(16).roll(step).view(2, 8) * batch % 8
+        loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()) + shift
+        recording.loss(loss)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if close:
+        recording.close()
+    else:
+        recording.loss(0.0)
+    if floor:
+        monkeypatch.delenv(recorder.FLOOR_VARIABLE)
+
+
+@pytest.fixture
+def recorded(tmp_path, monkeypatch):
+    """A recording `a` with a floor, and `b` of the same training."""
+    record(tmp_path / "a")
+    record(tmp_path / "a", floor=1, monkeypatch=monkeypatch)
+    record(tmp_path / "b")
+    return tmp_path
+
+
+def test_the_command_writes_a_certificate_and_its_exit_code_tells_equal_from_different(recorded, capsys):
+    a, b, output = str(recorded / "a"), recorded / "b", recorded / "certificate.json"
+    assert main(["parity", a, str(b), "--output", str(output)]) == 0
+    certificate = json.loads(output.read_text())
+    assert certificate["verdict"] == EQUAL and certificate["schema_version"] == 1 and len(certificate["by_step"]) == 3
+    record(b, shift=0.01)
+    assert main(["parity", a, str(b), "--output", str(output)]) == 1
+    assert json.loads(output.read_text())["first_difference"]["stage"] == "loss"
+    assert "first difference: step 0: loss of loss" in capsys.readouterr().out
+
+
+def test_a_difference_is_rounding_up_to_a_multiple_of_the_measured_floor(recorded):
+    def verdict(shift):
+        record(recorded / "b", shift=shift)
+        main(["parity", str(recorded / "a"), str(recorded / "b"), "--output", str(recorded / "c.json")])
+        return json.loads((recorded / "c.json").read_text())
+
+    floor = verdict(0.0)["by_step"][0]["loss"]["floor"]
+    assert 0 < floor < 1e-6
+    # on a loss of about 2 in fp32
+    assert verdict(8 * floor)["verdict"] == ROUNDING and verdict(100 * floor)["verdict"] == "different"
+
+
+def truncate(folder):
+    lines = (folder / "steps.jsonl").read_text().splitlines()
+    (folder / "steps.jsonl").write_text("\n".join(lines[:-1]))
+
+
+def edit(folder, **facts):
+    path = folder / "recording.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+
+
+BAD = {
+    "no folder": (shutil.rmtree, "the recording is missing"),
+    "an empty folder": (lambda b: (shutil.rmtree(b), b.mkdir()), "the recording is missing"),
+    "not closed": (lambda b: record(b, close=False), "the recording is truncated"),
+    "a line too few": (truncate, "the recording is truncated"),
+    "half a file": (lambda b: (b / "trace.safetensors").write_bytes(b"{"), "the recording is truncated"),
+    "not JSON": (lambda b: (b / "recording.json").write_text("{"), "the recording is not readable JSON"),
+    "keys missing": (lambda b: edit(b, steps=None), "the recording is truncated"),
+    "another version": (lambda b: edit(b, schema_version=99), "the recording has another version"),
+    "no step": (lambda b: record(b, steps=0), "the recording has no optimizer step"),
+    "other steps": (lambda b: record(b, steps=2), "the recordings have other numbers of steps"),
+    "other weights": (lambda b: record(b, seed=1), "the recordings have other initial weights"),
+    "other batches": (lambda b: record(b, batch=3), "the recordings have other batches"),
+    "not finite": (lambda b: record(b, shift=float("nan")), "a recorded value is not finite"),
+    "no floor": (lambda b: shutil.rmtree(b.parent / "a" / "floor-1"), "the rounding floor was not measured"),
+}
+
+
+@pytest.mark.parametrize("harm, message", BAD.values(), ids=BAD)
+def test_bad_input_is_one_message(recorded, capsys, harm, message):
+    harm(recorded / "b")
+    capsys.readouterr()
+    assert main(["parity", str(recorded / "a"), str(recorded / "b")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"tokenscale: {message}") and "  next" in error and "Traceback" not in error
