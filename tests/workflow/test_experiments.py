@@ -45,7 +45,7 @@ def small(key, value):
         "sequence_length": lambda v: v // 4,
         "budget.steps": lambda v: min(6, max(4, v // 4 + 2)),  # the first three are a warm-up
         "budget.useful_tokens": lambda v: v // 10,
-        "budget.epochs": lambda v: v / 20,
+        "budget.epochs": lambda v: v / 5,  # 5 steps of the largest batch
         "schedule.warmup_steps": lambda v: 1,
         "checkpoints.every": lambda v: v // 4,
         "resume_from.step": lambda v: v // 4,
