@@ -33,6 +33,7 @@ from tokenscale.settings.run import (
     ScheduleSettings,
     ValidationSettings,
 )
+from tokenscale.train import trainer
 from tokenscale.train.checkpoint import Checkpoint, read_model
 from tokenscale.train.checkpoints import Checkpoints
 from tokenscale.train.loop import Training, train
@@ -124,6 +125,21 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(lab, tmp_path, a
     assert first["step"] == 6, "it went on, and did not begin anew"
     assert read_sealed(tmp_path / "cut/run.json")["outcome"]["status"] == "complete"
     assert not (tmp_path / "cut/checkpoints").exists(), "resume states are deleted on success"
+
+
+def test_a_resumed_run_makes_no_initial_weights(lab, tmp_path, monkeypatch):
+    run, made, initialise_part = run_of(), [], trainer.initialise_part
+
+    def noted(shape, seed, name, *part):
+        made.append(name)
+        initialise_part(shape, seed, name, *part)
+
+    monkeypatch.setattr(trainer, "initialise_part", noted)
+    interrupted(run, lab.inputs(run), tmp_path, at=4)
+    assert "embedding.weight" in made
+    made.clear()
+    train(run, lab.inputs(run), tmp_path, World(0, 1, 0, torch.device("cpu")), attempt=1)
+    assert not made and read_sealed(tmp_path / "run.json")["outcome"]["status"] == "complete"
 
 
 @pytest.mark.parametrize("worlds", [(1, 2), (2, 1), (2, 3)])

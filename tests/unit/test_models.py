@@ -73,9 +73,9 @@ def test_weights_follow_from_the_seed():
     assert not torch.equal(a.embedding.weight, c.embedding.weight)
 
 
-@pytest.mark.parametrize("name, digest", [("llama-micro", "74103465b20531f4"), ("llama-tiny", "406369cb40446ffb")])
+@pytest.mark.parametrize("name, digest", [("llama-micro", "02739352263a220c"), ("llama-tiny", "d15124565e058fc3")])
 def test_initial_weights_stay_what_they_were(name, digest):
-    """Bit for bit, with their names: the runs of the first reports began with these."""
+    """Bit for bit, with their names. They changed once, when each rank began to make its own part."""
     model = Decoder(PRESETS[name].with_vocabulary(300), 32)
     initialise(model, 3)
     found = hashlib.sha256()

@@ -453,8 +453,7 @@ def _build_trainer_step(case: Case, device: torch.device) -> Any:
     run, requested = case.run, "sdpa" if case.attention in BACKENDS else case.attention
     dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(case.precision, torch.bfloat16)
     kernel = choose_kernel(requested, device=device, bounds=case.document_mask, dtype=dtype, dropout=run.model.dropout)
-    with device:
-        trainer = Trainer(run, run.model, World(0, 1, 0, device), kernel, initial=_initialise_weights)
+    trainer = Trainer(run, run.model, World(0, 1, 0, device), kernel)
     batches = _make_batches(case)
     useful = torch.tensor(float(case.rows * case.sequence_length), device=device)
     timer = timer_of(device)
@@ -466,14 +465,6 @@ def _build_trainer_step(case: Case, device: torch.device) -> Any:
 
     step.timer, step.kernel = timer, kernel  # type: ignore[attr-defined]
     return step
-
-
-def _initialise_weights(model: torch.nn.Module, seed: int) -> None:
-    """Initialise weights in place with their usual scale."""
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.fill_(1.0) if weight.dim() < 2 else weight.normal_(0, 0.02)
 
 
 def _build_peer_step(case: Case, shape: ModelSettings, device: torch.device) -> Any:

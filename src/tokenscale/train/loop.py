@@ -102,7 +102,12 @@ class Training:
             dtype=torch.float32 if run.precision == "fp32" else torch.bfloat16,
             dropout=run.model.dropout,
         )
-        self.trainer = Trainer(run, shape, world, kernel)
+        self.launched = record.launched(self.attempt_directory)
+        self.checkpoints = self._checkpoints(shape, inputs)
+        self.begins_at = 0  # steps that another run did for this one, and the useful tokens of these
+        self.begins_at_useful_tokens = 0
+        state = self._find_state()
+        self.trainer = Trainer(run, shape, world, kernel, unset=state is not None)
         self.rows_per_epoch = float("inf")
         policies = run.validation.each_epoch, run.validation.bleu_each_epoch, run.checkpoints.each_epoch
         if run.budget.kind == "epochs" or any(policies):
@@ -129,13 +134,11 @@ class Training:
         self.translator: tuple[list[Pair], Tokenizer] | None = None
         if run.validation.bleu:  # read now, so that what is missing is told before the first step
             self.translator = held_out_pairs(inputs.corpus, run.validation.bleu), load_tokenizer(inputs.tokenizer)
-        self.launched = record.launched(self.attempt_directory)
         self.running: dict[str, Any] = {}
         if world.rank == 0:
             facts = {"kernel": kernel, "budget_steps": self.steps, **self.trainer.facts(), **record.costs(run, shape)}
             facts["compilation"] = None  # of all ranks, found at the end; null where nothing was to be compiled
             self.running = record.start(run, directory, attempt, world, self.launched, facts)
-        self.checkpoints = self._checkpoints(shape, inputs)
         self.timer = timer_of(world.device)
         self.log = StepLog(
             self.writer, self.timer, world, scaled=run.precision == "fp16", counts=self.place.is_group_leader
@@ -149,11 +152,10 @@ class Training:
         self.progress.log(f"{run.identity}  {self.trainer.parameters:,} parameters  {ranks}, attention by {kernel}")
         self.done = 0  # steps behind us
         self._carried = 0.0  # seconds of bookkeeping since the last step was handed to the device
-        self.begins_at = 0  # steps that another run did for this one, and the useful tokens of these
-        self.begins_at_useful_tokens = 0
         self._compiled: dict[str, int] = {}  # as logged last
         self._state_after: int | None = None  # the step of the newest state to go on from
-        self._resume()
+        if state is not None:
+            self._resume(state)
         self.writer.event("init_done", duration_s=time.monotonic() - started)
 
     def run(self) -> torch.nn.Module:
@@ -355,8 +357,8 @@ class Training:
         }
         self.checkpoints.save(name, kind, state, facts)
 
-    def _resume(self) -> None:
-        """Resume from a checkpoint if there is one for this run."""
+    def _find_state(self) -> Checkpoint | None:
+        """Return the resume state that this run goes on from, if there is one. A collective."""
         found = self.checkpoints.newest()
         if found is not None:
             self.begins_at = found.record["begins_at"]
@@ -365,8 +367,10 @@ class Training:
             found = self.checkpoints.named(self.settings.resume_from)
             self.begins_at = found.record["step"]
             self.begins_at_useful_tokens = round(found.record["budget"]["useful_tokens"])
-        if found is None:
-            return
+        return found
+
+    def _resume(self, found: Checkpoint) -> None:
+        """Resume from a checkpoint. A collective."""
         self.trainer.load(found)
         self._restore(found)
         if self.begins_at == self.done and self.budget.ended(self.done):

@@ -16,7 +16,7 @@ from tokenscale.settings.run import RunSettings
 from tokenscale.train.checkpoint import Checkpoint, Piece, from_json_bytes, to_json_bytes
 from tokenscale.train.memory_probe import Probe
 from tokenscale.train.models.build import build, initialise
-from tokenscale.train.models.language_model import LanguageModel
+from tokenscale.train.models.decoder import initialise_part
 from tokenscale.train.models.micro_batch import MicroBatch, micro_batch
 from tokenscale.train.models.objective import objective_of
 from tokenscale.train.optimizer import adamw, total_norm, update
@@ -44,7 +44,10 @@ class Trainer:
     """One rank's part of the model, its optimizer and its number formats.
 
     `model` is the plain model, whose parameters have the names of checkpoints; `parallel` is what the layout made of
-    it. All ranks build it together, and with the same weights.
+    it. All ranks build it together, without storage; each then sets the initial values of its own parts. Models of
+    `transformers` are the exception: their own code sets the weights of a whole model, on every rank.
+
+    `unset`: leave the weights without values, for `load`.
     """
 
     def __init__(
@@ -53,11 +56,15 @@ class Trainer:
         shape: ModelSettings,
         world: World,
         kernel: str,
-        initial: Callable[[LanguageModel, int], None] = initialise,
+        *,
+        unset: bool = False,
     ):
         self.run, self.world, self.mesh = run, world, Mesh(run.layout, world)
-        self.model = build(shape, run.sequence_length, objective=run.objective, kernel=kernel)
-        initial(self.model, run.effective_seed)
+        whole = shape.transformers is not None
+        with nullcontext() if whole else torch.device("meta"):
+            self.model = build(shape, run.sequence_length, objective=run.objective, kernel=kernel)
+        if whole and not unset:
+            initialise(self.model, run.effective_seed)
         cast_weights(self.model, run.precision)
         if run.float8:
             float8(self.model, world.device)
@@ -68,12 +75,20 @@ class Trainer:
             objective, self.mesh, activation_checkpointing=run.activation_checkpointing, compiled=run.compile
         )
         self.shards = self.parallel.shards
+        if not whole and not unset:
+            self._initialise(shape, run.effective_seed)
         self.optimizer = adamw(self.shards.tensors, run.optimizer)
         self.autocast = autocast_of(run.precision, world.device)
         self.loss_scale = LossScale(run.precision, world.device)
         self.micro_steps = micro_steps(run.global_batch, run.layout.data_parallel_size, run.micro_batch)
         # only dropout draws from here: each rank its own numbers, whatever part of the model it has
         torch.manual_seed(run.effective_seed * 1_000_003 + world.rank)
+
+    def _initialise(self, shape: ModelSettings, seed: int) -> None:
+        """Set the initial values of this rank's shards. A collective."""
+        for name, shard in self.shards.by_name.items():
+            initialise_part(shape, seed, name, shard.tensor, shard.offsets, shard.global_shape)
+        self.shards.all_gather_parameters()
 
     def step(self, batch: Batch, useful: Tensor, rate: float, timer: Timer, probe: Probe | None = None) -> StepResult:
         """Train on this rank's share of a global batch with `useful` useful tokens over all ranks. A collective."""

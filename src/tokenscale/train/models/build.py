@@ -10,7 +10,7 @@ from tokenscale.train.models.language_model import LanguageModel
 
 
 def build(shape: ModelSettings, sequence_length: int, *, objective: str, kernel: str) -> LanguageModel:
-    """Build a model on torch's default device. Its weights are unset until `initialise`.
+    """Build a model on torch's default device. Its weights are unset until `initialise`, or until others are set.
 
     `objective` says whether each position sees those before it (`causal`) or the whole row (`masked`); `kernel` is one
     that `models.attention` has chosen. The vocabulary must be resolved. Raises UserError for a shape that cannot be.
@@ -21,7 +21,7 @@ def build(shape: ModelSettings, sequence_length: int, *, objective: str, kernel:
 
 
 def initialise(model: LanguageModel, seed: int) -> None:
-    """Set every weight from the seed alone, the same on any rank, device and thread count."""
+    """Set every weight of a whole model from the seed alone, the same on any rank, device and thread count."""
     if isinstance(model, decoder.Decoder):
         decoder.initialise(model, seed)
     else:

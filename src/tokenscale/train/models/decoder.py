@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tokenscale.settings.model import ModelSettings
 from tokenscale.train.models.attention import Bounds, attend
+from tokenscale.train.models.initial_values import fill_normal
 from tokenscale.train.models.language_model import KVCache, LanguageModel, LayerKVCache
 
 #: Cosines and sines [T, head width / 2] of the positions of a forward pass; None where positions are learned.
@@ -265,18 +266,24 @@ class Decoder(LanguageModel):
 
 
 def initialise(model: Decoder, seed: int) -> None:
-    """Set every weight from the seed alone, the same on any rank, device and thread count.
+    """Set every weight of a whole model to its initial value."""
+    for name, weight in model.named_parameters():
+        initialise_part(model.settings, seed, name, weight, (0,) * weight.dim(), tuple(weight.shape))
+
+
+@torch.no_grad()
+def initialise_part(
+    model: ModelSettings, seed: int, name: str, into: Tensor, offsets: tuple[int, ...], whole: tuple[int, ...]
+) -> None:
+    """Set `into`, the part [offsets, offsets + shape) of a parameter of shape `whole`, from seed and name alone: the
+    same values on any rank and device and in any layout.
 
     Matrices and embeddings: normal with `initial_deviation`; what writes into the residual stream is scaled by
     1/sqrt(2 layers) (GPT-2, Radford et al. 2019). Norms are one, biases zero.
     """
-    generator = torch.Generator().manual_seed(seed)
-    deviation, layers = model.settings.initial_deviation, model.settings.layers
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.dim() < 2:
-                weight.fill_(0 if name.endswith("bias") else 1)
-                continue
-            residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
-            scale = deviation / (2 * layers) ** 0.5 if residual else deviation
-            weight.copy_(torch.randn(weight.shape, generator=generator).mul_(scale))
+    if into.dim() < 2:
+        into.fill_(0 if name.endswith("bias") else 1)
+        return
+    residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
+    scale = (2 * model.layers) ** -0.5 if residual else 1.0
+    fill_normal(into, seed, name, model.initial_deviation * scale, offsets, whole)

@@ -10,11 +10,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tokenscale.train.parallel.mesh import Mesh
 from tokenscale.train.parallel.parallelize import BucketListener, ParallelModel
-from tokenscale.train.parallel.sharding import GradReduction
+from tokenscale.train.parallel.sharding import GradReduction, materialise
 
 
 def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
-    """Move to the device and wrap in DDP. Rank 0's weights reach all ranks here.
+    """Move to the device and wrap in DDP. Rank 0's weights reach all ranks here, unless none are set yet.
 
     DDP averages over ranks; the loss is normalised by the global number of useful tokens, which undoes that. Buffers
     are constants (rotary tables), so they are not broadcast.
@@ -23,7 +23,8 @@ def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     averaged after its last backward pass. `static_graph` is left out: with it torch 2.13's reducer fails in the first
     of several micro-steps, which reduces nothing.
     """
-    parallel.module.to(mesh.world.device)
+    unset = any(weight.is_meta for weight in parallel.module.parameters())
+    materialise(parallel.module, mesh.world.device)
     group = mesh.group("data" if mesh.size("data") > 1 else "shard")
     if mesh.size("pipeline") > 1:
         names = tuple(name for name, _ in parallel.objective.model.named_parameters())
@@ -37,6 +38,7 @@ def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
             device_ids=[mesh.world.device.index] if mesh.world.device.type == "cuda" else None,
             process_group=group,
             broadcast_buffers=False,
+            init_sync=not unset,
             gradient_as_bucket_view=True,
             bucket_cap_mb=mesh.layout.bucket_megabytes,
         )

@@ -11,12 +11,12 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from tokenscale.data.order.shares import shard_rows
 from tokenscale.train.parallel.mesh import Mesh
 from tokenscale.train.parallel.parallelize import ParallelModel
-from tokenscale.train.parallel.sharding import LocalShards, ShardingState, local
+from tokenscale.train.parallel.sharding import LocalShards, ShardingState, local, materialise
 
 
 def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
-    """Shard each block, then the rest with the root; in place, so that parameters keep their names. What is not on the
-    device yet is moved a block at a time.
+    """Shard each block, then the rest with the root; in place, so that parameters keep their names. Parameters
+    without storage get only this rank's rows; others are moved to the device a block at a time.
 
     `zero3` reshards a block's weights after its forward pass and gathers them again in backward; `zero2` keeps them
     until then. The rest (embeddings, last norm, head) stays gathered from the root's forward to its backward in both:
@@ -25,7 +25,7 @@ def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
 
     Products are in autocast's format, as in every other layout, so that methods compare: weights are gathered as they
     are stored, and no MixedPrecisionPolicy rounds norms and embeddings. Autocast's own 16-bit copies of weights last
-    until backward, unless blocks are recomputed. Every rank must have built the same weights.
+    until backward, unless blocks are recomputed.
     """
     devices, reshards = mesh.devices("data", "shard"), mesh.layout.sharding == "zero3"
     for block in parallel.objective.model.blocks:
@@ -33,6 +33,7 @@ def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
             fully_shard(block, mesh=devices, reshard_after_forward=reshards)
     root = fully_shard(parallel.module, mesh=devices, reshard_after_forward=False)
     register_fsdp_forward_method(parallel.module, "next_logits")
+    materialise(parallel.module, mesh.world.device)
     parallel.lockstep = mesh.group("shard")
     parallel.no_sync = partial(_no_sync, root, keep_weights=not reshards)
     parallel.shards = FSDPShards(parallel.objective.model, mesh, parallel.sharding)

@@ -89,7 +89,8 @@ class ParallelModel:
 def parallelize(
     objective: Objective, mesh: Mesh, *, activation_checkpointing: str = "none", compiled: bool = False
 ) -> ParallelModel:
-    """Split a model over the ranks of a mesh, in place. Every rank must have built it with the same weights.
+    """Split a model over the ranks of a mesh, in place. Every rank must have built it with the same weights, or without
+    storage (torch's meta device): each rank then gets storage for its own parts, with unset values.
 
     The order is that of torchtitan: each step works on what the one before has left to this rank, and DDP or FSDP come
     last because they register their hooks on the final modules.

@@ -30,7 +30,7 @@ def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     """Keep this rank's layers, in place, and make a `Pipeline` that runs them.
 
     A tied embedding (which is also the output head) is on the first rank and on the last, and its gradient is summed
-    over both. Every rank must have built the same weights.
+    over both.
     """
     model, sharding, layout = cast(Decoder, parallel.objective.model), parallel.sharding, mesh.layout
     rank, ranks = mesh.index("pipeline"), layout.pipeline

@@ -106,6 +106,17 @@ class LocalShards:
         """After the update or a load: give other ranks the updated values that they compute with. A collective."""
 
 
+def materialise(module: nn.Module, device: torch.device) -> None:
+    """Move a module to its device. Parameters without storage (torch's meta device) get one there, with unset values;
+    parameters stay the objects that they are, so that tied ones stay tied.
+    """
+    for weight in list(module.parameters()):
+        if weight.is_meta:
+            storage = nn.Parameter(torch.empty_like(weight, device=device), weight.requires_grad)
+            torch.utils.swap_tensors(weight, storage)
+    module.to(device)  # FSDP notes here where its parameters are now
+
+
 def local(tensor: Tensor) -> Tensor:
     """Return a DTensor's own part as a plain tensor in the same memory; any other tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

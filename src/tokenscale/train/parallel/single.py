@@ -2,9 +2,10 @@
 
 from tokenscale.train.parallel.mesh import Mesh
 from tokenscale.train.parallel.parallelize import ParallelModel
+from tokenscale.train.parallel.sharding import materialise
 
 
 def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     """Move the model to its device."""
-    parallel.module.to(mesh.world.device)
+    materialise(parallel.module, mesh.world.device)
     return parallel

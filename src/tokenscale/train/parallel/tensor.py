@@ -130,7 +130,7 @@ def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     """Keep this rank's part of each matrix, in place; parameters keep their names.
 
     Norms, positions and the biases of layers that write into the residual stream are replicated. Each rank computes
-    some positions only, so their gradients are summed over the group. Every rank must have built the same weights.
+    some positions only, so their gradients are summed over the group.
     """
     ranks = Ranks(mesh.group("tensor"), mesh.index("tensor"), mesh.size("tensor"))
     model, sharding = cast(Decoder, parallel.objective.model), parallel.sharding

@@ -1,0 +1,114 @@
+"""Each rank makes its own parts of the weights: those of one process to the last bit, and no memory for others."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tests.distributed.parity import HYBRID, LAYOUTS, ONE, SHAPE, held, on_ranks, run_of, trainer_of, whole
+from tokenscale.train.models import initial_values
+from tokenscale.train.parallel.sharding import local
+
+pytestmark = pytest.mark.distributed
+TIED = {"norm": "layer", "positions": "learned", "activation": "gelu", "biases": True, "tied_embeddings": True}
+VARIANTS = {
+    "plain": {},
+    "GPT-2's parts": {"model": replace(SHAPE, **TIED).with_positions(24)},
+    "bf16-true": {"precision": "bf16-true"},
+}
+#: what `make test` compares: an uneven share, parts of rows, and two methods at once
+DAILY = {"ddp@2", "zero1@2", "zero2@2", "tp@2", "interleaved@2", HYBRID, "zero3@3", "1f1b-tp@2x2"}
+FEW = {"zero3@3", "1f1b-tp@2x2"}
+#: layouts of four ranks that hold a part of the weights each → the largest part. A stage has an embedding or a head,
+#: and shares of 97 rows are uneven
+PARTS = {"zero3@4": 0.27, "tp@4": 0.27, "1f1b@4": 0.30, "1f1b-zero3@2x2": 0.28, "tp-zero3@2x2": 0.27}
+#: work on a few hundred values at a time, and what FSDP and AdamW make of small things
+WORK_BYTES = 25_000
+
+
+class PeakMemory(TorchDispatchMode):
+    """The largest number of bytes of tensors, other than on the meta device, that existed at one time."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes, self._storages = 0, {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, torch.Tensor) and not (part := local(tensor)).is_meta:
+                storage = part.untyped_storage()
+                self._storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self._storages = {place: kept for place, kept in self._storages.items() if not kept[0].expired()}
+        self.bytes = max(self.bytes, sum(size for _, size in self._storages.values()))
+        return found
+
+
+def initial_of_each(world, runs):
+    """Of each run: what this rank writes, and what its modules hold."""
+    return [(held(trainer := trainer_of(run, world)), modules_of(trainer)) for run in runs]
+
+
+def peaks_of_each(world, runs):
+    """Of each run: the bytes that this rank's modules hold, and the most that there were."""
+    initial_values.CHUNK["cpu"] = 512  # in this fork alone
+    found = []
+    for run in runs:
+        with PeakMemory() as peak:
+            trainer = trainer_of(run, world)
+        found.append((sum(values.nbytes for values in modules_of(trainer).values()), peak.bytes))
+    return found
+
+
+def modules_of(trainer):
+    return {"model." + n: local(w).detach().float().numpy() for n, w in trainer.model.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def initial(request):
+    """(layout, variant) → what its ranks found, for the selected tests and for one process."""
+    selected = {
+        tuple(item.callspec.params[key] for key in ("name", "variant"))
+        for item in request.session.items
+        if item.path == request.path and "initial" in item.fixturenames
+    }
+    cases = {
+        (name, variant): run_of(LAYOUTS.get(name, ONE), **VARIANTS[variant])
+        for name, variant in sorted(selected | {("single", variant) for variant in VARIANTS})
+    }
+    return on_ranks(initial_of_each, cases)
+
+
+def marked(name, variant):
+    """Parameters of a test; what `make test` leaves to the experiments is marked."""
+    daily = name in (DAILY if variant == "plain" else FEW)
+    return pytest.param(name, variant, marks=() if daily else pytest.mark.experiment)
+
+
+@pytest.mark.parametrize("name, variant", [marked(name, variant) for variant in VARIANTS for name in LAYOUTS])
+def test_initial_weights_are_those_of_one_process_to_the_last_bit(initial, name, variant):
+    ((expected, _),) = initial["single", variant]
+    ranks = initial[name, variant]
+    found = whole([pieces for pieces, _ in ranks])
+    assert found.keys() == expected.keys()
+    for key, (values, _, _) in expected.items():
+        assert values.ndim == 1 or values.std() > 0
+        np.testing.assert_array_equal(found[key], values, err_msg=key)
+        for _, modules in ranks:  # what this rank leaves another one to write
+            if key in modules and modules[key].shape == values.shape:
+                np.testing.assert_array_equal(modules[key], values, err_msg=key)
+
+
+def test_no_rank_has_memory_for_more_than_its_part():
+    """All tensors that exist at one time while a rank sets up, not only those that are left."""
+    layouts = {"single": ONE, **{name: LAYOUTS[name] for name in PARTS}}
+    found = on_ranks(peaks_of_each, {name: run_of(layout) for name, layout in layouts.items()})
+    (((total, _),)) = found.pop("single")
+    for name, ranks in found.items():
+        for mine, peak in ranks:
+            assert mine <= PARTS[name] * total and mine <= peak, name
+            assert peak < mine + WORK_BYTES < total / 2, f"{name}: {peak:,} bytes for {mine:,} of {total:,}"

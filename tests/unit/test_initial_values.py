@@ -1,0 +1,165 @@
+"""Initial values: normal, independent, and the same in any part that is made alone."""
+
+import hashlib
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+import torch
+
+from tokenscale.settings.presets import PRESETS
+from tokenscale.train.models import initial_values
+from tokenscale.train.models.decoder import Decoder, initialise, initialise_part
+from tokenscale.train.models.initial_values import (
+    centred_uniform_of,
+    fill_normal,
+    normal_of,
+    random_words,
+    stream_of,
+)
+
+NORMAL = NormalDist()
+#: a correlation of n independent pairs is below this in all but one of 10⁷ tests
+FIVE_SIGMA = 5.3
+
+
+def normal(seed=0, name="blocks.0.attention.query.weight", shape=(1024, 1024)):
+    values = torch.empty(shape)
+    fill_normal(values, seed, name, 1.0, (0, 0), shape)
+    return values
+
+
+@pytest.mark.parametrize("shape", [(64, 48), (37, 97), (5, 1), (1, 300)])
+def test_a_part_is_the_part_of_the_whole(monkeypatch, shape):
+    """Rows, columns from even and odd ones on, single elements; made in one go or in many."""
+    whole, pick = normal(3, "weight", shape), np.random.default_rng(0)
+    for chunk in (1 << 17, 64, 1):
+        monkeypatch.setitem(initial_values.CHUNK, "cpu", chunk)
+        for _ in range(20):
+            begin = [int(pick.integers(0, n)) for n in shape]
+            end = [int(pick.integers(b + 1, n + 1)) for b, n in zip(begin, shape, strict=True)]
+            part = torch.full([e - b for b, e in zip(begin, end, strict=True)], torch.nan)
+            fill_normal(part, 3, "weight", 1.0, begin, shape)
+            assert torch.equal(part, whole[begin[0] : end[0], begin[1] : end[1]])
+    none = torch.empty(0, shape[1])
+    fill_normal(none, 3, "weight", 1.0, (shape[0], 0), shape)  # more ranks than rows
+
+
+def test_other_memory_and_formats_get_the_same_values():
+    whole = normal(shape=(64, 48))
+    inside = torch.zeros(64, 96)
+    fill_normal(inside[:, 1:49], 0, "blocks.0.attention.query.weight", 1.0, (0, 0), (64, 48))
+    assert torch.equal(inside[:, 1:49], whole) and (inside[:, 49:] == 0).all()
+    half = torch.empty(64, 48, dtype=torch.bfloat16)
+    fill_normal(half, 0, "blocks.0.attention.query.weight", 1.0, (0, 0), (64, 48))
+    assert torch.equal(half, whole.bfloat16())
+
+
+def test_a_decoders_parts_are_those_of_the_whole_model():
+    """Norms and biases too; the deviation is that of the settings, 1/sqrt(2 layers) of it before the residual sum."""
+    model = Decoder(PRESETS["gpt2-micro"].with_vocabulary(2000), 32)
+    initialise(model, 7)
+    scaled = (2 * model.settings.layers) ** -0.5
+    for name, weight in model.state_dict().items():
+        if name == "head.weight":  # the embedding
+            continue
+        part = torch.full((len(weight) - 3, *weight.shape[1:]), torch.nan)
+        offsets = (2, *(0,) * (weight.dim() - 1))
+        initialise_part(model.settings, 7, name, part, offsets, tuple(weight.shape))
+        assert torch.equal(part, weight[2:-1]), name
+        if weight.dim() == 2:
+            share = scaled if name.endswith(("output.weight", "down.weight")) else 1.0
+            error = FIVE_SIGMA / (2 * weight.numel()) ** 0.5
+            assert weight.std() == pytest.approx(model.settings.initial_deviation * share, rel=error), name
+
+
+def test_words_are_those_of_splitmix():
+    """Against unsigned arithmetic in NumPy."""
+    counter, step = stream_of(3, "head.weight")
+    found = random_words(torch.arange(5000) * 7919, counter, step).numpy().view(np.uint64)
+    words = np.arange(5000, dtype=np.uint64) * np.uint64(7919) * np.uint64(step % 2**64) + np.uint64(counter % 2**64)
+    for shift, multiplier in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        words = (words ^ (words >> np.uint64(shift))) * np.uint64(multiplier)
+    assert (found == words).all()
+
+
+def test_a_step_of_few_changes_is_replaced(monkeypatch):
+    class Digest:
+        def digest(self):
+            return bytes(31) + b"\1"
+
+    monkeypatch.setattr(initial_values.hashlib, "sha256", lambda text: Digest())
+    step = stream_of(0, "weight")[1] % 2**64
+    monkeypatch.undo()
+    assert step % 2 == 1 and (step ^ (step >> 1)).bit_count() >= 24
+    for number in range(1000):
+        step = stream_of(number, "weight")[1] % 2**64
+        assert step % 2 == 1 and (step ^ (step >> 1)).bit_count() >= 24
+
+
+def test_values_are_the_inverse_of_the_distribution_function():
+    """In the centre, the tails, at the borders between them, and as far out as words go."""
+    steps = torch.arange(-(2**31), 2**31, 1_000_003, dtype=torch.float64)
+    border = int(initial_values.CENTRE * 2**32)
+    ends = [-(2**31), 2**31 - 1, 0, -1, *range(border - 3, border + 4), *range(-border - 4, -border + 3)]
+    halves = torch.cat((steps, torch.tensor(ends, dtype=torch.float64)))
+    centred = (halves + 0.5) * 2.0**-32
+    expected = torch.tensor([NORMAL.inv_cdf(0.5 + value) for value in centred.tolist()], dtype=torch.float64)
+    torch.testing.assert_close(normal_of(centred), expected, rtol=2e-9, atol=0)
+    words = torch.tensor([-1, 0, 2**31, -(2**63)], dtype=torch.int64)  # halves (-1, -1), (0, 0), (-2³¹, 0), (0, -2³¹)
+    expected = (torch.tensor([-1, -1, 0, 0, -(2.0**31), 0, 0, -(2.0**31)]).double() + 0.5) * 2.0**-32
+    assert torch.equal(centred_uniform_of(words), expected)
+
+
+def test_values_are_normal():
+    """Moments, and the share of values in 200 intervals that are equally likely, within five standard errors."""
+    values = normal().flatten().double().numpy()
+    count = values.size
+    for power, (moment, variance) in {1: (0, 1), 2: (1, 2), 3: (0, 15), 4: (3, 96), 6: (15, 10170)}.items():
+        assert abs((values**power).mean() - moment) < FIVE_SIGMA * (variance / count) ** 0.5, power
+    borders = [NORMAL.inv_cdf(k / 200) for k in range(1, 200)]
+    shares = np.bincount(np.searchsorted(borders, values), minlength=200)
+    chi_square = ((shares - count / 200) ** 2).sum() / (count / 200)
+    assert abs(chi_square - 199) < FIVE_SIGMA * (2 * 199) ** 0.5
+
+
+def test_values_are_independent():
+    """Neighbours in a row and a column, both halves of a word, rows, parameters and seeds."""
+    one = normal()
+    pairs = {
+        "next column": (one[:, :-1], one[:, 1:]),
+        "halves": (one[:, ::2], one[:, 1::2]),
+        "next word": (one[:, :-2:2], one[:, 2::2]),
+        "next row": (one[:-1], one[1:]),
+        "diagonal": (one[:-1, :-1], one[1:, 1:]),
+        "transposed": (one.triu(1), one.T.triu(1)),
+        "parameter": (one, normal(name="blocks.1.attention.query.weight")),
+        "seed": (one, normal(seed=1)),
+        "seed and parameter": (one, normal(seed=10, name="blocks.0.attention.key.weight")),
+    }
+    for name, (a, b) in pairs.items():
+        for f in (lambda x: x, torch.abs, torch.square):
+            x, y = f(a).double().flatten(), f(b).double().flatten()
+            if name == "transposed":
+                kept = a.flatten() != 0
+                x, y = x[kept], y[kept]
+            correlation = torch.corrcoef(torch.stack((x, y)))[0, 1].item()
+            assert abs(correlation) < FIVE_SIGMA / len(x) ** 0.5, name
+
+
+def test_no_word_comes_twice():
+    """In one stream none can; two of 32 streams share one of 2²⁰ words with a probability of 3·10⁻⁸."""
+    streams = [
+        (seed, name) for seed in range(4) for name in ("embedding.weight", "head.weight", "a", "b", "c", "d", "", "e")
+    ]
+    words = torch.cat([random_words(torch.arange(1 << 15), *stream_of(*stream)) for stream in streams])
+    assert len(words.unique()) == len(words) == 1 << 20
+    for bit in range(64):  # and each bit is as often one as zero
+        share = ((words >> bit) & 1).double().mean().item()
+        assert abs(share - 0.5) < FIVE_SIGMA * 0.5 / len(words) ** 0.5, bit
+
+
+def test_values_stay_what_they_are():
+    """Bit for bit on any machine: checkpoints of this seed and these names begin here."""
+    found = hashlib.sha256(normal(5, "head.weight", (300, 97)).numpy().tobytes()).hexdigest()
+    assert found[:16] == "8688595cf2608e3a"
