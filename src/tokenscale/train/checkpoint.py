@@ -9,17 +9,23 @@ Names are those of the model's parameters, behind `model.`, and behind `optimize
 """
 
 import hashlib
+import itertools
+import json
 import math
+import os
 import shutil
 import time
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import combinations
+from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -47,6 +53,8 @@ RESUME = WEIGHTS | {
 }
 RANK = {"file": str, "index": dict, "state": dict}
 RANK_RESUME = {"data": {"step": int}, "random": {"cpu": str}}
+#: threads that hash and read files
+THREADS = 8
 #: how long rank 0 waits for the files of the others
 PATIENCE_S = 1800.0
 
@@ -92,7 +100,12 @@ def write_rank(folder: Path, rank: int, state: State) -> None:
     with atomic(partial / f"{name}.safetensors") as temporary:
         save_file(tensors, str(temporary))
     index = {
-        key: {"offsets": list(p.offsets), "whole": list(p.whole), "dtype": str(p.tensor.dtype).removeprefix("torch.")}
+        key: {
+            "offsets": list(p.offsets),
+            "shape": list(p.tensor.shape),
+            "whole": list(p.whole),
+            "dtype": str(p.tensor.dtype).removeprefix("torch."),
+        }
         for key, p in state.pieces.items()
     }
     file = f"{name}.safetensors"
@@ -133,7 +146,9 @@ def partial_of(folder: Path) -> Path:
 class Checkpoint:
     """A complete checkpoint, opened for reading. Tensors are read on request, and only the needed parts of them.
 
-    Raises UserError where a file is missing, cut off, changed or not what its index says.
+    `verify` compares every file with its hash, and the indices with the headers of the files. Without it, a file of
+    tensors is opened when values are read from it, once, and compared with its index then. Raises UserError where a
+    file is missing, cut off, changed or not what its index says.
     """
 
     def __init__(self, folder: str | Path, *, verify: bool = True):
@@ -149,65 +164,85 @@ class Checkpoint:
         #: names of its files, but for the tokenizer's
         self.files = {RECORD}
         self.ranks: list[dict[str, Any]] = []
-        self._parts: dict[str, list[tuple[str, list[int]]]] = {}
         self.shapes: dict[str, list[int]] = {}
-        #: offsets and shapes of the pieces of each tensor
-        self._sizes: defaultdict[str, list[tuple[list[int], list[int]]]] = defaultdict(list)
+        self.dtypes: dict[str, torch.dtype] = {}
+        self._parts: defaultdict[str, list[_Part]] = defaultdict(list)
+        self._indices: dict[str, dict[str, Any]] = {}
         with report_malformed(self.folder / RECORD, "checkpoint's record", NEXT):
             known = {"begins_at_useful_tokens": 0} | self.record  # states of earlier code lack it
             check_types(known, RESUME if self.record["kind"] == "resume" else WEIGHTS)
-            for name, stated in self.record["ranks"].items():
-                self._check(name, stated, verify)
-        for name in self.record["ranks"]:
+            names = list(self.record["ranks"])
+        with ThreadPoolExecutor(THREADS) as pool:  # hashing and reading wait for the disk, not for Python
+            found = list(pool.map(partial(self._read_rank, verify=verify), names))
+        for name, (rank, header) in zip(names, found, strict=True):
             with report_malformed(self.folder / name, "checkpoint's record of a rank", NEXT):
-                self._add(self._json(name), verify)
+                self._add(rank, header)
         with report_malformed(self.folder / RECORD, "checkpoint", NEXT):
             self._check_pieces()
 
-    def _add(self, rank: dict[str, Any], verify: bool) -> None:
+    def _read_rank(self, name: str, *, verify: bool) -> tuple[dict[str, Any], dict[str, "_Stored"] | None]:
+        """Return the record of a rank, and the header of its tensors where it is verified or the index has no shapes
+        (states of earlier code).
+        """
+        with report_malformed(self.folder / RECORD, "checkpoint's record", NEXT):
+            self._check(name, self.record["ranks"][name], verify)
+        with report_malformed(self.folder / name, "checkpoint's record of a rank", NEXT):
+            rank = self._json(name)
+            check_types(rank, RANK)
+            self._check(rank["file"], rank, verify)
+            if verify or not all("shape" in entry for entry in rank["index"].values()):
+                with self._reading(rank["file"]), open(self.folder / rank["file"], "rb", buffering=0) as file:
+                    return rank, read_header(file)
+        return rank, None
+
+    def _add(self, rank: dict[str, Any], header: dict[str, "_Stored"] | None) -> None:
         """Add the index of one rank's file."""
-        check_types(rank, RANK)
-        self._check(rank["file"], rank, verify)
         if self.record["kind"] == "resume":
             check_types(rank["state"], RANK_RESUME)
             for state in rank["state"]["random"].values():
                 bytes.fromhex(state)
         self.ranks.append(rank["state"])
-        for key, part in rank["index"].items():
-            offsets, whole = ([int(n) for n in part[name]] for name in ("offsets", "whole"))
-            if len(offsets) != len(whole) or min(offsets + whole, default=0) < 0:
-                raise ValueError(f"{key} at {offsets} of {whole}")
+        file, index = rank["file"], rank["index"]
+        self._indices[file] = index
+        if header is not None:
+            self._compare_header(file, header)
+        for key, entry in index.items():
+            shape = entry["shape"] if header is None else header[key].shape
+            offsets, whole, shape = ([int(n) for n in numbers] for numbers in (entry["offsets"], entry["whole"], shape))
+            if not len(offsets) == len(whole) == len(shape) or min(offsets + whole + shape, default=0) < 0:
+                raise ValueError(f"{key} is {shape} at {offsets} of {whole}")
             if self.shapes.setdefault(key, whole) != whole:
                 raise ValueError(f"{key} is {whole} and {self.shapes[key]}")
-            self._parts.setdefault(key, []).append((rank["file"], offsets))
-        self._compare_header(rank["file"], rank["index"])
+            if entry["dtype"] not in DTYPES.values():
+                raise ValueError(f"{key} has the type {entry['dtype']}")
+            dtype = getattr(torch, entry["dtype"])
+            if self.dtypes.setdefault(key, dtype) != dtype:
+                raise ValueError(f"{key} is {dtype} and {self.dtypes[key]}")
+            self._parts[key].append(_Part(file, offsets, shape))
 
-    def _compare_header(self, file: str, index: dict[str, Any]) -> None:
+    def _compare_header(self, file: str, header: dict[str, "_Stored"]) -> None:
         """Compare the index with the header of its file of tensors: names, types and places."""
-        try:
-            with safe_open(str(self.folder / file), framework="pt") as tensors:
-                slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
-                found = {name: (part.get_shape(), part.get_dtype()) for name, part in slices.items()}
-        except (SafetensorError, OSError, ValueError) as error:
-            raise self._error("a file of the checkpoint cannot be read.", file=file, reason=error) from None
-        if found.keys() != index.keys():
-            raise ValueError(f"{file} and its index differ in {sorted(found.keys() ^ index.keys())[0]}")
-        for name, (shape, dtype) in found.items():
-            offsets, whole = index[name]["offsets"], index[name]["whole"]
+        index = self._indices[file]
+        if header.keys() != index.keys():
+            raise ValueError(f"{file} and its index differ in {sorted(header.keys() ^ index.keys())[0]}")
+        for name, stored in header.items():
+            offsets, whole, shape = index[name]["offsets"], index[name]["whole"], stored.shape
             inside = len(shape) == len(whole) and all(o + n <= w for o, n, w in zip(offsets, shape, whole, strict=True))
-            if not inside or DTYPES.get(dtype) != index[name]["dtype"]:
+            if not inside or DTYPES[stored.dtype] != index[name]["dtype"]:
                 stated = f"{index[name]['dtype']} at {offsets} of {whole}"
-                raise ValueError(f"{name} is {DTYPES.get(dtype, dtype)} of shape {shape}, its index says {stated}")
-            self._sizes[name].append((offsets, shape))
+                raise ValueError(f"{name} is {DTYPES[stored.dtype]} of shape {shape}, its index says {stated}")
 
     def _check_pieces(self) -> None:
         """Raise ValueError where the pieces of a tensor overlap or leave a gap."""
-        for name, pieces in self._sizes.items():
-            if sum(math.prod(shape) for _, shape in pieces) != math.prod(self.shapes[name]) or any(
-                all(o < p + m and p < o + n for o, n, p, m in zip(*a, *b, strict=True))
-                for a, b in combinations(pieces, 2)
-                if math.prod(a[1]) and math.prod(b[1])
-            ):
+        for name, parts in self._parts.items():
+            pieces = sorted((part for part in parts if math.prod(part.shape)), key=lambda part: part.offsets)
+            full = sum(math.prod(part.shape) for part in pieces) == math.prod(self.shapes[name])
+            open_ones: list[_Part] = []  # those that reach the first row of the next piece, or lie behind it
+            for part in pieces:
+                open_ones = [p for p in open_ones if not p.shape or p.offsets[0] + p.shape[0] > part.offsets[0]]
+                full = full and not any(_overlap(p.offsets, p.shape, part.offsets, part.shape) for p in open_ones)
+                open_ones.append(part)
+            if not full:
                 raise ValueError(f"the pieces of {name} do not make up the tensor once")
 
     def names(self, prefix: str = "") -> list[str]:
@@ -216,35 +251,61 @@ class Checkpoint:
 
     def tensor(self, name: str) -> Tensor:
         """Return a whole tensor, assembled from its pieces, on the CPU."""
+        self._find(name)
         return self.part(name, (0,) * len(self.shapes[name]), tuple(self.shapes[name]))
 
     def part(self, name: str, offsets: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
         """Return the part [offsets, offsets + shape) of a tensor, from the pieces that overlap it, on the CPU."""
+        self._find(name)
+        result = torch.empty(shape, dtype=self.dtypes[name])
+        self.read([(name, offsets, result)])
+        return result
+
+    def read(self, wanted: Iterable[tuple[str, tuple[int, ...], Tensor]]) -> None:
+        """Fill tensors with parts: (name, offsets, into), on any device and in any format.
+
+        Every file with a needed piece is opened once, and its needed bytes are read in the order of the file.
+        """
+        boxes: defaultdict[str, list[_Box]] = defaultdict(list)
+        for name, offsets, into in wanted:
+            filled = 0
+            for part in self._find(name):
+                if box := _overlap(offsets, tuple(into.shape), part.offsets, part.shape):
+                    low, extent = box
+                    place = tuple(slice(a - o, a - o + n) for a, o, n in zip(low, offsets, extent, strict=True))
+                    boxes[part.file].append(_Box(name, part, low, extent, into[place]))
+                    filled += math.prod(extent)
+            if filled != into.numel():
+                raise self._error("pieces of a tensor are missing.", tensor=name)
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(self._read_file, boxes, boxes.values()))
+
+    @torch.no_grad()
+    def _read_file(self, name: str, boxes: "list[_Box]") -> None:
+        with self._reading(name), open(self.folder / name, "rb", buffering=0) as file:
+            header = read_header(file)
+            self._compare_header(name, header)
+            for box in sorted(boxes, key=lambda box: header[box.name].begin):
+                stored = header[box.name]
+                if stored.shape != box.part.shape:
+                    raise ValueError(f"{box.name} is of shape {stored.shape}, its index says {box.part.shape}")
+                # memory that a GPU reads directly, so that the next piece is read while this one is copied
+                staged = torch.empty(box.extent, dtype=self.dtypes[box.name], pin_memory=box.into.is_cuda)
+                _read_box(file, stored, box, memoryview(staged.reshape(-1).view(torch.uint8).numpy()))
+                box.into.copy_(staged, non_blocking=True)
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        """Report what goes wrong in reading a file of tensors."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            raise self._error("a file of the checkpoint cannot be read.", file=name, reason=error) from None
+
+    def _find(self, name: str) -> "list[_Part]":
         if name not in self._parts:
             raise self._error("the checkpoint has no such tensor.", tensor=name)
-        result, filled = None, 0
-        for file, begin in self._parts[name]:
-            try:
-                with safe_open(str(self.folder / file), framework="pt") as tensors:
-                    piece = tensors.get_slice(name)
-                    size = piece.get_shape()
-                    low = [max(o, b) for o, b in zip(offsets, begin, strict=True)]
-                    high = [min(o + n, b + m) for o, n, b, m in zip(offsets, shape, begin, size, strict=True)]
-                    if any(a >= b for a, b in zip(low, high, strict=True)):
-                        continue
-                    inside = tuple(slice(a - b, c - b) for a, b, c in zip(low, begin, high, strict=True))
-                    values = piece[inside] if inside else tensors.get_tensor(name)
-            except (SafetensorError, OSError, ValueError) as error:
-                raise self._error("a file of the checkpoint cannot be read.", file=file, reason=error) from None
-            if tuple(values.shape) == tuple(shape):
-                return values.contiguous()  # a view of wider rows else, which the fused update takes for dense
-            if result is None:
-                result = torch.empty(shape, dtype=values.dtype)
-            result[tuple(slice(a - o, c - o) for a, o, c in zip(low, offsets, high, strict=True))] = values
-            filled += values.numel()
-        if result is None or filled != math.prod(shape):
-            raise self._error("pieces of a tensor are missing.", tensor=name)
-        return result
+        return self._parts[name]
 
     def _json(self, name: str) -> Any:
         if name == RECORD and not (self.folder / name).is_file():
@@ -263,12 +324,107 @@ class Checkpoint:
         return UserError(what, checkpoint=self.folder, **facts, next=NEXT)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """The piece [offsets, offsets + shape) of a tensor, and the file that has it."""
+
+    file: str
+    offsets: list[int]
+    shape: list[int]
+
+
+@dataclass(frozen=True)
+class _Box:
+    """The values [low, low + extent) of a tensor, all in one piece, and where they go."""
+
+    name: str
+    part: _Part
+    low: tuple[int, ...]
+    extent: tuple[int, ...]
+    into: Tensor
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor in a file, from byte `begin` on, row by row."""
+
+    dtype: str
+    shape: list[int]
+    begin: int
+
+
+def read_header(file: FileIO) -> dict[str, _Stored]:
+    """Return the tensors of a file of safetensors: 8 bytes with the length of a JSON object, the object, the values.
+
+    Raises ValueError where the header is not one, or names bytes that the file does not have.
+    """
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    if not 0 < length <= size - 8:
+        raise ValueError("it has no header of safetensors")
+    found = {}
+    header = json.loads(file.read(length))
+    try:
+        for name, stated in header.items():
+            if name == "__metadata__":
+                continue
+            dtype, shape, (begin, end) = stated["dtype"], stated["shape"], stated["data_offsets"]
+            bytes_each = getattr(torch, DTYPES[dtype]).itemsize
+            if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
+                raise ValueError(f"its header gives {name} the shape {shape} and the bytes {begin} to {end}")
+            if end - begin != math.prod(shape) * bytes_each or end > size - 8 - length:
+                raise ValueError(f"its header gives {name} the bytes {begin} to {end}")
+            found[name] = _Stored(dtype, shape, 8 + length + begin)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"its header is not that of safetensors: {error!r}") from None
+    return found
+
+
+def _overlap(
+    offsets: Sequence[int], shape: Sequence[int], others: Sequence[int], extent: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Return (offsets, shape) of what two parts of a tensor have in common; None if that is nothing."""
+    low = tuple(map(max, offsets, others))
+    high = tuple(min(o + n, p + m) for o, n, p, m in zip(offsets, shape, others, extent, strict=True))
+    if any(a >= b for a, b in zip(low, high, strict=True)):
+        return None
+    return low, tuple(b - a for a, b in zip(low, high, strict=True))
+
+
+def _read_box(file: FileIO, stored: _Stored, box: _Box, buffer: memoryview) -> None:
+    """Read a part of a stored tensor, and no byte beside it, into memory in which it lies row by row.
+
+    Dimensions that are read in full make one run of bytes with the one before them.
+    """
+    start = [a - o for a, o in zip(box.low, box.part.offsets, strict=True)]
+    last = len(start) - 1
+    while last > 0 and box.extent[last] == stored.shape[last]:
+        last -= 1
+    strides = [math.prod(stored.shape[axis + 1 :]) for axis in range(len(start))]
+    runs = itertools.product(*(range(a, a + n) for a, n in zip(start[:last], box.extent[:last], strict=True)))
+    run, done = len(buffer) // max(1, math.prod(box.extent[: max(last, 0)])), 0
+    each = len(buffer) // math.prod(box.extent)
+    for outer in runs:
+        first = (*outer, *start[last : last + 1])
+        place = stored.begin + each * sum(n * stride for n, stride in zip(first, strides, strict=False))
+        end = done + run
+        while done < end:
+            count = os.preadv(file.fileno(), [buffer[done:end]], place)
+            if not count:
+                raise ValueError("it ends early")
+            done, place = done + count, place + count
+
+
 def read_model(folder: str | Path) -> tuple[ModelSettings, dict[str, Tensor]]:
     """Return (shape, parameters by name) of a checkpoint of any layout. The shape's vocabulary is resolved."""
     checkpoint = Checkpoint(folder)
     with report_malformed(checkpoint.folder / RECORD, "checkpoint's record", NEXT):
         shape = from_dict(ModelSettings, checkpoint.record["model"])
-    weights = {name: checkpoint.tensor("model." + name) for name in checkpoint.names("model.")}
+    weights = {
+        name: torch.empty(checkpoint.shapes["model." + name], dtype=checkpoint.dtypes["model." + name])
+        for name in checkpoint.names("model.")
+    }
+    checkpoint.read([("model." + name, (0,) * weight.dim(), weight) for name, weight in weights.items()])
     for name, weight in weights.items():
         if not torch.isfinite(weight).all():
             raise UserError(

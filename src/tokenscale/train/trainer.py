@@ -22,7 +22,6 @@ from tokenscale.train.models.objective import objective_of
 from tokenscale.train.optimizer import adamw, total_norm, update
 from tokenscale.train.parallel.mesh import Mesh
 from tokenscale.train.parallel.parallelize import ParallelModel, parallelize
-from tokenscale.train.parallel.sharding import LocalShard
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import Timer
 from tokenscale.train.precision import LossScale, autocast_of, cast_weights, float8
@@ -163,18 +162,19 @@ class Trainer:
                 expected=mine.get(wrong[0], "not there"),
                 next="name a checkpoint of the same model, or start without one",
             )
-        moments: dict[str, list[str]] = {}
-        for key in checkpoint.names("optimizer."):
+        shards = self.shards.by_name
+        wanted = [("model." + name, shard.offsets, shard.tensor) for name, shard in shards.items()]
+        for key in checkpoint.names("optimizer.") if resume else ():
             moment, name = key.split(".", 1)
-            moments.setdefault(name, []).append(moment)
-        with torch.no_grad():
-            for name, shard in self.shards.by_name.items():
-                shard.tensor.copy_(_values(checkpoint, "model." + name, shard))
-                if resume and name in moments:
-                    self.optimizer.state[shard.tensor] = {
-                        moment: _values(checkpoint, f"optimizer.{moment}.{name}", shard).to(shard.tensor.device)
-                        for moment in moments[name]
-                    }
+            if name not in shards:  # another rank's
+                continue
+            shard, key = shards[name], "optimizer." + key
+            scalar = not checkpoint.shapes[key]  # the number of steps
+            shape = () if scalar else shard.tensor.shape
+            value = torch.empty(shape, dtype=checkpoint.dtypes[key], device=shard.tensor.device)
+            self.optimizer.state[shard.tensor][moment] = value
+            wanted.append((key, () if scalar else shard.offsets, value))
+        checkpoint.read(wanted)
         self.shards.all_gather_parameters()
 
     def random_state(self) -> dict[str, str]:
@@ -250,12 +250,3 @@ def forward_backward(
         timer.lap("backward" if listener is None else "exposed_communication")
         loss_sum += loss.detach()
     return loss_sum
-
-
-def _values(checkpoint: Checkpoint, key: str, shard: LocalShard) -> Tensor:
-    """Read the values of a shard; a scalar (the number of steps) is read whole."""
-    if not checkpoint.shapes[key]:
-        return checkpoint.tensor(key)
-    if not shard.tensor.numel():  # fewer rows than ranks
-        return torch.empty_like(shard.tensor)
-    return checkpoint.part(key, shard.offsets, tuple(shard.tensor.shape))

@@ -1,0 +1,217 @@
+"""Reading of checkpoints: any part from any pieces, every needed file opened once, and no byte that is not needed."""
+
+import itertools
+import math
+import os
+import random
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_json, write_json
+from tokenscale.data.order.shares import shard_rows
+from tokenscale.train import checkpoint as module
+from tokenscale.train.checkpoint import Checkpoint, Piece, State, commit, write_rank
+
+#: parameters whose rows 128 ranks share evenly, unevenly, and not at all
+SHAPES = {
+    "embedding.weight": (512, 8),
+    "head.weight": (500, 8),
+    "norm.weight": (8,),
+    **{f"blocks.{k}.attention.query.weight": (256, 8) for k in range(3)},
+    **{f"blocks.{k}.feed_forward.down.weight": (128, 24) for k in range(3)},
+}
+MOMENTS = ("exp_avg", "exp_avg_sq")
+RANKS = 128
+
+
+def values_of(name, shape):
+    return torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape) + len(name)
+
+
+def write_checkpoint(folder, ranks):
+    """A checkpoint of pieces: rank by rank, name → piece."""
+    for rank, pieces in enumerate(ranks):
+        write_rank(folder, rank, State(pieces))
+    commit(folder, len(ranks), {"kind": "model", "run_id": "tiny", "run": {}, "model": {}, "step": 2})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """A state of 128 ranks, as FSDP writes it: rows of every tensor, and a number of steps from whoever begins it."""
+    ranks = []
+    for rank in range(RANKS):
+        pieces = {}
+        for name, shape in SHAPES.items():
+            rows = shard_rows(shape[0], rank, RANKS)
+            if not rows:
+                continue
+            offsets = (rows.start, *(0,) * (len(shape) - 1))
+            for key in ("model." + name, *(f"optimizer.{moment}.{name}" for moment in MOMENTS)):
+                part = values_of(key, shape)[rows.start : rows.stop].clone()
+                pieces[key] = Piece(part, offsets, shape)
+            if rank == 0:
+                pieces[f"optimizer.step.{name}"] = Piece.of(torch.tensor(7.0))
+        ranks.append(pieces)
+    return write_checkpoint(tmp_path_factory.mktemp("sharded") / "step=00000002", ranks)
+
+
+_watched: list[list[str]] = []
+
+
+def _note(event, arguments):
+    if event == "open" and _watched and isinstance(arguments[0], str | os.PathLike):
+        _watched[-1].append(os.fspath(arguments[0]))
+
+
+sys.addaudithook(_note)
+
+
+@contextmanager
+def counted(folder, monkeypatch):
+    """Yield a dictionary of what is opened below a folder, and the bytes of values that are read."""
+    found, preadv = {"opens": 0, "files": set(), "bytes": 0}, os.preadv
+
+    def read(descriptor, buffers, offset):
+        count = preadv(descriptor, buffers, offset)
+        found["bytes"] += count
+        return count
+
+    _watched.append([])
+    with monkeypatch.context() as patched:
+        patched.setattr(module.os, "preadv", read)
+        yield found
+    paths = [Path(path).name for path in _watched.pop() if str(folder) in path]
+    found |= {"opens": len(paths), "files": {name for name in paths if name.endswith(".safetensors")}, "paths": paths}
+
+
+def shard_of(rank, ranks, columns=1):
+    """What a rank of a layout wants: rows of its column of the mesh. Name → (offsets, empty tensor)."""
+    wanted = []
+    for name, shape in SHAPES.items():
+        rows = shard_rows(shape[0], rank // columns, ranks // columns)
+        offsets, extent = [rows.start, *(0,) * (len(shape) - 1)], [len(rows), *shape[1:]]
+        if len(shape) == 2:
+            part = shard_rows(shape[1], rank % columns, columns)
+            offsets[1], extent[1] = part.start, len(part)
+        for key in ("model." + name, *(f"optimizer.{moment}.{name}" for moment in MOMENTS)):
+            wanted.append((key, tuple(offsets), torch.full(extent, torch.nan)))
+        wanted.append((f"optimizer.step.{name}", (), torch.tensor(torch.nan)))
+    return wanted
+
+
+def writers_of(wanted):
+    """The files that have any of these values: those of ranks with some of the rows, and of the numbers of steps."""
+    found = {0}
+    for name, offsets, into in wanted:
+        for rank in range(RANKS) if offsets else ():
+            rows = shard_rows(SHAPES[parameter_of(name)][0], rank, RANKS)
+            if rows.start < offsets[0] + len(into) and offsets[0] < rows.stop:
+                found.add(rank)
+    return {f"rank={rank:05d}.safetensors" for rank in found}
+
+
+def parameter_of(name):
+    kind, rest = name.split(".", 1)
+    return rest if kind == "model" else rest.split(".", 1)[1]
+
+
+@pytest.mark.parametrize(
+    "rank, ranks, columns", [(0, 128, 1), (77, 128, 1), (127, 128, 1), (5, 64, 1), (2, 4, 1), (3, 8, 4), (0, 1, 1)]
+)
+def test_a_rank_opens_each_needed_file_once_and_reads_its_own_bytes(sharded, monkeypatch, rank, ranks, columns):
+    """Ranks other than the one that verifies, of the layout that wrote the state and of others."""
+    wanted = shard_of(rank, ranks, columns)
+    with counted(sharded, monkeypatch) as found:
+        Checkpoint(sharded, verify=False).read(wanted)
+    for name, offsets, into in wanted:
+        place = tuple(slice(o, o + n) for o, n in zip(offsets, into.shape, strict=True))
+        expected = values_of(name, SHAPES[parameter_of(name)])[place] if offsets else torch.tensor(7.0)
+        assert torch.equal(into, expected), name
+    assert found["bytes"] == sum(into.nbytes for _, _, into in wanted)
+    assert found["files"] == writers_of(wanted) and len(found["files"]) >= RANKS * columns // ranks
+    assert found["opens"] == 1 + RANKS + len(found["files"]), "the record, the indices, and needed files once"
+    assert len(set(found["paths"])) == found["opens"]
+
+
+def test_every_part_is_read_from_any_pieces(tmp_path):
+    """A grid of uneven pieces in three dimensions, formats of one to eight bytes, and parts at random."""
+    pick, shape = random.Random(0), (7, 5, 6)
+    cuts = ([0, 3, 4, 7], [0, 2, 5], [0, 1, 6])
+    for dtype in (torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.bool):
+        whole = torch.arange(math.prod(shape)).reshape(shape).to(dtype)
+        ranks = []
+        for corner in itertools.product(*(itertools.pairwise(cut) for cut in cuts)):
+            part = whole[tuple(slice(a, b) for a, b in corner)].clone()
+            ranks.append({"model.a": Piece(part, tuple(a for a, _ in corner), shape)})
+        folder = write_checkpoint(tmp_path / f"{dtype}", ranks)
+        opened = Checkpoint(folder, verify=False)
+        assert torch.equal(opened.tensor("model.a").double(), whole.double())
+        for _ in range(60):
+            begin = [pick.randrange(n) for n in shape]
+            end = [pick.randint(b + 1, n) for b, n in zip(begin, shape, strict=True)]
+            place = tuple(slice(b, e) for b, e in zip(begin, end, strict=True))
+            part = opened.part("model.a", tuple(begin), tuple(e - b for b, e in zip(begin, end, strict=True)))
+            assert part.dtype == dtype and torch.equal(part.double(), whole[place].double())
+
+
+def test_parts_go_into_other_formats_and_strided_memory(sharded):
+    into = torch.zeros(20, 16, dtype=torch.float64)
+    Checkpoint(sharded).read([("model.embedding.weight", (100, 2), into[:, 4:8])])
+    assert torch.equal(into[:, 4:8].float(), values_of("model.embedding.weight", (512, 8))[100:120, 2:6])
+    assert not into[:, :4].any() and not into[:, 8:].any()
+
+
+def test_states_of_earlier_code_have_no_shapes_in_their_index(sharded, tmp_path):
+    folder = tmp_path / "step=00000002"
+    folder.mkdir()
+    record = read_json(sharded / "checkpoint.json")
+    for path in sharded.iterdir():
+        if path.suffix == ".safetensors":
+            os.link(path, folder / path.name)
+    for name in record["ranks"]:
+        rank = read_json(sharded / name)
+        for entry in rank["index"].values():
+            del entry["shape"]
+        write_json(folder / name, rank)
+        record["ranks"][name] = module._fingerprint(folder / name)
+    write_json(folder / "checkpoint.json", record)
+    for verify in (True, False):
+        found = Checkpoint(folder, verify=verify).tensor("model.head.weight")
+        assert torch.equal(found, values_of("model.head.weight", (500, 8)))
+
+
+@pytest.mark.parametrize("damage", ["cut", "header", "shape", "gone"])
+def test_damage_that_comes_after_the_verification_is_one_message(tmp_path, damage):
+    """Rank 0 verifies; what changes from then on is found by the rank that reads it."""
+    pieces = [{"model.a": Piece(torch.ones(3, 4), (3 * rank, 0), (6, 4))} for rank in range(2)]
+    folder = write_checkpoint(tmp_path / "step=00000002", pieces)
+    opened = Checkpoint(folder, verify=False)
+    path = folder / "rank=00001.safetensors"
+    content = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    elif damage == "shape":
+        path.write_bytes(content.replace(b"[3,4]", b"[4,3]"))
+    else:
+        path.write_bytes(content[:-1] if damage == "cut" else b"\xff" * 8 + content[8:])
+    assert opened.part("model.a", (0, 0), (3, 4)).sum() == 12, "the other file is whole"
+    with pytest.raises(UserError, match="cannot be read") as error:
+        opened.tensor("model.a")
+    assert error.value.facts["file"] == path.name and error.value.facts["next"]
+
+
+def test_pieces_that_overlap_are_found_wherever_they_lie(tmp_path):
+    """Pieces of one column each that begin in the same row, of which two cover one column, and none another."""
+    columns = [0, 1, 2, 2, 4, 5]
+    pieces = [{"model.a": Piece(torch.ones(4, 1), (0, column), (4, 6))} for column in columns]
+    with pytest.raises(UserError, match="do not make up the tensor once"):
+        Checkpoint(write_checkpoint(tmp_path / "columns", pieces))
+    rows = [{"model.a": Piece(torch.ones(n, 2), (begin, 0), (9, 2))} for begin, n in ((0, 5), (2, 1), (6, 3))]
+    with pytest.raises(UserError, match="do not make up the tensor once"):
+        Checkpoint(write_checkpoint(tmp_path / "rows", rows))
