@@ -5,7 +5,9 @@
 # make slurm-test: a SLURM of four nodes, brought up on this machine for the tests; installs no part of it.
 # make run CONFIG=mine.yaml: the same with your own file over config/config.yaml (your corpus, your experiments).
 # make setup PIP_ARGS="--index-url …" passes options to pip (a CPU build of torch, a mirror); PYTHON chooses Python.
-# make setup NEWEST=1 installs the newest torch that pyproject.toml allows in place of the one in constraints.txt.
+# make setup installs the versions in locks/ where this platform and Python have a lock, else the newest in the ranges of
+# pyproject.toml; torch is the release in constraints.txt. NEWEST=1 installs the newest of all that pyproject.toml allows.
+# make lock: write locks/ anew, with the newest versions that pyproject.toml allows.   make lock-test: does it come out again?
 # make long-test: checks that take long or need the package registry, run before an issue is closed; logs go to evidence/long-tests/.
 PYTHON ?= python3
 PIP_ARGS ?=
@@ -15,8 +17,11 @@ NEWEST ?=
 GOAL ?= $(or $(firstword $(MAKECMDGOALS)),run)$(if $(CONFIG), CONFIG=$(CONFIG))
 VENV := .venv
 # the lists of dependencies by content: touching a file installs nothing
-READY := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
-VERSIONS := $(if $(NEWEST),--upgrade torch,--constraint constraints.txt)
+READY := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt $(wildcard locks/*.txt) | cksum | cut -d ' ' -f 1)
+# every package but torch by version and hash, where this platform and Python have a lock
+PLATFORM = $(shell $(PYTHON) -c 'import os, sys; print(f"{sys.platform}-{os.uname()[4]}-python3.{sys.version_info[1]}")' 2>/dev/null)
+LOCK = $(if $(NEWEST),,$(wildcard locks/$(PLATFORM).txt))
+VERSIONS := $(if $(NEWEST),--upgrade --upgrade-strategy eager,--constraint constraints.txt)
 # fails on a Python that pyproject.toml does not allow (a test compares)
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 SNAKEMAKE := $(VENV)/bin/snakemake --profile profiles/local
@@ -25,7 +30,7 @@ HERE := --ignore tests/faults --ignore tests/slurm --ignore tests/docs
 YOURS := $(if $(CONFIG),--configfile $(CONFIG))
 REPORT := results/report/index.html
 
-.PHONY: run quick docs test experiments-test docs-test faults-test slurm-test long-test setup lint clean
+.PHONY: run quick docs test experiments-test docs-test faults-test slurm-test long-test lock-test setup lock lint clean
 
 # Of a dry run with nothing to do, that line is shown and what follows it: which files of the report have been deleted.
 # Tokens first, the rest in a second call: a rebuilt manifest that is equal byte for byte then stops the wave of reruns.
@@ -86,8 +91,17 @@ $(READY):
 	  printf 'tokenscale: this Python is not supported.\n  found     %s\n  expected  Python 3.11 to 3.14\n  next      %s\n' \
 	    "$$($(PYTHON) --version 2>&1 | head -n 1)  ($(PYTHON))" "$$next" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
+	$(if $(LOCK),$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) --require-hashes --no-deps -r $(LOCK))
+	$(if $(LOCK)$(NEWEST),,@echo "tokenscale: there is no lock for $(PLATFORM); pip takes the newest versions in the ranges of pyproject.toml")
 	$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) $(VERSIONS) -e ".[test]"
 	@touch $@
+
+lock:
+	$(PYTHON) -m tests.long.lock --write
+
+# the lock from scratch: what the registry had on the lock's date
+lock-test:
+	$(PYTHON) -m tests.long.lock
 
 clean:
 	rm -rf $(VENV) .snakemake docs/_build

@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 from tests.long import logs
+from tests.long.lock import install_uv
 
 ROOT = Path(__file__).parents[2]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -41,8 +42,7 @@ def own_packages() -> list[str]:
 def main() -> int:
     """0 where every combination resolves; the log says what each gets."""
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--target", folder, "uv"], check=True)
-        uv = Path(folder) / "bin/uv"
+        uv = install_uv(Path(folder))
         version = subprocess.run([uv, "--version"], capture_output=True, text=True).stdout.strip()
         found = {(python, platform): resolve(uv, python, platform) for python in PYTHONS for platform in PLATFORMS}
     lines = [f"{logs.today()}, {version}: pyproject.toml with all extras, from wheels alone but for", ""]

@@ -1,5 +1,8 @@
 """One list of dependencies, import groups, nothing of one machine in the project; and what others read about it."""
 
+import importlib.metadata
+import os
+import platform
 import re
 import shutil
 import subprocess
@@ -9,17 +12,20 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import tokenscale
 from tests.faults import campaign, shared
 from tests.faults import table as faults
-from tests.long import wheels
+from tests.long import lock, wheels
 from tokenscale.cli import packages
 from tokenscale.cli.main import COMMANDS, main
 
 pytestmark = pytest.mark.slow(11)
 
 ROOT = Path(__file__).parents[2]
+PLATFORM = f"{sys.platform}-{platform.machine()}-python3.{sys.version_info[1]}"
 #: conda's names where they differ from pip's
 CONDA = {
     "snakemake": "snakemake-minimal",
@@ -59,9 +65,16 @@ def test_conda_and_pip_install_the_same():
     assert {(back.get(name, name), bounds) for name, bounds in found} == wanted
 
 
-def test_torch_and_mistral_common_are_bounded():
-    bounds = dict(split(r) for r in project()["dependencies"])
-    assert bounds["torch"] == "<2.16,>=2.9" and bounds["mistral-common"] == "<1.10,>=1.8"
+def test_every_dependency_has_both_bounds():
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    stated = [
+        *built,
+        *project()["dependencies"],
+        *(r for of in project()["optional-dependencies"].values() for r in of),
+    ]
+    bounds = dict(split(r) for r in stated)
+    assert {name: both for name, both in bounds.items() if not re.fullmatch(r"<[\d.]+,>=[\d.]+", both)} == {}
+    assert bounds["torch"] == "<2.16,>=2.9"
 
 
 def test_installed_packages_find_their_requirements():
@@ -82,9 +95,67 @@ def supported() -> list[str]:
 def test_the_constraint_on_torch_lies_within_its_range():
     """`make setup` installs a tested release; the range of pyproject.toml goes further."""
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
-    (release,) = re.fullmatch(r"torch==(\d+\.\d+)\.\*", "\n".join(lines)).groups()
+    (release,) = re.fullmatch(r"torch==(\d+\.\d+\.\d+)", "\n".join(lines)).groups()
     bounds = dict(split(r) for r in project()["dependencies"])["torch"]
     assert packages.satisfies(release, bounds), f"{release} is outside {bounds}"
+
+
+only_locked = pytest.mark.skipif(lock.LOCK.stem != PLATFORM, reason=f"{PLATFORM} has no lock")
+
+
+def locked() -> dict[str, str]:
+    """Package → version of the lock."""
+    return dict(re.findall(r"(?m)^([\w.-]+)==(\S+)", lock.LOCK.read_text()))
+
+
+def test_the_lock_names_packages_by_version_and_hash_and_no_place_to_get_them_from():
+    text = lock.LOCK.read_text()
+    assert "://" not in text and not re.search(r"(?m)^-|@", text)
+    entries = re.findall(r"(?m)^(?!#)\S.*\n(?:    .*\n)+", text)
+    assert len(entries) == len(locked()) > 100
+    assert all(
+        re.fullmatch(r"[\w.-]+==[\w.]+ \\\n(    --hash=sha256:[0-9a-f]{64}( \\)?\n)+", entry) for entry in entries
+    )
+    assert not [name for name in locked() if lock.OF_TORCH.match(f"{name}==")], "its builds differ in hashes"
+
+
+@only_locked
+def test_the_lock_is_what_pyproject_asks_for():
+    """Everything that is required, by the metadata of what is installed, is in the lock and within its bounds."""
+    versions = locked() | {"torch": re.search(r"==(\S+)", (ROOT / "constraints.txt").read_text())[1]}
+    todo, seen = [Requirement(r) for r in project()["dependencies"] + project()["optional-dependencies"]["test"]], set()
+    while todo:
+        requirement = todo.pop()
+        name, key = canonicalize_name(requirement.name), str(requirement)
+        if key in seen or (requirement.marker and not requirement.marker.evaluate({"extra": ""} | LOCKED_FOR)):
+            continue
+        seen.add(key)
+        if lock.OF_TORCH.match(f"{name}==") and name != "torch":
+            continue
+        assert requirement.specifier.contains(versions[name]), f"{requirement}: the lock has {versions[name]}"
+        for extra in ("", *requirement.extras):
+            further = map(Requirement, importlib.metadata.requires(name) or [])
+            environment = {"extra": extra} | LOCKED_FOR
+            todo += [r for r in further if not r.marker or r.marker.evaluate(environment)]
+
+
+#: where the lock is for, as markers of requirements see it
+LOCKED_FOR = {
+    **{"python_version": "3.11", "python_full_version": "3.11.7", "sys_platform": "linux", "os_name": "posix"},
+    **{"platform_system": "Linux", "platform_machine": "x86_64", "platform_python_implementation": "CPython"},
+}
+
+
+@only_locked
+def test_this_environment_is_the_lock():
+    """Unless somebody asked for the newest versions, in which case all of them are newer."""
+    installed = {canonicalize_name(d.name): d.version for d in importlib.metadata.distributions()}
+    others = {
+        name: (installed.get(name), version) for name, version in locked().items() if installed.get(name) != version
+    }
+    assert others == {} or os.environ.get("NEWEST"), "make setup installs the lock"
+    more = {name for name in installed if name not in locked() and not lock.OF_TORCH.match(f"{name}==")}
+    assert more <= {"tokenscale", "pip"} or os.environ.get("NEWEST")
 
 
 @pytest.fixture
@@ -92,6 +163,7 @@ def makefile(tmp_path):
     """A folder with nothing but what `make setup` reads, and a function that runs make there on a PATH."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "locks", tmp_path / "locks")
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in ("make", "sh", "cat", "cksum", "cut", "head", "rm"):
@@ -109,16 +181,35 @@ def makefile(tmp_path):
     return make
 
 
-def test_make_setup_constrains_torch_unless_the_newest_is_asked_for(makefile):
-    installs = {
-        flag: next(line for line in makefile("-n", "setup", *flag).stdout.splitlines() if " pip install" in line)
-        for flag in ((), ("NEWEST=1",))
-    }
-    assert "--constraint constraints.txt" in installs[()]
-    assert "constraints.txt" not in installs["NEWEST=1",] and "--upgrade torch" in installs["NEWEST=1",]
+@pytest.mark.parametrize(
+    "platform, flags, installs",
+    [
+        (
+            lock.LOCK.stem,
+            (),
+            [f"--require-hashes --no-deps -r locks/{lock.LOCK.name}", "--constraint constraints.txt -e"],
+        ),
+        (lock.LOCK.stem, ("NEWEST=1",), ["--upgrade --upgrade-strategy eager -e"]),
+        ("linux-aarch64-python3.12", (), ["--constraint constraints.txt -e"]),
+    ],
+    ids=["the lock", "the newest", "no lock"],
+)
+def test_make_setup_installs_the_lock_of_this_platform(makefile, platform, flags, installs):
+    python = f'case "$2" in *uname*) echo {platform};; esac'
+    lines = makefile("-n", "setup", *flags, python3=python).stdout.splitlines()
+    found = [line for line in lines if " pip install" in line]
+    assert len(found) == len(installs) and all(part in line for part, line in zip(installs, found, strict=True)), found
+    notes = [line for line in lines if "there is no lock for" in line]
+    assert [platform in note for note in notes] == ([True] if len(installs) == 1 and not flags else [])
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+def test_the_makefile_names_this_platform_as_the_locks_are_named(makefile):
+    text = makefile("-n", "setup", python3=f'exec {sys.executable} "$@"').stdout
+    assert (f"locks/{PLATFORM}.txt" in text) is (PLATFORM == lock.LOCK.stem)
+    assert (f"no lock for {PLATFORM};" in text) is (PLATFORM != lock.LOCK.stem)
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt", f"locks/{lock.LOCK.name}"])
 def test_an_edited_list_of_dependencies_is_installed(makefile, tmp_path, name):
     def ready():
         return re.search(r"\.ready-\d+", makefile("-n", "setup").stdout.split("touch")[1])[0]
@@ -319,6 +410,20 @@ def test_the_readmes_faults_are_what_evidence_says_of_tests_that_are_there():
     assert len(scenes) == len(shared.SCENES) and not any(scene["lost"] for scene in scenes)
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda path: path.stem)
+def test_actions_are_pinned_by_commit_and_name_the_tag(path):
+    used = re.findall(r"(?m)^\s*(?:- )?uses:\s*(.*)$", path.read_text())
+    assert used and all(re.fullmatch(r"[\w-]+/[\w/-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", name) for name in used), used
+
+
+def test_a_scheduled_job_tries_the_newest_versions():
+    newest = yaml.safe_load((ROOT / ".github/workflows/newest.yml").read_text())
+    assert "schedule" in newest[True] and newest["permissions"] == {"contents": "read"}
+    (job,) = newest["jobs"].values()
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+    assert "NEWEST=1" in commands[0] and "make test" in commands[1:] and newest["env"]["NEWEST"] == 1
+
+
 def commands_of_ci():
     workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
     (job,) = workflow["jobs"].values()
@@ -355,6 +460,6 @@ def test_github_runs_them_on_each_supported_python_and_may_only_read():
     assert 0 < job["timeout-minutes"] <= 60
     assert commands[0].startswith("make setup") and "whl/cpu" in commands[0]
     used = [step["uses"] for step in job["steps"] if "uses" in step]
-    assert used and all(re.fullmatch(r"actions/[a-z-]+@v\d+", name) for name in used)
+    assert used and all(name.startswith("actions/") for name in used)
     # a pipe hides what fails in it, unless this shell is asked for
     assert workflow["defaults"]["run"]["shell"] == "bash" or not any("|" in line for line in commands)
