@@ -1,7 +1,9 @@
 """The report's folder: what it holds, that it can be verified, and that equal tables give equal bytes."""
 
+import importlib.metadata
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -11,6 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pypdf
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from PIL import Image, PngImagePlugin
 from pypdf.generic import DecodedStreamObject, NameObject
 
@@ -157,6 +161,63 @@ def test_provenance_leads_from_a_figure_to_its_runs(made):
     assert {run: facts["seal"][:16] for run, facts in part["runs"].items()} == carried["runs"]
     assert {facts["commit"] for facts in part["runs"].values()} == {"0123456789abcdef0123456789abcdef01234567"}
     assert record["packages"].keys() >= {"matplotlib", "duckdb", "python"}
+
+
+def environment(results, capsys, *arguments) -> str:
+    """What `tokenscale environment` prints."""
+    assert main(["environment", str(results), *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_environment_of_a_report_is_requirements_that_pip_takes(made, tmp_path, capsys):
+    """Each package that is installed, by the version that registries have, and nothing of this project."""
+    text = environment(made / "report", capsys)
+    stated = [Requirement(line.partition("  #")[0]) for line in text.splitlines() if not line.startswith("#")]
+    installed = {canonicalize_name(d.name): d.version for d in importlib.metadata.distributions()}
+    del installed["tokenscale"]
+    assert {r.name: str(r.specifier) for r in stated} == {
+        name: f"=={version.partition('+')[0]}" for name, version in installed.items()
+    }
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--no-index", "-q", "-r"]
+    assert environment(made / "report", capsys, "--output", tmp_path / "lock.txt") == ""
+    assert (tmp_path / "lock.txt").read_text() == text
+    done = subprocess.run([*command, tmp_path / "lock.txt"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert text.startswith(f"# The environment of {made / 'report'}: Python {platform.python_version()}, tokenscale ")
+
+
+def test_runs_that_other_packages_trained_are_named_with_them(results, capsys):
+    """In the requirements as comments, and by `verify` as a note: such a report is still what its data draw."""
+    path = results / "report/provenance.json"
+    record = read_json(path)
+    here = record["installed"]["numpy"]
+    one = min(record["experiments"]["demo"]["runs"])
+    record["experiments"]["demo"]["runs"][one]["packages"]["numpy"] = "1.0"
+    record["installed"]["duckdb"] = "0.1"
+    path.write_text(json.dumps(record))
+    text = environment(results / "report", capsys)
+    assert "duckdb==0.1\n" in text and f"# trained with numpy 1.0, torch 2.13.0: {one}\n" in text
+    finding = Finding(str(results / "report"))
+    verification._note_environments(finding, record, bundle.built_by())
+    assert finding.verdict == IDENTICAL
+    assert "the report was built with other packages: duckdb 0.1 then, " in "\n".join(finding.lines())
+    assert f"numpy 1.0 then, {here} now" in finding.notes[1] and "runs were trained with other" in finding.notes[1]
+    with pytest.raises(UserError, match="does not have the expected content"):
+        verification._note_environments(finding, {"experiments": {"demo": {}}}, bundle.built_by())
+
+
+def test_a_record_from_before_names_what_it_has_and_no_record_is_one_message(results, tmp_path, capsys):
+    path = results / "report/provenance.json"
+    record = read_json(path)
+    del record["installed"]
+    path.write_text(json.dumps(record))
+    text = environment(results / "report", capsys)
+    assert "names the main ones alone" in text and f"duckdb=={record['packages']['duckdb']}" in text
+    run = min((results / "runs").glob("*/run.json"))
+    assert f"torch=={read_json(run)['versions']['torch']}" in environment(run.parent, capsys)
+    assert main(["environment", str(tmp_path)]) == 2 and "there is no record of an env" in capsys.readouterr().err
+    path.write_text("{}")
+    assert main(["environment", str(results / "report")]) == 2 and "expected content" in capsys.readouterr().err
 
 
 def test_the_crate_describes_every_file_and_claims_no_more_than_it_holds(made, results):

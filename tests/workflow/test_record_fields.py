@@ -133,6 +133,7 @@ SHARD = {"name": name, "rows": count, "bytes": size, "sha256": sha256}
 FILE = {"name": name, "bytes": size, "sha256": sha256}
 RECORDS_FILE = {"name": name, "bytes": size, "records": count}
 VERSIONS = {"versions.*": version}
+INSTALLED = {"installed.*": version}
 HARDWARE = {
     "hardware.architecture": string,
     "hardware.cores": number(1, 4096),
@@ -239,6 +240,7 @@ RUN = {
     "budget_steps": count,
     **CODE,
     **VERSIONS,
+    **INSTALLED,
     **HARDWARE,
     "hardware.device": string,
     "hardware.device_kind": one_of("cpu", "cuda"),
@@ -339,6 +341,7 @@ PROVENANCE = {
     "git": empty,
     "order.[]": name,
     "packages.*": version,
+    **INSTALLED,
     "tokenscale": version,
     "experiments.*.tables": sha256,
     "experiments.*.data_from": date,

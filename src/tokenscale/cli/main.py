@@ -31,6 +31,7 @@ COMMANDS = {
     "track": "a run's events → TensorBoard, MLflow or W&B offline, live or afterwards",
     "report": "tables → figures, the HTML report and its folder",
     "verify": "check that figures, pages and results are what their data and code produce",
+    "environment": "the packages that built a report or trained a run, as requirements for pip",
     "diff": "compare two reports cell by cell, with possible explanations",
     "parity": "compare two recorded trainings to rounding, and find the cause of their first difference",
     "claims": "test claims against the data; --strict fails where a required claim does not hold",

@@ -25,7 +25,7 @@ from tokenscale.data.stores.manifest import rebuild_command as rebuild_store
 from tokenscale.data.stores.writing import list_files
 from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest as read_tokenizer
 from tokenscale.data.tokenizers.manifest import rebuild_command as restore_tokenizer
-from tokenscale.runs.records.provenance import read_sealed
+from tokenscale.runs.records.provenance import find_versions, list_installed, name_differences, read_sealed
 from tokenscale.settings.data import StoreSettings
 
 
@@ -74,6 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
 BESIDE = {"manifest.json", "build.json", ".lock"}
 #: entries of a run's folder, beside its attempts
 OF_RUN = {"run.json", "done.json", "status.json", "dirty.diff", ".lock", "checkpoints", "superseded"}
+#: differing packages that are named
+SHOWN = 5
 LEFT_OVER = (".partial", ".damaged", ".old", ".building", ".tmp", ".part", ".arriving")
 
 
@@ -103,7 +105,24 @@ def verify_results(results: Path) -> tuple[list[Finding], Counter[str]]:
             except UserError as error:
                 found.append(_finding_from_error(error))
         found += _find_unknown_entries(results / name, pattern)
-    return found, counts
+    return found + list(_note_packages(results)), counts
+
+
+def _note_packages(results: Path) -> Iterator[Finding]:
+    """Note packages that runs were trained with and that differ in this environment, which is no fault."""
+    here, runs = find_versions() | list_installed(), Counter[str]()
+    for path in sorted((results / "runs").glob("*/run.json")):
+        try:
+            record = read_sealed(path) or {}
+            with report_malformed(path, "run's record", "train the run again"):
+                then = {**record.get("versions", {}), **record.get("installed", {})}
+                then.pop("tokenscale", None)
+                runs.update(name_differences(then, here))
+        except UserError:
+            continue  # a finding about the run already
+    if runs:
+        named = ", ".join(sorted(runs)[:SHOWN]) + f" and {len(runs) - SHOWN} more" * (len(runs) > SHOWN)
+        yield Finding(f"{results / 'runs'}: {max(runs.values())} trained with other packages: {named}", note=True)
 
 
 def format_summary(results: Path, found: list[Finding], counts: Counter[str]) -> str:

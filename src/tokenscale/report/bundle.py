@@ -144,12 +144,13 @@ def origin(parts: dict[str, dict[str, Any]], tables: Path, figures: Path) -> dic
 
 
 def built_by() -> dict[str, Any]:
-    """What builds a report now: version, commit, packages."""
+    """What builds a report now: version, commit, its main packages, and all that are installed."""
     git, _ = provenance.read_git_state()
     return {
         "tokenscale": __version__,
         "git": {key: git[key] for key in ("commit", "dirty") if key in git},
         "packages": provenance.find_versions(PACKAGES),
+        "installed": provenance.list_installed(),
     }
 
 

@@ -22,7 +22,7 @@ from tokenscale.report import build, bundle, crate, figure_metadata, page, pdf, 
 from tokenscale.report.claims import read_claims
 from tokenscale.report.pdf_content import content, shown
 from tokenscale.report.views import VIEW_FILES, VIEWS
-from tokenscale.runs.records.provenance import read_sealed
+from tokenscale.runs.records.provenance import find_versions, name_differences, read_sealed
 from tokenscale.settings.closure import list_changes
 from tokenscale.settings.registry import FIGURES
 
@@ -507,6 +507,23 @@ def _compare_origins(finding: Finding, then: dict[str, Any], now: dict[str, Any]
     packages = [p for p in figure_metadata.LIBRARIES if (then.get("packages") or {}).get(p) != now["packages"].get(p)]
     if packages:
         finding.add(CODE, f"other packages: {few(packages)}")
+    _note_environments(finding, then, now)
+
+
+def _note_environments(finding: Finding, then: dict[str, Any], now: dict[str, Any]) -> None:
+    """Note packages that differ between this environment and those of the report and its runs, which is no fault."""
+    with report_malformed(Path(finding.what) / "provenance.json", "record of the report's origin", "snakemake report"):
+        here = find_versions() | now["packages"] | now["installed"]
+        built = then.get("installed") or then.get("packages") or {}
+        runs = {run: facts for part in then["experiments"].values() for run, facts in part["runs"].items()}
+        trained: dict[str, None] = {}
+        for facts in runs.values():
+            own = {name: version for name, version in facts.get("packages", {}).items() if name != "tokenscale"}
+            trained |= dict.fromkeys(name_differences(own, here))
+        differ = {"the report was built": name_differences(built, here), "runs were trained": list(trained)}
+    for what, packages in differ.items():
+        if packages:
+            finding.notes.append(f"{what} with other packages: {few(packages)}")
 
 
 # --- claims -----------------------------------------------------------------------------------------------------------

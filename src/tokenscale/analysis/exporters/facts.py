@@ -13,7 +13,7 @@ from tokenscale.settings.run import RunSettings
 Value = bool | int | float | str
 
 #: parts of run.json that stand elsewhere, or only in the file itself (which goes along)
-LEFT_OUT = ("schema", "run_id", "run", "code", "argv", "outcome")
+LEFT_OUT = ("schema", "run_id", "run", "code", "argv", "outcome", "installed")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,23 @@ def find_versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def list_installed() -> dict[str, str]:
+    """Return the version of every installed distribution but this project's, by its normalized name (PEP 503)."""
+    names = ((entry.metadata["Name"], entry.version) for entry in importlib.metadata.distributions())
+    found = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in names if name}
+    return {name: found[name] for name in sorted(found) if name != "tokenscale"}
+
+
+def name_differences(then: dict[str, str], now: dict[str, str]) -> list[str]:
+    """Name the packages of a record that are of another version now, or gone; `then` names those that count.
+
+    >>> name_differences({"numpy": "2.1", "torch": "2.9"}, {"numpy": "2.1", "torch": "2.13"})
+    ['torch 2.9 then, 2.13 now']
+    """
+    changed = [name for name in sorted(then) if then[name] != now.get(name)]
+    return [f"{name} {then[name]} then, {now.get(name, 'none')} now" for name in changed]
 
 
 def read_git_state() -> tuple[dict[str, Any], str]:
@@ -93,6 +111,7 @@ def start_record(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
         **record,
         "git": git,
         "versions": find_versions(),
+        "installed": list_installed(),
         "environment": allowed_environment(),
         "hardware": {**hardware.describe_machine(), **record.get("hardware", {})},
         "argv": ["tokenscale", *redact_arguments(sys.argv[1:])],

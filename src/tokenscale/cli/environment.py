@@ -1,0 +1,82 @@
+"""Print the packages of the environment that built a report or trained a run, as requirements for pip."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_json, report_malformed, write_text
+from tokenscale.runs.records.provenance import name_differences
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options for the record and the output file."""
+    parser.add_argument("path", type=Path, help="the folder of a report (results/report) or of a run (results/runs/ID)")
+    parser.add_argument("--output", type=Path, help="write the requirements here in place of the terminal")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print or write the requirements."""
+    text = write_requirements(arguments.path)
+    if arguments.output is None:
+        print(text, end="")
+    else:
+        write_text(arguments.output, text)
+    return 0
+
+
+def write_requirements(folder: Path) -> str:
+    """Return what a report's `provenance.json` or a run's `run.json` records, as text that `pip install -r` takes.
+
+    Raises UserError for a folder without such a record.
+    """
+    path = next((folder / name for name in ("provenance.json", "run.json") if (folder / name).is_file()), None)
+    if path is None:
+        raise UserError(
+            "there is no record of an environment here.",
+            folder=folder,
+            expected="provenance.json (a report) or run.json (a run)",
+            next="name results/report, or a folder of results/runs",
+        )
+    record = read_json(path, "record of an environment")
+    with report_malformed(path, "record of an environment", "build the report again, or train the run again"):
+        main: dict[str, str] = dict(record["versions"] if path.name == "run.json" else record["packages"])
+        python, version = main.pop("python"), record.get("tokenscale") or main.get("tokenscale", "")
+        main.pop("tokenscale", None)
+        installed = record.get("installed") or main
+        lines = _head(folder, python, version, record) + [
+            _requirement(name, installed[name]) for name in sorted(installed)
+        ]
+        lines += _runs_apart(record, installed)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _head(folder: Path, python: str, version: str, record: dict[str, Any]) -> list[str]:
+    commit = (record.get("git") or {}).get("commit")
+    lines = [
+        f"# The environment of {folder}: Python {python}, tokenscale {version}" + f" of commit {commit}" * bool(commit)
+    ]
+    if "installed" not in record:
+        lines.append("# The record is older than the list of all packages, and names the main ones alone.")
+    return lines
+
+
+def _requirement(name: str, version: str) -> str:
+    """A line for pip. Registries have no local versions such as `2.13.0+cpu`, of which the build is a comment.
+
+    >>> _requirement("torch", "2.13.0+cpu")
+    'torch==2.13.0  # recorded: 2.13.0+cpu'
+    """
+    public = version.partition("+")[0]
+    return f"{name}=={public}" + (f"  # recorded: {version}" if public != version else "")
+
+
+def _runs_apart(record: dict[str, Any], installed: dict[str, str]) -> list[str]:
+    """Comments on runs of a report that other packages trained."""
+    apart: dict[tuple[str, ...], list[str]] = {}
+    for part in record.get("experiments", {}).values():
+        for run, facts in part["runs"].items():
+            own = {name: version for name, version in facts["packages"].items() if name in installed}
+            if found := name_differences(installed | own, installed):
+                apart.setdefault(tuple(text.partition(" then")[0] for text in found), []).append(run)
+    return [f"# trained with {', '.join(packages)}: {', '.join(runs)}" for packages, runs in apart.items()]
