@@ -104,9 +104,9 @@ CONTAINER = 'starter = "srun"\ngpus_per_node = 4\ncontainer = "image/train.toml"
 HAS = ["torch", "numpy", "pyarrow", "safetensors", "tokenizers"]
 
 
-def on_alps(folder, packages, capsys, *names):
+def on_alps(folder, packages, capsys, *names, digest=f'container_digest = "sha256:{"0" * 64}"'):
     """(exit code, lines) of a check for a machine whose image has these packages."""
-    (folder / "m.toml").write_text(f"{CONTAINER}container_packages = {json.dumps(packages)}\n")
+    (folder / "m.toml").write_text(f"{CONTAINER}{digest}\ncontainer_packages = {json.dumps(packages)}\n")
     code = main(["check", *names, "--scale", "alps", "--machine", "m.toml"])
     return code, capsys.readouterr().out.splitlines()
 
@@ -134,6 +134,20 @@ def test_what_an_image_has_is_compared_where_somebody_says_it(folder, capsys):
     assert code == 2 and any("12 runs import safetensors" in line for line in lines)
     main(["check", "clean", "--scale", "alps"])
     assert "safetensors" not in capsys.readouterr().out, "without a container ranks run in this environment"
+
+
+def test_an_image_without_a_digest_is_refused_once(folder, capsys):
+    assert main(["check", "clean", "--scale", "alps"]) == 0
+    capsys.readouterr()
+    code, lines = on_alps(folder, HAS, capsys, "clean", "e", digest="")
+    (refused,) = [line for line in lines if "digest" in line]
+    assert code == 2 and refused.startswith("  refuse  alps: the image of image/train.toml has no digest (m.toml: cont")
+    assert 'Next: sha256sum IMAGE, then container_digest = "sha256:…" there' in refused
+    code, lines = on_alps(folder, HAS, capsys, "clean")
+    assert code == 0 and not [line for line in lines if "digest" in line]
+    (folder / "m.toml").write_text(CONTAINER + 'container_digest = "sha256:1"\n')
+    assert main(["check", "clean", "--scale", "alps", "--machine", "m.toml"]) == 2
+    assert "'sha256:1' is not sha256: and 64 hex digits" in capsys.readouterr().err
 
 
 def test_tokens_that_are_there_say_whether_data_are_repeated(folder, capsys):

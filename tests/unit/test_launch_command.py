@@ -68,6 +68,8 @@ def test_the_record_says_where_and_after_which_wait(tmp_path, monkeypatch):
     found = Launch(RUN, SRUN, Path("d"), share=1, job=JOB).record()
     assert found["machine"] == "m" and found["job"]["queue_s"] == 30.0 and found["job"]["nodes"] == ["nid1", "nid2"]
     assert Launch(RUN, Machine(), Path("d")).record() == {"machine": "this machine", "starter": "here", "share": 1}
+    image = Machine(starter="srun", gpus_per_node=4, container="a.toml", container_digest="sha256:1")
+    assert Launch(RUN, image, Path("d")).record()["container_digest"] == "sha256:1"
 
 
 def test_a_failed_srun_is_told_by_its_first_rank(tmp_path):

@@ -84,6 +84,10 @@ def check(
     for name, error in ({} if names else config.unusable).items():
         other_corpus = error.facts.get("key") == "corpus"
         yield f"{scale:<12} {name}: {error.what} {error.facts.get('reason', '')}".rstrip(), not other_corpus
+    if config.machine.container is not None and config.machine.container_digest is None:
+        what = f"the image of {config.machine.container} has no digest ({config.settings.machine}: container_digest)"
+        following = 'sha256sum IMAGE, then container_digest = "sha256:…" there'
+        yield f"  {'refuse':<{_WIDTH}}  {scale}: {what}. Next: {following}", True
     for name in usable:
         runs = config.runs(name)
         yield f"{scale:<12} {name}: {len(runs)} runs", False

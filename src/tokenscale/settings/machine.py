@@ -1,5 +1,6 @@
 """Description of a machine and its launcher, from a TOML file next to a profile. It never changes a run's id."""
 
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,9 @@ class Machine:
     cpu_bind: str = option("cores", "srun's --cpu-bind, which gives each rank its own cores")
     mem_bind: str | None = option(None, "srun's --mem-bind; local: memory of the rank's NUMA node")
     container: str | None = option(None, "environment definition file for the inner srun only")
+    container_digest: str | None = option(
+        None, "SHA-256 of the container image, `sha256:` and 64 hex digits; recorded with each run, required by `check`"
+    )
     container_packages: tuple[str, ...] = option(
         tuple,
         "Python packages of the container image, by import name; a run that imports any other package is rejected; "
@@ -79,6 +83,8 @@ class Machine:
         found = []
         if self.container is not None and self.starter != "srun":
             found.append(("container", 'needs starter = "srun"; or start the whole workflow in the container'))
+        if self.container_digest is not None and not re.fullmatch("sha256:[0-9a-f]{64}", self.container_digest):
+            found.append(("container_digest", f"{self.container_digest!r} is not sha256: and 64 hex digits"))
         if self.signal_s >= 60 * self.minutes:
             found.append(("signal_s", f"{self.signal_s} s is not shorter than minutes = {self.minutes}"))
         if self.gpu_bind != "task" and self.starter != "srun":

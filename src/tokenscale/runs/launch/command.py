@@ -49,7 +49,9 @@ class Launch:
 
     def record(self) -> dict[str, Any]:
         """Return the description of the launch for an attempt's record."""
-        found = {"machine": self.machine.name, "starter": self.machine.starter, "share": self.share}
+        found: dict[str, Any] = {"machine": self.machine.name, "starter": self.machine.starter, "share": self.share}
+        if self.machine.container_digest is not None:
+            found["container_digest"] = self.machine.container_digest
         if self.job is None:
             return found
         job, here = self.job.record(), Path.cwd()
