@@ -14,12 +14,16 @@ square roots. So every device, thread count and slicing gives the same bits.
 import hashlib
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
-#: elements worked on at once: a CPU's caches hold them, and a GPU is filled
-CHUNK = {"cpu": 1 << 17}
+#: elements worked on at once. On a CPU fewer than torch divides among threads: each thread has its own, and none waits
+#: for another one after every operation
+CHUNK = {"cpu": (1 << 15) - 1}
+#: threads of a CPU; more would wait for the interpreter
+THREADS = 4
 CHUNK_OF_GPU = 1 << 24
 #: multipliers of the mixing function: variant 13 of Stafford's, as in SplitMix64
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -47,25 +51,32 @@ TAIL = (
 LOG_SERIES = tuple(1 / (2 * power + 1) for power in range(6, -1, -1))
 
 
-@torch.no_grad()
 def fill_normal(
     into: Tensor, seed: int, name: str, deviation: float, offsets: Sequence[int], whole: Sequence[int]
 ) -> None:
     """Fill `into` with the part [offsets, offsets + shape) of a matrix of shape `whole`: mean 0, standard deviation
     `deviation`, rounded to fp32 first.
     """
-    counter, step = stream_of(seed, name)
+    into, (counter, step) = into.detach(), stream_of(seed, name)
     (rows, columns), device = into.shape, into.device
     first, last = offsets[1] // 2, (offsets[1] + columns + 1) // 2
-    pairs = torch.arange(first, last, device=device)
     skipped = offsets[1] - 2 * first
+    pairs = torch.arange(first, last, device=device)
     at_once = max(1, CHUNK.get(device.type, CHUNK_OF_GPU) // max(columns, 1))
-    for begin in range(0, rows, at_once):
-        end = min(begin + at_once, rows)
-        row = torch.arange(offsets[0] + begin, offsets[0] + end, device=device)
+
+    def fill_rows(begin: int) -> None:
+        row = torch.arange(offsets[0] + begin, offsets[0] + min(begin + at_once, rows), device=device)
         words = random_words(row[:, None] * ((whole[1] + 1) // 2) + pairs, counter, step)
         values = normal_of(centred_uniform_of(words).flatten()).mul_(deviation).float()
-        into[begin:end].copy_(values.view(len(row), -1)[:, skipped : skipped + columns])
+        into[begin : begin + at_once].copy_(values.view(len(row), -1)[:, skipped : skipped + columns])
+
+    begins = range(0, rows, at_once)
+    threads = min(torch.get_num_threads(), THREADS, len(begins)) if device.type == "cpu" else 1
+    if threads > 1:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(fill_rows, begins))
+    else:
+        list(map(fill_rows, begins))
 
 
 def stream_of(seed: int, name: str) -> tuple[int, int]:
