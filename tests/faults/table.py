@@ -62,6 +62,24 @@ FAULTS = (
         (f"{LONG}::test_a_node_set_down_costs_an_attempt",),
     ),
     Fault(
+        "a node is drained while its job runs",
+        "the job ends there; the next one runs on other nodes",
+        "nothing",
+        (f"{LONG}::test_a_drained_node_ends_its_job_and_the_next_one_runs_elsewhere",),
+    ),
+    Fault(
+        "`scontrol requeue` in mid-run",
+        "jobs of the workflow cannot be requeued; one submitted with `--requeue` goes on from its newest state",
+        "`goes on after step n`",
+        (f"{LONG}::test_a_job_that_is_requeued_in_mid_run_goes_on",),
+    ),
+    Fault(
+        "two `make run` in one folder",
+        "the second one ends before its first job",
+        "`Snakemake is at work in this folder: process …`",
+        ("tests/unit/test_launch_workflows.py::test_that_of_a_living_one_stays_and_its_owner_is_named",),
+    ),
+    Fault(
         "any rule, one rank, or Snakemake is killed at any moment",
         "the next call makes what an undisturbed one makes, and leaves no temporary file",
         "`taking off the lock of a Snakemake that was killed`",
@@ -108,6 +126,18 @@ FAULTS = (
         "after `hang_s` (30 minutes) without a step all ranks write where they are, and the run ends",
         "the rank the others waited for, and its stack",
         ("tests/faults/test_hung.py",),
+    ),
+    Fault(
+        "a rank is stopped for 20 s",
+        "the others wait; the run goes on with the same losses",
+        "one step of 20 s",
+        ("tests/faults/test_hung.py::test_a_rank_that_is_stopped_for_twenty_seconds_costs_only_those",),
+    ),
+    Fault(
+        "the out-of-memory killer ends a rank",
+        "the others are ended; the next attempt has the same losses to the last bit",
+        "the rank, `most often because main memory was full`",
+        ("tests/faults/test_memory.py::test_a_rank_that_the_kernel_kills_is_told_as_such_and_the_run_goes_on",),
     ),
     Fault(
         "the disk is full, read-only, not ours, or can hold no more files",

@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.ranks import run_ranks
-from tests.faults.test_resume import lab, launch, run_of  # noqa: F401
+from tests.faults.test_resume import lab, launch, run_of, series  # noqa: F401
 from tokenscale.runs.launch import hang_report as standing
 from tokenscale.settings.run import BudgetSettings, CheckpointSettings
 from tokenscale.train.loop import Training
 from tokenscale.train.watchdog import CODE
+
+#: seconds for which a rank is stopped
+PAUSE = 20
 
 
 def reading_for_ever():
@@ -44,6 +47,33 @@ def children(process: int) -> list[int]:
 def rank_of(process: int) -> str:
     found = dict(pair.split("=", 1) for pair in Path(f"/proc/{process}/environ").read_text().split("\0") if "=" in pair)
     return found["RANK"]
+
+
+def test_a_rank_that_is_stopped_for_twenty_seconds_costs_only_those(lab, tmp_path):  # noqa: F811
+    """Nothing gives up meanwhile: losses and samples are those of an undisturbed run, in one attempt."""
+    run = run_of(world_size=2, budget=BudgetSettings(steps=60), checkpoints=CheckpointSettings(every=10), device="cpu")
+    assert launch(lab, run, tmp_path / "whole").wait(120) == 0
+    process = launch(lab, run, tmp_path / "run")
+    try:
+        steps = tmp_path / "run/attempt=00/rank=00001/steps.jsonl"
+        while not steps.exists() or not steps.read_text().count("\n"):
+            assert process.poll() is None
+            time.sleep(0.001)
+        (stopped,) = [number for number in children(process.pid) if rank_of(number) == "1"]
+        os.kill(stopped, signal.SIGSTOP)
+        time.sleep(PAUSE)
+        at = [len(path.read_text().splitlines()) for path in (tmp_path / "run/attempt=00").glob("rank=*/steps.jsonl")]
+        assert process.poll() is None and max(at) < 60, "the others wait for it"
+        os.kill(stopped, signal.SIGCONT)
+        _, said = process.communicate(timeout=100)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, said
+    assert [path.name for path in tmp_path.glob("run/attempt=*")] == ["attempt=00"]
+    assert series(tmp_path / "run") == series(tmp_path / "whole")
+    longest = max(json.loads(line)["step_s"] for line in steps.read_text().splitlines())
+    assert longest > PAUSE - 1, "the pause is in the log"
 
 
 def test_a_process_that_is_stopped_is_named_and_the_run_goes_on_when_started_again(lab, tmp_path):  # noqa: F811

@@ -62,6 +62,50 @@ def test_a_node_set_down_costs_an_attempt(project):
     assert events(path, 1, "resume")[0]["step"] > 20
 
 
+def test_a_drained_node_ends_its_job_and_the_next_one_runs_elsewhere(project):
+    """Nobody may requeue a job of the workflow meanwhile: another attempt is submitted by Snakemake alone."""
+    process = project.start("runs", "--config", "experiments=long")
+    project.until(lambda: project.step() > 20)
+    name, path = run_of(project)
+    (job,) = project.jobs_of(name)
+    project.cluster.set_node(job["nodes"], "drain", "being looked at")
+    try:
+        refused = project.cluster.run("scontrol", "requeue", job["id"], check=False)
+        assert refused.returncode and "disabled" in refused.stderr
+        project.ended(process)
+        whole(project, 1)
+        project.change("long", budget={"wall_s": 5})
+        project.snakemake("runs", "--config", "experiments=long")
+        (other,) = [j for j in project.cluster.jobs() if j["workdir"] == str(project.root) and j["id"] != job["id"]]
+        assert other["nodes"] != job["nodes"] and other["state"] == "COMPLETED"
+    finally:
+        project.cluster.set_node(job["nodes"], "resume")
+
+
+def test_a_job_that_is_requeued_in_mid_run_goes_on(project):
+    """As of a script that its user submits with --requeue: the same job starts again."""
+    project.change("long", budget={"wall_s": 20})
+    planned = project.snakemake("-n", "runs", "--config", "experiments=long")
+    (name,) = set(re.findall(r"train (\S+-w2-[0-9a-f]{10})", planned))
+    project.tokenscale("launch", name, "--profile", "slurm-test", "--sbatch", "job.sh")
+    job = project.cluster.run("sbatch", "--parsable", "--requeue", "job.sh", cwd=project.root).stdout.strip()
+    project.until(lambda: project.step() > 60)
+    project.cluster.run("scontrol", "requeue", job)
+
+    def begun_again() -> bool:
+        """SLURM lets a requeued job wait for two minutes, unless an administrator moves its start."""
+        project.cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
+        return len([*project.root.glob("results/runs/*/attempt=*")]) == 2
+
+    project.until(begun_again)
+    project.until(lambda: [*project.root.glob("results/runs/*/done.json")], 180)
+    assert project.cluster.wait_for(job, "COMPLETED")["state"] == "COMPLETED"
+    whole(project, 2)
+    _, path = run_of(project)
+    assert events(path, 1, "resume")[0]["step"] >= 50
+    assert "Nothing to be done" in project.snakemake("runs", "--config", "experiments=long")
+
+
 def test_a_restarted_controller_trains_nothing_twice(project):
     """Its job goes on when Snakemake is killed; the next one's job waits for it, and seals without training."""
     project.change("long", budget={"wall_s": 60})  # it still trains when the second job begins

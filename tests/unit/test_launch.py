@@ -98,6 +98,20 @@ def test_the_first_failed_rank_is_named_and_the_others_are_ended(capfd):
     assert "rank 1 failed first (exit code 7); ending 2 other" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_rank_that_is_killed_is_named_with_the_most_likely_cause(capfd, ranks):
+    """It could say nothing itself, and the kernel's out-of-memory killer tells only its log."""
+    script = (
+        f"import os, time\nif os.environ.get('RANK', '0') == '{ranks - 1}': os.kill(os.getpid(), 9)\ntime.sleep(60)"
+    )
+    assert run_ranks([sys.executable, "-c", script], ranks) == 128 + 9
+    said = capfd.readouterr().err
+    assert f"rank {ranks - 1} failed first (signal SIGKILL); ending {ranks - 1} other" in said
+    assert (
+        "  cause   a process was killed without a word, most often because main memory was full\n  next    `dm" in said
+    )
+
+
 def test_ranks_get_the_environment_of_torchrun(capfd, monkeypatch):
     monkeypatch.setenv("MKL_NUM_THREADS", "64")  # as Snakemake does
     script = (

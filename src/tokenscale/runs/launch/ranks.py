@@ -10,6 +10,7 @@ import time
 from typing import IO
 
 from tokenscale.base.errors import UserError
+from tokenscale.runs.launch import failure_hints
 from tokenscale.runs.records.hardware import count_cores
 from tokenscale.settings.layout import RENDEZVOUS_SECRET
 
@@ -148,10 +149,12 @@ def _wait_for_processes(
             number, code = failed[0]
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             others = sum(c is None for c in codes)
-            if len(processes) > 1:
-                print(
-                    f"tokenscale: rank {number} failed first ({how}); ending {others} other rank(s).", file=sys.stderr
-                )
+            message = f"tokenscale: rank {number} failed first ({how}); ending {others} other rank(s)."
+            if code == -signal.SIGKILL:  # it could not say why itself
+                hint = failure_hints.find_hint(message)
+                message += f"\n  cause   {hint.what}\n  next    {hint.next}"
+            if len(processes) > 1 or code == -signal.SIGKILL:
+                print(message, file=sys.stderr)
             return code if code > 0 else 128 - code
         if all(code == 0 for code in codes):
             return 0
