@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from tests.parity_cases import FAULTS, REFACTORINGS, References, certificate_of, judge
+from tests.parity_cases import FAULTS, HELD_OUT, REFACTORINGS, References, certificate_of, judge
 from tokenscale.cli.main import main
 from tokenscale.parity import recorder
 from tokenscale.parity.certificate import EQUAL, ROUNDING
@@ -50,6 +50,11 @@ def marked(cases, few):
 def test_a_planted_difference_is_found_and_named(case, references):
     certificate = certificate_of(case, references)
     assert judge(case, certificate, planted=True) == "named", certificate["cause"] or certificate["first_difference"]
+
+
+@pytest.mark.parametrize("case", marked(HELD_OUT, ()))
+def test_a_difference_that_no_hypothesis_was_written_for_is_found(case, references):
+    assert judge(case, certificate_of(case, references), planted=True) in ("named", "found")
 
 
 @pytest.mark.parametrize("case", marked(REFACTORINGS, FEW_REFACTORINGS))
@@ -139,6 +144,18 @@ def test_a_difference_is_rounding_up_to_a_multiple_of_the_measured_floor(recorde
     assert 0 < floor < 1e-6
     # on a loss of about 2 in fp32
     assert verdict(8 * floor)["verdict"] == ROUNDING and verdict(100 * floor)["verdict"] == "different"
+
+
+def test_names_align_parameters_and_other_initial_values_are_a_difference(recorded, capsys):
+    record(recorded / "b", seed=1)
+    names, same = recorded / "names.json", ("0.weight", "1.weight", "1.bias")
+    command = ["parity", str(recorded / "a"), str(recorded / "b"), "--names", str(names)]
+    names.write_text(json.dumps({name: name for name in same}))
+    assert main(command) == 1
+    assert "initial weights: 0.weight, 1.weight, 1.bias have other values in B" in capsys.readouterr().out
+    names.write_text(json.dumps({"0.weight": "2.weight"}))
+    assert main(command) == 2
+    assert "a name in --names is no parameter" in capsys.readouterr().err
 
 
 def truncate(folder):

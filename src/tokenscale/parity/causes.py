@@ -95,6 +95,9 @@ def _explain_parameters(parity: Parity) -> dict[str, Any]:
         tied = "B" if name in parity.a.parameters else "A"
         text = f"weight tying: {name} is a parameter of its own in {'AB'[tied == 'A']}, and tied to {partner} in {tied}"
         return _cause("parameters", "weight tying", tied == "A", tied == "B", text)
+    if alignment.unequal:
+        names = _few([name for match in alignment.unequal for name in match.a])
+        return _cause("parameters", "initial weights", None, None, f"initial weights: {names} have other values in B")
     only, side = (alignment.only_a, "A") if alignment.only_a else (alignment.only_b, "B")
     described = (parity.a if side == "A" else parity.b).parameters
     bias = all(len(described[name]["shape"]) == 1 and "bias" in name for name in only)
@@ -167,7 +170,11 @@ def _explain_output(parity: Parity, anchor: Anchor, floor: float) -> dict[str, A
         found.append(explained)
         predictions.append((candidates, y))
     crossed = next((difference(predictions[1][1], p) for s, p in predictions[1][0] if s == found[0][0]), None)
-    return _from_explanations("module", anchor.name("a"), found[0], found[1], crossed)
+    cause = _from_explanations("module", anchor.name("a"), found[0], found[1], crossed)
+    if cause is None:  # the same formula of the same inputs
+        text = f"layout of the weights of {anchor.name('a')}: the same values are transposed or in another order in B"
+        cause = _cause("module", "layout of the weights", None, None, text)
+    return cause
 
 
 def _outputs(x: Tensor, weights: dict[int, Tensor]) -> Iterator[tuple[Settings, Tensor]]:
@@ -177,11 +184,11 @@ def _outputs(x: Tensor, weights: dict[int, Tensor]) -> Iterator[tuple[Settings, 
         for scale in (1.0, weights[2].shape[1] ** 0.5, weights[2].shape[1] ** -0.5) if rows is not None else ():
             yield {"scale of the embedding": scale}, rows * scale
     elif 2 in weights:
-        for weight in (weights[2], weights[2].T):
+        for weight, turned in ((weights[2], "[out, in]"), (weights[2].T, "[in, out]")):
             if weight.shape[1] == x.shape[-1]:
                 y = x @ weight.T
-                yield {"bias": "added" if bias is not None else None}, y if bias is None else y + bias
-                yield {"bias": "left out"}, y
+                yield {"weight": turned, "bias": None if bias is None else "added"}, y if bias is None else y + bias
+                yield {"weight": turned, "bias": "left out"}, y
                 rounded = x.bfloat16().double() @ weight.T.bfloat16().double() + (0 if bias is None else bias)
                 yield {"precision": "bfloat16"}, rounded.bfloat16().double()
     elif 1 in weights and weights[1].shape[0] == x.shape[-1]:

@@ -103,6 +103,8 @@ def _compare_all(parity: Parity) -> Iterator[Comparison]:
     alignment = parity.alignment
     for name in [*alignment.only_a, *alignment.only_b, *alignment.untied]:
         yield Comparison("parameters", None, name, math.inf, 0.0)
+    for match in alignment.unequal:
+        yield Comparison("parameters", None, ", ".join(match.a), math.inf, 0.0, match=match)
     scalars = {
         name: _floor_of_scalar(parity, name)
         for name in ("loss", "gradient_norm", "gradient_norm_clipped", "update_norm")

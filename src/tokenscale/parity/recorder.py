@@ -17,6 +17,7 @@ rounding: Parker 1997, "Monte Carlo arithmetic"), as other orders of the same su
 
 import hashlib
 import json
+import math
 import os
 import platform
 from collections.abc import Iterator
@@ -134,18 +135,18 @@ class ParityRecorder:
     def after_update(self) -> None:
         """Record the update, and write the step's line."""
         after = {name: parameter.detach() for name, parameter in self._parameters.items()}
-        updates = {name: after[name].double() - self._before[name].double() for name in after}
+        updates = {name: _norm([after[name].double() - self._before[name].double()]) for name in after}
         row = self._row | {
             "step": self.step,
             "loss": sum(self._losses) if self._losses else None,
             "losses": self._losses,
             "gradient_norm": float(sum(self._squares.values())) ** 0.5,
-            "update_norm": _norm(updates.values()),
+            "update_norm": math.hypot(*updates.values()),
         }
         if self.step < self.detailed_steps:
             self._keep("after", after)
-            for kind, values in (("gradient", self._unclipped), ("update", updates)):
-                row[f"{kind}_norms"] = {name: _norm([value]) for name, value in values.items()}
+            row["gradient_norms"] = {name: float(square) ** 0.5 for name, square in self._squares.items()}
+            row["update_norms"] = updates
             self._keep("gradient", self._unclipped)
             for number, gradients in enumerate(self._micro_batches):
                 self._keep(f"micro-batch-{number}", gradients)
@@ -173,11 +174,11 @@ class ParityRecorder:
         name, gradient = self._names[id(parameter)], parameter.grad.detach()
         self._squares[name] = gradient.double().square().sum()
         if self.step < self.detailed_steps:
-            self._unclipped[name] = gradient.clone()
+            self._unclipped[name] = sample(gradient).clone()
         if self.step == 0:
             if not self._micro_batches or name in self._micro_batches[-1]:
                 self._micro_batches.append({})
-            self._micro_batches[-1][name] = gradient.clone()
+            self._micro_batches[-1][name] = sample(gradient).clone()
 
     def _keep_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Record a hash of each row of the first tensor: the tokens of one sequence."""

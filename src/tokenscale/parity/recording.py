@@ -154,12 +154,14 @@ class Match:
 
 @dataclass
 class Alignment:
-    """Parameters of two models. `untied` are those of one model that the other has tied to another parameter."""
+    """Parameters of two models. `untied` are parameters of one model that the other has tied to others."""
 
     matches: list[Match]
     only_a: list[str]
     only_b: list[str]
     untied: dict[str, str]
+    #: matches by name whose initial values differ
+    unequal: list[Match]
 
 
 def order_of_execution(recording: Recording) -> list[str]:
@@ -201,7 +203,7 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:
     varied_b = [name for name in left_b if of_b[name]["constant"] is None]
     varied_a = [name for name in left_a if of_a[name]["constant"] is None]
     for name in list(varied_a):
-        if other := next((o for o in varied_b if o in left_b and _same([of_a[name]], [of_b[o]])), None):
+        if other := next((o for o in varied_b if o in left_b and same_values([of_a[name]], [of_b[o]])), None):
             match([name], [other])
     for fused, left_fused, parts, left_parts, turned in (
         (of_a, left_a, of_b, left_b, False),
@@ -210,7 +212,7 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:
         for name in [name for name in left_fused if fused[name]["constant"] is None]:
             varied = [part for part in left_parts if parts[part]["constant"] is None]
             windows = [varied[i : i + n] for n in (2, 3, 4) for i in range(len(varied) - n + 1)]
-            if found := next((w for w in windows if _same([fused[name]], [parts[p] for p in w])), None):
+            if found := next((w for w in windows if same_values([fused[name]], [parts[p] for p in w])), None):
                 match(*((found, [name]) if turned else ([name], found)))
     if len(matches) < 0.5 * min(len(varied_a), len(varied_b)):
         raise UserError(
@@ -223,7 +225,7 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:
         for name in [name for name in left if described[name]["constant"] is None]:
             for known in matches:
                 partner = getattr(known, side)[0]
-                if others[partner]["tied"] and _same([described[name]], [others[partner]]):
+                if others[partner]["tied"] and same_values([described[name]], [others[partner]]):
                     untied[name] = partner
     for constant in _match_constants(a, b, orders, (left_a, left_b), list(matches)):
         match(constant.a, constant.b)
@@ -234,7 +236,9 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:
         if aligned.a[0].rpartition(".")[0] in reordered:
             aligned.layout = None
     matches.sort(key=lambda found: orders[0].index(found.a[0]))
-    return Alignment(matches, [n for n in left_a if n not in untied], [n for n in left_b if n not in untied], untied)
+    unequal = [m for m in matches if not same_values([of_a[n] for n in m.a], [of_b[n] for n in m.b])]
+    only = [[name for name in left if name not in untied] for left in (left_a, left_b)]
+    return Alignment(matches, only[0], only[1], untied, unequal)
 
 
 def _match_constants(
@@ -278,7 +282,7 @@ def _match_constants(
     return found
 
 
-def _same(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> bool:
+def same_values(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> bool:
     """Return whether parameters have the same values, in any order: size, sum and sum of squares."""
     size_a, size_b = (sum(math.prod(p["shape"]) for p in side) for side in (a, b))
     squares_a, squares_b = (sum(p["squares"] for p in side) for side in (a, b))
