@@ -182,6 +182,10 @@ BAD = {
     "other weights": (lambda b: record(b, seed=1), "the recordings have other initial weights"),
     "other batches": (lambda b: record(b, batch=3), "the recordings have other batches"),
     "not finite": (lambda b: record(b, shift=float("nan")), "a recorded value is not finite"),
+    "a floor of other batches": (
+        lambda b: record(b.parent / "a", batch=3),
+        "a floor is of another training than its recording",
+    ),
     "no floor": (lambda b: shutil.rmtree(b.parent / "a" / "floor-1"), "the rounding floor was not measured"),
 }
 

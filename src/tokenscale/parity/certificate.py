@@ -301,10 +301,13 @@ def summarise(certificate: dict[str, Any]) -> str:
     """Return the text that the command prints."""
     first, cause = certificate["first_difference"], certificate["cause"]
     lines = [f"verdict: {certificate['verdict']}   ({certificate['steps']} steps)"]
-    lines += [f"  {'quantity':<22} {'compared':>8}  {'largest difference / floor':>26}  verdict"]
+    lines += [f"  {'quantity':<30} {'compared':>8}  {'largest difference / floor':>26}  verdict"]
     for stage, row in certificate["stages"].items():
         ratio = f"{row['largest_ratio_to_floor']:.3g}" if row["largest_ratio_to_floor"] else "-"
-        lines.append(f"  {stage:<22} {row['compared']:>8}  {ratio:>26}  {row['verdict']}")
+        lines.append(f"  {stage:<30} {row['compared']:>8}  {ratio:>26}  {row['verdict']}")
+    ends = certificate["by_step"][0], certificate["by_step"][-1]
+    floors = [f"{row['loss']['floor']:.2g} at step {row['step']}" for row in ends]
+    lines.append(f"rounding floor of the loss, relative: {', '.join(floors)}")
     if first:
         where = f"step {first['step']}: " if first["step"] is not None else ""
         other = f" (B: {first['name_in_b']})" if first["name_in_b"] not in (None, first["name"]) else ""

@@ -94,12 +94,16 @@ def read_recording(folder: Path) -> Recording:
 
 
 def check_comparable(a: Recording, b: Recording) -> None:
-    """Raise UserError for recordings of other numbers of steps, without a floor, or of other batches."""
+    """Raise UserError for other numbers of steps, other batches, no floor, or a floor of another training."""
     for recording in (a, b):
         for floor in recording.floors:
-            if floor.facts["steps"] != recording.facts["steps"]:
+            stated = [[(sorted(row["rows"]), row["groups"]) for row in found.steps] for found in (recording, floor)]
+            if stated[0] != stated[1] or list(recording.parameters) != list(floor.parameters):
                 raise UserError(
-                    "a floor has another number of steps than its recording.", floor=floor.folder, next=RECORD_AGAIN
+                    "a floor is of another training than its recording.",
+                    floor=floor.folder,
+                    expected="the same parameters, batches and settings of the optimizer in each step",
+                    next="run the script of this recording again with and without " + FLOOR_VARIABLE,
                 )
     if a.facts["steps"] != b.facts["steps"]:
         raise UserError(
