@@ -1,5 +1,6 @@
 """Benchmarks of this project's own speed are scripts of the repository; the command names their new place."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -30,3 +31,10 @@ def test_a_script_runs_from_any_folder_and_prints_its_help(tmp_path, script):
 def test_no_installed_module_imports_a_script():
     for path in (ROOT / "src").rglob("*.py"):
         assert "import benchmarks" not in (text := path.read_text()) and "from benchmarks" not in text, path
+
+
+def test_the_start_of_a_rank_is_measured():
+    """The second of eight ranks opens the record, eight indices, its own file and the first's, which has step counts."""
+    command = [sys.executable, ROOT / "benchmarks/startup.py", "load", "--model", "gpt2-micro", "--ranks", "8"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and json.loads(done.stdout)["opens"] == 1 + 8 + 2, done.stderr
