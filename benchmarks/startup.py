@@ -53,12 +53,12 @@ class Measured:
         self.facts = {
             "seconds": round(time.monotonic() - self._wall, 2),
             "cpu_seconds": round(time.process_time() - self._cpu, 2),
-            "peak_gb": round((_status("VmHWM") - self._memory) / 1e6, 3),
+            "peak_gb": round((_status("VmHWM") - self._memory) * 1024 / 1e9, 3),
         }
 
 
 def _status(key: str) -> int:
-    """Return a value of this process, in kB."""
+    """Return a value of this process, in KiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(key + ":"))
 
@@ -72,7 +72,7 @@ def shape_of(name: str) -> ModelSettings:
 def parameters_of(shape: ModelSettings) -> dict[str, Tensor]:
     """Return the parameters of a model, without storage."""
     with torch.device("meta"):
-        return dict(build(shape, 2048, objective="causal", kernel="sdpa").named_parameters())
+        return dict(build(shape, 1024, objective="causal", kernel="sdpa").named_parameters())
 
 
 def trainer_of(shape: ModelSettings, ranks: int, rank: int, *, unset: bool) -> Trainer:
@@ -82,7 +82,7 @@ def trainer_of(shape: ModelSettings, ranks: int, rank: int, *, unset: bool) -> T
     layout = LayoutSettings(shard=ranks) if ranks > 1 else LayoutSettings()
     if ranks > 1:
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
-    run = RunSettings(model=shape, sequence_length=2048, global_batch=ranks, micro_batch=1, layout=layout)
+    run = RunSettings(model=shape, sequence_length=1024, global_batch=ranks, micro_batch=1, layout=layout)
     return Trainer(run, shape, World(rank, ranks, 0, torch.device("cpu")), "sdpa", unset=unset)
 
 

@@ -34,7 +34,7 @@ def test_no_installed_module_imports_a_script():
 
 
 def test_the_start_of_a_rank_is_measured():
-    """The second of eight ranks opens the record, eight indices, its own file and the first's, which has step counts."""
+    """The second of eight ranks opens the record, eight indices, its own file and the first's, with the step counts."""
     command = [sys.executable, ROOT / "benchmarks/startup.py", "load", "--model", "gpt2-micro", "--ranks", "8"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and json.loads(done.stdout)["opens"] == 1 + 8 + 2, done.stderr
