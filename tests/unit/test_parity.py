@@ -13,7 +13,7 @@ from tokenscale.cli.main import main
 from tokenscale.parity import recorder
 from tokenscale.parity.certificate import EQUAL, ROUNDING
 
-pytestmark = pytest.mark.slow(12)
+pytestmark = pytest.mark.slow(30)
 
 #: the tests that are not experiments
 FEW_FAULTS = (
