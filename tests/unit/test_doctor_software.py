@@ -36,7 +36,7 @@ def test_an_unsupported_python_is_told_one_that_works(monkeypatch, tmp_path):
 
 def test_bounds_are_the_clone_s_or_else_the_installed_ones(monkeypatch):
     ours = packages.read_requirements()
-    unmissed = {"mlflow", "wandb", "modal"}
+    unmissed = {"mlflow", "wandb", "modal", "torchao"}
     assert set(ours) - {"python"} - unmissed == {p.distribution for p in packages.PACKAGES} - {"tiktoken"}
     assert (ours["python"], ours["torch"], ours["ruff"]) == (">=3.11,<3.15", ">=2.9,<2.16", ">=0.17,<0.18")
 

@@ -160,6 +160,7 @@ ROOMS = [
     ("runs/records/provenance.py", BENCHMARK | RUNS),
     ("data/corpus/clean.py", CORPUS),
     ("data/corpus/hub.py", {}),
+    ("parity/certificate.py", {}),
     ("data/tokenizers/bpe.py", TOKENIZER),
     ("data/tokenizers/tekken.py", {}),
     ("data/tokenizers/engines/gigatoken.py", TOKENIZER),

@@ -28,7 +28,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     names = read_json(arguments.names, "map of names") if arguments.names else {}
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise UserError("the map of names is not one.", file=arguments.names, expected='{"A\'s name": "B\'s name", …}')
+        expected = '{"A\'s name": "B\'s name", …}'
+        next = "write the names of parameters that the command lists as in one model only"
+        raise UserError("the map of names is not one.", file=arguments.names, expected=expected, next=next)
     certificate = certify(compare(read_recording(arguments.a), read_recording(arguments.b), names))
     print(summarise(certificate))
     if arguments.output:

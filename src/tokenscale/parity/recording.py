@@ -50,7 +50,12 @@ def read_recording(folder: Path) -> Recording:
 
     path = folder / "recording.json"
     if not folder.is_dir():
-        raise UserError("the recording is missing.", folder=folder, expected="a folder that ParityRecorder wrote")
+        raise UserError(
+            "the recording is missing.",
+            folder=folder,
+            expected="a folder that ParityRecorder wrote",
+            next="record the training: docs/parity.md has the lines",
+        )
     if not path.exists():
         truncated = (folder / "steps.jsonl").exists()
         raise UserError(

@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokenscale.runs.launch.ranks import KILLED, NEXT_IF_KILLED
+
 
 @dataclass(frozen=True)
 class Hint:
@@ -173,8 +175,8 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"exit ?code *:? (?:137|-9)\b|SIGKILL|: Killed$|^Killed$|died from signal 9",
-        "a process was killed without a word, most often because main memory was full",
-        "`dmesg` on that node, if you may; a larger mem_mb, or fewer runs on one node",
+        KILLED,
+        NEXT_IF_KILLED,
     ),
     (
         r"exit ?code *:? (?:143|-15)\b|SIGTERM|: Terminated$|^Terminated$",

@@ -10,9 +10,12 @@ import time
 from typing import IO
 
 from tokenscale.base.errors import UserError
-from tokenscale.runs.launch import failure_hints
 from tokenscale.runs.records.hardware import count_cores
 from tokenscale.settings.layout import RENDEZVOUS_SECRET
+
+#: why a rank ends by SIGKILL, and the next step; `failure_hints` uses both
+KILLED = "a process was killed without a word, most often because main memory was full"
+NEXT_IF_KILLED = "`dmesg` on that node, if you may; a larger mem_mb, or fewer runs on one node"
 
 #: signals that end a launcher: from a terminal, a scheduler, a closed session, an approaching time limit
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -151,8 +154,7 @@ def _wait_for_processes(
             others = sum(c is None for c in codes)
             message = f"tokenscale: rank {number} failed first ({how}); ending {others} other rank(s)."
             if code == -signal.SIGKILL:  # it could not say why itself
-                hint = failure_hints.find_hint(message)
-                message += f"\n  cause   {hint.what}\n  next    {hint.next}"
+                message += f"\n  cause   {KILLED}\n  next    {NEXT_IF_KILLED}"
             if len(processes) > 1 or code == -signal.SIGKILL:
                 print(message, file=sys.stderr)
             return code if code > 0 else 128 - code
