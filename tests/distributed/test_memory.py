@@ -48,6 +48,14 @@ CASES = {
     "zero1": run_of(LAYOUTS["zero1@2"]),
     "zero2, bf16": run_of(LAYOUTS["zero2@2"], precision="bf16"),
     "zero3": run_of(LAYOUTS["zero3@2"]),
+    "zero3, embedding for itself": run_of(LayoutSettings(shard=2, embedding_group=True)),
+    "zero2, gathered in bf16": run_of(replace(LAYOUTS["zero2@2"], gather="bf16"), precision="bf16"),
+    "zero3, gathered in bf16, GPT-2's parts, chunks": run_of(
+        replace(LAYOUTS["zero3@2"], gather="bf16"),
+        precision="bf16",
+        model=replace(GPT2, tied_embeddings=False),
+        loss_chunk=5,
+    ),
     "zero3, blocks again": run_of(LAYOUTS["zero3@2"], activation_checkpointing="block", model=GPT2),
     "tensor": run_of(LAYOUTS["tp@2"]),
     "tensor, GPT-2's parts, dropout, document mask, bf16": run_of(

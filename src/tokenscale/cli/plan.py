@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenscale.base.errors import UserError
 from tokenscale.cli import configuration
 from tokenscale.cli.plan_prices import GpuPrice, RunPrices, read_gpu_prices
-from tokenscale.costs.memory import largest_memory
+from tokenscale.costs.memory import exchanged_bytes, largest_memory
 from tokenscale.costs.peaks import peak_flops
 from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, number_format, sum_prices
 from tokenscale.runs.launch.submission_checks import format_hours, suggest_budget
@@ -250,9 +250,10 @@ def render_memory(runs: list[RunSettings], gpu_gib: float | None = None) -> Iter
             _format_options(run),
             *held,
         )
-        found.setdefault(what, {})[_format_layout(run.layout)] = None
+        found.setdefault(what, {})[_format_layout(run.layout) + _format_sent(run)] = None
     kernels = "a CPU's" if all(run.device == "cpu" for run in runs) else "a GPU's"
-    yield f"  memory of the rank with the most, predicted for {kernels} kernels:"
+    sent = ", and bytes sent by a rank in a step" if any(run.layout.data_parallel_size > 1 for run in runs) else ""
+    yield f"  memory of the rank with the most, predicted for {kernels} kernels{sent}:"
     lines = [(model, ", ".join(layouts), *rest) for (model, *rest), layouts in found.items()]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for *pieces, total, parts in lines:
@@ -273,6 +274,15 @@ def _format_layout(layout: LayoutSettings) -> str:
     names = {"shard": layout.sharding, "pipeline": layout.schedule}
     degrees = ((degree, getattr(layout, degree)) for degree in ("data", "shard", "tensor", "pipeline"))
     return " ".join(f"{names.get(degree, degree)} {size}" for degree, size in degrees if size > 1) or "one rank"
+
+
+def _format_sent(run: RunSettings) -> str:
+    """Describe the bytes that a rank sends in a step to keep copies and shards alike; empty where none or unknown."""
+    vocabulary = run.model.vocabulary_size or run.tokenizer.vocabulary_size
+    if run.layout.data_parallel_size == 1 or run.model.transformers is not None or vocabulary is None:
+        return ""
+    sent = exchanged_bytes(replace(run, model=run.model.with_vocabulary(vocabulary)))
+    return f" ({_format_bytes(sent)} sent)"
 
 
 def _format_options(run: RunSettings) -> str:

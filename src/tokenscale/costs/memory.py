@@ -12,6 +12,7 @@ from functools import cache
 from math import prod
 from typing import Literal, NamedTuple
 
+from tokenscale.costs.communication import bus_factor
 from tokenscale.costs.flops import weights
 from tokenscale.costs.pipeline_schedules import assign_stages, build_schedule, max_in_flight
 from tokenscale.data.order.shares import micro_steps, rank_slots, shard_rows
@@ -37,6 +38,47 @@ class Memory:
         return self.parameters + self.gradients + self.optimizer + (self.activations or 0)
 
 
+def exchanged_bytes(run: RunSettings) -> int:
+    """Return the bytes that a rank sends in a step to keep weights alike over `data` and `shard`, as rings send them.
+
+    DDP reduces all gradients. zero1 also gathers the updated weights. FSDP gathers weights and scatters the sums of
+    gradients once a step, but with zero3 gathers a block's weights for every forward and every backward pass, and the
+    rest for every micro-batch; between replicas (HSDP) ranks reduce their shards of gradients.
+
+    >>> from tokenscale.settings.presets import PRESETS
+    >>> run = RunSettings(model=PRESETS["gpt2-124m"], layout=LayoutSettings(data=2))
+    >>> exchanged_bytes(run) == 4 * 124_439_808
+    True
+    """
+    model, layout = run.model.with_positions(run.sequence_length), run.layout
+    weights = [
+        _shard_weight(weight, layout, layout.coordinate(0))
+        for weight in _local_weights(model, run.sequence_length, layout, layout.coordinate(0))
+    ]
+    size = 2 if run.precision == "bf16-true" else 4
+    if layout.shard == 1:
+        reduced = 2 if layout.compression == "bf16" else size
+        return round(bus_factor("all_reduce", layout.data) * reduced * sum(prod(w.shape) for w in weights))
+    half = bus_factor("all_gather", layout.shard)
+    if layout.sharding == "zero1":
+        reduced = 2 if layout.compression == "bf16" else size
+        return round(half * (2 * reduced + size) * sum(prod(w.shape) for w in weights))
+    padded = sum(_padded(w, layout.shard) for w in weights)
+    gathered = float(padded)
+    if layout.sharding == "zero3":
+        passes = micro_steps(run.global_batch, layout.data_parallel_size, run.micro_batch)
+        blocks = sum(_padded(w, layout.shard) for w in weights if w.layer is not None)
+        again = half if layout.reshard_to is None else bus_factor("all_gather", layout.reshard_to)
+        gathered = passes * (padded + blocks * again / half)
+    replicas = bus_factor("all_reduce", layout.data) * size * padded / layout.shard
+    return round(half * ((2 if layout.gather == "bf16" else size) * gathered + size * padded) + replicas)
+
+
+def _padded(weight: "Weight", shards: int) -> int:
+    """Elements of a weight with equal numbers of rows on all shards."""
+    return -(-weight.shape[0] // shards) * shards * prod(weight.shape[1:])
+
+
 class Weight(NamedTuple):
     """One tensor of the model. `layer` is None outside of blocks; tensor parallelism shards dimension `cut`."""
 
@@ -59,8 +101,8 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
     masks of attention, since fused kernels save queries, keys, values, output and one log-sum per row. If `sdpa` has no
     fused kernel (grouped queries in fp32, or a mask without flex or varlen), memory is larger.
 
-    Not predicted: activations under torch.compile, of float8 products, and of models of `transformers`, whose weights
-    are assumed to divide evenly.
+    Not predicted: activations under torch.compile, of float8 products, with `layout.reshard_to`, and of models of
+    `transformers`, whose weights are assumed to divide evenly.
 
     >>> from tokenscale.settings.presets import PRESETS
     >>> held = memory(RunSettings(model=PRESETS["llama-8b-nemo"]), rank=0)
@@ -78,7 +120,7 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
     mine = [prod(_shard_shape(weight.shape, layout, coordinate)) for weight in local]
     whole = sum(prod(weight.shape) for weight in local) if layout.sharding == "zero1" else sum(mine)
     activations = None
-    if not (run.compile or run.float8):
+    if not (run.compile or run.float8 or layout.reshard_to):
         activations = _Forward(run, model, coordinate, device).total_bytes(local)
     return Memory(
         parameters=size * whole,
@@ -203,9 +245,10 @@ class _Forward:
         self.wide = self.model.attention_width // layout.tensor  # this rank's heads
         self.key_value = model.key_value_heads * model.head_dimension // layout.tensor
         self.inner = model.hidden // layout.tensor
-        self.autocast = run.precision in ("bf16", "fp16")
+        self.autocast = run.autocasts
         self.product = 4 if run.precision == "fp32" else 2  # bytes per element of a product
-        self.stream = 2 if run.precision == "bf16-true" else 4  # bytes per element of residual stream and weights
+        narrow = run.precision == "bf16-true" or layout.gather == "bf16"
+        self.stream = 2 if narrow else 4  # bytes per element of residual stream and gathered weights
         self.deferred = layout.pipeline > 1 and layout.schedule == "zero-bubble"  # products save only their inputs
         self.checkpointing = run.activation_checkpointing
 
@@ -250,11 +293,13 @@ class _Forward:
 
     def gathered_bytes(self, weights: list[Weight]) -> int:
         """Return the bytes of weights that stay gathered between forward and backward, with padding to equal shards."""
-        shards = self.layout.shard
-        if shards == 1 or self.layout.sharding == "zero1":
+        layout = self.layout
+        if layout.shard == 1 or layout.sharding == "zero1":
             return 0
-        stay = [w for w in weights if w.layer is None or self.layout.sharding == "zero2"]
-        return self.stream * sum(-(-w.shape[0] // shards) * shards * prod(w.shape[1:]) for w in stay)
+        stay = [w for w in weights if w.layer is None or layout.sharding == "zero2"]
+        if layout.embedding_group:
+            stay = [w for w in stay if w.name != "embedding"]
+        return self.stream * sum(_padded(w, layout.shard) for w in stay)
 
     def embedding_bytes(self) -> int:
         """Return the bytes of token and position ids, and of the mask of other ranks' ids in a sharded vocabulary."""

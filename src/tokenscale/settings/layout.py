@@ -45,6 +45,22 @@ class LayoutSettings:
         "zero1: shard the optimizer state. zero2: and gradients; weights stay gathered until backward. zero3: also "
         "the weights, resharded after each forward and backward",
     )
+    gather: Literal["stored", "bf16"] = option(
+        "stored",
+        "sharding zero2 and zero3: format in which weights are gathered. stored: theirs; autocast rounds them for "
+        "products, as in other layouts. bf16: half the bytes; all but the loss is computed in bf16, and gradients are "
+        "reduced in fp32 (FSDP's MixedPrecisionPolicy)",
+    )
+    reshard_to: int | None = option(
+        None,
+        "sharding zero3: ranks that a block's weights stay sharded over between forward and backward, such as those of "
+        "a node; by default all of `shard`",
+        ge=2,
+        strict=True,
+    )
+    embedding_group: bool = option(
+        False, "sharding zero3: gather the input embedding for itself and reshard it after its lookup"
+    )
     tensor: int = option(
         1,
         "tensor-parallel degree: ranks that share each matrix, and sequences between blocks (TP, SP)",
@@ -123,6 +139,7 @@ class LayoutSettings:
                 found.append(
                     (name, f"{self.method} has no gradient buckets: only ddp and zero1 without a pipeline have")
                 )
+        found += self._fsdp_problems(model)
         if self.copies != _DEFAULT["copies"] and self.copies not in self.methods:
             found.append(("copies", "needs full replicas: set layout.data, without shard"))
         if self.shard > 1 and self.sharding == "zero1" and self.data > 1:
@@ -137,6 +154,31 @@ class LayoutSettings:
             + self._tensor_problems(model, sequence_length)
             + self._pipeline_problems(model, micro_steps(global_batch, self.data_parallel_size, micro_batch))
         )
+
+    def _fsdp_problems(self, model: ModelSettings) -> list[tuple[str, str]]:
+        found = []
+        whole = self.methods[-1] not in ("fsdp", "hsdp")
+        for name in ("gather", "reshard_to", "embedding_group"):
+            if getattr(self, name) == _DEFAULT[name]:
+                continue
+            if whole:
+                found.append((name, "weights are not sharded: set layout.shard, with sharding zero2 or zero3"))
+            elif name != "gather" and self.sharding != "zero3":
+                found.append((name, f"{self.sharding} keeps weights gathered until backward: use zero3"))
+        if self.gather != "stored" and (self.tensor > 1 or self.pipeline > 1):
+            found.append(("gather", f"{self.gather} is for data and shard alone: use stored with tensor or pipeline"))
+        if (
+            not whole
+            and self.reshard_to is not None
+            and (self.shard % self.reshard_to or self.reshard_to >= self.shard)
+        ):
+            fitting = [d for d in _divisors(self.shard) if 1 < d < self.shard]
+            works = _nearest(self.reshard_to, fitting) if fitting else "leave it out"
+            found.append(("reshard_to", f"no divisor of shard {self.shard} below it: {works}"))
+        if self.embedding_group and (model.tied_embeddings or model.transformers is not None):
+            why = "is also the output head, which the loss reads" if model.tied_embeddings else "is the library's"
+            found.append(("embedding_group", f"the embedding of {model.name} {why}: remove embedding_group"))
+        return found
 
     def _tensor_problems(self, model: ModelSettings, sequence_length: int) -> list[tuple[str, str]]:
         shared = {
@@ -201,7 +243,8 @@ def _divisors(number: int) -> list[int]:
 def _nearest(requested: int, fitting: list[int]) -> str:
     """Return the next smaller and the next larger fitting number as text."""
     below, above = [n for n in fitting if n < requested], [n for n in fitting if n > requested]
-    return f"{below[-1]} works" + (f", {above[0]} too" if above else "")
+    near = [*below[-1:], *above[:1]]
+    return f"{near[0]} works" + (f", {near[1]} too" if near[1:] else "")
 
 
 @dataclass(frozen=True)

@@ -232,6 +232,11 @@ class RunSettings:
         return self.seed + self.repeat
 
     @property
+    def autocasts(self) -> bool:
+        """Whether weights are fp32 and autocast rounds them for products; else all is computed in one format."""
+        return self.precision in ("bf16", "fp16") and self.layout.gather == "stored"
+
+    @property
     def identity(self) -> str:
         """Run id: a readable prefix and ten hex digits over the science fields that differ from their defaults."""
         digest = sha256_text(canonical_json(to_dict(self, science_only=True)))
@@ -411,6 +416,11 @@ class RunSettings:
             text = f"objective {self.objective} needs the whole model on each rank: use data, or sharding zero1"
             found += [(name, text) for name in ("tensor", "pipeline") if getattr(self.layout, name) > 1]
             found += [("sharding", text)] * (self.layout.shard > 1 and self.layout.sharding != "zero1")
+        if self.layout.gather == "bf16" and self.precision != "bf16":
+            found.append(("gather", f"bf16 needs precision bf16, not {self.precision}: use stored"))
+        if self.layout.gather == "bf16" and self.validation.bleu:
+            text = "translation needs weights as they are stored: set checkpoints.final, then evaluate --bleu"
+            found.append(("gather", text))
         if self.float8 and self.layout.tensor > 1:
             found.append(
                 ("tensor", "float8 layers cannot be sharded by tensor: remove float8, or use data, shard or pipeline")

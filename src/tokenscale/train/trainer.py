@@ -77,7 +77,7 @@ class Trainer:
         if not whole and not unset:
             self._initialise(shape, run.effective_seed)
         self.optimizer = adamw(self.shards.tensors, run.optimizer)
-        self.autocast = autocast_of(run.precision, world.device)
+        self.autocast = autocast_of(run.precision, world.device) if run.autocasts else nullcontext
         self.loss_scale = LossScale(run.precision, world.device)
         self.micro_steps = micro_steps(run.global_batch, run.layout.data_parallel_size, run.micro_batch)
         # only dropout draws from here: each rank its own numbers, whatever part of the model it has

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from tokenscale.data.order.shares import shard_rows
 from tokenscale.train.parallel.mesh import Mesh
@@ -23,15 +24,26 @@ def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     it is needed first and last, and the chunked loss reads the head's weight outside the head. With `layout.data` > 1
     gradients are also averaged over the replicas (HSDP, Zhao et al. 2023, section 3.2.2).
 
-    Products are in autocast's format, as in every other layout, so that methods compare: weights are gathered as they
-    are stored, and no MixedPrecisionPolicy rounds norms and embeddings. Autocast's own 16-bit copies of weights last
-    until backward, unless blocks are recomputed.
+    By default products are in autocast's format, as in every other layout, so that methods compare: weights are
+    gathered as they are stored, and no MixedPrecisionPolicy rounds norms and embeddings. Autocast's own 16-bit copies
+    of weights last until backward, unless blocks are recomputed.
+
+    `layout.gather`, `reshard_to` and `embedding_group` are how others run it (torchtitan). With `gather: bf16` there is
+    no autocast, and rotary tables stay in fp32 (`cast_forward_inputs`).
     """
-    devices, reshards = mesh.devices("data", "shard"), mesh.layout.sharding == "zero3"
-    for block in parallel.objective.model.blocks:
+    layout, model = mesh.layout, cast(Any, parallel.objective.model)
+    devices, reshards = mesh.devices("data", "shard"), layout.sharding == "zero3"
+    policy = MixedPrecisionPolicy()
+    if layout.gather == "bf16":
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    shard = partial(fully_shard, mesh=devices, mp_policy=policy)
+    if layout.embedding_group and model.embedding is not None:
+        shard(model.embedding, reshard_after_forward=True)
+        model.embedding.set_unshard_in_backward(False)  # a lookup's gradient needs no weights
+    for block in model.blocks:
         if block is not None:  # another stage's
-            fully_shard(block, mesh=devices, reshard_after_forward=reshards)
-    root = fully_shard(parallel.module, mesh=devices, reshard_after_forward=False)
+            shard(block, reshard_after_forward=(layout.reshard_to or True) if reshards else False)
+    root = shard(parallel.module, reshard_after_forward=False)
     register_fsdp_forward_method(parallel.module, "next_logits")
     materialise(parallel.module, mesh.world.device)
     parallel.lockstep = mesh.group("shard")
