@@ -15,7 +15,7 @@ from tokenscale.parity.certificate import EQUAL, ROUNDING
 
 pytestmark = pytest.mark.slow(30)
 
-#: the tests that are not experiments
+#: the tests that are not left to make long-test
 FEW_FAULTS = (
     "exact GELU in place of tanh",
     "no bias in a layer",
@@ -42,7 +42,7 @@ def references(tmp_path_factory):
 
 def marked(cases, few):
     return [
-        pytest.param(case, id=case.name, marks=() if case.name in few else pytest.mark.experiment) for case in cases
+        pytest.param(case, id=case.name, marks=() if case.name in few else pytest.mark.long) for case in cases
     ]
 
 
