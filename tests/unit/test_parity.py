@@ -41,9 +41,7 @@ def references(tmp_path_factory):
 
 
 def marked(cases, few):
-    return [
-        pytest.param(case, id=case.name, marks=() if case.name in few else pytest.mark.long) for case in cases
-    ]
+    return [pytest.param(case, id=case.name, marks=() if case.name in few else pytest.mark.long) for case in cases]
 
 
 @pytest.mark.parametrize("case", marked(FAULTS, FEW_FAULTS))
