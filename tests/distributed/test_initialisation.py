@@ -10,7 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.distributed.parity import HYBRID, LAYOUTS, ONE, SHAPE, held, on_ranks, run_of, trainer_of, whole
+from tests.distributed.ranks import run_ranks
+from tokenscale.settings.registry import OBJECTIVES
+from tokenscale.train import trainer as engine
 from tokenscale.train.models import initial_values
+from tokenscale.train.models.objective import objective_of
 from tokenscale.train.parallel.sharding import local
 
 pytestmark = pytest.mark.distributed
@@ -112,3 +116,27 @@ def test_no_rank_has_memory_for_more_than_its_part():
         for mine, peak in ranks:
             assert mine <= PARTS[name] * total and mine <= peak, name
             assert peak < mine + WORK_BYTES < total / 2, f"{name}: {peak:,} bytes for {mine:,} of {total:,}"
+
+
+@pytest.mark.parametrize("unset", [False, True])
+def test_an_objective_that_needs_the_whole_model_finds_initial_weights(unset):
+    """DPO copies them as its reference, also in a run that loads a state."""
+    expected = run_ranks(initial_of_each, 1, [run_of()])[0][0][1]
+    (found,) = run_ranks(weights_when_an_objective_is_made, 1, unset)
+    assert found.keys() <= {name.removeprefix("model.") for name in expected} and found
+    for name, values in found.items():
+        np.testing.assert_array_equal(values, expected[f"model.{name}"])
+
+
+def weights_when_an_objective_is_made(world, unset):
+    found = {}
+
+    def keep(name, model, **options):
+        found.update({n: w.detach().numpy().copy() for n, w in model.named_parameters()})
+        return objective_of(name, model, **options)
+
+    engine.objective_of = keep  # in this fork alone; so the next
+    OBJECTIVES["causal"] = OBJECTIVES["causal"]._replace(whole_model=True)
+    run = run_of()
+    engine.Trainer(run, run.model, world, "sdpa", unset=unset)
+    return found

@@ -108,6 +108,10 @@ FACTORS = {
 LEFT_OUT = {
     "compile": "compiling takes a minute; tests/unit/test_models.py compares compiled blocks",
     "resume_from": "needs the state of another run; tests/faults/test_resume.py",
+    **dict.fromkeys(
+        ("layout.gather", "layout.reshard_to", "layout.embedding_group"),
+        "settings of FSDP alone; tests/distributed/test_parity.py",
+    ),
 }
 
 ORDER = {name: place for place, name in enumerate(FACTORS)}

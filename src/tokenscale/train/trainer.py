@@ -12,6 +12,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import Batch
 from tokenscale.data.order.shares import micro_steps
 from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.checkpoint import Checkpoint, Piece, from_json_bytes, to_json_bytes
 from tokenscale.train.memory_probe import Probe
@@ -43,8 +44,9 @@ class Trainer:
     """One rank's part of the model, its optimizer and its number formats.
 
     `model` is the plain model, whose parameters have the names of checkpoints; `parallel` is what the layout made of
-    it. All ranks build it together, without storage; each then sets the initial values of its own parts. Models of
-    `transformers` are the exception: their own code sets the weights of a whole model, on every rank.
+    it. All ranks build it together, without storage; each then sets the initial values of its own parts. Every rank
+    builds the whole model where code of `transformers` sets its weights, and where the objective needs it whole: that
+    may keep a copy of the initial weights, as DPO's reference does.
 
     `unset`: leave the weights without values, for `load`.
     """
@@ -59,10 +61,11 @@ class Trainer:
         unset: bool = False,
     ):
         self.run, self.world, self.mesh = run, world, Mesh(run.layout, world)
-        whole = shape.transformers is not None
+        keeps_initial = OBJECTIVES[run.objective].whole_model
+        whole = shape.transformers is not None or keeps_initial
         with nullcontext() if whole else torch.device("meta"):
             self.model = build(shape, run.sequence_length, objective=run.objective, kernel=kernel)
-        if whole and not unset:
+        if keeps_initial or whole and not unset:
             initialise(self.model, run.effective_seed)
         cast_weights(self.model, run.precision)
         if run.float8:
