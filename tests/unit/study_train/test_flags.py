@@ -20,7 +20,7 @@ def sample(hint, default):
     if hint is bool:
         return str(not default).lower(), not default
     if hint is int:
-        return str((default or 0) + 1), (default or 0) + 1
+        return str((default or 1) + 1), (default or 1) + 1
     if hint is str:
         return "there", "there"
     return ("0.5", 0.5) if default != 0.5 else ("0.25", 0.25)
