@@ -47,7 +47,7 @@ def write_requirements(folder: Path) -> str:
         lines = _head(folder, python, version, record) + [
             _requirement(name, installed[name]) for name in sorted(installed)
         ]
-        lines += _runs_apart(record, installed)
+        lines += _list_differing_runs(record, installed)
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -57,7 +57,7 @@ def _head(folder: Path, python: str, version: str, record: dict[str, Any]) -> li
         f"# The environment of {folder}: Python {python}, tokenscale {version}" + f" of commit {commit}" * bool(commit)
     ]
     if "installed" not in record:
-        lines.append("# The record is older than the list of all packages, and names the main ones alone.")
+        lines.append("# The record is older than the list of all packages, and has only the main packages.")
     return lines
 
 
@@ -71,12 +71,12 @@ def _requirement(name: str, version: str) -> str:
     return f"{name}=={public}" + (f"  # recorded: {version}" if public != version else "")
 
 
-def _runs_apart(record: dict[str, Any], installed: dict[str, str]) -> list[str]:
-    """Comments on runs of a report that other packages trained."""
-    apart: dict[tuple[str, ...], list[str]] = {}
+def _list_differing_runs(record: dict[str, Any], installed: dict[str, str]) -> list[str]:
+    """Return a comment for each group of runs of a report that were trained with other packages."""
+    differing: dict[tuple[str, ...], list[str]] = {}
     for part in record.get("experiments", {}).values():
         for run, facts in part["runs"].items():
             own = {name: version for name, version in facts["packages"].items() if name in installed}
             if found := name_differences(installed | own, installed):
-                apart.setdefault(tuple(text.partition(" then")[0] for text in found), []).append(run)
-    return [f"# trained with {', '.join(packages)}: {', '.join(runs)}" for packages, runs in apart.items()]
+                differing.setdefault(tuple(text.partition(" then")[0] for text in found), []).append(run)
+    return [f"# trained with {', '.join(packages)}: {', '.join(runs)}" for packages, runs in differing.items()]

@@ -239,7 +239,7 @@ def render_memory(runs: list[RunSettings], gpu_gib: float | None = None) -> Iter
     found: dict[tuple[str, ...], dict[str, None]] = {}
     unknown: dict[str, None] = {}
     for run in sorted(runs, key=_sort_key):
-        held, reason = _predict_memory(run, gpu_gib)
+        memory, reason = _predict_memory(run, gpu_gib)
         if reason:
             unknown[f"    {run.model.name}: {reason}"] = None
             continue
@@ -248,7 +248,7 @@ def render_memory(runs: list[RunSettings], gpu_gib: float | None = None) -> Iter
             f"{run.micro_batch} x {run.sequence_length}",
             run.precision,
             _format_options(run),
-            *held,
+            *memory,
         )
         found.setdefault(what, {})[_format_layout(run.layout) + _format_sent(run)] = None
     kernels = "a CPU's" if all(run.device == "cpu" for run in runs) else "a GPU's"
@@ -305,18 +305,18 @@ def _predict_memory(run: RunSettings, gpu_gib: float | None) -> tuple[tuple[str,
         return None, f"not known before the tokenizer {run.tokenizer.name} is built, which decides the vocabulary"
     try:
         whole = replace(run, model=run.model.with_vocabulary(vocabulary), compile=False, float8=False)
-        held = largest_memory(whole, "cpu" if run.device == "cpu" else "cuda")
+        predicted = largest_memory(whole, "cpu" if run.device == "cpu" else "cuda")
     except (ImportError, UserError):
         return None, f"not known without the library transformers, which builds {run.model.transformers}"
-    unit, name = (1 << 30, "GiB") if held.total >= 1 << 30 else (1 << 20, "MiB")
+    unit, name = (1 << 30, "GiB") if predicted.total >= 1 << 30 else (1 << 20, "MiB")
     eager = " as without " + ("compile" if run.compile else "float8") if run.compile or run.float8 else ""
     parts = [
         f"{part}, not predicted"
         if size is None
         else f"{size / unit:.2f} {part}{eager if part == 'activations' else ''}"
-        for part, size in asdict(held).items()
+        for part, size in asdict(predicted).items()
     ]
     remark = ""
-    if gpu_gib is not None and run.device != "cpu" and held.total > gpu_gib * (1 << 30):
+    if gpu_gib is not None and run.device != "cpu" and predicted.total > gpu_gib * (1 << 30):
         remark = f": does not fit a GPU of {gpu_gib:g} GiB"
-    return (f"{held.total / unit:.2f} {name}", " + ".join(parts) + remark), None
+    return (f"{predicted.total / unit:.2f} {name}", " + ".join(parts) + remark), None

@@ -134,9 +134,9 @@ def _explain_module(parity: Parity, first: Comparison) -> dict[str, Any] | None:
 def _best(candidates: Iterable[tuple[Settings, Tensor]], value: Tensor, enough: float) -> Explanation | None:
     """Return the first explanation closer than `enough`, in the order of the candidates."""
     for settings, predicted in candidates:
-        apart = difference(value, predicted)
-        if apart is not None and apart <= enough:
-            return settings, apart
+        distance = difference(value, predicted)
+        if distance is not None and distance <= enough:
+            return settings, distance
     return None
 
 
@@ -313,7 +313,7 @@ def _attentions(parity: Parity, before: list[Anchor], x: dict[str, Tensor], floo
 
     first = itertools.product(values["head width"], values["rope base"], values["rope pairs"])
     starts = [default | dict(zip(("head width", "rope base", "rope pairs"), found, strict=True)) for found in first]
-    a = explain(ours, x["a"], starts) or explain(ours, x["a"], (s for start in starts[: 20 * 2] for s in varied(start)))
+    a = explain(ours, x["a"], starts) or explain(ours, x["a"], (s for start in starts[:40] for s in varied(start)))
     b = a and explain(theirs, x["b"], varied(a[0]))
     return (a, b) if a and b else None
 
@@ -372,11 +372,10 @@ def _explain_sum(
                 break
             if value is not None:
                 terms[f"the output of {earlier.name('a')}"] = value
-        shape = torch.broadcast_shapes(*(x[side].shape,))
         usable = {}
         for name, value in terms.items():
             try:
-                usable[name] = value.expand(shape).reshape(-1)
+                usable[name] = value.expand(x[side].shape).reshape(-1)
             except RuntimeError:
                 continue
         if not usable:
@@ -451,7 +450,7 @@ def _explain_loss(parity: Parity, first: Comparison) -> dict[str, Any] | None:
 
 
 def _explain_targets(parity: Parity, targets: list[Tensor], calls: list[Any]) -> dict[str, Any] | None:
-    """Explain other labels: shifted, or ignored ones that count."""
+    """Explain labels that differ: shifted labels, or ignored labels that count."""
     ours, theirs = targets
     ignored = [call.get("ignore_index", -100) for call in calls]
     if len(ours) == len(theirs):
@@ -463,7 +462,7 @@ def _explain_targets(parity: Parity, targets: list[Tensor], calls: list[Any]) ->
             text = f"ignored labels: {counted[0]} labels count in A, {counted[1]} in B"
             return _cause("loss", "ignored labels", counted[0], counted[1], text)
     tokens = [
-        next(parity_trace(r, entry) for entry in r.facts["trace"] if entry["inputs"]) for r in (parity.a, parity.b)
+        next(_first_input(r, entry) for entry in r.facts["trace"] if entry["inputs"]) for r in (parity.a, parity.b)
     ]
     shifts = [_find_shift(t, found) for t, found in zip(tokens, targets, strict=True)]
     if shifts[0] != shifts[1]:
@@ -477,7 +476,7 @@ def _explain_targets(parity: Parity, targets: list[Tensor], calls: list[Any]) ->
     )
 
 
-def parity_trace(recording: Recording, entry: dict[str, Any]) -> Tensor:
+def _first_input(recording: Recording, entry: dict[str, Any]) -> Tensor:
     """Return the first input of a module in the trace."""
     return recording.trace[entry["inputs"][0]["key"]].reshape(entry["inputs"][0]["shape"])
 
@@ -499,11 +498,11 @@ def _find_shift(tokens: Tensor, targets: Tensor) -> int | None:
 
 
 def _explain_ratio(parity: Parity, first: Comparison, kind: str, what: str) -> dict[str, Any] | None:
-    """Explain two numbers whose ratio is a fraction of small integers, such as micro-batches or ranks."""
+    """Explain two numbers whose ratio is a small integer or its inverse, such as the number of micro-batches."""
     floor = MULTIPLE * first.floor
     ratio = first.b / first.a if first.a else math.inf
-    for top, bottom in itertools.product(range(1, 257), repeat=2):
-        if 1 in (top, bottom) and top != bottom and abs(ratio * bottom / top - 1) <= floor:
+    for top, bottom in (fraction for n in range(2, 257) for fraction in ((1, n), (n, 1))):
+        if abs(ratio * bottom / top - 1) <= floor:
             counts = [len(row.steps[first.step]["losses"]) for row in (parity.a, parity.b)]
             why = (
                 "gradient accumulation"
@@ -656,11 +655,11 @@ def _compare_schedules(a: list[float], b: list[float]) -> tuple[str, str]:
     ratios = [y / x for x, y in zip(a, b, strict=True) if x]
     if ratios and close(ratios, [ratios[0]] * len(ratios)):
         return f"B's is {ratios[0]:.6g} times A's in every step", "learning rate"
-    apart = [step for step, (x, y) in enumerate(zip(a, b, strict=True)) if not math.isclose(x, y, rel_tol=1e-6)]
-    if apart[-1] < len(a) - 1 and apart[0] < len(a) / 2:
-        return f"they differ up to step {apart[-1]} only (warm-up)", "warm-up"
-    if apart[0] > 0 and close(a[: apart[0]] or [0.0], b[: apart[0]] or [0.0]):
-        return f"they differ from step {apart[0]} on (decay of the learning rate)", "decay of the learning rate"
+    differing = [step for step, (x, y) in enumerate(zip(a, b, strict=True)) if not math.isclose(x, y, rel_tol=1e-6)]
+    if differing[-1] < len(a) - 1 and differing[0] < len(a) / 2:
+        return f"they differ up to step {differing[-1]} only (warm-up)", "warm-up"
+    if differing[0] > 0 and close(a[: differing[0]] or [0.0], b[: differing[0]] or [0.0]):
+        return f"they differ from step {differing[0]} on (decay of the learning rate)", "decay of the learning rate"
     rising = [sum(y > x for x, y in itertools.pairwise(found)) for found in (a, b)]
     if rising[0] != rising[1]:
         return f"they rise for {rising[0]} steps in A and {rising[1]} in B (warm-up)", "warm-up"
@@ -670,7 +669,7 @@ def _compare_schedules(a: list[float], b: list[float]) -> tuple[str, str]:
 def simulate(recording: Recording, match: Match, side: str, step: int, change: Settings) -> Tensor | None:
     """Return the update of Adam or AdamW (Kingma & Ba 2015, Loshchilov & Hutter 2019) from the recorded gradients.
 
-    Settings are those that the optimizer states, but for `change`.
+    `change` overrides the settings that the optimizer states.
     """
     names = match.a if side == "a" else match.b
     group = recording.group(names[0], step) | change
@@ -706,7 +705,7 @@ def simulate(recording: Recording, match: Match, side: str, step: int, change: S
 
 
 def _changes(recording: Recording, other: Recording, match: Match, step: int) -> Iterator[Settings]:
-    """Yield single changes to stated settings: those of the other optimizer, then usual mistakes."""
+    """Yield single changes to stated settings: first the settings of the other optimizer, then usual mistakes."""
     stated, theirs = recording.group(match.b[0], step), other.group(match.a[0], step)
     yield {}
     for name in ("weight_decay", "eps", "betas", "lr"):
@@ -761,20 +760,20 @@ def _explain_update(parity: Parity, first: Comparison) -> dict[str, Any] | None:
                 read_kind(match, recording, side, step, "update"),
                 match.values(recording, side, step, "before"),
             )
-            apart = difference(actual, simulate(recording, match, side, step, change))
-            if apart is None or before is None or not bool(actual.any()):
+            distance = difference(actual, simulate(recording, match, side, step, change))
+            if distance is None or before is None or not bool(actual.any()):
                 return math.inf
             kept = recording.details[f"{step}.before.{(match.a if side == 'a' else match.b)[0]}"].dtype
             resolved = float(torch.finfo(kept).eps / 2 * before.norm() / actual.norm())  # weights are rounded to it
-            worst = max(worst, apart / (MULTIPLE * max(comparison.floor, resolved)))
+            worst = max(worst, distance / (MULTIPLE * max(comparison.floor, resolved)))
         return worst
 
     found: list[tuple[Settings, float] | None] = []
     for recording, side, other in ((parity.a, "a", parity.b), (parity.b, "b", parity.a)):
         best = None
         for change in _changes(recording, other, wrong[0].match, step):
-            if (apart := error(recording, side, change)) <= 1:
-                best = change, apart
+            if (distance := error(recording, side, change)) <= 1:
+                best = change, distance
                 break
         found.append(best)
     ours, theirs = found

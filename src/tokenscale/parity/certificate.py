@@ -114,8 +114,8 @@ def _compare_all(parity: Parity) -> Iterator[Comparison]:
     for step, (row, other) in enumerate(zip(parity.a.steps, parity.b.steps, strict=True)):
 
         def scalar(stage: str, name: str, step: int = step, row: Any = row, other: Any = other) -> Comparison:
-            apart = abs(row[name] - other[name]) / abs(row[name]) if row[name] else float(other[name] != 0)
-            return Comparison(stage, step, name, apart, scalars[name][step], row[name], other[name])
+            distance = abs(row[name] - other[name]) / abs(row[name]) if row[name] else float(other[name] != 0)
+            return Comparison(stage, step, name, distance, scalars[name][step], row[name], other[name])
 
         repeated = sorted(row["rows"]) != sorted(other["rows"])
         yield Comparison("tokens", step, "sequences", float(repeated), 0.0, len(row["rows"]), len(other["rows"]))
@@ -165,10 +165,10 @@ def _compare_modules(parity: Parity) -> Iterator[Comparison]:
             continue  # inputs or outputs are in another order, too
         for kind in ("inputs", "outputs"):
             read = partial(anchor.tensor, kind=kind)
-            apart = difference(parity.rows(read(parity.a, "a"), "a"), parity.rows(read(parity.b, "b"), "b"))
-            if apart is not None:
+            distance = difference(parity.rows(read(parity.a, "a"), "a"), parity.rows(read(parity.b, "b"), "b"))
+            if distance is not None:
                 floor = _floor(parity, read)
-                yield Comparison(f"module {kind[:-1]}", 0, anchor.name("a"), apart, floor, anchor=anchor)
+                yield Comparison(f"module {kind[:-1]}", 0, anchor.name("a"), distance, floor, anchor=anchor)
 
 
 def read_kind(match: Match, recording: Recording, side: str, step: int, kind: str) -> Tensor | None:
@@ -185,13 +185,13 @@ def _compare_parameters(
     stage = kind.replace("gradient_clipped", "clipped gradient")
     for match in parity.alignment.matches:
         read = partial(read_kind, match, step=step, kind=kind)
-        if (apart := difference(read(parity.a, "a"), read(parity.b, "b"))) is None:
+        if (distance := difference(read(parity.a, "a"), read(parity.b, "b"))) is None:
             read = partial(_read_norm, match, step=step, kind=kind)
-            if (apart := difference(read(parity.a, "a"), read(parity.b, "b"))) is None:
+            if (distance := difference(read(parity.a, "a"), read(parity.b, "b"))) is None:
                 continue
         here = _floor(parity, read)
         floors[kind, match.a[0]] = max(here, floors.get((kind, match.a[0]), 0.0))  # the largest up to this step
-        yield Comparison(stage, step, ", ".join(match.a), apart, floors[kind, match.a[0]], match=match)
+        yield Comparison(stage, step, ", ".join(match.a), distance, floors[kind, match.a[0]], match=match)
 
 
 def _read_norm(match: Match, recording: Recording, side: str, step: int, kind: str) -> Tensor | None:
@@ -318,5 +318,5 @@ def summarise(certificate: dict[str, Any]) -> str:
         lines.append(f"cause: {cause['text']}")
         lines += [f"  {line}" for line in cause["evidence"]]
     elif first:
-        lines.append("cause: not among those that were tried")
+        lines.append("cause: no tested hypothesis explains the difference")
     return "\n".join(lines)

@@ -186,7 +186,7 @@ def order_of_execution(recording: Recording) -> list[str]:
 
 
 def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:
-    """Align parameters by their initial values in any layout, then those that are constant by what runs before them.
+    """Align parameters by their initial values in any layout; constant parameters by the modules that run before.
 
     `names` (A's → B's) goes first. Raises UserError where most weights differ.
     """
@@ -400,5 +400,5 @@ def difference(a: Tensor | None, b: Tensor | None) -> float | None:
     if not a.is_floating_point() or not b.is_floating_point():
         return float(not torch.equal(a.reshape(-1), b.reshape(-1)))
     a, b = a.reshape(-1).double(), b.reshape(-1).double()
-    apart, size = float((a - b).norm()), float(a.norm())
-    return 0.0 if apart == 0 else apart / size if size else math.inf
+    distance, size = float((a - b).norm()), float(a.norm())
+    return 0.0 if distance == 0 else distance / size if size else math.inf

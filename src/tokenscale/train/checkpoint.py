@@ -237,11 +237,11 @@ class Checkpoint:
         for name, parts in self._parts.items():
             pieces = sorted((part for part in parts if math.prod(part.shape)), key=lambda part: part.offsets)
             full = sum(math.prod(part.shape) for part in pieces) == math.prod(self.shapes[name])
-            open_ones: list[_Part] = []  # those that reach the first row of the next piece, or lie behind it
+            reaching: list[_Part] = []  # earlier pieces with rows at or behind the first row of the next piece
             for part in pieces:
-                open_ones = [p for p in open_ones if not p.shape or p.offsets[0] + p.shape[0] > part.offsets[0]]
-                full = full and not any(_overlap(p.offsets, p.shape, part.offsets, part.shape) for p in open_ones)
-                open_ones.append(part)
+                reaching = [p for p in reaching if not p.shape or p.offsets[0] + p.shape[0] > part.offsets[0]]
+                full = full and not any(_overlap(p.offsets, p.shape, part.offsets, part.shape) for p in reaching)
+                reaching.append(part)
             if not full:
                 raise ValueError(f"the pieces of {name} do not make up the tensor once")
 

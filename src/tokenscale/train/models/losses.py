@@ -151,7 +151,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss_sum = torch.zeros((), device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
             cast, offset = align_rows(weight.to(dtype), bias.to(dtype) if bias is not None else None)
-            rows = slice(len(weight))  # without those that were added
+            rows = slice(len(weight))  # without the rows that `align_rows` added
             for part in _parts(len(labels), chunk):
                 inputs = hidden[part].to(dtype)
                 loss, rounded, by_hidden, by_bias = differentiate(
