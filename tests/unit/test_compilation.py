@@ -160,7 +160,9 @@ def gradients(world, run, compiled):
     return done.loss_sum.item(), done.norm.item(), pieces, counts
 
 
-@pytest.mark.parametrize("layout", ["tp", "ddp", "zero3"])
+@pytest.mark.parametrize(
+    "layout", [*(pytest.param(name, marks=pytest.mark.experiment) for name in ("tp", "ddp")), "zero3"]
+)
 def test_compiled_ranks_compute_what_eager_ranks_do(layout):
     """Collectives of tensor parallelism are part of the graphs: between two real ranks."""
     run = run_of(layout, "selective", "sdpa", "fp32")

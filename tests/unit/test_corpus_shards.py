@@ -14,7 +14,7 @@ from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.corpus.read import has_documents, read_texts
 from tokenscale.settings.data import CorpusSettings, SourceSettings
 
-pytestmark = pytest.mark.slow(30)
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(30)]
 
 #: writes every folder of this file with the libraries
 WRITER = """

@@ -7,7 +7,7 @@ import pytest
 
 from tests.workflow.conftest import Project, copy_of
 
-pytestmark = [pytest.mark.slow(11), pytest.mark.workflow]
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(11), pytest.mark.workflow]
 
 UNPACK = ("--config", "unpack_from_archive=true")
 

@@ -10,7 +10,7 @@ from tokenscale.analysis.queries import query
 from tokenscale.cli.verify import verify_results
 from tokenscale.data.order.digest import MODULUS
 
-pytestmark = [pytest.mark.workflow, pytest.mark.slow(40)]
+pytestmark = [pytest.mark.experiment, pytest.mark.workflow, pytest.mark.slow(40)]
 
 CORPORA = {
     "text": {"source": {"kind": "docstrings", "packages": ["pydoc_data"], "maximum_documents": 60}},

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-pytestmark = [pytest.mark.workflow, pytest.mark.slow(20)]
+pytestmark = [pytest.mark.experiment, pytest.mark.workflow, pytest.mark.slow(20)]
 
 STORES = ["token-list", "packed-sequence_length=32"]
 TARGETS = [f"results/tokens/own/bpe/{store}/manifest.json" for store in STORES]

@@ -11,7 +11,7 @@ import pytest
 from tests.web import Server
 from tests.workflow.conftest import CONFIG
 
-pytestmark = [pytest.mark.slow(20), pytest.mark.workflow]
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.workflow]
 #: large enough that Snakemake judges it by its time
 DOCUMENTS = [f"document {i}: " + " ".join(str(i * k % 9973) for k in range(60)) for i in range(6000)]
 
