@@ -212,7 +212,7 @@ def test_a_record_from_before_names_what_it_has_and_no_record_is_one_message(res
     del record["installed"]
     path.write_text(json.dumps(record))
     text = environment(results / "report", capsys)
-    assert "names the main ones alone" in text and f"duckdb=={record['packages']['duckdb']}" in text
+    assert "has only the main packages" in text and f"duckdb=={record['packages']['duckdb']}" in text
     run = min((results / "runs").glob("*/run.json"))
     assert f"torch=={read_json(run)['versions']['torch']}" in environment(run.parent, capsys)
     assert main(["environment", str(tmp_path)]) == 2 and "there is no record of an env" in capsys.readouterr().err
