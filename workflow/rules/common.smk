@@ -10,6 +10,7 @@ from pathlib import Path
 from tokenscale.cli import cloud
 from tokenscale.cli import snakemake_internals as internals
 from tokenscale.data.corpus import fingerprint
+from tokenscale.arms.environments import list_arms, list_files as list_arm_files
 from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.runs.launch import workflow_lock as workflows
@@ -150,6 +151,7 @@ for name in USABLE:
 wildcard_constraints:
     corpus=one_of(settings.corpora),
     mixture=one_of(settings.mixtures),
+    arm=one_of(list_arms()),
     tokenizer=one_of(settings.tokenizers),
     part=r"\d{5}",
     experiment=one_of(USABLE),
@@ -384,7 +386,7 @@ def run_inputs(w):
     """Manifests that a run reads: raw text and its records or a token store, the tokenizer, and the validation store."""
     run = run_of(w)
     named = list_manifests(run)
-    roles = ("corpus", "tokenizer", "store", "validation_store")
+    roles = ("corpus", "tokenizer", "store", "validation_store", "arm")
     return {role: named.get(role, []) for role in roles} | {
         "records": [corpus_records(corpus.name) for corpus in run.trained_corpora]
         * (run.store is None),

@@ -1,3 +1,23 @@
+rule arm:
+    """Environment and source of another trainer. Declares only its record, which also names a failure to build them."""
+    input:
+        files=lambda w: list_arm_files(w.arm),
+        versions="constraints.txt",
+        code=code("tokenscale.cli.arm"),
+    output:
+        "results/arms/{arm}/environment.json",
+    log:
+        "results/logs/arms/{arm}.log",
+    threads: 1
+    resources:
+        runtime=60,
+        mem_mb=4000,
+    message:
+        "environment of {wildcards.arm}"
+    shell:
+        "python -m tokenscale arm {wildcards.arm:q} --output {output:q} > {log:q} 2>&1"
+
+
 rule train:
     """Train one run on all its ranks. Declares only done.json, written from the sealed record; logs are never declared."""
     input:
@@ -37,4 +57,4 @@ rule train:
     shell:
         "python -m tokenscale launch --run {params.run:q} --site {resources.site:q} --share {resources.share}"
         " --output {output:q} --corpus {input.corpus:q} --tokenizer {input.tokenizer:q} --store {input.store:q}"
-        " --validation-store {input.validation_store:q} > {log:q} 2>&1"
+        " --validation-store {input.validation_store:q} --arm {input.arm:q} > {log:q} 2>&1"

@@ -90,7 +90,7 @@ def check(
     if diverged:
         invalid.append(_stop(run, steps))
     elif run["status"] not in ("complete", "running", "unreadable"):
-        invalid.append(f"status {run['status']}")
+        invalid.append(((record or {}).get("outcome") or {}).get("reason") or f"status {run['status']}")
     if changed:
         invalid.append(f"logs differ from the hashes sealed into run.json: {', '.join(changed)}")
     if not trouble and run.get("steps_asked") is not None:

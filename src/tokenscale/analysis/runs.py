@@ -17,7 +17,7 @@ from tokenscale.settings.experiments import flatten_cell, format_cell
 from tokenscale.settings.layout import DEGREES, LayoutSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import from_dict, to_dict
-from tokenscale.settings.run import APPROACHES, BudgetSettings, RunSettings, reads_parquet
+from tokenscale.settings.run import APPROACHES, OURS, BudgetSettings, RunSettings, reads_parquet
 
 Row = dict[str, Any]
 
@@ -289,7 +289,9 @@ def science(run: RunSettings) -> str:
 
 
 def _science(run: RunSettings) -> str:
-    shared = replace(run, approach="packed", storage=StorageSettings(), layout=LayoutSettings(), micro_batch=1)
+    shared = replace(
+        run, arm=OURS, approach="packed", storage=StorageSettings(), layout=LayoutSettings(), micro_batch=1
+    )
     return sha256_text(canonical_json(to_dict(shared, science_only=True)))[:16]
 
 

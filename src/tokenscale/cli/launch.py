@@ -15,7 +15,7 @@ from tokenscale.settings import machine as machines
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.run import RunSettings
 
-ROLES = ("corpus", "tokenizer", "store", "validation_store")
+ROLES = ("corpus", "tokenizer", "store", "validation_store", "arm")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

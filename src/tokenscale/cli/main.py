@@ -24,6 +24,8 @@ COMMANDS = {
     "train": "a training from flags: on a file, a named corpus or random tokens; also under torchrun",
     "launch": "start a run's processes on this machine or in a SLURM job, and seal its record",
     "rank": "one rank of a run, as a launcher starts it",
+    "arm": "other trainers that runs may use: list them, or build the environment of one",
+    "arm_rank": "one rank of another trainer, as a launcher starts it",
     "evaluate": "perplexity, bits per byte and accuracy of a checkpoint on any text",
     "generate": "generate text from a checkpoint",
     "export": "a checkpoint → a folder that transformers loads",

@@ -20,7 +20,7 @@ from pathlib import Path
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import pretty_json, sha256_file, sha256_text, write_text
 from tokenscale.settings.registry import BATCHES, FORMATS, LABELS, MIXTURES, MODELS, OBJECTIVES, PARALLEL, TOKENIZERS
-from tokenscale.settings.run import RunSettings
+from tokenscale.settings.run import OURS, RunSettings
 
 PACKAGE = Path(__file__).resolve().parent.parent
 #: SQL files that `analysis/queries.py` loads for every query
@@ -53,6 +53,8 @@ def code_of(verb: str, *variants: str) -> list[str]:
 
 def training_modules(run: RunSettings) -> tuple[str, ...]:
     """Return the root modules of a training job: the rank command, the parallel methods and the run's variants."""
+    if run.arm != OURS:
+        return ("tokenscale.cli.arm_rank", *_list_variants(run))
     return ("tokenscale.cli.rank", *(PARALLEL[method] for method in run.layout.methods), *_list_variants(run))
 
 
@@ -63,7 +65,7 @@ def training_code(run: RunSettings) -> list[str]:
 
 def layout_code(run: RunSettings) -> list[str]:
     """Return the files of `training_code` that only the parallel layout needs."""
-    common = set(code_of("rank", *_list_variants(run)))
+    common = set(code_of("rank", *_list_variants(run))) if run.arm == OURS else set(training_code(run))
     return [file for file in training_code(run) if file not in common]
 
 

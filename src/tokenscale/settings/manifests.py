@@ -1,6 +1,6 @@
 """Paths of the manifests of corpora, tokenizers, stores and runs: the interfaces between workflow rules."""
 
-from tokenscale.settings.run import RunSettings
+from tokenscale.settings.run import OURS, RunSettings
 
 
 def corpus_manifest(name: str) -> str:
@@ -28,13 +28,18 @@ def mixture_manifest(name: str, tokenizer: str | None = None, store: str | None 
     return "/".join(["results/mixtures", name, *filter(None, (tokenizer, store)), "manifest.json"])
 
 
+def arm_record(name: str) -> str:
+    """Return the path of the record of an arm's environment."""
+    return f"results/arms/{name}/environment.json"
+
+
 def done_file(run_id: str) -> str:
     """Return the path of the file that marks a run as finished."""
     return f"results/runs/{run_id}/done.json"
 
 
 def list_manifests(run: RunSettings) -> dict[str, str]:
-    """Return role → manifest of a run's inputs: corpus, tokenizer, store, validation_store.
+    """Return role → manifest of a run's inputs: corpus, tokenizer, store, validation_store, arm.
 
     >>> sorted(list_manifests(RunSettings(approach="packed")))
     ['store', 'validation_store']
@@ -50,4 +55,6 @@ def list_manifests(run: RunSettings) -> dict[str, str]:
         store = getattr(run, role)
         if store is not None:
             found[role] = (mixture_manifest if mixed else store_manifest)(corpus, tokenizer, store.directory)
+    if run.arm != OURS:
+        found["arm"] = arm_record(run.arm)
     return found

@@ -11,6 +11,8 @@ from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import STRICT, from_json, option, to_dict
 from tokenscale.settings.registry import BATCHES, FORMATS, OBJECTIVES
 
+#: value of `arm` for this project's own trainer
+OURS = "tokenscale"
 #: approach → the store format it reads; None: it tokenizes raw text while training
 APPROACHES = {name: approach.format for name, approach in BATCHES.items()}
 
@@ -146,6 +148,11 @@ class RunSettings:
 
     corpus: CorpusSettings = option(CorpusSettings, "text to train on: a corpus or a mixture of config.yaml")
     tokenizer: TokenizerSettings = option(TokenizerSettings, "tokenizer of the text")
+    arm: str = option(
+        OURS,
+        "trainer: tokenscale, or another one, by its folder in workflow/arms (docs/arms.md)",
+        pattern=r"^[A-Za-z0-9._-]+$",
+    )
     model: ModelSettings = option(ModelSettings, "shape of the model")
     approach: Literal[*BATCHES] = option(  # type: ignore[valid-type]
         "packed", "data-loading strategy: how documents become sequences, and when they are tokenized"
@@ -184,9 +191,11 @@ class RunSettings:
         "causal", "training objective: predict the next token, or masked tokens"
     )
     masking: MaskingSettings = option(MaskingSettings, "objective masked: which tokens are predicted")
-    labels: Literal["all", "target"] = option(
+    labels: Literal["all", "target", "stream"] = option(
         "all",
-        "tokens of a translation pair that are predicted: all, or only the target, which follows the first EOS",
+        "tokens that are predicted. all: those of documents, but not their first; target: of a translation pair only the "
+        "target, which follows the first EOS; stream: first tokens too, as trainers do that read one stream of tokens "
+        "(packing concatenate)",
     )
     document_mask: bool = option(False, "restrict attention to tokens of the same document; approach packed only")
     attention: Literal["auto", "sdpa", "flex", "varlen", "flash"] = option(
@@ -240,7 +249,8 @@ class RunSettings:
     def identity(self) -> str:
         """Run id: a readable prefix and ten hex digits over the science fields that differ from their defaults."""
         digest = sha256_text(canonical_json(to_dict(self, science_only=True)))
-        return f"{self.approach}-{self.model.name}-{self.layout.method}-w{self.layout.world_size}-{digest[:10]}"
+        trainer = self.approach if self.arm == OURS else self.arm
+        return f"{trainer}-{self.model.name}-{self.layout.method}-w{self.layout.world_size}-{digest[:10]}"
 
     @property
     def store(self) -> StoreSettings | None:
@@ -348,11 +358,45 @@ class RunSettings:
             found.append(("masking", f"objective {self.objective} does not mask tokens"))
         if not reads_parquet(self.approach) and self.storage != StorageSettings():
             found.append(("storage", f"approach {self.approach} does not read a Parquet store"))
+        if self.labels == "stream" and (self.approach != "packed" or self.packing != "concatenate"):
+            found.append(("labels", "stream needs approach packed and packing concatenate"))
+        if self.arm != OURS:
+            found += self._arm_problems()
         if self.packing != "best-fit" and self.approach != "packed":
             found.append(("packing", f"approach {self.approach} does not pack documents"))
         if self.storage.codec != "zstd" and self.storage.codec_level != 3:
             found.append(("storage.codec_level", f"codec {self.storage.codec} has no level"))
         return found
+
+    def _arm_problems(self) -> list[tuple[str, str]]:
+        """Settings that no other trainer takes: it gets weights, batches, learning rates and the optimizer's values."""
+        wrong = {
+            "labels": self.labels != "stream",
+            "objective": self.objective != "causal",
+            "budget": self.budget.kind != "steps",
+            "validation.rows": self.validation.rows > 0,
+            "model.transformers": self.model.transformers is not None,
+            "model.dropout": self.model.dropout > 0,
+            "document_mask": self.document_mask,
+            "float8": self.float8,
+            "precision": self.precision not in ("fp32", "bf16"),
+            "checkpoints": self.checkpoints != CheckpointSettings(),
+            "profile": self.profile != ProfileSettings(),
+            "resume_from": self.resume_from is not None,
+            "layout": self.layout.world_size != self.layout.data,
+        }
+        texts = {
+            "labels": "needs stream: other trainers cannot ignore labels",
+            "validation.rows": "needs 0: only training is compared",
+            "model.dropout": "needs 0: random numbers differ",
+            "precision": f"needs fp32 or bf16, not {self.precision}",
+            "layout": "needs data parallelism alone",
+        }
+        return [
+            (name, f"arm {self.arm}: {texts.get(name, 'not supported')}")
+            for name, is_wrong in wrong.items()
+            if is_wrong
+        ]
 
     def _kernel_problems(self) -> list[tuple[str, str]]:
         """Kernels and number formats that no machine can combine."""

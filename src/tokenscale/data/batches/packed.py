@@ -31,6 +31,7 @@ class PackedBatches(RowOrder):
         if run.document_mask:
             self._ids = [np.empty((len(self.slots), store.sequence_length), dtype=np.int32) for _ in range(2)]
         self._total = len(self.slots) * store.sequence_length
+        self._whole_stream = run.labels == "stream"
 
     def prepare(self, indices: np.ndarray) -> None:
         """See `RowOrder`."""
@@ -45,6 +46,8 @@ class PackedBatches(RowOrder):
         into = self._buffers[step & 1]
         self._store.read(self._plan, i, into)
         useful = self._total - len(self._plan.ignored(i))
+        if self._whole_stream:
+            useful = self._store.unmask_first_tokens(self._plan.indices[i], into)
         ids = self._ids[step & 1]
         if ids is not None:
             document_ids(self._store.starts(self._plan.indices[i]), out=ids)

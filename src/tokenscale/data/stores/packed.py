@@ -335,6 +335,15 @@ class PackedStore:
         self.read(self.plan(np.asarray(indices)[None]), 0, buffers)
         return buffers.ids
 
+    def unmask_first_tokens(self, indices: np.ndarray, into: Buffers) -> int:
+        """Let first tokens of documents count as labels of the rows just read. Return the labels that count."""
+        into.labels_bt[...] = into.targets
+        counts, ends = self._piece_ends(np.asarray(indices, dtype=np.intp))
+        filled = ends[np.cumsum(counts) - 1]  # tokens of each row, without padding
+        padding = np.arange(1, self.sequence_length + 1) >= filled[:, None]
+        into.labels_bt[padding] = IGNORED
+        return int(padding.size - np.count_nonzero(padding))
+
     def starts(self, indices: np.ndarray) -> np.ndarray:
         """Return where pieces begin in the inputs of rows, bool [n, T], for a document mask. Padding is a piece."""
         counts, ends = self._piece_ends(np.asarray(indices, dtype=np.intp))

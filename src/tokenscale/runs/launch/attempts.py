@@ -11,8 +11,8 @@ from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256
 from tokenscale.runs.records.provenance import read_sealed
 from tokenscale.settings.run import RunSettings
 
-#: final statuses of a run; divergence is a result, which the report shows
-FINAL_STATUSES = ("complete", "nonfinite")
+#: final statuses of a run; divergence is a result, which the report shows, and so is another trainer that failed
+FINAL_STATUSES = ("complete", "nonfinite", "failed")
 #: exit code of a run that was stopped and can be resumed (EX_TEMPFAIL of sysexits.h)
 RESUME_EXIT_CODE = 75
 

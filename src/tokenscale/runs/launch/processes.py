@@ -18,7 +18,7 @@ def rank_argv(
     """Return the command of a rank, equal for all ranks of a run. `run` is its settings as canonical JSON."""
     # in a container Python is the container's, whatever this one is
     python = machine.python or ("python" if machine.container else sys.executable)
-    argv = [python, "-m", "tokenscale", "rank", "--settings", run]
+    argv = [python, "-m", "tokenscale", "arm_rank" if "arm" in manifests else "rank", "--settings", run]
     argv += ["--directory", str(directory), "--attempt", str(attempt), "--hang-s", str(machine.hang_s)]
     for role, path in manifests.items():
         argv += [f"--{role.replace('_', '-')}", str(path)]

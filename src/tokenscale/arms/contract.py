@@ -1,0 +1,169 @@
+"""Contract of an arm, as its process sees it: what to train on, and what to log. Imported by every adapter.
+
+An arm is another trainer. Its adapter runs `python adapter.py CONTRACT.json` in the arm's own environment, which has
+numpy and safetensors, and torch where the trainer is written in it; tokenscale itself is not importable there.
+
+    contract = Contract()                                # sys.argv[1]
+    tokens = contract.tokens[step, row]                  # int32 [T + 1]: inputs are [:-1], labels are [1:]
+    contract.watch(model, optimizer)                     # before the first step: times, fed tokens, recording
+    contract.loss(loss)                                  # each loss that .backward() is called on
+    contract.close()                                     # after the last step
+
+The loss of a step is the sum of its calls: the mean over all tokens of this rank's rows. Trainers that are not written
+in torch call `contract.log_step` themselves.
+"""
+
+import hashlib
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+#: digests are added modulo this number, which JSON represents exactly
+MODULUS = 1 << 52
+
+
+def digest_rows(tokens_bt: np.ndarray) -> int:
+    """Return the sum of a hash of each row, modulo 2**52. Independent of the order of rows."""
+    rows = np.ascontiguousarray(tokens_bt, dtype=np.int64)
+    hashes = (hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rows)
+    return sum(int.from_bytes(value, "little") for value in hashes) % MODULUS
+
+
+class Contract:
+    """Inputs and log of one rank of an arm.
+
+    `steps` optimizer steps, each over `rows` sequences of this rank in micro-batches of at most `micro_batch`, of
+    `sequence_length` tokens. `learning_rates` has the rate of each step; `optimizer` has beta1, beta2, epsilon,
+    weight_decay and clip_norm (null: no clipping). `shape` is the model (`ModelSettings`), `precision` fp32 or bf16,
+    `device` cpu or cuda. `folder` is a folder for the adapter's own files, `source` the arm's checkout or None.
+    """
+
+    def __init__(self, path: str | None = None):
+        facts = json.loads(Path(path or sys.argv[1]).read_text(encoding="utf-8"))
+        self.facts: dict[str, Any] = facts
+        self.steps: int = facts["steps"]
+        self.rows: int = facts["rows"]
+        self.micro_batch: int = facts["micro_batch"]
+        self.micro_steps = -(-self.rows // self.micro_batch)
+        self.sequence_length: int = facts["sequence_length"]
+        self.vocabulary_size: int = facts["vocabulary_size"]
+        self.learning_rates: list[float] = facts["learning_rates"]
+        self.schedule: dict[str, Any] = facts["schedule"]
+        self.optimizer: dict[str, Any] = facts["optimizer"]
+        self.shape: dict[str, Any] = facts["shape"]
+        self.seed: int = facts["seed"]
+        self.precision: str = facts["precision"]
+        self.compile: bool = facts["compile"]
+        self.device: str = facts["device"]
+        self.rank: int = facts["rank"]
+        self.world_size: int = facts["world_size"]
+        self.source = Path(facts["source"]) if facts["source"] else None
+        self.folder = Path(facts["folder"])
+        #: Hugging Face folder of the initial weights: config.json and model.safetensors
+        self.weights_folder = Path(facts["weights"])
+        self.tokens: np.ndarray = np.load(facts["tokens"], mmap_mode="r")  # int32 [steps, rows, T + 1]
+        self._log = open(facts["log"], "w", encoding="utf-8")
+        self._step, self._rows, self._digest, self._losses = 0, 0, 0, []
+        self._last = time.monotonic()
+        self._recorder: Any = None
+        self._began = False
+
+    def weights(self) -> dict[str, Any]:
+        """Return the initial weights as torch tensors, by the names that `transformers` gives them."""
+        from safetensors.torch import load_file
+
+        return load_file(self.weights_folder / "model.safetensors")
+
+    def require(self, wrong: dict[str, Any]) -> None:
+        """Exit with one message if a value of `wrong` is true: settings that this trainer does not have, by name."""
+        if found := [name for name, is_wrong in wrong.items() if is_wrong]:
+            self.fail(f"this trainer does not support: {', '.join(found)}")
+
+    def fail(self, reason: str) -> None:
+        """Exit with a reason, which makes the run invalid and is shown in the report."""
+        print(f"arm: {reason}", file=sys.stderr)
+        sys.exit(3)
+
+    # --- logging -------------------------------------------------------------------------------------------------
+
+    def watch(self, model: Any, optimizer: Any) -> None:
+        """Log the steps of a torch model and optimizer through hooks. Call it before the first step.
+
+        Hooks measure the time from the end of an update to the end of the next, and hash the tokens that the model
+        receives in training. Where a parity recording is requested, the recorder is attached as well. Pass the model as
+        it is before it is compiled or wrapped.
+        """
+        if folder := self.facts.get("recording"):
+            from recorder import ParityRecorder
+
+            self._recorder = ParityRecorder(folder, model, optimizer)
+        model.register_forward_pre_hook(self._take_inputs, with_kwargs=True)
+        optimizer.register_step_post_hook(lambda *_: self._end_of_step())
+        self._last = time.monotonic()
+
+    def loss(self, value: Any) -> None:
+        """Add the loss of one backward pass: of a micro-batch, divided by their number."""
+        if self._recorder is not None:
+            self._recorder.loss(value)
+        self._losses.append(value.detach() if hasattr(value, "detach") else value)
+
+    def log_step(
+        self, *, loss: float, tokens_bt: np.ndarray, step_s: float, ended_mono_s: float, **fields: Any
+    ) -> None:
+        """Write the line of a step: mean loss in nats, the input tokens [rows, T] as the model received them, its time.
+
+        Arms that are not written in torch call this in order, also after the training. `fields`: data_wait_s,
+        memory_peak_bytes.
+        """
+        self._rows, self._digest = len(tokens_bt), digest_rows(tokens_bt)
+        self._write(loss, step_s, ended_mono_s, fields)
+
+    def close(self, **facts: Any) -> None:
+        """Complete the log. `facts` (text and numbers) go to the run's record, such as compiler and versions."""
+        self._log.close()
+        if self._recorder is not None:
+            self._recorder.close()
+        from importlib.metadata import distributions
+
+        versions = {str(d.metadata["Name"]).lower(): d.version for d in distributions()}
+        result = {"steps": self._step, "versions": versions, "facts": facts}
+        Path(self.facts["result"]).write_text(json.dumps(result), encoding="utf-8")
+
+    # --- internals -----------------------------------------------------------------------------------------------
+
+    def _take_inputs(self, module: Any, args: Any, kwargs: Any) -> None:
+        import torch
+
+        if not torch.is_grad_enabled() or not module.training:
+            return
+        found = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        if not found:
+            return
+        if not self._began:  # building the model and the first validation are not part of the first step
+            self._began, self._last = True, time.monotonic()
+        tokens_bt = found[0].detach().cpu().numpy()
+        self._rows += len(tokens_bt)
+        self._digest = (self._digest + digest_rows(tokens_bt)) % MODULUS
+
+    def _end_of_step(self) -> None:
+        loss = float(sum(float(value) for value in self._losses)) if self._losses else float("nan")
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+            peak = torch.cuda.max_memory_allocated()
+        now = time.monotonic()
+        self._write(loss, now - self._last, now, {"memory_peak_bytes": peak})
+        self._last = now
+
+    def _write(self, loss: float, step_s: float, ended_mono_s: float, fields: dict[str, Any]) -> None:
+        line = {"step": self._step, "loss": loss, "step_s": step_s, "ended_mono_s": ended_mono_s, "rows": self._rows}
+        self._log.write(json.dumps({**line, "digest": self._digest, **fields}) + "\n")
+        self._log.flush()
+        self._step, self._rows, self._digest, self._losses = self._step + 1, 0, 0, []

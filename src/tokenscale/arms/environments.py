@@ -1,0 +1,192 @@
+"""Arms: other trainers, each in a folder `workflow/arms/NAME`, with an environment and a source of its own.
+
+`prepare` builds `results/arms/NAME/`: a virtual environment from a lock, and the trainer's repository at a pinned
+commit, verified by the hash of its tree. The packages of an arm are never imported by this project.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenscale.base.errors import UserError, unknown
+from tokenscale.base.files import lock_folder, read_json, report_malformed, sha256_text, write_json
+from tokenscale.settings.yaml_files import read_yaml
+
+ARMS = Path("workflow/arms")
+#: environment variable: a folder of git bundles NAME.bundle, read in place of the repositories
+BUNDLES = "TOKENSCALE_ARM_BUNDLES"
+#: names a release of torch, which locks leave out: its CPU and CUDA builds have other hashes
+CONSTRAINTS = Path("constraints.txt")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A trainer, as its `arm.yaml` describes it.
+
+    `repository` has url, commit and tree; None for a trainer that is a package. `torch`: whether it needs torch.
+    `programs` must be on the PATH. `ranks` is the largest number of ranks; None: any.
+    """
+
+    name: str
+    description: str
+    repository: dict[str, str] | None
+    torch: bool
+    programs: tuple[str, ...]
+    ranks: int | None
+
+    @property
+    def folder(self) -> Path:
+        """Folder of adapter, lock and README."""
+        return ARMS / self.name
+
+
+def list_arms() -> list[str]:
+    """Return the names of all arms."""
+    return sorted(path.parent.name for path in ARMS.glob("*/arm.yaml"))
+
+
+def load_arm(name: str) -> Arm:
+    """Read an arm's `arm.yaml`. Raises UserError for an unknown arm and a malformed file."""
+    path = ARMS / name / "arm.yaml"
+    if not path.is_file():
+        raise unknown("arm", name, list_arms(), folder=ARMS)
+    facts = {"repository": None, "torch": True, "programs": [], "ranks": None} | read_yaml(path)
+    wrong = sorted(facts.keys() - {"description", "repository", "torch", "programs", "ranks"})
+    repository = facts["repository"]
+    if wrong or not isinstance(facts.get("description"), str):
+        raise UserError(
+            "the description of an arm is not valid.",
+            file=path,
+            found=", ".join(wrong) or "no description",
+            expected="description, repository, torch, programs, ranks",
+            next="correct the file (docs/arms.md)",
+        )
+    if repository is not None and set(repository) != {"url", "commit", "tree"}:
+        raise UserError("repository needs url, commit and tree.", file=path, next="correct the file (docs/arms.md)")
+    return Arm(name, facts["description"], repository, facts["torch"], tuple(facts["programs"]), facts["ranks"])
+
+
+def list_files(name: str) -> list[str]:
+    """Return the files of an arm, sorted: its environment is checked again when one changes."""
+    return sorted(str(path) for path in (ARMS / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+
+
+def python_of(record: Path) -> Path:
+    """Return the Python of a prepared arm."""
+    return record.parent / "environment/bin/python"
+
+
+def source_of(record: Path) -> Path:
+    """Return the folder of a prepared arm's repository."""
+    return record.parent / "source"
+
+
+def read_record(record: Path) -> dict[str, Any]:
+    """Read what `prepare` wrote. Raises UserError for a missing or malformed file."""
+    next = f"snakemake -f {record}"
+    found = read_json(record, "record of an arm's environment", next=next)
+    with report_malformed(record, "record of an arm's environment", next=next):
+        return {"error": found["error"], "files": found["files"], **found}
+
+
+def prepare(name: str, record: Path, log: Any = print) -> dict[str, Any]:
+    """Build the environment and fetch the source of an arm beside `record`, which is written last. Return its content.
+
+    What exists and is unchanged is kept. A failure is written into the record as `error`, so that only the runs of this
+    arm become invalid. Raises UserError for an unknown arm.
+    """
+    arm, folder = load_arm(name), record.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock_folder(folder, f"the environment of {name}", wait=True):
+        record.unlink(missing_ok=True)
+        began = time.monotonic()
+        found: dict[str, Any] = {"schema": 1, "arm": name, "error": None, "files": _hash_files(name)}
+        try:
+            if missing := [program for program in arm.programs if shutil.which(program) is None]:
+                raise PreparationError(f"{', '.join(missing)} not found on the PATH")
+            if arm.repository is not None:
+                found["source"] = _fetch(arm, source_of(record), log)
+            found["lock"] = _install(arm, record, log)
+            listed = _run([python_of(record), "-m", "pip", "list", "--format", "freeze", "--disable-pip-version-check"])
+            found["packages"] = dict(line.split("==", 1) for line in listed.splitlines() if "==" in line)
+        except PreparationError as error:
+            found["error"] = f"the environment of {name} could not be built: {error}"
+        size = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+        # apart from the record, which is equal for equal environments
+        write_json(folder / "build.json", {"seconds": round(time.monotonic() - began, 1), "bytes": size})
+        write_json(record, found)
+    return found
+
+
+class PreparationError(Exception):
+    """An environment or a source that could not be made."""
+
+
+def _hash_files(name: str) -> dict[str, str]:
+    return {path: sha256_text(Path(path).read_text(encoding="utf-8")) for path in list_files(name)}
+
+
+def _run(command: list[Any], cwd: Path | None = None) -> str:
+    """Run a command and return its output. Raises PreparationError with the last lines of what it printed."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    try:
+        done = subprocess.run(
+            list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, errors="replace"
+        )
+    except OSError as error:
+        raise PreparationError(f"{command[0]}: {error.strerror}") from None
+    if done.returncode:
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        raise PreparationError(f"{' '.join(map(str, command[:4]))} …: {' | '.join(lines[-3:])}")
+    return done.stdout
+
+
+def _fetch(arm: Arm, folder: Path, log: Any) -> dict[str, str]:
+    """Check out the pinned commit, or the bundle of the same tree. Return url, commit and tree."""
+    repository, bundles = arm.repository, os.environ.get(BUNDLES)
+    assert repository is not None
+    stamp = folder.parent / "source.json"
+    if folder.is_dir() and stamp.is_file() and read_json(stamp) == repository:
+        return repository
+    shutil.rmtree(folder, ignore_errors=True)
+    url = str((Path(bundles) / f"{arm.name}.bundle").resolve()) if bundles else repository["url"]
+    log(f"{arm.name}: fetching {repository['url'] if not bundles else f'{arm.name}.bundle'}")
+    _run(["git", "init", "--quiet", folder])
+    wanted = "HEAD" if bundles else repository["commit"]
+    _run(["git", "fetch", "--quiet", "--depth=1", url, "refs/heads/*:refs/heads/*" if bundles else wanted], cwd=folder)
+    _run(["git", "checkout", "--quiet", "--detach", "FETCH_HEAD"], cwd=folder)
+    tree = _run(["git", "rev-parse", "HEAD^{tree}"], cwd=folder).strip()
+    if tree != repository["tree"]:
+        shutil.rmtree(folder)
+        raise PreparationError(f"the source has tree {tree}, expected {repository['tree']} (arm.yaml)")
+    write_json(stamp, repository)
+    return repository
+
+
+def _install(arm: Arm, record: Path, log: Any) -> str | None:
+    """Install the arm's packages. Return the lock's hash; None where this platform has no lock."""
+    lock = arm.folder / f"{sys.platform}-{platform.machine()}-python{sys.version_info[0]}.{sys.version_info[1]}.txt"
+    requirements = lock if lock.is_file() else arm.folder / "requirements.in"
+    wanted = {
+        "requirements": sha256_text(requirements.read_text(encoding="utf-8")),
+        "torch": sha256_text(CONSTRAINTS.read_text(encoding="utf-8")) if arm.torch else None,
+        "python": sys.version,
+    }
+    python, stamp = python_of(record), record.parent / "packages.json"
+    if not (python.is_file() and stamp.is_file() and read_json(stamp) == wanted):
+        stamp.unlink(missing_ok=True)
+        log(f"{arm.name}: installing {requirements}")
+        _run([sys.executable, "-m", "venv", "--clear", record.parent / "environment"])
+        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        if arm.torch:
+            _run([*pip, "--constraint", CONSTRAINTS, "torch"])
+        locked = ["--require-hashes", "--no-deps"] if requirements == lock else ["--constraint", CONSTRAINTS]
+        _run([*pip, *locked, "--requirement", requirements])
+        write_json(stamp, wanted)
+    return wanted["requirements"] if requirements == lock else None

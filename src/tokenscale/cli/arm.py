@@ -1,0 +1,32 @@
+"""Other trainers as arms of an experiment: build the environment of one, or run one rank of it."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from tokenscale.arms.environments import list_arms, load_arm, prepare
+from tokenscale.base.files import read_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `arm`."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="an arm; without one, all arms are listed")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="default results/arms/NAME/environment.json")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List the arms, or build the environment of one and report its size."""
+    if arguments.name is None:
+        for name in list_arms():
+            print(f"{name:<12} {load_arm(name).description}")
+        return 0
+    record = arguments.output or Path(f"results/arms/{arguments.name}/environment.json")
+    found = prepare(arguments.name, record)
+    if found["error"]:
+        print(f"tokenscale: {found['error']}\n  next  correct that, and  snakemake -f {record}", file=sys.stderr)
+        return 0  # the runs of this arm become invalid, and others go on
+    build, packages = read_json(record.with_name("build.json")), len(found["packages"])
+    size = f"{build['bytes'] / 1e6:,.0f} MB, {build['seconds']:.0f} s"
+    print(f"arm {arguments.name}: {packages} packages, {size}  ({os.path.relpath(record)})")
+    return 0
