@@ -23,6 +23,7 @@ rule ingest:
         runs=lambda w: run_files([w.experiment]),
         external=lambda w: external_files(w.experiment),
         benchmarks=benchmark_files,
+        certificates=certificate_files,
         code=lambda w: code_of("ingest"),
     output:
         expand(
@@ -39,5 +40,5 @@ rule ingest:
         "tables of {wildcards.experiment}"
     shell:
         "python -m tokenscale ingest --experiment {input.table:q} --runs results/runs --benchmark {input.benchmarks:q}"
-        " --store {input.stores:q} --corpus {input.corpora:q}"
+        " --store {input.stores:q} --corpus {input.corpora:q} --certificate {input.certificates:q}"
         " --output {params.directory:q} --threads {threads} > {log:q} 2>&1"

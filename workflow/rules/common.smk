@@ -24,6 +24,7 @@ from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.layout import geometry
 from tokenscale.settings.claims_file import load_claims as read_ledger
 from tokenscale.settings.manifests import (
+    certificate_file,
     corpus_manifest,
     corpus_records,
     done_file,
@@ -117,6 +118,7 @@ TABLES = [
         "storage_benchmarks",
         "inference_benchmarks",
         "generations",
+        "certificates",
         "stores",
     )
 ] + ["experiment.json", "manifest.json"]
@@ -458,6 +460,12 @@ def inference_code(w):
     if any(run.model.transformers is not None for run in runs):
         variants.add(MODELS["transformers"])
     return code_of("benchmark", "tokenscale.benchmark.inference", *sorted(variants))
+
+
+def certificate_files(w):
+    """Return the parity certificates of an experiment's comparisons of trainers."""
+    pairs = settings.compared_trainers(w.experiment)
+    return existing([certificate_file(*pair) for pair in pairs])
 
 
 def benchmark_files(w):

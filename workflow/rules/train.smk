@@ -58,3 +58,48 @@ rule train:
         "python -m tokenscale launch --run {params.run:q} --site {resources.site:q} --share {resources.share}"
         " --output {output:q} --corpus {input.corpus:q} --tokenizer {input.tokenizer:q} --store {input.store:q}"
         " --validation-store {input.validation_store:q} --arm {input.arm:q} > {log:q} 2>&1"
+
+
+rule record:
+    """Record the first steps of a run, and two repetitions moved by rounding, for its parity certificates."""
+    input:
+        unpack(run_inputs),
+        code=code("tokenscale.cli.arm_record", "tokenscale.arms.own"),
+    output:
+        "results/parity/{run_id}/outcome.json",
+    log:
+        "results/logs/parity/{run_id}.log",
+    wildcard_constraints:
+        run_id=r"[^/]+-w[0-9]+-[0-9a-f]{10}",
+    threads: 2
+    resources:
+        mem_mb=settings.machine.memory_mb,
+    params:
+        run=lambda w: run_of(w).to_json(),
+    message:
+        "record {wildcards.run_id} for its certificates"
+    shell:
+        "python -m tokenscale arm_record --run {params.run:q} --store {input.store:q} --arm {input.arm:q}"
+        " --output {output:q} > {log:q} 2>&1"
+
+
+rule certificate:
+    """Compare the recordings of two trainers. Where there is no verdict, the certificate says why."""
+    input:
+        of="results/parity/{run_id}/outcome.json",
+        over="results/parity/{over}/outcome.json",
+        code=code("tokenscale.cli.parity"),
+    output:
+        "results/parity/{run_id}/over/{over}.json",
+    log:
+        "results/logs/parity/{run_id}-{over}.log",
+    wildcard_constraints:
+        run_id=r"[^/]+-w[0-9]+-[0-9a-f]{10}",
+        over=r"[^/]+-w[0-9]+-[0-9a-f]{10}",
+    threads: 2
+    params:
+        folders=lambda w, input: [os.path.dirname(path) for path in (input.over, input.of)],
+    message:
+        "parity certificate of {wildcards.run_id} over {wildcards.over}"
+    shell:
+        "python -m tokenscale parity {params.folders:q} --always --output {output:q} > {log:q} 2>&1"

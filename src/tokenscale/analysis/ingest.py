@@ -13,6 +13,7 @@ from tokenscale.analysis import compliance, external, tables
 from tokenscale.analysis.attempts import merge, read_run
 from tokenscale.analysis.benchmark_rows import rows as benchmark_rows
 from tokenscale.analysis.bleu import bleu_rows
+from tokenscale.analysis.certificate_rows import certificate_rows
 from tokenscale.analysis.runs import grouping, launches, run_row
 from tokenscale.analysis.siblings import Siblings
 from tokenscale.analysis.store_rows import rows as store_rows
@@ -24,7 +25,9 @@ Row = dict[str, Any]
 Tables = dict[str, pa.Table]
 
 #: tables beside `runs` that a run has rows in
-OF_RUNS = tuple(name for name, columns in tables.TABLES.items() if "run_id" in columns and name != "runs")
+OF_RUNS = tuple(
+    name for name, columns in tables.TABLES.items() if "run_id" in columns and name not in ("runs", "certificates")
+)
 #: large tables, written one row group per run; the others are written at once
 STREAMED = ("steps", "spans")
 #: keys of the run table that the report reads from `experiment.json`
@@ -44,6 +47,7 @@ def ingest(
     *,
     stores: Sequence[Path] = (),
     corpora: Sequence[Path] = (),
+    certificates: Sequence[Path] = (),
     threads: int = 1,
 ) -> dict[str, int]:
     """Write every table of `tables.TABLES` as `<output>/<table>.parquet`, `experiment.json`, and last the manifest with
@@ -78,6 +82,7 @@ def ingest(
     others = {
         **benchmark_rows(list(benchmarks)),
         "stores": store_rows(list(stores), list(corpora)),
+        "certificates": certificate_rows(certificates),
     }
 
     def read(run_id: str) -> Tables:

@@ -206,6 +206,7 @@ def _settings(run: RunSettings | None) -> Row:
     if run is None:
         return {}
     return {
+        "arm": run.arm,
         "approach": run.approach,
         "model": run.model.name,
         "world_size": run.layout.world_size,

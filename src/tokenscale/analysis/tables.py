@@ -51,6 +51,7 @@ TABLES: dict[str, dict[str, str]] = {
         "cell": "VARCHAR",  # the factors and their levels, as text
         "repeat": "INTEGER",
         "position": "INTEGER",  # place in the randomised order
+        "arm": "VARCHAR",  # the trainer: tokenscale, or the name of an arm
         "approach": "VARCHAR",
         "series": "VARCHAR",  # the approach and the three below: what figures show as one line
         "factors": "VARCHAR",  # further factors and their levels, as text
@@ -275,6 +276,18 @@ TABLES: dict[str, dict[str, str]] = {
         "text": "VARCHAR",
         "tokens": "INTEGER",  # of the answer, EOS included
         "same_uncached": "BOOLEAN",  # without the cache it is the same, token by token
+    },
+    "certificates": {  # parity of two trainers on the same weights and batches, a row a compared pair of runs
+        "run_id": "VARCHAR",
+        "over": "VARCHAR",  # id of the run that it is compared with
+        "verdict": "VARCHAR",  # equal, equal to rounding, different; none: there is no certificate
+        "reason": "VARCHAR",  # where there is none, why
+        "steps": "INTEGER",
+        "first_difference": "VARCHAR",
+        "cause": "VARCHAR",  # null where no tested hypothesis explains the difference
+        "loss_difference": "DOUBLE",  # the largest of all steps, relative; so the floor
+        "loss_floor": "DOUBLE",
+        "certificate_sha256": "VARCHAR",
     },
     "stores": {  # token stores that the runs read, or that hold what others of them tokenize while training
         "corpus": "VARCHAR",

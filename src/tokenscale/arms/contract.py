@@ -68,7 +68,8 @@ class Contract:
         self.weights_folder = Path(facts["weights"])
         self.tokens: np.ndarray = np.load(facts["tokens"], mmap_mode="r")  # int32 [steps, rows, T + 1]
         self._log = open(facts["log"], "w", encoding="utf-8")
-        self._step, self._rows, self._digest, self._losses = 0, 0, 0, []
+        self._step, self._rows, self._digest = 0, 0, 0
+        self._losses: list[Any] = []
         self._last = time.monotonic()
         self._recorder: Any = None
         self._began = False
@@ -115,10 +116,10 @@ class Contract:
     def log_step(
         self, *, loss: float, tokens_bt: np.ndarray, step_s: float, ended_mono_s: float, **fields: Any
     ) -> None:
-        """Write the line of a step: mean loss in nats, the input tokens [rows, T] as the model received them, its time.
+        """Write the line of a step. Arms that are not written in torch call this in order, also after the training.
 
-        Arms that are not written in torch call this in order, also after the training. `fields`: data_wait_s,
-        memory_peak_bytes.
+        `loss` is the mean in nats, `tokens_bt` [rows, T] are the input tokens as the model received them. `fields` are
+        data_wait_s and memory_peak_bytes.
         """
         self._rows, self._digest = len(tokens_bt), digest_rows(tokens_bt)
         self._write(loss, step_s, ended_mono_s, fields)

@@ -56,7 +56,7 @@ def load_arm(name: str) -> Arm:
     path = ARMS / name / "arm.yaml"
     if not path.is_file():
         raise unknown("arm", name, list_arms(), folder=ARMS)
-    facts = {"repository": None, "torch": True, "programs": [], "ranks": None} | read_yaml(path)
+    facts: dict[str, Any] = {"repository": None, "torch": True, "programs": [], "ranks": None} | read_yaml(path)
     wrong = sorted(facts.keys() - {"description", "repository", "torch", "programs", "ranks"})
     repository = facts["repository"]
     if wrong or not isinstance(facts.get("description"), str):

@@ -43,7 +43,7 @@ LINE = {"step": int, "loss": float, "step_s": float, "ended_mono_s": float, "row
 #: exit code of an adapter that refuses the run, with a reason
 REFUSED = 3
 #: last lines of the process's output that a reason quotes
-QUOTED_LINES = 3
+LOG_LINES = 3
 
 
 def write_contract(
@@ -51,8 +51,8 @@ def write_contract(
     batches: Batches,
     folder: Path,
     *,
-    arm: Arm,
-    record: Path,
+    arm: Arm | None = None,
+    record: Path | None = None,
     rank: int = 0,
     steps: int | None = None,
     device: str = "cpu",
@@ -60,7 +60,8 @@ def write_contract(
 ) -> list[dict[str, Any]]:
     """Write what an arm trains on below `folder`, with `contract.json` last. Return the expected facts of each step.
 
-    `steps` shortens the run, `recording` requests a parity recording there. The facts of a step are rows, digest of its
+    `arm` and `record` are the arm and the record of its environment; None for this project's own trainer. `steps`
+    shortens the run, `recording` requests a parity recording there. The facts of a step are rows, digest of its
     tokens, useful_tokens, total_tokens, order_digest and learning_rate. Raises UserError for a batch with labels that
     do not count, which other trainers cannot ignore.
     """
@@ -100,7 +101,8 @@ def write_contract(
         folder / "contract.json",
         {
             "schema": 1,
-            "arm": arm.name,
+            "arm": run.arm,
+            "run": to_dict(run),
             "steps": steps,
             "rows": len(blocks[0]),
             "micro_batch": run.micro_batch,
@@ -116,7 +118,7 @@ def write_contract(
             "seed": run.effective_seed,
             "rank": rank,
             "world_size": run.layout.world_size,
-            "source": str(source_of(record).resolve()) if arm.repository else None,
+            "source": str(source_of(record).resolve()) if arm and record and arm.repository else None,
             "folder": str(here / "work"),
             "weights": str(here / "weights"),
             "tokens": str(here / "tokens.npy"),
@@ -139,13 +141,16 @@ def _write_weights(run: RunSettings, shape: ModelSettings, folder: Path) -> None
     save_file(contiguous, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
-def run_adapter(arm: Arm, record: Path, folder: Path, *, peers: Path | None = None, **variables: str) -> str | None:
+def run_adapter(
+    arm: Arm, record: Path, folder: Path, *, peers: Path | None = None, variables: dict[str, str] | None = None
+) -> str | None:
     """Run the arm's adapter on the contract in `folder`. Return the reason of a failure, or None.
 
     The process is ended when another rank has written its reason below `peers`. Its output is `folder/output.log`.
     """
     command = [str(python_of(record).absolute()), str((arm.folder / "adapter.py").resolve())]
-    environment = os.environ | {"PYTHONPATH": str((folder / "lib").resolve()), "PYTHONNOUSERSITE": "1"} | variables
+    environment = os.environ | {"PYTHONPATH": str((folder / "lib").resolve()), "PYTHONNOUSERSITE": "1"}
+    environment |= variables or {}
     log = folder / "output.log"
     with open(log, "w", encoding="utf-8") as output:
         try:
@@ -169,7 +174,7 @@ def run_adapter(arm: Arm, record: Path, folder: Path, *, peers: Path | None = No
     if process.returncode == REFUSED and lines:
         return lines[-1].removeprefix("arm: ")
     how = f"exit code {process.returncode}" if process.returncode > 0 else f"signal {-process.returncode}"
-    return f"the arm's process failed ({how}): {' | '.join(lines[-QUOTED_LINES:])}  ({log})"
+    return f"the arm's process failed ({how}): {' | '.join(lines[-LOG_LINES:])}  ({log})"
 
 
 class _forwarding_signals:
@@ -197,7 +202,10 @@ class _forwarding_signals:
 
 
 def read_steps(folder: Path, expected: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the logged steps of an arm, and what is wrong with them: a malformed line, other batches, missing steps."""
+    """Return the logged steps of an arm, and what is wrong with them.
+
+    Wrong are malformed lines, other batches than the expected ones, and missing steps.
+    """
     path = folder / "steps.jsonl"
     found: list[dict[str, Any]] = []
     text = path.read_text(encoding="utf-8") if path.is_file() else ""

@@ -4,7 +4,8 @@ import argparse
 import os
 from pathlib import Path
 
-from tokenscale.cli.rank import SRUN, add_arguments as add_rank_arguments
+from tokenscale.cli.rank import SRUN
+from tokenscale.cli.rank import add_arguments as add_rank_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,6 +13,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--benchmark", nargs="*", type=Path, default=[], action="extend", help="data benchmark files (JSON)"
     )
+    parser.add_argument(
+        "--certificate", nargs="*", type=Path, default=[], action="extend", metavar="FILE", help="parity certificates"
+    )
     for name, what in (("store", "token stores"), ("corpus", "their corpora")):
         parser.add_argument(
             f"--{name}", nargs="*", type=Path, default=[], action="extend", metavar="FILE", help=f"manifests of {what}"
@@ -32,6 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.benchmark,
         stores=arguments.store,
         corpora=arguments.corpus,
+        certificates=arguments.certificate,
         threads=max(arguments.threads, 1),
     )
     print(f"{arguments.output}: " + ", ".join(f"{n} {table}" for table, n in counts.items()))

@@ -26,6 +26,7 @@ COMMANDS = {
     "rank": "one rank of a run, as a launcher starts it",
     "arm": "other trainers that runs may use: list them, or build the environment of one",
     "arm_rank": "one rank of another trainer, as a launcher starts it",
+    "arm_record": "record the first steps of a run for its parity certificate",
     "evaluate": "perplexity, bits per byte and accuracy of a checkpoint on any text",
     "generate": "generate text from a checkpoint",
     "export": "a checkpoint → a folder that transformers loads",

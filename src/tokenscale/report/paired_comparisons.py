@@ -42,17 +42,20 @@ def comparisons(
     runs: pd.DataFrame,
     primary: Sequence[Mapping[str, Any]] | None = None,
     validation: pd.DataFrame | None = None,
+    certificates: pd.DataFrame | None = None,
 ) -> tuple[list[dict[str, Any]], str]:
     """(comparisons, primary ones first; sentences on runs that are in none because they are not comparable).
 
     `primary` is what `settings.experiments.describe_primary` wrote; None tests all pairs of approaches. `throughput`,
-    `runs` and `validation` are rows of the queries `throughput`, `inventory` and `validation`. Runs of other programs
-    are in no pair: they have no repeats of ours. Raises UserError where two runs are the same repeat of a cell.
+    `runs`, `validation` and `certificates` are rows of the queries `throughput`, `inventory`, `validation` and
+    `certificates`. Runs of other programs are in no pair: they have no repeats of ours. Raises UserError where two runs
+    are the same repeat of a cell.
     """
     pairs, refused = _approach_pairs(throughput, runs)
     if primary is None:
         return _judged(pairs), refused
     main, refused_primary = _primary_pairs(throughput, runs, primary, validation)
+    main = [replace(pair, parity=_find_parity(pair, runs, certificates)) for pair in main]
     tested = {(pair.of, pair.over) for pair in main if pair.quantity == "useful_tokens_per_s"}
     others = [pair for pair in pairs if (pair.of, pair.over) not in tested]
     sentences = dict.fromkeys(filter(None, [refused_primary, refused]))
@@ -71,6 +74,7 @@ class _Pair:
     values: Mapping[Any, tuple[str, float]]
     bases: Mapping[Any, tuple[str, float]]
     device_s: Mapping[str, float]
+    parity: str = ""  # of two trainers: their certificate in words
 
     def result(self) -> statistics.Comparison:
         values, bases = ({repeat: x for repeat, (_, x) in side.items()} for side in (self.values, self.bases))
@@ -110,7 +114,35 @@ def _describe(pair: _Pair, verdict: str, p: float, smallest_p: float) -> dict[st
         "verdict": verdict,
         "spread_of_pairs": statistics.spread_of_pairs(ratios),
         "device_s": float(np.median(seconds)) if seconds else np.nan,
+        "parity": pair.parity,
     }
+
+
+def describe_certificate(certificate: Mapping[str, Any] | None) -> str:
+    """Return a row of the query `certificates` in words.
+
+    >>> describe_certificate({"verdict": "different", "cause": "epsilon of norm: 1e-05 in A, 1e-06 in B"})
+    'different: epsilon of norm: 1e-05 in A, 1e-06 in B'
+    """
+    if certificate is None:
+        return "no certificate"
+    if certificate["verdict"] == "none":
+        return f"no certificate: {certificate['reason']}"
+    if certificate["verdict"] != "different":
+        return str(certificate["verdict"])
+    cause = certificate["cause"]
+    return f"different: {cause if isinstance(cause, str) else certificate['first_difference']}"
+
+
+def _find_parity(pair: _Pair, runs: pd.DataFrame, certificates: pd.DataFrame | None) -> str:
+    """Return the certificate of a comparison of trainers in words; empty where one trainer is compared with itself."""
+    arms = [set(runs.loc[runs["cell"] == cell, "arm"].dropna()) for cell in (pair.of, pair.over)]
+    if arms[0] == arms[1]:
+        return ""
+    found = [] if certificates is None else certificates.to_dict("records")
+    return describe_certificate(
+        next((row for row in found if (row["of_cell"], row["over_cell"]) == (pair.of, pair.over)), None)
+    )
 
 
 def _primary_pairs(
@@ -256,7 +288,8 @@ def _sentence(c: dict[str, Any]) -> str:
         return f"{start}{of} against {over}: no pair of runs"
     if c["quantity"] == "validation_loss":
         return f"{start}{of} ends at {ratio}× the validation loss of {over}"
-    return f"{start}{of} trains on {ratio}× as many useful tokens per second as {over}"
+    parity = f" (parity: {c['parity']})" if c["parity"] else ""
+    return f"{start}{of} trains on {ratio}× as many useful tokens per second as {over}{parity}"
 
 
 def _spread(c: dict[str, Any]) -> str:
@@ -287,6 +320,8 @@ def comparison_table(compared: list[dict[str, Any]], refused: str = "") -> Table
     columns += [("compared", False)] if losses else []
     columns += [("pairs", True), ("ratio of medians", True), ("median of paired ratios", True), ("spread", True)]
     columns += [("what the spread is", False), ("p (Holm)", True), ("smallest possible p", True), ("verdict", False)]
+    trainers = any(c["parity"] for c in compared)
+    columns += [("parity of the trainers", False)] if trainers else []
     rows = []
     for c in compared:
         r = c["result"]
@@ -295,7 +330,7 @@ def comparison_table(compared: list[dict[str, Any]], refused: str = "") -> Table
         spread = f"{format_ratio(r.low)}–{format_ratio(r.high)}"
         rows.append(
             [*names, str(r.n), format_ratio(r.ratio), format_ratio(r.paired), spread]
-            + [r.kind, number(c["p"], 2), number(c["smallest_p"], 2), c["verdict"]]
+            + [r.kind, number(c["p"], 2), number(c["smallest_p"], 2), c["verdict"], *[c["parity"]] * trainers]
         )
     exploratory = any(not c["primary"] for c in compared)
     notes = [
@@ -304,6 +339,9 @@ def comparison_table(compared: list[dict[str, Any]], refused: str = "") -> Table
         "Exact sign-flip test on log ratios, Holm-corrected over the rows with a verdict.",
         "“too few runs”: no data from so many pairs could reach p < 0.05.",
         f"“equivalent”: the whole interval lies within {_MARGIN}, the smallest effect that matters.",
+        "Parity: whether both trainers compute the same from the same weights and batches (docs/parity.md)."
+        if trainers
+        else "",
         "“exploratory”: not a primary comparison of this experiment, so it is not tested." if exploratory else "",
     ]
     return Table(columns, rows, " ".join(filter(None, [*notes, refused])))

@@ -49,7 +49,8 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
         rows = opened.rows
         runs, throughput, order = rows("inventory"), rows("throughput"), rows("order")
         primary = head.get("primary")
-        compared, refused = paired_comparisons.comparisons(throughput, runs, primary, rows("validation"))
+        certificates = rows("certificates") if runs["arm"].nunique() > 1 else None
+        compared, refused = paired_comparisons.comparisons(throughput, runs, primary, rows("validation"), certificates)
         planned = head.get("cell_repeats") or dict.fromkeys(runs["cell"].dropna(), head.get("repeats"))
         scaling, energy = rows("scaling"), rows("energy")
         proof, figures = campaign_quality.proof(order), [f for f in head.get("figures") or FIGURES if f in FIGURES]

@@ -35,6 +35,7 @@ from tokenscale.settings.experiments import (
     expand_cells,
     factor_keys,
     find_factor_problem,
+    format_cell,
     matches,
     merge_settings,
     order_runs,
@@ -719,6 +720,13 @@ class Config:
             ]
             + self.external(name),
         }
+
+    def compared_trainers(self, name: str) -> list[tuple[str, str]]:
+        """Return the pairs of runs (of, over) whose trainers a primary comparison compares: the first repeats."""
+        first = {format_cell(run.cell): run for run in self.runs(name) if run.repeat == 0}
+        compared = describe_primary(self.experiment(name)) or ()
+        pairs = [(first[comparison["of"]], first[comparison["over"]]) for comparison in compared]
+        return [(of.run_id, over.run_id) for of, over in pairs if of.settings.arm != over.settings.arm]
 
     def external(self, name: str) -> list[dict[str, Any]]:
         """Return rows of the run table for runs of other programs that have logs, sorted by name.

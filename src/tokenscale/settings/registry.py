@@ -250,6 +250,7 @@ FIGURES = {
     "memory_by_method": "tokenscale.report.drawings.memory_by_method",
     "pipeline_vs_model_parallel": "tokenscale.report.drawings.pipeline_vs_model_parallel",
     "scaling_model": "tokenscale.report.drawings.scaling_model",
+    "frameworks": "tokenscale.report.drawings.frameworks",
     "parallel_methods": "tokenscale.report.drawings.parallel_methods",
     "pipeline_bubble": "tokenscale.report.drawings.pipeline_bubble",
     "translation": "tokenscale.report.drawings.translation",

@@ -8,7 +8,7 @@ from tokenscale.settings.data import CorpusSettings, StorageSettings, StoreSetti
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.mixture import MixtureSettings
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.options import STRICT, from_json, option, to_dict
+from tokenscale.settings.options import NAME_PATTERN, STRICT, from_json, option, to_dict
 from tokenscale.settings.registry import BATCHES, FORMATS, OBJECTIVES
 
 #: value of `arm` for this project's own trainer
@@ -148,11 +148,6 @@ class RunSettings:
 
     corpus: CorpusSettings = option(CorpusSettings, "text to train on: a corpus or a mixture of config.yaml")
     tokenizer: TokenizerSettings = option(TokenizerSettings, "tokenizer of the text")
-    arm: str = option(
-        OURS,
-        "trainer: tokenscale, or another one, by its folder in workflow/arms (docs/arms.md)",
-        pattern=r"^[A-Za-z0-9._-]+$",
-    )
     model: ModelSettings = option(ModelSettings, "shape of the model")
     approach: Literal[*BATCHES] = option(  # type: ignore[valid-type]
         "packed", "data-loading strategy: how documents become sequences, and when they are tokenized"
@@ -169,6 +164,11 @@ class RunSettings:
         "best-fit",
         "approach packed. best-fit: fill sequences, cut only documents that are longer than one; concatenate: cut "
         "wherever a sequence ends",
+    )
+    arm: str = option(
+        OURS,
+        "trainer: tokenscale, or another one by the name of its folder in workflow/arms (docs/arms.md)",
+        pattern=NAME_PATTERN,
     )
     global_batch: int = option(8, "global batch size: sequences per optimizer step, over all ranks", ge=1, strict=True)
     micro_batch: int = option(8, "largest number of sequences per forward pass of one rank", ge=1, strict=True)
@@ -193,9 +193,9 @@ class RunSettings:
     masking: MaskingSettings = option(MaskingSettings, "objective masked: which tokens are predicted")
     labels: Literal["all", "target", "stream"] = option(
         "all",
-        "tokens that are predicted. all: those of documents, but not their first; target: of a translation pair only the "
-        "target, which follows the first EOS; stream: first tokens too, as trainers do that read one stream of tokens "
-        "(packing concatenate)",
+        "tokens that are predicted. all: those of documents, but not their first; target: of a translation pair only "
+        "the target, which follows the first EOS; stream: first tokens too, as trainers do that read one stream of "
+        "tokens (packing concatenate)",
     )
     document_mask: bool = option(False, "restrict attention to tokens of the same document; approach packed only")
     attention: Literal["auto", "sdpa", "flex", "varlen", "flash"] = option(

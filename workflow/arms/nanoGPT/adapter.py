@@ -30,7 +30,7 @@ contract.require(
 sys.path.insert(0, str(contract.source))
 from model import GPT, GPTConfig  # noqa: E402
 
-# --- data: train.bin, in the order of the steps; the last sequences are read once more, ahead of a step that never comes
+# --- data: train.bin, in the order of the steps; nanoGPT reads one batch ahead, which after the last one is never used
 data = contract.folder / "data/run"
 data.mkdir(parents=True)
 rows = contract.tokens.reshape(-1, contract.sequence_length + 1)

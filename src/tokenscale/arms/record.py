@@ -1,0 +1,62 @@
+"""Parity recordings of arms: a few steps with the recorder attached, and their certificates."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokenscale.arms.environments import load_arm, read_record
+from tokenscale.arms.train import LOG_LINES, run_adapter, write_contract
+from tokenscale.base.files import write_json
+from tokenscale.data.batches.open import open_batches
+from tokenscale.parity.recorder import FLOOR_VARIABLE
+from tokenscale.settings.run import RunSettings
+
+#: optimizer steps of a recording
+STEPS = 8
+#: repetitions in which values are moved by rounding, from which the floor is measured
+FLOORS = 2
+#: written last: `reason` says why there is no recording, or is null
+OUTCOME = "outcome.json"
+
+
+def record(run: RunSettings, store: Path, environment: Path | None, folder: Path) -> str | None:
+    """Record the first steps of a run below `folder`, and `FLOORS` repetitions. Return the reason of a failure.
+
+    `environment` is the record of the arm's environment, None for this project's own trainer.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    prepared = read_record(environment) if environment is not None else {"error": None}
+    reason = prepared["error"]
+    for floor in range(FLOORS + 1):
+        reason = reason or _record_once(run, store, environment, folder, floor)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / OUTCOME, {"reason": reason})
+    return reason
+
+
+def _record_once(run: RunSettings, store: Path, environment: Path | None, folder: Path, floor: int) -> str | None:
+    variables = {FLOOR_VARIABLE: str(floor)} if floor else {}
+    work = folder / "arm"
+    device = "cuda" if run.device == "auto" and torch.cuda.is_available() else "cpu"
+    batches = open_batches(run, store_directory=store, rank=0, world_size=1)
+    steps = min(STEPS, run.budget.steps)
+    arm = None if environment is None else load_arm(run.arm)
+    options: dict[str, Any] = {"steps": steps, "device": device, "recording": folder}
+    write_contract(run, batches, work, arm=arm, record=environment, **options)
+    if arm is not None and environment is not None:
+        reason = run_adapter(arm, environment, work, variables=variables)
+    else:
+        command = [sys.executable, "-m", "tokenscale.arms.own", str((work / "contract.json").resolve())]
+        done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, errors="replace")
+        lines = (done.stdout + done.stderr).strip().splitlines()[-LOG_LINES:]
+        reason = f"recording failed: {' | '.join(lines)}" if done.returncode else None
+    written = (folder / f"floor-{floor}" if floor else folder) / "recording.json"
+    if reason is None and not written.is_file():
+        reason = "the arm wrote no recording"
+    shutil.rmtree(work)
+    return reason

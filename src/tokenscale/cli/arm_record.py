@@ -1,0 +1,24 @@
+"""Record the first steps of a run for its parity certificate: of this project's trainer, or of an arm."""
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name the run and its inputs."""
+    parser.add_argument("--run", required=True, metavar="JSON", help="the run's settings as canonical JSON")
+    parser.add_argument("--store", required=True, type=Path, help="manifest of the token store")
+    parser.add_argument("--arm", type=Path, nargs="?", help="results/arms/NAME/environment.json of another trainer")
+    parser.add_argument("--output", required=True, type=Path, help="results/parity/<run id>/outcome.json")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Record. A failure is written into the output: the certificate then gives it as its reason."""
+    from tokenscale.arms.record import record
+    from tokenscale.settings.run import RunSettings
+
+    settings = RunSettings.from_json(arguments.run)
+    if reason := record(settings, arguments.store, arguments.arm, arguments.output.parent):
+        print(f"tokenscale: {settings.identity} has no recording.\n  reason  {reason}", file=sys.stderr)
+    return 0

@@ -1,0 +1,330 @@
+"""Arms: other trainers as processes on the run's batches, and what becomes of one that does something else."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.corpora import Lab, make_run
+from tokenscale.arms import environments
+from tokenscale.arms.contract import digest_rows
+from tokenscale.arms.environments import list_arms, load_arm, prepare
+from tokenscale.arms.train import train
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_json, write_json
+from tokenscale.data.batches.open import open_batches
+from tokenscale.data.stores.labels import IGNORED
+from tokenscale.settings.presets import PRESETS
+from tokenscale.settings.run import (
+    BudgetSettings,
+    OptimizerSettings,
+    RunSettings,
+    ScheduleSettings,
+    ValidationSettings,
+)
+
+T, STEPS = 16, 4
+#: a trainer that only measures how often each token occurs; faults replace one line
+ADAPTER = """
+import time
+import numpy as np
+from contract import Contract
+
+contract = Contract()
+contract.require({"a head of its own": not contract.shape["tied_embeddings"] and contract.facts["seed"] == 77})
+counts = np.ones(contract.vocabulary_size)
+assert len(contract.weights_folder.joinpath("model.safetensors").read_bytes()) > 1000
+for step in range(contract.steps):
+    began = time.monotonic()
+    rows = contract.tokens[step]
+    inputs, labels = rows[:, :-1], rows[:, 1:]
+    loss = -np.log(counts[labels] / counts.sum()).mean()
+    counts += np.bincount(labels.ravel(), minlength=len(counts)) * contract.learning_rates[step]
+    now = time.monotonic()
+    contract.log_step(loss=loss, tokens_bt=inputs, step_s=now - began, ended_mono_s=now)
+contract.close(words="counted")
+"""
+DESCRIPTION = "description: a trainer that counts\ntorch: false\n"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    texts = [f"document {number} has a few words of text, and the next one has others" for number in range(200)]
+    return Lab(tmp_path_factory.mktemp("lab"), texts, validation_share=0.1)
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """A project folder with one arm, whose environment is the one of the tests."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("workflow/arms/toy")
+    folder.mkdir(parents=True)
+    (folder / "arm.yaml").write_text(DESCRIPTION)
+    (folder / "adapter.py").write_text(ADAPTER)
+    (folder / "requirements.in").write_text("numpy\nsafetensors\n")
+    Path("constraints.txt").write_text("")
+    python = Path("results/arms/toy/environment/bin/python")
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    write_json(Path("results/arms/toy/environment.json"), {"error": None, "files": {}, "packages": {}})
+    return folder
+
+
+def run_of(**changes) -> RunSettings:
+    settings = {
+        "arm": "toy",
+        "labels": "stream",
+        "packing": "concatenate",
+        "model": replace(PRESETS["gpt2-micro"], maximum_positions=T),
+        "global_batch": 6,
+        "micro_batch": 3,
+        "budget": BudgetSettings(steps=STEPS),
+        "schedule": ScheduleSettings(warmup_steps=2),
+        "optimizer": OptimizerSettings(learning_rate=0.5),
+        "validation": ValidationSettings(rows=0),
+    }
+    return replace(make_run("packed", T), **(settings | changes))
+
+
+def trained(lab: Lab, run: RunSettings, **options) -> dict:
+    """Return the sealed record of a run of the toy."""
+    directory = Path("results/runs") / run.identity
+    store = lab.store(run.store) / "manifest.json"
+    ranks = {"attempt": 0, "rank": 0, "world_size": 1} | options
+    train(run, store, Path("results/arms/toy/environment.json"), directory, **ranks)
+    return read_json(directory / "run.json")
+
+
+def steps_of(run: RunSettings) -> list[dict]:
+    path = Path("results/runs") / run.identity / "attempt=00/rank=00000/steps.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_an_arm_trains_on_the_batches_of_the_run_and_its_log_is_that_of_every_run(toy, lab):
+    run = run_of()
+    record = trained(lab, run)
+    assert record["outcome"]["status"] == "complete" and record["arm"]["result"]["facts"] == {"words": "counted"}
+    batches = open_batches(run, store_directory=lab.store(run.store) / "manifest.json")
+    steps = steps_of(run)
+    assert len(steps) == STEPS
+    for step in steps:
+        batch = batches.next()
+        assert step["order_digest"] == batch.order_digest
+        assert step["rows"] == 6 and step["useful_tokens"] == step["total_tokens"] == 6 * T
+    first = steps[0]["loss_sum"] / steps[0]["useful_tokens"]
+    size = read_json(lab.tokenizer / "manifest.json")["vocabulary_size"]
+    assert first == pytest.approx(np.log(size), rel=1e-6)  # nothing counted yet
+    assert steps[-1]["loss_sum"] < steps[0]["loss_sum"]
+    assert [step["learning_rate"] for step in steps[:2]] == [0.25, 0.5]
+    assert not (Path("results/runs") / run.identity / "attempt=00/rank=00000/arm/tokens.npy").exists()
+
+
+#: name → (line of the adapter, what stands there, words of the reason)
+FAULTS = {
+    "logs nothing": ("    contract.log_step(", "    dict(", "the arm logged no step"),
+    "ends early": ("range(contract.steps)", "range(contract.steps - 1)", "the arm ended after 3 of 4 steps"),
+    "other batches": ("contract.tokens[step]", "contract.tokens[0]", "other batches than the run's in step 1"),
+    "shifted tokens": ("tokens_bt=inputs", "tokens_bt=labels", "other batches than the run's in step 0"),
+    "drops a row": ("tokens_bt=inputs", "tokens_bt=inputs[1:]", "in step 0: 5 sequences in place of 6"),
+    "fails": ("    now = ", "    1 / 0\n    now = ", "exit code 1): "),
+    "too many steps": ("range(contract.steps)", "[0, 1, 2, 3, 3]", "the arm logged step 4 where step 4 of 4"),
+    "refuses": ('contract.facts["seed"] == 77', "False or True", "this trainer does not support: a head of its own"),
+    "is killed": ("    now = ", "    import os; os.kill(os.getpid(), 9)\n    now = ", "failed (signal 9)"),
+    "no numbers": (
+        "    contract.log_step(",
+        "    contract._log.write('hello\\n') or dict(",
+        "line 1 of the arm's log is not",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_arm_that_does_something_else_is_an_invalid_run_with_the_reason(toy, lab, fault):
+    old, new, reason = FAULTS[fault]
+    shape = replace(PRESETS["llama-micro"]) if fault == "refuses" else run_of().model
+    assert old in ADAPTER
+    (toy / "adapter.py").write_text(ADAPTER.replace(old, new))
+    record = trained(lab, run_of(model=shape))
+    assert record["outcome"]["status"] == "failed" and reason in record["outcome"]["reason"]
+
+
+def test_a_loss_that_is_not_a_number_is_logged_as_such(toy, lab):
+    (toy / "adapter.py").write_text(ADAPTER.replace("log_step(loss=loss", "log_step(loss=float('nan')"))
+    run = run_of()
+    assert trained(lab, run)["outcome"]["status"] == "complete"
+    assert all(step["nonfinite"] and step["loss_sum"] is None for step in steps_of(run))
+
+
+def test_an_environment_that_could_not_be_built_is_the_reason(toy, lab):
+    write_json(
+        Path("results/arms/toy/environment.json"),
+        {"error": "the environment of toy could not be built: no gcc", "files": {}},
+    )
+    assert trained(lab, run_of())["outcome"]["reason"] == "the environment of toy could not be built: no gcc"
+
+
+def test_another_number_of_processes_is_one_message(toy, lab):
+    with pytest.raises(UserError, match="number of started processes"):
+        trained(lab, run_of(), world_size=2)
+
+
+def test_first_tokens_of_documents_count_in_a_stream_and_padding_does_not(lab):
+    run = run_of(arm="tokenscale")
+    store = lab.store(run.store) / "manifest.json"
+    stream = open_batches(run, store_directory=store)
+    documents = open_batches(replace(run, labels="all"), store_directory=store)
+    rows = read_json(store)["rows"]
+    padded = differing = 0
+    for _ in range(-(-rows // 6)):
+        a, b = stream.next(), documents.next()
+        assert (a.tokens_bt == b.tokens_bt).all() and a.order_digest == b.order_digest
+        restored = a.labels_bt[:, :-1] != b.labels_bt[:, :-1]
+        assert (a.labels_bt[:, :-1][restored] == a.tokens_bt[:, 1:][restored]).all()
+        assert (b.labels_bt[b.labels_bt != a.labels_bt] == IGNORED).all()
+        assert a.useful_tokens == np.count_nonzero(a.labels_bt != IGNORED)
+        padded, differing = padded + (a.useful_tokens < a.total_tokens), differing + int(restored.sum())
+    assert differing > 20 and padded <= 2  # the store's last row
+
+
+def test_padding_cannot_be_given_to_an_arm(toy, lab):
+    rows = read_json(lab.store(run_of().store) / "manifest.json")["rows"]
+    with pytest.raises(UserError, match="every label counts"):
+        trained(lab, run_of(budget=BudgetSettings(steps=-(-rows // 6) + 1)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"labels": "all"}, "labels"),
+        ({"packing": "best-fit"}, "labels"),
+        ({"validation": ValidationSettings(rows=4)}, "validation.rows"),
+        ({"precision": "fp16"}, "precision"),
+        ({"document_mask": True}, "document_mask"),
+        ({"model": replace(PRESETS["gpt2-micro"], dropout=0.1)}, "model.dropout"),
+    ],
+)
+def test_settings_that_other_trainers_do_not_take_are_named(changes, word):
+    assert run_of().problems() == []
+    assert word in dict(run_of(**changes).problems())
+
+
+def test_rows_are_hashed_without_their_order():
+    rows = np.arange(12).reshape(3, 4)
+    assert digest_rows(rows) == digest_rows(rows[::-1].astype(np.int32)) != digest_rows(rows[:2])
+    assert digest_rows(rows) != digest_rows(rows[:, ::-1])
+
+
+# --- environments ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def installed(toy, monkeypatch):
+    """Commands that would use a network are noted, and succeed."""
+    commands = []
+    run = environments._run
+
+    def note(command, cwd=None):
+        commands.append(list(map(str, command)))
+        return run(command, cwd) if "git" in commands[-1][0] else "numpy==2.0\n"
+
+    monkeypatch.setattr(environments, "_run", note)
+    return commands
+
+
+def test_an_environment_is_built_once_and_again_when_its_requirements_change(toy, installed):
+    record = Path("results/arms/toy/environment.json")
+    found = prepare("toy", record, log=lambda text: None)
+    assert found["error"] is None and found["packages"] == {"numpy": "2.0"}
+    assert any("install" in command and "torch" not in command for command in installed)
+    before = record.read_bytes()
+    installed.clear()
+    (toy / "adapter.py").write_text(ADAPTER + "\n# edited\n")
+    prepare("toy", record, log=lambda text: None)
+    assert not any("install" in command for command in installed)
+    assert record.read_bytes() != before  # the runs of another adapter are other runs
+    (toy / "requirements.in").write_text("numpy\n")
+    prepare("toy", record, log=lambda text: None)
+    assert any("install" in command for command in installed)
+
+
+def repository(folder: Path) -> tuple[str, str]:
+    """Return (commit, tree) of a new repository with one file."""
+
+    def git(*words: str) -> str:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        return subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+    folder.mkdir()
+    git("init", "--quiet", "-b", "main")
+    (folder / "train.py").write_text("print()\n")
+    git("add", ".")
+    git("commit", "--quiet", "-m", "one")
+    git("bundle", "create", "--quiet", "../toy.bundle", "main")
+    return git("rev-parse", "HEAD").strip(), git("rev-parse", "HEAD^{tree}").strip()
+
+
+@pytest.mark.parametrize("bundle", [False, True])
+def test_a_source_is_that_of_the_pinned_tree_from_either_place(toy, installed, tmp_path, monkeypatch, bundle):
+    commit, tree = repository(tmp_path / "upstream")
+    if bundle:
+        monkeypatch.setenv(environments.BUNDLES, str(tmp_path))
+    url = "https://localhost:1/none" if bundle else str(tmp_path / "upstream")
+    (toy / "arm.yaml").write_text(f"{DESCRIPTION}repository: {{url: '{url}', commit: {commit}, tree: {tree}}}\n")
+    record = Path("results/arms/toy/environment.json")
+    assert prepare("toy", record, log=lambda text: None)["source"]["tree"] == tree
+    assert (record.parent / "source/train.py").is_file()
+    other = "a" * 40
+    (toy / "arm.yaml").write_text(f"{DESCRIPTION}repository: {{url: '{url}', commit: {commit}, tree: {other}}}\n")
+    found = prepare("toy", record, log=lambda text: None)
+    assert f"the source has tree {tree}, expected {other}" in found["error"]
+
+
+def test_what_cannot_be_built_is_an_error_in_the_record(toy, monkeypatch, tmp_path):
+    record = Path("results/arms/toy/environment.json")
+    (toy / "arm.yaml").write_text(DESCRIPTION + "programs: [no-such-compiler]\n")
+    assert "no-such-compiler not found on the PATH" in prepare("toy", record, log=print)["error"]
+    monkeypatch.setenv(environments.BUNDLES, str(tmp_path / "nowhere"))
+    tree = "{url: 'https://localhost:1/none', commit: a, tree: b}"
+    (toy / "arm.yaml").write_text(f"{DESCRIPTION}repository: {tree}\n")
+    assert "git fetch" in prepare("toy", record, log=print)["error"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("torch: false\n", "no description"),
+        (DESCRIPTION + "colour: blue\n", "colour"),
+        (DESCRIPTION + "repository: {url: x}\n", "url, commit and tree"),
+        (DESCRIPTION + "torch: 1: 2\n", "not valid YAML"),
+    ],
+)
+def test_a_malformed_description_is_one_message(toy, text, message):
+    (toy / "arm.yaml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        load_arm("toy")
+
+
+def test_an_unknown_arm_names_the_nearest(toy):
+    with pytest.raises(UserError, match="'toy'"):
+        load_arm("toi")
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_arm_is_described_pinned_and_short(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert len(list_arms()) >= 1
+    for name in list_arms():
+        folder = load_arm(name).folder
+        files = set(os.listdir(folder))
+        assert {"arm.yaml", "adapter.py", "requirements.in", "README.md"} <= files
+        assert len((folder / "adapter.py").read_text().splitlines()) <= 150
+        locks = [file for file in files if file.endswith(".txt")]
+        assert locks and all("--hash=sha256:" in (folder / lock).read_text() for lock in locks)
