@@ -1,6 +1,6 @@
-"""The lock of `make setup`, resolved from scratch: `python -m tests.long.lock` compares, `--write` resolves anew.
+"""The locks of `make setup` and of arms, resolved from scratch: `python -m tests.long.lock` compares, `--write` writes.
 
-Needs the package registry. The first line of the lock names a date, and nothing that the registry got later counts. The
+`--write NAME …` resolves only the locks of these arms. Needs the package registry. The first line of the lock names a date, and nothing that the registry got later counts. The
 lock therefore comes out byte for byte as long as the registry has what it had then. It holds every package but torch by
 version and hash. torch is pinned by version alone (constraints.txt): its CPU and CUDA builds have equal versions and
 other hashes. Packages that only a CUDA build needs are left to the requirements of that build.
@@ -18,14 +18,15 @@ from pathlib import Path
 from tests.long import logs
 
 ROOT = Path(__file__).parents[2]
-LOCK = ROOT / "locks/linux-x86_64-python3.11.txt"
+PLATFORM = "linux-x86_64-python3.11.txt"
+LOCK = ROOT / "locks" / PLATFORM
 #: how long before today a lock's date lies: mirrors of the registry get new files days after their upload
 MARGIN = datetime.timedelta(days=7)
 #: the resolver is pinned, so that equal packages give equal bytes
 UV = "uv==0.13.9"
 OF_TORCH = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)==")
 HEAD = """\
-# What `make setup` installs on x86-64 Linux with Python 3.11: the registry as it was before {date}T00:00:00Z.
+# What {user} installs on x86-64 Linux with Python 3.11: the registry as it was before {date}T00:00:00Z.
 # `make lock` writes this file anew. torch is not in it: constraints.txt pins its version, because its CPU and CUDA
 # builds have equal versions and other hashes.
 """
@@ -37,32 +38,44 @@ def install_uv(folder: Path) -> Path:
     return folder / "bin/uv"
 
 
-def resolve(date: str) -> str:
-    """Return the lock with the newest versions before a date (ISO 8601) that pyproject.toml allows."""
+def resolve(lock: Path, date: str) -> str:
+    """Return a lock with the newest versions before a date (ISO 8601) that its requirements allow."""
+    ours = lock == LOCK
+    source = ["pyproject.toml", "--extra", "test"] if ours else [str(lock.with_name("requirements.in"))]
+    user = "`make setup`" if ours else f"the arm {lock.parent.name}"
     with tempfile.TemporaryDirectory() as folder:
-        command: list[str | Path] = [install_uv(Path(folder)), "pip", "compile", "pyproject.toml", "--extra", "test"]
+        command: list[str | Path] = [install_uv(Path(folder)), "pip", "compile", *source]
         command += ["--constraint", "constraints.txt", "--exclude-newer", f"{date}T00:00:00Z", "--generate-hashes"]
         command += ["--python-version", "3.11.7", "--python-platform", "x86_64-manylinux_2_28"]
         command += ["--no-header", "--no-annotate", "--quiet"]
         text = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
     entries = re.findall(r"(?m)^\S.*\n(?:    --hash=.*\n)+", text)
-    return HEAD.format(date=date) + "".join(entry for entry in entries if not OF_TORCH.match(entry))
+    return HEAD.format(user=user, date=date) + "".join(entry for entry in entries if not OF_TORCH.match(entry))
 
 
 def main() -> int:
-    """0 where the lock is what the registry gives."""
+    """0 where the locks are what the registry gives."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write the lock of a week ago")
-    if parser.parse_args().write:
+    parser.add_argument("--write", nargs="*", metavar="ARM", help="write the locks of a week ago")
+    wanted = parser.parse_args().write
+    arms = {path.parent.name: path.with_name(PLATFORM) for path in sorted(ROOT.glob("workflow/arms/*/requirements.in"))}
+    locks = [arms[name] for name in wanted] if wanted else [LOCK, *arms.values()]
+    if wanted is not None:
         date = datetime.date.fromisoformat(logs.today()) - MARGIN
-        LOCK.write_text(resolve(date.isoformat()), encoding="utf-8")
+        for lock in locks:
+            lock.write_text(resolve(lock, date.isoformat()), encoding="utf-8")
         return 0
-    committed = LOCK.read_text(encoding="utf-8")
-    again = resolve(re.search(r"before (\S+)T", committed)[1])
+    return max(compare(lock) for lock in locks)
+
+
+def compare(lock: Path) -> int:
+    """Resolve a lock as of its date and print what differs. Return 0 where nothing does."""
+    committed = lock.read_text(encoding="utf-8")
+    again = resolve(lock, re.search(r"before (\S+)T", committed)[1])
     sys.stdout.writelines(difflib.unified_diff(committed.splitlines(True), again.splitlines(True), "committed", "now"))
     same = committed == again
     packages, hashes = len(re.findall(r"(?m)^[\w.-]+==", again)), again.count("--hash=")
-    print(f"{LOCK.relative_to(ROOT)}: {packages} packages, {hashes} hashes; {'the same' if same else 'not the same'}")
+    print(f"{lock.relative_to(ROOT)}: {packages} packages, {hashes} hashes; {'the same' if same else 'not the same'}")
     return int(not same)
 
 

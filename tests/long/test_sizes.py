@@ -20,7 +20,7 @@ import pytest
 
 from tests.long import logs
 from tests.workflow.conftest import Project, make_project
-from tokenscale.base.files import sha256_file, write_json
+from tokenscale.base.files import canonical_json, sha256_file, sha256_text, write_json
 from tokenscale.data.corpus.build import SPLITS, VERSION
 from tokenscale.data.corpus.parts import DOCUMENT, write_tables
 from tokenscale.data.parts import part_folder
@@ -61,8 +61,9 @@ def report(line: str) -> None:
     LINES.append(line)
 
 
-def write_synthetic_part(directory: Path, number: int, parts: int) -> None:
+def write_synthetic_part(directory: Path, settings: CorpusSettings, number: int) -> None:
     """Tables of documents that do not exist, with random hashes; its shard has one byte, as nobody reads it."""
+    parts = settings.parts
     folder = part_folder(directory, number)
     folder.mkdir(parents=True)
     rng = np.random.default_rng(number)
@@ -80,7 +81,15 @@ def write_synthetic_part(directory: Path, number: int, parts: int) -> None:
         files = [{"name": f"{split}-00000.parquet", "rows": len(table), "bytes": 1, "sha256": ""}]
         splits[split] = {"rows": len(table), "files": files, "tables": tables}
     counts = {"read": PART_DOCUMENTS, "duplicates": 0, "kept": PART_DOCUMENTS}
-    facts = {"part": number, "parts": parts, "source": {"kind": "files"}, "documents": counts, "splits": splits}
+    digest = sha256_text(canonical_json(to_dict(settings)))
+    facts = {
+        "part": number,
+        "parts": parts,
+        "settings_sha256": digest,
+        "source": {"kind": "files"},
+        "documents": counts,
+        "splits": splits,
+    }
     write_json(folder / "manifest.json", {"schema_version": VERSION, "name": "x", **facts})
 
 
@@ -88,12 +97,14 @@ def test_merging_ten_times_as_many_documents_takes_the_same_memory(tmp_path):
     peaks = {}
     for parts in (10, 100):
         directory = tmp_path / str(parts)
-        for number in range(parts):
-            write_synthetic_part(directory, number, parts)
         source = SourceSettings(kind="files", files=("x",))
         settings = CorpusSettings(name="x", source=source, validation_share=0.0, parts=parts)
+        for number in range(parts):
+            write_synthetic_part(directory, settings, number)
         argv = [sys.executable, "-c", MERGE, json.dumps(to_dict(settings)), str(directory)]
-        found = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True, timeout=1800).stdout)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=1800)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
         assert found["rows"] == parts * PART_DOCUMENTS
         peaks[parts] = found["peak_mib"]
         report(f"merge of {found['rows']:,} documents: {found['seconds']:.1f} s, peak {found['peak_mib']:.0f} MiB")
