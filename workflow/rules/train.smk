@@ -98,7 +98,9 @@ rule certificate:
         over=r"[^/]+-w[0-9]+-[0-9a-f]{10}",
     threads: 2
     params:
-        folders=lambda w, input: [os.path.dirname(path) for path in (input.over, input.of)],
+        folders=lambda w, input: [
+            os.path.dirname(path) for path in (input.over, input.of)
+        ],
     message:
         "parity certificate of {wildcards.run_id} over {wildcards.over}"
     shell:

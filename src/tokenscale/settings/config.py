@@ -49,7 +49,7 @@ from tokenscale.settings.options import NAME_PATTERN, NAME_RULE, STRICT, option,
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.profile import list_configfiles, load_profile, parse_config
 from tokenscale.settings.registry import FIGURES, TOKENIZERS
-from tokenscale.settings.run import RunSettings
+from tokenscale.settings.run import OURS, RunSettings
 from tokenscale.settings.yaml_files import read_yaml
 
 #: base configuration, read by Snakemake and every command; `--configfile` files are merged over it
@@ -618,6 +618,9 @@ class Config:
         values["model"] = self._model(values.get("model", "llama-tiny"), file)
         run: RunSettings = validate.build(RunSettings, values, file=file, key="runs")
         validate.check_problems(run.problems(), file=file, key="runs")
+        arms = [path.parent.name for path in (self.root / "workflow/arms").glob("*/arm.yaml")]
+        if run.arm != OURS and run.arm not in arms:
+            raise unknown("arm", run.arm, [OURS, *arms], file=file, key="runs.arm")
         # fail before anything runs if the ranks do not fill whole nodes
         shape = geometry(run.layout.world_size, self.machine.gpus_per_node)
         if (problem := run.layout.node_problem(shape.ranks_per_node)) is not None:
@@ -722,11 +725,14 @@ class Config:
         }
 
     def compared_trainers(self, name: str) -> list[tuple[str, str]]:
-        """Return the pairs of runs (of, over) whose trainers a primary comparison compares: the first repeats."""
+        """Return (run of an arm, this project's run with otherwise equal levels) for the first repeat of each cell."""
         first = {format_cell(run.cell): run for run in self.runs(name) if run.repeat == 0}
-        compared = describe_primary(self.experiment(name)) or ()
-        pairs = [(first[comparison["of"]], first[comparison["over"]]) for comparison in compared]
-        return [(of.run_id, over.run_id) for of, over in pairs if of.settings.arm != over.settings.arm]
+        pairs = []
+        for run in first.values():
+            ours = first.get(format_cell(run.cell | {"arm": OURS}))
+            if run.settings.arm != OURS and ours is not None:
+                pairs.append((run.run_id, ours.run_id))
+        return pairs
 
     def external(self, name: str) -> list[dict[str, Any]]:
         """Return rows of the run table for runs of other programs that have logs, sorted by name.

@@ -58,6 +58,7 @@ PRESETS = {
     for m in (
         _preset("llama-micro", dimension=32, layers=2, heads=2, key_value_heads=1, hidden=96),
         _preset("llama-tiny", dimension=64, layers=2, heads=4, key_value_heads=2, hidden=192),
+        _preset("llama-mini", dimension=64, layers=4, heads=4, key_value_heads=2, hidden=192),
         _preset("llama-small", dimension=256, layers=4, heads=8, key_value_heads=4, hidden=768),
         _preset("llama-150m", dimension=768, layers=12, heads=12, key_value_heads=4, hidden=2048),
         _study("study-small", dimension=768, layers=12, heads=12),
@@ -100,6 +101,7 @@ PRESETS = {
         ),
         _gpt2("gpt2-micro", dimension=32, layers=2, heads=2),
         _gpt2("gpt2-tiny", dimension=64, layers=2, heads=4),
+        _gpt2("gpt2-mini", dimension=64, layers=4, heads=4),
         _gpt2_published("gpt2-124m", dimension=768, layers=12, heads=12),
         _gpt2_published("gpt2-355m", dimension=1024, layers=24, heads=16),
         _gpt2_published("gpt2-774m", dimension=1280, layers=36, heads=20),
