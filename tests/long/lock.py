@@ -1,8 +1,8 @@
 """The locks of `make setup` and of arms, resolved from scratch: `python -m tests.long.lock` compares, `--write` writes.
 
-`--write NAME …` resolves only the locks of these arms. Needs the package registry. The first line of a lock names a date,
-and nothing that the registry got later counts. The lock therefore comes out byte for byte as long as the registry has
-what it had then. It holds every package but torch by version and hash. torch is pinned by version alone
+`--write NAME …` resolves only the locks of these arms. Needs the package registry. The first line of a lock names a
+date, and nothing that the registry got later counts. The lock therefore comes out byte for byte as long as the registry
+has what it had then. It holds every package but torch by version and hash. torch is pinned by version alone
 (constraints.txt): its CPU and CUDA builds have equal versions and other hashes. Packages that only a CUDA build needs
 are left to the requirements of that build.
 """

@@ -102,6 +102,8 @@ def make(folder):
             config["tokenizers"][name] = {"kind": "bpe", "corpus": "docstrings", "vocabulary_size": 300}
     (project.root / "config/config.yaml").write_text(json.dumps(config))
     for path in sorted((ROOT / "config/experiments").glob("*.yaml")):
+        if path.stem == "frameworks":  # needs environments of its own: test_arms.py
+            continue
         experiment = cut(read_yaml(path), path.name)
         (project.root / "config/experiments" / path.name).write_text(json.dumps(experiment))
     return project

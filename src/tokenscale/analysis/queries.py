@@ -45,6 +45,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "scaling": WARM_UP,
     "scaling_weak": WARM_UP,
     "parallelism": WARM_UP,
+    "frameworks": WARM_UP,
+    "certificates": {},
     "pipeline": WARM_UP,
     "memory": {},
     "order": {},

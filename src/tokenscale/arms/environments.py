@@ -16,6 +16,7 @@ from typing import Any
 
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import lock_folder, read_json, report_malformed, sha256_text, write_json
+from tokenscale.runs.records.redaction import redact
 from tokenscale.settings.yaml_files import read_yaml
 
 ARMS = Path("workflow/arms")
@@ -143,7 +144,7 @@ def _run(command: list[Any], cwd: Path | None = None) -> str:
         raise PreparationError(f"{command[0]}: {error.strerror}") from None
     if done.returncode:
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        raise PreparationError(f"{' '.join(map(str, command[:4]))} …: {' | '.join(lines[-3:])}")
+        raise PreparationError(redact(f"{' '.join(map(str, command[:4]))} …: {' | '.join(lines[-3:])}"))
     return done.stdout
 
 

@@ -30,6 +30,7 @@ from tokenscale.parity import recorder
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
 from tokenscale.runs.records.hardware import get_boot_id
+from tokenscale.runs.records.redaction import redact
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
@@ -174,7 +175,7 @@ def run_adapter(
     if process.returncode == REFUSED and lines:
         return lines[-1].removeprefix("arm: ")
     how = f"exit code {process.returncode}" if process.returncode > 0 else f"signal {-process.returncode}"
-    return f"the arm's process failed ({how}): {' | '.join(lines[-LOG_LINES:])}  ({log})"
+    return redact(f"the arm's process failed ({how}): {' | '.join(lines[-LOG_LINES:])}  ({log})")
 
 
 class _forwarding_signals:
