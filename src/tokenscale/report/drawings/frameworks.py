@@ -48,7 +48,7 @@ class Frameworks(Figure):
         if not others:
             return self.title
         equal = sum(parity in ("equal", "equal to rounding") for parity in others)
-        return f"{equal} of {len(others)} other trainers are equal to rounding with ours"
+        return f"{equal} of {len(others)} other trainers equal ours to rounding"
 
     def data(self) -> pd.DataFrame:
         """Return one row per trainer and model: medians over its runs with the ends of their spread."""
