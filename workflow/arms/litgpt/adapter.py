@@ -16,6 +16,7 @@ shape, optimizer, schedule = contract.shape, contract.optimizer, contract.schedu
 if not contract.compile:  # litgpt compiles every model; this is PyTorch's own switch
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
+from lightning.fabric.plugins.environments import LightningEnvironment  # noqa: E402
 from litgpt import pretrain  # noqa: E402
 from litgpt.args import EvalArgs, TrainArgs  # noqa: E402
 from litgpt.config import Config  # noqa: E402
@@ -114,7 +115,8 @@ pretrain.fit = fit_and_watch
 
 # --- litgpt's own loop
 sys.argv = ["litgpt", "pretrain", config.name]  # read when it saves its hyperparameters
-pretrain.L.Fabric = functools.partial(pretrain.L.Fabric, accelerator=contract.device)
+one_process = {"accelerator": contract.device, "plugins": [LightningEnvironment()]}  # also in a SLURM job of many
+pretrain.L.Fabric = functools.partial(pretrain.L.Fabric, **one_process)
 values = {
     "lr": peak,
     "betas": (optimizer["beta1"], optimizer["beta2"]),

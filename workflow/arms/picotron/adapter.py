@@ -37,12 +37,11 @@ contract.require(
         "fp32 on a GPU": not on_cpu and contract.precision == "fp32",
     }
 )
-if "RANK" not in os.environ:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+for name, value in ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"} | address).items():
+    os.environ.setdefault(name, value)  # a launcher sets them for several ranks
 os.environ["DTYPE"] = "float32" if contract.precision == "fp32" else "bfloat16"  # of the rotary angles
 os.environ["HF_HUB_OFFLINE"] = "1"
 
