@@ -108,8 +108,8 @@ class Model(torch.nn.Module):
         self.head = Layer(self.wte.weight)
 
     def view_weights(self, pointers):
-        """Return views of weights or gradients, in the order of the parameters."""
-        C, L, found = self.width, self.layers, {}
+        """Return a view of each layer's weights or gradients, in the order of the parameters."""
+        C, L = self.width, self.layers
         shapes = {"wte": (self.padded, C), "wpe": (self.positions, C), "lnfw": (C,), "lnfb": (C,)}
         outputs = {"qkv": (3 * C, C), "attproj": (C, C), "fc": (4 * C, C), "fcproj": (C, 4 * C)}
         for kind in LAYER:
@@ -123,7 +123,7 @@ class Model(torch.nn.Module):
         return found | {"lnfw": views["lnfw"], "lnfb": views["lnfb"]}
 
     def forward(self, tokens, labels):
-        """Return the mean loss, and pass inputs and outputs through the modules for their trace."""
+        """Return the mean loss. Call each module with its input, so that the recorder traces it."""
         loss = Loss.apply(self, tokens, labels, *self.parameters())
         B, T, C = *tokens.shape, self.width
         sizes = {"qkv": 3 * C, "fch": 4 * C, "fch_gelu": 4 * C, "logits": self.padded}
