@@ -103,7 +103,10 @@ class Contract:
             from recorder import ParityRecorder
 
             self._recorder = ParityRecorder(folder, model, optimizer)
-        model.register_forward_pre_hook(self._take_inputs, with_kwargs=True)
+        import torch
+
+        # torch.compile would trace the hook
+        model.register_forward_pre_hook(torch.compiler.disable(self._take_inputs), with_kwargs=True)
         optimizer.register_step_post_hook(lambda *_: self._end_of_step())
         self._last = time.monotonic()
 
