@@ -70,6 +70,7 @@ class Contract:
         self._log = open(facts["log"], "w", encoding="utf-8")
         self._step, self._rows, self._digest = 0, 0, 0
         self._losses: list[Any] = []
+        self._inputs: list[Any] = []
         self._last = time.monotonic()
         self._recorder: Any = None
         self._began = False
@@ -150,9 +151,7 @@ class Contract:
             return
         if not self._began:  # building the model and the first validation are not part of the first step
             self._began, self._last = True, time.monotonic()
-        tokens_bt = found[0].detach().cpu().numpy()
-        self._rows += len(tokens_bt)
-        self._digest = (self._digest + digest_rows(tokens_bt)) % MODULUS
+        self._inputs.append(found[0].detach().clone())
 
     def _end_of_step(self) -> None:
         loss = float(sum(float(value) for value in self._losses)) if self._losses else float("nan")
@@ -163,8 +162,12 @@ class Contract:
             torch.cuda.synchronize()
             peak = torch.cuda.max_memory_allocated()
         now = time.monotonic()
+        for tokens_bt in self._inputs:  # hashed between two steps, so that no step is longer
+            self._rows += len(tokens_bt)
+            self._digest = (self._digest + digest_rows(tokens_bt.cpu().numpy())) % MODULUS
+        self._inputs = []
         self._write(loss, now - self._last, now, {"memory_peak_bytes": peak})
-        self._last = now
+        self._last = time.monotonic()
 
     def _write(self, loss: float, step_s: float, ended_mono_s: float, fields: dict[str, Any]) -> None:
         line = {"step": self._step, "loss": loss, "step_s": step_s, "ended_mono_s": ended_mono_s, "rows": self._rows}

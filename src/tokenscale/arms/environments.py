@@ -31,7 +31,7 @@ class Arm:
     """A trainer, as its `arm.yaml` describes it.
 
     `repository` has url, commit and tree; None for a trainer that is a package. `torch`: whether it needs torch.
-    `programs` must be on the PATH. `ranks` is the largest number of ranks; None: any.
+    `programs` must be on the PATH.
     """
 
     name: str
@@ -39,7 +39,6 @@ class Arm:
     repository: dict[str, str] | None
     torch: bool
     programs: tuple[str, ...]
-    ranks: int | None
 
     @property
     def folder(self) -> Path:
@@ -57,20 +56,20 @@ def load_arm(name: str) -> Arm:
     path = ARMS / name / "arm.yaml"
     if not path.is_file():
         raise unknown("arm", name, list_arms(), folder=ARMS)
-    facts: dict[str, Any] = {"repository": None, "torch": True, "programs": [], "ranks": None} | read_yaml(path)
-    wrong = sorted(facts.keys() - {"description", "repository", "torch", "programs", "ranks"})
+    facts: dict[str, Any] = {"repository": None, "torch": True, "programs": []} | read_yaml(path)
+    wrong = sorted(facts.keys() - {"description", "repository", "torch", "programs"})
     repository = facts["repository"]
     if wrong or not isinstance(facts.get("description"), str):
         raise UserError(
             "the description of an arm is not valid.",
             file=path,
             found=", ".join(wrong) or "no description",
-            expected="description, repository, torch, programs, ranks",
+            expected="description, repository, torch, programs",
             next="correct the file (docs/arms.md)",
         )
     if repository is not None and set(repository) != {"url", "commit", "tree"}:
         raise UserError("repository needs url, commit and tree.", file=path, next="correct the file (docs/arms.md)")
-    return Arm(name, facts["description"], repository, facts["torch"], tuple(facts["programs"]), facts["ranks"])
+    return Arm(name, facts["description"], repository, facts["torch"], tuple(facts["programs"]))
 
 
 def list_files(name: str) -> list[str]:
@@ -106,21 +105,22 @@ def prepare(name: str, record: Path, log: Any = print) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder, f"the environment of {name}", wait=True):
         record.unlink(missing_ok=True)
-        began = time.monotonic()
+        began, built = time.monotonic(), False
         found: dict[str, Any] = {"schema": 1, "arm": name, "error": None, "files": _hash_files(name)}
         try:
             if missing := [program for program in arm.programs if shutil.which(program) is None]:
                 raise PreparationError(f"{', '.join(missing)} not found on the PATH")
             if arm.repository is not None:
                 found["source"] = _fetch(arm, source_of(record), log)
-            found["lock"] = _install(arm, record, log)
+            found["lock"], built = _install(arm, record, log)
             listed = _run([python_of(record), "-m", "pip", "list", "--format", "freeze", "--disable-pip-version-check"])
             found["packages"] = dict(line.split("==", 1) for line in listed.splitlines() if "==" in line)
         except PreparationError as error:
             found["error"] = f"the environment of {name} could not be built: {error}"
-        size = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
-        # apart from the record, which is equal for equal environments
-        write_json(folder / "build.json", {"seconds": round(time.monotonic() - began, 1), "bytes": size})
+        if built or not (folder / "build.json").is_file():
+            size = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+            # apart from the record, which is equal for equal environments
+            write_json(folder / "build.json", {"seconds": round(time.monotonic() - began, 1), "bytes": size})
         write_json(record, found)
     return found
 
@@ -170,8 +170,11 @@ def _fetch(arm: Arm, folder: Path, log: Any) -> dict[str, str]:
     return repository
 
 
-def _install(arm: Arm, record: Path, log: Any) -> str | None:
-    """Install the arm's packages. Return the lock's hash; None where this platform has no lock."""
+def _install(arm: Arm, record: Path, log: Any) -> tuple[str | None, bool]:
+    """Install the arm's packages, unless they are. Return (the lock's hash, whether anything was installed).
+
+    The hash is None where this platform has no lock.
+    """
     lock = arm.folder / f"{sys.platform}-{platform.machine()}-python{sys.version_info[0]}.{sys.version_info[1]}.txt"
     requirements = lock if lock.is_file() else arm.folder / "requirements.in"
     wanted = {
@@ -180,7 +183,8 @@ def _install(arm: Arm, record: Path, log: Any) -> str | None:
         "python": sys.version,
     }
     python, stamp = python_of(record), record.parent / "packages.json"
-    if not (python.is_file() and stamp.is_file() and read_json(stamp) == wanted):
+    missing = not (python.is_file() and stamp.is_file() and read_json(stamp) == wanted)
+    if missing:
         stamp.unlink(missing_ok=True)
         log(f"{arm.name}: installing {requirements}")
         _run([sys.executable, "-m", "venv", "--clear", record.parent / "environment"])
@@ -190,4 +194,4 @@ def _install(arm: Arm, record: Path, log: Any) -> str | None:
         locked = ["--require-hashes", "--no-deps"] if requirements == lock else ["--constraint", CONSTRAINTS]
         _run([*pip, *locked, "--requirement", requirements])
         write_json(stamp, wanted)
-    return wanted["requirements"] if requirements == lock else None
+    return wanted["requirements"] if requirements == lock else None, missing

@@ -677,6 +677,12 @@ def simulate(recording: Recording, match: Match, side: str, step: int, change: S
         return None
     before = match.values(recording, side, step, "before")
     beta1, beta2 = group.get("betas", (0.9, 0.999))
+    one_minus_1, one_minus_2, count = 1 - beta1, 1 - beta2, step + 1
+    corrections = 1 - beta1**count, 1 - beta2**count
+    if group.get("constants") == "rounded to fp32":
+        single = torch.tensor([beta1, beta2])
+        one_minus_1, one_minus_2 = (1 - single).tolist()
+        corrections = tuple((1 - single**count).tolist())
     first = second = torch.zeros(())
     decay = group.get("weight_decay", 0.0)
     coupled = group.get("coupled", "decoupled_weight_decay" in group and not group["decoupled_weight_decay"])
@@ -686,12 +692,11 @@ def simulate(recording: Recording, match: Match, side: str, step: int, change: S
             return None
         if coupled and decay:
             gradient = gradient + decay * match.values(recording, side, number, "before")
-        first = beta1 * first + (1 - beta1) * gradient
-        second = beta2 * second + (1 - beta2) * gradient.square()
+        first = beta1 * first + one_minus_1 * gradient
+        second = beta2 * second + one_minus_2 * gradient.square()
     correction = group.get("bias correction", "on")
-    count = step + 1
-    one = 1 - beta1**count if correction in ("on", "of the first moment only") else 1.0
-    two = 1 - beta2**count if correction in ("on", "of the second moment only") else 1.0
+    one = corrections[0] if correction in ("on", "of the first moment only") else 1.0
+    two = corrections[1] if correction in ("on", "of the second moment only") else 1.0
     epsilon = group.get("eps", 1e-8)
     root = (
         (second / two + epsilon).sqrt()
@@ -711,6 +716,7 @@ def _changes(recording: Recording, other: Recording, match: Match, step: int) ->
     for name in ("weight_decay", "eps", "betas", "lr"):
         if name in theirs and theirs[name] != stated.get(name):
             yield {name: theirs[name]}
+    yield {"constants": "rounded to fp32"}
     for correction in ("off", "of the first moment only", "of the second moment only"):
         yield {"bias correction": correction}
     yield {"coupled": True}

@@ -217,6 +217,8 @@ class ParityRecorder:
         open_entries: dict[str, list[dict[str, Any]]] = {}
 
         def enter(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+            if not torch.is_grad_enabled():  # a validation before the first step
+                return
             numbers = {k: v for k, v in vars(module).items() if k[0] != "_" and isinstance(v, (bool, int, float, str))}
             owned = [self._names[id(p)] for p in module._parameters.values() if p is not None]
             entry: dict[str, Any] = {
@@ -231,6 +233,8 @@ class ParityRecorder:
             self._trace.append(entry)
 
         def leave(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if not open_entries.get(name):
+                return
             entry = open_entries[name].pop()
             entry["outputs"] = self._keep_trace(entry["number"], "out", output)
             if module is self.model:
