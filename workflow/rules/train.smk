@@ -1,5 +1,8 @@
 rule arm:
-    """Environment and source of another trainer. Declares only its record, which also names a failure to build them."""
+    """Environment and source of another trainer, built where Snakemake runs: jobs of a cluster may have no network.
+
+    Declares only its record, which also names a failure to build them.
+    """
     input:
         files=lambda w: list_arm_files(w.arm),
         versions="constraints.txt",
@@ -8,10 +11,7 @@ rule arm:
         "results/arms/{arm}/environment.json",
     log:
         "results/logs/arms/{arm}.log",
-    threads: 1
-    resources:
-        runtime=60,
-        mem_mb=4000,
+    localrule: True
     message:
         "environment of {wildcards.arm}"
     shell:
@@ -73,7 +73,12 @@ rule record:
         run_id=r"[^/]+-w[0-9]+-[0-9a-f]{10}",
     threads: 2
     resources:
+        nodes=1,
+        tasks_per_node=1,
         mem_mb=settings.machine.memory_mb,
+        runtime=settings.machine.minutes,
+        gres="gpu:1",
+        slurm_extra=settings.machine.slurm_options,
     params:
         run=lambda w: run_of(w).to_json(),
     message:
