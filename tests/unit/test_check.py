@@ -191,6 +191,7 @@ def test_gpus_are_counted_as_the_process_may_use_them(monkeypatch):
 def test_no_shipped_experiment_is_refused(tmp_path, monkeypatch, capsys):
     """Without tokens, as in a fresh clone, and whatever machine this is."""
     shutil.copytree(ROOT / "config", tmp_path / "config")
+    shutil.copytree(ROOT / "workflow/arms", tmp_path / "workflow/arms")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tokenscale.cli.check.count_gpus_and_cores", lambda: (0, 2))
     assert main(["check"]) == 0

@@ -319,7 +319,16 @@ def test_benchmarks_alone_have_no_runs_and_follow_another_corpus(tmp_path):
 #: experiments without a cell of a source study
 NO_CELLS = [
     *("activation_checkpointing", "data_mixture", "data_path", "ddp_scaling_strong", "demo", "elastic_resume"),
-    *("hyperparameters", "inference", "masked_lm", "objectives", "pipeline_schedules", "precision", "single_vs_multi"),
+    *(
+        "frameworks",
+        "hyperparameters",
+        "inference",
+        "masked_lm",
+        "objectives",
+        "pipeline_schedules",
+        "precision",
+        "single_vs_multi",
+    ),
     *("storage", "time_to_target", "tokenization"),
 ]
 

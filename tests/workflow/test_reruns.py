@@ -161,6 +161,7 @@ ROOMS = [
     ("data/corpus/clean.py", CORPUS),
     ("data/corpus/hub.py", {}),
     ("parity/certificate.py", {}),
+    ("arms/train.py", {}),  # no run of the copy has another trainer
     ("data/tokenizers/bpe.py", TOKENIZER),
     ("data/tokenizers/tekken.py", {}),
     ("data/tokenizers/engines/gigatoken.py", TOKENIZER),
