@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.corpora import Lab, make_run
+from tokenscale.analysis.ingest import one_run
 from tokenscale.arms import environments
 from tokenscale.arms.contract import digest_rows
 from tokenscale.arms.environments import list_arms, load_arm, prepare
@@ -39,14 +41,15 @@ contract = Contract()
 contract.require({"a head of its own": not contract.shape["tied_embeddings"] and contract.facts["seed"] == 77})
 counts = np.ones(contract.vocabulary_size)
 assert len(contract.weights_folder.joinpath("model.safetensors").read_bytes()) > 1000
+before = time.monotonic()
 for step in range(contract.steps):
-    began = time.monotonic()
     rows = contract.tokens[step]
     inputs, labels = rows[:, :-1], rows[:, 1:]
     loss = -np.log(counts[labels] / counts.sum()).mean()
     counts += np.bincount(labels.ravel(), minlength=len(counts)) * contract.learning_rates[step]
     now = time.monotonic()
-    contract.log_step(loss=loss, tokens_bt=inputs, step_s=now - began, ended_mono_s=now)
+    contract.log_step(loss=loss, tokens_bt=inputs, step_s=now - before, ended_mono_s=now)
+    before = now
 contract.close(words="counted")
 """
 DESCRIPTION = "description: a trainer that counts\ntorch: false\n"
@@ -101,6 +104,12 @@ def trained(lab: Lab, run: RunSettings, **options) -> dict:
     return read_json(directory / "run.json")
 
 
+def validity(run: RunSettings) -> dict:
+    """Return the run's row of the table `runs`."""
+    entry = {"run_id": run.identity, "cell": {"arm": run.arm}, "repeat": 0, "position": 0}
+    return one_run(entry, "toy", Path("results/runs"))["runs"].to_pylist()[0]
+
+
 def steps_of(run: RunSettings) -> list[dict]:
     path = Path("results/runs") / run.identity / "attempt=00/rank=00000/steps.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()]
@@ -123,6 +132,25 @@ def test_an_arm_trains_on_the_batches_of_the_run_and_its_log_is_that_of_every_ru
     assert steps[-1]["loss_sum"] < steps[0]["loss_sum"]
     assert [step["learning_rate"] for step in steps[:2]] == [0.25, 0.5]
     assert not (Path("results/runs") / run.identity / "attempt=00/rank=00000/arm/tokens.npy").exists()
+    row = validity(run)
+    assert (row["validity"], row["reasons"], row["arm"]) == ("valid", "", "toy")
+
+
+def test_time_between_two_steps_that_the_log_leaves_out_makes_a_run_invalid(toy, lab):
+    (toy / "adapter.py").write_text(
+        ADAPTER.replace("    before = now", "    time.sleep(0.02); before = time.monotonic()")
+    )
+    run = run_of()
+    trained(lab, run)
+    assert "step_s falls short of t_mono_s" in validity(run)["reasons"]
+    named = "    time.sleep(0.02); contract.paused = time.monotonic() - now; before = time.monotonic()"
+    text = ADAPTER.replace("    before = now", named).replace("ended_mono_s=now", "ended_mono_s=now, paused_s=paused")
+    (toy / "adapter.py").write_text(
+        text.replace("    loss = ", "    paused = getattr(contract, 'paused', 0)\n    loss = ")
+    )
+    shutil.rmtree(Path("results/runs") / run.identity)
+    trained(lab, run)
+    assert validity(run)["reasons"] == ""
 
 
 #: name → (line of the adapter, what stands there, words of the reason)

@@ -71,7 +71,7 @@ class Contract:
         self._step, self._rows, self._digest = 0, 0, 0
         self._losses: list[Any] = []
         self._inputs: list[Any] = []
-        self._last = time.monotonic()
+        self._last, self._paused = time.monotonic(), 0.0
         self._recorder: Any = None
         self._began = False
 
@@ -123,7 +123,7 @@ class Contract:
         """Write the line of a step. Arms that are not written in torch call this in order, also after the training.
 
         `loss` is the mean in nats, `tokens_bt` [rows, T] are the input tokens as the model received them. `fields` are
-        data_wait_s and memory_peak_bytes.
+        data_wait_s, memory_peak_bytes, and paused_s: time since the end of the step before that is no part of this one.
         """
         self._rows, self._digest = len(tokens_bt), digest_rows(tokens_bt)
         self._write(loss, step_s, ended_mono_s, fields)
@@ -166,8 +166,9 @@ class Contract:
             self._rows += len(tokens_bt)
             self._digest = (self._digest + digest_rows(tokens_bt.cpu().numpy())) % MODULUS
         self._inputs = []
-        self._write(loss, now - self._last, now, {"memory_peak_bytes": peak})
+        self._write(loss, now - self._last, now, {"memory_peak_bytes": peak, "paused_s": self._paused})
         self._last = time.monotonic()
+        self._paused = self._last - now
 
     def _write(self, loss: float, step_s: float, ended_mono_s: float, fields: dict[str, Any]) -> None:
         line = {"step": self._step, "loss": loss, "step_s": step_s, "ended_mono_s": ended_mono_s, "rows": self._rows}

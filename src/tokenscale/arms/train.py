@@ -266,7 +266,12 @@ def train(
         reason = run_adapter(arm, environment, folder, peers=attempt_directory)
         steps, wrong = read_steps(folder, expected)
         reason = reason or wrong
+    ended = None
     for step, facts in zip(steps, expected, strict=False):
+        if ended is not None and step.get("paused_s"):
+            begin = math.nextafter(ended, math.inf)  # after the end of the step before, as checks attribute it
+            writer.span("paused", begin, step["paused_s"], step["step"])
+        ended = step["ended_mono_s"]
         loss_sum = step["loss"] * facts["useful_tokens"]
         counted = {name: facts[name] for name in ("rows", "useful_tokens", "total_tokens", "order_digest")}
         writer.step(
