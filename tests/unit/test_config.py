@@ -11,7 +11,7 @@ from tokenscale.base.files import canonical_json
 from tokenscale.settings import config as configuration
 from tokenscale.settings import guide, reference
 from tokenscale.settings.config import Config
-from tokenscale.settings.experiments import SCALES, merge_settings
+from tokenscale.settings.experiments import SCALES, format_cell, merge_settings
 from tokenscale.settings.yaml_files import read_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -339,6 +339,16 @@ def test_the_shipped_configuration_is_valid_at_every_scale():
         for name in config.at_scale:
             assert config.runs(name) or config.experiment(name).benchmarks
         assert config.without_overlay == {"alps": ["objectives"], "study": NO_CELLS}.get(scale, [])
+
+
+def test_comparisons_name_cells_as_the_table_of_runs_does():
+    for scale in SCALES:
+        config = configuration.load_config("config/config.yaml", root=ROOT, overrides={"scale": scale})
+        for name in config.at_scale:
+            table = json.loads(canonical_json(config.table(name)))  # as `ingest` reads it
+            cells = {format_cell(run["cell"]) for run in table["runs"]}
+            compared = {comparison[side] for comparison in table["primary"] or () for side in ("of", "over")}
+            assert compared <= cells and cells <= set(table["cell_repeats"]), (scale, name)
 
 
 def test_the_committed_schemas_are_current():

@@ -345,12 +345,12 @@ def cell_values(experiment: Experiment, cell: dict[str, Any]) -> dict[str, Any]:
 
 
 def format_cell(cell: dict[str, Any]) -> str:
-    """Return a cell as text, as the table `runs` names it.
+    """Return a cell as text, as the table `runs` names it, in the order of the keys: a file of JSON has no other.
 
-    >>> format_cell({"approach": "packed", "layout": {"data": 2}})
+    >>> format_cell({"layout": {"data": 2}, "approach": "packed"})
     'approach=packed, layout.data=2'
     """
-    levels = flatten_cell(cell).items()
+    levels = sorted(flatten_cell(cell).items())
     return ", ".join(f"{key}={v if isinstance(v, str) else canonical_json(v)}" for key, v in levels)
 
 

@@ -108,27 +108,30 @@ class Frameworks(Figure):
 
     def table(self) -> Table:
         """Return trainer, speed, step, memory, loss and certificate."""
-        columns = [("trainer", False), ("model", False), ("runs", True), ("useful tokens / s", True)]
-        columns += [("median step (ms)", True), ("memory (MB)", True), ("loss after the last step", True)]
-        columns += [("parity certificate", False)]
+        columns = [("trainer", False), ("useful tokens / s", True), ("parity certificate", False)]
+        columns += [
+            ("median step (ms)", True),
+            ("memory (MB)", True),
+            ("loss after the last step", True),
+            ("runs", True),
+        ]
         rows = []
-        for _, arm, group in self.groups():
+        for label, _, group in self.groups():
             rows.append(
                 [
-                    arm,
-                    str(group["model"].iloc[0]),
-                    str(len(group)),
+                    label,
                     captions.spread(group["useful_tokens_per_s"]),
+                    self.parity(group),
                     captions.spread(1e3 * group["median_step_s"]),
                     number(1e-6 * group["memory_bytes"].max()),
                     captions.spread(group["final_loss"], 6),
-                    self.parity(group),
+                    str(len(group)),
                 ]
             )
         listed = self.inventory[~self.inventory["cell"].isin(self.rows["cell"])]
         for (arm, model, _), group in listed.groupby(["arm", "model", "cell"], sort=False):
-            reasons = captions.listing(list(dict.fromkeys(group["reasons"].dropna())))
-            rows.append([arm, model, "0", *["–"] * 4, f"no valid run: {reasons}"])
+            reasons = captions.listing(list(dict.fromkeys(group["reasons"].dropna()))[:2])
+            rows.append([f"{arm}, {model}", "–", f"no valid run: {reasons}", *["–"] * 3, "0"])
         text = (
             "Medians over runs, their spread in brackets. Memory is the peak of the fullest rank: allocated on a GPU, "
             "resident on a CPU with Python and all libraries. The certificate compares the first steps with this "
