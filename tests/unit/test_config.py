@@ -471,7 +471,7 @@ def test_cells_of_primary_comparisons_run_more_often_than_others(tmp_path):
     assert list(table["cell_repeats"].values()) == [7, 1, 7, 7]
     packed, larger = table["primary"]
     assert (packed["names"], packed["factor"]) == (["approach=packed", "approach=padded"], "approach")
-    assert packed["at"] == "layout.data=1, global_batch=8" and packed["quantity"] == "useful_tokens_per_s"
+    assert packed["at"] == "global_batch=8, layout.data=1" and packed["quantity"] == "useful_tokens_per_s"
     assert larger["factor"] == "world_size", "a global batch may grow with the world size"
     assert project(tmp_path / "b", GRID).table("e")["primary"] is None
 
