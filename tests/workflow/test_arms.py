@@ -74,7 +74,7 @@ def test_a_trainer_is_compared_with_a_certificate_and_one_that_logs_nothing_is_i
     assert 0 < found.loc["transformers", "loss_floor"] < 1e-5
     assert found.loc["silent", "verdict"] == "none" and "no recording" in found.loc["silent", "reason"]
     page = re.sub(r"\s+", " ", (project.root / "results/report/index.html").read_text())
-    assert "useful tokens per second as arm=tokenscale (parity: equal to rounding)" in page
+    assert "useful tokens per second as tokenscale (parity: equal to rounding)" in page
     assert "no valid run: the arm logged no step" in page and "no certificate: the arm wrote no recording" in page
     again = project.dry_run("results/report/index.html", "--config", "experiments=[arms]")
     assert "Nothing to be done" in again

@@ -191,7 +191,9 @@ def _shorten(cell: str) -> str:
         ranks = level.removeprefix("layout.data=")
         if ranks != level:
             level = f"{ranks} data-parallel rank{'s' * (ranks != '1')}"
-        levels.append(level.removeprefix("approach=").removeprefix("layout."))
+        for prefix in ("approach=", "arm=", "layout."):
+            level = level.removeprefix(prefix)
+        levels.append(level)
     return ", ".join(levels)
 
 
@@ -339,7 +341,8 @@ def comparison_table(compared: list[dict[str, Any]], refused: str = "") -> Table
         "Exact sign-flip test on log ratios, Holm-corrected over the rows with a verdict.",
         "“too few runs”: no data from so many pairs could reach p < 0.05.",
         f"“equivalent”: the whole interval lies within {_MARGIN}, the smallest effect that matters.",
-        "Parity: whether both trainers compute the same from the same weights and batches (docs/parity.md)."
+        "Parity: whether both trainers compute the same from the same weights and batches; A is the second of the two, "
+        "B the first (docs/parity.md)."
         if trainers
         else "",
         "“exploratory”: not a primary comparison of this experiment, so it is not tested." if exploratory else "",

@@ -135,6 +135,6 @@ class Frameworks(Figure):
         text = (
             "Medians over runs, their spread in brackets. Memory is the peak of the fullest rank: allocated on a GPU, "
             "resident on a CPU with Python and all libraries. The certificate compares the first steps with this "
-            "project's trainer on the same weights and batches, against a measured rounding floor."
+            "project's trainer (A) on the same weights and batches, against a measured rounding floor."
         )
         return Table(columns, rows, text)
