@@ -13,6 +13,8 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,8 @@ from tokenscale.train.optimizer import learning_rate
 LINE = {"step": int, "loss": float, "step_s": float, "ended_mono_s": float, "rows": int, "digest": int}
 #: exit code of an adapter that refuses the run, with a reason
 REFUSED = 3
+#: seconds that the arm's process has to end
+GRACE_S = 10
 #: last lines of the process's output that a reason quotes
 LOG_LINES = 3
 
@@ -164,7 +168,7 @@ def run_adapter(
             )
         except OSError as error:
             return f"the arm's process cannot be started: {command[0]}: {error.strerror}"
-        with _forwarding_signals(process):
+        with _forward_signals(process):
             while process.poll() is None:
                 if peers is not None and any(peers.glob("rank=*/arm/failed.txt")):
                     process.terminate()
@@ -178,28 +182,26 @@ def run_adapter(
     return redact(f"the arm's process failed ({how}): {' | '.join(lines[-LOG_LINES:])}  ({log})")
 
 
-class _forwarding_signals:
-    """Ends the arm's process, and then this one, when a signal asks this one to end."""
+@contextmanager
+def _forward_signals(process: subprocess.Popen) -> Iterator[None]:
+    """End the arm's process, and then this one, when a signal asks this one to end."""
 
-    def __init__(self, process: subprocess.Popen):
-        self.process = process
-
-    def __enter__(self) -> None:
-        self.before = {n: signal.signal(n, self.end) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
-
-    def end(self, number: int, frame: Any) -> None:
-        self.process.terminate()
+    def end(number: int, frame: Any) -> None:
+        process.terminate()
         try:
-            self.process.wait(10)
+            process.wait(GRACE_S)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            process.kill()
         raise SystemExit(128 + number)
 
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self.before.items():
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
             signal.signal(number, handler)
-        if self.process.poll() is None:
-            self.process.kill()
+        if process.poll() is None:
+            process.kill()
 
 
 def read_steps(folder: Path, expected: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str | None]:
