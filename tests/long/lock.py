@@ -8,12 +8,15 @@ are left to the requirements of that build.
 """
 
 import argparse
+import atexit
 import datetime
 import difflib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 from tests.long import logs
@@ -33,8 +36,11 @@ HEAD = """\
 """
 
 
-def install_uv(folder: Path) -> Path:
-    """Install the resolver below a folder and return its program. It resolves for Pythons that are not installed."""
+@cache
+def install_uv() -> Path:
+    """Install the resolver in a temporary folder and return its program. It resolves for any version of Python."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--target", folder, UV], check=True)
     return folder / "bin/uv"
 
@@ -44,12 +50,11 @@ def resolve(lock: Path, date: str) -> str:
     ours = lock == LOCK
     source = ["pyproject.toml", "--extra", "test"] if ours else [str(lock.with_name("requirements.in"))]
     user = "`make setup`" if ours else f"the arm {lock.parent.name}"
-    with tempfile.TemporaryDirectory() as folder:
-        command: list[str | Path] = [install_uv(Path(folder)), "pip", "compile", *source]
-        command += ["--constraint", "constraints.txt", "--exclude-newer", f"{date}T00:00:00Z", "--generate-hashes"]
-        command += ["--python-version", "3.11.7", "--python-platform", "x86_64-manylinux_2_28"]
-        command += ["--no-header", "--no-annotate", "--quiet"]
-        text = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    command: list[str | Path] = [install_uv(), "pip", "compile", *source]
+    command += ["--constraint", "constraints.txt", "--exclude-newer", f"{date}T00:00:00Z", "--generate-hashes"]
+    command += ["--python-version", "3.11.7", "--python-platform", "x86_64-manylinux_2_28"]
+    command += ["--no-header", "--no-annotate", "--quiet"]
+    text = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
     entries = re.findall(r"(?m)^\S.*\n(?:    --hash=.*\n)+", text)
     return HEAD.format(user=user, date=date) + "".join(entry for entry in entries if not OF_TORCH.match(entry))
 

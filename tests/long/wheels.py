@@ -42,7 +42,7 @@ def own_packages() -> list[str]:
 def main() -> int:
     """0 where every combination resolves; the log says what each gets."""
     with tempfile.TemporaryDirectory() as folder:
-        uv = install_uv(Path(folder))
+        uv = install_uv()
         version = subprocess.run([uv, "--version"], capture_output=True, text=True).stdout.strip()
         found = {(python, platform): resolve(uv, python, platform) for python in PYTHONS for platform in PLATFORMS}
     lines = [f"{logs.today()}, {version}: pyproject.toml with all extras, from wheels alone but for", ""]
