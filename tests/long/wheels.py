@@ -7,7 +7,6 @@ in a temporary folder: unlike pip it evaluates environment markers for a Python 
 import re
 import subprocess
 import sys
-import tempfile
 import tomllib
 from pathlib import Path
 
@@ -41,10 +40,9 @@ def own_packages() -> list[str]:
 
 def main() -> int:
     """0 where every combination resolves; the log says what each gets."""
-    with tempfile.TemporaryDirectory() as folder:
-        uv = install_uv()
-        version = subprocess.run([uv, "--version"], capture_output=True, text=True).stdout.strip()
-        found = {(python, platform): resolve(uv, python, platform) for python in PYTHONS for platform in PLATFORMS}
+    uv = install_uv()
+    version = subprocess.run([uv, "--version"], capture_output=True, text=True).stdout.strip()
+    found = {(python, platform): resolve(uv, python, platform) for python in PYTHONS for platform in PLATFORMS}
     lines = [f"{logs.today()}, {version}: pyproject.toml with all extras, from wheels alone but for", ""]
     lines += [f"  {package:<16} every Python: pure Python, built by pip" for package in PURE_PYTHON]
     lines += [
