@@ -30,6 +30,8 @@ QUERIES = (
     "scaling",
     "scaling_weak",
     "parallelism",
+    "frameworks",
+    "certificates",
     "pipeline",
     "memory",
     "order",

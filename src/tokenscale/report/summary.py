@@ -30,7 +30,7 @@ from tokenscale.settings.registry import FIGURES
 
 #: queries of an experiment's description
 QUERIES = ("inventory", "throughput", "order", "scaling", "stalls", "validation", "step_times", "stragglers", "energy",
-           "generations", "padding", "parallelism", "pipeline")  # fmt: skip
+           "generations", "padding", "parallelism", "pipeline", "certificates")  # fmt: skip
 VALIDITY = ("valid", "suspect", "invalid", "missing")
 
 
@@ -49,8 +49,9 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
         rows = opened.rows
         runs, throughput, order = rows("inventory"), rows("throughput"), rows("order")
         primary = head.get("primary")
-        certificates = rows("certificates") if runs["arm"].nunique() > 1 else None
-        compared, refused = paired_comparisons.comparisons(throughput, runs, primary, rows("validation"), certificates)
+        compared, refused = paired_comparisons.comparisons(
+            throughput, runs, primary, rows("validation"), rows("certificates")
+        )
         planned = head.get("cell_repeats") or dict.fromkeys(runs["cell"].dropna(), head.get("repeats"))
         scaling, energy = rows("scaling"), rows("energy")
         proof, figures = campaign_quality.proof(order), [f for f in head.get("figures") or FIGURES if f in FIGURES]
