@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tokenscale.arms.environments import load_arm, read_record
+from tokenscale.arms.prepared import read_record
 from tokenscale.arms.train import LOG_LINES, run_adapter, write_contract
 from tokenscale.base.files import write_json
 from tokenscale.data.batches.open import open_batches
@@ -45,11 +45,10 @@ def _record_once(run: RunSettings, store: Path, environment: Path | None, folder
     device = "cuda" if run.device == "auto" and torch.cuda.is_available() else "cpu"
     batches = open_batches(run, store_directory=store, rank=0, world_size=1)
     steps = min(STEPS, run.budget.steps)
-    arm = None if environment is None else load_arm(run.arm)
     options: dict[str, Any] = {"steps": steps, "device": device, "recording": folder}
-    write_contract(run, batches, work, arm=arm, record=environment, **options)
-    if arm is not None and environment is not None:
-        reason = run_adapter(arm, environment, work, variables=variables)
+    write_contract(run, batches, work, record=environment, **options)
+    if environment is not None:
+        reason = run_adapter(run.arm, environment, work, variables=variables)
     else:
         command = [sys.executable, "-m", "tokenscale.arms.own", str((work / "contract.json").resolve())]
         done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, errors="replace")

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 
 from tokenscale.arms.contract import digest_rows
-from tokenscale.arms.environments import Arm, load_arm, python_of, read_record, source_of
+from tokenscale.arms.prepared import ARMS, python_of, read_record, source_of
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
 from tokenscale.data.batches.batch import Batches
@@ -56,7 +56,6 @@ def write_contract(
     batches: Batches,
     folder: Path,
     *,
-    arm: Arm | None = None,
     record: Path | None = None,
     rank: int = 0,
     steps: int | None = None,
@@ -65,10 +64,10 @@ def write_contract(
 ) -> list[dict[str, Any]]:
     """Write what an arm trains on below `folder`, with `contract.json` last. Return the expected facts of each step.
 
-    `arm` and `record` are the arm and the record of its environment; None for this project's own trainer. `steps`
-    shortens the run, `recording` requests a parity recording there. The facts of a step are rows, digest of its
-    tokens, useful_tokens, total_tokens, order_digest and learning_rate. Raises UserError for a batch with labels that
-    do not count, which other trainers cannot ignore.
+    `record` is that of the arm's environment; None for this project's own trainer. `steps` shortens the run, and
+    `recording` requests a parity recording there. The facts of a step are rows, digest of its tokens, useful_tokens,
+    total_tokens, order_digest and learning_rate. Raises UserError for a batch with labels that do not count, which
+    other trainers cannot ignore.
     """
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "work").mkdir(parents=True)
@@ -123,7 +122,7 @@ def write_contract(
             "seed": run.effective_seed,
             "rank": rank,
             "world_size": run.layout.world_size,
-            "source": str(source_of(record).resolve()) if arm and record and arm.repository else None,
+            "source": str(source_of(record).resolve()) if record and source_of(record).is_dir() else None,
             "folder": str(here / "work"),
             "weights": str(here / "weights"),
             "tokens": str(here / "tokens.npy"),
@@ -147,13 +146,13 @@ def _write_weights(run: RunSettings, shape: ModelSettings, folder: Path) -> None
 
 
 def run_adapter(
-    arm: Arm, record: Path, folder: Path, *, peers: Path | None = None, variables: dict[str, str] | None = None
+    arm: str, record: Path, folder: Path, *, peers: Path | None = None, variables: dict[str, str] | None = None
 ) -> str | None:
     """Run the arm's adapter on the contract in `folder`. Return the reason of a failure, or None.
 
     The process is ended when another rank has written its reason below `peers`. Its output is `folder/output.log`.
     """
-    command = [str(python_of(record).absolute()), str((arm.folder / "adapter.py").resolve())]
+    command = [str(python_of(record).absolute()), str((ARMS / arm / "adapter.py").resolve())]
     environment = os.environ | {"PYTHONPATH": str((folder / "lib").resolve()), "PYTHONNOUSERSITE": "1"}
     environment |= variables or {}
     log = folder / "output.log"
@@ -254,18 +253,18 @@ def train(
     folder = writer.directory / "arm"
     device = "cuda" if run.device == "auto" and torch.cuda.is_available() else "cpu"
     writer.event("run_start", world_size=world_size, boot=get_boot_id())
-    began, arm, prepared = time.monotonic(), load_arm(run.arm), read_record(environment)
+    began, prepared = time.monotonic(), read_record(environment)
     state = _start_record(run, directory, attempt, device, prepared) if rank == 0 else {}
     steps: list[dict[str, Any]] = []
     expected: list[dict[str, Any]] = []
     reason = prepared["error"]
     if reason is None:
         batches = open_batches(run, store_directory=store, rank=rank, world_size=world_size)
-        expected = write_contract(run, batches, folder, arm=arm, record=environment, rank=rank, device=device)
+        expected = write_contract(run, batches, folder, record=environment, rank=rank, device=device)
         state |= _count(run, batches.vocabulary_size)
         writer.event("init_done", duration_s=time.monotonic() - began)
-        print(f"{run.identity}  {arm.name}: {arm.description}", flush=True)
-        reason = run_adapter(arm, environment, folder, peers=attempt_directory)
+        print(f"{run.identity}: {run.arm}", flush=True)
+        reason = run_adapter(run.arm, environment, folder, peers=attempt_directory)
         steps, wrong = read_steps(folder, expected)
         reason = reason or wrong
     ended = None

@@ -97,6 +97,7 @@ ENGINES = {
 ONLY_FOR = {
     "torchao": lambda run: run.float8,
     "flash_attn": lambda run: run.attention == "flash",
+    "recorder": lambda run: False,  # copied beside the contract that adapters import
     "awkward": lambda run: False,  # used by gigatoken only outside of ranks
     "huggingface_hub": lambda run: False,  # downloads happen in the tokenizer's rule
 }
