@@ -48,7 +48,7 @@ CASES = {
     "zero1": run_of(LAYOUTS["zero1@2"]),
     "zero2, bf16": run_of(LAYOUTS["zero2@2"], precision="bf16"),
     "zero3": run_of(LAYOUTS["zero3@2"]),
-    "zero3, embedding for itself": run_of(LayoutSettings(shard=2, embedding_group=True)),
+    "zero3, embedding and head for themselves": run_of(LayoutSettings(shard=2, embedding_group=True, head_group=True)),
     "zero2, gathered in bf16": run_of(replace(LAYOUTS["zero2@2"], gather="bf16"), precision="bf16"),
     "zero3, gathered in bf16, GPT-2's parts, chunks": run_of(
         replace(LAYOUTS["zero3@2"], gather="bf16"),
@@ -73,6 +73,12 @@ CASES = {
     "zero-bubble, bf16": run_of(LAYOUTS["zero-bubble@2"], precision="bf16"),
     # four ranks
     "zero2 of fewer rows than ranks": run_of(FOUR["zero2"], model=replace(GPT2, vocabulary_size=9, hidden=9)),
+    "zero3 to two": run_of(LayoutSettings(shard=4, reshard_to=2)),
+    "zero3 to two, uneven rows, gathered in bf16": run_of(
+        LayoutSettings(shard=4, reshard_to=2, gather="bf16"),
+        precision="bf16",
+        model=replace(SHAPE, vocabulary_size=9, hidden=9),
+    ),
     "hsdp, bf16-true": run_of(LAYOUTS["hsdp-zero3@2x2"], precision="bf16-true"),
     "a head a rank, loss in chunks, document mask": run_of(LAYOUTS["tp@4"], loss_chunk=5, document_mask=True),
     "1f1b of four": run_of(FOUR["1f1b"]),
@@ -98,7 +104,7 @@ def measured_in(world, run):
     if layout.shard > 1:  # as validation does, which leaves weights gathered
         with torch.no_grad():
             trainer.parallel.loss(MicroBatch(*map(torch.from_numpy, (tokens, tokens))))
-    probe = Probe(trainer.model, world.device, compiled=False)
+    probe = Probe(trainer.model, world.device, compiled=False, reshard_to=layout.reshard_to)
     trainer.step(batch, torch.tensor(float(run.global_batch * run.sequence_length)), 1e-3, HostTimer(), probe)
     return {part: probe.bytes[f"{part}_bytes"] for part in PARTS}
 

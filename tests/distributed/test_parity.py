@@ -78,7 +78,8 @@ COMPRESSED = {
 #: groups of weights, and where they stay between forward and backward
 GROUPED = {
     "embedding@2": LayoutSettings(shard=2, embedding_group=True),
-    "to-two@4": LayoutSettings(shard=4, reshard_to=2, embedding_group=True),
+    "head@2": LayoutSettings(shard=2, sharding="zero2", head_group=True),
+    "to-two@4": LayoutSettings(shard=4, reshard_to=2, embedding_group=True, head_group=True),
 }
 SHARDED = {name: LAYOUTS[name] for name in ("zero2@2", "zero3@2", HYBRID)} | GROUPED
 #: weights gathered in bf16; gradients are summed in fp32
@@ -253,6 +254,8 @@ class Exchanges(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.counts, self.bytes = {}, 0.0
+        #: (operation, bytes) one after the other
+        self.sizes = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function.namespace == "c10d":
@@ -262,7 +265,9 @@ class Exchanges(TorchDispatchMode):
                 collective, position = self.BUFFERS[function._opname]
                 group = next(a for a in args if hasattr(a, "_type") and "ProcessGroup" in str(a._type()))
                 ranks = dist.ProcessGroup.unbox(group).size()
-                self.bytes += bus_factor(collective, ranks) * size_of(args[position])
+                size = size_of(args[position])
+                self.sizes.append((collective, size))
+                self.bytes += bus_factor(collective, ranks) * size
         return function(*args, **(kwargs or {}))
 
 
@@ -293,6 +298,7 @@ SENT = {
     "zero3": LayoutSettings(shard=4),
     "zero3, to 2": LayoutSettings(shard=4, reshard_to=2),
     "zero3, embedding": LayoutSettings(shard=4, embedding_group=True),
+    "zero3, head": LayoutSettings(shard=4, head_group=True),
     "zero3, bf16": LayoutSettings(shard=4, gather="bf16"),
     "hsdp": LayoutSettings(data=2, shard=2),
 }
@@ -330,6 +336,31 @@ def test_gradients_are_exchanged_once_a_step_and_weights_as_often_as_they_are_gi
     for name, ranks in on_ranks(exchanges_of_each, cases).items():
         expected = {"allgather_base": gathered[name], "reduce_scatter_base": 5, "allreduce": 1}  # of the useful tokens
         assert ranks == (expected, expected), name
+
+
+def order_of_each(world, runs):
+    """(operation, bytes) of the collectives of one micro-step, in order, for each run."""
+    found = []
+    for run in runs:
+        trainer = trainer_of(run, world)
+        with Exchanges() as counted:
+            differentiate(trainer.parallel, 0, run.micro_batch, world, run.layout)
+        found.append(counted.sizes)
+    return found
+
+
+def test_a_head_in_its_own_group_is_gathered_last_and_reduced_first():
+    """Otherwise the first block waits for its weights, and the last reduction has its gradient."""
+    layouts = {"with the rest": LayoutSettings(shard=2), "for itself": LayoutSettings(shard=2, head_group=True)}
+    cases = {name: run_of(layout, **EVEN) for name, layout in layouts.items()}
+    head = 4 * cases["for itself"].model.dimension * EVEN["model"].vocabulary_size
+    for name, ranks in on_ranks(order_of_each, cases).items():
+        gathered = [size for operation, size in ranks[0] if operation == "all_gather"]
+        reduced = [size for operation, size in ranks[0] if operation == "reduce_scatter"]
+        if name == "for itself":  # the rest and four blocks before it
+            assert gathered.index(head) == 5 and reduced[0] == head
+        else:
+            assert gathered[0] > head and head not in gathered and reduced[-1] > head
 
 
 def bytes_held(world, runs):

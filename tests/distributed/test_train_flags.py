@@ -110,7 +110,7 @@ LEFT_OUT = {
     "compile": "compiling takes a minute; tests/unit/test_models.py compares compiled blocks",
     "resume_from": "needs the state of another run; tests/faults/test_resume.py",
     **dict.fromkeys(
-        ("layout.gather", "layout.reshard_to", "layout.embedding_group"),
+        ("layout.gather", "layout.reshard_to", "layout.embedding_group", "layout.head_group"),
         "settings of FSDP alone; tests/distributed/test_parity.py",
     ),
 }

@@ -153,6 +153,14 @@ def test_a_layout_is_named_by_its_method_and_has_the_product_of_its_degrees(layo
             "change global_batch or micro_batch to get 2",
         ),
         (LayoutSettings(pipeline=2, shard=2, schedule="zero-bubble"), "layout.schedule", "or sharding zero1"),
+        (LayoutSettings(data=2, head_group=True), "layout.head_group", "set layout.shard"),
+        (LayoutSettings(shard=2, tensor=2, head_group=True), "layout.head_group", "remove it with tensor"),
+        (LayoutSettings(shard=4, reshard_to=3), "layout.reshard_to", "no divisor of shard 4 below it: 2 works"),
+        (
+            LayoutSettings(shard=2, sharding="zero2", embedding_group=True),
+            "layout.embedding_group",
+            "zero2 keeps weights gathered until backward: use zero3",
+        ),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused_with_the_nearest_that_can(layout, field, words):
@@ -166,6 +174,10 @@ def test_what_is_not_cut_is_refused():
     for layout, field in ((LayoutSettings(tensor=2), "tensor"), (LayoutSettings(pipeline=2), "pipeline")):
         ((key, text),) = run(layout=layout, model=library, sequence_length=64).problems()
         assert key == f"layout.{field}" and "cannot be" in text
+    for name in ("embedding_group", "head_group"):
+        tied = replace(PRESETS["gpt2-124m"], vocabulary_size=None)
+        ((key, text),) = run(layout=LayoutSettings(shard=2, **{name: True}), model=tied, sequence_length=64).problems()
+        assert key == f"layout.{name}" and "are one weight" in text
     ((key, text),) = run(layout=LayoutSettings(tensor=2), float8=True, sequence_length=64).problems()
     assert key == "layout.tensor" and "float8" in text
     bubbles = LayoutSettings(pipeline=2, schedule="zero-bubble")

@@ -101,8 +101,8 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
     masks of attention, since fused kernels save queries, keys, values, output and one log-sum per row. If `sdpa` has no
     fused kernel (grouped queries in fp32, or a mask without flex or varlen), memory is larger.
 
-    Not predicted: activations under torch.compile, of float8 products, with `layout.reshard_to`, and of models of
-    `transformers`, whose weights are assumed to divide evenly.
+    Not predicted: activations under torch.compile, of float8 products, and of models of `transformers`, whose
+    weights are assumed to divide evenly.
 
     >>> from tokenscale.settings.presets import PRESETS
     >>> held = memory(RunSettings(model=PRESETS["llama-8b-nemo"]), rank=0)
@@ -120,7 +120,7 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
     mine = [prod(_shard_shape(weight.shape, layout, coordinate)) for weight in local]
     whole = sum(prod(weight.shape) for weight in local) if layout.sharding == "zero1" else sum(mine)
     activations = None
-    if not (run.compile or run.float8 or layout.reshard_to):
+    if not (run.compile or run.float8):
         activations = _Forward(run, model, coordinate, device).total_bytes(local)
     return Memory(
         parameters=size * whole,
@@ -292,14 +292,19 @@ class _Forward:
         return (2 * stages - first - last) * self.stream * positions * self.model.dimension
 
     def gathered_bytes(self, weights: list[Weight]) -> int:
-        """Return the bytes of weights that stay gathered between forward and backward, with padding to equal shards."""
+        """Return the bytes of weights that stay gathered between forward and backward, with padding to equal shards:
+        whole, or with `reshard_to` the part of a block's weights that a rank keeps of its group's.
+        """
         layout = self.layout
         if layout.shard == 1 or layout.sharding == "zero1":
             return 0
         stay = [w for w in weights if w.layer is None or layout.sharding == "zero2"]
         if layout.embedding_group:
             stay = [w for w in stay if w.name != "embedding"]
-        return self.stream * sum(_padded(w, layout.shard) for w in stay)
+        elements = sum(_padded(w, layout.shard) for w in stay)
+        if layout.reshard_to:
+            elements += sum(_padded(w, layout.shard) for w in weights if w.layer is not None) // layout.reshard_to
+        return self.stream * elements
 
     def embedding_bytes(self) -> int:
         """Return the bytes of token and position ids, and of the mask of other ranks' ids in a sharded vocabulary."""

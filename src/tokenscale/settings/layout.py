@@ -61,6 +61,10 @@ class LayoutSettings:
     embedding_group: bool = option(
         False, "sharding zero3: gather the input embedding for itself and reshard it after its lookup"
     )
+    head_group: bool = option(
+        False,
+        "sharding zero2 and zero3: gather the output head for itself, before the loss, and reduce its gradient first",
+    )
     tensor: int = option(
         1,
         "tensor-parallel degree: ranks that share each matrix, and sequences between blocks (TP, SP)",
@@ -158,15 +162,18 @@ class LayoutSettings:
     def _fsdp_problems(self, model: ModelSettings) -> list[tuple[str, str]]:
         found = []
         whole = self.methods[-1] not in ("fsdp", "hsdp")
-        for name in ("gather", "reshard_to", "embedding_group"):
+        for name in ("gather", "reshard_to", "embedding_group", "head_group"):
             if getattr(self, name) == _DEFAULT[name]:
                 continue
             if whole:
                 found.append((name, "weights are not sharded: set layout.shard, with sharding zero2 or zero3"))
-            elif name != "gather" and self.sharding != "zero3":
+            elif name in ("reshard_to", "embedding_group") and self.sharding != "zero3":
                 found.append((name, f"{self.sharding} keeps weights gathered until backward: use zero3"))
+        alone = "is for data and shard alone"
         if self.gather != "stored" and (self.tensor > 1 or self.pipeline > 1):
-            found.append(("gather", f"{self.gather} is for data and shard alone: use stored with tensor or pipeline"))
+            found.append(("gather", f"{self.gather} {alone}: use stored with tensor or pipeline"))
+        if self.head_group and (self.tensor > 1 or self.pipeline > 1):
+            found.append(("head_group", f"{alone}: remove it with tensor or pipeline"))
         if (
             not whole
             and self.reshard_to is not None
@@ -175,9 +182,11 @@ class LayoutSettings:
             fitting = [d for d in _divisors(self.shard) if 1 < d < self.shard]
             works = _nearest(self.reshard_to, fitting) if fitting else "leave it out"
             found.append(("reshard_to", f"no divisor of shard {self.shard} below it: {works}"))
-        if self.embedding_group and (model.tied_embeddings or model.transformers is not None):
-            why = "is also the output head, which the loss reads" if model.tied_embeddings else "is the library's"
-            found.append(("embedding_group", f"the embedding of {model.name} {why}: remove embedding_group"))
+        if model.tied_embeddings or model.transformers is not None:
+            why = "are one weight" if model.tied_embeddings else "are the library's"
+            for name in ("embedding_group", "head_group"):
+                if getattr(self, name):
+                    found.append((name, f"embedding and output head of {model.name} {why}: remove {name}"))
         return found
 
     def _tensor_problems(self, model: ModelSettings, sequence_length: int) -> list[tuple[str, str]]:

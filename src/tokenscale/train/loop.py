@@ -204,7 +204,10 @@ class Training:
         rate = learning_rate(step, self.steps, run.optimizer.learning_rate, run.schedule, since)
         first = step == 0 or not self.log.last  # of this attempt: memory is measured in it
         self.timer.lap("own")  # the batch, which is timed apart, and our bookkeeping since the end of the last step
-        probe = memory.Probe(self.trainer.model, self.world.device, compiled=run.compile) if first else None
+        probe = None
+        if first:
+            model, reshard_to = self.trainer.model, run.layout.reshard_to
+            probe = memory.Probe(model, self.world.device, compiled=run.compile, reshard_to=reshard_to)
         own = self._carried + time.monotonic() - began - waited
         stepped = self.trainer.step(batch, useful, rate, self.timer, probe)
         handed, self.log.waited_s = time.monotonic(), 0.0

@@ -4,6 +4,7 @@ import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +32,8 @@ class Probe:
     forward pass (activations). `costs.memory` predicts the same.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, *, compiled: bool):
-        self._model, self._device, self._compiled = model, device, compiled
+    def __init__(self, model: nn.Module, device: torch.device, *, compiled: bool, reshard_to: int | None = None):
+        self._model, self._device, self._compiled, self._reshard_to = model, device, compiled, reshard_to
         self.bytes: dict[str, int] = {}
 
     @contextmanager
@@ -74,17 +75,20 @@ class Probe:
             sizes = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in held}
             self.bytes["activations_bytes"] += sum(sizes.values())
 
-    def _weights(self) -> set[int]:
-        """Return the addresses of the parameters' current storages."""
-        return {local(weight).untyped_storage()._cdata for weight in self._model.parameters()}
+    def _weights(self) -> dict[int, torch.UntypedStorage]:
+        """Return address → storage of the parameters. While it exists, no other storage gets its address."""
+        storages = [local(weight).untyped_storage() for weight in self._model.parameters()]
+        return {storage._cdata: storage for storage in storages}
 
     def _gathered(self) -> dict[int, int]:
-        """Return address → bytes of weights that FSDP has gathered: parameters that are no DTensors now. They may be
-        there before a pass, since validation does not reshard.
+        """Return address → bytes of weights that FSDP has gathered: parameters that are no DTensors now, or that are
+        sharded over `reshard_to` ranks. They may be there before a pass, since validation does not reshard.
         """
         if not any(hasattr(module, "unshard") for module in self._model.modules()):  # no FSDPModule: its import is slow
             return {}
-        storages = [w.untyped_storage() for w in self._model.parameters() if not hasattr(w, "to_local")]
+        weights: list[Any] = list(self._model.parameters())
+        found = [w for w in weights if not hasattr(w, "to_local") or w.device_mesh.size(-1) == self._reshard_to]
+        storages = [local(weight).untyped_storage() for weight in found]
         return {storage._cdata: storage.nbytes() for storage in storages}
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tokenscale.settings.model import ModelSettings
 from tokenscale.train.models.attention import Bounds, attend
 from tokenscale.train.models.initial_values import fill_normal
-from tokenscale.train.models.language_model import KVCache, LanguageModel, LayerKVCache
+from tokenscale.train.models.language_model import KVCache, LanguageModel, LayerKVCache, OutputHead
 
 #: Cosines and sines [T, head width / 2] of the positions of a forward pass; None where positions are learned.
 Rotation = tuple[Tensor, Tensor] | None
@@ -186,7 +186,8 @@ class Decoder(LanguageModel):
             self.positions = new_embedding(model.maximum_positions, model.dimension)
         self.blocks = nn.ModuleList(Block(model, causal, kernel) for _ in range(model.layers))
         self.norm = norm_of(model)
-        self.head = linear(model.dimension, model.vocabulary_size, bias=False)
+        device = torch.get_default_device()
+        self.head = nn.utils.skip_init(OutputHead, model.dimension, model.vocabulary_size, bias=False, device=device)
         if model.tied_embeddings:
             self.head.weight = self.embedding.weight
         # Not a buffer: `to(torch.bfloat16)` would round it, `to_empty` would lose it.

@@ -1,5 +1,6 @@
 """The interface that every model offers to the trainer."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +39,14 @@ class KVCache:
         """Return one layer's part."""
         index = self.layers.index(layer)
         return LayerKVCache(self.keys[index], self.values[index], self.length)
+
+
+class OutputHead(nn.Linear):
+    """The output head [.., d] → [.., V], whose weight is also read by losses that compute product and loss together."""
+
+    def read(self, function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
+        """Call a function that reads the weight. FSDP gathers the weight of a head in its own group for this call."""
+        return function(*arguments)
 
 
 class LanguageModel(nn.Module):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.train.compilation import compile_function
 from tokenscale.train.models.attention import Bounds
-from tokenscale.train.models.language_model import KVCache, LanguageModel
+from tokenscale.train.models.language_model import KVCache, LanguageModel, OutputHead
 from tokenscale.train.models.losses import (
     IGNORED,
     VocabularyShard,
@@ -51,9 +51,14 @@ class Objective(nn.Module):
 
     def loss(self, hidden_btd: Tensor, labels_bt: Tensor) -> Tensor:
         """Return the same sum from the input of the output head [B, T, d]."""
+        if self.vocabulary is not None:
+            hidden_btd = self.vocabulary.gather(hidden_btd)
+        if isinstance(self.model.head, OutputHead):
+            return self.model.head.read(self._loss_of_head, hidden_btd, labels_bt)
+        return self._loss_of_head(hidden_btd, labels_bt)
+
+    def _loss_of_head(self, hidden_btd: Tensor, labels_bt: Tensor) -> Tensor:
         head, chunk, share = self.model.head, self.loss_chunk, self.vocabulary
-        if share is not None:
-            hidden_btd = share.gather(hidden_btd)
         if self.correct is not None:
             self.correct += correct_labels(hidden_btd, head, labels_bt, chunk, share=share)
         if chunk == 0 and share is None:

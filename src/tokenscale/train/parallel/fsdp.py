@@ -21,15 +21,16 @@ def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
 
     `zero3` reshards a block's weights after its forward pass and gathers them again in backward; `zero2` keeps them
     until then. The rest (embeddings, last norm, head) stays gathered from the root's forward to its backward in both:
-    it is needed first and last, and the chunked loss reads the head's weight outside the head. With `layout.data` > 1
-    gradients are also averaged over the replicas (HSDP, Zhao et al. 2023, section 3.2.2).
+    it is needed first and last. With `layout.data` > 1 gradients are also averaged over the replicas (HSDP, Zhao et al.
+    2023, section 3.2.2).
 
     By default products are in autocast's format, as in every other layout, so that methods compare: weights are
     gathered as they are stored, and no MixedPrecisionPolicy rounds norms and embeddings. Autocast's own 16-bit copies
     of weights last until backward, unless blocks are recomputed.
 
-    `layout.gather`, `reshard_to` and `embedding_group` are how others run it (torchtitan). With `gather: bf16` there is
-    no autocast, and rotary tables stay in fp32 (`cast_forward_inputs`).
+    `layout.gather`, `reshard_to`, `embedding_group` and `head_group` are how others run it (torchtitan). With `gather:
+    bf16` there is no autocast, and rotary tables stay in fp32 (`cast_forward_inputs`). A head in its own group is
+    gathered while the last block computes, and its gradient is reduced while that block goes backward.
     """
     layout, model = mesh.layout, cast(Any, parallel.objective.model)
     devices, reshards = mesh.devices("data", "shard"), layout.sharding == "zero3"
@@ -40,6 +41,9 @@ def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     if layout.embedding_group and model.embedding is not None:
         shard(model.embedding, reshard_after_forward=True)
         model.embedding.set_unshard_in_backward(False)  # a lookup's gradient needs no weights
+    if layout.head_group:
+        shard(model.head, reshard_after_forward=False)  # backward begins with it
+        register_fsdp_forward_method(model.head, "read")
     for block in model.blocks:
         if block is not None:  # another stage's
             shard(block, reshard_after_forward=(layout.reshard_to or True) if reshards else False)
