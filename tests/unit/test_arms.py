@@ -182,6 +182,20 @@ def test_an_arm_that_does_something_else_is_an_invalid_run_with_the_reason(toy, 
     assert record["outcome"]["status"] == "failed" and reason in record["outcome"]["reason"]
 
 
+def test_an_arm_that_hangs_is_ended_with_its_children(toy, lab, tmp_path, monkeypatch):
+    monkeypatch.setenv("CHILD", str(tmp_path / "child"))
+    hang = (
+        "    import os, subprocess, sys\n"
+        "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "    open(os.environ['CHILD'], 'w').write(str(child.pid)); child.wait()\n    now = "
+    )
+    (toy / "adapter.py").write_text(ADAPTER.replace("    now = ", hang))
+    record = trained(lab, run_of(), hang_s=1.0)
+    assert "the arm hung: it wrote nothing for 1 s" in record["outcome"]["reason"]
+    state = Path("/proc") / (tmp_path / "child").read_text() / "stat"
+    assert not state.exists() or state.read_text().split(")")[1].split()[0] == "Z"  # ended, whether or not collected
+
+
 def test_a_loss_that_is_not_a_number_is_logged_as_such(toy, lab):
     (toy / "adapter.py").write_text(ADAPTER.replace("log_step(loss=loss", "log_step(loss=float('nan')"))
     run = run_of()

@@ -20,6 +20,8 @@ from tokenscale.settings.run import RunSettings
 STEPS = 8
 #: repetitions in which values are moved by rounding, from which the floor is measured
 FLOORS = 2
+#: seconds without a line of log or output after which a recording is given up
+HANG_S = 1800
 #: written last: `reason` says why there is no recording, or is null
 OUTCOME = "outcome.json"
 
@@ -48,7 +50,7 @@ def _record_once(run: RunSettings, store: Path, environment: Path | None, folder
     options: dict[str, Any] = {"steps": steps, "device": device, "recording": folder}
     write_contract(run, batches, work, record=environment, **options)
     if environment is not None:
-        reason = run_adapter(run.arm, environment, work, variables=variables)
+        reason = run_adapter(run.arm, environment, work, variables=variables, hang_s=HANG_S)
     else:
         command = [sys.executable, "-m", "tokenscale.arms.own", str((work / "contract.json").resolve())]
         done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, errors="replace")

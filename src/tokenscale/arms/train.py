@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -146,11 +146,18 @@ def _write_weights(run: RunSettings, shape: ModelSettings, folder: Path) -> None
 
 
 def run_adapter(
-    arm: str, record: Path, folder: Path, *, peers: Path | None = None, variables: dict[str, str] | None = None
+    arm: str,
+    record: Path,
+    folder: Path,
+    *,
+    peers: Path | None = None,
+    variables: dict[str, str] | None = None,
+    hang_s: float = 0,
 ) -> str | None:
     """Run the arm's adapter on the contract in `folder`. Return the reason of a failure, or None.
 
-    The process is ended when another rank has written its reason below `peers`. Its output is `folder/output.log`.
+    The process and its children are ended when another rank has written its reason below `peers`, and after `hang_s`
+    seconds in which they wrote neither log nor output (0: never). The output is `folder/output.log`.
     """
     command = [str(python_of(record).absolute()), str((ARMS / arm / "adapter.py").resolve())]
     environment = os.environ | {"PYTHONPATH": str((folder / "lib").resolve()), "PYTHONNOUSERSITE": "1"}
@@ -164,14 +171,22 @@ def run_adapter(
                 env=environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,  # its children end with it
             )
         except OSError as error:
             return f"the arm's process cannot be started: {command[0]}: {error.strerror}"
+        written, since, hung = -1, time.monotonic(), False
         with _forward_signals(process):
-            while process.poll() is None:
-                if peers is not None and any(peers.glob("rank=*/arm/failed.txt")):
-                    process.terminate()
+            while process.poll() is None and not hung:
+                size = sum(path.stat().st_size for path in (log, folder / "steps.jsonl") if path.exists())
+                if size != written:
+                    written, since = size, time.monotonic()
+                hung = bool(hang_s) and time.monotonic() - since > hang_s
+                if hung or (peers is not None and any(peers.glob("rank=*/arm/failed.txt"))):
+                    _end(process)
                 time.sleep(0.05)
+    if hung:
+        return f"the arm hung: it wrote nothing for {hang_s:g} s (`hang_s` in machine.toml)  ({log})"
     if not process.returncode:
         return None
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
@@ -186,11 +201,7 @@ def _forward_signals(process: subprocess.Popen) -> Iterator[None]:
     """End the arm's process, and then this one, when a signal asks this one to end."""
 
     def end(number: int, frame: Any) -> None:
-        process.terminate()
-        try:
-            process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        _end(process)
         raise SystemExit(128 + number)
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
@@ -200,7 +211,20 @@ def _forward_signals(process: subprocess.Popen) -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         if process.poll() is None:
-            process.kill()
+            _end(process, grace_s=0)
+
+
+def _end(process: subprocess.Popen, *, grace_s: float = GRACE_S) -> None:
+    """End a process that leads a session, and its children."""
+    try:
+        if grace_s:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        pass
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def read_steps(folder: Path, expected: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str | None]:
@@ -234,12 +258,20 @@ def read_steps(folder: Path, expected: list[dict[str, Any]]) -> tuple[list[dict[
 
 
 def train(
-    run: RunSettings, store: Path, environment: Path, directory: Path, *, attempt: int, rank: int, world_size: int
+    run: RunSettings,
+    store: Path,
+    environment: Path,
+    directory: Path,
+    *,
+    attempt: int,
+    rank: int,
+    world_size: int,
+    hang_s: float = 0,
 ) -> None:
     """Train one rank of an arm and write its log. Rank 0 seals the record once all ranks have ended.
 
-    `store` is the manifest of the token store, `environment` the record of the arm's environment. Raises UserError if
-    the world is not the run's.
+    `store` is the manifest of the token store, `environment` the record of the arm's environment. An arm that writes
+    nothing for `hang_s` seconds is ended (0: never). Raises UserError if the world is not the run's.
     """
     if world_size != run.layout.world_size:
         raise UserError(
@@ -264,7 +296,7 @@ def train(
         state |= _count(run, batches.vocabulary_size)
         writer.event("init_done", duration_s=time.monotonic() - began)
         print(f"{run.identity}: {run.arm}", flush=True)
-        reason = run_adapter(run.arm, environment, folder, peers=attempt_directory)
+        reason = run_adapter(run.arm, environment, folder, peers=attempt_directory, hang_s=hang_s)
         steps, wrong = read_steps(folder, expected)
         reason = reason or wrong
     ended = None

@@ -26,5 +26,5 @@ def run(arguments: argparse.Namespace) -> int:
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     settings = RunSettings.from_json(arguments.settings)
     ranks = {"attempt": arguments.attempt, "rank": rank, "world_size": world_size}
-    train(settings, arguments.store, arguments.arm, arguments.directory, **ranks)
+    train(settings, arguments.store, arguments.arm, arguments.directory, **ranks, hang_s=arguments.hang_s)
     return 0
