@@ -69,7 +69,7 @@ ReturnToService=2
 
 # a job that cannot run is refused, one whose node is lost has failed, and a finished one is still shown
 EnforcePartLimits=ALL
-JobRequeue=0
+JobRequeue=1
 MinJobAge=3600
 # a job's ranks meet at a port by its number: two clusters beside each other may not number alike
 FirstJobId={first_job}
