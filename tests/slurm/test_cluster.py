@@ -140,7 +140,7 @@ def test_a_client_that_waits_for_ever_is_killed(cluster):
 
 
 def test_a_node_set_down_kills_its_job(cluster):
-    job = run_stubborn(cluster, f"--nodelist={NODES[2]}")
+    job = run_stubborn(cluster, "--no-requeue", f"--nodelist={NODES[2]}")
     script = f"{NODES[2]}/job{int(job):05}/slurm_script"
     assert [line for line in cluster.processes().values() if script in line]
     other = submit(cluster, "sleep 1000", f"--nodelist={NODES[3]}")
