@@ -38,7 +38,7 @@ PAIRS = [Pair(n, text, "") for n, text in enumerate(["a", "bc", "xy", "k", "def"
 LAYOUTS = {**LAYOUTS, "1f1b-tp-zero3@2x2x2": LayoutSettings(pipeline=2, tensor=2, shard=2)}
 #: what `make test` compares: each way to split a model, and pairs of them
 DAILY = {"ddp@2", "zero2@2", "tp@2", "1f1b@2", "interleaved@2", "1f1b-tp@2x2", "1f1b-zero3@2x2"}
-#: experiments: uneven shares, other pairs and all three. Other numbers of ranks and schedules are left to make long-test
+#: experiments: uneven shares, other pairs and all three. Other numbers of ranks and schedules: make long-test
 PAIRED = {"zero3@3", "hsdp-zero3@2x2", "tp-zero3@2x2", "zero-bubble@2", "interleaved-zero2@2x2", "1f1b-tp-zero3@2x2x2"}
 
 
