@@ -7,12 +7,12 @@ environments of three arms: `snakemake --cores 1 results/arms/{nanoGPT,litgpt,tr
 # ruff: noqa: E501
 
 import json
-import os
 import re
 import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -81,6 +81,8 @@ class Case:
     expected: str | None = None
 
 
+#: last column of the tables
+COLUMNS = {"planted difference": "cause that the certificate names", "refactoring": "largest difference"}
 ADAPTER = "adapter.py"
 NANO, LIT, HF_LLAMA, HF_GPT = SETTINGS
 
@@ -176,6 +178,8 @@ REFACTORINGS = [
     Case("head in two halves", NANO, "model.py", "logits = self.lm_head(x)", "logits = torch.cat([F.linear(x, half) for half in self.lm_head.weight.chunk(2)], dim=-1)"),
     Case("clipping by hand", NANO, "train.py", "torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)", "torch._foreach_mul_([p.grad for p in model.parameters()], min(1.0, grad_clip / (sum(p.grad.double().square().sum() for p in model.parameters()).sqrt().item() + 1e-6)))"),
     Case("fused AdamW", NANO, "model.py", "use_fused = fused_available and device_type == 'cuda'", "use_fused = fused_available"),
+    Case("gradients set to zero in place", NANO, "train.py", "zero_grad(set_to_none=True)", "zero_grad(set_to_none=False)"),
+    Case("AdamW over lists", NANO, "model.py", "betas=betas, **extra_args)", "betas=betas, foreach=True, **extra_args)"),
     Case("SiLU by its formula", LIT, "litgpt.model", "F.silu(x_fc_1) * x_fc_2", "x_fc_1 / (1 + torch.exp(-x_fc_1)) * x_fc_2"),
     Case("product in another order", LIT, "litgpt.model", "F.silu(x_fc_1) * x_fc_2", "x_fc_2 * F.silu(x_fc_1)"),
     Case("division by the root in RMSNorm", LIT, "litgpt.model", "x * torch.rsqrt(norm_x + self.eps)", "x / torch.sqrt(norm_x + self.eps)"),
@@ -185,6 +189,7 @@ REFACTORINGS = [
     Case("head in chunks of 8 positions", LIT, "litgpt.model", "        lm_head_chunk_size: int = 0,\n    ) -> torch.Tensor", "        lm_head_chunk_size: int = 8,\n    ) -> torch.Tensor"),
     Case("cross-entropy in chunks of 8", LIT, "litgpt.utils", "chunk_size: int = 128", "chunk_size: int = 8"),
     Case("fused AdamW", LIT, "litgpt.pretrain", '{"fused": fabric.device.type == "cuda"}', '{"fused": True}'),
+    Case("learning rate as a tensor", LIT, "litgpt.pretrain", 'param_group["lr"] = lr', 'param_group["lr"] = torch.tensor(lr)'),
     Case("weight on the right in RMSNorm", HF_LLAMA, "transformers.models.llama.modeling_llama", "self.weight * hidden_states.to(input_dtype)", "hidden_states.to(input_dtype) * self.weight"),
     Case("division by the root in RMSNorm", HF_LLAMA, "transformers.models.llama.modeling_llama", "hidden_states * torch.rsqrt(variance + self.variance_epsilon)", "hidden_states / torch.sqrt(variance + self.variance_epsilon)"),
     Case("up before gate", HF_LLAMA, "transformers.models.llama.modeling_llama", "self.act_fn(self.gate_proj(x)) * self.up_proj(x)", "self.up_proj(x) * self.act_fn(self.gate_proj(x))"),
@@ -192,6 +197,8 @@ REFACTORINGS = [
     Case("rope from position 1 on", HF_LLAMA, "transformers.models.llama.modeling_llama", "position_ids = position_ids.unsqueeze(0)", "position_ids = position_ids.unsqueeze(0) + 1"),
     Case("cross-entropy by log_softmax", HF_LLAMA, "transformers.loss.loss_utils", "nn.functional.cross_entropy(source, target, ignore_index=ignore_index, reduction=reduction)", "nn.functional.nll_loss(source.log_softmax(-1), target, ignore_index=ignore_index, reduction=reduction)"),
     Case("fused AdamW", HF_LLAMA, ADAPTER, '"adamw_torch_fused" if optimizer["fused"] else "adamw_torch"', '"adamw_torch_fused"'),
+    Case("gradient checkpointing", HF_LLAMA, ADAPTER, "disable_tqdm=True", "disable_tqdm=True, gradient_checkpointing=True"),
+    Case("gradient checkpointing, reentrant", HF_LLAMA, ADAPTER, "disable_tqdm=True", 'disable_tqdm=True, gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": True}'),
     Case("Conv1D by matrix product and sum", HF_GPT, "transformers.pytorch_utils", "torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)", "x.view(-1, x.size(-1)) @ self.weight + self.bias"),
     Case("GELU by PyTorch's function", HF_GPT, "transformers.models.gpt2.modeling_gpt2", "ACT2FN[config.activation_function]", 'ACT2FN["gelu_pytorch_tanh"]'),
     Case("residual sum in another order", HF_GPT, "transformers.models.gpt2.modeling_gpt2", "hidden_states = attn_output + residual", "hidden_states = residual + attn_output"),
@@ -342,19 +349,27 @@ def find_records() -> dict[str, Path]:
     return {arm: Path("results/arms") / arm / "environment.json" for arm in ("nanoGPT", "litgpt", "transformers")}
 
 
+def tables() -> dict[str, list[Case]]:
+    """Return all cases by the title of their table."""
+    return {"planted difference": FAULTS, "refactoring": REFACTORINGS}
+
+
 def main() -> None:
-    """Print the tables of all cases, or of those whose name or arm contains an argument."""
+    """Print the tables of all cases, or of those whose name or reference is an argument."""
     records, only, began = find_records(), sys.argv[1:], time.monotonic()
     if missing := [str(path) for path in records.values() if not path.is_file()]:
         sys.exit(f"environments of arms are missing; next: snakemake --cores 1 {' '.join(missing)}")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as folder:
-        references = References(Path(folder), records)
-        for title, cases in (("planted difference", FAULTS), ("refactoring", REFACTORINGS)):
-            print(f"\n| {title} | arm | result | cause that the certificate names |\n|---|---|---|---|", flush=True)
-            chosen = [case for case in cases if not only or any(word in (case.name, case.setting, title) for word in only)]
+        references, counts = References(Path(folder), records), Counter()
+        for title, cases in tables().items():
+            chosen = [case for case in cases if not only or case.name in only or case.setting in only]
+            print(f"\n| {title} | arm | result | {COLUMNS[title]} |\n|---|---|---|---|", flush=True)
             for case, result, cause in run(chosen, references):
                 print(f"| {case.name} | {case.setting} | {result} | {cause} |", flush=True)
+                counts[title, SETTINGS[case.setting][0], result] += 1
+    print("\n| cases | arm | result | number |\n|---|---|---|---|")
+    for (title, arm, result), count in counts.items():
+        print(f"| {title} | {arm} | {result} | {count} |")
     print(f"\n{time.monotonic() - began:.0f} s")
 
 

@@ -1,0 +1,79 @@
+"""Parity certificates of nanoGPT, litgpt and transformers with one line of their installed code changed."""
+
+import os
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.arm_cases import FAULTS, REFACTORINGS, SETTINGS, References, edit, find_records, run, tables
+from tests.long import logs
+from tokenscale.arms.environments import BUNDLES, prepare
+from tokenscale.base.files import read_json
+from tokenscale.parity.certificate import EQUAL, ROUNDING
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Certificates of all cases: planted differences and refactorings, each with result and cause."""
+    if not (os.environ.get(BUNDLES) or os.environ.get("TOKENSCALE_ARM_REMOTES") == "1"):
+        pytest.skip(f"set {BUNDLES} to a folder of bundles, or TOKENSCALE_ARM_REMOTES=1 to read the repositories")
+    folder = tmp_path_factory.mktemp("arms")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        records = find_records()
+        for arm, record in records.items():
+            if not record.is_file() or read_json(record)["error"] is not None:
+                records[arm] = folder / "environments" / arm / record.name
+                assert prepare(arm, records[arm])["error"] is None
+        began, references = time.monotonic(), References(folder, records)
+        found = {title: list(run(cases, references)) for title, cases in tables().items()}
+    lines = [
+        f"{case.setting}: {case.name}: {result}: {cause}" for rows in found.values() for case, result, cause in rows
+    ]
+    logs.write("parity-arms", "\n".join([*lines, f"{time.monotonic() - began:.0f} s"]) + "\n")
+    return found
+
+
+def outside(rows, expected):
+    """Return the cases with another result than the expected ones."""
+    return [(case.setting, case.name, result, cause) for case, result, cause in rows if result not in expected]
+
+
+@pytest.mark.slow(600)
+@pytest.mark.long
+def test_each_planted_difference_is_found(results):
+    assert not outside(results["planted difference"], ("named", "found"))
+
+
+@pytest.mark.long
+def test_of_the_planted_differences_85_percent_are_named(results):
+    rows = results["planted difference"]
+    assert len(rows) - len(outside(rows, ("named",))) >= max(36, 0.85 * len(rows)), outside(rows, ("named",))
+
+
+@pytest.mark.long
+def test_no_refactoring_is_an_alarm(results):
+    assert not outside(results["refactoring"], (EQUAL, ROUNDING))
+
+
+def test_each_of_three_arms_has_14_planted_differences_and_7_refactorings():
+    for cases, least in ((FAULTS, 14), (REFACTORINGS, 7)):
+        counts = Counter(SETTINGS[case.setting][0] for case in cases)
+        assert len(counts) == 3 and min(counts.values()) >= least, counts
+        assert len({(case.setting, case.name) for case in cases}) == len(cases)
+    assert all(case.expected for case in FAULTS) and not any(case.expected for case in REFACTORINGS)
+
+
+@pytest.mark.parametrize("text", ["x = 1", "x = 1; x = 1; x = 1"])
+def test_an_edit_applies_exactly_once(tmp_path, text):
+    path = tmp_path / "model.py"
+    path.write_text(text.replace("1", "2", 1))
+    with pytest.raises(AssertionError, match="expected once"):
+        edit(path, replace(FAULTS[0], old="x = 1", new="x = 3"))
+    path.write_text("x = 1")
+    assert edit(path, replace(FAULTS[0], old="x = 1", new="x = 3")) == "x = 3"
