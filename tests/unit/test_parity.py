@@ -11,7 +11,8 @@ import torch
 from tests.parity_cases import FAULTS, HELD_OUT, REFACTORINGS, References, certificate_of, judge
 from tokenscale.cli.main import main
 from tokenscale.parity import recorder
-from tokenscale.parity.certificate import EQUAL, ROUNDING
+from tokenscale.parity.certificate import EQUAL, ROUNDING, certify, compare
+from tokenscale.parity.recording import read_recording
 
 pytestmark = pytest.mark.slow(30)
 
@@ -63,6 +64,18 @@ def test_a_refactoring_is_no_false_alarm(case, references):
     assert ("module output" in certificate["stages"]) == (case.name != "micro-batches in another order")
     if case.name.startswith("renamed, fused and transposed"):  # two embeddings, six modules a layer, norm and head
         assert certificate["stages"]["module output"]["compared"] == 2 + 6 * 4 + 2
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("gradients never cleared", "gradients not cleared in B"),
+        ("clipping by value", "0.5 in A, by value, to 0.01 in B"),
+    ],
+)
+def test_a_cause_has_the_words(name, words, references):
+    (case,) = (case for case in [*FAULTS, *HELD_OUT] if case.name == name)
+    assert words in certificate_of(case, references)["cause"]["text"]
 
 
 def test_there_are_40_planted_differences_and_20_refactorings():
@@ -144,6 +157,36 @@ def test_a_difference_is_rounding_up_to_a_multiple_of_the_measured_floor(recorde
     assert 0 < floor < 1e-6
     # on a loss of about 2 in fp32
     assert verdict(8 * floor)["verdict"] == ROUNDING and verdict(100 * floor)["verdict"] == "different"
+
+
+class WithNorm(torch.nn.Module):
+    """A model that registers its norm first and calls it last, or not at all."""
+
+    def __init__(self, calls_norm):
+        super().__init__()
+        self.calls_norm = calls_norm
+        self.embedding, self.norm, self.linear = torch.nn.Embedding(8, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 4)
+
+    def forward(self, tokens):
+        x = self.linear(self.embedding(tokens))
+        return (self.norm(x) if self.calls_norm else x) @ self.embedding.weight.T
+
+
+def test_a_norm_that_one_model_does_not_call_has_equal_initial_weights(tmp_path, monkeypatch):
+    for folder, calls_norm, floor in (("a", True, ""), ("a", True, "1"), ("b", False, "")):
+        monkeypatch.setenv(recorder.FLOOR_VARIABLE, floor)
+        torch.manual_seed(0)
+        model = WithNorm(calls_norm)
+        recording = recorder.ParityRecorder(tmp_path / folder, model, torch.optim.SGD(model.parameters(), lr=0.1))
+        tokens = torch.arange(16).view(2, 8) % 8
+        loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        recording.loss(loss)
+        loss.backward()
+        recording.optimizer.step()
+        recording.close()
+    certificate = certify(compare(read_recording(tmp_path / "a"), read_recording(tmp_path / "b")))
+    assert certificate["parameters"] == {"matched": 5, "only_a": [], "only_b": [], "untied": {}}
+    assert certificate["first_difference"]["stage"] == "loss"
 
 
 def test_names_align_parameters_and_other_initial_values_are_a_difference(recorded, capsys):

@@ -391,8 +391,9 @@ def _explain_sum(
         found.append(dict(zip(usable, weights.flatten().tolist(), strict=True)))
     ours, theirs = found
     worst = max(ours, key=lambda name: abs(ours[name] - theirs.get(name, 0.0)))
-    text = f"weight of {worst} in the sum at {where}: {ours[worst]:.5g} in A, {theirs.get(worst, 0.0):.5g} in B"
-    return _cause("module", "residual stream", round(ours[worst], 5), round(theirs.get(worst, 0.0), 5), text)
+    values = [round(weights.get(worst, 0.0), 5) + 0.0 for weights in found]  # no -0.0
+    text = f"weight of {worst} in the sum at {where}: {values[0]:.5g} in A, {values[1]:.5g} in B"
+    return _cause("module", "residual stream", values[0], values[1], text)
 
 
 def _find_dropout(terms: dict[str, Tensor], value: Tensor, floor: float) -> tuple[str, float] | None:
@@ -547,10 +548,24 @@ def _explain_gradient(parity: Parity, first: Comparison) -> dict[str, Any] | Non
             )
         if step == 0 and (cause := _explain_micro_batches(parity, usable, theirs, floor, counts)):
             return cause
+        if step and (cause := _explain_uncleared(parity, usable, ours, theirs, step, floor)):
+            return cause
     wrong = [c for c in compared if c.verdict == DIFFERENT]
     if wrong:
         text = f"backward pass: the last parameter in order of execution whose gradient differs is {wrong[-1].name}"
         return _cause("gradient", "backward pass", None, wrong[-1].name, text)
+    return None
+
+
+def _explain_uncleared(
+    parity: Parity, usable: list[Any], ours: Tensor, theirs: Tensor, step: int, floor: float
+) -> dict[str, Any] | None:
+    """Explain one model's gradient as the other's plus its own of the step before."""
+    for side, recording, more, fewer in (("a", parity.a, ours, theirs), ("b", parity.b, theirs, ours)):
+        earlier = [read_kind(c.match, recording, side, step - 1, "gradient_clipped") for c, _, _ in usable]
+        if all(value is not None for value in earlier) and difference(more, fewer + torch.cat(earlier)) <= floor:
+            text = f"gradients not cleared in {side.upper()}: those of the step before are added"
+            return _cause("gradient", "gradients cleared", side == "b", side == "a", text)
     return None
 
 
@@ -589,9 +604,27 @@ def _explain_clipping(parity: Parity, first: Comparison) -> dict[str, Any] | Non
         words.append(f"to {after:.4g}" if clipped else "off")
     if limits[0] is not None and limits[1] is not None and abs(limits[0] - limits[1]) < 1e-3 * limits[0]:
         words = ["by the norm", "in another way (by value, of each parameter, or with another epsilon)"]
+    for number, side in enumerate("ab"):
+        if limits[number] is not None and (largest := _find_clipped_value(parity, step, side, MULTIPLE * first.floor)):
+            words[number] = f"by value, to {largest:.4g}"
     evidence = [f"norm before clipping {parity.a.steps[step]['gradient_norm']:.6g} in both"]
     text = f"gradient clipping: {words[0]} in A, {words[1]} in B"
     return _cause("optimizer", "gradient clipping", limits[0], limits[1], text, evidence)
+
+
+def _find_clipped_value(parity: Parity, step: int, side: str, floor: float) -> float | None:
+    """Return the largest gradient if larger ones were clipped to it and the others were left as they are."""
+    recording = parity.a if side == "a" else parity.b
+    pairs = [
+        [read_kind(match, recording, side, step, kind) for kind in ("gradient", "gradient_clipped")]
+        for match in parity.alignment.matches
+    ]
+    known = [(before, after) for before, after in pairs if before is not None and after is not None]
+    if not known:
+        return None
+    before, after = (torch.cat(values) for values in zip(*known, strict=True))
+    largest = float(after.abs().max())
+    return largest if difference(after, before.clamp(-largest, largest)) <= floor else None
 
 
 # --- optimizer ------------------------------------------------------------------------------------------------------
@@ -645,6 +678,14 @@ def _explain_setting(parity: Parity, first: Comparison) -> dict[str, Any]:
 
 
 def _compare_schedules(a: list[float], b: list[float]) -> tuple[str, str]:
+    """Return how two schedules differ, and the setting that this shows.
+
+    >>> _compare_schedules([1.0, 1.0, 1.0], [1.0, 0.75, 0.5])
+    ('they differ from step 1 on (decay of the learning rate)', 'decay of the learning rate')
+    >>> _compare_schedules([0.0, 1.0, 1.0, 1.0], [0.0, 0.5, 1.0, 0.9])[1]
+    'warm-up'
+    """
+
     def close(x: list[float], y: list[float]) -> bool:
         return len(x) > 1 and all(math.isclose(i, j, rel_tol=1e-6, abs_tol=1e-15) for i, j in zip(x, y, strict=True))
 
@@ -658,9 +699,9 @@ def _compare_schedules(a: list[float], b: list[float]) -> tuple[str, str]:
     differing = [step for step, (x, y) in enumerate(zip(a, b, strict=True)) if not math.isclose(x, y, rel_tol=1e-6)]
     if differing[-1] < len(a) - 1 and differing[0] < len(a) / 2:
         return f"they differ up to step {differing[-1]} only (warm-up)", "warm-up"
-    if differing[0] > 0 and close(a[: differing[0]] or [0.0], b[: differing[0]] or [0.0]):
-        return f"they differ from step {differing[0]} on (decay of the learning rate)", "decay of the learning rate"
     rising = [sum(y > x for x, y in itertools.pairwise(found)) for found in (a, b)]
+    if differing[0] > 1 or (differing[0] == 1 and rising[0] == rising[1]):
+        return f"they differ from step {differing[0]} on (decay of the learning rate)", "decay of the learning rate"
     if rising[0] != rising[1]:
         return f"they rise for {rising[0]} steps in A and {rising[1]} in B (warm-up)", "warm-up"
     return "B follows another schedule", "shape of the schedule"
