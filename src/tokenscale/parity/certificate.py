@@ -217,10 +217,10 @@ def _compare_settings(parity: Parity, step: int) -> Iterator[Comparison]:
 
 
 def _nearly_equal(a: Any, b: Any) -> bool:
-    """Return whether two settings are the same number, however it was computed."""
+    """Return whether two settings are the same number, however it was computed: in fp32, too, as tensors are."""
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(_nearly_equal, a, b))
-    return math.isclose(a, b, rel_tol=1e-9, abs_tol=0.0)
+    return math.isclose(a, b, rel_tol=RESOLUTION, abs_tol=0.0)
 
 
 # --- the certificate ------------------------------------------------------------------------------------------------

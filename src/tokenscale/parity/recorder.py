@@ -217,7 +217,8 @@ class ParityRecorder:
         open_entries: dict[str, list[dict[str, Any]]] = {}
 
         def enter(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-            if not torch.is_grad_enabled():  # a validation before the first step
+            # a validation before the first step; reentrant checkpoints run blocks without gradients, within the model
+            if not torch.is_grad_enabled() and not open_entries.get(""):
                 return
             numbers = {k: v for k, v in vars(module).items() if k[0] != "_" and isinstance(v, (bool, int, float, str))}
             owned = [self._names[id(p)] for p in module._parameters.values() if p is not None]

@@ -236,11 +236,12 @@ def align(a: Recording, b: Recording, names: dict[str, str]) -> Alignment:
                 partner = getattr(known, side)[0]
                 if others[partner]["tied"] and same_values([described[name]], [others[partner]]):
                     untied[name] = partner
+    if set(of_a) == set(of_b):  # versions of one program, of which one may not call a module
+        for name in [name for name in left_a if name in left_b and of_a[name]["constant"] is not None]:
+            if of_a[name]["shape"] == of_b[name]["shape"] and of_a[name]["constant"] == of_b[name]["constant"]:
+                match([name], [name])
     for constant in _match_constants(a, b, orders, (left_a, left_b), list(matches)):
         match(constant.a, constant.b)
-    for name in [name for name in left_a if name in left_b]:  # of a module that one model does not call
-        if of_a[name]["shape"] == of_b[name]["shape"] and same_values([of_a[name]], [of_b[name]]):
-            match([name], [name])
     for aligned in matches:
         aligned.layout = _find_layout(a, b, aligned)
     reordered = {name.rpartition(".")[0] for found in matches if found.layout is None for name in found.a}
