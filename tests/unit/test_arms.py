@@ -16,11 +16,14 @@ from tokenscale.analysis.ingest import one_run
 from tokenscale.arms import environments
 from tokenscale.arms.contract import digest_rows
 from tokenscale.arms.environments import list_arms, load_arm, prepare
+from tokenscale.arms.record import record
 from tokenscale.arms.train import train
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.stores.labels import IGNORED
+from tokenscale.parity.recording import read_recording
+from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
     BudgetSettings,
@@ -194,6 +197,14 @@ def test_an_arm_that_hangs_is_ended_with_its_children(toy, lab, tmp_path, monkey
     assert "the arm hung: it wrote nothing for 1 s" in record["outcome"]["reason"]
     state = Path("/proc") / (tmp_path / "child").read_text() / "stat"
     assert not state.exists() or state.read_text().split(")")[1].split()[0] == "Z"  # ended, whether or not collected
+
+
+def test_a_run_of_two_ranks_that_compiles_is_recorded_on_one_that_does_not(toy, lab, tmp_path):
+    run = run_of(arm="tokenscale", layout=LayoutSettings(data=2), compile=True, budget=BudgetSettings(steps=2))
+    folder = tmp_path / "recording"
+    assert record(run, lab.store(run.store) / "manifest.json", None, folder) is None
+    found = read_recording(folder)
+    assert len(found.steps) == 2 and len(found.floors) == 2
 
 
 def test_a_loss_that_is_not_a_number_is_logged_as_such(toy, lab):

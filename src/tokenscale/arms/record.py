@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tokenscale.arms.train import LOG_LINES, run_adapter, write_contract
 from tokenscale.base.files import write_json
 from tokenscale.data.batches.open import open_batches
 from tokenscale.parity.recorder import FLOOR_VARIABLE
+from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.run import RunSettings
 
 #: optimizer steps of a recording
@@ -29,8 +31,10 @@ OUTCOME = "outcome.json"
 def record(run: RunSettings, store: Path, environment: Path | None, folder: Path) -> str | None:
     """Record the first steps of a run below `folder`, and `FLOORS` repetitions. Return the reason of a failure.
 
-    `environment` is the record of the arm's environment, None for this project's own trainer.
+    `environment` is the record of the arm's environment, None for this project's own trainer. One rank records, without
+    torch.compile: the recorder reads whole parameters, and the modules as they are written.
     """
+    run = replace(run, layout=LayoutSettings(), compile=False)
     shutil.rmtree(folder, ignore_errors=True)
     prepared = read_record(environment) if environment is not None else {"error": None}
     reason = prepared["error"]

@@ -62,7 +62,7 @@ contract.require(
         "micro-batches of unequal size": contract.rows % contract.micro_batch != 0,
         "several ranks": contract.world_size > 1,
         "this schedule, for which its rates differ": not np.allclose(rates, contract.learning_rates, 1e-9, 0),
-        "recordings of bf16 or compiled models": recording and (contract.precision == "bf16" or contract.compile),
+        "recordings in bf16": recording and contract.precision == "bf16",
     }
 )
 
