@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+import torch.utils.checkpoint
 
 from tests.parity_cases import FAULTS, HELD_OUT, REFACTORINGS, References, certificate_of, judge
 from tokenscale.cli.main import main
@@ -160,33 +161,56 @@ def test_a_difference_is_rounding_up_to_a_multiple_of_the_measured_floor(recorde
 
 
 class WithNorm(torch.nn.Module):
-    """A model that registers its norm first and calls it last, or not at all."""
+    """A model that registers its norm first and calls it last, or not at all; `checkpoint`: with a reentrant one."""
 
-    def __init__(self, calls_norm):
+    def __init__(self, calls_norm=True, checkpoint=False):
         super().__init__()
-        self.calls_norm = calls_norm
+        self.calls_norm, self.checkpoint = calls_norm, checkpoint
         self.embedding, self.norm, self.linear = torch.nn.Embedding(8, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 4)
+
+    def last(self, x):
+        return self.norm(x) if self.calls_norm else x
 
     def forward(self, tokens):
         x = self.linear(self.embedding(tokens))
-        return (self.norm(x) if self.calls_norm else x) @ self.embedding.weight.T
+        x = torch.utils.checkpoint.checkpoint(self.last, x, use_reentrant=True) if self.checkpoint else self.last(x)
+        return x @ self.embedding.weight.T
 
 
-def test_a_norm_that_one_model_does_not_call_has_equal_initial_weights(tmp_path, monkeypatch):
-    for folder, calls_norm, floor in (("a", True, ""), ("a", True, "1"), ("b", False, "")):
+def certificate_of_models(folder, monkeypatch, b, rate_b=0.1):
+    """Record `WithNorm()` with a floor, and b; return the certificate."""
+    cases = (("a", WithNorm, {}, "", 0.1), ("a", WithNorm, {}, "1", 0.1), ("b", WithNorm, b, "", rate_b))
+    for name, model_class, options, floor, rate in cases:
         monkeypatch.setenv(recorder.FLOOR_VARIABLE, floor)
         torch.manual_seed(0)
-        model = WithNorm(calls_norm)
-        recording = recorder.ParityRecorder(tmp_path / folder, model, torch.optim.SGD(model.parameters(), lr=0.1))
+        model = model_class(**options)
+        recording = recorder.ParityRecorder(folder / name, model, torch.optim.SGD(model.parameters(), lr=rate))
         tokens = torch.arange(16).view(2, 8) % 8
         loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
         recording.loss(loss)
         loss.backward()
         recording.optimizer.step()
         recording.close()
-    certificate = certify(compare(read_recording(tmp_path / "a"), read_recording(tmp_path / "b")))
+    return certify(compare(read_recording(folder / "a"), read_recording(folder / "b")))
+
+
+def test_a_norm_that_one_model_does_not_call_has_equal_initial_weights(tmp_path, monkeypatch):
+    certificate = certificate_of_models(tmp_path, monkeypatch, {"calls_norm": False})
     assert certificate["parameters"] == {"matched": 5, "only_a": [], "only_b": [], "untied": {}}
     assert certificate["first_difference"]["stage"] == "loss"
+
+
+def test_a_reentrant_checkpoint_is_no_difference_and_its_modules_are_compared(tmp_path, monkeypatch):
+    certificate = certificate_of_models(tmp_path, monkeypatch, {"checkpoint": True})
+    assert certificate["verdict"] in (EQUAL, ROUNDING)
+    assert certificate["stages"]["module output"]["compared"] == 3
+
+
+def test_a_learning_rate_that_is_a_tensor_is_that_number(tmp_path, monkeypatch):
+    certificate = certificate_of_models(tmp_path, monkeypatch, {}, rate_b=torch.tensor(0.1))
+    assert certificate["verdict"] in (EQUAL, ROUNDING)
+    certificate = certificate_of_models(tmp_path, monkeypatch, {}, rate_b=torch.tensor(0.100001))
+    assert "learning rate" in certificate["cause"]["text"]
 
 
 def test_names_align_parameters_and_other_initial_values_are_a_difference(recorded, capsys):
