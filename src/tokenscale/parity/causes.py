@@ -771,8 +771,8 @@ def _changes(recording: Recording, other: Recording, match: Match, step: int) ->
     for betas in itertools.product((0.9, 0.8, 0.95, 0.0, 0.99), (0.999, 0.95, 0.99, 0.98, 0.9)):
         yield {"betas": betas}
     for at in (step - 1, step + 1):
-        if 0 <= at < len(recording.steps):
-            yield {"lr": recording.group(match.b[0], at).get("lr")}
+        if 0 <= at < len(recording.steps) and "lr" in (group := recording.group(match.b[0], at)):
+            yield {"lr": group["lr"]}
     for factor in (0.1, 0.5, 2.0, 10.0):
         yield {"lr": stated.get("lr", 0.0) * factor}
 
@@ -782,6 +782,9 @@ def _explain_update(parity: Parity, first: Comparison) -> dict[str, Any] | None:
     step = first.step
     compared = [c for c in parity.comparisons if c.stage == "update" and c.step == step and c.match]
     wrong = [c for c in compared if c.verdict == DIFFERENT]
+    together = not wrong and first.name == "update_norm"  # too little in each parameter, and systematic
+    if together:
+        wrong = compared
     if not wrong:
         return None
     which = _roles(parity, [c.match for c in wrong])
@@ -799,8 +802,16 @@ def _explain_update(parity: Parity, first: Comparison) -> dict[str, Any] | None:
         return _cause("optimizer", f"{which} not updated", None, None, f"{which}: not updated in {side}")
 
     def error(recording: Recording, side: str, change: Settings) -> float:
-        """Return the largest ratio of an error to what is allowed."""
+        """Return the largest ratio of an error to what is allowed: of the norm of all updates, or of each."""
         worst = 0.0
+        if together:
+            sizes = []
+            recorded = [read_kind(c.match, recording, side, step, "update") for c in wrong]
+            for values in (recorded, [simulate(recording, c.match, side, step, change) for c in wrong]):
+                if any(value is None for value in values):
+                    return math.inf
+                sizes.append(math.hypot(*(float(value.norm()) for value in values)))
+            return abs(sizes[1] / sizes[0] - 1) / (MULTIPLE * first.floor)
         for comparison in wrong:
             match = comparison.match
             actual, before = (
