@@ -325,6 +325,7 @@ def repository(folder: Path) -> tuple[str, str]:
 @pytest.mark.parametrize("bundle", [False, True])
 def test_a_source_is_that_of_the_pinned_tree_from_either_place(toy, installed, tmp_path, monkeypatch, bundle):
     commit, tree = repository(tmp_path / "upstream")
+    monkeypatch.delenv(environments.BUNDLES, raising=False)
     if bundle:
         monkeypatch.setenv(environments.BUNDLES, str(tmp_path))
     url = "https://localhost:1/none" if bundle else str(tmp_path / "upstream")
