@@ -48,7 +48,9 @@ CASES = {
     "zero1": run_of(LAYOUTS["zero1@2"]),
     "zero2, bf16": run_of(LAYOUTS["zero2@2"], precision="bf16"),
     "zero3": run_of(LAYOUTS["zero3@2"]),
-    "zero3, embedding and head for themselves": run_of(LayoutSettings(shard=2, embedding_group=True, head_group=True)),
+    "zero3, embedding and head in their own groups": run_of(
+        LayoutSettings(shard=2, embedding_group=True, head_group=True)
+    ),
     "zero2, gathered in bf16": run_of(replace(LAYOUTS["zero2@2"], gather="bf16"), precision="bf16"),
     "zero3, gathered in bf16, GPT-2's parts, chunks": run_of(
         replace(LAYOUTS["zero3@2"], gather="bf16"),

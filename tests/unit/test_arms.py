@@ -17,7 +17,7 @@ from tokenscale.arms import environments
 from tokenscale.arms.contract import digest_rows
 from tokenscale.arms.environments import list_arms, load_arm, prepare
 from tokenscale.arms.record import record
-from tokenscale.arms.train import train
+from tokenscale.arms.train import _end, train
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
 from tokenscale.data.batches.open import open_batches
@@ -194,9 +194,15 @@ def test_an_arm_that_hangs_is_ended_with_its_children(toy, lab, tmp_path, monkey
     )
     (toy / "adapter.py").write_text(ADAPTER.replace("    now = ", hang))
     record = trained(lab, run_of(), hang_s=1.0)
-    assert "the arm hung: it wrote nothing for 1 s" in record["outcome"]["reason"]
+    assert "the arm hung: it wrote neither log nor output for 1 s" in record["outcome"]["reason"]
     state = Path("/proc") / (tmp_path / "child").read_text() / "stat"
     assert not state.exists() or state.read_text().split(")")[1].split()[0] == "Z"  # ended, whether or not collected
+
+
+def test_ending_a_process_that_has_ended_does_nothing():
+    process = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
+    process.wait()
+    _end(process)
 
 
 def test_a_run_of_two_ranks_that_compiles_is_recorded_on_one_that_does_not(toy, lab, tmp_path):

@@ -186,7 +186,7 @@ def run_adapter(
                     _end(process)
                 time.sleep(0.05)
     if hung:
-        return f"the arm hung: it wrote nothing for {hang_s:g} s (`hang_s` in machine.toml)  ({log})"
+        return f"the arm hung: it wrote neither log nor output for {hang_s:g} s  ({log})"
     if not process.returncode:
         return None
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
@@ -216,13 +216,11 @@ def _forward_signals(process: subprocess.Popen) -> Iterator[None]:
 
 def _end(process: subprocess.Popen, *, grace_s: float = GRACE_S) -> None:
     """End a process that leads a session, and its children."""
-    try:
+    with suppress(ProcessLookupError):  # all have ended already
         if grace_s:
             os.killpg(process.pid, signal.SIGTERM)
-            process.wait(grace_s)
-    except subprocess.TimeoutExpired:
-        pass
-    with suppress(ProcessLookupError):
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(grace_s)
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 

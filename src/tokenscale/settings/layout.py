@@ -59,11 +59,11 @@ class LayoutSettings:
         strict=True,
     )
     embedding_group: bool = option(
-        False, "sharding zero3: gather the input embedding for itself and reshard it after its lookup"
+        False, "sharding zero3: gather the input embedding separately, and reshard it after its lookup"
     )
     head_group: bool = option(
         False,
-        "sharding zero2 and zero3: gather the output head for itself, before the loss, and reduce its gradient first",
+        "sharding zero2 and zero3: gather the output head separately, before the loss, and reduce its gradient first",
     )
     tensor: int = option(
         1,
