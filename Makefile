@@ -1,5 +1,5 @@
 # make run: set up, run the demo on this machine, write the report.   make test: the tests.   make faults-test: kills.
-# make quick: lint, and the tests of files that changed since the last commit (or BASE=main).   make docs: the documentation site.
+# make lint: ruff, mypy, snakefmt, Snakemake's lint.   make quick: ruff, and the tests of files that changed since the last commit (or BASE=main).   make docs: the documentation site.
 # make experiments-test: the longer tests, of whole trainings, reports, commands and benchmarks.
 # make docs-test: every block of the documents, in a checkout.
 # make slurm-test: a SLURM of four nodes, brought up on this machine for the tests; installs no part of it.
@@ -25,8 +25,10 @@ VERSIONS := $(if $(NEWEST),--upgrade --upgrade-strategy eager,--constraint const
 # fails on a Python that pyproject.toml does not allow (a test compares)
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 SNAKEMAKE := $(VENV)/bin/snakemake --profile profiles/local
-PYTEST := $(VENV)/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile --no-loadscope-reorder
-HERE := --ignore tests/faults --ignore tests/slurm --ignore tests/docs
+PYTEST := $(VENV)/bin/python -m pytest --quiet --numprocesses auto --dist loadfile --no-loadscope-reorder
+DAILY := $(foreach folder,docs experiments faults long slurm,--ignore tests/$(folder)) src tests
+# a folder, and the files outside it with single cases that have its mark: pytest need not import the rest
+marked = -m $(1) $(sort $(2) $(shell grep -rlE --include='test_*.py' 'mark\.$(1)\b' tests | grep -vE '^tests/(faults|$(notdir $(2)))/'))
 YOURS := $(if $(CONFIG),--configfile $(CONFIG))
 REPORT := results/report/index.html
 
@@ -40,12 +42,12 @@ run: $(READY)
 	else $(SNAKEMAKE) corpus tokens $(YOURS) && $(SNAKEMAKE) $(YOURS); fi
 	@echo "report: $(REPORT)"
 
-test: lint
-	$(PYTEST) -m "not experiment and not long" $(HERE)
-	@echo "left out: make experiments-test, make docs-test, make faults-test, make slurm-test, make long-test"
+test: $(READY)
+	$(PYTEST) -m "not experiment and not long" $(DAILY)
+	@echo "left out: make lint, make experiments-test, make docs-test, make faults-test, make slurm-test, make long-test"
 
 experiments-test: $(READY)
-	$(PYTEST) -m experiment $(HERE)
+	$(PYTEST) $(call marked,experiment,tests/experiments)
 
 # each group of documents is one test, the longest first
 docs-test: $(READY) docs
@@ -69,7 +71,7 @@ slurm-test: $(READY)
 	$(PYTEST) tests/slurm
 
 long-test: $(READY)
-	$(PYTEST) -m long $(HERE)
+	$(PYTEST) $(call marked,long,tests/long)
 	$(VENV)/bin/python -m tests.long.wheels
 
 lint: $(READY)

@@ -17,7 +17,7 @@ hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
 
 #: scripts that tests start
-collect_ignore = ["unit/loops", "docs/extended.py"]
+collect_ignore = ["experiments/loops", "docs/extended.py"]
 
 
 def pytest_collection_modifyitems(items):

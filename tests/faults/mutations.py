@@ -31,7 +31,7 @@ LOCKS = "tests/unit/test_launch_workflows.py"
 SECURITY = "tests/unit/test_security.py"
 SETTINGS = "tests/unit/test_bad_input_settings.py"
 CLOCK = "tests/faults/test_clock.py"
-FOLDER = "tests/unit/test_report_folder.py"
+FOLDER = "tests/experiments/test_report_folder.py"
 GUARDS = {
     "a killed process's temporaries are removed": Guard(
         "base/files.py",
@@ -109,7 +109,7 @@ GUARDS = {
     ),
     "the report's policy": Guard("report/layout.html.j2", "default-src 'none'; ", "", SECURITY),
     "text is escaped": Guard(
-        "report/page.py", "autoescape=True", "autoescape=False", "tests/unit/test_report_generations.py"
+        "report/page.py", "autoescape=True", "autoescape=False", "tests/experiments/test_report_generations.py"
     ),
     "the world is the run's": Guard(
         "train/parallel/world.py", "if size != expected_size:", "if False:", "tests/unit/test_parallel_places.py"
@@ -173,7 +173,7 @@ GUARDS = {
         "report/pdf.py",
         " * _line(10) < LOWEST:\n",
         " * _line(10) < -9:\n",
-        "tests/unit/test_report.py::test_an_experiment_with_many_answers_fills_neither_the_first_page_nor_the_cover",
+        "tests/experiments/test_report.py::test_an_experiment_with_many_answers_fills_neither_the_first_page_nor_the_cover",
     ),
     "a rank that stands still is named": Guard(
         "train/watchdog.py",

@@ -35,7 +35,7 @@ class Fault:
 
 LONG, TRAININGS, STATUS = "tests/slurm/test_long_jobs.py", "tests/slurm/test_trainings.py", "tests/slurm/test_status.py"
 RESUME, DOWNLOAD = "tests/faults/test_resume.py", "tests/unit/test_download.py"
-SUBMISSION, STORES = "tests/workflow/test_submission.py", "tests/unit/test_bad_input_stores.py"
+SUBMISSION, STORES = "tests/experiments/test_submission.py", "tests/unit/test_bad_input_stores.py"
 FAULTS = (
     Fault(
         "a job reaches its time limit",
@@ -239,7 +239,7 @@ FAULTS = (
         "scratch has purged token stores",
         "nothing reruns; one command makes them again",
         "the command",
-        ("tests/workflow/test_links.py::test_stores_that_scratch_has_purged_are_made_again_by_the_stated_command",),
+        ("tests/experiments/test_links.py::test_stores_that_scratch_has_purged_are_made_again_by_the_stated_command",),
     ),
     Fault(
         "a download is cut, falls silent, is sent elsewhere, changes meanwhile",

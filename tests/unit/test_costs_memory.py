@@ -1,4 +1,4 @@
-"""Predicted memory against counts by hand and against papers; `tests/distributed/test_memory.py` measures it."""
+"""Predicted memory against counts by hand and against papers; `tests/experiments/test_memory.py` measures it."""
 
 import subprocess
 import sys

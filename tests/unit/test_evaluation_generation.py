@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.corpora import make_corpus, make_tokenizer
-from tests.unit.test_export import checkpoint_of
+from tests.experiments.test_export import checkpoint_of
 from tests.unit.test_models_convert import LENGTH, SHAPES, named, ours, theirs
 from tokenscale.base.errors import UserError
 from tokenscale.cli.generate import generate_texts

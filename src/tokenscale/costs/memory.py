@@ -96,7 +96,7 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
     keeps, plus the messages that a pipeline holds until they are sent. For a rank with several stages (interleaved) it
     is the pass of the first stage, as in the probe.
 
-    `device` selects the kernels. `cpu`: eager PyTorch, exact to the byte (tests/distributed/test_memory.py). `cuda`,
+    `device` selects the kernels. `cpu`: eager PyTorch, exact to the byte (tests/experiments/test_memory.py). `cuda`,
     not measured so far: excludes RMSNorm's normalised copy, all but one byte per element of dropout, and the scores and
     masks of attention, since fused kernels save queries, keys, values, output and one log-sum per row. If `sdpa` has no
     fused kernel (grouped queries in fp32, or a mask without flex or varlen), memory is larger.

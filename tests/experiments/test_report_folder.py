@@ -257,7 +257,7 @@ def test_everything_is_rebuilt_with_equal_bytes_on_one_thread_and_on_two(made, t
         folder = tmp_path / str(threads) / "results"
         shutil.copytree(made / "tables", folder / "tables")
         script = (
-            "import os; from pathlib import Path; from tests.unit.test_report_folder import report;"
+            "import os; from pathlib import Path; from tests.experiments.test_report_folder import report;"
             f"os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{threads}]); report(Path('results'))"
         )
         counts = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ARROW_NUM_THREADS"), str(threads))

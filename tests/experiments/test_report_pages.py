@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests import logs, tables
+from tests.experiments.test_report import Reader
 from tests.unit.test_analysis_claims import ROOT
 from tests.unit.test_planted_values import make_campaign
-from tests.unit.test_report import Reader
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
 from tokenscale.analysis.tables import write_manifest

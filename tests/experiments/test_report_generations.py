@@ -6,8 +6,8 @@ import pytest
 from pypdf import PdfReader
 
 from tests import logs
+from tests.experiments.test_report import Reader
 from tests.unit.test_analysis_claims import ROOT
-from tests.unit.test_report import Reader
 from tokenscale.analysis.claims import judge
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
