@@ -26,13 +26,13 @@ VERSIONS := $(if $(NEWEST),--upgrade --upgrade-strategy eager,--constraint const
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 SNAKEMAKE := $(VENV)/bin/snakemake --profile profiles/local
 PYTEST := $(VENV)/bin/python -m pytest --quiet --numprocesses auto --dist loadfile --no-loadscope-reorder
-DAILY := $(foreach folder,docs experiments faults long slurm,--ignore tests/$(folder)) src tests
+DAILY := $(foreach folder,docs experiments faults golden long slurm,--ignore tests/$(folder)) src tests
 # a folder, and the files outside it with single cases that have its mark: pytest need not import the rest
 marked = -m $(1) $(sort $(2) $(shell grep -rlE --include='test_*.py' 'mark\.$(1)\b' tests | grep -vE '^tests/(faults|$(notdir $(2)))/'))
 YOURS := $(if $(CONFIG),--configfile $(CONFIG))
 REPORT := results/report/index.html
 
-.PHONY: run quick docs test experiments-test docs-test faults-test slurm-test long-test lock-test setup lock lint clean
+.PHONY: run quick docs test experiments-test docs-test faults-test slurm-test golden-test long-test lock-test setup lock lint clean
 
 # Of a dry run with nothing to do, that line is shown and what follows it: which files of the report have been deleted.
 # Tokens first, the rest in a second call: a rebuilt manifest that is equal byte for byte then stops the wave of reruns.
@@ -73,6 +73,10 @@ slurm-test: $(READY)
 long-test: $(READY)
 	$(PYTEST) $(call marked,long,tests/long)
 	$(VENV)/bin/python -m tests.long.wheels
+
+# the demo's losses, orders, stores and files, ids of all runs: equal to those recorded?
+golden-test: run
+	$(VENV)/bin/python -m pytest --quiet tests/golden
 
 lint: $(READY)
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .

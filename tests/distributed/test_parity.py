@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests import golden
 from tests.distributed.parity import (
     HYBRID,
     LAYOUTS,
@@ -133,6 +134,12 @@ def after(request):
 @pytest.mark.parametrize("name", daily([*LAYOUTS, *GROUPED], {*DAILY, "embedding@2"}))
 def test_weights_losses_and_norms_after_five_steps_are_those_of_one_process(after, name, variant):
     compare(after[name, variant], after["single", variant])
+
+
+@pytest.mark.parametrize("variant", ["plain"])
+@pytest.mark.parametrize("name", daily([*LAYOUTS, *GROUPED], {*DAILY, "embedding@2"}))
+def test_losses_of_a_layout_are_the_golden_ones(after, name, variant):
+    golden.compare("layouts", {name: after[name, variant][0]}, part=True)
 
 
 @pytest.mark.parametrize("name, variant", [("1f1b@4", TIED)])

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure
 
-from tests import logs
+from tests import golden, logs
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
-from tokenscale.base.files import read_json, write_json
+from tokenscale.base.files import read_json, sha256_text, write_json
 from tokenscale.report import registry, save, summary
 from tokenscale.report.captions import OVERSUBSCRIBED, SHARED_CORES
 from tokenscale.report.style import SCHEDULES, inline
@@ -193,6 +193,15 @@ def test_figures_have_units_words_and_data(request, name):
     assert ("95 %" in caption) == (name == "translation")
     assert len(kind(*rows).alt()) > 40
     assert len(kind(*rows).data()) > 0
+
+
+@pytest.mark.parametrize("name", registry.FIGURES)
+def test_figures_are_the_golden_ones(request, name):
+    with save.Tables(request.getfixturevalue(FITTING.get(name, "tables"))) as tables:
+        loaded = save.load_figure(name, tables)
+        drawn = save.draw(loaded, kinds=["svg"])["svg"]
+    found = {"csv": sha256_text(loaded.csv), "svg": golden.hash_drawing(drawn)}
+    golden.compare("figures", {name: found}, part=True)
 
 
 def test_losses_of_a_mixture_stand_at_the_share_of_each_corpus(mixed):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import logs
+from tests import golden, logs
 from tests.once import once
 from tests.unit.test_sql_epochs import write_store
 from tokenscale.analysis.ingest import ingest
@@ -215,3 +215,4 @@ def test_evidence_is_rebuilt_by_the_commands_of_its_readme(name, tmp_path, monke
         assert main(shlex.split(command)) == 0, capsys.readouterr()
     judged, committed = (Path(folder, "claims.json") for folder in (f"build/{name}/report", f"evidence/{name}"))
     assert judged.read_bytes() == committed.read_bytes(), "docs/development.md, Evidence"
+    golden.compare(f"evidence/{name}", golden.describe_rebuilt(Path("build", name)))

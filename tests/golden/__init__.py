@@ -1,0 +1,134 @@
+"""Golden results: values that must not change by accident, recorded in the JSON files of this folder.
+
+`python -m tests.golden --write [NAME…]` records them, `make golden-test` compares. A commit that changes one on purpose
+records it again and says why. Names: `run_ids`, `mistakes`, `demo`,
+`layouts`, `figures`, and `evidence` for those rebuilt from packed logs.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import re
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tokenscale.base.files import pretty_json, read_json, sha256_file, sha256_text
+from tokenscale.settings.config import load_config
+from tokenscale.settings.experiments import SCALES
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+#: environment variable that makes `compare` record
+WRITE = "TOKENSCALE_WRITE_GOLDEN"
+#: packages whose release decides bytes of stores, tables or drawings
+PACKAGES = ("torch", "numpy", "pyarrow", "tokenizers", "gigatoken", "mistral-common", "duckdb", "pandas", "matplotlib")
+#: largest relative difference of losses between processors
+OTHER_PROCESSOR = 1e-5
+
+
+def list_run_ids() -> dict[str, dict[str, list[str]]]:
+    """Return scale → experiment → ids of its runs, in the order of the run table."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for scale in SCALES:
+        config = load_config("config/config.yaml", root=ROOT, overrides={"scale": scale})
+        found[scale] = {name: [run.run_id for run in config.runs(name)] for name in sorted(config.at_scale)}
+    return found
+
+
+def list_mistakes() -> dict[str, list[str]]:
+    """Return mistake → words that its message must contain; that all end with exit code 2 is tested where they run."""
+    from tests.workflow.test_user_mistakes import MISTAKES
+
+    return {mistake.what: [*mistake.words] for mistake in MISTAKES}
+
+
+def describe_demo(results: Path) -> dict[str, Any]:
+    """Return hashes of manifests and losses and order digests of all runs in a folder of results."""
+    if not (results / "report/index.html").is_file():
+        raise SystemExit(f"{results} has no report: first  make run")
+    manifests = [*results.glob("corpus/*/manifest.json"), *results.glob("to*/**/manifest.json")]
+    runs = {}
+    for folder in sorted(results.glob("runs/*/attempt=00")):
+        logs = [path.read_text().splitlines() for path in sorted(folder.glob("rank=*/steps.jsonl"))]
+        steps = [json.loads(line) for lines in logs for line in lines]
+        runs[folder.parent.name] = {
+            "losses": [step["loss_sum"] for step in steps],
+            "order": sha256_text(" ".join(f"{step['order_digest']}" for step in steps)),
+        }
+    tables = results / "tables"
+    return {
+        "manifests": {str(path.relative_to(results)): sha256_file(path) for path in sorted(manifests)},
+        "runs": runs,
+        "tables": sorted(str(path.relative_to(tables)) for path in tables.rglob("*.parquet")),
+    }
+
+
+def describe_rebuilt(folder: Path) -> dict[str, str]:
+    """Return hashes of the tables and figures that `report rebuild` made from packed logs.
+
+    Digests of code and tables inside a drawing are left out.
+    """
+    files = [path for kind in ("parquet", "csv", "svg") for path in folder.rglob(f"*.{kind}")]
+    return {str(path.relative_to(folder)): hash_drawing(path.read_bytes()) for path in sorted(files)}
+
+
+def hash_drawing(content: bytes) -> str:
+    """Return the SHA-256 of a file; of an SVG without its metadata."""
+    return hashlib.sha256(re.sub(rb"<metadata>.*?</metadata>", b"", content, flags=re.DOTALL)).hexdigest()
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return what decides whether bytes can be compared: packages, and the processor for losses."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    model = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
+    return {
+        "packages": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "processor": f"{model}, {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores",
+    }
+
+
+def compare(name: str, found: dict[str, Any], *, part: bool = False) -> None:
+    """Assert that values equal the recorded ones, or record them where the environment has WRITE.
+
+    `part`: only some of the recorded keys were computed. Ids and words are compared everywhere. Bytes of other releases
+    of PACKAGES are not comparable, which skips the test. Losses of another processor may differ by OTHER_PROCESSOR.
+    """
+    path, here = FOLDER / f"{name.replace('/', '-')}.json", describe_machine()
+    if WRITE in os.environ:
+        values = read_json(path)["values"] if part and path.exists() else {}
+        path.write_text(pretty_json({"machine": here, "values": values | found}))
+        return
+    recorded = read_json(path)
+    expected, machine = recorded["values"], recorded["machine"]
+    if name not in ("run_ids", "mistakes") and machine["packages"] != here["packages"]:
+        pytest.skip(f"recorded with {machine['packages']}, here {here['packages']}")
+    if part:
+        expected = {key: value for key, value in expected.items() if key in found}
+    near = None if machine["processor"] == here["processor"] else approximately
+    changes = list_differences(expected, found, near)
+    assert changes == [], f"if intended: python -m tests.golden --write {name.partition('/')[0]}"
+
+
+def approximately(old: Any, new: Any) -> bool:
+    """Return whether two values are equal, or are losses that differ as between processors."""
+    both = isinstance(old, float) and isinstance(new, float)
+    return old == new or both and abs(old - new) <= OTHER_PROCESSOR * abs(old)
+
+
+def list_differences(old: Any, new: Any, near: Callable[[Any, Any], bool] | None = None, at: str = "") -> list[str]:
+    """Return one line for each value that differs, and for each that is missing or new."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        lines = [f"{at}/{key}: gone" for key in old if key not in new]
+        lines += [f"{at}/{key}: new" for key in new if key not in old]
+        return lines + [line for k in old if k in new for line in list_differences(old[k], new[k], near, f"{at}/{k}")]
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        numbered = enumerate(zip(old, new, strict=True))
+        return [line for i, (a, b) in numbered for line in list_differences(a, b, near, f"{at}[{i}]")]
+    return [] if old == new or near is not None and near(old, new) else [f"{at}: {old} → {new}"]
