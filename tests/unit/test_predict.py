@@ -295,8 +295,7 @@ def test_two_sweeps_of_one_link_and_a_missing_one_are_refused(tables_of, tmp_pat
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        ([], "one of the arguments --tables --backtest is required"),
-        (["--backtest", "--tables", "x"], "not allowed with argument"),
+        ([], "the following arguments are required: --tables"),
         (["--tables", "x", "--world-sizes", "2,0"], "'0' is not a whole number of at least 1"),
         (["--tables", "x", "--world-sizes", "2;4"], "'2;4' is not a whole number"),
         (["--tables", "x", "--ranks-per-node", "0"], "'0' is not a whole number"),
@@ -305,18 +304,4 @@ def test_two_sweeps_of_one_link_and_a_missing_one_are_refused(tables_of, tmp_pat
 def test_options_that_say_nothing_or_too_much_are_refused(arguments, said, capsys):
     with pytest.raises(SystemExit, match="^2$"):
         main(["predict", *arguments])
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
-        (["--backtest", "--world-sizes", "4"], "--world-sizes requires --tables"),
-        (["--backtest", "--ranks-per-node", "4"], "--ranks-per-node requires --tables"),
-        (["--backtest", "--collectives", "sweep.json"], "--collectives requires --tables"),
-        (["--tables", "x", "--sweep"], "--sweep requires --backtest"),
-    ],
-)
-def test_an_option_of_the_other_question_is_refused(arguments, said, capsys):
-    assert main(["predict", *arguments]) == 2
     assert said in capsys.readouterr().err

@@ -38,7 +38,7 @@ COMMANDS = {
     "diff": "compare two reports cell by cell, with possible explanations",
     "parity": "compare two recorded trainings to rounding, and find the cause of their first difference",
     "claims": "test claims against the data; --strict fails where a required claim does not hold",
-    "predict": "predict step times on more ranks with a fitted model, and back-test it on published points",
+    "predict": "predict step times on more ranks with a fitted model",
     "benchmark": "side-by-side measurements",
     "plan": "list what would run, on what, and what it would cost",
     "check": "check the configuration and the design of experiments; write JSON schemas",

@@ -1,4 +1,4 @@
-"""Published scaling measurements, and the back-test of the scaling model on them.
+"""Back-test of the scaling model of `predict` on published scaling measurements.
 
 `published/steps.csv` has one row per series and world size, `published/all_reduce.csv` one per message size, each with
 its source. The back-test fits every prefix of a series' world sizes (at least two, and at least two nodes) and predicts
@@ -6,10 +6,11 @@ all larger sizes. Two guesses without a model are scored beside it.
 """
 
 import csv
+import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from tokenscale.analysis.scaling_model import (
@@ -27,15 +28,13 @@ from tokenscale.analysis.scaling_model import (
     predict,
 )
 from tokenscale.base.errors import unknown
+from tokenscale.cli.main import Parser, exit_code
 from tokenscale.costs.communication import Link
 
 
 @dataclass(frozen=True)
 class PublishedPoint:
-    """One published measurement. Tokens/s are of all GPUs, padding included. None: not stated by the source.
-
-    MFU is given as printed there, and corrected.
-    """
+    """One published measurement. Tokens/s are of all GPUs, padding included. None: not stated by the source."""
 
     series: str
     model: str
@@ -48,8 +47,6 @@ class PublishedPoint:
     local_batch: int | None
     world_size: int
     tokens_per_s: float
-    mfu_reported_percent: float | None
-    mfu_corrected_percent: float | None
     gradient_bytes: int | None
     tail_bytes: int | None
     source: str
@@ -308,11 +305,30 @@ def _percent(share: float) -> str:
 
 
 def _rows(name: str) -> list[dict[str, str]]:
-    text = resources.files("tokenscale.analysis").joinpath("published", name).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
+    with open(Path(__file__).parent / "published" / name, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def _parse(text: str, kind: object) -> Any:
     if kind in (int, float, str):
         return kind(text)
     return (int if kind == int | None else float)(text) if text else None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the command line and print the back-test. Return the exit code."""
+    parser = Parser(prog="python benchmarks/backtest.py", description=__doc__)
+    parser.add_argument("--series", metavar="NAME", help="only this series")
+    parser.add_argument("--sweep", action="store_true", help="take the link from published all-reduces")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parsed = parser.parse_args(arguments)
+
+    def run() -> None:
+        found = run_backtest(parsed.series, sweep=parsed.sweep)
+        print(json.dumps(backtest_to_json(*found)) if parsed.json else format_backtest(*found))
+
+    return exit_code(run, f"{parser.prog} --help")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

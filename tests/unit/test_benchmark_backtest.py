@@ -3,29 +3,14 @@
 import json
 import subprocess
 import sys
-import tomllib
 from dataclasses import replace
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+from benchmarks import backtest
+from benchmarks.backtest import collect_rows, group_by_series, load_points, run_backtest, score, split_prefixes
 
-from tokenscale.analysis import published
-from tokenscale.analysis.published import (
-    Row,
-    backtest_to_json,
-    collect_rows,
-    format_backtest,
-    group_by_series,
-    load_points,
-    run_backtest,
-    score,
-    split_prefixes,
-)
 from tokenscale.base.errors import UserError
-from tokenscale.cli.main import main
-from tokenscale.costs.flops import Convention, flops_per_token
-from tokenscale.settings.presets import PRESETS
 
 ROOT = Path(__file__).parents[2]
 #: the series of the source study that the issue asks for
@@ -36,35 +21,23 @@ def test_every_point_says_where_it_is_from_and_is_there_once():
     assert all(p.source and p.tokens_per_s > 0 and p.gpus_per_node > 0 for p in load_points())
     places = [(p.series, p.world_size) for p in load_points()]
     assert len(places) == len(set(places)) == 69
-    assert all(row["source"] for row in published.load_all_reduces())
+    assert all(row["source"] for row in backtest.load_all_reduces())
 
 
 def test_points_of_a_series_differ_in_their_world_size_alone():
-    shared = [
-        name for name in published.PublishedPoint.__dataclass_fields__ if name.startswith(("gpu", "local", "seq"))
-    ]
+    shared = [name for name in backtest.PublishedPoint.__dataclass_fields__ if name.startswith(("gpu", "local", "seq"))]
     shared += ["model", "parameters", "method", "approach", "gradient_bytes", "tail_bytes"]
     for name, group in group_by_series(load_points()).items():
         for field in shared:
             assert len({getattr(p, field) for p in group}) == 1, (name, field)
 
 
-def test_corrected_mfu_follows_from_tokens_per_s_and_the_audited_formula():
-    presets = {1409353728: PRESETS["llama-1.4b-nemo"], 8053329920: PRESETS["llama-8b-nemo"]}
-    corrected = [p for p in load_points() if p.mfu_corrected_percent is not None]
-    assert len(corrected) == 17
-    for p in corrected:
-        flops = flops_per_token(presets[p.parameters], p.sequence_length, Convention.FULL)
-        assert 100 * flops * p.tokens_per_s / p.world_size / 989e12 == pytest.approx(p.mfu_corrected_percent, abs=0.02)
-        assert p.mfu_reported_percent > 1.06 * p.mfu_corrected_percent
-
-
 def test_the_published_all_reduces_give_the_link_that_is_fitted_to_them():
-    link = published.fit_published_link()
+    link = backtest.fit_published_link()
     assert 4 / link.beta_s_per_byte == pytest.approx(
         78.6e9, rel=0.01
     )  # the four links of a node; printed: 70 at 128 MiB
-    for row in published.load_all_reduces():
+    for row in backtest.load_all_reduces():
         told = 2 * link.alpha_s + link.beta_s_per_byte * int(row["bytes"]) / 4
         assert told == pytest.approx(float(row["seconds"]), rel=0.03)
 
@@ -99,7 +72,7 @@ def test_predictions_do_not_depend_on_the_held_out_measurements(tested, monkeypa
         replace(p, tokens_per_s=p.tokens_per_s * (0.5 if (p.series, p.world_size) in largest else 1))
         for p in load_points()
     ]
-    monkeypatch.setattr(published, "load_points", lambda: changed)
+    monkeypatch.setattr(backtest, "load_points", lambda: changed)
     for row, before in zip(collect_rows(run_backtest()[0]), collect_rows(tested[0]), strict=True):
         halved = (row.series, row.world_size) in largest
         assert row == replace(before, measured=before.measured * (0.5 if halved else 1))
@@ -140,27 +113,18 @@ def test_the_documentation_states_the_scores_of_the_back_test(tested):
         assert f"| {counts} | {' | '.join(figures)} |" in text, (name, counts, figures)
 
 
-def test_inside_is_between_the_ends_of_the_band():
-    row = Row("s", 4, 8, 100.0, 104.0, 99.0, 110.0, 120.0, 105.0)
-    assert row.inside and row.residual() == pytest.approx(0.04)
-    assert not replace(row, measured=98.9).inside and not replace(row, measured=110.1).inside
-
-
 def test_text_and_json_agree(tested, capsys):
-    text, values = format_backtest(*tested), backtest_to_json(*tested)
-    assert "1.41B token-list" in text and "not tested: 8.05B padding-free: fewer than three world sizes (1)" in text
+    assert backtest.main([]) == 0
+    text = capsys.readouterr().out
+    assert backtest.main(["--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
     rows = [row for one in values["series"] for row in one["rows"]]
     assert text.count("OUTSIDE") == sum(not row["inside"] for row in rows)
     assert text.count("; measure ") == sum(row["measure"] is not None for row in rows) > 0
-    assert values["kind"] == "model" and set(values["scores"]) == {"predicted", "ideal", "constant"}
-    assert main(["predict", "--backtest", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(values))
+    assert len(rows) == len(collect_rows(tested[0])) and set(values["not_tested"]) == set(tested[1])
 
 
-def test_with_the_published_sweep_only_its_machines_are_tested(capsys):
-    assert main(["predict", "--backtest", "--sweep", "--series", "1.41B padded"]) == 0
-    text = capsys.readouterr().out
-    assert "compute + exposed" in text and "inside" in text
+def test_with_the_published_sweep_only_its_machines_are_tested():
     found, skipped = run_backtest(sweep=True)
     assert [one.series for one in found] == STUDY
     assert skipped["MPT-7B, batch 6"] == "the published sweep is of another machine or another collective"
@@ -171,29 +135,9 @@ def test_a_series_that_is_not_there_gets_its_nearest_name():
         run_backtest("1.41B paded")
 
 
-def test_the_files_are_in_the_wheel():
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["tokenscale"]
-    files = sorted((ROOT / "src/tokenscale/analysis/published").iterdir())
-    names = [path.relative_to(ROOT / "src/tokenscale").as_posix() for path in files]
-    assert names == [f"analysis/published/{name}.csv" for name in ("all_reduce", "steps", "studies")]
-    assert all(any(fnmatch(name, pattern) for pattern in patterns) for name in names)
-
-
 def test_neither_torch_nor_scipy_is_needed():
     forbidden = ["torch", "transformers", "scipy", "pydantic", "snakemake", "matplotlib"]
     code = f"import sys\nfor name in {forbidden!r}: sys.modules[name] = None\n"
-    code += (
-        "from tokenscale.cli.main import main\nimport tokenscale.analysis.projection\nmain(['predict', '--backtest'])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    code += "from benchmarks import backtest\nimport tokenscale.analysis.projection\nbacktest.main([])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_series_without_a_size_beyond_two_nodes_is_not_tested():
-    group = group_by_series(load_points())["8.05B padded"][:3]
-    assert split_prefixes(group) == []
-    assert "no size is left to test" in published.explain_skipped(group)
-
-
-def test_nothing_is_no_more_than_nothing():
-    assert (published._percent(-1e-9), published._percent(-0.0006)) == ("+0.0 %", "-0.1 %")
