@@ -13,7 +13,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import write_json
+from tokenscale.benchmark.rounds import format_columns, format_spread, group_by, interleave
 from tokenscale.cli.main import Parser, exit_code
 from tokenscale.runs.records import hardware, provenance
 from tokenscale.settings.layout import LayoutSettings
@@ -74,11 +74,11 @@ def measure(
         root = Path(folder)
         size = make(root, logs // a_repeat, steps)
         records = []
-        for number in range(rounds):
-            for arm in ARMS:
-                records.append({"arm": arm, "round": number, **_arm(root, arm, threads)})
-                print(f"round {number + 1} of {rounds}: {arm}, {records[-1]['seconds']:.2f} s", file=sys.stderr)
-            _compare(root)
+        _arm(root, "ingest", threads)  # the tables that the other arms read
+        for number, arm in interleave(list(ARMS), rounds):
+            records.append({"arm": arm, "round": number, **_arm(root, arm, threads)})
+            print(f"round {number + 1} of {rounds}: {arm}, {records[-1]['seconds']:.2f} s", file=sys.stderr)
+        _compare(root)
         parquet = sum(path.stat().st_size for path in (root / TABLES).glob("*.parquet"))
         figures = len(list((root / REPORT / "figures").rglob("*.svg")))
     result = {
@@ -285,26 +285,22 @@ def _pandas_target(steps: Any) -> dict[str, float]:
 
 def table(result: dict[str, Any]) -> str:
     """Medians with their range over rounds, and how many times faster than pandas."""
-    by_arm: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for record in result["records"]:
-        by_arm[record["arm"]].append(record)
+    by_arm = group_by(result["records"], "arm")
+    seconds = {arm: [record["seconds"] for record in records] for arm, records in by_arm.items()}
     megabytes, lines = result["bytes"] / 1e6, result["logs"] * result["steps"]
     head = f"{result['logs']} logs of {result['steps']} steps: {lines} lines, {megabytes:.0f} MB of JSON"
     told = [f"{head} → {result['parquet_bytes'] / 1e6:.0f} MB of Parquet; {result['threads']} threads", ""]
-    told.append(f"{'':<24}{'seconds (range)':>24}{'CPU s':>8}{'peak MB':>9}")
-    for arm, records in by_arm.items():
-        seconds = [record["seconds"] for record in records]
-        spread = f"{statistics.median(seconds):.2f} ({min(seconds):.2f}–{max(seconds):.2f})"
-        cpu = statistics.median(record["cpu_s"] for record in records)
-        peak = max(record["peak_bytes"] for record in records) / 1e6
-        told.append(f"{arm:<24}{spread:>24}{cpu:>8.1f}{peak:>9.0f}  {ARMS[arm]}")
-    told.append(f"report: {result['figures']} figures")
-    told.append("")
+    rows = [("arm", "what", "seconds (rounds)", "CPU s", "peak MB")]
+    for arm, what in ARMS.items():
+        cpu = statistics.median(record["cpu_s"] for record in by_arm[arm])
+        peak = max(record["peak_bytes"] for record in by_arm[arm]) / 1e6
+        rows.append((arm, what, format_spread(seconds[arm]), f"{cpu:.1f}", f"{peak:.0f}"))
+    told += [format_columns(rows, 2), f"report: {result['figures']} figures", ""]
     for question in QUESTIONS:
-        pairs = zip(by_arm[f"pandas {question}"], by_arm[question], strict=True)
-        ratios = [theirs["seconds"] / ours["seconds"] for theirs, ours in pairs]
-        spread = f"{statistics.median(ratios):.1f} ({min(ratios):.1f}–{max(ratios):.1f})"
-        told.append(f"{question}: {spread} times faster than pandas from JSON, with equal answers")
+        ratios = [theirs / ours for theirs, ours in zip(seconds[f"pandas {question}"], seconds[question], strict=True)]
+        told.append(
+            f"{question}: {format_spread(ratios, '.1f')} times faster than pandas from JSON, with equal answers"
+        )
     return "\n".join(told)
 
 

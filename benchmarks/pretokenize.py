@@ -18,6 +18,7 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import write_json
+from tokenscale.benchmark.rounds import format_columns, format_spread, group_by, interleave
 from tokenscale.cli.main import Parser, exit_code
 from tokenscale.data.corpus.build import build_from
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
@@ -56,16 +57,14 @@ def measure(
     split = read_corpus_manifest(corpus)["splits"]["train"]
     folder.mkdir(parents=True, exist_ok=True)
     records = []
-    for number in range(rounds):
-        sides = [*stores, *([SCRIPT] if fast.is_file() else [])]
-        for side in sides if number % 2 == 0 else sides[::-1]:
-            shutil.rmtree(folder / "store", ignore_errors=True)
-            seconds, peak = _run(_command(side, corpus, tokenizer, folder), held)
-            written = [folder / "plain.parquet"] if side == SCRIPT else list((folder / "store" / side).iterdir())
-            stored = sum(path.stat().st_size for path in written)
-            facts = {"seconds": seconds, "peak_bytes": peak, "stored_bytes": stored}
-            records.append({"side": side, "round": number, **facts})
-            print(f"round {number}: {side}: {seconds:.2f} s, {peak / 1e6:.0f} MB", file=sys.stderr, flush=True)
+    for number, side in interleave([*stores, *([SCRIPT] if fast.is_file() else [])], rounds):
+        shutil.rmtree(folder / "store", ignore_errors=True)
+        seconds, peak = _run(_command(side, corpus, tokenizer, folder), held)
+        written = [folder / "plain.parquet"] if side == SCRIPT else list((folder / "store" / side).iterdir())
+        stored = sum(path.stat().st_size for path in written)
+        facts = {"seconds": seconds, "peak_bytes": peak, "stored_bytes": stored}
+        records.append({"side": side, "round": number, **facts})
+        print(f"round {number}: {side}: {seconds:.2f} s, {peak / 1e6:.0f} MB", file=sys.stderr, flush=True)
     engines = _engines(corpus, tokenizer, {available[0]})
     peaks = _memory(memory, tokenizer, stores[0], folder)
     result = {
@@ -113,26 +112,19 @@ def synthetic(directory: Path, megabytes: int, seed: int = 0) -> None:
 def table(result: dict[str, Any]) -> str:
     """For a terminal: medians with the range of the rounds, and each side against the plain script."""
     megabytes = result["utf8_bytes"] / 1e6
-    lines = [
+    head = (
         f"{megabytes:.1f} MB of text, {result['documents']:,} documents, {result['cores']} core(s), tokenizer "
-        f"{result['tokenizer']}",
-        f"{'side':<44} {'median s':>9} {'range of rounds':>17} {'MB/s':>7} {'peak MB':>8} "
-        f"{'stored MB':>9} {'x script':>9}",
-    ]
-    by_side: dict[str, list[dict[str, Any]]] = {}
-    for record in result["records"]:
-        by_side.setdefault(record["side"], []).append(record)
+        f"{result['tokenizer']}"
+    )
+    rows = [("side", "seconds (rounds)", "MB/s", "peak MB", "stored MB", "x script")]
+    by_side = group_by(result["records"], "side")
+    seconds = {side: np.array([record["seconds"] for record in records]) for side, records in by_side.items()}
     for side, records in by_side.items():
-        seconds = np.array([r["seconds"] for r in sorted(records, key=lambda r: r["round"])])
-        against = ""
-        if SCRIPT in by_side:
-            script = np.array([r["seconds"] for r in sorted(by_side[SCRIPT], key=lambda r: r["round"])])
-            against = f"{np.median(script / seconds):.1f}"
-        lines.append(
-            f"{side:<44} {np.median(seconds):>9.2f} {seconds.min():>7.2f} – {seconds.max():>7.2f} "
-            f"{megabytes / np.median(seconds):>7.1f} {max(r['peak_bytes'] for r in records) / 1e6:>8.0f} "
-            f"{records[0]['stored_bytes'] / 1e6:>9.1f} {against:>9}"
-        )
+        rate, stored = megabytes / np.median(seconds[side]), records[0]["stored_bytes"] / 1e6
+        peak = max(record["peak_bytes"] for record in records) / 1e6
+        ratio = f"{np.median(seconds[SCRIPT] / seconds[side]):.1f}" if SCRIPT in seconds else ""
+        rows.append((side, format_spread(seconds[side]), f"{rate:.1f}", f"{peak:.0f}", f"{stored:.1f}", ratio))
+    lines = [head, format_columns(rows)]
     if result["engines"]:
         lines += ["", "engines alone, one core, the text once:"]
         reference = result["engines"].get("tokenizers", {}).get("seconds_per_mb")

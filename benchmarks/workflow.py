@@ -3,10 +3,11 @@
 In a temporary copy of this project's workflow and package, one experiment expands to the runs, with the real rules and
 the real code. Three states are planned: nothing built; everything built; and everything built before all sources
 were written anew (a checkout), when Snakemake compares every input by content. Sizes and states are interleaved in each
-round, so that drift of the machine falls on all alike. Processor seconds stand beside those of the clock: on a busy
+round, so that drift of the machine affects all equally. Processor seconds stand beside those of the clock: on a busy
 machine they are the steadier of the two.
 """
 
+import itertools
 import json
 import os
 import platform
@@ -18,12 +19,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
+from tokenscale.benchmark.rounds import format_columns, format_spread, group_by, interleave
 from tokenscale.cli.main import Parser, exit_code
 from tokenscale.cli.snakemake_dry_run import require_workflow
 from tokenscale.runs.records import hardware
@@ -53,6 +54,8 @@ EXPERIMENT = {
 }
 CELLS = 10
 NO_PROFILE = "none"
+#: the case that plans nothing
+START = "start"
 
 
 def measure(sizes: list[int], rounds: int, states: list[str], profiles: list[str]) -> dict[str, Any]:
@@ -74,14 +77,15 @@ def measure(sizes: list[int], rounds: int, states: list[str], profiles: list[str
     machine = hardware.describe_machine()
     with tempfile.TemporaryDirectory(prefix="tokenscale-") as folder:
         projects = {size: _projects(Path(folder) / str(size), size) for size in dict.fromkeys(sizes)}
-        cases = [(size, state, profile) for size in projects for state in states for profile in profiles]
+        cases = [(None, START, NO_PROFILE), *itertools.product(projects, states, profiles)]
         records = []
-        for number in range(rounds):
-            records.append({"state": "start", "round": number, **_timed(Path(folder), "--version")})
-            for size, state, profile in cases if number % 2 == 0 else reversed(cases):
-                how = ["--cores", "1"] if profile == NO_PROFILE else ["--profile", profile]
+        for number, (size, state, profile) in interleave(cases, rounds):
+            how = ["--cores", "1"] if profile == NO_PROFILE else ["--profile", profile]
+            if state == START:
+                timed = _timed(Path(folder), "--version")
+            else:
                 timed = _timed(projects[size][state], *how, "--dry-run")
-                records.append({"size": size, "state": state, "profile": profile, "round": number, **timed})
+            records.append({"size": size, "state": state, "profile": profile, "round": number, **timed})
         counts = {size: _counts(of_size["cold"]) for size, of_size in projects.items()}
     return {
         "benchmark": "workflow",
@@ -97,28 +101,20 @@ def table(result: dict[str, Any]) -> str:
     """The result for a terminal: medians and ranges over rounds."""
     machine, versions = result["hardware"], result["versions"]
     load = f", load before {machine['load_average_1min']:.1f}" if "load_average_1min" in machine else ""
-    heads = f"{'runs':>6} {'jobs':>6} {'source files a run':>18}"
-    lines = [
+    head = (
         f"snakemake --dry-run, {result['rounds']} rounds; "
         f"Snakemake {versions['snakemake']}, Python {versions['python']}; "
-        f"{machine.get('cpu', machine['architecture'])}, {machine['cores']} cores{load}",
-        f"{heads}  {'state':<9} {'profile':<20} {'median s':>9} {'min-max s':>13} {'CPU s':>7}",
-    ]
-    by_case: dict[tuple[int | None, str, str], list[dict[str, Any]]] = defaultdict(list)
-    for record in result["records"]:
-        by_case[record.get("size"), record["state"], record.get("profile", "")].append(record)
-    for (size, state, profile), records in by_case.items():
-        seconds = [record["seconds"] for record in records]
-        counts = result["sizes"].get(size)
-        left = (
-            f"{counts['runs']:>6} {counts['jobs']:>6} {counts['source_files']:>18.1f}" if counts else " " * len(heads)
-        )
-        spread = f"{min(seconds):.2f}-{max(seconds):.2f}"
+        f"{machine.get('cpu', machine['architecture'])}, {machine['cores']} cores{load}"
+    )
+    rows = [("state", "profile", "runs", "jobs", "source files a run", "seconds (rounds)", "CPU s")]
+    by_case = group_by(result["records"], "size", "state", "profile")
+    for size, state, profile in sorted(by_case, key=lambda case: (case[0] or 0, *case[1:])):
+        records, counts = by_case[size, state, profile], result["sizes"].get(size)
+        facts = (f"{counts['runs']}", f"{counts['jobs']}", f"{counts['source_files']:.1f}") if counts else ("", "", "")
         cpu = statistics.median(record["cpu_s"] for record in records)
-        lines.append(f"{left}  {state:<9} {profile:<20} {statistics.median(seconds):>9.2f} {spread:>13} {cpu:>7.2f}")
-    lines += [
-        f"{state}: {STATES[state]}" for state in dict.fromkeys(state for _, state, _ in by_case if state in STATES)
-    ]
+        rows.append((state, profile, *facts, format_spread([r["seconds"] for r in records]), f"{cpu:.2f}"))
+    lines = [head, format_columns(rows, 2)]
+    lines += [f"{state}: {text}" for state, text in STATES.items() if any(state == row[0] for row in rows)]
     lines.append("start: `snakemake --version`, which every call pays: Python and Snakemake's own imports")
     return "\n".join(lines)
 

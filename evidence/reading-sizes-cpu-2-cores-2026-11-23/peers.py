@@ -1,6 +1,6 @@
 """Time of a batch of packed rows in random order: this project, whole and in parts, and other libraries' readers.
 
-    python peers.py FOLDER PEERS_PYTHON NAME=STORE [NAME=STORE …]
+    PYTHONPATH=. python peers.py FOLDER PEERS_PYTHON NAME=STORE [NAME=STORE …]
 
 STORE is the folder of a packed store; NAME ends with its size. Three interleaved rounds; prints medians.
 """
@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import numpy as np
+from benchmarks.peers import Peers
 
-from tokenscale.benchmark.peers import Peers
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.settings.data import StoreSettings

@@ -47,27 +47,25 @@ COLD = [f"{arm}, cold" for arm in (*APPROACHES, *data.studies.ARMS)]
 
 @pytest.fixture(scope="module")
 def measured(lab, tmp_path_factory):
-    """(record, what was printed, figure) of all arms that can be had here, and of the peer that needs no package."""
+    """(record, what was printed) of all arms that can be had here."""
     folder = tmp_path_factory.mktemp("measured")
-    more = ["--figure", str(folder / "out.svg"), "--peers", sys.executable]
     with redirect_stdout(StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
         patch.setattr("tokenscale.benchmark.machine.drop_page_cache", lambda paths: 0.0 if list(paths) else 1.0)
-        patch.setattr("tokenscale.benchmark.peers.MODULES", {"nanogpt": "numpy", "nobody's": "nobody"})
-        assert main([*arguments(lab, folder / "out.json"), *more]) == 0
-    return json.loads((folder / "out.json").read_text()), printed.getvalue(), (folder / "out.svg").read_text()
+        assert main(arguments(lab, folder / "out.json")) == 0
+    return json.loads((folder / "out.json").read_text()), printed.getvalue()
 
 
 def test_every_arm_runs_in_every_round(measured):
     pytest.importorskip("transformers")
-    result, printed, figure = measured
+    result, printed = measured
     found = sorted((r["round"], r["arm"]) for r in result["records"])
-    assert found == sorted((n, arm) for n in range(2) for arm in [*WARM, *COLD, "nanogpt"])
-    assert result["left_out"] == {"nobody's": "ModuleNotFoundError: No module named 'nobody'"}
+    assert found == sorted((n, arm) for n in range(2) for arm in [*WARM, *COLD])
+    assert result["left_out"] == result["peers"] == {}
     for record in result["records"]:
         count = 4 * 64 if record["arm"] in data.FAST else 4
         assert record["batches"] == len(record["batch_s"]) == count and record["total_tokens"] == count * 3 * T
         assert record["memory_bytes"] >= 0
-        assert (record["open_s"] > 1e-4) == (record["arm"] not in ("memcpy", "nanogpt"))  # which open nothing
+        assert (record["open_s"] > 1e-4) == (record["arm"] != "memcpy")  # which opens nothing
         assert 0 < record["useful_tokens"] <= record["total_tokens"]
         assert record["seconds"] == pytest.approx(sum(record["batch_s"]))
     stated = {"sequence_length": T, "rows": 3, "batches": 4, "rounds": 2}
@@ -75,7 +73,6 @@ def test_every_arm_runs_in_every_round(measured):
     assert all(f"\n{arm} " in printed for arm in WARM + COLD)
     assert "  studies' token-list / packed " in printed and "checksums on first touch" in printed
     assert result["schema"] == 3 and "numpy" in result["versions"]
-    assert figure.count("studies' padded") == 2
 
 
 def test_records_say_what_tokenized_and_whether_the_files_were_in_memory(measured):
@@ -131,12 +128,6 @@ def test_arms_whose_package_is_missing_are_named_and_left_out(lab, tmp_path, mon
     assert "left out: studies' token-list: package transformers is not installed" in capsys.readouterr().out
 
 
-def test_a_peer_reads_the_same_rows_in_a_process_of_its_own(measured):
-    """The one peer that needs no package: an access pattern."""
-    records = [r for r in measured[0]["records"] if r["arm"] == "nanogpt"]
-    assert len(records) == 2 and all(len(r["batch_s"]) == 4 for r in records) and "nanogpt" in measured[0]["peers"]
-
-
 def test_the_studies_arms_have_their_double_bos_and_their_mask(lab):
     """As the field notes describe them, by hand, for the first rows."""
     pytest.importorskip("transformers")
@@ -173,7 +164,7 @@ def test_nothing_is_timed_where_a_pair_differs(lab, tmp_path, monkeypatch):
         return tokens + (np.arange(tokens.shape[1]) == 3), labels
 
     monkeypatch.setattr(PaddedStore, "rows", wrong)
-    monkeypatch.setattr(data._Bench, "round", lambda *a: pytest.fail("timed"))
+    monkeypatch.setattr(data.Sources, "record", lambda *a: pytest.fail("timed"))
     settings = DataBenchmarkSettings(sequence_length=T, rows=2, batches=2, rounds=1)
     with pytest.raises(UserError, match="different batches"):
         data.measure(settings, lab.corpus, lab.tokenizer, lab.directory / "tokens", tmp_path / "out.json")
@@ -205,41 +196,3 @@ def test_storage_has_a_record_a_round_for_each_store_and_engine(lab, tmp_path, c
     assert "tiktoken" in result["left_out"]["text, tiktoken"] and "left out: text, tiktoken" in printed
     assert all(name in printed for name in [*stores, *engines])
     assert sorted(path.name for path in output.parent.iterdir()) == ["out.json"]
-
-
-# -- two sizes
-
-
-def test_every_approach_reads_a_corpus_and_the_same_text_many_times_over(lab, tmp_path, monkeypatch, capsys):
-    from tokenscale.benchmark import sizes
-    from tokenscale.data.corpus.raw_text import RawText
-
-    monkeypatch.setattr(sizes, "STEP_S", 0.001)
-    monkeypatch.setattr(sizes, "STEPS", 3)
-    given, output = RawText(lab.corpus), tmp_path / "out.json"
-    size = 5 * given.split["utf8_bytes"]
-    words = [*arguments(lab, output)[:-4], "--output", str(output), "--size", str(size / 1e9), "--cold"]
-    assert main(words) == 0
-    large = list(RawText(tmp_path / "out-sizes/corpus").batches())
-    texts = [text for batch in large for text in batch]
-    first = [text for batch in given.batches() for text in batch]
-    assert texts[: len(first)] == first and len(set(texts)) >= 4 * len(set(first))
-    assert size <= RawText(tmp_path / "out-sizes/corpus").split["utf8_bytes"] < 1.1 * size
-    result = json.loads(output.read_text())
-    timed = [(r["approach"], r["corpus"], r["round"]) for r in result["records"] if "median_s" in r]
-    assert sorted(timed) == sorted((a, c, n) for a in APPROACHES for c in ("given", "large") for n in range(2))
-    assert all(r["median_s"] > 0 for r in result["records"] if "median_s" in r)
-    assert all(r["steps"] == 3 and r["wait_s"] < r["seconds"] for r in result["records"] if "wait_s" in r)
-    read = [r for r in result["records"] if r["cache"] == "cold" and "batches" in r]
-    assert all(r["read_bytes"] >= 0 and r["useful_tokens"] > 0 for r in read)
-    printed = capsys.readouterr().out
-    assert all(f"\n{approach} " in printed for approach in APPROACHES)
-    before = (tmp_path / "out-sizes/corpus/manifest.json").stat().st_mtime_ns
-    assert main(words) == 0 and (tmp_path / "out-sizes/corpus/manifest.json").stat().st_mtime_ns == before
-
-
-def test_one_of_stores_and_size_is_needed(lab, tmp_path, capsys):
-    for more in ([], ["--stores", "x", "--size", "1"]):
-        words = [*arguments(lab, tmp_path / "out.json")[:-4], "--output", str(tmp_path / "out.json"), *more]
-        assert main(words) == 2
-        assert "one of --stores and --size is needed" in capsys.readouterr().err

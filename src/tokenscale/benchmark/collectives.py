@@ -1,11 +1,12 @@
 """Benchmark of collectives: all-reduce, all-gather and reduce-scatter over buffer sizes.
 
-Each round measures every collective and size once, in a rotated order, so that drift affects all equally. A time is the
-mean of several calls in a row on the slowest rank. Alpha (seconds per hop) and beta (seconds per byte) of
+Each round measures every collective and size once, in a changing order, so that drift affects all equally. A time is
+the mean of several calls in a row on the slowest rank. Alpha (seconds per hop) and beta (seconds per byte) of
 `costs.communication` are fitted to the medians over rounds; fits of single rounds give their spread. Gloo on CPUs, NCCL
 on GPUs. Started alone it starts its ranks on this machine; under torchrun it is one of them.
 """
 
+import argparse
 import json
 import os
 import statistics
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from tokenscale.analysis.scaling_model import fit_link
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import read_json, write_json
+from tokenscale.benchmark.rounds import interleave
 from tokenscale.costs.communication import COLLECTIVES, bandwidths
 from tokenscale.runs.launch.ranks import run_ranks
 from tokenscale.runs.records import hardware
@@ -34,6 +36,28 @@ SIZES = tuple(4096 * 4**n for n in range(8))
 #: bytes per measurement, and bounds of its number of calls
 MOVED, FEWEST, MOST = 32 * 2**20, 2, 50
 BYTES = 4  # per number in the buffer (fp32)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the sweep."""
+    parser.add_argument("--world-size", type=int, default=2, metavar="N", help="ranks (default 2; torchrun's own)")
+    parser.add_argument(
+        "--sizes", nargs="+", type=int, default=SIZES, metavar="BYTES", help="default 4 KiB to 64 MiB, by fours"
+    )
+    parser.add_argument("--collectives", nargs="+", default=COLLECTIVES, metavar="NAME", help=", ".join(COLLECTIVES))
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="everything is timed once in each round")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu"), default="auto", help="cpu: gloo, even where there is a GPU"
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="the JSON to write, which `predict` reads")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Run the sweep and print its table, on the first rank."""
+    names = ("world_size", "sizes", "collectives", "rounds", "device")
+    result = measure(arguments.output, **{name: getattr(arguments, name) for name in names})
+    if result is not None:
+        print(format_table(result))
 
 
 def measure(
@@ -124,12 +148,10 @@ def _run_rank(settings: dict[str, Any], output: Path | None) -> dict[str, Any] |
     for call in calls.values():
         call.seconds()  # warm up connections, buffers and algorithms
     records = []
-    for number in range(settings["rounds"]):
-        begin = number * len(cells) // settings["rounds"]
-        for cell in cells[begin:] + cells[:begin]:
-            call = calls[cell]
-            place = {"collective": cell[0], "bytes": call.size_bytes, "round": number, "calls": call.calls}
-            records.append(place | {"seconds": call.seconds()})
+    for number, cell in interleave(cells, settings["rounds"]):
+        call = calls[cell]
+        place = {"collective": cell[0], "bytes": call.size_bytes, "round": number, "calls": call.calls}
+        records.append(place | {"seconds": call.seconds()})
     result = _build_result(settings, world, records) if world.rank == 0 else None
     if result is not None and output is not None:
         write_json(output, result)

@@ -3,15 +3,14 @@
 One process on one core. In each round every arm reopens its source and reads batches; the order of the arms changes
 between rounds, so that drift affects all equally. The limit is measured in the same rounds: copying two int64 tensors
 of a batch's shape, from a pool as large as the token file, so that the copy reads memory like a reader. Before timing,
-online and offline arms of a pair are compared bit for bit, and peers are compared with the rows. Times and counts are
-recorded; the analysis computes rates.
+online and offline arms of a pair are compared bit for bit. Times and counts are recorded; the analysis computes rates.
 """
 
+import argparse
 import dataclasses
 import gc
-import importlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,11 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file, write_json
 from tokenscale.benchmark import machine, studies
 from tokenscale.benchmark.machine import make_timing_record
-from tokenscale.benchmark.peers import Peers
+from tokenscale.benchmark.rounds import group_by, interleave
 from tokenscale.data.batches.batch import Batch, Batches
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.batches.packed import PackedBatches
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
-from tokenscale.data.order.permutation import get_samples, permute
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.tokenizers.load import load_tokenizer
@@ -36,9 +34,26 @@ from tokenscale.runs.records import hardware
 from tokenscale.runs.records.provenance import find_versions
 from tokenscale.settings.benchmark import DataBenchmarkSettings, Engine
 from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings
-from tokenscale.settings.options import to_dict
+from tokenscale.settings.options import from_json, to_dict
 from tokenscale.settings.registry import BATCHES
 from tokenscale.settings.run import APPROACHES, RunSettings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the data benchmark."""
+    required: dict[str, Any] = {"required": True, "type": Path}
+    parser.add_argument("--settings", default="{}", metavar="JSON", help="sequence_length, rows, batches, rounds")
+    parser.add_argument("--corpus", **required, metavar="FILE", help="results/corpus/NAME/manifest.json")
+    parser.add_argument("--tokenizer", **required, metavar="FILE", help="results/tokenizers/NAME/manifest.json")
+    parser.add_argument("--stores", **required, metavar="DIR", help="results/tokens/CORPUS/TOKENIZER")
+    parser.add_argument("--output", **required, metavar="FILE", help="the JSON to write")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Run the benchmark and print its table."""
+    folders = arguments.corpus.parent, arguments.tokenizer.parent, arguments.stores
+    print(format_table(measure(from_json(DataBenchmarkSettings, arguments.settings), *folders, arguments.output)))
+
 
 LIMIT = "memcpy"
 ONLINE = tuple(approach for approach, stored in APPROACHES.items() if stored is None)
@@ -50,8 +65,8 @@ PACKED = ("packed, first touch", "packed, int32")
 class Arm:
     """Reader from files to batches.
 
-    `what` is an approach, another reader of packed rows, an arm of the studies, a peer, or the limit. `engine` is None
-    for arms that read a store, and for the engine of `auto`.
+    `what` is an approach, another reader of packed rows, an arm of the studies, another library, or the limit.
+    `engine` is None for arms that read a store, and for the engine of `auto`.
     """
 
     what: str
@@ -70,27 +85,6 @@ class Arm:
         return ", ".join(part for part in (self.what, self.engine, "cold" if self.cold else None, loader) if part)
 
 
-def list_arms(
-    settings: DataBenchmarkSettings, engines: Iterable[Engine], files: dict[str, list[Path]]
-) -> tuple[list[Arm], dict[str, str]]:
-    """Return (arms of this project and of the studies, arm → reason why it is left out). `files` are kind → inputs."""
-    arms = [Arm(approach) for approach in APPROACHES]
-    left_out: dict[str, str] = {}
-    arms += [Arm(online, engine) for engine in engines for online in ONLINE]
-    if (reason := studies.explain_missing()) is None:
-        arms += [Arm(name) for name in studies.ARMS]
-    else:
-        left_out |= dict.fromkeys(studies.ARMS, reason)
-    for arm in [Arm(arm.what, cold=True) for arm in arms if arm.engine is None]:
-        reason = machine.explain_warm_cache(machine.drop_page_cache(files[arm.what]))
-        if reason is None:
-            arms.append(arm)
-        else:
-            left_out[arm.name] = reason
-    arms += [Arm(arm.what, arm.engine, workers=n) for arm in arms if not arm.cold for n in settings.workers]
-    return [*arms, *map(Arm, PACKED), Arm(LIMIT)], left_out
-
-
 VERSION = 3
 PAIRS = tuple((entry.twin, approach) for approach, entry in BATCHES.items() if entry.twin)
 #: arms that are too fast for a few batches to be meaningful
@@ -105,30 +99,22 @@ def measure(
     tokenizer_directory: Path,
     stores: Path,
     output: Path,
-    *,
-    peers: str | None = None,
-    folder: Path | None = None,
+    open_sources: Callable[..., "Sources"] | None = None,
 ) -> dict[str, Any]:
     """Run the benchmark and write its one JSON file; returns what was written.
 
-    `stores` is results/tokens/<corpus>/<tokenizer> with the stores of `config.list_benchmark_stores`. `peers` is a
-    Python interpreter with other libraries, whose files go below `folder`. Raises UserError for a missing or mismatched
-    store, and for a pair with different batches.
+    `stores` is results/tokens/<corpus>/<tokenizer> with the stores of `config.list_benchmark_stores`. `open_sources`
+    may return further arms. Raises UserError for a missing or mismatched store, and for a pair with different batches.
     """
-    bench = _Bench(settings, corpus_directory, tokenizer_directory, stores)
-    arms, left_out = list_arms(settings, bench.engines, bench.files())
-    left_out |= {f"{online}, {engine}": why for engine, why in bench.left_out.items() for online in ONLINE}
-    if peers is not None:
-        bench.peers = Peers(bench.packed_rows(), folder or output.parent / f"{output.stem}-peers", peers)
-        arms += [Arm(peer, workers=n) for peer in bench.peers.names for n in (None, *settings.workers)]
-        left_out |= bench.peers.left_out
+    bench = (open_sources or Sources)(settings, corpus_directory, tokenizer_directory, stores)
+    arms, left_out = bench.list_arms()
     core = min(bench.cores) if bench.cores else None
     with machine.pin_to_cores({core} if bench.cores else set()):
         checked = bench.check_pairs()
         gc.collect()
         gc.freeze()  # exclude existing objects from the collections before each arm
         try:
-            rounds = [bench.round(arms, number) for number in range(settings.rounds)]
+            records = [bench.record(arm, number) for number, arm in interleave(arms, settings.rounds)]
         finally:
             gc.unfreeze()
     run = bench.runs["packed"]
@@ -145,24 +131,24 @@ def measure(
         "limit": {"pool_bytes": bench.pool_bytes, "what": "two torch copy_ of int64 [rows, sequence_length]"},
         "token_file_bytes": bench.token_file_bytes,
         "left_out": left_out,
-        "peers": bench.peers.versions if bench.peers else {},
+        "peers": bench.peers,
         "checked": checked,
         "hardware": {**hardware.describe_machine(), "core_used": core},
         "versions": find_versions(),
         "finished_unix_s": time.time(),
-        "records": [record for records in rounds for record in records],
+        "records": records,
     }
     write_json(output, result)
     return result
 
 
-class _Bench:
+class Sources:
     """Sources to measure, reopened for each arm of each round."""
 
     def __init__(self, settings: DataBenchmarkSettings, corpus: Path, tokenizer: Path, stores: Path):
         self.settings, self.corpus, self.tokenizer, self.stores = settings, corpus, tokenizer, stores
         self.runs = {approach: _build_run(settings, approach, corpus, tokenizer) for approach in APPROACHES}
-        self.peers: Peers | None = None
+        self.peers: dict[str, str] = {}  # versions of other libraries
         self.cores = machine.available_cores()
         self._packed = stores / self.runs["packed"].store.directory
         self._manifest = open_store(self._packed, self.runs["packed"].store)
@@ -171,6 +157,25 @@ class _Bench:
         self.engine = load_tokenizer(tokenizer).engine
         self.engines, self.left_out = machine.list_engines(settings.engines, tokenizer, self.engine)
         self._pool: list[Any] = []
+
+    def list_arms(self) -> tuple[list[Arm], dict[str, str]]:
+        """Return (arms, arm → reason why it is left out)."""
+        arms, files = [Arm(approach) for approach in APPROACHES], self.files()
+        arms += [Arm(online, engine) for engine in self.engines for online in ONLINE]
+        left_out: dict[str, str] = {}
+        if (reason := studies.explain_missing()) is None:
+            arms += [Arm(name) for name in studies.ARMS]
+        else:
+            left_out |= dict.fromkeys(studies.ARMS, reason)
+        for arm in [Arm(arm.what, cold=True) for arm in arms if arm.engine is None]:
+            reason = machine.explain_warm_cache(machine.drop_page_cache(files[arm.what]))
+            if reason is None:
+                arms.append(arm)
+            else:
+                left_out[arm.name] = reason
+        arms += [Arm(arm.what, arm.engine, workers=n) for arm in arms if not arm.cold for n in self.settings.workers]
+        left_out |= {f"{online}, {engine}": why for engine, why in self.left_out.items() for online in ONLINE}
+        return [*arms, *map(Arm, PACKED), Arm(LIMIT)], left_out
 
     def open(self, arm: Arm) -> Batches:
         """Open the batches of an approach."""
@@ -198,24 +203,19 @@ class _Bench:
             for what, folder in folders.items()
         }
 
-    def round(self, arms: list[Arm], number: int) -> list[dict[str, Any]]:
-        """Measure every arm once, in this round's order."""
-        records = []
-        for i in permute(np.arange(len(arms)), len(arms), seed=0, epoch=number).tolist():
-            arm = arms[i]
-            machine.release_memory()
-            before = machine.anonymous_bytes()
-            many = arm.what in FAST and not arm.cold and arm.workers is None
-            count = self.settings.batches * (TIMES_AS_MANY if many else 1)
-            kept_share = machine.drop_page_cache(self.files()[arm.what]) if arm.cold else None
-            record, kept = self._measure_arm(arm, count)
-            record.setdefault("memory_bytes", max(0, machine.anonymous_bytes() - before))
-            del kept
-            place = {"arm": arm.name, "round": number, "batches": count, "cache": "cold" if arm.cold else "warm"}
-            online = arm.what in ONLINE
-            place |= {"engine": (arm.engine or self.engine) if online else None, "workers": arm.workers}
-            records.append({**place, **({"kept_share": kept_share} if arm.cold else {}), **record})
-        return records
+    def record(self, arm: Arm, number: int) -> dict[str, Any]:
+        """Measure an arm once, in a round."""
+        machine.release_memory()
+        before = machine.anonymous_bytes()
+        many = arm.what in FAST and not arm.cold and arm.workers is None
+        count = self.settings.batches * (TIMES_AS_MANY if many else 1)
+        kept_share = machine.drop_page_cache(self.files()[arm.what]) if arm.cold else None
+        record, kept = self.measure_arm(arm, count)
+        record.setdefault("memory_bytes", max(0, machine.anonymous_bytes() - before))
+        del kept
+        place = {"arm": arm.name, "round": number, "batches": count, "cache": "cold" if arm.cold else "warm"}
+        place |= {"engine": (arm.engine or self.engine) if arm.what in ONLINE else None, "workers": arm.workers}
+        return {**place, **({"kept_share": kept_share} if arm.cold else {}), **record}
 
     def check_pairs(self) -> list[dict[str, Any]]:
         """Compare the first batches of each pair, with every engine. Raises UserError if they differ.
@@ -243,16 +243,14 @@ class _Bench:
         return checked
 
     def packed_rows(self) -> np.ndarray:
-        """Return all stored rows, for the peers."""
+        """Return all stored rows."""
         store = PackedStore(self._packed, self._manifest)
         return store.stored(np.arange(len(store)))
 
-    def _measure_arm(self, arm: Arm, count: int) -> tuple[dict[str, Any], Any]:
+    def measure_arm(self, arm: Arm, count: int) -> tuple[dict[str, Any], Any]:
         """Measure one arm. Returns (record, object that keeps the arm's memory alive)."""
         if arm.what == LIMIT:
             return self._measure_copies(count)
-        if self.peers is not None and arm.what in self.peers.names:
-            return self._measure_peer(arm.what, arm.workers, count), None
         if arm.workers is not None:
             return self._measure_with_loader(arm, count), None
         start = time.perf_counter()
@@ -263,19 +261,6 @@ class _Bench:
         return _time_batches(
             batches.next, lambda batch: (batch.useful_tokens, batch.total_tokens), count, start
         ), batches
-
-    def _measure_peer(self, peer: str, workers: int | None, count: int) -> dict[str, Any]:
-        """Measure a peer on full rows, whose tokens are all useful; through a DataLoader if `workers` is given."""
-        settings = self.settings
-        batches = count if workers is None else count + 1  # a loader's first batch belongs to its opening
-        places = np.arange(batches * settings.rows)
-        order = get_samples(places, self._manifest["rows"], self.runs["packed"].effective_seed)
-        with machine.pin_to_cores(set() if workers is None else self.cores):
-            found = self.peers.measure(peer, order.reshape(batches, settings.rows), workers)
-        tokens = count * settings.rows * settings.sequence_length
-        return make_timing_record(found["open_s"], found["batch_s"], tokens, tokens) | {
-            "memory_bytes": found["memory_bytes"]
-        }
 
     def _open_study(self, arm: str) -> studies.StudyBatches:
         """Open the batches of a study's data loader."""
@@ -292,16 +277,15 @@ class _Bench:
         from tokenscale.benchmark import workers
         from tokenscale.data.batches.torch_data import BatchStream
 
-        def make() -> dict[str, Any]:
+        def make() -> Any:
             if arm.what in studies.ARMS:
-                return {"dataset": workers.InterleavedRounds(lambda: self._open_study(arm.what)), "batch_size": None}
+                return workers.AnyReader(lambda: self._open_study(arm.what))
             run = self.runs[arm.what]
             run = replace(run, engine=arm.engine) if arm.engine else run
-            return {"dataset": BatchStream(run, **self.folders(run)), "batch_size": None}
+            return BatchStream(run, **self.folders(run))
 
         with machine.pin_to_cores(self.cores):
-            (record,) = workers.measure(make, count, workers=(arm.workers,))
-        return record
+            return workers.measure(make, count, arm.workers)
 
     def _open_packed(self, arm: Arm) -> PackedBatches:
         """Open a reader of the packed store; only cold and first-touch arms verify rows."""
@@ -376,9 +360,7 @@ class Table:
     """Records of a result by arm: seconds per batch of each round."""
 
     def __init__(self, result: dict[str, Any]):
-        self.records: dict[str, list[dict[str, Any]]] = {}
-        for record in result["records"]:
-            self.records.setdefault(record["arm"], []).append(record)
+        self.records = group_by(result["records"], "arm")
         self.batch_s = {
             arm: np.array([r["seconds"] / r["batches"] for r in sorted(records, key=lambda r: r["round"])])
             for arm, records in self.records.items()
@@ -432,26 +414,3 @@ def compute_ratios(found: Table) -> dict[str, tuple[float, float, float]]:
     named = {f"{arm} / {LIMIT}": found.ratio(arm, LIMIT) for arm in OURS[:3] if arm in found.records}
     others = [arm for arm in found.records if arm not in OURS and arm != LIMIT]
     return named | {f"{arm} / packed": found.ratio(arm, "packed") for arm in others}
-
-
-def draw(result: dict[str, Any], path: Path) -> None:
-    """Draw every round of every arm as a dot on a logarithmic axis, and the limit as a line."""
-    # imported by name, so that the style of figures is not part of the measuring rule's code
-    drawing = importlib.import_module("tokenscale.report.style")
-
-    found = Table(result)
-    arms = sorted(found.records, key=lambda arm: -float(np.median(found.batch_s[arm])))
-    with drawing.style():
-        made, (axes,) = drawing.figure(height=1.4 + 0.3 * len(arms))
-        axes.set_xscale("log")
-        for y, arm in enumerate(arms):
-            us = np.sort(found.batch_s[arm]) * 1e6
-            axes.plot(us, [y + o for o in drawing.jitter(len(us))], **drawing.dots(arm))
-        limit = float(np.median(found.batch_s[LIMIT])) * 1e6
-        axes.axvline(limit, color=drawing.GREY, linestyle=":", linewidth=1.8)
-        axes.set_yticks(range(len(arms)), arms)
-        axes.grid(False, axis="y")
-        axes.set_xlabel("µs a batch (log scale); the dotted line copies ready batches")
-        axes.set_title(format_heading(result), fontsize=8)
-        drawing.plain(axes.xaxis, log=True)
-        made.savefig(path, bbox_inches="tight", facecolor="white")

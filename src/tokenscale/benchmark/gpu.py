@@ -7,6 +7,7 @@ are random tokens without padding; weights are initialised on the device. Withou
 and `format_plan` lists what a GPU would run.
 """
 
+import argparse
 import contextlib
 import math
 import os
@@ -56,6 +57,43 @@ BACKENDS = {
     "sdpa-cudnn": "CUDNN_ATTENTION",
     "sdpa-fa3": "FLASH_ATTENTION",
 }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the GPU benchmark."""
+    parser.add_argument("--output", type=Path, metavar="DIR", help="one JSON a case; finished ones stay")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the cases, their memory and expected minutes; needs no GPU"
+    )
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="cases, by the beginnings of their names")
+    parser.add_argument(
+        "--seconds",
+        type=_parse_positive,
+        default=1e9,
+        metavar="S",
+        help="begin no case that may not end within S seconds",
+    )
+    parser.add_argument("--again", action="store_true", help="repeat cases that have a file already")
+    parser.add_argument("--case", metavar="NAME", help="run this one case in this process")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print the plan, run one case and print it, or run every case in its own process."""
+    if arguments.dry_run:
+        print(format_plan())
+    elif arguments.output is None:
+        raise UserError("benchmark gpu needs a folder for its results.", next="--output gpu-results, or --dry-run")
+    elif arguments.case:
+        print(format_case(run_case(arguments.case, arguments.output)))
+    else:
+        measure(arguments.output, names=arguments.only, again=arguments.again, budget_s=arguments.seconds)
+
+
+def _parse_positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
 
 
 @dataclass(frozen=True)
@@ -537,11 +575,6 @@ def format_case(record: dict[str, Any]) -> str:
     if case["target"]:
         parts.append(f"{record['tokens_per_s'] / case['target']:.0%} of target {case['target']:,.0f}")
     return f"{head} {record['tokens_per_s']:>10,.0f} tokens/s ({low:,.0f}-{high:,.0f})  {'  '.join(parts)}"
-
-
-def format_table(records: dict[str, Any]) -> str:
-    """Format all cases in order."""
-    return "\n".join(format_case(record) for record in records.values())
 
 
 def _read_clocks() -> dict[str, str] | None:

@@ -7,6 +7,8 @@ tokens that every round is compared with. Seconds are recorded by ranges of posi
 medians and speed-ups.
 """
 
+import argparse
+import importlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,15 +22,15 @@ from torch import Tensor
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256_text, write_json
+from tokenscale.benchmark.rounds import interleave
 from tokenscale.cli.generate import continue_prompt, open_causal
-from tokenscale.data.order.permutation import permute
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.runs.records import hardware
 from tokenscale.runs.records.provenance import find_versions, read_git_state
 from tokenscale.settings.closure import import_closure
 from tokenscale.settings.inference import InferenceBenchmarkSettings
-from tokenscale.settings.options import to_dict
+from tokenscale.settings.options import from_json, to_dict
 from tokenscale.train.checkpoint import RECORD
 from tokenscale.train.checkpoint_models import CheckpointModel
 from tokenscale.train.evaluation.generation import Sampling, generate_rows
@@ -39,6 +41,28 @@ VERSION = 1
 STRETCH = 32
 GREEDY = Sampling(temperature=0.0)
 Cell = tuple[int, int, int]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the inference benchmark."""
+    parser.add_argument("--settings", default="{}", metavar="JSON", help="prompts, sampling, prompt_tokens, …")
+    parser.add_argument("--run", nargs="+", required=True, type=Path, metavar="DIR", help="results/runs/RUN_ID, …")
+    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="the JSON to write")
+    parser.add_argument("--site", nargs="?", metavar="FILE", help="the machine's file; with srun there, run on a GPU")
+
+
+def run(arguments: argparse.Namespace) -> int | None:
+    """Run the benchmark and print its table, or start it by srun and return its exit code."""
+    if arguments.site:
+        # imported by name, so that the machine and the launcher are not part of the benchmark's code
+        machine = importlib.import_module("tokenscale.settings.machine").load_machine(arguments.site)
+        if machine.starter == "srun":
+            words = ["benchmark", "inference", "--settings", arguments.settings, "--output", str(arguments.output)]
+            single_rank = importlib.import_module("tokenscale.runs.launch.single_rank")
+            return single_rank.run_single_rank(machine, [*words, "--run", *map(str, arguments.run)])
+    settings = from_json(InferenceBenchmarkSettings, arguments.settings)
+    print(format_table(measure(settings, arguments.run, arguments.output)))
+    return None
 
 
 @dataclass(frozen=True)
@@ -179,10 +203,8 @@ def _time_cells(writers: list[Writer], settings: InferenceBenchmarkSettings) -> 
     writers = [writer for writer in writers if writer.offers_cache]
     measurements = [(writer, cell, cached) for writer in writers for cell in settings.cells for cached in (True, False)]
     expected = {(w.run_id, cell): w.write(cell, cached=True) for w, cell, cached in measurements if cached}
-    for number in range(settings.rounds):
-        for i in permute(np.arange(len(measurements)), len(measurements), seed=0, epoch=number).tolist():
-            writer, cell, cached = measurements[i]
-            yield {"round": number, **_time_cell(writer, cell, cached, expected[writer.run_id, cell])}
+    for number, (writer, cell, cached) in interleave(measurements, settings.rounds):
+        yield {"round": number, **_time_cell(writer, cell, cached, expected[writer.run_id, cell])}
 
 
 def _time_cell(writer: Writer, cell: Cell, cached: bool, expected: list[list[int]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ does, and at once, as building a store does. Seconds and bytes are recorded; the
 break-even.
 """
 
+import argparse
 import dataclasses
 import shutil
 import time
@@ -21,6 +22,7 @@ import pyarrow.compute as pc
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file, write_json
 from tokenscale.benchmark import machine
+from tokenscale.benchmark.rounds import group_by, interleave
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.order.permutation import permute
 from tokenscale.data.stores.documents import Chunk, Origin, encode_chunk
@@ -33,11 +35,27 @@ from tokenscale.runs.records import hardware
 from tokenscale.runs.records.provenance import find_versions
 from tokenscale.settings.benchmark import StorageBenchmarkSettings
 from tokenscale.settings.data import StoreSettings
+from tokenscale.settings.options import from_json
 from tokenscale.settings.registry import FORMATS
 
 VERSION = 1
 #: documents per call when a whole text is tokenized at once
 BULK_DOCUMENTS = 4096
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the storage benchmark."""
+    required: dict[str, Any] = {"required": True, "type": Path, "metavar": "FILE"}
+    parser.add_argument("--settings", default="{}", metavar="JSON", help="formats, dtypes, codecs, row_group_rows, …")
+    parser.add_argument("--corpus", **required, help="results/corpus/NAME/manifest.json")
+    parser.add_argument("--tokenizer", **required, help="results/tokenizers/NAME/manifest.json")
+    parser.add_argument("--output", **required, help="the JSON to write")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Run the benchmark and print its table."""
+    settings = from_json(StorageBenchmarkSettings, arguments.settings)
+    print(format_table(measure(settings, arguments.corpus.parent, arguments.tokenizer.parent, arguments.output)))
 
 
 class TokenizedText:
@@ -77,21 +95,18 @@ def measure(
     tokenized = TokenizedText(corpus, tokenizer, settings.documents)
     found, left_out = machine.list_engines(settings.engines, tokenizer, tokenized.engine)
     folder = folder or output.parent / f".{output.stem}.stores"
-    measurements = [*settings.stores, *dict.fromkeys([tokenized.engine, *found])]
+    measurements: list[StoreSettings | str] = [*settings.stores, *dict.fromkeys([tokenized.engine, *found])]
     cores = machine.available_cores()
     records = []
     try:
         with machine.pin_to_cores({min(cores)} if cores else set()):
-            for number in range(settings.rounds):
-                for i in permute(np.arange(len(measurements)), len(measurements), seed=0, epoch=number).tolist():
-                    measurement = measurements[i]
-                    if isinstance(measurement, StoreSettings):
-                        record = _measure_store(
-                            dataclasses.replace(measurement, eos=tokenized.eos), tokenized, folder, settings
-                        )
-                    else:
-                        record = _measure_online(measurement, tokenized, tokenizer, settings.rows)
-                    records.append({"round": number, **record})
+            for number, measurement in interleave(measurements, settings.rounds):
+                if isinstance(measurement, StoreSettings):
+                    store = dataclasses.replace(measurement, eos=tokenized.eos)
+                    record = _measure_store(store, tokenized, folder, settings)
+                else:
+                    record = _measure_online(measurement, tokenized, tokenizer, settings.rows)
+                records.append({"round": number, **record})
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     result = {
@@ -243,9 +258,7 @@ def _load_warm_tokenizer(folder: Path, engine: str) -> Tokenizer:
 
 def format_table(result: dict[str, Any]) -> str:
     """Format a line per store, the smallest first, then the engines on the fly; medians over rounds."""
-    by_store: dict[str, list[dict[str, Any]]] = {}
-    for record in result["records"]:
-        by_store.setdefault(record["store"], []).append(record)
+    by_store = group_by(result["records"], "store")
     width = max(map(len, by_store))
     lines = [
         f"{result['settings']['rounds']} rounds, {result['documents']:,} documents, one core, engine "

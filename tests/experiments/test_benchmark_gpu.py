@@ -1,51 +1,15 @@
-"""The training benchmarks: equal work on all sides, figures as measured, cases that go on where they were."""
+"""The GPU benchmark: figures as measured, cases that go on where they were."""
 
 import json
 from dataclasses import asdict, replace
 
 import pytest
 
-from tokenscale.base.errors import UserError
-from tokenscale.benchmark import gpu, training
+from tokenscale.benchmark import gpu
 from tokenscale.cli.main import main
 from tokenscale.costs.peaks import MEMORY_TB_S, PEAKS
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(22)]
-
-
-@pytest.fixture(scope="module")
-def result():
-    sizes = {"sequence_length": 32, "rows": 2, "vocabulary_size": 64, "steps": 2, "rounds": 2}
-    return training.measure(None, models=("llama-micro", "gpt2-micro"), **sizes)
-
-
-def test_every_arm_is_timed_in_each_round_in_turns(result):
-    order = [(r["model"], r["round"], r["arm"]) for r in result["records"]]
-    assert len(order) == len(set(order)) == 2 * 2 * 3
-    first = [arm for model, number, arm in order if (model, number) == ("llama-micro", 0)]
-    second = [arm for model, number, arm in order if (model, number) == ("llama-micro", 1)]
-    assert second == first[1:] + first[:1]
-    assert all(len(r["step_s"]) == 2 and min(r["step_s"]) > 0 for r in result["records"])
-
-
-def test_the_table_says_our_part_of_each_peer_and_our_bookkeeping(result):
-    text = training.format_table(result)
-    assert text.count("tokenscale's part of it") == 1 and text.count("bookkeeping a step") == 2
-    line = next(t for t in text.splitlines() if t.startswith("llama-micro") and training.LOOP in t)
-    rounds = {}
-    for record in result["records"]:
-        if record["model"] == "llama-micro":
-            rounds.setdefault(record["arm"], []).append(sum(record["step_s"]) / 2)
-    parts = [a / b for a, b in zip(rounds[training.OURS], rounds[training.LOOP], strict=True)]
-    assert f"{sum(parts) / 2:.3f} ({min(parts):.3f}-{max(parts):.3f})" in line
-
-
-def test_arms_that_compute_other_losses_are_not_compared(monkeypatch):
-    monkeypatch.setattr(training._PlainLoopArm, "first_loss", lambda self: 1.0)
-    with pytest.raises(UserError, match="different losses"):
-        training.measure(
-            None, models=("llama-micro",), sequence_length=16, rows=1, vocabulary_size=64, steps=1, rounds=1
-        )
 
 
 @pytest.mark.parametrize("name", ["llama-micro-b2", "gpt2-micro-fused-b1", "gpt2-micro-transformers-b2"])

@@ -19,6 +19,8 @@ import torch
 
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import write_json
+from tokenscale.benchmark.rounds import format_columns, format_spread, group_by, interleave
+from tokenscale.cli.main import Parser, exit_code
 from tokenscale.data.batches.batch import Batch
 from tokenscale.data.stores.labels import IGNORED
 from tokenscale.runs.records import hardware
@@ -91,11 +93,9 @@ def measure(
                     losses=losses,
                     next="report a bug, with the losses",
                 )
-            for number in range(rounds):
-                order = list(arms)[number % len(arms) :] + list(arms)[: number % len(arms)]
-                for name in order:
-                    seconds = arms[name](steps)
-                    result["records"].append({"model": model, "arm": name, "round": number, "step_s": seconds})
+            for number, name in interleave(list(arms), rounds):
+                seconds = arms[name](steps)
+                result["records"].append({"model": model, "arm": name, "round": number, "step_s": seconds})
             result["records"][-1]["own_s"] = ours.own()
     if output is not None:
         write_json(output, result)
@@ -104,28 +104,19 @@ def measure(
 
 def format_table(result: dict[str, Any]) -> str:
     """Format the median step of each arm with its range, and the ratio to each peer by round."""
-    lines = [f"{'model':<14} {'arm':<26} {'step ms':>9} {'rounds':>17}   tokenscale's part of it"]
-    for model in dict.fromkeys(r["model"] for r in result["records"]):
+    rows, notes = [("model", "arm", "step ms (rounds)", f"{OURS} / this arm")], []
+    for model, records in group_by(result["records"], "model").items():
         rounds = {
-            arm: [statistics.median(r["step_s"]) for r in _select_records(result, model, arm)]
-            for arm in dict.fromkeys(r["arm"] for r in result["records"])
+            arm: [statistics.median(r["step_s"]) for r in sorted(of_arm, key=lambda r: r["round"])]
+            for arm, of_arm in group_by(records, "arm").items()
         }
-        for arm, medians in rounds.items():
-            parts = [mine / theirs for mine, theirs in zip(rounds[OURS], medians, strict=True)]
-            shown = f"{statistics.median(parts):.3f} ({min(parts):.3f}-{max(parts):.3f})" if arm != OURS else ""
-            spread = f"{min(medians) * 1e3:.1f}-{max(medians) * 1e3:.1f}"
-            lines.append(f"{model:<14} {arm:<26} {statistics.median(medians) * 1e3:>9.1f} {spread:>17}   {shown}")
-        own = next(r["own_s"] for r in result["records"] if r["model"] == model and "own_s" in r)
-        lines.append(
-            f"{model:<14} {'bookkeeping a step':<26} {statistics.mean(own) * 1e6:>6.0f} us on average, median "
-            f"{statistics.median(own) * 1e6:.0f} us, at most {max(own) * 1e6:.0f} us; target {TARGET_US:.0f} us"
-        )
-    lines += [f"left out: {text}" for text in result["left_out"]]
-    return "\n".join(lines)
-
-
-def _select_records(result: dict[str, Any], model: str, arm: str) -> list[dict[str, Any]]:
-    return [r for r in result["records"] if r["model"] == model and r["arm"] == arm]
+        for arm in [OURS, *(name for name in rounds if name != OURS)]:
+            ratios = [mine / theirs for mine, theirs in zip(rounds[OURS], rounds[arm], strict=True)]
+            milliseconds = format_spread([1e3 * median for median in rounds[arm]], ".1f")
+            rows.append((model, arm, milliseconds, format_spread(ratios, ".3f") if arm != OURS else ""))
+        own = [1e6 * seconds for record in records for seconds in record.get("own_s", ())]
+        notes.append(f"{model}: bookkeeping a step {format_spread(own, '.0f')} us; target {TARGET_US:.0f} us")
+    return "\n".join([format_columns(rows, 2), *notes, *(f"left out: {text}" for text in result["left_out"])])
 
 
 def _make_batches(rows: int, length: int, vocabulary_size: int, count: int) -> list[Batch]:
@@ -301,3 +292,19 @@ class _HuggingFaceArm:
             )
             trainer.train()
         return [b - a for a, b in zip(Clock.times[:-1], Clock.times[1:], strict=True)]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the command line, measure, and print the table. Return the exit code."""
+    parser = Parser(prog="python benchmarks/training.py", description=__doc__)
+    parser.add_argument("--models", nargs="+", default=["llama-tiny", "llama-small", "gpt2-tiny"], metavar="PRESET")
+    parser.add_argument("--steps", type=int, default=10, metavar="N", help="timed steps in each round (default 10)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="every arm is timed once in each")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="the JSON to write")
+    parsed = parser.parse_args(arguments)
+    options = {"models": tuple(parsed.models), "steps": parsed.steps, "rounds": parsed.rounds}
+    return exit_code(lambda: print(format_table(measure(parsed.output, **options))), f"{parser.prog} --help")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

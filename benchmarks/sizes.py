@@ -6,9 +6,11 @@ are the CPU time of a batch, the bytes that the disk delivers for a batch while 
 time that a loop of simulated training steps waits for its batches, with a reading thread as on GPUs.
 """
 
+import functools
 import itertools
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,13 @@ import numpy as np
 
 from tokenscale.base.files import sha256_file, write_json
 from tokenscale.benchmark import machine
+from tokenscale.benchmark.rounds import format_columns, format_spread, group_by, interleave
+from tokenscale.cli.main import Parser, exit_code
 from tokenscale.data.batches.batch import Batches
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.batches.prefetch import Prefetcher
 from tokenscale.data.corpus.build import build_from
 from tokenscale.data.corpus.raw_text import RawText, records_manifest, write_text_records
-from tokenscale.data.order.permutation import permute
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.write import write_store
 from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
@@ -30,6 +33,7 @@ from tokenscale.runs.records import hardware
 from tokenscale.runs.records.provenance import find_versions
 from tokenscale.settings.benchmark import DataBenchmarkSettings
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, TokenizerSettings
+from tokenscale.settings.options import from_json
 from tokenscale.settings.run import APPROACHES, RunSettings
 
 VERSION = 1
@@ -67,32 +71,28 @@ def measure(
     arms = [(approach, name) for approach in runs for name in corpora]
     cores = machine.available_cores()
     records: list[dict[str, Any]] = []
-    for number in range(settings.rounds):
-        for i in permute(np.arange(len(arms)), len(arms), seed=0, epoch=number).tolist():
-            approach, name = arms[i]
-            run, corpus = runs[approach], corpora[name]
-            store_directory = folder / "tokens" / name / run.store.directory if run.store else None
-            files = sorted((store_directory or records_manifest(corpus).parent).iterdir())
-
-            def open_again(
-                run: RunSettings = run, corpus: Path = corpus, store: Path | None = store_directory
-            ) -> Batches:
-                return open_batches(
-                    run, corpus_directory=corpus, tokenizer_directory=tokenizer_directory, store_directory=store
-                )
-
-            place = {"approach": approach, "corpus": name, "round": number}
-            _read_whole(files)  # a cold round has dropped them
-            with machine.pin_to_cores({min(cores)} if cores else set()):
-                records.append({**place, "cache": "warm", **_time_batches(open_again(), settings.batches, number)})
-                if cold:
-                    records.append(
-                        {**place, "cache": "cold", **_read_cold(open_again, files, settings.batches, number)}
-                    )
-            _read_whole(files)
-            records.append({**place, "cache": "warm", "step_s": STEP_S, **_wait(open_again())})
-            if cold and machine.explain_warm_cache(machine.drop_page_cache(files)) is None:
-                records.append({**place, "cache": "cold", "step_s": STEP_S, **_wait(open_again())})
+    for number, (approach, name) in interleave(arms, settings.rounds):
+        run, corpus = runs[approach], corpora[name]
+        store_directory = folder / "tokens" / name / run.store.directory if run.store else None
+        files = sorted((store_directory or records_manifest(corpus).parent).iterdir())
+        open_again = functools.partial(
+            open_batches,
+            run,
+            corpus_directory=corpus,
+            tokenizer_directory=tokenizer_directory,
+            store_directory=store_directory,
+        )
+        place = {"approach": approach, "corpus": name, "round": number}
+        _read_whole(files)  # a cold round has dropped them
+        with machine.pin_to_cores({min(cores)} if cores else set()):
+            records.append({**place, "cache": "warm", **_time_batches(open_again(), settings.batches, number)})
+            if cold:
+                found = _read_cold(open_again, files, settings.batches, number)
+                records.append({**place, "cache": "cold", **found})
+        _read_whole(files)
+        records.append({**place, "cache": "warm", "step_s": STEP_S, **_wait(open_again())})
+        if cold and machine.explain_warm_cache(machine.drop_page_cache(files)) is None:
+            records.append({**place, "cache": "cold", "step_s": STEP_S, **_wait(open_again())})
     result = {
         "schema": VERSION,
         "benchmark": "sizes",
@@ -212,32 +212,52 @@ def format_table(result: dict[str, Any]) -> str:
     """Format the result for a terminal: medians over rounds, with ranges of the ratio."""
     sizes = " and ".join(f"{size / 1e6:,.0f} MB" for size in result["text_bytes"].values())
     settings = result["settings"]
-    lines = [
+    head = (
         f"{settings['rounds']} rounds, batches of {settings['rows']} x {settings['sequence_length']}, one core, "
-        f"text of {sizes}; waits: share of {STEPS} steps of {STEP_S * 1e3:.0f} ms",
-        f"{'approach':<20} {'given ms':>9} {'large ms':>9} {'large / given':>22} {'cold bytes/token':>17} {'waits':>8} "
-        f"{'cold waits':>10}",
-    ]
-    for approach in dict.fromkeys(record["approach"] for record in result["records"]):
-        of_approach = [record for record in result["records"] if record["approach"] == approach]
+        f"text of {sizes}; waits: share of {STEPS} steps of {STEP_S * 1e3:.0f} ms"
+    )
+    rows = [("approach", "given ms", "large ms", "large / given", "cold bytes/token", "waits", "cold waits")]
+    for approach, of_approach in group_by(result["records"], "approach").items():
         given, large = (
             np.array([r["median_s"] for r in of_approach if r["corpus"] == name and "median_s" in r]) * 1e3
             for name in ("given", "large")
         )
         found = [record for record in of_approach if record["corpus"] == "large"]
         read = [r["read_bytes"] / r["useful_tokens"] for r in found if "read_bytes" in r]
-        wait, cold_wait = (
-            [r["wait_s"] / r["seconds"] for r in found if "wait_s" in r and r["cache"] == cache]
+        waits = [
+            _median([r["wait_s"] / r["seconds"] for r in found if "wait_s" in r and r["cache"] == cache], ".2%")
             for cache in ("warm", "cold")
-        )
-        ratio = large / given
-        spread = f"{np.median(ratio):.2f} ({ratio.min():.2f} – {ratio.max():.2f})"
-        lines.append(
-            f"{approach:<20} {np.median(given):>9.3f} {np.median(large):>9.3f} {spread:>22} "
-            f"{_median(read, '.1f'):>17} {_median(wait, '.2%'):>8} {_median(cold_wait, '.2%'):>10}"
-        )
-    return "\n".join(lines)
+        ]
+        middle = _median(given, ".3f"), _median(large, ".3f"), format_spread(large / given)
+        rows.append((approach, *middle, _median(read, ".1f"), *waits))
+    return f"{head}\n{format_columns(rows)}"
 
 
-def _median(values: list[float], form: str) -> str:
-    return format(float(np.median(values)), form) if values else "–"
+def _median(values: Sequence[float] | np.ndarray, form: str) -> str:
+    return format(float(np.median(values)), form) if len(values) else "–"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the command line, measure, and print the table. Return the exit code."""
+    parser = Parser(prog="python benchmarks/sizes.py", description=__doc__)
+    required: dict[str, Any] = {"required": True, "metavar": "FILE", "type": Path}
+    parser.add_argument("--settings", default="{}", metavar="JSON", help="sequence_length, rows, batches, rounds")
+    parser.add_argument("--corpus", **required, help="results/corpus/NAME/manifest.json")
+    parser.add_argument("--tokenizer", **required, help="results/tokenizers/NAME/manifest.json")
+    parser.add_argument("--size", required=True, type=float, metavar="GB", help="text of the larger corpus")
+    parser.add_argument("--cold", action="store_true", help="also read what is not in the page cache")
+    parser.add_argument("--output", **required, help="the JSON to write")
+    parsed = parser.parse_args(arguments)
+    if not 0 < parsed.size < math.inf:
+        parser.error(f"argument --size: {parsed.size} is not above 0")
+
+    def run() -> None:
+        settings = from_json(DataBenchmarkSettings, parsed.settings)
+        folders = parsed.corpus.parent, parsed.tokenizer.parent
+        print(format_table(measure(settings, *folders, int(parsed.size * 1e9), parsed.output, cold=parsed.cold)))
+
+    return exit_code(run, f"{parser.prog} --help")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,220 @@
+"""The scripts in `benchmarks/`, each at tiny size, and what makes their figures comparable."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from benchmarks import analysis, peers, pretokenize, prose, sizes, training, workflow
+
+from tests.corpora import HOSTILE, Lab, make_corpus, make_tokenizer, texts_around
+from tests.workflow import forked
+from tokenscale.analysis.ingest import ingest
+from tokenscale.base.errors import UserError
+from tokenscale.data.corpus.raw_text import RawText
+from tokenscale.settings.data import StoreSettings
+from tokenscale.settings.run import APPROACHES
+
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(100)]
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted(path.name for path in (ROOT / "benchmarks").glob("*.py") if "def main(" in path.read_text())
+T = 16
+
+
+@pytest.mark.parametrize("script", sorted({*SCRIPTS} - {"peer_reader.py", "plain_script.py"}))
+def test_a_script_runs_from_any_folder_and_prints_its_help(tmp_path, script):
+    command = [sys.executable, ROOT / "benchmarks" / script, "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and f"usage: python benchmarks/{script} " in done.stdout, done.stderr
+
+
+def test_no_installed_module_imports_a_script():
+    for path in (ROOT / "src").rglob("*.py"):
+        assert "import benchmarks" not in (text := path.read_text()) and "from benchmarks" not in text, path
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    lab = Lab(tmp_path_factory.mktemp("lab"), [*HOSTILE, *texts_around(T)], vocabulary_size=262)
+    for form in ("padded", "token-list", "packed"):
+        lab.store(StoreSettings(form, **({} if form == "token-list" else {"sequence_length": T})))
+    return lab
+
+
+def inputs(lab, output, **settings):
+    settings = {"sequence_length": T, "rows": 3, "batches": 2, "rounds": 2} | settings
+    paths = ["--corpus", lab.corpus / "manifest.json", "--tokenizer", lab.tokenizer / "manifest.json"]
+    return ["--settings", json.dumps(settings), *map(str, paths), "--output", str(output)]
+
+
+# -- training
+
+
+def test_training_times_every_arm_in_each_round_on_equal_models(tmp_path):
+    options = {"sequence_length": 32, "rows": 2, "vocabulary_size": 64, "steps": 2, "rounds": 2}
+    result = training.measure(None, models=("llama-micro",), **options)
+    timed = [(r["round"], r["arm"]) for r in result["records"]]
+    assert len(timed) == len(set(timed)) == 2 * 3 and all(min(r["step_s"]) > 0 for r in result["records"])
+    text = training.format_table(result)
+    assert training.LOOP in text and "bookkeeping a step" in text
+
+
+def test_arms_that_compute_other_losses_are_not_compared(monkeypatch):
+    monkeypatch.setattr(training._PlainLoopArm, "first_loss", lambda self: 1.0)
+    options = {"sequence_length": 16, "rows": 1, "vocabulary_size": 64, "steps": 1, "rounds": 1}
+    with pytest.raises(UserError, match="different losses"):
+        training.measure(None, models=("llama-micro",), **options)
+
+
+# -- reading
+
+
+@pytest.fixture(scope="module")
+def nanogpt():
+    """The peer that needs no package."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(peers, "MODULES", {"nanogpt": "numpy", "nobody's": "nobody"})
+        yield
+
+
+def test_peers_read_the_same_rows_in_the_rounds_of_the_data_benchmark(lab, tmp_path, monkeypatch, nanogpt):
+    monkeypatch.setattr(peers.data.studies, "explain_missing", lambda: "left out here")
+    arguments = inputs(lab, tmp_path / "out.json", workers=[0, 2], rounds=1)
+    assert peers.main([*arguments, "--stores", str(lab.directory / "tokens"), "--peers", sys.executable]) == 0
+    result = json.loads((tmp_path / "out.json").read_text())
+    found = {r["arm"]: r for r in result["records"] if r["arm"].startswith("nanogpt")}
+    assert set(found) == {"nanogpt", "nanogpt, DataLoader 0", "nanogpt, DataLoader 2"} and result["peers"]
+    assert result["left_out"]["nobody's"] == "ModuleNotFoundError: No module named 'nobody'"
+    for record in found.values():
+        assert len(record["batch_s"]) == 2 and record["useful_tokens"] == record["total_tokens"] == 2 * 3 * T
+        assert record["seconds"] == sum(record["batch_s"]) and record["memory_bytes"] >= 0
+
+
+def test_a_peer_that_gives_other_tokens_or_fails_is_not_measured(nanogpt, tmp_path):
+    order = np.random.default_rng(0).permutation(40).reshape(8, 5)
+    rows = np.arange(400, dtype=np.int32).reshape(40, 10)
+    found = peers.Peers(rows, tmp_path)
+    assert len(found.measure("nanogpt", order)["batch_s"]) == 8
+    np.save(tmp_path / "rows.npy", rows + 1)  # the peer's own file has the old rows
+    with pytest.raises(RuntimeError, match="other tokens"):
+        found.measure("nanogpt", order, 2)
+    with pytest.raises(RuntimeError, match="nope failed"):
+        found.measure("nope", order)
+
+
+def test_every_approach_reads_a_corpus_and_the_same_text_many_times_over(lab, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sizes, "STEP_S", 0.001)
+    monkeypatch.setattr(sizes, "STEPS", 3)
+    given, large = RawText(lab.corpus), tmp_path / "out-sizes/corpus"
+    size = 5 * given.split["utf8_bytes"]
+    arguments = [*inputs(lab, tmp_path / "out.json"), "--size", str(size / 1e9), "--cold"]
+    assert sizes.main(arguments) == 0
+    texts = [text for batch in RawText(large).batches() for text in batch]
+    first = [text for batch in given.batches() for text in batch]
+    assert texts[: len(first)] == first and len(set(texts)) >= 4 * len(set(first))
+    assert size <= RawText(large).split["utf8_bytes"] < 1.1 * size
+    records = json.loads((tmp_path / "out.json").read_text())["records"]
+    timed = sorted((r["approach"], r["corpus"], r["round"]) for r in records if "median_s" in r)
+    assert timed == sorted((a, c, n) for a in APPROACHES for c in ("given", "large") for n in range(2))
+    assert all(r["wait_s"] < r["seconds"] for r in records if "wait_s" in r)
+    printed = capsys.readouterr().out
+    assert all(f"\n{approach} " in printed for approach in APPROACHES)
+    before = (large / "manifest.json").stat().st_mtime_ns
+    assert sizes.main(arguments) == 0 and (large / "manifest.json").stat().st_mtime_ns == before
+
+
+# -- whole commands
+
+
+def test_pretokenizing_is_timed_beside_a_plain_script(tmp_path, capsys):
+    pytest.importorskip("transformers")
+    texts = [f"document {i} has a few words to say" for i in range(300)]
+    corpus = make_corpus(tmp_path / "corpus", texts, row_group_rows=50)
+    make_tokenizer(tmp_path / "tokenizer", corpus, 300)
+    paths = ["--corpus", tmp_path / "corpus/manifest.json", "--tokenizer", tmp_path / "tokenizer/manifest.json"]
+    arguments = [*map(str, paths), "--output", str(tmp_path / "out.json"), "--rounds", "1", "--memory", "1"]
+    assert pretokenize.main([*arguments, "--stores", "token-list"]) == 0
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert {r["side"] for r in result["records"]} == {"token-list", "plain script"}
+    assert all(r["seconds"] > 0 and r["peak_bytes"] > 1e7 for r in [*result["records"], *result["memory"]])
+    assert "x tokenizers" in capsys.readouterr().out
+    assert pretokenize.main([*arguments, "--cores", "4096"]) == 2
+
+
+@pytest.mark.workflow
+def test_planning_is_timed_with_real_rules_and_code(monkeypatch, capsys):
+    own, timed = workflow._snakemake, workflow._timed
+
+    def in_a_fork(root, *arguments):
+        """Run Snakemake in a fork that has imported it: the projects take ten calls to make."""
+        environment = {"ALPS_ACCOUNT": "none"} | os.environ | {"PYTHONPATH": str(root / "src")}
+        code, text = forked.snakemake([*arguments], root, environment)
+        assert code == 0, text[-2000:]
+        return text
+
+    def really_timed(root, *arguments):
+        with monkeypatch.context() as inner:
+            inner.setattr(workflow, "_snakemake", own)
+            return timed(root, *arguments)
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(workflow, "_snakemake", in_a_fork)
+    monkeypatch.setattr(workflow, "_timed", really_timed)
+    assert workflow.main(["--runs", "3", "--rounds", "1", "--states", "checkout", "--profiles", "alps"]) == 0
+    printed = capsys.readouterr().out
+    row = re.search(r"^checkout +alps +10 +(\d+) +([\d.]+) +([\d.]+) ", printed, re.MULTILINE)
+    assert row and int(row[1]) > 10 and float(row[2]) > 20 and float(row[3]) > 0, printed
+    assert re.search(r"^start +none +[\d.]+ ", printed, re.MULTILINE) and "cold" not in printed
+
+
+@pytest.mark.parametrize("question", analysis.QUESTIONS)
+def test_the_query_and_pandas_give_the_same(tmp_path, question):
+    analysis.make(tmp_path, 1, 100)
+    ingest(tmp_path / "runs.json", tmp_path / "runs", tmp_path / analysis.TABLES)
+    answers = [analysis.answer(f"{side}{question}", tmp_path)["answer"] for side in ("", "pandas ")]
+    assert answers[0] == pytest.approx(answers[1], rel=1e-9) and len(set(answers[0].values())) > 2
+
+
+def test_different_answers_are_refused(tmp_path):
+    for question in analysis.QUESTIONS:
+        (tmp_path / f"{question}.json").write_text('{"a": 1.0}')
+        (tmp_path / f"pandas {question}.json").write_text('{"a": 1.000001}')
+    with pytest.raises(UserError, match="answer differently"):
+        analysis._compare(tmp_path)
+
+
+def test_analysis_is_timed_from_logs_to_the_report(monkeypatch, capsys):
+    monkeypatch.setattr(analysis, "ARMS", {arm: what for arm, what in analysis.ARMS.items() if arm != "report"})
+    assert analysis.main(["--logs", "25", "--steps", "50", "--rounds", "1", "--threads", "1"]) == 0
+    assert "times faster than pandas" in capsys.readouterr().out
+    assert analysis.main(["--logs", "30"]) == 2
+
+
+def test_the_start_of_a_rank_is_measured():
+    """The second of eight ranks opens the record, eight indices, its own file and the first's, with the step counts."""
+    command = [sys.executable, ROOT / "benchmarks/startup.py", "load", "--model", "gpt2-micro", "--ranks", "8"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and json.loads(done.stdout)["opens"] == 1 + 8 + 2, done.stderr
+
+
+def test_the_same_machine_and_seed_give_the_same_text_without_markup(tmp_path):
+    words = " ".join(f"The part {i} of the machine can be read, and it is not like the others." for i in range(9))
+    (tmp_path / "man/man1").mkdir(parents=True)
+    (tmp_path / "man/man1/one.1").write_text(f".TH one 1\n.SH NAME\none\n.PP\n{words}\n.PP\n{words}\n")
+    (tmp_path / "doc").mkdir()
+    (tmp_path / "doc/guide.html").write_text(f"<html><body><p>Guide: {words}</p></body></html>")
+    roots = prose.Roots(manual=(tmp_path / "man",), documentation=(tmp_path / "doc",), environment=(), packages=())
+    paths = [tmp_path / name for name in ("a.parquet", "b.parquet")]
+    for path in paths:
+        prose.build(path, 1, roots, at_most=True)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    texts = [row["text"] for row in pq.read_table(paths[0]).to_pylist()]
+    assert texts and not any(re.search(r"(?m)^\.|\\|<", text) for text in texts)
+    with pytest.raises(UserError, match="less real text"):
+        prose.build(tmp_path / "c.parquet", 5, roots)
