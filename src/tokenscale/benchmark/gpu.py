@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from tokenscale.base.errors import UserError
+from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import read_json, write_json
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, parameters, weights
 from tokenscale.costs.memory import memory
@@ -357,12 +357,7 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
         return record
     case = next((c for c in CASES + TOY if c.name == name), None)
     if case is None:
-        raise UserError(
-            "unknown case.",
-            requested=name,
-            allowed=", ".join(c.name for c in list_cases()),
-            next="choose one of the allowed names",
-        )
+        raise unknown("case", name, (c.name for c in list_cases()))
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", 0) if cuda else torch.device("cpu")
     if cuda:
@@ -464,26 +459,22 @@ def _measure_nccl() -> dict[str, Any]:
 
 def _time_steps(step: Any, steps: int, device: torch.device, laps: list[dict[str, float]]) -> list[float]:
     """Time each step. On a GPU with events, so that the host synchronises once at the end."""
+    timer = getattr(step, "timer", None)
+    if timer:
+        timer.read()
     if device.type != "cuda":
-        seconds = []
+        seconds = [_time_synchronized(step, k, False) for k in range(steps)]
+    else:
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+        marks[0].record()
         for k in range(steps):
-            began = time.monotonic()
             step(k)
-            seconds.append(time.monotonic() - began)
-        if hasattr(step, "timer"):
-            laps += [lap.seconds for lap in step.timer.read()][-steps:]
-        return seconds
-    if hasattr(step, "timer"):
-        step.timer.read()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
-    marks[0].record()
-    for k in range(steps):
-        step(k)
-        marks[k + 1].record()
-    torch.cuda.synchronize()
-    if hasattr(step, "timer"):
-        laps += [lap.seconds for lap in step.timer.read()][-steps:]
-    return [a.elapsed_time(b) / 1e3 for a, b in zip(marks[:-1], marks[1:], strict=True)]
+            marks[k + 1].record()
+        torch.cuda.synchronize()
+        seconds = [a.elapsed_time(b) / 1e3 for a, b in zip(marks[:-1], marks[1:], strict=True)]
+    if timer:
+        laps += [lap.seconds for lap in timer.read()][-steps:]
+    return seconds
 
 
 def _build_trainer_step(case: Case, device: torch.device) -> Any:
