@@ -93,7 +93,7 @@ FAULTS = (
     ),
     Fault(
         "a rented machine is taken away, with or without a warning",
-        "the next one, in an empty folder, goes on from the bucket with the same losses; also on two nodes",
+        "the next one, in an empty folder, goes on from the bucket with the same losses",
         "`goes on after step n`",
         ("tests/faults/test_cloud.py",),
     ),

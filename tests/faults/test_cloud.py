@@ -97,13 +97,13 @@ def project(tmp_path_factory):
 class Machine:
     """A rented machine: an empty folder, and a worker in it."""
 
-    def __init__(self, folder: Path, prefix: str, ranks: int, environment: dict[str, str], netns: tuple[str, ...] = ()):
+    def __init__(self, folder: Path, prefix: str, ranks: int, environment: dict[str, str]):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         words = ["cloud", "--bucket", f"s3://rented/{prefix}", "rented", "--ranks", str(ranks), "--worker"]
         with (folder / "log").open("a") as log:
             self._process = subprocess.Popen(
-                [*netns, sys.executable, "-m", "tokenscale", *words, "--every", "0.2"],
+                [sys.executable, "-m", "tokenscale", *words, "--every", "0.2"],
                 cwd=folder,
                 env=environment,
                 stdout=log,
@@ -180,7 +180,7 @@ def check_ended(prefix: str, run: Path, ranks: int, folder: Path) -> None:
     keys = {key.partition(f"{run.name}/")[2] for key in found if key.startswith("runs/")}
     logs = {f"attempt={a:02d}/rank={r:05d}/steps.jsonl" for a in (0, 1) for r in range(ranks)}
     assert keys >= logs | {"run.json", "done.json", "checkpoints/final/checkpoint.json"}
-    assert not [key for key in found if "step=" in key or key.startswith("exchange/")]
+    assert not [key for key in found if "step=" in key]
     for key, data in found.items():
         (folder / key).parent.mkdir(parents=True, exist_ok=True)
         (folder / key).write_bytes(data)
@@ -235,77 +235,3 @@ def test_a_killed_worker_goes_on_in_an_empty_folder_and_the_report_is_built_from
     assert third.run.name in (report / "index.html").read_text()
     assert (report / "report.pdf").is_file()
     check_for_secrets(away.root)
-
-
-@pytest.fixture
-def namespaces():
-    """Two nodes as network namespaces with a link between them: (prefix of a command, address of this machine)."""
-    names, links = [f"ts{os.getpid()}{side}" for side in "ab"], [f"ts{os.getpid()}{side}" for side in "xy"]
-    made = [["ip", "netns", "add", name] for name in names] + [
-        ["ip", "-n", name, "link", "set", "lo", "up"] for name in names
-    ]
-    for number, (name, link) in enumerate(zip(names, links, strict=True), 1):
-        made += [
-            ["ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name],
-            ["ip", "addr", "add", f"10.77.{number}.1/30", "dev", link],
-            ["ip", "link", "set", link, "up"],
-            ["ip", "-n", name, "addr", "add", f"10.77.{number}.2/30", "dev", "eth0"],
-            ["ip", "-n", name, "link", "set", "eth0", "up"],
-        ]
-    made += [["ip", "-n", names[0], "link", "add", "eth1", "type", "veth", "peer", "name", "eth1", "netns", names[1]]]
-    for number, name in enumerate(names, 1):
-        made += [["ip", "-n", name, "addr", "add", f"10.77.3.{number}/30", "dev", "eth1"]]
-        made += [["ip", "-n", name, "link", "set", "eth1", "up"]]
-    try:
-        for command in made:
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                pytest.skip(f"network namespaces cannot be made here: {done.stderr.strip()}")
-        named = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"')
-        yield [
-            (("ip", "netns", "exec", name, *named, name), f"10.77.{number}.1") for number, name in enumerate(names, 1)
-        ]
-    except FileNotFoundError as error:
-        pytest.skip(f"network namespaces cannot be made here: {error}")
-    finally:
-        for name in names:
-            if shutil.which("ip"):
-                subprocess.run(["ip", "netns", "delete", name], capture_output=True)
-
-
-def test_two_nodes_without_a_shared_folder_go_on_in_empty_folders(project, environment, server, namespaces, tmp_path):
-    environment = environment | {"PYTHONPATH": str(project.root / "src")}
-    stage(project, "one-node", 2)
-    stage(project, "two-nodes", 2)
-
-    def start(folder: Path) -> list[Machine]:
-        shared = {"NNODES": "2", "MASTER_ADDR": "10.77.3.1", "MASTER_PORT": "29400", "GLOO_SOCKET_IFNAME": "eth1"}
-        return [
-            Machine(
-                folder / f"node-{number}",
-                "two-nodes",
-                2,
-                environment | shared | {"NODE_RANK": str(number), "AWS_ENDPOINT_URL": f"http://{address}:{server}"},
-                netns,
-            )
-            for number, (netns, address) in enumerate(namespaces)
-        ]
-
-    for number in range(2):
-        (tmp_path / f"first/node-{number}").mkdir(parents=True)
-        (tmp_path / f"first/node-{number}/hold").touch()
-    first = start(tmp_path / "first")
-    try:
-        wait_for(lambda: has_state("s3://rented/two-nodes", 8), first)
-    finally:
-        for machine in first:
-            machine.kill()
-    second = start(tmp_path / "second")
-    for machine in second:
-        machine.wait()
-    one = Machine(tmp_path / "one", "one-node", 2, environment)
-    one.wait()
-    assert begins_at(second[0].run, 1) == 8, "it went on, and did not begin anew"
-    assert series(second[0].run) == series(one.run) and len(series(one.run)) == 14
-    check_ended("two-nodes", second[0].run, 2, tmp_path / "bucket")
-    assert not list(second[1].run.glob("attempt=01/rank=00000")), "each node has its own ranks' logs"

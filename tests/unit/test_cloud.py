@@ -181,21 +181,20 @@ def test_a_text_with_a_secret_is_not_uploaded(project, monkeypatch, tmp_path):
     ("variables", "ranks", "message", "following"),
     [
         ({}, 4, "not staged for this number of ranks", f"cloud --bucket {ADDRESS} own --ranks 4"),
-        ({"NNODES": "3", "NODE_RANK": "0"}, 2, "do not fill these nodes", "one worker on each node"),
-        ({"NNODES": "two"}, 2, "do not fill these nodes", "one worker on each node"),
-        ({"NNODES": "2", "NODE_RANK": "2"}, 2, "do not fill these nodes", "one worker on each node"),
-        ({"NNODES": "2", "NODE_RANK": "0"}, 2, "address of the first node", "MASTER"),
+        ({"NNODES": "2"}, 2, "on one node", "SkyPilot's multi-node runs"),
+        ({"NNODES": "two"}, 2, "on one node", "SkyPilot's multi-node runs"),
+        ({"SKYPILOT_NUM_NODES": "2"}, 2, "on one node", "SkyPilot's multi-node runs"),
     ],
 )
 def test_a_worker_that_cannot_begin_says_why(project, monkeypatch, variables, ranks, message, following):
     stage()
-    for name in ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):
+    for name in ("NNODES", "SKYPILOT_NUM_NODES"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=message) as error:
         cloud.work(ADDRESS, "own", ranks, 60)
-    assert following in error.value.facts["next"] + error.value.facts.get("expected", "")
+    assert following in error.value.facts["next"]
 
 
 def pull():
@@ -278,17 +277,13 @@ def run_folder(tmp_path):
     return folder
 
 
-def mirror_of(bucket, folder, number=0, count=1):
-    class Node:
-        ranks, first = range(number, number + 1), number == 0
-
-    Node.count = count
+def mirror_of(bucket, folder):
     settings = RunSettings(approach="packed")
 
     class Named:
         identity, checkpoints = folder.name, settings.checkpoints
 
-    return cloud.Mirror(bucket, Named(), folder, Node())
+    return cloud.Mirror(bucket, Named(), folder)
 
 
 def test_a_state_is_complete_in_the_bucket_only_with_all_its_files_and_logs(run_folder):
@@ -308,13 +303,13 @@ def test_a_state_is_complete_in_the_bucket_only_with_all_its_files_and_logs(run_
     assert bucket.order == ["attempt=00/rank=00000/steps.jsonl"]
 
 
-def test_a_state_without_the_other_nodes_files_stays_incomplete(run_folder):
+def test_a_state_with_a_missing_file_stays_incomplete(run_folder):
     bucket = Recorded()
     write(
         run_folder / "checkpoints/step=00000004/checkpoint.json",
         {"ranks": {"rank=00000.json": {}, "rank=00001.json": {}}},
     )
-    mirror_of(bucket, run_folder, count=2)._push_checkpoints()
+    mirror_of(bucket, run_folder)._push_checkpoints()
     assert not [key for key in bucket.objects if key.endswith("checkpoint.json")]
 
 

@@ -6,10 +6,8 @@ their input files, `inputs/SHA256` is one input file, `runs/RUN_ID/…` is a run
 
 import argparse
 import contextlib
-import datetime
 import json
 import os
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,8 +29,6 @@ MARKER = "tokenscale.json"
 NAMED = ("corpora", "mixtures", "tokenizers")
 #: seconds between two looks at a run's folder for new checkpoints; logs are pushed every `--every` seconds
 TICK_S = 0.5
-#: time that a node waits for another one, which may still fetch inputs
-PATIENCE = datetime.timedelta(hours=2)
 CHECKPOINT = "checkpoint.json"
 NEXT_BUCKET = "use another prefix of the bucket, or the configuration of its project"
 
@@ -46,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("experiment", help="name of an experiment")
     parser.add_argument("--bucket", required=True, metavar="s3://BUCKET/PREFIX", help="bucket, and a folder in it")
     parser.add_argument("--ranks", required=True, type=int, help="world size of the runs")
-    parser.add_argument("--worker", action="store_true", help="train the staged runs here; one worker per node")
+    parser.add_argument("--worker", action="store_true", help="train the staged runs here, on one machine")
     parser.add_argument("--every", type=float, default=60, help="seconds between two uploads of logs; default 60")
     configuration.add_arguments(parser)
 
@@ -292,103 +288,8 @@ def _checked_path(path: str) -> Path:
 # --- workers -------------------------------------------------------------------------------------------------------
 
 
-class Nodes:
-    """Nodes that train one run together, from NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, and their messages.
-
-    Node 0 decides what is done next, because the others may see the bucket at another moment. Its messages pass through
-    a store at MASTER_PORT; ranks rendezvous at the port after it.
-    """
-
-    def __init__(self, ranks: int):
-        environment = os.environ
-        count, number = environment.get("NNODES", "1"), environment.get("NODE_RANK", "0")
-        self.count, self.number = (int(text) if text.isdigit() else -1 for text in (count, number))
-        if self.count < 1 or ranks % self.count or not 0 <= self.number < self.count:
-            raise UserError(
-                "the ranks do not fill these nodes.",
-                requested=f"{ranks} ranks",
-                found=f"NNODES={count} NODE_RANK={number}",
-                next="start one worker on each node, on a number of nodes that divides the ranks",
-            )
-        each = ranks // self.count
-        self.ranks = range(self.number * each, (self.number + 1) * each)
-        self._store: Any = None
-        if self.count == 1:
-            return
-        if not environment.get("MASTER_ADDR") or not environment.get("MASTER_PORT", "").isdigit():
-            raise UserError(
-                "the address of the first node is missing.",
-                expected="MASTER_ADDR and MASTER_PORT",
-                next="set them on each node, as for torchrun",
-            )
-        self.address, self.port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-        from torch.distributed import TCPStore
-
-        from tokenscale.train.parallel.world import listen
-
-        with self._lost():
-            self._store = TCPStore(
-                self.address,
-                self.port,
-                is_master=self.first,
-                timeout=PATIENCE,
-                wait_for_workers=False,
-                master_listen_fd=listen(self.address, self.port, self.count) if self.first else None,
-            )
-
-    @property
-    def first(self) -> bool:
-        """Whether this is node 0, which writes the records."""
-        return self.number == 0
-
-    def broadcast(self, name: str, message: str | None = None) -> str:
-        """Return node 0's message."""
-        if self._store is None:
-            return message or ""
-        with self._lost():
-            if self.first:
-                self._store.set(name, message)
-            return self._store.get(name).decode()
-
-    def report(self, name: str) -> None:
-        """Tell node 0 that this node has come here."""
-        if self._store is not None:
-            with self._lost():
-                self._store.set(f"{name}/{self.number}", "")
-
-    def wait(self, name: str) -> None:
-        """On node 0, wait until all nodes have reported; the store ends with this process."""
-        if self._store is not None and self.first:
-            with self._lost():
-                self._store.wait([f"{name}/{number}" for number in range(self.count)])
-
-    @contextlib.contextmanager
-    def _lost(self) -> Iterator[None]:
-        try:
-            yield
-        except (RuntimeError, OSError) as error:
-            raise UserError(
-                "another node cannot be reached.",
-                address=f"{self.address}:{self.port}",
-                reason=str(error).splitlines()[0],
-                next="start the workers of all nodes again; they go on from the bucket",
-            ) from None
-
-    def start_ranks(self, argv: list[str], keep: tuple[int, ...], run_id: str) -> int:
-        """Run this node's ranks and return their exit code."""
-        from tokenscale.runs.launch import ranks
-
-        (name, secret), *_ = ranks.new_secret().items()
-        secret = self.broadcast(f"{run_id}/secret", secret)
-        base = ranks.rank_environment(ranks.threads_per_rank(len(self.ranks)))
-        base |= {"MASTER_ADDR": self.address, "MASTER_PORT": str(self.port + 1), name: secret}
-        base |= {"WORLD_SIZE": str(self.count * len(self.ranks)), "LOCAL_WORLD_SIZE": str(len(self.ranks))}
-        commands = [(argv, base | {"RANK": str(r), "LOCAL_RANK": str(i)}) for i, r in enumerate(self.ranks)]
-        return ranks.run_processes(commands, keep=keep)
-
-
 def work(address: str, experiment: str, ranks: int, every_s: float) -> int:
-    """Train the staged runs on this node, alone or with others, and return the exit code.
+    """Train the staged runs on this machine and return the exit code.
 
     Runs that have ended in the bucket are left out; others go on from the newest resume state there. A failed run does
     not stop the others; exit code 75 means that a signal ended the worker and another one can go on.
@@ -396,6 +297,12 @@ def work(address: str, experiment: str, ranks: int, every_s: float) -> int:
     from tokenscale.runs.launch.attempts import RESUME_EXIT_CODE
     from tokenscale.settings.run import RunSettings
 
+    if (nodes := os.environ.get("NNODES") or os.environ.get("SKYPILOT_NUM_NODES") or "1") != "1":
+        raise UserError(
+            "a worker trains its runs on one node.",
+            found=f"{nodes} nodes (NNODES or SKYPILOT_NUM_NODES)",
+            next="set num_nodes: 1, or use SkyPilot's multi-node runs: torchrun -m tokenscale train in a shared folder",
+        )
     bucket = open_bucket(address)
     key = _plan_key(experiment, ranks)
     data = bucket.read(key)
@@ -410,19 +317,16 @@ def work(address: str, experiment: str, ranks: int, every_s: float) -> int:
             next=f"python -m tokenscale cloud --bucket {bucket.address} {experiment} --ranks {ranks}, in the project",
         )
     plan = _parse(data, bucket, key)
-    nodes = Nodes(ranks)
     for path, facts in plan["files"].items():
         fetch_input(bucket, _checked_path(path), facts)
     failed = {}
     for text in plan["runs"]:
         settings = RunSettings.from_json(text)
-        code = train_run(bucket, settings, nodes, every_s)
-        if code == RESUME_EXIT_CODE or (code and nodes.count > 1):
+        code = train_run(bucket, settings, every_s)
+        if code == RESUME_EXIT_CODE:
             return code
         if code:
             failed[settings.identity] = code
-    nodes.report("end")
-    nodes.wait("end")
     for run_id, code in failed.items():
         print(f"tokenscale: {run_id} failed with exit code {code}", flush=True)
     return next(iter(failed.values()), 0)
@@ -442,9 +346,9 @@ def fetch_input(bucket: Bucket, path: Path, facts: dict[str, Any]) -> None:
         )
 
 
-def train_run(bucket: Bucket, settings: "RunSettings", nodes: Nodes, every_s: float) -> int:
-    """Train one run on this node's ranks while its folder is pushed to the bucket. Return the exit code."""
-    from tokenscale.runs.launch import attempts, processes
+def train_run(bucket: Bucket, settings: "RunSettings", every_s: float) -> int:
+    """Train one run on this machine's ranks while its folder is pushed to the bucket. Return the exit code."""
+    from tokenscale.runs.launch import attempts
     from tokenscale.runs.launch.command import Launch
     from tokenscale.runs.launch.hang_report import describe_hang
     from tokenscale.runs.launch.start import open_run
@@ -453,73 +357,38 @@ def train_run(bucket: Bucket, settings: "RunSettings", nodes: Nodes, every_s: fl
     from tokenscale.settings.manifests import done_file, list_manifests
 
     output = Path(done_file(settings.identity))
-    machine = Machine(gpus_per_node=len(nodes.ranks) if nodes.count > 1 else None)
     manifests = {role: Path(path) for role, path in list_manifests(settings).items()}
-    launch = Launch(settings, machine, output.parent)
-    mirror = Mirror(bucket, settings, output.parent, nodes)
+    launch = Launch(settings, Machine(), output.parent)
+    mirror = Mirror(bucket, settings, output.parent)
     if settings.resume_from is not None and (writer := parse_run_id(settings.resume_from)):
         mirror.fetch_below(f"runs/{writer}/{settings.resume_from.partition(f'{writer}/')[2]}/")
-    wanted = None if nodes.first else nodes.broadcast(f"{settings.identity}/attempt")
     mirror.fetch()
-    if wanted is not None and wanted.isdigit():
-        mirror.drop_attempts(int(wanted))
-    with open_run(settings, output, manifests, launch=launch.record() | {"nodes": nodes.count}) as (
-        identity,
-        attempt,
-        held,
-    ):
-        if nodes.first:
-            if attempt is not None:
-                mirror.begin()
-            nodes.broadcast(f"{settings.identity}/attempt", "ended" if attempt is None else str(attempt))
-        elif wanted != ("ended" if attempt is None else str(attempt)):
-            raise UserError(
-                "this node would begin another attempt than the first node.",
-                run=settings.identity,
-                expected=f"attempt {wanted}",
-                found=f"attempt {attempt}",
-                next="install the same code on all nodes, and start all workers in empty folders",
-            )
+    with open_run(settings, output, manifests, launch=launch.record() | {"nodes": 1}) as (identity, attempt, held):
         if attempt is None:
             mirror.end(identity, output)
             return 0
+        mirror.begin()
         with mirror.pushing(every_s):
-            if nodes.count == 1:
-                code = launch.go(attempt, manifests, keep=(held,))
-            else:
-                argv = processes.rank_argv(
-                    machine,
-                    launch.shape,
-                    run=settings.to_json(),
-                    directory=output.parent,
-                    attempt=attempt,
-                    manifests=manifests,
-                )
-                code = nodes.start_ranks(argv, (held,), settings.identity)
+            code = launch.go(attempt, manifests, keep=(held,))
         if mirror.end(identity, output):
-            code = 0
-        elif attempts.find_interrupted_step(output.parent, attempt) is not None:
-            code = attempts.RESUME_EXIT_CODE
-        elif nodes.first:
-            code = code or 1  # not sealed
-            if report := describe_hang(launch.attempt_directory(attempt), settings.layout.world_size):
-                print(report, flush=True)
-        return int(nodes.broadcast(f"{settings.identity}/code", str(code))) if nodes.first or code == 0 else code
+            return 0
+        if attempts.find_interrupted_step(output.parent, attempt) is not None:
+            return attempts.RESUME_EXIT_CODE
+        if report := describe_hang(launch.attempt_directory(attempt), settings.layout.world_size):
+            print(report, flush=True)
+        return code or 1  # not sealed
 
 
 class Mirror:
     """Copy of a run's folder in the bucket.
 
-    A node pushes the logs and checkpoint files of its own ranks. Node 0 also pushes the records. A checkpoint is
-    complete in the bucket when its `checkpoint.json` is there, which node 0 pushes last: all files and the logs up to
-    that step are there before. Between nodes without a shared folder the bucket also passes on the ranks' indexes of a
-    checkpoint, for which rank 0 waits (`exchange/`).
+    A checkpoint is complete in the bucket when its `checkpoint.json` is there, which is pushed last: all files and the
+    logs up to that step are there before.
     """
 
-    def __init__(self, bucket: Bucket, settings: "RunSettings", directory: Path, nodes: Nodes):
-        self._bucket, self._settings, self._directory, self._nodes = bucket, settings, directory, nodes
+    def __init__(self, bucket: Bucket, settings: "RunSettings", directory: Path):
+        self._bucket, self._settings, self._directory = bucket, settings, directory
         self._key = f"runs/{settings.identity}/"
-        self._exchange = f"exchange/{settings.identity}/"
         self._pushed: dict[Path, tuple[int, int]] = {}  # file → its time and size when it was pushed
         self._newest: Path | None = None  # newest complete resume state in the bucket
         self._warned: set[str] = set()
@@ -540,10 +409,6 @@ class Mirror:
                 self._bucket.download(key, path)
             if path.is_file() and path.name != "run.json" and path.stat().st_size == size:
                 self._remember(path)
-        for folder in self._directory.glob("checkpoints/*"):
-            stale = folder.name.endswith(".partial") or (folder.name.startswith("step=") and folder.name not in states)
-            if self._nodes.count > 1 and stale:  # other nodes do not have it
-                shutil.rmtree(folder)
 
     def fetch_below(self, prefix: str) -> None:
         """Fetch the objects below a prefix that are missing here."""
@@ -551,14 +416,8 @@ class Mirror:
             if not (path := Path("results", _checked_path(key))).is_file():
                 self._bucket.download(key, path)
 
-    def drop_attempts(self, first: int) -> None:
-        """Delete attempts of this folder from a number on, which the other nodes do not know."""
-        for folder in self._directory.glob("attempt=*"):
-            if int(folder.name.split("=")[1]) >= first:
-                shutil.rmtree(folder)
-
     def begin(self) -> None:
-        """Delete what is superseded or incomplete in the bucket, then push the records of the attempts. Node 0 only."""
+        """Delete what is superseded or incomplete in the bucket, then push the records of the attempts."""
         listed = self._bucket.list(self._key)
         complete = set()
         if self._newest is not None and self._newest.is_dir():  # else it was superseded by this code or data
@@ -569,7 +428,7 @@ class Mirror:
             if not self._path(key).exists()
             and not (key.startswith(f"{self._key}checkpoints/") and any(map(key.startswith, complete)))
         ]
-        self._bucket.delete([*stale, *self._bucket.list(self._exchange)])
+        self._bucket.delete(stale)
         self._push_files(sorted(self._directory.glob("attempt=*/attempt.json")))
 
     @contextlib.contextmanager
@@ -601,47 +460,27 @@ class Mirror:
 
         self._push_checkpoints()
         self._push_logs()
-        self._nodes.report(f"{self._settings.identity}/logs")
-        if not self._nodes.first or not write_done_file(self._directory, output, identity, self._settings):
+        if not write_done_file(self._directory, output, identity, self._settings):
             return False
-        if self._nodes.count > 1:
-            self._nodes.wait(f"{self._settings.identity}/logs")
-            self._seal_all_logs()
-            write_done_file(self._directory, output, identity, self._settings)
         self._push_files([self._directory / "run.json"])
         self._bucket.upload(output, f"{self._key}done.json")
         states = {} if self._settings.checkpoints.keep_resume_state else self._states()
-        self._bucket.delete([*(key for keys in states.values() for key in keys), *self._bucket.list(self._exchange)])
+        self._bucket.delete([key for keys in states.values() for key in keys])
         return True
 
-    def _seal_all_logs(self) -> None:
-        """Fetch the other nodes' logs and seal the record again, with the hashes of all logs."""
-        from tokenscale.runs.records import provenance
-        from tokenscale.train.record import log_hashes
-
-        for key in self._bucket.list(self._key):
-            if key.endswith(".jsonl") and not any(f"/rank={rank:05d}/" in key for rank in self._nodes.ranks):
-                self._bucket.download(key, self._path(key))
-        record = read_json(self._directory / "run.json")
-        provenance.seal_record(self._directory, record, record["outcome"] | {"logs": log_hashes(self._directory)})
-
     def _push_logs(self) -> None:
-        """Push the logs of this node's ranks; node 0 also the records, but not a sealed one: `end` does that."""
-        ranks = [f"attempt=*/rank={rank:05d}/*" for rank in self._nodes.ranks]
-        records = ["dirty.diff", "attempt=*/attempt.json"] if self._nodes.first else []
-        self._push_files(sorted(path for pattern in [*ranks, *records] for path in self._directory.glob(pattern)))
+        """Push logs and records, but not a sealed one: `end` does that."""
+        patterns = ("attempt=*/rank=*/*", "dirty.diff", "attempt=*/attempt.json")
+        self._push_files(sorted(path for pattern in patterns for path in self._directory.glob(pattern)))
         record = self._directory / "run.json"
-        if self._nodes.first and record.is_file() and "seal" not in read_json(record):
+        if record.is_file() and "seal" not in read_json(record):
             self._push_files([record])
 
     def _push_checkpoints(self) -> None:
-        """Push complete checkpoints; of several nodes, also each one's part of a checkpoint that is being written."""
+        """Push complete checkpoints that have changed."""
         for folder in sorted(self._directory.glob("checkpoints/*")):
-            with contextlib.suppress(FileNotFoundError):  # the run has deleted or renamed it in the meantime
-                if folder.name.endswith(".partial"):
-                    if self._nodes.count > 1:
-                        self._exchange_parts(folder)
-                elif self._nodes.first and not folder.name.endswith((".damaged", ".old")):
+            if not folder.name.endswith((".partial", ".damaged", ".old")):
+                with contextlib.suppress(FileNotFoundError):  # the run has deleted or renamed it in the meantime
                     if self._is_new(folder / CHECKPOINT):
                         self._push_checkpoint(folder)
 
@@ -660,28 +499,6 @@ class Mirror:
         newest = max((name for name, keys in states.items() if any(k.endswith(CHECKPOINT) for k in keys)), default="")
         old = [name for name in states if name < newest and not (folder.parent / name).exists()]
         self._bucket.delete([key for name in old for key in states[name]])
-
-    def _exchange_parts(self, folder: Path) -> None:
-        """Push this node's part of a checkpoint, its logs first; on node 0, fetch the indexes of the other ranks."""
-        name = folder.name.removesuffix(".partial")
-        for rank in self._nodes.ranks:
-            index = folder / f"rank={rank:05d}.json"
-            if not self._nodes.first and self._is_new(index):
-                data = index.read_bytes()
-                self._push_logs()
-                self._bucket.upload(
-                    index.with_suffix(".safetensors"), f"{self._key}checkpoints/{name}/{index.stem}.safetensors"
-                )
-                self._bucket.write(f"{self._key}checkpoints/{name}/{index.name}", data)
-                self._bucket.write(f"{self._exchange}{name}/{index.name}", data)
-                self._remember(index)
-                for other in self._directory.glob("checkpoints/step=*.partial"):  # renamed on node 0 only
-                    if other != folder:
-                        shutil.rmtree(other)
-        if self._nodes.first:
-            for key in self._bucket.list(f"{self._exchange}{name}/"):
-                self._bucket.download(key, folder / key.rsplit("/", 1)[1])
-                self._bucket.delete([key])
 
     def _push_files(self, paths: list[Path]) -> None:
         """Push files that have changed since they were pushed. One with a secret is reported and left out."""
