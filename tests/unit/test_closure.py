@@ -3,7 +3,6 @@ import json
 import os
 import subprocess
 import sys
-import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file
-from tokenscale.cli import main
 from tokenscale.settings import closure
 from tokenscale.settings.closure import (
     PACKAGE,
@@ -303,17 +301,3 @@ def test_another_process_may_write_the_same_listing_first(project, monkeypatch):
 
     monkeypatch.setattr(closure, "write_text", lost)
     assert listed().is_file()
-
-
-def test_a_command_says_which_of_its_modules_were_edited_while_it_ran(monkeypatch, capsys):
-    job = types.ModuleType("tokenscale.cli.job")
-    job.add_arguments, job.run = lambda parser: None, lambda arguments: 0
-    monkeypatch.setitem(sys.modules, job.__name__, job)
-    monkeypatch.setitem(main.COMMANDS, "job", "a job")
-    before = main._stamp_sources()
-    for edited, told in (("cli/main.py", True), ("no/module/of/it.py", False)):
-        after = {path: (0, 0) if path.endswith(edited) else stamp for path, stamp in before.items()}
-        stamps = iter([before, after])
-        monkeypatch.setattr(main, "_stamp_sources", lambda stamps=stamps: next(stamps))
-        assert main.main(["job"]) == 0
-        assert (f"files  {edited}\n" in capsys.readouterr().err) == told

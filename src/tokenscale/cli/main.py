@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from tokenscale import __version__
 from tokenscale.base.errors import UserError, find_nearest, unknown
@@ -110,38 +109,12 @@ def main(arguments: list[str] | None = None) -> int:
     def run() -> int | None:
         if command not in COMMANDS:
             raise unknown("command", command, COMMANDS)
-        before = _stamp_sources()
         module = importlib.import_module(f"tokenscale.cli.{command}")
         command_parser = Parser(prog=f"python -m tokenscale {command}", description=module.__doc__)
         module.add_arguments(command_parser)
-        code = module.run(command_parser.parse_args(arguments[1:]))
-        _report_edited_sources(before)
-        return code
+        return module.run(command_parser.parse_args(arguments[1:]))
 
     return exit_code(run, f"python -m tokenscale {command} --help")
-
-
-def _stamp_sources() -> dict[str, tuple[int, int]]:
-    """Return path → (size, modification time) of this package's Python files."""
-    files = [(path, path.stat()) for path in Path(__file__).parents[1].rglob("*.py")]
-    return {str(path): (status.st_size, status.st_mtime_ns) for path, status in files}
-
-
-def _report_edited_sources(before: dict[str, tuple[int, int]]) -> None:
-    """Say which modules of this command were edited while it ran: it may have imported either content."""
-    now = _stamp_sources()
-    loaded = {
-        getattr(module, "__file__", None) for name, module in sys.modules.items() if name.startswith("tokenscale")
-    }
-    edited = sorted(path for path in before.keys() & loaded if before[path] != now.get(path))
-    if edited:
-        notice = UserError(
-            "source files were edited while this command ran.",
-            files=", ".join(os.path.relpath(path, Path(__file__).parents[1]) for path in edited),
-            so="what it wrote may come from either content",
-            next="run it again: Snakemake does so in its next call",
-        )
-        print(notice.render(), file=sys.stderr)
 
 
 def exit_code(run: Callable[[], int | None], help_command: str) -> int:
