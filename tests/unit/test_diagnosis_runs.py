@@ -135,25 +135,6 @@ class Counting:
         return self.loads(text)
 
 
-def test_watching_without_a_terminal_is_plain_and_ends_at_an_interrupt(results, capsys, monkeypatch):
-    made(results, ago=900, step=24, steps=24)
-    waits = []
-
-    def sleep(seconds):
-        waits.append(seconds)
-        if len(waits) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("tokenscale.cli.status.time.sleep", sleep)
-    assert cli.main(["status", "--watch", "3"]) == 0
-    text = capsys.readouterr().out
-    assert waits == [3.0, 3.0] and text.count("runs   1 under results/runs") == 2 and "\x1b" not in text
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    waits.clear()
-    assert cli.main(["status", "--watch"]) == 0
-    assert waits == [5.0, 5.0] and capsys.readouterr().out.startswith("\x1b[H")
-
-
 def test_before_its_first_step_it_has_no_progress(results, capsys):
     with lock_folder(made(results, ago=3), "it"):
         assert f"running  {RUN}  attempt=00  before its first step, 3 s ago" in said(capsys)
@@ -273,14 +254,7 @@ def test_the_end_of_a_log_is_text(tmp_path):
     assert runs.read_tail(tmp_path / "x.log", 5) == "nd\n\N{REPLACEMENT CHARACTER}"
 
 
-@pytest.mark.parametrize("seconds", ["inf", "nan", "1e12", "0", "-3", "soon"])
-def test_seconds_that_nobody_can_wait_are_refused(seconds, capsys):
-    with pytest.raises(SystemExit, match="^2$"):
-        cli.main(["status", "--watch", seconds])
-    assert "not a number of seconds from 1 to 86400" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("asked", ["--watch", "--stale", "--failed"])
+@pytest.mark.parametrize("asked", ["--stale", "--failed"])
 def test_json_is_refused_where_there_is_none(asked, capsys):
     assert cli.main(["status", asked, "--json"]) == 2
     assert "--json cannot be combined" in capsys.readouterr().err

@@ -37,13 +37,6 @@ def test_jobs_to_submit_leave_out_local_rules_and_targets():
     assert internals.get_jobs_to_submit(workflow) == [train]
 
 
-def test_outputs_are_those_left_and_those_that_were_made(tmp_path):
-    (tmp_path / "made").touch()
-    left, made, failed = Job("a", ["left"]), Job("b", [str(tmp_path / "made")]), Job("c", [str(tmp_path / "none")])
-    found = internals.get_job_outputs(workflow_of([left, made, failed], [made, failed]))
-    assert found == ([["left"]], [[str(tmp_path / "made")]])
-
-
 def test_a_release_without_a_part_is_refused_with_a_next_step():
     with pytest.raises(UserError, match="does not fit the workflow") as caught:
         internals.get_jobs_to_submit(SimpleNamespace())

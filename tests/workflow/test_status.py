@@ -1,14 +1,14 @@
-"""`status` in a real project: what is missing, what is stale and why, what failed, what Snakemake refuses."""
+"""`status` in a real project: what is stale and why, what failed, what Snakemake refuses."""
 
 import json
-import shlex
 import shutil
 import subprocess
 
 import pytest
 
 from tests import served
-from tests.workflow.conftest import CONFIG, EXPERIMENTS, ROOT
+from tests.workflow.conftest import CONFIG
+from tests.workflow.jobs import PAPER
 
 pytestmark = [pytest.mark.slow(64), pytest.mark.workflow]
 
@@ -103,58 +103,33 @@ def test_the_local_profile_shows_one_line_a_job_and_the_whole_error_of_one_that_
     assert "results/logs/corpus/broken.log" in error and "no_such_package" in error
 
 
-def delete_some_files(project, kinds=("run", "store", "figure", "tables")):
-    """Delete one run, store, figure and table of the report that no other job needs; return one file of each."""
+def delete_files(project):
+    """Delete a run, a store and a figure of the report that no other job needs; return one file of each."""
     run = next(project.root.glob("results/runs/packed-llama-micro-single-w1-*"))
     found = {
         "run": run / "done.json",
         "store": project.root / "results/tokens/small/bpe/token-list/manifest.json",
         "figure": project.root / "results/figures/ways/data_stall_share.svg",
-        "tables": project.root / "results/tables/ranks/steps.parquet",
     }
-    found = {kind: found[kind] for kind in kinds}
     for kind, path in found.items():
-        shutil.rmtree(path.parent) if kind in ("run", "store") else path.unlink()
+        path.unlink() if kind == "figure" else shutil.rmtree(path.parent)
     return found
 
 
-def test_deleted_files_of_the_report_are_listed_with_the_command_that_restores_them(copy):
-    assert "missing" not in status(copy).stdout
-    deleted = delete_some_files(copy)
-    # as `make run` calls Snakemake, which counts all of them as up to date
-    shutil.copy(ROOT / "Makefile", copy.root)
-    make = ["make", "run", "READY=Makefile", f"SNAKEMAKE={served.python()} -m snakemake --profile profiles/local"]
-    done = subprocess.run(make, cwd=copy.root, env=copy.environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0 and "Nothing to be done" in done.stdout, done.stdout + done.stderr
-    note = status(copy).stdout.partition("\nmissing  4 parts of the report.")[2]
-    assert note and note.strip() in done.stdout
-    for kind in deleted:
-        assert f"\n  {kind} " in note
-    assert deleted["run"].parent.name in note
-    assert status(copy, "--missing").stdout.split() == sorted(
-        str(path.relative_to(copy.root)) for path in deleted.values()
-    )
-    command = shlex.split(note.partition("\n  next")[2])
-    copy.snakemake(*command[1:])
+def test_a_deleted_figure_is_drawn_again_and_other_deleted_files_are_not_needed(copy):
+    deleted = delete_files(copy)
+    assert copy.planned() == {"draw_figure": 1, "build_experiment_page": 1} | PAPER
+    copy.snakemake("--cores", "2", "figures")
+    assert deleted["figure"].is_file() and not deleted["run"].exists()
+    copy.snakemake("--cores", "2", *(str(path.relative_to(copy.root)) for path in deleted.values()))
     assert all(path.is_file() for path in deleted.values())
-    assert "missing" not in status(copy).stdout and status(copy, "--missing").stdout == ""
-
-
-def test_what_a_call_would_build_is_not_missing(copy):
-    """Files of a new run are planned, not deleted."""
-    ranks = EXPERIMENTS["ranks"] | {"factors": {"layout.data": [1, 2, 3]}}
-    (copy.root / "config/experiments/ranks.yaml").write_text(json.dumps(ranks))
-    text = snakemake(copy, "-n", "--cores", "2")
-    assert "packed-llama-micro-ddp-w3-" in text and "missing  " not in text
-    assert "missing  " not in status(copy).stdout
 
 
 def test_snakemakes_own_report_leaves_out_missing_figures_and_lists_them(copy):
-    # no table: the figure is then drawn without the run
-    deleted = delete_some_files(copy, ("run", "store", "figure"))
+    deleted = delete_files(copy)
     text = snakemake(copy, "--report", "report.zip", "--cores", "1")
     assert "Adding loss_over_time.svg" in text and "Adding data_stall_share.svg" not in text
-    assert "missing  1 part of the report." in text and "figure     data_stall_share of ways" in text
+    assert "left out of Snakemake's report" in text and "  results/figures/ways/data_stall_share.svg\n" in text
     assert (copy.root / "report.zip").is_file()
     # the report after a run has all figures: the call draws the missing one first
     text = snakemake(copy, "--report", "report.html", "--report-after-run", "--until", "draw_figure", "--cores", "1")

@@ -52,8 +52,9 @@ COMMAND_LINE = internals.get_command_line()
 WORDS = COMMAND_LINE[1:]
 NOW = "report_now" in WORDS
 # Snakemake's own report uses existing files; `--report-after-run` makes missing ones first.
-AFTER_RUN = any(word.startswith("--report-after") for word in WORDS)
-SELF_CONTAINED = not AFTER_RUN and any(word.startswith("--report") for word in WORDS)
+SELF_CONTAINED = any(word.startswith("--report") for word in WORDS) and not any(
+    word.startswith("--report-after") for word in WORDS
+)
 PARTS = ["corpus", "tokens", "train", "submission", "benchmark"] * (not NOW)
 PARTS += ["analysis", "claims", "report"]
 # Exclude imported modules from garbage collection, which the thousands of runs below would trigger repeatedly.
@@ -338,33 +339,29 @@ def baseline_files():
 
 
 def report_files():
-    """Return all files of the report, with the views that already exist; its checksums list them all."""
+    """Return all files of the report, with the views that already exist; its checksums list them all.
+
+    Its figures are direct inputs, because Snakemake does not rebuild a deleted file that only finished jobs read.
+    """
     made = [f"results/report/{file}" for file in VIEW_FILES]
     return [
         *page_files(),
         "results/report/report.pdf",
         "results/report/SHA256SUMS",
         *(file for file in made if os.path.isfile(file)),
-        *(figure_files(EXPERIMENTS) if AFTER_RUN else []),
+        *figure_files(EXPERIMENTS),
     ]
 
 
-def report_missing():
-    """At the end of a call, print missing files that no job of the call makes, and record the report's files for `status`."""
-    if NOW or not internals.is_planned(workflow):
-        print_missing(LEFT_OUT)
-        return
-    left, made = internals.get_job_outputs(workflow)
-    if not (workflow.dryrun and internals.get_jobs_to_run(workflow)):
-        missing.write_record(left + made, dry_run.snakemake_command(call))
-    print_missing(missing.find_missing_outputs(left))
-
-
-def print_missing(files):
-    if note := missing.MissingFiles(
-        sorted(files), dry_run.snakemake_command(call)
-    ).render():
-        print(note, file=sys.stderr, flush=True)
+def print_left_out():
+    """Print the figures that Snakemake's own report leaves out."""
+    if LEFT_OUT:
+        error = UserError(
+            "figures that are not drawn yet are left out of Snakemake's report.",
+            files="\n".join(sorted(LEFT_OUT)),
+            next="snakemake --cores 1 figures",
+        )
+        print(error.render(), file=sys.stderr, flush=True)
 
 
 def run_of(w):

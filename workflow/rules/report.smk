@@ -1,8 +1,5 @@
 import atexit
 
-from tokenscale.cli import snakemake_dry_run as dry_run
-from tokenscale.cli import status_missing as missing
-
 
 report: "../report/workflow.rst"
 
@@ -255,4 +252,4 @@ for name in USABLE:
 
 
 if workflow.is_main_process:
-    atexit.register(report_missing)
+    atexit.register(print_left_out)

@@ -71,15 +71,6 @@ def submits_jobs(workflow: Any) -> bool:
     return get_internal(workflow, "non_local_exec") and not get_internal(workflow, "remote_exec")
 
 
-def get_job_outputs(workflow: Any) -> tuple[list[list[str]], list[list[str]]]:
-    """Return two lists of output lists, one per job: of jobs not run by this call, and of jobs it ran successfully."""
-    run = set(get_jobs_to_run(workflow))
-    jobs = [job for job in get_internal(workflow, "dag.jobs") if job.output]
-    left = [list(job.output) for job in jobs if job not in run]
-    made = [list(job.output) for job in jobs if job in run and all(map(os.path.exists, job.output))]
-    return left, made
-
-
 def get_given_resources(workflow: Any) -> dict[str, Any]:
     """Return the maps of resources and threads that the command line or a profile gives."""
     given = get_internal(workflow, "resource_settings")

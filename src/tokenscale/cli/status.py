@@ -1,10 +1,9 @@
-"""Show the queue's jobs and the runs, with reasons and progress; or files that are missing, failed or stale."""
+"""Show the queue's jobs and the runs, with reasons and progress; or what failed or is stale."""
 
 import argparse
 import json
 import os
 import shutil
-import sys
 import textwrap
 import time
 from collections import Counter
@@ -14,7 +13,6 @@ from datetime import datetime
 from pathlib import Path
 
 from tokenscale.cli import configuration
-from tokenscale.cli.status_missing import MissingFiles, find_missing
 from tokenscale.cli.status_queue import Queue, QueuedJob, query_queue, seconds_until
 from tokenscale.cli.status_runs import RunState, find_writers, read_runs
 from tokenscale.cli.status_stale import format_duration
@@ -40,19 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LOG",
         help="show what failed and why, from a Snakemake log (default: that of the last call in this folder)",
     )
-    requested.add_argument(
-        "--missing",
-        action="store_true",
-        help="list deleted files of the report, one per line, as targets for Snakemake",
-    )
-    requested.add_argument(
-        "--watch",
-        nargs="?",
-        const=5.0,
-        type=_parse_seconds,
-        metavar="SECONDS",
-        help="show the queue and the runs repeatedly until Ctrl-C (default: every 5 seconds)",
-    )
     configuration.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the queue and the runs as JSON")
 
@@ -68,8 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
             expected="workflow/Snakefile, or results/",
             next="cd to the project's folder and repeat the command",
         )
-    others = (arguments.stale, arguments.failed, arguments.watch, arguments.missing or None)
-    if arguments.json and any(requested is not None for requested in others):
+    if arguments.json and (arguments.stale is not None or arguments.failed is not None):
         from tokenscale.base.errors import UserError
 
         raise UserError("--json cannot be combined with another report.", next="python -m tokenscale status --json")
@@ -88,24 +72,9 @@ def run(arguments: argparse.Namespace) -> None:
 
         if text := describe_failures(Path(arguments.failed) if arguments.failed else None):
             print(text)
-    elif arguments.missing:
-        for file in find_missing().files:
-            print(file)
-    elif arguments.watch is not None:
-        watch(arguments.watch)
     else:
         found = collect_status()
         print(found.to_json() if arguments.json else found.render(get_terminal_width()))
-
-
-def _parse_seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 1 <= seconds <= 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 1 to 86400")
-    return seconds
 
 
 #: states of runs in the order of the output; runs in the first two are counted, not listed
@@ -114,24 +83,17 @@ ORDER = ("complete", "diverged", "running", "waiting", "interrupted", "failed")
 
 @dataclass(frozen=True)
 class StatusReport:
-    """State of the queue and the runs at one time. `snakemake_running`: on this machine, for this folder.
-
-    `missing`: files of the report that have been deleted.
-    """
+    """State of the queue and the runs at one time. `snakemake_running`: on this machine, for this folder."""
 
     queue: Queue
     runs: list[RunState]
     snakemake_running: bool
     unix_s: float
-    missing: MissingFiles = MissingFiles([], "")
 
     def render(self, width: int = 120) -> str:
         """Return one line per job and per run, each followed by its reason and the next step."""
         lines = [*self._jobs(), "", *self._runs()]
-        if note := self.missing.render():  # the command is not wrapped, so that it can be copied
-            note = f"\n\n{note}"
-        lines = [line for text in lines for line in (_wrap(text, width) if len(text) > width else [text])]
-        return "\n".join(lines) + note
+        return "\n".join(line for text in lines for line in (_wrap(text, width) if len(text) > width else [text]))
 
     def to_json(self) -> str:
         """Return the state as JSON."""
@@ -145,7 +107,6 @@ class StatusReport:
             "slurm": {"here": self.queue.here, "problem": self.queue.problem or None, "jobs": jobs},
             "snakemake_runs_here": self.snakemake_running,
             "runs": [{**asdict(run), "left_s": run.left_s} for run in self.runs],
-            "missing": {"files": self.missing.files, "next": self.missing.command if self.missing.files else None},
         }
         return json.dumps(content, indent=2)
 
@@ -215,9 +176,7 @@ class StatusReport:
 def collect_status(folder: Path = Path()) -> StatusReport:
     """Query SLURM and read the runs below a project's folder."""
     now, found = time.time(), query_queue(folder)
-    return StatusReport(
-        found, read_runs(folder / "results", found.jobs, now), is_snakemake_running(folder), now, find_missing(folder)
-    )
+    return StatusReport(found, read_runs(folder / "results", found.jobs, now), is_snakemake_running(folder), now)
 
 
 def is_snakemake_running(folder: Path, processes: Path = Path("/proc")) -> bool:
@@ -274,22 +233,6 @@ def _wrap(text: str, width: int) -> list[str]:
     return textwrap.wrap(
         text, max(width, 60), subsequent_indent=f"{indent}      ", break_long_words=False, break_on_hyphens=False
     )
-
-
-def watch(every_s: float, folder: Path = Path()) -> None:
-    """Print the state repeatedly until Ctrl-C: redrawn in place on a terminal, otherwise appended."""
-    terminal = sys.stdout.isatty()
-    try:
-        while True:
-            found = collect_status(folder)
-            clock = f"{datetime.fromtimestamp(found.unix_s):%Y-%m-%d %H:%M:%S}"
-            text = f"{clock}, every {format_duration(every_s)}; Ctrl-C ends\n\n{found.render(get_terminal_width())}\n"
-            # rewrite each line to its end from the top left, then clear the rest: nothing flickers
-            shown = "\x1b[H" + text.replace("\n", "\x1b[K\n") + "\x1b[J" if terminal else text
-            print(shown, end="" if terminal else "\n", flush=True)
-            time.sleep(every_s)
-    except KeyboardInterrupt:
-        print()
 
 
 def get_terminal_width() -> int:
