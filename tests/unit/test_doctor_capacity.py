@@ -1,12 +1,9 @@
 """What `doctor` says of cores and memory, and of control groups that limit them."""
 
-import shutil
-
 import pytest
 
 from tests.machines import asked
 from tokenscale.cli import doctor_checks
-from tokenscale.cli import doctor_machine as machine
 from tokenscale.runs.records import hardware
 
 
@@ -57,20 +54,14 @@ def test_usable_cores_are_those_that_work_at_once(affinity, quota, usable):
 
 def test_fewer_cores_than_are_visible_is_a_note(monkeypatch):
     monkeypatch.setattr(hardware, "cgroup_limits", lambda: (1.5, None))
-    monkeypatch.setattr(doctor_checks, "count_affinity_cores", lambda: 16)
+    monkeypatch.setattr(hardware, "count_affinity_cores", lambda: 16)
     found = doctor_checks.check_cores(asked())
     assert found.verdict == "note" and found.values["usable"] == 2 and "--cores 2" in found.next
 
 
 @pytest.mark.parametrize("limit, verdict", [(None, "ok"), (2**30, "no"), (2 * 2**30, "note")])
 def test_the_memory_that_counts_is_what_a_control_group_leaves(monkeypatch, limit, verdict):
-    monkeypatch.setattr(machine, "read_memory", lambda: (64 * 2**30, 60 * 2**30))
+    monkeypatch.setattr(doctor_checks, "read_memory", lambda: (64 * 2**30, 60 * 2**30))
     monkeypatch.setattr(hardware, "cgroup_limits", lambda: (None, limit))
     found = doctor_checks.check_memory(asked())
     assert found.verdict == verdict and found.fact.startswith("64.0 GiB")
-
-
-def test_little_shared_memory_is_a_note(monkeypatch):
-    monkeypatch.setattr(doctor_checks.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(2**26, 0, 2**26))
-    found = doctor_checks.check_shared_memory(asked())
-    assert found.verdict == "note" and "--shm-size" in found.next

@@ -6,7 +6,6 @@ import pytest
 
 from tests.machines import ROOT, asked, program
 from tokenscale.cli import doctor_checks
-from tokenscale.cli import doctor_machine as machine
 
 
 @pytest.fixture
@@ -51,11 +50,11 @@ def test_what_a_cluster_lacks_is_told(programs, monkeypatch, spoil, verdict, wor
 
 
 def test_a_program_that_hangs_is_given_up(tmp_path):
-    assert machine.run_command([sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=0.5) == (
+    assert doctor_checks.run_command([sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=0.5) == (
         None,
         "no output within 0.5 s",
     )
-    assert machine.run_command([str(tmp_path / "none")])[0] is None
+    assert doctor_checks.run_command([str(tmp_path / "none")])[0] is None
 
 
 def test_the_image_of_trainings_is_missed_where_it_should_be(programs, monkeypatch, tmp_path):

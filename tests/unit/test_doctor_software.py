@@ -5,14 +5,15 @@ import sys
 
 import pytest
 
-from tests.machines import TORCH, asked, program
-from tokenscale.cli import doctor_checks, packages
+from tests.machines import asked, program
+from tokenscale.cli import doctor_checks, doctor_python
+from tokenscale.cli.doctor_python import GROUPS
 
 
 @pytest.mark.parametrize("version, verdict", [("3.10.14", "no"), ("3.11.0", "ok"), ("3.14.1", "ok"), ("3.15.0", "no")])
 def test_python_3_11_to_3_14_are_right(monkeypatch, version, verdict):
-    monkeypatch.setattr(doctor_checks.platform, "python_version", lambda: version)
-    found = doctor_checks.check_python(asked())
+    monkeypatch.setattr(doctor_python.platform, "python_version", lambda: version)
+    found = doctor_python.check_python(asked())
     assert found.verdict == verdict and version in found.fact and ">=3.11,<3.15" in found.fact
 
 
@@ -22,28 +23,28 @@ def test_an_unsupported_python_is_told_one_that_works(monkeypatch, tmp_path):
     def not_installed(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(packages.importlib.metadata, "requires", not_installed)
+    monkeypatch.setattr(doctor_python.importlib.metadata, "requires", not_installed)
     monkeypatch.setitem(sys.modules, "tomllib", None)
-    monkeypatch.setattr(doctor_checks.platform, "python_version", lambda: "3.10.14")
+    monkeypatch.setattr(doctor_python.platform, "python_version", lambda: "3.10.14")
     program(tmp_path, "python3.13", "exit 127")
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = doctor_checks.check_python(asked())
+    found = doctor_python.check_python(asked())
     assert found.verdict == "no" and found.fact == "3.10.14; >=3.11,<3.15 is required"
     assert found.next.startswith("make setup PYTHON=python3.13, once it is installed")
     program(tmp_path, "python3.12", "echo 3.12.4")
-    assert doctor_checks.check_python(asked()).next == "make setup PYTHON=python3.12"
+    assert doctor_python.check_python(asked()).next == "make setup PYTHON=python3.12"
 
 
 def test_bounds_are_the_clone_s_or_else_the_installed_ones(monkeypatch):
-    ours = packages.read_requirements()
+    ours = doctor_python.read_requirements()
     unmissed = {"mlflow", "wandb", "modal", "torchao"}
-    assert set(ours) - {"python"} - unmissed == {p.distribution for p in packages.PACKAGES} - {"tiktoken"}
+    assert set(ours) - {"python"} - unmissed == set(doctor_python.list_packages()) - {"tiktoken"}
     assert (ours["python"], ours["torch"], ours["ruff"]) == (">=3.11,<3.15", ">=2.9,<2.16", ">=0.17,<0.18")
 
-    monkeypatch.setattr(packages, "__file__", "/nowhere/lib/python3.11/site-packages/tokenscale/cli/packages.py")
+    monkeypatch.setattr(doctor_python, "__file__", "/nowhere/site-packages/tokenscale/cli/doctor_python.py")
     stated = ["torch<2.15,>=2.10", 'pytest>=8; extra == "test"', "PyYAML", "huggingface_hub[cli] (>=1)"]
-    monkeypatch.setattr(packages.importlib.metadata, "requires", lambda name: stated)
-    installed = packages.read_requirements()
+    monkeypatch.setattr(doctor_python.importlib.metadata, "requires", lambda name: stated)
+    installed = doctor_python.read_requirements()
     assert installed.pop("python") == ">=3.11,<3.15"
     assert installed == {"torch": ">=2.10,<2.15", "pytest": ">=8", "pyyaml": "", "huggingface-hub": ">=1"}
 
@@ -52,12 +53,12 @@ def test_where_nobody_says_the_bounds_nothing_breaks(monkeypatch):
     def not_installed(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(packages.importlib.metadata, "requires", not_installed)
-    monkeypatch.setattr(packages, "__file__", "/nowhere/src/tokenscale/cli/packages.py")
-    assert packages.read_requirements() == {}
+    monkeypatch.setattr(doctor_python.importlib.metadata, "requires", not_installed)
+    monkeypatch.setattr(doctor_python, "__file__", "/nowhere/src/tokenscale/cli/doctor_python.py")
+    assert doctor_python.read_requirements() == {}
     assert (
-        doctor_checks.check_python(asked()).verdict == "note"
-        and doctor_checks.check_packages("host", asked()).verdict == "ok"
+        doctor_python.check_python(asked()).verdict == "note"
+        and doctor_python.check_packages("host", asked()).verdict == "ok"
     )
 
 
@@ -78,57 +79,49 @@ def test_where_nobody_says_the_bounds_nothing_breaks(monkeypatch):
     ],
 )
 def test_versions_are_compared_as_numbers(version, bounds, holds):
-    assert packages.satisfies(version, bounds) is holds
+    assert doctor_python.satisfies(version, bounds) is holds
 
 
-@pytest.mark.parametrize("package", packages.PACKAGES, ids=lambda p: p.distribution)
-def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch, package):
-    monkeypatch.setitem(sys.modules, package.module, None)  # what makes a module unimportable
-    found = doctor_checks.check_packages(package.group, asked(stages={} if package.module == "torch" else None))
-    assert f"missing: {package.distribution}" in found.fact and f"for {packages.GROUPS[package.group]}" in found.fact
-    assert f"pip install '{package.distribution}" in found.next
-    assert found.verdict == ("note" if package.only else "no")
+@pytest.mark.parametrize("group, name", [(group, n) for group in GROUPS for n in doctor_python.list_packages(group)])
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch, group, name):
+    monkeypatch.setitem(sys.modules, doctor_python.module_of(name), None)  # what makes a module unimportable
+    found = doctor_python.check_packages(group, asked())
+    assert f"missing: {name}" in found.fact and f"for {GROUPS[group][0]}" in found.fact
+    assert f"pip install '{name}" in found.next
+    assert found.verdict == ("note" if name in doctor_python.ONLY else "no")
+
+
+def test_without_the_package_packaging_pips_copy_compares_versions(monkeypatch):
+    monkeypatch.setitem(sys.modules, "packaging", None)
+    for name in [name for name in sys.modules if name.startswith("packaging.")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    assert doctor_python.satisfies("2.13.1+cu130", ">=2.9,<2.14") and not doctor_python.satisfies("3", "<3")
+    assert doctor_python.read_requirements()["python"] == ">=3.11,<3.15"
+    monkeypatch.setitem(sys.modules, "pip._vendor.packaging.requirements", None)
+    assert doctor_python.read_requirements() == {} and doctor_python.check_python(asked()).verdict == "note"
 
 
 def test_one_package_that_is_needed_weighs_more_than_one_that_is_not(monkeypatch):
     for module in ("yaml", "snakemake_executor_plugin_slurm"):
         monkeypatch.setitem(sys.modules, module, None)
-    found = doctor_checks.check_packages("host", asked())
+    found = doctor_python.check_packages("host", asked())
     assert found.verdict == "no" and "snakemake-executor-plugin-slurm (only for SLURM), pyyaml" in found.fact
 
 
 @pytest.mark.parametrize("version", ["2.8.0", "2.16.0"])
 def test_a_torch_outside_its_bounds_is_refused(monkeypatch, version):
-    real = packages.installed_version
-    monkeypatch.setattr(doctor_checks, "installed_version", lambda name: version if name == "torch" else real(name))
-    found = doctor_checks.check_packages("trainer", asked())
+    real = doctor_python.installed_version
+    monkeypatch.setattr(doctor_python, "installed_version", lambda name: version if name == "torch" else real(name))
+    found = doctor_python.check_packages("trainer", asked())
     assert found.verdict == "no" and f"torch {version} is outside >=2.9,<2.16" in found.fact
     assert "'torch>=2.9,<2.16'" in found.next
 
 
 def test_a_package_that_is_there_and_does_not_import_is_broken():
-    found = doctor_checks.check_packages(
-        "report", asked(imports={"duckdb": "ImportError: libstdc++.so.6: version not found"})
-    )
-    assert found.verdict == "no" and "does not import: ImportError: libstdc++" in found.fact
+    why = "ImportError: libstdc++.so.6: version not found"
+    found = doctor_python.check_packages("report", asked(broken={"duckdb": why}))
+    assert found.verdict == "no" and f"does not import: {why}" in found.fact
     assert "--force-reinstall 'duckdb" in found.next
-    crashed = doctor_checks.check_packages("trainer", asked(stages={}, ended=["signal 9", "signal 9"]))
-    assert "importing it kills Python: signal 9" in crashed.fact
-
-
-@pytest.mark.parametrize(
-    "stages, ended, found",
-    [
-        ({"torch": TORCH, "accelerate": {"error": "ImportError: no such symbol"}}, [], "ImportError: no such symbol"),
-        ({"torch": TORCH}, ["signal 11"], "importing it kills Python: signal 11"),
-        ({"torch": TORCH, "accelerate": {"stage": "accelerate"}}, [], None),
-        ({}, ["signal 9"], None),  # torch itself ends Python
-    ],
-)
-def test_a_package_that_needs_torch_is_tried_by_a_rank(monkeypatch, stages, ended, found):
-    monkeypatch.setattr(doctor_checks, "is_importable", lambda module: True)
-    said = doctor_checks.check_packages("test", asked(stages=stages, ended=ended)).fact
-    assert (f"does not import: {found}" in said) if found else ("does not import" not in said)
 
 
 def test_tools_that_are_not_found_are_named(monkeypatch, tmp_path):

@@ -178,3 +178,11 @@ def test_a_run_that_diverged_is_not_trained_again(place):
     assert prepare_attempt(directory, RunSettings(), identity) is None
     assert write_done_file(directory, directory / "done.json", identity, RunSettings())
     assert read_json(directory / "done.json")["status"] == "nonfinite"
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_ranks_do_not_see_what_another_launcher_left(monkeypatch, world_size):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "3")
+    code = f"import os; assert os.environ.get('WORLD_SIZE', '1') == '{world_size}' and os.environ.get('RANK') != '3'"
+    assert run_ranks([sys.executable, "-c", code], world_size) == 0

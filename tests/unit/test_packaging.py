@@ -19,7 +19,7 @@ import tokenscale
 from tests.faults import campaign, shared
 from tests.faults import table as faults
 from tests.long import lock, wheels
-from tokenscale.cli import packages
+from tokenscale.cli import doctor_python
 from tokenscale.cli.main import COMMANDS, main
 
 pytestmark = pytest.mark.slow(11)
@@ -97,7 +97,7 @@ def test_the_constraint_on_torch_lies_within_its_range():
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     (release,) = re.fullmatch(r"torch==(\d+\.\d+\.\d+)", "\n".join(lines)).groups()
     bounds = dict(split(r) for r in project()["dependencies"])["torch"]
-    assert packages.satisfies(release, bounds), f"{release} is outside {bounds}"
+    assert doctor_python.satisfies(release, bounds), f"{release} is outside {bounds}"
 
 
 only_locked = pytest.mark.skipif(lock.LOCK.stem != PLATFORM, reason=f"{PLATFORM} has no lock")
@@ -316,7 +316,7 @@ def test_snakemake_finds_the_logger_plugin_of_the_local_profile():
 
 
 #: files of the command line that serve several commands
-SHARED = {"__init__", "main", "configuration", "operating_system_errors", "packages"}
+SHARED = {"__init__", "main", "configuration", "operating_system_errors"}
 SHARED |= {"snakemake_dry_run", "snakemake_internals", "snakemake_progress"}
 
 

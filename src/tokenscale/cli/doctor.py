@@ -4,20 +4,16 @@ import argparse
 import json
 import platform
 import textwrap
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotInTime
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tokenscale import __version__
-from tokenscale.cli import doctor_checks, doctor_probe
-from tokenscale.cli.doctor_checks import DoctorContext, Finding
-from tokenscale.cli.packages import GROUPS, PACKAGES, describe_problems
+from tokenscale.cli import doctor_checks, doctor_python
+from tokenscale.cli.doctor_checks import Context, Finding
+from tokenscale.cli.doctor_python import GROUPS, ONLY, describe_problems, list_packages, module_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--machine", metavar="FILE", help="machine's file, such as profiles/alps/machine.toml: compare its link's speed"
     )
-    parser.add_argument("--network", action="store_true", help="also try to reach the Hugging Face hub")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
@@ -39,33 +34,27 @@ def run(arguments: argparse.Namespace) -> int:
         from tokenscale.settings.machine import load_machine
 
         least = load_machine(arguments.machine).least_node_gb_s
-    examination = examine(arguments.results, network=arguments.network, least_node_gb_s=least)
+    examination = examine(arguments.results, least)
     print(examination.to_json() if arguments.json else examination.render())
     return 0 if examination.demo.possible else 2
 
 
 #: name → check, in the order of the output
-CHECKS: dict[str, Callable[[DoctorContext], Finding]] = {
-    "python": doctor_checks.check_python,
-    **{f"{group} packages": partial(doctor_checks.check_packages, group) for group in GROUPS},
+CHECKS: dict[str, Callable[[Context], Finding]] = {
+    "python": doctor_python.check_python,
+    **{f"{group} packages": partial(doctor_python.check_packages, group) for group in GROUPS},
     "project": doctor_checks.check_project_folder,
     "configuration": doctor_checks.check_configuration,
     "tools": doctor_checks.check_tools,
     "cores": doctor_checks.check_cores,
     "memory": doctor_checks.check_memory,
-    "shared memory": doctor_checks.check_shared_memory,
-    "gpu": doctor_checks.check_gpus,
-    "bf16": doctor_checks.check_bf16,
-    "gloo": doctor_checks.check_gloo,
-    "nccl": doctor_checks.check_nccl,
+    "gpu": doctor_python.check_gpus,
+    "bf16": doctor_python.check_bf16,
+    "gloo": doctor_python.check_gloo,
+    "nccl": doctor_python.check_nccl,
     "results folder": doctor_checks.check_results_folder,
-    "loopback": doctor_checks.check_loopback,
-    "network": doctor_checks.check_hub,
     "slurm": doctor_checks.check_slurm,
-    "environment": doctor_checks.check_environment,
 }
-#: time limit of each check: the slowest one reads the children's output
-LIMIT_S = doctor_probe.LIMIT_S + 10
 #: the capability that decides the exit code
 DEMO = "the demo (make run)"
 
@@ -82,7 +71,7 @@ class Capability:
 
 @dataclass(frozen=True)
 class Examination:
-    """The findings of all checks by name, and the capabilities that follow from them."""
+    """The findings of all checks by name, and the capabilities that follow from them, the demo first."""
 
     findings: dict[str, Finding]
     capabilities: list[Capability]
@@ -91,7 +80,7 @@ class Examination:
     @property
     def demo(self) -> Capability:
         """Return the capability of running `make run`."""
-        return next(a for a in self.capabilities if a.what == DEMO)
+        return self.capabilities[0]
 
     def render(self, width: int = 120) -> str:
         """Return the report as ASCII text: one line per check, then one per capability."""
@@ -104,13 +93,9 @@ class Examination:
             if finding.next:
                 lines += _wrap(f"{'':<{column}}  {'':<4}  next: ", finding.next, width)
         lines += ["", "What this machine can run"]
-        column = max(len(a.what) for a in self.capabilities)
-        for capability in self.capabilities:
-            lines += _wrap(
-                f"  {capability.what:<{column}}  {'yes' if capability.possible else 'no':<3}  ",
-                capability.reason,
-                width,
-            )
+        column = max(len(c.what) for c in self.capabilities)
+        for c in self.capabilities:
+            lines += _wrap(f"  {c.what:<{column}}  {'yes' if c.possible else 'no':<3}  ", c.reason, width)
         if not self.demo.possible:
             lines += ["", f"make run cannot run here yet. First: {self.demo.next or 'fix what is named above'}"]
         return "\n".join(lines).encode("ascii", "backslashreplace").decode("ascii")
@@ -128,42 +113,18 @@ class Examination:
         return json.dumps(content, indent=2, default=str)
 
 
-def examine(results: Path, *, network: bool = False, least_node_gb_s: float | None = None) -> Examination:
-    """Run all checks in parallel, independent of each other. GPUs' links are compared with `least_node_gb_s`."""
-    start = time.monotonic()
-    context = DoctorContext(
-        results,
-        network,
-        _start_in_background(doctor_probe.try_imports),
-        _start_in_background(doctor_probe.try_ranks),
-        least_node_gb_s,
-    )
-    running = {name: _start_in_background(partial(check, context)) for name, check in CHECKS.items()}
-    findings = {}
-    for name, future in running.items():
+def examine(results: Path, least_node_gb_s: float | None = None) -> Examination:
+    """Run all checks one after another. GPUs' links are compared with `least_node_gb_s`."""
+    start, findings = time.monotonic(), {}
+    probed = doctor_python.probe([module_of(name) for name in list_packages()])
+    context = Context(results, **probed, least_node_gb_s=least_node_gb_s)
+    for name, check in CHECKS.items():
         try:
-            findings[name] = future.result(max(0.0, start + LIMIT_S - time.monotonic()))
-        except NotInTime:
-            findings[name] = Finding("no", f"no result within {LIMIT_S:g} s", "a disk or a service may hang")
-        except BaseException as error:  # a check that fails is a finding, too
-            findings[name] = Finding(
-                "no", f"the check itself failed: {type(error).__name__}: {error}", "report this as a bug"
-            )
+            findings[name] = check(context)
+        except Exception as error:  # a check that fails is a finding, too
+            fact = f"the check itself failed: {type(error).__name__}: {error}"
+            findings[name] = Finding("no", fact, "report this as a bug")
     return Examination(findings, derive_capabilities(findings), time.monotonic() - start)
-
-
-def _start_in_background(work: Callable[[], Any]) -> Future:
-    """Run a function in a daemon thread, so that a hanging disk cannot keep `doctor` from ending."""
-    future: Future = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
 
 
 # -- conclusions
@@ -173,45 +134,37 @@ def derive_capabilities(findings: dict[str, Finding]) -> list[Capability]:
     """Derive the capabilities from the findings. A failed check excludes every capability that depends on it."""
     devices = len(findings["gpu"].values.get("devices", []))
     cores = findings["cores"].values.get("usable", 1)
-    host, trainer, report, _ = ([p.distribution for p in PACKAGES if p.group == g and not p.only] for g in GROUPS)
-    every = [p.distribution for p in PACKAGES]
+    host, trainer, report = ([p for p in list_packages(g) if p not in ONLY] for g in ("host", "trainer", "report"))
     base = ["python", "memory", "results folder"]
-    alone = [*base, "project", "configuration", "loopback"]
+    project = [*base, "project", "configuration"]
     on_cpu = f"1 to {cores} ranks, one a core" if cores > 1 else "1 rank, on one core"
     if devices:  # `device: auto` uses them
         on_cpu += "; only with `device: cpu`, otherwise the GPUs are used"
+    slurm = [*host, "snakemake-executor-plugin-slurm"]
+    copied = [*report, "numpy", "pyarrow"]
+    tests = "except those of GPUs and SLURM"
     return [
-        _assess_demo(findings, [*host, *trainer, *report], alone, devices),
-        _assess(findings, "training on the CPU (gloo)", on_cpu, trainer, [*base, "loopback", "gloo"]),
+        _assess_demo(findings, [*host, *trainer, *report], project, devices),
+        _assess(findings, "training on the CPU (gloo)", on_cpu, trainer, [*base, "gloo"]),
         _assess_gpus(findings, trainer, [*base, "gpu"], devices),
         _assess(findings, "bf16", findings["bf16"].fact, trainer, ["bf16"]),
-        _assess_slurm(findings, [*host, "snakemake-executor-plugin-slurm"]),
-        _assess(
-            findings,
-            "the report from copied logs",
-            "without torch, GPU or network",
-            [*report, "numpy", "pyarrow"],
-            ["python", "results folder"],
-        ),
-        _assess_tests(findings, every, [*alone, "gloo"]),
+        _assess_slurm(findings, slurm, ["python", "project", "configuration", "slurm"]),
+        _assess(findings, "the report from copied logs", "without torch, GPU or network", copied, [base[0], base[2]]),
+        _assess_tests(findings, _assess(findings, "the tests (make test)", tests, list_packages(), [*project, "gloo"])),
     ]
 
 
 def _assess(findings: dict[str, Finding], what: str, reason: str, packages: list[str], needed: list[str]) -> Capability:
     """Return a possible capability with that reason, or an impossible one if a package or a check is missing."""
     blockers = []  # name, reason
-    for group in GROUPS:
-        name, mine = f"{group} packages", [p.distribution for p in PACKAGES if p.group == group]
-        mine = [distribution for distribution in mine if distribution in packages]
+    for name in (f"{group} packages" for group in GROUPS if set(packages) & set(list_packages(group))):
         states = findings[name].values.get("packages")
-        if mine and states is None:
+        if states is None:
             blockers.append((name, findings[name].fact))
-        elif wrong := describe_problems({m: states[m] | {"only": ""} for m in mine}):
+        elif wrong := describe_problems({m: state | {"only": ""} for m, state in states.items() if m in packages}):
             blockers.append((name, wrong))
-    for name in needed:
-        if findings[name].verdict == "no" and not findings[name].values.get(
-            "without"
-        ):  # the missing package is reported by itself
+    for name in needed:  # a missing package is reported by itself
+        if findings[name].verdict == "no" and not findings[name].values.get("without"):
             blockers.append((name, f"{name}: {findings[name].fact}"))
     if not blockers:
         return Capability(what, True, reason)
@@ -224,10 +177,7 @@ def _assess_demo(findings: dict[str, Finding], packages: list[str], needed: list
     ranks = findings["configuration"].values.get("ranks", 1)
     wanted = findings["configuration"].values.get("gpu_ranks", ranks)
     devices = devices if wanted else 0  # all its runs have `device: cpu`
-    if ranks > 1:
-        needed = [*needed, "nccl" if devices else "gloo"]
-    if devices:
-        needed = [*needed, "gpu"]
+    needed = [*needed, *["nccl" if devices else "gloo"] * (ranks > 1), *["gpu"] * (devices > 0)]
     where = f"on {devices} GPU{'s' * (devices > 1)}" if devices else "on the CPU"
     by = "" if findings["tools"].values.get("make") else "without make: snakemake --profile profiles/local; "
     capability = _assess(findings, DEMO, f"{by}{where}, up to {ranks} ranks", packages, needed)
@@ -242,23 +192,23 @@ def _assess_gpus(findings: dict[str, Finding], packages: list[str], needed: list
     what, nccl = "training on GPUs (NCCL)", findings["nccl"]
     if not devices:
         return Capability(what, False, findings["gpu"].fact, findings["gpu"].next)
+    reason = f"1 to {devices} ranks" if devices > 1 else "1 rank"
     if devices > 1 and nccl.verdict == "no":
-        return _assess(findings, what, f"1 rank only: {nccl.fact}", packages, needed)
-    return _assess(findings, what, f"1 to {devices} ranks" if devices > 1 else "1 rank", packages, needed)
+        reason = f"1 rank only: {nccl.fact}"
+    return _assess(findings, what, reason, packages, needed)
 
 
-def _assess_slurm(findings: dict[str, Finding], packages: list[str]) -> Capability:
-    what, here = "SLURM (--profile alps)", findings["slurm"]
-    capability = _assess(findings, what, here.fact, packages, ["python", "project", "configuration", "slurm"])
-    if capability.possible and findings["project"].verdict == "note":
-        return Capability(what, False, findings["project"].fact, findings["project"].next)
+def _assess_slurm(findings: dict[str, Finding], packages: list[str], needed: list[str]) -> Capability:
+    what, project, here = "SLURM (--profile alps)", findings["project"], findings["slurm"]
+    capability = _assess(findings, what, here.fact, packages, needed)
+    if capability.possible and project.verdict == "note":
+        return Capability(what, False, project.fact, project.next)
     if capability.possible and not here.values.get("account"):
         return Capability(what, False, "ALPS_ACCOUNT is not set", "export ALPS_ACCOUNT=<project>")
     return capability
 
 
-def _assess_tests(findings: dict[str, Finding], packages: list[str], needed: list[str]) -> Capability:
-    capability = _assess(findings, "the tests (make test)", "except those of GPUs and SLURM", packages, needed)
+def _assess_tests(findings: dict[str, Finding], capability: Capability) -> Capability:
     if capability.possible and not findings["tools"].values.get("git"):
         return Capability(capability.what, False, "git is not found", "install git")
     return capability
