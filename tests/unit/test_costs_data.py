@@ -56,20 +56,6 @@ def test_stalls_as_a_clock_would_show_them():
         assert costs.stall_share(costs.rate_at_stall(share, tokenizer), tokenizer) == pytest.approx(share)
 
 
-@pytest.mark.parametrize("once, online, read", [(12.0, 10.0, 2.0), (100.0, 7.0, 0.5), (3.0, 10.0, 0.0)])
-def test_break_even_is_where_both_have_taken_as_long(once, online, read):
-    epochs = float(costs.break_even_epochs(once, online, read))
-    assert once + epochs * read == pytest.approx(epochs * online)
-
-
-def test_what_reads_no_faster_never_pays():
-    assert costs.break_even_epochs(1.0, np.array([2.0, 1.0, 0.5]), 1.0).tolist() == [1.0, np.inf, np.inf]
-
-
-def test_an_epoch_is_its_steps_and_its_data():
-    assert costs.epoch_s(1000, 100.0, 2.5) == 12.5
-
-
 def test_a_unit_is_drawn_whole():
     units = np.array([0, 0, 1, 2, 2, 2])
     weights = costs.bootstrap_weights(units, 4, 50, seed=1)  # a fourth unit holds no document

@@ -1,9 +1,10 @@
-"""Advise on formats for your own text: padding, bytes and speed, estimated from a sample with intervals."""
+"""Advise on formats for your own text: padding, cut text and bytes, estimated from a sample with intervals."""
 
 import argparse
 import math
 import re
 import tempfile
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,7 +141,6 @@ def _collect_facts(
         },
         "sequence_length": wanted,
         "tokens_per_second": settings.tokens_per_second,
-        "epochs": settings.epochs,
         "documents": estimator.estimate_total(np.ones(len(lengths))),
         "text_bytes": estimator.estimate_total(measured.text_bytes),
         "tokens": estimator.estimate_total(lengths),
@@ -149,8 +149,6 @@ def _collect_facts(
         "formats": estimate_formats(estimator, wanted, by_length[wanted]["fill_packed"]),
         "tokenizing": estimate_tokenizing(estimator, settings.tokens_per_second),
     }
-    if settings.tokens_per_second:
-        facts["approaches"] = estimate_approaches(estimator, settings, by_length[wanted]["fill_packed"].value)
     facts["choice"], facts["reason"] = choose_format(by_length[wanted])
     facts["configuration"] = make_configuration(settings, given, facts["choice"])
     facts["next"] = "make run CONFIG=mine.yaml"
@@ -313,8 +311,7 @@ def estimate_length(estimator: Estimator, t: int) -> dict[str, Any]:
 
 
 def estimate_formats(estimator: Estimator, t: int, fill: Estimate) -> dict[str, Any]:
-    lengths, measured = estimator.lengths, estimator.measured
-    tokens = float(lengths.sum())
+    lengths = estimator.lengths
     useful, kept = lengths - 1, np.minimum(lengths - 1, t)
     packed = estimator.estimate_total(useful)
     ends = (packed.low / fill.high, packed.high / fill.low)
@@ -324,26 +321,13 @@ def estimate_formats(estimator: Estimator, t: int, fill: Estimate) -> dict[str, 
         "packed": Estimate(packed.value / fill.value, *ends),
     }
     found: dict[str, dict[str, Any]] = {}
-    for name, stored in measured.stored.items():
-        size, write_s, read_s = estimator.estimate_total(stored.bytes_each), stored.write_s, stored.read_s
-        size = Estimate(*(n + stored.bytes_once for n in (size.value, size.low, size.high)))
+    for name, (bytes_each, bytes_once) in estimator.measured.stored.items():
+        size = estimator.estimate_total(bytes_each)
         found[name] = {
             "tokens": positions.get(name, positions["token-list"]),
             "useful_tokens": estimator.estimate_total(kept if name == "padded" else useful),
-            "bytes": size,
-            "core_s_to_tokenize_and_write": estimator.add_interval(
-                estimator.documents * (tokens / estimator.speed + write_s) / len(lengths),
-                estimator.documents * (tokens / estimator.speeds + write_s) / len(lengths),
-                certain=False,
-            ),
+            "bytes": Estimate(*(n + bytes_once for n in (size.value, size.low, size.high))),
         }
-        if read_s is not None:
-            found[name]["core_s_to_read"] = estimator.documents * read_s / len(lengths)
-
-            def break_even(s: Any, w: float = write_s, r: float = read_s) -> Any:
-                return costs.break_even_epochs(tokens / s + w, tokens / s, r)
-
-            found[name]["break_even_epochs"] = estimator.estimate_speed(break_even)
     return found
 
 
@@ -359,49 +343,6 @@ def estimate_tokenizing(estimator: Estimator, rate: float | None) -> dict[str, A
     if rate:
         found["core_share"] = estimator.estimate_speed(lambda s: costs.core_share(rate, s))
         found["step_share"] = estimator.estimate_speed(lambda s: costs.stall_share(rate, s))
-    return found
-
-
-def estimate_approaches(estimator: Estimator, settings: AdviceSettings, fill: float) -> dict[str, Any]:
-    """Estimate the times of each approach on one rank with its data work in the training thread."""
-    t, rate, lengths = settings.sequence_length, settings.tokens_per_second, estimator.lengths
-    n, documents = len(lengths), estimator.documents
-    stored = estimator.measured.stored
-    rows = {  # (positions of each document, format that is read, useful tokens of each document)
-        "padded": (np.full(n, t), "padded", np.minimum(lengths - 1, t)),
-        "padding-free": (lengths, "token-list", lengths - 1),
-        "pretokenized-padded": (np.full(n, t), "padded", np.minimum(lengths - 1, t)),
-        "token-list": (lengths, "token-list", lengths - 1),
-        "packed": ((lengths - 1) / fill, "packed", lengths - 1),
-    }
-    found = {}
-    for approach, (positions, form, useful) in rows.items():
-        tokenizing_s = estimator.measured.online_s.get(approach)
-
-        def times(weights, speed, positions=positions, form=form, online_s=tokenizing_s):
-            count, tokens = costs.mean(positions, weights) * documents, costs.mean(lengths, weights) * documents
-            data_s = documents * stored[form].read_s / n + 0.0 * tokens
-            if online_s is not None:  # tokenized in small calls, then made to batches as documents that were stored
-                data_s, once_s = data_s + tokens / lengths.sum() * online_s * estimator.speed / speed, 0.0 * tokens
-            else:
-                once_s = tokens / speed + documents * stored[form].write_s / n
-            epoch = costs.epoch_s(count, rate, data_s)
-            return data_s / epoch, epoch, once_s + settings.epochs * epoch
-
-        values, resamples = times(None, estimator.speed), times(estimator.weights, estimator.speeds)
-        stall, epoch, all_s = (
-            estimator.add_interval(float(v), r, certain=False) for v, r in zip(values, resamples, strict=True)
-        )
-        found[approach] = {
-            "stall": stall,
-            "epoch_s": epoch,
-            "total_s": all_s,
-            "useful_tokens_per_s": estimator.add_interval(
-                float(costs.mean(useful)) * documents / values[1],
-                costs.mean(useful, estimator.weights) * documents / resamples[1],
-                certain=False,
-            ),
-        }
     return found
 
 
@@ -445,18 +386,15 @@ def render(facts: dict[str, Any]) -> str:
     lines += [
         "",
         f"rows of {wanted}:",
-        f"{'format':<11} {'tokens':>14} {'of them useful':>16} {'on disk':>16} {'tokenize and write':>20} "
-        f"{'pays after epochs':>18}",
+        f"{'format':<11} {'tokens':>14} {'of them useful':>16} {'on disk':>16}",
     ]
     for name, of in facts["formats"].items():
-        pays = _format_interval(of["break_even_epochs"], 1) if "break_even_epochs" in of else "unpacked first"
         lines.append(
             f"{name:<11} {_format_count(of['tokens']):>14} {_format_count(of['useful_tokens']):>16} "
-            f"{_format_bytes(of['bytes']):>16} "
-            f"{_format_time(of['core_s_to_tokenize_and_write']):>20} {pays:>18}"
+            f"{_format_bytes(of['bytes']):>16}"
         )
     lines += ["", *_format_stalls(facts)]
-    lines += ["", *_wrap("choose", f"{facts['choice']}: {facts['reason']}.")]
+    lines += ["", *textwrap.wrap(f"choose  {facts['choice']}: {facts['reason']}.", 98, subsequent_indent=" " * 8)]
     label = "next"
     for file, values in facts["configuration"].items():
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=80)
@@ -475,33 +413,11 @@ def _format_stalls(facts: dict[str, Any]) -> list[str]:
             f"10 % at {_format_count(tokenizing['rate_at_stall_0.1'])} tokens/s a rank "
             "(--tokens-per-second N computes it for your rate)",
         ]
-    lines = [
+    return [
         f"tokenizing while training at {rate:,.0f} tokens/s a rank: "
         f"{format_percent(tokenizing['core_share'], 2)} of a core,",
-        f"or {format_percent(tokenizing['step_share'], 2)} of the step in the training thread. "
-        f"One rank, {facts['epochs']:g} epoch{'s' * (facts['epochs'] != 1)}, data in that thread:",
-        f"{'approach':<20} {'step share of data':>18} {'an epoch':>18} {'all, with preparing':>20} "
-        f"{'useful tokens/s':>18}",
+        f"or {format_percent(tokenizing['step_share'], 2)} of the step in the training thread",
     ]
-    for approach, of in facts["approaches"].items():
-        lines.append(
-            f"{approach:<20} {format_percent(of['stall'], 2):>18} {_format_time(of['epoch_s']):>18} "
-            f"{_format_time(of['total_s']):>20} "
-            f"{_format_count(of['useful_tokens_per_s']):>18}"
-        )
-    return lines
-
-
-def _wrap(label: str, text: str, width: int = 98) -> list[str]:
-    lines, line = [], ""
-    for word in text.split(" "):
-        if line and len(line) + 1 + len(word) + 8 > width:
-            lines.append(line)
-            line = word
-        else:
-            line = f"{line} {word}" if line else word
-    lines.append(line)
-    return [f"{label if i == 0 else '':<6}  {line}" for i, line in enumerate(lines)]
 
 
 def _format_interval(estimate: Estimate, digits: int) -> str:
@@ -558,7 +474,3 @@ def _format_count(estimate: Estimate) -> str:
 
 def _format_bytes(estimate: Estimate) -> str:
     return _format_scaled(estimate, [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")])
-
-
-def _format_time(estimate: Estimate) -> str:
-    return _format_scaled(estimate, [(86400, "d"), (3600, "h"), (60, "min"), (1.0000001, "s"), (1e-3, "ms")])

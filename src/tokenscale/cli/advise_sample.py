@@ -1,24 +1,21 @@
 """Measure a sample of text: lengths in tokens, tokenization time, and bytes in every format."""
 
-import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from tokenscale.data.batches.open import open_batches
 from tokenscale.data.corpus.sample import Sample
-from tokenscale.data.stores.documents import Chunk, Origin, encode_documents, frame_documents
+from tokenscale.data.stores.documents import Chunk, Origin, frame_documents
 from tokenscale.data.stores.manifest import load_format
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.settings import flags
-from tokenscale.settings.data import StoreSettings, TokenizerSettings
+from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.options import option
 from tokenscale.settings.registry import FORMATS
-from tokenscale.settings.run import RunSettings
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,6 @@ class AdviceSettings:
     tokens_per_second: float | None = option(
         None, "tokens that one rank trains on per second, padding included, if it never waits for data", gt=0
     )
-    epochs: float = option(1.0, "passes over the data", gt=0)
     documents: int = option(5000, "documents in the sample", ge=2, le=100_000)
     text_column: str = option("text", "Parquet and JSON lines: column or key of the text", metavar="NAME")
     separator: str | None = option(
@@ -50,12 +46,6 @@ FLAGS = flags.build_flags(AdviceSettings)
 BATCH_DOCUMENTS = 100
 #: files whose size hardly depends on the number of documents
 BYTES_ONCE = ("ranking.bin",)
-#: format → approach whose trainings read it
-READ_BY = {"padded": "pretokenized-padded", "token-list": "token-list", "packed": "packed"}
-#: approach that tokenizes while training → documents in a call; documents that are timed
-ONLINE_ROWS, ONLINE_DOCUMENTS = {"padding-free": 1, "padded": RunSettings().global_batch}, 1000
-#: batches that are read at least, before and while time is measured
-TIMED_BATCHES = 64
 
 
 @dataclass(frozen=True)
@@ -68,19 +58,8 @@ class SampleMeasurements:
     text_bytes: np.ndarray  # int64 [documents]
     batch_tokens: np.ndarray  # of each timed batch
     batch_s: np.ndarray
-    stored: dict[str, "FormatMeasurements"]
-    #: approach that tokenizes while training → seconds to tokenize the sample in calls as small as its own
-    online_s: dict[str, float]
-
-
-@dataclass(frozen=True)
-class FormatMeasurements:
-    """Measurements of the sample in one format."""
-
-    bytes_each: np.ndarray  # [documents]; with `bytes_once`, their sum is what the files take
-    bytes_once: int  # bytes that hardly grow with the documents
-    write_s: float
-    read_s: float | None  # None: trainings do not read it
+    #: format → (bytes of each document, bytes that hardly grow with the documents); their sum is what the files take
+    stored: dict[str, tuple[np.ndarray, int]]
 
 
 class SampleDocuments:
@@ -132,42 +111,19 @@ def measure(found: Sample, tokenizer: Tokenizer, sequence_length: int, folder: P
         np.array(batch_tokens[timed], dtype=float),
         np.maximum(batch_s[timed], 1e-9),
         {name: _measure_format(name, chunk, tokenizer, sequence_length, folder / name) for name in FORMATS},
-        {approach: _time_online(found.texts, tokenizer, rows) for approach, rows in ONLINE_ROWS.items()},
     )
-
-
-def _time_online(texts: Sequence[str], tokenizer: Tokenizer, rows: int) -> float:
-    """Return the CPU seconds to tokenize all texts, `rows` a call, from some of them."""
-    some = texts[:: -(-len(texts) // ONLINE_DOCUMENTS)]
-    start = time.process_time()
-    for first in range(0, len(some), rows):
-        encode_documents(tokenizer, some[first : first + rows], eos=False)
-    return (time.process_time() - start) * sum(map(len, texts)) / max(1, sum(map(len, some)))
 
 
 def _measure_format(
     name: str, chunk: Chunk, tokenizer: Tokenizer, sequence_length: int, folder: Path
-) -> FormatMeasurements:
-    """Write and read the sample in one format, and measure both.
+) -> tuple[np.ndarray, int]:
+    """Write the sample in one format and return (bytes of each document, bytes that do not grow with the documents).
 
     The bytes of a file are divided among the documents: in `packed` and in records files by their tokens, otherwise by
     their separately compressed ids.
     """
-    made = TokenizerSettings(name=tokenizer.name)
-    run = (
-        RunSettings(approach=READ_BY[name], tokenizer=made, sequence_length=sequence_length)
-        if name in READ_BY
-        else None
-    )
-    store = run.store if run else StoreSettings(name, sequence_length=sequence_length)
-    writer = load_format(name)
-    seconds = []
-    twice_two = (chunk.part(0, 2), chunk.part(0, 2))  # warm-up, and the constant cost of a store
-    for number, some in enumerate((*twice_two, chunk)):
-        start = time.process_time()
-        manifest = writer.write(store, SampleDocuments(some, tokenizer), folder / str(number))
-        seconds.append(time.process_time() - start)
-    folder, write_s = folder / "2", max(1e-9, seconds[2] - seconds[1])
+    store = StoreSettings(name, sequence_length=sequence_length)
+    manifest = load_format(name).write(store, SampleDocuments(chunk, tokenizer), folder)
     paths = [folder / file["name"] for file in manifest["files"]]
     each = chunk.lengths.astype(float)
     if {"codec", "level"} & store.options().keys():  # otherwise bytes are proportional to ids
@@ -179,19 +135,4 @@ def _measure_format(
     bytes_each = each / each.sum() * (size - once)
     records = sum(file["bytes"] for file in manifest.get("records", {}).get("files", []))
     bytes_each += chunk.lengths / chunk.lengths.sum() * records
-    return FormatMeasurements(bytes_each, once, write_s, _time_reading(run, folder))
-
-
-def _time_reading(run: RunSettings | None, folder: Path) -> float | None:
-    """Return the CPU seconds in which a training reads the sample once, in random order, a batch at a time."""
-    if run is None:
-        return None
-    batches = open_batches(run, store_directory=folder)
-    epoch = batches.rows_per_epoch() / run.global_batch
-    count = max(TIMED_BATCHES, math.ceil(epoch))
-    for _ in range(TIMED_BATCHES):  # opens files, verifies rows
-        batches.next()
-    start = time.process_time()
-    for _ in range(count):
-        batches.next()
-    return (time.process_time() - start) / count * epoch
+    return bytes_each, once

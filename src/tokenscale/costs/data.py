@@ -1,4 +1,4 @@
-"""Cost of data loading: padding, cut text, tokenizing, and the break-even of storing tokens.
+"""Cost of data loading: padding, cut text and tokenizing.
 
 Lengths are tokens of whole documents including BOS. A row of sequence length T has T + 1 tokens and trains on T
 positions. A label is useful unless it is padding or begins a document, so a document of n tokens has n − 1 useful ones.
@@ -81,26 +81,6 @@ def rate_at_stall(share: float, tokenizer_tokens_per_s: np.ndarray | float) -> n
     50000
     """
     return tokenizer_tokens_per_s * share / (1 - share)
-
-
-def break_even_epochs(
-    once_s: np.ndarray | float, online_s: np.ndarray | float, read_s: np.ndarray | float
-) -> np.ndarray | float:
-    """Return the epochs after which pretokenizing is faster than tokenizing online: once / (online − read).
-
-    `once_s` is the time to tokenize and write, `online_s` to tokenize during an epoch, `read_s` to read the store.
-    Infinite if reading is not faster than tokenizing.
-
-    >>> float(break_even_epochs(12.0, 10.0, 2.0)), float(break_even_epochs(1.0, 1.0, 2.0))
-    (1.5, inf)
-    """
-    saved = np.asarray(online_s, dtype=float) - read_s
-    return np.where(saved > 0, once_s / np.where(saved > 0, saved, 1.0), np.inf)
-
-
-def epoch_s(positions: np.ndarray | float, tokens_per_s: float, data_s: np.ndarray | float) -> np.ndarray | float:
-    """Return the seconds of an epoch on one rank: positions over their rate, plus data time in the training thread."""
-    return positions / tokens_per_s + data_s
 
 
 # -- uncertainty
