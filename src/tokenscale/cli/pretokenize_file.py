@@ -5,7 +5,6 @@ the file. No workflow rule uses this module; it is imported by name, so that no 
 """
 
 import argparse
-import dataclasses
 import re
 import shlex
 import shutil
@@ -20,16 +19,13 @@ from tokenscale.base.progress import Progress
 from tokenscale.data.corpus.build import build
 from tokenscale.data.corpus.read import COMPRESSION, ENDINGS
 from tokenscale.data.stores.manifest import SingleFile, read_store_manifest
-from tokenscale.data.stores.write import write_store as write_store
+from tokenscale.data.stores.write import write_store
 from tokenscale.data.tokenizers.build import build as build_tokenizer
 from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest as read_tokenizer
 from tokenscale.data.tokenizers.named import resolve_tokenizer
 from tokenscale.settings import flags
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, StorageSettings, StoreSettings
 from tokenscale.settings.options import option
-
-Report = Callable[[str, int | None], Progress]
-STORAGE = {field.name: field.metadata for field in dataclasses.fields(StorageSettings)}
 
 
 @dataclass(frozen=True)
