@@ -281,10 +281,3 @@ def test_text_with_a_separator_is_read(place, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("1 2 3\n4 5\n6\n")
     assert main(["advise", str(tmp_path / "a.txt"), "--tokenizer", str(place / "tokenizer"), "--separator", r"\n"]) == 0
     assert "holds 3 documents" in capsys.readouterr().out
-
-
-def test_what_is_written_once_is_not_scaled_up(place, tmp_path, monkeypatch):
-    whole = facts_of(place, tmp_path, "--documents", "1500")["formats"]["packed"]["bytes"]
-    monkeypatch.setattr(advice_sample, "BYTES_ONCE", ("tokens.bin",))
-    once = facts_of(place, tmp_path, "--documents", "1500")["formats"]["packed"]["bytes"]
-    assert once["low"] < 0.5 * whole["low"]

@@ -190,9 +190,7 @@ def test_storage_has_a_record_a_round_for_each_store_and_engine(lab, tmp_path, c
     stores = ["padded-sequence_length=16-codec=none-row_group_rows=4", "token-list-codec=none-row_group_rows=4"]
     engines = dict.fromkeys([f"text, {result['engine']}", "text, tokenizers"])
     found = sorted((r["round"], r["store"]) for r in result["records"])
-    assert found == sorted(
-        (n, s) for n in range(2) for s in [*stores, "packed-sequence_length=16", "archive", *engines]
-    )
+    assert found == sorted((n, s) for n in range(2) for s in [*stores, "packed-sequence_length=16", *engines])
     assert "tiktoken" in result["left_out"]["text, tiktoken"] and "left out: text, tiktoken" in printed
     assert all(name in printed for name in [*stores, *engines])
     assert sorted(path.name for path in output.parent.iterdir()) == ["out.json"]

@@ -49,10 +49,3 @@ def test_parts_are_planned_and_only_what_changed_is_built_again(project):
     write_source(project, 1, word="other")
     planned = project.planned(*TARGETS, *OPTIONS)
     assert planned["corpus_part"] == 1 and planned["merge_corpus"] == 1
-
-
-def test_archives_are_not_unpacked_for_a_corpus_in_parts(project):
-    config = json.loads((project.root / "own.yaml").read_text()) | {"unpack_from_archive": True}
-    (project.root / "own.yaml").write_text(json.dumps(config))
-    planned = project.planned(TARGETS[1], *OPTIONS)
-    assert planned["pretokenize_part"] == 3 and "unpack" not in planned

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.faults.kills import SIGNALS, TRIES, VICTIMS, WHOLE, Lab, drawn, trial
+from tests.faults.kills import SIGNALS, TRIES, Lab, drawn, trial
 
 
 def read(log: Path) -> list[dict[str, Any]]:
@@ -28,11 +28,12 @@ def table(rows: list[dict[str, Any]]) -> str:
     counts = Counter((row["victim"], row["signal"]) for row in hit)
     lost = Counter(row["victim"] for row in hit if row["lost"])
     lines = [f"| killed | {' | '.join(SIGNALS)} | survived | lost |", "|---|" + "---:|" * (len(SIGNALS) + 2)]
-    for victim in [*VICTIMS, *WHOLE]:
+    victims = dict.fromkeys(row["victim"] for row in hit)
+    for victim in victims:
         killed = [counts[victim, name] for name in SIGNALS]
         cells = [*killed, sum(killed) - lost[victim], lost[victim]]
         lines.append(f"| {victim} | {' | '.join(map(str, cells))} |")
-    sums = [sum(counts[victim, name] for victim in [*VICTIMS, *WHOLE]) for name in SIGNALS]
+    sums = [sum(counts[victim, name] for victim in victims) for name in SIGNALS]
     lines.append(f"| together | {' | '.join(map(str, [*sums, len(hit) - lost.total(), lost.total()]))} |")
     return "\n".join(lines)
 

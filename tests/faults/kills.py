@@ -27,7 +27,6 @@ from tests.workflow.conftest import RUNS, Project, copy_of, make_project
 CONFIG = {
     "scale": "demo",
     "experiments": ["ways"],
-    "unpack_from_archive": True,
     "corpora": {"small": {"source": {"kind": "docstrings", "packages": ["pydoc_data"], "maximum_documents": 80}}},
     "tokenizers": {"bpe": {"kind": "bpe", "corpus": "small", "vocabulary_size": 300}},
 }
@@ -56,8 +55,7 @@ VICTIMS = {
     "tokenizer": ("tokenizer", ("tokenizer",)),
     "format padded": ("tokens", ("pretokenize", "padded")),
     "format token-list": ("tokens", ("pretokenize", "token-list")),
-    "format archive": ("tokens", ("pretokenize", "archive")),
-    "format packed": ("tokens", ("unpack",)),
+    "format packed": ("tokens", ("pretokenize", "packed")),
     "launcher": ("runs", ("launch",)),
     "one of the ranks": ("runs", ("rank",)),
     "ingest": ("tables", ("ingest",)),

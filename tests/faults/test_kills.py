@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow(20)
 #: one that had ended before its neighbour was killed is not met again
 CHAINS = {
     "a": (
-        *("corpus", "tokenizer", "format archive", "format packed", "launcher", "one of the ranks"),
+        *("corpus", "tokenizer", "format packed", "launcher", "one of the ranks"),
         *("ingest", "claims", "page"),
     ),
     "b": ("everything", "format padded", "one of the ranks", "Snakemake", "figure", "PDF", "bundle"),

@@ -30,7 +30,7 @@ from tokenscale.train.parallel.world import World
 
 TEXTS = [f"{number} words of a text, {'again ' * (number % 9)}" for number in range(60)]
 OTHER_TEXTS = [f"another text {number}" for number in range(50)]
-STORES = ("padded-sequence_length=32", "token-list", "packed-sequence_length=32", "archive")
+STORES = ("padded-sequence_length=32", "token-list", "packed-sequence_length=32")
 
 
 def files_of(value) -> list[dict]:

@@ -16,12 +16,11 @@ def lab(tmp_path_factory):
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    """Stores are written in parts of 20 documents, archives in blocks of 100 ids."""
-    from tokenscale.data.stores import ranked, writing
+    """Stores are written in parts of 20 documents."""
+    from tokenscale.data.stores import writing
 
     monkeypatch.setattr(writing, "PART_DOCUMENTS", 20)
     monkeypatch.setattr("tokenscale.data.stores.documents.GROUP_DOCUMENTS", 10)
-    monkeypatch.setattr(ranked, "BLOCK_IDS", 100)
 
 
 def files_of(path):

@@ -44,7 +44,6 @@ STORES = [
     StoreSettings("token-list"),
     StoreSettings("packed", sequence_length=T),
     StoreSettings("packed", sequence_length=T, packing="concatenate"),
-    StoreSettings("archive"),
 ]
 
 
@@ -280,7 +279,7 @@ def test_ids_outside_of_the_vocabulary_are_refused_though_their_hashes_fit(lab, 
         table = table.set_column(table.schema.get_field_index(column), table.schema.field(column), lists)
         pq.write_table(table, tmp_path / "made.parquet")
         outside(folder, path, (tmp_path / "made.parquet").read_bytes())
-    elif store.format == "packed":
+    else:
         from tokenscale.base.files import xxh3_64_intdigest
 
         rows = np.fromfile(folder / "tokens.bin", dtype="<u2").reshape(-1, T + 1)
@@ -289,15 +288,6 @@ def test_ids_outside_of_the_vocabulary_are_refused_though_their_hashes_fit(lab, 
         checksums[3] = xxh3_64_intdigest(rows[3])
         np.save(folder / "checksums.npy", checksums)
         outside(folder, "tokens.bin", rows.tobytes())
-    else:
-        from tokenscale.data.stores.archive import _compress_numbers
-
-        manifest = read_store_manifest(folder)
-        count = manifest["different_ids"]
-        ids = np.arange(count, dtype=np.int64)
-        ids[-1] = wrong
-        content = _compress_numbers(np.diff(ids.astype("<u4"), prepend=np.uint32(0)))
-        outside(folder, "ranking.bin", content)
     with pytest.raises(UserError, match="outside of its vocabulary") as error:
         read_all(folder, store)
     assert "262" in error.value.facts["expected"] and str(folder) in error.value.facts["file"]

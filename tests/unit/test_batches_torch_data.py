@@ -122,11 +122,6 @@ def test_a_changed_store_is_refused(lab, tmp_path):
         StoreDataset(folder)
 
 
-def test_an_archive_is_to_be_unpacked_first(lab, tmp_path):
-    with pytest.raises(UserError, match="tokenscale unpack --archive"):
-        StoreDataset(make_store(tmp_path, lab.corpus, lab.tokenizer, "archive"))
-
-
 @pytest.mark.parametrize("approach", READERS)
 def test_a_pickle_holds_a_place_not_the_data(lab, approach):
     dataset = StoreDataset(store_of(lab, approach)[0])

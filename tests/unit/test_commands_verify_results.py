@@ -20,7 +20,6 @@ from tokenscale.train.record import log_hashes
 STORES = {
     "packed": StoreSettings("packed"),
     "token-list": StoreSettings("token-list"),
-    "archive": StoreSettings("archive"),
 }
 
 
@@ -67,7 +66,7 @@ def flip(path) -> None:
 def test_what_was_written_is_read_and_nothing_is_found(results, capsys):
     code, told = verified(results, capsys)
     assert code == 0, told
-    assert "corpus 1, tokenizers 1, tokens 3, runs 1; no faults" in told
+    assert "corpus 1, tokenizers 1, tokens 2, runs 1; no faults" in told
 
 
 def test_packages_that_differ_from_the_runs_are_named_and_are_no_fault(results, capsys):
@@ -88,7 +87,7 @@ def test_packages_that_differ_from_the_runs_are_named_and_are_no_fault(results, 
 BYTES = [
     *("corpus/*/train-00000.parquet", "corpus/*/manifest.json", "tokenizers/*/tokenizer.json"),
     *("tokenizers/*/manifest.json", "tokens/*/*/packed/tokens.bin", "tokens/*/*/packed/pieces.npy"),
-    *("tokens/*/*/token-list/shard-00000.parquet", "tokens/*/*/archive/blocks.bin", "tokens/*/*/archive/manifest.json"),
+    *("tokens/*/*/token-list/shard-00000.parquet", "tokens/*/*/packed/manifest.json"),
     *("runs/*/checkpoints/final/rank=00000.safetensors", "runs/*/checkpoints/final/rank=00000.json"),
     *("runs/*/attempt=00/rank=00000/steps.jsonl", "runs/*/run.json", "runs/*/done.json"),
 ]

@@ -255,6 +255,10 @@ def with_run(**changes):
         (with_run(model={"preset": ["a"]}), ["runs.model"]),
         (with_run(model={"preset": "llama-micro", "rope_theta": "many"}), ["runs.model.rope_theta"]),
         ({**EXPERIMENT, "scales": {"alpes": {}}}, ["'alpes'", "'alps'"]),
+        (
+            {**EXPERIMENT, "storage_benchmark": {"settings": {"formats": ["packed", "archive"]}}},
+            ["archive no longer exists", "storage_benchmark.settings.formats.1", "codec: zstd"],
+        ),
     ],
 )
 def test_a_wrong_experiment_is_explained(tmp_path, experiment, words):

@@ -26,8 +26,7 @@ T = 16
 PADDED = StoreSettings("padded", sequence_length=T)
 TOKEN_LIST = StoreSettings("token-list")
 PACKED = StoreSettings("packed", sequence_length=T)
-ARCHIVE = StoreSettings("archive")
-ALL = [PADDED, TOKEN_LIST, PACKED, ARCHIVE]
+ALL = [PADDED, TOKEN_LIST, PACKED]
 ALL += [StoreSettings(form, sequence_length=T) for form in FORMATS if form not in {store.format for store in ALL}]
 STREAMED = [StoreSettings(form) for form, entry in FORMATS.items() if entry.streamed]
 
@@ -260,8 +259,6 @@ def read_all(path, store):
 def read_with(reader, store):
     if FORMATS[store.format].streamed:
         return [reader.document(i).tolist() for i in range(len(reader))]
-    if store.format == "archive":
-        return [document.tolist() for chunk in reader.chunks(0, len(reader)) for document in chunk.documents()]
     rows = [part.tolist() for part in reader.rows(np.arange(len(reader)))]
     if store.format == "packed":  # the tables of documents are read for documents alone
         rows += [document.tolist() for chunk in reader.chunks(0, 3) for document in chunk.documents()]
@@ -410,7 +407,7 @@ def test_a_row_group_beyond_int32_offsets_is_an_error(lab, tmp_path, monkeypatch
     assert "row_group_rows" in error.value.facts["next"] and not (tmp_path / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("store", [PADDED, TOKEN_LIST, PACKED, ARCHIVE], ids=lambda s: s.format)
+@pytest.mark.parametrize("store", [PADDED, TOKEN_LIST, PACKED], ids=lambda s: s.format)
 def test_a_store_of_many_parts_is_written_and_read_with_few_open_files(lab, tmp_path, monkeypatch, store):
     """Parts of one document, read by number, in order and while rows are packed, with four files open at most."""
     monkeypatch.setattr("tokenscale.data.stores.writing.PART_DOCUMENTS", 1)
@@ -425,6 +422,6 @@ def test_a_store_of_many_parts_is_written_and_read_with_few_open_files(lab, tmp_
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
     if store.format != "packed":  # its rows depend on windows of pieces, not on parts
-        assert len(list(path.glob("shard-*.parquet"))) > 20 or store == ARCHIVE
+        assert len(list(path.glob("shard-*.parquet"))) > 20
     monkeypatch.undo()
     assert found == read_all(lab.store(store), store)

@@ -11,7 +11,6 @@ from tests.corpora import make_corpus, make_tokenizer
 from tests.unit.conftest import TEXTS, T, files_of
 from tokenscale.base.errors import UserError
 from tokenscale.data.stores import writing
-from tokenscale.data.stores.archive import ArchiveStore
 from tokenscale.data.stores.documents import Chunk, IdsDigest, frame_documents
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
@@ -28,7 +27,6 @@ STORES = [
     StoreSettings("padded", sequence_length=T),
     StoreSettings("token-list"),
     StoreSettings("packed", sequence_length=T),
-    StoreSettings("archive"),
     StoreSettings("packed", sequence_length=T, packing="concatenate"),
 ]
 
@@ -230,7 +228,7 @@ def test_documents_are_framed_by_hand():
 @pytest.mark.parametrize(("first", "last"), [(0, None), (0, 0), (3, 4), (5, 30)])
 def test_stores_give_their_documents_back(lab, store, first, last):
     """`packed` puts documents together again that lie in many rows."""
-    reader = {"token-list": TokenListStore, "packed": PackedStore, "archive": ArchiveStore}[store.format]
+    reader = {"token-list": TokenListStore, "packed": PackedStore}[store.format]
     path = lab.store(store)
     last = len(TEXTS) if last is None else last
     found = [d.tolist() for c in reader(path, open_store(path, store)).chunks(first, last) for d in c.documents()]

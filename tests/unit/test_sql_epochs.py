@@ -120,23 +120,19 @@ def test_pretokenization_is_counts_over_the_seconds_of_the_whole_build(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("online_s", "offline_s", "store", "epochs"),
+    ("online_s", "offline_s", "epochs"),
     [
-        (1.5, 1.0, {}, 20 / (0.5 * 100 / 4)),  # an epoch is 25 steps of four rows
-        (1.0, 1.0, {}, math.inf),
-        (1.0, 1.5, {}, math.inf),
-        (1.5, 1.0, {"engine": "archive"}, (20 + 30) / 12.5),
+        (1.5, 1.0, 20 / (0.5 * 100 / 4)),  # an epoch is 25 steps of four rows
+        (1.0, 1.0, math.inf),
+        (1.0, 1.5, math.inf),
     ],
 )
-def test_preprocessing_pays_off_after_its_seconds_over_those_saved_an_epoch(
-    tmp_path, online_s, offline_s, store, epochs
-):
+def test_preprocessing_pays_off_after_its_seconds_over_those_saved_an_epoch(tmp_path, online_s, offline_s, epochs):
     runs = [
         (tables.run("off", approach="token-list", store_sha256="a" * 64), offline_s),
         (tables.run("on", approach="padding-free"), online_s),
     ]
-    stored = [{**STORE, "format": "token-list", **store}]
-    stored += [{**STORE, "format": "archive", "manifest_sha256": "b" * 64, "seconds": 30.0}]
+    stored = [{**STORE, "format": "token-list"}]
     (row,) = ask(tmp_path, "break_even", *runs, stored=stored).reset_index().to_dict("records")
     assert (row["run_id"], row["online_run_id"]) == ("off", "on")
     assert row["saved_s_per_epoch"] == pytest.approx(25 * (online_s - offline_s))

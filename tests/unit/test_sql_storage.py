@@ -43,9 +43,9 @@ def test_break_even_is_of_the_same_round_and_against_each_engine(tables):
         assert row["break_even_epochs_tokenizers"] == pytest.approx((0.125 + write_s) / saved_s)
 
 
-def test_a_store_that_saves_nothing_never_breaks_even_and_an_archive_counts_its_one_order(tmp_path):
+def test_a_store_that_saves_nothing_never_breaks_even(tmp_path):
     text = {"benchmark": "b", "store": "text, e", "format": "text", "round": 0, "engine": "e", "auto": True}
-    store = {"benchmark": "b", "store": "s", "format": "archive", "round": 0, "write_s": 1.0, "useful_tokens": 10}
+    store = {"benchmark": "b", "store": "s", "format": "packed", "round": 0, "write_s": 1.0, "useful_tokens": 10}
     rows = [text | {"sequential_s": 2.0, "bulk_s": 1.0}, store | {"sequential_s": 1.5}]
     rows += [store | {"store": "slow", "format": "padded", "sequential_s": 0.1, "shuffled_s": 2.0}]
     rows += [store | {"store": "alone", "benchmark": "other", "sequential_s": 0.1}]

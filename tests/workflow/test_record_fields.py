@@ -21,7 +21,6 @@ from tokenscale.base.files import canonical_json, sha256_file, sha256_text, utc_
 from tokenscale.data.corpus.build import build as build_corpus
 from tokenscale.data.corpus.download import fetch_corpus
 from tokenscale.data.corpus.raw_text import RawText
-from tokenscale.data.stores.archive import ArchiveDocuments
 from tokenscale.data.stores.manifest import open_store, read_store_manifest, write_sealed
 from tokenscale.data.stores.padded import PaddedStore
 from tokenscale.data.stores.write import write_store as write_store
@@ -188,7 +187,7 @@ CORPUS_BUILD = BUILD | {
 STORE = {
     "schema_version": one_of(2),
     "self_sha256": sha256,
-    "format": one_of("padded", "token-list", "packed", "archive"),
+    "format": one_of("padded", "token-list", "packed"),
     "split": one_of("train", "validation"),
     "options.split": one_of("train", "validation"),
     "options.eos": flag,
@@ -198,7 +197,6 @@ STORE = {
     "options.codec_level": number(1, 22),
     "options.dtype": one_of("int32", "int64"),
     "options.packing": one_of("best-fit"),
-    "options.level": one_of("fast", "small", "smallest"),
     "dtype": one_of("uint16", "uint32", "int32", "int64"),
     "sequence_length": number(1, 10**6),
     "tokenizer.name": name,
@@ -222,13 +220,8 @@ STORE = {
     **below("files.[]", FILE | {"checked_by": name}),
     "records.dtype": one_of("uint16", "uint32"),
     **below("records.files.[]", RECORDS_FILE),
-    # an archive alone
-    "blocks": count,
-    "different_ids": count,
-    "origin.source.corpus_manifest_sha256": sha256,
-    "origin.source.text_sha256": sha256,
 }
-STORE_BUILD = BUILD | {"engine": text(r"\w+ [\d.]+|archive"), "manifest": name, "numpy": version}
+STORE_BUILD = BUILD | {"engine": text(r"\w+ [\d.]+"), "manifest": name, "numpy": version}
 STORE_BUILD |= {"parts_taken_over": count}
 CODE = {"code.*": sha256, "digest": sha256, "layout_digest": sha256, "science_code": sha256, "inputs.*": sha256}
 CODE |= {"launch.machine": string, "launch.share": number(1, 1), "launch.starter": string}
@@ -496,7 +489,7 @@ def times_of(project: Project, file: Path):
 
 @pytest.fixture(scope="module")
 def complete(built, tmp_path_factory) -> Project:
-    """The built project, and what its experiments do not need: a download, its corpus, and an archive."""
+    """The built project, and what its experiments do not need: a download and its corpus."""
     project = copy_of(built, tmp_path_factory.mktemp("complete"))
     results = project.root / "results"
     with Server() as web:
@@ -505,12 +498,6 @@ def complete(built, tmp_path_factory) -> Project:
         settings = CorpusSettings(name="web", source=source, validation_share=0.2)
         fetch_corpus(settings, results / "downloads/web")
         build_corpus(settings, results / "downloaded", downloads=results / "downloads/web")
-    write_store(
-        StoreSettings("archive"),
-        results / "corpus/small",
-        results / "tokenizers/bpe",
-        results / "tokens/small/bpe/archive",
-    )
     return project
 
 
@@ -598,7 +585,7 @@ def test_the_check_finds(complete, change):
 def test_a_project_built_before_is_read(complete, tmp_path):
     """Stores, corpora and records of builds with the fields that they had before."""
     results = complete.root / "results"
-    corpus, archive, padded = (tmp_path / kind for kind in ("corpus", "archive", "padded"))
+    corpus, padded = (tmp_path / kind for kind in ("corpus", "padded"))
     shutil.copytree(results / "corpus/small", corpus)
     manifest, build = (
         json.loads((corpus / "manifest.json").read_text()),
@@ -610,11 +597,6 @@ def test_a_project_built_before_is_read(complete, tmp_path):
     before |= {"manifest": manifest, "manifest_sha256": sha256_text(canonical_json(manifest))}
     write_json(corpus / "build.json", before)
     assert len(RawText(corpus)) == manifest["splits"]["train"]["rows"]
-
-    shutil.copytree(results / "tokens/small/bpe/archive", archive)
-    manifest = read_store_manifest(archive)
-    write_sealed(archive / "manifest.json", manifest | {"origin": manifest["origin"] | {"created": "undated"}})
-    assert len(ArchiveDocuments(archive)) == manifest["documents"]
 
     store = StoreSettings("padded", sequence_length=32)
     shutil.copytree(results / "tokens/small/bpe" / store.directory, padded)

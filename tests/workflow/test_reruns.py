@@ -166,7 +166,6 @@ ROOMS = [
     ("data/tokenizers/tekken.py", {}),
     ("data/tokenizers/engines/gigatoken.py", TOKENIZER),
     ("data/tokenizers/engines/tiktoken.py", {}),
-    ("data/stores/archive.py", {}),
     ("data/batches/torch_data.py", BENCHMARK | WAYS),
     ("data/stores/token_list.py", {"pretokenize": 2, "train": 1} | BENCHMARK | WAYS),
     ("data/stores/padded.py", {"pretokenize": 2} | BENCHMARK | WAYS),

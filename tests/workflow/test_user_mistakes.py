@@ -344,6 +344,11 @@ MISTAKES = [
         "tokenscale pretokenize --store paked --corpus c/manifest.json --output o/manifest.json",
         ("paked", "packed"),
     ),
+    Mistake(
+        "a format that no longer exists",
+        "tokenscale pretokenize --store archive-eos=true --corpus c/manifest.json --output o/manifest.json",
+        ("archive no longer exists", "codec: zstd"),
+    ),
     Mistake("negative steps", "tokenscale train --training-steps -5", ("-5", "≥")),
     Mistake("a word for a number of steps", "tokenscale train --training-steps many", ("many", "integer")),
     Mistake("a learning rate that is none", "tokenscale train --learning-rate nan", ("nan",)),

@@ -135,9 +135,6 @@ def stores_of(formats):
     return rf"({formats})(-[a-z_]+=[a-z0-9]+)*" if formats else "(?!)"
 
 
-# Formats that are unpacked from archives and formats that are made from text: each store has one rule.
-UNPACKED = "packed" if settings.settings.unpack_from_archive else ""
-PRETOKENIZED = "|".join(name for name in FORMATS if name != UNPACKED)
 # Corpora that are built in parts, and the formats whose stores are then written in parts.
 IN_PARTS = [name for name, corpus in settings.corpora.items() if corpus.parts > 1]
 WRITTEN_IN_PARTS = "|".join(name for name, form in FORMATS.items() if form.splittable)

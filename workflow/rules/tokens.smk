@@ -51,7 +51,7 @@ rule pretokenize:
         "results/logs/pretokenize/{corpus}-{tokenizer}-{store}.tsv"
     wildcard_constraints:
         corpus=one_of(set(settings.corpora) - set(IN_PARTS)),
-        store=stores_of(PRETOKENIZED),
+        store=stores_of("|".join(FORMATS)),
     threads: 8
     resources:
         mem_mb=lambda w, threads: 1000 + 1100 * threads,  # 500 in all, but for words that never repeat
@@ -158,30 +158,4 @@ rule mix_stores:
         "mixture {wildcards.mixture} / {wildcards.tokenizer} / {wildcards.store}"
     shell:
         "python -m tokenscale mixture --names {params.names:q} --sources {input.sources:q} --output {output:q}"
-        " > {log:q} 2>&1"
-
-
-rule unpack:
-    """Unpack an archive to a packed store, identical to the one from the text, with `unpack_from_archive`."""
-    input:
-        archive=lambda w: store_manifest(
-            w.corpus, w.tokenizer, StoreSettings.parse(w.store).archive.directory
-        ),
-        code=lambda w: code_of("unpack"),
-    output:
-        "results/tokens/{corpus}/{tokenizer}/{store}/manifest.json",
-    log:
-        "results/logs/unpack/{corpus}-{tokenizer}-{store}.log",
-    benchmark:
-        "results/logs/unpack/{corpus}-{tokenizer}-{store}.tsv"
-    wildcard_constraints:
-        corpus=one_of(set(settings.corpora) - set(IN_PARTS)),
-        store=stores_of(UNPACKED),
-    threads: 2
-    resources:
-        mem_mb=4000,
-    message:
-        "unpack {wildcards.corpus} / {wildcards.tokenizer} / {wildcards.store}"
-    shell:
-        "python -m tokenscale unpack --archive {input.archive:q} --store {wildcards.store:q} --output {output:q}"
         " > {log:q} 2>&1"

@@ -205,7 +205,6 @@ TABLES: dict[str, dict[str, str]] = {
         "dtype": "VARCHAR",
         "codec": "VARCHAR",  # with its level; this and the next: null where the format has none
         "row_group_rows": "INTEGER",
-        "level": "VARCHAR",
         "round": "INTEGER",
         "engine": "VARCHAR",  # what tokenizes; null for stores
         "auto": "BOOLEAN",  # it is the engine that auto takes
@@ -309,7 +308,7 @@ TABLES: dict[str, dict[str, str]] = {
         "text_bytes": "BIGINT",  # UTF-8, of the documents; null where the corpus is not at hand
         "manifest_sha256": "VARCHAR",
         "corpus_sha256": "VARCHAR",  # of the corpus' manifest
-        "engine": "VARCHAR",  # what made the ids; archive: unpacked
+        "engine": "VARCHAR",  # what made the ids
         "seconds": "DOUBLE",  # of the whole build; null where the record is lost or tells of a part
     },
 }

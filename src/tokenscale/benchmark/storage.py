@@ -144,14 +144,13 @@ def _measure_store(
     manifest = open_store(where, store)
     order = np.arange(manifest.get("rows", manifest["documents"]))
     shuffled = permute(order, len(order), seed=0)
-    by_row = store.format != "archive"
     seconds = {
         "write_s": write_s,
         "sequential_s": _time_read(store, where, manifest, order, settings.rows),
-        "shuffled_s": _time_read(store, where, manifest, shuffled, settings.rows) if by_row else None,
+        "shuffled_s": _time_read(store, where, manifest, shuffled, settings.rows),
     }
     single = shuffled[: settings.single_rows]
-    seconds["single_rows_s"] = _time_read(store, where, manifest, single, 1, cache_bytes=0) if by_row else None
+    seconds["single_rows_s"] = _time_read(store, where, manifest, single, 1, cache_bytes=0)
     kept = machine.drop_page_cache(where / file["name"] for file in manifest["files"])
     why = machine.explain_warm_cache(kept)
     seconds["cold_s"] = None if why else _time_read(store, where, manifest, order, settings.rows)
@@ -164,10 +163,9 @@ def _measure_store(
         "dtype": manifest.get("dtype"),
         "codec": codec if parquet else None,
         "row_group_rows": store.row_group_rows if parquet else None,
-        "level": store.level if store.format == "archive" else None,
         "stored_bytes": sum(file["bytes"] for file in manifest["files"]),
         "rows": len(order),
-        "single_rows": len(single) if by_row else None,
+        "single_rows": len(single),
         "ids": manifest["tokens_stored"],
         "useful_tokens": manifest["tokens_useful"],
         "documents_cut": manifest["documents_cut"],
@@ -182,14 +180,11 @@ def _time_read(
 ) -> float:
     """Return the seconds to open a store's reader and read `order`, `rows` rows at a time.
 
-    An archive's documents are read in order. Checking the manifest's hashes is not included, since a run does it once.
+    Checking the manifest's hashes is not included, since a run does it once.
     """
     start = time.perf_counter()
     reader = load_reader(store.format)(where, manifest, **(cache if "codec" in store.options() else {}))
-    if store.format == "archive":
-        for _ in reader.chunks(0, len(order)):
-            pass
-    for first in range(0, len(order) if store.format != "archive" else 0, rows):
+    for first in range(0, len(order), rows):
         indices = order[first : first + rows]
         if FORMATS[store.format].streamed:
             for i in indices.tolist():

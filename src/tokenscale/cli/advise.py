@@ -321,12 +321,11 @@ def estimate_formats(estimator: Estimator, t: int, fill: Estimate) -> dict[str, 
         "packed": Estimate(packed.value / fill.value, *ends),
     }
     found: dict[str, dict[str, Any]] = {}
-    for name, (bytes_each, bytes_once) in estimator.measured.stored.items():
-        size = estimator.estimate_total(bytes_each)
+    for name, bytes_each in estimator.measured.stored.items():
         found[name] = {
             "tokens": positions.get(name, positions["token-list"]),
             "useful_tokens": estimator.estimate_total(kept if name == "padded" else useful),
-            "bytes": Estimate(*(n + bytes_once for n in (size.value, size.low, size.high))),
+            "bytes": estimator.estimate_total(bytes_each),
         }
     return found
 

@@ -44,8 +44,6 @@ FLAGS = flags.build_flags(AdviceSettings)
 
 #: documents per call of the tokenizer, as in `pretokenize`
 BATCH_DOCUMENTS = 100
-#: files whose size hardly depends on the number of documents
-BYTES_ONCE = ("ranking.bin",)
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,8 @@ class SampleMeasurements:
     text_bytes: np.ndarray  # int64 [documents]
     batch_tokens: np.ndarray  # of each timed batch
     batch_s: np.ndarray
-    #: format → (bytes of each document, bytes that hardly grow with the documents); their sum is what the files take
-    stored: dict[str, tuple[np.ndarray, int]]
+    #: format → bytes of each document; their sum is what the files take
+    stored: dict[str, np.ndarray]
 
 
 class SampleDocuments:
@@ -116,8 +114,8 @@ def measure(found: Sample, tokenizer: Tokenizer, sequence_length: int, folder: P
 
 def _measure_format(
     name: str, chunk: Chunk, tokenizer: Tokenizer, sequence_length: int, folder: Path
-) -> tuple[np.ndarray, int]:
-    """Write the sample in one format and return (bytes of each document, bytes that do not grow with the documents).
+) -> np.ndarray:
+    """Write the sample in one format and return the bytes of each document.
 
     The bytes of a file are divided among the documents: in `packed` and in records files by their tokens, otherwise by
     their separately compressed ids.
@@ -126,13 +124,12 @@ def _measure_format(
     manifest = load_format(name).write(store, SampleDocuments(chunk, tokenizer), folder)
     paths = [folder / file["name"] for file in manifest["files"]]
     each = chunk.lengths.astype(float)
-    if {"codec", "level"} & store.options().keys():  # otherwise bytes are proportional to ids
+    if "codec" in store.options():  # otherwise bytes are proportional to ids
         codec = pa.Codec(store.codec, compression_level=store.codec_level)
         kept = sequence_length + 1 if name == "padded" else None
         each = np.array([len(codec.compress(ids[:kept], asbytes=True)) for ids in chunk.documents()], dtype=float)
-    once = sum(path.stat().st_size for path in paths if path.name in BYTES_ONCE)
     size = sum(path.stat().st_size for path in paths)
-    bytes_each = each / each.sum() * (size - once)
+    bytes_each = each / each.sum() * size
     records = sum(file["bytes"] for file in manifest.get("records", {}).get("files", []))
     bytes_each += chunk.lengths / chunk.lengths.sum() * records
-    return bytes_each, once
+    return bytes_each

@@ -31,7 +31,7 @@ from tokenscale.data.stores.manifest import (
 from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest as read_tokenizer
 from tokenscale.data.tokenizers.named import BUILT
 from tokenscale.settings import flags
-from tokenscale.settings.data import StoreSettings
+from tokenscale.settings.data import StoreSettings, unknown_format_error
 from tokenscale.settings.options import option
 from tokenscale.settings.registry import FOREIGN, FORMATS
 
@@ -181,7 +181,7 @@ def _parse_target(settings: ConvertSettings, path: Path, command: str) -> Target
         return Target(path, foreign=settings.to)
     command = command if settings.force or not command else f"{command} --force"  # a damaged store must be replaced
     if not any(settings.to == name or settings.to.startswith(f"{name}-") for name in FORMATS):
-        raise unknown("format", settings.to, names, flag="--to")
+        raise unknown_format_error(settings.to.partition("-")[0], names, flag="--to")
     store = StoreSettings.parse(settings.to)
     if settings.sequence_length is not None:
         if "sequence_length" not in store.options():
@@ -303,8 +303,6 @@ def open_own_store(settings: ConvertSettings, path: Path, goal: Target, log: Log
     """Open a token store. Raise UserError if its documents cannot be recovered."""
     where = find_manifest(path)
     manifest = read_store_manifest(where)
-    if manifest["format"] not in FORMATS:
-        raise unknown("format of a store", manifest["format"], FORMATS, store=path)
     reader = load_reader(manifest["format"])
     if not hasattr(reader, "chunks"):
         raise UserError(

@@ -49,7 +49,7 @@ ONLY = {
     "packaging": "doctor",
     "pygments": "snakemake --report",
     **dict.fromkeys(("requests", "urllib3", "huggingface-hub"), "downloads"),
-    "zstandard": "writing archives",
+    "zstandard": "reading compressed MDS shards",
     "transformers": "its models",
     "sacrebleu": "BLEU",
     "mypy": "type checks",

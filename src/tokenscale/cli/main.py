@@ -17,7 +17,6 @@ COMMANDS = {
     "tokenizer": "train or fetch a tokenizer, and write its manifest",
     "pretokenize": "raw Parquet → one token store",
     "mixture": "manifest of the corpora or token stores of a mixture",
-    "unpack": "an archive → a packed store",
     "convert": "token stores from and to Megatron-LM, nanoGPT, Hugging Face, litdata and MDS data",
     "advise": "advice for your own text from a sample: padding, bytes, speed, and the format to choose",
     "train": "a training from flags: on a file, a named corpus or random tokens; also under torchrun",

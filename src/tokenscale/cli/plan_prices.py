@@ -109,7 +109,7 @@ class RunPrices:
         return found
 
     def count_stores(self, names: list[str]) -> StoreCounts:
-        """Count the token stores that experiments need, without the archives that some are unpacked from."""
+        """Count the token stores that experiments need."""
         existing, predicted, unknown = [], [], []
         for corpus, tokenizer, directory in self._config.stores(names):
             store = StoreSettings.parse(directory)

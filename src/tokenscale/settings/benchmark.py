@@ -34,7 +34,7 @@ class StorageBenchmarkSettings:
     __pydantic_config__ = STRICT
 
     formats: tuple[Literal[*FORMATS], ...] = option(  # type: ignore[valid-type]
-        ("padded", "token-list", "packed", "archive"),
+        ("padded", "token-list", "packed"),
         "storage formats; each uses those of the options below that apply to it",
     )
     dtypes: tuple[Literal["int32", "int64", "uint32"], ...] = option(
@@ -44,7 +44,6 @@ class StorageBenchmarkSettings:
         ("none", "snappy", "lz4", "zstd-1", "zstd-3", "zstd-9", "zstd-22"), "compression of the Parquet formats"
     )
     row_group_rows: tuple[int, ...] = option((1000,), "rows per Parquet row group")
-    levels: tuple[Literal["fast", "small", "smallest"], ...] = option(("fast",), "compression of the format archive")
     engines: tuple[Engine, ...] = option(
         ("tokenizers",), "further engines for tokenizing on the fly, besides that of auto, if installed and exact"
     )
@@ -65,7 +64,6 @@ class StorageBenchmarkSettings:
             "codec": self.codecs,
             "dtype": self.dtypes,
             "row_group_rows": self.row_group_rows,
-            "level": self.levels,
             "sequence_length": (self.sequence_length,),
         }
         found = {}

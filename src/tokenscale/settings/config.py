@@ -99,9 +99,6 @@ class ConfigFile:
         "auto",
         "library that tokenizes for token stores; auto: the fastest installed one with exact ids. It never changes ids",
     )
-    unpack_from_archive: bool = option(
-        False, "true: tokenize text into archives and unpack packed stores from them; the stores are identical"
-    )
     corpus: str | None = option(
         None, "corpus for all experiments, instead of their own; their BPE tokenizers are trained on it"
     )

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -349,7 +350,6 @@ class StoreSettings:
     codec_level: int = 3
     dtype: Literal["int32", "int64", "uint32"] = "int32"
     row_group_rows: int = 1000
-    level: Literal["fast", "small", "smallest"] = "fast"
     packing: Literal["best-fit", "concatenate"] = "best-fit"
 
     #: format → options that apply to it
@@ -372,15 +372,6 @@ class StoreSettings:
         changed = [f"{k}={_format_value(v)}" for k, v in self.options().items() if v != defaults[k]]
         return "-".join([self.format, *changed])
 
-    @property
-    def archive(self) -> "StoreSettings":
-        """Settings of the archive with the same documents.
-
-        >>> StoreSettings("packed", split="validation", sequence_length=2048).archive.directory
-        'archive-split=validation'
-        """
-        return StoreSettings("archive", split=self.split, eos=self.eos)
-
     @classmethod
     def parse(cls, directory: str) -> "StoreSettings":
         """Parse the name of a store's folder, the inverse of `directory`.
@@ -390,7 +381,7 @@ class StoreSettings:
         """
         store_format = next((f for f in cls.OPTIONS if directory == f or directory.startswith(f + "-")), None)
         if store_format is None:
-            raise unknown("format", directory.split("-")[0], cls.OPTIONS, store=directory)
+            raise unknown_format_error(directory.split("-")[0], store=directory)
         values: dict[str, Any] = {}
         for item in filter(None, directory[len(store_format) :].lstrip("-").split("-")):
             key, _, text = item.partition("=")
@@ -409,11 +400,21 @@ class StoreSettings:
         return store
 
 
+def unknown_format_error(name: str, allowed: Iterable[str] = FORMATS, **facts: object) -> UserError:
+    """Return the error for a store format that does not exist, or no longer."""
+    if name == "archive":
+        return UserError(
+            "the format archive no longer exists.",
+            **facts,
+            next="use the format token-list or padded with `codec: zstd`, which is their default",
+        )
+    return unknown("format", name, allowed, **facts)
+
+
 _CHOICES = {
     "split": ("train", "validation"),
     "codec": ("none", "snappy", "lz4", "zstd"),
     "dtype": ("int32", "int64", "uint32"),
-    "level": ("fast", "small", "smallest"),
     "packing": ("best-fit", "concatenate"),
 }
 

@@ -174,7 +174,6 @@ FORMATS = {
         ("split", "sequence_length", "eos", "packing"),
         splittable=True,
     ),
-    "archive": Format("tokenscale.data.stores.archive", "ArchiveStore", ("split", "eos", "level")),
 }
 #: format of another project → module that reads and writes it
 FOREIGN = {

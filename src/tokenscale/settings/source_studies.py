@@ -140,9 +140,7 @@ def resolve_approach(dataset_type: str, pretokenized: bool) -> str:
             "this dataset type does not support this mode.",
             requested=requested,
             allowed="\n".join(pairs),
-            next="run `python -m tokenscale pretokenize`, then add --pretokenized"
-            if dataset_type == "token-list"
-            else "python -m tokenscale unpack --archive …   makes packed rows of it",
+            next="run `python -m tokenscale pretokenize`, then add --pretokenized",
         ) from None
 
 

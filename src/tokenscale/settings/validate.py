@@ -10,6 +10,7 @@ from typing import Any
 import pydantic
 
 from tokenscale.base.errors import UserError, find_nearest
+from tokenscale.settings.data import unknown_format_error
 from tokenscale.settings.options import NAME_PATTERN, NAME_RULE
 
 #: file of the settings, or function from a dotted key to the file that sets it
@@ -72,6 +73,8 @@ def _explain(cls: type, error: pydantic.ValidationError, file: File, key: str) -
     near = None
     if expected and isinstance(first["input"], str):
         near = find_nearest(first["input"], expected.replace(" or ", ", ").replace("'", "").split(", "))
+    if first["input"] == "archive" and "formats" in first["loc"]:
+        return unknown_format_error("archive", file=file, key=where)
     message = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     message = message.replace("a valid tuple", "a list")
     if first.get("ctx", {}).get("pattern") == NAME_PATTERN:

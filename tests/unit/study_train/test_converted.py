@@ -74,10 +74,7 @@ def test_an_unknown_tokenizer_can_be_named(foreign):
     assert "290" in refused.value.facts["tokenizer"] and "300" in refused.value.facts["store"]
 
 
-def test_what_holds_no_rows_to_train_on_says_what_makes_them(foreign, tmp_path):
-    made(foreign, "mine", "archive", **IDS)
-    with pytest.raises(UserError, match="unpack --archive"):
-        asked("--dataset", "mine", "--pretokenized")
+def test_a_folder_without_a_token_store_is_refused(foreign, tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other/manifest.json").write_text(json.dumps({"schema_version": 1, "kind": "bpe"}))
     with pytest.raises(UserError, match="the dataset's folder holds no token store"):

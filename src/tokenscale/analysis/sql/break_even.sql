@@ -1,7 +1,6 @@
 -- Break-even epochs of preprocessing: seconds that the store of an offline run took to write, over the seconds that an
 -- epoch is shorter than that of its online twin: `online_epoch_s - offline_epoch_s`, the epoch's rows over each run's rows
--- per second (sum over sum after $warmup_steps steps an attempt). +inf where nothing is saved. For a store that was
--- unpacked, the archive's own build counts, too. Twins share factors, layout, settings, micro-batch, world size and
+-- per second (sum over sum after $warmup_steps steps an attempt). +inf where nothing is saved. Twins share factors, layout, settings, micro-batch, world size and
 -- repeat; the corpus and the tokenizer, which both need, count for neither. Null where no build record is at hand.
 WITH twins(online, offline) AS (VALUES ('padded', 'pretokenized-padded'), ('padding-free', 'token-list')),
 speed AS (
@@ -10,20 +9,10 @@ speed AS (
     GROUP BY run_id
     HAVING sum(step_s) > 0
 ),
-archives AS (
-    SELECT corpus_sha256, tokenizer, split, eos, min(seconds) AS seconds
-    FROM stores
-    WHERE format = 'archive'
-    GROUP BY ALL
-),
 written AS (
-    SELECT
-        s.manifest_sha256,
-        any_value(s.total_tokens) AS total_tokens,
-        any_value(CASE WHEN s.engine = 'archive' THEN s.seconds + a.seconds ELSE s.seconds END) AS seconds
-    FROM stores AS s
-    LEFT JOIN archives AS a USING (corpus_sha256, tokenizer, split, eos)
-    GROUP BY s.manifest_sha256
+    SELECT manifest_sha256, any_value(total_tokens) AS total_tokens, any_value(seconds) AS seconds
+    FROM stores
+    GROUP BY manifest_sha256
 ),
 paired AS (
     SELECT

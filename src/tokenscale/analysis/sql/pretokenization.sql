@@ -1,6 +1,5 @@
 -- Speed of pretokenization, for each token store: documents, useful tokens and megabytes (10^6 bytes of UTF-8 text) over
--- the seconds of the whole build: reading, tokenizing, writing and hashing, as its record tells them. A store out of an
--- archive was unpacked, not tokenized: `engine` says so. Null where the record is lost or tells of a resumed build.
+-- the seconds of the whole build: reading, tokenizing, writing and hashing, as its record tells them. Null where the record is lost or tells of a resumed build.
 SELECT
     corpus,
     tokenizer,

@@ -4,7 +4,7 @@
 -- single rows: row groups are decoded anew for each, as where a store is far larger than the cache. Cold: the files were
 -- dropped from the page cache. Break-even: epochs after which tokenizing all text once and writing the store have taken
 -- less than tokenizing some documents at a time in every epoch, by the engine that auto takes and by `tokenizers`, in the
--- same round: (bulk_s + write_s) / (on_the_fly_s - shuffled_s, in order for an archive); +inf where nothing is saved. A
+-- same round: (bulk_s + write_s) / (on_the_fly_s - shuffled_s); +inf where nothing is saved. A
 -- useful token of a text is one of whole documents: what a store has cut away it need not read. The engines have seen no
 -- text before; in later epochs those that remember words are faster.
 WITH fly AS (
@@ -35,7 +35,6 @@ SELECT
     dtype,
     codec,
     row_group_rows,
-    level,
     round,
     engine,
     documents,

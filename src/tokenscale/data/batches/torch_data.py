@@ -39,13 +39,6 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
     def __init__(self, where: str | Path, *, bounds: bool = False):
         self.where, self.bounds = Path(where), bounds
         declared = read_store_manifest(self.where)
-        known = FORMATS.get(declared["format"])
-        if known is None or not (known.streamed or "sequence_length" in known.options):
-            raise UserError(
-                f"the format {declared['format']} is not read row by row.",
-                store=self.where,
-                next=f"python -m tokenscale unpack --archive {self.where} --output FOLDER/manifest.json",
-            )
         if bounds and declared["format"] != "packed":
             raise UserError(
                 "only rows of a packed store hold several documents.",

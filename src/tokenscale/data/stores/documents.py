@@ -49,7 +49,6 @@ class Origin:
     pad_id: int
     source: dict[str, Any]  # hashes of the text, or of converted files
     engine: str = ""  # tokenizer engine; for the build record, not for the manifest
-    ids_digest: str | None = None  # digest of all documents, if known in advance
     command: str | None = None  # command that writes the store again, without a workflow rule; for the build record
 
 

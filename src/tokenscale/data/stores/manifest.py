@@ -28,7 +28,7 @@ from tokenscale.base.files import (
 )
 from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.records import Records, RecordsFile
-from tokenscale.settings.data import StoreSettings
+from tokenscale.settings.data import StoreSettings, unknown_format_error
 from tokenscale.settings.registry import FORMATS
 
 VERSION = 2
@@ -92,6 +92,8 @@ def read_store_manifest(where: Path) -> dict[str, Any]:
             next=rebuild_command(where),
         )
     with report_malformed(path, "manifest of the token store", rebuild_command(where)):
+        if manifest["format"] not in FORMATS:
+            raise unknown_format_error(manifest["format"], store=path)
         for file in manifest["files"]:
             check_types(file, {"name": str, "bytes": int, "sha256": str})
             check_relative_path(file["name"])

@@ -120,19 +120,11 @@ class StoreWriter:
         `facts` are the format's counts, including `tokens_stored` and `places` (capacity of all rows in tokens,
         including padding). `hashes` are known SHA-256 hashes. `checks` is the file of checksums with which readers
         verify the largest file block by block instead of hashing it at once. `records` are the entries of records
-        files. Raises UserError if the ids differ from the digest of their origin.
+        files.
         """
         self.documents.confirm()
         origin, digest = self.documents.origin, IdsDigest.combine(self._groups)
         part = self.documents if isinstance(self.documents, DocumentRange) else None
-        if part is None and origin.ids_digest not in (None, digest):
-            raise UserError(
-                "the ids differ from those of their source store: no store was written.",
-                store=self.store.directory,
-                expected=f"ids_digest {origin.ids_digest}",
-                found=f"ids_digest {digest}",
-                next="rebuild the source store",
-            )
         hashes = dict(hashes or {})
         rest = [name for name in names if name not in hashes]
         with ThreadPoolExecutor(2) as pool:

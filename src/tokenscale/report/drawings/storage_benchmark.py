@@ -25,7 +25,7 @@ from tokenscale.report.style import (
 )
 
 QUERIES = ("storage_benchmark",)
-_MARKERS = {"padded": "s", "token-list": "D", "packed": "v", "archive": "o"}
+_MARKERS = {"padded": "s", "token-list": "D", "packed": "v"}
 _OWN = "the format's own"
 _COLOURS = {"none": GREY, "snappy": GREEN, "lz4": SKY, "zstd-1": "#f0c35e", "zstd-3": ORANGE, "zstd-9": RED,
             "zstd-22": PURPLE, _OWN: BLUE}  # fmt: skip
@@ -162,8 +162,7 @@ class StorageBenchmark(Figure):
             f"{number(first['documents'])} documents of {first['corpus']}, tokenizer {first['tokenizer']}, rows of "
             f"{first['sequence_length']} positions, in {len(points)} stores. Each point is the median of {n} "
             f"interleaved round{'s' * (n != 1)} on one core. Reading is opening plus one pass in random order through "
-            "the store's own reader, with a cache that fits the store. The archive has no rows and is only on the "
-            "right. Padding counts as bytes, not as tokens. "
+            "the store's own reader, with a cache that fits the store. Padding counts as bytes, not as tokens. "
         )
         small, fast = (
             points.loc[points["bytes_per_useful_token"].idxmin()],
