@@ -11,12 +11,13 @@ from tokenscale.data.corpus.build import assign_split, build_from
 from tokenscale.data.order.digest import MODULUS
 from tokenscale.data.stores.write import write_store
 from tokenscale.data.tokenizers.build import build as build_tokenizer
-from tokenscale.settings.data import CleaningSettings, CorpusSettings, StoreSettings, TokenizerSettings
+from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.run import RunSettings
 
 if TYPE_CHECKING:
     from tokenscale.train.loop import Inputs
 
+GRAMMAR = Path(__file__).parents[1] / "config/corpora/grammar"
 DESCRIPTION = {"kind": "test", "packages": [{"name": "texts", "version": "1"}]}
 
 #: documents that went wrong somewhere, some day
@@ -65,6 +66,18 @@ def make_corpus(
     documents = ((text, f"texts::{i}") for i, text in enumerate(texts))
     build_from(documents, settings, Path(directory), description or DESCRIPTION)
     return Path(directory)
+
+
+def pairs_source(documents: int) -> SourceSettings:
+    """The first pairs of the corpus `grammar`, with its 500 held-out pairs."""
+    return SourceSettings(
+        "files",
+        files=(str(GRAMMAR / "train.parquet"),),
+        validation_files=(str(GRAMMAR / "validation.parquet"),),
+        text_column="german",
+        target_column="english",
+        maximum_documents=documents,
+    )
 
 
 def make_tokenizer(directory: Path, corpus_directory: Path, vocabulary_size: int = 300, name: str = "bpe") -> Path:

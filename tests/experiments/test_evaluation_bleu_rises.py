@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.corpora import Lab, make_tokenizer
+from tests.corpora import Lab, make_tokenizer, pairs_source
 from tokenscale.analysis.bleu import bleu_rows
 from tokenscale.data.corpus.build import build
-from tokenscale.settings.data import CorpusSettings, SourceSettings, TokenizerSettings
+from tokenscale.settings.data import CorpusSettings, TokenizerSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import BudgetSettings, OptimizerSettings, RunSettings, ScheduleSettings, ValidationSettings
 from tokenscale.train.loop import train
@@ -18,7 +18,7 @@ from tokenscale.train.parallel.world import World
 pytestmark = pytest.mark.experiment
 
 WORLD = World(0, 1, 0, torch.device("cpu"))
-CORPUS = CorpusSettings(name="made-up", source=SourceSettings("grammar", documents=1200, held_out=40))
+CORPUS = CorpusSettings(name="made-up", source=pairs_source(1200))
 
 
 class Pairs(Lab):

@@ -5,16 +5,18 @@ import json
 import pandas as pd
 import pytest
 
+from tests.corpora import pairs_source
 from tests.workflow.jobs import changed
 from tokenscale.analysis.queries import query
 from tokenscale.cli.verify import verify_results
 from tokenscale.data.order.digest import MODULUS
+from tokenscale.settings.options import to_dict
 
 pytestmark = [pytest.mark.experiment, pytest.mark.workflow, pytest.mark.slow(40)]
 
 CORPORA = {
     "text": {"source": {"kind": "docstrings", "packages": ["pydoc_data"], "maximum_documents": 60}},
-    "pairs": {"source": {"kind": "grammar", "documents": 80, "held_out": 20}},
+    "pairs": {"source": to_dict(pairs_source(80))},
 }
 MIXTURES = {
     "mixed": {"weights": {"text": 3, "pairs": 1}, "maximum_repetitions": 5},

@@ -6,21 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from tests.corpora import Lab, make_tokenizer
+from tests.corpora import Lab, make_tokenizer, pairs_source
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_training import WORDS, one_rank
 from tests.workflow.conftest import ROOT
 from tokenscale.data.corpus.build import build
 from tokenscale.runs.records.provenance import read_sealed
 from tokenscale.settings.config import ALL, load_config
-from tokenscale.settings.data import CorpusSettings, SourceSettings, TokenizerSettings
+from tokenscale.settings.data import CorpusSettings, TokenizerSettings
 from tokenscale.settings.layout import DEGREES
 from tokenscale.settings.run import BudgetSettings
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(30), pytest.mark.distributed]
 
 STEPS = 20
-PAIRS = CorpusSettings(name="tiny", source=SourceSettings("grammar", documents=300, held_out=20))
+PAIRS = CorpusSettings(name="tiny", source=pairs_source(300))
 TOKENIZER = TokenizerSettings(name="bpe", kind="bpe", corpus="tiny", vocabulary_size=512)
 
 

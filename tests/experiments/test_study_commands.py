@@ -16,10 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests import served
-from tests.corpora import make_corpus, make_tokenizer
+from tests.corpora import make_corpus, make_tokenizer, pairs_source
 from tokenscale.base.files import read_json
 from tokenscale.data.order.digest import MODULUS
 from tokenscale.runs.records.provenance import read_sealed
+from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.distributed]
@@ -46,7 +47,7 @@ def place(tmp_path_factory):
     (root / "preset.yaml").write_text(PRESET)
     (root / "config").mkdir()
     source = {"files": "stories.txt", "separator": "<|endoftext|>"}
-    grammar = {"source": {"kind": "grammar", "documents": 200, "held_out": 10}}
+    grammar = {"source": to_dict(pairs_source(200))}
     config = {"experiments": [], "corpora": {"tinystories": {"source": source}, "pairs": grammar}}
     (root / "config/config.yaml").write_text(json.dumps(config))
     make_tokenizer(root / "results/tokenizers/bpe", make_corpus(root / "corpus", texts), 300)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests import logs
-from tests.corpora import Lab, make_tokenizer
+from tests.corpora import Lab, make_tokenizer, pairs_source
 from tokenscale.analysis.bleu import bleu, bleu_rows
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
@@ -17,7 +17,7 @@ from tokenscale.analysis.tables import of_rows
 from tokenscale.base.errors import UserError
 from tokenscale.cli.evaluate import evaluate
 from tokenscale.data.corpus.build import build
-from tokenscale.settings.data import CorpusSettings, SourceSettings, TokenizerSettings
+from tokenscale.settings.data import CorpusSettings, TokenizerSettings
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.manifests import list_manifests
 from tokenscale.settings.presets import PRESETS
@@ -33,7 +33,7 @@ from tokenscale.train.loop import train
 from tokenscale.train.models.language_model import LanguageModel
 from tokenscale.train.parallel.world import World
 
-CORPUS = CorpusSettings(name="made-up", source=SourceSettings("grammar", documents=500, held_out=20))
+CORPUS = CorpusSettings(name="made-up", source=pairs_source(500))
 WORLD = World(0, 1, 0, torch.device("cpu"))
 
 
@@ -140,7 +140,7 @@ def test_bleu_is_that_of_the_paper_with_an_interval():
 def test_the_first_held_out_pairs_are_translated_and_texts_without_pairs_are_not(lab, tmp_path):
     pairs = held_out_pairs(lab.corpus, 7)
     assert [pair.number for pair in pairs] == list(range(7)) and all(pair.reference[-1] == "." for pair in pairs)
-    assert len(held_out_pairs(lab.corpus, 1000)) == 20
+    assert len(held_out_pairs(lab.corpus, 1000)) == 500
     other = Lab(tmp_path, ["no pairs at all"])
     with pytest.raises(UserError, match="the corpus holds no pairs"):
         held_out_pairs(other.corpus, 3)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.corpora import pairs_source
 from tests.once import once
 from tests.workflow import forked
 from tests.workflow.conftest import ROOT, Project, copy_of, make_project
@@ -16,6 +17,7 @@ from tokenscale.settings import config as configuration
 from tokenscale.settings import validate
 from tokenscale.settings.config import ALL
 from tokenscale.settings.experiments import Experiment, expand_cells
+from tokenscale.settings.options import to_dict
 from tokenscale.settings.yaml_files import read_yaml
 
 pytestmark = [pytest.mark.long, pytest.mark.slow(20), pytest.mark.workflow]
@@ -24,7 +26,6 @@ pytestmark = [pytest.mark.long, pytest.mark.slow(20), pytest.mark.workflow]
 MOST = 3
 MORE = {"data_path": 4, "elastic_resume": 4}
 TINY = {"kind": "docstrings", "packages": ["pydoc_data", "numpy"], "maximum_documents": 150}
-GRAMMAR = {"kind": "grammar", "documents": 200, "held_out": 20}
 BENCHMARKS = {
     "data_benchmark": {"sequence_length": 32, "rows": 2, "batches": 2, "rounds": 2},
     "storage_benchmark": {"sequence_length": 32, "documents": 50, "codecs": ["none", "zstd-3"], "rounds": 2},
@@ -94,9 +95,8 @@ def make(folder):
     (project.root / "config/experiments").mkdir()
     shutil.copy(ROOT / "config/claims.yaml", project.root / "config/claims.yaml")
     config = read_yaml(ROOT / "config/config.yaml")
-    for corpus in config["corpora"].values():
-        kind = corpus["source"].get("kind")
-        corpus["source"] = {"docstrings": TINY, "grammar": GRAMMAR}.get(kind, corpus["source"])
+    config["corpora"]["docstrings"]["source"] = TINY
+    config["corpora"]["grammar"]["source"] = to_dict(pairs_source(200))
     for name, tokenizer in config["tokenizers"].items():
         if tokenizer["kind"] == "tekken" or tokenizer.get("corpus") == "docstrings":
             config["tokenizers"][name] = {"kind": "bpe", "corpus": "docstrings", "vocabulary_size": 300}

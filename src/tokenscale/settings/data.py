@@ -103,13 +103,10 @@ class SourceSettings:
         science=False,
         ge=1,
     )
-    documents: int | None = option(None, "dummy, grammar: number of documents (grammar: of training documents)", ge=1)
-    held_out: int = option(
-        500, "grammar: number of validation documents, with combinations that no training document has", ge=1
-    )
+    documents: int | None = option(None, "dummy: number of documents", ge=1)
     vocabulary_size: int = option(50_257, "dummy: all numbers are below this", ge=2, strict=True)
     lengths: LengthSettings = option(LengthSettings, "dummy: lengths of documents")
-    seed: int = option(0, "dummy: seed of lengths and numbers; grammar: seed of the sentences", ge=0, strict=True)
+    seed: int = option(0, "dummy: seed of lengths and numbers", ge=0, strict=True)
     maximum_documents: int | None = option(None, "stop after this number of training documents", ge=1)
 
     def problems(self) -> list[tuple[str, str]]:
@@ -154,12 +151,12 @@ class SourceSettings:
     @property
     def pairs(self) -> bool:
         """Whether a document is a text and its translation."""
-        return self.target_column is not None or bool(self.target_files) or SOURCES[self.kind].pairs
+        return self.target_column is not None or bool(self.target_files)
 
     @property
     def has_own_validation(self) -> bool:
         """Whether the source defines its own validation documents."""
-        return bool(self.validation_files or self.validation_split) or SOURCES[self.kind].validation
+        return bool(self.validation_files or self.validation_split)
 
     @staticmethod
     def infer_kind(values: dict[str, object]) -> str:
@@ -180,8 +177,6 @@ class SourceSettings:
             return "bucket"
         if "files" in values:
             return "files"
-        if "held_out" in values:
-            return "grammar"
         return "dummy" if "documents" in values else "docstrings"
 
 

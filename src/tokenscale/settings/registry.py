@@ -10,18 +10,15 @@ from typing import NamedTuple
 class SourceSpec(NamedTuple):
     """A kind of source. `module` has `describe`, `documents` and `KEEP_EARLIER`.
 
-    `needs` and `options` are the fields of `SourceSettings` that it must have and may have. `pairs`: every document is
-    a text and its translation. `validation`: it has validation documents of its own, which the module's
-    `validation_documents` reads. `download` is the module that fetches its files, apart, so that a corpus does not
-    depend on how they came. `splittable`: it reads files, and its functions take a part of them.
+    `needs` and `options` are the fields of `SourceSettings` that it must have and may have. `download` is
+    the module that fetches its files, apart, so that a corpus does not depend on how they came. `splittable`: it reads
+    files, and its functions take a part of them.
     """
 
     module: str
     description: str
     needs: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
-    pairs: bool = False
-    validation: bool = False
     download: str | None = None
     splittable: bool = False
 
@@ -133,14 +130,6 @@ SOURCES = {
     ),
     "dummy": SourceSpec(
         "tokenscale.data.corpus.dummy", "random numbers", ("documents",), ("vocabulary_size", "lengths", "seed")
-    ),
-    "grammar": SourceSpec(
-        "tokenscale.data.corpus.grammar",
-        "generated German sentences with English translations",
-        ("documents",),
-        ("held_out", "seed"),
-        pairs=True,
-        validation=True,
     ),
 }
 #: source kind → the module that fetches its files
