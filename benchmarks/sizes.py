@@ -127,7 +127,7 @@ def _enlarge(corpus: Path, size: int, folder: Path) -> Path:
 
     cleaning = CleaningSettings(strip=False, minimum_characters=0, deduplicate=False)
     settings = CorpusSettings(name="large", cleaning=cleaning, validation_share=0.0)
-    build_from(documents(), settings, folder, description, keep_earlier=False)
+    build_from(documents(), settings, folder, description)
     return folder
 
 

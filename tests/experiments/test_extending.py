@@ -20,8 +20,6 @@ REGISTRY = "src/tokenscale/settings/registry.py"
 FORTUNE = '''
 """The source `fortune`: short sentences, counted."""
 
-KEEP_EARLIER = False
-
 
 def describe(source, downloads=None):
     return {"kind": "fortune", "documents": source.documents}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class SourceSpec(NamedTuple):
-    """A kind of source. `module` has `describe`, `documents` and `KEEP_EARLIER`.
+    """A kind of source. `module` has `describe` and `documents`.
 
     `needs` and `options` are the fields of `SourceSettings` that it must have and may have. `download` is
     the module that fetches its files, apart, so that a corpus does not depend on how they came. `splittable`: it reads

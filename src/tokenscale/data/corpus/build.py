@@ -1,7 +1,7 @@
 """Build of a corpus: read the source, clean, split by document hash, write Parquet shards and a manifest.
 
 Equal documents and settings give equal bytes. The shards and `manifest.json` hold no time, host or path;
-`build.json` does. An existing corpus never changes silently.
+`build.json` does.
 """
 
 import dataclasses
@@ -27,7 +27,6 @@ from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import (
     canonical_json,
     move_files,
-    read_json,
     remove_manifest,
     sha256_file,
     utc_now,
@@ -59,7 +58,7 @@ def build(
     The module of each source defines `describe(source, downloads)` and `documents(source, downloads)`, and
     `validation_documents` if it can have its own validation set. `downloads` is the folder written by the command
     `download`. `report(documents, utf8_bytes)` is called for each kept document. Raises UserError for an unknown
-    source, missing or unreadable files or packages, an empty training split, or an earlier build that differs.
+    source, missing or unreadable files or packages, or an empty training split.
     """
     if settings.source.kind not in SOURCES:
         raise unknown("corpus source", settings.source.kind, SOURCES, key="corpus.source.kind")
@@ -67,9 +66,7 @@ def build(
     description = source.describe(settings.source, downloads)
     validation = source.validation_documents(settings.source, downloads) if settings.source.has_own_validation else None
     documents = source.documents(settings.source, downloads)
-    return build_from(
-        documents, settings, directory, description, report, validation=validation, keep_earlier=source.KEEP_EARLIER
-    )
+    return build_from(documents, settings, directory, description, report, validation=validation)
 
 
 def build_from(
@@ -80,15 +77,12 @@ def build_from(
     report: Callable[[int, int], None] | None = None,
     *,
     validation: Iterable[tuple[str | None, str]] | None = None,
-    keep_earlier: bool = True,
 ) -> dict[str, Any]:
     """Build a corpus from any (text, origin) pairs and return its manifest.
 
     `description` is the source's entry in the manifest. `validation` holds the source's own held-out documents; if it
-    is None, a share is held out by hash. The shards are first written to a temporary folder. `keep_earlier` applies
-    when `build.json` records an earlier build with equal settings but other content (a package was upgraded). If its
-    shards exist, the earlier corpus is kept and its manifest rewritten; otherwise UserError is raised and nothing
-    changes. Also raises UserError if there are no training documents.
+    is None, a share is held out by hash. The shards are first written to a temporary folder. Raises UserError if there
+    are no training documents.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -101,11 +95,6 @@ def build_from(
         counts = write_splits(splits, settings, documents, validation, report)
         entries = {name: split.close() for name, split in splits.items()}
         manifest = describe_corpus(settings, description, counts, entries, directory)
-        manifest_sha256 = _hash_manifest(manifest)
-        earlier = _check_earlier_build(directory, settings, manifest, manifest_sha256) if keep_earlier else None
-        if earlier is not None:
-            write_json(directory / "manifest.json", earlier)
-            return earlier
         _replace_shards(building, directory, manifest)
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -294,64 +283,6 @@ def open_shard(path: Path) -> pq.ParquetWriter:
 
 def _hash_manifest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(canonical_json(manifest).encode("utf-8")).hexdigest()
-
-
-def _check_earlier_build(
-    directory: Path, settings: CorpusSettings, manifest: dict[str, Any], manifest_sha256: str
-) -> dict[str, Any] | None:
-    """Return the manifest of an earlier build to keep, or None if nothing changed or the settings did.
-
-    Raises UserError if the content changed under equal settings and the earlier shards are gone."""
-    path = directory / "build.json"
-    if not path.exists():
-        return None
-    earlier = read_json(path, "record of the earlier build", f"delete {directory} to build anew")
-    if earlier.get("manifest_sha256") == manifest_sha256 or earlier.get("settings") != to_dict(settings):
-        return None
-    if earlier.get("manifest", {}).get("schema_version") != manifest["schema_version"]:
-        return None  # its hashes are defined otherwise
-    changed = _differences(earlier.get("manifest", {}), manifest)
-    facts = {
-        "corpus": directory,
-        "earlier": f"{earlier.get('manifest_sha256', 'unknown')[:16]}  (build.json)",
-        "now": manifest_sha256[:16],
-        "changed": "\n".join(changed[:12] + ([f"… and {len(changed) - 12} more"] if len(changed) > 12 else [])),
-    }
-    files = [file for split in earlier["manifest"]["splits"].values() for file in split["files"]]
-    paths = [(directory / file["name"], file["sha256"]) for file in files]
-    if all(shard.is_file() and sha256_file(shard) == sha256 for shard, sha256 in paths):
-        notice = UserError(
-            "kept the earlier corpus; built now, it would be another.",
-            **facts,
-            next=f"accept the new text: rm -r {directory}",
-        )
-        print(notice.render(), file=sys.stderr)
-        return earlier["manifest"]
-    raise UserError(
-        "the corpus would change: an earlier build gave other content, and its files are gone.",
-        **facts,
-        next=f"restore the earlier packages, or accept the new text: rm -r {directory}",
-    )
-
-
-def _differences(before: Any, now: Any, key: str = "") -> list[str]:
-    """Return `key: before → now` for each leaf that differs, in manifest order (versions first)."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        names = [*now, *(name for name in before if name not in now)]
-        found = [_differences(before.get(n), now.get(n), f"{key}.{n}" if key else n) for n in names]
-        return [line for lines in found for line in lines]
-    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        keys = [
-            f"{key}.{n['name']}" if isinstance(n, dict) and "name" in n else f"{key}[{i}]" for i, n in enumerate(now)
-        ]
-        found = [_differences(b, n, name) for b, n, name in zip(before, now, keys, strict=True)]
-        return [line for lines in found for line in lines]
-    return [] if before == now else [f"{key}: {_shorten(before)} → {_shorten(now)}"]
-
-
-def _shorten(value: Any) -> str:
-    text = canonical_json(value) if isinstance(value, (dict, list)) else str(value)
-    return text if len(text) <= 40 else text[:16] + "…"
 
 
 def _replace_shards(building: Path, directory: Path, manifest: dict[str, Any]) -> None:

@@ -19,9 +19,6 @@ from typing import Any
 from tokenscale.base.errors import UserError
 from tokenscale.settings.data import SourceSettings
 
-#: a package upgrade must not change a corpus silently (see build.py)
-KEEP_EARLIER = True
-
 #: SPDX identifiers; other licences are read from the package metadata
 LICENCES = {
     "stdlib": "PSF-2.0",

@@ -16,9 +16,6 @@ import numpy as np
 from tokenscale.settings.data import LengthSettings, SourceSettings
 from tokenscale.settings.options import to_dict
 
-#: equal settings always give equal documents
-KEEP_EARLIER = False
-
 
 def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str, Any]:
     """Return the manifest entry of the source: its settings."""

@@ -12,9 +12,6 @@ from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.corpus.read import read_texts
 from tokenscale.settings.data import FILE_LISTS, TRANSLATION_KEYS, SourceSettings
 
-#: downloads are already pinned by hash
-KEEP_EARLIER = False
-
 
 def describe(
     source: SourceSettings, downloads: Path | None = None, part: tuple[int, int] | None = None

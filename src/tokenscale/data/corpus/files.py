@@ -65,10 +65,6 @@ def _no_match_error(pattern: str, key: str, matches: list[str]) -> UserError:
     )
 
 
-#: users change their files on purpose, so an earlier corpus is not kept (see build.py)
-KEEP_EARLIER = False
-
-
 def describe(
     source: SourceSettings, downloads: Path | None = None, part: tuple[int, int] | None = None
 ) -> dict[str, Any]:

@@ -14,8 +14,6 @@ from tokenscale.base.files import sha256_file
 from tokenscale.data.corpus.columns import get_value, join_pairs, list_columns, missing_column_error
 from tokenscale.settings.data import SourceSettings
 
-#: a dataset is pinned by its commit, or by the hashes of its files
-KEEP_EARLIER = False
 #: earlier versions of the library run scripts that a dataset contains
 LEAST_VERSION = 4
 
