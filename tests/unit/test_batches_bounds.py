@@ -1,4 +1,4 @@
-"""Document ids and cumulative lengths say what the pieces of a row say."""
+"""Document ids say what the pieces of a row say."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.corpora import HOSTILE, Lab, make_run, texts_around
-from tokenscale.data.batches.batch import cu_seqlens, document_ids
+from tokenscale.data.batches.batch import document_ids
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
 
@@ -39,15 +39,6 @@ def test_every_token_has_the_number_of_its_piece_and_padding_a_number_of_its_own
     assert ids.tolist() == list(pieces_of(rows))
 
 
-@given(ROWS)
-def test_cumulative_lengths_cut_the_flattened_batch_into_its_pieces(rows):
-    bounds, longest = cu_seqlens(starts_of(rows))
-    runs = [row.count(piece) for row in pieces_of(rows) for piece in sorted(set(row))]
-    assert bounds.dtype == np.int32 and bounds[0] == 0 and bounds[-1] == len(rows) * T
-    assert np.diff(bounds).tolist() == runs
-    assert longest == max(runs, default=0)
-
-
 def test_they_agree_with_the_pieces_of_a_real_store(tmp_path):
     lab = Lab(tmp_path, [*HOSTILE, *texts_around(T)], vocabulary_size=262)
     settings = make_run("packed", sequence_length=T).store
@@ -66,13 +57,5 @@ def test_they_agree_with_the_pieces_of_a_real_store(tmp_path):
 
 @pytest.mark.parametrize("starts", [np.zeros((2, 4), dtype=bool), np.ones((2, 4), dtype=np.int64)])
 def test_what_are_no_starts_is_refused(starts):
-    for bounds in (document_ids, cu_seqlens):
-        with pytest.raises(ValueError, match="every row begins"):
-            bounds(starts)
-
-
-def test_more_tokens_than_int32_can_count_are_refused():
-    row = np.zeros(1 << 20, dtype=bool)
-    row[0] = True
-    with pytest.raises(ValueError, match="int32"):
-        cu_seqlens(np.broadcast_to(row, (1 << 11, 1 << 20)))  # the same row: no memory
+    with pytest.raises(ValueError, match="every row begins"):
+        document_ids(starts)

@@ -10,7 +10,6 @@ from tokenscale.costs.flops import (
     Convention,
     flops_per_token,
     hardware_flops_per_token,
-    matmul_parameters,
     parameters,
     weights,
 )
@@ -37,7 +36,7 @@ def test_every_presets_weights_are_those_of_the_module(name):
     count = weights(shape)
     assert parameters(shape) == count.total == sum(p.numel() for p in model.parameters())
     linear = {id(m.weight): m.weight for m in model.modules() if isinstance(m, nn.Linear)}
-    assert matmul_parameters(shape) == sum(w.numel() for w in linear.values())
+    assert count.matrices == sum(w.numel() for w in linear.values())
     assert count.blocks == sum(p.numel() for p in model.blocks.parameters())
     tables = {id(m.weight): m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
     assert count.looked_up == sum(w.numel() for i, w in tables.items() if i not in linear)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenscale.data.order.digest import MODULUS, row_digest
-from tokenscale.data.order.permutation import get_rows, permute
+from tokenscale.data.order.permutation import get_samples, permute
 from tokenscale.data.order.shares import micro_steps, rank_slots
 
 
@@ -65,8 +65,8 @@ def test_indices_outside_are_bugs(index, n):
 
 @pytest.mark.parametrize(("n", "batch"), [(24, 8), (23, 8), (5, 8), (1, 3)])
 def test_an_epoch_holds_every_row_once(n, batch):
-    steps = 3 * n
-    seen = np.concatenate([get_rows(step, range(batch), batch, n, seed=4) for step in range(steps)])
+    steps = np.arange(3 * n * batch).reshape(-1, batch)
+    seen = np.concatenate([get_samples(positions, n, seed=4) for positions in steps])
     for epoch in range(len(seen) // n):
         assert sorted(seen[epoch * n : (epoch + 1) * n].tolist()) == list(range(n))
 

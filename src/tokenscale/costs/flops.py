@@ -74,11 +74,6 @@ def parameters(model: ModelSettings) -> int:
     return weights(model).total
 
 
-def matmul_parameters(model: ModelSettings) -> int:
-    """Return the number of weights in matrix products per token: linear layers and output head only."""
-    return weights(model).matrices
-
-
 def flops_per_token(
     model: ModelSettings, sequence_length: int, convention: Convention, objective: str = "causal"
 ) -> float:

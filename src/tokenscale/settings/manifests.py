@@ -33,11 +33,6 @@ def arm_record(name: str) -> str:
     return f"results/arms/{name}/environment.json"
 
 
-def recording_file(run_id: str) -> str:
-    """Return the path of the file that marks a run's parity recording as finished."""
-    return f"results/parity/{run_id}/outcome.json"
-
-
 def certificate_file(run_id: str, over: str) -> str:
     """Return the path of the parity certificate of a run, compared with another one."""
     return f"results/parity/{run_id}/over/{over}.json"

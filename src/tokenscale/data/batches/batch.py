@@ -78,29 +78,8 @@ def document_ids(starts_bt: np.ndarray, out: np.ndarray | None = None) -> np.nda
     >>> document_ids(np.array([[True, False, True], [True, True, True]])).tolist()
     [[0, 0, 1], [0, 1, 2]]
     """
-    _check_starts(starts_bt)
+    if starts_bt.dtype != bool or not starts_bt[:, :1].all():
+        raise ValueError("starts are bool [n, T], and every row begins with one")
     ids = np.cumsum(starts_bt, axis=1, dtype=np.int32, out=out)
     ids -= 1
     return ids
-
-
-def cu_seqlens(starts_bt: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return (cumulative lengths of the pieces of a flattened batch, int32 [pieces + 1]; length of the longest piece).
-
-    This is the convention of FlashAttention's `flash_attn_varlen_func`: the first value is 0, the last n * T, and piece
-    i has tokens [cu[i], cu[i + 1]). A piece never continues in the next row.
-
-    >>> bounds, longest = cu_seqlens(np.array([[True, False, True], [True, False, False]]))
-    >>> bounds.tolist(), longest
-    ([0, 2, 3, 6], 3)
-    """
-    _check_starts(starts_bt)
-    if starts_bt.size > np.iinfo(np.int32).max:
-        raise ValueError(f"{starts_bt.size:,} tokens exceed the range of int32")
-    bounds = np.append(np.flatnonzero(starts_bt), starts_bt.size).astype(np.int32)
-    return bounds, int(np.diff(bounds).max(initial=0))
-
-
-def _check_starts(starts_bt: np.ndarray) -> None:
-    if starts_bt.dtype != bool or not starts_bt[:, :1].all():
-        raise ValueError("starts are bool [n, T], and every row begins with one")

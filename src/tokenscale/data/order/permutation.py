@@ -85,14 +85,6 @@ def get_samples(positions: np.ndarray, n: int, seed: int) -> np.ndarray:
     return found
 
 
-def get_rows(step: int, slots: np.ndarray | range, global_batch: int, n: int, seed: int) -> np.ndarray:
-    """Return the stored rows in the given slots of global batch `step`, for a store of n rows; int64 [len(slots)].
-
-    The global position is step * global_batch + slot, independent of the world size.
-    """
-    return get_samples(step * global_batch + np.asarray(slots, dtype=np.int64), n, seed)
-
-
 class SampleOrder(Protocol):
     """Endless order of samples. Samples of several sources are numbered one source after the other."""
 
