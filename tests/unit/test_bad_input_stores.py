@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from xxhash import xxh3_64_intdigest
 
 from tests.corpora import HOSTILE, Lab, texts_around
 from tests.harm import edited, harmed
@@ -280,8 +281,6 @@ def test_ids_outside_of_the_vocabulary_are_refused_though_their_hashes_fit(lab, 
         pq.write_table(table, tmp_path / "made.parquet")
         outside(folder, path, (tmp_path / "made.parquet").read_bytes())
     else:
-        from tokenscale.base.files import xxh3_64_intdigest
-
         rows = np.fromfile(folder / "tokens.bin", dtype="<u2").reshape(-1, T + 1)
         rows[3, 5] = np.array(wrong).astype("<u2")
         checksums = np.load(folder / "checksums.npy")

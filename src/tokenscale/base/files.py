@@ -16,11 +16,6 @@ from typing import Any
 
 from tokenscale.base.errors import UserError
 
-try:  # without the package a trainer cannot write stores, and checks whole files by SHA-256
-    from xxhash import xxh3_64_intdigest, xxh3_128
-except ImportError:
-    xxh3_64_intdigest = xxh3_128 = None  # type: ignore[assignment,misc]
-
 #: rights that new files do not get; can only be read by setting it
 UMASK = os.umask(0o077)
 os.umask(UMASK)

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import xxh3_64_intdigest
 
 #: files that a reader keeps open
 OPEN_FILES = 128

@@ -8,7 +8,6 @@ complete, and any layout can read what another wrote: pieces say where in the wh
 Names are those of the model's parameters, behind `model.`, and behind `optimizer.<moment>.` for the optimizer's state.
 """
 
-import hashlib
 import itertools
 import json
 import math
@@ -28,9 +27,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from xxhash import xxh3_128
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import atomic, check_types, read_json, report_malformed, sync, write_json, xxh3_128
+from tokenscale.base.files import atomic, check_types, read_json, report_malformed, sync, write_json
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import from_dict
 
@@ -316,7 +316,7 @@ class Checkpoint:
         path = self.folder / name
         if not isinstance(name, str) or Path(name).name != name or not path.is_file():
             raise self._error("a file of the checkpoint is missing.", file=name)
-        if path.stat().st_size != stated["bytes"] or (verify and not _matches(path, stated)):
+        if path.stat().st_size != stated["bytes"] or (verify and _hash(path) != stated["xxh3_128"]):
             raise self._error("a file of the checkpoint is not the one that was written.", file=name)
         self.files.add(name)
 
@@ -438,19 +438,11 @@ def read_model(folder: str | Path) -> tuple[ModelSettings, dict[str, Tensor]]:
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
-    kind = "xxh3_128" if xxh3_128 else "sha256"
-    return {"bytes": path.stat().st_size, kind: _hash(path, kind)}
+    return {"bytes": path.stat().st_size, "xxh3_128": _hash(path)}
 
 
-def _matches(path: Path, stated: dict[str, Any]) -> bool:
-    kind = "sha256" if "sha256" in stated else "xxh3_128"
-    if kind == "xxh3_128" and xxh3_128 is None:
-        return True  # the size has been compared; a torn file would differ there
-    return _hash(path, kind) == stated[kind]
-
-
-def _hash(path: Path, kind: str) -> str:
-    digest = xxh3_128() if kind == "xxh3_128" else hashlib.sha256()
+def _hash(path: Path) -> str:
+    digest = xxh3_128()
     with open(path, "rb") as file:
         while block := file.read(1 << 22):
             digest.update(block)

@@ -22,7 +22,6 @@ from tokenscale.base.files import (
     sha256_file,
     sync_tree,
     write_json,
-    xxh3_64_intdigest,
 )
 from tokenscale.base.processes import map_processes
 from tokenscale.data.records import Records, RecordsFile, write_records
@@ -228,7 +227,7 @@ class RawText:
     def open_records(self) -> Records | None:
         """Open the records files, or return None if this split and build have none."""
         path = records_manifest(self.directory)
-        if self._name != "train" or not path.exists() or xxh3_64_intdigest is None:
+        if self._name != "train" or not path.exists():
             return None
         next = f"snakemake -f {path}"
         manifest = read_manifest_file(path, "corpus records", RECORDS_VERSION, next)

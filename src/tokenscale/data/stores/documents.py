@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+from xxhash import xxh3_128
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import xxh3_128
 from tokenscale.data.corpus.raw_text import PAIR
 from tokenscale.data.tokenizers.base import Texts, Tokenizer
 

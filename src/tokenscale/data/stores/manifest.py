@@ -24,7 +24,6 @@ from tokenscale.base.files import (
     report_malformed,
     sha256_text,
     write_json,
-    xxh3_64_intdigest,
 )
 from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.records import Records, RecordsFile
@@ -152,8 +151,8 @@ def open_store(
 
 
 def open_records(where: Path, manifest: dict[str, Any]) -> Records | None:
-    """Open the records files of a store, or return None if it has none or xxhash is not installed."""
-    if "records" not in manifest or xxh3_64_intdigest is None:
+    """Open the records files of a store, or return None if it has none."""
+    if "records" not in manifest:
         return None
     folder, entries = resolve_store(where)[0], manifest["records"]["files"]
     next, in_parts = rebuild_command(where), "parts" in manifest

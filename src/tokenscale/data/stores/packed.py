@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import HashedFile, xxh3_64_intdigest
+from tokenscale.base.files import HashedFile
 from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.order.packing import concatenate, pack, split_documents
 from tokenscale.data.order.permutation import permute
@@ -222,10 +223,9 @@ class _Part:
 class PackedStore:
     """Random access to the rows of a `packed` store. `manifest` comes from `stores.manifest.open_store`.
 
-    Each row is verified when it is first read (without the package xxhash: the whole file by SHA-256, at opening),
-    unless `verify` is False. A table beside the rows is opened and verified when it is first read.
-    `others` are further stores (folder or manifest, content) of the same tokenizer and sequence length, whose rows
-    follow.
+    Each row is verified when it is first read, unless `verify` is False. A table beside the rows is opened and verified
+    when it is first read. `others` are further stores (folder or manifest, content) of the same tokenizer and sequence
+    length, whose rows follow.
     """
 
     def __init__(
@@ -257,13 +257,8 @@ class PackedStore:
         self._open = OpenFiles([part.tokens_path for part in self._parts])
         if self._small:
             self._tokens  # noqa: B018  # map them now, not in the first batch
-        if verify and xxh3_64_intdigest is None:
-            for folder, file in ((folder, file) for folder, content in stores for file in content["files"]):
-                if Path(file["name"]).name == "tokens.bin":
-                    path, next = resolve_store(folder)[0] / file["name"], rebuild_command(folder, file["name"])
-                    check_file(path, file["bytes"], file["sha256"], what="token store", next=next, content=True)
         #: a bit for each row that has not been verified
-        self._unseen = np.full(-(-len(self) // 8), 255 * (verify and xxh3_64_intdigest is not None), np.uint8)
+        self._unseen = np.full(-(-len(self) // 8), 255 * verify, np.uint8)
 
     def __len__(self) -> int:
         """Return the number of rows."""

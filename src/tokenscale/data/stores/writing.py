@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from xxhash import xxh3_128
 
 from tokenscale import __version__
 from tokenscale.base.errors import UserError
@@ -23,7 +24,6 @@ from tokenscale.base.files import (
     sha256_file,
     utc_now,
     write_json,
-    xxh3_128,
 )
 from tokenscale.data.records import smallest_dtype
 from tokenscale.data.stores.documents import Chunk, DocumentRange, Documents, IdsDigest

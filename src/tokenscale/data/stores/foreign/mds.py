@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import zstandard
+from xxhash import xxh3_64_intdigest
 
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import (
@@ -26,7 +28,6 @@ from tokenscale.base.files import (
     report_malformed,
     sha256_file,
     write_json,
-    xxh3_64_intdigest,
 )
 from tokenscale.data.stores.documents import Chunk, Documents, Origin
 from tokenscale.data.stores.foreign.megatron import SMALL_VOCABULARY
@@ -308,7 +309,7 @@ def _check_hashes(data: np.ndarray, facts: dict[str, Any], file: Path) -> None:
     for name, expected in hashes.items():
         if name == "sha256":
             found = hashlib.sha256(data).hexdigest()
-        elif name == "xxh3_64" and xxh3_64_intdigest is not None:
+        elif name == "xxh3_64":
             found = f"{xxh3_64_intdigest(data):016x}"
         else:
             continue
@@ -324,14 +325,6 @@ def _check_hashes(data: np.ndarray, facts: dict[str, Any], file: Path) -> None:
 
 def _decompress(file: Path, size: int) -> np.ndarray:
     """Return the decompressed bytes of a file, uint8 [size]. Raises UserError for broken zstd data or another size."""
-    try:
-        import zstandard
-    except ImportError:
-        raise UserError(
-            "reading compressed MDS shards needs the package zstandard, which is not installed.",
-            file=file,
-            next="pip install zstandard",
-        ) from None
     try:
         with open(file, "rb") as source, zstandard.ZstdDecompressor().stream_reader(source) as reader:
             data = reader.read(min(size, OFFSETS_END) + 1)
