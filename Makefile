@@ -1,5 +1,6 @@
 # make run: set up, run the demo on this machine, write the report.   make test: the tests.   make faults-test: kills.
-# make lint: ruff, mypy, snakefmt, Snakemake's lint.   make quick: ruff, and the tests of files that changed since the last commit (or BASE=main).   make docs: the documentation site.
+# make lint: ruff, mypy, snakefmt, Snakemake's lint, generated files.   make generate: schemas, tables and lists of the documents.
+# make quick: ruff, and the tests of files that changed since the last commit (or BASE=main).   make docs: the documentation site.
 # make experiments-test: the longer tests, of whole trainings, reports, commands and benchmarks.
 # make docs-test: every block of the documents, in a checkout.
 # make slurm-test: a SLURM of four nodes, brought up on this machine for the tests; installs no part of it.
@@ -32,7 +33,7 @@ marked = -m $(1) $(sort $(2) $(shell grep -rlE --include='test_*.py' 'mark\.$(1)
 YOURS := $(if $(CONFIG),--configfile $(CONFIG))
 REPORT := results/report/index.html
 
-.PHONY: run quick docs test experiments-test docs-test faults-test slurm-test golden-test long-test lock-test setup lock lint clean
+.PHONY: run quick docs generate test experiments-test docs-test faults-test slurm-test golden-test long-test lock-test setup lock lint clean
 
 # Of a dry run with nothing to do, that line is shown and what follows it: which files of the report have been deleted.
 # Tokens first, the rest in a second call: a rebuilt manifest that is equal byte for byte then stops the wave of reruns.
@@ -83,6 +84,10 @@ lint: $(READY)
 	$(VENV)/bin/mypy src/tokenscale
 	$(VENV)/bin/snakefmt --check workflow
 	$(VENV)/bin/snakemake --lint
+	$(VENV)/bin/python docs/generate.py --check
+
+generate: $(READY)
+	$(VENV)/bin/python docs/generate.py
 
 setup:
 	@rm -f $(VENV)/.ready-*

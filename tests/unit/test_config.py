@@ -9,7 +9,6 @@ import pytest
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json
 from tokenscale.settings import config as configuration
-from tokenscale.settings import guide, reference
 from tokenscale.settings.config import Config
 from tokenscale.settings.experiments import SCALES, format_cell, merge_settings
 from tokenscale.settings.yaml_files import read_yaml
@@ -353,26 +352,6 @@ def test_comparisons_name_cells_as_the_table_of_runs_does():
             cells = {format_cell(run["cell"]) for run in table["runs"]}
             compared = {comparison[side] for comparison in table["primary"] or () for side in ("of", "over")}
             assert compared <= cells and cells <= set(table["cell_repeats"]), (scale, name)
-
-
-def test_the_committed_schemas_are_current():
-    for name, schema in configuration.build_schemas().items():
-        committed = json.loads((ROOT / "workflow/schemas" / name).read_text())
-        assert committed == schema, "python -m tokenscale check --write"
-
-
-def test_the_guide_to_experiments_is_current_and_tells_what_the_files_say():
-    configs = {s: configuration.load_config("config/config.yaml", root=ROOT, overrides={"scale": s}) for s in SCALES}
-    text = (ROOT / "docs/experiment-list.md").read_text()
-    assert text == guide.render_guide(configs), "python -m tokenscale check --write"
-    assert [line[3:] for line in text.splitlines() if line.startswith("## ")][:-1] == [*configs["demo"].available]
-    for name in configs["demo"].available:
-        original = configs["demo"].experiment(name).original
-        assert all(words in text for words in (original.measured, original.wrong, original.ours))
-
-
-def test_the_documentation_of_keys_is_current():
-    assert reference.render_tables() in (ROOT / "docs/settings.md").read_text(), "python -m tokenscale check --write"
 
 
 def test_changes_of_a_preset_are_validated_values(tmp_path):

@@ -10,7 +10,6 @@ from tests import tables
 from tokenscale.analysis import replication
 from tokenscale.analysis.replication import DIRECTION, NOT_RUN, OF_RUNS, OTHER, SAME, load_figures, measure, replicate
 from tokenscale.analysis.runs import grouping
-from tokenscale.report import findings
 from tokenscale.settings.claims_file import load_claims
 from tokenscale.settings.config import ALL, load_config
 from tokenscale.settings.experiments import STUDIES
@@ -240,8 +239,3 @@ CLAIM |= {"published": [2.0], "corrected": []}
 def test_a_claims_verdict_follows_from_the_data_and_its_figure(changes, verdict):
     (row,) = (row for row in replicate([CLAIM | changes], []) if row.table == "Claims")
     assert row.verdict == verdict
-
-
-def test_the_page_of_the_documentation_is_that_of_the_evidence():
-    between = (ROOT / "docs/replication.md").read_text().split(findings.BEGIN)[1].split(findings.END)[0]
-    assert between == f"\n{findings.replication_text(ROOT / 'evidence')}", "python -m tokenscale check --write"

@@ -1,4 +1,4 @@
-"""Check the configuration and the design of experiments; with --write, renew schemas and key tables.
+"""Check the configuration and the design of experiments.
 
 Without names, every experiment is checked; without --scale, at every scale. A refused design would give wrong
 conclusions: exit code 2. Warnings and notes list what a design cannot show.
@@ -24,31 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scale", help="one overlay; by default each of them")
     configuration.add_arguments(parser)
     parser.add_argument("--machine", help="file of the machine it is to run on, such as profiles/alps/machine.toml")
-    parser.add_argument(
-        "--write",
-        action="store_true",
-        help="write workflow/schemas/*.json, the tables of docs/settings.md, and the generated pages of docs",
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings of every check. Return 2 if a design is refused; raise UserError for an unreadable file."""
-    from tokenscale.base.files import write_json
-    from tokenscale.report import findings
-    from tokenscale.settings import guide, reference
-    from tokenscale.settings.config import CONFIG_FILE, build_schemas, load_config
+    from tokenscale.settings.config import CONFIG_FILE
     from tokenscale.settings.experiments import SCALES
 
-    if arguments.write:
-        for name, schema in build_schemas().items():
-            write_json(Path("workflow/schemas") / name, schema)
-        reference.update(Path("docs/settings.md"))
-        at = {scale: load_config(overrides={"scale": scale}) for scale in SCALES}
-        guide.update(Path("docs/experiment-list.md"), at)
-        evidence = Path("evidence")
-        findings.update(Path("docs/results.md"), findings.text(evidence))
-        findings.update(Path("docs/replication.md"), findings.replication_text(evidence))
-        return 0
     overrides = {key: value for key in ("scale", "machine") if (value := getattr(arguments, key)) is not None}
     configured = configuration.load_configuration(arguments, overrides)
     one_scale = configured.file_of("scale") != CONFIG_FILE

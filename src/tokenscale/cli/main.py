@@ -39,7 +39,7 @@ COMMANDS = {
     "predict": "predict step times on more ranks with a fitted model",
     "benchmark": "side-by-side measurements",
     "plan": "list what would run, on what, and what it would cost",
-    "check": "check the configuration and the design of experiments; write JSON schemas",
+    "check": "check the configuration and the design of experiments",
     "status": "progress of jobs and runs, why they wait, what failed, and what would rerun",
     "cloud": "an experiment on rented machines: stage inputs in a bucket, train there, resume from it",
     "doctor": "what this machine can run, what it cannot, and why",

@@ -1,4 +1,4 @@
-"""Configuration files → settings, run tables and JSON schemas. Host only (pydantic)."""
+"""Configuration files → settings and run tables. Host only (pydantic)."""
 
 import math
 import re
@@ -9,12 +9,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import pydantic
-
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json
 from tokenscale.settings import inference, machine, resuming, validate
-from tokenscale.settings.claims import ClaimsFile
 from tokenscale.settings.continuation import parse_run_id
 from tokenscale.settings.data import (
     FILE_LISTS,
@@ -796,51 +793,3 @@ def load_config(
     for _, layer in layers:
         values = merge_settings(values, layer)
     return Config(values, root=root, file=str(file), layers=layers)
-
-
-def build_schemas() -> dict[str, dict[str, Any]]:
-    """Return file name → JSON schema (draft 2020-12) of the files that users write, for editors."""
-    config = pydantic.TypeAdapter(ConfigFile).json_schema()
-    experiment = pydantic.TypeAdapter(Experiment).json_schema()
-    run = pydantic.TypeAdapter(RunSettings).json_schema(ref_template="#/$defs/{model}")
-    definitions = run.pop("$defs", {})
-    named = {"type": "string"}
-    run["properties"] |= {
-        "corpus": named | {"description": "name of a corpus in config.yaml"},
-        "tokenizer": named | {"description": "name of a tokenizer in config.yaml"},
-        "model": {
-            "description": "name of a preset, or a mapping with `preset` and changes",
-            "anyOf": [{"enum": sorted(PRESETS)}, {"type": "object"}],
-        },
-    }
-    run["properties"].pop("repeat")  # experiments set `repeats`
-    run["properties"].pop("mixture")  # filled in
-    for name in ("MixtureSettings", "MixtureSource", "MixtureStage"):
-        definitions.pop(name)
-    run["properties"]["corpus"]["description"] = "name of a corpus or a mixture in config.yaml"
-    run["properties"][resuming.KEY]["anyOf"].append({"$ref": "#/$defs/ResumeFrom"})
-    definitions["ResumeFrom"] = pydantic.TypeAdapter(resuming.ResumeFrom).json_schema()
-    experiment.setdefault("$defs", {}).update({**definitions, "Runs": run})
-    experiment["properties"]["runs"] = {"$ref": "#/$defs/Runs"}
-    # a name with a comma: keys that vary together
-    experiment["properties"]["factors"]["patternProperties"] = {",": {"type": "array", "items": {"type": "array"}}}
-    sections = (("corpora", CorpusSettings), ("mixtures", NamedMixture), ("tokenizers", TokenizerSettings))
-    for section, cls in sections:
-        inner = pydantic.TypeAdapter(cls).json_schema()
-        inner["properties"].pop("name", None)
-        if section == "corpora":  # one file need not be a list
-            for key in FILE_LISTS:
-                listed = inner["$defs"]["SourceSettings"]["properties"][key]
-                listed["anyOf"] = [{"type": "string"}, {"type": listed.pop("type"), "items": listed.pop("items")}]
-        config.setdefault("$defs", {}).update(inner.pop("$defs", {}))
-        config["$defs"][cls.__name__] = inner
-        config["properties"][section] = {
-            "type": "object",
-            "description": config["properties"][section].get("description", ""),
-            "additionalProperties": {"$ref": f"#/$defs/{cls.__name__}"},
-        }
-    config["properties"]["scale"]["enum"] = list(SCALES)
-    claims = pydantic.TypeAdapter(ClaimsFile).json_schema()
-    for schema in (config, experiment, claims):
-        schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    return {"config.schema.json": config, "experiment.schema.json": experiment, "claims.schema.json": claims}
