@@ -23,11 +23,12 @@ READY := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt $(wildcard lo
 PLATFORM = $(shell $(PYTHON) -c 'import os, sys; print(f"{sys.platform}-{os.uname()[4]}-python3.{sys.version_info[1]}")' 2>/dev/null)
 LOCK = $(if $(NEWEST),,$(wildcard locks/$(PLATFORM).txt))
 VERSIONS := $(if $(NEWEST),--upgrade --upgrade-strategy eager,--constraint constraints.txt)
-# fails on a Python that pyproject.toml does not allow (a test compares)
-SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
+# Python 3's minor versions in pyproject.toml: from the first, below the second
+MINORS := $(shell sed -n 's/^requires-python = ">=3\.\([0-9]*\),<3\.\([0-9]*\)"$$/\1 \2/p' pyproject.toml)
+SUPPORTED := import sys; sys.exit(not (3, $(word 1,$(MINORS))) <= sys.version_info[:2] < (3, $(word 2,$(MINORS))))
 SNAKEMAKE := $(VENV)/bin/snakemake --profile profiles/local
 PYTEST := $(VENV)/bin/python -m pytest --quiet --numprocesses auto --dist loadfile --no-loadscope-reorder
-DAILY := $(foreach folder,docs experiments faults golden long slurm,--ignore tests/$(folder)) src tests
+DAILY := $(foreach folder,docs experiments faults golden long slurm,--ignore tests/$(folder)) src tests docs/generate.py
 # a folder, and the files outside it with single cases that have its mark: pytest need not import the rest
 marked = -m $(1) $(sort $(2) $(shell grep -rlE --include='test_*.py' 'mark\.$(1)\b' tests | grep -vE '^tests/(faults|$(notdir $(2)))/'))
 YOURS := $(if $(CONFIG),--configfile $(CONFIG))
@@ -99,8 +100,8 @@ $(READY):
 	  for python in python3.13 python3.12 python3.11 python3.14; do \
 	    if $$python -c 'import ensurepip; $(SUPPORTED)' 2>/dev/null; then next="make $(GOAL) PYTHON=$$python"; break; fi; \
 	  done; \
-	  printf 'tokenscale: this Python is not supported.\n  found     %s\n  expected  Python 3.11 to 3.14\n  next      %s\n' \
-	    "$$($(PYTHON) --version 2>&1 | head -n 1)  ($(PYTHON))" "$$next" >&2; exit 2; }
+	  printf 'tokenscale: this Python is not supported.\n  found     %s\n  expected  Python 3.$(word 1,$(MINORS)) to 3.%s\n  next      %s\n' \
+	    "$$($(PYTHON) --version 2>&1 | head -n 1)  ($(PYTHON))" $$(($(word 2,$(MINORS)) - 1)) "$$next" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(if $(LOCK),$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) --require-hashes --no-deps -r $(LOCK))
 	$(if $(LOCK)$(NEWEST),,@echo "tokenscale: there is no lock for $(PLATFORM); pip takes the newest versions in the ranges of pyproject.toml")

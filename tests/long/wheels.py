@@ -14,7 +14,8 @@ from tests.long import logs
 from tests.long.lock import install_uv
 
 ROOT = Path(__file__).parents[2]
-PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYTHONS = tuple(f"3.{minor}" for minor in range(*map(int, re.findall(r"3\.(\d+)", PROJECT["requires-python"]))))
 PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28")
 #: dependencies of Snakemake without a wheel, which pip builds: of pure Python, and those that need a C compiler
 PURE_PYTHON = ("connection-pool",)
@@ -34,8 +35,7 @@ def resolve(uv: Path, python: str, platform: str) -> tuple[dict[str, str], str]:
 
 def own_packages() -> list[str]:
     """The distributions that pyproject.toml names without an extra."""
-    stated = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    return [re.match(r"[\w.-]+", requirement)[0] for requirement in stated]
+    return [re.match(r"[\w.-]+", requirement)[0] for requirement in PROJECT["dependencies"]]
 
 
 def main() -> int:

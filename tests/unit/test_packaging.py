@@ -26,15 +26,7 @@ pytestmark = pytest.mark.slow(11)
 
 ROOT = Path(__file__).parents[2]
 PLATFORM = f"{sys.platform}-{platform.machine()}-python3.{sys.version_info[1]}"
-#: conda's names where they differ from pip's
-CONDA = {
-    "snakemake": "snakemake-minimal",
-    "torch": "pytorch",
-    "duckdb": "python-duckdb",
-    "matplotlib": "matplotlib-base",
-    "huggingface-hub": "huggingface_hub",
-    "xxhash": "python-xxhash",
-}
+SUPPORTED = wheels.PYTHONS
 
 
 def project() -> dict:
@@ -42,27 +34,9 @@ def project() -> dict:
 
 
 def split(requirement: str) -> tuple[str, str]:
-    requirement = requirement.partition(";")[0]  # for which machines: conda's pip finds out
+    requirement = requirement.partition(";")[0]
     name, bounds = re.fullmatch(r"([A-Za-z0-9_.-]+?)\s*([<>=!~].*)?", requirement.strip()).groups()
     return name.lower(), ",".join(sorted((bounds or "").replace(" ", "").split(",")))
-
-
-def test_conda_and_pip_install_the_same():
-    extras = project()["optional-dependencies"]
-    wanted_by_few = (
-        "mlflow",
-        "wandb",
-        "modal",
-        "float8",
-    )  # heavy, and only for who has these trackers, this cloud, such GPUs
-    stated = project()["dependencies"] + [r for name in extras if name not in wanted_by_few for r in extras[name]]
-    wanted = {split(r) for r in stated} | {("python", split("python" + project()["requires-python"])[1])}
-    conda = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
-    pip = next(d["pip"] for d in conda if isinstance(d, dict))
-    found = {split(d) for d in conda if isinstance(d, str) and d != "pip"} | {split(p) for p in pip if p[0] != "-"}
-    assert [p for p in pip if p[0] == "-"] == ["-e ."]
-    back = {conda: pip_name for pip_name, conda in CONDA.items()}
-    assert {(back.get(name, name), bounds) for name, bounds in found} == wanted
 
 
 def test_every_dependency_has_both_bounds():
@@ -84,12 +58,6 @@ def test_installed_packages_find_their_requirements():
 
 
 # -- versions: Python, torch
-
-
-def supported() -> list[str]:
-    """The Python versions that pyproject.toml allows."""
-    low, high = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", project()["requires-python"]).groups()
-    return [f"3.{minor}" for minor in range(int(low), int(high))]
 
 
 def test_the_constraint_on_torch_lies_within_its_range():
@@ -164,7 +132,7 @@ def makefile(tmp_path):
     shutil.copytree(ROOT / "locks", tmp_path / "locks")
     tools = tmp_path / "tools"
     tools.mkdir()
-    for name in ("make", "sh", "cat", "cksum", "cut", "head", "rm"):
+    for name in ("make", "sh", "cat", "cksum", "cut", "head", "rm", "sed"):
         (tools / name).symlink_to(shutil.which(name))
 
     def make(*arguments: str, **pythons: str) -> subprocess.CompletedProcess:
@@ -241,18 +209,15 @@ def test_an_unsupported_python_is_refused_with_a_command_that_works(makefile, tm
     shown = done.stderr.splitlines()
     assert shown[0] == "tokenscale: this Python is not supported."
     assert ("Python 3.9.2" if "python3" in pythons else "python3: not found") in shown[1]
-    assert shown[2].split(None, 1)[1] == f"Python {supported()[0]} to {supported()[-1]}"
+    assert shown[2].split(None, 1)[1] == f"Python {SUPPORTED[0]} to {SUPPORTED[-1]}"
     assert shown[3].startswith("  next") and shown[3].endswith(next)
 
 
 def test_every_list_of_python_versions_is_the_one_of_pyproject():
-    low, high = (version.split(".")[1] for version in (supported()[0], supported()[-1]))
     makefile = (ROOT / "Makefile").read_text()
-    assert f"(3, {low}) <= sys.version_info[:2] <= (3, {high})" in makefile
-    assert set(re.findall(r"for python in (.*);", makefile)[0].split()) == {f"python{v}" for v in supported()}
-    assert list(wheels.PYTHONS) == supported()
+    assert set(re.findall(r"for python in (.*);", makefile)[0].split()) == {f"python{v}" for v in SUPPORTED}
     for name in ("README.md", "profiles/alps/README.md"):
-        assert f"Python {supported()[0]} to {supported()[-1]}" in " ".join((ROOT / name).read_text().split()), name
+        assert f"Python {SUPPORTED[0]} to {SUPPORTED[-1]}" in " ".join((ROOT / name).read_text().split()), name
 
 
 @pytest.mark.parametrize(
@@ -441,4 +406,4 @@ def test_github_runs_the_suites_of_ci_and_every_supported_python():
     assert suites | {"setup"} == set(re.findall(r"^make (\S+)", (ROOT / ".ci/run").read_text(), re.MULTILINE))
     runs = {(python, target) for python in matrix["python"] for suite in matrix["suite"] for target in suite.split()}
     runs |= {(row["python"], row["suite"]) for row in matrix["include"]}
-    assert {(python, suite) for python in supported() for suite in ("test", "run")} <= runs
+    assert {(python, suite) for python in SUPPORTED for suite in ("test", "run")} <= runs

@@ -99,18 +99,6 @@ def test_the_image_is_the_workflows():
     assert containerfile()[0] == f"FROM {stated}"
 
 
-def test_the_image_gets_the_trainers_packages_that_it_lacks():
-    """The list is pyproject.toml's: the lines from the comment `trainer` to `downloads`, and the extra `float8`."""
-    text = (ROOT / "pyproject.toml").read_text()
-    group = text.split("  # trainer\n")[1].split("  # downloads\n")[0]
-    wanted = {split(requirement) for requirement in re.findall(r'^  "(.+?)",$', group, re.M)}
-    assert OF_THE_IMAGE < {name for name, _ in wanted} and wanted <= {split(r) for r in project()["dependencies"]}
-    (install,) = [line for line in containerfile() if "pip install" in line]
-    found = {split(requirement) for requirement in re.findall(r'"([^"]+)"', install)}
-    extra = {split(requirement) for requirement in project()["optional-dependencies"]["float8"]}
-    assert found == extra | {(name, bounds) for name, bounds in wanted if name not in OF_THE_IMAGE}
-
-
 def test_what_the_image_has_is_held_while_packages_are_installed():
     (install,) = [line for line in containerfile() if "pip install" in line]
     kept = re.search(r"'\^\((.+?)\)=='", install)[1].split("|")
