@@ -146,6 +146,16 @@ def test_a_job_asks_for_as_long_as_its_estimate_says_unless_the_profile_says_mor
     assert limits(calls)[4:] == [99, 99], calls
 
 
+def test_a_job_asks_for_the_nodes_cores_and_gpus_of_its_ranks(cluster):
+    """Two tasks where there is one rank, as the plugin wants it. Six GPUs are three on each of two nodes."""
+    runs = RUNS | {"approach": "packed", "global_batch": 48}
+    write(cluster, "ranks", runs=runs, factors={"layout.data": [1, 2, 6, 16]}, data_benchmark=None)
+    _, text, calls = submit(made(cluster), "--keep-going", "--", "ranks")
+    options = r"--nodes=(\d+) .*--ntasks-per-node=(\d+) --cpus-per-task=(\d+) --signal=USR1@300 .*--gres=gpu:(\d+)"
+    asked = [tuple(map(int, re.search(options, call).groups())) for call in calls if "rule_train" in call]
+    assert sorted(asked) == [(1, 2, 36, 1), (1, 2, 72, 2), (2, 3, 72, 3), (4, 4, 72, 4)], (text, calls)
+
+
 def test_a_dry_run_warns_and_goes_on(cluster):
     code, text, calls = submit(cluster, "-n", account=None)
     assert (code, calls) == (0, []), text

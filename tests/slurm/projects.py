@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass
@@ -100,6 +101,19 @@ class OnCluster:
         done = subprocess.run(argv, cwd=self.root, env=self.environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+    def submit_launches(self, run_ids: list[str], *options: str) -> str:
+        """Submit a script of one's own that launches runs side by side on one node; return its job."""
+        commands = [
+            f"{sys.executable} -m tokenscale launch {name} --profile slurm-test --share {len(run_ids)} &\n"
+            for name in run_ids
+        ]
+        (self.root / "job.sh").write_text("".join(["#!/usr/bin/env bash\n", *commands, "wait\n"]))
+        asked = f"-A test -p normal -t 10 --mem=20000 --nodes=1 --cpus-per-task=1 --signal=USR1@60 {' '.join(options)}"
+        submitted = self.cluster.run(
+            *("sbatch", "--parsable", *asked.split(), "job.sh"), cwd=self.root, variables=self.environment
+        )
+        return submitted.stdout.strip()
 
     def runs(self, pattern: str = "*") -> dict[str, Path]:
         """run id → folder."""

@@ -87,8 +87,7 @@ def test_a_job_that_is_requeued_in_mid_run_goes_on(project):
     project.change("long", budget={"wall_s": 20})
     planned = project.snakemake("-n", "runs", "--config", "experiments=long")
     (name,) = set(re.findall(r"train (\S+-w2-[0-9a-f]{10})", planned))
-    project.tokenscale("launch", name, "--profile", "slurm-test", "--sbatch", "job.sh")
-    job = project.cluster.run("sbatch", "--parsable", "--requeue", "job.sh", cwd=project.root).stdout.strip()
+    job = project.submit_launches([name], "--requeue", "--ntasks-per-node=2", "--gres=gpu:2")
     project.until(lambda: project.step() > 60)
     project.cluster.run("scontrol", "requeue", job)
 

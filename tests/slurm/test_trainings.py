@@ -57,9 +57,7 @@ def test_four_runs_of_one_gpu_share_a_node_by_hand(project):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"factors": {"seed": [0, 1, 2, 3]}}))
     planned = project.snakemake("-n", "runs", "--config", "experiments=long")
     ids = sorted(set(re.findall(r"train (\S+-w1-[0-9a-f]{10})", planned)))
-    said = project.tokenscale("launch", *ids, "--profile", "slurm-test", "--sbatch", "job.sh")
-    assert said.strip() == "sbatch job.sh"
-    job = project.cluster.run("sbatch", "--parsable", "job.sh", cwd=project.root).stdout.strip()
+    job = project.submit_launches(ids, "--ntasks-per-node=4", "--gres=gpu:4")
     project.until(lambda: len([*project.root.glob("results/runs/*/done.json")]) == 4, 180)
     assert project.cluster.wait_for(job, "COMPLETED")["state"] == "COMPLETED"
     records = [json.loads((folder / "run.json").read_text()) for folder in project.runs().values()]

@@ -223,12 +223,6 @@ def test_a_budget_in_useful_tokens_is_bounded_by_the_least_fill_of_a_row(project
     assert priced(project).bound.startswith("the time limit"), "documents of any length: nothing is known of padding"
 
 
-def test_a_job_script_asks_for_the_limit_that_the_workflow_asks_for(project, capsys):
-    run_id = configuration.load_config(overrides=profile.load_profile_config("box")).runs("a")[0].run_id
-    assert main(["launch", run_id, "--profile", "box", "--sbatch", "job.sh"]) == 0
-    assert "#SBATCH -t 30\n" in (project / "job.sh").read_text(), "the machine's limit is 120 minutes"
-
-
 def test_tekken_has_as_many_entries_as_a_price_takes_for_granted():
     file = Path(mistral_common.__file__).parent / "data" / tekken.FILE
     assert VOCABULARIES == {"tekken": json.loads(file.read_text())["config"]["default_vocab_size"]}

@@ -150,7 +150,7 @@ class Launch:
             raise UserError(
                 "this machine starts ranks by srun, but this process is not in a SLURM job.",
                 machine=self.machine.name,
-                next="run snakemake with this machine's profile, or `launch --sbatch FILE` and sbatch FILE",
+                next=f"snakemake --profile {self.machine.name} {self.directory / 'done.json'}",
             )
         if len(self.job.nodes) < shape.nodes:
             raise UserError(
