@@ -1,4 +1,4 @@
-"""Dated logs of the long checks, in evidence/long-tests."""
+"""Logs of the last run of each long check, in evidence/long-tests."""
 
 import datetime
 from pathlib import Path
@@ -12,9 +12,9 @@ def today() -> str:
 
 
 def write(check: str, text: str) -> Path:
-    """Print the log of a check and write it to `CHECK-DATE.txt`; a second run on one day replaces the first."""
+    """Print the log of a check and write it, below the date, to `CHECK.txt`."""
     print(text)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    path = FOLDER / f"{check}-{today()}.txt"
-    path.write_text(text, encoding="utf-8")
+    path = FOLDER / f"{check}.txt"
+    path.write_text(f"{today()}\n{text}", encoding="utf-8")
     return path

@@ -1,6 +1,6 @@
 """Long runs: 20,000 steps in the memory, files and log bytes of the first thousands, and 50 resumes that equal one run.
 
-Writes `evidence/long-tests/runs-DATE.txt`.
+Writes `evidence/long-tests/runs.txt`.
 """
 
 import json

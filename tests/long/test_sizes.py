@@ -1,6 +1,6 @@
 """Preparation in parts beyond what fits in memory: 10⁷ and 10⁸ documents merged, and 10 GB killed twice.
 
-Writes `evidence/long-tests/parts-DATE.txt`.
+Writes `evidence/long-tests/parts.txt`.
 """
 
 import json

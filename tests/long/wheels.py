@@ -1,6 +1,6 @@
 """Resolve all dependencies, extras included, from wheels for every supported Python: `python -m tests.long.wheels`.
 
-Needs the package registry, installs nothing here, and writes `evidence/long-tests/wheels-DATE.txt`. The resolver is uv
+Needs the package registry, installs nothing here, and writes `evidence/long-tests/wheels.txt`. The resolver is uv
 in a temporary folder: unlike pip it evaluates environment markers for a Python that is not installed.
 """
 
@@ -43,7 +43,7 @@ def main() -> int:
     uv = install_uv()
     version = subprocess.run([uv, "--version"], capture_output=True, text=True).stdout.strip()
     found = {(python, platform): resolve(uv, python, platform) for python in PYTHONS for platform in PLATFORMS}
-    lines = [f"{logs.today()}, {version}: pyproject.toml with all extras, from wheels alone but for", ""]
+    lines = [f"{version}: pyproject.toml with all extras, from wheels alone but for", ""]
     lines += [f"  {package:<16} every Python: pure Python, built by pip" for package in PURE_PYTHON]
     lines += [
         f"  {package:<16} {python}: built with a C compiler" for python in COMPILED for package in COMPILED[python]
