@@ -25,8 +25,8 @@ from tokenscale.analysis.claims import SUPPORTED
 from tokenscale.analysis.replication import replicate
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, pretty_json, read_json, write_text
+from tokenscale.cli.doctor_python import list_packages
 from tokenscale.cli.main import exit_code
-from tokenscale.cli.packages import PACKAGES
 from tokenscale.report.claims import describe_reason, read_claims, replication_tables, verdict_words
 from tokenscale.report.table import Table, markdown
 from tokenscale.settings import closure, resuming
@@ -202,7 +202,7 @@ def render_conda(project: Mapping[str, Any]) -> str:
 def list_image_packages(project: Mapping[str, Any]) -> list[str]:
     """Return the trainer's requirements that the base image of profiles/alps/Containerfile lacks."""
     stated = split_requirements(project["dependencies"])
-    trainer = {package.distribution for package in PACKAGES if package.group == "trainer"}.difference(OF_THE_IMAGE)
+    trainer = set(list_packages("trainer")).difference(OF_THE_IMAGE)
     named = [name + bounds for name, bounds in stated.items() if name in trainer]
     return named + project["optional-dependencies"]["float8"]
 

@@ -112,9 +112,7 @@ def measure(found: Sample, tokenizer: Tokenizer, sequence_length: int, folder: P
     )
 
 
-def _measure_format(
-    name: str, chunk: Chunk, tokenizer: Tokenizer, sequence_length: int, folder: Path
-) -> np.ndarray:
+def _measure_format(name: str, chunk: Chunk, tokenizer: Tokenizer, sequence_length: int, folder: Path) -> np.ndarray:
     """Write the sample in one format and return the bytes of each document.
 
     The bytes of a file are divided among the documents: in `packed` and in records files by their tokens, otherwise by
