@@ -42,12 +42,10 @@ class Arm:
 
     @property
     def folder(self) -> Path:
-        """Folder of adapter, lock and README."""
         return ARMS / self.name
 
 
 def list_arms() -> list[str]:
-    """Return the names of all arms."""
     return sorted(path.parent.name for path in ARMS.glob("*/arm.yaml"))
 
 
@@ -116,7 +114,6 @@ def _hash_files(name: str) -> dict[str, str]:
 
 
 def _run(command: list[Any], cwd: Path | None = None) -> str:
-    """Run a command and return its output. Raises PreparationError with the last lines of what it printed."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     try:
         done = subprocess.run(
@@ -131,7 +128,6 @@ def _run(command: list[Any], cwd: Path | None = None) -> str:
 
 
 def _fetch(arm: Arm, folder: Path, log: Any) -> dict[str, str]:
-    """Check out the pinned commit, or the bundle of the same tree. Return url, commit and tree."""
     repository, bundles = arm.repository, os.environ.get(BUNDLES)
     assert repository is not None
     stamp = folder.parent / "source.json"

@@ -9,12 +9,10 @@ ARMS = Path("workflow/arms")
 
 
 def python_of(record: Path) -> Path:
-    """Return the Python of a prepared arm."""
     return record.parent / "environment/bin/python"
 
 
 def source_of(record: Path) -> Path:
-    """Return the folder of a prepared arm's repository."""
     return record.parent / "source"
 
 

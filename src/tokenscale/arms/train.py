@@ -135,7 +135,6 @@ def write_contract(
 
 
 def _write_weights(run: RunSettings, shape: ModelSettings, folder: Path) -> None:
-    """Write the run's initial weights as a Hugging Face folder: config.json and model.safetensors."""
     model = build(shape, run.sequence_length, objective=run.objective, kernel="sdpa")
     initialise(model, run.effective_seed)
     config, weights = to_hf(shape, {name: p.detach() for name, p in model.named_parameters()}, run.sequence_length)
@@ -198,8 +197,6 @@ def run_adapter(
 
 @contextmanager
 def _forward_signals(process: subprocess.Popen) -> Iterator[None]:
-    """End the arm's process, and then this one, when a signal asks this one to end."""
-
     def end(number: int, frame: Any) -> None:
         _end(process)
         raise SystemExit(128 + number)
@@ -215,7 +212,6 @@ def _forward_signals(process: subprocess.Popen) -> Iterator[None]:
 
 
 def _end(process: subprocess.Popen, *, grace_s: float = GRACE_S) -> None:
-    """End a process that leads a session, and its children."""
     with suppress(ProcessLookupError):  # all have ended already
         if grace_s:
             os.killpg(process.pid, signal.SIGTERM)

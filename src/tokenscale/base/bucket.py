@@ -126,7 +126,6 @@ def access_error(address: str, error: Exception) -> UserError:
 
 
 def _check_for_secrets(key: str, data: bytes) -> None:
-    """Raise UserError if a text contains the value of an environment variable that holds a secret."""
     for name, value in os.environ.items():
         if not SECRET_NAME.search(name) or len(value) < SHORTEST_SECRET or os.path.exists(value):
             continue

@@ -163,7 +163,6 @@ class HashedFile:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file atomically, UTF-8, newlines as given."""
     with atomic(path) as temporary:
         temporary.write_bytes(text.encode("utf-8"))
 
@@ -179,7 +178,6 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def pretty_json(value: Any) -> str:
-    """Return the text that `write_json` writes."""
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -282,11 +280,9 @@ def canonical_json(value: Any) -> str:
 
 
 def sha256_text(text: str) -> str:
-    """Return the SHA-256 of a text's UTF-8 bytes, in hex."""
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def sha256_file(path: str | Path) -> str:
-    """Return the SHA-256 of a file's content, in hex."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -23,7 +23,6 @@ class Progress:
         self.start = self.last = time.monotonic()
 
     def __call__(self, documents: int, utf8_bytes: int) -> None:
-        """Add documents and bytes."""
         self.documents += documents
         self.bytes += utf8_bytes
         now = time.monotonic()
@@ -34,7 +33,6 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the start."""
         return time.monotonic() - self.start
 
     def line(self) -> str:
@@ -49,7 +47,6 @@ class Progress:
         return f"{self.what}: {amount}, {speed:.1f} MB/s, {self.seconds:.1f} s{left}"
 
     def close(self) -> None:
-        """Clear the live line."""
         if self.live:
             self.stream.write("\r\033[K")
             self.stream.flush()

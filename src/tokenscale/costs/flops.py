@@ -119,6 +119,5 @@ def hardware_flops_per_token(
 
 
 def _attention(model: ModelSettings, sequence_length: int, convention: Convention, objective: str) -> float:
-    """Return FLOPs per token of attention in a forward pass: 4 L d T, or half of it."""
     full = 4 * model.layers * model.attention_width * sequence_length
     return full / 2 if convention is Convention.CAUSAL and OBJECTIVES[objective].causal else float(full)

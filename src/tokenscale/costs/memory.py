@@ -34,7 +34,6 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Sum of all predicted kinds."""
         return self.parameters + self.gradients + self.optimizer + (self.activations or 0)
 
 
@@ -145,7 +144,6 @@ def largest_memory(run: RunSettings, device: Device = "cpu") -> Memory:
 
 
 def _is_first_reader(coordinate: MeshCoordinate) -> bool:
-    """Return whether the rank is the first of its data, shard and tensor groups, where no rank has more memory."""
     return coordinate.data == coordinate.shard == coordinate.tensor == 0
 
 
@@ -158,7 +156,6 @@ def _library_memory(model: ModelSettings, layout: LayoutSettings, size: int) -> 
 
 
 def _list_weights(model: ModelSettings) -> Iterator[Weight]:
-    """Yield all tensors, named as the decoder's parameters."""
     wide, inner, key_value = model.dimension, model.hidden, model.key_value_heads * model.head_dimension
 
     def norm(name: str, layer: int | None = None) -> Iterator[Weight]:
@@ -196,7 +193,6 @@ def _assign_stages(model: ModelSettings, sequence_length: int, stages: int) -> l
 def _local_layers(
     model: ModelSettings, sequence_length: int, layout: LayoutSettings, coordinate: MeshCoordinate
 ) -> list[range]:
-    """Return the layers of each of this rank's stages."""
     return _assign_stages(model, sequence_length, layout.stages)[coordinate.pipeline :: layout.pipeline]
 
 
@@ -215,7 +211,6 @@ def _local_weights(
 
 
 def _shard_weight(weight: Weight, layout: LayoutSettings, coordinate: MeshCoordinate) -> Weight:
-    """Return a rank's shard of a tensor under tensor parallelism."""
     if weight.cut is None:
         return weight
     shape = list(weight.shape)
@@ -224,7 +219,6 @@ def _shard_weight(weight: Weight, layout: LayoutSettings, coordinate: MeshCoordi
 
 
 def _shard_shape(shape: tuple[int, ...], layout: LayoutSettings, coordinate: MeshCoordinate) -> tuple[int, ...]:
-    """Return the shape of this rank's FSDP shard of a tensor."""
     return (len(shard_rows(shape[0], coordinate.shard, layout.shard)), *shape[1:])
 
 
@@ -315,7 +309,6 @@ class _Forward:
         return ids + learned + self.dropout_bytes(self.stream)
 
     def input_bytes(self) -> int:
-        """Return the bytes of a block's input, the only storage of a recomputed block."""
         return self.stream * self.own * self.model.dimension
 
     def selective_bytes(self) -> int:
@@ -331,7 +324,6 @@ class _Forward:
         return self.input_bytes() + self.product * self.all * products + attention
 
     def block_bytes(self) -> int:
-        """Return the bytes of a block without checkpointing."""
         found = 2 * self.norm_bytes() + 2 * self.dropout_bytes(self.product)
         found += self.product_input_bytes(3) + self.attention_bytes()
         inner = self.product * self.all * self.inner
@@ -399,7 +391,6 @@ class _Forward:
         return self.own * self.model.dimension * (1 if self.fused else size)
 
     def _materialises_scores(self) -> bool:
-        """Return whether attention materialises its scores: on a CPU with dropout."""
         return bool(self.model.dropout) and not self.fused
 
     def _score_rows(self) -> int:

@@ -78,7 +78,6 @@ class Price:
 
     @property
     def gpu_hours(self) -> float | None:
-        """GPU-hours in use; less than charged if a node is not filled."""
         return None if self.seconds is None else self.ranks * self.seconds / 3600
 
 
@@ -102,7 +101,6 @@ class Total:
 
     @property
     def timed(self) -> int:
-        """Number of runs of known time."""
         return self.runs - sum(self.unknown.values())
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 
 def part_folder(directory: Path, number: int) -> Path:
-    """Return the folder of a part of a corpus or a store."""
     return Path(directory) / "parts" / f"{number:05d}"
 
 

@@ -101,7 +101,6 @@ class OpenFiles:
         return descriptor
 
     def close(self) -> None:
-        """Close all files."""
         while self._open:
             os.close(self._open.popitem()[1])
 
@@ -124,7 +123,6 @@ class Records:
         self._tables: dict[int, memoryview] | None = {} if small else None
 
     def __len__(self) -> int:
-        """Return the number of records."""
         return self._first[-1]
 
     def read(self, i: int) -> np.ndarray:

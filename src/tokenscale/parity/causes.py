@@ -478,7 +478,6 @@ def _explain_targets(parity: Parity, targets: list[Tensor], calls: list[Any]) ->
 
 
 def _first_input(recording: Recording, entry: dict[str, Any]) -> Tensor:
-    """Return the first input of a module in the trace."""
     return recording.trace[entry["inputs"][0]["key"]].reshape(entry["inputs"][0]["shape"])
 
 
@@ -631,8 +630,6 @@ def _find_clipped_value(parity: Parity, step: int, side: str, floor: float) -> f
 
 
 def _roles(parity: Parity, matches: list[Match]) -> str:
-    """Describe which of all parameters these are."""
-
     def role(match: Match) -> str:
         facts = parity.a.parameters[match.a[0]]
         if len(facts["shape"]) < 2:

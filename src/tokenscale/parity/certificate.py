@@ -81,7 +81,6 @@ class Parity:
 
     @property
     def first(self) -> Comparison | None:
-        """Return the first quantity that differs."""
         return next((comparison for comparison in self.comparisons if comparison.verdict == DIFFERENT), None)
 
     def rows(self, tensor: Tensor | None, side: str) -> Tensor | None:

@@ -308,5 +308,4 @@ def _digest(tensor: Tensor) -> str:
 
 
 def _norm(tensors: Any) -> float:
-    """Return the global L2 norm of tensors, summed in float64."""
     return float(sum(tensor.double().square().sum() for tensor in tensors)) ** 0.5

@@ -30,7 +30,6 @@ class Recording:
 
     @property
     def parameters(self) -> dict[str, dict[str, Any]]:
-        """Name → description."""
         return {parameter["name"]: parameter for parameter in self.facts["parameters"]}
 
     def detail(self, step: int | str, kind: str, name: str) -> Tensor | None:
@@ -346,7 +345,6 @@ class Anchor:
         return joined.double() if joined.is_floating_point() else joined.long()
 
     def name(self, side: str) -> str:
-        """Return the modules' names."""
         return ", ".join(entry["module"] for entry in (self.a if side == "a" else self.b))
 
 

@@ -54,7 +54,6 @@ class Call:
         return [*read, (file, values), ("--config", own)]
 
     def save(self, record: Path = RECORD) -> None:
-        """Save this call for `load_last_call`."""
         write_json(record, asdict(self) | {"config": dict(self.config)})
 
 

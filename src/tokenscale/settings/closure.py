@@ -59,7 +59,6 @@ def training_modules(run: RunSettings) -> tuple[str, ...]:
 
 
 def training_code(run: RunSettings) -> list[str]:
-    """Return the source files of a training job."""
     return import_closure(*training_modules(run))
 
 
@@ -203,7 +202,6 @@ def _closure(module: str) -> frozenset[Path]:
 
 @cache
 def _find_module_file(module: str) -> Path | None:
-    """Return the file of a project module; None for packages (their `__init__` is empty) and unknown names."""
     parts = module.split(".")
     if parts[0] != "tokenscale" or len(parts) == 1:
         return None

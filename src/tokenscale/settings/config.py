@@ -226,7 +226,6 @@ class Config:
 
     @property
     def without_overlay(self) -> list[str]:
-        """Names of the experiments without settings for the chosen scale."""
         return [name for name in self.available if not self.has_scale(name)]
 
     @property
@@ -261,7 +260,6 @@ class Config:
         return self.settings.scale in scales if isinstance(scales, dict) else scales is not None
 
     def _read_experiment(self, name: str) -> dict[str, Any]:
-        """Return the values of an experiment's file."""
         if name not in self._raw:
             self._raw[name] = read_yaml(str(self.available[name]))
         return self._raw[name]
@@ -304,7 +302,6 @@ class Config:
 
     @staticmethod
     def _list_weights(values: Any) -> list[dict[Any, Any]]:
-        """Return the mappings of weights of a mixture that is not yet validated."""
         stages = values.get("stages") if isinstance(values, dict) else None
         found = [values] + [*stages] if isinstance(stages, list | tuple) else [values]
         found = [part.get("weights") if isinstance(part, dict) else None for part in found]
@@ -415,7 +412,6 @@ class Config:
         return twin
 
     def _check(self, experiment: Experiment, file: str) -> None:
-        """Check an experiment beyond the types of its fields. Raises UserError."""
         if (problem := find_factor_problem(experiment.factors)) is not None:
             factor, what, expected = problem
             raise UserError(
@@ -454,7 +450,6 @@ class Config:
                     raise unknown(key, value, known, file=file, key=f"{kind}_benchmark.{key}")
 
     def _check_primary(self, experiment: Experiment, file: str) -> None:
-        """Check that primary comparisons identify two cells each and differ from each other."""
         if len(experiment.primary or ()) > MAX_PRIMARY:
             raise UserError(
                 "too many comparisons are primary: each one more raises the number of repeats that all need.",
@@ -485,7 +480,6 @@ class Config:
                 )
 
     def _check_left_out(self, experiment: Experiment, file: str) -> None:
-        """Check that each entry of `left_out` matches a cell, and that some cell remains."""
         every = expand_cells(replace(experiment, left_out=()))
         for number, left in enumerate(experiment.left_out):
             if not left.cells or not any(matches(cell, left.cells) for cell in every):

@@ -224,7 +224,6 @@ class Run:
 
     @cached_property
     def run_id(self) -> str:
-        """Run id, which is also the name of the run's folder."""
         return self.settings.identity
 
 
@@ -287,7 +286,6 @@ def factor_keys(factor: str) -> list[str]:
 
 
 def varied_keys(factors: Iterable[str]) -> list[str]:
-    """Return all dotted keys that the factors vary."""
     return [key for factor in factors for key in factor_keys(factor)]
 
 

@@ -30,7 +30,6 @@ class Flag:
 
     @property
     def name(self) -> str:
-        """Spelling used in messages."""
         return self.names[0]
 
 
@@ -131,7 +130,6 @@ def replace_values(settings: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _type_and_choices(hint: Any) -> tuple[Any, tuple[str, ...]]:
-    """Return (type, allowed words) of a field's type, ignoring None."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return _type_and_choices(next(h for h in typing.get_args(hint) if h is not type(None)))

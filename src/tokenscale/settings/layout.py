@@ -86,7 +86,6 @@ class LayoutSettings:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
         return math.prod(getattr(self, degree) for degree in DEGREES)
 
     @property
@@ -96,7 +95,6 @@ class LayoutSettings:
 
     @property
     def stages(self) -> int:
-        """Number of pipeline stages."""
         return self.pipeline * self.stages_per_rank
 
     @property
@@ -250,7 +248,6 @@ def _divisors(number: int) -> list[int]:
 
 
 def _nearest(requested: int, fitting: list[int]) -> str:
-    """Return the next smaller and the next larger fitting number as text."""
     below, above = [n for n in fitting if n < requested], [n for n in fitting if n > requested]
     near = [*below[-1:], *above[:1]]
     return f"{near[0]} works" + (f", {near[1]} too" if near[1:] else "")

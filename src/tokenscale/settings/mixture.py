@@ -49,7 +49,6 @@ class MixtureSettings:
 
     @property
     def trained_sources(self) -> list[MixtureSource]:
-        """Sources that have a weight in some stage."""
         return [self.sources[n] for n in self.trained]
 
     def shares(self, sequences: int, sequence_length: int) -> dict[str, float]:

@@ -78,12 +78,10 @@ class ModelSettings:
 
     @property
     def head_dimension(self) -> int:
-        """Width of one head."""
         return self.head_dim or self.dimension // self.heads
 
     @property
     def attention_width(self) -> int:
-        """Width of all query heads together."""
         return self.heads * self.head_dimension
 
     def has_bias(self, linear: str) -> bool:

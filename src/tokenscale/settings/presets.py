@@ -34,7 +34,6 @@ def _gpt2(name: str, **shape) -> ModelSettings:
 
 
 def _gpt2_published(name: str, **shape) -> ModelSettings:
-    """Return a GPT-2 model with the published vocabulary and context; no dropout, as each text is seen once."""
     return _gpt2(name, **shape, vocabulary_size=50_257, maximum_positions=1024)
 
 
@@ -45,7 +44,6 @@ def _bert(name: str, kind: str, **shape) -> ModelSettings:
 
 
 def _bert_published(name: str, kind: str, **shape) -> ModelSettings:
-    """Return a BERT model with the vocabulary, positions and dropout of the published weights."""
     sizes = {"dimension": 768, "heads": 12, "vocabulary_size": 30_522, "maximum_positions": 512, "dropout": 0.1}
     return _bert(name, kind, **sizes, **shape)
 

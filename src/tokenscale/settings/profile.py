@@ -34,7 +34,6 @@ def load_profile_config(profile: str, root: Path | str = ".") -> dict[str, Any]:
 
 
 def list_configfiles(values: Mapping[str, Any]) -> list[str]:
-    """Return the files in a profile's `configfile:`."""
     files = values.get("configfile") or []
     return [files] if isinstance(files, str) else list(files)
 

@@ -63,7 +63,6 @@ def resolve_settings(
 
 
 def _find_cell(experiment: Experiment, cell: dict[str, Any], wanted: ResumeFrom, file: str) -> dict[str, Any]:
-    """Return the cell to resume from. Raises UserError unless exactly one matches."""
     given = flatten_cell(wanted.run)
     ignored = co_varied_keys(experiment, KEY)
     same = {
@@ -105,7 +104,6 @@ def list_kept_steps(run: RunSettings) -> list[int]:
 
 
 def _check_state(theirs: RunSettings, mine: RunSettings, step: int, file: str) -> None:
-    """Raise UserError unless `theirs` keeps a state after `step` and `mine` can resume from it."""
     steps = list_kept_steps(theirs)
     if step not in steps:
         raise UserError(

@@ -71,7 +71,6 @@ class BudgetSettings:
 
     @property
     def kind(self) -> str:
-        """Name of the field that ends the run."""
         return next((name for name in BUDGETS if getattr(self, name) is not None), "steps")
 
 
@@ -399,7 +398,6 @@ class RunSettings:
         ]
 
     def _kernel_problems(self) -> list[tuple[str, str]]:
-        """Kernels and number formats that no machine can combine."""
         found, kernel = [], self.attention
         if self.device == "cpu":
             if kernel not in ("auto", "sdpa"):

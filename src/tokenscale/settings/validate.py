@@ -94,7 +94,6 @@ def _join_key(*parts: Any) -> str:
 
 
 def _list_fields(cls: type, location: tuple) -> list[str]:
-    """Return the names of the fields at a location inside nested settings."""
     for part in location:
         if (origin := typing.get_origin(cls)) in (dict, tuple):
             cls = typing.get_args(cls)[origin is dict]

@@ -104,7 +104,6 @@ class Budget:
         return self.ended(step + 1)
 
     def ended(self, done: int) -> bool:
-        """Return whether nothing is left of the budget after `done` steps."""
         return done >= self.steps if self.steps is not None else self._done >= self._goal
 
     def state(self) -> dict[str, float]:

@@ -69,7 +69,6 @@ class Piece:
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Piece":
-        """Return a piece that is the whole tensor."""
         return cls(tensor, (0,) * tensor.dim(), tuple(tensor.shape))
 
 
@@ -196,7 +195,6 @@ class Checkpoint:
         return rank, None
 
     def _add(self, rank: dict[str, Any], header: dict[str, "_Stored"] | None) -> None:
-        """Add the index of one rank's file."""
         if self.record["kind"] == "resume":
             check_types(rank["state"], RANK_RESUME)
             for state in rank["state"]["random"].values():
@@ -221,7 +219,6 @@ class Checkpoint:
             self._parts[key].append(_Part(file, offsets, shape))
 
     def _compare_header(self, file: str, header: dict[str, "_Stored"]) -> None:
-        """Compare the index with the header of its file of tensors: names, types and places."""
         index = self._indices[file]
         if header.keys() != index.keys():
             raise ValueError(f"{file} and its index differ in {sorted(header.keys() ^ index.keys())[0]}")
@@ -296,7 +293,6 @@ class Checkpoint:
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
-        """Report what goes wrong in reading a file of tensors."""
         try:
             yield
         except (OSError, ValueError) as error:
@@ -455,5 +451,4 @@ def to_json_bytes(state: Tensor) -> str:
 
 
 def from_json_bytes(text: str) -> Tensor:
-    """Return the tensor that `to_json_bytes` encoded."""
     return torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)

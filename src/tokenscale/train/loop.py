@@ -234,7 +234,6 @@ class Training:
         return last
 
     def _log_compilation(self) -> None:
-        """Log what was compiled on this rank so far, if that has changed."""
         compilation = self.trainer.parallel.compilation
         if compilation is None or (counts := compilation.counts()) == self._compiled:
             return
@@ -259,7 +258,6 @@ class Training:
     def _between(
         self, *, validating: bool = False, saving: bool = False, translating: bool = False, at_start: bool = False
     ) -> None:
-        """Run validation, translate and write checkpoints between two steps."""
         if at_start:
             validating = bool(self.held_out) and self.settings.validation.at_start
             saving = self.checkpoints.due(0, epoch_ended=False, last=False)
@@ -373,7 +371,6 @@ class Training:
         return found
 
     def _resume(self, found: Checkpoint) -> None:
-        """Resume from a checkpoint. A collective."""
         self.trainer.load(found)
         self._restore(found)
         if self.begins_at == self.done and self.budget.ended(self.done):

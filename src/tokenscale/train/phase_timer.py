@@ -47,24 +47,20 @@ class HostTimer:
         self.restart()
 
     def restart(self) -> None:
-        """See `Timer`."""
         self._began = self._last = time.monotonic()
         self._laps: dict[str, float] = {}
 
     def lap(self, part: str) -> None:
-        """See `Timer`."""
         now = time.monotonic()
         self._laps[part] = self._laps.get(part, 0.0) + now - self._last
         self._last = now
 
     def end(self) -> None:
-        """See `Timer`."""
         now = time.monotonic()
         self._steps.append(Laps(self._laps, now - self._began, now))
         self._began, self._last, self._laps = now, now, {}
 
     def read(self) -> list[Laps]:
-        """See `Timer`."""
         steps, self._steps = self._steps, []
         return steps
 
@@ -79,22 +75,18 @@ class CudaTimer:
         self.restart()
 
     def restart(self) -> None:
-        """See `Timer`."""
         self._began = self._record()
         self._laps: list[tuple[str, torch.cuda.Event]] = []
 
     def lap(self, part: str) -> None:
-        """See `Timer`."""
         self._laps.append((part, self._record()))
 
     def end(self) -> None:
-        """See `Timer`."""
         end = self._record()
         self._steps.append((self._began, self._laps, end))
         self._began, self._laps = end, []
 
     def read(self) -> list[Laps]:
-        """See `Timer`."""
         if not self._steps:
             return []
         last = self._steps[-1][2]
@@ -122,5 +114,4 @@ class CudaTimer:
 
 
 def timer_of(device: torch.device) -> Timer:
-    """Return the timer of a device."""
     return CudaTimer(device) if device.type == "cuda" else HostTimer()

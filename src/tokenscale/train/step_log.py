@@ -115,7 +115,6 @@ class Progress:
         self._first: float | None = None
 
     def log(self, text: str) -> None:
-        """Print a line that stays."""
         if self.enabled:
             print(("\r\033[K" if self.live else "") + text, flush=True)
 

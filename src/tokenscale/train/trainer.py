@@ -87,7 +87,6 @@ class Trainer:
         torch.manual_seed(run.effective_seed * 1_000_003 + world.rank)
 
     def _initialise(self, shape: ModelSettings, seed: int) -> None:
-        """Set the initial values of this rank's shards. A collective."""
         for name, shard in self.shards.by_name.items():
             initialise_part(shape, seed, name, shard.tensor, shard.offsets, shard.global_shape)
         self.shards.all_gather_parameters()

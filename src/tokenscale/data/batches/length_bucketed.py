@@ -41,7 +41,6 @@ class BucketedBatches:
             store.lengths_of(np.zeros(0, dtype=np.int64))  # load lengths now, not in the first batch
 
     def rows_per_epoch(self) -> float:
-        """See `batch.Batches`."""
         return len(self._store)
 
     def next(self) -> Batch:
@@ -60,11 +59,9 @@ class BucketedBatches:
         return Batch.from_arrays(tokens[:, :-1], labels, row_digest(step, self._slots, documents[self._slots]))
 
     def state(self) -> dict[str, Any]:
-        """Return {"step": the next step}."""
         return {"step": self._step}
 
     def seek(self, state: dict[str, Any]) -> None:
-        """Continue at a step."""
         self._step = int(state["step"])
 
     def _compute_window(self, window: int) -> None:
@@ -86,6 +83,5 @@ def open_batches(
     rank: int,
     world_size: int,
 ) -> BucketedBatches:
-    """Open the batches of a run from its store."""
     opened = open_run_stores(run, store_directory, corpus_directory, tokenizer_directory)
     return BucketedBatches([TokenListStore(*store) for store in opened], run, rank, world_size)

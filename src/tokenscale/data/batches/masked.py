@@ -66,7 +66,6 @@ class MaskedBatches:
         self._slots = np.array(rank_slots(run.global_batch, rank, world_size), dtype=np.int64)
 
     def rows_per_epoch(self) -> float:
-        """See `batch.Batches`."""
         return self._batches.rows_per_epoch()
 
     def next(self) -> Batch:
@@ -80,11 +79,9 @@ class MaskedBatches:
         return replace(batch, tokens_bt=tokens, labels_bt=labels, useful_tokens=useful)
 
     def state(self) -> dict[str, Any]:
-        """See `batch.Batches`."""
         return self._batches.state()
 
     def seek(self, state: dict[str, Any]) -> None:
-        """See `batch.Batches`."""
         self._batches.seek(state)
 
 
@@ -109,7 +106,6 @@ def prepare_held_out(
 def _mask_batch(
     tokens_bt: np.ndarray, labels_bt: np.ndarray, samples: np.ndarray, run: RunSettings, special: SpecialIds, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Apply `mask_tokens` with the settings of a run."""
     return mask_tokens(
         tokens_bt,
         labels_bt,

@@ -54,16 +54,13 @@ class OnlineDocuments:
             )
 
     def __len__(self) -> int:
-        """Return the number of documents."""
         return len(self.text)
 
     @property
     def total_tokens(self) -> int:
-        """Return the tokens of all documents. Tokenizes them."""
         return int(self.lengths_of(np.arange(len(self))).sum())
 
     def document(self, i: int) -> np.ndarray:
-        """Return the ids of document i with BOS (and EOS), int32."""
         return self.documents(np.array([i]))[0]
 
     def documents(self, indices: np.ndarray) -> list[np.ndarray]:
@@ -73,6 +70,5 @@ class OnlineDocuments:
         )
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
-        """Return the lengths of documents in tokens, int64 [n]. Tokenizes them."""
         parts = [indices[k : k + LENGTHS_BATCH] for k in range(0, len(indices), LENGTHS_BATCH)]
         return np.array([len(ids) for part in parts for ids in self.documents(part)], dtype=np.int64)

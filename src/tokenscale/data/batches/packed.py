@@ -34,13 +34,11 @@ class PackedBatches(RowOrder):
         self._whole_stream = run.labels == "stream"
 
     def prepare(self, indices: np.ndarray) -> None:
-        """See `RowOrder`."""
         self._plan = self._store.plan(indices)
         for rows in indices[:AHEAD]:
             self._store.will_read(rows)
 
     def batch(self, i: int, step: int, order_digest: int) -> Batch:
-        """See `RowOrder`."""
         for rows in self._plan.indices[i + AHEAD : i + AHEAD + 1]:
             self._store.will_read(rows)
         into = self._buffers[step & 1]
@@ -63,6 +61,5 @@ def open_batches(
     rank: int,
     world_size: int,
 ) -> PackedBatches:
-    """Open the batches of a run from its store, or from the stores of its mixture."""
     (first, *others) = open_run_stores(run, store_directory, corpus_directory, tokenizer_directory)
     return PackedBatches(PackedStore(*first, others=others), run, rank, world_size)

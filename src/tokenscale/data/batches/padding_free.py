@@ -16,6 +16,5 @@ def open_batches(
     rank: int,
     world_size: int,
 ) -> StreamBatches:
-    """Open batches from raw text, bit-identical to those of `token-list`."""
     sources = open_documents(run, corpus_directory, tokenizer_directory)
     return StreamBatches(sources, run, sources[0].tokenizer.vocabulary_size, rank, world_size)

@@ -25,7 +25,6 @@ class Prefetcher:
         self._reader: _Reader | None = None
 
     def rows_per_epoch(self) -> float:
-        """See `batch.Batches`. Call before the first batch or after `close`."""
         return self._batches.rows_per_epoch()
 
     def next(self) -> Batch:
@@ -44,7 +43,6 @@ class Prefetcher:
         return batch
 
     def state(self) -> dict[str, Any]:
-        """Return the source's state after the last returned batch."""
         return self._state
 
     def seek(self, state: dict[str, Any]) -> None:

@@ -39,7 +39,6 @@ class RowOrder(ABC):
         """Return batch i of the prepared ones."""
 
     def rows_per_epoch(self) -> float:
-        """See `batch.Batches`."""
         return self._order.rows
 
     def next(self) -> Batch:
@@ -54,15 +53,12 @@ class RowOrder(ABC):
         return batch
 
     def state(self) -> dict[str, Any]:
-        """Return {"step": the next step}."""
         return {"step": self._step}
 
     def seek(self, state: dict[str, Any]) -> None:
-        """Continue at a step."""
         self._step = int(state["step"])
 
     def _prepare_block(self, step: int) -> None:
-        """Compute the order of a block of steps, and prepare their rows."""
         continues = step == self._first + len(self._digests)
         count = max(BLOCK_STEPS, BLOCK_ROWS // max(1, len(self.slots))) if continues and step else BLOCK_STEPS
         count = max(1, min(count, self._order.positions_ahead // self._global_batch))
@@ -89,9 +85,7 @@ class RowBatches(RowOrder):
         self._read = read
 
     def prepare(self, indices: np.ndarray) -> None:
-        """See `RowOrder`."""
         self._indices = indices
 
     def batch(self, i: int, step: int, order_digest: int) -> Batch:
-        """See `RowOrder`."""
         return Batch.from_arrays(*self._read(self._indices[i]), order_digest)

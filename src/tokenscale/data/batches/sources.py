@@ -45,16 +45,13 @@ class JoinedSources:
         self._firsts = np.cumsum([0, *map(len, sources)])
 
     def __len__(self) -> int:
-        """Return the number of samples of all sources."""
         return int(self._firsts[-1])
 
     @property
     def total_tokens(self) -> int:
-        """Return the tokens of all documents."""
         return sum(source.total_tokens for source in self.sources)
 
     def document(self, i: int) -> np.ndarray:
-        """Return the ids of document i, int32."""
         source = int(np.searchsorted(self._firsts, i, side="right")) - 1
         return self.sources[source].document(i - int(self._firsts[source]))
 

@@ -50,7 +50,6 @@ def open_run_stores(
 
 
 def corpus_manifest(where: Path) -> Path:
-    """Return the path of a corpus's manifest. `where` is the manifest or the folder of the corpus."""
     return where if where.suffix == ".json" else Path(where) / "manifest.json"
 
 

@@ -74,7 +74,6 @@ class StreamBatches:
         self._block_start, self._block = 0, np.zeros((0, len(self._slots)), dtype=np.int64)
 
     def rows_per_epoch(self) -> float:
-        """See `batch.Batches`."""
         return sum(documents.total_tokens for documents in self._sources) / self._sequence_length
 
     def next(self) -> Batch:
@@ -147,7 +146,6 @@ class _Stream:
         return self._first_document + int(self._order(self._number)[0])
 
     def seek(self, document: int, offset: int) -> None:
-        """Continue at a value of `position`."""
         number, other = divmod(document - self._slot, self._stride)
         if other or number < 0:
             raise ValueError(f"document {document} is not in the stream of slot {self._slot} of {self._stride}")

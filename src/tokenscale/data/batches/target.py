@@ -40,7 +40,6 @@ class TargetBatches:
         self._batches, self._ids = batches, (bos_id, eos_id)
 
     def rows_per_epoch(self) -> float:
-        """See `batch.Batches`."""
         return self._batches.rows_per_epoch()
 
     def next(self) -> Batch:
@@ -50,11 +49,9 @@ class TargetBatches:
         return replace(batch, useful_tokens=int(np.count_nonzero(batch.labels_bt != IGNORED)))
 
     def state(self) -> dict[str, Any]:
-        """See `batch.Batches`."""
         return self._batches.state()
 
     def seek(self, state: dict[str, Any]) -> None:
-        """See `batch.Batches`."""
         self._batches.seek(state)
 
 

@@ -51,7 +51,6 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
         self._plan: tuple[np.ndarray | None, Any] = (None, None)
 
     def __len__(self) -> int:
-        """Return the number of rows, which are documents in a token-list store."""
         return self.manifest["rows"]
 
     def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
@@ -89,7 +88,6 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
         return self.__dict__ | {"_opened": (0, None), "_plan": (None, None)}
 
     def _store(self) -> Any:
-        """Return this process's reader of the store, opened at first use."""
         process, store = self._opened
         if process != os.getpid():
             store = load_reader(self.manifest["format"])(self.where, self.manifest)
@@ -115,7 +113,6 @@ class Rows(Sequence[dict[str, torch.Tensor]]):
 
 
 def collate_rows(rows: Rows) -> dict[str, torch.Tensor]:
-    """Return the rows of a batch as one tensor per column, without copying; a `collate_fn`."""
     return rows.columns
 
 
@@ -165,7 +162,6 @@ class GlobalOrderSampler(Sampler[list[int]]):
         return {"step": self._step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue at a step."""
         self._step = int(state["step"])
 
 
@@ -199,7 +195,6 @@ class BatchStream(IterableDataset[dict[str, Any]]):
         self._state: dict[str, Any] = {"step": 0}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the state at which the next iteration begins."""
         self._state = state
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

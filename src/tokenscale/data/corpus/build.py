@@ -270,14 +270,12 @@ class SplitWriter:
         self.writer, self.shard_rows = None, 0
 
     def _wait(self) -> None:
-        """Wait until the last row group is written. Raises what its writing raised."""
         if self._written is not None:
             self._written.result()
             self._written = None
 
 
 def open_shard(path: Path) -> pq.ParquetWriter:
-    """Return a writer of one shard of documents."""
     return pq.ParquetWriter(path, SCHEMA, compression="zstd", compression_level=3, use_dictionary=False)
 
 

@@ -78,7 +78,6 @@ def _check_local_name(local: str, name: str) -> str:
 
 
 def _split_hash(name: str) -> tuple[str, str | None]:
-    """Split a configured name into (name, declared hash or None)."""
     bare, _, sha256 = name.partition("#sha256=")
     return bare, sha256 or None
 

@@ -18,7 +18,6 @@ from tokenscale.settings.options import to_dict
 
 
 def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str, Any]:
-    """Return the manifest entry of the source: its settings."""
     return {"kind": "dummy", "settings": to_dict(source)}
 
 

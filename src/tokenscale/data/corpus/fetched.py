@@ -37,14 +37,12 @@ def describe(
 def documents(
     source: SourceSettings, downloads: Path | None = None, part: tuple[int, int] | None = None
 ) -> Iterator[tuple[str | None, str]]:
-    """Yield (text, origin) of every training document, in the order of the configuration."""
     return islice(_read_documents(source, downloads, "files", part), source.maximum_documents)
 
 
 def validation_documents(
     source: SourceSettings, downloads: Path | None = None, part: tuple[int, int] | None = None
 ) -> Iterator[tuple[str | None, str]]:
-    """Yield (text, origin) of the source's own validation documents."""
     return _read_documents(source, downloads, "validation_files", part)
 
 

@@ -86,7 +86,6 @@ def documents(
 def validation_documents(
     source: SourceSettings, downloads: Path | None = None, part: tuple[int, int] | None = None
 ) -> Iterator[tuple[str | None, str]]:
-    """Yield (text, origin) of the source's own validation documents, if it has validation files."""
     return _read_documents(source, "validation_files", part)
 
 

@@ -85,7 +85,6 @@ def fingerprint_part(corpus: CorpusSettings, folder: Path, number: int, memory: 
 
 @cache
 def _list_named_paths(corpus: CorpusSettings) -> dict[str, list[tuple[str, Path]]]:
-    """Return option → (name, path) of all source files."""
     return {key: list_files(corpus.source, key) for key in FILE_LISTS}
 
 
@@ -127,7 +126,6 @@ def _hash(path: Path, cache: dict[str, Any]) -> str:
 
 
 def _load_cache(memory: Path) -> dict[str, Any]:
-    """Return the content of a JSON file, or {} if it is missing or damaged."""
     try:
         return json.loads(memory.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -130,7 +130,6 @@ def build_part(
 
 
 def _list_stamps(settings: CorpusSettings, source: Any, part: tuple[int, int]) -> list[dict[str, Any]]:
-    """Return option, name, size and modification time of the local source files of a part."""
     if not hasattr(source, "list_files"):
         return []
     found = []
@@ -158,7 +157,6 @@ class _PartWriter(SplitWriter):
         self._hashes += document.sha256
 
     def close(self) -> dict[str, Any]:
-        """Close the last shard, write the tables and return the manifest entry."""
         entry = super().close()
         table = np.zeros(self._documents, dtype=DOCUMENT)
         table["sha256"] = np.frombuffer(bytes(self._hashes), dtype="V32") if self._hashes else table["sha256"]
@@ -336,7 +334,6 @@ class _MergedSplit:
         return rewrites
 
     def close(self) -> dict[str, Any]:
-        """Return the manifest entry of the split."""
         return {
             "rows": self.rows,
             "utf8_bytes": self.utf8_bytes,
@@ -403,7 +400,6 @@ def _hash_settings(settings: CorpusSettings) -> str:
 
 
 def _check_table(directory: Path, part: dict[str, Any], split: str, ending: str) -> None:
-    """Raise UserError if a table of a part has changed."""
     (file,) = (file for file in part["splits"][split]["tables"] if file["name"] == f"{split}.{ending}")
     path = part_folder(directory, part["part"]) / file["name"]
     next = rebuild_command(part_folder(directory, part["part"]))
@@ -411,7 +407,6 @@ def _check_table(directory: Path, part: dict[str, Any], split: str, ending: str)
 
 
 def _merge_sources(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the source's entry in the manifest: the files of all parts, in order."""
     merged = dict(parts[0]["source"])
     for part in parts[1:]:
         facts = {key: value for key, value in part["source"].items() if key not in FILE_LISTS}

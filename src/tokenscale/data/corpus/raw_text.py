@@ -89,7 +89,6 @@ def check_file(path: Path, size: int, sha256: str, *, what: str, next: str, cont
 
 
 def records_manifest(directory: Path) -> Path:
-    """Return the path of the manifest of a corpus's records files."""
     return Path(directory) / "records" / "manifest.json"
 
 
@@ -119,7 +118,6 @@ def write_text_records(directory: Path, processes: int = 1) -> dict[str, Any]:
 
 @cache
 def _open_train_split(directory: Path) -> "RawText":
-    """Open the training split once in each process."""
     return RawText(directory, "train")
 
 
@@ -163,7 +161,6 @@ class RawText:
         self._documents: Callable[[int], str] | None = None
 
     def __len__(self) -> int:
-        """Return the number of documents in the split."""
         return self._first[-1]
 
     def text(self, i: int) -> str:

@@ -37,12 +37,10 @@ def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str,
 
 
 def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str | None, str]]:
-    """Yield (text, origin) of each training document, in the order of the dataset."""
     return islice(_stream(source, source.split, "split"), source.maximum_documents)
 
 
 def validation_documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str | None, str]]:
-    """Yield (text, origin) of each document of the validation split."""
     return _stream(source, str(source.validation_split), "validation_split")
 
 

@@ -100,7 +100,6 @@ class MixtureOrder:
         self._firsts = np.array([stage.first for stage in self._stages], dtype=np.int64)
 
     def source_seed(self, source: int) -> int:
-        """See `permutation.SampleOrder`."""
         return self._seed + source * SEED_STEP
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -125,7 +124,6 @@ class MixtureOrder:
         return sources.reshape(np.shape(positions)), numbers.reshape(np.shape(positions))
 
     def samples(self, positions: np.ndarray) -> np.ndarray:
-        """See `permutation.SampleOrder`."""
         sources, numbers = self.locate(positions)
         found = np.empty_like(numbers)
         for source in np.unique(sources).tolist():

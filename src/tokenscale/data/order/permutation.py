@@ -110,9 +110,7 @@ class ShuffledOrder:
         self.rows, self._seed = rows, seed
 
     def samples(self, positions: np.ndarray) -> np.ndarray:
-        """See `SampleOrder`."""
         return get_samples(positions, self.rows, self._seed)
 
     def source_seed(self, source: int) -> int:
-        """See `SampleOrder`."""
         return self._seed

@@ -82,15 +82,12 @@ class DocumentRange:
         )
 
     def __len__(self) -> int:
-        """Return the number of documents in the part."""
         return self.last - self.first
 
     def chunks(self, first: int, last: int) -> Iterator[Chunk]:
-        """Yield documents [first, last) of the part."""
         return self.documents.chunks(self.first + first, self.first + last)
 
     def confirm(self) -> None:
-        """Raise if the ids are wrong."""
         self.documents.confirm()
 
 
@@ -200,5 +197,4 @@ class IdsDigest:
 
     @staticmethod
     def combine(groups: Sequence[bytes]) -> str:
-        """Return the digest of all groups, in hex."""
         return hashlib.sha256(b"".join(groups)).hexdigest()

@@ -37,7 +37,6 @@ def read_lengths(folder: Path, parts: list[str]) -> np.ndarray:
 
 
 def list_id_files(folder: Path, parts: list[str]) -> list[Path]:
-    """Return the paths of the files of ids."""
     return [folder / name for name in parts if name.endswith(".ids")]
 
 

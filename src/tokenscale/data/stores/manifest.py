@@ -205,7 +205,6 @@ def _mismatch_error(where: Path, requested_by: str, name: str, requested: Any, f
 
 
 def load_format(form: str) -> ModuleType:
-    """Return the module of a store format."""
     return importlib.import_module(FORMATS[form].module)
 
 

@@ -261,7 +261,6 @@ class PackedStore:
         self._unseen = np.full(-(-len(self) // 8), 255 * verify, np.uint8)
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return self.manifest["rows"]
 
     def buffers(self, rows: int, out: type = np.int64) -> Buffers:
@@ -359,7 +358,6 @@ class PackedStore:
                 yield from self._chunks_of(part, max(0, first - begin), min(end, last) - begin)
 
     def _chunks_of(self, part: _Part, first: int, last: int) -> Iterator[Chunk]:
-        """Yield documents [first, last) of a part."""
         all_pieces, pointers, documents, starts = part.pieces, part.pointers, part.documents, part.starts
         order = np.lexsort((starts, documents))
         bounds = np.searchsorted(np.asarray(documents)[order], np.arange(first, last + 1))
@@ -395,7 +393,6 @@ class PackedStore:
 
     @property
     def _in_memory(self) -> bool:
-        """Whether the rows to read are expected in the page cache."""
         return self._small or self._resident >= RESIDENT_ROWS
 
     def _is_resident(self, number: int, position: int) -> bool:
@@ -406,7 +403,6 @@ class PackedStore:
             return False
 
     def _part_numbers(self, indices: np.ndarray) -> np.ndarray:
-        """Return the part of each row."""
         return np.searchsorted(self._first_rows, indices, side="right") - 1
 
     def _positions(self, indices: np.ndarray) -> Iterator[tuple[int, int]]:

@@ -106,7 +106,6 @@ class PaddedStore:
         self._columns = None if self._records else ListColumns(where, manifest, list(COLUMNS), cache_bytes)
 
     def __len__(self) -> int:
-        """Return the number of rows, which are documents."""
         return self.manifest["rows"]
 
     def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -168,12 +168,10 @@ def _read_occurrences(folder: Path, manifest: dict[str, Any]) -> np.ndarray:
 
 
 def read_build_record(folder: Path) -> dict[str, Any]:
-    """Return the build record of a part, or {} if it was lost."""
     path = build_record_path(folder / "manifest.json")
     return read_json(path, "build record of the part", rebuild_command(folder)) if path.is_file() else {}
 
 
 def _move(file: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Return a file's entry with names relative to the store."""
     moved = file | {"name": f"{folder}/{file['name']}"}
     return moved | {"checked_by": f"{folder}/{file['checked_by']}"} if "checked_by" in file else moved

@@ -71,7 +71,6 @@ class TextDocuments:
         self._comparison: Future | None = None
 
     def __len__(self) -> int:
-        """Return the number of documents of the split."""
         return len(self.text)
 
     def chunks(self, first: int, last: int) -> Iterator[Chunk]:

@@ -90,12 +90,10 @@ class TokenListStore:
             self._columns  # noqa: B018  # open the shards now, not in the first batch
 
     def __len__(self) -> int:
-        """Return the number of documents."""
         return self.manifest["rows"]
 
     @cached_property
     def _columns(self) -> ListColumns:
-        """Return the Parquet shards."""
         preload = self._records is None
         return ListColumns(self._where, self.manifest, ["tokens"], self._cache_bytes, preload=preload)
 
@@ -113,7 +111,6 @@ class TokenListStore:
         return self._columns.lengths("tokens") if self._records is None else self._records.lengths()
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
-        """Return the lengths of documents in tokens, int64 [n]."""
         return self.lengths[indices]
 
     def chunks(self, first: int, last: int) -> Iterator[Chunk]:

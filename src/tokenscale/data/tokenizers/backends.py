@@ -130,11 +130,9 @@ class EngineTokenizer(Tokenizer):
         self.engine_version = self._engine.version
 
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
-        """See `tokenizer.base.Tokenizer.encode`."""
         return self._engine.encode(texts)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """See `tokenizer.base.Tokenizer.decode`."""
         return self._decode(np.asarray(ids).tolist())
 
     def difference(self, texts: Sequence[str]) -> dict[str, str] | None:

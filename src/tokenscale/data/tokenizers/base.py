@@ -39,7 +39,6 @@ class Tokenizer(ABC):
         """
 
     def encode_batch(self, texts: Texts) -> list[np.ndarray]:
-        """Return the ids of each text, int32 [length]."""
         ids, lengths = self.encode(texts)
         return np.split(ids, np.cumsum(lengths)[:-1]) if len(lengths) else []
 
@@ -60,5 +59,4 @@ def join_ids(lists: Sequence[Sequence[int] | np.ndarray]) -> tuple[np.ndarray, n
 
 
 def to_strings(texts: Texts) -> list[str]:
-    """Return the texts as a list of str."""
     return texts.to_pylist() if isinstance(texts, pa.Array) else list(texts)

@@ -14,7 +14,6 @@ FIELDS = {
 
 
 def rebuild_command(directory: Path) -> str:
-    """Return the command that rebuilds a tokenizer."""
     return f"snakemake -f {Path(directory) / 'manifest.json'}"
 
 

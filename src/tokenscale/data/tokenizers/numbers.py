@@ -60,5 +60,4 @@ class Numbers(Tokenizer):
         return (ids + len(CONTROL)).astype(np.int32)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the numbers separated by spaces, with control tokens by name."""
         return " ".join(CONTROL[i] if i < len(CONTROL) else str(i - len(CONTROL)) for i in np.asarray(ids).tolist())

@@ -44,7 +44,6 @@ class Launch:
 
     @property
     def shape(self) -> Geometry:
-        """Distribution of ranks over nodes."""
         return geometry(self.run.layout.world_size, self.machine.gpus_per_node)
 
     def record(self) -> dict[str, Any]:
@@ -88,11 +87,9 @@ class Launch:
         return argv, variables
 
     def outputs(self, attempt: int) -> Path:
-        """Return the folder in which srun writes the ranks' output."""
         return self.attempt_directory(attempt) / "output"
 
     def attempt_directory(self, attempt: int) -> Path:
-        """Return the folder in which an attempt's ranks write."""
         return self.directory / f"attempt={attempt:02d}"
 
     def go(self, attempt: int, manifests: dict[str, Path], keep: tuple[int, ...] = ()) -> int:

@@ -38,7 +38,6 @@ class Job:
 
 
 def job_id(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the id of this process's job; None outside of a job."""
     return environment.get("SLURM_JOB_ID") or None
 
 

@@ -64,7 +64,6 @@ def _acquire(file: IO[str], path: Path, what: str, wait: bool, poll_s: float) ->
 def _wait_for_job(
     owner: str, path: Path, what: str, wait: bool, may_write: Callable[[str], bool | None], poll_s: float
 ) -> None:
-    """Wait for the job named in the lock file, which may still write."""
     found = re.search(r"job (\S+)", owner)
     if found is None or found[1] == job.job_id():
         return

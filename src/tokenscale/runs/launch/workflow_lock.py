@@ -57,7 +57,6 @@ def enter_workflow(arguments: Sequence[str], folder: Path = Path(".snakemake")) 
 
 
 def _acquire(file: IO[str]) -> bool:
-    """Take the shared lock and return whether no other process has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -66,7 +65,6 @@ def _acquire(file: IO[str]) -> bool:
 
 
 def _release(file: IO[str], process: int) -> None:
-    """Unregister this process at an orderly exit."""
     if os.getpid() == process and _acquire(file):
         file.truncate(0)
 

@@ -49,11 +49,9 @@ class Writer:
         return self._epoch + mono_s
 
     def step(self, **fields: Any) -> None:
-        """One optimizer step; fields as in `schema.FIELDS["steps"]`."""
         self._add("steps", fields)
 
     def span(self, name: str, start_mono_s: float, duration_s: float, step: int | None = None) -> None:
-        """Log a timed span of work."""
         self._add("spans", {"name": name, "step": step, "start_mono_s": start_mono_s, "duration_s": duration_s})
 
     def event(self, event: str, **fields: Any) -> None:

@@ -65,7 +65,6 @@ def count_cores() -> int:
 
 
 def count_affinity_cores() -> int:
-    """Return the number of cores in this process's affinity."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -103,7 +103,6 @@ def read_git_state() -> tuple[dict[str, Any], str]:
 
 
 def allowed_environment() -> dict[str, str]:
-    """Return the allowed environment variables that are set."""
     family = {k for k in os.environ if k.startswith(PREFIXES) and not SECRET_NAME.search(k)}
     return {k: redact_variable(v) for k, v in sorted(os.environ.items()) if k in ENVIRONMENT or k in family}
 

@@ -27,7 +27,6 @@ def linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
 
 
 def new_embedding(rows: int, dimension: int) -> nn.Embedding:
-    """Return an embedding with unset weights."""
     return nn.utils.skip_init(nn.Embedding, rows, dimension, device=torch.get_default_device())
 
 
@@ -267,7 +266,6 @@ class Decoder(LanguageModel):
 
 
 def initialise(model: Decoder, seed: int) -> None:
-    """Set every weight of a whole model to its initial value."""
     for name, weight in model.named_parameters():
         initialise_part(model.settings, seed, name, weight, (0,) * weight.dim(), tuple(weight.shape))
 

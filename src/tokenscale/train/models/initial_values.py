@@ -138,7 +138,6 @@ def _log(x: Tensor) -> Tensor:
 
 
 def _shift_right(words: Tensor, bits: int) -> Tensor:
-    """Shift as unsigned integers."""
     return (words >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 

@@ -36,7 +36,6 @@ class KVCache:
     length: int = 0
 
     def of(self, layer: int) -> LayerKVCache:
-        """Return one layer's part."""
         index = self.layers.index(layer)
         return LayerKVCache(self.keys[index], self.values[index], self.length)
 

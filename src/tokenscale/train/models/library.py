@@ -71,7 +71,6 @@ class LibraryModel(LanguageModel):
 
 
 def build(shape: ModelSettings, sequence_length: int, *, objective: str, kernel: str) -> LibraryModel:
-    """See `models.build.build`. Raises UserError where the library, the type or one of the shape's sizes is missing."""
     shape = shape.with_positions(sequence_length)
     if kernel != "sdpa":
         raise UserError(
@@ -199,7 +198,6 @@ def _twin(shape: ModelSettings, objective: str) -> _Twin:
 
 
 def _made(shape: ModelSettings, objective: str, dtype: torch.dtype) -> Any:
-    """Build the library's model, with whatever weights the library sets."""
     library = _library()
     config_class = _config_class(shape)
     masked, causal = library.MODEL_FOR_MASKED_LM_MAPPING, library.MODEL_FOR_CAUSAL_LM_MAPPING

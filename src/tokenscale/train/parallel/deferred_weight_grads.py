@@ -43,7 +43,6 @@ class DeferredLinear(nn.Linear):
         self.weight, self.bias, self._deferred = linear.weight, linear.bias, deferred
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """`F.linear` with a deferred weight gradient."""
         return _DeferredProduct.apply(x, weight, bias, self._deferred)
 
     def forward(self, x: Tensor) -> Tensor:

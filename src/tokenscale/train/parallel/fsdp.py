@@ -85,6 +85,5 @@ class FSDPShards(LocalShards):
         return weight.to_local().detach(), shard_rows(len(weight), self._index, self._count).start, len(weight)
 
     def _assign_gradients(self) -> None:
-        """Views: nothing is copied."""
         for name, weight in self.model.named_parameters():
             self.by_name[name].tensor.grad = None if weight.grad is None else local(weight.grad)

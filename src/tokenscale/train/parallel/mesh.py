@@ -33,11 +33,9 @@ class Mesh:
             self.copy = self.group_by(lambda place: place.data) if layout.data > 1 else dist.group.WORLD
 
     def size(self, axis: str) -> int:
-        """Return a degree of the layout."""
         return getattr(self.layout, axis)
 
     def index(self, axis: str) -> int:
-        """Return this rank's coordinate along a degree."""
         return getattr(self.place, axis)
 
     def group(self, axis: str) -> dist.ProcessGroup | None:

@@ -101,5 +101,4 @@ def bus_bandwidth(buffer: torch.Tensor, ranks: int, seconds: float) -> float:
 
 
 def new_buffer(device: torch.device) -> torch.Tensor:
-    """Return the buffer whose all-reduce is timed."""
     return torch.zeros((GPU_BYTES if device.type == "cuda" else CPU_BYTES) // 4, device=device)

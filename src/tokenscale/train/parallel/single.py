@@ -6,6 +6,5 @@ from tokenscale.train.parallel.sharding import materialise
 
 
 def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
-    """Move the model to its device."""
     materialise(parallel.module, mesh.world.device)
     return parallel

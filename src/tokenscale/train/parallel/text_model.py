@@ -23,7 +23,6 @@ class TextModel(LanguageModel):
         self._parallel, self._device = parallel, device
 
     def new_cache(self, rows: int, length: int, device: torch.device) -> KVCache | None:
-        """Return an empty cache for this rank's layers and heads."""
         return self.model.new_cache(rows, length, device)
 
     def next_logits(self, tokens_bt: Tensor, cache: KVCache | None = None) -> Tensor:

@@ -50,7 +50,6 @@ class World:
         return total.tolist()
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
         if self.size > 1:
             dist.barrier()
 
@@ -218,7 +217,6 @@ def wait_for_root_cause(world: World) -> Iterator[None]:
 
 
 def _end(code: int) -> None:
-    """End the process at once, with its output flushed."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -35,7 +35,6 @@ class RowShards(LocalShards):
         return weight.detach()[mine.start : mine.stop], mine.start, len(weight)
 
     def _assign_gradients(self) -> None:
-        """Views: nothing is copied."""
         for name, weight in self.model.named_parameters():
             mine = shard_rows(len(weight), self._index, self._count)
             self.by_name[name].tensor.grad = None if weight.grad is None else weight.grad[mine.start : mine.stop]

@@ -28,7 +28,6 @@ class StoreDocuments:
         return self._manifest["documents"]
 
     def chunks(self, first: int, last: int) -> Iterator[Chunk]:
-        """See `documents.Documents`."""
         has_eos = self._manifest["options"]["eos"]
         for chunk in self._reader.chunks(first, last):
             if self._eos and not has_eos:

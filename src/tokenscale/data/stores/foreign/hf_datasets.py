@@ -30,22 +30,18 @@ END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 def detect(path: Path) -> bool:
-    """Return whether `save_to_disk` wrote the folder."""
     return path.is_dir() and any((path / name).is_file() for name in MARKS)
 
 
 def list_outputs(path: Path) -> list[Path]:
-    """Return the paths that `write` creates: the folder."""
     return [path]
 
 
 def record_path(path: Path) -> Path:
-    """Return the path of the record of the conversion."""
     return path / "tokenscale.json"
 
 
 def notes(origin: Origin, ended: bool) -> list[str]:
-    """Return notes for readers of the folder: none."""
     return []
 
 
@@ -116,15 +112,12 @@ class Reader:
         self.dtype = str(kind.value_type)
 
     def __len__(self) -> int:
-        """Return the number of documents, which are rows."""
         return sum(self._rows)
 
     def find_file(self, document: int) -> Path:
-        """See `reframe.Reader`."""
         return self.files[int(np.searchsorted(np.cumsum(self._rows), document, side="right"))]
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """See `reframe.Reader`."""
         row = 0
         for file, rows in zip(self.files, self._rows, strict=True):
             if first < row + rows and row < last:
@@ -153,7 +146,6 @@ class Reader:
             yield ids, lengths
 
     def _decode(self, column: pa.Array, file: Path) -> tuple[np.ndarray, np.ndarray]:
-        """Return (values, lengths) of a list column."""
         if column.null_count or (values := column.flatten()).null_count:
             raise UserError("a document of the data set is null.", file=file, next="filter such rows out")
         if pa.types.is_fixed_size_list(column.type):
@@ -206,7 +198,6 @@ def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCo
 
 
 def _write_shards(documents: Documents, folder: Path, rule: ExportFraming, count: ExportCounts) -> list[Path]:
-    """Write the streams and return their paths."""
     schema = pa.schema([pa.field("input_ids", pa.list_(pa.int32()))])
     paths: list[Path] = []
     stream, room = None, 0

@@ -58,13 +58,11 @@ TYPES = {
 
 
 def detect(path: Path) -> bool:
-    """Return whether the folder has an index of chunks."""
     index = read_index(path)
     return isinstance(index.get("chunks"), list) and isinstance(index.get("config"), dict)
 
 
 def list_outputs(path: Path) -> list[Path]:
-    """Return the paths that `write` creates: the folder."""
     return [path]
 
 
@@ -74,7 +72,6 @@ def list_files(path: Path) -> list[str]:
 
 
 def record_path(path: Path) -> Path:
-    """Return the path of the record of the conversion."""
     return path / "tokenscale.json"
 
 
@@ -154,15 +151,12 @@ class Reader:
         return ends[1:] // width
 
     def __len__(self) -> int:
-        """Return the number of documents."""
         return len(self._bounds) - 1
 
     def find_file(self, document: int) -> Path:
-        """See `reframe.Reader`."""
         return self.files[int(np.searchsorted(self._firsts, document, side="right"))]
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """See `reframe.Reader`."""
         for file, start, end in zip(self.files[1:], self._firsts[:-1], self._firsts[1:], strict=True):
             for a, b in group_documents(self._bounds, max(first, int(start)), min(last, int(end))):
                 skipped, tokens = self._bounds[a] - self._bounds[start], self._bounds[b] - self._bounds[a]

@@ -56,13 +56,11 @@ BYTES_TYPE = "int64"
 
 
 def detect(path: Path) -> bool:
-    """Return whether the folder has an index of MDS shards."""
     shards = read_index(path).get("shards")
     return isinstance(shards, list) and all(isinstance(s, dict) and s.get("format") == "mds" for s in shards)
 
 
 def list_outputs(path: Path) -> list[Path]:
-    """Return the paths that `write` creates: the folder."""
     return [path]
 
 
@@ -73,12 +71,10 @@ def list_files(path: Path) -> list[str]:
 
 
 def record_path(path: Path) -> Path:
-    """Return the path of the record of the conversion."""
     return path / "tokenscale.json"
 
 
 def notes(origin: Origin, ended: bool) -> list[str]:
-    """Return notes for readers of the folder: none."""
     return []
 
 
@@ -278,15 +274,12 @@ class Reader:
             )
 
     def __len__(self) -> int:
-        """Return the number of documents, which are samples."""
         return len(self._bounds) - 1
 
     def find_file(self, document: int) -> Path:
-        """See `reframe.Reader`."""
         return self.files[int(np.searchsorted(self._firsts, document, side="right"))]
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """See `reframe.Reader`."""
         for shard, start, end in zip(self._shards, self._firsts[:-1], self._firsts[1:], strict=True):
             for a, b in group_documents(self._bounds, max(first, int(start)), min(last, int(end))):
                 data = self._load(shard.file, shard.size, shard.compressed)
@@ -385,7 +378,6 @@ def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCo
 
 
 def _choose_width(lengths: np.ndarray) -> np.ndarray:
-    """Return the bytes of the smallest unsigned integer for each length: 1, 2 or 4."""
     return 1 << np.searchsorted([1 << 8, 1 << 16], lengths, side="right")
 
 

@@ -61,12 +61,10 @@ def detect(path: Path) -> bool:
 
 
 def list_outputs(path: Path) -> list[Path]:
-    """Return the paths that `write` creates."""
     return parse_pair(path).files
 
 
 def record_path(path: Path) -> Path:
-    """Return the path of the record of the conversion."""
     return parse_pair(path).prefix.with_name(parse_pair(path).prefix.name + ".tokenscale.json")
 
 
@@ -143,15 +141,12 @@ class Reader:
         self._bounds = ends[documents]
 
     def __len__(self) -> int:
-        """Return the number of documents."""
         return len(self._bounds) - 1
 
     def find_file(self, document: int) -> Path:
-        """See `reframe.Reader`."""
         return self.files[0]
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """See `reframe.Reader`."""
         for a, b in group_documents(self._bounds, first, last):
             start, end = self._bounds[a], self._bounds[b]
             ids = np.fromfile(self.files[0], self._type, end - start, offset=start * self._type.itemsize)

@@ -27,22 +27,18 @@ HEADERS = (20240520, 20240801)
 
 
 def detect(path: Path) -> bool:
-    """Return whether the path is a `.bin` without an index."""
     return path.is_file() and path.suffix == ".bin" and not path.with_suffix(".idx").exists()
 
 
 def list_outputs(path: Path) -> list[Path]:
-    """Return the paths that `write` creates."""
     return [path]
 
 
 def record_path(path: Path) -> Path:
-    """Return the path of the record of the conversion."""
     return path.with_name(path.name + ".tokenscale.json")
 
 
 def choose_dtype(vocabulary_size: int) -> np.dtype:
-    """Return uint16, nanoGPT's type, if all ids fit, else uint32."""
     return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
 
 
@@ -117,15 +113,12 @@ class Reader:
         )
 
     def __len__(self) -> int:
-        """Return the number of documents."""
         return len(self._bounds) - 1
 
     def find_file(self, document: int) -> Path:
-        """See `reframe.Reader`."""
         return self.files[0]
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """See `reframe.Reader`. Documents include the id that ends them; one before a document is moved to its end."""
         for a, b in group_documents(self._bounds, first, last):
             ids, lengths = self._ids(self._bounds[a], self._bounds[b]), np.diff(self._bounds[a : b + 1])
             yield np.roll(ids, -1) if self._ends_come_first else ids, lengths

@@ -119,7 +119,6 @@ class ReframedDocuments:
         return counts
 
     def chunks(self, first: int, last: int) -> Iterator[Chunk]:
-        """See `documents.Documents`."""
         frame, eos_id = self.framing, self.framing.eos_id if self.eos else None
         for ids, lengths in self.reader.chunks(first, last):
             starts, ends = find_texts(ids, lengths, frame.bos_id, frame.document_end)

@@ -27,5 +27,4 @@ class MistralCommon:
         self._tokenizer = tokenizer
 
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
-        """Encode texts to (ids, lengths)."""
         return join_ids([self._tokenizer.encode(text, bos=False, eos=False) for text in to_strings(texts)])

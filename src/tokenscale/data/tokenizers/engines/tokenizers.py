@@ -43,5 +43,4 @@ class HuggingFace:
             os.environ["TOKENIZERS_PARALLELISM"] = "true" if count_threads() > 1 else "false"
 
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
-        """Encode texts to (ids, lengths)."""
         return join_ids([e.ids for e in self._tokenizer.encode_batch_fast(to_strings(texts), add_special_tokens=False)])
