@@ -24,9 +24,6 @@ def bus_factor(collective: str, ranks: int) -> float:
 
     2 (N - 1) / N for all-reduce, (N - 1) / N for its two halves, where the size is that of the whole buffer
     (NVIDIA/nccl-tests, doc/PERFORMANCE.md; reached by rings: Patarasuk & Yuan 2009).
-
-    >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("all_reduce", 1)
-    (1.5, 0.75, 0.0)
     """
     return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
 
@@ -38,9 +35,6 @@ def hops(collective: str, ranks: int, latency: Latency) -> float:
 
     Tree: 2 log2 N, down and up (Sanders, Speck & Träff 2009; what NCCL takes for all-reduce between many nodes); its
     halves have no tree.
-
-    >>> hops("all_reduce", 8, "ring"), hops("all_reduce", 8, "tree"), hops("all_gather", 8, "ring")
-    (14, 6.0, 7)
     """
     if latency == "tree" and collective == "all_reduce":
         return 2 * math.log2(ranks)
@@ -48,11 +42,7 @@ def hops(collective: str, ranks: int, latency: Latency) -> float:
 
 
 def collective_s(collective: str, size_bytes: float, ranks: int, link: Link) -> float:
-    """Return the seconds of a collective over a buffer of `size_bytes`: alpha x hops + beta x bus factor x bytes.
-
-    >>> round(collective_s("all_reduce", 1e9, 2, Link(alpha_s=1e-5, beta_s_per_byte=1e-10)), 6)
-    0.10002
-    """
+    """Return the seconds of a collective over a buffer of `size_bytes`: alpha x hops + beta x bus factor x bytes."""
     per_byte = bus_factor(collective, ranks) * link.beta_s_per_byte
     return hops(collective, ranks, link.latency) * link.alpha_s + per_byte * size_bytes
 
@@ -67,11 +57,7 @@ def bandwidths(collective: str, size_bytes: float, ranks: int, seconds: float) -
 
 
 def split_hierarchy(ranks: int, ranks_per_node: int) -> tuple[int, int]:
-    """Return (ranks per node, nodes) of a hierarchical collective: inside nodes first, then between nodes.
-
-    >>> split_hierarchy(2, 4), split_hierarchy(12, 4), split_hierarchy(3, 1)
-    ((2, 1), (4, 3), (1, 3))
-    """
+    """Return (ranks per node, nodes) of a hierarchical collective: inside nodes first, then between nodes."""
     return min(ranks, ranks_per_node), -(-ranks // ranks_per_node)
 
 
@@ -81,9 +67,6 @@ def expected_maximum(ranks: int) -> float:
 
     The integral of x N phi(x) Phi(x)^(N - 1) (David & Nagaraja, Order Statistics, 3rd edition, section 3.1), by the
     trapezoidal rule; below sqrt(2 ln N), which it approaches slowly.
-
-    >>> [round(expected_maximum(n), 4) for n in (1, 2, 3, 10)]
-    [0.0, 0.5642, 0.8463, 1.5388]
     """
     if ranks == 1:
         return 0.0

@@ -12,21 +12,13 @@ import numpy as np
 
 
 def padding_share(lengths: np.ndarray, sequence_length: int, weights: np.ndarray | None = None) -> np.ndarray:
-    """Return the share of padding with one document per row: 1 − Σ min(n − 1, T) / (documents · T).
-
-    >>> round(float(padding_share(np.array([5, 9, 17]), 8)), 6)
-    0.166667
-    """
+    """Return the share of padding with one document per row: 1 − Σ min(n − 1, T) / (documents · T)."""
     kept = np.minimum(np.asarray(lengths) - 1, sequence_length)
     return 1 - mean(kept, weights) / sequence_length
 
 
 def cut_share(lengths: np.ndarray, sequence_length: int, weights: np.ndarray | None = None) -> np.ndarray:
-    """Return the share of useful tokens cut off with one document per row: Σ max(n − 1 − T, 0) / Σ (n − 1).
-
-    >>> float(cut_share(np.array([5, 9, 17]), 8))
-    0.2857142857142857
-    """
+    """Return the share of useful tokens cut off with one document per row: Σ max(n − 1 − T, 0) / Σ (n − 1)."""
     useful = np.asarray(lengths) - 1
     return ratio(np.maximum(useful - sequence_length, 0), useful, weights)
 
@@ -45,11 +37,7 @@ def fill_share(lengths: np.ndarray, sequence_length: int, rows: int) -> float:
 
 
 def bound_fill(lengths: np.ndarray, sequence_length: int, weights: np.ndarray | None = None) -> np.ndarray:
-    """Return an upper bound of `fill_share`: rows without padding, with n − 1 useful tokens per piece of n tokens.
-
-    >>> round(float(bound_fill(np.array([9, 9]), 8)), 6), round(float(bound_fill(np.array([3, 3, 3]), 8)), 6)
-    (1.0, 0.75)
-    """
+    """Return an upper bound of `fill_share`: rows without padding, with n − 1 useful tokens per piece of n tokens."""
     useful = np.asarray(lengths) - 1
     pieces = np.maximum(1, -(-useful // sequence_length))
     return ratio(useful, useful + pieces, weights) * (sequence_length + 1) / sequence_length
@@ -67,19 +55,12 @@ def stall_share(tokens_per_s: np.ndarray | float, tokenizer_tokens_per_s: np.nda
     """Return the share of step time for tokenizing in the training thread: (1/s) / (1/N + 1/s) = N / (N + s).
 
     `tokens_per_s` (N) is the rate without any stall.
-
-    >>> stall_share(50_000.0, 450_000.0)
-    0.1
     """
     return tokens_per_s / (tokens_per_s + tokenizer_tokens_per_s)
 
 
 def rate_at_stall(share: float, tokenizer_tokens_per_s: np.ndarray | float) -> np.ndarray | float:
-    """Return the training rate at which tokenizing takes this share q of a step: N = s q / (1 − q).
-
-    >>> round(rate_at_stall(0.1, 450_000.0))
-    50000
-    """
+    """Return the training rate at which tokenizing takes this share q of a step: N = s q / (1 − q)."""
     return tokenizer_tokens_per_s * share / (1 - share)
 
 
@@ -115,9 +96,6 @@ def bound_unseen_cut(lengths: np.ndarray) -> tuple[float, float]:
 
     With none among n, at most 1 − 0.05^(1/n) of all are cut (the rule of three, 3 / n: Hanley & Lippman-Hand 1983). The
     length of such a document is unknown; it counts as the longest one seen.
-
-    >>> round(bound_unseen_cut(np.full(100, 9))[0], 3)
-    0.03
     """
     useful = np.asarray(lengths) - 1
     share = 1 - 0.05 ** (1 / len(useful))
@@ -129,19 +107,12 @@ def bound_count(seen: int) -> float:
     """Return the upper 97.5 % bound of a Poisson mean, given a count k: k + 1.96 √(k + 1) + 2.
 
     Within 4 % of the exact Poisson bound from k = 1 on (Garwood 1936), which is 5.57 there.
-
-    >>> round(bound_count(1), 1), round(bound_count(4), 1)
-    (5.8, 10.4)
     """
     return seen + 1.96 * float(np.sqrt(seen + 1)) + 2
 
 
 def interval(values: np.ndarray | Sequence[float], coverage: float = 0.95) -> tuple[float, float]:
-    """Return the percentile interval of resampled values, including infinite ones.
-
-    >>> interval(np.arange(1001) / 1000)
-    (0.025, 0.975)
-    """
+    """Return the percentile interval of resampled values, including infinite ones."""
     ordered = np.sort(np.asarray(values, dtype=float))
     tail = (1 - coverage) / 2 * (len(ordered) - 1)
     return float(ordered[int(np.floor(tail))]), float(ordered[int(np.ceil(len(ordered) - 1 - tail))])

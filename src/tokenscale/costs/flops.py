@@ -65,12 +65,7 @@ def weights(model: ModelSettings) -> Weights:
 
 
 def parameters(model: ModelSettings) -> int:
-    """Return the number of all weights of a model, including embeddings.
-
-    >>> from tokenscale.settings.presets import PRESETS
-    >>> parameters(PRESETS["llama-8b-nemo"]), parameters(PRESETS["gpt2-124m"])
-    (8053329920, 124439808)
-    """
+    """Return the number of all weights of a model, including embeddings."""
     return weights(model).total
 
 
@@ -82,12 +77,6 @@ def flops_per_token(
     6 N + 12 L d T (PaLM, Chowdhery et al. 2022, appendix B): N counts all weights except lookup tables (including norms
     and biases, as in the source studies), d = heads x head width, T is the sequence length. `CAUSAL` halves the
     attention term; objective `masked` has no causal mask, so both conventions count attention in full.
-
-    >>> from tokenscale.settings.presets import PRESETS
-    >>> round(flops_per_token(PRESETS["llama-8b-nemo"], 2048, Convention.FULL) / 1e9, 2)
-    48.32
-    >>> round(flops_per_token(PRESETS["llama-1.4b-nemo"], 2048, Convention.FULL) / 1e9, 2)
-    7.65
     """
     count = weights(model)
     whole = 6 * (count.total - count.looked_up) + 3 * _attention(model, sequence_length, convention, objective)
@@ -106,11 +95,6 @@ def hardware_flops_per_token(
     `block` recomputes the forward pass of each block (8 N instead of 6 N in the blocks: Korthikanti et al. 2022); the
     output head is outside of the blocks. `selective` keeps matrix products and attention, and adds nothing. By
     convention, recomputation inside attention kernels does not count.
-
-    >>> from tokenscale.settings.presets import PRESETS
-    >>> shape = PRESETS["llama-8b-nemo"]
-    >>> round(hardware_flops_per_token(shape, 2048, Convention.FULL, "block") / 1e9, 2)
-    63.35
     """
     trained = flops_per_token(model, sequence_length, convention, objective)
     if activation_checkpointing != "block":

@@ -102,11 +102,6 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
 
     Not predicted: activations under torch.compile, of float8 products, and of models of `transformers`, whose
     weights are assumed to divide evenly.
-
-    >>> from tokenscale.settings.presets import PRESETS
-    >>> held = memory(RunSettings(model=PRESETS["llama-8b-nemo"]), rank=0)
-    >>> held.parameters == 4 * 8_053_329_920 == held.gradients
-    True
     """
     model, layout = run.model.with_positions(run.sequence_length), run.layout
     coordinate, size = layout.coordinate(rank), 2 if run.precision == "bf16-true" else 4
@@ -130,14 +125,7 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
 
 
 def largest_memory(run: RunSettings, device: Device = "cpu") -> Memory:
-    """Return the memory of the rank with the most. Stages differ; of uneven shards the first are larger.
-
-    >>> from tokenscale.settings.presets import PRESETS
-    >>> run = RunSettings(model=PRESETS["gpt2-124m"], layout=LayoutSettings(shard=4, sharding="zero1"))
-    >>> held = largest_memory(run)
-    >>> held.parameters / 124_439_808, round(held.optimizer / 124_439_808, 2)
-    (4.0, 2.0)
-    """
+    """Return the memory of the rank with the most. Stages differ; of uneven shards the first are larger."""
     layout = run.layout
     places = [rank for rank in range(layout.world_size) if _is_first_reader(layout.coordinate(rank))]
     return max((memory(run, rank, device) for rank in places), key=lambda found: found.total)

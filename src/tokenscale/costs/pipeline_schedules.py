@@ -30,9 +30,6 @@ def build_schedule(name: str, rank: int, ranks: int, micro_batches: int, chunks:
     | `1f1b` | PipeDream-flush (Narayanan et al. 2021): at most `ranks` micro-batches' activations |
     | `interleaved` | the same paper, section 2.2: `chunks` groups of layers a rank, the bubble divided by them |
     | `zero-bubble` | ZB-H1 (Qi et al. 2023): 1f1b's memory; weight gradients fill what would be waiting |
-
-    >>> [f"{a.kind}{a.micro}" for a in build_schedule("1f1b", 0, 2, 3)]
-    ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
     """
     if name == "naive":
         return [Action(kind, micro) for micro in range(micro_batches) for kind in "FB"]
@@ -78,11 +75,7 @@ def _zero_bubble(rank: int, ranks: int, micro_batches: int) -> list[Action]:
 
 
 def max_in_flight(actions: list[Action]) -> int:
-    """Return the largest number of forward passes whose activations a rank stores at once.
-
-    >>> [max_in_flight(build_schedule("1f1b", rank, 4, 8)) for rank in range(4)]
-    [4, 3, 2, 1]
-    """
+    """Return the largest number of forward passes whose activations a rank stores at once."""
     held = most = 0
     ends = "W" if any(a.kind == "W" for a in actions) else "B"
     for action in actions:
@@ -99,11 +92,6 @@ def bubble_share(
     (p - 1) / (m + p - 1) for gpipe and 1f1b with p ranks and m micro-batches, and with v chunks (p - 1) / (v m + p - 1)
     for interleaved (Narayanan et al. 2021, sections 2.2.1 and 2.2.2); (p - 1) / p for naive. Computed by simulation: a
     rank works as soon as it can. `backward` is the time of B and W together, half each.
-
-    >>> [round(bubble_share(name, 4, 8), 3) for name in ("naive", "gpipe", "1f1b", "zero-bubble")] == [
-    ...     round(share, 3) for share in (3 / 4, 3 / 11, 3 / 11, 3 / 27)
-    ... ]
-    True
     """
     orders = [build_schedule(name, rank, ranks, micro_batches, chunks) for rank in range(ranks)]
     cut = any(action.kind == "W" for action in orders[0])
@@ -138,10 +126,6 @@ def assign_stages(model: ModelSettings, sequence_length: int, stages: int) -> li
     """Assign layers to stages, balanced by FLOPs; the last stage also has the output head.
 
     The model's vocabulary must be known. Each stage has at least one layer, so there are no more stages than layers.
-
-    >>> from tokenscale.settings.presets import PRESETS
-    >>> [len(layers) for layers in assign_stages(PRESETS["gpt2-124m"], 1024, 4)]
-    [4, 4, 3, 1]
     """
     head = 6 * model.vocabulary_size * model.dimension
     block = round((flops_per_token(model, sequence_length, Convention.FULL) - head) / model.layers)
@@ -152,9 +136,6 @@ def partition_costs(costs: list[int], stages: int) -> list[range]:
     """Partition consecutive items into nonempty ranges with the smallest possible maximum cost.
 
     Among equal partitions, the one with more items in the first ranges.
-
-    >>> partition_costs([1, 1, 1, 1, 3], 3)
-    [range(0, 2), range(2, 4), range(4, 5)]
     """
     if not 1 <= stages <= len(costs):
         raise ValueError(f"{len(costs)} layers in {stages} stages")

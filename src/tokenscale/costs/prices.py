@@ -172,12 +172,7 @@ def job_minutes(price: Price, machine: Machine) -> int:
 
 
 def min_useful_tokens(run: RunSettings, streams: bool) -> float | None:
-    """Return the least average of useful tokens per row before the store exists; None if it depends on documents.
-
-    >>> packed, padded = RunSettings(approach="packed", sequence_length=1024), RunSettings(approach="padded")
-    >>> min_useful_tokens(packed, streams=False), min_useful_tokens(padded, streams=False)
-    (448.0, None)
-    """
+    """Return the least average of useful tokens per row before the store exists; None if it depends on documents."""
     if not streams and run.approach != "packed":
         return None
     whole = streams or run.packing == "concatenate"
@@ -185,11 +180,7 @@ def min_useful_tokens(run: RunSettings, streams: bool) -> float | None:
 
 
 def max_rows(run: RunSettings, streams: bool, documents: int | None, tokens: int | None) -> float | None:
-    """Return an upper bound of the rows per epoch from numbers of documents and tokens; None if unknown.
-
-    >>> max_rows(RunSettings(approach="packed", sequence_length=1024), False, 10, 10240)
-    21.0
-    """
+    """Return an upper bound of the rows per epoch from numbers of documents and tokens; None if unknown."""
     if not streams and run.approach != "packed":
         return documents
     if tokens is None:

@@ -15,11 +15,7 @@ MAY_DIFFER = {
 
 
 def state_path(run_id: str, step: int) -> str:
-    """Return the path of the resume state that a run writes after `step` steps.
-
-    >>> state_path("packed-llama-tiny-single-w1-0123456789", 8)
-    'results/runs/packed-llama-tiny-single-w1-0123456789/checkpoints/step=00000008'
-    """
+    """Return the path of the resume state that a run writes after `step` steps."""
     return f"results/runs/{run_id}/checkpoints/step={step:08d}"
 
 
@@ -30,11 +26,7 @@ def parse_run_id(state: str) -> str | None:
 
 
 def start_step(run: RunSettings) -> int:
-    """Return the number of steps done before this run, from the name of the state it resumes from.
-
-    >>> start_step(RunSettings(resume_from="elsewhere/step=00000008"))
-    8
-    """
+    """Return the number of steps done before this run, from the name of the state it resumes from."""
     found = re.search(r"step=(\d+)/?$", run.resume_from or "")
     return int(found[1]) if found else 0
 

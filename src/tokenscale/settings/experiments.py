@@ -228,11 +228,7 @@ class Run:
 
 
 def merge_settings(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
-    """Return a deep copy of `base` with `overlay` applied: mappings are merged, other values replaced.
-
-    >>> merge_settings({"a": {"x": 1, "y": 2}, "b": [1]}, {"a": {"y": 3}, "b": [2]})
-    {'a': {'x': 1, 'y': 3}, 'b': [2]}
-    """
+    """Return a deep copy of `base` with `overlay` applied: mappings are merged, other values replaced."""
     result = copy.deepcopy(base)
     for key, value in overlay.items():
         mergeable = isinstance(value, dict) and isinstance(result.get(key), dict)
@@ -267,11 +263,7 @@ def flatten_cell(cell: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def matches(cell: dict[str, Any], levels: dict[str, Any]) -> bool:
-    """Whether a cell has all of these levels.
-
-    >>> matches({"layout": {"pipeline": 2, "schedule": "gpipe"}}, {"layout.schedule": "gpipe"})
-    True
-    """
+    """Whether a cell has all of these levels."""
     flat = flatten_cell(cell)
     return all(key in flat and flat[key] == value for key, value in flatten_cell(levels).items())
 
@@ -343,11 +335,7 @@ def cell_values(experiment: Experiment, cell: dict[str, Any]) -> dict[str, Any]:
 
 
 def format_cell(cell: dict[str, Any]) -> str:
-    """Return a cell as text, as the table `runs` names it, in the order of the keys: a file of JSON has no other.
-
-    >>> format_cell({"layout": {"data": 2}, "approach": "packed"})
-    'approach=packed, layout.data=2'
-    """
+    """Return a cell as text, as the table `runs` names it, in the order of the keys: a file of JSON has no other."""
     levels = sorted(flatten_cell(cell).items())
     return ", ".join(f"{key}={v if isinstance(v, str) else canonical_json(v)}" for key, v in levels)
 

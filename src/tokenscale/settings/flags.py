@@ -116,12 +116,7 @@ def parse_value(flag: Flag, text: str) -> Any:
 
 
 def replace_values(settings: Any, values: Mapping[str, Any]) -> Any:
-    """Return a copy of settings with the values at dotted keys replaced.
-
-    >>> from tokenscale.settings.run import RunSettings
-    >>> replace_values(RunSettings(), {"seed": 3, "optimizer.beta1": 0.8}).optimizer.beta1
-    0.8
-    """
+    """Return a copy of settings with the values at dotted keys replaced."""
     own = {key: value for key, value in values.items() if "." not in key}
     for name in dict.fromkeys(key.split(".")[0] for key in values if "." in key):
         inner = {key.split(".", 1)[1]: value for key, value in values.items() if key.startswith(f"{name}.")}

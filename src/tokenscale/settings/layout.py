@@ -114,11 +114,7 @@ class LayoutSettings:
         return "-".join(self.schedule if name == "pp" else name for name in names)
 
     def coordinate(self, rank: int) -> MeshCoordinate:
-        """Return a rank's mesh coordinate. Ranks of a tensor group are neighbours, pipeline stages are furthest apart.
-
-        >>> LayoutSettings(data=2, tensor=2, pipeline=2).coordinate(3)
-        MeshCoordinate(pipeline=0, data=1, shard=0, tensor=1, data_rank=1)
-        """
+        """Return a rank's mesh coordinate. Ranks of a tensor group are neighbours, pipeline stages are furthest apart."""
         index = {}
         for degree in reversed(DEGREES):
             rank, index[degree] = divmod(rank, getattr(self, degree))
@@ -230,9 +226,6 @@ class LayoutSettings:
         """Return why the layout does not suit nodes with this number of ranks, or None if it does.
 
         A tensor group communicates in every block and must stay within a node.
-
-        >>> LayoutSettings(tensor=4, data=2).node_problem(6)
-        'tensor groups of 4 would span nodes of 6 ranks: tensor 3 fits'
         """
         if ranks_per_node % self.tensor == 0:
             return None
@@ -275,9 +268,6 @@ def geometry(world_size: int, gpus_per_node: int | None) -> Geometry:
     """Return the smallest geometry that fills its nodes evenly; without `gpus_per_node` always one node.
 
     Raises UserError for a world size that fills nodes unevenly, naming the nearest ones that do not.
-
-    >>> [(g.nodes, g.ranks_per_node) for g in (geometry(n, 4) for n in (1, 2, 4, 8, 12, 16))]
-    [(1, 1), (1, 2), (1, 4), (2, 4), (3, 4), (4, 4)]
     """
     if gpus_per_node is None:
         return Geometry(world_size, 1, world_size)

@@ -44,11 +44,7 @@ def done_file(run_id: str) -> str:
 
 
 def list_manifests(run: RunSettings) -> dict[str, str]:
-    """Return role → manifest of a run's inputs: corpus, tokenizer, store, validation_store, arm.
-
-    >>> sorted(list_manifests(RunSettings(approach="packed")))
-    ['store', 'validation_store']
-    """
+    """Return role → manifest of a run's inputs: corpus, tokenizer, store, validation_store, arm."""
     corpus, tokenizer = run.corpus.name, run.tokenizer.name
     found = {}
     mixed = run.mixture is not None

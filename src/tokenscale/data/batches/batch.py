@@ -74,9 +74,6 @@ def document_ids(starts_bt: np.ndarray, out: np.ndarray | None = None) -> np.nda
     """Return the number of each token's piece in its row, from 0; int32 [n, T], written to `out` if given.
 
     Numbers are unique in a row only: tokens attend to each other if row and number are equal.
-
-    >>> document_ids(np.array([[True, False, True], [True, True, True]])).tolist()
-    [[0, 0, 1], [0, 1, 2]]
     """
     if starts_bt.dtype != bool or not starts_bt[:, :1].all():
         raise ValueError("starts are bool [n, T], and every row begins with one")

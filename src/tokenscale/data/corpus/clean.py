@@ -80,9 +80,5 @@ def clean(
 
 
 def collapse(text: str) -> str:
-    """Collapse white space: one space within a line, none at line ends, at most one empty line in a row.
-
-    >>> collapse("a \\t b \\n\\n\\n\\n c")
-    'a b\\n\\nc'
-    """
+    """Collapse white space: one space within a line, none at line ends, at most one empty line in a row."""
     return _EMPTY_LINES.sub("\n\n", _LINE_ENDS.sub("\n", _SPACES.sub(" ", text)))

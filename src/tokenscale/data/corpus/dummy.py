@@ -40,9 +40,6 @@ def length_at(u: float, lengths: LengthSettings) -> int:
     """Return the document length at quantile u in [0, 1), clipped to the bounds.
 
     Uses inverse transform sampling (Devroye 1986, II.2).
-
-    >>> length_at(0.5, LengthSettings("lognormal", mean=100, sigma=0))
-    100
     """
     if lengths.distribution == "constant":
         value = lengths.mean

@@ -39,11 +39,7 @@ RECORDS_BATCH = 4096
 
 
 def rebuild_command(directory: Path, file: str = "") -> str:
-    """Return the command that rebuilds a corpus, or the part of it that `file` of its manifest belongs to.
-
-    >>> rebuild_command(Path("results/corpus/web"), "parts/00007/train-00000.parquet")
-    'snakemake -f results/corpus/web/parts/00007/manifest.json'
-    """
+    """Return the command that rebuilds a corpus, or the part of it that `file` of its manifest belongs to."""
     folder = Path(directory) / file
     return f"snakemake -f {(folder.parent if file.startswith('parts/') else Path(directory)) / 'manifest.json'}"
 

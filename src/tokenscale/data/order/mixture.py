@@ -30,9 +30,6 @@ def block_counts(weights: tuple[float, ...]) -> np.ndarray:
 
     The length of the block, their sum, is chosen among `BLOCK` lengths so that the shares are as close to the weights
     as possible. Weights that are fractions with a common denominator of up to 1000 are kept exactly.
-
-    >>> block_counts((2 / 3, 1 / 3, 0)).tolist()
-    [668, 334, 0]
     """
     shares = np.asarray(weights, dtype=np.float64)
     shortest = max(BLOCK, int(np.ceil(LEAST / shares[shares > 0].min() - 1e-6)))

@@ -2,11 +2,7 @@
 
 
 def rank_slots(global_batch: int, rank: int, world_size: int) -> range:
-    """Return the contiguous slots of a rank. Counts differ by at most one; the first ranks have more.
-
-    >>> [list(rank_slots(7, rank, 3)) for rank in range(3)]
-    [[0, 1, 2], [3, 4], [5, 6]]
-    """
+    """Return the contiguous slots of a rank. Counts differ by at most one; the first ranks have more."""
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is outside range({world_size})")
     least, more = divmod(global_batch, world_size)
@@ -15,11 +11,7 @@ def rank_slots(global_batch: int, rank: int, world_size: int) -> range:
 
 
 def micro_steps(global_batch: int, world_size: int, micro_batch: int) -> int:
-    """Return the forward passes per optimizer step, equal on all ranks; an empty micro-batch contributes zero.
-
-    >>> micro_steps(global_batch=9, world_size=2, micro_batch=2)
-    3
-    """
+    """Return the forward passes per optimizer step, equal on all ranks; an empty micro-batch contributes zero."""
     largest = -(-global_batch // world_size)
     return -(-largest // micro_batch)
 
@@ -28,9 +20,6 @@ def shard_rows(rows: int, index: int, count: int) -> range:
     """Return the rows of shard `index` of `count`, as torch.chunk and FSDP2 split them.
 
     All shards are equal except for the last ones, which may be smaller or empty.
-
-    >>> [len(shard_rows(10, index, 4)) for index in range(4)]
-    [3, 3, 3, 1]
     """
     each = -(-rows // count)
     return range(min(index * each, rows), min((index + 1) * each, rows))

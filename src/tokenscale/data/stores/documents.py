@@ -130,11 +130,7 @@ def check_eos(tokenizer: Tokenizer, eos: bool, pairs: bool = False) -> None:
 
 
 def frame_documents(ids: np.ndarray, lengths: np.ndarray, bos_id: int, eos_id: int | None) -> Chunk:
-    """Add BOS before and optionally EOS after each document; `ids` int32 [sum(lengths)].
-
-    >>> frame_documents(np.array([5, 6, 7], np.int32), np.array([2, 0, 1]), 0, 1).ids.tolist()
-    [0, 5, 6, 1, 0, 1, 0, 7, 1]
-    """
+    """Add BOS before and optionally EOS after each document; `ids` int32 [sum(lengths)]."""
     more = 1 if eos_id is None else 2
     result = np.empty(len(ids) + more * len(lengths), dtype=np.int32)
     read = written = 0

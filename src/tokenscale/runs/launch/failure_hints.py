@@ -193,9 +193,6 @@ def find_hint(*texts: str, state: str | None = None, reason: str | None = None) 
     """Return the cause of a failure, from logs of ranks and srun and from SLURM's state and reason; None if unknown.
 
     A UserError in the logs is preferred, then the first row of `CAUSES` that matches any of them.
-
-    >>> find_hint("RuntimeError: [..] Connection closed by peer [127.0.0.1]:3", "CUDA out of memory. Tried ..").what
-    "a GPU's memory was full"
     """
     known = [f"state {state}"] if state else []
     known += [f"reason {reason}"] if reason and reason not in ("None", "Unknown") else []

@@ -66,11 +66,7 @@ class Counts:
 
 
 def find_texts(ids: np.ndarray, lengths: np.ndarray, bos_id: int, end_id: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return (first, last) of each document's text in `ids`, without any BOS before and any `end_id` after it.
-
-    >>> [array.tolist() for array in find_texts(np.array([1, 1, 7, 8, 2, 9, 1, 2]), np.array([5, 1, 2]), 1, 2)]
-    [[2, 5, 7], [4, 6, 7]]
-    """
+    """Return (first, last) of each document's text in `ids`, without any BOS before and any `end_id` after it."""
     last = np.cumsum(lengths)
     first = last - lengths
     if not ids.size:
@@ -217,12 +213,7 @@ def export_chunks(documents: Documents, rule: ExportFraming, count: ExportCounts
 
 
 def export_chunk(chunk: Chunk, rule: ExportFraming, count: ExportCounts) -> Chunk:
-    """Return a chunk with the framing of the foreign format. Updates `count`.
-
-    >>> chunk = Chunk(np.array([1, 7, 8, 2, 1], np.int32), np.array([4, 1]))
-    >>> export_chunk(chunk, ExportFraming(keep_bos=False, document_end=2), ExportCounts()).ids.tolist()
-    [7, 8, 2, 2]
-    """
+    """Return a chunk with the framing of the foreign format. Updates `count`."""
     ids, ends, lengths = chunk.ids, np.cumsum(chunk.lengths), chunk.lengths
     keep = np.ones(len(ids), dtype=bool)
     if not rule.keep_bos:
