@@ -40,6 +40,8 @@ LISTINGS = Path("results/code")
 MAX_COPIES = 50
 #: import statement; imported names run to the end of the line or are in parentheses
 _IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\S+)[ \t]+)?import[ \t]+(\([^)]*\)|[^(\n]*)", re.MULTILINE)
+#: imports for type checkers alone, which no job executes
+_TYPES = re.compile(r"^if TYPE_CHECKING:\n(?:[ \t]+.*\n|\n(?=[ \t]))+", re.MULTILINE)
 _ASSIGNMENT = re.compile(rf"^({'|'.join(ASSIGNMENTS)}) = (\([^)]*\))", re.MULTILINE)
 
 
@@ -211,12 +213,12 @@ def _find_module_file(module: str) -> Path | None:
 
 @cache
 def _scan_source(path: Path) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
-    """Return (project modules that a file imports anywhere, its literal assignments to ASSIGNMENTS).
+    """Return (project modules that a file imports, its literal assignments to ASSIGNMENTS).
 
     Regular expressions are thirty times as fast as Python's parser; a test compares both on every file of the package.
     Import statements inside string literals count as well.
     """
-    text = path.read_text(encoding="utf-8")
+    text = _TYPES.sub("", path.read_text(encoding="utf-8"))
     imports = []
     for module, imported in _IMPORT.findall(text):
         if module.startswith("."):

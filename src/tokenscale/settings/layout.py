@@ -114,7 +114,7 @@ class LayoutSettings:
         return "-".join(self.schedule if name == "pp" else name for name in names)
 
     def coordinate(self, rank: int) -> MeshCoordinate:
-        """Return a rank's mesh coordinate. Ranks of a tensor group are neighbours, pipeline stages are furthest apart."""
+        """Return a rank's mesh coordinate. Ranks of a tensor group are neighbours, stages are furthest apart."""
         index = {}
         for degree in reversed(DEGREES):
             rank, index[degree] = divmod(rank, getattr(self, degree))

@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
@@ -19,28 +18,12 @@ class Laps:
     ended_mono_s: float = 0.0
 
 
-class Timer(Protocol):
-    """Time the phases of steps. `read` returns the laps since the last reading; on a GPU it waits for the last one."""
-
-    def restart(self) -> None:
-        """Begin a step now; the time before (validation, a checkpoint) belongs to no step."""
-        ...
-
-    def lap(self, part: str) -> None:
-        """Attribute the time since the last lap to a phase of the step."""
-        ...
-
-    def end(self) -> None:
-        """End the step and begin the next one."""
-        ...
-
-    def read(self) -> list[Laps]:
-        """Return the laps of the steps that have ended since the last reading."""
-        ...
-
-
 class HostTimer:
-    """A timer for devices that compute in the caller's thread."""
+    """Timer of the phases of steps for devices that compute in the caller's thread.
+
+    `restart` begins a step now, `lap` attributes the time since the last lap to a phase, `end` ends the step and begins
+    the next one, and `read` returns the laps of the steps that have ended since the last reading.
+    """
 
     def __init__(self) -> None:
         self._steps: list[Laps] = []
@@ -66,7 +49,7 @@ class HostTimer:
 
 
 class CudaTimer:
-    """A timer for a GPU: events are recorded in its stream and read later, so that the host runs ahead."""
+    """Timer for a GPU: events are recorded in its stream and read later, so that the host runs ahead; `read` waits."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -111,6 +94,9 @@ class CudaTimer:
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         return event
+
+
+Timer = HostTimer | CudaTimer
 
 
 def timer_of(device: torch.device) -> Timer:

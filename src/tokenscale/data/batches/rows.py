@@ -2,15 +2,18 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tokenscale.data.batches.batch import Batch
 from tokenscale.data.order.digest import row_digests
-from tokenscale.data.order.permutation import SampleOrder
+from tokenscale.data.order.permutation import ShuffledOrder
 from tokenscale.data.order.shares import rank_slots
 from tokenscale.settings.run import RunSettings
+
+if TYPE_CHECKING:
+    from tokenscale.data.order.mixture import MixtureOrder
 
 #: steps whose order is computed at once, to share NumPy's overhead: BLOCK_STEPS after a seek, which must be fast, then
 #: the steps of BLOCK_ROWS rows
@@ -23,7 +26,9 @@ class RowOrder(ABC):
     The state is the step alone; seeking only computes a new block of the order.
     """
 
-    def __init__(self, order: SampleOrder, run: RunSettings, vocabulary_size: int, rank: int, world_size: int):
+    def __init__(
+        self, order: "ShuffledOrder | MixtureOrder", run: RunSettings, vocabulary_size: int, rank: int, world_size: int
+    ):
         self.vocabulary_size = vocabulary_size
         self.slots = np.array(rank_slots(run.global_batch, rank, world_size), dtype=np.int64)
         self._order, self._global_batch = order, run.global_batch
@@ -75,7 +80,7 @@ class RowBatches(RowOrder):
     def __init__(
         self,
         read: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
-        order: SampleOrder,
+        order: "ShuffledOrder | MixtureOrder",
         run: RunSettings,
         vocabulary_size: int,
         rank: int,

@@ -3,13 +3,16 @@
 import importlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenscale.data.order.permutation import SampleOrder, ShuffledOrder
+from tokenscale.data.order.permutation import ShuffledOrder
 from tokenscale.settings.registry import MIXTURES
 from tokenscale.settings.run import RunSettings
+
+if TYPE_CHECKING:
+    from tokenscale.data.order.mixture import MixtureOrder
 
 
 def list_sources(run: RunSettings, where: Path, *, held_out: bool = False) -> list[Path]:
@@ -22,7 +25,7 @@ def list_sources(run: RunSettings, where: Path, *, held_out: bool = False) -> li
     return importlib.import_module(MIXTURES).list_sources(run, where, held_out=held_out)
 
 
-def open_order(run: RunSettings, sizes: list[int]) -> SampleOrder:
+def open_order(run: RunSettings, sizes: list[int]) -> "ShuffledOrder | MixtureOrder":
     """Return the global order of samples, from the number of samples of each source."""
     if run.mixture is None:
         return ShuffledOrder(sizes[0], run.effective_seed)
@@ -37,7 +40,7 @@ def join(sources: Sequence[Any]) -> Any:
 class JoinedSources:
     """Several sources whose samples are numbered one source after the other.
 
-    Methods read from the sources, which are documents (see `streams.Documents`), or rows of a `padded` store.
+    Methods read from the sources, which are documents, or rows of a `padded` store.
     """
 
     def __init__(self, sources: Sequence[Any]):

@@ -8,7 +8,7 @@ With a mixture of k sources each slot has k such streams. A row is the next row 
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,25 +24,6 @@ from tokenscale.settings.run import RunSettings
 BLOCK_DOCUMENTS, BLOCK_STEPS = 256, 64
 
 
-class Documents(Protocol):
-    """Random access to documents as ids, each with BOS, so at least one token long."""
-
-    @property
-    def total_tokens(self) -> int:
-        """Return the tokens of all documents."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def document(self, i: int) -> np.ndarray:
-        """Return the ids of document i, int32."""
-        ...
-
-    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
-        """Return the lengths of documents in tokens, int64 [n]."""
-        ...
-
-
 class StreamBatches:
     """Streams of a rank's slots.
 
@@ -52,9 +33,7 @@ class StreamBatches:
     previous documents for raw text.
     """
 
-    def __init__(
-        self, sources: Sequence[Documents], run: RunSettings, vocabulary_size: int, rank: int, world_size: int
-    ):
+    def __init__(self, sources: Sequence[Any], run: RunSettings, vocabulary_size: int, rank: int, world_size: int):
         self.vocabulary_size, self._sources = vocabulary_size, sources
         self._sequence_length, self._global_batch = run.sequence_length, run.global_batch
         self._slots = np.array(rank_slots(run.global_batch, rank, world_size), dtype=np.int64)
@@ -130,7 +109,7 @@ class _Stream:
     `first_document` is the number of the source's first document among the documents of all sources.
     """
 
-    def __init__(self, documents: Documents, slot: int, global_batch: int, seed: int, first_document: int):
+    def __init__(self, documents: Any, slot: int, global_batch: int, seed: int, first_document: int):
         self._documents, self._slot, self._stride, self._seed = documents, slot, global_batch, seed
         self._first_document = first_document
         self._block_start, self._block = 0, np.zeros(0, dtype=np.int64)

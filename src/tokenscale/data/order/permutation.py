@@ -1,7 +1,5 @@
 """Global sample order: a pure function of (seed, epoch, index), without index arrays or state."""
 
-from typing import Protocol
-
 import numpy as np
 
 _MASK = (1 << 64) - 1
@@ -82,32 +80,19 @@ def get_samples(positions: np.ndarray, n: int, seed: int) -> np.ndarray:
     return found
 
 
-class SampleOrder(Protocol):
-    """Endless order of samples. Samples of several sources are numbered one source after the other."""
-
-    rows: int
-    #: positions whose order is cheap enough to be computed together for batches read ahead
-    positions_ahead: int
-
-    def samples(self, positions: np.ndarray) -> np.ndarray:
-        """Return the sample at each position p >= 0, int64 of the shape of `positions`."""
-        ...
-
-    def source_seed(self, source: int) -> int:
-        """Return the seed of a source's own order."""
-        ...
-
-
 class ShuffledOrder:
-    """Order of one source of `rows` samples."""
+    """Endless order of one source of `rows` samples."""
 
+    #: positions whose order is cheap enough to be computed together for batches read ahead
     positions_ahead = 1 << 62
 
     def __init__(self, rows: int, seed: int):
         self.rows, self._seed = rows, seed
 
     def samples(self, positions: np.ndarray) -> np.ndarray:
+        """Return the sample at each position p >= 0, int64 of the shape of `positions`."""
         return get_samples(positions, self.rows, self._seed)
 
     def source_seed(self, source: int) -> int:
+        """Return the seed of a source's own order."""
         return self._seed

@@ -1,7 +1,7 @@
 """Losses as sums. They are normalised where the useful tokens of all ranks are known."""
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -11,32 +11,14 @@ from torch.autograd.function import once_differentiable
 from tokenscale.settings.model import aligned_rows
 from tokenscale.train.compilation import compile_function
 
+if TYPE_CHECKING:
+    from tokenscale.train.parallel.tensor import Vocabulary
+
 #: A label that does not count: padding, or the start of a document.
 IGNORED = -100
 #: What gradients of fp16 logits are multiplied by before they are rounded: a probability of 1/131,072 is below fp16's
 #: normal numbers, and 2**10 times the largest gradient, 1, is far from its end.
 FP16_SCALE = 1024.0
-
-
-class VocabularyShard(Protocol):
-    """The part of a vocabulary whose rows of the output head this rank holds."""
-
-    @property
-    def first(self) -> int:
-        """The first entry."""
-        ...
-
-    def gather(self, hidden_btd: Tensor) -> Tensor:
-        """Return the hidden states of all positions, from those of each rank."""
-        ...
-
-    def maximum(self, values: Tensor) -> Tensor:
-        """Reduce to the elementwise maximum over all shards, in place."""
-        ...
-
-    def sum(self, values: Tensor) -> Tensor:
-        """Reduce to the sum over all shards, in place."""
-        ...
 
 
 def cross_entropy_sum(logits_btv: Tensor, labels_bt: Tensor) -> Tensor:
@@ -68,7 +50,7 @@ def linear_cross_entropy_sum(
     chunk: int,
     *,
     compiled: bool = False,
-    share: VocabularyShard | None = None,
+    share: "Vocabulary | None" = None,
 ) -> Tensor:
     """`cross_entropy_sum(head(hidden), labels)`, with the logits of `chunk` positions at a time (0: all).
 
@@ -106,7 +88,7 @@ def linear_scores(hidden_btd: Tensor, head: torch.nn.Linear, labels_bt: Tensor, 
 
 @torch.no_grad()
 def correct_labels(
-    hidden_btd: Tensor, head: torch.nn.Linear, labels_bt: Tensor, chunk: int, *, share: VocabularyShard | None = None
+    hidden_btd: Tensor, head: torch.nn.Linear, labels_bt: Tensor, chunk: int, *, share: "Vocabulary | None" = None
 ) -> Tensor:
     """Count the useful labels that have the largest logit (of equal ones, the first entry's): a scalar, int64.
 
@@ -140,7 +122,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype: torch.dtype,
         learning: bool,
         compiled: bool,
-        share: VocabularyShard | None,
+        share: "Vocabulary | None",
     ) -> Tensor:
         differentiate = compile_function(_differentiate_chunk) if compiled else _differentiate_chunk
         wants_hidden, wants_weight, wants_bias = (learning and wants for wants in ctx.needs_input_grad[:3])
@@ -193,7 +175,7 @@ def _differentiate_chunk(
     scale: float,
     wants_hidden: bool,
     wants_bias: bool,
-    share: VocabularyShard | None,
+    share: "Vocabulary | None",
     entries: int,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Return (the summed loss, its gradient by the logits times `scale` in the format of the inputs, and those by the
@@ -211,7 +193,7 @@ def _differentiate_chunk(
 
 
 def _loss_and_gradient(
-    logits: Tensor, labels: Tensor, share: VocabularyShard | None, entries: int
+    logits: Tensor, labels: Tensor, share: "Vocabulary | None", entries: int
 ) -> tuple[Tensor, Tensor]:
     """Return (the summed loss, its gradient by the logits: softmax - one-hot). The gradient reuses the logits' memory.
 

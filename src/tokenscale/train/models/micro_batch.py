@@ -1,13 +1,16 @@
 """The inputs of one forward pass, on the device."""
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tokenscale.train.models.attention import Bounds
 from tokenscale.train.models.losses import IGNORED
+
+if TYPE_CHECKING:
+    from tokenscale.data.batches.batch import Batch
+    from tokenscale.data.batches.held_out import HeldOutSlice
 
 
 class MicroBatch(NamedTuple):
@@ -18,26 +21,7 @@ class MicroBatch(NamedTuple):
     bounds: Bounds | None = None
 
 
-class Rows(Protocol):
-    """Rows on the host: a training batch or a held-out slice."""
-
-    @property
-    def tokens_bt(self) -> np.ndarray:
-        """Token ids [rows, T]."""
-        ...
-
-    @property
-    def labels_bt(self) -> np.ndarray:
-        """Labels [rows, T], -100 where a label does not count."""
-        ...
-
-    @property
-    def document_ids_bt(self) -> np.ndarray | None:
-        """Documents [rows, T], where attention stays inside them."""
-        ...
-
-
-def micro_batch(batch: Rows, rows: slice, device: torch.device) -> MicroBatch:
+def micro_batch(batch: "Batch | HeldOutSlice", rows: slice, device: torch.device) -> MicroBatch:
     """Copy some rows of a batch to the device.
 
     Without any such rows, return one row whose labels are all ignored: every rank must take part in every collective.

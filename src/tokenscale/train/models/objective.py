@@ -1,6 +1,7 @@
 """Training objectives: a model and its loss as one module, so that DDP and FSDP wrap both."""
 
 import importlib
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor, nn
@@ -11,11 +12,13 @@ from tokenscale.train.models.attention import Bounds
 from tokenscale.train.models.language_model import KVCache, LanguageModel, OutputHead
 from tokenscale.train.models.losses import (
     IGNORED,
-    VocabularyShard,
     correct_labels,
     head_cross_entropy_sum,
     linear_cross_entropy_sum,
 )
+
+if TYPE_CHECKING:
+    from tokenscale.train.parallel.tensor import Vocabulary
 
 
 class Objective(nn.Module):
@@ -36,7 +39,7 @@ class Objective(nn.Module):
         self.loss_chunk, self.compiled = loss_chunk, compiled
         self.correct: Tensor | None = None
         #: set by tensor parallelism: the entries of the output head that this rank has
-        self.vocabulary: VocabularyShard | None = None
+        self.vocabulary: Vocabulary | None = None
 
     def forward(self, tokens_bt: Tensor, labels_bt: Tensor, bounds: Bounds | None = None) -> Tensor:
         """Return the sum of losses. The trainer divides by the useful tokens of all ranks."""

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -12,43 +12,13 @@ from torch import Tensor, nn
 from tokenscale.settings.registry import PARALLEL
 from tokenscale.train.activation_checkpointing import checkpoint_blocks
 from tokenscale.train.compilation import Compilation, compile_blocks
-from tokenscale.train.memory_probe import Probe
-from tokenscale.train.models.language_model import KVCache
 from tokenscale.train.models.micro_batch import MicroBatch
 from tokenscale.train.models.objective import Objective
 from tokenscale.train.parallel.mesh import Mesh
 from tokenscale.train.parallel.sharding import LocalShards, ShardingState
-from tokenscale.train.phase_timer import Timer
 
-
-class PipelineRunner(Protocol):
-    """Runs micro-batches through the stages of a pipeline (`parallel.pipeline.Pipeline`)."""
-
-    def __call__(self, inputs: MicroBatch) -> Tensor:
-        """Return the sum of losses without gradients, the same on every rank of the pipeline."""
-        ...
-
-    def step(
-        self,
-        inputs: Callable[[int], MicroBatch],
-        *,
-        weight: Tensor,
-        micro_steps: int,
-        timer: Timer,
-        autocast: Callable[[], AbstractContextManager],
-        no_sync: Callable[[], AbstractContextManager],
-        probe: Probe | None,
-    ) -> Tensor:
-        """Run the forward and backward passes of one optimizer step; return the sum of losses."""
-        ...
-
-    def next_logits(self, tokens_bt: Tensor, cache: KVCache | None) -> Tensor:
-        """Return the logits [B, V] of the token behind each row, on every rank of the pipeline."""
-        ...
-
-    def broadcast_from_last(self, value: Tensor) -> Tensor:
-        """Return the last stage's value on every rank of the pipeline."""
-        ...
+if TYPE_CHECKING:
+    from tokenscale.train.parallel.pipeline import Pipeline
 
 
 @dataclass
@@ -70,7 +40,7 @@ class ParallelModel:
     sharding: ShardingState = field(default_factory=ShardingState)
     #: the parts of the parameters that this rank's optimizer updates
     shards: LocalShards | None = None
-    pipeline: PipelineRunner | None = None
+    pipeline: "Pipeline | None" = None
     #: context of backward passes that reduce no gradients; the pass after it reduces the sum
     no_sync: Callable[[], AbstractContextManager] = nullcontext
     bucket_listener: BucketListener | None = None

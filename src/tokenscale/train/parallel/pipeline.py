@@ -130,7 +130,7 @@ class StageP2P:
 
 
 class Pipeline:
-    """Run a pipeline schedule on one rank; see `parallelize.PipelineRunner`."""
+    """Run a pipeline schedule on one rank."""
 
     def __init__(self, stage: PipelineStage, mesh: Mesh, layers: list[range]):
         self.stage, self.mesh, self.layers = stage, mesh, layers

@@ -106,7 +106,7 @@ class _Scatter(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """This rank's entries of the vocabulary, and reductions over all of it (`models.losses.VocabularyShard`)."""
+    """This rank's entries of the vocabulary, and reductions over all of it."""
 
     first: int
     ranks: Ranks
