@@ -1,7 +1,6 @@
-"""How a store is written: in parts that are taken over after an interruption, and never with ids that are not exact."""
+"""How a store is written: again from the start after an interruption, and never with ids that are not exact."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -36,64 +35,29 @@ class Interrupted(BaseException):
 
 
 @pytest.mark.parametrize("store", STORES, ids=lambda s: s.format)
-@pytest.mark.parametrize("after", [0, 1, 3])
-def test_an_interrupted_writer_is_taken_over_and_gives_the_same_bytes(
-    lab, tmp_path, monkeypatch, small_parts, store, after
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_interrupted_writer_starts_over_and_gives_the_same_bytes(
+    lab, tmp_path, monkeypatch, small_parts, store, killed
 ):
     whole, other = tmp_path / "whole", tmp_path / "other"
     write_store(store, lab.corpus, lab.tokenizer, whole)
-    encoded, chunks = [], TextDocuments.chunks
 
-    def counted(self, first, last):
-        if len(encoded) == after:
+    def interrupt(self, first, last):
+        if first:
             raise Interrupted
-        encoded.append(first)
         yield from chunks(self, first, last)
 
-    monkeypatch.setattr(TextDocuments, "chunks", counted)
-    with pytest.raises(Interrupted):
-        write_store(store, lab.corpus, lab.tokenizer, other)
-    assert not (other / "manifest.json").exists()
-    after = -1  # no interruption any more
-    encoded.clear()
+    with monkeypatch.context() as patched:
+        chunks = TextDocuments.chunks
+        patched.setattr(TextDocuments, "chunks", interrupt)
+        if killed:
+            patched.setattr(writing.shutil, "rmtree", lambda folder, **_: None)
+        with pytest.raises(Interrupted):
+            write_store(store, lab.corpus, lab.tokenizer, other)
+    assert not (other / "manifest.json").exists() and (other / ".building").exists() == killed
     write_store(store, lab.corpus, lab.tokenizer, other)
     assert files_of(other) == files_of(whole)
-    done = json.loads((other / "build.json").read_text())["parts_taken_over"]
-    assert done * 20 == encoded[0] and len(encoded) + done == -(-len(TEXTS) // 20)
     assert not (other / ".building").exists()
-
-
-def test_a_part_that_has_changed_or_is_of_another_engine_is_made_again(lab, tmp_path, monkeypatch, small_parts):
-    store, path = STORES[2], tmp_path / "store"
-    monkeypatch.setattr(writing.StoreWriter, "finish", lambda *a, **k: (_ for _ in ()).throw(Interrupted))
-    with pytest.raises(Interrupted):
-        write_store(store, lab.corpus, lab.tokenizer, path)
-    monkeypatch.undo()
-    monkeypatch.setattr(writing, "PART_DOCUMENTS", 20)
-    monkeypatch.setattr("tokenscale.data.stores.documents.GROUP_DOCUMENTS", 10)
-    ids = path / ".building/part-00001.ids"
-    ids.write_bytes(ids.read_bytes()[:-1] + b"\xff")
-    record = path / ".building/part-00002.json"
-    record.write_text(record.read_text().replace('"engine": "', '"engine": "other '))
-    write_store(store, lab.corpus, lab.tokenizer, path)
-    parts = -(-len(TEXTS) // 20)
-    assert json.loads((path / "build.json").read_text())["parts_taken_over"] == parts - 2
-    assert files_of(path) == files_of(write_to(tmp_path / "fresh", lab, store))
-
-
-def write_to(path, lab, store):
-    write_store(store, lab.corpus, lab.tokenizer, path)
-    return path
-
-
-def test_parts_of_another_store_are_not_taken_over(lab, tmp_path, monkeypatch, small_parts):
-    path = tmp_path / "store"
-    with monkeypatch.context() as patched:
-        patched.setattr(writing.StoreWriter, "finish", lambda *a, **k: (_ for _ in ()).throw(Interrupted))
-        with pytest.raises(Interrupted):
-            write_store(STORES[2], lab.corpus, lab.tokenizer, path)
-    write_store(replace(STORES[2], eos=True), lab.corpus, lab.tokenizer, path)
-    assert json.loads((path / "build.json").read_text())["parts_taken_over"] == 0
 
 
 # ------------------------------------------------------------------------------------------------------------- engines

@@ -78,7 +78,7 @@ def test_a_change_that_keeps_size_and_time_of_a_log_is_read(lab):
 
 
 def test_stores_are_listed_with_the_build_that_lies_beside_them(lab):
-    store = write_store(lab.root / "web/bpe/packed", build={"duration_s": 2.0, "engine": "bpe", "parts_taken_over": 0})
+    store = write_store(lab.root / "web/bpe/packed", build={"duration_s": 2.0, "engine": "bpe"})
     corpus = lab.root / "corpus.json"
     write_json(corpus, {"splits": {}})
 

@@ -48,9 +48,7 @@ def made(tmp_path_factory):
             log.write(b"\xff\xfe no text\n")
         table = logs.write_table(results / INPUTS.table, runs, figures=["padding_share"])
         logs.write_benchmark(results / INPUTS.benchmarks[0])
-        write_store(
-            results / "tokens/web/bpe/packed", build={"duration_s": 2.0, "engine": "bpe", "parts_taken_over": 0}
-        )
+        write_store(results / "tokens/web/bpe/packed", build={"duration_s": 2.0, "engine": "bpe"})
         write_json(results / INPUTS.corpora[0], {"splits": {}})
         benchmarks, stores, corpora = (
             [results / f for f in files] for files in (INPUTS.benchmarks, INPUTS.stores, INPUTS.corpora)

@@ -209,7 +209,7 @@ def test_a_store_says_what_it_holds_and_what_it_took(tmp_path):
     corpus = tmp_path / "corpus.json"
     corpus.write_text(json.dumps({"splits": {"train": {"utf8_bytes": 5000}}}))
     sha = stores.sha256_file(corpus)
-    path = write_store(tmp_path / "web/bpe/packed", sha, {"duration_s": 2.5, "engine": "bpe", "parts_taken_over": 0})
+    path = write_store(tmp_path / "web/bpe/packed", sha, {"duration_s": 2.5, "engine": "bpe"})
     (row,) = stores.rows([path], [corpus])
     assert row == {
         **{key: STORE[key] for key in ("corpus", "tokenizer", "store", "format", "split", "sequence_length")},
@@ -229,15 +229,12 @@ def test_a_store_says_what_it_holds_and_what_it_took(tmp_path):
     assert query("pretokenization", tmp_path / "tables")["documents_per_s"].tolist() == [24.0]
 
 
-def test_seconds_of_a_lost_or_partial_record_and_bytes_of_another_corpus_are_not_known(tmp_path):
+def test_seconds_of_a_lost_record_and_bytes_of_another_corpus_are_not_known(tmp_path):
     lost = write_store(tmp_path / "web/bpe/a", "0" * 64)
-    partial = write_store(tmp_path / "web/bpe/b", build={"duration_s": 2.5, "engine": "bpe", "parts_taken_over": 3})
     corpus = tmp_path / "corpus.json"
     corpus.write_text(json.dumps({"splits": {"train": {"utf8_bytes": 5000}}}))
-    first, second = stores.rows([partial, lost], [corpus])
-    assert (first["store"], second["store"]) == ("a", "b")
-    assert first.get("seconds") is None and second["seconds"] is None
-    assert first["text_bytes"] is None and second["text_bytes"] is None
+    (row,) = stores.rows([lost], [corpus])
+    assert row.get("seconds") is None and row["text_bytes"] is None
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"format": "padded"}', "no json"])

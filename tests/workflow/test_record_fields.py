@@ -222,7 +222,6 @@ STORE = {
     **below("records.files.[]", RECORDS_FILE),
 }
 STORE_BUILD = BUILD | {"engine": text(r"\w+ [\d.]+"), "manifest": name, "numpy": version}
-STORE_BUILD |= {"parts_taken_over": count}
 CODE = {"code.*": sha256, "digest": sha256, "layout_digest": sha256, "science_code": sha256, "inputs.*": sha256}
 CODE |= {"launch.machine": string, "launch.share": number(1, 1), "launch.starter": string}
 RUN = {

@@ -65,11 +65,10 @@ def _row(path: Path, texts: dict[str, Row]) -> Row:
 
 
 def _build(path: Path) -> Row:
-    """Return the engine and the seconds of the build; null if the record is lost, or covers only its last part.
+    """Return the engine and the seconds of the build; null if the record is lost.
 
     For a store in parts, the seconds are those of all jobs together."""
     if not path.is_file():
         return {}
     record = read_json(path, "record of the store's build")
-    whole = not record.get("parts_taken_over")
-    return {"engine": record.get("engine") or None, "seconds": record["duration_s"] if whole else None}
+    return {"engine": record.get("engine") or None, "seconds": record["duration_s"]}

@@ -1,5 +1,5 @@
 -- Speed of pretokenization, for each token store: documents, useful tokens and megabytes (10^6 bytes of UTF-8 text) over
--- the seconds of the whole build: reading, tokenizing, writing and hashing, as its record tells them. Null where the record is lost or tells of a resumed build.
+-- the seconds of the whole build: reading, tokenizing, writing and hashing. Null where the record of the build is lost.
 SELECT
     corpus,
     tokenizer,

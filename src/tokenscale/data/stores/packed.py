@@ -30,7 +30,7 @@ from tokenscale.data.order.packing import concatenate, pack, split_documents
 from tokenscale.data.order.permutation import permute
 from tokenscale.data.records import OpenFiles, smallest_dtype
 from tokenscale.data.stores.documents import Chunk, Documents
-from tokenscale.data.stores.flat import Flat, FlatPart, list_id_files, read_lengths
+from tokenscale.data.stores.flat import IDS, FlatPart, read_lengths
 from tokenscale.data.stores.labels import IGNORED
 from tokenscale.data.stores.manifest import changed_block_error, rebuild_command, resolve_store, vocabulary_error
 from tokenscale.data.stores.writing import open_store_writer
@@ -58,16 +58,14 @@ def write(store: StoreSettings, documents: Documents, directory: Path) -> dict[s
     """
     dtype = smallest_dtype(documents.origin.vocabulary_size)
     with open_store_writer(store, documents, directory) as writer:
-        parts = writer.parts(lambda number: FlatPart(writer.folder, number, dtype))
-        facts, sha256 = _write_rows(writer.folder, parts.files, dtype, store, documents.origin.pad_id)
+        writer.parts(lambda number: FlatPart(writer.folder, dtype))
+        facts, sha256 = _write_rows(writer.folder, dtype, store, documents.origin.pad_id)
         return writer.finish(list(STORE_FILES), facts, {"tokens.bin": sha256}, checks="checksums.npy")
 
 
-def _write_rows(
-    folder: Path, parts: list[str], dtype: np.dtype, store: StoreSettings, pad_id: int
-) -> tuple[dict[str, Any], str]:
+def _write_rows(folder: Path, dtype: np.dtype, store: StoreSettings, pad_id: int) -> tuple[dict[str, Any], str]:
     """Pack, shuffle and write all files. Returns (facts of the format, SHA-256 of tokens.bin)."""
-    lengths = read_lengths(folder, parts)
+    lengths = read_lengths(folder)
     sequence_length = store.sequence_length
     if store.packing == "concatenate":
         order = permute(np.arange(len(lengths)), len(lengths), STORAGE_SEED, epoch=1)
@@ -86,7 +84,7 @@ def _write_rows(
     document, starts, sizes = document[packed], starts[packed], sizes[packed]
     origins = (np.cumsum(lengths) - lengths)[document] + starts
     checksums = np.empty(rows, dtype="<u8")
-    with HashedFile(folder / "tokens.bin") as file, Flat(list_id_files(folder, parts)) as ids:
+    with HashedFile(folder / "tokens.bin") as file, open(folder / IDS, "rb", buffering=0) as ids:
         for first in range(0, rows, BLOCK_ROWS):
             last = min(first + BLOCK_ROWS, rows)
             block = np.full((last - first, sequence_length + 1), pad_id, dtype=dtype)
@@ -97,7 +95,9 @@ def _write_rows(
             for row, size, origin in zip(row_of, sizes[pieces].tolist(), origins[pieces].tolist(), strict=True):
                 at = row * width if row != previous else at
                 previous, size = row, size * dtype.itemsize
-                ids.read(flat[at : at + size], origin * dtype.itemsize)
+                # positioned reads, since a mapping would count as memory of the process
+                if os.preadv(ids.fileno(), [flat[at : at + size]], origin * dtype.itemsize) != size:
+                    raise OSError("the ids are shorter than their lengths say")
                 at += size
             checksums[first:last] = [xxh3_64_intdigest(row) for row in block]
             file.write(block)

@@ -73,7 +73,7 @@ class _PartWriter:
 
     def close(self) -> FinishedPart:
         name, own = self._shard.close(), self._own_tokens()
-        records = write_records(self._path.with_suffix(".bin"), own, self._dtype) if self._with_records else None
+        records = [write_records(self._path.with_suffix(".bin"), own, self._dtype)] if self._with_records else []
         return FinishedPart([name], self._counts, records)
 
     def _own_tokens(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:

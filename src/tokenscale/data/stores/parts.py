@@ -96,7 +96,6 @@ def merge_store(store: StoreSettings, corpus_directory: Path, directory: Path, p
         path,
         None if None in seconds else sum(seconds),  # of all jobs together
         ", ".join(sorted({record.get("engine", "") for record in records} - {""})),
-        sum(record.get("parts_taken_over", 0) for record in records),
     )
     write_sealed(path, merged)
     return merged

@@ -60,7 +60,7 @@ class _PartWriter:
     def close(self) -> FinishedPart:
         name, digest = self._shard.close(), IdsDigest()
         groups = self._read_back(digest)
-        records = write_records(self._path.with_suffix(".bin"), groups, self._dtype) if self._with_records else None
+        records = [write_records(self._path.with_suffix(".bin"), groups, self._dtype)] if self._with_records else []
         for _ in groups:  # read the rest, which no records file has consumed
             pass
         digest.close()

@@ -1,6 +1,5 @@
-"""Write a token store in parts that survive interruptions; the manifest is written last."""
+"""Write a token store in parts; the manifest is written last."""
 
-import json
 import platform
 import shutil
 import sys
@@ -18,7 +17,6 @@ from xxhash import xxh3_128
 from tokenscale import __version__
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import (
-    canonical_json,
     move_files,
     remove_manifest,
     sha256_file,
@@ -52,26 +50,16 @@ class PartWriter(Protocol):
 
 @dataclass
 class FinishedPart:
-    """One written part: names of its files in the folder, and counts that are summed over parts.
+    """One written part, or all of them: names of the files in the folder, and counts that are summed over parts.
 
-    `records` is the entry of its records file, if it has one. `groups` are the groups of `IdsDigest` of the ids that
-    were read back from the files, if the format can do so.
+    `records` are the entries of records files. `groups` are the groups of `IdsDigest` of the ids that were read back
+    from the files, if the format can do so.
     """
 
     files: list[str]
     counts: dict[str, int]
-    records: dict[str, Any] | None = None
-    groups: list[bytes] | None = None
-
-
-@dataclass
-class FinishedParts:
-    """Files and total counts of all parts."""
-
-    files: list[str] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
     records: list[dict[str, Any]] = field(default_factory=list)
-    resumed: int = 0
+    groups: list[bytes] | None = None
 
 
 class StoreWriter:
@@ -80,31 +68,20 @@ class StoreWriter:
     def __init__(self, store: StoreSettings, documents: Documents, folder: Path, part_documents: int | None):
         self.store, self.documents, self.folder = store, documents, folder
         self.manifest: dict[str, Any] | None = None
-        self.resumed = 0
         self._part_documents = part_documents or max(1, len(documents))
         self._groups: list[bytes] = []
         #: occurrences of each id in the written parts, int64 [V]
         self.occurrences = np.zeros(documents.origin.vocabulary_size, dtype=np.int64)
 
-    def parts(self, open_part: Callable[[int], PartWriter]) -> FinishedParts:
-        """Write all documents with `open_part(number)`, reusing finished parts of an interrupted writer."""
-        found = FinishedParts()
+    def parts(self, open_part: Callable[[int], PartWriter]) -> FinishedPart:
+        """Write all documents with `open_part(number)`, and return the files and counts of all parts."""
+        found = FinishedPart([], {})
         for number, first in enumerate(range(0, len(self.documents), self._part_documents)):
-            record = self.folder / f"part-{number:05d}.json"
-            facts = self._load_finished_part(record)
-            if facts is None:
-                last = min(first + self._part_documents, len(self.documents))
-                facts = self._write_part(open_part(number), first, last)
-                write_json(record, facts)
-            else:
-                found.resumed += 1
-            found.files += facts["names"]
-            found.records += [facts["records"]] if facts["records"] else []
-            for name, count in facts["counts"].items():
+            part = self._write_part(open_part(number), first, min(first + self._part_documents, len(self.documents)))
+            found.files += part.files
+            found.records += part.records
+            for name, count in part.counts.items():
                 found.counts[name] = found.counts.get(name, 0) + count
-            self._groups += [bytes.fromhex(group) for group in facts["groups"]]
-            self.occurrences += np.load(self._occurrences_path(record))
-        self.resumed = found.resumed
         return found
 
     def finish(
@@ -171,14 +148,14 @@ class StoreWriter:
             }
         return self.manifest
 
-    def _write_part(self, part: PartWriter, first: int, last: int) -> dict[str, Any]:
-        """Write documents [first, last) as one part. Returns its record; raises UserError for a failed read-back."""
-        digest, occurrences = IdsDigest(), np.zeros_like(self.occurrences)
+    def _write_part(self, part: PartWriter, first: int, last: int) -> FinishedPart:
+        """Write documents [first, last) as one part. Raises UserError for a failed read-back."""
+        digest, count = IdsDigest(), len(self.occurrences)
         for chunk in self.documents.chunks(first, last):
-            if chunk.ids.size and not 0 <= chunk.ids.min() <= chunk.ids.max() < len(occurrences):
-                raise ValueError(f"ids outside the vocabulary of {len(occurrences)}")
+            if chunk.ids.size and not 0 <= chunk.ids.min() <= chunk.ids.max() < count:
+                raise ValueError(f"ids outside the vocabulary of {count}")
             digest.add(chunk)
-            occurrences += np.bincount(chunk.ids, minlength=len(occurrences))
+            self.occurrences += np.bincount(chunk.ids, minlength=count)
             part.add(chunk)
         digest.close()
         finished = part.close()
@@ -189,32 +166,8 @@ class StoreWriter:
                 folder=self.folder,
                 next="check the disk and the memory of this machine, and build the store again",
             )
-        files = finished.files + ([finished.records["name"]] if finished.records else [])
-        path = self._occurrences_path(self.folder / f"part-{first // self._part_documents:05d}.json")
-        np.save(path, occurrences)
-        files.append(path.name)
-        return {
-            "engine": self.documents.origin.engine,
-            "names": finished.files,
-            "files": [{"name": name, "xxh3": _xxh3(self.folder / name)} for name in files],
-            "records": finished.records,
-            "counts": finished.counts,
-            "groups": [group.hex() for group in digest.groups],
-        }
-
-    def _load_finished_part(self, record: Path) -> dict[str, Any] | None:
-        """Return the record of a finished part if its files are unchanged, or None."""
-        try:
-            facts = json.loads(record.read_text(encoding="utf-8"))
-            same = facts["engine"] == self.documents.origin.engine
-            same = same and all(_xxh3(self.folder / file["name"]) == file["xxh3"] for file in facts["files"])
-        except (OSError, ValueError, KeyError):
-            return None
-        return facts if same else None
-
-    @staticmethod
-    def _occurrences_path(record: Path) -> Path:
-        return record.with_suffix(".occurrences.npy")
+        self._groups += digest.groups
+        return finished
 
 
 def measure_bits(files: list[dict[str, Any]], occurrences: np.ndarray) -> dict[str, float]:
@@ -239,8 +192,7 @@ def open_store_writer(
 ) -> Iterator[StoreWriter]:
     """Yield a writer into a temporary folder; on success its files replace the old ones, the manifest last.
 
-    The temporary folder survives interruptions: the next writer of the same store reuses its finished parts. With
-    `single`, the store is one file, written in one part, and other stores in `directory` are not touched. Raises
+    With `single`, the store is one file, written in one part, and other stores in `directory` are not touched. Raises
     UserError if there are no documents.
     """
     directory = Path(directory)
@@ -255,14 +207,13 @@ def open_store_writer(
     directory.mkdir(parents=True, exist_ok=True)
     folder = directory / (f".{single.name}.building" if single else ".building")
     manifest = directory / (f"{single.name}.manifest.json" if single else "manifest.json")
-    part_documents = None if single else PART_DOCUMENTS
-    _clear_other_plan(folder, _hash_plan(store, documents, part_documents))
-    writer = StoreWriter(store, documents, folder, part_documents)
+    shutil.rmtree(folder, ignore_errors=True)  # of a killed writer
+    folder.mkdir()
+    writer = StoreWriter(store, documents, folder, None if single else PART_DOCUMENTS)
     try:
         yield writer
     except BaseException:
-        if single is not None:  # a single part cannot be resumed
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         raise
     if writer.manifest is None:
         raise RuntimeError("a format's writer ended without finish()")
@@ -277,21 +228,18 @@ def open_store_writer(
     shutil.rmtree(folder, ignore_errors=True)
     command = single.command if single else documents.origin.command
     facts = {"command": command} if command else {}
-    write_build_record(manifest, time.monotonic() - started, documents.origin.engine, writer.resumed, **facts)
+    write_build_record(manifest, time.monotonic() - started, documents.origin.engine, **facts)
     write_sealed(manifest, writer.manifest)
 
 
-def write_build_record(manifest: Path, duration_s: float | None, engine: str, resumed: int, **facts: Any) -> None:
-    """Write the build record of a store: when, where and with which versions it was written, and `facts`.
-
-    `duration_s` is null if unknown; `resumed` parts of an interrupted writer were reused."""
+def write_build_record(manifest: Path, duration_s: float | None, engine: str, **facts: Any) -> None:
+    """Write the build record of a store: when, where and with which versions it was written, and `facts`."""
     write_json(
         build_record_path(manifest),
         {
             "created_utc": utc_now(),
             "duration_s": duration_s,
             "engine": engine,
-            "parts_taken_over": resumed,
             "tokenscale": __version__,
             "python": sys.version,
             "numpy": np.__version__,
@@ -300,38 +248,3 @@ def write_build_record(manifest: Path, duration_s: float | None, engine: str, re
             **facts,
         },
     )
-
-
-def _hash_plan(store: StoreSettings, documents: Documents, part_documents: int | None) -> str:
-    """Hash everything that must be equal to reuse another writer's parts."""
-    origin = documents.origin
-    plan = {
-        "version": VERSION,
-        "store": store.directory,
-        "part_documents": part_documents,
-        "tokenizer": origin.tokenizer,
-        "source": origin.source,
-        "part": [documents.number, documents.parts] if isinstance(documents, DocumentRange) else None,
-    }
-    return canonical_json(plan)
-
-
-def _clear_other_plan(folder: Path, plan: str) -> None:
-    """Empty the folder if its parts were written with another plan."""
-    note = folder / "plan.json"
-    try:
-        known = note.read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        known = None
-    if known != plan:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        note.write_text(plan, encoding="utf-8")
-
-
-def _xxh3(path: Path) -> str:
-    digest = xxh3_128()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
