@@ -53,7 +53,7 @@ GUARDS = {
         "tests/unit/test_launch_lock.py",
     ),
     "a run has one writer": Guard(
-        "runs/launch/lock.py",
+        "base/files.py",
         "fcntl.LOCK_EX | fcntl.LOCK_NB",
         "fcntl.LOCK_SH | fcntl.LOCK_NB",
         "tests/unit/test_launch_lock.py",

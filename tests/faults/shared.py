@@ -60,9 +60,9 @@ def workflows(a: Node, b: Node, lab: Lab) -> tuple[str, list[str]]:
     code, said = b.run("snakemake", *call())
     text, _ = running.communicate(timeout=LIMIT_S)
     wrong = [] if met else ["node a had no training"]
-    wrong += [] if code != 0 and "Snakemake is at work in this folder: process" in said else [f"b ends with {code}"]
+    wrong += [] if code != 0 and "Snakemake is running in this folder: process" in said else [f"b ends with {code}"]
     wrong += [] if running.returncode == 0 else [f"a ends with {running.returncode}: {text[-1500:]}"]
-    return spoken(said, "at work in this folder"), wrong or differences(b.project, lab)
+    return spoken(said, "running in this folder"), wrong or differences(b.project, lab)
 
 
 def a_killed_workflow(a: Node, b: Node, lab: Lab) -> tuple[str, list[str]]:
@@ -74,9 +74,9 @@ def a_killed_workflow(a: Node, b: Node, lab: Lab) -> tuple[str, list[str]]:
     unlocked, _ = b.run("snakemake", *call("--unlock"))
     last, text = b.run("snakemake", *call())
     wrong = [] if met else ["node a had no training"]
-    wrong += [] if first != 0 and "may still be at work in this folder: process" in said else [f"b ends with {first}"]
+    wrong += [] if first != 0 and "may still be running in this folder: process" in said else [f"b ends with {first}"]
     wrong += [] if (unlocked, last) == (0, 0) else [f"b ends with {unlocked}, {last}: {text[-1500:]}"]
-    return spoken(said, "at work in this folder"), wrong or differences(b.project, lab)
+    return spoken(said, "running in this folder"), wrong or differences(b.project, lab)
 
 
 def launchers(a: Node, b: Node, lab: Lab) -> tuple[str, list[str]]:

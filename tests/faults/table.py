@@ -76,13 +76,13 @@ FAULTS = (
     Fault(
         "two `make run` in one folder",
         "the second one ends before its first job",
-        "`Snakemake is at work in this folder: process …`",
+        "`Snakemake is running in this folder: process …`",
         ("tests/unit/test_launch_workflows.py::test_that_of_a_living_one_stays_and_its_owner_is_named",),
     ),
     Fault(
         "any rule, one rank, or Snakemake is killed at any moment",
         "the next call makes what an undisturbed one makes, and leaves no temporary file",
-        "`taking off the lock of a Snakemake that was killed`",
+        "`removing the lock of a Snakemake process that was killed`",
         ("tests/faults/test_kills.py::test_the_last_call_makes_what_an_undisturbed_one_makes",),
     ),
     Fault(

@@ -48,7 +48,7 @@ def test_what_a_killed_one_left_is_taken_off(folder):
     first.wait()
     second = started(folder, "all")
     assert not (folder / "locks").exists()
-    assert "taking off the lock of a Snakemake that was killed" in ended(second)
+    assert "removing the lock of a Snakemake process that was killed" in ended(second)
     assert (folder / "tokenscale.owners").read_text() == "", "an orderly end leaves no name"
 
 
@@ -57,7 +57,7 @@ def test_that_of_a_living_one_stays_and_its_owner_is_named(folder):
     (folder / "locks").mkdir(exist_ok=True)
     (folder / "locks/0.input.lock").touch()
     second = started(folder, "all")
-    assert f"Snakemake is at work in this folder: process {first.pid} on {platform.node()}" in ended(second)
+    assert f"Snakemake is running in this folder: process {first.pid} on {platform.node()}" in ended(second)
     assert (folder / "locks/0.input.lock").exists()
     third = started(folder, "all")  # the second's end took nothing from the first
     assert f"process {first.pid} on" in ended(third)
@@ -66,7 +66,7 @@ def test_that_of_a_living_one_stays_and_its_owner_is_named(folder):
 
 def test_that_of_another_node_stays_until_it_is_unlocked(folder):
     (folder / "tokenscale.owners").write_text("process 7 on login9\n")
-    assert "may still be at work in this folder: process 7 on login9" in ended(started(folder, "all"))
+    assert "may still be running in this folder: process 7 on login9" in ended(started(folder, "all"))
     assert (folder / "locks/0.input.lock").exists()
     ended(started(folder, "--unlock"))
     assert not (folder / "locks").exists() and "login9" not in (folder / "tokenscale.owners").read_text()

@@ -8,11 +8,11 @@ import os
 import platform
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tokenscale.base.errors import UserError
 
@@ -100,40 +100,69 @@ def is_alive(process: int) -> bool:
 
 
 @contextmanager
-def lock_folder(directory: Path, what: str, *, wait: bool = False) -> Iterator[None]:
+def lock_folder(
+    directory: Path,
+    what: str,
+    *,
+    wait: bool = False,
+    poll_s: float = 1.0,
+    owner: str = "",
+    check: Callable[[str], None] = lambda previous: None,
+) -> Iterator[int]:
     """Lock a folder while the block runs; the operating system releases the lock when the process dies.
 
-    If another process has the lock, raises a UserError that names it, or with `wait` waits. The lock file remains.
+    Yields the lock's descriptor; processes that inherit it keep the lock. If another process has the lock: UserError
+    that names it, or with `wait`, wait until it is free. The lock file remains and names this process and `owner`;
+    `check` gets the previous owner once the lock is taken.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / ".lock"
+    path, reported = directory / ".lock", False
     with open(path, "a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except OSError as error:
-            file.seek(0)
-            raise lock_error(error, what, path, file.read().strip() or "unknown") from None
+        while not _try_lock(file, what, path):
+            if not wait:
+                raise UserError(
+                    f"{what} is being written by another process.",
+                    lock=path,
+                    owner=_read_owner(file),
+                    next="wait for that process, or end it",
+                )
+            if not reported:
+                print(f"tokenscale: {what} is being written by {_read_owner(file)}; waiting for it", flush=True)
+                reported = True
+            time.sleep(poll_s)
+        check(_read_owner(file))
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()}\n")
+        file.write(f"process {os.getpid()} on {platform.node()}{owner}\n")
         file.flush()
-        yield
+        os.fsync(file.fileno())
+        yield file.fileno()
+        file.truncate(0)  # an orderly end leaves no owner; after a failure its ranks may still be there
 
 
-def lock_error(error: OSError, what: str, path: Path, owner: str) -> UserError:
-    """Return the error for a failed `flock`: another process has the lock, or the file system has no locks."""
-    if isinstance(error, BlockingIOError):
-        return UserError(
-            f"{what} is being written by another process.",
+def _try_lock(file: IO[str], what: str, path: Path) -> bool:
+    try:
+        return acquire(file)
+    except OSError as error:  # Lustre mounted without -o flock, for one
+        raise UserError(
+            f"{what} cannot be locked here.",
             lock=path,
-            owner=owner,
-            next="wait for that process, or end it",
-        )
-    return UserError(  # Lustre mounted without -o flock, for one
-        f"{what} cannot be locked here.",
-        lock=path,
-        reason=error.strerror,
-        next="use a file system with locks (`python -m tokenscale doctor` tries them)",
-    )
+            reason=error.strerror,
+            next="use a file system with locks (`python -m tokenscale doctor` tries them)",
+        ) from None
+
+
+def acquire(file: IO[str]) -> bool:
+    """Lock an open file and return whether no other process has it. Raises OSError on a file system without locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _read_owner(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read().strip() or "unknown"
 
 
 class HashedFile:

@@ -1,17 +1,13 @@
 """Lock of a run's folder, over all nodes and attempts: a file lock, plus the SLURM queue where locks are local."""
 
-import fcntl
-import os
-import platform
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import lock_error
+from tokenscale.base.files import lock_folder
 from tokenscale.runs.launch import job
 
 #: seconds to retry a queue that does not answer about the job that holds a lock
@@ -33,32 +29,16 @@ def hold_run_folder(
     process, host and job. A file system may not share locks between nodes (Lustre without `flock`), and ranks may
     outlive their launcher. So a free lock that another job left behind is taken only once that job has ended.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / ".lock"
-    with open(path, "a+", encoding="utf-8") as file:
-        _acquire(file, path, what, wait, poll_s)
-        _wait_for_job(_read_owner(file), path, what, wait, may_write, poll_s)
-        file.truncate(0)
-        mine = job.job_id()
-        file.write(f"process {os.getpid()} on {platform.node()}{f', job {mine}' if mine else ''}\n")
-        file.flush()
-        os.fsync(file.fileno())
-        yield file.fileno()
-        file.truncate(0)  # an orderly end leaves no owner; after a failure its ranks may still be there
-
-
-def _acquire(file: IO[str], path: Path, what: str, wait: bool, poll_s: float) -> None:
-    reported = False
-    while True:
-        try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if not isinstance(error, BlockingIOError) or not wait:
-                raise lock_error(error, what, path, _read_owner(file)) from None
-        if not reported:
-            print(f"tokenscale: {what} is being written by {_read_owner(file)}; waiting for it", flush=True)
-            reported = True
-        time.sleep(poll_s)
+    mine = job.job_id()
+    with lock_folder(
+        directory,
+        what,
+        wait=wait,
+        poll_s=poll_s,
+        owner=f", job {mine}" if mine else "",
+        check=lambda owner: _wait_for_job(owner, directory / ".lock", what, wait, may_write, poll_s),
+    ) as held:
+        yield held
 
 
 def _wait_for_job(
@@ -86,8 +66,3 @@ def _wait_for_job(
             print(f"tokenscale: {what} may still be written by job {other}; waiting for its end", flush=True)
             reported = True
         time.sleep(poll_s)
-
-
-def _read_owner(file: IO[str]) -> str:
-    file.seek(0)
-    return file.read().strip() or "unknown"

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from tokenscale.base.files import acquire
+
 #: options with which Snakemake runs no jobs, besides -n
 DRY_OPTIONS = {"--dry-run", "--dryrun", "--dag", "--rulegraph", "--filegraph", "--lint", "--report", "--summary", "-S"}
 DRY_OPTIONS |= {"--detailed-summary", "-D", "--list", "-l", "--list-rules", "--version", "-v"}
@@ -31,7 +33,7 @@ def enter_workflow(arguments: Sequence[str], folder: Path = Path(".snakemake")) 
     owners_file = folder / "tokenscale.owners"
     file = open(owners_file, "a+", encoding="utf-8")  # held until the process ends
     try:
-        alone = _acquire(file)
+        alone = acquire(file)
     except OSError:  # a file system without locks: Snakemake's own has to do
         file.close()
         return True
@@ -41,13 +43,13 @@ def enter_workflow(arguments: Sequence[str], folder: Path = Path(".snakemake")) 
     locks = folder / "locks"
     if alone and (not elsewhere or "--unlock" in arguments):
         if locks.is_dir() and any(locks.iterdir()):
-            print("tokenscale: taking off the lock of a Snakemake that was killed.", file=sys.stderr)
+            print("tokenscale: removing the lock of a Snakemake process that was killed.", file=sys.stderr)
             shutil.rmtree(locks)
         file.truncate(0)
     elif locks.is_dir() and any(locks.iterdir()):
         others = ", ".join(owners if not alone else elsewhere)
         how = "may still be" if alone else "is"
-        print(f"tokenscale: Snakemake {how} at work in this folder: {others}.", file=sys.stderr)
+        print(f"tokenscale: Snakemake {how} running in this folder: {others}.", file=sys.stderr)
     fcntl.flock(file, fcntl.LOCK_SH)
     file.write(f"process {os.getpid()} on {platform.node()}\n")
     file.flush()
@@ -56,16 +58,8 @@ def enter_workflow(arguments: Sequence[str], folder: Path = Path(".snakemake")) 
     return True
 
 
-def _acquire(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _release(file: IO[str], process: int) -> None:
-    if os.getpid() == process and _acquire(file):
+    if os.getpid() == process and acquire(file):
         file.truncate(0)
 
 
