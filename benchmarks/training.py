@@ -21,7 +21,7 @@ from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import write_json
 from tokenscale.benchmark.rounds import format_columns, format_spread, group_by, interleave
 from tokenscale.cli.main import Parser, exit_code
-from tokenscale.data.batches.batch import Batch
+from tokenscale.data.batches.batch import Batch, Batches
 from tokenscale.data.stores.labels import IGNORED
 from tokenscale.runs.records import hardware
 from tokenscale.runs.records.provenance import find_versions
@@ -130,11 +130,11 @@ def _make_batches(rows: int, length: int, vocabulary_size: int, count: int) -> l
     return found
 
 
-class _RepeatedBatches:
+class _RepeatedBatches(Batches):
     """Given batches, repeated endlessly."""
 
     def __init__(self, batches: list[Batch], vocabulary_size: int):
-        self.vocabulary_size, self._batches, self._step = vocabulary_size, batches, 0
+        self.vocabulary_size, self._batches = vocabulary_size, batches
 
     def rows_per_epoch(self) -> float:
         return float("inf")
@@ -142,12 +142,6 @@ class _RepeatedBatches:
     def next(self) -> Batch:
         self._step += 1
         return self._batches[(self._step - 1) % len(self._batches)]
-
-    def state(self) -> dict[str, Any]:
-        return {"step": self._step}
-
-    def seek(self, state: dict[str, Any]) -> None:
-        self._step = state["step"]
 
 
 class _TokenscaleArm:

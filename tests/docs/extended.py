@@ -193,4 +193,4 @@ def test_layouts_that_cut_the_model_are_refused():
     for layout in (LayoutSettings(tensor=2), LayoutSettings(pipeline=2), LayoutSettings(shard=2)):
         assert any("whole model" in text for _, text in replace(run_with(), layout=layout).problems())
     with pytest.raises(UserError, match="bounds"):
-        wrap_batches(None, run_with("packed", document_mask=True), None, 0, 1)
+        wrap_batches(None, run_with("packed", document_mask=True), None)

@@ -72,8 +72,8 @@ from tokenscale.data.stores.labels import make_labels
 from tokenscale.data.stores.padded import pad_document
 
 
-def open_batches(run, *, corpus_directory, tokenizer_directory, store_directory, rank, world_size):
-    sources = open_documents(run, corpus_directory, tokenizer_directory)
+def open_batches(run, inputs):
+    sources = open_documents(run, inputs)
     documents, tokenizer, width = join(sources), sources[0].tokenizer, run.sequence_length + 1
 
     def read(indices):
@@ -82,7 +82,7 @@ def open_batches(run, *, corpus_directory, tokenizer_directory, store_directory,
         return tokens[:, :-1], make_labels(tokens, lengths=np.array([length for _, length in rows]))
 
     order = open_order(run, [len(source) for source in sources])
-    return RowBatches(read, order, run, tokenizer.vocabulary_size, rank, world_size)
+    return RowBatches(read, order, run, tokenizer.vocabulary_size, inputs)
 '''
 STEPS_TAKEN = '''
 """How many steps each run took."""

@@ -22,7 +22,7 @@ from tokenscale.base.files import sha256_file, write_json
 from tokenscale.benchmark import machine, studies
 from tokenscale.benchmark.machine import make_timing_record
 from tokenscale.benchmark.rounds import group_by, interleave
-from tokenscale.data.batches.batch import Batch, Batches
+from tokenscale.data.batches.batch import Batch, Batches, BatchInputs
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.batches.packed import PackedBatches
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
@@ -293,7 +293,7 @@ class Sources:
         verify = arm.cold or arm.what == "packed, first touch"
         store = PackedStore(self._packed, self._manifest, verify=verify)
         out = np.int32 if arm.what == "packed, int32" else np.int64
-        return PackedBatches(store, run, rank=0, world_size=1, out=out)
+        return PackedBatches(store, run, BatchInputs(), out=out)
 
     def _measure_copies(self, count: int) -> tuple[dict[str, Any], Any]:
         """Measure the limit: copy inputs and labels of a batch, int64, into existing memory."""

@@ -1,7 +1,8 @@
 """Batch of a training step, and the interface of batch sources."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,32 +32,61 @@ class Batch:
         return replace(self, tokens_bt=self.tokens_bt.copy(), labels_bt=self.labels_bt.copy(), document_ids_bt=ids)
 
 
-class Batches(Protocol):
-    """A rank's shares of the endless sequence of global batches."""
+@dataclass(frozen=True)
+class BatchInputs:
+    """What a rank's batches are read from: folders (or manifests), as far as they are known."""
+
+    corpus: Path | None = None
+    tokenizer: Path | None = None
+    store: Path | None = None
+    rank: int = 0
+    world_size: int = 1
+
+
+class Batches:
+    """A rank's shares of the endless sequence of global batches. By default the state is the next step alone."""
 
     vocabulary_size: int
+    _step = 0
 
     def rows_per_epoch(self) -> float:
         """Return the rows of one pass over the data. For a stream: its tokens divided by the sequence length.
 
         A stream of raw text tokenizes all documents to count them.
         """
-        ...
+        raise NotImplementedError
 
     def next(self) -> Batch:
         """Return this rank's share of the next global batch.
 
         Its arrays may be overwritten by the second next batch. Use `Batch.copy` to keep them longer.
         """
-        ...
+        raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
         """Return the position of the next batch, as plain JSON."""
-        ...
+        return {"step": self._step}
 
     def seek(self, state: dict[str, Any]) -> None:
         """Continue at a state, which may come from any world size."""
-        ...
+        self._step = int(state["step"])
+
+
+class WrappedBatches(Batches):
+    """Batches made of another source's batches, at the positions of that source."""
+
+    def __init__(self, batches: Batches):
+        self.vocabulary_size = batches.vocabulary_size
+        self._batches = batches
+
+    def rows_per_epoch(self) -> float:
+        return self._batches.rows_per_epoch()
+
+    def state(self) -> dict[str, Any]:
+        return self._batches.state()
+
+    def seek(self, state: dict[str, Any]) -> None:
+        self._batches.seek(state)
 
 
 def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:

@@ -5,12 +5,9 @@ The global order remains a pure function of (seed, step) and there is little pad
 batch have about the same length, and batches differ in shape. Documents longer than the sequence length are cut.
 """
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 
-from tokenscale.data.batches.batch import Batch
+from tokenscale.data.batches.batch import Batch, Batches, BatchInputs
 from tokenscale.data.batches.sources import join, open_order
 from tokenscale.data.batches.stored import open_run_stores
 from tokenscale.data.order.digest import row_digest
@@ -26,17 +23,17 @@ WINDOW = 64
 MULTIPLE = 64
 
 
-class BucketedBatches:
-    """See `batch.Batches`. The state is the step alone."""
+class BucketedBatches(Batches):
+    """Batches of documents of similar length."""
 
-    def __init__(self, stores: list[TokenListStore], run: RunSettings, rank: int, world_size: int):
+    def __init__(self, stores: list[TokenListStore], run: RunSettings, inputs: BatchInputs):
         self.vocabulary_size: int = stores[0].manifest["vocabulary_size"]
         self._pad_id: int = stores[0].manifest["padding"]["id"]
         self._store, self._sequence_length = join(stores), run.sequence_length
         self._order = open_order(run, [len(store) for store in stores])
         self._global_batch, self._seed = run.global_batch, run.effective_seed
-        self._slots = np.array(rank_slots(run.global_batch, rank, world_size), dtype=np.int64)
-        self._step, self._window = 0, -1
+        self._slots = np.array(rank_slots(run.global_batch, inputs.rank, inputs.world_size), dtype=np.int64)
+        self._window = -1
         for store in stores:
             store.lengths_of(np.zeros(0, dtype=np.int64))  # load lengths now, not in the first batch
 
@@ -58,12 +55,6 @@ class BucketedBatches:
         self._step = step + 1
         return Batch.from_arrays(tokens[:, :-1], labels, row_digest(step, self._slots, documents[self._slots]))
 
-    def state(self) -> dict[str, Any]:
-        return {"step": self._step}
-
-    def seek(self, state: dict[str, Any]) -> None:
-        self._step = int(state["step"])
-
     def _compute_window(self, window: int) -> None:
         """Compute the batches of a window: sort its documents by length, split and shuffle."""
         positions = window * WINDOW * self._global_batch + np.arange(WINDOW * self._global_batch, dtype=np.int64)
@@ -74,14 +65,6 @@ class BucketedBatches:
         self._documents, self._lengths, self._window = documents[shuffled], lengths[shuffled], window
 
 
-def open_batches(
-    run: RunSettings,
-    *,
-    corpus_directory: Path | None,
-    tokenizer_directory: Path | None,
-    store_directory: Path | None,
-    rank: int,
-    world_size: int,
-) -> BucketedBatches:
-    opened = open_run_stores(run, store_directory, corpus_directory, tokenizer_directory)
-    return BucketedBatches([TokenListStore(*store) for store in opened], run, rank, world_size)
+def open_batches(run: RunSettings, inputs: BatchInputs) -> BucketedBatches:
+    opened = open_run_stores(run, inputs)
+    return BucketedBatches([TokenListStore(*store) for store in opened], run, inputs)

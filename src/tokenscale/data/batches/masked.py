@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.batches.batch import Batch, Batches
+from tokenscale.data.batches.batch import Batch, Batches, BatchInputs, WrappedBatches
 from tokenscale.data.order.permutation import mix64
 from tokenscale.data.order.shares import rank_slots
 from tokenscale.data.stores.labels import IGNORED
@@ -53,20 +52,18 @@ def load_special_ids(run: RunSettings, tokenizer_directory: Path | None) -> Spec
     return SpecialIds(size if mask is None else mask, tuple(sorted(ids)), size)
 
 
-class MaskedBatches:
-    """Masked batches; see `batch.Batches`.
+class MaskedBatches(WrappedBatches):
+    """Masked batches.
 
     Masking depends on the position in the endless global order: it differs between epochs and is the same at every
     world size. `useful_tokens` counts the predicted positions.
     """
 
-    def __init__(self, batches: Batches, run: RunSettings, special: SpecialIds, rank: int, world_size: int):
-        self.vocabulary_size = special.vocabulary_size
-        self._batches, self._run, self._special = batches, run, special
-        self._slots = np.array(rank_slots(run.global_batch, rank, world_size), dtype=np.int64)
-
-    def rows_per_epoch(self) -> float:
-        return self._batches.rows_per_epoch()
+    def __init__(self, batches: Batches, run: RunSettings, inputs: BatchInputs):
+        super().__init__(batches)
+        self._run, self._special = run, load_special_ids(run, inputs.tokenizer)
+        self.vocabulary_size = self._special.vocabulary_size
+        self._slots = np.array(rank_slots(run.global_batch, inputs.rank, inputs.world_size), dtype=np.int64)
 
     def next(self) -> Batch:
         """Return this rank's share of the next global batch. Arrays are copies, except for the document ids."""
@@ -78,18 +75,10 @@ class MaskedBatches:
         useful = int(np.count_nonzero(labels != IGNORED))
         return replace(batch, tokens_bt=tokens, labels_bt=labels, useful_tokens=useful)
 
-    def state(self) -> dict[str, Any]:
-        return self._batches.state()
 
-    def seek(self, state: dict[str, Any]) -> None:
-        self._batches.seek(state)
-
-
-def wrap_batches(
-    batches: Batches, run: RunSettings, tokenizer_directory: Path | None, rank: int, world_size: int
-) -> MaskedBatches:
+def wrap_batches(batches: Batches, run: RunSettings, inputs: BatchInputs) -> MaskedBatches:
     """Wrap the batches of an approach for the objective masked."""
-    return MaskedBatches(batches, run, load_special_ids(run, tokenizer_directory), rank, world_size)
+    return MaskedBatches(batches, run, inputs)
 
 
 def prepare_held_out(

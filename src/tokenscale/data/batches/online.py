@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from tokenscale.base.errors import UserError
+from tokenscale.data.batches.batch import BatchInputs
 from tokenscale.data.batches.sources import list_sources
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.stores.documents import check_eos, encode_documents
@@ -16,22 +17,20 @@ from tokenscale.settings.run import RunSettings
 LENGTHS_BATCH = 64
 
 
-def open_documents(
-    run: RunSettings, corpus_directory: Path | None, tokenizer_directory: Path | None
-) -> list["OnlineDocuments"]:
+def open_documents(run: RunSettings, inputs: BatchInputs) -> list["OnlineDocuments"]:
     """Open the documents of the run's corpus, or of each corpus of its mixture, with one tokenizer.
 
     Raises UserError if corpus or tokenizer are not given.
     """
-    for name, directory in (("corpus", corpus_directory), ("tokenizer", tokenizer_directory)):
+    for name, directory in (("corpus", inputs.corpus), ("tokenizer", inputs.tokenizer)):
         if directory is None:
             raise UserError(
                 f"approach {run.approach} tokenizes while training and needs the {name}, but none was given.",
                 run=run.identity,
                 next=f"pass the folder of the {name}, or use a pretokenized approach",
             )
-    tokenizer = load_tokenizer(tokenizer_directory, run.engine)
-    folders = [path.parent if path.suffix == ".json" else path for path in list_sources(run, corpus_directory)]
+    tokenizer = load_tokenizer(inputs.tokenizer, run.engine)
+    folders = [path.parent if path.suffix == ".json" else path for path in list_sources(run, inputs.corpus)]
     return [OnlineDocuments(run, folder, tokenizer) for folder in folders]
 
 

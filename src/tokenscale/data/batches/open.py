@@ -4,7 +4,7 @@ import importlib
 from pathlib import Path
 
 from tokenscale.base.errors import unknown
-from tokenscale.data.batches.batch import Batches
+from tokenscale.data.batches.batch import Batches, BatchInputs
 from tokenscale.settings.registry import BATCHES, LABELS, OBJECTIVES
 from tokenscale.settings.run import RunSettings
 
@@ -26,20 +26,11 @@ def open_batches(
     """
     if run.approach not in BATCHES:
         raise unknown("approach", run.approach, BATCHES, run=run.identity)
-    module = importlib.import_module(BATCHES[run.approach].module)
-    batches = module.open_batches(
-        run,
-        corpus_directory=corpus_directory,
-        tokenizer_directory=tokenizer_directory,
-        store_directory=store_directory,
-        rank=rank,
-        world_size=world_size,
-    )
+    inputs = BatchInputs(corpus_directory, tokenizer_directory, store_directory, rank, world_size)
+    batches = importlib.import_module(BATCHES[run.approach].module).open_batches(run, inputs)
     if run.labels in LABELS:
-        batches = importlib.import_module(LABELS[run.labels]).wrap_batches(
-            batches, run, store_directory, corpus_directory, tokenizer_directory
-        )
+        batches = importlib.import_module(LABELS[run.labels]).wrap_batches(batches, run, inputs)
     objective = OBJECTIVES[run.objective].module
     if objective is None:
         return batches
-    return importlib.import_module(objective).wrap_batches(batches, run, tokenizer_directory, rank, world_size)
+    return importlib.import_module(objective).wrap_batches(batches, run, inputs)

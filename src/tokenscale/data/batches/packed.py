@@ -1,10 +1,8 @@
 """Approach `packed`: rows of a `packed` store."""
 
-from pathlib import Path
-
 import numpy as np
 
-from tokenscale.data.batches.batch import Batch, document_ids
+from tokenscale.data.batches.batch import Batch, BatchInputs, document_ids
 from tokenscale.data.batches.rows import RowOrder
 from tokenscale.data.batches.sources import open_order
 from tokenscale.data.batches.stored import open_run_stores
@@ -22,9 +20,9 @@ class PackedBatches(RowOrder):
     widen ids later, on a device.
     """
 
-    def __init__(self, store: PackedStore, run: RunSettings, rank: int, world_size: int, out: type = np.int64):
+    def __init__(self, store: PackedStore, run: RunSettings, inputs: BatchInputs, out: type = np.int64):
         order = open_order(run, store.sizes)
-        super().__init__(order, run, store.manifest["vocabulary_size"], rank, world_size)
+        super().__init__(order, run, store.manifest["vocabulary_size"], inputs)
         self._store = store
         self._buffers = [store.buffers(len(self.slots), out) for _ in range(2)]
         self._ids: list[np.ndarray | None] = [None, None]
@@ -52,14 +50,6 @@ class PackedBatches(RowOrder):
         return Batch(into.tokens_bt, into.labels_bt, useful, self._total, order_digest, ids)
 
 
-def open_batches(
-    run: RunSettings,
-    *,
-    corpus_directory: Path | None,
-    tokenizer_directory: Path | None,
-    store_directory: Path | None,
-    rank: int,
-    world_size: int,
-) -> PackedBatches:
-    (first, *others) = open_run_stores(run, store_directory, corpus_directory, tokenizer_directory)
-    return PackedBatches(PackedStore(*first, others=others), run, rank, world_size)
+def open_batches(run: RunSettings, inputs: BatchInputs) -> PackedBatches:
+    (first, *others) = open_run_stores(run, inputs)
+    return PackedBatches(PackedStore(*first, others=others), run, inputs)

@@ -1,9 +1,8 @@
 """Approach `padded`: one document per row, tokenized while training, cut or padded to the sequence length."""
 
-from pathlib import Path
-
 import numpy as np
 
+from tokenscale.data.batches.batch import BatchInputs
 from tokenscale.data.batches.online import open_documents
 from tokenscale.data.batches.rows import RowBatches
 from tokenscale.data.batches.sources import join, open_order
@@ -12,17 +11,9 @@ from tokenscale.data.stores.padded import pad_document
 from tokenscale.settings.run import RunSettings
 
 
-def open_batches(
-    run: RunSettings,
-    *,
-    corpus_directory: Path | None,
-    tokenizer_directory: Path | None,
-    store_directory: Path | None,
-    rank: int,
-    world_size: int,
-) -> RowBatches:
+def open_batches(run: RunSettings, inputs: BatchInputs) -> RowBatches:
     """Open batches from raw text, bit-identical to those of `pretokenized-padded`."""
-    sources = open_documents(run, corpus_directory, tokenizer_directory)
+    sources = open_documents(run, inputs)
     documents, tokenizer = join(sources), sources[0].tokenizer
     width, pad_id = run.sequence_length + 1, tokenizer.pad_id
 
@@ -34,4 +25,4 @@ def open_batches(
         return tokens[:, :-1], make_labels(tokens, lengths=lengths)
 
     order = open_order(run, [len(source) for source in sources])
-    return RowBatches(read, order, run, tokenizer.vocabulary_size, rank, world_size)
+    return RowBatches(read, order, run, tokenizer.vocabulary_size, inputs)

@@ -1,31 +1,23 @@
 """Read batches ahead in a thread."""
 
-from __future__ import annotations
-
-import threading
-from queue import SimpleQueue
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from tokenscale.data.batches.batch import Batch, Batches
+from tokenscale.data.batches.batch import Batch, Batches, WrappedBatches
 
 
-class Prefetcher:
-    """Batches and states of a source, read by a thread at most `depth` batches ahead.
+class Prefetcher(WrappedBatches):
+    """Batches and states of a source, read by a thread one batch ahead.
 
     Sources reuse their buffers, so the thread copies each batch. The thread starts at the first `next`. `close` ends it
     and resets the source to the consumer's state, so that no batch is lost. Call all methods from one thread.
     """
 
-    def __init__(self, batches: Batches, depth: int = 1):
-        if depth < 1:
-            raise ValueError(f"depth must be at least 1, not {depth}")
-        self.vocabulary_size = batches.vocabulary_size
-        self._batches, self._depth = batches, depth
+    def __init__(self, batches: Batches):
+        super().__init__(batches)
         self._state = batches.state()
-        self._reader: _Reader | None = None
-
-    def rows_per_epoch(self) -> float:
-        return self._batches.rows_per_epoch()
+        self._pool: ThreadPoolExecutor | None = None
+        self._ahead: Future[tuple[Batch, dict[str, Any]]]
 
     def next(self) -> Batch:
         """Return the next batch.
@@ -33,14 +25,18 @@ class Prefetcher:
         An error of the source is raised after the batches before it, and ends the thread. Another call continues at the
         source's state, as without this class.
         """
-        if self._reader is None:
-            self._reader = _Reader(self._batches, self._depth)
-        item = self._reader.take()
-        if isinstance(item, BaseException):
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "tokenscale-prefetch")
+            self._ahead = self._pool.submit(self._read)
+        if (error := self._ahead.exception()) is not None:
             self._stop()
-            raise item
-        batch, self._state = item
+            raise error
+        batch, self._state = self._ahead.result()
+        self._ahead = self._pool.submit(self._read)
         return batch
+
+    def _read(self) -> tuple[Batch, dict[str, Any]]:
+        return self._batches.next().copy(), self._batches.state()
 
     def state(self) -> dict[str, Any]:
         return self._state
@@ -53,47 +49,10 @@ class Prefetcher:
 
     def close(self) -> None:
         """End the thread after its current batch. `next` would start another one."""
-        if self._reader is not None:
+        if self._pool is not None:
             self.seek(self._state)
 
     def _stop(self) -> None:
-        if self._reader is not None:
-            self._reader.stop()
-            self._reader = None
-
-
-#: batch with the source's state after it, or an exception of the source
-Item = tuple[Batch, dict[str, Any]] | BaseException
-
-
-class _Reader:
-    """Thread that reads batches into a queue."""
-
-    def __init__(self, batches: Batches, depth: int):
-        self._batches = batches
-        self._ready: SimpleQueue[Item] = SimpleQueue()
-        self._free_slots = threading.Semaphore(depth)
-        self._stopped = False
-        self._thread = threading.Thread(target=self._read, name="tokenscale-prefetch", daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        while True:
-            self._free_slots.acquire()
-            if self._stopped:
-                return
-            try:
-                self._ready.put((self._batches.next().copy(), self._batches.state()))
-            except BaseException as error:
-                self._ready.put(error)
-                return
-
-    def take(self) -> Item:
-        item = self._ready.get()
-        self._free_slots.release()
-        return item
-
-    def stop(self) -> None:
-        self._stopped = True
-        self._free_slots.release()
-        self._thread.join()
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None

@@ -1,7 +1,6 @@
 """Approach `pretokenized-padded`: rows of a `padded` store."""
 
-from pathlib import Path
-
+from tokenscale.data.batches.batch import BatchInputs
 from tokenscale.data.batches.rows import RowBatches
 from tokenscale.data.batches.sources import join, open_order
 from tokenscale.data.batches.stored import open_run_stores
@@ -9,17 +8,9 @@ from tokenscale.data.stores.padded import PaddedStore
 from tokenscale.settings.run import RunSettings
 
 
-def open_batches(
-    run: RunSettings,
-    *,
-    corpus_directory: Path | None,
-    tokenizer_directory: Path | None,
-    store_directory: Path | None,
-    rank: int,
-    world_size: int,
-) -> RowBatches:
+def open_batches(run: RunSettings, inputs: BatchInputs) -> RowBatches:
     """Open batches from the store, bit-identical to those of `padded`."""
-    opened = open_run_stores(run, store_directory, corpus_directory, tokenizer_directory)
+    opened = open_run_stores(run, inputs)
     stores = [PaddedStore(where, manifest) for where, manifest in opened]
     order = open_order(run, [len(store) for store in stores])
-    return RowBatches(join(stores).rows, order, run, opened[0][1]["vocabulary_size"], rank, world_size)
+    return RowBatches(join(stores).rows, order, run, opened[0][1]["vocabulary_size"], inputs)

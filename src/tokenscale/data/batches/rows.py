@@ -1,12 +1,11 @@
 """Batches of rows in the global order; used by padded, pretokenized-padded and packed."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokenscale.data.batches.batch import Batch
+from tokenscale.data.batches.batch import Batch, Batches, BatchInputs
 from tokenscale.data.order.digest import row_digests
 from tokenscale.data.order.permutation import ShuffledOrder
 from tokenscale.data.order.shares import rank_slots
@@ -20,28 +19,28 @@ if TYPE_CHECKING:
 BLOCK_STEPS, BLOCK_ROWS = 64, 8192
 
 
-class RowOrder(ABC):
+class RowOrder(Batches):
     """Rows of a source in the global order, from which subclasses build batches.
 
     The state is the step alone; seeking only computes a new block of the order.
     """
 
     def __init__(
-        self, order: "ShuffledOrder | MixtureOrder", run: RunSettings, vocabulary_size: int, rank: int, world_size: int
+        self, order: "ShuffledOrder | MixtureOrder", run: RunSettings, vocabulary_size: int, inputs: BatchInputs
     ):
         self.vocabulary_size = vocabulary_size
-        self.slots = np.array(rank_slots(run.global_batch, rank, world_size), dtype=np.int64)
+        self.slots = np.array(rank_slots(run.global_batch, inputs.rank, inputs.world_size), dtype=np.int64)
         self._order, self._global_batch = order, run.global_batch
-        self._step = self._first = 0
+        self._first = 0
         self._digests: list[int] = []
 
-    @abstractmethod
     def prepare(self, indices: np.ndarray) -> None:
         """Set the rows of the next batches, int64 [batches, slots of this rank]."""
+        raise NotImplementedError
 
-    @abstractmethod
     def batch(self, i: int, step: int, order_digest: int) -> Batch:
         """Return batch i of the prepared ones."""
+        raise NotImplementedError
 
     def rows_per_epoch(self) -> float:
         return self._order.rows
@@ -56,12 +55,6 @@ class RowOrder(ABC):
         batch = self.batch(i, step, self._digests[i])
         self._step = step + 1
         return batch
-
-    def state(self) -> dict[str, Any]:
-        return {"step": self._step}
-
-    def seek(self, state: dict[str, Any]) -> None:
-        self._step = int(state["step"])
 
     def _prepare_block(self, step: int) -> None:
         continues = step == self._first + len(self._digests)
@@ -83,10 +76,9 @@ class RowBatches(RowOrder):
         order: "ShuffledOrder | MixtureOrder",
         run: RunSettings,
         vocabulary_size: int,
-        rank: int,
-        world_size: int,
+        inputs: BatchInputs,
     ):
-        super().__init__(order, run, vocabulary_size, rank, world_size)
+        super().__init__(order, run, vocabulary_size, inputs)
         self._read = read
 
     def prepare(self, indices: np.ndarray) -> None:

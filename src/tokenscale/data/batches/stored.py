@@ -5,6 +5,7 @@ from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file
+from tokenscale.data.batches.batch import BatchInputs
 from tokenscale.data.batches.sources import list_sources
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
@@ -12,27 +13,25 @@ from tokenscale.settings.manifests import list_manifests
 from tokenscale.settings.run import RunSettings
 
 
-def open_run_stores(
-    run: RunSettings, store_directory: Path | None, corpus_directory: Path | None, tokenizer_directory: Path | None
-) -> list[tuple[Path, dict[str, Any]]]:
+def open_run_stores(run: RunSettings, inputs: BatchInputs) -> list[tuple[Path, dict[str, Any]]]:
     """Check the run's store, or the stores of its mixture, and return each with its manifest.
 
-    `store_directory` is the folder of the store or of the mixture, or the path of the manifest. Corpus and tokenizer
-    are compared if their folders are given. Raises UserError for any mismatch (see `stores.manifest.open_store`).
+    `inputs.store` is the folder of the store or of the mixture, or the path of the manifest. Corpus and tokenizer are
+    compared if their folders are given. Raises UserError for any mismatch (see `stores.manifest.open_store`).
     """
-    if store_directory is None:
+    if inputs.store is None:
         raise UserError(
             f"approach {run.approach} needs a token store, but none was given.",
             run=run.identity,
             next=f"pass {list_manifests(run)['store']}",
         )
     tokenizer_sha256 = None
-    if _exists(tokenizer_directory):
-        tokenizer_sha256 = read_tokenizer_manifest(tokenizer_directory)["file"]["sha256"]
-    stores = list_sources(run, store_directory)
+    if _exists(inputs.tokenizer):
+        tokenizer_sha256 = read_tokenizer_manifest(inputs.tokenizer)["file"]["sha256"]
+    stores = list_sources(run, inputs.store)
     corpora: list[Path | None] = [None] * len(stores)
-    if _exists(corpus_directory):
-        corpora = [corpus_manifest(path) for path in list_sources(run, corpus_directory)]
+    if _exists(inputs.corpus):
+        corpora = [corpus_manifest(path) for path in list_sources(run, inputs.corpus)]
     opened: list[tuple[Path, dict[str, Any]]] = []
     for where, corpus in zip(stores, corpora, strict=True):
         manifest = open_store(

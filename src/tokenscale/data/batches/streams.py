@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenscale.data.batches.batch import Batch
+from tokenscale.data.batches.batch import Batch, Batches, BatchInputs
 from tokenscale.data.batches.sources import open_order
 from tokenscale.data.order.digest import row_digest
 from tokenscale.data.order.permutation import get_samples
@@ -24,7 +24,7 @@ from tokenscale.settings.run import RunSettings
 BLOCK_DOCUMENTS, BLOCK_STEPS = 256, 64
 
 
-class StreamBatches:
+class StreamBatches(Batches):
     """Streams of a rank's slots.
 
     The state contains the step and, for each slot of the rank, (document, offset) of the next row's first token;
@@ -33,10 +33,10 @@ class StreamBatches:
     previous documents for raw text.
     """
 
-    def __init__(self, sources: Sequence[Any], run: RunSettings, vocabulary_size: int, rank: int, world_size: int):
+    def __init__(self, sources: Sequence[Any], run: RunSettings, vocabulary_size: int, inputs: BatchInputs):
         self.vocabulary_size, self._sources = vocabulary_size, sources
         self._sequence_length, self._global_batch = run.sequence_length, run.global_batch
-        self._slots = np.array(rank_slots(run.global_batch, rank, world_size), dtype=np.int64)
+        self._slots = np.array(rank_slots(run.global_batch, inputs.rank, inputs.world_size), dtype=np.int64)
         sizes = [len(documents) for documents in sources]
         order = open_order(run, sizes)
         seeds = [order.source_seed(number) for number in range(len(sources))]
@@ -49,7 +49,6 @@ class StreamBatches:
             [_Stream(documents, int(slot), run.global_batch, seed, first) for documents, seed, first in facts]
             for slot in self._slots
         ]
-        self._step = 0
         self._block_start, self._block = 0, np.zeros((0, len(self._slots)), dtype=np.int64)
 
     def rows_per_epoch(self) -> float:
@@ -76,7 +75,7 @@ class StreamBatches:
 
     def seek(self, state: dict[str, Any]) -> None:
         """Continue at a state of any world size, or at a step: {"step": k}."""
-        self._step = int(state["step"])
+        super().seek(state)
         known = state.get("slots", {})
         unknown = [n for n, slot in enumerate(self._slots.tolist()) if str(slot) not in known]
         for slot, streams in zip(self._slots.tolist(), self._streams, strict=True):

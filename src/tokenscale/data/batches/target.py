@@ -5,13 +5,12 @@ where a target begins: after the first EOS that follows a BOS.
 """
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.batches.batch import Batch, Batches
+from tokenscale.data.batches.batch import Batch, Batches, BatchInputs, WrappedBatches
 from tokenscale.data.batches.sources import list_sources
 from tokenscale.data.batches.stored import corpus_manifest
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
@@ -32,15 +31,12 @@ def ignore_sources(tokens_bt: np.ndarray, labels_bt: np.ndarray, bos_id: int, eo
     labels_bt[begun > ended] = IGNORED
 
 
-class TargetBatches:
-    """Batches in which only target tokens are predicted and counted as useful; see `batch.Batches`."""
+class TargetBatches(WrappedBatches):
+    """Batches in which only target tokens are predicted and counted as useful."""
 
     def __init__(self, batches: Batches, bos_id: int, eos_id: int):
-        self.vocabulary_size = batches.vocabulary_size
-        self._batches, self._ids = batches, (bos_id, eos_id)
-
-    def rows_per_epoch(self) -> float:
-        return self._batches.rows_per_epoch()
+        super().__init__(batches)
+        self._ids = bos_id, eos_id
 
     def next(self) -> Batch:
         """Return this rank's share of the next global batch."""
@@ -48,26 +44,14 @@ class TargetBatches:
         ignore_sources(batch.tokens_bt, batch.labels_bt, *self._ids)
         return replace(batch, useful_tokens=int(np.count_nonzero(batch.labels_bt != IGNORED)))
 
-    def state(self) -> dict[str, Any]:
-        return self._batches.state()
 
-    def seek(self, state: dict[str, Any]) -> None:
-        self._batches.seek(state)
-
-
-def wrap_batches(
-    batches: Batches,
-    run: RunSettings,
-    store_directory: Path | None,
-    corpus_directory: Path | None,
-    tokenizer_directory: Path | None,
-) -> TargetBatches:
+def wrap_batches(batches: Batches, run: RunSettings, inputs: BatchInputs) -> TargetBatches:
     """Wrap the batches of an approach for `labels: target`. Raises UserError as `prepare_held_out` does."""
     if run.store is not None:
-        manifests = [read_store_manifest(where) for where in list_sources(run, store_directory)]
+        manifests = [read_store_manifest(where) for where in list_sources(run, inputs.store)]
     else:
-        corpora = [read_corpus_manifest(corpus_manifest(where).parent) for where in list_sources(run, corpus_directory)]
-        tokenizer = read_tokenizer_manifest(tokenizer_directory)
+        corpora = [read_corpus_manifest(corpus_manifest(where).parent) for where in list_sources(run, inputs.corpus)]
+        tokenizer = read_tokenizer_manifest(inputs.tokenizer)
         manifests = [tokenizer | {"document_parts": corpus.get("pairs")} for corpus in corpora]
     (ids,) = {_read_ids(manifest, run) for manifest in manifests}
     return TargetBatches(batches, *ids)
