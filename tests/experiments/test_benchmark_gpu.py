@@ -7,7 +7,6 @@ import pytest
 
 from tokenscale.benchmark import gpu
 from tokenscale.cli.main import main
-from tokenscale.costs.peaks import MEMORY_TB_S, PEAKS
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(22)]
 
@@ -104,7 +103,3 @@ def test_the_roofline_of_the_8b_model_by_hand():
     again = gpu.roofline(replace(case, activation_checkpointing="block"), "NVIDIA H200")
     assert 1.25 < again["products_s"] / floor["products_s"] < 4 / 3
     assert gpu.roofline(case, "NVIDIA Unknown") is None
-
-
-def test_every_device_with_a_peak_has_a_bandwidth():
-    assert {name for peak in PEAKS for name in peak.names} == set(MEMORY_TB_S)

@@ -128,7 +128,7 @@ def _computing(record: Row, run: RunSettings | None, shape: ModelSettings | None
     """
     stated = _stated_flops(record)
     counted = {} if shape is None else _counted_flops(run, shape)
-    number = record.get("number_format") or (None if run is None else _number_format(run))
+    number = record.get("number_format") or (None if run is None else run.number_format)
     return {
         **{column: counted.get(name, stated.get(name)) for name, column in FLOPS.items()},
         "flops_per_token_stated": stated.get("full"),
@@ -149,11 +149,6 @@ def _counted_flops(run: RunSettings, shape: ModelSettings) -> dict[str, float]:
     again = run.activation_checkpointing
     hardware = hardware_flops_per_token(shape, run.sequence_length, Convention.FULL, again, run.objective)
     return counted | {"hardware": hardware}
-
-
-def _number_format(run: RunSettings) -> str:
-    """Of the matrix products, as the table of peaks names it; an older record does not."""
-    return "fp8" if run.float8 else "bf16" if run.precision == "bf16-true" else run.precision
 
 
 def _code(record: Row) -> str | None:

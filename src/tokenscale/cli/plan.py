@@ -11,7 +11,7 @@ from tokenscale.cli import configuration
 from tokenscale.cli.plan_prices import GpuPrice, RunPrices, read_gpu_prices
 from tokenscale.costs.memory import exchanged_bytes, largest_memory
 from tokenscale.costs.peaks import peak_flops
-from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, number_format, sum_prices
+from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, sum_prices
 from tokenscale.runs.launch.submission_checks import format_hours, suggest_budget
 from tokenscale.settings.config import ALL, Config
 from tokenscale.settings.continuation import start_step
@@ -191,7 +191,7 @@ def _describe_stores(config: Config, names: list[str], prices: RunPrices) -> Ite
 
 def _describe_assumptions(config: Config, runs: Iterable, of_all: Total) -> Iterator[str]:
     machine = config.machine
-    formats = {number_format(run.settings) for run in runs} if machine.device else set()
+    formats = {run.settings.number_format for run in runs} if machine.device else set()
     peaks = {number: peak for number in sorted(formats) if (peak := peak_flops(machine.device, number))}
     if peaks:
         pieces = ", ".join(f"{peak / 1e12:,.0f} TFLOP/s in {number}" for number, peak in peaks.items())

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 class Peak:
     """TFLOP/s of a device by number format, with the source; None if the device has no units for a format."""
 
-    names: tuple[str, ...]
+    #: name without `NVIDIA`, which older drivers leave out → TB/s of the memory, from the same data sheet
+    names: dict[str, float]
     bf16: float | None
     fp16: float | None
     tf32: float | None
@@ -20,52 +21,36 @@ class Peak:
     source: str
 
 
-#: names without `NVIDIA`, which older drivers leave out
 PEAKS = (
     Peak(
-        ("GH200 480GB", "GH200 120GB", "GH200 144G HBM3e"),  # the memory of Grace, or of a later Hopper
+        {"GH200 480GB": 4.0, "GH200 120GB": 4.0, "GH200 144G HBM3e": 4.9},  # the memory of Grace, or of a later Hopper
         *(989.4, 989.4, 494.7, 66.9, 1978.9),
         "NVIDIA GH200 Grace Hopper data sheet (with sparsity, halved)",
     ),
-    Peak(("H200",), 989.4, 989.4, 494.7, 66.9, 1978.9, "NVIDIA H200 data sheet, SXM (with sparsity, halved)"),
-    Peak(("H200 NVL",), 835.5, 835.5, 417.5, 60.0, 1670.5, "NVIDIA H200 data sheet, NVL (with sparsity, halved)"),
-    Peak(("H100 80GB HBM3",), 989.4, 989.4, 494.7, 66.9, 1978.9, "NVIDIA H100 whitepaper, table of SXM5"),
-    Peak(("H100 PCIe",), 756.0, 756.0, 378.0, 51.2, 1513.0, "NVIDIA H100 whitepaper, table of PCIe"),
-    Peak(("H100 NVL",), 835.5, 835.5, 417.5, 60.0, 1670.5, "NVIDIA H100 data sheet, NVL (with sparsity, halved)"),
+    Peak({"H200": 4.8}, 989.4, 989.4, 494.7, 66.9, 1978.9, "NVIDIA H200 data sheet, SXM (with sparsity, halved)"),
+    Peak({"H200 NVL": 4.8}, 835.5, 835.5, 417.5, 60.0, 1670.5, "NVIDIA H200 data sheet, NVL (with sparsity, halved)"),
+    Peak({"H100 80GB HBM3": 3.35}, 989.4, 989.4, 494.7, 66.9, 1978.9, "NVIDIA H100 whitepaper, table of SXM5"),
+    Peak({"H100 PCIe": 2.0}, 756.0, 756.0, 378.0, 51.2, 1513.0, "NVIDIA H100 whitepaper, table of PCIe"),
+    Peak({"H100 NVL": 3.9}, 835.5, 835.5, 417.5, 60.0, 1670.5, "NVIDIA H100 data sheet, NVL (with sparsity, halved)"),
     Peak(
-        ("A100-SXM4-40GB", "A100-SXM4-80GB", "A100-PCIE-40GB", "A100 80GB PCIe"),
+        {"A100-SXM4-40GB": 1.555, "A100-SXM4-80GB": 2.039, "A100-PCIE-40GB": 1.555, "A100 80GB PCIe": 1.935},
         *(312.0, 312.0, 156.0, 19.5, None),
         "NVIDIA A100 data sheet: all forms alike",
     ),
-    Peak(("L40S",), 362.05, 362.05, 183.0, 91.6, 733.0, "NVIDIA L40S data sheet, dense column"),
-    Peak(("B200",), 2250.0, 2250.0, 1100.0, 75.0, 4500.0, "NVIDIA Blackwell data sheet, HGX B200 (halved)"),
-    Peak(("GB200",), 2500.0, 2500.0, 1250.0, 80.0, 5000.0, "NVIDIA Blackwell data sheet, GB200 (halved)"),
-    Peak(("Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB"), None, 125.0, None, 15.7, None, "NVIDIA V100 data sheet"),
-    Peak(("AMD Instinct MI300X",), 1307.4, 1307.4, 653.7, 163.4, 2614.9, "AMD Instinct MI300X data sheet"),
+    Peak({"L40S": 0.864}, 362.05, 362.05, 183.0, 91.6, 733.0, "NVIDIA L40S data sheet, dense column"),
+    Peak({"B200": 8.0}, 2250.0, 2250.0, 1100.0, 75.0, 4500.0, "NVIDIA Blackwell data sheet, HGX B200 (halved)"),
+    Peak({"GB200": 8.0}, 2500.0, 2500.0, 1250.0, 80.0, 5000.0, "NVIDIA Blackwell data sheet, GB200 (halved)"),
+    Peak(
+        {"Tesla V100-SXM2-16GB": 0.9, "Tesla V100-SXM2-32GB": 0.9},
+        None,
+        125.0,
+        None,
+        15.7,
+        None,
+        "NVIDIA V100 data sheet",
+    ),
+    Peak({"AMD Instinct MI300X": 5.3}, 1307.4, 1307.4, 653.7, 163.4, 2614.9, "AMD Instinct MI300X data sheet"),
 )
-
-
-#: TB/s of the memory, by the same names and data sheets
-MEMORY_TB_S = {
-    "GH200 480GB": 4.0,
-    "GH200 120GB": 4.0,
-    "GH200 144G HBM3e": 4.9,
-    "H200": 4.8,
-    "H200 NVL": 4.8,
-    "H100 80GB HBM3": 3.35,
-    "H100 PCIe": 2.0,
-    "H100 NVL": 3.9,
-    "A100-SXM4-40GB": 1.555,
-    "A100-PCIE-40GB": 1.555,
-    "A100-SXM4-80GB": 2.039,
-    "A100 80GB PCIe": 1.935,
-    "L40S": 0.864,
-    "B200": 8.0,
-    "GB200": 8.0,
-    "Tesla V100-SXM2-16GB": 0.9,
-    "Tesla V100-SXM2-32GB": 0.9,
-    "AMD Instinct MI300X": 5.3,
-}
 
 
 def memory_bandwidth(device_name: str) -> float | None:
@@ -74,14 +59,13 @@ def memory_bandwidth(device_name: str) -> float | None:
     >>> memory_bandwidth("NVIDIA H200")
     4800000000000.0
     """
-    found = MEMORY_TB_S.get(device_name.removeprefix("NVIDIA ").strip())
-    return None if found is None else found * 1e12
+    peak = find_peak(device_name)
+    return None if peak is None else peak.names[_bare(device_name)] * 1e12
 
 
 def find_peak(device_name: str) -> Peak | None:
     """Return the peak of a device; None if it is not in the table."""
-    name = device_name.removeprefix("NVIDIA ").strip()
-    return next((peak for peak in PEAKS if name in peak.names), None)
+    return next((peak for peak in PEAKS if _bare(device_name) in peak.names), None)
 
 
 def peak_flops(device_name: str, number: str = "bf16") -> float | None:
@@ -92,3 +76,7 @@ def peak_flops(device_name: str, number: str = "bf16") -> float | None:
     peak = find_peak(device_name)
     found = getattr(peak, number) if peak else None
     return None if found is None else found * 1e12
+
+
+def _bare(device_name: str) -> str:
+    return device_name.removeprefix("NVIDIA ").strip()

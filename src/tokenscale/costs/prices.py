@@ -233,7 +233,7 @@ def _estimate_seconds(
         return None, f"the machine ({machine.name}) states no device"
     if run.device == "cpu":
         return None, "they keep to the CPU (device: cpu)"
-    number = number_format(run)
+    number = run.number_format
     peak = peak_flops(machine.device, number)
     if peak is None:
         return None, f"no peak of {machine.device} in {number} is known"
@@ -251,11 +251,6 @@ def _estimate_seconds(
         between = (before + steps - 1) // every - before // every if every else 0
     passes = (run.validation.at_start and not start_step(run)) + run.validation.at_end + between
     return STARTING_S + training + passes * run.validation.rows * row / 3 / speed, None
-
-
-def number_format(run: RunSettings) -> str:
-    """Return the number format of most matrix products, as in run.json (`train.record`)."""
-    return "fp8" if run.float8 else "bf16" if run.precision == "bf16-true" else run.precision
 
 
 def pipeline_bubble(run: RunSettings) -> float:

@@ -245,6 +245,11 @@ class RunSettings:
         return self.precision in ("bf16", "fp16") and self.layout.gather == "stored"
 
     @property
+    def number_format(self) -> str:
+        """Number format of most matrix products, as the table of peaks names it."""
+        return "fp8" if self.float8 else "bf16" if self.precision == "bf16-true" else self.precision
+
+    @property
     def identity(self) -> str:
         """Run id: a readable prefix and ten hex digits over the science fields that differ from their defaults."""
         digest = sha256_text(canonical_json(to_dict(self, science_only=True)))

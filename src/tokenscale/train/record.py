@@ -57,8 +57,7 @@ def costs(run: RunSettings, shape: ModelSettings) -> dict[str, Any]:
     repeated = hardware_flops_per_token(
         shape, run.sequence_length, Convention.FULL, run.activation_checkpointing, run.objective
     )
-    number = "fp8" if run.float8 else "bf16" if run.precision == "bf16-true" else run.precision
-    return {"flops_per_token": counted | {"hardware": repeated}, "number_format": number}
+    return {"flops_per_token": counted | {"hardware": repeated}, "number_format": run.number_format}
 
 
 def log_hashes(directory: Path) -> dict[str, str]:
