@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from tests.corpora import HOSTILE, Lab, make_run, make_store, texts_around
 from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import document_ids, merge_states
-from tokenscale.data.batches.torch_data import BatchStream, GlobalOrderSampler, StoreDataset, collate_rows, skip_batches
+from tokenscale.data.batches.torch_data import BatchStream, GlobalOrderSampler, StoreDataset, skip_batches
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.stores.padded import PaddedStore
@@ -157,8 +157,7 @@ def ours(lab, approach, **options):
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 6])
 def test_a_loader_reads_our_global_batches_at_any_world_size(lab, approach, world_size):
     dataset = StoreDataset(store_of(lab, approach)[0])
-    options = {"collate_fn": collate_rows} if world_size % 2 else {}
-    ranks = zip(*(loader_of(dataset, rank, world_size, **options) for rank in range(world_size)), strict=True)
+    ranks = zip(*(loader_of(dataset, rank, world_size) for rank in range(world_size)), strict=True)
     batches = ours(lab, approach)
     for parts in itertools.islice(ranks, 80):  # over the end of a block of the order
         whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
@@ -167,7 +166,7 @@ def test_a_loader_reads_our_global_batches_at_any_world_size(lab, approach, worl
 
 @pytest.mark.parametrize(
     "options",
-    [dict(num_workers=w) for w in (1, 2, 4)] + [{"collate_fn": collate_rows}, {"multiprocessing_context": "spawn"}],
+    [dict(num_workers=w) for w in (1, 2, 4)] + [{"multiprocessing_context": "spawn"}],
 )
 def test_workers_change_nothing(lab, options):
     dataset = StoreDataset(store_of(lab, "packed")[0])

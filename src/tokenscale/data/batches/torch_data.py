@@ -6,8 +6,7 @@ as those of Hugging Face.
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,6 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
         self.manifest = open_store(self.where, StoreSettings(declared["format"], **declared["options"]))
         self.vocabulary_size: int = self.manifest["vocabulary_size"]
         self._opened: tuple[int, Any] = (0, None)
-        self._plan: tuple[np.ndarray | None, Any] = (None, None)
 
     def __len__(self) -> int:
         return self.manifest["rows"]
@@ -56,7 +54,7 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
     def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
         return self.__getitems__([i])[0]
 
-    def __getitems__(self, indices: list[int]) -> Sequence[dict[str, torch.Tensor]]:
+    def __getitems__(self, indices: list[int]) -> list[dict[str, torch.Tensor]]:
         """Return several rows, read at once, as a DataLoader requests them.
 
         Raises IndexError for a row that does not exist.
@@ -65,66 +63,26 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
         if FORMATS[self.manifest["format"]].streamed:
             return [{"input_ids": torch.from_numpy(store.document(int(i)).astype(np.int64))} for i in indices]
         rows = np.asarray(indices, dtype=np.int64)
-        found = self._read_planned(store, indices) if isinstance(indices, StepRows) else store.rows(rows)
-        columns = dict(zip(("input_ids", "labels"), found, strict=True))
+        columns = dict(zip(("input_ids", "labels"), store.rows(rows), strict=True))
         if self.bounds:
             columns["document_ids"] = document_ids(store.starts(rows))
-        return Rows({name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in columns.items()})
-
-    def _read_planned(self, store: Any, step: "StepRows") -> tuple[np.ndarray, np.ndarray]:
-        """Read the rows of a step with a plan shared by all steps of its block."""
-        if self.manifest["format"] != "packed":
-            return store.rows(step.block[step.number])
-        block, plan = self._plan
-        if block is not step.block and not np.array_equal(block, step.block):  # equal: copied from a process
-            plan = store.plan(step.block)
-        self._plan = step.block, plan
-        buffers = store.buffers(len(step))
-        store.read(plan, step.number, buffers)
-        return buffers.tokens_bt, buffers.labels_bt
+        tensors = [torch.from_numpy(np.ascontiguousarray(values)) for values in columns.values()]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*tensors, strict=True)]
 
     def __getstate__(self) -> dict[str, Any]:
         # pickling a mapped file would copy all its bytes
-        return self.__dict__ | {"_opened": (0, None), "_plan": (None, None)}
+        return self.__dict__ | {"_opened": (0, None)}
 
     def _store(self) -> Any:
         process, store = self._opened
         if process != os.getpid():
             store = load_reader(self.manifest["format"])(self.where, self.manifest)
-            self._opened, self._plan = (os.getpid(), store), (None, None)
+            self._opened = (os.getpid(), store)
         return store
 
 
-class Rows(Sequence[dict[str, torch.Tensor]]):
-    """Rows of one read. `columns` are tensors [rows, T]; an item has one row of each column."""
-
-    def __init__(self, columns: dict[str, torch.Tensor]):
-        self.columns = columns
-
-    def __len__(self) -> int:
-        return len(self.columns["input_ids"])
-
-    @cached_property
-    def _items(self) -> list[dict[str, torch.Tensor]]:
-        return [dict(zip(self.columns, row, strict=True)) for row in zip(*self.columns.values(), strict=True)]
-
-    def __getitem__(self, n: Any) -> Any:
-        return self._items[n]
-
-
-def collate_rows(rows: Rows) -> dict[str, torch.Tensor]:
-    return rows.columns
-
-
-class StepRows(list[int]):
-    """Rows of one step: row `number` of `block`, int64 [steps, rows], which has the steps around it."""
-
-    block: np.ndarray
-    number: int
-
-
 class GlobalOrderSampler(Sampler[list[int]]):
-    """Endless sampler of rows in the global order, for `DataLoader(rows, batch_sampler=…, collate_fn=collate_rows)`.
+    """Endless sampler of rows in the global order, for `DataLoader(rows, batch_sampler=…)`.
 
     Yields one list per step, this rank's share of the global batch. Global batch k has the same rows at every world
     size, worker count and restart: they are a function of (seed, k), and an epoch has every row once.
@@ -149,13 +107,11 @@ class GlobalOrderSampler(Sampler[list[int]]):
         while True:
             steps = np.arange(self._step, self._step + BLOCK_STEPS, dtype=np.int64)
             rows = get_samples(steps[:, None] * self._global_batch + self._slots[None, :], self._rows, self._seed)
-            for number, (step, indices) in enumerate(zip(steps.tolist(), rows.tolist(), strict=True)):
+            for step, indices in zip(steps.tolist(), rows.tolist(), strict=True):
                 if step != self._step:  # a state was loaded
                     break
                 self._step = step + 1
-                found = StepRows(indices)
-                found.block, found.number = rows, number
-                yield found
+                yield indices
 
     def state_dict(self) -> dict[str, int]:
         """Return {"step": the next global batch to be sampled}."""
