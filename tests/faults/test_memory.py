@@ -85,7 +85,7 @@ def test_a_rank_that_the_kernel_kills_is_told_as_such_and_the_run_goes_on(lab, t
     os.kill(killed, signal.SIGKILL)
     _, said = process.communicate(timeout=100)
     assert process.returncode != 0 and "rank 1" in said and "SIGKILL" in said
-    assert "a process was killed without a word, most often because main memory was full" in said, said
+    assert "a process was killed without a message, most often because main memory was full" in said, said
     assert launch(lab, run, tmp_path / "cut").wait(120) == 0
     assert series(tmp_path / "cut") == series(tmp_path / "whole")
     first = json.loads((tmp_path / "cut/attempt=01/rank=00000/steps.jsonl").read_text().splitlines()[0])

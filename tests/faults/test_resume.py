@@ -222,7 +222,7 @@ def test_a_folder_of_older_states_is_noticed(lab, tmp_path, capsys, left):
     assert (found.record["step"] == 3) if left else found is None
     told = capsys.readouterr().out
     assert "the newest resume state of this run is missing" in told and "step=00000006  (events.jsonl)" in told
-    assert ("goes on from step=00000003" if left else "begins anew") in told
+    assert ("goes on from step=00000003" if left else "starts from scratch") in told
 
 
 def test_source_files_that_are_edited_during_a_run_are_sealed_into_its_record(lab, tmp_path):

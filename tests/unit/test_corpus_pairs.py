@@ -89,7 +89,7 @@ def test_parts_of_a_column_of_objects(tmp_path):
     [
         (TSV, ("de", "fr"), "has no column 'fr'"),
         ("a\tb\nc\n", ("1", "2"), "line 2"),
-        (TSV, ("1", "4"), "3, parted by tabs"),
+        (TSV, ("1", "4"), "3, separated by tabs"),
     ],
 )
 def test_a_tsv_without_the_column_is_refused(tmp_path, text, columns, says):

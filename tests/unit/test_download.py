@@ -87,7 +87,7 @@ def test_a_server_that_falls_silent_is_asked_again_for_the_rest(web, tmp_path, m
 
 def test_what_came_before_the_end_is_kept_for_a_later_call(web, tmp_path):
     web.cut["/a/stories.txt"] = [70_000] + [0] * 20
-    with pytest.raises(UserError, match="does not come through") as error:
+    with pytest.raises(UserError, match="fails again and again") as error:
         fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
     assert "70,000 bytes" in error.value.facts["kept"] and not (tmp_path / "manifest.json").exists()
     web.cut.clear()
@@ -177,7 +177,7 @@ def test_what_is_no_file_is_told_at_once(web, tmp_path, prepare, what):
 
 
 def test_a_server_that_is_not_there_is_told_with_the_address(tmp_path):
-    with pytest.raises(UserError, match="does not come through") as error:
+    with pytest.raises(UserError, match="fails again and again") as error:
         fetch_corpus(corpus_of("http://127.0.0.1:9/x.txt"), tmp_path)
     assert error.value.facts["address"] == "http://127.0.0.1:9/x.txt"
 

@@ -108,7 +108,8 @@ def test_a_rank_that_is_killed_is_named_with_the_most_likely_cause(capfd, ranks)
     said = capfd.readouterr().err
     assert f"rank {ranks - 1} failed first (signal SIGKILL); ending {ranks - 1} other" in said
     assert (
-        "  cause   a process was killed without a word, most often because main memory was full\n  next    `dm" in said
+        "  cause   a process was killed without a message, most often because main memory was full\n  next    `dm"
+        in said
     )
 
 

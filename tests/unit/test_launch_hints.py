@@ -72,9 +72,9 @@ REFUSED = "SLURM sbatch failed. The error message was 'sbatch: error: Batch job 
             "The client socket has timed out after 60000ms while trying to connect to (nid000001, 29500).",
         ),
         ("lost its peer", PEER),
-        ("killed without a word", "tokenscale: rank 2 failed first (signal SIGKILL); ending 3 other rank(s)."),
-        ("killed without a word", "srun: error: nid000001: task 0: Killed"),
-        ("killed without a word", "  exitcode  : -9 (pid: 4242)"),
+        ("killed without a message", "tokenscale: rank 2 failed first (signal SIGKILL); ending 3 other rank(s)."),
+        ("killed without a message", "srun: error: nid000001: task 0: Killed"),
+        ("killed without a message", "  exitcode  : -9 (pid: 4242)"),
     ],
 )
 def test_a_message_is_told_by_its_cause(words, text):

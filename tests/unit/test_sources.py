@@ -183,8 +183,8 @@ def broken(path, kind):
     [
         ("a.parquet", "html", ["not readable Parquet", "<!doctype"]),
         ("a.parquet", "half", ["not readable Parquet"]),
-        ("a.txt.gz", "half gzip", ["breaks off", "(unpacked)"]),
-        ("a.txt.zst", "half zstd", ["breaks off"]),
+        ("a.txt.gz", "half gzip", ["truncated", "(unpacked)"]),
+        ("a.txt.zst", "half zstd", ["truncated"]),
         ("a.txt", "latin", ["not UTF-8", "byte", "39"]),
         ("a.jsonl", "json", ["not JSON", "line 2"]),
         ("a.jsonl", "no key", ["'text'", "line 2", "txet"]),

@@ -120,10 +120,10 @@ class Contract:
     def log_step(
         self, *, loss: float, tokens_bt: np.ndarray, step_s: float, ended_mono_s: float, **fields: Any
     ) -> None:
-        """Write the line of a step. Arms that are not written in torch call this in order, also after the training.
+        """Write the line of a step. Arms without torch call this in order, also after the training.
 
-        `loss` is the mean in nats, `tokens_bt` [rows, T] are the input tokens as the model received them. `fields` are
-        data_wait_s, memory_peak_bytes, and paused_s: time since the end of the step before that is no part of this one.
+        `loss` is the mean in nats, `tokens_bt` [rows, T] are the model's input tokens. `fields` are data_wait_s,
+        memory_peak_bytes and paused_s, the time since the previous step that belongs to no step.
         """
         self._rows, self._digest = len(tokens_bt), digest_rows(tokens_bt)
         self._write(loss, step_s, ended_mono_s, fields)

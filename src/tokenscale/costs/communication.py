@@ -29,12 +29,9 @@ def bus_factor(collective: str, ranks: int) -> float:
 
 
 def hops(collective: str, ranks: int, latency: Latency) -> float:
-    """Return the number of sequential messages.
-
-    Ring: 2 (N - 1) for all-reduce, N - 1 for its halves (Thakur et al. 2005).
-
-    Tree: 2 log2 N, down and up (Sanders, Speck & Träff 2009; what NCCL takes for all-reduce between many nodes); its
-    halves have no tree.
+    """Return the number of sequential messages. Ring: 2 (N - 1) for all-reduce, N - 1 for its halves (Thakur et al.
+    2005). Tree: 2 log2 N for all-reduce (Sanders, Speck & Träff 2009; NCCL between many nodes); its halves have no
+    tree.
     """
     if latency == "tree" and collective == "all_reduce":
         return 2 * math.log2(ranks)

@@ -29,9 +29,8 @@ def cut_documents_share(lengths: np.ndarray, sequence_length: int, weights: np.n
 
 
 def fill_share(lengths: np.ndarray, sequence_length: int, rows: int) -> float:
-    """Return the share of positions with a useful label in packed rows: Σ (n − 1) / (rows · T).
-
-    Pieces of a long document overlap by one token, so splitting it loses no label.
+    """Return the share of positions with a useful label in packed rows, Σ (n − 1) / (rows · T): splitting loses no
+    label.
     """
     return float((np.asarray(lengths) - 1).sum() / (rows * sequence_length))
 
@@ -44,18 +43,12 @@ def bound_fill(lengths: np.ndarray, sequence_length: int, weights: np.ndarray | 
 
 
 def core_share(tokens_per_s: np.ndarray | float, tokenizer_tokens_per_s: np.ndarray | float) -> np.ndarray | float:
-    """Return the share of a core needed to tokenize for a training at `tokens_per_s`: N / s.
-
-    Above 1 a rank needs more than one core to keep up.
-    """
+    """Return the cores that a rank needs to tokenize for a training at `tokens_per_s`: N / s."""
     return tokens_per_s / tokenizer_tokens_per_s
 
 
 def stall_share(tokens_per_s: np.ndarray | float, tokenizer_tokens_per_s: np.ndarray | float) -> np.ndarray | float:
-    """Return the share of step time for tokenizing in the training thread: (1/s) / (1/N + 1/s) = N / (N + s).
-
-    `tokens_per_s` (N) is the rate without any stall.
-    """
+    """Return the share of step time for tokenizing in the training thread, N / (N + s); N: the rate without a stall."""
     return tokens_per_s / (tokens_per_s + tokenizer_tokens_per_s)
 
 
@@ -82,9 +75,8 @@ def ratio(numerators: np.ndarray, denominators: np.ndarray, weights: np.ndarray 
 def bootstrap_weights(units: np.ndarray, count: int, resamples: int, seed: int) -> np.ndarray:
     """Return bootstrap weights, float64 [resamples, documents]: how often each document is drawn.
 
-    `units` assigns each document to one of `count` units. Whole units are drawn with replacement (Efron & Tibshirani
-    1993, chapter 8), because documents that were sampled together are not independent. With one document per unit this
-    is the bootstrap over documents.
+    `units` assigns documents to `count` units, which are drawn whole with replacement (Efron & Tibshirani 1993, chapter
+    8), because documents that were sampled together are not independent.
     """
     generator = np.random.default_rng(seed)
     drawn = generator.multinomial(count, np.full(count, 1 / count), size=resamples).astype(float)
@@ -104,9 +96,8 @@ def bound_unseen_cut(lengths: np.ndarray) -> tuple[float, float]:
 
 
 def bound_count(seen: int) -> float:
-    """Return the upper 97.5 % bound of a Poisson mean, given a count k: k + 1.96 √(k + 1) + 2.
-
-    Within 4 % of the exact Poisson bound from k = 1 on (Garwood 1936), which is 5.57 there.
+    """Return an upper 97.5 % bound of a Poisson mean, given a count k: k + 1.96 √(k + 1) + 2, within 4 % of the exact
+    one from k = 1 on (Garwood 1936).
     """
     return seen + 1.96 * float(np.sqrt(seen + 1)) + 2
 

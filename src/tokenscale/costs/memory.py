@@ -1,9 +1,7 @@
-"""Memory of one rank in a step: parameters, gradients, optimizer state and activations.
+"""Memory of one rank in a step: parameters, gradients, optimizer state and activations, counted from the settings.
 
-Counted from the settings, by the kinds that `training.memory.Probe` measures. Workspaces of libraries and kernels are
-not included. Parameters, gradients and optimizer state follow Rajbhandari et al. 2020 (figure 1), for AdamW in one
-number format. Activations are counted as by Korthikanti et al. 2022 (section 4), for the operations of
-`models.decoder`.
+Kinds are those of `train.memory_probe.Probe`; workspaces of libraries are not included. States follow Rajbhandari et
+al. 2020 (figure 1) for AdamW in one number format, activations Korthikanti et al. 2022 (section 4).
 """
 
 from collections.abc import Iterator
@@ -125,7 +123,7 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
 
 
 def largest_memory(run: RunSettings, device: Device = "cpu") -> Memory:
-    """Return the memory of the rank with the most. Stages differ; of uneven shards the first are larger."""
+    """Return the memory of the rank with the most. Stages differ, and of uneven shards the first are larger."""
     layout = run.layout
     places = [rank for rank in range(layout.world_size) if _is_first_reader(layout.coordinate(rank))]
     return max((memory(run, rank, device) for rank in places), key=lambda found: found.total)
@@ -258,8 +256,8 @@ class _Forward:
         return passes * saved + self.message_bytes(passes, len(stages)) + self.gathered_bytes(weights)
 
     def message_bytes(self, passes: int, stages: int) -> int:
-        """Return the bytes of a pipeline's messages. On a GPU the outputs of the passes in flight, which are kept for
-        their backward pass; on a CPU all activations and gradients of the step, since gloo reports no completion.
+        """Return the bytes of a pipeline's messages: on a GPU the outputs of the passes in flight; on a CPU all
+        activations and gradients of the step, since gloo reports no completion.
         """
         layout, coordinate, run = self.layout, self.coordinate, self.run
         if layout.pipeline == 1:
@@ -274,9 +272,7 @@ class _Forward:
         return (2 * stages - first - last) * self.stream * positions * self.model.dimension
 
     def gathered_bytes(self, weights: list[Weight]) -> int:
-        """Return the bytes of weights that stay gathered between forward and backward, with padding to equal shards:
-        whole, or with `reshard_to` the part of a block's weights that a rank keeps of its group's.
-        """
+        """Return the bytes of weights that stay gathered between forward and backward, padded to equal shards."""
         layout = self.layout
         if layout.shard == 1 or layout.sharding == "zero1":
             return 0
@@ -300,10 +296,7 @@ class _Forward:
         return self.stream * self.own * self.model.dimension
 
     def selective_bytes(self) -> int:
-        """Return the bytes of a selectively checkpointed block: input, products and attention's result.
-
-        See `train.activation_checkpointing.STORED`.
-        """
+        """Return the bytes of a selectively checkpointed block (`train.activation_checkpointing.STORED`)."""
         products = self.wide + 2 * self.key_value + 2 * self.model.dimension
         products += self.inner * (2 if self.model.activation == "swiglu" else 1)
         attention = self.product * self.all * self.wide + 4 * self._score_rows()

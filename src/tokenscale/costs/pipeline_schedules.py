@@ -9,10 +9,8 @@ from tokenscale.settings.model import ModelSettings
 
 
 class Action(NamedTuple):
-    """Action on micro-batch `micro` in the rank's stage number `chunk`.
-
-    F: forward. B: backward. With a split backward pass, B computes the gradient of the input, which the previous stage
-    waits for, and W the gradient of the weights.
+    """Action on micro-batch `micro` in the rank's stage number `chunk`. F: forward; B: backward. With a split backward
+    pass, B computes the gradient of the input, which the previous stage waits for, and W that of the weights.
     """
 
     kind: str
@@ -123,9 +121,8 @@ def bubble_share(
 
 
 def assign_stages(model: ModelSettings, sequence_length: int, stages: int) -> list[range]:
-    """Assign layers to stages, balanced by FLOPs; the last stage also has the output head.
-
-    The model's vocabulary must be known. Each stage has at least one layer, so there are no more stages than layers.
+    """Assign layers to stages, at least one to each, balanced by FLOPs; the last stage also has the output head. The
+    model's vocabulary must be known.
     """
     head = 6 * model.vocabulary_size * model.dimension
     block = round((flops_per_token(model, sequence_length, Convention.FULL) - head) / model.layers)
@@ -133,9 +130,8 @@ def assign_stages(model: ModelSettings, sequence_length: int, stages: int) -> li
 
 
 def partition_costs(costs: list[int], stages: int) -> list[range]:
-    """Partition consecutive items into nonempty ranges with the smallest possible maximum cost.
-
-    Among equal partitions, the one with more items in the first ranges.
+    """Partition consecutive items into nonempty ranges with the smallest maximum cost; of equal partitions, the one
+    with more items in the first ranges.
     """
     if not 1 <= stages <= len(costs):
         raise ValueError(f"{len(costs)} layers in {stages} stages")

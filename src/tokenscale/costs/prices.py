@@ -145,7 +145,7 @@ def estimate_run(
             seconds, slow = _estimate_seconds(run, model, machine, steps)
             unknown = None if seconds is not None else slow or unknown
         except (ImportError, UserError):
-            unknown = f"the library transformers, which builds {run.model.transformers}, is not here"
+            unknown = f"the library transformers, which builds {run.model.transformers}, is not installed"
     if run.budget.kind == "wall_s" and seconds is None:
         seconds, unknown = STARTING_S + run.budget.wall_s, None
     counted = run.budget.kind in ("epochs", "useful_tokens") and rows is not None
@@ -160,10 +160,8 @@ def estimate_run(
 
 
 def job_minutes(price: Price, machine: Machine) -> int:
-    """Return the time limit of a training job, in minutes.
-
-    The estimate times the machine's margin plus the time to write a state, rounded up to 10 minutes, between
-    `SHORTEST_MINUTES` and the machine's limit. Runs of unknown time get the machine's limit.
+    """Return the time limit of a training job in minutes: the estimate times the machine's margin plus the time to
+    write a state, rounded up to 10, between `SHORTEST_MINUTES` and the machine's limit, which runs of unknown time get.
     """
     if price.seconds is None:
         return machine.minutes
@@ -272,10 +270,7 @@ _cached_bubble = cache(bubble_share)
 
 
 def _estimate_checkpoints(run: RunSettings, weighs: int) -> tuple[int, int, int]:
-    """Return (bytes kept, bytes of states deleted at the end, files kept) of a run.
-
-    Weights have the format of training; a resume state adds AdamW's two moments in the same format.
-    """
+    """Return (bytes kept, bytes of states deleted at the end, files kept). A resume state adds AdamW's two moments."""
     requested = run.checkpoints
     size = (2 if run.precision == "bf16-true" else 4) * weighs
     models = requested.final + requested.best

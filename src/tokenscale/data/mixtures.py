@@ -68,10 +68,7 @@ def read_mixture(path: Path) -> dict[str, Path]:
 
 
 def mixture_order(run: RunSettings, sizes: list[int]) -> MixtureOrder:
-    """Return the order of the samples of a run with a mixture, for sources of these sizes that are trained on.
-
-    Raises UserError for an empty source.
-    """
+    """Return the order of a run's mixture, for trained sources of these sizes. Raises UserError for an empty source."""
     mixture = run.mixture
     assert mixture is not None
     for corpus, size in zip(run.trained_corpora, sizes, strict=True):

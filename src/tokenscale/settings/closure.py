@@ -105,9 +105,8 @@ ONLY_FOR = {
 
 
 def training_imports(run: RunSettings) -> set[tuple[str, ...]]:
-    """Return the import names of packages that the ranks of a run need; any one of a tuple suffices.
-
-    Top-level imports in a `try` have a fallback and are left out.
+    """Return the import names of packages that a run's ranks need (any one of a tuple), without top-level imports in a
+    `try`.
     """
     top, inside = _find_closure_packages(training_modules(run))
     needed = {name for name in inside if name not in ENGINES.values() and ONLY_FOR.get(name, lambda run: True)(run)}

@@ -247,9 +247,8 @@ class Config:
         return [name for name, error in self.unusable.items() if error.facts.get("key") == "corpus"]
 
     def has_scale(self, name: str) -> bool:
-        """Whether an experiment has settings for the chosen scale.
-
-        True for an unreadable file: the error is raised when the experiment is used.
+        """Whether an experiment has settings for the chosen scale; true for an unreadable file, whose error comes when
+        it is used.
         """
         if self.settings.scale == BASE_SCALE:
             return True

@@ -326,9 +326,8 @@ class StorageSettings:
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """Settings of a token store: a format and its options, all encoded in its directory name.
-
-    For example `padded-sequence_length=2048`.
+    """Settings of a token store: a format and its options, encoded in its directory name,
+    `padded-sequence_length=2048`.
     """
 
     format: Literal[*FORMATS]  # type: ignore[valid-type]

@@ -237,9 +237,8 @@ def merge_settings(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, A
 
 
 def set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set `a.b.c` in nested mappings. A parent that is a name (`model: llama-tiny`) becomes `{"preset": …}`.
-
-    A mapping is merged over the existing one.
+    """Set `a.b.c` in nested mappings, merging mappings. A parent that is a name (`model: llama-tiny`) becomes
+    `{"preset": …}`.
     """
     *parents, last = key.split(".")
     for parent in parents:
@@ -312,10 +311,7 @@ def find_factor_problem(factors: dict[str, list[Any]]) -> tuple[str, str, str] |
 
 
 def expand_cells(experiment: Experiment) -> list[dict[str, Any]]:
-    """Return all combinations of the factors' levels that are not left out, in the order of the file.
-
-    A cell has one plain dotted key for each setting, also for settings that vary together.
-    """
+    """Return all combinations of levels that are not left out, in the order of the file, with plain dotted keys."""
     if experiment.benchmarks and not experiment.runs and not experiment.factors:
         return []
     choices = []
@@ -341,9 +337,8 @@ def format_cell(cell: dict[str, Any]) -> str:
 
 
 def find_cell(experiment: Experiment, levels: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return the cell with exactly these levels, else the only one that has them among others.
-
-    Raises UserError, which names `key`, if no cell or several cells match.
+    """Return the cell with exactly these levels, else the only one that has them. Raises UserError, which names `key`,
+    otherwise.
     """
     found = [cell for cell in expand_cells(experiment) if matches(cell, levels)]
     found = [cell for cell in found if flatten_cell(cell) == flatten_cell(levels)] or found

@@ -223,9 +223,8 @@ class LayoutSettings:
         return found
 
     def node_problem(self, ranks_per_node: int) -> str | None:
-        """Return why the layout does not suit nodes with this number of ranks, or None if it does.
-
-        A tensor group communicates in every block and must stay within a node.
+        """Return why the layout does not suit nodes with this number of ranks, or None: tensor groups stay within a
+        node.
         """
         if ranks_per_node % self.tensor == 0:
             return None

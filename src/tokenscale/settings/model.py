@@ -134,8 +134,7 @@ class ModelSettings:
 
 
 def aligned_rows(rows: int, device: str) -> int:
-    """Return the rows of the products of an output head of `rows` entries: on GPUs the next multiple of 128.
-
-    GPT-2's 50,257 become 50,304, as in llm.c: an odd width keeps products off the fast paths of tensor cores.
+    """Return the rows of an output head's products: on GPUs the next multiple of 128, which tensor cores need (as in
+    llm.c).
     """
     return rows + -rows % 128 if device == "cuda" else rows

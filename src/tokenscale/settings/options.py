@@ -23,10 +23,7 @@ STRICT = {"extra": "forbid", "use_attribute_docstrings": False}
 
 
 def option(default: Any = dataclasses.MISSING, description: str = "", *, science: bool = True, **bounds: Any) -> Any:
-    """Return a dataclass field with a default, a description and bounds (`ge`, `gt`, `le`, `lt`, `pattern`).
-
-    `science=False` marks fields that never affect a run's id (names and labels).
-    """
+    """Return a dataclass field with default, description and bounds. `science=False`: it never affects a run's id."""
     metadata = {"description": description, "science": science, **bounds}
     if isinstance(default, type):  # a class is used as default factory
         return dataclasses.field(default_factory=default, metadata=metadata)
@@ -93,10 +90,7 @@ def from_json(cls: type, text: str) -> Any:
 
 
 def from_dict(cls: type, values: dict[str, Any]) -> Any:
-    """Return a settings object from nested plain values that were validated before.
-
-    Raises UserError for an unknown key and for values of a wrong type.
-    """
+    """Return a settings object from validated plain values. Raises UserError for unknown keys and wrong types."""
     if not isinstance(values, dict):
         found = repr(values)[:200]
         raise UserError(

@@ -21,9 +21,8 @@ MAPS = ("default-resources", "set-resources", "set-threads")
 
 
 def load_profile_config(profile: str, root: Path | str = ".") -> dict[str, Any]:
-    """Load a profile's configuration: its `configfile:`, overridden by its `config:`.
-
-    `profile` is a folder, or the name of a folder here or in profiles/. Raises UserError if there is none.
+    """Load a profile's `configfile:`, overridden by its `config:`. `profile` is a folder, or a name here or in
+    profiles/. Raises UserError if there is none.
     """
     root = Path(root)
     file, values = load_profile(profile, root)

@@ -1,6 +1,5 @@
-"""Flags and files of the source studies, translated to this project's settings.
-
-Standard library only, except that reading a preset file (`--config`) imports pydantic and PyYAML.
+"""Flags and files of the source studies, translated to this project's settings. Only preset files need pydantic and
+PyYAML.
 """
 
 import importlib

@@ -1,7 +1,5 @@
-"""Read YAML files as plain values. Host only.
-
-PyYAML raises more than its own errors: its constructors pass on Python's errors, for example for an impossible date or
-a number with too many digits.
+"""Read YAML files as plain values. PyYAML's constructors raise more than its own errors, for example for impossible
+dates.
 """
 
 import sys

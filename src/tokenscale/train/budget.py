@@ -50,7 +50,7 @@ class Budget:
         self._goal = settings.useful_tokens or settings.wall_s
         self._counts_tokens = settings.useful_tokens is not None
         self._tokens = torch.zeros((), dtype=torch.float64, device=world.device)
-        self._alone = 0  # counted here where there is nobody to ask, which costs nothing on the device
+        self._alone = 0  # counted here with one rank, which costs nothing on the device
         self._done = self._seconds = 0.0
         self._warm = 0.0  # share behind us when the warm-up ended
         self._exchanged: tuple[Tensor, torch.cuda.Event | None] | None = None
@@ -62,9 +62,7 @@ class Budget:
         return step / self.steps if self.steps is not None else min(1.0, self._done / self._goal)
 
     def since_warmup(self, step: int) -> float:
-        """Return the used share of what was left of the budget at the peak of the learning rate; for budgets without
-        steps.
-        """
+        """Return the used share of the budget left at the peak of the learning rate, for unknown steps."""
         share = self.share(step)
         if step <= max(self._warmup - 1, 0):
             self._warm = share
@@ -92,8 +90,8 @@ class Budget:
         return sums[0].float()
 
     def after(self, step: int, seconds: float) -> bool:
-        """Return whether step `step`, which took `seconds` here, was the last. With a wall time, the first step that
-        begins after it is the last.
+        """Return whether step `step`, which took `seconds` here, was the last: the first step that begins after a wall
+        time is.
         """
         self._seconds += seconds
         if self.steps is None:
@@ -107,9 +105,7 @@ class Budget:
         return done >= self.steps if self.steps is not None else self._done >= self._goal
 
     def state(self) -> dict[str, float]:
-        """Return the state as plain numbers. The seconds are this rank's; rank 0's count. `clock` is the part of a
-        wall-time budget that was used when the last step began.
-        """
+        """Return the state as plain numbers. Rank 0's seconds count; `clock` is the used part of a wall-time budget."""
         clock = {"clock": self._done} if self.steps is None and not self._counts_tokens else {}
         return {
             "useful_tokens": self._tokens.item() + self._alone,

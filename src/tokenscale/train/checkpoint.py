@@ -89,9 +89,7 @@ class State:
 
 
 def write_rank(folder: Path, rank: int, state: State) -> None:
-    """Write this rank's two files into `folder` + `.partial`. The JSON is written last and marks the tensors as
-    complete.
-    """
+    """Write this rank's two files into `folder` + `.partial`. The JSON is last and marks the tensors as complete."""
     partial = partial_of(folder)
     partial.mkdir(parents=True, exist_ok=True)
     name = f"rank={rank:05d}"
@@ -180,8 +178,8 @@ class Checkpoint:
             self._check_pieces()
 
     def _read_rank(self, name: str, *, verify: bool) -> tuple[dict[str, Any], dict[str, "_Stored"] | None]:
-        """Return the record of a rank, and the header of its tensors where it is verified or the index has no shapes
-        (states of earlier code).
+        """Return a rank's record, and its tensors' header where it is verified or the index lacks shapes (earlier
+        code).
         """
         with report_malformed(self.folder / RECORD, "checkpoint's record", NEXT):
             self._check(name, self.record["ranks"][name], verify)
@@ -259,9 +257,8 @@ class Checkpoint:
         return result
 
     def read(self, wanted: Iterable[tuple[str, tuple[int, ...], Tensor]]) -> None:
-        """Fill tensors with parts: (name, offsets, into), on any device and in any format.
-
-        Every file with a needed piece is opened once, and its needed bytes are read in the order of the file.
+        """Fill tensors with parts (name, offsets, into), on any device and in any format. Each file is read once, in
+        its order.
         """
         boxes: defaultdict[str, list[_Box]] = defaultdict(list)
         for name, offsets, into in wanted:
@@ -388,9 +385,8 @@ def _overlap(
 
 
 def _read_box(file: FileIO, stored: _Stored, box: _Box, buffer: memoryview) -> None:
-    """Read a part of a stored tensor, and no byte beside it, into memory in which it lies row by row.
-
-    Dimensions that are read in full make one run of bytes with the one before them.
+    """Read a part of a stored tensor row by row. Dimensions that are read in full make one run with the one before
+    them.
     """
     start = [a - o for a, o in zip(box.low, box.part.offsets, strict=True)]
     last = len(start) - 1

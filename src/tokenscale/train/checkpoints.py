@@ -1,7 +1,4 @@
-"""Which checkpoints a run writes, keeps, resumes from and deletes. `checkpoint.py` has their format.
-
-`results/runs/<run id>/checkpoints/`: `step=00000100` are resume states, `final` and `best` hold weights alone.
-"""
+"""Which checkpoints a run writes, keeps, resumes from and deletes: `step=00000100` to resume, `final` and `best`."""
 
 import re
 import shutil
@@ -82,7 +79,7 @@ class Checkpoints:
                 folder=self.folder,
                 expected=f"{written}  (events.jsonl)",
                 found=newest.name if newest else "none",
-                so=f"the run goes on from {newest.name}" if newest else "the run begins anew",
+                so=f"the run goes on from {newest.name}" if newest else "the run starts from scratch",
                 next="if the folder was replaced, stop this run, put the states back, and start it again",
             )
             print(notice.render(), flush=True)

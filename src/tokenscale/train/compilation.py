@@ -46,9 +46,8 @@ class Compilation:
         self._before = _counts()
 
     def counts(self) -> dict[str, int]:
-        """Return `graphs` and the `recompiles` among them, `graph_breaks`, `blocks` and the `eager_blocks` among them.
-
-        An eager block is one that ran outside of any graph in training, if only once.
+        """Return `graphs`, `recompiles`, `graph_breaks`, `blocks` and `eager_blocks`, which ran outside of any graph in
+        training, if only once.
         """
         found = {name: count - self._before[name] for name, count in _counts().items()}
         eager = sum(block.ran_eagerly for block in self.blocks)  # type: ignore[misc]
@@ -85,9 +84,8 @@ def _counts() -> dict[str, int]:
 
 @functools.cache
 def _observed(block_class: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass whose instances note that they ran eagerly in training: translations do so on purpose.
-
-    In a graph the first condition is a constant.
+    """Return a subclass whose instances note that they ran eagerly in training. In a graph the first condition is
+    constant.
     """
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:

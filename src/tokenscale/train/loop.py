@@ -190,9 +190,7 @@ class Training:
         return self.trainer.model
 
     def step(self) -> bool:
-        """Run one optimizer step, and validation and checkpoints that are due after it. Return whether it was the last
-        step.
-        """
+        """Run an optimizer step, and validation and checkpoints that are due. Return whether it was the last step."""
         run, step = self.settings, self.done
         self.watch.beat()
         self.trace.before(step)
@@ -394,9 +392,7 @@ class Training:
             self.trainer.load_random_state(found.ranks[self.world.rank]["random"])
 
     def _interrupt(self, joules: float | None) -> None:
-        """Write a resume state and the logs, and leave the record unsealed. Raises Interrupted once all ranks have
-        written.
-        """
+        """Write a resume state and logs; leave the record unsealed. Raises Interrupted once all ranks have written."""
         if self._state_after != self.done:
             self._save(f"step={self.done:08d}", "resume")
         self.checkpoints.wait()

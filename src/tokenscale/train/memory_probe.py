@@ -18,9 +18,7 @@ from tokenscale.train.parallel.sharding import local
 
 
 def peak(device: torch.device) -> int:
-    """Return the peak memory in bytes: the most that was allocated on a GPU; the largest resident set of the process on
-    a CPU.
-    """
+    """Return the peak memory in bytes: the most allocated on a GPU; the process's largest resident set on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB

@@ -61,9 +61,8 @@ class LossScale:
 
 
 def float8(model: LanguageModel, device: torch.device) -> None:
-    """Make the products of the blocks' linear layers float8 (torchao, dynamic scaling), in place.
-
-    Raises UserError where the device or the package cannot.
+    """Make the products of the blocks' linear layers float8 (torchao, dynamic scaling). Raises UserError where it is
+    not supported.
     """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
         found = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

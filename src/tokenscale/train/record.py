@@ -50,8 +50,8 @@ def start(
 
 
 def costs(run: RunSettings, shape: ModelSettings) -> dict[str, Any]:
-    """Return FLOPs per token by convention and the number format, from which MFU and HFU follow. The device's peak is
-    looked up when the record is read: a new entry in that table must not retrain anything.
+    """Return FLOPs per token by convention and the number format. The device's peak is looked up when the record is
+    read.
     """
     counted = {c.value: flops_per_token(shape, run.sequence_length, c, run.objective) for c in Convention}
     repeated = hardware_flops_per_token(

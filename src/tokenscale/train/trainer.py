@@ -129,10 +129,7 @@ class Trainer:
         return StepResult(loss_sum, norm, clipped, bad, scale)
 
     def pieces(self, *, resume: bool) -> dict[str, Piece]:
-        """Return the tensors that this rank writes: parameters, and for `resume` the optimizer's state.
-
-        Ranks that hold the same shards divide the writing among them.
-        """
+        """Return the tensors that this rank writes: its share of parameters, for `resume` also of optimizer states."""
         found: dict[str, Piece] = {}
         for number, (name, shard) in enumerate(self.shards.by_name.items()):
             mine = shard.first and number % self.shards.replicas == self.shards.replica
@@ -148,9 +145,8 @@ class Trainer:
         return found
 
     def load(self, checkpoint: Checkpoint, *, resume: bool = True) -> None:
-        """Load the weights of a checkpoint of any layout, and with `resume` the optimizer's state. A collective.
-
-        Raises UserError for a model of another shape.
+        """Load a checkpoint of any layout, with `resume` the optimizer's state. A collective. Raises UserError for
+        another shape.
         """
         mine = self._shapes
         theirs = {name: tuple(checkpoint.shapes["model." + name]) for name in checkpoint.names("model.")}

@@ -1,6 +1,5 @@
-"""Watchdog of a rank: a rank that makes no progress writes its stacks and exits.
-
-Otherwise a hung collective would hold all nodes until the time limit.
+"""Watchdog of a rank: without progress it writes its stacks and exits, so that no collective hangs until the time
+limit.
 """
 
 import faulthandler

@@ -90,10 +90,7 @@ class WrappedBatches(Batches):
 
 
 def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the states of all ranks into one, which is valid for every rank of any world size.
-
-    Raises ValueError for states of different steps, which no valid checkpoint has.
-    """
+    """Merge the states of all ranks into one for any world size. Raises ValueError for states of different steps."""
     if len({state["step"] for state in states}) != 1:
         raise ValueError(f"ranks at different steps: {sorted(state['step'] for state in states)}")
     slots = {slot: where for state in states for slot, where in state.get("slots", {}).items()}
@@ -101,10 +98,7 @@ def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def document_ids(starts_bt: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Return the number of each token's piece in its row, from 0; int32 [n, T], written to `out` if given.
-
-    Numbers are unique in a row only: tokens attend to each other if row and number are equal.
-    """
+    """Return the number of each token's piece in its row, from 0; int32 [n, T], written to `out` if given."""
     if starts_bt.dtype != bool or not starts_bt[:, :1].all():
         raise ValueError("starts are bool [n, T], and every row begins with one")
     ids = np.cumsum(starts_bt, axis=1, dtype=np.int32, out=out)

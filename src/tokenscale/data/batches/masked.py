@@ -23,9 +23,8 @@ HELD_OUT_SEED = 0x6D61736B
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Special ids of a tokenizer for masking.
-
-    `mask_id` is the tokenizer's own, or the first id after its vocabulary. `ids` are never predicted or drawn.
+    """Special ids of a tokenizer, which are never predicted or drawn. Without a mask token, `mask_id` is the first id
+    after the vocabulary.
     """
 
     mask_id: int

@@ -18,9 +18,8 @@ LENGTHS_BATCH = 64
 
 
 def open_documents(run: RunSettings, inputs: BatchInputs) -> list["OnlineDocuments"]:
-    """Open the documents of the run's corpus, or of each corpus of its mixture, with one tokenizer.
-
-    Raises UserError if corpus or tokenizer are not given.
+    """Open the documents of each corpus of the run with one tokenizer. Raises UserError if corpus or tokenizer are
+    missing.
     """
     for name, directory in (("corpus", inputs.corpus), ("tokenizer", inputs.tokenizer)):
         if directory is None:

@@ -20,10 +20,7 @@ BLOCK_STEPS, BLOCK_ROWS = 64, 8192
 
 
 class RowOrder(Batches):
-    """Rows of a source in the global order, from which subclasses build batches.
-
-    The state is the step alone; seeking only computes a new block of the order.
-    """
+    """Rows of a source in the global order, from which subclasses build batches."""
 
     def __init__(
         self, order: "ShuffledOrder | MixtureOrder", run: RunSettings, vocabulary_size: int, inputs: BatchInputs

@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
 
 def list_sources(run: RunSettings, where: Path, *, held_out: bool = False) -> list[Path]:
-    """Return the folders or manifests that the run reads at `where`: one, or one for each corpus of its mixture.
-
-    Corpora without a weight are left out, unless `held_out` documents are to be read.
+    """Return the folders or manifests that the run reads at `where`, one for each corpus with a weight; with
+    `held_out`, for all.
     """
     if run.mixture is None:
         return [where]
@@ -38,10 +37,7 @@ def join(sources: Sequence[Any]) -> Any:
 
 
 class JoinedSources:
-    """Several sources whose samples are numbered one source after the other.
-
-    Methods read from the sources, which are documents, or rows of a `padded` store.
-    """
+    """Several sources, documents or rows of `padded` stores, whose samples are numbered one source after the other."""
 
     def __init__(self, sources: Sequence[Any]):
         self.sources = sources

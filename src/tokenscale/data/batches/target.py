@@ -21,9 +21,8 @@ from tokenscale.settings.run import RunSettings
 
 
 def ignore_sources(tokens_bt: np.ndarray, labels_bt: np.ndarray, bos_id: int, eos_id: int) -> None:
-    """Set the labels of sources and of the EOS after them to −100, in place; both arrays int64 [n, T].
-
-    A row that begins inside a document longer than a row is assumed to begin with a target.
+    """Set the labels of sources and of the EOS after them to −100, in place; int64 [n, T]. A row that begins inside a
+    document longer than a row is assumed to begin with a target.
     """
     positions = np.arange(tokens_bt.shape[1])
     begun = np.maximum.accumulate(np.where(tokens_bt == bos_id, positions, -1), axis=1)
@@ -58,9 +57,8 @@ def wrap_batches(batches: Batches, run: RunSettings, inputs: BatchInputs) -> Tar
 
 
 def prepare_held_out(tokens_bt: np.ndarray, labels_bt: np.ndarray, manifest: dict[str, Any], run: RunSettings) -> None:
-    """Ignore the labels of sources in held-out rows, in place.
-
-    Raises UserError if the documents are not pairs, or if BOS and EOS have the same id.
+    """Ignore the labels of sources in held-out rows, in place. Raises UserError for documents that are not pairs, or
+    one id for BOS and EOS.
     """
     ignore_sources(tokens_bt, labels_bt, *_read_ids(manifest, run))
 

@@ -158,10 +158,7 @@ def describe_corpus(
 def write_build_record(
     directory: Path, manifest: dict[str, Any], settings: CorpusSettings, started: float, **facts: Any
 ) -> None:
-    """Write `build.json`: when, where and with which versions a corpus or a part was built, and `facts`.
-
-    `started` is a value of `time.monotonic()`.
-    """
+    """Write `build.json`: when, where and with which versions a corpus or a part was built, and `facts`."""
     write_json(
         directory / "build.json",
         {
@@ -181,18 +178,14 @@ def write_build_record(
 
 
 def assign_split(sha256: bytes, validation_share: float) -> str:
-    """Return `train` or `validation` from the SHA-256 of the text.
-
-    Equal texts get the same split, and adding documents never moves existing ones."""
+    """Return `train` or `validation` from the SHA-256 of the text: adding documents never moves others."""
     number = int.from_bytes(sha256[:8], "big")
     return "validation" if number < validation_share * 2.0**64 else "train"
 
 
 def summarize_lengths(lengths: np.ndarray, counts: np.ndarray) -> dict[str, int]:
-    """Return quantiles of document lengths. `lengths` are sorted and distinct, `counts` their numbers; int64 [n].
-
-    A quantile q of N documents is the length at place floor(q * (N - 1)), which is `numpy.quantile` with the method
-    "lower".
+    """Return quantiles of document lengths from distinct sorted `lengths` and their `counts`, int64 [n], by the method
+    "lower" of `numpy.quantile`.
     """
     levels = {"minimum": 0, "p05": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "maximum": 1}
     ends = np.cumsum(counts)

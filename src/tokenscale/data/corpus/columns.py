@@ -83,10 +83,10 @@ def read_tsv(lines: Iterator[str], names: dict[str, str], path: Path) -> Iterato
                     "a line of a source file has too few columns.",
                     file=f"{path}, line {number:,}",
                     key=f"source.{option}",
-                    found=f"{len(cells)}, parted by tabs",
+                    found=f"{len(cells)}, separated by tabs",
                     expected=f"{position + 1} or more",
                     begins=repr(line[:60]),
-                    next="mend or remove the line",
+                    next="correct or remove the line",
                 )
         yield tuple(cells[position] for position in positions.values())
 
@@ -109,9 +109,8 @@ def select_part(files: Sequence[Named], part: tuple[int, int] | None) -> Sequenc
 
 
 def join_pairs(rows: Iterator[tuple[str | None, ...]], path: Path) -> Iterator[str | None]:
-    """Yield rows of one text unchanged and rows of two joined by `PAIR`; None if a text is null.
-
-    Raises UserError if a text of a pair contains `PAIR`.
+    """Yield rows of one text unchanged, and two texts joined by `PAIR`; None for nulls. Raises UserError for a text
+    with `PAIR`.
     """
     for number, row in enumerate(rows):
         if len(row) == 1:
@@ -133,9 +132,8 @@ def join_pairs(rows: Iterator[tuple[str | None, ...]], path: Path) -> Iterator[s
 def read_line_pairs(
     first: Iterator[str], second: Iterator[str], path: Path, target: Path
 ) -> Iterator[tuple[str | None, str | None]]:
-    """Yield line n of one file with line n of the other; a blank line becomes None.
-
-    Raises UserError if the line counts differ, with both counts, at the end of the shorter file.
+    """Yield line n of one file with line n of the other; blank lines become None. Raises UserError for other line
+    counts.
     """
     count = 0
     for line, translation in zip_longest(first, second):
@@ -154,9 +152,7 @@ def read_line_pairs(
 
 
 def match_targets(files: Sequence[Named], targets: Sequence[Path], key: str) -> Iterator[tuple[Named, Path | None]]:
-    """Yield each file with its translation file, or with None if there are no targets.
-
-    Raises UserError if the numbers of files and targets differ."""
+    """Yield each file and its translation, or None. Raises UserError if the numbers of files and targets differ."""
     if targets and len(files) != len(targets):
         raise UserError(
             "each file of texts goes with one of translations.",

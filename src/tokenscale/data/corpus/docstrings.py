@@ -46,10 +46,8 @@ def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str,
 
 
 def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str, str]]:
-    """Yield (text, origin) of every docstring, by package, then by file path, then in source order.
-
-    The origin is the file and the qualified name: `numpy/linalg/_linalg.py::norm`. Raises UserError for a package
-    that is not installed.
+    """Yield (text, origin) by package, file and source order; the origin is `numpy/linalg/_linalg.py::norm`. Raises
+    UserError for a package that is not installed.
     """
     number = 0
     for package in source.packages:

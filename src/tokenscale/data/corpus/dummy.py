@@ -37,10 +37,7 @@ def _documents(source: SourceSettings) -> Iterator[tuple[str, str]]:
 
 
 def length_at(u: float, lengths: LengthSettings) -> int:
-    """Return the document length at quantile u in [0, 1), clipped to the bounds.
-
-    Uses inverse transform sampling (Devroye 1986, II.2).
-    """
+    """Return the document length at quantile u in [0, 1), clipped to the bounds."""
     if lengths.distribution == "constant":
         value = lengths.mean
     elif lengths.distribution == "uniform":

@@ -16,9 +16,9 @@ from tokenscale.settings.data import FILE_LISTS, TRANSLATION_KEYS, SourceSetting
 def describe(
     source: SourceSettings, downloads: Path | None = None, part: tuple[int, int] | None = None
 ) -> dict[str, Any]:
-    """Check each file of a part against the download's manifest and return the manifest entry of the source.
-
-    Raises UserError for a missing or changed file."""
+    """Check the files of a part against the download's manifest and return the source's entry. Raises UserError for a
+    missing or changed file.
+    """
     manifest = _read_manifest(downloads)
     for key in (key for key in FILE_LISTS if key in manifest):
         manifest[key] = select_part(manifest[key], part)

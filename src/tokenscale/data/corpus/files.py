@@ -18,9 +18,7 @@ NO_MATCH = "no file fits a source's pattern."
 
 
 def expand_patterns(patterns: tuple[str, ...], key: str = "files") -> list[Path]:
-    """Return the files that match the paths and globs (`**` crosses folders), each once.
-
-    Raises UserError for a pattern without a match."""
+    """Return the files that match the paths and globs, each once. Raises UserError for a pattern without a match."""
     found: dict[Path, None] = {}
     for pattern in patterns:
         # an existing path is taken literally, even with glob characters
@@ -61,16 +59,16 @@ def _no_match_error(pattern: str, key: str, matches: list[str]) -> UserError:
         key=f"source.{key}",
         requested=pattern,
         folder=f"{folder} holds {len(names)} file(s)" if folder.is_dir() else f"{folder} does not exist",
-        next=f"did you mean {near!r}?" if near else "put the data there, or mend the path",
+        next=f"did you mean {near!r}?" if near else "put the data there, or correct the path",
     )
 
 
 def describe(
     source: SourceSettings, downloads: Path | None = None, part: tuple[int, int] | None = None
 ) -> dict[str, Any]:
-    """Return the manifest entry of the source: name, size and hash of each file of a part (`select_part`).
-
-    Raises UserError for a pattern without a match."""
+    """Return the source's entry: name, size and hash of each file of a part. Raises UserError for a pattern without a
+    match.
+    """
     listed = {key: list_files(source, key, part) for key in FILE_LISTS}
     described = {key: [_describe_file(name, path) for name, path in files] for key, files in listed.items()}
     return {"kind": "files", **{k: v for k, v in described.items() if v}}

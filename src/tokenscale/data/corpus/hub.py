@@ -36,7 +36,7 @@ def resolve(source: SourceSettings, files: tuple[str, ...], recorded: list[str])
                 dataset=f"{source.repository} at {source.revision}",
                 requested=pattern,
                 has=", ".join(sorted(repository_files)[:8]) + (", …" if len(repository_files) > 8 else ""),
-                next=f"did you mean {near!r}?" if near else "mend `files` of the source",
+                next=f"did you mean {near!r}?" if near else "correct `files` of the source",
             )
         found |= {name: name for name in matches}
     return found

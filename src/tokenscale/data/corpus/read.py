@@ -79,9 +79,9 @@ def read_texts(path: Path, source: SourceSettings, target: Path | None = None) -
 
 
 def has_documents(path: Path, source: SourceSettings, target: Path | None = None) -> bool:
-    """Return whether a file has any document, from its Parquet footer or its beginning.
-
-    Raises UserError as `read_texts` does."""
+    """Return whether a file has any document, from its Parquet footer or its beginning. Raises UserError as
+    `read_texts` does.
+    """
     form = source.format if source.format != "auto" or target is not None else detect_format(path)
     if target is None and form == "parquet":
         return _open_parquet(path, list_columns(source)).metadata.num_rows > 0
@@ -172,7 +172,7 @@ def _read_parquet(path: Path, columns: dict[str, str]) -> Iterator[tuple[str | N
         _check_rows(file, path, row)
     except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
         raise UserError(
-            "a source file breaks off or is damaged.",
+            "a source file is truncated or damaged.",
             file=path,
             row=f"{row:,} or after",
             reason=_first_line(error),
@@ -205,7 +205,7 @@ def _decode_texts(column: pa.Array, first: int, path: Path) -> list[str | None]:
                     row=f"{number:,}",
                     reason=error.reason,
                     begins=repr(value.as_buffer().to_pybytes()[:60]),
-                    next="mend or remove the row",
+                    next="correct or remove the row",
                 ) from None
         raise
 
@@ -226,7 +226,7 @@ def _read_json_lines(path: Path, keys: dict[str, str]) -> Iterator[tuple[str | N
                 file=f"{path}, line {number}",
                 reason=getattr(error, "msg", None) or _first_line(error),
                 begins=repr(line[:60]),
-                next="mend or remove the line",
+                next="correct or remove the line",
             ) from None
         texts = []
         for option, key in keys.items():
@@ -306,7 +306,7 @@ def _read_characters(path: Path) -> Iterator[str]:
                 data = file.read(CHUNK_BYTES)
             except (EOFError, OSError, zlib.error) as error:
                 raise UserError(
-                    "a source file breaks off or is damaged.",
+                    "a source file is truncated or damaged.",
                     file=path,
                     byte=f"{done:,} (unpacked)",
                     reason=str(error).splitlines()[0],
@@ -338,7 +338,7 @@ def _read_shard(path: Path) -> bytes:
             return file.read()
     except (EOFError, OSError, zlib.error) as error:
         raise UserError(
-            "a source file breaks off or is damaged.", file=path, reason=_first_line(error), next="replace it"
+            "a source file is truncated or damaged.", file=path, reason=_first_line(error), next="replace it"
         ) from None
 
 

@@ -46,13 +46,12 @@ class Sample:
 
 
 def draw_sample(paths: list[Path], source: SourceSettings, documents: int, seed: int = 0) -> Sample:
-    """Sample about `documents` documents from the files, or all if there are fewer.
-
-    Raises UserError for unreadable files, for empty files, and for fewer than two documents.
+    """Sample about `documents` documents from the files, or all. Raises UserError for unreadable or empty files, and
+    for fewer than two documents.
     """
     for path in paths:
         if path.stat().st_size == 0:
-            raise UserError("the input file is empty.", file=path, next="name another")
+            raise UserError("the input file is empty.", file=path, next="choose another")
     forms = {path: source.format if source.format != "auto" else detect_format(path) for path in paths}
     next(read_texts(paths[0], source), None)  # raises for a missing column or an unreadable file
     kinds = set(forms.values())
@@ -68,7 +67,7 @@ def draw_sample(paths: list[Path], source: SourceSettings, documents: int, seed:
         found = _sample_stretches(paths, source, kinds.pop(), documents, seed)
     if len(found.texts) < 2:
         raise UserError(
-            "the input holds no documents." if not found.texts else "the input is one document: nothing can be said.",
+            "the input holds no documents." if not found.texts else "the input is one document, which is no sample.",
             file=paths[0],
             next="name more files"
             + (", or --separator TEXT, which stands between the documents" if "text" in forms.values() else ""),
@@ -140,9 +139,7 @@ def _read_rows(path: Path, group: int, column: str, wanted: np.ndarray) -> Itera
                 return
     except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(
-            "a source file breaks off or is damaged.", file=path, reason=reason, next="replace it"
-        ) from None
+        raise UserError("a source file is truncated or damaged.", file=path, reason=reason, next="replace it") from None
 
 
 def _sample_files(paths: list[Path], source: SourceSettings, documents: int, seed: int) -> Sample:
@@ -257,7 +254,7 @@ def _decode_document(data: bytes, path: Path, form: str, key: str) -> str | None
             file=path,
             reason=getattr(error, "msg", None) or str(error),
             begins=repr(text[:60]),
-            next="mend or remove the line",
+            next="correct or remove the line",
         ) from None
     found = row.get(key) if isinstance(row, dict) else row
     if found is not None and not isinstance(found, str) or not isinstance(row, dict) or key not in row:

@@ -117,7 +117,7 @@ def _read_items(
                 file=path,
                 row=f"{number:,}",
                 reason=error.reason,
-                next="mend or remove the row",
+                next="correct or remove the row",
             ) from None
 
 
@@ -144,7 +144,7 @@ def _read_arrow(data: bytes, columns: dict[str, str], path: Path) -> Iterator[tu
 
 def _damaged_error(path: Path, number: int, reason: str) -> UserError:
     return UserError(
-        "a source file breaks off or is damaged.", file=path, row=f"{number:,} or after", reason=reason, next=AGAIN
+        "a source file is truncated or damaged.", file=path, row=f"{number:,} or after", reason=reason, next=AGAIN
     )
 
 

@@ -88,7 +88,7 @@ def fetch(
         failures = 1 if after - before >= PROGRESS_BYTES else failures + 1
         if failures >= TRIES:
             raise UserError(
-                "a download does not come through.",
+                "a download fails again and again.",
                 address=address,
                 tried=f"{failures} times in a row",
                 reason=reason,
@@ -130,7 +130,7 @@ def _resume_download(address: str, part: Path, record: Path, resumable: bool) ->
         if response.status_code == 416:  # the partial file is longer than the server's file
             part.unlink(missing_ok=True)
             record.unlink(missing_ok=True)
-            raise _Retry("the begun file is longer than the server's; starting anew", 0.0)
+            raise _Retry("the partial file is longer than the server's; starting over", 0.0)
         if not response.ok:
             raise UserError(
                 "a server does not give a file.",

@@ -136,10 +136,7 @@ class MixtureOrder:
         return stage.before + stage.count(positions - stage.first)
 
     def count_by_slot(self, steps: int, global_batch: int, slots: np.ndarray) -> np.ndarray:
-        """Return how many of the samples of the first `steps` global batches each source has in each of these slots.
-
-        int64 [slots, sources]. Takes time in proportion to the steps.
-        """
+        """Return the samples of each source in each slot in `steps` global batches, int64 [slots, sources]."""
         found = np.zeros((len(slots), len(self.sizes)), dtype=np.int64)
         at_once = max(1, CHUNK // global_batch)
         for first in range(0, steps, at_once):

@@ -50,10 +50,7 @@ def permute(index: np.ndarray | int, n: int, seed: int, epoch: np.ndarray | int 
 
 
 def _feistel(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
-    """Apply the Feistel network once to `bits`-bit numbers; the halves differ by one bit if `bits` is odd.
-
-    `keys` are [rounds, 1] for shared keys, or [rounds, values].
-    """
+    """Apply the Feistel network once to `bits`-bit numbers. `keys` are [rounds, 1] if shared, or [rounds, values]."""
     low_bits = np.uint64(bits // 2)
     low_mask = np.uint64((1 << (bits // 2)) - 1)
     high_mask = np.uint64((1 << (bits - bits // 2)) - 1)

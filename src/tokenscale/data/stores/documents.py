@@ -92,9 +92,8 @@ class DocumentRange:
 
 
 def encode_documents(tokenizer: Tokenizer, texts: Texts, eos: bool, pairs: bool = False) -> list[np.ndarray]:
-    """Tokenize texts to [BOS] + ids (+ [EOS]), int32; pairs to BOS + source + EOS + target + EOS.
-
-    Raises UserError as `check_eos` does.
+    """Tokenize texts to [BOS] + ids (+ [EOS]), int32; pairs to BOS + source + EOS + target + EOS. Raises UserError as
+    `check_eos` does.
     """
     return list(encode_chunk(tokenizer, texts, eos, pairs).documents())
 

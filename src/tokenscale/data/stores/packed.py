@@ -51,10 +51,8 @@ STORE_FILES = ("tokens.bin", "checksums.npy", "pieces.npy", "rows.npy", "documen
 
 
 def write(store: StoreSettings, documents: Documents, directory: Path) -> dict[str, Any]:
-    """Write the store and return its manifest.
-
-    Ids are written to disk first and rows are gathered from there: memory holds about 50 bytes per document, and a
-    block of rows.
+    """Write the store and return its manifest. Ids are written to disk first and rows gathered from there: memory holds
+    about 50 bytes per document, and a block of rows.
     """
     dtype = smallest_dtype(documents.origin.vocabulary_size)
     with open_store_writer(store, documents, directory) as writer:
@@ -171,10 +169,7 @@ class Plan:
 
 
 class _Part:
-    """Files of one folder of a store: the whole store, or a part of one that was written in parts.
-
-    A table is opened, and verified if `files` has its hash, when it is first read.
-    """
+    """Files of a folder of a store. A table is opened, and verified if `files` has its hash, when it is first read."""
 
     def __init__(self, where: Path, files: list[dict[str, Any]], first_row: int, first_document: int):
         self.where, self.first_row, self.first_document = where, first_row, first_document
@@ -347,9 +342,8 @@ class PackedStore:
         return marks[:, : self.sequence_length]
 
     def chunks(self, first: int, last: int) -> Iterator[Chunk]:
-        """Yield documents [first, last), reassembled from their pieces, in chunks of about `CHUNK_TOKENS` tokens.
-
-        Raises UserError for a changed row.
+        """Yield documents [first, last), reassembled, in chunks of about `CHUNK_TOKENS`. Raises UserError for a changed
+        row.
         """
         ends = [*(part.first_document for part in self._parts[1:]), self.manifest["documents"]]
         for part, end in zip(self._parts, ends, strict=True):

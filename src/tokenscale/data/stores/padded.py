@@ -25,9 +25,8 @@ COLUMNS = ("input_ids", "attention_mask")
 def write(
     store: StoreSettings, documents: Documents, directory: Path, *, single: SingleFile | None = None
 ) -> dict[str, Any]:
-    """Write the store and return its manifest. Row i is document i; memory holds one row group.
-
-    With `single` the store is this one file in `directory`.
+    """Write the store, or with `single` one file, and return its manifest. Row i is document i; memory holds one row
+    group.
     """
     with open_store_writer(store, documents, directory, single) as writer:
         parts = writer.parts(

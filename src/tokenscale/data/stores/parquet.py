@@ -29,10 +29,7 @@ GROUP_VALUES = (1 << 31) - 1
 
 
 class Shard:
-    """One Parquet file of list columns, written a row group at a time.
-
-    The metadata of the schema is fixed by the caller, so that equal rows give equal bytes.
-    """
+    """One Parquet file of list columns. The caller fixes the schema's metadata, so that equal rows give equal bytes."""
 
     def __init__(self, path: Path, store: StoreSettings, columns: dict[str, str], metadata: dict[str, str]):
         self.path, self._group_rows = path, store.row_group_rows

@@ -37,10 +37,8 @@ COMPUTED = ("fill", "ids_digest", "bits_per_token", "files", "records", "part")
 
 
 def merge_store(store: StoreSettings, corpus_directory: Path, directory: Path, parts: int) -> dict[str, Any]:
-    """Merge the parts of a store in `directory` and return the manifest of the store.
-
-    Raises UserError for a missing or damaged part, one of another corpus, tokenizer or number of parts, and if there
-    are no documents.
+    """Merge the parts of a store in `directory` and return its manifest. Raises UserError for a missing, damaged or
+    foreign part, and without documents.
     """
     directory = Path(directory)
     corpus = sha256_file(Path(corpus_directory) / "manifest.json")

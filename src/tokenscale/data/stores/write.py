@@ -56,5 +56,5 @@ def write_store(
     except EngineDiffers as error:
         if engine != "auto":
             raise engine_error(error, corpus_directory) from None
-        log(f"{engine_error(error, corpus_directory).render()}\nbeginning anew with {REFERENCE}")
+        log(f"{engine_error(error, corpus_directory).render()}\nstarting over with {REFERENCE}")
     return write(load_tokenizer(tokenizer_directory, REFERENCE))

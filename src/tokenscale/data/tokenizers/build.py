@@ -33,7 +33,7 @@ def build(settings: TokenizerSettings, directory: Path, corpus_directory: Path |
             "the tokenizer settings do not fit together.",
             key=f"tokenizer.{field}",
             problem=problem,
-            next=f"mend it for tokenizer {settings.name}",
+            next=f"correct it for tokenizer {settings.name}",
         )
     started = time.monotonic()
     directory.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,4 @@
-"""Tokenizer `numbers` for the source `dummy`: decimal numbers separated by white space, one token each.
-
-Ids 0, 1, 2 are `<s>`, `</s>`, `<pad>`; the number n is id n + 3.
-"""
+"""Tokenizer `numbers` of the source `dummy`: `<s>`, `</s>`, `<pad>` are 0, 1, 2, and the number n is id n + 3."""
 
 from collections.abc import Sequence
 from pathlib import Path

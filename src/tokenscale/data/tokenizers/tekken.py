@@ -34,9 +34,9 @@ ENGINES = {
 
 
 def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | None) -> tuple[Path, dict[str, Any]]:
-    """Copy the file from the package, derive the other two, and return (file, manifest facts).
-
-    Raises UserError if the package or its file is missing."""
+    """Copy the file from the package, derive the other two, and return (file, facts). Raises UserError if it is
+    missing.
+    """
     spec = importlib.util.find_spec("mistral_common")
     source = Path(spec.origin).parent / "data" / FILE if spec is not None and spec.origin else None
     if source is None or not source.exists():

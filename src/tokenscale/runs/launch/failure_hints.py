@@ -162,7 +162,7 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
         "Python raised an exception",
         "its traceback is in the log",
     ),
-    # -- echoes: told only where nothing says more
+    # -- consequences: shown only if no cause matches
     (
         r"The client socket has (?:timed out|failed to connect)|connectFullMesh failed|ConnectionRefusedError",
         "a rank did not reach the first one",
@@ -190,9 +190,8 @@ _OWN = re.compile(r"^tokenscale: (?P<what>.+)\n(?P<facts>(?:  .*\n)*?)  next +(?
 
 
 def find_hint(*texts: str, state: str | None = None, reason: str | None = None) -> Hint | None:
-    """Return the cause of a failure, from logs of ranks and srun and from SLURM's state and reason; None if unknown.
-
-    A UserError in the logs is preferred, then the first row of `CAUSES` that matches any of them.
+    """Return the cause of a failure: a UserError in the logs of ranks and srun, else the first row of `CAUSES` that
+    matches them or SLURM's state or reason; None if unknown.
     """
     known = [f"state {state}"] if state else []
     known += [f"reason {reason}"] if reason and reason not in ("None", "Unknown") else []

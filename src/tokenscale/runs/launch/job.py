@@ -1,7 +1,4 @@
-"""SLURM job of this process, queried from the controller by its id.
-
-Snakemake's job step passes on SLURM_JOB_ID and few other variables.
-"""
+"""SLURM job of this process, queried from the controller: Snakemake's job step passes on few variables."""
 
 import os
 import re

@@ -36,9 +36,8 @@ def rank_argv(
 
 
 def torchrun_argv(rank: list[str], shape: Geometry) -> list[str]:
-    """Return the torchrun command on one node, as a module: its script may be missing or of another Python.
-
-    Its own rendezvous is a file. With an address it would listen on every interface.
+    """Return the torchrun command on one node, as a module. Its rendezvous is a file: an address would listen on every
+    interface.
     """
     python, _, *module = rank
     return [

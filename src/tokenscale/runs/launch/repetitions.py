@@ -40,10 +40,7 @@ def check_repetitions(run: RunSettings, manifests: dict[str, Path]) -> None:
 
 
 def count_sequences(run: RunSettings, manifests: dict[str, Path], needed: list[int]) -> list[float]:
-    """Return the sequences in one pass over each source that is trained on; for streams, its tokens by their length.
-
-    A source that approach padding-free need not count, without a limit or not `needed`, is infinitely large.
-    """
+    """Return sequences per pass over each trained source; infinite for a source that padding-free need not count."""
     assert run.mixture is not None
     streams = BATCHES[run.approach].streams
     if run.store is not None:

@@ -16,9 +16,8 @@ MAX_EXPERIMENTS = 5
 
 
 def unset_variable_error(resources: Iterable[Mapping[str, object]]) -> UserError | None:
-    """Return the error for job resources that refer to unset variables; None if there are none.
-
-    Snakemake does not replace an unset variable, so SLURM would receive its name as a value.
+    """Return the error for job resources that refer to unset variables, which Snakemake leaves as they are; None if
+    there are none.
     """
     found = {
         (name, match[1])

@@ -64,10 +64,7 @@ def _release(file: IO[str], process: int) -> None:
 
 
 def use_this_python() -> None:
-    """Put the folder of the running Python first in PATH, for this process and its children.
-
-    A Snakemake called by its path then runs jobs with its own Python, activated or not.
-    """
+    """Put the folder of the running Python first in PATH, so that Snakemake's jobs run with it, activated or not."""
     here = str(Path(sys.executable).parent)
     folders = os.environ.get("PATH", "").split(os.pathsep)
     if folders[0] != here:

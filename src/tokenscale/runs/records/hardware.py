@@ -92,10 +92,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 class Energy:
-    """Energy counter of a GPU board, found by its PCI address: joules since the driver was loaded.
-
-    nvmlDeviceGetTotalEnergyConsumption counts millijoules on boards of Volta and later.
-    """
+    """Energy counter of a GPU board (Volta and later), found by its PCI address: joules since the driver was loaded."""
 
     def __init__(self, pci_bus_id: str | None):
         self._library = self._device = None

@@ -180,7 +180,7 @@ def _lacks(kernel: str, device: torch.device, bounds: bool, dtype: torch.dtype, 
     if kernel in OF_BOUNDS and not bounds:
         return f"{kernel} is for attention inside documents (document_mask); over whole rows there is sdpa"
     if kernel in OF_BOUNDS and dropout:
-        return f"{kernel} knows no dropout"
+        return f"{kernel} does not support dropout"
     if kernel in ("varlen", "flash") and dtype not in (torch.float16, torch.bfloat16):
         return f"{kernel} computes in 16 bits only"
     if kernel in ("varlen", "flash") and torch.cuda.get_device_capability(device) < (8, 0):

@@ -120,7 +120,7 @@ def to_hf(shape: ModelSettings, weights: Weights, sequence_length: int) -> tuple
     """Return (the values of config.json, weights by the library's names) of a decoder's named parameters.
 
     `sequence_length` is how many positions the configuration states where they are not counted (rotary ones). Raises
-    UserError for a shape that the library has not, and for weights that are missing, unknown or of another size.
+    UserError for a shape that the library does not support, and for missing, unknown or wrongly sized weights.
     """
     kind = family(shape)
     renamed = _names(shape, kind)
@@ -349,7 +349,7 @@ def _gpt2_shape(config: dict[str, Any]) -> ModelSettings:
 def _require(config: dict[str, Any], key: str, holds: bool, expected: str) -> None:
     if not holds:
         raise UserError(
-            "the model has a setting that the decoder of this project has not.",
+            "the model has a setting that the decoder of this project does not support.",
             key=key,
             found=config.get(key),
             expected=expected,

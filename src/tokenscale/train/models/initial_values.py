@@ -54,8 +54,8 @@ LOG_SERIES = tuple(1 / (2 * power + 1) for power in range(6, -1, -1))
 def fill_normal(
     into: Tensor, seed: int, name: str, deviation: float, offsets: Sequence[int], whole: Sequence[int]
 ) -> None:
-    """Fill `into` with the part [offsets, offsets + shape) of a matrix of shape `whole`: mean 0, standard deviation
-    `deviation`, rounded to fp32 first.
+    """Fill `into` with the part [offsets, offsets + shape) of a matrix of shape `whole`: mean 0, `deviation`, rounded
+    to fp32.
     """
     into, (counter, step) = into.detach(), stream_of(seed, name)
     (rows, columns), device = into.shape, into.device

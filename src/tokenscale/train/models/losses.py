@@ -73,8 +73,8 @@ def linear_cross_entropy_sum(
 
 @torch.no_grad()
 def linear_scores(hidden_btd: Tensor, head: torch.nn.Linear, labels_bt: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """Return (`cross_entropy_sum(head(hidden), labels)`, `correct_labels`) as two scalars, from the logits of `chunk`
-    positions at a time (0: all).
+    """Return (`cross_entropy_sum(head(hidden), labels)`, `correct_labels`) as scalars, `chunk` positions at a time (0:
+    all).
     """
     loss_sum = torch.zeros((), device=hidden_btd.device)
     correct = torch.zeros((), dtype=torch.int64, device=hidden_btd.device)

@@ -22,10 +22,7 @@ class MicroBatch(NamedTuple):
 
 
 def micro_batch(batch: "Batch | HeldOutSlice", rows: slice, device: torch.device) -> MicroBatch:
-    """Copy some rows of a batch to the device.
-
-    Without any such rows, return one row whose labels are all ignored: every rank must take part in every collective.
-    """
+    """Copy rows of a batch to the device. Without rows: one with ignored labels, as collectives need every rank."""
     tokens, labels = torch.from_numpy(batch.tokens_bt[rows]), torch.from_numpy(batch.labels_bt[rows])
     if len(tokens) == 0:
         tokens = torch.zeros((1, batch.tokens_bt.shape[1]), dtype=torch.int64)
@@ -39,8 +36,7 @@ def micro_batch(batch: "Batch | HeldOutSlice", rows: slice, device: torch.device
 
 
 def _copy(values: Tensor, device: torch.device) -> Tensor:
-    """Copy to the device; to a GPU through pinned memory, without waiting.
-
-    torch keeps the pinned memory until the copy is done, so the loader may reuse its buffers at once.
+    """Copy to the device; to a GPU through pinned memory, without waiting. torch keeps that memory until the copy is
+    done.
     """
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values

@@ -47,9 +47,7 @@ class Objective(nn.Module):
 
     @staticmethod
     def count(labels_bt: np.ndarray) -> int:
-        """Return the number of labels that count, by which the sum is divided over all ranks. Training batches have it
-        as `useful_tokens`; this is for held-out rows.
-        """
+        """Return the number of labels of held-out rows that count; training batches have it as `useful_tokens`."""
         return int((labels_bt != IGNORED).sum())
 
     def loss(self, hidden_btd: Tensor, labels_bt: Tensor) -> Tensor:

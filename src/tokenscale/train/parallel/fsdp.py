@@ -58,9 +58,8 @@ def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
 
 @contextmanager
 def _no_sync(root: FSDPModule, *, keep_weights: bool) -> Iterator[None]:
-    """Accumulate whole gradients on each rank and reduce nothing; the next backward pass outside reduces the sum.
-
-    With `keep_weights`, weights stay gathered for the next micro-step.
+    """Accumulate gradients on each rank without reduction. `keep_weights`: weights stay gathered for the next
+    micro-step.
     """
     root.set_requires_gradient_sync(False)
     root.set_reshard_after_backward(not keep_weights)

@@ -47,9 +47,7 @@ class Mesh:
         return self._devices[tuple(axis for axis in axes if self.size(axis) > 1)]
 
     def group_by(self, key: Callable[[MeshCoordinate], object | None]) -> dist.ProcessGroup | None:
-        """Return the group of the ranks with the same key as this one's; None for a key of None. A collective: all
-        ranks call it with one function.
-        """
+        """Return the group of the ranks with this rank's key; None for a key of None. A collective."""
         found: dict[object, list[int]] = {}
         for rank in range(self.world.size):
             if (value := key(self.layout.coordinate(rank))) is not None:

@@ -107,9 +107,7 @@ class LocalShards:
 
 
 def materialise(module: nn.Module, device: torch.device) -> None:
-    """Move a module to its device. Parameters without storage (torch's meta device) get one there, with unset values;
-    parameters stay the objects that they are, so that tied ones stay tied.
-    """
+    """Move a module to its device, with unset storage for those of the meta device. Tied parameters stay tied."""
     for weight in list(module.parameters()):
         if weight.is_meta:
             storage = nn.Parameter(torch.empty_like(weight, device=device), weight.requires_grad)

@@ -54,10 +54,7 @@ class World:
             dist.barrier()
 
     def close(self) -> None:
-        """Tear down the process group in the order that does not abort: collect garbage, barrier, destroy.
-
-        Everything that counts is on disk before this is called.
-        """
+        """Tear down the process group in the order that does not abort: garbage, barrier, destroy."""
         if self.size > 1 and dist.is_initialized():
             gc.collect()
             dist.barrier()

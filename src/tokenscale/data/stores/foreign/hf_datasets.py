@@ -46,10 +46,7 @@ def notes(origin: Origin, ended: bool) -> list[str]:
 
 
 class Reader:
-    """Reader of a data set; see `reframe.Reader`.
-
-    Raises UserError for another kind of folder, a missing or broken file, and a column without ids.
-    """
+    """Reader of a data set. Raises UserError for another kind of folder, a broken file, and a column without ids."""
 
     def __init__(self, path: Path, *, column: str | None = None, **_: object):
         if (path / "dataset_dict.json").is_file():
@@ -85,7 +82,7 @@ class Reader:
                 self._schema = stream.schema
                 self._rows.append(sum(batch.num_rows for batch in stream))
         if not self.files or not sum(self._rows):
-            raise UserError("the data set holds no rows.", folder=path, next="name another")
+            raise UserError("the data set holds no rows.", folder=path, next="choose another")
         names = self._schema.names
         if column is not None and column not in names:
             raise unknown("column", column, names, flag="--column", folder=path)

@@ -76,10 +76,7 @@ def notes(origin: Origin, ended: bool) -> list[str]:
 
 
 class Reader:
-    """Reader of a pair; see `reframe.Reader`.
-
-    Raises UserError for an inconsistent index, and for one that does not match its `.bin`.
-    """
+    """Reader of a pair. Raises UserError for an inconsistent index, and for one that does not match its `.bin`."""
 
     def __init__(self, path: Path, **_: object):
         self.files, self.doubt, self.note, self.padding_dropped = parse_pair(path).files, None, None, 0

@@ -79,10 +79,7 @@ def find_texts(ids: np.ndarray, lengths: np.ndarray, bos_id: int, end_id: int | 
 
 
 class ReframedDocuments:
-    """Documents of a foreign source; see `documents.Documents`.
-
-    Call `scan` first: it checks the whole source before anything is written.
-    """
+    """Documents of a foreign source. Call `scan` first: it checks the whole source before anything is written."""
 
     def __init__(self, reader: Reader, framing: Framing, eos: bool, report: Report | None = None):
         self.reader, self.framing, self.eos, self.report = reader, framing, eos, report
