@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import typing
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -399,22 +400,14 @@ def unknown_format_error(name: str, allowed: Iterable[str] = FORMATS, **facts: o
     return unknown("format", name, allowed, **facts)
 
 
-_CHOICES = {
-    "split": ("train", "validation"),
-    "codec": ("none", "snappy", "lz4", "zstd"),
-    "dtype": ("int32", "int64", "uint32"),
-    "packing": ("best-fit", "concatenate"),
-}
-
-
 def _format_value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _parse_value(key: str, text: str, store: str) -> object:
-    if key in _CHOICES:
-        if text not in _CHOICES[key]:
-            raise unknown(f"value of {key}", text, _CHOICES[key], store=store)
+    if choices := typing.get_args(typing.get_type_hints(StoreSettings)[key]):
+        if text not in choices:
+            raise unknown(f"value of {key}", text, choices, store=store)
         return text
     if key == "eos" and text in ("true", "false"):
         return text == "true"

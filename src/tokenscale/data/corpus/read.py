@@ -171,13 +171,7 @@ def _read_parquet(path: Path, columns: dict[str, str]) -> Iterator[tuple[str | N
             row += len(batch)
         _check_rows(file, path, row)
     except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
-        raise UserError(
-            "a source file is truncated or damaged.",
-            file=path,
-            row=f"{row:,} or after",
-            reason=_first_line(error),
-            next="replace it",
-        ) from None
+        raise damaged_error(path, error, row=f"{row:,} or after") from None
 
 
 def _choose_batch_rows(file: pq.ParquetFile) -> int:
@@ -208,6 +202,12 @@ def _decode_texts(column: pa.Array, first: int, path: Path) -> list[str | None]:
                     next="correct or remove the row",
                 ) from None
         raise
+
+
+def damaged_error(path: Path, error: Exception, **where: str) -> UserError:
+    """Return the error for a source file that cannot be read to its end."""
+    what = "a source file is truncated or damaged."
+    return UserError(what, file=path, **where, reason=_first_line(error), next="replace it")
 
 
 def _first_line(error: Exception) -> str:
@@ -305,13 +305,7 @@ def _read_characters(path: Path) -> Iterator[str]:
             try:
                 data = file.read(CHUNK_BYTES)
             except (EOFError, OSError, zlib.error) as error:
-                raise UserError(
-                    "a source file is truncated or damaged.",
-                    file=path,
-                    byte=f"{done:,} (unpacked)",
-                    reason=str(error).splitlines()[0],
-                    next="replace it",
-                ) from None
+                raise damaged_error(path, error, byte=f"{done:,} (unpacked)") from None
             pending = len(decoder.getstate()[0])
             try:
                 characters = decoder.decode(data, final=not data)
@@ -337,9 +331,7 @@ def _read_shard(path: Path) -> bytes:
         with _open_binary(path) as file:
             return file.read()
     except (EOFError, OSError, zlib.error) as error:
-        raise UserError(
-            "a source file is truncated or damaged.", file=path, reason=_first_line(error), next="replace it"
-        ) from None
+        raise damaged_error(path, error) from None
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.columns import get_column
-from tokenscale.data.corpus.read import COMPRESSION, detect_format, read_texts
+from tokenscale.data.corpus.read import COMPRESSION, damaged_error, detect_format, read_texts
 from tokenscale.settings.data import SourceSettings
 
 #: maximum bytes of text in a sample, whatever the requested number of documents
@@ -138,8 +138,7 @@ def _read_rows(path: Path, group: int, column: str, wanted: np.ndarray) -> Itera
             if first > wanted[-1]:
                 return
     except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError("a source file is truncated or damaged.", file=path, reason=reason, next="replace it") from None
+        raise damaged_error(path, error) from None
 
 
 def _sample_files(paths: list[Path], source: SourceSettings, documents: int, seed: int) -> Sample:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from xxhash import xxh3_128
 
 from tokenscale import __version__
 from tokenscale.base.errors import UserError

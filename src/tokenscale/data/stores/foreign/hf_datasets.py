@@ -16,7 +16,7 @@ import pyarrow as pa
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import read_json, sha256_file, write_json
 from tokenscale.data.stores.documents import Documents, Origin
-from tokenscale.data.stores.foreign.reframe import ExportCounts, ExportFraming, export_chunks
+from tokenscale.data.stores.foreign.reframe import ExportCounts, ExportFraming, ForeignReader, export_chunks
 from tokenscale.data.stores.foreign.shards import replace_folder
 
 NAME = "a Hugging Face data set"
@@ -45,7 +45,7 @@ def notes(origin: Origin, ended: bool) -> list[str]:
     return []
 
 
-class Reader:
+class Reader(ForeignReader):
     """Reader of a data set. Raises UserError for another kind of folder, a broken file, and a column without ids."""
 
     def __init__(self, path: Path, *, column: str | None = None, **_: object):
@@ -59,7 +59,6 @@ class Reader:
             )
         again = "save it again with Dataset.save_to_disk"
         state = read_json(path / "state.json", "state of the data set", again)
-        self.doubt, self.note, self.padding_dropped = None, None, 0
         try:
             self.files = [path / Path(file["filename"]).name for file in state["_data_files"]]
         except (KeyError, TypeError):
@@ -81,6 +80,7 @@ class Reader:
                     )
                 self._schema = stream.schema
                 self._rows.append(sum(batch.num_rows for batch in stream))
+        self._firsts = np.cumsum(self._rows)
         if not self.files or not sum(self._rows):
             raise UserError("the data set holds no rows.", folder=path, next="choose another")
         names = self._schema.names
@@ -110,9 +110,6 @@ class Reader:
 
     def __len__(self) -> int:
         return sum(self._rows)
-
-    def find_file(self, document: int) -> Path:
-        return self.files[int(np.searchsorted(np.cumsum(self._rows), document, side="right"))]
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         row = 0

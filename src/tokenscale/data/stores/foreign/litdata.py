@@ -25,7 +25,13 @@ from tokenscale.base.files import (
 )
 from tokenscale.data.stores.documents import Documents, Origin
 from tokenscale.data.stores.foreign.megatron import SMALL_VOCABULARY
-from tokenscale.data.stores.foreign.reframe import ExportCounts, ExportFraming, export_chunks, group_documents
+from tokenscale.data.stores.foreign.reframe import (
+    ExportCounts,
+    ExportFraming,
+    ForeignReader,
+    export_chunks,
+    group_documents,
+)
 from tokenscale.data.stores.foreign.shards import (
     INDEX,
     SHARD_BYTES,
@@ -82,15 +88,10 @@ def notes(origin: Origin, ended: bool) -> list[str]:
     return [f"no id ends a document: --document-end {origin.eos_id} puts one, because TokensLoader joins documents"]
 
 
-class Reader:
-    """Reader of a folder; see `reframe.Reader`.
-
-    Raises UserError for compressed or encrypted chunks, items that are not token arrays, and chunks that do not match
-    the index.
-    """
+class Reader(ForeignReader):
+    """Reader of a folder. Raises UserError for compressed or encrypted chunks, and items that are not token arrays."""
 
     def __init__(self, path: Path, **_: object):
-        self.doubt, self.note, self.padding_dropped = None, None, 0
         index = path / INDEX
         facts = read_json(index, "index of the litdata folder", AGAIN)
         with report_malformed(index, "index of the litdata folder", AGAIN):
@@ -102,7 +103,7 @@ class Reader:
         self.dtype = self._type.name
         self.files = [index, *(file for file, _ in chunks)]
         ends = [self._read_ends(file, chunk) for file, chunk in chunks]
-        #: first document of each chunk and the number of all documents, int64 [chunks + 1]
+        # the first file is the index
         self._firsts = np.cumsum([0, *(len(end) for end in ends)])
         starts = np.cumsum([0, *(int(end[-1]) if len(end) else 0 for end in ends)])
         self._bounds = np.concatenate(([0], *(start + end for start, end in zip(starts[:-1], ends, strict=True))))
@@ -149,12 +150,6 @@ class Reader:
                 next=AGAIN,
             )
         return ends[1:] // width
-
-    def __len__(self) -> int:
-        return len(self._bounds) - 1
-
-    def find_file(self, document: int) -> Path:
-        return self.files[int(np.searchsorted(self._firsts, document, side="right"))]
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for file, start, end in zip(self.files[1:], self._firsts[:-1], self._firsts[1:], strict=True):

@@ -31,7 +31,13 @@ from tokenscale.base.files import (
 )
 from tokenscale.data.stores.documents import Chunk, Documents, Origin
 from tokenscale.data.stores.foreign.megatron import SMALL_VOCABULARY
-from tokenscale.data.stores.foreign.reframe import ExportCounts, ExportFraming, export_chunks, group_documents
+from tokenscale.data.stores.foreign.reframe import (
+    ExportCounts,
+    ExportFraming,
+    ForeignReader,
+    export_chunks,
+    group_documents,
+)
 from tokenscale.data.stores.foreign.shards import (
     INDEX,
     OFFSETS_END,
@@ -87,16 +93,14 @@ class _Shard:
     lengths: np.ndarray  # int64 [samples]: ids
 
 
-class Reader:
-    """Reader of a folder; see `reframe.Reader`.
+class Reader(ForeignReader):
+    """Reader of a folder.
 
     Raises UserError for shards that do not match the index and its hashes, for another compression than zstd, and for
     a folder without a column of ids.
     """
 
     def __init__(self, path: Path, *, column: str | None = None, dtype: str | None = None, **_: object):
-        self.doubt: str | None = None
-        self.note, self.padding_dropped = None, 0
         index = path / INDEX
         facts = read_json(index, "index of the MDS folder", AGAIN)
         with report_malformed(index, "index of the MDS folder", AGAIN):
@@ -272,12 +276,6 @@ class Reader:
                 sample=f"{sample:,} of {len(right):,} in this shard (from 0)",
                 next=next,
             )
-
-    def __len__(self) -> int:
-        return len(self._bounds) - 1
-
-    def find_file(self, document: int) -> Path:
-        return self.files[int(np.searchsorted(self._firsts, document, side="right"))]
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for shard, start, end in zip(self._shards, self._firsts[:-1], self._firsts[1:], strict=True):

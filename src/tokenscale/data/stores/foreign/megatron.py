@@ -17,7 +17,13 @@ import numpy as np
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import HashedFile, atomic
 from tokenscale.data.stores.documents import Documents, Origin
-from tokenscale.data.stores.foreign.reframe import ExportCounts, ExportFraming, export_chunks, group_documents
+from tokenscale.data.stores.foreign.reframe import (
+    ExportCounts,
+    ExportFraming,
+    ForeignReader,
+    export_chunks,
+    group_documents,
+)
 
 NAME = "Megatron-LM's .bin and .idx"
 MAGIC = b"MMIDIDX\x00\x00"
@@ -75,11 +81,11 @@ def notes(origin: Origin, ended: bool) -> list[str]:
     return [f"no id ends a document: --document-end {origin.eos_id} puts one, as preprocess_data.py --append-eod does"]
 
 
-class Reader:
+class Reader(ForeignReader):
     """Reader of a pair. Raises UserError for an inconsistent index, and for one that does not match its `.bin`."""
 
     def __init__(self, path: Path, **_: object):
-        self.files, self.doubt, self.note, self.padding_dropped = parse_pair(path).files, None, None, 0
+        self.files = parse_pair(path).files
         for file in self.files:
             if not file.is_file():
                 raise UserError("a file of the pair is missing.", file=file, next="name both files by their prefix")
@@ -136,12 +142,6 @@ class Reader:
                 next=AGAIN,
             )
         self._bounds = ends[documents]
-
-    def __len__(self) -> int:
-        return len(self._bounds) - 1
-
-    def find_file(self, document: int) -> Path:
-        return self.files[0]
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for a, b in group_documents(self._bounds, first, last):

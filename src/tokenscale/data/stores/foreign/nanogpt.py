@@ -11,11 +11,13 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import HashedFile, atomic
+from tokenscale.data.records import smallest_dtype
 from tokenscale.data.stores.documents import Documents, Origin
 from tokenscale.data.stores.foreign.reframe import (
     BLOCK_TOKENS,
     ExportCounts,
     ExportFraming,
+    ForeignReader,
     export_chunks,
     group_documents,
 )
@@ -38,19 +40,15 @@ def record_path(path: Path) -> Path:
     return path.with_name(path.name + ".tokenscale.json")
 
 
-def choose_dtype(vocabulary_size: int) -> np.dtype:
-    return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
-
-
 def notes(origin: Origin, ended: bool) -> list[str]:
     """Return notes for readers of the file."""
-    if choose_dtype(origin.vocabulary_size).itemsize == 2:
+    if smallest_dtype(origin.vocabulary_size).itemsize == 2:
         return []
     return ["ids are uint32: nanoGPT's train.py reads uint16, so change its np.memmap to dtype=np.uint32"]
 
 
-class Reader:
-    """Reader of a `.bin`; see `reframe.Reader`. Finds the documents in one pass over the file.
+class Reader(ForeignReader):
+    """Reader of a `.bin`; finds the documents in one pass over the file.
 
     Raises UserError for a file whose last document does not end, or in which no document ends.
     """
@@ -66,8 +64,8 @@ class Reader:
                 file=path,
                 next="--document-end ID (50256 for GPT-2's tokenizer), or a tokenizer that has one: --tokenizer FOLDER",
             )
-        self._type = np.dtype(dtype).newbyteorder("<") if dtype else choose_dtype(vocabulary_size)
-        self.files, self.dtype, self.padding_dropped = [path], self._type.name, 0
+        self._type = np.dtype(dtype).newbyteorder("<") if dtype else smallest_dtype(vocabulary_size)
+        self.files, self.dtype = [path], self._type.name
         other = "uint32" if self.dtype == "uint16" else "uint16"
         self.doubt = f"read as {self.dtype}: --dtype {other}, or the tokenizer that made it (--tokenizer FOLDER)"
         size, width = path.stat().st_size, self._type.itemsize
@@ -83,7 +81,6 @@ class Reader:
                 "take its 1,024 bytes of header off: tail -c +1025 FILE > NEW.bin",
             )
         self._ends_come_first = False
-        self.note: str | None = None
         self._bounds = self._find_documents(size // width, document_end)
 
     def _find_documents(self, tokens: int, end_id: int) -> np.ndarray:
@@ -112,12 +109,6 @@ class Reader:
             "copy it again, or correct --document-end and --dtype",
         )
 
-    def __len__(self) -> int:
-        return len(self._bounds) - 1
-
-    def find_file(self, document: int) -> Path:
-        return self.files[0]
-
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for a, b in group_documents(self._bounds, first, last):
             ids, lengths = self._ids(self._bounds[a], self._bounds[b]), np.diff(self._bounds[a : b + 1])
@@ -132,7 +123,7 @@ class Reader:
 
 def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts) -> dict[Path, str]:
     """Write the file. Returns file → SHA-256. Raises UserError if the id that ends documents occurs inside one."""
-    dtype = choose_dtype(documents.origin.vocabulary_size)
+    dtype = smallest_dtype(documents.origin.vocabulary_size)
     with atomic(path) as temporary:
         with HashedFile(temporary) as file:
             for chunk in export_chunks(documents, rule, count):

@@ -7,7 +7,6 @@ control id inside a document is an error.
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -20,24 +19,27 @@ BLOCK_TOKENS = 1 << 20
 Report = Callable[[int, int], None]
 
 
-class Reader(Protocol):
+class ForeignReader:
     """Reader of the documents of a foreign format, unchanged."""
 
     files: list[Path]
     dtype: str  # type of the ids
-    doubt: str | None  # another possible cause of a wrong id, with the flag that corrects it
-    note: str | None  # note for the user about how the source was read
-    padding_dropped: int  # tokens excluded by an attention mask so far
+    doubt: str | None = None  # another possible cause of a wrong id, with the flag that corrects it
+    note: str | None = None  # note for the user about how the source was read
+    padding_dropped = 0  # tokens excluded by an attention mask so far
+    _bounds: np.ndarray  # starts of documents and the end of the source, in tokens, int64 [documents + 1]
+    _firsts = np.zeros(0, dtype=np.int64)  # number of documents up to the end of each file of `files`, ascending
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
 
     def find_file(self, document: int) -> Path:
         """Return the file that contains a document, for messages."""
-        ...
+        return self.files[int(np.searchsorted(self._firsts, document, side="right"))]
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield (concatenated ids of any integer type, lengths int64) of documents [first, last)."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def find_texts(ids: np.ndarray, lengths: np.ndarray, bos_id: int, end_id: int | 
 class ReframedDocuments:
     """Documents of a foreign source. Call `scan` first: it checks the whole source before anything is written."""
 
-    def __init__(self, reader: Reader, framing: Framing, eos: bool, report: Report | None = None):
+    def __init__(self, reader: ForeignReader, framing: Framing, eos: bool, report: Report | None = None):
         self.reader, self.framing, self.eos, self.report = reader, framing, eos, report
         self.origin: Origin
         self._seen = [self._stamp(path) for path in reader.files]
