@@ -3,8 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from tests.unit.convert.conftest import KNOWN, digest, documents_of, ours, refused, run, write_hf
-from tokenscale.data.stores.foreign import hf_datasets
+from tests.unit.convert.conftest import KNOWN, documents_of, refused, run, write_hf
 
 
 def lists(kind, *documents):
@@ -61,14 +60,6 @@ def test_what_a_data_set_contradicts_is_refused(tmp_path, columns, settings, wor
     assert words in refused(source, tmp_path / "s", **{"to": "token-list", **KNOWN, **settings})
 
 
-def test_an_id_outside_of_the_vocabulary_names_its_file(tmp_path):
-    for place in range(4):
-        ids = [[5], [6], [7], [8]]
-        ids[place] = [100]
-        text = refused(write_hf(tmp_path / f"hf{place}", input_ids=ids), tmp_path / "s", to="token-list", **KNOWN)
-        assert f"data-0000{place // 2}-of-00002.arrow" in text and f"document  {place} of 4" in text
-
-
 def test_a_stream_that_is_cut_is_refused_at_every_length(tmp_path):
     folder = write_hf(tmp_path / "hf", input_ids=[[5, 6], [7], [8], [9, 9, 9], [8]])
     file = folder / "data-00001-of-00002.arrow"
@@ -85,27 +76,3 @@ def test_a_folder_of_splits_names_them(tmp_path):
     (tmp_path / "d").mkdir()
     (tmp_path / "d/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     assert "train, test" in refused(tmp_path / "d", tmp_path / "s", to="token-list", **KNOWN)
-
-
-@pytest.fixture
-def many_files(lab, tmp_path, monkeypatch):
-    """A store that becomes a data set of several files."""
-    monkeypatch.setattr(hf_datasets, "SHARD_TOKENS", 500)
-    run(ours(lab), tmp_path / "store", to="token-list-row_group_rows=5")
-    run(tmp_path / "store", tmp_path / "hf", to="hf-datasets")
-    assert len(list((tmp_path / "hf").glob("data-*-of-*.arrow"))) > 2
-    return tmp_path / "hf"
-
-
-def test_a_data_set_of_many_files_comes_back(lab, tmp_path, many_files):
-    run(many_files, tmp_path / "back", to="token-list")
-    assert digest(tmp_path / "back") == digest(ours(lab))
-
-
-def test_datasets_itself_reads_what_is_written_and_writes_what_is_read(lab, tmp_path, many_files):
-    datasets = pytest.importorskip("datasets")
-    data = datasets.load_from_disk(str(many_files))
-    assert data["input_ids"][:] == documents_of(ours(lab, "token-list"))
-    data.select(range(3, 10)).save_to_disk(str(tmp_path / "theirs"))
-    run(tmp_path / "theirs", tmp_path / "back", to="token-list", tokenizer=str(lab.tokenizer))
-    assert documents_of(tmp_path / "back") == documents_of(ours(lab, "token-list"))[3:10]

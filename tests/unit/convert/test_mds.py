@@ -1,116 +1,16 @@
-"""MDS folders: their bytes, encodings of ids, hashes, compression, inconsistent folders, and streaming itself."""
+"""MDS folders: their bytes, encodings of ids, hashes, compression, inconsistent folders."""
 
-import hashlib
 import json
 import struct
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
-import xxhash
 import zstandard
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.unit.convert.conftest import KNOWN, digest, documents_in, documents_of, ours, refused, run, write_hf
+from tests.unit.convert.conftest import KNOWN, documents_of, refused, run, write_hf
+from tests.unit.convert.layouts import parse, write_mds, write_tokens
 from tokenscale.base.errors import UserError
-from tokenscale.data.stores.foreign import reframe, shards
-
-PEER = Path(__file__).with_name("peer_mds.py")
-
-
-def encode(value, encoding):
-    """A value of a column by the documented layout."""
-    kind, _, rest = encoding.partition(":")
-    if kind == "str":
-        return value.encode()
-    if kind == "int":
-        return struct.pack("<q", value)
-    if kind == "bytes":
-        return np.array(value, rest or "<i8").tobytes()
-    dtype, _, length = rest.partition(":")
-    ids = np.array(value, dtype)
-    if length:
-        return ids.tobytes()
-    width = next(width for width in range(4) if len(value) < 1 << 8 * (1 << width))
-    return bytes([4 + width]) + len(value).to_bytes(1 << width, "little") + ids.tobytes()
-
-
-def find_size(encoding):
-    """The bytes of a column if all its values have the same size."""
-    if encoding == "int":
-        return 8
-    _, *array = encoding.split(":")
-    return np.dtype(array[0]).itemsize * int(array[1]) if len(array) == 2 else None
-
-
-def write_mds(folder, parts, columns, hashes=(), compression=None, **entry):
-    """By hand, from the layout that MDSWriter documents. `parts` are the samples of each shard."""
-    folder.mkdir()
-    entries = []
-    names = sorted(columns)
-    encodings = [columns[name] for name in names]
-    sizes = [find_size(encoding) for encoding in encodings]
-    declared = ["bytes" if e.startswith("bytes") else e for e in encodings]
-    config = {"column_encodings": declared, "column_names": names, "column_sizes": sizes, "version": 2, "format": "mds"}
-    for number, samples in enumerate(parts):
-        items = []
-        for sample in samples:
-            values = [encode(sample[name], encoding) for name, encoding in zip(names, encodings, strict=True)]
-            head = [len(value) for value, size in zip(values, sizes, strict=True) if size is None]
-            items.append(np.array(head, "<u4").tobytes() + b"".join(values))
-        text = json.dumps(config).encode()
-        offsets = np.cumsum([4 * (len(items) + 2) + len(text), *map(len, items)])
-        data = np.array([len(items), *offsets], "<u4").tobytes() + text + b"".join(items)
-        name = f"shard.{number:05}.mds"
-        files = {"raw_data": describe(name, data, hashes), "zip_data": None}
-        if compression:
-            data = zstandard.ZstdCompressor().compress(data)
-            files["zip_data"] = describe(f"{name}.zstd", data, hashes)
-            name += ".zstd"
-        (folder / name).write_bytes(data)
-        entries.append({**config, **files, "compression": compression, "samples": len(items), **entry})
-    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": entries}))
-    return folder
-
-
-def describe(name, data, hashes):
-    known = {"sha256": hashlib.sha256(data).hexdigest(), "xxh3_64": xxhash.xxh3_64_hexdigest(data), "md5": "unknown"}
-    return {"basename": name, "bytes": len(data), "hashes": {algorithm: known[algorithm] for algorithm in hashes}}
-
-
-def write_tokens(folder, parts, encoding="ndarray:uint16", **options):
-    return write_mds(folder, [[{"tokens": ids} for ids in ids_of] for ids_of in parts], {"tokens": encoding}, **options)
-
-
-def parse(folder):
-    """The documents of each shard of a folder that was written by us, read by the documented layout."""
-    index = json.loads((folder / "index.json").read_text())
-    assert index["version"] == 2
-    found = []
-    for entry in index["shards"]:
-        data = (folder / entry["raw_data"]["basename"]).read_bytes()
-        assert len(data) == entry["raw_data"]["bytes"]
-        assert hashlib.sha256(data).hexdigest() == entry["raw_data"]["hashes"]["sha256"]
-        number, *offsets = struct.unpack(f"<{entry['samples'] + 2}I", data[: 4 * (entry["samples"] + 2)])
-        assert number == entry["samples"] and offsets[-1] == len(data)
-        own = json.loads(data[4 * (number + 2) : offsets[0]])
-        assert own == {name: value for name, value in entry.items() if name in own}
-        dtype = entry["column_encodings"][0].removeprefix("ndarray:")
-        documents = []
-        for a, b in zip(offsets[:-1], offsets[1:], strict=True):
-            assert int.from_bytes(data[a : a + 4], "little") == b - a - 4
-            width = 1 << data[a + 4] - 4
-            start = a + 5 + width
-            documents.append(np.frombuffer(data[start:b], dtype).tolist())
-            assert int.from_bytes(data[a + 5 : start], "little") == len(documents[-1])
-        found.append(documents)
-    return found
-
-
-def flatten(lists):
-    return [value for values in lists for value in values]
+from tokenscale.data.stores.foreign import shards
 
 
 def test_the_bytes_of_an_mds_folder(tmp_path):
@@ -128,27 +28,11 @@ def test_the_bytes_of_an_mds_folder(tmp_path):
     assert entry["samples"] == 2 and entry["raw_data"]["bytes"] == len(data) and entry["zip_data"] is None
 
 
-def test_equal_documents_give_equal_files(lab, tmp_path):
-    for name in ("a", "b"):
-        run(ours(lab), tmp_path / name, to="mds")
-    files = [{p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("a", "b")]
-    assert files[0] == files[1]
-
-
-@pytest.mark.parametrize(("size", "dtype"), [(65_499, "uint16"), (65_500, "int32"), (131_072, "int32")])
-def test_ids_of_small_vocabularies_are_uint16_as_in_a_megatron_pair(tmp_path, size, dtype):
-    long = [0, *[size - 1] * 300]
-    run(write_hf(tmp_path / "hf", input_ids=[long, [0, 3]]), tmp_path / "m", to="mds", vocabulary_size=size, bos_id=0)
-    (entry,) = json.loads((tmp_path / "m/index.json").read_text())["shards"]
-    assert entry["column_encodings"] == [f"ndarray:{dtype}"]
-    assert parse(tmp_path / "m") == [[long, [0, 3]]]
-
-
 @pytest.mark.parametrize("length", [254, 255, 256, 257, 65_535, 65_536])
 def test_the_number_of_ids_has_the_smallest_type(tmp_path, length):
     ids = [0, *[5] * (length - 1)]
     run(write_hf(tmp_path / "hf", input_ids=[ids, [0]]), tmp_path / "m", to="mds", **KNOWN)
-    assert parse(tmp_path / "m") == [[ids, [0]]]
+    assert parse("mds", tmp_path / "m") == ("<u2", [[ids, [0]]])
     run(tmp_path / "m", tmp_path / "s", to="token-list")
     assert documents_of(tmp_path / "s") == [ids, [0]]
 
@@ -239,45 +123,6 @@ def test_shards_with_other_columns_are_refused(tmp_path):
     assert "two shards of the folder hold other columns" in refused(source, tmp_path / "s", to="token-list", **KNOWN)
 
 
-@pytest.mark.parametrize("size", [300, 400, 4096])
-def test_documents_are_distributed_to_shards_of_the_given_size(lab, tmp_path, monkeypatch, small_blocks, size):
-    monkeypatch.setattr(shards, "SHARD_BYTES", size)
-    run(ours(lab), tmp_path / "pair", to="megatron")  # which is read in blocks smaller than a shard
-    run(tmp_path / "pair", tmp_path / "m", to="mds")
-    found = parse(tmp_path / "m")
-    assert flatten(found) == documents_of(ours(lab, "token-list"))
-    sizes = [p.stat().st_size for p in sorted((tmp_path / "m").glob("*.mds"))]
-    assert all(bytes_ <= size or len(part) == 1 for bytes_, part in zip(sizes, found, strict=True))
-    for bytes_, following in zip(sizes, found[1:], strict=False):  # each shard is as full as it can be
-        length = len(following[0])
-        assert bytes_ + 4 + 4 + (2 if length < 256 else 3) + 2 * length > size
-    run(tmp_path / "m", tmp_path / "back", to="packed-sequence_length=16")
-    assert digest(tmp_path / "back") == digest(ours(lab))
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.lists(st.integers(2, 99), max_size=300), min_size=1, max_size=20),
-    st.sampled_from(["ndarray:uint16", "ndarray:int64", "bytes"]),
-    st.sampled_from([None, "zstd"]),
-    st.integers(300, 3000),
-    st.integers(1, 600),
-)
-def test_any_documents_are_written_and_read(documents, encoding, compression, shard_bytes, block):
-    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patched:
-        folder = Path(name)
-        patched.setattr(shards, "SHARD_BYTES", shard_bytes)
-        patched.setattr(reframe, "BLOCK_TOKENS", block)
-        parts = [documents[:3], documents[3:]]
-        source = write_tokens(folder / "theirs", parts, encoding, compression=compression)
-        run(source, folder / "m", to="mds", bos="keep", **KNOWN)
-        assert flatten(parse(folder / "m")) == [[0, *ids] for ids in documents]
-        run(source, folder / "plain", to="mds", **KNOWN)  # without the BOS that the source has not
-        assert flatten(parse(folder / "plain")) == documents
-        run(folder / "m", folder / "s", to="token-list")
-        assert documents_of(folder / "s") == [[0, *ids] for ids in documents]
-
-
 def test_a_document_beyond_the_offsets_is_refused():
     assert shards.pack_offsets(np.array([1 << 31, (1 << 31) - 17]), 0, "x").tolist()[-1] == (1 << 32) - 1
     with pytest.raises(UserError, match="a document is too long for x"):
@@ -348,14 +193,6 @@ def test_unknown_hashes_are_ignored(tmp_path):
     run(source, tmp_path / "s", to="token-list", **KNOWN)
 
 
-def test_a_changed_id_of_a_folder_of_ours_is_found(lab, tmp_path):
-    run(ours(lab), tmp_path / "m", to="mds")
-    data = bytearray((tmp_path / "m/shard.00000.mds").read_bytes())
-    data[-1] ^= 1
-    (tmp_path / "m/shard.00000.mds").write_bytes(data)
-    assert "has changed" in refused(tmp_path / "m", tmp_path / "s", to="token-list")
-
-
 def test_a_merged_index_of_folders_is_read(tmp_path):
     """As streaming's `merge_index` writes it: shards of several folders, with equal names."""
     (tmp_path / "m").mkdir()
@@ -375,153 +212,8 @@ def test_a_merged_index_of_folders_is_read(tmp_path):
     assert "more than an MDS folder" in text
 
 
-# ---------------------------------------------------------------------------------------------------- what is refused
-
-
-@pytest.mark.parametrize("change", [lambda d: d[:-1], lambda d: d + b"\0", lambda d: b""])
-def test_a_shard_of_another_size_than_the_index_says_is_refused(tmp_path, change):
-    source = write_tokens(tmp_path / "m", [[[5, 6], [7]], [[8], [9]]])
-    shard = source / "shard.00001.mds"
-    shard.write_bytes(change(shard.read_bytes()))
-    text = refused(source, tmp_path / "s", to="token-list", **KNOWN)
-    assert "another size than its index says" in text and shard.name in text and "expected" in text
-    shard.unlink()
-    text = refused(source, tmp_path / "s", to="token-list", **KNOWN)
-    assert "is missing" in text and shard.name in text
-
-
-@pytest.mark.parametrize(
-    ("at", "value", "words"),
-    [
-        (0, 3, "another number of items"),
-        (4, 12, "outside of the file"),
-        (8, 1, "offsets that decrease"),
-        (8, 1 << 20, "offsets that decrease"),
-        (12, 1 << 20, "outside of the file"),
-        (8, -2, "ends inside the sizes of its columns"),  # a second sample of two bytes
-        (-18, 7, "sizes of its columns"),  # the size of the first sample's column
-        (-18, 1 << 31, "sizes of its columns"),
-    ],
-)
-def test_a_wrong_number_of_a_shard_is_refused(tmp_path, at, value, words):
-    source = write_tokens(tmp_path / "m", [[[5, 6], [7]]])  # samples of 4 + 2 + 4 and 4 + 2 + 2 bytes
-    data = bytearray((source / "shard.00000.mds").read_bytes())
-    at %= len(data)
-    data[at : at + 4] = (value if value >= 0 else len(data) + value).to_bytes(4, "little")
-    (source / "shard.00000.mds").write_bytes(data)
-    text = refused(source, tmp_path / "s", to="token-list", **KNOWN)
-    assert words in text and "shard.00000.mds" in text and "next" in text
-
-
-@pytest.mark.parametrize(("at", "value"), [(14, 8), (14, 0), (14, 5), (14, 7), (13, 3), (13, 1), (4, 1)])
-def test_a_wrong_byte_of_an_array_is_refused(tmp_path, at, value):
-    """Of the first sample the byte of the axes is the 14th from the end, and the number of ids the 13th."""
-    source = write_tokens(tmp_path / "m", [[[5, 6], [7]]])
-    data = bytearray((source / "shard.00000.mds").read_bytes())
-    assert data[-14:-12] == b"\x04\x02" and data[-4:-2] == b"\x04\x01"
-    data[-at] = value
-    (source / "shard.00000.mds").write_bytes(data)
-    text = refused(source, tmp_path / "s", to="token-list", **KNOWN)
-    assert "one-dimensional array of uint16 in the column tokens" in text and "shard.00000.mds" in text
-
-
 @pytest.mark.parametrize("values", [[], [7], [4], [4, 1], [5, 1]])
 def test_an_array_that_ends_early_is_refused(tmp_path, values):
     source = write_tokens(tmp_path / "m", [[values]], "bytes:u1", column_encodings=["ndarray:uint16"])
     text = refused(source, tmp_path / "s", to="token-list", **KNOWN)
     assert "one-dimensional array of uint16 in the column tokens" in text and "shard.00000.mds" in text
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"samples": 1}, "another number of items"),
-        ({"samples": -1}, "ends inside its offsets"),
-        ({"samples": 10**12}, "ends inside its offsets"),
-        ({"samples": None}, "expected content"),
-        ({"version": 1}, "not an MDS shard"),
-        ({"format": "csv"}, "not an MDS shard"),
-        ({"column_sizes": [4]}, "sizes of its columns"),
-        ({"column_sizes": []}, "expected content"),
-        ({"column_names": [5]}, "expected content"),
-        ({"raw_data": None}, "expected content"),
-        ({"raw_data": {"basename": "../m/shard.00000.mds", "bytes": 100}}, "expected content"),
-        ({"raw_data": {"basename": "shard.00000.mds", "bytes": "100"}}, "expected content"),
-        ({"raw_data": {"basename": "shard.00000.mds", "bytes": 100}}, "another size"),
-        ({"zip_data": {"basename": "x", "bytes": 5}}, "expected content"),
-    ],
-)
-def test_a_wrong_entry_of_the_index_is_refused(tmp_path, change, words):
-    source = write_tokens(tmp_path / "m", [[[5, 6], [7]]], **change)
-    text = refused(source, tmp_path / "s", to="token-list", from_format="mds", **KNOWN)
-    assert words in text and "next" in text and ("index.json" in text or "shard.00000.mds" in text)
-
-
-def test_a_broken_or_missing_index_is_refused(tmp_path):
-    source = write_tokens(tmp_path / "m", [[[5, 6], [7]]])
-    for text in ("{", "[]", "{}", '{"shards": {}}', '{"shards": [5]}', '{"shards": [{"format": "json"}]}'):
-        (source / "index.json").write_text(text)
-        assert "format of the source is unknown" in refused(source, tmp_path / "s", to="packed", **KNOWN)
-        assert "index" in refused(source, tmp_path / "s", to="token-list", from_format="mds", **KNOWN)
-    (source / "index.json").unlink()
-    assert "is missing" in refused(source, tmp_path / "s", to="token-list", from_format="mds", **KNOWN)
-    (source / "index.json").write_text('{"shards": []}')
-    assert "holds no documents" in refused(source, tmp_path / "s", to="token-list", **KNOWN)
-
-
-def test_an_id_outside_of_the_vocabulary_names_its_shard_and_document(tmp_path):
-    for wrong in (100, -1, 2**40):
-        source = write_tokens(tmp_path / f"m{wrong}", [[[5, 6], [7]], [[8], [9, wrong]]], "ndarray:int64")
-        text = refused(source, tmp_path / "s", to="token-list", **KNOWN)
-        assert (
-            f"found     id {wrong}" in text and "shard.00001.mds" in text and "document  3 of 4, token 1 of 2" in text
-        )
-
-
-def test_a_folder_with_other_files_is_not_replaced(lab, tmp_path):
-    run(ours(lab), tmp_path / "m", to="mds")
-    run(ours(lab), tmp_path / "m", to="mds", force=True)
-    (tmp_path / "m/notes.txt").write_text("precious")
-    text = refused(ours(lab), tmp_path / "m", to="mds", force=True)
-    assert "more than an MDS folder" in text and "notes.txt" in text
-
-
-# ---------------------------------------------------------------------------------------------------- streaming itself
-
-
-@pytest.mark.experiment
-@pytest.mark.slow(55)
-@pytest.mark.parametrize("kind", ["StreamingDataset", "LocalDataset"])
-def test_streaming_reads_what_is_written(lab, tmp_path, monkeypatch, peers, kind):
-    monkeypatch.setattr(shards, "SHARD_BYTES", 900)
-    source = write_hf(tmp_path / "hf", input_ids=[[0, *[70_000] * 300], [0, 6]])
-    run(source, tmp_path / "int32", to="mds", vocabulary_size=1 << 17, bos_id=0)
-    assert peers.run(PEER, do="read", folder=str(tmp_path / "int32"), kind=kind) == flatten(parse(tmp_path / "int32"))
-    run(ours(lab), tmp_path / "uint16", to="mds")
-    assert len(parse(tmp_path / "uint16")) > 3
-    found = peers.run(PEER, do="read", folder=str(tmp_path / "uint16"), kind=kind)
-    assert found == documents_of(ours(lab, "token-list"))
-    run(ours(lab), tmp_path / "empty", to="mds", bos="drop")  # MDSWriter writes no empty arrays, but they are read
-    documents = peers.run(PEER, do="read", folder=str(tmp_path / "empty"), kind=kind)
-    assert documents == [ids[1:] for ids in found] and [] in documents
-
-
-@pytest.mark.experiment
-@pytest.mark.slow(55)
-@pytest.mark.parametrize(
-    ("columns", "dtype", "options"),
-    [
-        ({"tokens": "ndarray:uint16", "number": "int", "uid": "str"}, "uint16", {"hashes": ["sha256", "xxh3_64"]}),
-        ({"tokens": "ndarray:int32"}, "int32", {"compression": "zstd", "hashes": ["xxh3_64"]}),
-        ({"tokens": "bytes"}, "int64", {"compression": "zstd:19"}),
-        ({"tokens": "ndarray:uint32"}, "uint32", {}),
-    ],
-)
-def test_what_streaming_writes_is_read(lab, tmp_path, peers, columns, dtype, options):
-    documents = documents_of(ours(lab, "token-list"))
-    options = {"columns": columns, "dtype": dtype, "size_limit": 2000, **options}
-    peers.run(PEER, do="write", folder=str(tmp_path / "m"), documents=documents, **options)
-    assert len(list((tmp_path / "m").glob("shard.*"))) > 3
-    assert documents_in(tmp_path / "m", tmp_path / "s") == documents
-    run(tmp_path / "m", tmp_path / "back", to="token-list", tokenizer=str(lab.tokenizer))
-    assert digest(tmp_path / "back") == digest(ours(lab))

@@ -1,0 +1,354 @@
+"""What holds for every format of others: equal bytes, types of ids, full files, and every damage refused."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.convert.conftest import FOREIGN, KNOWN, digest, documents_in, documents_of, ours, refused, run, write_hf
+from tests.unit.convert.layouts import file_of, flatten, parse, write
+from tokenscale.data.stores.foreign import hf_datasets, reframe, shards
+
+SHARDED = ["litdata", "mds"]  # folders of files of a given size beside index.json
+
+
+def contents(folder):
+    return {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+# -- what is written
+
+
+@pytest.mark.parametrize("layout", FOREIGN)
+def test_equal_documents_give_equal_files(lab, tmp_path, layout):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        run(ours(lab), tmp_path / name / "x.bin", to=layout)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+@pytest.mark.parametrize("layout", [*SHARDED, "megatron"])
+@pytest.mark.parametrize(("size", "dtype"), [(65_499, "<u2"), (65_500, "<i4"), (65_536, "<i4"), (131_072, "<i4")])
+def test_ids_are_uint16_below_65500_ids(tmp_path, layout, size, dtype):
+    long = [0, *[size - 1] * 300]
+    source = write_hf(tmp_path / "hf", input_ids=[long, [0, 3]])
+    run(source, tmp_path / "x", to=layout, vocabulary_size=size, bos_id=0)
+    assert parse(layout, tmp_path / "x") == (dtype, [[long, [0, 3]]])
+
+
+#: bytes that one more document of uint16 takes
+MORE = {
+    "litdata": lambda ids: 4 + 2 * len(ids),
+    "mds": lambda ids: 4 + 4 + (2 if len(ids) < 256 else 3) + 2 * len(ids),
+}
+
+
+@pytest.mark.parametrize("size", [40, 100, 300, 400, 4096])
+@pytest.mark.parametrize("layout", SHARDED)
+def test_documents_are_distributed_to_files_of_the_given_size(lab, tmp_path, monkeypatch, small_blocks, layout, size):
+    monkeypatch.setattr(shards, "SHARD_BYTES", size)
+    run(ours(lab), tmp_path / "pair", to="megatron")  # which is read in blocks smaller than a file
+    run(tmp_path / "pair", tmp_path / "x", to=layout)
+    _, found = parse(layout, tmp_path / "x")
+    assert flatten(found) == documents_of(ours(lab, "token-list"))
+    sizes = [file_of(layout, tmp_path / "x", number).stat().st_size for number in range(len(found))]
+    assert all(bytes_ <= size or len(documents) == 1 for bytes_, documents in zip(sizes, found, strict=True))
+    for bytes_, following in zip(sizes, found[1:], strict=False):  # each file is as full as it can be
+        assert bytes_ + MORE[layout](following[0]) > size
+    run(tmp_path / "x", tmp_path / "back", to="packed-sequence_length=16")
+    assert digest(tmp_path / "back") == digest(ours(lab))
+
+
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [
+        ("litdata", {}),
+        *(("mds", {"encoding": e}) for e in ("ndarray:uint16", "bytes")),
+        ("mds", {"compression": "zstd"}),
+    ],
+)
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(2, 99), max_size=300), min_size=1, max_size=20),
+    st.integers(16, 3000),
+    st.integers(1, 600),
+)
+def test_any_documents_are_written_and_read(layout, options, documents, size, block):
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patched:
+        folder = Path(name)
+        patched.setattr(shards, "SHARD_BYTES", size)
+        patched.setattr(reframe, "BLOCK_TOKENS", block)
+        source = write(layout, folder / "theirs", [documents[:3], documents[3:]], **options)
+        run(source, folder / "x", to=layout, bos="keep", **KNOWN)
+        assert flatten(parse(layout, folder / "x")[1]) == [[0, *ids] for ids in documents]
+        run(source, folder / "plain", to=layout, **KNOWN)  # without the BOS that the source has not
+        assert flatten(parse(layout, folder / "plain")[1]) == documents
+        run(folder / "x", folder / "s", to="token-list")
+        assert documents_of(folder / "s") == [[0, *ids] for ids in documents]
+
+
+@pytest.mark.parametrize("layout", ["litdata", "megatron"])
+def test_documents_that_do_not_end_get_a_note_and_an_end_on_request(lab, tmp_path, layout):
+    assert "--document-end 1 puts one" in run(ours(lab), tmp_path / "x", to=layout)
+    assert "--document-end" not in run(ours(lab, eos=True), tmp_path / "with", to=layout)
+    told = run(ours(lab), tmp_path / "ended", to=layout, document_end=1, bos="drop")
+    assert "added after documents" in told and "--document-end" not in told
+    _, found = parse(layout, tmp_path / "ended")
+    assert flatten(found) == [[*ids[1:], 1] for ids in documents_of(ours(lab, "token-list"))]
+    run(tmp_path / "ended", tmp_path / "back", to="token-list")
+    assert digest(tmp_path / "back") == digest(ours(lab))
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize("layout", ["hf-datasets", *SHARDED])
+def test_an_id_outside_of_the_vocabulary_names_its_file_and_document(tmp_path, layout):
+    for number, wrong in enumerate((100, -1, 2**40, 100)):
+        documents = [[5, 6], [7], [8], [9]]
+        documents[number] = [9, wrong]
+        source = write(layout, tmp_path / f"x{number}", [documents[:2], documents[2:]])
+        text = refused(source, tmp_path / "s", to="token-list", **KNOWN)
+        assert f"found     id {wrong}" in text and f"document  {number} of 4, token 1 of 2" in text
+        assert file_of(layout, source, number // 2).name in text
+
+
+@pytest.mark.parametrize("layout", FOREIGN)
+def test_a_changed_id_of_what_we_wrote_is_found(lab, tmp_path, layout):
+    path = tmp_path / ("x.bin" if layout == "nanogpt" else "x")
+    run(ours(lab), path, to=layout)
+    file = next(file for file in tmp_path.rglob("*") if file.suffix in (".bin", ".mds", ".arrow"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    text = refused(path, tmp_path / "s", to="token-list")
+    assert ("has changed" in text or "not what its record describes" in text) and file.name in text
+
+
+@pytest.mark.parametrize("change", [lambda d: d[:-1], lambda d: d[:-8], lambda d: d + b"\0" * 8, lambda d: b"", None])
+@pytest.mark.parametrize("layout", [*SHARDED, "megatron"])
+def test_a_file_of_another_size_than_the_index_says_or_none_is_refused(tmp_path, layout, change):
+    source = write(layout, tmp_path / "x", [[[5, 6], [7]], [[8], [9]]])
+    file = file_of(layout, source, 1)
+    if change:
+        file.write_bytes(change(file.read_bytes()))
+    else:
+        file.unlink()
+    text = refused(source, tmp_path / "s", to="token-list", **KNOWN)
+    assert file.name in text and "next" in text
+    assert ("another size than its index says" if change else "is missing") in text
+
+
+#: layout, place in the file, bytes or number (a negative one counts from the end of the file) to write, message
+ARRAY = "one-dimensional array of uint16 in the column tokens"
+WRONG = [
+    ("megatron", 0, b"MMIDIDY", "no Megatron index"),
+    ("megatron", 9, b"\x02", "another version"),
+    ("megatron", 17, b"\x06", "no integers"),
+    ("megatron", 17, b"\x00", "no integers"),
+    ("megatron", 18, b"\xff" * 8, "another size than its header says"),
+    ("megatron", 18, b"\x03", "another size than its header says"),
+    ("megatron", 26, b"\x02", "another size than its header says"),
+    ("megatron", 34, b"\xff\xff\xff\xff", "negative length"),
+    ("megatron", 34, b"\x01", "points elsewhere"),
+    ("megatron", 50, b"\x06", "points elsewhere"),
+    ("megatron", 42, b"\x02", "points elsewhere"),
+    ("megatron", 58, b"\x01", "out of order"),
+    ("megatron", 66, b"\x03", "out of order"),
+    ("megatron", 74, b"\x01", "out of order"),
+    ("litdata", 0, 3, "another number of items"),  # 2 items at 16 and 32, which end at 40
+    ("litdata", 0, 1, "another number of items"),
+    ("litdata", 4, 8, "outside of the file"),
+    ("litdata", 4, 24, "does not hold the ids"),
+    ("litdata", 8, 12, "offsets that decrease"),
+    ("litdata", 8, 48, "offsets that decrease"),
+    ("litdata", 8, 33, "does not hold the ids"),
+    ("litdata", 12, 32, "outside of the file"),
+    ("litdata", 12, 48, "outside of the file"),
+    ("mds", 0, 3, "another number of items"),  # samples of 4 + 2 + 4 and 4 + 2 + 2 bytes
+    ("mds", 4, 12, "outside of the file"),
+    ("mds", 8, 1, "offsets that decrease"),
+    ("mds", 8, 1 << 20, "offsets that decrease"),
+    ("mds", 12, 1 << 20, "outside of the file"),
+    ("mds", 8, -2, "ends inside the sizes of its columns"),  # a second sample of two bytes
+    ("mds", -18, 7, "sizes of its columns"),  # the size of the first sample's column
+    ("mds", -18, 1 << 31, "sizes of its columns"),
+    *(("mds", -14, bytes([axes]), ARRAY) for axes in (8, 0, 5, 7)),
+    *(("mds", -13, bytes([length]), ARRAY) for length in (3, 1)),
+    ("mds", -4, b"\x01", ARRAY),
+]
+
+
+@pytest.mark.parametrize(("layout", "at", "change", "words"), WRONG)
+def test_a_wrong_byte_of_an_index_or_a_file_is_refused(tmp_path, layout, at, change, words):
+    source = write(
+        layout, tmp_path / "x", [[[5, 6], [7]]], **({"encoding": "ndarray:uint16"} if layout == "mds" else {})
+    )
+    file = source.with_name("x.idx") if layout == "megatron" else file_of(layout, source, 0)
+    data = bytearray(file.read_bytes())
+    if isinstance(change, int):
+        change = (change if change >= 0 else len(data) + change).to_bytes(4, "little")
+    at %= len(data)
+    assert data[at : at + len(change)] != change
+    data[at : at + len(change)] = change
+    file.write_bytes(data)
+    text = refused(source, tmp_path / "s", to="token-list", from_format=layout, **KNOWN)
+    assert words in text and file.name in text and "next" in text and ("expected" in text or layout == "mds")
+
+
+@pytest.mark.parametrize(
+    ("layout", "change", "words"),
+    [
+        ("litdata", {"chunk_size": 1}, "another number of items"),
+        ("litdata", {"chunk_size": -1}, "ends inside its offsets"),
+        ("litdata", {"chunk_size": 10**12}, "ends inside its offsets"),
+        ("litdata", {"chunk_size": "2"}, "expected content"),
+        ("litdata", {"dim": 4}, "does not hold the ids"),
+        ("litdata", {"dim": None}, "expected content"),
+        ("litdata", {"chunk_bytes": 41}, "another size"),
+        ("litdata", {"filename": "../chunk-0-0.bin"}, "expected content"),
+        ("litdata", {"filename": None}, "expected content"),
+        ("mds", {"samples": 1}, "another number of items"),
+        ("mds", {"samples": -1}, "ends inside its offsets"),
+        ("mds", {"samples": 10**12}, "ends inside its offsets"),
+        ("mds", {"samples": None}, "expected content"),
+        ("mds", {"version": 1}, "not an MDS shard"),
+        ("mds", {"format": "csv"}, "not an MDS shard"),
+        ("mds", {"column_sizes": [4]}, "sizes of its columns"),
+        ("mds", {"column_sizes": []}, "expected content"),
+        ("mds", {"column_names": [5]}, "expected content"),
+        ("mds", {"raw_data": None}, "expected content"),
+        ("mds", {"raw_data": {"basename": "../x/shard.00000.mds", "bytes": 100}}, "expected content"),
+        ("mds", {"raw_data": {"basename": "shard.00000.mds", "bytes": "100"}}, "expected content"),
+        ("mds", {"raw_data": {"basename": "shard.00000.mds", "bytes": 100}}, "another size"),
+        ("mds", {"zip_data": {"basename": "x", "bytes": 5}}, "expected content"),
+    ],
+)
+def test_a_wrong_entry_of_the_index_is_refused(tmp_path, layout, change, words):
+    source = write(layout, tmp_path / "x", [[[5, 6], [7]]])
+    index = json.loads((source / "index.json").read_text())
+    index["shards" if layout == "mds" else "chunks"][0] |= change
+    (source / "index.json").write_text(json.dumps(index))
+    text = refused(source, tmp_path / "s", to="token-list", from_format=layout, **KNOWN)
+    assert words in text and "next" in text and ("index.json" in text or file_of(layout, source, 0).name in text)
+
+
+BROKEN = {
+    "litdata": ['{"chunks": {}, "config": {}}', '{"chunks": []}'],
+    "mds": ['{"shards": {}}', '{"shards": [5]}', '{"shards": [{"format": "json"}]}'],
+}
+EMPTY = {"litdata": '{"chunks": [], "config": {"data_format": ["no_header_tensor:18"]}}', "mds": '{"shards": []}'}
+
+
+@pytest.mark.parametrize("layout", SHARDED)
+def test_a_broken_or_missing_index_is_refused(tmp_path, layout):
+    source = write(layout, tmp_path / "x", [[[5, 6], [7]]])
+    for text in ("{", "[]", "{}", *BROKEN[layout]):
+        (source / "index.json").write_text(text)
+        assert "format of the source is unknown" in refused(source, tmp_path / "s", to="packed", **KNOWN)
+        assert "index" in refused(source, tmp_path / "s", to="token-list", from_format=layout, **KNOWN)
+    (source / "index.json").unlink()
+    assert "is missing" in refused(source, tmp_path / "s", to="token-list", from_format=layout, **KNOWN)
+    (source / "index.json").write_text(EMPTY[layout])
+    assert "holds no documents" in refused(source, tmp_path / "s", to="token-list", **KNOWN)
+
+
+@pytest.mark.parametrize("layout", SHARDED)
+def test_a_folder_with_other_files_is_not_replaced(lab, tmp_path, layout):
+    run(ours(lab), tmp_path / "x", to=layout)
+    run(ours(lab), tmp_path / "x", to=layout, force=True)
+    (tmp_path / "x/notes.txt").write_text("precious")
+    text = refused(ours(lab), tmp_path / "x", to=layout, force=True)
+    assert "more than a" in text and layout in text.lower() and "notes.txt" in text
+
+
+# -- the libraries themselves
+
+
+def peer(peers, library, **settings):
+    return peers.run(Path(__file__).with_name(f"peer_{library}.py"), **settings)
+
+
+@pytest.mark.experiment
+@pytest.mark.slow(55)
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [
+        ("litdata", {"block": 1}),
+        ("litdata", {"block": 7}),
+        *(("mds", {"kind": f"{k}Dataset"}) for k in ("Streaming", "Local")),
+    ],
+)
+def test_the_library_reads_what_is_written(lab, tmp_path, monkeypatch, peers, layout, options):
+    monkeypatch.setattr(shards, "SHARD_BYTES", 800)
+    source = write_hf(tmp_path / "hf", input_ids=[[0, *[70_000] * 300], [0, 6]])
+    run(source, tmp_path / "int32", to=layout, vocabulary_size=1 << 17, bos_id=0)
+    run(ours(lab), tmp_path / "uint16", to=layout)
+    run(ours(lab), tmp_path / "empty", to=layout, bos="drop")  # MDSWriter writes no empty arrays, but they are read
+    assert len(parse(layout, tmp_path / "uint16")[1]) > 3
+    for name in ("int32", "uint16", "empty"):
+        right = parse(layout, tmp_path / name)[1]
+        if size := options.get("block"):
+            streams = [flatten(chunk) for chunk in right]
+            right = [[ids[at : at + size] for at in range(0, len(ids) - size + 1, size)] for ids in streams]
+        assert peer(peers, layout, do="read", folder=str(tmp_path / name), **options) == flatten(right)
+
+
+@pytest.mark.experiment
+@pytest.mark.slow(55)
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [
+        *(("litdata", {"dtype": dtype, "chunk_bytes": 500}) for dtype in ("uint16", "int32", "int64")),
+        (
+            "mds",
+            {"columns": {"tokens": "ndarray:uint16", "number": "int", "uid": "str"}, "hashes": ["sha256", "xxh3_64"]},
+        ),
+        ("mds", {"columns": {"tokens": "ndarray:int32"}, "compression": "zstd", "hashes": ["xxh3_64"]}),
+        ("mds", {"columns": {"tokens": "bytes"}, "dtype": "int64", "compression": "zstd:19"}),
+        ("mds", {"columns": {"tokens": "ndarray:uint32"}}),
+    ],
+)
+def test_what_the_library_writes_is_read(lab, tmp_path, peers, layout, options):
+    documents = documents_of(ours(lab, "token-list"))
+    if layout == "mds":
+        dtype = options["columns"]["tokens"].removeprefix("ndarray:")
+        options = {"dtype": dtype, "size_limit": 2000, **options}
+    peer(peers, layout, do="write", folder=str(tmp_path / "x"), documents=documents, **options)
+    assert len(list((tmp_path / "x").glob("*-*.bin" if layout == "litdata" else "shard.*"))) > 3
+    assert documents_in(tmp_path / "x", tmp_path / "s") == documents
+    run(tmp_path / "x", tmp_path / "back", to="token-list", tokenizer=str(lab.tokenizer))
+    assert digest(tmp_path / "back") == digest(ours(lab))
+
+
+@pytest.mark.experiment
+@pytest.mark.slow(55)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"compression": "zstd", "compression_level": "chunk"}, "are compressed"),
+        ({"loader": False}, "not arrays of ids"),
+    ],
+)
+def test_other_folders_of_litdata_are_refused(tmp_path, peers, options, words):
+    folder = str(tmp_path / "x")
+    peer(peers, "litdata", do="write", folder=folder, documents=[[5, 6], [7]], chunk_bytes=500, **options)
+    assert words in refused(tmp_path / "x", tmp_path / "s", to="token-list", **KNOWN)
+
+
+def test_datasets_itself_reads_what_is_written_and_writes_what_is_read(lab, tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(hf_datasets, "SHARD_TOKENS", 500)
+    run(ours(lab), tmp_path / "store", to="token-list-row_group_rows=5")
+    run(tmp_path / "store", tmp_path / "hf", to="hf-datasets")
+    assert len(list((tmp_path / "hf").glob("data-*-of-*.arrow"))) > 2
+    run(tmp_path / "hf", tmp_path / "back", to="token-list")
+    assert digest(tmp_path / "back") == digest(ours(lab))
+    data = datasets.load_from_disk(str(tmp_path / "hf"))
+    assert data["input_ids"][:] == documents_of(ours(lab, "token-list"))
+    data.select(range(3, 10)).save_to_disk(str(tmp_path / "theirs"))
+    run(tmp_path / "theirs", tmp_path / "again", to="token-list", tokenizer=str(lab.tokenizer))
+    assert documents_of(tmp_path / "again") == documents_of(ours(lab, "token-list"))[3:10]
