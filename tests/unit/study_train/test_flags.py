@@ -49,15 +49,6 @@ def test_no_setting_of_a_run_lacks_a_flag():
     }
 
 
-def test_help_tells_every_flag_with_its_default(capsys):
-    with pytest.raises(SystemExit):
-        main(["train", "--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    for flag in (*source_studies.RUN_FLAGS, *source_studies.TRAIN_FLAGS):
-        assert flag.name in text
-    assert "peak learning rate (default 0.0003)" in text and "--batch_size" not in text
-
-
 @pytest.mark.parametrize("text, value", [("none", None), ("null", None), ("2.5", 2.5)])
 def test_a_flag_of_an_optional_setting_takes_none(text, value):
     assert asked("--optimizer.clip-norm", text).run.optimizer.clip_norm == value

@@ -1,73 +1,141 @@
-"""What the studies' commands become, with what the files that they name say of themselves."""
+"""What the studies' commands become: a table of words and the settings of their run."""
 
 import argparse
+import dataclasses
 import importlib
 import json
+import operator
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.unit.study_train.conftest import LISTS, PADDED, asked
+from tests.unit.study_train.conftest import LISTS, PADDED, PRESET, asked
 from tokenscale.base.errors import UserError
 from tokenscale.cli import train
 from tokenscale.cli.train_request import parse_request
 from tokenscale.settings import source_studies
-from tokenscale.settings.data import StorageSettings, TokenizerSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import RunSettings
 
 ROOT = Path(__file__).parents[3]
+FILE = f"--dataset {PADDED} --dataset-type padded --pretokenized"
+SHARDS = f"{FILE} --batch-size 4 --layout.shard 2"
+DEGREES = f"{FILE} --batch-size 4 --model llama-micro --world-size 8 --layout.shard 2 --layout.pipeline 2"
+#: study 003 counts the rows of all ranks in its --batch_size; in the other studies it is one rank's
+STORIES = "--dataset tinystories --dataset-type padded --model llama-micro --model_max_length 32"
+STUDY_003 = f"{STORIES} --world_size 2 --batch_size 128 --n_epochs 10 --learning_rate 1e-4"
+MODE = f"{STORIES} --model llama-small --model_parallel_mode"
+PRESET_FILE = "--config preset.yaml"
+FSDP = f"--config {ROOT}/config/presets/fsdp_config.yaml --model-size medium --dataset dummy --world-size"
+
+#: words, behind `N:` where torchrun started N ranks, and below them settings of the run
+COMMANDS = f"""
+{FILE} --sequence-length 32 --batch-size 2 --learning-rate 5e-5 --lr-warmup-steps 100 --training-steps 1000
+    approach=pretokenized-padded sequence_length=32 budget.steps=1000 micro_batch=2 global_batch=2 layout.world_size=1
+    validation.rows=0 optimizer.learning_rate=5e-05 schedule.warmup_steps=100 storage.codec=snappy storage.dtype=int64
+    tokenizer.name=bpe tokenizer.kind=bpe tokenizer.corpus=bpe tokenizer.vocabulary_size=300
+8: --distributed {FILE} --batch-size 8 --gradient-accumulation-steps 2
+    layout.data=8 micro_batch=8 global_batch=128
+8: --distributed {FILE} --batch-size 8 --world-size 8
+    global_batch=64
+8: {SHARDS}
+    layout.data=4 layout.shard=2 global_batch=32
+{SHARDS}
+    global_batch=8
+{DEGREES}
+    layout.data=2 layout.world_size=8 global_batch=16 layout.method=1f1b-hsdp
+--dataset tinystories --data_path stories.txt --model_size small --max_steps 50 --batch_size 4
+    model.name=study-small budget.steps=50 global_batch=4 corpus.source.kind=files corpus.source.files=('stories.txt',)
+    corpus.source.separator=<|endoftext|>
+{STUDY_003}
+    layout.data=2 micro_batch=64 global_batch=128 sequence_length=32 optimizer.learning_rate=0.0001
+2: {STUDY_003}
+    layout.data=2 micro_batch=64 global_batch=128 sequence_length=32 optimizer.learning_rate=0.0001
+--dataset tinystories --dataset-type padded --model llama-micro --world-size 2 --batch-size 128 --epochs 10
+    global_batch=256
+{MODE} model_parallel --batch_size 32
+    layout.pipeline=2 layout.schedule=naive micro_batch=32 global_batch=32
+{MODE} pipeline_parallel --batch_size 32
+    layout.pipeline=2 layout.schedule=gpipe micro_batch=8 global_batch=32
+{MODE}=pipeline_parallel --batch_size 30 --n_chunk 4
+    layout.pipeline=2 layout.schedule=gpipe micro_batch=8 global_batch=30
+{MODE} pipeline_parallel --batch_size 32 --n_chunk 2 --world_size 4
+    layout.pipeline=4 layout.schedule=gpipe micro_batch=16 global_batch=32
+{MODE} pipeline_parallel --batch_size 32 --layout.schedule 1f1b
+    layout.pipeline=2 layout.schedule=1f1b micro_batch=8 global_batch=32
+{MODE} pipeline_parallel
+    layout.pipeline=2 layout.schedule=gpipe micro_batch=2 global_batch=8
+{MODE} pipeline_parallel --batch_size 32 --layout.data 2 --world_size 4
+    layout.pipeline=2 layout.schedule=gpipe micro_batch=4 global_batch=32
+{MODE} None --batch_size 32
+    layout.pipeline=1 layout.schedule=1f1b micro_batch=32 global_batch=32
+--dataset {PADDED} --pretokenized
+    sequence_length=32
+--dataset {LISTS} --pretokenized
+    approach=token-list
+--training-steps 4
+    schedule.warmup_steps=4
+--training-steps 40
+    schedule.warmup_steps={RunSettings().schedule.warmup_steps}
+--dataset dummy
+    corpus.source.kind=dummy corpus.source.vocabulary_size=50254 tokenizer.kind=numbers tokenizer.vocabulary_size=50257
+--model llama-1.4b-nemo
+    tokenizer.vocabulary_size=131072 model.vocabulary_size=131072
+{PRESET_FILE} --dataset web.parquet --world-size 2
+    optimizer.learning_rate=0.0006 budget.steps=20 schedule.warmup_steps=4 precision=fp32 micro_batch=2 global_batch=12
+    sequence_length=32 model.name=preset model.hidden=128 model.tied_embeddings=True
+    tokenizer.kind=bpe tokenizer.vocabulary_size=300
+{PRESET_FILE} --learning-rate 1e-3 --training-steps 9 --sequence-length 64 --precision bf16
+    optimizer.learning_rate=0.001 budget.steps=9 sequence_length=64 precision=bf16 schedule.warmup_steps=4
+{PRESET_FILE} --batch-size 5
+    global_batch=15
+{PRESET_FILE} --global-batch 7
+    global_batch=7
+{PRESET_FILE} --micro-batch 1
+    micro_batch=1 global_batch=6
+{PRESET_FILE} --model llama-micro
+    model.name=llama-micro
+{FSDP} 4
+    layout.shard=4 layout.data=1 layout.tensor=1 global_batch=128 activation_checkpointing=block model.name=study-medium
+{FSDP} 1
+    layout.world_size=1 global_batch=32 precision=bf16
+{FSDP} 4 --layout.shard 2
+    layout.shard=2 layout.data=2 global_batch=128
+{FSDP} 4 --layout.tensor 2
+    layout.shard=2 layout.data=1 layout.tensor=2 global_batch=64
+"""
 
 
-def test_the_second_command_of_the_first_study(here):
-    """`--batch-size` is rows of one rank; how the file is stored, and its tokenizer, come from its manifest."""
-    asking = asked(
-        *f"--dataset {PADDED} --dataset-type padded --pretokenized --sequence-length 32 --batch-size 2".split(),
-        *"--learning-rate 5e-5 --lr-warmup-steps 100 --training-steps 1000".split(),
-    )
-    run = asking.run
-    assert (run.approach, run.sequence_length, run.budget.steps) == ("pretokenized-padded", 32, 1000)
-    assert (run.micro_batch, run.global_batch, run.layout.world_size) == (2, 2, 1)
-    assert (run.optimizer.learning_rate, run.schedule.warmup_steps) == (5e-5, 100)
-    assert run.storage == StorageSettings(codec="snappy", dtype="int64") and run.validation.rows == 0
-    assert run.tokenizer == TokenizerSettings(name="bpe", kind="bpe", corpus="bpe", vocabulary_size=300)
-    assert asking.store == Path("out/web_tokenized_padded_snappy.manifest.json")
+@pytest.mark.parametrize(
+    "row", re.findall(r"(?m)^(?:(\d):)?(\S?.*)\n((?: {4}.*\n)+)", COMMANDS), ids=lambda row: row[1]
+)
+def test_a_command_becomes_the_settings_of_a_run(here, row):
+    ranks, words, settings = row
+    run = asked(*words.split(), world_size=int(ranks) if ranks else None).run
+    expected = dict(setting.split("=", 1) for setting in settings.split())
+    assert {key: str(operator.attrgetter(key)(run)) for key in expected} == expected
+    assert run.model.name not in PRESETS or run.model == PRESETS[run.model.name]
 
 
-def test_its_third_command_counts_the_ranks_of_torchrun(here):
-    words = f"--distributed --dataset {PADDED} --dataset-type padded --pretokenized --batch-size 8".split()
-    run = asked(*words, "--gradient-accumulation-steps", "2", world_size=8).run
-    assert (run.layout.data, run.micro_batch, run.global_batch) == (8, 8, 128)
-    assert asked(*words, "--world-size", "8", world_size=8).run.global_batch == 64
+def test_what_a_command_says_beside_its_settings(here):
+    assert asked(*FILE.split()).store == Path("out/web_tokenized_padded_snappy.manifest.json")
+    course = asked(*STUDY_003.split())
+    assert course.epochs == 10
+    assert any("counts the rows of all ranks" in note and "64 a rank" in note for note in course.notes)
+    assert asked(*f"{PRESET_FILE} --dataset web.parquet".split()).run.tokenizer.learnt_from.name.startswith("web-")
+    assert asked("--model", "llama-1.4b-nemo").run.corpus.name != asked().run.corpus.name
 
 
-def test_shards_are_counted_among_the_ranks_of_torchrun(here):
-    words = f"--dataset {PADDED} --dataset-type padded --pretokenized --batch-size 4 --layout.shard 2".split()
-    run = asked(*words, world_size=8).run
-    assert (run.layout.data, run.layout.shard, run.global_batch) == (4, 2, 32)
-    assert asked(*words).run.global_batch == 8, "the ranks are started here"
+@pytest.mark.parametrize(
+    "words, ranks", [(SHARDS, 3), *((f"{DEGREES} --layout.{m} 3", None) for m in ("data", "pipeline"))]
+)
+def test_degrees_that_do_not_make_up_the_ranks_are_refused(here, words, ranks):
     with pytest.raises(UserError, match="do not fit the number") as refused:
-        asked(*words, world_size=3)
-    assert refused.value.facts["next"] == "take a multiple of 2 ranks"
-
-
-def test_a_world_size_is_that_of_all_degrees(here):
-    words = f"--dataset {PADDED} --dataset-type padded --pretokenized --batch-size 4 --model llama-micro".split()
-    run = asked(*words, "--world-size", "8", "--layout.shard", "2", "--layout.pipeline", "2").run
-    assert (run.layout.data, run.layout.world_size, run.global_batch, run.layout.method) == (2, 8, 16, "1f1b-hsdp")
-    for more in (["--layout.data", "3"], ["--layout.pipeline", "3"]):
-        with pytest.raises(UserError, match="do not fit the number"):
-            asked(*words, "--world-size", "8", *more)
-
-
-def test_the_fourth_studys_spellings_are_taken(here):
-    words = "--dataset tinystories --data_path stories.txt --model_size small --max_steps 50 --batch_size 4".split()
-    run = asked(*words).run
-    assert run.model == PRESETS["study-small"] and run.budget.steps == 50 and run.global_batch == 4
-    source = run.corpus.source
-    assert (source.kind, source.files, source.separator) == ("files", ("stories.txt",), "<|endoftext|>")
+        asked(*words.split(), world_size=ranks)
+    assert ranks is None or refused.value.facts["next"] == "take a multiple of 2 ranks"
 
 
 @pytest.mark.parametrize("pair, approach", source_studies.APPROACH_OF.items())
@@ -84,41 +152,6 @@ def test_dataset_type_and_pretokenized_name_an_approach(here, pair, approach):
         assert asked("--dataset", "tinystories", *words).run.approach == approach, "a corpus is tokenized beforehand"
 
 
-STUDY_003 = "--dataset tinystories --dataset-type padded --model llama-micro --model_max_length 32"
-
-
-def test_study_003_counts_the_rows_of_all_ranks(here):
-    """Its --batch_size is divided among the ranks; that of the other studies is one rank's."""
-    words = [*STUDY_003.split(), *"--world_size 2 --batch_size 128 --n_epochs 10 --learning_rate 1e-4".split()]
-    asking = asked(*words)
-    run = asking.run
-    assert (run.layout.data, run.micro_batch, run.global_batch, run.sequence_length) == (2, 64, 128, 32)
-    assert asking.epochs == 10 and run.optimizer.learning_rate == 1e-4
-    assert any("counts the rows of all ranks" in note and "64 a rank" in note for note in asking.notes)
-    assert asked(*words, world_size=2).run == run, "ranks of torchrun"
-    ours = "--dataset tinystories --dataset-type padded --model llama-micro --sequence-length 32 --world-size 2".split()
-    assert asked(*ours, "--batch-size", "128", "--epochs", "10").run.global_batch == 256
-
-
-@pytest.mark.parametrize(
-    "words, stages, schedule, micro_batch",
-    [
-        ("--model_parallel_mode model_parallel --batch_size 32", 2, "naive", 32),
-        ("--model_parallel_mode pipeline_parallel --batch_size 32", 2, "gpipe", 8),
-        ("--model_parallel_mode=pipeline_parallel --batch_size 30 --n_chunk 4", 2, "gpipe", 8),
-        ("--model_parallel_mode pipeline_parallel --batch_size 32 --n_chunk 2 --world_size 4", 4, "gpipe", 16),
-        ("--model_parallel_mode pipeline_parallel --batch_size 32 --layout.schedule 1f1b", 2, "1f1b", 8),
-        ("--model_parallel_mode pipeline_parallel", 2, "gpipe", 2),
-        ("--model_parallel_mode pipeline_parallel --batch_size 32 --layout.data 2 --world_size 4", 2, "gpipe", 4),
-        ("--model_parallel_mode None --batch_size 32", 1, "1f1b", 32),
-    ],
-)
-def test_study_003_splits_the_layers_over_all_ranks(here, words, stages, schedule, micro_batch):
-    run = asked(*STUDY_003.split(), "--model", "llama-small", *words.split()).run
-    assert (run.layout.pipeline, run.layout.schedule, run.micro_batch) == (stages, schedule, micro_batch)
-    assert run.global_batch == (32 if "--batch_size 32" in words else 30 if "30" in words else 8)
-
-
 def test_study_003s_data_set_is_named_as_on_the_hub(here):
     config = json.loads(Path("config/config.yaml").read_text())
     source = {"repository": "bbaaaa/iwslt14-de-en-preprocess", "revision": "a" * 40, "files": "train.parquet"}
@@ -128,65 +161,34 @@ def test_study_003s_data_set_is_named_as_on_the_hub(here):
     assert run.corpus.name == "iwslt" and run.corpus.source.kind == "hub"
 
 
-#: the commands of the studies' own READMEs, by the program and the flags that say which one it is
-STUDY_COMMANDS = {
-    "pretokenize.py --input-path": "pretokenize",
-    "src/train.py --pretokenized": "train",
-    "torchrun … src/train.py --distributed": "train",
-    "run_data_parallel.py --world_size 2 --batch_size 128 --n_epochs 10": "train",
-    "run_pipeline.py --model_parallel_mode='model_parallel'": "train",
-    "run_pipeline.py --model_parallel_mode='pipeline_parallel'": "train",
-    "modal run modal_run.py --world-size 2 --n-epochs 5": "train",
-    "ddp_trainer.py --config configs/small_model.yaml": "train",
-    "ddp_trainer.py --dataset tinystories": "train",
-    "ddp_trainer.py --dataset dummy": "train",
-}
+@pytest.mark.parametrize("name, weights", [("small", "study-small"), ("medium", "study-medium")])
+def test_the_shipped_preset_files_are_the_studys(name, weights):
+    file = source_studies.load_preset_file(str(ROOT / f"config/presets/{name}_model.yaml"))
+    model = file.model_settings("x")
+    assert dataclasses.replace(model, vocabulary_size=None) == PRESETS[weights] and model.vocabulary_size == 50_257
+    assert file.values()["precision"] == "bf16" and file.values()["sequence_length"] == 1024
+    assert file.training.batch_size * file.training.gradient_accumulation_steps == 32
+    assert yaml.safe_load(PRESET)["training"]["learning_rate"] == "6e-4"  # text to YAML 1.1
 
 
-def test_the_table_of_study_commands_has_every_command_and_no_flag_that_is_not_there(monkeypatch):
-    text = (
-        (ROOT / "docs/source-studies.md").read_text().split("# The commands of the source studies")[1].split("\n## ")[0]
-    )
-    rows = [line.strip("| ").split(" | ", 1) for line in text.splitlines() if line.startswith("| ")][1:]
+def test_the_table_of_study_commands_has_no_flag_that_is_not_there(monkeypatch):
+    text = (ROOT / "docs/source-studies.md").read_text().split("# The commands of the source studies")[1]
+    rows = [line.strip("| ").split(" | ", 1) for line in text.split("\n## ")[0].splitlines() if line.startswith("| ")]
     monkeypatch.chdir(ROOT)
-    for command, verb in STUDY_COMMANDS.items():
-        ((_, ours),) = [row for row in rows if command in row[0]]
+    parsed = {}
+    for code in (code for _, ours in rows[1:] for code in re.findall(r"`(python -m tokenscale [^`]+)`", ours)):
+        verb, *words = shlex.split(code)[3:]
         parser = argparse.ArgumentParser(allow_abbrev=False)
         importlib.import_module(f"tokenscale.cli.{verb}").add_arguments(parser)
         known = {name for action in parser._actions for name in action.option_strings}
-        for code in re.findall(r"`([^`]+)`", ours):
-            flags_of = set(re.findall(r"--[\w.-]+", code.split("-m tokenscale")[-1])) - {"--checkpoint"}
-            assert "torchrun" in code or flags_of <= known, (command, flags_of - known)
-            if code.startswith("python -m tokenscale train") and "out/" not in code and "…" not in code:
-                words = shlex.split(code)[4:]
-                assert parse_request(parser.parse_args(words)).run.problems() == [], code
-    (data_parallel,) = [row[1] for row in rows if "run_data_parallel.py" in row[0]]
-    run = parse_request(parser.parse_args(shlex.split(re.findall(r"`([^`]+)`", data_parallel)[0])[4:])).run
+        assert {word.split("=")[0] for word in words if word.startswith("--")} <= known, code
+        if verb == "train" and "out/" not in code and "…" not in code:
+            parsed[code] = parse_request(parser.parse_args(words)).run
+            assert parsed[code].problems() == [], code
+    assert len(parsed) >= 4
+    (run,) = [run for code, run in parsed.items() if "--n_epochs 10" in code or "--n-epochs 10" in code]
     assert (run.global_batch, run.micro_batch, run.sequence_length, run.model.name) == (128, 64, 128, "gpt2-124m")
     assert (run.labels, run.eos, run.schedule.shape, run.corpus.name) == ("target", True, "constant", "iwslt14-de-en")
-
-
-def test_a_pretokenized_file_says_what_it_is(here):
-    assert asked("--dataset", PADDED, "--pretokenized").run.sequence_length == 32
-    assert asked("--dataset", LISTS, "--pretokenized").run.approach == "token-list"
-
-
-def test_a_short_run_has_a_warm_up_that_fits(here):
-    assert asked("--training-steps", "4").run.schedule.warmup_steps == 4
-    assert asked("--training-steps", "40").run.schedule.warmup_steps == RunSettings().schedule.warmup_steps
-
-
-def test_dummy_fills_the_models_vocabulary():
-    run = asked().run
-    assert (run.corpus.source.kind, run.corpus.source.vocabulary_size, run.tokenizer.kind) == (
-        "dummy",
-        50_254,
-        "numbers",
-    )
-    assert run.tokenizer.vocabulary_size == 50_257
-    nemo = asked("--model", "llama-1.4b-nemo").run
-    assert nemo.tokenizer.vocabulary_size == nemo.model.vocabulary_size == 131_072
-    assert nemo.corpus.name != run.corpus.name
 
 
 @pytest.mark.parametrize("words, device", [([], "auto"), (["--device", "cpu"], "cpu")])
