@@ -1,6 +1,5 @@
 """The cluster of these tests itself: nodes, GPUs, several nodes in one step, two at once, an end without remains."""
 
-import os
 import subprocess
 import sys
 import time
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm import cluster as module
-from tests.slurm.cluster import GPUS, MARK, NODES, free
+from tests.slurm.cluster import GPUS, NODES, free
 from tests.slurm.missing import found
 
 ROOT = Path(__file__).parents[2]
@@ -92,31 +91,6 @@ def test_a_step_of_four_by_four_is_sixteen_ranks_on_four_nodes(cluster):
         assert rank["SLURMD_NODENAME"] == NODES[number // GPUS]
 
 
-def test_what_no_node_can_run_is_refused_at_once(cluster):
-    for options in (["--time=25:00:00"], ["--partition=debug", "--time=31"], ["--gres=gpu:5"], ["--mem=256001"]):
-        with pytest.raises(RuntimeError, match="sbatch"):
-            submit(cluster, "true", *options)
-
-
-# -- what a test is told
-
-
-def test_jobs_are_told_with_all_their_fields(cluster, tmp_path):
-    options = ["--job-name=a|b", "--comment=one two", f"--chdir={tmp_path}", "--nodes=2"]
-    job = submit(cluster, "exit 3", *options)
-    expected = {"id": job, "state": "FAILED", "reason": "NonZeroExitCode", "name": "a|b", "comment": "one two"}
-    expected |= {"nodes": "nid[000001-000002]", "workdir": str(tmp_path)}
-    assert cluster.wait_for(job, "FAILED") == expected
-    assert expected in cluster.jobs()
-
-
-def test_a_job_that_ended_otherwise_is_not_waited_for(cluster):
-    job = submit(cluster, "false")
-    cluster.wait_for(job, "FAILED")
-    with pytest.raises(TimeoutError, match=f"job {job} is FAILED, not COMPLETED"):
-        cluster.wait_for(job, "COMPLETED", timeout=10_000)
-
-
 def test_variables_of_another_cluster_change_nothing(cluster, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")
     monkeypatch.setenv("SLURM_JOB_ID", "1")
@@ -127,55 +101,7 @@ def test_variables_of_another_cluster_change_nothing(cluster, monkeypatch):
     assert not [name for name in cluster.environment if name.startswith(("SLURM_", "SQUEUE_", "SBATCH_"))]
 
 
-def test_a_client_that_waits_for_ever_is_killed(cluster):
-    with pytest.raises(subprocess.TimeoutExpired):
-        cluster.run("srun", "--time=1", "--job-name=waits", "sleep", "1000", timeout=3)
-    (job,) = [job for job in cluster.jobs() if job["name"] == "waits"]
-    cluster.run("scancel", job["id"])
-    cluster.wait_for(job["id"], {"CANCELLED", "FAILED"})
-    assert not [line for line in cluster.processes().values() if line.endswith("sleep 1000")]
-
-
-# -- a node that is lost
-
-
-def test_a_node_set_down_kills_its_job(cluster):
-    job = run_stubborn(cluster, "--no-requeue", f"--nodelist={NODES[2]}")
-    script = f"{NODES[2]}/job{int(job):05}/slurm_script"
-    assert [line for line in cluster.processes().values() if script in line]
-    other = submit(cluster, "sleep 1000", f"--nodelist={NODES[3]}")
-    cluster.wait_for(other, "RUNNING")
-    cluster.set_node(NODES[2], "down")
-    assert cluster.wait_for(job, "NODE_FAIL")["nodes"] == NODES[2]
-    assert until(lambda: not [line for line in cluster.processes().values() if script in line])
-    assert cluster.wait_for(other, "RUNNING")
-    cluster.run("scancel", other)
-    cluster.wait_for(other, "CANCELLED")
-    cluster.wait_for_nodes("idle")
-
-
-def test_a_drained_node_takes_no_job_until_it_is_back(cluster):
-    cluster.set_node(NODES[0], "drain", "being looked at")
-    job = submit(cluster, "true", f"--nodelist={NODES[0]}")
-    assert "drained" in cluster.nodes()[NODES[0]]
-    assert cluster.wait_for(job, "PENDING")["nodes"] == ""
-    cluster.set_node(NODES[0], "resume")
-    cluster.wait_for(job, "COMPLETED")
-    cluster.wait_for_nodes("idle")
-
-
 # -- beginning and end
-
-
-def test_two_clusters_at_once_know_nothing_of_each_other(cluster, another):
-    with another:
-        assert not {*cluster.ports} & {*another.ports}
-        job = submit(another, "true", "--job-name=there")
-        another.wait_for(job, "COMPLETED")
-        assert "there" not in {entry["name"] for entry in cluster.jobs()}
-        assert not {*cluster.processes()} & {*another.processes()}
-    assert nothing_is_left(another)
-    assert cluster.nodes().keys() == {*NODES} and cluster.processes()
 
 
 def test_after_the_end_nothing_is_left(another):
@@ -185,17 +111,6 @@ def test_after_the_end_nothing_is_left(another):
         assert not nothing_is_left(another) and not any(free(port) for port in another.ports)
     assert nothing_is_left(another) and ended_orderly(another)
     assert outside.wait(timeout=60) == -9
-
-
-def test_nothing_is_left_of_daemons_that_died_before(another):
-    with another:
-        run_stubborn(another)
-        for daemon in another.daemons.values():
-            daemon.kill()
-            daemon.wait()
-        titles = " ".join(another.processes().values())
-        assert "slurmstepd" in titles and "slurm_script" in titles  # the job goes on without them
-    assert nothing_is_left(another)
 
 
 def test_nothing_is_left_of_a_start_that_fails_half_way(another, monkeypatch, tmp_path):
@@ -218,9 +133,3 @@ def test_nothing_is_left_when_its_owner_is_killed(another):
         assert another.processes()
         owner.kill()
     assert until(lambda: nothing_is_left(another)), another.processes()
-
-
-def test_this_process_is_no_part_of_a_cluster(cluster):
-    with (cluster.root / "log/slurmctld.log").open():
-        assert os.getpid() not in cluster.processes()
-    assert MARK not in os.environ
