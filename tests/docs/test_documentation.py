@@ -41,7 +41,6 @@ from tests.once import once
 
 PLAN = blocks.plan()
 NOTHING = {kind: {} for kind in (*SUBSTITUTIONS, "programs", "environment", "files")} | {"blocks": [], "listed": []}
-BLOCK = Block("a.md", 1, "sh", None, "make run\n")
 KINDS = ("executed", "dry run", "listed", "failed")
 #: most blocks that may be listed, as a share
 LISTED = 0.1
@@ -167,20 +166,6 @@ def test_a_registration_is_one_line():
 def test_a_block_that_is_neither_run_nor_listed_is_found(text, expected):
     (found,) = problems(blocks_of("a.md", text), NOTHING)
     assert found.startswith(expected)
-
-
-@pytest.mark.parametrize("kind", ["listed", "blocks"])
-def test_an_entry_that_no_block_matches_is_found(kind):
-    (found,) = problems([BLOCK], NOTHING | {kind: [{"document": "a.md", "block": "make test"}]})
-    assert found == "blocks.yaml: a.md, 'make test' is part of no block"
-    (found,) = problems([BLOCK, BLOCK], NOTHING | {kind: [{"document": "a.md", "block": "make run"}]})
-    assert "is part of ['a.md:1', 'a.md:1']" in found
-
-
-@pytest.mark.parametrize("kind", [*SUBSTITUTIONS, "programs"])
-def test_a_substitution_that_no_block_needs_is_found(kind):
-    assert problems([BLOCK], NOTHING | {kind: {"run": "-n run"}}) == []
-    assert len(problems([BLOCK], NOTHING | {kind: {"srun": "srun -n"}})) == 1
 
 
 @pytest.mark.parametrize(

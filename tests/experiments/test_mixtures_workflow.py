@@ -97,21 +97,6 @@ def test_mixtures_are_planned_trained_and_reported(project):
     assert project.planned("runs", *OPTIONS) == {"train": 3}
 
 
-@pytest.mark.parametrize(
-    ("mixture", "message", "following"),
-    [
-        ({"weights": {"text": -3, "pairs": 1}}, "a weight must be a number from 0", "with 0 the corpus is validated"),
-        ({"weights": {"text": 0, "pairs": 0}}, "add up to 0", "a weight above 0"),
-        ({"weights": {"text": 1, "pair": 1}}, "unknown corpus 'pair'", "did you mean 'pairs'?"),
-    ],
-)
-def test_a_wrong_mixture_is_one_message(project, mixture, message, following):
-    write_config(project, mixed=mixture)
-    done = project.snakemake("-n", "runs", *OPTIONS, check=False)
-    assert done.returncode == 2 and "Traceback" not in done.stdout
-    assert message in done.stdout and following in done.stdout and "mixtures.mixed.weights" in done.stdout
-
-
 def test_more_text_than_there_is_is_refused_before_the_ranks_start(project):
     write_config(project, mixed={"weights": {"text": 3, "pairs": 1}, "maximum_repetitions": 0.01})
     levels = EXPERIMENT["factors"] | {"corpus": ["mixed"]}

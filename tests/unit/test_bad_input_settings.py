@@ -57,16 +57,6 @@ def test_text_that_no_file_can_hold_is_refused_where_it_is_read(tmp_path, text):
         read_yaml(tmp_path / "config.yaml")
 
 
-@pytest.mark.parametrize("what", ["missing", "a folder", "UTF-16"])
-def test_a_path_that_is_no_text_is_refused_by_name(tmp_path, capsys, what):
-    path = tmp_path / "config.yaml"
-    if what == "a folder":
-        path.mkdir()
-    elif what == "UTF-16":
-        path.write_bytes("scale: demo".encode("utf-16"))
-    assert str(path) in refused(capsys, ["check", "--config", path], untouched=tmp_path)
-
-
 #: what would leave its folder, or mean something to a shell, a terminal, a glob, a regular expression or SLURM
 NAMES = [
     *("../c", "/c", "a/b", "..", ".", "", ".hidden", "-rf", "c\0", "c d", "c'", 'c"', "c\n", "c\\b", "{corpus}"),
@@ -105,11 +95,6 @@ def test_an_experiments_file_which_is_a_target_is_of_plain_letters(tmp_path, nam
 def test_names_of_plain_letters_are_taken(tmp_path):
     for name in ("c", "C4.en_v1-2", "0", "c" * 100):
         Config(BASE | {"corpora": {"c": {}, name: {}}}, root=project(tmp_path).root)
-
-
-def test_an_experiment_that_is_named_twice_is_refused(tmp_path):
-    with pytest.raises(UserError, match="listed twice"):
-        project(tmp_path, experiments=["e", "e"])
 
 
 @pytest.mark.parametrize("change", [{"repeats": 10**9}, {"factors": {f"k{i}": list(range(10)) for i in range(12)}}])

@@ -287,13 +287,6 @@ def test_a_wrong_configuration_is_explained(tmp_path, config, words):
         assert word in str(error.value)
 
 
-def test_a_key_written_twice_is_refused(tmp_path):
-    path = tmp_path / "c.yaml"
-    path.write_text("scale: demo\nscale: alps\n")
-    with pytest.raises(UserError, match="duplicate key"):
-        read_yaml(path)
-
-
 def test_benchmarks_alone_have_no_runs_and_follow_another_corpus(tmp_path):
     alone = {"question": "?", "storage_benchmark": {"corpus": "c", "tokenizer": "t"}, "data_benchmark": {"corpus": "c"}}
     both = {**alone, "data_benchmark": None, "runs": {"corpus": "c", "tokenizer": "t"}}

@@ -15,12 +15,10 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-import tokenscale
 from tests.faults import campaign, shared
 from tests.faults import table as faults
-from tests.long import lock, wheels
+from tests.long import lock
 from tokenscale.cli import doctor_python
-from tokenscale.cli.main import COMMANDS, main
 
 pytestmark = pytest.mark.slow(11)
 
@@ -213,13 +211,6 @@ def test_an_unsupported_python_is_refused_with_a_command_that_works(makefile, tm
     assert shown[3].startswith("  next") and shown[3].endswith(next)
 
 
-def test_every_list_of_python_versions_is_the_one_of_pyproject():
-    makefile = (ROOT / "Makefile").read_text()
-    assert set(re.findall(r"for python in (.*);", makefile)[0].split()) == {f"python{v}" for v in SUPPORTED}
-    for name in ("README.md", "profiles/alps/README.md"):
-        assert f"Python {SUPPORTED[0]} to {SUPPORTED[-1]}" in " ".join((ROOT / name).read_text().split()), name
-
-
 @pytest.mark.parametrize(
     "modules, forbidden",
     [
@@ -280,26 +271,6 @@ def test_snakemake_finds_the_logger_plugin_of_the_local_profile():
     assert done.returncode == 0, done.stderr
 
 
-#: files of the command line that serve several commands
-SHARED = {"__init__", "main", "configuration", "operating_system_errors"}
-SHARED |= {"snakemake_dry_run", "snakemake_internals", "snakemake_progress"}
-
-
-def test_each_command_is_one_file_and_its_helpers_begin_with_its_name():
-    files = {path.stem for path in (ROOT / "src/tokenscale/cli").glob("*.py")}
-    assert files >= SHARED and files >= set(COMMANDS)
-    owners = {name: name.partition("_")[0] for name in files - SHARED}
-    assert {name for name, owner in owners.items() if owner not in COMMANDS} == set()
-    assert not [name for name in files if name.endswith(("_command", "_settings"))]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_prints_its_help(capsys, command):
-    with pytest.raises(SystemExit, match="^0$"):
-        main([command, "--help"])
-    assert f"usage: python -m tokenscale {command} " in capsys.readouterr().out
-
-
 def test_no_file_names_a_path_of_this_machine():
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
     for name in tracked:
@@ -328,35 +299,6 @@ def test_links_lead_somewhere(name):
 # -- what others read: the workflow catalog, a citation, GitHub
 
 
-def test_the_workflow_catalog_finds_what_it_needs():
-    """Its rules (README of snakemake/snakemake-workflow-catalog) for a workflow with standardized usage."""
-    for name in ("workflow/Snakefile", "docs/settings.md", "LICENSE"):
-        assert (ROOT / name).is_file(), name
-    assert list((ROOT / "workflow/rules").glob("*.smk"))
-    readme = (ROOT / "README.md").read_text().lower()
-    assert "snakemake" in readme and "workflow" in readme
-    usage = yaml.safe_load((ROOT / ".snakemake-workflow-catalog.yml").read_text())["usage"]
-    assert set(usage) == {"mandatory-flags", "software-stack-deployment", "report"}
-    assert set(usage["mandatory-flags"]) == {"desc", "flags"}
-    assert all(isinstance(text, str) for text in usage["mandatory-flags"].values())
-    deployment = usage["software-stack-deployment"]
-    assert set(deployment) <= {"conda", "apptainer", "apptainer+conda"}
-    files = [ROOT / "workflow/Snakefile", *(ROOT / "workflow/rules").glob("*.smk")]
-    rules = "".join(path.read_text() for path in files)
-    assert deployment["conda"] is bool(re.search(r"^\s+conda:", rules, re.M))
-    assert usage["report"] is ("report(" in rules)
-
-
-def test_the_citation_is_of_this_version_and_licence():
-    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert {"cff-version", "message", "title", "authors"} <= set(cited)  # what the format requires
-    assert cited["cff-version"] == "1.2.0" and cited["type"] == "software"
-    assert cited["authors"] and all({"name", "family-names"} & set(author) for author in cited["authors"])
-    assert cited["version"] == tokenscale.__version__
-    assert cited["license"] == project()["license"] == "Apache-2.0"
-    assert (ROOT / "LICENSE").read_text().split()[:4] == ["Apache", "License", "Version", "2.0,"]
-
-
 def test_the_readmes_faults_are_what_evidence_says_of_tests_that_are_there():
     readme = (ROOT / "docs/operations.md").read_text()
     assert readme == faults.written(readme), "python -m tests.faults.table --write"
@@ -377,24 +319,6 @@ def test_the_readmes_faults_are_what_evidence_says_of_tests_that_are_there():
 def test_actions_are_pinned_by_commit_and_name_the_tag(path):
     used = re.findall(r"(?m)^\s*(?:- )?uses:\s*(.*)$", path.read_text())
     assert used and all(re.fullmatch(r"[\w-]+/[\w/-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", name) for name in used), used
-
-
-def test_a_scheduled_job_tries_the_newest_versions():
-    newest = yaml.safe_load((ROOT / ".github/workflows/newest.yml").read_text())
-    assert "schedule" in newest[True] and newest["permissions"] == {"contents": "read"}
-    (job,) = newest["jobs"].values()
-    commands = [step["run"] for step in job["steps"] if "run" in step]
-    assert "NEWEST=1" in commands[0] and "make test" in commands[1:] and newest["env"]["NEWEST"] == 1
-
-
-def test_a_commit_runs_the_linters_of_make_lint():
-    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
-    lint = re.search(r"(?ms)^lint:.*?\n\n", (ROOT / "Makefile").read_text())[0]
-    tools = re.findall(r"bin/(ruff \w+|snakefmt)", lint)
-    assert tools == [hook["name"] for hook in hooks] == ["ruff check", "ruff format", "snakefmt"]
-    assert all(hook["language"] == "system" and hook["entry"].startswith(".venv/bin/") for hook in hooks)
-    files = [str(path.relative_to(ROOT)) for path in (ROOT / "workflow").rglob("*.smk")]
-    assert all(re.search(hooks[2]["files"], name) for name in ["workflow/Snakefile", *files])
 
 
 def test_github_runs_the_suites_of_ci_and_every_supported_python():
