@@ -1,7 +1,6 @@
 """Any training loop can join: its log, its columns, and what it states that does not hold."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -224,22 +223,6 @@ def test_mistakes_of_a_user_are_said(tmp_path):
     with pytest.raises(UserError, match="already been logged"):
         train(tmp_path / "external-mine")
     train(tmp_path / "external-mine", attempt=1)
-
-
-def test_logging_needs_no_torch():
-    absent = "assert not {'torch', 'pyarrow', 'pydantic'} & set(sys.modules)"
-    code = f"import sys; import tokenscale.runs.records.external; {absent}"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_the_example_of_the_readme(tmp_path, monkeypatch):
-    readme = (Path(__file__).parents[2] / "docs/interoperability.md").read_text(encoding="utf-8")
-    (code,) = (block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "ExternalRun" in block)
-    (tmp_path / "results").mkdir()
-    monkeypatch.chdir(tmp_path)
-    exec(compile(code, "interoperability.md", "exec"), {})
-    (row,) = rows(tables(tmp_path / "results"), "runs")
-    assert (row["validity"], row["steps_seen"], row["series"]) == ("valid", 20, "my loop (external)"), row["reasons"]
 
 
 EXPERIMENT = {"question": "Which?", "runs": {"corpus": "a", "tokenizer": "b"}, "figures": []}

@@ -183,16 +183,6 @@ def test_the_folder_of_a_fast_tokenizer_will_do(here):
     assert manifest["tokenizer"]["kind"] == "huggingface" and manifest["tokenizer"]["name"] == folder.name
 
 
-def test_the_rules_way_is_as_it_was(here):
-    arguments = ["--corpus", "corpus/manifest.json", "--tokenizer", "results/tokenizers/bpe/manifest.json"]
-    output = f"results/tokens/tiny/bpe/padded-sequence_length={T}"
-    assert main(["pretokenize", "--store", Path(output).name, *arguments, "--output", f"{output}/manifest.json"]) == 0
-    manifest = open_store(here / output, StoreSettings("padded", sequence_length=T))
-    assert [f["name"] for f in manifest["files"]] == ["shard-00000.parquet"]
-    with pytest.raises(UserError, match="snakemake -f"):
-        open_store(here / output, StoreSettings("padded", sequence_length=2 * T))
-
-
 # ---------------------------------------------------------------------------------------------------- what is refused
 
 

@@ -1,6 +1,5 @@
 """Damaged corpora, tokenizers, stores and checkpoints: refused, or read as if nothing were; never another content."""
 
-import json
 import random
 import shutil
 
@@ -357,17 +356,3 @@ def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path, content):
     with pytest.raises(UserError) as error:
         build(settings, tmp_path / "mine")
     assert str(source) in str(error.value) and not (tmp_path / "mine/manifest.json").exists()
-
-
-def test_a_tokenizer_of_another_vocabulary_is_refused_by_the_store_and_by_its_own_manifest(lab, tmp_path):
-    store = StoreSettings("token-list")
-    folder = tmp_path / "tokenizer"
-    shutil.copytree(lab.tokenizer, folder)
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    tokenizer["model"]["vocab"] = dict(list(tokenizer["model"]["vocab"].items())[:-1])
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(UserError, match="has changed"):
-        load_tokenizer(folder)
-    other = sha256_file(folder / "tokenizer.json")
-    with pytest.raises(UserError, match="does not match"):
-        open_store(lab.store(store), store, tokenizer_sha256=other)

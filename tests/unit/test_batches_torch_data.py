@@ -3,8 +3,6 @@
 import itertools
 import json
 import pickle
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +19,6 @@ from tokenscale.data.stores.padded import PaddedStore
 from tokenscale.data.stores.token_list import TokenListStore
 from tokenscale.settings.run import APPROACHES
 
-ROOT = Path(__file__).parents[2]
 pytestmark = [
     pytest.mark.slow(30),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than cores
@@ -265,23 +262,3 @@ def test_a_missing_store_is_named_where_the_iteration_begins(lab):
 
 
 # -- the README's example
-
-
-def test_the_example_of_the_readme_runs(lab, tmp_path, monkeypatch, capsys):
-    """On a store of the demo's name and shape. It trains: the loss falls, and its last batch is ours of that step."""
-    readme = (ROOT / "docs/interoperability.md").read_text(encoding="utf-8")
-    section = readme.split("## Our batches in your training loop")[1].split("\n## ")[0]
-    code = re.search(r"```python\n(.*?)```", section, re.S)[1]
-    assert len(code.splitlines()) <= 20
-    name = re.search(r"results/tokens/docstrings/bpe-4096/(\S+?)\"", code)[1]
-    folder = make_store(tmp_path / "results/tokens/docstrings/bpe-4096", lab.corpus, lab.tokenizer, name)
-    monkeypatch.chdir(tmp_path)
-    variables = {}
-    exec(compile(code, "interoperability.md", "exec"), variables)
-    losses = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()]
-    assert len(losses) == 20 and losses[-1] < losses[0]
-    run = make_run("packed", sequence_length=256)
-    batches = lab.batches(run)
-    assert folder.name == run.store.directory
-    batches.seek({"step": 19})
-    assert same(variables["batch"], batches.next())

@@ -1,6 +1,5 @@
 """Compile that compiles: graphs, graph breaks, recompiles and eager blocks in every layout, and what a run records."""
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -74,18 +73,6 @@ def test_all_blocks_share_one_graph_and_the_loss_has_one(layout, checkpointing, 
         "blocks": 12,
         "eager_blocks": 0,
     }
-
-
-def test_the_choice_of_cases_has_every_level():
-    marks = {case.values: {mark.name for mark in case.marks} for case in choose_cases()}
-    assert len(marks) == len(CASES)
-    daily = {case for case, names in marks.items() if not names}
-    assert {case[0] for case in daily} == set(LAYOUTS)
-    for k, names in enumerate((CHECKPOINTING, MASKS, PRECISIONS), 1):
-        assert {case[k] for case in daily} == set(names)
-    experiments = {case for case, names in marks.items() if "long" not in names}
-    for layout, (k, names) in itertools.product(LAYOUTS, enumerate((CHECKPOINTING, MASKS, PRECISIONS), 1)):
-        assert {case[k] for case in experiments if case[0] == layout} == set(names)
 
 
 @pytest.mark.parametrize("chunk", [0, 40])

@@ -99,36 +99,6 @@ def test_an_empty_corpus_is_refused(tmp_path):
         make_corpus(tmp_path, [])
 
 
-def test_a_missing_shard_is_named_with_the_command(tmp_path):
-    corpus = make_corpus(tmp_path, TEXTS)
-    (corpus / "train-00000.parquet").unlink()
-    with pytest.raises(UserError) as error:
-        RawText(corpus)
-    assert "train-00000.parquet" in error.value.render()
-    assert f"snakemake -f {corpus}/manifest.json" in error.value.render()
-
-
-@pytest.mark.parametrize("change", ["flip", "truncate"])
-def test_a_changed_shard_is_named_with_both_values(tmp_path, change):
-    corpus = make_corpus(tmp_path, TEXTS)
-    shard = corpus / "train-00000.parquet"
-    data = bytearray(shard.read_bytes())
-    data[len(data) // 3] ^= 1
-    shard.write_bytes(data if change == "flip" else data[:-1])
-    with pytest.raises(UserError) as error:
-        list(RawText(corpus).columns())
-    assert {"file", "expected", "found", "next"} <= set(error.value.facts)
-    assert "has changed" in error.value.what
-
-
-def test_a_manifest_from_the_future_is_refused(tmp_path):
-    corpus = make_corpus(tmp_path, TEXTS)
-    manifest = json.loads((corpus / "manifest.json").read_text())
-    (corpus / "manifest.json").write_text(json.dumps({**manifest, "schema_version": 99}))
-    with pytest.raises(UserError, match="newer tokenscale"):
-        RawText(corpus)
-
-
 def test_a_large_corpus_is_read_by_number_only_with_its_records_files(tmp_path, monkeypatch):
     monkeypatch.setattr("tokenscale.data.corpus.raw_text.MEMORY_BYTES", 2000)
     corpus = make_corpus(tmp_path, [*TEXTS, *HOSTILE], row_group_rows=10)

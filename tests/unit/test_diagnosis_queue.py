@@ -14,43 +14,16 @@ from tokenscale.cli import status_queue as queue
 RUN = "packed-llama-tiny-ddp-w2-0123456789"
 #: SLURM's reason → what must be in its explanation
 REASONS = {
-    "None": "not considered it",
     "Priority": "higher priority",
-    "Resources": "in use",
-    "Dependency": "another job",
     "DependencyNeverSatisfied": "has failed",
-    "BeginTime": "its begin time",
-    "JobHeldUser": "held by you",
-    "JobHeldAdmin": "administrator",
     "ReqNodeNotAvail, UnavailableNodes:nid000003": "down, reserved",
     "ReqNodeNotAvail, Reserved for maintenance": "maintenance is announced",
-    "ReqNodeNotAvail, May be reserved for other job": "down, reserved",
-    "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions": "drained",
     "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved": "drained",
-    "Reservation": "has not begun",
-    "ReservationDeleted": "was deleted",
-    "PartitionDown": "closed",
     "PartitionTimeLimit": "more time",
-    "PartitionNodeLimit": "more than its partition",
-    "BadConstraints": "no node",
-    "InvalidAccount": "account",
-    "InvalidQOS": "QOS",
-    "Licenses": "licenses",
     "AssocGrpCPUMinutesLimit": "used up",
-    "AssocGrpGRESMinutes": "used up",
-    "QOSGrpCPUMinutesLimit": "used up",
     "QOSMaxJobsPerUserLimit": "you have reached your limit",
-    "QOSMaxNodePerUserLimit": "you have reached your limit",
-    "QOSMaxGRESPerUser": "you have reached your limit",
-    "AssocMaxJobsLimit": "you have reached your limit",
-    "AssocGrpNodeLimit": "together",
     "QOSGrpGRES": "together",
-    "MaxGRESPerAccount": "together",
-    "QOSMaxCpuPerJobLimit": "one job may",
     "QOSMaxWallDurationPerJobLimit": "one job may",
-    "AssocMaxNodePerJobLimit": "one job may",
-    "QOSMaxCpuMinutesPerJobLimit": "one job may",
-    "JobArrayTaskLimit": "array",
 }
 
 
@@ -153,11 +126,6 @@ def test_what_one_can_do_names_the_job_and_the_start_is_told(folder, capsys):
     assert "it is next; expected start soon\n" in text
 
 
-def test_an_unknown_reason_is_shown_as_it_is(folder, capsys):
-    squeue(folder, waiting(folder, "SomethingOfTheirOwn"))
-    assert "why   SomethingOfTheirOwn\n" in said(capsys)
-
-
 @pytest.mark.parametrize(
     "script, words",
     [
@@ -204,15 +172,6 @@ def test_programs_get_the_same_as_json(folder, capsys):
     assert (job["id"], job["rule"], job["of"], job["limit_s"]) == ("3", "train", RUN, 43_200)
     assert job["next"] == "scontrol release 3" and job["start"] is None
     assert found["schema"] == 1 and found["runs"] == []
-
-
-def test_no_line_is_too_wide(folder, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
-    long = "ReqNodeNotAvail, UnavailableNodes:" + ",".join(f"nid{n:06}" for n in range(30))
-    squeue(folder, waiting(folder, "QOSGrpCPUMinutesLimit"), waiting(folder, "PartitionTimeLimit"))
-    assert all(len(text) <= 100 for text in said(capsys).splitlines())
-    squeue(folder, waiting(folder, long))
-    assert long.split(" ")[1] in said(capsys)
 
 
 def test_times_of_slurm_are_read():

@@ -107,12 +107,6 @@ def test_token_lists_hold_whole_documents_in_every_storage(lab, codec, level, dt
         assert found.dtype == np.int32 and np.array_equal(found, documents[i])
 
 
-def test_eos_ends_every_document(lab):
-    reader = opened(lab, replace(TOKEN_LIST, eos=True))
-    for i, plain in enumerate(documents_of(lab)):
-        assert reader.document(i).tolist() == [*plain.tolist(), 1]
-
-
 def test_padded_rows_are_cut_and_padded_documents(lab):
     tokens, labels = opened(lab, PADDED).rows(np.arange(len(documents_of(lab))))
     assert tokens.dtype == labels.dtype == np.int64 and tokens.shape == labels.shape
@@ -353,27 +347,6 @@ def test_a_store_that_does_not_match_is_refused(lab, name):
     message = error.value.render()
     assert "the token store does not match this run." in message
     assert f"the-run-1 wants {name}" in message and f"snakemake -f {lab.store(PADDED)}/manifest.json" in message
-
-
-def test_both_values_of_a_mismatch_are_shown(lab):
-    with pytest.raises(UserError) as error:
-        open_store(lab.store(PADDED), replace(PADDED, sequence_length=99))
-    assert error.value.facts["run"].endswith("  99") and f"  {T}  " in error.value.facts["store"]
-
-
-def test_a_manifest_of_another_schema_is_refused(lab, tmp_path):
-    path = make_store(tmp_path, lab.corpus, lab.tokenizer, PACKED)
-    manifest = json.loads((path / "manifest.json").read_text())
-    for version, words in ((99, "a newer tokenscale"), (1, "an older tokenscale")):
-        (path / "manifest.json").write_text(json.dumps({**manifest, "schema_version": version}))
-        with pytest.raises(UserError, match=words):
-            open_store(path, PACKED)
-
-
-def test_a_missing_store_says_how_to_make_it(tmp_path):
-    with pytest.raises(UserError) as error:
-        open_store(tmp_path / "padded", PADDED)
-    assert f"snakemake -f {tmp_path}/padded/manifest.json" in error.value.render()
 
 
 @pytest.mark.parametrize("store", ALL, ids=lambda s: s.format)

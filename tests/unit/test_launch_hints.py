@@ -1,13 +1,9 @@
 """What a failed job is told to have died of, by messages as SLURM, torch and NCCL write them."""
 
-import re
-import subprocess
-import sys
-
 import pytest
 
 from tokenscale.base.errors import UserError
-from tokenscale.runs.launch.failure_hints import CAUSES, find_hint
+from tokenscale.runs.launch.failure_hints import find_hint
 
 PEER = (
     "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:52093\n"
@@ -141,14 +137,3 @@ def test_what_nobody_knows_is_not_guessed():
     # what NCCL says at any start
     assert find_hint("h:1:1 [0] NCCL INFO NET/Plugin : No plugin found (libnccl-net.so).") is None
     assert find_hint("NCCL_TIMEOUT=600 is set") is None
-
-
-def test_every_row_can_be_read():
-    for pattern, what, next in CAUSES:
-        re.compile(pattern)
-        assert what and next and not what.endswith(".")
-
-
-def test_hints_need_no_torch():
-    code = "import sys, tokenscale.runs.launch.failure_hints; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,8 +1,5 @@
 """The global order: pure, complete, the same for every world size."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -107,12 +104,3 @@ def test_digests_tell_step_slot_and_rows_apart():
         row_digest(0, range(8), np.where(rows == 3, 4, rows)),
     }
     assert len(digests) == 6
-
-
-def test_the_order_needs_numpy_alone():
-    code = (
-        "import sys\nfrom tokenscale.data.order import permutation, shares, digest, packing\n"
-        "print([m for m in ('torch', 'pyarrow') if m in sys.modules])"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"

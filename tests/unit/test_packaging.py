@@ -237,6 +237,15 @@ def test_an_unsupported_python_is_refused_with_a_command_that_works(makefile, tm
         ),
         (["tokenscale.data.order.permutation", "tokenscale.data.order.packing"], ["torch", "pyarrow", "pydantic"]),
         (
+            ["tokenscale.runs.records.external", "tokenscale.runs.records.provenance"]
+            + ["tokenscale.runs.launch.failure_hints"],
+            ["torch", "pyarrow", "pydantic"],
+        ),
+        (
+            ["tokenscale.cli.train"],
+            ["torch", "pydantic", "yaml", "snakemake", "duckdb", "tokenizers", "mistral_common"],
+        ),
+        (
             ["tokenscale.costs.flops", "tokenscale.runs.records.events", "tokenscale.cli.main"],
             ["torch", "numpy", "pydantic"],
         ),

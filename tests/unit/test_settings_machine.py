@@ -170,11 +170,6 @@ def test_the_debug_profile_is_that_of_alps_within_the_partitions_limits():
     assert long and {name: {"runtime": 60} for name in long} == debug["set-resources"]
 
 
-def test_from_login_to_report_takes_eleven_steps():
-    text = (ALPS / "README.md").read_text().split("## From login to the first report")[1].split("\n## ")[0]
-    assert [int(n) for n in re.findall(r"^(\d+)\. ", text, re.M)] == list(range(1, 12))
-
-
 MAPS = {
     "default-resources": {"slurm_account": "$A", "runtime": 5},
     "set-resources": {"train": {"mem_mb": 7, "runtime": 5}, "pretokenize": {"mem_mb": 7}},

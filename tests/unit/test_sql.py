@@ -302,10 +302,6 @@ def test_the_loss_of_a_stopped_run_is_listed_up_to_its_stop(tmp_path):
     assert loss["loss"].notna().all()
 
 
-def test_a_digest_is_defined_as_what_it_is():
-    assert "names the samples, not their content" in definition("order")
-
-
 def test_online_and_offline_twins_are_paired(tables):
     order = query("order", tables)
     twins = order[order["kind"] == "online and offline"]
@@ -336,11 +332,6 @@ def test_misspelt_names_are_mended(tables):
         query("throughput", tables, warmup=1)
 
 
-def test_a_folder_without_tables_is_named(tmp_path):
-    with pytest.raises(UserError, match="no tables in this folder"):
-        query("loss", tmp_path)
-
-
 SQL = sorted(resources.files("tokenscale.analysis").joinpath("sql").iterdir(), key=lambda path: path.name)
 FILES = [path for path in SQL if path.name != "macros.sql"]
 #: a mean, a median or a sum of a rate, named or worked out inside: sums of counts over sums of seconds are meant
@@ -361,20 +352,8 @@ def test_every_file_is_a_query_that_defines_itself_orders_all_rows_and_averages_
     assert set(re.findall(r"\$(\w+)", code)) == PARAMETERS[path.name.removesuffix(".sql")].keys()
 
 
-@pytest.mark.parametrize(
-    "rate", ["avg(g.tokens_per_s)", "median( mfu_palm)", "avg(t.useful_tokens_per_device_s)", "avg(tokens / step_s)"]
-)
-def test_the_reader_of_the_files_knows_a_rate_that_is_averaged(rate):
-    assert RATE_AVERAGED.search(f"SELECT {rate} FROM t")
-    assert not RATE_AVERAGED.search("SELECT median(g.step_s), sum(useful_tokens) / sum(step_s) AS useful_tokens_per_s")
-
-
 def test_views_are_in_the_closure_of_whoever_asks_a_query():
     assert {*VIEWS, "macros"} == closure.VIEWS and set(VIEWS) <= PARAMETERS.keys()
-
-
-def test_a_parameter_that_has_no_value_by_default_is_said_in_words():
-    assert "None" not in definition("time_to_target") + definition("time_to_training_loss")
 
 
 def test_one_rank_and_several_give_the_same_steps(tmp_path):

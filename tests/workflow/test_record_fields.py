@@ -12,11 +12,10 @@ import pytest
 
 from tests.web import Server
 from tests.workflow.conftest import Project, copy_of
-from tokenscale.base.files import utc_now
 from tokenscale.data.corpus.build import build as build_corpus
 from tokenscale.data.corpus.download import fetch_corpus
 from tokenscale.data.stores.write import write_store as write_store
-from tokenscale.settings.data import CorpusSettings, SourceSettings, StoreSettings
+from tokenscale.settings.data import CorpusSettings, SourceSettings
 
 pytestmark = pytest.mark.workflow
 
@@ -132,19 +131,6 @@ def test_metadata_of_parquet_stores_hold_no_time(complete):
             "tokenizer": "bpe",
             "format": json.loads((file.parent / "manifest.json").read_text())["format"],
         }
-
-
-def test_a_rebuilt_store_is_equal_and_its_record_has_the_new_time(complete, tmp_path):
-    results = complete.root / "results"
-    for store in (StoreSettings("padded", sequence_length=32), StoreSettings("packed", sequence_length=32)):
-        before, again = results / "tokens/small/bpe" / store.directory, tmp_path / store.directory
-        write_store(store, results / "corpus/small", results / "tokenizers/bpe", again)
-        names = {path.name for path in before.iterdir()} - {".lock"}
-        assert names == {path.name for path in again.iterdir()} - {".lock"}
-        for each in names - {"build.json"}:
-            assert (before / each).read_bytes() == (again / each).read_bytes()
-        first, second = (json.loads((path / "build.json").read_text())["created_utc"] for path in (before, again))
-        assert first <= second <= utc_now()
 
 
 WRONG = {
