@@ -55,20 +55,102 @@ def one(words, level, *arguments, **keywords):
 
 
 APPROACHES = ["padded", "pretokenized-padded"]
+DIAGONAL = [{"layout.data": n, "global_batch": b} for n in (1, 2, 4) for b in (8, 16, 32) if b != 8 * n]
+WEAK = {"layout.data": [1, 2, 4], "global_batch": [8, 16, 32]}
+LARGE = {key: CorpusSize(10**6, 10**9) for key in TEXTS}
+FEW = {key: CorpusSize(1000, 6400) for key in TEXTS}
+TOGETHER = {"approach": APPROACHES, "micro_batch": [1, 2], "sequence_length": [64, 128]}
+RANKS = {"layout.data": [1, 2, 4]}
+RATES = [{"learning_rate": 0.1}, {"learning_rate": 0.2, "weight_decay": 0.3}]
+SCHEDULES = [{"pipeline": n, "schedule": s} for n, s in ((2, "naive"), (2, "gpipe"), (4, "gpipe"), (4, "1f1b"))]
+#: in no two cells of which one of the factors differs alone
+MIXED = {"precision": ["fp32", "bf16"], "micro_batch": [1, 2], "sequence_length": [64, 128, 256]}
+CELLS = [("fp32", 1, 64), ("fp32", 1, 256), ("bf16", 2, 64), ("bf16", 2, 128), ("bf16", 1, 128)]
+OTHERS = [dict(zip(MIXED, cell, strict=True)) for cell in itertools.product(*MIXED.values()) if cell not in CELLS]
+
+
+def fault(level, words, factors, key=None, **more):
+    """A design, the level of the one problem of that level, words of it, and its key."""
+    return pytest.param(level, words, factors, key, more, id=words)
 
 
 @pytest.mark.parametrize(
-    "factors",
+    "level, words, factors, key, more",
     [
-        {"approach": APPROACHES},
-        {"approach": APPROACHES, "micro_batch": [1, 2]},
-        {"layout": [{"data": 2}, {"tensor": 2}, {"pipeline": 2, "schedule": "gpipe"}], "micro_batch": [1, 2]},
-        {"model": [{"layers": 2, "hidden": 512}, {"layers": 4, "hidden": 1024}]},
-        {},
+        fault("refuse", "no two cells differ in precision alone", MIXED, left_out=OTHERS),
+        fault(
+            "refuse",
+            "micro_batch never changes alone: sequence_length changes with it",
+            TOGETHER,
+            key="factors.micro_batch",
+            left_out=[{"micro_batch": 1, "sequence_length": 64}, {"micro_batch": 2, "sequence_length": 128}],
+        ),
+        fault("warn", "learning_rate and weight_decay together", {"optimizer": RATES}, key="factors.optimizer"),
+        fault(
+            "warn",
+            "grows with the world size (weak scaling)",
+            WEAK,
+            key="factors.global_batch",
+            left_out=DIAGONAL,
+            texts=LARGE,
+            runs={"budget": {"useful_tokens": 10}},
+        ),
+        fault("note", "8 rows at the smallest world size and 2 at the largest", RANKS, runs={"micro_batch": 8}),
+        fault("warn", "no cell at world size 1", {"layout.data": [2, 4]}, figures=["scaling_throughput"]),
+        fault(
+            "refuse",
+            "begin at different world sizes, 1 and 2",
+            {"approach": APPROACHES, **RANKS},
+            figures=["scaling_throughput"],
+            left_out=[{"layout.data": 1, "approach": APPROACHES[1]}],
+        ),
+        fault("warn", "it is compared with padding-free", {"approach": ["padded", "token-list"]}),
+        fault("warn", "4 ranks have no cell with schedule naive", {"layout": SCHEDULES}, figures=["pipeline_bubble"]),
+        fault(
+            "refuse",
+            "budgets of different kinds: steps and useful_tokens",
+            {"budget": [{"steps": 20}, {"useful_tokens": 1000}]},
+        ),
+        fault("warn", "not mean equal tokens: 10,240 to 20,480", {"sequence_length": [64, 128]}, texts=LARGE),
+        fault("note", "approaches differ in useful tokens", {"approach": ["padded", "packed"]}),
+        fault("warn", "packed repeat it; their training loss", {"approach": ["padded", "packed"]}, texts=FEW),
+        fault("note", "not known before the tokens of docstrings/tekken are built", {}, texts={}),
+        fault("note", "not known beforehand whether data are repeated", {}, runs={"budget": {"useful_tokens": 9}}),
+        fault(
+            "note",
+            "runs at world size 1 and 2 leave GPUs of a 4-GPU node idle",
+            {"layout.data": [1, 2, 4, 8]},
+            machine=Machine(gpus_per_node=4),
+            gpus=0,
+        ),
     ],
 )
-def test_nothing_is_said_of_a_clean_design(factors):
-    assert said(factors) == []
+def test_a_fault_of_a_design_is_named_with_its_key_and_a_next_step(level, words, factors, key, more):
+    found = one(words, level, factors, **more)
+    assert key is None or found.key == key
+
+
+@pytest.mark.parametrize(
+    "factors, more",
+    [
+        ({"approach": APPROACHES}, {}),
+        ({"approach": APPROACHES, "micro_batch": [1, 2]}, {}),
+        ({"layout": [{"data": 2}, {"tensor": 2}, {"pipeline": 2, "schedule": "gpipe"}], "micro_batch": [1, 2]}, {}),
+        ({"model": [{"layers": 2, "hidden": 512}, {"layers": 4, "hidden": 1024}]}, {}),
+        ({}, {}),
+        ({}, {"repeats": 1}),
+        ({"optimizer": [{"learning_rate": 0.1}, {"learning_rate": 0.2}]}, {}),
+        ({"layout.data": [1, 2, 4]}, {"runs": {"micro_batch": 2}}),
+        ({"approach": APPROACHES, "layout.data": [2, 4]}, {}),  # nothing of efficiency is drawn
+        ({"layout": SCHEDULES[:2]}, {"figures": ["pipeline_bubble"]}),
+        ({"sequence_length": [64, 128]}, {"runs": {"budget": {"epochs": 0.5}}}),
+        ({"budget.steps": [20, 40]}, {}),
+        ({"layout.data": [4, 8]}, {"machine": Machine(gpus_per_node=4), "gpus": 0}),
+        ({"layout.data": [1, 2]}, {"machine": Machine(gpus_per_node=4), "gpus": 0}),
+    ],
+)
+def test_nothing_is_said_of_a_clean_design(factors, more):
+    assert said(factors, **more) == []
 
 
 # -- the ETH study, 1.8 no. 1: at batch 1 one approach was at another sequence length
@@ -93,51 +175,7 @@ def test_the_studys_sequence_length_mix_up_is_refused():
     assert said(factors, level="refuse") == []
 
 
-def test_a_factor_that_changes_with_one_or_the_other_is_refused():
-    cells = [("fp32", 1, 64), ("fp32", 1, 256), ("bf16", 2, 64), ("bf16", 2, 128), ("bf16", 1, 128)]
-    factors = {"precision": ["fp32", "bf16"], "micro_batch": [1, 2], "sequence_length": [64, 128, 256]}
-    left_out = [
-        dict(zip(factors, cell, strict=True)) for cell in itertools.product(*factors.values()) if cell not in cells
-    ]
-    one("no two cells differ in precision alone", "refuse", factors, left_out=left_out)
-
-
-def test_factors_that_always_change_together_are_refused_once():
-    left_out = [{"micro_batch": 1, "sequence_length": 64}, {"micro_batch": 2, "sequence_length": 128}]
-    factors = {"approach": APPROACHES, "micro_batch": [1, 2], "sequence_length": [64, 128]}
-    found = one(
-        "micro_batch never changes alone: sequence_length changes with it", "refuse", factors, left_out=left_out
-    )
-    assert found.key == "factors.micro_batch"
-
-
-def test_a_level_that_moves_several_settings_is_named():
-    levels = [{"learning_rate": 0.1}, {"learning_rate": 0.2, "weight_decay": 0.3}]
-    found = one("learning_rate and weight_decay together", "warn", {"optimizer": levels})
-    assert found.key == "factors.optimizer"
-    assert said({"optimizer": [{"learning_rate": 0.1}, {"learning_rate": 0.2}]}) == []
-
-
 # -- strong and weak scaling, and its base
-
-
-DIAGONAL = [{"layout.data": n, "global_batch": b} for n in (1, 2, 4) for b in (8, 16, 32) if b != 8 * n]
-WEAK = {"layout.data": [1, 2, 4], "global_batch": [8, 16, 32]}
-LARGE = {key: CorpusSize(10**6, 10**9) for key in TEXTS}
-
-
-def test_weak_scaling_has_to_be_said():
-    found = one(
-        "grows with the world size (weak scaling)",
-        "warn",
-        WEAK,
-        left_out=DIAGONAL,
-        texts=LARGE,
-        runs={"budget": {"useful_tokens": 10}},
-    )
-    assert found.key == "factors.global_batch"
-    said_so = said(WEAK, left_out=DIAGONAL, texts=LARGE, question="How far does weak scaling carry?")
-    assert [what for _, what in said_so if "weak" in what] == []
 
 
 def test_weak_scaling_by_keys_that_move_together_is_one_factor():
@@ -161,72 +199,7 @@ def test_a_batch_that_changes_with_the_ranks_but_not_in_step_is_no_scaling():
     assert "never changes alone" in said(factors, left_out=left_out, level="refuse")[0][1]
 
 
-def test_rows_of_a_pass_that_shrink_with_the_world_size_are_noted():
-    words = "has 8 rows at the smallest world size and 2 at the largest"
-    one(words, "note", {"layout.data": [1, 2, 4]}, runs={"micro_batch": 8})
-    assert said({"layout.data": [1, 2, 4]}, runs={"micro_batch": 2}) == []
-
-
-@pytest.mark.parametrize(
-    ("layouts", "left_out", "level", "words"),
-    [
-        ([2, 4], [], "warn", "no cell at world size 1"),
-        (
-            [1, 2, 4],
-            [{"layout.data": 1, "approach": "pretokenized-padded"}],
-            "refuse",
-            "begin at different world sizes, 1 and 2",
-        ),
-    ],
-)
-def test_scaling_without_its_base_is_told(layouts, left_out, level, words):
-    factors = {"approach": APPROACHES, "layout.data": layouts}
-    one(words, level, factors, left_out=left_out, figures=["scaling_throughput"])
-    assert said(factors, left_out=left_out) == []  # nothing of efficiency is drawn
-
-
-def test_an_approach_without_its_baseline_is_told():
-    found = one(
-        "token-list has no baseline: it is compared with padding-free", "warn", {"approach": ["padded", "token-list"]}
-    )
-    assert found.next == "add padding-free"
-
-
-def test_schedules_without_naive_are_told():
-    layouts = [{"pipeline": n, "schedule": s} for n, s in ((2, "naive"), (2, "gpipe"), (4, "gpipe"), (4, "1f1b"))]
-    one(
-        "pipelines of 4 ranks have no cell with schedule naive",
-        "warn",
-        {"layout": layouts},
-        figures=["pipeline_bubble"],
-    )
-    assert said({"layout": layouts[:2]}, figures=["pipeline_bubble"]) == []
-
-
 # -- budgets and data
-
-
-def test_budgets_of_two_kinds_are_refused():
-    one(
-        "budgets of different kinds: steps and useful_tokens",
-        "refuse",
-        {"budget": [{"steps": 20}, {"useful_tokens": 1000}]},
-    )
-
-
-def test_equal_steps_of_longer_sequences_are_more_tokens():
-    one(
-        "equal steps do not mean equal tokens: 10,240 to 20,480 positions",
-        "warn",
-        {"sequence_length": [64, 128]},
-        texts=LARGE,
-    )
-    assert said({"sequence_length": [64, 128]}, runs={"budget": {"epochs": 0.5}}) == []
-    assert said({"budget.steps": [20, 40]}) == []
-
-
-def test_padded_and_dense_rows_at_equal_steps_are_noted():
-    one("approaches differ in useful tokens", "note", {"approach": ["padded", "packed"]})
 
 
 def weak_on(text):
@@ -243,29 +216,6 @@ def test_data_that_only_the_larger_world_sizes_repeat_are_refused():
     ]  # fmt: skip
     assert not [what for _, what in weak_on(CorpusSize(10_000, 640_000)) if "times" in what]
     assert ("note", "every run reads its text 4 to 16 times") in weak_on(CorpusSize(100, 6400))
-
-
-def test_data_that_only_some_approaches_repeat_are_told():
-    texts = {key: CorpusSize(1000, 6400) for key in TEXTS}
-    one(
-        "packed repeat it; their training loss includes text seen before",
-        "warn",
-        {"approach": ["padded", "packed"]},
-        texts=texts,
-    )
-
-
-def test_what_is_not_built_yet_is_not_known():
-    one("not known before the tokens of docstrings/tekken are built", "note", {"approach": APPROACHES}, texts={})
-
-
-@pytest.mark.parametrize("texts", [TEXTS, {}])
-def test_a_budget_that_no_tokens_tell_the_passes_of_says_so(texts):
-    found = one(
-        "with a budget in useful_tokens, it is not known beforehand whether data are repeated", "note",
-        {"approach": APPROACHES}, runs={"budget": {"useful_tokens": 9}}, texts=texts,
-    )  # fmt: skip
-    assert "epochs.sql" in found.next
 
 
 @pytest.mark.parametrize(
@@ -346,10 +296,6 @@ def test_options_of_the_store_are_comparisons_of_their_own_with_one_baseline():
     assert "2 comparisons" in said_so
 
 
-def test_a_single_cell_needs_no_repeats():
-    assert said({}, repeats=1) == []
-
-
 FILES = {"kind": "files", "files": ("a.txt",), "validation_files": ("b.txt",)}
 
 
@@ -385,19 +331,6 @@ def test_world_sizes_are_held_against_what_is_here(device, gpus, cores, level, w
     found = design({"layout.data": [1, 4]}, runs={"device": device}, gpus=gpus, cores=cores)
     found = [(o.level, o.what) for o in find_problems(found)]
     assert (found[0][0], words in found[0][1]) == (level, True) if level else found == []
-
-
-def test_runs_on_a_part_of_a_node_beside_runs_that_fill_one_are_noted():
-    machine = Machine(gpus_per_node=4)
-    one(
-        "runs at world size 1 and 2 leave GPUs of a 4-GPU node idle",
-        "note",
-        {"layout.data": [1, 2, 4, 8]},
-        machine=machine,
-        gpus=0,
-    )
-    assert said({"layout.data": [4, 8]}, machine=machine, gpus=0) == []
-    assert said({"layout.data": [1, 2]}, machine=machine, gpus=0) == []
 
 
 def test_what_is_refused_comes_first():
