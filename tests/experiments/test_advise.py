@@ -223,27 +223,16 @@ def corpus(folder):
     return make_corpus(folder / "corpus", ["a few words", "and some more of them"] * 50)
 
 
-@pytest.mark.parametrize("more", [[], ["--tokens-per-second", "50000"]])
-def test_the_tables_fit_a_hundred_columns(place, capsys, more):
-    assert advise(place, "--documents", "500", *more) == 0
-    out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= 100, max(out.splitlines(), key=len)
-    assert ("takes 1 % of the step" in out) is not bool(more)
-
-
 @pytest.mark.parametrize(
     "name, content, arguments, told",
     [
-        ("nowhere.parquet", None, [], "a file is missing"),
         ("", None, [], "the input names a folder"),
         ("*.parquet", None, [], "no file fits the pattern"),
         ("empty.parquet", b"", [], "the input file is empty"),
-        ("empty.jsonl", b"", [], "the input file is empty"),
         ("broken.parquet", b"PAR1 no", [], "not readable Parquet"),
         ("what.dat", b"text", [], "does not say what it holds"),
         ("one.txt", b"One document.", [], "is one document"),
         ("blank.jsonl", b"\n\n", [], "holds no documents"),
-        ("lines.jsonl", b'{"body": "1"}\n{"body": "2"}\n', [], "has no key 'text'"),
         ("lines.jsonl", b'{"text": "1"}\nnot JSON\n', [], "is not JSON"),
         ("lines.jsonl", b'{"text": "1"}\n{"text": "word"}\n', [], "reads numbers only"),
         ("lines.jsonl", b'{"text": "1"}\n{"text": "2"}\n', ["--tokenizer", "tekkne"], "no tokenizer 'tekkne'"),
@@ -260,21 +249,6 @@ def test_what_cannot_be_looked_at_is_told(place, tmp_path, capsys, name, content
     assert "source.files" not in error and "--tokenizer-name" not in error and "a names" not in error
     # words of a configuration that nobody has written
     assert "text_column" not in error and "--input-path" not in error
-
-
-@pytest.mark.parametrize(
-    "rows, told", [([], "holds no documents"), (["1"], "is one document"), ([None], "no documents")]
-)
-def test_a_table_of_too_few_documents_is_told(place, tmp_path, capsys, rows, told):
-    pq.write_table(pa.table({"text": pa.array(rows, pa.string())}), tmp_path / "few.parquet")
-    assert main(["advise", str(tmp_path / "few.parquet"), "--tokenizer", str(place / "tokenizer")]) == 2
-    assert told in capsys.readouterr().err
-
-
-def test_a_wrong_column_is_told_with_the_right_one(place, tmp_path, capsys):
-    pq.write_table(pa.table({"texts": ["1", "2"], "n": [1, 2]}), tmp_path / "a.parquet")
-    assert main(["advise", str(tmp_path / "a.parquet"), "--tokenizer", str(place / "tokenizer")]) == 2
-    assert "did you mean 'texts'?" in (error := capsys.readouterr().err) and "--text-column" in error
 
 
 def test_text_with_a_separator_is_read(place, tmp_path, capsys):

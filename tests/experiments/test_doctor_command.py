@@ -74,11 +74,6 @@ def well(monkeypatch):
     monkeypatch.setitem(doctor.CHECKS, "gloo", lambda context: doctor.Finding("ok", "fine"))
 
 
-def test_the_text_is_ascii_whatever_is_asked(well, tmp_path):
-    text = doctor.examine(tmp_path / "résultats").render()
-    assert text.isascii() and r"r\xe9sultats" in text
-
-
 def offline():
     """A prefix that starts a program where no interface is up, not even the loopback one; or None."""
     prefix = ["unshare", "--map-root-user", "--net"]

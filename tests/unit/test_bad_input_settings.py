@@ -40,13 +40,14 @@ YAML = {
     "two documents": "a: 1\n---\nb: 2\n",
     "a list": "[1]",
     "nothing": "",
+    "UTF-16": "scale: demo".encode("utf-16"),
 }
 
 
 @pytest.mark.parametrize("text", YAML.values(), ids=YAML)
 def test_a_file_that_is_no_configuration_is_refused_by_name(tmp_path, capsys, text):
     path = tmp_path / "config.yaml"
-    path.write_bytes(text.encode("utf-8"))
+    path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
     assert str(path) in refused(capsys, ["check", "--config", path], untouched=tmp_path)
 
 
