@@ -259,6 +259,3 @@ def test_a_missing_store_is_named_where_the_iteration_begins(lab):
     stream = BatchStream(make_run("packed", sequence_length=T), store_directory=lab.directory / "nowhere")
     with pytest.raises(UserError, match="nowhere"):
         next(iter(DataLoader(stream, batch_size=None)))
-
-
-# -- the README's example

@@ -2,13 +2,12 @@
 
 import os
 import time
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.arm_cases import FAULTS, REFACTORINGS, SETTINGS, References, edit, find_records, run, tables
+from tests.arm_cases import FAULTS, References, edit, find_records, run, tables
 from tests.long import logs
 from tokenscale.arms.environments import BUNDLES, prepare
 from tokenscale.base.files import read_json
@@ -59,14 +58,6 @@ def test_of_the_planted_differences_85_percent_are_named(results):
 @pytest.mark.long
 def test_no_refactoring_is_an_alarm(results):
     assert not outside(results["refactoring"], (EQUAL, ROUNDING))
-
-
-def test_each_of_three_arms_has_14_planted_differences_and_7_refactorings():
-    for cases, least in ((FAULTS, 14), (REFACTORINGS, 7)):
-        counts = Counter(SETTINGS[case.setting][0] for case in cases)
-        assert len(counts) == 3 and min(counts.values()) >= least, counts
-        assert len({(case.setting, case.name) for case in cases}) == len(cases)
-    assert all(case.expected for case in FAULTS) and not any(case.expected for case in REFACTORINGS)
 
 
 @pytest.mark.parametrize("text", ["x = 1", "x = 1; x = 1; x = 1"])
