@@ -1,4 +1,4 @@
-"""From logs to numbers: ingest, two questions beside pandas on the same JSON, and the whole report.
+"""From logs to numbers: ingest, the scaling query beside pandas on the same JSON, and the whole report.
 
 Made-up logs of the shape that a training writes, ten fields a line. Every arm is a process of its own, so that its peak
 memory is its own (of the report: that of all its processes together); in each round every arm has its turn. The answers
@@ -30,16 +30,12 @@ from tokenscale.settings.run import BudgetSettings, RunSettings
 APPROACHES = ("padded", "padding-free", "pretokenized-padded", "token-list", "packed")
 #: a run on so many ranks has as many logs
 WORLD_SIZES = (1, 4)
-#: question → the query that answers it
-QUESTIONS = {"scaling": "scaling", "time to target": "time_to_training_loss"}
 WARM_UP_STEPS = 3
 #: arm → what it does
 ARMS = {
     "ingest": "every log read, tables written",
     "scaling": "query on Parquet",
-    "time to target": "query on Parquet",
     "pandas scaling": "read_json and the same in pandas",
-    "pandas time to target": "read_json and the same in pandas",
     "report": "figures, claims, page, PDF and folder from Parquet",
 }
 #: the experiment's tables and report, below the root
@@ -218,30 +214,25 @@ def held_bytes(group: int) -> int:
 
 
 def _compare(root: Path) -> None:
-    """Raises UserError where the two sides answered a question differently."""
-    for question in QUESTIONS:
-        ours, theirs = (json.loads((root / f"{side}{question}.json").read_text()) for side in ("", "pandas "))
-        same = ours.keys() == theirs.keys() and all(np.isclose(ours[k], theirs[k], rtol=1e-9).all() for k in ours)
-        if not same:
-            raise UserError(
-                "the query and pandas answer differently; no time counts.",
-                question=question,
-                next="correct the query or the pandas version until their answers agree",
-            )
+    """Raises UserError where the two sides answered differently."""
+    ours, theirs = (json.loads((root / f"{arm}.json").read_text()) for arm in ("scaling", "pandas scaling"))
+    same = ours.keys() == theirs.keys() and all(np.isclose(ours[k], theirs[k], rtol=1e-9).all() for k in ours)
+    if not same:
+        raise UserError(
+            "the query and pandas answer differently; no time counts.",
+            next="correct the query or the pandas version until their answers agree",
+        )
 
 
 def answer(arm: str, root: Path) -> dict[str, Any]:
-    """Seconds and answer (run → number) of one question, asked of the tables or of the logs."""
+    """Seconds and answer (run → efficiency), asked of the tables or of the logs."""
     if not arm.startswith("pandas "):
         from tokenscale.analysis.queries import query
 
         began = time.perf_counter()
-        frame = query(QUESTIONS[arm], root / TABLES)
-        column = {"scaling": "efficiency", "time to target": "seconds"}[arm]
-        return {
-            "answer": dict(zip(frame["run_id"], frame[column], strict=True)),
-            "seconds": time.perf_counter() - began,
-        }
+        frame = query("scaling", root / TABLES)
+        found = dict(zip(frame["run_id"], frame["efficiency"], strict=True))
+        return {"answer": found, "seconds": time.perf_counter() - began}
     import pandas as pd
 
     began = time.perf_counter()
@@ -251,10 +242,9 @@ def answer(arm: str, root: Path) -> dict[str, Any]:
         frames.append(pd.read_json(path, lines=True).assign(run_id=path.parts[-4]))
     ranks = pd.concat(frames, ignore_index=True).drop_duplicates(["run_id", "step", "t_mono_s"])
     steps = ranks.groupby(["run_id", "step"], as_index=False).agg(
-        step_s=("step_s", "max"), useful_tokens=("useful_tokens", "sum"), loss_sum=("loss_sum", "sum")
+        step_s=("step_s", "max"), useful_tokens=("useful_tokens", "sum")
     )
-    found = _pandas_scaling(steps, entries) if arm == "pandas scaling" else _pandas_target(steps)
-    return {"answer": found, "seconds": time.perf_counter() - began}
+    return {"answer": _pandas_scaling(steps, entries), "seconds": time.perf_counter() - began}
 
 
 def _pandas_scaling(steps: Any, entries: dict[str, Any]) -> dict[str, float]:
@@ -263,24 +253,6 @@ def _pandas_scaling(steps: Any, entries: dict[str, Any]) -> dict[str, float]:
     place = {k: (e["cell"]["approach"], e["repeat"], e["cell"]["layout.data"]) for k, e in entries.items()}
     base = {place[k][:2]: rate[k] for k in place if place[k][2] == min(WORLD_SIZES)}
     return {k: rate[k] / (place[k][2] / min(WORLD_SIZES) * base[place[k][:2]]) for k in place}
-
-
-def _pandas_target(steps: Any) -> dict[str, float]:
-    """As time_to_training_loss.sql defines it, its defaults included."""
-    totals = steps.groupby("run_id").agg(tokens=("useful_tokens", "sum"), steps=("step", "count"))
-    window = max(1, int(totals["tokens"].min()) // 20)
-    running = {}
-    for run_id, run in steps.groupby("run_id"):
-        stride = max(1, window * len(run) // (8 * int(totals["tokens"][run_id])))
-        strode = run.groupby(run["step"] // stride)[["step_s", "useful_tokens", "loss_sum"]].sum().cumsum()
-        tokens = strode["useful_tokens"].to_numpy()
-        before = np.searchsorted(tokens, tokens - window, side="right") - 1
-        full = tokens >= window
-        losses, seen = (np.concatenate([[0.0], strode[name].to_numpy()]) for name in ("loss_sum", "useful_tokens"))
-        mean = (losses[1:] - losses[before + 1]) / (seen[1:] - seen[before + 1])
-        running[run_id] = mean[full], strode["step_s"].to_numpy()[full]
-    target = max(mean[-1] for mean, _ in running.values())
-    return {k: float(seconds[np.argmax(mean <= target)]) for k, (mean, seconds) in running.items()}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -296,11 +268,8 @@ def table(result: dict[str, Any]) -> str:
         peak = max(record["peak_bytes"] for record in by_arm[arm]) / 1e6
         rows.append((arm, what, format_spread(seconds[arm]), f"{cpu:.1f}", f"{peak:.0f}"))
     told += [format_columns(rows, 2), f"report: {result['figures']} figures", ""]
-    for question in QUESTIONS:
-        ratios = [theirs / ours for theirs, ours in zip(seconds[f"pandas {question}"], seconds[question], strict=True)]
-        told.append(
-            f"{question}: {format_spread(ratios, '.1f')} times faster than pandas from JSON, with equal answers"
-        )
+    ratios = [theirs / ours for theirs, ours in zip(seconds["pandas scaling"], seconds["scaling"], strict=True)]
+    told.append(f"scaling: {format_spread(ratios, '.1f')} times faster than pandas from JSON, with equal answers")
     return "\n".join(told)
 
 

@@ -15,7 +15,6 @@ DIVISION = re.compile(r"tokens\w*[\"'\])]*\)?(?:\.\w+\(\))?\s*/\s*[^\n]{0,30}(?:
 #: the definition; and rates that are not of a run's steps: writing a store, predictions, tokenizing
 OTHERS = {
     "analysis/sql/macros.sql",
-    "analysis/sql/pretokenization.sql",
     "analysis/projection.py",
     "cli/advise.py",
 }

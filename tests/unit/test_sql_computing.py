@@ -108,27 +108,9 @@ def test_without_a_peak_there_are_operations_and_no_share_of_it(tmp_path):
     assert all(pd.isna(row[name]) for name in ("mfu_palm", "mfu_causal", "mfu_useful", "hfu"))
 
 
-def test_exposed_communication_counts_all_ranks_and_the_one_that_waited_least(tmp_path):
-    """After warm-up three steps of one second on two ranks, which wait 0.1 and 0.4 of them; the last takes two."""
-    steps = by_hand.steps(
-        "a",
-        6,
-        2,
-        exposed_communication_s=lambda s, rank: 9.0 if s < 3 else [0.1, 0.4][rank],
-        step_s=lambda s, rank: 2.0 if s == 5 else 1.0,
-    )
-    runs = [by_hand.run("a", world_size=2, method="ddp"), by_hand.run("b", repeat=1)]
-    folder = by_hand.write(tmp_path, runs=runs, steps=steps + by_hand.steps("b", 6))
-    (row,) = query("communication", folder).to_dict("records")
-    assert row["exposed_share"] == pytest.approx(1.5 / 8)
-    assert row["least_exposed_share"] == pytest.approx(0.3 / 4)
-    assert row["largest_gain"] == pytest.approx(1 / (1 - 1.5 / 8))
-
-
-@pytest.mark.parametrize(("name", "field"), [("stalls", "data_wait_s"), ("communication", "exposed_communication_s")])
-def test_what_waits_all_the_time_has_no_bound(tmp_path, name, field):
-    steps = by_hand.steps("a", 6, **{field: 1.25})  # two clocks, and a step of one second
-    (row,) = query(name, by_hand.write(tmp_path, runs=[by_hand.run("a")], steps=steps)).to_dict("records")
+def test_what_waits_all_the_time_has_no_bound(tmp_path):
+    steps = by_hand.steps("a", 6, data_wait_s=1.25)  # two clocks, and a step of one second
+    (row,) = query("stalls", by_hand.write(tmp_path, runs=[by_hand.run("a")], steps=steps)).to_dict("records")
     assert row["largest_gain"] == float("inf")
 
 

@@ -1,4 +1,4 @@
-"""Epochs, padding, pretokenization and what it saves; bits per byte; and the rows of `stores`."""
+"""Epochs, padding, bits per byte, and the rows of `stores`."""
 
 import json
 import math
@@ -107,50 +107,6 @@ def test_padding_and_other_ignored_labels_are_told_apart_by_the_store(tmp_path):
     assert found.loc[["b", "c", "d"], ["padding_share", "ignored_share"]].isna().all(axis=None)
 
 
-# -- pretokenization
-
-
-def test_pretokenization_is_counts_over_the_seconds_of_the_whole_build(tmp_path):
-    stored = [STORE, {**STORE, "store": "padded", "seconds": None, "text_bytes": None}]
-    found = query("pretokenization", tables.write(tmp_path, stores=stored)).set_index("store")
-    row = found.loc["packed"]
-    assert (row["documents_per_s"], row["text_mb_per_s"], row["useful_tokens_per_s"]) == (3.0, 0.1, 35.0)
-    assert (row["stored_bytes_per_document"], row["padding_share"]) == (50.0, 0.25)
-    assert found.loc["padded", ["documents_per_s", "text_mb_per_s"]].isna().all()
-
-
-@pytest.mark.parametrize(
-    ("online_s", "offline_s", "epochs"),
-    [
-        (1.5, 1.0, 20 / (0.5 * 100 / 4)),  # an epoch is 25 steps of four rows
-        (1.0, 1.0, math.inf),
-        (1.0, 1.5, math.inf),
-    ],
-)
-def test_preprocessing_pays_off_after_its_seconds_over_those_saved_an_epoch(tmp_path, online_s, offline_s, epochs):
-    runs = [
-        (tables.run("off", approach="token-list", store_sha256="a" * 64), offline_s),
-        (tables.run("on", approach="padding-free"), online_s),
-    ]
-    stored = [{**STORE, "format": "token-list"}]
-    (row,) = ask(tmp_path, "break_even", *runs, stored=stored).reset_index().to_dict("records")
-    assert (row["run_id"], row["online_run_id"]) == ("off", "on")
-    assert row["saved_s_per_epoch"] == pytest.approx(25 * (online_s - offline_s))
-    assert row["break_even_epochs"] == pytest.approx(epochs)
-
-
-def test_what_is_no_pair_or_has_no_build_record_breaks_even_nowhere(tmp_path):
-    runs = [
-        (tables.run("off", approach="pretokenized-padded", store_sha256="a" * 64), 1.0),
-        (tables.run("on", approach="padded", micro_batch=1), 1.5),
-        (tables.run("other", approach="padding-free"), 1.5),
-    ]
-    assert len(ask(tmp_path / "a", "break_even", *runs)) == 0
-    runs[1] = (tables.run("on", approach="padded"), 1.5)
-    found = ask(tmp_path / "b", "break_even", *runs, stored=[{**STORE, "seconds": None}])
-    assert pd.isna(found.loc["off", "break_even_epochs"])
-
-
 # -- bits per byte
 
 
@@ -225,8 +181,6 @@ def test_a_store_says_what_it_holds_and_what_it_took(tmp_path):
         "engine": "bpe",
         "seconds": 2.5,
     }
-    tables.write(tmp_path / "tables", stores=[row])
-    assert query("pretokenization", tmp_path / "tables")["documents_per_s"].tolist() == [24.0]
 
 
 def test_seconds_of_a_lost_record_and_bytes_of_another_corpus_are_not_known(tmp_path):

@@ -3,7 +3,6 @@
 import math
 
 import pandas as pd
-import pytest
 
 from tests import tables
 from tokenscale.analysis.queries import query
@@ -19,24 +18,9 @@ def validated(folder, *runs, steps=8, **fields):
     return tables.write(folder, runs=listed, steps=rows, events=events)
 
 
-def trained(folder, *runs):
-    """Tables of runs (run id, training losses by step, fields of the run, fields of the steps)."""
-    listed, rows = [], []
-    for run_id, losses, own, fields in runs:
-        useful = fields.get("useful_tokens", 30)
-        listed.append(tables.run(run_id, **own))
-        rows += tables.steps(
-            run_id, len(losses), loss_sum=lambda s, _, losses=losses, u=useful: u * losses[s], **fields
-        )
-    return tables.write(folder, runs=listed, steps=rows)
-
-
 def row(name, folder, **parameters):
     (found,) = query(name, folder, **parameters).to_dict("records")
     return found
-
-
-# -- validation
 
 
 def test_the_first_validation_at_the_target_counts_with_what_was_trained_before_it(tmp_path):
@@ -106,62 +90,9 @@ def test_steps_between_validations_add_up_whatever_their_distances(tmp_path):
     assert found["training_s"].tolist() == [0.0, 1 + 2 + 3, 1 + 2 + 3 + 4, 1 + 2 + 3 + 4 + 5 + 6 + 7]
 
 
-# -- training
-
-
-def test_the_mean_over_the_window_counts_not_a_single_step(tmp_path):
-    """Windows of two steps: 9 | 8 and 1 | 1 and 7 | 7 and 5 | 5 and 4; the first below 4.75 is the last."""
-    folder = trained(tmp_path, ("a", [9.0, 8.0, 1.0, 9.0, 7.0, 5.0, 4.0], {}, {}))
-    single = row("time_to_training_loss", folder, target=4.75, window_tokens=30)
-    assert (single["step"], single["loss"]) == (2, 1.0)
-    found = row("time_to_training_loss", folder, target=4.75, window_tokens=60)
-    assert (found["step"], found["seconds"], found["useful_tokens"], found["loss"]) == (2, 3.0, 90.0, 4.5)
-    found = row("time_to_training_loss", folder, target=4.49, window_tokens=60)
-    assert not found["reached"] and (found["seconds"], found["useful_tokens"]) == (INF, INF)
-
-
-def test_the_mean_is_weighed_by_useful_tokens(tmp_path):
-    folder = trained(tmp_path, ("a", [6.0, 2.0], {}, {}))
-    rows = tables.steps("a", 2, useful_tokens=lambda s, _: [10, 30][s], loss_sum=lambda s, _: [60.0, 60.0][s])
-    tables.write(folder, runs=[tables.run("a")], steps=rows)
-    assert row("time_to_training_loss", folder, target=9.0, window_tokens=40)["loss"] == 120 / 40
-
-
-def test_batch_sizes_compare_by_tokens_not_by_steps(tmp_path):
-    """One loss by tokens, in steps of 30 and of 60 useful tokens: both get there after as many tokens."""
-    small = ("a", [9.0 - s / 2 for s in range(16)], {}, {"useful_tokens": 30})
-    large = ("b", [8.75 - s for s in range(8)], {"repeat": 1}, {"useful_tokens": 60, "step_s": 1.5})
-    found = query("time_to_training_loss", trained(tmp_path, small, large), target=6.25, window_tokens=120)
-    assert found["useful_tokens"].tolist() == [240.0, 240.0]
-    assert found["seconds"].tolist() == [8.0, 6.0]
-
-
-def test_no_window_is_taken_before_it_is_full(tmp_path):
-    folder = trained(tmp_path, ("a", [1.0, 1.0, 1.0, 9.0], {}, {}))
-    assert row("time_to_training_loss", folder, target=5.0, window_tokens=90)["step"] == 2
-    assert not row("time_to_training_loss", folder, target=5.0, window_tokens=121)["reached"]
-
-
-def test_a_long_window_moves_by_an_eighth_of_itself_and_spans_all_of_its_tokens(tmp_path):
-    """A window of 16 steps moves by two: a loss of 9 for 20 steps, then of 1, has a mean of 5 after 28 steps."""
-    folder = trained(tmp_path, ("a", [9.0] * 20 + [1.0] * 20, {}, {}))
-    found = row("time_to_training_loss", folder, target=5.0, window_tokens=16 * 30)
-    assert (found["step"], found["loss"], found["seconds"]) == (27, 5.0, 28.0)
-    assert row("time_to_training_loss", folder, target=4.75, window_tokens=16 * 30)["step"] == 29
-
-
-def test_defaults_are_a_twentieth_of_the_shortest_run_and_the_highest_loss_at_an_end(tmp_path):
-    runs = [("a", [9.0] * 20 + [3.0] * 20, {}, {}), ("b", [9.0] * 30 + [4.0] * 30, {"repeat": 1}, {})]
-    found = query("time_to_training_loss", trained(tmp_path, *runs))
-    assert set(found["window_tokens"]) == {60} and set(found["target"]) == {4.0}
-    assert found["step"].tolist() == [21, 31]
-    assert found["reached_of_cell"].tolist() == [2, 2]
-
-
-@pytest.mark.parametrize("name", ["time_to_target", "time_to_training_loss"])
-def test_runs_without_a_loss_are_not_listed_as_unreached(tmp_path, name):
+def test_runs_without_a_loss_are_not_listed_as_unreached(tmp_path):
     folder = validated(tmp_path, ("a", {}, {}), loss_sum=None)
-    assert len(query(name, folder, target=1.0)) == 0
+    assert len(query("time_to_target", folder, target=1.0)) == 0
 
 
 def test_nothing_before_the_first_validation_is_known(tmp_path):
