@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tokenscale.analysis.queries import PARAMETERS
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file
 from tokenscale.settings import closure
@@ -123,6 +124,8 @@ def test_a_store_depends_on_its_own_format_only():
 def test_sql_counts_as_code():
     files = names(import_closure("tokenscale.report.drawings.scaling"))
     assert {"analysis/sql/scaling.sql", "analysis/sql/steps_global.sql"} <= files
+    for module in ("tokenscale.report.page", "tokenscale.analysis.claims"):
+        assert {f"analysis/sql/{name}.sql" for name in (*PARAMETERS, "macros")} <= names(import_closure(module))
 
 
 def test_packages_re_export_nothing():
@@ -187,7 +190,9 @@ def test_what_a_file_imports_is_what_pythons_parser_finds():
                 found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         found = {name for name in found if closure._find_module_file(name)}
         named = {
-            node.targets[0].id: ast.literal_eval(node.value)
+            node.targets[0].id: (*sorted([*PARAMETERS, "macros"]),)
+            if ast.unparse(node.value) == closure.ALL_QUERIES
+            else ast.literal_eval(node.value)
             for node in tree.body
             if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) in closure.ASSIGNMENTS
         }

@@ -23,11 +23,11 @@ import numpy as np
 import pandas as pd
 
 from tokenscale.analysis import comparability, queries, statistics
-from tokenscale.analysis.definitions import QUERIES
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_text
 from tokenscale.settings.claims import PLACEHOLDERS, Claim, ClaimsFile, parse_placeholders
 
+QUERIES = tuple(queries.PARAMETERS)
 VERDICTS = ("supported", "contradicted", "inconclusive", "not tested at this scale")
 SUPPORTED, CONTRADICTED, INCONCLUSIVE, NOT_TESTED = VERDICTS
 #: columns of a claim's rows that mean something here; a sentence may name every other one

@@ -15,7 +15,6 @@ from markupsafe import Markup
 
 from tokenscale import __version__
 from tokenscale.analysis import queries, replication
-from tokenscale.analysis.definitions import QUERIES
 from tokenscale.base.files import canonical_json, read_json, sha256_text, write_text
 from tokenscale.report import answers, checklist, paired_comparisons, registry, source_study, style, summary
 from tokenscale.report.claims import (
@@ -31,6 +30,7 @@ from tokenscale.report.claims import (
 from tokenscale.report.table import Table
 from tokenscale.report.views import VIEWS
 
+QUERIES = tuple(queries.PARAMETERS)
 #: files of this folder that the pages are made of
 FILES = (
     "page.html.j2",

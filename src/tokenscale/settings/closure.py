@@ -42,7 +42,8 @@ MAX_COPIES = 50
 _IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\S+)[ \t]+)?import[ \t]+(\([^)]*\)|[^(\n]*)", re.MULTILINE)
 #: imports for type checkers alone, which no job executes
 _TYPES = re.compile(r"^if TYPE_CHECKING:\n(?:[ \t]+.*\n|\n(?=[ \t]))+", re.MULTILINE)
-_ASSIGNMENT = re.compile(rf"^({'|'.join(ASSIGNMENTS)}) = (\([^)]*\))", re.MULTILINE)
+ALL_QUERIES = "tuple(queries.PARAMETERS)"
+_ASSIGNMENT = re.compile(rf"^({'|'.join(ASSIGNMENTS)}) = (\([^)]*\)|{re.escape(ALL_QUERIES)})", re.MULTILINE)
 
 
 def code_of(verb: str, *variants: str) -> list[str]:
@@ -160,8 +161,8 @@ def _find_packages(path: Path) -> tuple[frozenset[str], frozenset[str]]:
 def import_closure(*modules: str) -> list[str]:
     """Return the sorted paths of modules, of all project modules that they import, and of the data files they list.
 
-    A module lists SQL queries in `QUERIES = ("name", …)` (views shared by all queries are added) and files of its
-    folder in `FILES = ("page.css", …)`.
+    A module lists SQL queries in `QUERIES = ("name", …)` or `QUERIES = tuple(queries.PARAMETERS)` (views shared by all
+    queries are added) and files of its folder in `FILES = ("page.css", …)`.
     """
     return list(_list_paths(modules, Path.cwd().resolve()))
 
@@ -224,7 +225,11 @@ def _scan_source(path: Path) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]
             raise ValueError(f"{path}: relative imports are not supported; use the full name")
         names = re.findall(r"(?<!\bas )\b(?!as\b)[\w.]+", re.sub(r"#.*", "", imported))
         imports += [module, *(f"{module}.{name}" for name in names)] if module else names
-    assignments = {name: tuple(ast.literal_eval(value)) for name, value in _ASSIGNMENT.findall(text)}
+    queries = tuple(sorted(path.stem for path in PACKAGE.glob("analysis/sql/*.sql")))
+    assignments = {
+        name: queries if value == ALL_QUERIES else tuple(ast.literal_eval(value))
+        for name, value in _ASSIGNMENT.findall(text)
+    }
     return tuple(name for name in dict.fromkeys(imports) if _find_module_file(name) is not None), assignments
 
 
