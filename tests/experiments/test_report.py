@@ -20,8 +20,6 @@ from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
 from tokenscale.report import (
     campaign_quality,
-    changes,
-    difference,
     figure_metadata,
     page,
     paired_comparisons,
@@ -430,9 +428,6 @@ def test_modules_name_the_queries_and_files_that_they_use(site, whole, asked_for
     asked.clear()
     (tmp_path / "claims.json").write_text('{"claims": [], "replication": []}')
     where = {"claims": tmp_path / "claims.json"}
-    monkeypatch.setattr(difference, "of_tables", lambda *_: difference.Report("b", {}, {}, None))
-    monkeypatch.setattr(difference, "read", lambda folder: difference.Report(str(folder), {}, {}, None))
-    changes.write(tmp_path, ["demo"], folder / "tables", tmp_path / "changes.html")
     page.write(["demo"], folder / "tables", folder / "figures", tmp_path / "index.html", **where)
     page.write_view("report_ddp", ["demo"], folder / "tables", folder / "figures", tmp_path / "view.html", **where)
     assert asked == set(queries.PARAMETERS)

@@ -25,7 +25,7 @@ from tokenscale.analysis.tables import write_manifest
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_file, sha256_text
 from tokenscale.cli.main import main
-from tokenscale.report import build, bundle, changes, figure_metadata, page, pdf, save, verification
+from tokenscale.report import build, bundle, figure_metadata, page, pdf, save, verification
 from tokenscale.report.table import Table, latex, markdown
 from tokenscale.report.verification import CODE, DATA, FOREIGN, IDENTICAL, Finding, compare_claims, verify
 from tokenscale.settings.closure import write_listing
@@ -488,42 +488,6 @@ def test_edited_and_spliced_records_and_missing_runs_are_named(signed):
             verification._compare_records(Finding(""), {"order": [], "experiments": experiments}, results, results)
     ingest(results / "runs.json", results / "runs", results / "tables/demo")
     assert f"runs of the plan that are missing: {three.name}" in checked(signed)[1]
-
-
-def test_a_page_tells_what_has_changed_since_another_report(results, tmp_path):
-    """Of the same tables nothing; of a run that took twice as long its cell, as far as two runs can tell."""
-    before = Path(shutil.copytree(results / "report", tmp_path / "before"))
-    path = results / "report" / page.CHANGES
-    changes.write(before, ["demo"], results / "tables", path)
-    same = path.read_text()
-    assert "built at commit" in same and "the same runs" in same and "too few runs" not in same
-    assert "What may explain it" not in same
-    slower(results / "tables" / "demo" / "steps.parquet")
-    (before / bundle.SUMS).unlink()
-    record = read_json(before / "provenance.json")
-    for run in record["experiments"]["demo"]["runs"].values():
-        run["seal"], run["device"] = "0" * 64, "another <device>"
-    (before / "provenance.json").write_text(json.dumps(record))
-    cells = before / "data/demo/cells.parquet"
-    table = pq.read_table(cells)
-    place = table.column_names.index("seal")
-    pq.write_table(table.set_column(place, "seal", [["0" * 64] * len(table)]), cells)
-    changes.write(before, ["demo"], results / "tables", path)
-    text = path.read_text()
-    assert "too few runs" in text and "another &lt;device&gt;" in text and 'href="index.html"' in text
-
-
-def test_a_report_with_a_page_of_changes_links_and_lists_it(results):
-    folder = results / "report"
-    changes.write(folder, ["demo"], results / "tables", folder / page.CHANGES)
-    where = (["demo"], results / "tables", results / "figures")
-    page.write(*where, folder / "index.html", changes=True)
-    files = {"workflow": ROOT / "workflow/Snakefile", "citation": ROOT / "CITATION.cff"}
-    bundle.write(*where, folder, also=(folder / page.CHANGES,), **files)
-    assert f'href="{page.CHANGES}"' in (folder / "index.html").read_text()
-    assert page.CHANGES in bundle.read_sums(folder)
-    (finding,) = verify(folder, results)
-    assert finding.verdict == IDENTICAL
 
 
 def test_what_cannot_be_verified_is_a_users_error(results, tmp_path, capsys):

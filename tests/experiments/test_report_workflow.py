@@ -96,20 +96,6 @@ def test_claims_are_printed_and_strict_where_a_sentence_is_relied_on(copy):
     assert copy.planned() == {"build_page": 1, "build_pdf": 1, "build_bundle": 1}
 
 
-def test_a_baseline_adds_a_page_of_what_has_changed(copy):
-    """Named, it is made and linked; not named, there is no such page. The report itself is no baseline."""
-    shutil.copytree(copy.root / "results/report", copy.root / "results/before")
-    named = ("--config", "baseline=results/before")
-    pages = {"build_changes": 1, "build_page": 1, "build_bundle": 1}
-    assert copy.planned(*named) == pages
-    copy.snakemake("--cores", "2", *named)
-    assert "the same runs" in (copy.root / "results/report/changes.html").read_text()
-    assert copy.planned(*named) == {} and copy.planned() == {"build_page": 1, "build_bundle": 1}
-    for wrong, said in (("results", "not the folder of a report"), ("results/report", "is the report being built")):
-        done = copy.snakemake("-n", "--config", f"baseline={wrong}", check=False)
-        assert done.returncode == 2 and said in done.stdout and "Traceback" not in done.stdout
-
-
 def test_a_ledger_that_is_not_there_is_named(fresh):
     (fresh.root / "config/claims.yaml").unlink()
     done = fresh.snakemake("-n", "claims", check=False)

@@ -302,37 +302,9 @@ def figures_of(view):
 
 
 def page_files():
-    """Return the first page, one page per experiment if there are several, and the page of changes with a baseline."""
+    """Return the first page, and one page per experiment if there are several."""
     pages = ["index", *(EXPERIMENTS if len(EXPERIMENTS) > 1 else [])]
-    pages += ["changes"] if settings.settings.baseline is not None else []
     return [f"results/report/{page}.html" for page in pages]
-
-
-def baseline_files():
-    """Return the file of the baseline report that the page of changes reads, if a baseline is configured."""
-    folder = settings.settings.baseline
-    if folder is None:
-        return []
-    found = os.path.join(folder, "provenance.json")
-    if not os.path.isfile(found):
-        refuse(
-            UserError(
-                "the baseline is not the folder of a report.",
-                key="baseline",
-                expected=found,
-                next="name a copy of results/report, or leave the key out",
-            )
-        )
-    if os.path.realpath(folder) == os.path.realpath("results/report"):
-        refuse(
-            UserError(
-                "the baseline is the report being built.",
-                key="baseline",
-                folder=folder,
-                next=f"cp -r {folder} results/report-before and name the copy",
-            )
-        )
-    return [found]
 
 
 def report_files():

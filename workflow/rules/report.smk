@@ -55,12 +55,11 @@ rule build_page:
     localrule: True
     params:
         experiments=EXPERIMENTS,
-        changes="--changes" if settings.settings.baseline is not None else "",
     message:
         "report {output}"
     shell:
         "python -m tokenscale report page --experiments {params.experiments:q} --claims {input.claims:q}"
-        " {params.changes} --output {output:q} > {log:q} 2>&1"
+        " --output {output:q} > {log:q} 2>&1"
 
 
 rule build_experiment_page:
@@ -102,32 +101,6 @@ rule build_view:
         "report {output}"
     shell:
         "python -m tokenscale report view {wildcards.view:q} --experiments {params.experiments:q}"
-        " --claims {input.claims:q} --output {output:q} > {log:q} 2>&1"
-
-
-rule build_changes:
-    """Build the page of changes against the baseline report of the configuration."""
-    input:
-        tables=expand(
-            "results/tables/{experiment}/{table}",
-            experiment=EXPERIMENTS,
-            table=TABLES,
-        ),
-        claims="results/report/claims.json",
-        baseline=baseline_files(),
-        code=lambda w: code("tokenscale.report.changes"),
-    output:
-        "results/report/changes.html",
-    log:
-        "results/logs/report/changes.log",
-    localrule: True
-    params:
-        experiments=EXPERIMENTS,
-        baseline=settings.settings.baseline,
-    message:
-        "report {output}"
-    shell:
-        "python -m tokenscale report changes {params.baseline:q} --experiments {params.experiments:q}"
         " --claims {input.claims:q} --output {output:q} > {log:q} 2>&1"
 
 

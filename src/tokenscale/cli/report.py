@@ -17,7 +17,7 @@ LEDGER = Path("config/claims.yaml")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add one sub-command for each part of the report."""
-    kinds = "all | figure | page | experiment | view | changes | pdf | bundle | pack | rebuild"
+    kinds = "all | figure | page | experiment | view | pdf | bundle | pack | rebuild"
     parts = parser.add_subparsers(dest="part", required=True, metavar=kinds)
     whole = parts.add_parser("all", help="everything below except the views, and the claims, from tables alone")
     _add_experiments(whole)
@@ -44,15 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     view = parts.add_parser("view", help="a page of some claims and their figures")
     view.add_argument("name", help="report_pretokenization or report_ddp")
     _add_experiments(view)
-    changes = parts.add_parser("changes", help="what differs from another report's folder, as a page")
-    text = "the other report, such as a copy of results/report"
-    changes.add_argument("baseline", type=Path, metavar="FOLDER", help=text)
-    _add_experiments(changes)
     pdf = parts.add_parser("pdf", help="the report, or a view of it, as PDF")
     pdf.add_argument("--view", help="report_pretokenization or report_ddp; by default the whole report")
     _add_experiments(pdf)
-    page.add_argument("--changes", action="store_true", help="link the page of changes, which is built beside it")
-    for part in (page, view, changes, pdf):
+    for part in (page, view, pdf):
         part.add_argument("--claims", type=Path, metavar="FILE", help="claims.json, as the command claims writes it")
     bundle = parts.add_parser(
         "bundle", help="the report's folder: figures, data, SQL, tables, provenance and checksums beside page and PDF"
@@ -101,7 +96,6 @@ def run(arguments: argparse.Namespace) -> int:
         "page": _build_page,
         "experiment": _build_experiment,
         "view": _build_view,
-        "changes": _build_changes,
         "pdf": _build_pdf,
         "bundle": _build_bundle,
         "pack": _pack,
@@ -143,8 +137,7 @@ def _build_page(arguments: argparse.Namespace) -> Path:
     from tokenscale.report import page
 
     output = arguments.output or REPORT / page.HOME
-    page_options = {"claims": arguments.claims, "changes": arguments.changes}
-    page.write(arguments.experiments, arguments.tables, arguments.figures, output, **page_options)
+    page.write(arguments.experiments, arguments.tables, arguments.figures, output, claims=arguments.claims)
     return output
 
 
@@ -164,14 +157,6 @@ def _build_view(arguments: argparse.Namespace) -> Path:
     where = (arguments.tables, arguments.figures, output)
     page.write_view(arguments.name, arguments.experiments, *where, claims=arguments.claims)
     bundle.list_views(output.parent)
-    return output
-
-
-def _build_changes(arguments: argparse.Namespace) -> Path:
-    from tokenscale.report import changes, page
-
-    output = arguments.output or REPORT / page.CHANGES
-    changes.write(arguments.baseline, arguments.experiments, arguments.tables, output, claims=arguments.claims)
     return output
 
 

@@ -4,7 +4,6 @@ The bytes are those of the commands that the rules of `workflow/rules/report.smk
 `report all` builds it where there is no Snakemake; `verify` builds it to compare.
 """
 
-import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -26,7 +25,6 @@ def write(
     output: Path,
     *,
     ledger: Path | None = None,
-    changes: Path | None = None,
     views: Collection[str] = (),
     workflow: Path | None = None,
     citation: Path | None = None,
@@ -34,7 +32,7 @@ def write(
     """Write the report of `<tables>/<experiment>`; return the files for a reader.
 
     Figures go to `<figures>/<experiment>/`, everything else to `output`. Claims are judged if there is a `ledger`.
-    `changes` is a page of changes to include as it is, `views` names the files of views to write. Raises UserError for
+    `views` names the files of views to write. Raises UserError for
     an experiment that is named twice or has no tables, before anything is written.
     """
     experiments = list(experiments)
@@ -54,9 +52,8 @@ def write(
             page.write_experiment(name, tables, figures, also[-1])
     also += [judged, judged.with_suffix(".tex")] if judged else []
     output.mkdir(parents=True, exist_ok=True)
-    also += [Path(shutil.copy(changes, output))] if changes else []
     home, document = output / page.HOME, output / "report.pdf"
-    page.write(experiments, tables, figures, home, claims=judged, changes=changes is not None)
+    page.write(experiments, tables, figures, home, claims=judged)
     pdf.write(experiments, tables, document, claims=judged, figures=figures)
     for view in VIEWS:
         if f"{view}.html" in views:

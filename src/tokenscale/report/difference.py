@@ -5,7 +5,6 @@ Runs of two reports are no pairs, whatever their repeats are called: they are co
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import pandas as pd
 
 from tokenscale.analysis import statistics, unpaired
-from tokenscale.analysis.queries import connect
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_file
 from tokenscale.report import bundle, cells
@@ -90,17 +88,6 @@ def _check_sums(folder: Path) -> None:
                 found=f"sha256 {found}",
                 next="build that report again, or name another one",
             )
-
-
-def of_tables(name: str, experiments: Sequence[str], tables: Path, claims: Path | None) -> Report:
-    """What `read` gives of the folder that will be made of these tables, before it is made."""
-    found, runs = {}, {}
-    for experiment in experiments:
-        with connect(tables / experiment) as connection:
-            found[experiment] = cells.cells(connection)
-        runs[experiment] = {"runs": bundle.runs(tables / experiment)}
-    origin = bundle.built_by() | {"experiments": runs}
-    return Report(name, found, origin, _claims(read_json(claims, "claims")) if claims else None)
 
 
 def _cells(path: Path) -> pd.DataFrame:

@@ -40,7 +40,6 @@ FILES = (
     "claims.html.j2",
     "experiment.html.j2",
     "view.html.j2",
-    "changes.html.j2",
     "end.html.j2",
     "page.css",
 )
@@ -57,7 +56,7 @@ WORDS = (
 #: rows of a figure's data that the page shows; the CSV file beside the figure has all
 SHOWN_ROWS = 60
 ABOUT = "Every number on this page is computed from the logs of the runs and benchmarks of its experiments."
-HOME, CHANGES = "index.html", "changes.html"
+HOME = "index.html"
 #: facts of an experiment, or of all of them
 FACTS = ("text", "scale", "data_from")
 #: answers that the first screen shows of an experiment beside others; its own page has all
@@ -71,12 +70,10 @@ def write(
     output: Path,
     *,
     claims: Path | None = None,
-    changes: bool = False,
 ) -> None:
     """Write the first page for the named experiments, in that order; `claims` is what the verb `claims` wrote.
 
-    One experiment is shown in full; of several, their own pages (`write_experiment`) are linked, and so are the
-    `changes` (`changes.py`) where there is such a page.
+    One experiment is shown in full; of several, their own pages (`write_experiment`) are linked.
     """
     parts = [summary.experiment(name, tables) for name in experiments]
     alone = len(parts) == 1
@@ -89,7 +86,6 @@ def write(
     contents = [("claims", "#claims"), ("replication", "#replication")] if claims_html else []
     contents += [("originals", "#originals")] if not alone and source_study.table(parts).rows else []
     contents += _sections(parts[0]["name"]) if alone else [(p["name"], p["href"]) for p in parts]
-    contents += [("changes", CHANGES)] if changes else []
     contents += [("definitions", "#definitions"), ("methods", "#methods")]
     heading = (parts[0]["question"] or parts[0]["name"]) if alone else f"Report on {len(parts)} experiments"
     write_text(output, render("page.html.j2", parts, heading, contents, claims=claims_html))
@@ -171,7 +167,6 @@ def render(
     claims: dict[str, Any] | None,
     home: str = "",
     lead: str = "",
-    changes: Sequence[tuple[str, Table]] = (),
 ) -> str:
     """The page's text. Everything from the tables is escaped; only figures and the style sheet are markup."""
     environment = Environment(
@@ -190,7 +185,6 @@ def render(
         home=home,
         words=WORDS,
         claims=claims,
-        changes=changes,
         parts=[{"href": ""} | part | _box_fields(part, shared, cautions, alone=len(parts) == 1) for part in parts],
         shared_cautions=cautions,
         shared=shared,

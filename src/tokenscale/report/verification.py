@@ -18,7 +18,7 @@ from pypdf import PdfReader
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import check_file_name, read_json, report_malformed, sha256_file
-from tokenscale.report import build, bundle, crate, figure_metadata, page, pdf, save
+from tokenscale.report import build, bundle, crate, figure_metadata, pdf, save
 from tokenscale.report.claims import read_claims
 from tokenscale.report.pdf_content import content, shown
 from tokenscale.report.views import VIEW_FILES, VIEWS
@@ -479,14 +479,13 @@ def _edited(finding: Finding, folder: Path, listed: dict[str, str]) -> list[str]
 
 def _again(experiments: list[str], tables: Path, folder: Path, report: Path, ledger: Path) -> Path:
     """Build the report anew from tables and ledger, with the views and further files of `report`; return its folder."""
-    output, changes_page = folder / "report", report / page.CHANGES
+    output = folder / "report"
     build.write(
         experiments,
         tables,
         folder / "figures",
         output,
         ledger=ledger if (report / build.CLAIMS).is_file() else None,
-        changes=changes_page if changes_page.is_file() else None,  # made of another report, too
         views=[name for name in VIEW_FILES if (report / name).is_file()],
         workflow=report / crate.MAIN,
         citation=report / "CITATION.cff",

@@ -61,7 +61,7 @@ MAX_PRIMARY = 3
 TARGETS = (
     ALL,
     *("all", "corpus", "tokens", "runs", "tables", "figures", "report"),
-    *("claims", "report_now", "report_pretokenization", "report_ddp", "index", "changes"),
+    *("claims", "report_now", "report_pretokenization", "report_ddp", "index"),
 )
 
 
@@ -102,9 +102,6 @@ class ConfigFile:
     claims: str = option("config/claims.yaml", "file of the claims that the report tests against the data")
     strict_claims: bool = option(
         False, "true: `snakemake claims` fails if a claim no longer holds at a scale of its `holds_at`"
-    )
-    baseline: str | None = option(
-        None, "folder of an earlier report: the new report then has a page with the changes since"
     )
     bucket: str | None = option(
         None, "s3://BUCKET/PREFIX of `tokenscale cloud`: `snakemake report_now` first fetches the finished runs from it"
