@@ -429,7 +429,6 @@ def test_modules_name_the_queries_and_files_that_they_use(site, whole, asked_for
     (tmp_path / "claims.json").write_text('{"claims": [], "replication": []}')
     where = {"claims": tmp_path / "claims.json"}
     page.write(["demo"], folder / "tables", folder / "figures", tmp_path / "index.html", **where)
-    page.write_view("report_ddp", ["demo"], folder / "tables", folder / "figures", tmp_path / "view.html", **where)
     assert asked == set(queries.PARAMETERS)
     assert opened == literal(page, "FILES")
     assert all((Path(page.__file__).parent / name).is_file() for name in opened)

@@ -564,12 +564,11 @@ def judged(results):
 
 
 def written(results, claims):
-    """Page, PDF, a view and the folder, from claims as they lie."""
+    """Page, PDF and the folder, from claims as they lie."""
     where = (["demo"], results / "tables", results / "figures")
     folder = results / "report"
     page.write(*where, folder / "index.html", claims=claims)
     pdf.write(*where[:2], folder / "report.pdf", claims=claims)
-    pdf.write(*where[:2], folder / "report_ddp.pdf", claims=claims, view="report_ddp")
     files = {"workflow": ROOT / "workflow/Snakefile", "citation": ROOT / "CITATION.cff"}
     bundle.write(*where, folder, also=(claims, claims.with_suffix(".tex")), **files)
 
@@ -583,7 +582,7 @@ def test_a_forged_verdict_is_named_though_the_whole_report_was_built_with_it(jud
     claims.write_text(claims.read_text().replace('"verdict": "inconclusive"', '"verdict": "supported"'))
     written(results, claims)
     capsys.readouterr()
-    for file in (folder, folder / "report_ddp.pdf"):
+    for file in (folder, folder / "report.pdf"):
         assert main(["verify", str(file), *asked]) == 1
         said = capsys.readouterr().out
         assert "not ours" in said and "waits has verdict 'supported'; judged again, 'inconclusive'" in said
@@ -599,26 +598,5 @@ def test_a_ledger_that_states_a_claim_otherwise_is_told_from_an_edit(judged, tmp
         "claims.json: the ledger states these claims otherwise: waits"
     ]
     asked = ["--results", str(results), "--ledger", str(tmp_path / "none.yaml")]
-    assert main(["verify", str(results / "report" / "report_ddp.pdf"), *asked]) == 2
+    assert main(["verify", str(results / "report" / "report.pdf"), *asked]) == 2
     assert "no ledger to judge the claims by" in capsys.readouterr().err
-
-
-def test_views_are_listed_and_verified_whenever_they_are_made(judged):
-    results, ledger = judged
-    folder = results / "report"
-    assert "report_ddp.pdf" in bundle.read_sums(folder)
-    where = ["--experiments", "demo", "--tables", str(results / "tables"), "--figures", str(results / "figures")]
-    view = folder / "report_pretokenization.html"
-    made = ["report", "view", view.stem, *where, "--claims", str(folder / "claims.json"), "--output", str(view)]
-    assert main(made) == 0
-    assert bundle.read_sums(folder)[view.name] == sha256_file(view)
-    crated = read_json(folder / "ro-crate-metadata.json")["@graph"]
-    assert {view.name, "report_ddp.pdf"} <= {entity["@id"] for entity in crated}
-    (finding,) = verify(folder, results, ledger)
-    assert finding.verdict == IDENTICAL
-    view.write_text(view.read_text().replace("Waiting", "Sleeping").replace("tokenize", "t0kenize"))
-    (finding,) = verify(folder, results, ledger)
-    assert finding.verdict == FOREIGN and view.name in finding.differs[0]
-    bundle.list_views(folder)  # somebody who forges the list, too
-    (finding,) = verify(folder, results, ledger)
-    assert finding.verdict == FOREIGN and view.name in finding.differs[0]

@@ -1,4 +1,4 @@
-"""Pages of several experiments, views, claims, checklists and the quality of the measurements."""
+"""Pages of several experiments, claims, checklists and the quality of the measurements."""
 
 import html
 import json
@@ -19,9 +19,6 @@ from tokenscale.analysis.tables import write_manifest
 from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
 from tokenscale.report import cautions, checklist, page, save, summary
-from tokenscale.report.views import VIEWS
-from tokenscale.settings.claims_file import load_claims
-from tokenscale.settings.registry import FIGURES
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(25)]
 
@@ -81,7 +78,6 @@ def test_every_reference_inside_the_pages_leads_somewhere(site):
         "index.html": written(site, "index.html", page.write, ["demo", "other"]),
         "demo.html": written(site, "demo.html", page.write_experiment, "demo"),
         "other.html": written(site, "other.html", page.write_experiment, "other"),
-        **{f"{view}.html": written(site, f"{view}.html", page.write_view, view, ["demo", "other"]) for view in VIEWS},
         "one.html": written(site, "one.html", page.write, ["demo"]),
     }
     targets = {name: set(Reader(text).ids) for name, text in pages.items()}
@@ -134,20 +130,6 @@ def test_what_ledgers_say_is_text(site, tmp_path):
     page.write(["demo"], site / "tables", site / "figures", tmp_path / "a.html", claims=path)
     text = (tmp_path / "a.html").read_text()
     assert "<script" not in text and "&lt;script&gt;" in text
-
-
-def test_views_show_their_claims_and_figures_of_every_experiment_that_draws_them(site):
-    text = written(site, "report_ddp.html", page.write_view, "report_ddp", ["demo", "other"])
-    assert 'id="demo-figure-scaling_throughput"' in text and 'id="demo-figure-data_stall_share"' not in text
-    assert 'id="claim-ddp-efficiency"' in text and 'id="claim-padding-share"' not in text
-    stall = written(site, "report_pretokenization.html", page.write_view, "report_pretokenization", ["demo"])
-    assert 'id="demo-figure-data_stall_share"' in stall and 'id="claim-padding-share"' in stall
-
-
-def test_views_name_claims_and_figures_that_there_are():
-    known = load_claims(ROOT / "config/claims.yaml").claims
-    for name, view in VIEWS.items():
-        assert set(view.claims) <= set(known) and set(view.figures) <= set(FIGURES), name
 
 
 def test_the_rules_say_what_the_tables_carry(site):

@@ -100,12 +100,3 @@ def test_a_ledger_that_is_not_there_is_named(fresh):
     (fresh.root / "config/claims.yaml").unlink()
     done = fresh.snakemake("-n", "claims", check=False)
     assert done.returncode != 0 and "config/claims.yaml" in done.stdout
-
-
-def test_views_are_pages_and_pdfs(copy):
-    copy.snakemake("--cores", "2", "report_pretokenization", "report_ddp")
-    for view in ("report_pretokenization", "report_ddp"):
-        assert (copy.root / f"results/report/{view}.pdf").read_bytes().startswith(b"%PDF")
-    text = (copy.root / "results/report/report_pretokenization.html").read_text()
-    assert 'id="ways-figure-loss_over_time"' in text and 'id="ranks-figure-scaling_throughput"' not in text
-    assert copy.planned() == {} == copy.planned("report_pretokenization")

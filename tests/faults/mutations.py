@@ -157,12 +157,6 @@ GUARDS = {
         "if False]",
         f"{FOLDER}::test_a_ledger_that_states_a_claim_otherwise_is_told_from_an_edit",
     ),
-    "views are listed": Guard(
-        "report/bundle.py",
-        "    if (output / SUMS).is_file() and",
-        "    if False and",
-        f"{FOLDER}::test_views_are_listed_and_verified_whenever_they_are_made",
-    ),
     "the crate says what it is about": Guard(
         "report/crate.py",
         '            "about": {"@id": "./"},\n',

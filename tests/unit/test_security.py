@@ -96,9 +96,9 @@ def test_yaml_is_read_by_a_loader_that_makes_plain_values():
 
 @pytest.mark.parametrize("path", RULES, ids=lambda path: path.name)
 def test_every_word_that_a_rule_hands_to_a_shell_is_quoted(path):
-    """But what the workflow says itself: numbers, flags that are there or not, and names of engines and views."""
+    """But what the workflow says itself: numbers, flags that are there or not, and names of engines."""
     text = path.read_text(encoding="utf-8")
-    own = ("threads", "resources.share", "params.strict", "params.engine", "params.view")
+    own = ("threads", "resources.share", "params.strict", "params.engine")
     blocks = re.findall(r"shell:\n((?:\s+[rf]?\".*\"\n?)+)|shell\((.*?)\)", text)
     for words in ("".join(block) for block in blocks):
         for name in re.findall(r"(?<!\{)\{([^{}]+)\}(?!\})", words):

@@ -141,7 +141,7 @@ class Project:
 
 
 TARGETS = {"all", "corpus", "tokens", "runs", "tables", "figures", "report", "report_now", "claims", *EXPERIMENTS}
-TARGETS |= {"report_pretokenization", "report_ddp", "all_experiments"}
+TARGETS |= {"all_experiments"}
 
 
 def _offline() -> list[str]:

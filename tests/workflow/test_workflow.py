@@ -38,8 +38,6 @@ def test_every_target_has_its_stage(fresh):
     report = tables | {"draw_figure": 4, "build_experiment_page": 2} | REPORT
     assert fresh.planned("report") == fresh.planned() == report
     assert fresh.planned("claims") == tables | {"judge_claims": 1}
-    view = {"draw_figure": 3, "judge_claims": 1, "build_view": 1, "build_view_pdf": 1}
-    assert fresh.planned("report_pretokenization") == tables | view
     assert fresh.planned("ranks")["train"] == 2
 
 

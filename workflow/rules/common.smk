@@ -15,7 +15,6 @@ from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.runs.launch import workflow_lock as workflows
 from tokenscale.runs.launch.workflow_lock import use_this_python
-from tokenscale.report.views import VIEW_FILES, VIEWS
 from tokenscale.settings import calls
 from tokenscale.settings.closure import write_listing, training_modules
 from tokenscale.settings.config import ALL, Config, list_benchmark_stores
@@ -156,7 +155,6 @@ wildcard_constraints:
     part=r"\d{5}",
     experiment=one_of(USABLE),
     figure=one_of(FIGURES),
-    view=one_of(VIEWS),
 
 
 def content_of(corpus):
@@ -291,16 +289,6 @@ def read_claims():
         refuse(error)
 
 
-def figures_of(view):
-    """Return the figures of a view, from all experiments that draw them."""
-    return without_missing(
-        f"results/figures/{e}/{f}.svg"
-        for e in EXPERIMENTS
-        for f in VIEWS[view].figures
-        if f in settings.experiment(e).figures
-    )
-
-
 def page_files():
     """Return the first page, and one page per experiment if there are several."""
     pages = ["index", *(EXPERIMENTS if len(EXPERIMENTS) > 1 else [])]
@@ -308,16 +296,11 @@ def page_files():
 
 
 def report_files():
-    """Return all files of the report, with the views that already exist; its checksums list them all.
-
-    Its figures are direct inputs, because Snakemake does not rebuild a deleted file that only finished jobs read.
-    """
-    made = [f"results/report/{file}" for file in VIEW_FILES]
+    """Return all files of the report. Its figures are direct inputs: Snakemake then redraws a deleted one."""
     return [
         *page_files(),
         "results/report/report.pdf",
         "results/report/SHA256SUMS",
-        *(file for file in made if os.path.isfile(file)),
         *figure_files(EXPERIMENTS),
     ]
 

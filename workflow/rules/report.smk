@@ -79,31 +79,6 @@ rule build_experiment_page:
         "python -m tokenscale report experiment {wildcards.experiment:q} --output {output:q} > {log:q} 2>&1"
 
 
-rule build_view:
-    """Build a view: some claims and their figures, from all experiments."""
-    input:
-        tables=expand(
-            "results/tables/{experiment}/{table}",
-            experiment=EXPERIMENTS,
-            table=TABLES,
-        ),
-        figures=lambda w: figures_of(w.view),
-        claims="results/report/claims.json",
-        code=lambda w: code("tokenscale.report.page"),
-    output:
-        "results/report/{view}.html",
-    log:
-        "results/logs/report/{view}-page.log",
-    localrule: True
-    params:
-        experiments=EXPERIMENTS,
-    message:
-        "report {output}"
-    shell:
-        "python -m tokenscale report view {wildcards.view:q} --experiments {params.experiments:q}"
-        " --claims {input.claims:q} --output {output:q} > {log:q} 2>&1"
-
-
 rule build_pdf:
     """Build the PDF with the same claims, figures and tables."""
     input:
@@ -123,33 +98,11 @@ rule build_pdf:
     localrule: True
     params:
         experiments=EXPERIMENTS,
-        view="",
     message:
         "report {output}"
     shell:
-        "python -m tokenscale report pdf {params.view} --experiments {params.experiments:q}"
+        "python -m tokenscale report pdf --experiments {params.experiments:q}"
         " --claims {input.claims:q} --output {output:q} > {log:q} 2>&1"
-
-
-use rule build_pdf as build_view_pdf with:
-    input:
-        tables=expand(
-            "results/tables/{experiment}/{table}",
-            experiment=EXPERIMENTS,
-            table=TABLES,
-        ),
-        claims="results/report/claims.json",
-        figures=lambda w: figures_of(w.view),
-        code=lambda w: code(
-            "tokenscale.report.pdf", *(FIGURES[f] for f in VIEWS[w.view].figures)
-        ),
-    output:
-        "results/report/{view}.pdf",
-    log:
-        "results/logs/report/{view}-pdf.log",
-    params:
-        experiments=EXPERIMENTS,
-        view=lambda w: f"--view {w.view}",
 
 
 rule build_bundle:
@@ -197,16 +150,6 @@ rule report_now:
     """Build the report of the sealed runs; see `NOW`."""
     input:
         report_files(),
-
-
-rule report_pretokenization:
-    input:
-        multiext("results/report/report_pretokenization", ".html", ".pdf"),
-
-
-rule report_ddp:
-    input:
-        multiext("results/report/report_ddp", ".html", ".pdf"),
 
 
 rule all_experiments:

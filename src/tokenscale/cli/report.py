@@ -17,9 +17,9 @@ LEDGER = Path("config/claims.yaml")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add one sub-command for each part of the report."""
-    kinds = "all | figure | page | experiment | view | pdf | bundle | pack | rebuild"
+    kinds = "all | figure | page | experiment | pdf | bundle | pack | rebuild"
     parts = parser.add_subparsers(dest="part", required=True, metavar=kinds)
-    whole = parts.add_parser("all", help="everything below except the views, and the claims, from tables alone")
+    whole = parts.add_parser("all", help="everything below, and the claims, from tables alone")
     _add_experiments(whole)
     _add_copied_files(whole)
     whole.add_argument(
@@ -41,13 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     experiment = parts.add_parser("experiment", help="the page of one of several experiments")
     experiment.add_argument("name", help="name of the experiment")
     _add_tables(experiment)
-    view = parts.add_parser("view", help="a page of some claims and their figures")
-    view.add_argument("name", help="report_pretokenization or report_ddp")
-    _add_experiments(view)
-    pdf = parts.add_parser("pdf", help="the report, or a view of it, as PDF")
-    pdf.add_argument("--view", help="report_pretokenization or report_ddp; by default the whole report")
+    pdf = parts.add_parser("pdf", help="the report as PDF")
     _add_experiments(pdf)
-    for part in (page, view, pdf):
+    for part in (page, pdf):
         part.add_argument("--claims", type=Path, metavar="FILE", help="claims.json, as the command claims writes it")
     bundle = parts.add_parser(
         "bundle", help="the report's folder: figures, data, SQL, tables, provenance and checksums beside page and PDF"
@@ -95,7 +91,6 @@ def run(arguments: argparse.Namespace) -> int:
         "figure": _build_figure,
         "page": _build_page,
         "experiment": _build_experiment,
-        "view": _build_view,
         "pdf": _build_pdf,
         "bundle": _build_bundle,
         "pack": _pack,
@@ -149,27 +144,11 @@ def _build_experiment(arguments: argparse.Namespace) -> Path:
     return output
 
 
-def _build_view(arguments: argparse.Namespace) -> Path:
-    from tokenscale.report import bundle, page, views
-
-    views.named(arguments.name)
-    output = arguments.output or REPORT / f"{arguments.name}.html"
-    where = (arguments.tables, arguments.figures, output)
-    page.write_view(arguments.name, arguments.experiments, *where, claims=arguments.claims)
-    bundle.list_views(output.parent)
-    return output
-
-
 def _build_pdf(arguments: argparse.Namespace) -> Path:
-    from tokenscale.report import bundle, pdf, views
+    from tokenscale.report import pdf
 
-    if arguments.view is not None:
-        views.named(arguments.view)
-    output = arguments.output or REPORT / f"{arguments.view or 'report'}.pdf"
-    options = {"claims": arguments.claims, "view": arguments.view, "figures": arguments.figures}
-    pdf.write(arguments.experiments, arguments.tables, output, **options)
-    if arguments.view is not None:
-        bundle.list_views(output.parent)
+    output = arguments.output or REPORT / "report.pdf"
+    pdf.write(arguments.experiments, arguments.tables, output, claims=arguments.claims, figures=arguments.figures)
     return output
 
 

@@ -4,7 +4,7 @@ The bytes are those of the commands that the rules of `workflow/rules/report.smk
 `report all` builds it where there is no Snakemake; `verify` builds it to compare.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenscale.analysis import claims as judging
@@ -12,7 +12,6 @@ from tokenscale.analysis.replication import measure
 from tokenscale.analysis.tables import read_experiment
 from tokenscale.base.errors import UserError
 from tokenscale.report import bundle, claims, page, pdf, save
-from tokenscale.report.views import VIEWS
 from tokenscale.settings.registry import FIGURES
 
 CLAIMS = "claims.json"
@@ -25,15 +24,13 @@ def write(
     output: Path,
     *,
     ledger: Path | None = None,
-    views: Collection[str] = (),
     workflow: Path | None = None,
     citation: Path | None = None,
 ) -> list[Path]:
     """Write the report of `<tables>/<experiment>`; return the files for a reader.
 
     Figures go to `<figures>/<experiment>/`, everything else to `output`. Claims are judged if there is a `ledger`.
-    `views` names the files of views to write. Raises UserError for
-    an experiment that is named twice or has no tables, before anything is written.
+    Raises UserError for an experiment that is named twice or has no tables, before anything is written.
     """
     experiments = list(experiments)
     shown = {name: _figures_of(tables / name) for name in experiments}
@@ -55,11 +52,6 @@ def write(
     home, document = output / page.HOME, output / "report.pdf"
     page.write(experiments, tables, figures, home, claims=judged)
     pdf.write(experiments, tables, document, claims=judged, figures=figures)
-    for view in VIEWS:
-        if f"{view}.html" in views:
-            page.write_view(view, experiments, tables, figures, output / f"{view}.html", claims=judged)
-        if f"{view}.pdf" in views:
-            pdf.write(experiments, tables, output / f"{view}.pdf", claims=judged, view=view, figures=figures)
     bundle.write(experiments, tables, figures, output, workflow=workflow, citation=citation, also=tuple(also))
     return [home, *also, document, output / bundle.SUMS]
 

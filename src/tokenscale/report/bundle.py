@@ -18,7 +18,6 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic, canonical_json, read_json, sha256_file, sha256_text, write_text
 from tokenscale.report import cells, crate, figure_metadata, save, summary
 from tokenscale.report.table import Table, latex, markdown
-from tokenscale.report.views import VIEW_FILES
 from tokenscale.runs.records import provenance
 from tokenscale.settings.registry import FIGURES
 
@@ -57,8 +56,7 @@ def write(
     """Fill the folder `output`, in which `index.html` and `report.pdf` lie already.
 
     `workflow` is the Snakefile (with its rules beside it) and `citation` a CITATION.cff, which are copied where there
-    are such files; `also` are further files of the folder. Views that lie in it are listed, too. Raises UserError where
-    a file of the report is missing.
+    are such files; `also` are further files of the folder. Raises UserError where a file of the report is missing.
     """
     parts = {name: summary.experiment(name, tables) for name in experiments}
     files = {path: (output / path).read_bytes() for path in _there(output, also)}
@@ -73,35 +71,16 @@ def write(
     _list(output, {name: sha256_file(output / name) for name in (*files, "provenance.json")})
 
 
-def list_views(output: Path) -> None:
-    """Have the folder's lists name the views that lie in it as they are now; nothing where it has no lists yet."""
-    if (output / SUMS).is_file() and (output / "provenance.json").is_file():
-        known = read_sums(output)
-        _list(output, {name: known[name] for name in known if name not in (crate.NAME, *VIEW_FILES)})
-
-
 def _list(output: Path, files: dict[str, str]) -> None:
-    """Describe files (with their SHA-256) and views in the crate and in SHA256SUMS; once more where another process
-    has meanwhile put a view there."""
-    record = read_json(output / "provenance.json", "record of the report's origin")
-    while True:
-        found = files | {name: sha256_file(output / name) for name in VIEW_FILES if (output / name).is_file()}
-        lists = {crate.NAME: crate.text(output, sorted(found), record)}
-        lists[SUMS] = _lines(found | {crate.NAME: sha256_text(lists[crate.NAME])})
-        changed = [name for name, text in lists.items() if _text_of(output / name) != text]
-        if not changed:
-            return
-        for name in changed:
-            write_text(output / name, lists[name])
+    """Describe files (with their SHA-256) in the crate and in SHA256SUMS."""
+    crated = crate.text(output, sorted(files), read_json(output / "provenance.json", "record of the report's origin"))
+    write_text(output / crate.NAME, crated)
+    write_text(output / SUMS, _lines(files | {crate.NAME: sha256_text(crated)}))
 
 
 def _lines(files: dict[str, str]) -> str:
     """What `sha256sum --check SHA256SUMS` reads: a line a file, by name."""
     return "".join(f"{files[name]}  {name}\n" for name in sorted(files))
-
-
-def _text_of(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
 def read_sums(folder: Path) -> dict[str, str]:

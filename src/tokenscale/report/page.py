@@ -28,7 +28,6 @@ from tokenscale.report.claims import (
     replication_tables,
 )
 from tokenscale.report.table import Table
-from tokenscale.report.views import VIEWS
 
 QUERIES = tuple(queries.PARAMETERS)
 #: files of this folder that the pages are made of
@@ -39,7 +38,6 @@ FILES = (
     "box.html.j2",
     "claims.html.j2",
     "experiment.html.j2",
-    "view.html.j2",
     "end.html.j2",
     "page.css",
 )
@@ -100,23 +98,6 @@ def write_experiment(name: str, tables: Path, figures: Path, output: Path) -> No
     write_text(output, render("page.html.j2", [part], heading, contents, claims=None, home=HOME))
 
 
-def write_view(
-    view: str, experiments: Sequence[str], tables: Path, figures: Path, output: Path, *, claims: Path | None = None
-) -> None:
-    """Write one of `VIEWS`: some claims, and the figures that bear on them, of all experiments that draw them."""
-    seen = VIEWS[view]
-    parts = [summary.experiment(name, tables) for name in experiments]
-    for part in parts:
-        part["figures"] = [name for name in seen.figures if name in part["figures"]]
-        part["drawn"] = _drawn(part, figures)
-    parts = [part for part in parts if part["figures"]]
-    claims_html = _claims(claims, parts, seen.claims)
-    contents = [("the whole report", HOME), ("claims", "#claims"), *((p["name"], f"#{p['name']}") for p in parts)]
-    write_text(
-        output, render("view.html.j2", parts, seen.title, contents, claims=claims_html, home=HOME, lead=seen.lead)
-    )
-
-
 def _picture(parts: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The figure beside the answers of a page of one experiment: the first that was drawn and shows something. It is
     taken out of the experiment's list."""
@@ -136,7 +117,7 @@ def _sections(name: str) -> list[tuple[str, str]]:
     return [(name, f"#{name}"), *((text, f"#{name}-{part}") for text, part in parts.items())]
 
 
-def _claims(path: Path | None, parts: list[dict[str, Any]], only: Sequence[str] | None = None) -> dict[str, Any] | None:
+def _claims(path: Path | None, parts: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The judged claims: how many have which verdict, and those of each document; None where nobody judged.
 
     Claims lead to the figures of `parts` that show them.
@@ -145,7 +126,7 @@ def _claims(path: Path | None, parts: list[dict[str, Any]], only: Sequence[str] 
         return None
     pages = {part["name"]: part.get("href") or f"#{part['name']}" for part in parts}
     drawn = {part["name"]: part["figures"] for part in parts}
-    rows = [row | describe_verdict(row) for row in read_claims(path) if only is None or row["id"] in only]
+    rows = [row | describe_verdict(row) for row in read_claims(path)]
     documents: dict[str, dict[str, Any]] = {}
     for row in rows:
         document = documents.setdefault(row["document"], {"title": row["document"], "where": row["where"]})
@@ -154,7 +135,7 @@ def _claims(path: Path | None, parts: list[dict[str, Any]], only: Sequence[str] 
         if row["href"] and row["shown_in"] in drawn.get(row["experiment"], ()):
             row["href"] = f"{row['href'].partition('#')[0]}#{row['experiment']}-figure-{row['shown_in']}"
         document["tested" if row["experiment"] else "untested"].append(row)
-    figures = replication_tables(read_replication(path)) if only is None else []
+    figures = replication_tables(read_replication(path))
     return {"counts": count_verdicts(rows), "documents": list(documents.values()), "replication": figures}
 
 
@@ -166,7 +147,6 @@ def render(
     *,
     claims: dict[str, Any] | None,
     home: str = "",
-    lead: str = "",
 ) -> str:
     """The page's text. Everything from the tables is escaped; only figures and the style sheet are markup."""
     environment = Environment(
@@ -178,7 +158,6 @@ def render(
         version=__version__,
         title=f"tokenscale report: {', '.join(p['name'] for p in parts) or heading}",
         heading=heading,
-        lead=lead,
         about=ABOUT,
         picture=_picture(parts),
         contents=contents,

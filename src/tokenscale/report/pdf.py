@@ -22,7 +22,6 @@ from tokenscale.report.claims import claims_table, count_verdicts, read_claims
 from tokenscale.report.pdf_pages import Drawing, PageWriter
 from tokenscale.report.style import style
 from tokenscale.report.table import Table
-from tokenscale.report.views import VIEWS
 from tokenscale.settings.registry import FIGURES
 
 #: tables of `summary.experiment` → their headings, in this order
@@ -61,23 +60,18 @@ def write(
     output: Path,
     *,
     claims: Path | None = None,
-    view: str | None = None,
     figures: Path | None = None,
 ) -> None:
     """Draw all pages from the tables; equal tables give equal bytes.
 
-    `claims` is what the command `claims` wrote. A `view` (see `views.py`) has its claims and figures alone. `figures`
-    is the folder of figures drawn before: one whose metadata match the tables and the code is not drawn again.
+    `claims` is what the command `claims` wrote. `figures` is the folder of figures drawn before: one whose metadata
+    match the tables and the code is not drawn again.
     """
-    title = VIEWS[view].title if view else "tokenscale report"
-    only = VIEWS[view].claims if view else None
-    rows = [row for row in read_claims(claims) if only is None or row["id"] in only] if claims else []
+    title = "tokenscale report"
+    rows = read_claims(claims) if claims else []
     parts = [summary.experiment(name, tables) for name in experiments]
-    if view:
-        parts = [p | {"figures": [f for f in VIEWS[view].figures if f in p["figures"]]} for p in parts]
-        parts = [p for p in parts if p["figures"]]
     methods: list[tuple[str, str]] = []
-    chapters = [_experiment(part, tables, figures, methods, whole=view is None) for part in parts]
+    chapters = [_experiment(part, tables, figures, methods) for part in parts]
     first = chapters[0].figures.pop(0) if len(parts) == 1 and chapters[0].figures else None
     if rows:
         chapters.append(_Chapter("Claims", lambda to: _write_claims(to, rows)))
@@ -92,20 +86,19 @@ def write(
     for text, number, begins_chapter in outline:
         item = writer.add_outline_item(title=text, page_number=number, parent=None if begins_chapter else parent)
         parent = item if begins_chapter else parent
-    metadata = of_report(experiments, tables, claims, view)
+    metadata = of_report(experiments, tables, claims)
     writer.metadata = {"/Title": title, "/Subject": figure_metadata.text(metadata)}
     with atomic(output) as temporary, open(temporary, "wb") as file:
         writer.write(file)
 
 
-def of_report(experiments: list[str], tables: Path, claims: Path | None, view: str | None) -> figure_metadata.Metadata:
+def of_report(experiments: list[str], tables: Path, claims: Path | None) -> figure_metadata.Metadata:
     """Return the provenance metadata of the whole document."""
     return {
         "passport": figure_metadata.VERSION,
         "report": {name: figure_metadata.digest(tables / name) for name in experiments},
         "order": experiments,
         "claims": sha256_file(claims) if claims else None,
-        "view": view,
         "code": figure_metadata.code("tokenscale.report.pdf", *FIGURES.values()),
         "libraries": figure_metadata.libraries(),
     }
@@ -187,13 +180,8 @@ def _add(writer: PdfWriter, stream: StreamObject) -> Any:
     return writer._add_object(stream.flate_encode())
 
 
-def _experiment(
-    part: dict[str, Any], tables: Path, figures: Path | None, methods: list[tuple[str, str]], *, whole: bool
-) -> _Chapter:
-    """Return the chapter of an experiment; facts and tables only if it is the `whole` chapter.
-
-    The method of each figure is added to `methods`.
-    """
+def _experiment(part: dict[str, Any], tables: Path, figures: Path | None, methods: list[tuple[str, str]]) -> _Chapter:
+    """Return the chapter of an experiment. The method of each figure is added to `methods`."""
     drawn: list[tuple[str, Write]] = []
     folded: list[str] = []
     with save.Tables(tables / part["name"]) as opened:
@@ -210,9 +198,9 @@ def _experiment(
             drawn.append((heading, _figure_section(heading, f"{text} ({part['name']}: {name})", drawing)))
     if folded:
         methods.append((f"{part['name']}: figures with nothing to show here", f"Not drawn: {'; '.join(folded)}."))
-    found = {title: part[key] for key, title in TABLES.items() if part[key].rows} if whole else {}
+    found = {title: part[key] for key, title in TABLES.items() if part[key].rows}
     written = [(title, _table_section(title, table)) for title, table in found.items()]
-    return _Chapter(part["name"], lambda to: _write_facts(to, part) if whole else None, drawn, written)
+    return _Chapter(part["name"], lambda to: _write_facts(to, part), drawn, written)
 
 
 def _figure_section(title: str, caption: str, drawing: bytes) -> Write:

@@ -21,7 +21,6 @@ from tokenscale.base.files import check_file_name, read_json, report_malformed, 
 from tokenscale.report import build, bundle, crate, figure_metadata, pdf, save
 from tokenscale.report.claims import read_claims
 from tokenscale.report.pdf_content import content, shown
-from tokenscale.report.views import VIEW_FILES, VIEWS
 from tokenscale.runs.records.provenance import find_versions, name_differences, read_sealed
 from tokenscale.settings.closure import list_changes
 from tokenscale.settings.registry import FIGURES
@@ -292,9 +291,8 @@ def _document(path: Path, results: Path, ledger: Path) -> Finding:
     """Write the whole report again and name the pages that differ."""
     finding = Finding(str(path))
     carried = figure_metadata.read(path)
-    experiments, view = carried.get("order"), carried.get("view")
-    listed = isinstance(experiments, list) and all(isinstance(name, str) for name in experiments)
-    if not listed or (view is not None and view not in VIEWS):
+    experiments = carried.get("order")
+    if not isinstance(experiments, list) or not all(isinstance(name, str) for name in experiments):
         finding.add(FOREIGN, "its metadata are not those that tokenscale writes")
         return finding
     for name in experiments:
@@ -303,10 +301,10 @@ def _document(path: Path, results: Path, ledger: Path) -> Finding:
         again, claims = Path(folder) / "report.pdf", None
         if carried.get("claims"):
             claims = build.judge(ledger, results / "tables", experiments, Path(folder))
-        pdf.write(experiments, results / "tables", again, claims=claims, view=view)
+        pdf.write(experiments, results / "tables", again, claims=claims)
         if again.read_bytes() == path.read_bytes():
             return finding
-        _compare_report(finding, carried, pdf.of_report(experiments, results / "tables", claims, view))
+        _compare_report(finding, carried, pdf.of_report(experiments, results / "tables", claims))
         if claims is not None and carried["claims"] != sha256_file(claims):
             _compare_claims_of(finding, carried["claims"], path, claims)
         drawn = figure_metadata.open_pdf(again)
@@ -478,7 +476,7 @@ def _edited(finding: Finding, folder: Path, listed: dict[str, str]) -> list[str]
 
 
 def _again(experiments: list[str], tables: Path, folder: Path, report: Path, ledger: Path) -> Path:
-    """Build the report anew from tables and ledger, with the views and further files of `report`; return its folder."""
+    """Build the report anew from tables and ledger, with the further files of `report`; return its folder."""
     output = folder / "report"
     build.write(
         experiments,
@@ -486,7 +484,6 @@ def _again(experiments: list[str], tables: Path, folder: Path, report: Path, led
         folder / "figures",
         output,
         ledger=ledger if (report / build.CLAIMS).is_file() else None,
-        views=[name for name in VIEW_FILES if (report / name).is_file()],
         workflow=report / crate.MAIN,
         citation=report / "CITATION.cff",
     )

@@ -61,7 +61,7 @@ MAX_PRIMARY = 3
 TARGETS = (
     ALL,
     *("all", "corpus", "tokens", "runs", "tables", "figures", "report"),
-    *("claims", "report_now", "report_pretokenization", "report_ddp", "index"),
+    *("claims", "report_now", "index"),
 )
 
 
