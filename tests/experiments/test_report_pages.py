@@ -1,4 +1,4 @@
-"""Pages of several experiments, claims, checklists and the quality of the measurements."""
+"""Pages of several experiments, claims and the quality of the measurements."""
 
 import html
 import json
@@ -18,7 +18,7 @@ from tokenscale.analysis.queries import query
 from tokenscale.analysis.tables import write_manifest
 from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
-from tokenscale.report import cautions, checklist, page, save, summary
+from tokenscale.report import cautions, page, save, summary
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(25)]
 
@@ -132,62 +132,6 @@ def test_what_ledgers_say_is_text(site, tmp_path):
     assert "<script" not in text and "&lt;script&gt;" in text
 
 
-def test_the_rules_say_what_the_tables_carry(site):
-    part = summary.experiment("demo", site / "tables")
-    states = {row[0].split(". ", 1)[1]: (row[1], row[2]) for row in part["rules"].rows}
-    assert len(states) == 12
-    assert states["what varies has an interval"] == ("partly", "3 repeats in a cell: a range is no interval")
-    assert states["a speed-up has its base, in absolute terms"][0] == "met"
-    assert "at world size 1: " in states["a speed-up has its base, in absolute terms"][1]
-    empty = summary.experiment("other", site / "tables")
-    found = {row[0].split(". ", 1)[1]: row[1] for row in empty["rules"].rows}
-    assert found["what varies has an interval"] == found["differences are tested"] == "does not apply"
-    assert {row[1] for row in empty["items"].rows} == {"does not apply", "author must answer"}
-
-
-def bare(folder, count=6, **fields):
-    """Two approaches whose records say next to nothing."""
-    runs = [
-        tables.run(f"{a}-{i}", approach=a, cell=f"approach={a}", repeat=i, quarantined=0, sealed=False, **fields)
-        for a in ("padded", "pretokenized-padded")
-        for i in range(count)
-    ]
-    tables.write(folder / "demo", runs=runs, steps=[s for r in runs for s in tables.steps(r["run_id"], 8)])
-    return summary.experiment("demo", folder)
-
-
-def states(table):
-    return {row[0].split(". ")[-1]: row[1] for row in table.rows}
-
-
-def test_nothing_is_met_that_is_not_recorded(tmp_path):
-    part = bare(tmp_path / "bare")
-    found = states(part["items"])
-    asked = ("computing infrastructure", "time to compute", "data", "software", "energy")
-    assert {found[item] for item in asked} == {"not met"} and found["number of runs"] == "met"
-    assert states(part["rules"])["upper bounds are shown"] == "met"  # of data stalls
-    mfu = part | {"figures": ["mfu_comparison", "tokenization_benchmark", "scaling_throughput"]}
-    assert states(checklist.scientific_benchmarking(mfu))["upper bounds are shown"] == "does not apply"
-    assert states(checklist.artifact([part]))["exact version"] == "not met"
-    assert states(checklist.artifact([]))["exact version"] == "does not apply"
-
-
-def test_what_is_known_of_some_runs_is_met_in_part(tmp_path):
-    part = bare(tmp_path / "a", git_commit="a" * 40, started_unix_s=0.0, stopped_unix_s=3600.0)
-    assert states(checklist.artifact([part]))["exact version"] == "met"
-    assert states(checklist.artifact([part]))["time and machines"] == "met"
-    both = states(checklist.artifact([part, bare(tmp_path / "b")]))
-    assert both["exact version"] == both["time and machines"] == "partly"
-    dirty = bare(tmp_path / "c", git_commit="a" * 40, git_dirty=True)
-    assert states(checklist.artifact([dirty]))["exact version"] == "partly"
-
-
-def test_too_few_runs_and_other_programs_are_met_in_part(tmp_path):
-    assert states(bare(tmp_path / "few", 2)["rules"])["differences are tested"] == "partly"
-    assert states(bare(tmp_path / "enough", 6)["rules"])["differences are tested"] == "met"
-    assert states(bare(tmp_path / "theirs", external=True)["rules"])["how parallel time is taken"] == "partly"
-
-
 # -- definitions that only these pages ask
 
 
@@ -268,7 +212,11 @@ def test_steadiness_and_energy_are_of_the_steps_and_counters(site):
 
 
 def test_changed_tables_are_not_described_from_the_cache(tmp_path):
-    bare(tmp_path)
+    runs = [
+        tables.run(f"{a}-0", approach=a, cell=f"approach={a}", quarantined=0, sealed=True) for a in ("padded", "packed")
+    ]
+    tables.write(tmp_path / "demo", runs=runs, steps=[s for r in runs for s in tables.steps(r["run_id"], 8)])
+    summary.experiment("demo", tmp_path)
     path = tmp_path / "demo/steps.parquet"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(UserError, match="changed since ingest"):

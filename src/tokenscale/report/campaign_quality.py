@@ -7,7 +7,7 @@ import duckdb
 import pandas as pd
 
 from tokenscale.analysis.queries import damage_reported
-from tokenscale.report.captions import kinds, spread
+from tokenscale.report.captions import spread
 from tokenscale.report.paired_comparisons import in_pairs
 from tokenscale.report.style import number, ordered
 from tokenscale.report.table import Link, Table, count
@@ -51,35 +51,6 @@ def energy(rows: pd.DataFrame) -> str:
             each = spread(1e3 * group["j_per_useful_token"])
             texts.append(f"{name}, world size {world}: {each} mJ a useful token")
     return f"Energy of the devices' boards, by their own counters ({len(counted)} runs): {'; '.join(texts)}."
-
-
-def facts(
-    runs: pd.DataFrame, throughput: pd.DataFrame, scaling: pd.DataFrame, energy_of: pd.DataFrame
-) -> dict[str, Any]:
-    """What checklists ask for, as numbers and texts."""
-    used = runs[runs["validity"].isin(["valid", "suspect"])]
-    repeats = used.groupby(["cell", "external"], dropna=False)["run_id"].nunique()
-    seconds = (used["stopped_unix_s"] - used["started_unix_s"]) * used["world_size"]
-    based = scaling[(scaling["world_size"] > scaling["base_world_size"]) & scaling["efficiency"].notna()]
-    return {
-        "runs_used": len(used),
-        "fewest_repeats": int(repeats.min()) if len(repeats) else 0,
-        "most_repeats": int(repeats.max()) if len(repeats) else 0,
-        "committed": int(used["git_commit"].notna().sum()),
-        "timed": int(seconds.notna().sum()),
-        "external": int(used["external"].fillna(False).astype(bool).sum()),
-        "peaks": int(used["peak_flops"].notna().sum()),
-        "metered": int(energy_of["energy_j"].notna().sum()),
-        "sealed": int(used["sealed"].fillna(False).astype(bool).sum()),
-        "dirty": int(used["git_dirty"].fillna(False).astype(bool).sum()),
-        "device_s": float(seconds.fillna(0).sum()),
-        "kinds": kinds([g for _, g in throughput.groupby(["series", "world_size"])["useful_tokens_per_s"]]),
-        "bases": [
-            f"{name} at world size {base}: {spread(group['base_useful_tokens_per_s'])} useful tokens/s"
-            for (name, base), group in based.groupby(["series", "base_world_size"], sort=False)
-        ],
-        "energy": energy(energy_of),
-    }
 
 
 RESUMED = "resumed and uninterrupted"

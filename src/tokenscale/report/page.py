@@ -16,7 +16,7 @@ from markupsafe import Markup
 from tokenscale import __version__
 from tokenscale.analysis import queries, replication
 from tokenscale.base.files import canonical_json, read_json, sha256_text, write_text
-from tokenscale.report import answers, checklist, paired_comparisons, registry, source_study, style, summary
+from tokenscale.report import answers, paired_comparisons, registry, source_study, style, summary
 from tokenscale.report.claims import (
     DIRECTION,
     NOT_REPRODUCED,
@@ -49,7 +49,6 @@ WORDS = (
     *replication.VERDICTS,
     *VERDICTS,
     *(DIRECTION, NOT_REPRODUCED),
-    *(checklist.MET, checklist.PARTLY, checklist.NOT_MET),
 )
 #: rows of a figure's data that the page shows; the CSV file beside the figure has all
 SHOWN_ROWS = 60
@@ -174,7 +173,6 @@ def render(
         machines=_distinct(p["machines"] for p in parts),
         commits=_distinct(p["commits"] for p in parts),
         versions=_versions(parts),
-        artifact=checklist.artifact(parts),
         definitions=[(name, queries.definition(name), _statement(name)) for name in QUERIES],
     )
     return text.lstrip("\n").rstrip("\n") + "\n"

@@ -33,8 +33,6 @@ TABLES = {
     "steadiness": "Spread within runs and between them",
     "power": "How many runs it takes",
     "design": "Design: cells and repeats",
-    "rules": "Twelve rules of scientific benchmarking (after Hoefler and Belli, SC 2015)",
-    "items": "What conferences ask of experiments",
     "inventory": "Run inventory",
 }
 #: answers of an experiment on the first page, alone and beside other experiments

@@ -16,7 +16,6 @@ from tokenscale.report import (
     answers,
     campaign_quality,
     cautions,
-    checklist,
     figure_metadata,
     generations,
     paired_comparisons,
@@ -53,9 +52,9 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             throughput, runs, primary, rows("validation"), rows("certificates")
         )
         planned = head.get("cell_repeats") or dict.fromkeys(runs["cell"].dropna(), head.get("repeats"))
-        scaling, energy = rows("scaling"), rows("energy")
+        scaling = rows("scaling")
         proof, figures = campaign_quality.proof(order), [f for f in head.get("figures") or FIGURES if f in FIGURES]
-        part = {
+        return {
             "name": name,
             "question": head.get("question") or "",
             "scale": head.get("scale") or "",
@@ -91,11 +90,8 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             "versions": _versions(runs),
             "steadiness": campaign_quality.steadiness(rows("step_times"), throughput),
             "campaign": campaign_text(throughput, runs, planned),
-            "energy": campaign_quality.energy(energy),
-            "facts": campaign_quality.facts(runs, throughput, scaling, energy),
-            "benchmarks": opened.connection.execute("SELECT count(*) FROM benchmarks").fetchone()[0],
+            "energy": campaign_quality.energy(rows("energy")),
         }
-        return part | {"rules": checklist.scientific_benchmarking(part), "items": checklist.reproducibility(part)}
 
 
 def list_cautions(part: dict[str, Any]) -> list[str]:
