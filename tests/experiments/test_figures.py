@@ -10,13 +10,15 @@ from tests import golden, logs
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
 from tokenscale.base.files import read_json, sha256_text, write_json
-from tokenscale.report import registry, save, summary
+from tokenscale.report import save, summary
 from tokenscale.report.captions import OVERSUBSCRIBED, SHARED_CORES
+from tokenscale.report.figure import figure_class
 from tokenscale.report.style import SCHEDULES, inline
 from tokenscale.settings.data import CorpusSettings
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.mixture import MixtureSettings, MixtureSource, MixtureStage
 from tokenscale.settings.presets import PRESETS
+from tokenscale.settings.registry import FIGURES
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
 
@@ -41,7 +43,7 @@ def empty(tmp_path_factory):
 
 def parts(name, tables):
     with connect(tables) as connection:
-        kind = registry.figure_class(name)
+        kind = figure_class(name)
         return kind, [query(q, connection) for q in kind.queries]
 
 
@@ -180,7 +182,7 @@ def labelled(axes):
     return any(other.get_xlabel() for other in shared) or axes.get_ylabel() == "reached" or not axes.get_visible()
 
 
-@pytest.mark.parametrize("name", registry.FIGURES)
+@pytest.mark.parametrize("name", FIGURES)
 def test_figures_have_units_words_and_data(request, name):
     kind, rows = parts(name, request.getfixturevalue(FITTING.get(name, "tables")))
     figure = kind(*rows).draw()
@@ -195,7 +197,7 @@ def test_figures_have_units_words_and_data(request, name):
     assert len(kind(*rows).data()) > 0
 
 
-@pytest.mark.parametrize("name", registry.FIGURES)
+@pytest.mark.parametrize("name", FIGURES)
 def test_figures_are_the_golden_ones(request, name):
     with save.Tables(request.getfixturevalue(FITTING.get(name, "tables"))) as tables:
         loaded = save.load_figure(name, tables)
@@ -215,7 +217,7 @@ def test_losses_of_a_mixture_stand_at_the_share_of_each_corpus(mixed):
     assert kind(*frames).table().rows[0] == ["code-last", "code", "75.0", "3", "3.100", "3.000 to 3.200"]
 
 
-@pytest.mark.parametrize("name", registry.FIGURES)
+@pytest.mark.parametrize("name", FIGURES)
 def test_figures_without_data_say_so(empty, name):
     kind, rows = parts(name, empty)
     assert any("no data: 0 of" in text for text in texts(kind(*rows).draw()))
@@ -243,7 +245,7 @@ def test_runs_without_an_efficiency_say_why(tmp_path):
     assert "1 run has no efficiency: no run of its repeat was measured at world size 1. " in kind(*frames).caption()
 
 
-@pytest.mark.parametrize("name", registry.FIGURES)
+@pytest.mark.parametrize("name", FIGURES)
 def test_figures_without_a_single_run_listed_are_drawn(tmp_path, name):
     ingest(logs.write_table(tmp_path / "runs.json", []), tmp_path / "runs", tmp_path / "tables")
     kind, rows = parts(name, tmp_path / "tables")
@@ -431,7 +433,7 @@ def test_equal_tables_give_equal_files(tables, tmp_path, monkeypatch):
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
     monkeypatch.setattr(save, "DRAWN", ("svg",))
     with save.Tables(tables) as opened:
-        for name in registry.FIGURES:
+        for name in FIGURES:
             made = save.load_figure(name, opened)
             assert save.draw(made) == save.draw(made), name
 

@@ -25,12 +25,13 @@ from tokenscale.report import (
     paired_comparisons,
     pdf,
     pdf_pages,
-    registry,
     save,
     summary,
 )
 from tokenscale.report.captions import SHARED_CORES
+from tokenscale.report.figure import figure_class
 from tokenscale.settings.data import StorageSettings
+from tokenscale.settings.registry import FIGURES
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
 
@@ -43,7 +44,7 @@ def build(folder, drawn=True, bench=True, **options):
     """Tables and figures below `folder/results`; the page's text."""
     table = logs.write_demo(folder, **options)
     ingest(table, folder / "runs", folder / "tables" / "demo", [folder / "bench.json"] if bench else [])
-    for name in registry.FIGURES if drawn else ():
+    for name in FIGURES if drawn else ():
         save.save(name, folder / "tables" / "demo", folder / "figures" / "demo" / name)
     page.write(["demo"], folder / "tables", folder / "figures", folder / "index.html")
     return (folder / "index.html").read_text()
@@ -136,7 +137,7 @@ def test_what_users_write_is_text(site):
 
 
 def test_all_figures_and_parts_are_there(site):
-    assert Reader(site[1]).tags.count("svg") == len(registry.FIGURES)
+    assert Reader(site[1]).tags.count("svg") == len(FIGURES)
     for words in (
         "Run inventory",
         "Same data",
@@ -329,7 +330,7 @@ def test_page_cover_and_figure_caution_alike(tmp_path, device, told):
     part = summary.experiment("demo", tmp_path / "tables")
     cover = " ".join(text.get_text() for text in front([part]).texts)
     with connect(tmp_path / "tables" / "demo") as connection:
-        kind = registry.figure_class("scaling_throughput")
+        kind = figure_class("scaling_throughput")
         figure = kind(*(queries.query(name, connection) for name in kind.queries)).caption()
     for text in ((tmp_path / "index.html").read_text(), cover, figure):
         assert (SHARED_CORES[1:] in text) is told
@@ -432,9 +433,9 @@ def test_modules_name_the_queries_and_files_that_they_use(site, whole, asked_for
     assert asked == set(queries.PARAMETERS)
     assert opened == literal(page, "FILES")
     assert all((Path(page.__file__).parent / name).is_file() for name in opened)
-    drawn = {name for figure in registry.FIGURES for name in registry.figure_class(figure).queries}
-    for figure in registry.FIGURES:  # the code of a figure is found by what its module names
-        kind = registry.figure_class(figure)
+    drawn = {name for figure in FIGURES for name in figure_class(figure).queries}
+    for figure in FIGURES:  # the code of a figure is found by what its module names
+        kind = figure_class(figure)
         assert set(kind.queries) <= literal(sys.modules[kind.__module__], "QUERIES")
     assert asked_for_whole == literal(summary, "QUERIES") | drawn | VIEWS
 
@@ -445,7 +446,7 @@ def test_the_page_is_rebuilt_with_equal_bytes_and_the_pdf_has_a_page_of_every_fi
     assert (folder / "again.html").read_text() == text
     assert whole.read_bytes().startswith(b"%PDF")
     pages = figure_metadata.open_pdf(whole).pages
-    drawn = {name: json.loads((folder / f"figures/demo/{name}.json").read_text()) for name in registry.FIGURES}
+    drawn = {name: json.loads((folder / f"figures/demo/{name}.json").read_text()) for name in FIGURES}
     said = [" ".join(found.extract_text().split()) for found in pages]
     placed = [sum(name.startswith("/Figure") for name in found["/Resources"]["/XObject"]) for found in pages]
     expected = [f"(demo: {name})" for name, texts in drawn.items() if not texts["folded"]]

@@ -12,8 +12,9 @@ from tests import logs
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
 from tokenscale.costs.flops import parameters
-from tokenscale.report import captions, panels, registry, text_layout
+from tokenscale.report import captions, panels, text_layout
 from tokenscale.report.drawings import mfu_comparison, split_loss_curves, step_time_breakdown
+from tokenscale.report.figure import figure_class
 from tokenscale.report.style import legend_columns, looks, settle
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.registry import FIGURES
@@ -33,7 +34,7 @@ def made(folder, runs, further=(), **options):
 
 
 def parts(name, tables):
-    kind = registry.figure_class(name)
+    kind = figure_class(name)
     with connect(tables) as connection:
         return kind, [query(q, connection) for q in kind.queries]
 
@@ -87,7 +88,7 @@ def test_efficiency_is_shown_above_the_base_alone_and_the_base_is_told(gpus):
 
 def test_runs_that_did_not_reach_the_target_stand_at_the_edge_and_are_counted(tmp_path):
     tables = made(tmp_path, [logs.settings("packed", 1, r) for r in range(3)])
-    kind = registry.figure_class("time_to_target_loss")
+    kind = figure_class("time_to_target_loss")
     inventory = query("inventory", tables)
     losses = query("validation", tables)
     final = sorted(losses.loc[losses["last"], "loss"])
@@ -330,7 +331,7 @@ def test_a_refused_run_is_named_and_not_drawn(gpus, tmp_path):
     runs = query("inventory", gpus)
     runs.loc[runs["series"] == "padded", "sequence_length"] += 1
     for name in ("tflops_comparison", "total_training_time", "padding_share", "time_to_target_loss"):
-        kind = registry.figure_class(name)
+        kind = figure_class(name)
         frames = [query(q, gpus) for q in kind.queries[:-1]] + [runs]
         assert kind(*frames).data().empty, name
         assert any("not comparable" in text for text in texts(kind(*frames).draw())), name

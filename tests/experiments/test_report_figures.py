@@ -12,7 +12,9 @@ from tests import logs
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
 from tokenscale.base.errors import UserError
-from tokenscale.report import figures, registry
+from tokenscale.report import figures
+from tokenscale.report.figure import figure_class
+from tokenscale.settings.registry import FIGURES
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
 
@@ -26,9 +28,9 @@ def tables(tmp_path_factory):
     return folder / "tables" / "demo"
 
 
-@pytest.mark.parametrize("name", registry.FIGURES)
+@pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_is_a_function_of_its_first_query_alone(tables, name):
-    first = registry.figure_class(name).queries[0]
+    first = figure_class(name).queries[0]
     assert isinstance(getattr(figures, name)(query(first, tables)), Figure)
     assert f'query("{first}", tables)' in getattr(figures, name).__doc__
 
@@ -64,7 +66,7 @@ def test_all_figures_are_listed_and_matplotlib_waits():
         "import sys; from tokenscale.report import figures; print(*dir(figures)); sys.exit('matplotlib' in sys.modules)"
     )
     listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert set(registry.FIGURES) <= set(listed)
+    assert set(FIGURES) <= set(listed)
 
 
 def test_the_example_of_the_readme_runs(tables, monkeypatch):
@@ -85,4 +87,4 @@ def test_the_readme_names_every_figure():
     text = (ROOT / "docs/report.md").read_text()
     listed = text[text.index("**In a notebook**") : text.index("An experiment's key `figures`")]
     named = set(re.findall(r"`([a-z_]+)`", listed)) - {"figures"}
-    assert named == set(registry.FIGURES)
+    assert named == set(FIGURES)

@@ -9,7 +9,8 @@ from tests import logs
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
 from tokenscale.base.files import read_json, write_json
-from tokenscale.report import page, paired_comparisons, registry, summary
+from tokenscale.report import page, paired_comparisons, summary
+from tokenscale.report.figure import figure_class
 from tokenscale.runs.records.external import ExternalRun
 from tokenscale.runs.records.hardware import describe_machine
 from tokenscale.settings.layout import LayoutSettings
@@ -31,7 +32,7 @@ def made(folder, runs, further=(), changed=None, hardware=logs.HARDWARE, **field
 
 def drawn(name, tables):
     """(texts in the figure, caption, plotted points)."""
-    kind = registry.figure_class(name)
+    kind = figure_class(name)
     with connect(tables / "demo") as connection:
         rows = [query(q, connection) for q in kind.queries]
     texts = kind(*rows).draw().findobj(lambda artist: hasattr(artist, "get_text"))

@@ -118,9 +118,10 @@ def _build_all(arguments: argparse.Namespace) -> str:
 
 
 def _build_figure(arguments: argparse.Namespace) -> str:
-    from tokenscale.report import registry, save
+    from tokenscale.report import save
+    from tokenscale.report.figure import figure_class
 
-    registry.figure_class(arguments.name)  # report a misspelt name before a missing table
+    figure_class(arguments.name)  # report a misspelt name before a missing table
     output = arguments.output
     if output.suffix[1:] in save.KINDS:  # fig.svg: the name of one of the files
         output = output.with_suffix("")

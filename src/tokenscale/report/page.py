@@ -16,7 +16,7 @@ from markupsafe import Markup
 from tokenscale import __version__
 from tokenscale.analysis import queries, replication
 from tokenscale.base.files import canonical_json, read_json, sha256_text, write_text
-from tokenscale.report import answers, paired_comparisons, registry, source_study, style, summary
+from tokenscale.report import answers, paired_comparisons, source_study, style, summary
 from tokenscale.report.claims import (
     DIRECTION,
     NOT_REPRODUCED,
@@ -27,6 +27,7 @@ from tokenscale.report.claims import (
     read_replication,
     replication_tables,
 )
+from tokenscale.report.figure import figure_class
 from tokenscale.report.table import Table
 
 QUERIES = tuple(queries.PARAMETERS)
@@ -204,7 +205,7 @@ def figure(name: str, folder: Path, prefix: str) -> dict[str, Any]:
     """Texts, inlined drawing and data of a figure; `svg` is None where its files have not been drawn."""
     path = folder / f"{name}.json"
     if not path.is_file():
-        title = registry.figure_class(name).title
+        title = figure_class(name).title
         return {"name": name, "title": title, "finding": title, "folded": "", "svg": None}
     words = read_json(path, "figure's texts")
     drawing = style.inline((folder / f"{name}.svg").read_text(encoding="utf-8"), _identifier(prefix), words["alt"])

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from tokenscale.analysis.queries import connect, query
 from tokenscale.base.files import atomic, write_json, write_text
-from tokenscale.report import captions, figure_metadata, registry
-from tokenscale.report.figure import Figure
+from tokenscale.report import captions, figure_metadata
+from tokenscale.report.figure import Figure, figure_class
 from tokenscale.report.style import settle, style
 from tokenscale.settings.registry import FIGURES
 
@@ -90,7 +90,7 @@ class Tables:
 
 def load_figure(name: str, tables: Tables) -> LoadedFigure:
     """Load the rows of a figure and prepare it."""
-    kind = registry.figure_class(name)
+    kind = figure_class(name)
     figure = kind(*(tables.rows(query) for query in kind.queries))
     data = figure.data()
     text = csv(data)

@@ -208,7 +208,7 @@ PARALLEL = REPLICATION | {
     "tp": "tokenscale.train.parallel.tensor",
     "pp": "tokenscale.train.parallel.pipeline",
 }
-#: figure → module that draws it (see report/registry.py)
+#: figure → module that draws it (see report/figure.py)
 FIGURES = {
     "tokens_per_second_comparison": "tokenscale.report.drawings.by_approach",
     "data_stall_share": "tokenscale.report.drawings.by_approach",
