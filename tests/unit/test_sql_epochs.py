@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 
 from tests import corpora, tables
-from tokenscale.analysis import store_rows as stores
 from tokenscale.analysis.queries import query
+from tokenscale.analysis.rows import store_rows
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import sha256_file
 
 #: 100 rows of 10 positions: 700 useful, 250 padding, 50 labels that begin a piece
 STORE = {
@@ -164,16 +165,16 @@ def write_store(folder, corpus=None, build=None, **changes):
 def test_a_store_says_what_it_holds_and_what_it_took(tmp_path):
     corpus = tmp_path / "corpus.json"
     corpus.write_text(json.dumps({"splits": {"train": {"utf8_bytes": 5000}}}))
-    sha = stores.sha256_file(corpus)
+    sha = sha256_file(corpus)
     path = write_store(tmp_path / "web/bpe/packed", sha, {"duration_s": 2.5, "engine": "bpe"})
-    (row,) = stores.rows([path], [corpus])
+    (row,) = store_rows([path], [corpus])
     assert row == {
         **{key: STORE[key] for key in ("corpus", "tokenizer", "store", "format", "split", "sequence_length")},
         **{key: STORE[key] for key in ("documents", "useful_tokens", "total_tokens", "padding_tokens", "stored_bytes")},
         "eos": True,
         "documents_cut": 0,
         "text_bytes": 5000,
-        "manifest_sha256": stores.sha256_file(path),
+        "manifest_sha256": sha256_file(path),
         "corpus_sha256": sha,
         "ids": 850,
         "vocabulary_size": 1000,
@@ -187,7 +188,7 @@ def test_seconds_of_a_lost_record_and_bytes_of_another_corpus_are_not_known(tmp_
     lost = write_store(tmp_path / "web/bpe/a", "0" * 64)
     corpus = tmp_path / "corpus.json"
     corpus.write_text(json.dumps({"splits": {"train": {"utf8_bytes": 5000}}}))
-    (row,) = stores.rows([lost], [corpus])
+    (row,) = store_rows([lost], [corpus])
     assert row.get("seconds") is None and row["text_bytes"] is None
 
 
@@ -197,7 +198,7 @@ def test_a_file_that_is_no_manifest_is_named(tmp_path, text):
     path.parent.mkdir(parents=True)
     path.write_text(text)
     with pytest.raises(UserError, match="manifest"):
-        stores.rows([path])
+        store_rows([path])
 
 
 def test_a_store_that_was_really_written_is_read(tmp_path):
@@ -207,7 +208,7 @@ def test_a_store_that_was_really_written_is_read(tmp_path):
     for name in names:
         corpora.make_store(tmp_path / "tokens/web/bpe", corpus, tokenizer, name)
     manifests = sorted((tmp_path / "tokens").glob("*/*/*/manifest.json"))
-    found = stores.rows(manifests, [corpus / "manifest.json"])
+    found = store_rows(manifests, [corpus / "manifest.json"])
     assert [row["store"] for row in found] == list(names)
     packed, padded, lists = found
     assert padded["padding_tokens"] == padded["total_tokens"] - padded["useful_tokens"] > 0, "rows begin with their BOS"

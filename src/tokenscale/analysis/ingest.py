@@ -11,12 +11,10 @@ import pyarrow as pa
 
 from tokenscale.analysis import compliance, external, tables
 from tokenscale.analysis.attempts import merge, read_run
-from tokenscale.analysis.benchmark_rows import rows as benchmark_rows
 from tokenscale.analysis.bleu import bleu_rows
-from tokenscale.analysis.certificate_rows import certificate_rows
+from tokenscale.analysis.rows import benchmark_rows, certificate_rows, store_rows
 from tokenscale.analysis.runs import grouping, launches, run_row
 from tokenscale.analysis.siblings import Siblings
-from tokenscale.analysis.store_rows import rows as store_rows
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import check_types, read_json, report_malformed, write_json
 from tokenscale.runs.records import provenance
