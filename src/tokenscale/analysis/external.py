@@ -3,14 +3,22 @@
 from typing import Any
 
 from tokenscale.analysis.compliance import counted, flops_of_mfu
-from tokenscale.analysis.computing import FLOPS, peak_columns
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.costs.flops import Convention, flops_per_token, parameters
+from tokenscale.costs.peaks import find_peak
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import from_dict
 
 Row = dict[str, Any]
+
+#: convention, as a record names it → column
+FLOPS = {
+    "full": "flops_per_token",
+    "causal": "flops_per_token_causal",
+    "hardware": "flops_per_token_hardware",
+}
+NUMBER_FORMATS = ("bf16", "fp16", "tf32", "fp32", "fp8")
 
 #: column → (the fact's name in the record, its type)
 FACTS = {
@@ -74,3 +82,15 @@ def doubts(record: Row, row: Row, tokens: float, seconds: float) -> list[str]:
 def _of(value: Any, kind: type) -> Any:
     fits = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
     return kind(value) if fits else None
+
+
+def peak_columns(row: Row, number: str | None) -> Row:
+    """FLOP/s that a device of the row can do at most in a number format, with its source; null on CPUs and of what no
+    table knows."""
+    peak = find_peak(row["device"]) if row["device_kind"] == "cuda" and number in NUMBER_FORMATS else None
+    flops = getattr(peak, number) if peak else None
+    return {
+        "number_format": number,
+        "peak_flops": None if flops is None else flops * 1e12,
+        "peak_source": None if flops is None else peak.source,
+    }

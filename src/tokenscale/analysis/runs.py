@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.analysis import external, logs
-from tokenscale.analysis.computing import FLOPS, peak_columns
+from tokenscale.analysis.external import FLOPS, peak_columns
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, parameters
