@@ -11,7 +11,8 @@ from tests.unit.test_analysis_claims import ROOT
 from tokenscale.analysis.claims import judge
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
-from tokenscale.report import generations, page, pdf, save
+from tokenscale.report import page, pdf, save
+from tokenscale.report.summary import generations_table
 from tokenscale.settings.claims_file import load_claims
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(19)]
@@ -60,7 +61,7 @@ def test_where_nothing_was_written_the_report_says_nothing_of_it(tmp_path):
     text = made(tmp_path, [])
     assert "Generated texts" not in text and "No inference benchmark was given" in text
     pdf.write(["inference"], tmp_path / "tables", tmp_path / "report.pdf")
-    assert generations.table(query("generations", tmp_path / "tables/inference")).rows == []
+    assert generations_table(query("generations", tmp_path / "tables/inference")).rows == []
 
 
 @pytest.mark.parametrize("differs", [False, True])

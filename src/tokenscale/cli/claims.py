@@ -1,10 +1,16 @@
 """Test the claims against the experiments' tables: their numbers and verdicts."""
 
 import argparse
+import sys
 from pathlib import Path
 
+from tokenscale.analysis import claims as judging
+from tokenscale.analysis.replication import measure
+from tokenscale.analysis.tables import read_experiment
+from tokenscale.base.errors import UserError
 from tokenscale.cli import configuration
-from tokenscale.report.judge_claims import judge_and_print
+from tokenscale.report import claims
+from tokenscale.settings.claims_file import load_claims as read_ledger
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +39,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Judge the claims, print them, and write the files that were requested."""
-    if arguments.ledger is None:
-        arguments.ledger = Path(configuration.load_configuration(arguments).settings.claims)
-    return judge_and_print(**vars(arguments))
+    """Judge the claims, print a line for each, and write `claims.json` and `claims.tex` if there is an output folder.
+
+    Returns the exit code: 1 with `--strict` if a claim that `holds_at` the scale does not hold, else 0.
+    """
+    ledger, tables, experiments = arguments.ledger, arguments.tables, arguments.experiments
+    if ledger is None:
+        ledger = Path(configuration.load_configuration(arguments).settings.claims)
+    known = read_ledger(ledger)
+    if experiments is None:
+        experiments = sorted(path.parent.name for path in tables.glob("*/experiment.json"))
+    elif missing := [name for name in experiments if not (tables / name / "experiment.json").is_file()]:
+        raise UserError(
+            "there are no tables of this experiment.",
+            experiment=", ".join(missing),
+            folder=tables,
+            next=f"snakemake results/tables/{missing[0]}/runs.parquet",
+        )
+    judged = judging.judge(known, tables, experiments)
+    rows = judging.as_rows(known, judged)
+    for line in claims.claim_lines(rows):
+        print(line)
+    print(", ".join(f"{n} {verdict}" for verdict, n in claims.count_verdicts(rows).items()))
+    if arguments.output is not None:
+        claims.write_claims(rows, arguments.output, measure(tables, experiments))
+    scales = {read_experiment(tables / name).get("scale") for name in experiments}
+    lost = judging.lost(known, judged, scales, experiments)
+    for one in lost if arguments.strict else ():
+        print(f"tokenscale: a sentence no longer holds: {one.id}.", file=sys.stderr)
+        print(f"  verdict  {one.verdict}{f' ({one.reason})' if one.reason else ''}", file=sys.stderr)
+        print(f"  says     {one.sentence}", file=sys.stderr)
+        print(
+            f"  next     look at its runs in the report, or take the scale out of holds_at in {ledger}", file=sys.stderr
+        )
+    return 1 if arguments.strict and lost else 0

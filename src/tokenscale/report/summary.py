@@ -17,19 +17,20 @@ from tokenscale.report import (
     campaign_quality,
     cautions,
     figure_metadata,
-    generations,
     paired_comparisons,
     save,
     source_study,
 )
 from tokenscale.report.captions import caution, kinds, left_out, sentence, spread
 from tokenscale.report.style import number, ordered
-from tokenscale.report.table import Table
+from tokenscale.report.table import Table, count
 from tokenscale.settings.registry import FIGURES
 
 #: queries of an experiment's description
 QUERIES = ("inventory", "throughput", "order", "scaling", "stalls", "validation", "step_times", "stragglers", "energy",
            "generations", "padding", "parallelism", "pipeline", "certificates")  # fmt: skip
+#: signs that end a line, in place of which one is shown; and what stands for a sign that cannot be printed
+_NEWLINE, _UNPRINTABLE = "↵", "\ufffd"
 VALIDITY = ("valid", "suspect", "invalid", "missing")
 
 
@@ -83,7 +84,7 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             "comparisons": paired_comparisons.comparison_table(compared, refused),
             "power": paired_comparisons.power_table(compared),
             "validation": validation_table(rows("validation")),
-            "generations": generations.table(rows("generations")),
+            "generations": generations_table(rows("generations")),
             "proof": proof,
             "inventory": campaign_quality.inventory_table(runs),
             "quarantine": campaign_quality.quarantine_table(opened.connection),
@@ -263,3 +264,47 @@ def _versions(runs: pd.DataFrame) -> list[tuple[str, str]]:
         for package, version in json.loads(text).items():
             found.setdefault(package, set()).add(str(version))
     return [(package, ", ".join(sorted(v))) for package, v in sorted(found.items())]
+
+
+def generations_table(generations: pd.DataFrame) -> Table:
+    """A row an answer of `generations.sql`: prompt, text, how it was chosen, its tokens, model and steps."""
+    columns = [("prompt", False), ("text behind it", False), ("sampling", False), ("tokens", True)]
+    columns += [("model", False), ("steps", True), ("run", False)]
+    rows = [
+        [_printable(r.prompt), _printable(r.text), _sampling(r), count(r.tokens)]
+        + [str(r.model), count(r.model_step), str(r.run_id)]
+        for r in generations.itertuples()
+    ]
+    return Table(columns, rows, _generations_caption(generations))
+
+
+def _generations_caption(generations: pd.DataFrame) -> str:
+    """What stands for line ends, and in how many answers the cache changed a token."""
+    if generations.empty:
+        return ""
+    compared = generations["same_uncached"].dropna().astype(bool)
+    text = f"Final weights of each run; {_NEWLINE} is the end of a line. "
+    if compared.empty:
+        return text + "No model here keeps keys and values."
+    same = f"{int(compared.sum())} of {len(compared)} answers"
+    return text + f"Without the cache of keys and values {same} are the same, token by token."
+
+
+def _printable(text: str | None) -> str:
+    """A text in one line: ends of lines are marked, and what is no printable character is replaced.
+
+    >>> _printable("a\\n\\tb\\x00 <b>")
+    'a↵ b� <b>'
+    """
+    marked = _NEWLINE.join((text or "").splitlines()) + _NEWLINE * (text or "").endswith("\n")
+    return "".join(c if c.isprintable() else " " if c.isspace() else _UNPRINTABLE for c in marked)
+
+
+def _sampling(row: Any) -> str:
+    """How tokens were chosen, in words."""
+    if row.temperature == 0:
+        return "greedy"
+    parts = [f"temperature {number(row.temperature)}"]
+    parts += [f"top_k {int(row.top_k)}"] if row.top_k else []
+    parts += [f"top_p {number(row.top_p)}"] if row.top_p < 1 else []
+    return ", ".join([*parts, f"seed {int(row.seed)}"])
