@@ -9,7 +9,7 @@ from tests import logs
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
 from tokenscale.base.files import read_json, write_json
-from tokenscale.report import page, paired_comparisons, summary
+from tokenscale.report import page, summary
 from tokenscale.report.figure import figure_class
 from tokenscale.runs.records.external import ExternalRun
 from tokenscale.runs.records.hardware import describe_machine
@@ -115,36 +115,6 @@ def test_what_is_alike_is_drawn_without_a_word(tmp_path):
         _, caption, points = drawn(name, tables)
         assert len(points) == count and "Not compared" not in caption
     assert "Not compared" not in summary.experiment("demo", tables)["comparisons"].caption
-
-
-def test_the_page_says_how_many_runs_it_takes(tmp_path):
-    runs = [logs.settings(a, repeat=k) for a in ("padded", "packed") for k in range(3)]
-    part = summary.experiment("demo", made(tmp_path, runs))
-    (row,) = part["power"].rows
-    assert row[:2] == ["packed", "padded"] and row[3] == "3"
-    assert row[-1].startswith("6 pairs, ")
-    page.write(["demo"], tmp_path / "tables", tmp_path, tmp_path / "index.html")
-    text = (tmp_path / "index.html").read_text()
-    assert "How many runs it takes" in text and row[-1] in text
-
-
-def test_what_no_campaign_shows_is_no_number(tmp_path):
-    part = summary.experiment(
-        "demo", made(tmp_path, [logs.settings(a, repeat=k) for a in ("padded", "packed") for k in (0, 1)])
-    )
-    with connect(tmp_path / "tables/demo") as connection:
-        rows, runs = (query(name, connection) for name in ("throughput", "inventory"))
-    rows.loc[0, "useful_tokens_per_s"] *= 10
-    assert (
-        paired_comparisons.power_table(paired_comparisons.comparisons(rows, runs)[0]).rows[0][-4:]
-        == ["more than 500"] * 4
-    )
-    assert part["power"].rows[0][-1].startswith("6 pairs")
-
-
-def test_one_pair_has_no_spread_to_plan_with(tmp_path):
-    part = summary.experiment("demo", made(tmp_path, [logs.settings(a) for a in ("padded", "packed")]))
-    assert part["power"].rows[0][-4:] == ["not known"] * 4
 
 
 def test_equivalent_is_said_with_its_margin(tmp_path, monkeypatch):

@@ -7,16 +7,11 @@ import numpy as np
 import pytest
 
 from tokenscale.analysis.statistics import (
-    MOST_PAIRS,
     fewest_pairs,
     holm,
     order_statistic_rank,
-    power_table,
     ratio_of_medians,
-    resolving,
     sign_flip_p,
-    spread_of_cells,
-    spread_of_pairs,
     summary,
     verdict,
 )
@@ -168,27 +163,6 @@ def test_the_fewest_pairs_are_those_that_holm_leaves_a_chance(family):
     assert n == 6 or holm([sign_flip_p([1.0] * (n - 1))[0]] * family)[0] >= 0.05
 
 
-@pytest.mark.parametrize(
-    ("n", "effect", "spread", "family"),
-    [
-        *[(6, 0.02, 0.01, 1), (9, 0.01, 0.01, 1), (12, 0.005, 0.006, 1), (17, 0.01, 0.01, 1)],
-        *[(8, 0.02, 0.01, 4), (13, 0.01, 0.01, 4), (16, 0.01, 0.01, 8)],
-    ],
-)
-def test_the_chance_to_resolve_is_that_of_simulated_verdicts(n, effect, spread, family):
-    """Test and interval together, on normal log ratios; of a family the test is at its first step after Holm."""
-    random, trials = np.random.default_rng(n), 120 if n > 14 else 400
-    ratios = np.exp(random.normal(math.log1p(effect), spread, (trials, n)))
-    words = []
-    for r in ratios:
-        p, smallest = sign_flip_p(np.log(r))
-        words.append(verdict(summary(r), min(1.0, family * p), family * smallest, margin=0))
-    expected = resolving(n, effect, spread, family)
-    assert 0.2 < expected < 0.999
-    share = words.count("faster") / trials
-    assert share == pytest.approx(expected, abs=0.015 + 4 * math.sqrt(expected * (1 - expected) / trials))
-
-
 @pytest.mark.parametrize("noise", ["normal", "heavy tails", "one side"])
 @pytest.mark.parametrize(("family", "n"), [(1, 6), (2, 7), (3, 7)])
 def test_a_family_of_primary_comparisons_is_wrong_in_at_most_5_percent_of_campaigns(family, n, noise):
@@ -208,36 +182,3 @@ def test_a_family_of_primary_comparisons_is_wrong_in_at_most_5_percent_of_campai
         assert "too few runs" not in words
         wrong += any(word.startswith(("faster", "slower")) for word in words)
     assert wrong / campaigns <= 0.05
-
-
-def test_the_power_table_says_runs_and_hours():
-    half, one, two, five = power_table(0.01, device_s=7200)
-    assert [row.effect for row in (half, one, two, five)] == [0.005, 0.01, 0.02, 0.05]
-    assert half.runs > one.runs > two.runs == five.runs == 6
-    assert one.device_hours == 2 * one.runs
-    assert resolving(one.runs, 0.01, 0.01) >= 0.8 > resolving(one.runs - 1, 0.01, 0.01)
-
-
-def test_a_family_asks_for_more_pairs_and_not_for_the_sign_tests():
-    """Simulated, 17 pairs show 1 % at a spread of 1 % in a family of 4 with chance 0.82; 20 in one of 8 with 0.86."""
-    needed = [power_table(0.01, effects=(0.01,), family=family)[0].runs for family in (1, 4, 8)]
-    assert needed == [17, 17, 20]
-
-
-def test_no_table_promises_fewer_runs_than_any_verdict_needs():
-    assert [row.runs for row in power_table(0.0)] == [6] * 4
-    assert [row.runs for row in power_table(0.0, family=4)] == [8] * 4
-    assert all(resolving(n, 0.5, 0.0) == 0 for n in range(1, 6))
-
-
-def test_what_cannot_be_known_or_run_is_no_number():
-    assert [row.runs for row in power_table(spread_of_pairs([1.02]))] == [None] * 4
-    (row,) = power_table(1.0, 10, effects=(0.005,))
-    assert (row.runs, row.device_hours) == (None, None) and resolving(MOST_PAIRS, 0.005, 1.0) < 0.8
-
-
-def test_unpaired_spreads_add_in_squares():
-    values = np.exp(np.random.default_rng(0).normal(0, 0.01, 5000))
-    others = np.exp(np.random.default_rng(1).normal(0, 0.02, 5000))
-    assert spread_of_cells(values, others) == pytest.approx(math.hypot(0.01, 0.02), rel=0.05)
-    assert spread_of_pairs(values / others) == pytest.approx(spread_of_cells(values, others), rel=0.05)

@@ -3,15 +3,14 @@
 Below six runs no distribution-free 95 % interval of a median exists (the range of five covers it in 93.75 % of cases),
 so none is shown. What a whole campaign says of its noise is in `campaign.py`.
 
-SciPy has no Holm correction, no exact interval of a median with its coverage, and no power of these tests. It has the
-sign-flip test (`permutation_test`), with equal p-values: of 16 pairs in 2.2 s where this takes 0.12 s.
+SciPy has no Holm correction and no exact interval of a median with its coverage. It has the sign-flip test
+(`permutation_test`), with equal p-values: of 16 pairs in 2.2 s where this takes 0.12 s.
 """
 
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 
@@ -19,13 +18,8 @@ import numpy as np
 COVERAGE, LEVEL = 0.95, 0.05
 #: effects inside ± this share count as the same
 MARGIN = 0.01
-#: effects of the power table; the chance to resolve one that is asked for (Cohen 1988)
-EFFECTS, POWER = (0.005, 0.01, 0.02, 0.05), 0.8
-#: no campaign is planned for more pairs than this
-MOST_PAIRS = 500
 #: more pairs than this are tested with random sign flips in place of all of them
 EXACT_PAIRS = 16
-_NORMAL = NormalDist()
 
 
 @dataclass(frozen=True)
@@ -186,87 +180,7 @@ def fewest_pairs(family: int = 1, level: float = LEVEL) -> int:
     return n
 
 
-def resolving(n: int, effect: float, spread: float, family: int = 1, level: float = LEVEL) -> float:
-    """Chance that n pairs show an effect, where log ratios are normal with standard deviation `spread`: that their
-    interval leaves 1 out, and the test at `level` over the family does; the smaller of both chances.
-
-    The interval [x_(k), x_(n+1-k)] lies on one side of 1 where at least n + 1 - k pairs do, each with chance
-    Φ(log(1 + effect) / spread) (Noether 1987 gives sample sizes that way).
-    """
-    interval = order_statistic_rank(n)
-    if interval is None or n < fewest_pairs(family, level):
-        return 0.0
-    if spread == 0:
-        return 1.0
-    shift = math.log1p(effect) / spread
-    share = _NORMAL.cdf(shift)
-    # pairs that all lie on one side have the smallest p there is, which is enough from the fewest pairs on
-    of_test = max(_chance_of_test(n, shift, level / family), share**n)
-    return min(_at_least(n + 1 - interval[0], n, share), of_test)
-
-
-def _at_least(least: int, n: int, share: float) -> float:
-    """P(Bin(n, share) ≥ least), share at least a half: each term follows from the one above it, from share^n on."""
-    term = total = share**n
-    odds = (1 - share) / share
-    for j in range(n, least, -1):
-        term *= j / (n - j + 1) * odds
-        total += term
-    return min(total, 1.0)
-
-
-def _chance_of_test(n: int, shift: float, level: float) -> float:
-    """Chance that the sign-flip test of n normal values with this mean, in standard deviations, is below a level.
-
-    Under flips the sum over the root of the sum of squares, z, is near normal, and z² = n t² / (n - 1 + t²) with
-    Student's t (Box & Andersen 1955); t is non-central (Abramowitz & Stegun 1964, 26.7.10). 0 where so few values
-    cannot have such a z.
-    """
-    z = _NORMAL.inv_cdf(1 - level / 2)
-    if z * z >= n:
-        return 0.0
-    freedom = n - 1
-    t = z * math.sqrt(freedom / (n - z * z))
-    return _NORMAL.cdf((shift * math.sqrt(n) - t * (1 - 1 / (4 * freedom))) / math.sqrt(1 + t * t / (2 * freedom)))
-
-
-@dataclass(frozen=True)
-class Power:
-    """What it takes to resolve an effect: pairs of runs, and hours of devices. None: more than `MOST_PAIRS`."""
-
-    effect: float
-    runs: int | None
-    device_hours: float | None
-
-
 def spread_of_pairs(ratios: Sequence[float]) -> float:
     """Standard deviation of the logarithms of ratios, of pairs of runs; nan where there are fewer than two."""
     x = np.log(np.asarray(list(ratios), dtype=float))
     return float(x.std(ddof=1)) if len(x) > 1 else math.nan
-
-
-def spread_of_cells(values: Sequence[float], baseline: Sequence[float]) -> float:
-    """The same where runs are not paired: of a ratio of one run of each cell, √(s² + s²)."""
-    return math.hypot(spread_of_pairs(values), spread_of_pairs(baseline))
-
-
-def power_table(
-    spread: float,
-    device_s: float = math.nan,
-    *,
-    effects: Sequence[float] = EFFECTS,
-    family: int = 1,
-    power: float = POWER,
-    level: float = LEVEL,
-) -> list[Power]:
-    """The fewest pairs with which each effect is shown with chance `power` (see `resolving`).
-
-    `spread` is that of `spread_of_pairs`; `device_s` what both runs of a pair take: seconds times devices, summed.
-    """
-    table = []
-    for effect in effects:
-        tried = range(fewest_pairs(family, level), MOST_PAIRS + 1) if math.isfinite(spread) else ()
-        runs = next((n for n in tried if resolving(n, effect, spread, family, level) >= power), None)
-        known = runs is not None and math.isfinite(device_s)
-        table.append(Power(effect, runs, runs * device_s / 3600 if known else None))
-    return table

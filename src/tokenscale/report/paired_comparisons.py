@@ -73,7 +73,6 @@ class _Pair:
     quantity: str
     values: Mapping[Any, tuple[str, float]]
     bases: Mapping[Any, tuple[str, float]]
-    device_s: Mapping[str, float]
     parity: str = ""  # of two trainers: their certificate in words
 
     def result(self) -> statistics.Comparison:
@@ -99,9 +98,6 @@ def _judged(pairs: Sequence[_Pair]) -> list[dict[str, Any]]:
 
 
 def _describe(pair: _Pair, verdict: str, p: float, smallest_p: float) -> dict[str, Any]:
-    both = sorted(pair.values.keys() & pair.bases.keys())
-    ratios = [pair.values[k][1] / pair.bases[k][1] for k in both]
-    seconds = [pair.device_s.get(pair.values[k][0], np.nan) + pair.device_s.get(pair.bases[k][0], np.nan) for k in both]
     return {
         "approach": pair.names[0],
         "baseline": pair.names[1],
@@ -112,8 +108,6 @@ def _describe(pair: _Pair, verdict: str, p: float, smallest_p: float) -> dict[st
         "p": p,
         "smallest_p": smallest_p,
         "verdict": verdict,
-        "spread_of_pairs": statistics.spread_of_pairs(ratios),
-        "device_s": float(np.median(seconds)) if seconds else np.nan,
         "parity": pair.parity,
     }
 
@@ -153,7 +147,6 @@ def _primary_pairs(
 ) -> tuple[list[_Pair], str]:
     """(the primary comparisons, also those without any pair of runs; sentences on runs that are not comparable)."""
     ours = runs[~runs["external"].fillna(False).astype(bool)]
-    seconds = _device_seconds(runs)
     found, sentences = [], []
     for comparison in primary:
         of, over, quantity = comparison["of"], comparison["over"], comparison["quantity"]
@@ -168,7 +161,7 @@ def _primary_pairs(
             sides.append({r.repeat: (r.run_id, numbers[r.run_id]) for r in of_cell.itertuples()})
         names = tuple(map(_shorten, comparison["names"]))
         at = _shorten(comparison["at"])
-        found.append(_Pair(of, over, (names[0], names[1]), at, quantity, sides[0], sides[1], seconds))
+        found.append(_Pair(of, over, (names[0], names[1]), at, quantity, sides[0], sides[1]))
     return found, " ".join(dict.fromkeys(sentences))
 
 
@@ -207,7 +200,6 @@ def _approach_pairs(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[
     out = comparability.refused(refused) | set(runs.loc[runs["external"].fillna(False).astype(bool), "run_id"])
     cells = _cells(throughput[~throughput["run_id"].isin(out)])
     names = dict(zip(runs["run_id"], runs["cell"], strict=True))
-    seconds = _device_seconds(runs)
     found = []
     for approach, baseline in COMPARISONS:
         groups = {(c.factors, c.storage, c.layout) for c in cells if c.approach == approach}
@@ -228,14 +220,8 @@ def _approach_pairs(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[
     pairs = []
     for of_cell, over_cell, both, (*levels, world), sides in found:
         group = ", ".join(filter(None, [*levels, f"world size {world}" if len(sizes) > 1 else ""]))
-        pairs.append(_Pair(of_cell, over_cell, both, group, "useful_tokens_per_s", sides[0], sides[1], seconds))
+        pairs.append(_Pair(of_cell, over_cell, both, group, "useful_tokens_per_s", sides[0], sides[1]))
     return pairs, comparability.sentences(refused)
-
-
-def _device_seconds(runs: pd.DataFrame) -> dict[str, float]:
-    """run id → seconds from its first event to its last, times its ranks."""
-    seconds = (runs["stopped_unix_s"] - runs["started_unix_s"]) * runs["world_size"]
-    return dict(zip(runs["run_id"], seconds.astype(float), strict=True))
 
 
 @dataclass(frozen=True)
@@ -348,34 +334,3 @@ def comparison_table(compared: list[dict[str, Any]], refused: str = "") -> Table
         "“exploratory”: not a primary comparison of this experiment, so it is not tested." if exploratory else "",
     ]
     return Table(columns, rows, " ".join(filter(None, [*notes, refused])))
-
-
-def power_table(compared: list[dict[str, Any]]) -> Table:
-    """Return how many pairs it takes to show effects of several sizes, from the spread of the pairs at hand."""
-    columns = [("of", False), ("against", False), ("at", False), ("pairs here", True), ("spread (%)", True)]
-    columns += [(f"to show {100 * effect:g} %", True) for effect in statistics.EFFECTS]
-    family = sum(c["primary"] for c in compared)
-    rows = []
-    for c in compared:
-        if c["primary"]:
-            needed = statistics.power_table(c["spread_of_pairs"], c["device_s"], family=family)
-            rows.append(
-                [c["approach"], c["baseline"], c["group"], str(c["result"].n), number(100 * c["spread_of_pairs"])]
-                + [_needed(row, c["spread_of_pairs"]) for row in needed]
-            )
-    text = (
-        "Pairs of runs, and the time of devices (on a CPU: of ranks) that they take, with which a difference of that "
-        f"size is shown in {100 * statistics.POWER:g} of 100 campaigns: interval and sign test, at "
-        f"{100 * statistics.LEVEL:g} % over as many comparisons as there are rows, exclude “no difference”. The spread "
-        "is the standard deviation of the pairs' log ratios; few pairs estimate it badly."
-    )
-    return Table(columns, rows, text)
-
-
-def _needed(row: statistics.Power, spread: float) -> str:
-    if row.runs is None:
-        return f"more than {statistics.MOST_PAIRS}" if spread == spread else "not known"
-    if row.device_hours is None:
-        return f"{row.runs} pairs"
-    long = row.device_hours >= 1
-    return f"{row.runs} pairs, {number(row.device_hours * (1 if long else 60), 2)} {'h' if long else 'min'}"

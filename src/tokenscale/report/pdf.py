@@ -31,7 +31,6 @@ TABLES = {
     "validation": "Validation loss",
     "generations": "Generated texts",
     "steadiness": "Spread within runs and between them",
-    "power": "How many runs it takes",
     "design": "Design: cells and repeats",
     "inventory": "Run inventory",
 }

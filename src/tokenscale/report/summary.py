@@ -82,7 +82,6 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             "design": campaign_quality.design(runs, planned, head.get("left_out") or []),
             "throughput": throughput_table(throughput, rows("stalls"), runs),
             "comparisons": paired_comparisons.comparison_table(compared, refused),
-            "power": paired_comparisons.power_table(compared),
             "validation": validation_table(rows("validation")),
             "generations": generations_table(rows("generations")),
             "proof": proof,
