@@ -30,8 +30,6 @@ from tokenscale.settings.claims import PLACEHOLDERS, Claim, ClaimsFile, parse_pl
 QUERIES = tuple(queries.PARAMETERS)
 VERDICTS = ("supported", "contradicted", "inconclusive", "not tested at this scale")
 SUPPORTED, CONTRADICTED, INCONCLUSIVE, NOT_TESTED = VERDICTS
-#: columns of a claim's rows that mean something here; a sentence may name every other one
-MEANT = ("value", "baseline", "run_id", "other_run_id", "cell")
 #: seconds that a claim's SQL may take: one that joins all steps with all steps would take days
 LIMIT_S = 120.0
 #: a published figure is reproduced where the interval comes this close to it, as a share of the figure

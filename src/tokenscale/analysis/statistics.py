@@ -34,7 +34,7 @@ class Summary:
 
 
 @functools.cache
-def order_statistic_rank(n: int, coverage: float = COVERAGE) -> tuple[int, float] | None:
+def order_statistic_rank(n: int) -> tuple[int, float] | None:
     """(k, coverage) of the narrowest interval [x_(k), x_(n+1-k)] that covers a median at least so often, or None.
 
     Coverage is 1 - 2 P(Bin(n, 1/2) < k), whatever the distribution (David & Nagaraja, Order Statistics, 7.1).
@@ -47,7 +47,7 @@ def order_statistic_rank(n: int, coverage: float = COVERAGE) -> tuple[int, float
     for k in range(1, (n + 1) // 2 + 1):
         below += math.comb(n, k - 1)
         covered = 1 - 2 * below / 2**n
-        if covered < coverage:
+        if covered < COVERAGE:
             break
         best = (k, covered)
     return best

@@ -50,14 +50,14 @@ def compare(values: Sequence[float], baseline: Sequence[float]) -> Unpaired:
     return Unpaired((len(a), len(b)), ratio, spread.median, spread.low, spread.high, spread.kind, p, smallest)
 
 
-def ratios(a: np.ndarray, b: np.ndarray, coverage: float = COVERAGE) -> Summary:
+def ratios(a: np.ndarray, b: np.ndarray) -> Summary:
     """Median of all ratios a / b with the interval that inverts the rank-sum test, or their range if runs are few.
 
     The interval [r_(k), r_(nm+1-k)] covers the ratio at least so often where one cell is the other times a constant,
     with k from the exact distribution of the Mann-Whitney statistic (Lehmann 1975, Nonparametrics, 2.6).
     """
     every = np.sort((a[:, None] / b[None, :]).ravel())
-    found = rank(len(a), len(b), coverage)
+    found = rank(len(a), len(b))
     median = float(np.median(every))
     if found is None:
         kind = "single runs" if len(every) == 1 else "range of all ratios, not an interval"

@@ -56,12 +56,12 @@ def find_answers(
     cores), scaling is not answered.
     """
     inventory = rows("inventory")
-    found = answer_padding(*captions.comparable(rows("padding"), inventory, "approach"))
+    found = answer_padding(captions.comparable(rows("padding"), inventory, "approach")[0])
     primary = [comparison for comparison in compared if comparison["primary"]]
     for comparison, answer in zip(primary, paired_comparisons.answers(primary), strict=True):
         part = "loss" if comparison["quantity"] == "validation_loss" else "throughput"
         found.append({"part": part, **answer})
-    found += answer_loss(*captions.comparable(rows("validation"), inventory, "approach"))
+    found += answer_loss(captions.comparable(rows("validation"), inventory, "approach")[0])
     found += answer_scaling(rows("scaling")) if not caution else []
     # part of the question only where a figure of the experiment shows it
     found += answer_memory(rows("parallelism")) if any(name in figures for name in FIGURES["memory"]) else []
@@ -71,7 +71,7 @@ def find_answers(
     return [answer | {"figure": shown[answer["part"]]} for answer in found]
 
 
-def answer_padding(padding: pd.DataFrame, refused: str = "") -> list[Answer]:
+def answer_padding(padding: pd.DataFrame) -> list[Answer]:
     """Return which share of processed tokens is not useful, by approach; from rows of `padding.sql`.
 
     Such a token is padding, or its label is ignored because it begins a document.
@@ -99,7 +99,7 @@ def answer_padding(padding: pd.DataFrame, refused: str = "") -> list[Answer]:
     ]
 
 
-def answer_loss(validation: pd.DataFrame, refused: str = "") -> list[Answer]:
+def answer_loss(validation: pd.DataFrame) -> list[Answer]:
     """Return how far validation losses lie apart at equal useful tokens; from rows of `validation.sql`.
 
     Losses are compared at the fewest useful tokens that a run trained on, interpolated linearly between the

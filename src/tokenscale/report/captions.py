@@ -38,9 +38,9 @@ def comparable(rows: pd.DataFrame, inventory: pd.DataFrame, factor: str) -> tupl
     return rows[~rows["run_id"].isin(comparability.refused(found))], comparability.sentences(found)
 
 
-def nothing(runs: pd.DataFrame, refused: str, requested: int | None = None) -> str:
+def nothing(runs: pd.DataFrame, refused: str) -> str:
     """What stands in an empty figure: that there are no runs, or that those there are may not be compared."""
-    return "not comparable: see the method below" if refused else f"no data: {counted(0, runs, requested)}"
+    return "not comparable: see the method below" if refused else f"no data: {counted(0, runs)}"
 
 
 def counted(shown: int, runs: pd.DataFrame, requested: int | None = None) -> str:

@@ -97,7 +97,6 @@ def strips(
     inventory: pd.DataFrame,
     columns: Columns,
     *,
-    begin: float | None = 0.0,
     keep: Callable[[Cell], bool] = lambda _: True,
 ) -> tuple[Figure, list[Axes]]:
     """A panel a column of `rows` (one a run), a row a cell that the inventory lists: every run a dot, medians as bars.
@@ -119,9 +118,8 @@ def strips(
                 else:
                     strip(axes, y, found, cell[0])
             name_rows(axes, names(listed))
-            if begin is not None:
-                most = max(found.max() for found in values.values() if len(found))
-                axes.set_xlim(begin, 1.08 * most if most > begin else None)
+            most = max(found.max() for found in values.values() if len(found))
+            axes.set_xlim(0.0, 1.08 * most if most > 0 else None)
             steps_of(axes.xaxis)
         return made, panels
 
@@ -326,11 +324,6 @@ def over_time(rows: pd.DataFrame, inventory: pd.DataFrame, column: str, label: s
             plain(axes.yaxis)
         legend(made, panels, order=names_of)
         return made
-
-
-def seconds_of(curves: pd.DataFrame) -> pd.Series:
-    """Seconds of the steps of each point of `loss_curves.sql`."""
-    return curves["training_s"] - curves.groupby("run_id")["training_s"].shift(fill_value=0.0)
 
 
 def decades(axis: Any) -> None:

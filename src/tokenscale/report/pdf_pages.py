@@ -61,12 +61,12 @@ class PageWriter:
         self.paragraph(text, size, "bold")
         self.y -= 3
 
-    def paragraph(self, text: str, size: float = 8, weight: str = "normal", *, indent: float = 0.0) -> None:
+    def paragraph(self, text: str, size: float = 8, weight: str = "normal") -> None:
         """Text over the width of the page."""
-        for line in wrap(text, ROOM - indent, size, weight):
+        for line in wrap(text, ROOM, size, weight):
             self._need(size * LINE)
             self.y -= size * LINE
-            self._write(indent, line, size, weight)
+            self._write(0.0, line, size, weight)
 
     def space(self, points: float) -> None:
         """Leave room, but not at the head of a page."""
