@@ -12,7 +12,7 @@ import pytest
 
 from tests import logs
 from tokenscale.analysis import queries
-from tokenscale.analysis.exporters.measures import Measures, Rewritten, curves
+from tokenscale.analysis.exporters.measures import curves, read
 from tokenscale.analysis.exporters.track import track
 from tokenscale.analysis.ingest import ingest
 from tokenscale.base.errors import UserError
@@ -114,8 +114,7 @@ def series(points, name) -> dict[int, float]:
 
 def test_every_curve_is_the_one_that_sql_defines(folder, run, tmp_path):
     ingest(logs.write_table(tmp_path / "runs.json", [run]), tmp_path / "runs", tmp_path / "tables")
-    measures = Measures(folder)
-    points = measures.poll(ended=True)
+    points, summary = read(folder, ended=True)
     asked = queries.connect(tmp_path / "tables")
     steps = queries.query("steps_global", asked).set_index("step")
     assert list(steps.index) == list(range(STEPS))
@@ -137,25 +136,22 @@ def test_every_curve_is_the_one_that_sql_defines(folder, run, tmp_path):
     same("validation/loss", held_out["loss"])
     same("validation/perplexity", held_out["perplexity"])
 
-    summary, (speed,), (stalls,) = (
-        measures.summary(),
-        queries.query("throughput", asked).to_dict("records"),
-        queries.query("stalls", asked).to_dict("records"),
-    )
+    (speed,) = queries.query("throughput", asked).to_dict("records")
+    (stalls,) = queries.query("stalls", asked).to_dict("records")
     for name in ("useful_tokens_per_s", "total_tokens_per_s"):
         assert summary[f"summary/{name}"] == pytest.approx(speed[name], rel=1e-12)
     assert summary["summary/data_wait_share"] == pytest.approx(stalls["data_stall_share"], rel=1e-12)
     assert summary["summary/run_stop/energy_j"] == 5.0  # of two boards
 
 
-def test_a_field_that_nobody_knew_is_exported_and_one_that_is_missing_is_missed_by_nobody(tmp_path):
+def test_a_field_that_a_line_lacks_is_missed_by_nobody(tmp_path):
     for rank in range(2):
         place = tmp_path / f"attempt=00/rank={rank:05d}"
         place.mkdir(parents=True)
-        line = {"step": 0, "h2d_s": 0.1 + rank, "router_drops_count": 3, "skipped": rank == 0, "note": "x"}
+        line = {"step": 0, "h2d_s": 0.1 + rank, "rows": 3, "skipped": rank == 0} | ({"loss_sum": 1.0} if rank else {})
         (place / "steps.jsonl").write_text(json.dumps(line) + "\n")
-    (point,) = Measures(tmp_path).poll(ended=True)
-    assert point.values == {"step/h2d_s": 1.1, "step/router_drops_count": 6, "step/skipped": 1}
+    ((point,), _) = read(tmp_path, ended=True)
+    assert point.values == {"step/h2d_s": 1.1, "step/rows": 6, "step/skipped": 1}
 
 
 def test_a_step_that_is_not_finite_has_no_loss_and_says_so(tmp_path):
@@ -163,7 +159,7 @@ def test_a_step_that_is_not_finite_has_no_loss_and_says_so(tmp_path):
     ranks.writers[0].step(**row(0, 0, 0))
     ranks.writers[1].step(**row(0, 1, 0) | {"loss_sum": float("nan")})
     ranks.end()
-    (point,) = Measures(tmp_path).poll(ended=True)
+    ((point,), _) = read(tmp_path, ended=True)
     assert "train/loss" not in point.values and "step/loss_sum" not in point.values
     assert point.values["step/nonfinite"] == 1 and point.values["train/grad_norm"] == 1.5
     assert "train/loss" not in curves([{"loss_sum": 3.0, "useful_tokens": 1, "nonfinite": 1}])[0]
@@ -173,33 +169,30 @@ def test_a_step_that_is_not_finite_has_no_loss_and_says_so(tmp_path):
 
 
 def test_a_step_comes_when_every_rank_has_written_it_and_a_line_when_it_is_whole(tmp_path):
-    ranks, measures = Ranks(tmp_path), Measures(tmp_path)
+    def seen() -> list[tuple[int, bool]]:
+        return [(point.step, "validation/loss" in point.values) for point in read(tmp_path, ended=False)[0]]
+
+    ranks = Ranks(tmp_path)
     ranks.steps(0, 3, ranks=[0])
     ranks.validate(3)
-    assert measures.poll(ended=False) == []
+    assert seen() == []
     ranks.steps(0, 2, ranks=[1])
-    assert [p.step for p in measures.poll(ended=False)] == [0, 1]  # the validation waits for the step before it
+    assert seen() == [(0, False), (1, False)]  # the validation waits for the step before it
     path = tmp_path / "attempt=00/rank=00001/steps.jsonl"
     text = json.dumps(row(0, 1, 2)) + "\n"
     with open(path, "a") as file:
         file.write(text[:40])
-    assert measures.poll(ended=False) == []
+    assert len(seen()) == 2
     with open(path, "a") as file:
         file.write(text[40:])
-    assert [(p.step, "validation/loss" in p.values) for p in measures.poll(ended=False)] == [(2, False), (3, True)]
-    assert measures.broken == 0
+    assert seen()[2:] == [(2, False), (3, True)]
 
 
-def test_an_attempt_that_repeats_a_step_takes_back_what_was_handed_out(tmp_path):
-    Ranks(tmp_path, 0).steps(0, 6)
-    measures = Measures(tmp_path)
-    assert len(measures.poll(ended=False)) == 6
-    later = Ranks(tmp_path, 1)
-    later.steps(6, 7)
-    assert [p.step for p in measures.poll(ended=False)] == [6]
-    Ranks(tmp_path, 2).steps(4, 5)
-    with pytest.raises(Rewritten, match="attempt 2 repeats step 4"):
-        measures.poll(ended=False)
+def test_broken_lines_are_left_out(tmp_path):
+    Ranks(tmp_path).steps(0, 2)
+    path = tmp_path / "attempt=00/rank=00001/steps.jsonl"
+    path.write_bytes(b"no json\n[1]\n" + path.read_bytes() + b"\0" * 40 + b"\n" + b'{"step": 2, "loss')
+    assert [point.step for point in read(tmp_path, ended=True)[0]] == [0, 1]
 
 
 def test_the_latest_attempt_s_validation_counts(tmp_path):
@@ -207,21 +200,7 @@ def test_the_latest_attempt_s_validation_counts(tmp_path):
     first.validate(0)
     first.writers[0].event("validation", step=4, loss_sum=9000.0, useful_tokens=1000)
     second.writers[0].event("validation", step=4, loss_sum=8000.0, useful_tokens=1000)
-    measures = Measures(tmp_path)
-    assert series(measures.poll(ended=True), "validation/loss") == {0: 5.0, 4: 8.0}
-    Ranks(tmp_path, 2).validate(4)
-    with pytest.raises(Rewritten, match="attempt 2 repeats the validation at step 4"):
-        measures.poll(ended=False)
-
-
-def test_logs_that_were_moved_away_are_read_anew(tmp_path):
-    Ranks(tmp_path, 0).steps(0, 2)
-    measures = Measures(tmp_path)
-    measures.poll(ended=False)
-    (tmp_path / "superseded").mkdir()
-    (tmp_path / "attempt=00").rename(tmp_path / "superseded/attempt=00")
-    with pytest.raises(Rewritten, match="is gone"):
-        measures.poll(ended=False)
+    assert series(read(tmp_path, ended=True)[0], "validation/loss") == {0: 5.0, 4: 8.0}
 
 
 def test_following_a_run_gives_what_an_export_afterwards_gives(tmp_path, run):
@@ -285,7 +264,7 @@ def tensorboard(folder: Path) -> dict[str, list[tuple[int, float, object]]]:
 
 
 def expected(folder: Path) -> dict[str, dict[int, float]]:
-    points = Measures(folder).poll(ended=True)
+    points, _ = read(folder, ended=True)
     return {name: series(points, name) for point in points for name in point.values}
 
 

@@ -1,20 +1,17 @@
-"""Curves for trackers from the events of all ranks, read while ranks still write.
+"""Points for trackers from the logs of all ranks, also while ranks still write. Rates are those of `analysis/sql`."""
 
-Rates are those of `analysis/sql`. Every numeric field of a line becomes a curve, known or not.
-"""
-
-import json
 import math
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import duckdb
 
 from tokenscale.analysis.live import step_rates
 from tokenscale.analysis.queries import WARM_UP
 from tokenscale.base.errors import UserError
-from tokenscale.runs.records.schema import VERSION
+from tokenscale.runs.records.schema import FIELDS, VERSION
 
 #: first steps of an attempt that are left out of the rates of the whole run
 WARMUP_STEPS = WARM_UP["warmup_steps"]
@@ -25,6 +22,54 @@ SUMMED = {"loss_sum", "useful_tokens", "total_tokens", "rows", "energy_j"}
 SUMMED_ENDS = ("_sum", "_tokens", "_rows", "_count", "_flops", "_j")
 #: fields that stand beside the loss instead of among the raw ones
 TRAIN = ("learning_rate", "grad_norm", "grad_norm_clipped")
+#: numeric fields of a file
+NUMBERS = {
+    kind: [name for name, sql in FIELDS[kind].items() if sql != "VARCHAR" and name not in NOT_MEASURED]
+    for kind in ("steps", "events")
+}
+_PLACE = r"attempt=(\d+)/rank=(\d+)/\w+\.jsonl$"
+#: whole lines, in the order of attempts, ranks and lines
+_READ = f"""
+INSERT INTO {{kind}} BY NAME
+SELECT * EXCLUDE (filename), regexp_extract(filename, '{_PLACE}', 1)::INTEGER AS attempt,
+    regexp_extract(filename, '{_PLACE}', 2)::INTEGER AS rank, row_number() OVER () AS line
+FROM read_json(?, columns = ?, format = 'newline_delimited', ignore_errors = true, filename = true,
+    hive_partitioning = false)
+"""
+#: steps that every rank has written, in the latest attempt that has them
+_STEPS = """
+WITH attempts AS (SELECT attempt, count(DISTINCT rank) AS ranks, min(step) AS first FROM steps GROUP BY attempt),
+worlds AS (SELECT attempt, max(world_size) AS world FROM events WHERE event = 'run_start' GROUP BY attempt),
+latest AS (
+    FROM steps WHERE step IS NOT NULL
+    QUALIFY attempt = max(attempt) OVER (PARTITION BY step)
+        AND row_number() OVER (PARTITION BY step, attempt, rank ORDER BY line) = 1
+)
+SELECT step, coalesce(max(t_unix_s), 0.0), step - any_value(first), {numbers}
+FROM latest JOIN attempts USING (attempt) LEFT JOIN worlds USING (attempt)
+GROUP BY step HAVING count(*) = any_value(coalesce(world, CASE WHEN ? THEN ranks END)) ORDER BY step
+"""
+_VALIDATIONS = """
+SELECT coalesce(step, 0) AS step_, coalesce(t_unix_s, 0.0), {numbers}
+FROM events WHERE event = 'validation' AND useful_tokens <> 0
+QUALIFY row_number() OVER (PARTITION BY step_ ORDER BY attempt DESC, rank, t_mono_s DESC NULLS LAST, line) = 1
+ORDER BY step_
+"""
+_SOURCES = """
+SELECT coalesce(step, 0) AS step_, corpus, loss_sum / useful_tokens
+FROM events WHERE event = 'source_validation' AND useful_tokens <> 0 AND corpus IS NOT NULL
+QUALIFY row_number() OVER (PARTITION BY step_, corpus ORDER BY line DESC) = 1 ORDER BY line
+"""
+#: every other event: of each rank the last line with a number, if it is of the latest attempt
+_OTHERS = """
+WITH latest AS (
+    FROM events
+    WHERE event NOT IN ('run_start', 'validation', 'source_validation') AND coalesce({present}) IS NOT NULL
+    QUALIFY row_number() OVER (PARTITION BY event, rank ORDER BY attempt DESC, line DESC) = 1
+)
+SELECT event, {numbers} FROM (FROM latest QUALIFY attempt = max(attempt) OVER (PARTITION BY event))
+GROUP BY event ORDER BY min(line)
+"""
 
 
 @dataclass(frozen=True)
@@ -36,213 +81,94 @@ class Point:
     values: dict[str, float]
 
 
-class Rewritten(Exception):
-    """What has been handed out no longer holds: a later attempt repeats it, or it was moved away. Read it all again."""
+def read(directory: Path, *, ended: bool) -> tuple[list[Point], dict[str, float]]:
+    """Return the points of a run, steps ascending, and values of the whole run.
+
+    The latest attempt wins per step. A step that lacks a rank is left out, and so is a validation after it unless the
+    run has `ended`. Raises UserError for logs of a newer version.
+    """
+    with closing(duckdb.connect(":memory:")) as connection:
+        connection.execute("SET threads = 1")
+        for kind in NUMBERS:
+            _load(connection, directory, kind)
+        columns = ", ".join(_over_ranks(name) for name in NUMBERS["steps"])
+        rows = connection.execute(_STEPS.format(numbers=columns), [ended]).fetchall()
+        validations = _validations(connection)
+        others = _others(connection)
+    steps = [_present(NUMBERS["steps"], row[3:]) for row in rows]
+    points, useful = [], 0.0
+    for (step, t_unix_s, *_), values in zip(rows, curves(steps), strict=True):
+        if "step/useful_tokens" in values:
+            useful += values["step/useful_tokens"]
+            values["train/useful_tokens_seen"] = useful
+        points.append(Point(step, t_unix_s, values))
+    last = points[-1].step if points else -1
+    shown = [point for point in validations if ended or point.step <= last + 1]
+    summary = _rates([row[2] for row in rows], steps) | {"useful_tokens_seen": useful} | others
+    ordered = sorted([(p.step, 1, p) for p in points] + [(p.step, 0, p) for p in shown], key=lambda p: p[:2])
+    return [point for *_, point in ordered], {f"summary/{n}": v for n, v in summary.items() if v is not None}
 
 
-@dataclass
-class _Step:
-    attempt: int
-    ranks: set[int] = field(default_factory=set)
-    values: dict[str, float] = field(default_factory=dict)
-    seen: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # field → ranks that have it
-    t_unix_s: float = 0.0
+def _load(connection: duckdb.DuckDBPyConnection, directory: Path, kind: str) -> None:
+    columns = FIELDS[kind] | {"attempt": "INTEGER", "rank": "INTEGER", "line": "BIGINT"}
+    connection.execute(f"CREATE TABLE {kind} ({', '.join(f'{name} {sql}' for name, sql in columns.items())})")
+    files = [str(path) for path in sorted(directory.glob(f"attempt=*/rank=*/{kind}.jsonl"))]
+    if not files:
+        return
+    read_json = "read_json(?, columns = ?, format = 'newline_delimited', ignore_errors = true)"
+    (newest,) = connection.execute(f"SELECT max(schema) FROM {read_json}", [files, {"schema": "INTEGER"}]).fetchone()
+    if newest is not None and newest > VERSION:
+        raise UserError(
+            "this run's logs were written by a newer tokenscale.",
+            path=directory,
+            found=f"schema {newest}",
+            expected=f"at most {VERSION}",
+            next="upgrade tokenscale",
+        )
+    connection.execute(_READ.format(kind=kind), [files, FIELDS[kind]])
 
 
-class Measures:
-    """The points of one run. The latest attempt wins per step; a step that lacks a rank is left out."""
+def _validations(connection: duckdb.DuckDBPyConnection) -> list[Point]:
+    sources: dict[int, dict[str, float]] = {}
+    for step, corpus, loss in connection.execute(_SOURCES).fetchall():
+        sources.setdefault(step, {})[f"validation/{corpus}/loss"] = loss
+    points = []
+    for step, t_unix_s, *numbers in connection.execute(
+        _VALIDATIONS.format(numbers=", ".join(NUMBERS["events"]))
+    ).fetchall():
+        found = _present(NUMBERS["events"], numbers)
+        values = {f"validation/{name}": value for name, value in found.items()}
+        if "loss_sum" in found:
+            loss = found["loss_sum"] / found["useful_tokens"]
+            values |= {"validation/loss": loss, "validation/perplexity": math.exp(loss) if loss < 700 else math.inf}
+        values |= sources.get(step, {})
+        finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+        points.append(Point(step, t_unix_s, finite))
+    return points
 
-    def __init__(self, directory: Path):
-        self.directory = directory
-        self.broken = 0  # lines that are no JSON objects
-        self._offsets: dict[Path, int] = {}
-        self._world: dict[int, int] = {}  # attempt → ranks, as they observed it
-        self._ranks: dict[int, set[int]] = defaultdict(set)  # attempt → ranks that have a step
-        self._first: dict[int, int] = {}  # attempt → its first step
-        self._steps: dict[int, _Step] = {}  # not handed out yet
-        self._handed: dict[int, int] = {}  # step → attempt
-        self._validations: dict[int, tuple[tuple, dict[str, Any]]] = {}
-        #: step → corpus of a mixture → line of its validation
-        self._sources: dict[int, dict[str, dict[str, Any]]] = defaultdict(dict)
-        self._validated: set[int] = set()
-        self._others: dict[str, dict[int, tuple[int, dict[str, Any]]]] = defaultdict(dict)  # event → rank → the last
-        self._last = -1  # last step handed out
-        self._useful = 0.0
-        self._totals: dict[str, float] = defaultdict(float)
 
-    def poll(self, *, ended: bool) -> list[Point]:
-        """Points that have become whole since the last call, steps ascending; with `ended` all that is left.
+def _others(connection: duckdb.DuckDBPyConnection) -> dict[str, float]:
+    """Return what was reported once: numbers of all other events, over the ranks of their latest attempt."""
+    names = NUMBERS["events"]
+    numbers = ", ".join(f"{'sum' if _summed(name) else 'max'}({name} ORDER BY rank)" for name in names)
+    rows = connection.execute(_OTHERS.format(present=", ".join(names), numbers=numbers)).fetchall()
+    return {f"{event}/{name}": value for event, *found in rows for name, value in _present(names, found).items()}
 
-        Raises Rewritten where an earlier answer would be another one now, UserError for logs of a newer version.
-        """
-        gone = [path for path in self._offsets if not path.exists()]
-        if gone:
-            raise Rewritten(f"{gone[0]} is gone")
-        for directory in sorted(self.directory.glob("attempt=*/rank=*")):
-            attempt, rank = (int(part.partition("=")[2]) for part in directory.parts[-2:])
-            for line in self._lines(directory / "steps.jsonl", ended):  # before the events: a validation comes first
-                self._add_step(attempt, rank, line)
-            for line in self._lines(directory / "events.jsonl", ended):
-                self._add_event(attempt, rank, line)
-        points = [(k, 1, point) for k, point in self._with_rates(list(self._whole_steps(ended)))]
-        points += [(k, 0, point) for k, point in self._whole_validations(ended)]
-        ordered = [point for *_, point in sorted(points, key=lambda p: p[:2])]
-        return [self._with_tokens_seen(point) for point in ordered]
 
-    def summary(self) -> dict[str, float]:
-        """Of the whole run: speeds after warm-up, sum over sum (`throughput.sql`, `stalls.sql`), and what was
-        reported once."""
-        total = self._totals
-        (rates,) = step_rates([total])
-        waiting = {"data_wait_s": total["data_wait_s"], "step_s": total["waited_step_s"]}
-        found = {
-            "useful_tokens_per_s": rates["useful_tokens_per_s"],
-            "total_tokens_per_s": rates["total_tokens_per_s"],
-            "data_wait_share": step_rates([waiting])[0]["data_wait_share"],
-            "useful_tokens_seen": self._useful,
-        }
-        for event, ranks in self._others.items():
-            latest = max(attempt for attempt, _ in ranks.values())
-            lines = [line for attempt, line in ranks.values() if attempt == latest]
-            for name in sorted({name for line in lines for name in line}):
-                values = [line[name] for line in lines if name in line]
-                found[f"{event}/{name}"] = sum(values) if _summed(name) else max(values)
-        return {f"summary/{name}": value for name, value in found.items() if value is not None}
+def _rates(attempt_steps: list[int], steps: list[dict[str, float]]) -> dict[str, float | None]:
+    """Return speeds of the whole run after warm-up, sum over sum (`throughput.sql`, `stalls.sql`)."""
+    timed = [step for at, step in zip(attempt_steps, steps, strict=True) if at >= WARMUP_STEPS and "step_s" in step]
+    waited = [step for step in timed if "data_wait_s" in step]
 
-    # -- lines in
+    def total(name: str, of: list[dict[str, float]]) -> float:
+        return sum(step.get(name, 0.0) for step in of)
 
-    def _lines(self, path: Path, ended: bool) -> Iterator[dict[str, Any]]:
-        """New whole lines of a file; the rest of a line is left for later, as long as somebody may write it."""
-        if not path.is_file():
-            return
-        offset = self._offsets.setdefault(path, 0)
-        if path.stat().st_size < offset:
-            raise Rewritten(f"{path} has become shorter")
-        with open(path, "rb") as file:
-            file.seek(offset)
-            data = file.read()
-        whole = len(data) if ended else data.rfind(b"\n") + 1
-        self._offsets[path] = offset + whole
-        for raw in data[:whole].split(b"\n"):
-            if not raw.strip(b"\0 \t\r"):
-                continue
-            try:
-                line = json.loads(raw)
-            except (ValueError, RecursionError):
-                line = None
-            if not isinstance(line, dict):
-                self.broken += 1
-                continue
-            if (line.get("schema") or 0) > VERSION:
-                raise UserError(
-                    "this run's logs were written by a newer tokenscale.",
-                    path=path,
-                    found=f"schema {line['schema']}",
-                    expected=f"at most {VERSION}",
-                    next="upgrade tokenscale",
-                )
-            yield line
-
-    def _add_step(self, attempt: int, rank: int, line: dict[str, Any]) -> None:
-        step = line.get("step")
-        if not isinstance(step, int):
-            self.broken += 1
-            return
-        self._first[attempt] = min(self._first.get(attempt, step), step)
-        self._ranks[attempt].add(rank)
-        if self._handed.get(step, attempt) != attempt:
-            if attempt > self._handed[step]:
-                raise Rewritten(f"attempt {attempt} repeats step {step}")
-            return
-        if step in self._handed:
-            return  # a line twice
-        known = self._steps.get(step)
-        if known is None or attempt > known.attempt:
-            known = self._steps[step] = _Step(attempt)
-        if attempt < known.attempt or rank in known.ranks:
-            return
-        known.ranks.add(rank)
-        known.t_unix_s = max(known.t_unix_s, _number(line.get("t_unix_s")) or 0.0)
-        for name, value in _numbers(line).items():
-            before = known.values.get(name)
-            if before is not None:
-                value = before + value if _summed(name) else max(before, value)
-            known.values[name] = value
-            known.seen[name] += 1
-
-    def _add_event(self, attempt: int, rank: int, line: dict[str, Any]) -> None:
-        event = line.get("event")
-        if event == "run_start" and isinstance(line.get("world_size"), int):
-            self._world[attempt] = max(self._world.get(attempt, 0), line["world_size"])
-        elif event == "validation":
-            if not _number(line.get("useful_tokens")):
-                return
-            step = line.get("step") or 0
-            key = (attempt, -rank, _number(line.get("t_mono_s")) or 0.0)
-            if step not in self._validations or key > self._validations[step][0]:
-                if step in self._validated:
-                    raise Rewritten(f"attempt {attempt} repeats the validation at step {step}")
-                self._validations[step] = key, line
-        elif event == "source_validation":
-            if _number(line.get("useful_tokens")) and isinstance(line.get("corpus"), str):
-                self._sources[line.get("step") or 0][line["corpus"]] = line
-        elif isinstance(event, str):
-            numbers = _numbers(line)
-            if numbers and attempt >= self._others[event].get(rank, (attempt,))[0]:
-                self._others[event][rank] = attempt, numbers
-
-    # -- points out
-
-    def _whole_steps(self, ended: bool) -> Iterator[tuple[int, float, dict[str, float]]]:
-        for step in sorted(self._steps):
-            known = self._steps[step]
-            world = self._world.get(known.attempt, len(self._ranks[known.attempt]) if ended else None)
-            if len(known.ranks) != world:
-                continue
-            if step <= self._last:
-                raise Rewritten(f"step {step} became whole after step {self._last}")
-            del self._steps[step]
-            self._handed[step] = known.attempt
-            self._last = step
-            merged = {n: v for n, v in known.values.items() if not _summed(n) or known.seen[n] == world}
-            self._count(step - self._first[known.attempt], merged)
-            yield step, known.t_unix_s, merged
-
-    def _with_rates(self, steps: list[tuple[int, float, dict[str, float]]]) -> Iterator[tuple[int, Point]]:
-        for (step, t_unix_s, _), values in zip(steps, curves([merged for *_, merged in steps]), strict=True):
-            yield step, Point(step, t_unix_s, values)
-
-    def _whole_validations(self, ended: bool) -> Iterator[tuple[int, Point]]:
-        for step, (_, line) in sorted(self._validations.items()):
-            if step in self._validated or not (ended or step <= self._last + 1):
-                continue
-            self._validated.add(step)
-            values = {f"validation/{name}": value for name, value in _numbers(line).items()}
-            loss = _ratio(_number(line.get("loss_sum")), line["useful_tokens"])
-            if loss is not None:
-                values["validation/loss"] = loss
-                values["validation/perplexity"] = math.exp(loss) if loss < 700 else math.inf
-            for corpus, found in self._sources.get(step, {}).items():  # logged before the validation over all corpora
-                values[f"validation/{corpus}/loss"] = _ratio(_number(found.get("loss_sum")), found["useful_tokens"])
-            finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
-            yield step, Point(step, _number(line.get("t_unix_s")) or 0.0, finite)
-
-    def _count(self, attempt_step: int, merged: dict[str, float]) -> None:
-        step_s = merged.get("step_s")
-        if attempt_step < WARMUP_STEPS or step_s is None:
-            return
-        for name in ("useful_tokens", "total_tokens", "step_s"):
-            self._totals[name] += merged.get(name, 0.0)
-        if "data_wait_s" in merged:
-            self._totals["data_wait_s"] += merged["data_wait_s"]
-            self._totals["waited_step_s"] += step_s
-
-    def _with_tokens_seen(self, point: Point) -> Point:
-        useful = point.values.get("step/useful_tokens")
-        if useful is None:  # a validation
-            return point
-        self._useful += useful
-        return Point(point.step, point.t_unix_s, {**point.values, "train/useful_tokens_seen": self._useful})
+    speeds, waiting = step_rates([
+        {name: total(name, timed) for name in ("useful_tokens", "total_tokens", "step_s")},
+        {name: total(name, waited) for name in ("data_wait_s", "step_s")},
+    ])  # fmt: skip
+    named = {name: speeds[name] for name in ("useful_tokens_per_s", "total_tokens_per_s")}
+    return named | {"data_wait_share": waiting["data_wait_share"]}
 
 
 def curves(steps: list[dict[str, float]]) -> list[dict[str, float]]:
@@ -261,21 +187,16 @@ def curves(steps: list[dict[str, float]]) -> list[dict[str, float]]:
     return found
 
 
+def _over_ranks(name: str) -> str:
+    """A field over the ranks of a step: a sum if every rank has it, or the largest. Yes and no are 1 and 0."""
+    if _summed(name):
+        return f"CASE WHEN count({name}) = count(*) THEN sum({name} ORDER BY rank) END"
+    return f"max({name})::INTEGER" if FIELDS["steps"][name] == "BOOLEAN" else f"max({name})"
+
+
 def _summed(name: str) -> bool:
     return name in SUMMED or name.endswith(SUMMED_ENDS)
 
 
-def _numbers(line: dict[str, Any]) -> dict[str, float]:
-    """Numeric fields; yes and no are 1 and 0."""
-    values = {name: _number(value) for name, value in line.items() if name not in NOT_MEASURED}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _number(value: Any) -> float | int | None:
-    if isinstance(value, bool):
-        return int(value)
-    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
-
-
-def _ratio(a: float | None, b: float | None) -> float | None:
-    return a / b if a is not None and b else None
+def _present(names: list[str], values: Any) -> dict[str, float]:
+    return {name: value for name, value in zip(names, values, strict=True) if value is not None}

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from tokenscale.analysis.exporters import facts
-from tokenscale.analysis.exporters.measures import Measures, Rewritten
+from tokenscale.analysis.exporters.measures import read
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import lock_folder
 
@@ -42,8 +42,10 @@ def track(
         raise UserError("a run is named twice.", run=", ".join(twice), next="name each run once")
     with ExitStack() as stack:
         jobs = [stack.enter_context(_Job(directory, module, output, log)) for directory in directories]
+        began = time.monotonic()
         while jobs := [job for job in jobs if not job.turn()]:
-            time.sleep(every_s)
+            time.sleep(max(every_s, 10 * (time.monotonic() - began)))  # each turn reads the whole logs
+            began = time.monotonic()
     log(f"look   {module.look(output)}")
 
 
@@ -86,11 +88,9 @@ class _Job:
         self._stack = ExitStack()
         self._locked = False
         self._exporter: Any = None
-        self._begin()
-
-    def _begin(self) -> None:
-        self._measures, self._points = Measures(self._directory), 0
-        self._last: int | None = None
+        self._summary: dict[str, float] = {}
+        #: step and time of each point that has been handed on
+        self._handed: list[tuple[int, float]] = []
 
     def __enter__(self) -> "_Job":
         return self
@@ -107,25 +107,22 @@ class _Job:
         if not (self._directory / "run.json").is_file():
             return False
         ended = facts.is_sealed(self._directory)  # before reading: nothing is written after it
-        try:
-            points = self._measures.poll(ended=ended)
-        except Rewritten as reason:
-            self._log(f"anew   {self._directory.name}: {reason}")
+        points, self._summary = read(self._directory, ended=ended)
+        marks = [(point.step, point.t_unix_s) for point in points]
+        if marks[: len(self._handed)] != self._handed:
+            self._log(f"anew   {self._directory.name}: a later attempt repeats steps, or logs were moved away")
             if self._exporter is not None:
                 self._close(ended=False)
-            self._begin()
-            points = self._measures.poll(ended=ended)
+            self._handed = []
         if self._exporter is None:
             self._exporter = self._open()
-        if points:
-            self._exporter.add(points)
-            self._points += len(points)
-            self._last = points[-1].step
+        if new := points[len(self._handed) :]:
+            self._exporter.add(new)
+        self._handed = marks
         if ended:
             self._close(ended=True)
-            broken = f", {self._measures.broken} broken lines left out" if self._measures.broken else ""
-            last = "no step" if self._last is None else f"up to step {self._last}"
-            self._log(f"run    {self._directory.name}: {self._points} points, {last}{broken}")
+            last = f"up to step {points[-1].step}" if points else "no step"
+            self._log(f"run    {self._directory.name}: {len(points)} points, {last}")
         return ended
 
     def _open(self):
@@ -142,4 +139,4 @@ class _Job:
 
     def _close(self, ended: bool) -> None:
         exporter, self._exporter = self._exporter, None
-        exporter.close(facts.read(self._directory), self._measures.summary(), ended)
+        exporter.close(facts.read(self._directory), self._summary, ended)
