@@ -6,6 +6,7 @@ import struct
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -248,6 +249,18 @@ def test_following_a_run_gives_what_an_export_afterwards_gives(tmp_path, run):
 # -- read back with each tracker's own means
 
 
+@dataclass
+class Exported:
+    """What a tracker's own reader finds of a run: values by name and step, the last step's time, facts as text."""
+
+    values: dict[str, dict[int, float]]
+    last_unix_s: float
+    learning_rate: float
+    status: str
+    diff: str
+    facts: str
+
+
 def tensorboard(folder: Path) -> dict[str, list[tuple[int, float, object]]]:
     """tag → (step, wall time, value) by TensorBoard's own reader; texts as bytes."""
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -263,59 +276,61 @@ def tensorboard(folder: Path) -> dict[str, list[tuple[int, float, object]]]:
     }
 
 
-def expected(folder: Path) -> dict[str, dict[int, float]]:
-    points, _ = read(folder, ended=True)
-    return {name: series(points, name) for point in points for name in point.values}
-
-
-def test_tensorboard_reads_every_value_back(folder, run, tmp_path):
-    pytest.importorskip("tensorboard")
+def read_tensorboard(output: Path, run_id: str) -> Exported:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import metadata
 
-    for _ in range(2):  # the second time replaces the first
-        assert cli.main(["track", str(folder), "--to", "tensorboard", "--output", str(tmp_path / "out")]) == 0
-    found = tensorboard(tmp_path / "out" / run.identity)
-    wanted = expected(folder)
-    assert {"train/loss", "train/learning_rate", "train/grad_norm", "train/grad_norm_clipped"} <= wanted.keys()
-    assert {"validation/loss", "speed/data_wait_share", "step/memory_peak_bytes"} <= wanted.keys()
-    for name, values in wanted.items():
-        assert [step for step, *_ in found[name]] == list(values), name
-        assert {step: value[0] for step, _, value in found[name]} == pytest.approx(values, rel=1e-6), name
-    newest = (folder / "attempt=01/rank=00001/steps.jsonl").read_text().splitlines()[-1]
-    assert [at for _, at, _ in found["train/loss"]][-1] == pytest.approx(json.loads(newest)["t_unix_s"], abs=1e-3)
-    assert found["summary/useful_tokens_per_s"][0][0] == STEPS
-    text = b"".join(found["run/provenance"][-1][2]).decode()
-    for fact in ("c" * 40, "a" * 64, "b" * 64, "versions.torch | 2.13.0", "A test CPU", "effective_seed"):
-        assert fact in text
-    assert DIFF in found["run/dirty.diff"][-1][2][0].decode()
-    assert found["run/outcome"][-1][2] == [b"complete"]
-    reader = EventAccumulator(str(tmp_path / "out" / run.identity)).Reload()
+    found = tensorboard(output / run_id)
+    reader = EventAccumulator(str(output / run_id)).Reload()
     start = metadata.parse_session_start_info_plugin_data(
         reader.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
     )
-    assert start.hparams["optimizer.learning_rate"].number_value == run.optimizer.learning_rate
-    assert start.hparams["layout.data"].number_value == 2 and start.group_name == run.identity
+    text = {tag: events[-1][2][0].decode() for tag, events in found.items() if tag.startswith("run/")}
+    values = {
+        tag: {step: value[0] for step, _, value in found[tag]} for tag in found if not tag.startswith(("run/", "_"))
+    }
+    assert all(len(values[tag]) == len(found[tag]) for tag in values), "a step twice"
+    rate = start.hparams["optimizer.learning_rate"].number_value
+    return Exported(
+        values, found["train/loss"][-1][1], rate, text["run/outcome"], text["run/dirty.diff"], text["run/provenance"]
+    )
 
 
-def test_mlflow_reads_every_value_back(folder, run, tmp_path):
-    mlflow = pytest.importorskip("mlflow")
-    for _ in range(2):
-        assert cli.main(["track", str(folder), "--to", "mlflow", "--output", str(tmp_path / "out")]) == 0
-    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/out/mlflow.db")
-    experiment = client.get_experiment_by_name("tokenscale").experiment_id
-    (found,) = client.search_runs([experiment])  # the first export is deleted
-    for name, values in expected(folder).items():
-        history = client.get_metric_history(found.info.run_id, name)
-        assert len(history) == len(values)
-        assert {m.step: m.value for m in history} == pytest.approx(values, rel=1e-12), name
-    assert found.info.run_name == run.identity and found.info.status == "FINISHED"
-    assert found.data.params["optimizer.learning_rate"] == str(run.optimizer.learning_rate)
+def read_mlflow(output: Path, run_id: str) -> Exported:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{output}/mlflow.db")
+    (found,) = client.search_runs([client.get_experiment_by_name("tokenscale").experiment_id])  # the first is deleted
+    assert found.info.run_name == run_id and found.info.status == "FINISHED"
+    histories = {name: client.get_metric_history(found.info.run_id, name) for name in found.data.metrics}
+    values = {name: {m.step: m.value for m in history} for name, history in histories.items()}
+    assert all(len(values[name]) == len(history) for name, history in histories.items()), "a step twice"
+    files = Path(client.download_artifacts(found.info.run_id, "", str(output)))
+    assert (files / "run.json").is_file()
+    last = max(m.timestamp for m in histories["train/loss"]) / 1000
+    rate = float(found.data.params["optimizer.learning_rate"])
     tags = found.data.tags
-    assert tags["mlflow.source.git.commit"] == "c" * 40 and tags["inputs.store"] == "a" * 64
-    assert tags["inputs.tokenizer"] == "b" * 64 and tags["hardware.cpu"] == "A test CPU"
-    folder = client.download_artifacts(found.info.run_id, "", str(tmp_path))
-    assert (Path(folder) / "dirty.diff").read_text() == DIFF and (Path(folder) / "run.json").is_file()
+    return Exported(values, last, rate, tags["status"], (files / "dirty.diff").read_text(), str(tags))
+
+
+def read_wandb(output: Path, run_id: str) -> Exported:
+    (file,) = output.glob(f"{run_id}/wandb/offline-run-*/*.wandb")
+    records = wandb_records(file)
+    values: dict[str, dict[int, float]] = {}
+    for history in (r.history for r in records if r.WhichOneof("record_type") == "history"):
+        row = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in history.item}
+        for name, value in row.items():
+            values.setdefault(name, {})[row["_step"]] = value
+    config, summary = {}, {}
+    for r in records:
+        updates = [*r.run.config.update, *r.config.update]
+        config |= {u.key or ".".join(u.nested_key): json.loads(u.value_json) for u in updates}
+        summary |= {u.key or ".".join(u.nested_key): json.loads(u.value_json) for u in r.summary.update}
+    assert {"dirty.diff", "run.json"} <= {f.path for r in records for f in r.files.files}
+    values |= {name: {STEPS: value} for name, value in summary.items() if name.startswith("summary/")}
+    diff = (file.parent / "files/dirty.diff").read_text()
+    last = values["_timestamp"][STEPS - 1]
+    return Exported(values, last, config["optimizer.learning_rate"], summary["status"], diff, str(config))
 
 
 def wandb_records(path: Path) -> list:
@@ -338,35 +353,33 @@ def wandb_records(path: Path) -> list:
     return found
 
 
-def test_wandb_offline_holds_every_value(folder, run, tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
+#: tracker → (reader, relative error of its numbers)
+READERS = {"tensorboard": (read_tensorboard, 1e-6), "mlflow": (read_mlflow, 1e-12), "wandb": (read_wandb, 1e-12)}
+
+
+@pytest.mark.parametrize("tracker", READERS)
+def test_a_tracker_reads_every_value_and_fact_back(folder, run, tmp_path, monkeypatch, tracker):
+    pytest.importorskip(tracker)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for kind in ("CACHE", "CONFIG", "DATA", "ARTIFACT"):  # what the exporter sets is undone
+    for kind in ("CACHE", "CONFIG", "DATA", "ARTIFACT"):  # what the exporter of W&B sets is undone
         monkeypatch.setenv(f"WANDB_{kind}_DIR", str(tmp_path / "out" / kind))
-    for _ in range(2):
-        assert cli.main(["track", str(folder), "--to", "wandb", "--output", str(tmp_path / "out")]) == 0
-    (file,) = (tmp_path / "out").glob("*/wandb/offline-run-*/*.wandb")
-    records = wandb_records(file)
-    rows = [r.history for r in records if r.WhichOneof("record_type") == "history"]
-    found: dict[str, dict[int, float]] = {}
-    for history in rows:
-        values = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in history.item}
-        for name, value in values.items():
-            found.setdefault(name, {})[values["_step"]] = value
-    for name, values in expected(folder).items():
-        assert found[name] == pytest.approx(values, rel=1e-12), name
-    assert found["_timestamp"][STEPS - 1] == row(1, 1, STEPS - 1)["t_unix_s"]
-    config, summary = {}, {}
-    for r in records:
-        updates = [*r.run.config.update, *r.config.update]
-        config |= {u.key or ".".join(u.nested_key): json.loads(u.value_json) for u in updates}
-        summary |= {u.key or ".".join(u.nested_key): json.loads(u.value_json) for u in r.summary.update}
-    assert config["optimizer.learning_rate"] == run.optimizer.learning_rate
-    assert config["provenance.git.commit"] == "c" * 40 and config["provenance.inputs.store"] == "a" * 64
-    assert summary["status"] == "complete" and summary["summary/run_stop/energy_j"] == 5.0
-    assert (file.parent / "files/dirty.diff").read_text() == DIFF
-    saved = {f.path for r in records for f in r.files.files}
-    assert {"dirty.diff", "run.json"} <= saved
+    for _ in range(2):  # the second time replaces the first
+        assert cli.main(["track", str(folder), "--to", tracker, "--output", str(tmp_path / "out")]) == 0
+    read_back, error = READERS[tracker]
+    found = read_back(tmp_path / "out", run.identity)
+    points, summary = read(folder, ended=True)
+    names = {name for point in points for name in point.values}
+    assert {"train/loss", "train/learning_rate", "validation/loss", "speed/data_wait_share"} <= names
+    for name in names:
+        assert found.values[name] == pytest.approx(series(points, name), rel=error), name
+    for name, value in summary.items():
+        assert found.values[name] == pytest.approx({STEPS: value}, rel=error), name
+    newest = (folder / "attempt=01/rank=00001/steps.jsonl").read_text().splitlines()[-1]
+    assert found.last_unix_s == pytest.approx(json.loads(newest)["t_unix_s"], abs=1e-3)
+    assert found.learning_rate == run.optimizer.learning_rate and found.status == "complete"
+    assert DIFF in found.diff
+    for fact in ("c" * 40, "a" * 64, "b" * 64, "2.13.0", "A test CPU", "effective_seed"):
+        assert fact in found.facts
     assert not (tmp_path / "home").exists()
 
 
