@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 from tests.faults import campaign, shared
 from tests.faults import table as faults
-from tests.long import lock
+from tests.long import lock, wheels
 from tokenscale.cli import doctor_python
 
 pytestmark = pytest.mark.slow(11)
