@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tokenscale.analysis import live
+from tokenscale.analysis import queries
 from tokenscale.runs.records import provenance
 
-PACKAGE = Path(live.__file__).parents[1]
+PACKAGE = Path(queries.__file__).parents[1]
 #: a division of tokens by seconds, in Python or SQL
 DIVISION = re.compile(r"tokens\w*[\"'\])]*\)?(?:\.\w+\(\))?\s*/\s*[^\n]{0,30}(?:step_s|seconds|duration|_time\b)")
 #: the definition; and rates that are not of a run's steps: writing a store, predictions, tokenizing
@@ -35,13 +35,13 @@ def write_logs(folder, ranks=2):
 def test_a_summary_sums_ranks_and_leaves_out_warm_up_and_what_is_not_finite(tmp_path):
     record = provenance.start_record(tmp_path, {"attempt": 1})
     write_logs(tmp_path)
-    assert live.run_summary(tmp_path) is None and "not sealed" in live.summary_lines(tmp_path)[0]
+    assert queries.run_summary(tmp_path) is None and "not sealed" in queries.summary_lines(tmp_path)[0]
     provenance.seal_record(tmp_path, record, {"status": "nonfinite", "steps": 5})
-    found = live.run_summary(tmp_path)
+    found = queries.run_summary(tmp_path)
     assert (found["loss"], found["status"], found["held_out_loss"]) == (5.0, "nonfinite", None)
     assert found["useful_tokens_per_s"] == pytest.approx((3 + 3 + 1 + 1) / (2.0 + 1.0))
     assert found["total_tokens_per_s"] == pytest.approx(16 / 3)
-    now = live.current_throughput(tmp_path / "attempt=01")
+    now = queries.current_throughput(tmp_path / "attempt=01")
     assert now == {"step_s": pytest.approx(1.5), "useful_tokens_per_s": pytest.approx(8 / 3)}
 
 
@@ -52,9 +52,9 @@ def test_a_run_within_its_warm_up_has_no_speed(tmp_path):
     line = {"step": 0, "loss_sum": 2.0, "useful_tokens": 1, "total_tokens": 2, "step_s": 1.0}
     (path / "steps.jsonl").write_text(json.dumps(line) + "\n")
     provenance.seal_record(tmp_path, record, {"status": "complete", "steps": 1})
-    assert live.run_summary(tmp_path)["useful_tokens_per_s"] is None
-    assert live.summary_lines(tmp_path)[-1] == "speed  not measured: all steps are warm-up"
-    assert live.current_throughput(tmp_path / "attempt=00") is None
+    assert queries.run_summary(tmp_path)["useful_tokens_per_s"] is None
+    assert queries.summary_lines(tmp_path)[-1] == "speed  not measured: all steps are warm-up"
+    assert queries.current_throughput(tmp_path / "attempt=00") is None
 
 
 def test_no_other_file_divides_tokens_by_seconds():

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tokenscale.analysis import live
+from tokenscale.analysis import queries
 from tokenscale.base.files import lock_folder
 from tokenscale.cli import main as cli
 from tokenscale.cli import status_runs as runs
@@ -121,8 +121,8 @@ def test_only_the_end_of_a_long_log_is_read(results, monkeypatch):
     folder = made(results, ago=2, step=1, steps=400, loss=4.0, state="running")
     logged(folder, steps=2000)
     logged(folder, 1, steps=2000, end=b"")
-    monkeypatch.setattr(live.json, "loads", counting := Counting())
-    assert live.current_throughput(folder / "attempt=00")["step_s"] == 0.5
+    monkeypatch.setattr(queries.json, "loads", counting := Counting())
+    assert queries.current_throughput(folder / "attempt=00")["step_s"] == 0.5
     assert counting.calls < 2500
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenscale.analysis.live import current_throughput
+from tokenscale.analysis.queries import current_throughput
 from tokenscale.base.errors import UserError
 from tokenscale.cli.status_queue import QueuedJob
 from tokenscale.runs.launch.failure_hints import Hint, find_hint

@@ -276,7 +276,7 @@ def _count_tokens(run: RunSettings, manifests: dict[str, Path]) -> int:
 def print_summary(directory: Path) -> None:
     """Print status, loss and throughput of a sealed run; only its status where the report's packages are missing."""
     try:
-        from tokenscale.analysis.live import summary_lines
+        from tokenscale.analysis.queries import summary_lines
     except ImportError as error:
         outcome = read_json(directory / "run.json", "record of the run")["outcome"]
         print(f"run    {directory}  {outcome['status']} after {outcome['steps']} steps")

@@ -8,8 +8,7 @@ from typing import Any
 
 import duckdb
 
-from tokenscale.analysis.live import step_rates
-from tokenscale.analysis.queries import WARM_UP
+from tokenscale.analysis.queries import WARM_UP, step_rates
 from tokenscale.base.errors import UserError
 from tokenscale.runs.records.schema import FIELDS, VERSION
 
