@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from tokenscale.analysis import unpaired
-from tokenscale.analysis.unpaired import Unpaired, compare, permutation_p, rank, verdict
+from tokenscale.analysis import statistics
+from tokenscale.analysis.statistics import Unpaired, compare, compare_unpaired, permutation_p, rank
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (2, 3), (3, 3), (4, 4), (3, 5), (6, 2)])
@@ -15,12 +15,12 @@ def test_the_distribution_of_the_rank_sum_is_that_of_all_orders(n, m):
     counts = [0] * (n * m + 1)
     for places in itertools.combinations(range(n + m), n):
         counts[sum(places) - n * (n - 1) // 2] += 1
-    assert unpaired._mann_whitney(n, m) == counts
+    assert statistics._mann_whitney(n, m) == counts
 
 
 @pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 5), (5, 5), (6, 9)])
 def test_the_interval_is_the_narrowest_that_covers_often_enough(n, m):
-    counts, total = unpaired._mann_whitney(n, m), math.comb(n + m, n)
+    counts, total = statistics._mann_whitney(n, m), math.comb(n + m, n)
     k, covered = rank(n, m)
     assert covered == pytest.approx(1 - 2 * sum(counts[:k]) / total) and covered >= 0.95
     assert 1 - 2 * sum(counts[: k + 1]) / total < 0.95
@@ -39,7 +39,7 @@ def test_too_few_runs_have_no_interval(n, m):
     assert rank(n, m) is None
     found = compare(np.linspace(2, 2.1, n), np.linspace(1, 1.1, m))
     assert "%" not in found.kind
-    assert verdict(found, found.p, found.smallest_p) == "too few runs"
+    assert compare_unpaired(found, found.p, found.smallest_p) == "too few runs"
 
 
 def test_the_interval_covers_the_true_ratio_as_often_as_it_says():
@@ -64,8 +64,8 @@ def test_the_test_is_exact():
 
 
 def test_many_runs_are_tested_with_random_ways(monkeypatch):
-    monkeypatch.setattr(unpaired, "EXACT_WAYS", 10)
-    monkeypatch.setattr(unpaired, "DRAWS", 5000)
+    monkeypatch.setattr(statistics, "EXACT_WAYS", 10)
+    monkeypatch.setattr(statistics, "DRAWS", 5000)
     a, b = np.log([1.0, 1.4, 1.3, 1.2]), np.log([1.1, 0.9, 1.2, 0.8])
     random = permutation_p(a, b)[0]
     assert random == permutation_p(a, b)[0]
@@ -84,8 +84,8 @@ def test_many_runs_are_tested_with_random_ways(monkeypatch):
     ],
 )
 def test_words(low, high, p, word):
-    assert verdict(Unpaired((5, 5), 1.0, 1.0, low, high, "", p, 0.01), p, 0.01) == word
-    assert verdict(Unpaired((5, 5), 1.0, 1.0, low, high, "", p, 0.06), p, 0.06) == "too few runs"
+    assert compare_unpaired(Unpaired((5, 5), 1.0, 1.0, low, high, "", p, 0.01), p, 0.01) == word
+    assert compare_unpaired(Unpaired((5, 5), 1.0, 1.0, low, high, "", p, 0.06), p, 0.06) == "too few runs"
 
 
 @pytest.mark.parametrize(("a", "b"), [([1.0, 0.0], [1.0]), ([1.0], [math.nan]), ([], [1.0]), ([-1.0], [1.0])])

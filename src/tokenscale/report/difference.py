@@ -1,7 +1,7 @@
 """Two reports' folders held against each other: measures cell by cell, claims, and where the runs come from.
 
 Runs of two reports are no pairs, whatever their repeats are called: they are compared as two samples
-(`analysis/unpaired.py`), and a difference may be that of code, machines, packages or inputs. `suspects` lists those.
+(`analysis/statistics.py`), and a difference may be that of code, machines, packages or inputs. `suspects` lists those.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from tokenscale.analysis import statistics, unpaired
+from tokenscale.analysis import statistics
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_file
 from tokenscale.report import bundle, cells
@@ -132,7 +132,7 @@ class _Pair:
     place: tuple[str, str, str]
     runs: tuple[int, int]
     medians: tuple[float, float]
-    found: unpaired.Unpaired | None
+    found: statistics.Unpaired | None
     why: str
 
 
@@ -152,7 +152,7 @@ def _cell_table(a: Report, b: Report) -> Table:
         texts = [*pair.place, f"{pair.runs[0]}, {pair.runs[1]}", *(number(m, 5) for m in pair.medians)]
         if pair.found:
             p, smallest = corrected[pair.place]
-            word = _judged(unpaired.verdict(pair.found, p, smallest), pair.place[2])
+            word = _judged(statistics.compare_unpaired(pair.found, p, smallest), pair.place[2])
             spread = f"{number(pair.found.low, 4)}–{number(pair.found.high, 4)}"
             rows.append([*texts, number(pair.found.ratio, 4), spread, number(p, 2), word])
         else:
@@ -190,7 +190,7 @@ def _pair(key: tuple, measure: str, before: pd.DataFrame, after: pd.DataFrame) -
     elif (old <= 0).any() or (new <= 0).any():
         why = "not compared: values not above zero"
     else:
-        found = unpaired.compare(new, old)
+        found = statistics.compare(new, old)
     return _Pair(place, (len(x), len(y)), (old.median(), new.median()), found, why)
 
 
