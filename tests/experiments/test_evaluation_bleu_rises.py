@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.corpora import Lab, make_tokenizer, pairs_source
-from tokenscale.analysis.bleu import bleu_rows
+from tokenscale.analysis.ingest import bleu_rows
 from tokenscale.data.corpus.build import build
 from tokenscale.settings.data import CorpusSettings, TokenizerSettings
 from tokenscale.settings.presets import PRESETS

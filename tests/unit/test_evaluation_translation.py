@@ -9,8 +9,7 @@ import torch
 
 from tests import logs
 from tests.corpora import Lab, make_tokenizer, pairs_source
-from tokenscale.analysis.bleu import bleu, bleu_rows
-from tokenscale.analysis.ingest import ingest
+from tokenscale.analysis.ingest import bleu, bleu_rows, ingest
 from tokenscale.analysis.queries import query
 from tokenscale.analysis.siblings import Siblings
 from tokenscale.analysis.tables import of_rows

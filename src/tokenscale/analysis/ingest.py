@@ -1,9 +1,11 @@
 """Logs of an experiment's runs → typed Parquet. Equal logs give equal bytes: no clock, no absolute path enters."""
 
+import json
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,6 @@ import pyarrow as pa
 
 from tokenscale.analysis import compliance, external, tables
 from tokenscale.analysis.attempts import merge, read_run
-from tokenscale.analysis.bleu import bleu_rows
 from tokenscale.analysis.rows import benchmark_rows, certificate_rows, store_rows
 from tokenscale.analysis.runs import grouping, launches, run_row
 from tokenscale.analysis.siblings import Siblings
@@ -19,7 +20,68 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import check_types, read_json, report_malformed, write_json
 from tokenscale.runs.records import provenance
 
+#: samples of the bootstrap, each of as many sentences drawn with replacement (Koehn 2004)
+SAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Bleu:
+    """Corpus BLEU, 0 to 100, the ends of its 95 % interval over sentences, and sacrebleu's signature, without which the
+    number says little: it names the tokenization, the smoothing, and the bootstrap with its seed."""
+
+    score: float
+    low: float
+    high: float
+    sentences: int
+    signature: str
+
+    def __str__(self) -> str:
+        return f"{self.score:.2f} ({self.low:.2f} to {self.high:.2f}, 95 % over {self.sentences:,} sentences)"
+
+
+def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Bleu:
+    """BLEU of hypotheses, each against its one reference; both as plain text, at least one. Equal texts, equal digits.
+
+    The interval is sacrebleu's: mean of the bootstrap plus and minus half the width between its 2.5th and 97.5th
+    percentile. It says how far other sentences would move the score, and nothing of other trainings.
+    """
+    from sacrebleu.metrics import BLEU  # a tenth of a second, for those who translate
+
+    metric = BLEU()
+    found = metric.corpus_score(list(hypotheses), [list(references)], n_bootstrap=SAMPLES)
+    signature = metric.get_signature().format()
+    parsed = json.loads(found.format(is_json=True, width=6, signature=signature))
+    middle, half = parsed.get("confidence_mean", 0.0), parsed.get("confidence_var", 0.0)  # not told of nothing found
+    return Bleu(parsed["score"], max(0.0, middle - half), min(100.0, middle + half), len(references), signature)
+
+
 Row = dict[str, Any]
+
+
+def bleu_rows(events: list[Row]) -> list[Row]:
+    """Rows of the table `bleu`, one for each step after which the run translated, in their order. Of a sentence that
+    several attempts translated after the same step, the newest counts."""
+    steps: dict[int, dict[int, Row]] = {}
+    for event in sorted(events, key=lambda event: event.get("attempt") or 0):
+        if event["event"] == "translation" and event["number"] is not None:
+            steps.setdefault(event.get("step") or 0, {})[event["number"]] = event
+    found = []
+    for step, lines in sorted(steps.items()):
+        texts = [(lines[number]["hypothesis"] or "", lines[number]["reference"] or "") for number in sorted(lines)]
+        score = bleu(*zip(*texts, strict=True))
+        found.append(
+            {
+                "step": step,
+                "bleu": score.score,
+                "bleu_low": score.low,
+                "bleu_high": score.high,
+                "bleu_sentences": score.sentences,
+                "bleu_signature": score.signature,
+            }
+        )
+    return found
+
+
 Tables = dict[str, pa.Table]
 
 #: tables beside `runs` that a run has rows in

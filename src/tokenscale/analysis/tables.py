@@ -138,7 +138,7 @@ TABLES: dict[str, dict[str, str]] = {
         "started_unix_s": "DOUBLE",
         "stopped_unix_s": "DOUBLE",
         "seal": "VARCHAR",
-        "bleu": "DOUBLE",  # of translations at the end (analysis/bleu.py); null without any; so the rest
+        "bleu": "DOUBLE",  # of translations at the end (analysis/ingest.py); null without any; so the rest
         "bleu_low": "DOUBLE",
         "bleu_high": "DOUBLE",
         "bleu_sentences": "INTEGER",
