@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tokenscale.analysis import compliance, external, tables
+from tokenscale.analysis import compliance, tables
 from tokenscale.analysis.attempts import merge, read_run
 from tokenscale.analysis.rows import benchmark_rows, certificate_rows, store_rows
 from tokenscale.analysis.runs import grouping, launches, run_row
@@ -260,7 +260,7 @@ def _rows(entry: Row, experiment: str, runs: Path, record: Row | None, sealed: b
         changed=log.changed(record) if sealed else [],
         trouble=trouble,
         copies=log.copies(),
-        doubts=external.doubts(record or {}, row, *whole.totals()),
+        doubts=runs.doubts(record or {}, row, *whole.totals()),
     )
     return {
         "runs": tables.of_rows("runs", [row]),
