@@ -21,9 +21,8 @@ from tokenscale.base.files import sha256_file, write_json
 from tokenscale.benchmark import machine
 from tokenscale.benchmark.rounds import format_columns, format_spread, group_by, interleave
 from tokenscale.cli.main import Parser, exit_code
-from tokenscale.data.batches.batch import Batches
+from tokenscale.data.batches.batch import Batches, Prefetcher
 from tokenscale.data.batches.open import open_batches
-from tokenscale.data.batches.prefetch import Prefetcher
 from tokenscale.data.corpus.build import build_from
 from tokenscale.data.corpus.raw_text import RawText, records_manifest, write_text_records
 from tokenscale.data.stores.manifest import open_store

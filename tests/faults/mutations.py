@@ -139,7 +139,7 @@ GUARDS = {
         "runs/launch/ranks.py", "        if code != PORT_TAKEN:\n", "        if True:\n", "tests/faults/test_port.py"
     ),
     "memory that is full is told": Guard(
-        "cli/operating_system_errors.py",
+        "cli/main.py",
         "    return _translate_memory_error(error)\n",
         "    return None\n",
         "tests/faults/test_memory.py",

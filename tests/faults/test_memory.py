@@ -14,7 +14,7 @@ import torch
 from tests.faults.test_hung import children, rank_of
 from tests.faults.test_resume import lab, launch, run_of, series, start  # noqa: F401
 from tokenscale.cli import main as cli
-from tokenscale.cli.operating_system_errors import translate_error
+from tokenscale.cli.main import translate_error
 from tokenscale.settings.run import BudgetSettings, CheckpointSettings
 from tokenscale.train.loop import Training
 

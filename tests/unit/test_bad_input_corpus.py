@@ -16,7 +16,7 @@ from tests.web import Server
 from tokenscale.base.errors import UserError
 from tokenscale.cli import main as cli
 from tokenscale.data.corpus import build as building
-from tokenscale.data.corpus import read, sample, url
+from tokenscale.data.corpus import download, read, sample
 from tokenscale.data.corpus.build import build
 from tokenscale.data.corpus.download import fetch_corpus
 from tokenscale.data.corpus.raw_text import RawText
@@ -208,7 +208,7 @@ def test_a_list_of_the_hub_that_leaves_the_folder_is_refused(tmp_path, monkeypat
 
 @pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://127.0.0.1/x", "javascript:alert(1)"])
 def test_a_server_that_leads_to_another_scheme_is_refused_at_once(tmp_path, monkeypatch, target):
-    monkeypatch.setattr(url, "sleep", lambda seconds: pytest.fail("no later try mends this"))
+    monkeypatch.setattr(download, "sleep", lambda seconds: pytest.fail("no later try mends this"))
     with Server() as web:
         web.redirects["/a.txt"] = target
         settings = CorpusSettings(name="web", source=SourceSettings(kind="url", files=(f"{web.address}/a.txt",)))

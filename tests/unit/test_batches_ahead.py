@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.corpora import HOSTILE, Lab, make_run, same, texts_around
-from tokenscale.data.batches.prefetch import Prefetcher
+from tokenscale.data.batches.batch import Prefetcher
 from tokenscale.settings.run import APPROACHES
 
 T = 16

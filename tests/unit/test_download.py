@@ -11,7 +11,7 @@ import pytest
 
 from tests.web import Server
 from tokenscale.base.errors import UserError
-from tokenscale.data.corpus import url
+from tokenscale.data.corpus import download
 from tokenscale.data.corpus.build import build
 from tokenscale.data.corpus.download import fetch_corpus
 from tokenscale.data.corpus.raw_text import RawText
@@ -32,7 +32,7 @@ def web():
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    monkeypatch.setattr(url, "sleep", lambda seconds: None)
+    monkeypatch.setattr(download, "sleep", lambda seconds: None)
 
 
 def corpus_of(*files, **more) -> CorpusSettings:
@@ -77,7 +77,7 @@ def test_a_cut_connection_is_continued_where_it_broke(web, tmp_path):
 
 
 def test_a_server_that_falls_silent_is_asked_again_for_the_rest(web, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("tokenscale.data.corpus.url.TIMEOUT_S", (5.0, 0.3))
+    monkeypatch.setattr("tokenscale.data.corpus.download.TIMEOUT_S", (5.0, 0.3))
     web.silent["/a/stories.txt"], web.silent_s = [4000], 3.0
     fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
     assert (tmp_path / "stories.txt").read_bytes() == CONTENT
@@ -212,7 +212,7 @@ def hub(*files, **more) -> CorpusSettings:
     return CorpusSettings(name="tales", source=source)
 
 
-def download(settings, folder, **environment) -> subprocess.CompletedProcess:
+def run_download(settings, folder, **environment) -> subprocess.CompletedProcess:
     """The verb in a process of its own: the hub's client reads its environment when it is imported."""
     command = [sys.executable, "-m", "tokenscale", "download", "--settings", json.dumps(to_dict(settings))]
     return subprocess.run(
@@ -233,7 +233,7 @@ def dataset(web, tmp_path):
 
 def test_a_dataset_of_the_hub_at_its_commit_becomes_a_corpus(dataset, tmp_path):
     settings = hub("train/*.txt", validation_files=("valid.txt",))
-    done = download(settings, tmp_path / "d", **dataset)
+    done = run_download(settings, tmp_path / "d", **dataset)
     assert done.returncode == 0, done.stderr
     manifest = json.loads((tmp_path / "d/manifest.json").read_text())
     assert manifest["revision"] == COMMIT and [f["name"] for f in manifest["files"]] == ["train/0.txt", "train/1.txt"]
@@ -242,17 +242,17 @@ def test_a_dataset_of_the_hub_at_its_commit_becomes_a_corpus(dataset, tmp_path):
 
 
 def test_the_hubs_cache_serves_without_a_network(dataset, web, tmp_path):
-    assert download(hub("train/1.txt"), tmp_path / "d", **dataset).returncode == 0
+    assert run_download(hub("train/1.txt"), tmp_path / "d", **dataset).returncode == 0
     before, asked = (tmp_path / "d/manifest.json").read_bytes(), len(web.requests)
-    done = download(hub("train/1.txt"), tmp_path / "e", **dataset | {"HF_HUB_OFFLINE": "1"})
+    done = run_download(hub("train/1.txt"), tmp_path / "e", **dataset | {"HF_HUB_OFFLINE": "1"})
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "e/manifest.json").read_bytes() == before and len(web.requests) == asked
 
 
 def test_a_pattern_offline_means_the_files_of_the_earlier_download(dataset, tmp_path):
-    assert download(hub("train/*.txt"), tmp_path / "d", **dataset).returncode == 0
+    assert run_download(hub("train/*.txt"), tmp_path / "d", **dataset).returncode == 0
     before = (tmp_path / "d/manifest.json").read_bytes()
-    done = download(hub("train/*.txt"), tmp_path / "d", **dataset | {"HF_HUB_OFFLINE": "1"})
+    done = run_download(hub("train/*.txt"), tmp_path / "d", **dataset | {"HF_HUB_OFFLINE": "1"})
     assert done.returncode == 0 and (tmp_path / "d/manifest.json").read_bytes() == before
 
 
@@ -266,7 +266,7 @@ def test_a_pattern_offline_means_the_files_of_the_earlier_download(dataset, tmp_
     ],
 )
 def test_what_the_hub_does_not_give_is_one_message(dataset, tmp_path, settings, environment, words):
-    done = download(settings, tmp_path / "d", **dataset | environment)
+    done = run_download(settings, tmp_path / "d", **dataset | environment)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     for word in words:
         assert word in done.stderr

@@ -232,13 +232,13 @@ def test_messages_carry_no_signature_of_an_address(name):
 def test_a_download_that_a_proxy_refuses_says_no_password(tmp_path, monkeypatch):
     import requests
 
-    from tokenscale.data.corpus import url
+    from tokenscale.data.corpus import download
 
     def refuse(*_, **__):
         raise requests.exceptions.ProxyError("Cannot connect to http://me:planted@proxy:3128/")
 
-    monkeypatch.setattr(url.requests, "get", refuse)
-    monkeypatch.setattr(url, "sleep", lambda seconds: None)
+    monkeypatch.setattr(download.requests, "get", refuse)
+    monkeypatch.setattr(download, "sleep", lambda seconds: None)
     source = SourceSettings(kind="url", files=("http://host/a.txt",))
     with pytest.raises(UserError) as error:
         fetch_corpus(CorpusSettings(name="x", source=source), tmp_path)

@@ -158,7 +158,7 @@ ROOMS = [
     ("data/order/shares.py", BENCHMARK | RUNS),
     ("runs/records/events.py", RUNS),
     ("runs/records/provenance.py", BENCHMARK | RUNS),
-    ("data/corpus/clean.py", CORPUS),
+    ("data/corpus/build.py", CORPUS),
     ("data/corpus/hub.py", {}),
     ("parity/certificate.py", {}),
     ("arms/train.py", {}),  # no run of the copy has another trainer

@@ -37,13 +37,13 @@ def snakemake(project, *arguments):
 
 def test_an_edit_is_told_with_the_store_and_the_run_that_it_hits(copy):
     assert stale(copy).stdout == "nothing is stale\n"
-    for file in ("data/corpus/clean.py", "data/stores/token_list.py", "train/parallel/ddp.py"):
+    for file in ("data/corpus/build.py", "data/stores/token_list.py", "train/parallel/ddp.py"):
         path = copy.root / "src/tokenscale" / file
         path.write_text(path.read_text() + "\n# an edited line\n")
     done = stale(copy)
     assert done.returncode == 0, done.stderr
     parts = {part.split("\n")[0]: part for part in done.stdout.split("\n\n")}
-    assert "\n            corpus small\n" in parts["code      src/tokenscale/data/corpus/clean.py changed"]
+    assert "\n            corpus small\n" in parts["code      src/tokenscale/data/corpus/build.py changed"]
     # Snakemake does not look behind the corpus by itself; runs are told all the same
     assert "run packed-llama-micro-ddp-w2-" in parts["code      src/tokenscale/train/parallel/ddp.py changed"]
     assert (

@@ -14,7 +14,7 @@ import pyarrow as pa
 from tokenscale.analysis import compliance, tables
 from tokenscale.analysis.attempts import merge, read_run
 from tokenscale.analysis.rows import benchmark_rows, certificate_rows, store_rows
-from tokenscale.analysis.runs import grouping, launches, run_row
+from tokenscale.analysis.runs import doubts, grouping, launches, run_row
 from tokenscale.analysis.siblings import Siblings
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import check_types, read_json, report_malformed, write_json
@@ -260,7 +260,7 @@ def _rows(entry: Row, experiment: str, runs: Path, record: Row | None, sealed: b
         changed=log.changed(record) if sealed else [],
         trouble=trouble,
         copies=log.copies(),
-        doubts=runs.doubts(record or {}, row, *whole.totals()),
+        doubts=doubts(record or {}, row, *whole.totals()),
     )
     return {
         "runs": tables.of_rows("runs", [row]),

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenscale.cli import configuration
+from tokenscale.cli import main
 from tokenscale.cli.check_design import CorpusSize, Design, Problem, find_problems
 from tokenscale.runs.launch.submission_checks import install_hint, shorten_ids
 from tokenscale.runs.records.hardware import count_cores
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that name the experiments, the configuration and the machine."""
     parser.add_argument("experiment", nargs="*", help="names of experiments; by default all of them")
     parser.add_argument("--scale", help="one overlay; by default each of them")
-    configuration.add_arguments(parser)
+    main.add_configuration_arguments(parser)
     parser.add_argument("--machine", help="file of the machine it is to run on, such as profiles/alps/machine.toml")
 
 
@@ -32,11 +32,11 @@ def run(arguments: argparse.Namespace) -> int:
     from tokenscale.settings.experiments import SCALES
 
     overrides = {key: value for key in ("scale", "machine") if (value := getattr(arguments, key)) is not None}
-    configured = configuration.load_configuration(arguments, overrides)
+    configured = main.load_configuration(arguments, overrides)
     one_scale = configured.file_of("scale") != CONFIG_FILE
     refused = False
     for scale in [configured.settings.scale] if one_scale else SCALES:
-        config = configuration.load_configuration(arguments, {**overrides, "scale": scale})
+        config = main.load_configuration(arguments, {**overrides, "scale": scale})
         here = scale == configured.settings.scale
         names = arguments.experiment
         if names and not one_scale:  # each experiment at the scales that it has

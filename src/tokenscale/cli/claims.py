@@ -8,7 +8,7 @@ from tokenscale.analysis import claims as judging
 from tokenscale.analysis.replication import measure
 from tokenscale.analysis.tables import read_experiment
 from tokenscale.base.errors import UserError
-from tokenscale.cli import configuration
+from tokenscale.cli import main
 from tokenscale.report import claims
 from tokenscale.settings.claims_file import load_claims as read_ledger
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ledger", type=Path, metavar="FILE", help="the claims; by default the file that the configuration names"
     )
-    configuration.add_arguments(parser)
+    main.add_configuration_arguments(parser)
     parser.add_argument(
         "--tables",
         type=Path,
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     ledger, tables, experiments = arguments.ledger, arguments.tables, arguments.experiments
     if ledger is None:
-        ledger = Path(configuration.load_configuration(arguments).settings.claims)
+        ledger = Path(main.load_configuration(arguments).settings.claims)
     known = read_ledger(ledger)
     if experiments is None:
         experiments = sorted(path.parent.name for path in tables.glob("*/experiment.json"))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tokenscale.base.bucket import Bucket
 from tokenscale.base.errors import UserError, find_nearest, redact_credentials
 from tokenscale.base.files import canonical_json, pretty_json, read_json, sha256_file, sha256_text
-from tokenscale.cli import configuration
+from tokenscale.cli import main
 from tokenscale.settings.data import find_address_problem
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", required=True, type=int, help="world size of the runs")
     parser.add_argument("--worker", action="store_true", help="train the staged runs here, on one machine")
     parser.add_argument("--every", type=float, default=60, help="seconds between two uploads of logs; default 60")
-    configuration.add_arguments(parser)
+    main.add_configuration_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("--every must be above 0.", found=arguments.every, next="--every 60")
     if arguments.worker:
         return work(arguments.bucket, arguments.experiment, arguments.ranks, arguments.every)
-    config = configuration.load_configuration(arguments)
+    config = main.load_configuration(arguments)
     for line in stage(arguments.bucket, arguments.experiment, arguments.ranks, config):
         print(line, flush=True)
     return 0

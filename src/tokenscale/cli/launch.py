@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenscale.base.errors import UserError, find_nearest
-from tokenscale.cli import configuration
+from tokenscale.cli import main
 from tokenscale.runs.launch.command import Launch, find_job
 from tokenscale.runs.launch.start import start_run as start_run
 from tokenscale.settings import machine as machines
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "       %(prog)s --run JSON --output FILE [--site FILE] [--store FILE …] [--print]"
     )
     parser.add_argument("run_id", nargs="*", metavar="RUN_ID", help="a run of an experiment")
-    configuration.add_arguments(parser)
+    main.add_configuration_arguments(parser)
     parser.add_argument("--print", action="store_true", help="print the command of its processes, and start nothing")
     parser.add_argument("--sbatch", nargs="?", const="", help=argparse.SUPPRESS)  # refused
     parser.add_argument("--run", help="the run's settings as canonical JSON, instead of its id")
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         next_step = f"snakemake --profile {arguments.profile or 'alps'} {files}"
         raise UserError("`launch` writes no job scripts: Snakemake submits runs.", found="--sbatch", next=next_step)
     if arguments.run is None:
-        request = request_by_id(arguments.run_id, configuration.load_configuration(arguments))
+        request = request_by_id(arguments.run_id, main.load_configuration(arguments))
     else:
         manifests = {role: path for role in ROLES if (path := getattr(arguments, role)) is not None}
         request = request_from_json(arguments.run, arguments.output, arguments.site, manifests)

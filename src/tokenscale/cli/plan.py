@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from tokenscale.base.errors import UserError
-from tokenscale.cli import configuration
+from tokenscale.cli import main
 from tokenscale.cli.plan_prices import GpuPrice, RunPrices, read_gpu_prices
 from tokenscale.costs.memory import exchanged_bytes, largest_memory
 from tokenscale.costs.peaks import peak_flops
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = "names of experiments, or all_experiments; by default those of the report"
     parser.add_argument("experiment", nargs="*", help=names)
     parser.add_argument("--config-json", type=json.loads, help="configuration as JSON, instead of the file")
-    configuration.add_arguments(parser)
+    main.add_configuration_arguments(parser)
     parser.add_argument("--scale", help="overlay to use instead of the configured one")
     parser.add_argument("--machine", help="file of the machine to count nodes of, such as profiles/alps/machine.toml")
     parser.add_argument("--prices", type=Path, metavar="FILE", help="also price rented GPUs, as in config/prices.yaml")
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.config_json is not None:
         config = Config({**arguments.config_json, **overrides})
     else:
-        config = configuration.load_configuration(arguments, overrides)
+        config = main.load_configuration(arguments, overrides)
     names = config.select_experiments(arguments.experiment)
     if arguments.output:
         if len(names) != 1:

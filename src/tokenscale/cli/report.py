@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 from tokenscale.base.errors import UserError
-from tokenscale.cli import configuration
+from tokenscale.cli import main
 from tokenscale.settings.manifests import corpus_manifest, store_manifest
 
 RESULTS = Path("results")
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pack = parts.add_parser("pack", help="an archive of all logs that a report is made of, for rebuild")
     pack.add_argument("--experiments", nargs="+", required=True, help="names of experiments, in order")
     pack.add_argument("--output", type=Path, required=True, metavar="FILE", help="the archive, such as logs.json.xz")
-    configuration.add_arguments(pack)
+    main.add_configuration_arguments(pack)
     rebuild = parts.add_parser("rebuild", help="tables, claims and report from an archive that pack wrote")
     rebuild.add_argument("archive", type=Path, metavar="FILE")
     rebuild.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="folder laid out like results/")
@@ -172,7 +172,7 @@ def _build_bundle(arguments: argparse.Namespace) -> Path:
 def _pack(arguments: argparse.Namespace) -> str:
     from tokenscale.report import evidence
 
-    config = configuration.load_configuration(arguments)
+    config = main.load_configuration(arguments)
     if len(set(arguments.experiments)) < len(arguments.experiments):
         raise UserError(
             "an experiment is named twice.", experiments=", ".join(arguments.experiments), next="name it once"

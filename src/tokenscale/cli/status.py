@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
-from tokenscale.cli import configuration
+from tokenscale.cli import main
 from tokenscale.cli.status_queue import Queue, QueuedJob, query_queue, seconds_until
 from tokenscale.cli.status_runs import RunState, find_writers, read_runs
 from tokenscale.cli.status_stale import format_duration
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LOG",
         help="show what failed and why, from a Snakemake log (default: that of the last call in this folder)",
     )
-    configuration.add_arguments(parser)
+    main.add_configuration_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the queue and the runs as JSON")
 
 
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> None:
         from tokenscale.settings import calls
         from tokenscale.settings.calls import NO_OPTIONS
 
-        call = configuration.read_call(arguments)
+        call = main.read_call(arguments)
         if call == NO_OPTIONS and (last := calls.load_last_call() or NO_OPTIONS) != NO_OPTIONS:
             call = last
             print(f"configuration of the last call here: {' '.join(['snakemake', *call.arguments])}\n")

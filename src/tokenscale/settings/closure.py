@@ -27,8 +27,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 VIEWS = {"steps_global", "validation", "macros"}
 ASSIGNMENTS = ("QUERIES", "FILES")
 EXCLUDED = {
-    "tokenscale.cli.main",
-    "tokenscale.cli.configuration",  # options of interactive commands; rules pass values
+    "tokenscale.cli.main",  # options of interactive commands; rules pass values
     "tokenscale.base.errors",
     "tokenscale.runs.records.redaction",  # another pattern for secrets must not train anything again
     "tokenscale.settings.closure",

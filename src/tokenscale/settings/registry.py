@@ -103,7 +103,7 @@ SOURCES = {
         "such files from the web",
         ("files",),
         _FETCHED,
-        download="tokenscale.data.corpus.url",
+        download="tokenscale.data.corpus.download",
         splittable=True,
     ),
     "bucket": SourceSpec(

@@ -10,10 +10,9 @@ import torch
 
 from tokenscale.base.errors import UserError
 from tokenscale.costs.flops import Convention, flops_per_token
-from tokenscale.data.batches.batch import Batches
+from tokenscale.data.batches.batch import Batches, Prefetcher
 from tokenscale.data.batches.held_out import HeldOutSlice, load_held_out
 from tokenscale.data.batches.open import open_batches
-from tokenscale.data.batches.prefetch import Prefetcher
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.runs.records import provenance

@@ -8,8 +8,8 @@ batch have about the same length, and batches differ in shape. Documents longer 
 import numpy as np
 
 from tokenscale.data.batches.batch import Batch, Batches, BatchInputs
-from tokenscale.data.batches.sources import join, open_order
 from tokenscale.data.batches.stored import open_run_stores
+from tokenscale.data.batches.streams import join, open_order
 from tokenscale.data.order.digest import row_digest
 from tokenscale.data.order.permutation import permute
 from tokenscale.data.order.shares import rank_slots

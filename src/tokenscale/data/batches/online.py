@@ -6,7 +6,7 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import BatchInputs
-from tokenscale.data.batches.sources import list_sources
+from tokenscale.data.batches.streams import list_sources
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.stores.documents import check_eos, encode_documents
 from tokenscale.data.tokenizers.base import Tokenizer

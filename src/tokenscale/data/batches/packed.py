@@ -4,8 +4,8 @@ import numpy as np
 
 from tokenscale.data.batches.batch import Batch, BatchInputs, document_ids
 from tokenscale.data.batches.rows import RowOrder
-from tokenscale.data.batches.sources import open_order
 from tokenscale.data.batches.stored import open_run_stores
+from tokenscale.data.batches.streams import open_order
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.settings.run import RunSettings
 

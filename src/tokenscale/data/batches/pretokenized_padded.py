@@ -2,8 +2,8 @@
 
 from tokenscale.data.batches.batch import BatchInputs
 from tokenscale.data.batches.rows import RowBatches
-from tokenscale.data.batches.sources import join, open_order
 from tokenscale.data.batches.stored import open_run_stores
+from tokenscale.data.batches.streams import join, open_order
 from tokenscale.data.stores.padded import PaddedStore
 from tokenscale.settings.run import RunSettings
 

@@ -6,7 +6,7 @@ from typing import Any
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file
 from tokenscale.data.batches.batch import BatchInputs
-from tokenscale.data.batches.sources import list_sources
+from tokenscale.data.batches.streams import list_sources
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 from tokenscale.settings.manifests import list_manifests

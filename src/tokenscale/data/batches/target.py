@@ -11,8 +11,8 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import Batch, Batches, BatchInputs, WrappedBatches
-from tokenscale.data.batches.sources import list_sources
 from tokenscale.data.batches.stored import corpus_manifest
+from tokenscale.data.batches.streams import list_sources
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
 from tokenscale.data.stores.labels import IGNORED
 from tokenscale.data.stores.manifest import read_store_manifest

@@ -42,6 +42,7 @@ from tokenscale.data.corpus.build import (
     SCHEMA,
     SPLITS,
     VERSION,
+    Document,
     SplitWriter,
     describe_corpus,
     open_shard,
@@ -49,7 +50,6 @@ from tokenscale.data.corpus.build import (
     write_build_record,
     write_splits,
 )
-from tokenscale.data.corpus.clean import Document
 from tokenscale.data.corpus.files import too_many_parts_error
 from tokenscale.data.corpus.raw_text import check_file, rebuild_command
 from tokenscale.data.parts import part_folder, remove_other_parts
