@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tokenscale.base.files import write_json
-from tokenscale.data.order.shares import shard_rows
+from tokenscale.data.order.permutation import shard_rows
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.presets import PRESETS

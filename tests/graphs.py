@@ -22,7 +22,7 @@ from torch._dynamo.utils import counters
 from torch._guards import CompileContext
 
 from tokenscale.data.batches.batch import Batch
-from tokenscale.data.order.shares import rank_slots
+from tokenscale.data.order.permutation import rank_slots
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import RunSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenscale.analysis.log_values import PHASES
 from tokenscale.base.files import write_json
-from tokenscale.data.order.digest import MODULUS
+from tokenscale.data.order.permutation import MODULUS
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
 from tokenscale.settings.layout import LayoutSettings

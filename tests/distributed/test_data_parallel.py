@@ -6,7 +6,7 @@ import torch
 
 from tests.distributed.ranks import run_ranks
 from tokenscale.data.batches.batch import Batch
-from tokenscale.data.order.shares import micro_steps, rank_slots
+from tokenscale.data.order.permutation import micro_steps, rank_slots
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import OptimizerSettings

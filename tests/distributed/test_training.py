@@ -12,7 +12,7 @@ import torch
 from tests.corpora import Lab, make_run
 from tests.distributed.ranks import run_ranks
 from tokenscale.base.errors import UserError
-from tokenscale.data.order.digest import MODULUS
+from tokenscale.data.order.permutation import MODULUS
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.runs.records.provenance import read_sealed

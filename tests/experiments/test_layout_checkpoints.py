@@ -12,7 +12,7 @@ from tests.corpora import Lab, make_run
 from tests.distributed.parity import HYBRID, LAYOUTS, ONE, batch_of, held, on_ranks, run_of, trainer_of, whole
 from tests.distributed.ranks import run_ranks
 from tokenscale.base.files import read_json
-from tokenscale.data.order.digest import MODULUS
+from tokenscale.data.order.permutation import MODULUS
 from tokenscale.runs.records.provenance import read_sealed
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS

@@ -9,7 +9,7 @@ import torch
 from tests.distributed.parity import LAYOUTS, SHAPE, on_ranks, run_of, trainer_of
 from tokenscale.costs.memory import memory
 from tokenscale.data.batches.batch import Batch
-from tokenscale.data.order.shares import rank_slots
+from tokenscale.data.order.permutation import rank_slots
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.train.memory_probe import Probe
 from tokenscale.train.models.micro_batch import MicroBatch

@@ -9,7 +9,7 @@ from tests.corpora import pairs_source
 from tests.workflow.jobs import changed
 from tokenscale.analysis.queries import query
 from tokenscale.cli.verify import verify_results
-from tokenscale.data.order.digest import MODULUS
+from tokenscale.data.order.permutation import MODULUS
 from tokenscale.settings.options import to_dict
 
 pytestmark = [pytest.mark.experiment, pytest.mark.workflow, pytest.mark.slow(40)]

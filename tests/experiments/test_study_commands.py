@@ -18,7 +18,7 @@ import pytest
 from tests import served
 from tests.corpora import make_corpus, make_tokenizer, pairs_source
 from tokenscale.base.files import read_json
-from tokenscale.data.order.digest import MODULUS
+from tokenscale.data.order.permutation import MODULUS
 from tokenscale.runs.records.provenance import read_sealed
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings

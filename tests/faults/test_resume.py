@@ -20,7 +20,7 @@ from tests.corpora import Lab, make_run
 from tests.distributed.ranks import run_ranks
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_file, write_json
-from tokenscale.data.order.digest import MODULUS
+from tokenscale.data.order.permutation import MODULUS
 from tokenscale.data.tokenizers.load import load_tokenizer as load_tokenizer
 from tokenscale.runs.records.provenance import read_sealed
 from tokenscale.settings.layout import LayoutSettings

@@ -13,7 +13,7 @@ import torch
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
-from tokenscale.data.order.shares import shard_rows
+from tokenscale.data.order.permutation import shard_rows
 from tokenscale.train import checkpoint as module
 from tokenscale.train.checkpoint import Checkpoint, Piece, State, commit, write_rank
 

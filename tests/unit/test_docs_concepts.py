@@ -12,7 +12,7 @@ from tokenscale.costs.communication import bus_factor
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, weights
 from tokenscale.costs.memory import largest_memory
 from tokenscale.costs.pipeline_schedules import bubble_share, build_schedule, max_in_flight
-from tokenscale.data.order.shares import micro_steps
+from tokenscale.data.order.permutation import micro_steps
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.options import from_dict
 from tokenscale.settings.presets import PRESETS

@@ -5,9 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenscale.data.order.digest import MODULUS, row_digest
-from tokenscale.data.order.permutation import get_samples, permute
-from tokenscale.data.order.shares import micro_steps, rank_slots
+from tokenscale.data.order.permutation import MODULUS, get_samples, micro_steps, permute, rank_slots, row_digest
 
 
 @given(st.integers(1, 3000), st.integers(-(2**70), 2**70), st.integers(0, 2**40))

@@ -20,7 +20,7 @@ FEWEST, COPIED = 4, 0.5
 DISTINCT = 0.9
 #: timings kept of each log and field: within a run, and of all runs of an experiment
 OF_LOG, OF_RUN = 4096, 256
-#: of order digests (data/order/digest.py)
+#: of order digests (data/order/permutation.py)
 MODULUS = 1 << 52
 #: steps whose counts are compared: all of the first ones, then every `STRIDE`-th
 FIRST_STEPS, STRIDE = 256, 64

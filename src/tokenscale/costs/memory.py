@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from tokenscale.costs.communication import bus_factor
 from tokenscale.costs.flops import weights
 from tokenscale.costs.pipeline_schedules import assign_stages, build_schedule, max_in_flight
-from tokenscale.data.order.shares import micro_steps, rank_slots, shard_rows
+from tokenscale.data.order.permutation import micro_steps, rank_slots, shard_rows
 from tokenscale.settings.layout import LayoutSettings, MeshCoordinate
 from tokenscale.settings.model import ModelSettings, aligned_rows
 from tokenscale.settings.run import RunSettings

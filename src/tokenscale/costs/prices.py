@@ -14,7 +14,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, weights
 from tokenscale.costs.peaks import peak_flops
 from tokenscale.costs.pipeline_schedules import bubble_share
-from tokenscale.data.order.shares import micro_steps
+from tokenscale.data.order.permutation import micro_steps
 from tokenscale.settings.continuation import start_step
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.layout import geometry

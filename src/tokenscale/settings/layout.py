@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.order.shares import micro_steps
+from tokenscale.data.order.permutation import micro_steps
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import STRICT, option
 from tokenscale.settings.registry import REPLICATION

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import Batch
-from tokenscale.data.order.shares import micro_steps
+from tokenscale.data.order.permutation import micro_steps
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.settings.run import RunSettings

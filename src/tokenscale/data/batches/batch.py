@@ -18,7 +18,7 @@ class Batch:
     labels_bt: np.ndarray  # int64 [rows, T], −100 for ignored labels
     useful_tokens: int  # labels that are not ignored
     total_tokens: int  # rows * T
-    order_digest: int  # summed over ranks modulo 2**52 (data/order/digest.py)
+    order_digest: int  # summed over ranks modulo 2**52 (data/order/permutation.py)
     document_ids_bt: np.ndarray | None = None  # int32 [rows, T], if the run uses a document mask
 
     @classmethod

@@ -10,7 +10,7 @@ import numpy as np
 from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import document_ids
 from tokenscale.data.batches.streams import list_sources
-from tokenscale.data.order.shares import rank_slots
+from tokenscale.data.order.permutation import rank_slots
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.settings.manifests import list_manifests

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tokenscale.data.batches.batch import Batch, Batches, BatchInputs
-from tokenscale.data.order.digest import row_digests
-from tokenscale.data.order.permutation import ShuffledOrder
-from tokenscale.data.order.shares import rank_slots
+from tokenscale.data.order.permutation import ShuffledOrder, rank_slots, row_digests
 from tokenscale.settings.run import RunSettings
 
 if TYPE_CHECKING:

@@ -21,9 +21,7 @@ from tokenscale.settings.run import RunSettings
 if TYPE_CHECKING:
     from tokenscale.data.order.mixture import MixtureOrder
 from tokenscale.data.batches.batch import Batch, Batches, BatchInputs
-from tokenscale.data.order.digest import row_digest
-from tokenscale.data.order.permutation import get_samples
-from tokenscale.data.order.shares import rank_slots
+from tokenscale.data.order.permutation import get_samples, rank_slots, row_digest
 from tokenscale.data.stores.labels import make_labels
 
 

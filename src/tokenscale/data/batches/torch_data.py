@@ -18,8 +18,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import document_ids
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.batches.rows import BLOCK_STEPS
-from tokenscale.data.order.permutation import get_samples
-from tokenscale.data.order.shares import rank_slots
+from tokenscale.data.order.permutation import get_samples, rank_slots
 from tokenscale.data.stores.manifest import load_reader, open_store, read_store_manifest
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.registry import FORMATS

@@ -93,3 +93,50 @@ class ShuffledOrder:
     def source_seed(self, source: int) -> int:
         """Return the seed of a source's own order."""
         return self._seed
+
+
+#: digests are added modulo this number, which JSON and an IEEE double represent exactly
+MODULUS = 1 << 52
+
+
+def row_digest(step: int, slots: np.ndarray | range, *ids: np.ndarray) -> int:
+    """Return the sum over slots of a 64-bit hash of (step, slot, ids...), modulo 2**52.
+
+    `ids` are arrays [len(slots)] that identify the content of a slot: (row,), or (document, offset). The digests of all
+    ranks add up, modulo 2**52, to the digest of the global batch, for every world size.
+    """
+    return row_digests(np.array([step]), slots, *(np.asarray(values)[None] for values in ids))[0]
+
+
+def row_digests(steps: np.ndarray, slots: np.ndarray | range, *ids: np.ndarray) -> list[int]:
+    """Return `row_digest` of several steps. `ids` are arrays [len(steps), len(slots)]."""
+    slots = np.asarray(slots, dtype=np.int64)
+    shape = (len(steps), len(slots))
+    mixed = np.broadcast_to(mix64(np.asarray(steps, dtype=np.int64).astype(np.uint64))[:, None], shape)
+    for values in (np.broadcast_to(slots, shape), *ids):
+        mixed = mix64(mixed ^ mix64(np.asarray(values, dtype=np.int64).astype(np.uint64)))
+    return (mixed.sum(axis=1, dtype=np.uint64) % np.uint64(MODULUS)).tolist()
+
+
+def rank_slots(global_batch: int, rank: int, world_size: int) -> range:
+    """Return the contiguous slots of a rank. Counts differ by at most one; the first ranks have more."""
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} is outside range({world_size})")
+    least, more = divmod(global_batch, world_size)
+    start = rank * least + min(rank, more)
+    return range(start, start + least + (rank < more))
+
+
+def micro_steps(global_batch: int, world_size: int, micro_batch: int) -> int:
+    """Return the forward passes per optimizer step, equal on all ranks; an empty micro-batch contributes zero."""
+    largest = -(-global_batch // world_size)
+    return -(-largest // micro_batch)
+
+
+def shard_rows(rows: int, index: int, count: int) -> range:
+    """Return the rows of shard `index` of `count`, as torch.chunk and FSDP2 split them.
+
+    All shards are equal except for the last ones, which may be smaller or empty.
+    """
+    each = -(-rows // count)
+    return range(min(index * each, rows), min((index + 1) * each, rows))

@@ -32,7 +32,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "learning_rate": "DOUBLE",
         "grad_norm": "DOUBLE",  # before clipping
         "grad_norm_clipped": "DOUBLE",  # grad_norm times the coefficient that the gradients were scaled with
-        "order_digest": "BIGINT",  # sum over this rank's slots; ranks add up modulo 2**52 (data/order/digest.py)
+        "order_digest": "BIGINT",  # sum over this rank's slots; ranks add up modulo 2**52 (data/order/permutation.py)
         "memory_peak_bytes": "BIGINT",  # allocated on the device; resident set on a CPU
         "loss_scale": "DOUBLE",  # fp16: what the loss was multiplied with
         "skipped": "BOOLEAN",  # fp16: the gradient overflowed, nothing was changed, the scale was halved

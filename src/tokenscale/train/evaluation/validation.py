@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from tokenscale.data.batches.held_out import HeldOutSlice
-from tokenscale.data.order.shares import micro_steps
+from tokenscale.data.order.permutation import micro_steps
 from tokenscale.train.models.micro_batch import micro_batch
 from tokenscale.train.parallel.mesh import Mesh
 from tokenscale.train.parallel.parallelize import ParallelModel

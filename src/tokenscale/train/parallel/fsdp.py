@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-from tokenscale.data.order.shares import shard_rows
+from tokenscale.data.order.permutation import shard_rows
 from tokenscale.train.parallel.mesh import Mesh
 from tokenscale.train.parallel.parallelize import ParallelModel
 from tokenscale.train.parallel.sharding import LocalShards, ShardingState, local, materialise

@@ -25,7 +25,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokenscale.data.order.shares import shard_rows
+from tokenscale.data.order.permutation import shard_rows
 from tokenscale.train.models.decoder import Block, Decoder
 from tokenscale.train.parallel.collectives import all_gather, reduce_scatter
 from tokenscale.train.parallel.deferred_weight_grads import DeferredLinear

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tokenscale.data.order.shares import shard_rows
+from tokenscale.data.order.permutation import shard_rows
 from tokenscale.train.parallel import ddp
 from tokenscale.train.parallel.collectives import all_gather
 from tokenscale.train.parallel.mesh import Mesh
