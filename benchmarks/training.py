@@ -22,7 +22,7 @@ from tokenscale.base.files import write_json
 from tokenscale.benchmark.rounds import format_columns, format_spread, group_by, interleave
 from tokenscale.cli.main import Parser, exit_code
 from tokenscale.data.batches.batch import Batch, Batches
-from tokenscale.data.stores.labels import IGNORED
+from tokenscale.data.stores.documents import IGNORED
 from tokenscale.runs.records import hardware
 from tokenscale.runs.records.provenance import find_versions
 from tokenscale.settings.presets import PRESETS

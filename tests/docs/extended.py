@@ -17,7 +17,7 @@ from tests.corpora import Lab, make_run
 from tests.distributed.parity import ONE, compare, on_ranks, run_of, steps, whole
 from tests.distributed.ranks import run_ranks
 from tokenscale.base.errors import UserError
-from tokenscale.data.stores.labels import IGNORED
+from tokenscale.data.stores.documents import IGNORED
 from tokenscale.settings.closure import training_code
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS

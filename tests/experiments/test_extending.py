@@ -68,7 +68,7 @@ import numpy as np
 from tokenscale.data.batches.online import open_documents
 from tokenscale.data.batches.rows import RowBatches
 from tokenscale.data.batches.streams import join, open_order
-from tokenscale.data.stores.labels import make_labels
+from tokenscale.data.stores.documents import make_labels
 from tokenscale.data.stores.padded import pad_document
 
 

@@ -14,9 +14,9 @@ from tests.corpora import HOSTILE, make_corpus, make_run, make_tokenizer, same, 
 from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
 from tokenscale.data.batches.open import open_batches
+from tokenscale.data.stores.documents import TextDocuments
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.padded import PaddedStore
-from tokenscale.data.stores.text import TextDocuments
 from tokenscale.data.stores.token_list import TokenListStore
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.data.tokenizers.named import resolve_tokenizer

@@ -21,7 +21,7 @@ from tokenscale.arms.train import _end, train
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
 from tokenscale.data.batches.open import open_batches
-from tokenscale.data.stores.labels import IGNORED
+from tokenscale.data.stores.documents import IGNORED
 from tokenscale.parity.recording import read_recording
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS

@@ -12,8 +12,7 @@ import pytest
 from tests.corpora import HOSTILE, Lab, make_store, texts_around
 from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.raw_text import RawText
-from tokenscale.data.stores.documents import encode_documents
-from tokenscale.data.stores.labels import IGNORED, make_labels
+from tokenscale.data.stores.documents import IGNORED, encode_documents, make_labels
 from tokenscale.data.stores.manifest import load_reader, open_store
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.tokenizers.load import load_tokenizer

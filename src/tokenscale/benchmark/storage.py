@@ -25,10 +25,9 @@ from tokenscale.benchmark import machine
 from tokenscale.benchmark.rounds import group_by, interleave
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.order.permutation import permute
-from tokenscale.data.stores.documents import Chunk, Origin, encode_chunk
+from tokenscale.data.stores.documents import Chunk, Origin, TextDocuments, encode_chunk
 from tokenscale.data.stores.manifest import load_format, load_reader, open_store
 from tokenscale.data.stores.padded import pad_document
-from tokenscale.data.stores.text import TextDocuments
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.runs.records import hardware

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from tokenscale.base.files import read_json
-from tokenscale.data.stores.labels import IGNORED
+from tokenscale.data.stores.documents import IGNORED
 
 ARMS = ("studies' padding-free", "studies' padded", "studies' token-list", "studies' pretokenized-padded")
 #: storage settings of their files

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tokenscale.base.errors import UserError
 from tokenscale.benchmark.machine import make_timing_record
-from tokenscale.data.stores.labels import IGNORED
+from tokenscale.data.stores.documents import IGNORED
 
 Dataset = IterableDataset[dict[str, torch.Tensor]]
 

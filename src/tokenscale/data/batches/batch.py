@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenscale.data.stores.labels import IGNORED
+from tokenscale.data.stores.documents import IGNORED
 
 
 @dataclass(frozen=True)

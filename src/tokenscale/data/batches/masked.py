@@ -9,7 +9,7 @@ import numpy as np
 from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import Batch, Batches, BatchInputs, WrappedBatches
 from tokenscale.data.order.permutation import mix64, rank_slots
-from tokenscale.data.stores.labels import IGNORED
+from tokenscale.data.stores.documents import IGNORED
 from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 from tokenscale.settings.run import RunSettings
 

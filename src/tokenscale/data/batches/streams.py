@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tokenscale.data.order.mixture import MixtureOrder
 from tokenscale.data.batches.batch import Batch, Batches, BatchInputs
 from tokenscale.data.order.permutation import get_samples, rank_slots, row_digest
-from tokenscale.data.stores.labels import make_labels
+from tokenscale.data.stores.documents import make_labels
 
 
 def list_sources(run: RunSettings, where: Path, *, held_out: bool = False) -> list[Path]:

@@ -29,9 +29,8 @@ from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.order.packing import concatenate, pack, split_documents
 from tokenscale.data.order.permutation import permute
 from tokenscale.data.records import OpenFiles, smallest_dtype
-from tokenscale.data.stores.documents import Chunk, Documents
+from tokenscale.data.stores.documents import IGNORED, Chunk, Documents
 from tokenscale.data.stores.flat import IDS, FlatPart, read_lengths
-from tokenscale.data.stores.labels import IGNORED
 from tokenscale.data.stores.manifest import changed_block_error, rebuild_command, resolve_store, vocabulary_error
 from tokenscale.data.stores.writing import open_store_writer
 from tokenscale.settings.data import StoreSettings

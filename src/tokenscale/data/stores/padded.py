@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from tokenscale.data.records import smallest_dtype, write_records
-from tokenscale.data.stores.documents import Chunk, Documents
-from tokenscale.data.stores.labels import make_labels
+from tokenscale.data.stores.documents import Chunk, Documents, make_labels
 from tokenscale.data.stores.manifest import SingleFile, open_records
 from tokenscale.data.stores.parquet import ListColumns, Shard, read_back, shard_path
 from tokenscale.data.stores.writing import FinishedPart, open_store_writer

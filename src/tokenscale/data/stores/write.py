@@ -4,10 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tokenscale.data.stores.documents import DocumentRange, Documents
+from tokenscale.data.stores.documents import DocumentRange, Documents, EngineDiffers, TextDocuments, engine_error
 from tokenscale.data.stores.manifest import SingleFile, load_format
 from tokenscale.data.stores.parts import write_empty_part
-from tokenscale.data.stores.text import EngineDiffers, TextDocuments, engine_error
 from tokenscale.data.tokenizers.backends import REFERENCE
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tokenscale.data.stores.labels import IGNORED
+from tokenscale.data.stores.documents import IGNORED
 from tokenscale.train.models.attention import Bounds
 from tokenscale.train.models.language_model import LanguageModel
 from tokenscale.train.models.losses import linear_scores
