@@ -22,7 +22,7 @@ from tokenscale.benchmark.rounds import format_columns, format_spread, group_by,
 from tokenscale.cli.main import Parser, exit_code
 from tokenscale.data.corpus.build import build_from
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
-from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest as read_tokenizer
+from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
 from tokenscale.runs.records import hardware
 from tokenscale.runs.records.provenance import find_versions
 from tokenscale.settings.data import CleaningSettings, CorpusSettings

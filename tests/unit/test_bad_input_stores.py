@@ -18,9 +18,9 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256_text, write_json
 from tokenscale.data.corpus.raw_text import RawText, read_corpus_manifest
 from tokenscale.data.stores.manifest import open_store, read_store_manifest, write_sealed
+from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.data.tokenizers.build import build
 from tokenscale.data.tokenizers.load import load_tokenizer
-from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest as read_tokenizer_manifest
 from tokenscale.settings.data import StoreSettings, TokenizerSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict

@@ -28,8 +28,8 @@ from tokenscale.data.batches.packed import PackedBatches
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
+from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.data.tokenizers.load import load_tokenizer
-from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 from tokenscale.runs.records import hardware
 from tokenscale.runs.records.provenance import find_versions
 from tokenscale.settings.benchmark import DataBenchmarkSettings, Engine

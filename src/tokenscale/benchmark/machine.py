@@ -13,8 +13,8 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.tokenizers import backends
+from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.data.tokenizers.load import load_tokenizer
-from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 from tokenscale.settings.benchmark import Engine
 
 #: largest share of pages in the page cache for a reader to be called cold: those read at opening

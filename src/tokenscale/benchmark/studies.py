@@ -104,7 +104,7 @@ def _load_tokenizer(folder: Path, padded_to: int | None = None) -> tuple[Callabl
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
 
-    from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
+    from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 
     manifest = read_tokenizer_manifest(folder)
     name = "tokenizer.json" if (folder / "tokenizer.json").is_file() else manifest["file"]["name"]
@@ -119,7 +119,7 @@ def _load_tokenizer(folder: Path, padded_to: int | None = None) -> tuple[Callabl
 
 
 def _read_ids(folder: Path) -> tuple[int, int]:
-    from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
+    from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 
     manifest = read_tokenizer_manifest(folder)
     return manifest["bos_id"], manifest["pad_id"]

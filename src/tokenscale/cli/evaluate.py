@@ -21,9 +21,8 @@ from tokenscale.data.corpus.read import read_texts
 from tokenscale.data.stores.documents import encode_documents
 from tokenscale.data.stores.manifest import open_store, read_store_manifest, resolve_store
 from tokenscale.data.stores.packed import PackedStore
-from tokenscale.data.tokenizers.base import Tokenizer
+from tokenscale.data.tokenizers.base import Tokenizer, read_tokenizer_manifest
 from tokenscale.data.tokenizers.load import load_tokenizer
-from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 from tokenscale.settings.data import SourceSettings, StoreSettings
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.checkpoint import RECORD

@@ -23,9 +23,9 @@ from tokenscale.data.corpus.raw_text import RawText, read_corpus_manifest, write
 from tokenscale.data.stores.documents import encode_documents
 from tokenscale.data.stores.manifest import open_store, read_store_manifest
 from tokenscale.data.stores.write import write_store
+from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
 from tokenscale.data.tokenizers.build import build as build_tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
-from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest as read_tokenizer
 from tokenscale.settings import flags
 from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.manifests import list_manifests

@@ -23,8 +23,8 @@ from tokenscale.data.records import Records
 from tokenscale.data.stores.manifest import open_records, open_store, read_store_manifest
 from tokenscale.data.stores.manifest import rebuild_command as rebuild_store
 from tokenscale.data.stores.writing import list_files
-from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest as read_tokenizer
-from tokenscale.data.tokenizers.manifest import rebuild_command as restore_tokenizer
+from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
+from tokenscale.data.tokenizers.base import rebuild_command as restore_tokenizer
 from tokenscale.runs.records.provenance import find_versions, list_installed, name_differences, read_sealed
 from tokenscale.settings.data import StoreSettings
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, report_malformed
-from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
+from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.settings.run import RunSettings

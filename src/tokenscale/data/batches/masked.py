@@ -10,7 +10,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import Batch, Batches, BatchInputs, WrappedBatches
 from tokenscale.data.order.permutation import mix64, rank_slots
 from tokenscale.data.stores.documents import IGNORED
-from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
+from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.settings.run import RunSettings
 
 #: shares of the chosen tokens that become the mask token and a random token; the rest is unchanged

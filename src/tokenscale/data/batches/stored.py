@@ -8,7 +8,7 @@ from tokenscale.base.files import sha256_file
 from tokenscale.data.batches.batch import BatchInputs
 from tokenscale.data.batches.streams import list_sources
 from tokenscale.data.stores.manifest import open_store
-from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
+from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.settings.manifests import list_manifests
 from tokenscale.settings.run import RunSettings
 

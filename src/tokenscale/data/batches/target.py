@@ -16,7 +16,7 @@ from tokenscale.data.batches.streams import list_sources
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
 from tokenscale.data.stores.documents import IGNORED
 from tokenscale.data.stores.manifest import read_store_manifest
-from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
+from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.settings.run import RunSettings
 
 

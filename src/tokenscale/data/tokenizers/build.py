@@ -11,8 +11,7 @@ from tokenscale import __version__
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json, sha256_file, sha256_text, utc_now, write_json
 from tokenscale.data.tokenizers.backends import compare_engines
-from tokenscale.data.tokenizers.base import SPECIAL_TOKEN_POLICY
-from tokenscale.data.tokenizers.manifest import VERSION
+from tokenscale.data.tokenizers.base import SPECIAL_TOKEN_POLICY, VERSION
 from tokenscale.settings.data import TokenizerSettings
 from tokenscale.settings.registry import TOKENIZERS
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import sha256_file
-from tokenscale.data.tokenizers.base import Tokenizer
-from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest, rebuild_command
+from tokenscale.data.tokenizers.base import Tokenizer, read_tokenizer_manifest, rebuild_command
 from tokenscale.settings.registry import TOKENIZERS
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import read_json, sha256_file
-from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
+from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.settings.data import TokenizerSettings
 from tokenscale.settings.registry import TOKENIZERS
 

@@ -12,10 +12,9 @@ import numpy as np
 
 from tokenscale.base.files import write_json, write_text
 from tokenscale.data.tokenizers import backends
-from tokenscale.data.tokenizers.base import Tokenizer
+from tokenscale.data.tokenizers.base import Tokenizer, read_tokenizer_manifest
 from tokenscale.data.tokenizers.engines.tokenizers import import_library
 from tokenscale.data.tokenizers.load import load_tokenizer
-from tokenscale.data.tokenizers.manifest import read_tokenizer_manifest
 from tokenscale.data.tokenizers.tekken import control_names
 
 
