@@ -18,8 +18,8 @@ from tokenscale.data.stores.documents import TextDocuments
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.padded import PaddedStore
 from tokenscale.data.stores.token_list import TokenListStore
+from tokenscale.data.tokenizers.huggingface import resolve_tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
-from tokenscale.data.tokenizers.named import resolve_tokenizer
 from tokenscale.settings.data import StorageSettings, StoreSettings, TokenizerSettings
 
 pytestmark = pytest.mark.experiment

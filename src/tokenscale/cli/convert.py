@@ -29,7 +29,7 @@ from tokenscale.data.stores.manifest import (
     resolve_store,
 )
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
-from tokenscale.data.tokenizers.named import BUILT
+from tokenscale.data.tokenizers.huggingface import BUILT
 from tokenscale.settings import flags
 from tokenscale.settings.data import StoreSettings, unknown_format_error
 from tokenscale.settings.options import option

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic, read_json, sync, sync_tree, write_json
-from tokenscale.data.tokenizers import to_hf as tokenizer_to_hf
+from tokenscale.data.tokenizers import huggingface as tokenizer_to_hf
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import MODELS, OBJECTIVES

@@ -15,7 +15,7 @@ from tokenscale.data.corpus.files import describe, documents
 from tokenscale.data.corpus.read import COMPRESSION, ENDINGS, detect_format
 from tokenscale.data.stores.manifest import read_store_manifest
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
-from tokenscale.data.tokenizers.named import find_store_tokenizer, make_settings, resolve_tokenizer
+from tokenscale.data.tokenizers.huggingface import find_store_tokenizer, make_settings, resolve_tokenizer
 from tokenscale.settings import flags, source_studies
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, TokenizerSettings
 from tokenscale.settings.layout import DEGREES
