@@ -18,7 +18,7 @@ from tokenscale.analysis.queries import query
 from tokenscale.analysis.tables import write_manifest
 from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
-from tokenscale.report import cautions, page, save, summary
+from tokenscale.report import answers, page, save, summary
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(25)]
 
@@ -197,7 +197,7 @@ def test_a_rank_that_is_slow_for_a_stretch_is_named_with_its_node_and_time(tmp_p
     assert (row["run_id"], row["rank"], row["node"], row["first_step"], row["last_step"]) == ("slow", 2, "b", 140, 219)
     assert row["slowdown"] == pytest.approx(0.08 / 0.06, rel=0.02) and row["lost_s"] == pytest.approx(1.6, rel=0.02)
     assert row["part"] == "the backward pass" and row["started_unix_s"] == pytest.approx(1.7e9 + 14)
-    assert cautions.find_cautions(*make_campaign(), query("stragglers", tmp_path)) == [
+    assert answers.find_cautions(*make_campaign(), query("stragglers", tmp_path)) == [
         "Rank 2 of slow on b was 1.33 times slower than its peers in steps 140 to 219 (2023-11-14 22:13:34 to 22:13:42 "
         "UTC), mostly in the backward pass, 1.6 s in all."
     ]

@@ -24,8 +24,8 @@ from tokenscale.analysis.ingest import ingest, one_run
 from tokenscale.analysis.queries import query
 from tokenscale.analysis.runs import run_row
 from tokenscale.base.files import read_json
+from tokenscale.report.answers import find_cautions
 from tokenscale.report.campaign_quality import proof
-from tokenscale.report.cautions import find_cautions
 from tokenscale.report.summary import throughput_table
 from tokenscale.runs.launch.attempts import hash_identity, prepare_attempt
 from tokenscale.runs.records import provenance

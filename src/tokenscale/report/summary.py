@@ -12,15 +12,7 @@ import pandas as pd
 from tokenscale.analysis import campaign, comparability
 from tokenscale.analysis.tables import check as check_tables
 from tokenscale.analysis.tables import read_experiment
-from tokenscale.report import (
-    answers,
-    campaign_quality,
-    cautions,
-    figure_metadata,
-    paired_comparisons,
-    save,
-    source_study,
-)
+from tokenscale.report import answers, campaign_quality, figure_metadata, paired_comparisons, save, source_study
 from tokenscale.report.captions import caution, kinds, left_out, sentence, spread
 from tokenscale.report.style import number, ordered
 from tokenscale.report.table import Table, count
@@ -71,7 +63,7 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             "data_from": _dates(runs),
             "digest": digest,
             "caution": caution(scaling),
-            "cautions": cautions.find_cautions(
+            "cautions": answers.find_cautions(
                 runs,
                 throughput,
                 scaling,
