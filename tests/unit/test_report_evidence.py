@@ -19,7 +19,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
 from tokenscale.cli.main import main
 from tokenscale.report import build
-from tokenscale.report.evidence import INDEX, Inputs, pack, rebuild, restore
+from tokenscale.report.build import INDEX, Inputs, pack, rebuild, restore
 from tokenscale.settings.config import load_config
 
 pytestmark = pytest.mark.slow(20)

@@ -170,7 +170,7 @@ def _build_bundle(arguments: argparse.Namespace) -> Path:
 
 
 def _pack(arguments: argparse.Namespace) -> str:
-    from tokenscale.report import evidence
+    from tokenscale.report import build
 
     config = main.load_configuration(arguments)
     if len(set(arguments.experiments)) < len(arguments.experiments):
@@ -185,8 +185,8 @@ def _pack(arguments: argparse.Namespace) -> str:
             "corpora": [corpus_manifest(corpus) for corpus in config.list_corpora([name])],
         }
         below = {kind: tuple(str(Path(path).relative_to(RESULTS)) for path in paths) for kind, paths in files.items()}
-        inputs.append(evidence.Inputs(name, **below))
-    count, left_out = evidence.pack(inputs, RESULTS, arguments.output)
+        inputs.append(build.Inputs(name, **below))
+    count, left_out = build.pack(inputs, RESULTS, arguments.output)
     size = arguments.output.stat().st_size
     lines = [f"{arguments.output}: {count} runs, {size:,} bytes"]
     if left_out:
@@ -195,9 +195,9 @@ def _pack(arguments: argparse.Namespace) -> str:
 
 
 def _rebuild(arguments: argparse.Namespace) -> str:
-    from tokenscale.report import build, claims, evidence
+    from tokenscale.report import build, claims
 
     copied = {"ledger": arguments.ledger, "workflow": arguments.workflow, "citation": arguments.citation}
-    written = evidence.rebuild(arguments.archive, arguments.output, **copied)
+    written = build.rebuild(arguments.archive, arguments.output, **copied)
     judged = claims.claim_lines(claims.read_claims(arguments.output / "report" / build.CLAIMS))
     return "\n".join([*judged, *map(str, written)])
