@@ -18,16 +18,7 @@ from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
 from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
-from tokenscale.report import (
-    campaign_quality,
-    figure_metadata,
-    page,
-    paired_comparisons,
-    pdf,
-    pdf_pages,
-    save,
-    summary,
-)
+from tokenscale.report import campaign_quality, figure_metadata, page, paired_comparisons, pdf, pdf_pages, save, summary
 from tokenscale.report.captions import SHARED_CORES
 from tokenscale.report.figure import figure_class
 from tokenscale.settings.data import StorageSettings

@@ -20,7 +20,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import check_file_name, read_json, report_malformed, sha256_file
 from tokenscale.report import build, bundle, crate, figure_metadata, pdf, save
 from tokenscale.report.claims import read_claims
-from tokenscale.report.pdf_content import content, shown
+from tokenscale.report.pdf_pages import content, shown
 from tokenscale.runs.records.provenance import find_versions, name_differences, read_sealed
 from tokenscale.settings.closure import list_changes
 from tokenscale.settings.registry import FIGURES
