@@ -18,7 +18,7 @@ from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
 from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
-from tokenscale.report import campaign_quality, figure_metadata, page, paired_comparisons, pdf, pdf_pages, save, summary
+from tokenscale.report import campaign_quality, page, paired_comparisons, pdf, pdf_pages, save, summary
 from tokenscale.report.captions import SHARED_CORES
 from tokenscale.report.figure import figure_class
 from tokenscale.settings.data import StorageSettings
@@ -435,7 +435,7 @@ def test_the_page_is_rebuilt_with_equal_bytes_and_the_pdf_has_a_page_of_every_fi
     page.write(["demo"], folder / "tables", folder / "figures", folder / "again.html")
     assert (folder / "again.html").read_text() == text
     assert whole.read_bytes().startswith(b"%PDF")
-    pages = figure_metadata.open_pdf(whole).pages
+    pages = save.open_pdf(whole).pages
     drawn = {name: json.loads((folder / f"figures/demo/{name}.json").read_text()) for name in FIGURES}
     said = [" ".join(found.extract_text().split()) for found in pages]
     placed = [sum(name.startswith("/Figure") for name in found["/Resources"]["/XObject"]) for found in pages]

@@ -25,7 +25,7 @@ from tokenscale.analysis.tables import write_manifest
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_file, sha256_text
 from tokenscale.cli.main import main
-from tokenscale.report import build, bundle, figure_metadata, page, pdf, save, verification
+from tokenscale.report import build, bundle, page, pdf, save, verification
 from tokenscale.report.table import Table, latex, markdown
 from tokenscale.report.verification import CODE, DATA, FOREIGN, IDENTICAL, Finding, compare_claims, verify
 from tokenscale.settings.closure import write_listing
@@ -133,30 +133,30 @@ def test_a_missing_figure_is_named(results):
 
 
 def test_every_drawing_carries_the_same_metadata(made):
-    found = [figure_metadata.read(drawing(made, kind)) for kind in save.DRAWN]
+    found = [save.read(drawing(made, kind)) for kind in save.DRAWN]
     assert found[0] == found[1] == found[2]
-    assert found[0].keys() == figure_metadata.KEYS
+    assert found[0].keys() == save.KEYS
     assert found[0]["data"] == sha256_file(made / "report" / "data" / "demo" / f"{FIGURE}.csv")
-    assert found[0]["tables"] == figure_metadata.digest(made / "tables" / "demo")
+    assert found[0]["tables"] == save.digest(made / "tables" / "demo")
     records = [read_json(path) for path in (made / "runs").glob("*/run.json")]
     assert found[0]["runs"] == {r["run_id"]: r["seal"][:16] for r in records}
-    assert str(made) not in figure_metadata.text(found[0])
+    assert str(made) not in save.text(found[0])
 
 
 def test_the_code_of_the_metadata_is_the_listing_that_the_rule_has(made, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = Path(write_listing(*save.modules(FIGURE)))
-    assert figure_metadata.read(drawing(made))["code"] == sha256_text(path.read_text())
+    assert save.read(drawing(made))["code"] == sha256_text(path.read_text())
 
 
 def test_the_page_does_not_carry_metadata(made):
-    assert figure_metadata.read(drawing(made))["data"] not in (made / "report" / "index.html").read_text()
+    assert save.read(drawing(made))["data"] not in (made / "report" / "index.html").read_text()
 
 
 def test_provenance_leads_from_a_figure_to_its_runs(made):
     record = read_json(made / "report" / "provenance.json")
     part = record["experiments"]["demo"]
-    carried = figure_metadata.read(drawing(made))
+    carried = save.read(drawing(made))
     assert part["figures"][FIGURE]["code"] == carried["code"]
     assert {run: facts["seal"][:16] for run, facts in part["runs"].items()} == carried["runs"]
     assert {facts["commit"] for facts in part["runs"].values()} == {"0123456789abcdef0123456789abcdef01234567"}
@@ -321,7 +321,7 @@ def test_an_edited_drawing_under_true_metadata_is_named(results):
     pixels.load()
     pixels.info.pop("dpi", None)
     said = PngImagePlugin.PngInfo()
-    said.add_text(figure_metadata.PNG_KEY, pixels.text[figure_metadata.PNG_KEY])
+    said.add_text(save.PNG_KEY, pixels.text[save.PNG_KEY])
     pixels.save(drawing(results, "png"), pnginfo=said, compress_level=1)
     (finding,) = verify(drawing(results, "png"), results)
     assert finding.verdict == IDENTICAL and "saved again" in finding.notes[0]
@@ -333,7 +333,7 @@ def test_an_edited_drawing_under_true_metadata_is_named(results):
 
 def test_metadata_that_lie_are_named(results):
     path = drawing(results)
-    run = next(iter(figure_metadata.read(path)["runs"]))
+    run = next(iter(save.read(path)["runs"]))
     path.write_text(path.read_text().replace(run, run[:-1] + "x"))
     (finding,) = verify(path, results)
     assert finding.verdict == FOREIGN

@@ -15,7 +15,7 @@ from tests.workflow import forked
 from tests.workflow.conftest import EXPERIMENTS, OFFLINE, ROOT, RUNS
 from tests.workflow.jobs import REPORT
 from tokenscale.base.files import sha256_file, sha256_text
-from tokenscale.report import figure_metadata
+from tokenscale.report import save
 from tokenscale.runs.records import provenance
 
 pytestmark = [pytest.mark.slow(20), pytest.mark.workflow]
@@ -134,7 +134,7 @@ def test_every_figure_leads_back_to_logs_code_environment_and_raw_text(built):
     drawn = sorted((results / "report/figures").rglob("*.svg"))
     assert len(drawn) >= 3
     for drawing in drawn:
-        found = figure_metadata.read(drawing)
+        found = save.read(drawing)
         data = results / "report/data" / found["experiment"] / f"{found['figure']}.csv"
         assert sha256_text(data.read_text()) == found["data"]
         assert found["runs"], drawing

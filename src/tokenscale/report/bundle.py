@@ -16,7 +16,7 @@ from tokenscale import __version__
 from tokenscale.analysis.queries import PARAMETERS, connect, damage_reported, sql
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic, canonical_json, read_json, sha256_file, sha256_text, write_text
-from tokenscale.report import cells, crate, figure_metadata, save, summary
+from tokenscale.report import cells, crate, save, summary
 from tokenscale.report.table import Table, latex, markdown
 from tokenscale.runs.records import provenance
 from tokenscale.settings.registry import FIGURES
@@ -24,7 +24,7 @@ from tokenscale.settings.registry import FIGURES
 #: read by name
 FILES = ("bundle.md",)
 #: packages that made the folder
-PACKAGES = (*figure_metadata.LIBRARIES, "jinja2", "pyarrow", "pypdf", "snakemake")
+PACKAGES = (*save.LIBRARIES, "jinja2", "pyarrow", "pypdf", "snakemake")
 #: folders that hold nothing but what this module writes
 FOLDERS = ("figures", "data", "sql", "tables", "workflow")
 SUMS = "SHA256SUMS"
@@ -108,7 +108,7 @@ def origin(parts: dict[str, dict[str, Any]], tables: Path, figures: Path) -> dic
     return {
         "schema": 1,
         **built_by(),
-        "code": figure_metadata.files(*roots, *FIGURES.values()),
+        "code": save.files(*roots, *FIGURES.values()),
         "order": list(parts),
         "experiments": {
             name: {
@@ -135,7 +135,7 @@ def built_by() -> dict[str, Any]:
 
 def _carried(path: Path) -> dict[str, Any]:
     """Return the data, code and queries of a figure's metadata."""
-    found = figure_metadata.read(path) or {}
+    found = save.read(path) or {}
     return {key: found[key] for key in ("data", "code", "queries") if key in found}
 
 

@@ -17,7 +17,7 @@ from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject, Str
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic, sha256_file
-from tokenscale.report import captions, figure_metadata, paired_comparisons, save, summary
+from tokenscale.report import captions, paired_comparisons, save, summary
 from tokenscale.report.claims import claims_table, count_verdicts, read_claims
 from tokenscale.report.pdf_pages import Drawing, PageWriter
 from tokenscale.report.style import style
@@ -84,20 +84,20 @@ def write(
         item = writer.add_outline_item(title=text, page_number=number, parent=None if begins_chapter else parent)
         parent = item if begins_chapter else parent
     metadata = of_report(experiments, tables, claims)
-    writer.metadata = {"/Title": title, "/Subject": figure_metadata.text(metadata)}
+    writer.metadata = {"/Title": title, "/Subject": save.text(metadata)}
     with atomic(output) as temporary, open(temporary, "wb") as file:
         writer.write(file)
 
 
-def of_report(experiments: list[str], tables: Path, claims: Path | None) -> figure_metadata.Metadata:
+def of_report(experiments: list[str], tables: Path, claims: Path | None) -> save.Metadata:
     """Return the provenance metadata of the whole document."""
     return {
-        "passport": figure_metadata.VERSION,
-        "report": {name: figure_metadata.digest(tables / name) for name in experiments},
+        "passport": save.VERSION,
+        "report": {name: save.digest(tables / name) for name in experiments},
         "order": experiments,
         "claims": sha256_file(claims) if claims else None,
-        "code": figure_metadata.code("tokenscale.report.pdf", *FIGURES.values()),
-        "libraries": figure_metadata.libraries(),
+        "code": save.code("tokenscale.report.pdf", *FIGURES.values()),
+        "libraries": save.libraries(),
     }
 
 
@@ -217,7 +217,7 @@ def _drawn(loaded: save.LoadedFigure, folder: Path) -> bytes | None:
     """Return the figure's PDF from the folder, if it was drawn from the same data by the same code."""
     path = folder / f"{loaded.name}.pdf"
     with suppress(UserError, OSError):  # draw a missing or broken one again
-        if figure_metadata.read(path) == loaded.metadata:
+        if save.read(path) == loaded.metadata:
             return path.read_bytes()
     return None
 

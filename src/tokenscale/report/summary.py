@@ -12,7 +12,7 @@ import pandas as pd
 from tokenscale.analysis import campaign, comparability
 from tokenscale.analysis.tables import check as check_tables
 from tokenscale.analysis.tables import read_experiment
-from tokenscale.report import answers, campaign_quality, figure_metadata, paired_comparisons, save, source_study
+from tokenscale.report import answers, campaign_quality, paired_comparisons, save, source_study
 from tokenscale.report.captions import caution, kinds, left_out, sentence, spread
 from tokenscale.report.style import number, ordered
 from tokenscale.report.table import Table, count
@@ -30,7 +30,7 @@ def experiment(name: str, tables: Path) -> dict[str, Any]:
     """Everything that is said about `<tables>/<name>`; see the keys below. Empty tables give empty parts."""
     folder = tables / name
     check_tables(folder)  # a description from the cache holds as long as the tables are those of the manifest
-    return dict(_experiment(name, folder, figure_metadata.digest(folder)))
+    return dict(_experiment(name, folder, save.digest(folder)))
 
 
 @lru_cache(maxsize=64)

@@ -18,7 +18,7 @@ from pypdf import PdfReader
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import check_file_name, read_json, report_malformed, sha256_file
-from tokenscale.report import build, bundle, crate, figure_metadata, pdf, save
+from tokenscale.report import build, bundle, crate, pdf, save
 from tokenscale.report.claims import read_claims
 from tokenscale.report.pdf_pages import content, shown
 from tokenscale.runs.records.provenance import find_versions, name_differences, read_sealed
@@ -91,7 +91,7 @@ def verify(path: Path, results: Path, ledger: Path = LEDGER, signers: Path | Non
     """
     if path.is_dir() or path.name in (bundle.SUMS, "index.html"):
         return _folder(path if path.is_dir() else path.parent, results, ledger, signers)
-    if path.suffix.lower() == ".pdf" and "report" in (figure_metadata.read(path) or {}):
+    if path.suffix.lower() == ".pdf" and "report" in (save.read(path) or {}):
         return [_document(path, results, ledger)]
     return [_figure(path, results)]
 
@@ -102,7 +102,7 @@ def verify(path: Path, results: Path, ledger: Path = LEDGER, signers: Path | Non
 def _figure(path: Path, results: Path) -> Finding:
     """An SVG or PNG, or a figure's PDF."""
     finding = Finding(str(path))
-    carried = figure_metadata.read(path)
+    carried = save.read(path)
     made = _made(finding, carried, results)
     if made is None:
         return finding
@@ -115,7 +115,7 @@ def _figure(path: Path, results: Path) -> Finding:
     return finding
 
 
-def _made(finding: Finding, carried: figure_metadata.Metadata | None, results: Path) -> save.LoadedFigure | None:
+def _made(finding: Finding, carried: save.Metadata | None, results: Path) -> save.LoadedFigure | None:
     """Load the figure that metadata name, from the tables at hand; None where they name none."""
     if carried is None:
         finding.add(FOREIGN, "it carries no metadata of tokenscale")
@@ -127,11 +127,11 @@ def _made(finding: Finding, carried: figure_metadata.Metadata | None, results: P
         return save.load_figure(carried["figure"], opened)
 
 
-def _whole(carried: figure_metadata.Metadata) -> bool:
+def _whole(carried: save.Metadata) -> bool:
     """Has it the keys and kinds of values that we write?"""
     queries, runs = carried.get("queries"), carried.get("runs")
     return (
-        carried.keys() == figure_metadata.KEYS
+        carried.keys() == save.KEYS
         and carried["figure"] in FIGURES
         and all(isinstance(carried[key], str) for key in ("experiment", "data", "code", "tables"))
         and isinstance(carried["libraries"], dict)
@@ -155,7 +155,7 @@ def _tables(experiment: str, results: Path) -> Path:
     return folder / experiment
 
 
-def _compare(finding: Finding, carried: figure_metadata.Metadata, made: save.LoadedFigure, places: list[Path]) -> None:
+def _compare(finding: Finding, carried: save.Metadata, made: save.LoadedFigure, places: list[Path]) -> None:
     """Compare the metadata with what is at hand. `places` are folders in which a report may lie.
 
     If the tables have not changed, other rows come from other code. If the code has not changed either, the metadata
@@ -176,9 +176,7 @@ def _compare(finding: Finding, carried: figure_metadata.Metadata, made: save.Loa
         finding.notes.append("the experiment's tables have changed since, in nothing that this figure shows")
 
 
-def _compare_code(
-    finding: Finding, carried: figure_metadata.Metadata, now: figure_metadata.Metadata, places: list[Path]
-) -> None:
+def _compare_code(finding: Finding, carried: save.Metadata, now: save.Metadata, places: list[Path]) -> None:
     sql = [q for q in sorted(now["queries"].keys() | carried["queries"].keys())
            if carried["queries"].get(q, {}).get("sql") != now["queries"].get(q, {}).get("sql")]  # fmt: skip
     if sql:
@@ -195,14 +193,14 @@ def _compare_code(
         finding.add(CODE, f"other packages: {few(libraries)}")
 
 
-def _changed_files(carried: figure_metadata.Metadata, places: list[Path]) -> list[str]:
+def _changed_files(carried: save.Metadata, places: list[Path]) -> list[str]:
     """Name the source files that differ from those of the metadata, where what they were can be found out."""
     figure = carried["figure"]
     for record in _records(places):
         then = record.get("experiments", {}).get(carried["experiment"], {}).get("figures", {}).get(figure, {})
         if carried["code"] == then.get("code"):
-            now = figure_metadata.files(*save.modules(figure))
-            gone = [name for name in record["code"] if not (figure_metadata.PACKAGE.parent / name).is_file()]
+            now = save.files(*save.modules(figure))
+            gone = [name for name in record["code"] if not (save.PACKAGE.parent / name).is_file()]
             return sorted([name for name in now if now[name] != record["code"].get(name)] + gone)
     for listing in sorted(Path("results/code").glob("*/sources.json")):
         if listing.with_name(f"{carried['code']}.json").is_file():
@@ -255,7 +253,7 @@ def _runs(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return sentences
 
 
-def _data_beside(finding: Finding, carried: figure_metadata.Metadata, path: Path) -> None:
+def _data_beside(finding: Finding, carried: save.Metadata, path: Path) -> None:
     """The CSV of the figure, beside it or in the folder of the report's data, is compared with the metadata, too."""
     name, experiment = f"{carried['figure']}.csv", carried["experiment"]
     folders = (folder / "data" / experiment for folder in path.resolve().parents[2:3])
@@ -290,7 +288,7 @@ def _pages(document: bytes) -> list[str]:
 def _document(path: Path, results: Path, ledger: Path) -> Finding:
     """Write the whole report again and name the pages that differ."""
     finding = Finding(str(path))
-    carried = figure_metadata.read(path)
+    carried = save.read(path)
     experiments = carried.get("order")
     if not isinstance(experiments, list) or not all(isinstance(name, str) for name in experiments):
         finding.add(FOREIGN, "its metadata are not those that tokenscale writes")
@@ -307,8 +305,8 @@ def _document(path: Path, results: Path, ledger: Path) -> Finding:
         _compare_report(finding, carried, pdf.of_report(experiments, results / "tables", claims))
         if claims is not None and carried["claims"] != sha256_file(claims):
             _compare_claims_of(finding, carried["claims"], path, claims)
-        drawn = figure_metadata.open_pdf(again)
-    _compare_pages(finding, figure_metadata.open_pdf(path), drawn)
+        drawn = save.open_pdf(again)
+    _compare_pages(finding, save.open_pdf(path), drawn)
     return finding
 
 
@@ -349,7 +347,7 @@ def _compare_claims_of(finding: Finding, sha256: str, path: Path, now: Path) -> 
         compare_claims(finding, then, now)
 
 
-def _compare_report(finding: Finding, carried: figure_metadata.Metadata, now: figure_metadata.Metadata) -> None:
+def _compare_report(finding: Finding, carried: save.Metadata, now: save.Metadata) -> None:
     then = carried["report"] if isinstance(carried["report"], dict) else {}
     changed = [name for name, digest in now["report"].items() if then.get(name) != digest]
     if changed:
@@ -500,7 +498,7 @@ def _compare_origins(finding: Finding, then: dict[str, Any], now: dict[str, Any]
     changed = sorted(f for f in code.keys() | now["code"].keys() if code.get(f) != now["code"].get(f))
     if changed:
         finding.add(CODE, f"source files have changed: {few(changed)}")
-    packages = [p for p in figure_metadata.LIBRARIES if (then.get("packages") or {}).get(p) != now["packages"].get(p)]
+    packages = [p for p in save.LIBRARIES if (then.get("packages") or {}).get(p) != now["packages"].get(p)]
     if packages:
         finding.add(CODE, f"other packages: {few(packages)}")
     _note_environments(finding, then, now)
