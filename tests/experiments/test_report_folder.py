@@ -304,7 +304,7 @@ def test_an_edited_font_and_a_missing_page_of_the_pdf_are_named(made, tmp_path):
     (finding,) = verify(tmp_path / "short.pdf", made)
     assert finding.verdict == FOREIGN and finding.differs == ["edited: pages are missing"]
     pages = pypdf.PdfWriter()
-    pages.add_page(writer.pages[1])
+    pages.add_page(writer.pages[0])
     pages.write(tmp_path / "page.pdf")
     (finding,) = verify(tmp_path / "page.pdf", made)
     assert finding.verdict == FOREIGN and "no metadata of tokenscale" in finding.differs[0]
