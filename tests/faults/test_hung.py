@@ -10,7 +10,7 @@ import pytest
 
 from tests.distributed.ranks import run_ranks
 from tests.faults.test_resume import lab, launch, run_of, series  # noqa: F401
-from tokenscale.runs.launch import hang_report as standing
+from tokenscale.runs.launch import failure_hints as standing
 from tokenscale.settings.run import BudgetSettings, CheckpointSettings
 from tokenscale.train.loop import Training
 from tokenscale.train.watchdog import CODE

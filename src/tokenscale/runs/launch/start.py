@@ -19,7 +19,7 @@ from tokenscale.runs.launch.attempts import (
     write_done_file,
 )
 from tokenscale.runs.launch.command import Launch, find_job
-from tokenscale.runs.launch.hang_report import describe_hang
+from tokenscale.runs.launch.failure_hints import describe_hang
 from tokenscale.runs.launch.repetitions import check_repetitions
 from tokenscale.settings.closure import layout_code, training_code
 from tokenscale.settings.continuation import parse_run_id
