@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.refusals import refused
 from tests.unit.test_config import BASE, EXPERIMENT, project, with_run
 from tokenscale.base.errors import UserError
-from tokenscale.runs.launch import processes
-from tokenscale.runs.launch.command import Launch
+from tokenscale.runs.launch import start
+from tokenscale.runs.launch.start import Launch
 from tokenscale.settings import machine
 from tokenscale.settings.config import Config
 from tokenscale.settings.data import CorpusSettings, TokenizerSettings
@@ -267,5 +267,5 @@ def test_any_word_comes_back_out_of_a_printed_command(word):
     printed = launch.printed({"store": Path(word)}).replace("\\\n", "", 1)  # where the line of variables goes on
     assert shlex.split(printed) == [f"VARIABLE={word}", *argv]
     srun = Machine(starter="srun", gpus_per_node=4)
-    step = processes.srun_argv(argv, launch.shape, srun, name=word, outputs=folder, root=Path("/r"))
+    step = start.srun_argv(argv, launch.shape, srun, name=word, outputs=folder, root=Path("/r"))
     assert shlex.split(shlex.join(step)) == step and step[-len(argv) :] == argv and f"--job-name={word}" in step

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tokenscale.cli.main import main
-from tokenscale.runs.launch import single_rank as alone
+from tokenscale.runs.launch import start as alone
 from tokenscale.settings import machine
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenscale.runs.launch import processes
+from tokenscale.runs.launch import start
 from tokenscale.settings import machine, profile
 from tokenscale.settings.layout import geometry
 from tokenscale.settings.machine import Machine
@@ -41,10 +41,10 @@ def site(request):
 @pytest.mark.parametrize("size", SIZES)
 def test_how_srun_starts_the_ranks(site, size, monkeypatch):
     name, where = site
-    monkeypatch.setattr(processes.sys, "executable", "PYTHON")
+    monkeypatch.setattr(start.sys, "executable", "PYTHON")
     shape = geometry(size, where.gpus_per_node)
-    rank = processes.rank_argv(where, shape, run="{}", directory=Path("d"), attempt=0, manifests={})
-    words = processes.srun_argv(rank, shape, where, name="run", outputs=Path("out"), root=ROOT)
+    rank = start.rank_argv(where, shape, run="{}", directory=Path("d"), attempt=0, manifests={})
+    words = start.srun_argv(rank, shape, where, name="run", outputs=Path("out"), root=ROOT)
     network = " --network 'AWS Libfabric'" if name == "alps" and shape.nodes > 1 else ""
     links = """ --least-links '{"node":60.0,"network":30.0}'""" if name == "alps" else ""
     asked = f"--settings '{{}}' --directory d --attempt 0 --hang-s 1800 --srun --nodes {shape.nodes}{network}{links}"
@@ -54,14 +54,14 @@ def test_how_srun_starts_the_ranks(site, size, monkeypatch):
 def test_runs_that_share_a_node_take_only_their_part(site):
     _, where = site
     shape = geometry(1, where.gpus_per_node)
-    words = processes.srun_argv(["rank"], shape, where, name="run", outputs=Path("out"), root=ROOT, share=4)
+    words = start.srun_argv(["rank"], shape, where, name="run", outputs=Path("out"), root=ROOT, share=4)
     assert {"--exact", "--mem=0"} <= set(words)
 
 
 def test_gpus_are_bound_to_a_rank_or_shown_to_all_ranks_of_a_node():
     where = replace(machine.load_machine("profiles/alps/machine.toml", ROOT), gpu_bind="node")
-    words = processes.srun_argv(["rank"], geometry(8, 4), where, name="run", outputs=None, root=ROOT)
+    words = start.srun_argv(["rank"], geometry(8, 4), where, name="run", outputs=None, root=ROOT)
     assert "--gpus-per-task=1" not in words and {"--gpus-per-node=4", "--gpu-bind=none"} <= set(words)
-    rank = processes.rank_argv(where, geometry(8, 4), run="{}", directory=Path("d"), attempt=0, manifests={})
+    rank = start.rank_argv(where, geometry(8, 4), run="{}", directory=Path("d"), attempt=0, manifests={})
     assert json.loads(rank[rank.index("--least-links") + 1]) == {"node": 60, "network": 30}
     assert [key for key, _ in Machine(gpu_bind="node").problems()] == ["gpu_bind"]

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.unit.test_packaging import project, split
-from tokenscale.runs.launch import processes
+from tokenscale.runs.launch import start
 from tokenscale.runs.records import provenance
 from tokenscale.settings import machine, profile
 
@@ -32,7 +32,7 @@ def container():
 @pytest.fixture(scope="module")
 def exported():
     alps = machine.load_machine(ALPS / "machine.toml")
-    return processes.srun_environment(alps, outputs=Path("o"), root=Path("/p"), address="10.0.0.1", job="7")
+    return start.srun_environment(alps, outputs=Path("o"), root=Path("/p"), address="10.0.0.1", job="7")
 
 
 def containerfile():

@@ -349,9 +349,8 @@ def fetch_input(bucket: Bucket, path: Path, facts: dict[str, Any]) -> None:
 def train_run(bucket: Bucket, settings: "RunSettings", every_s: float) -> int:
     """Train one run on this machine's ranks while its folder is pushed to the bucket. Return the exit code."""
     from tokenscale.runs.launch import attempts
-    from tokenscale.runs.launch.command import Launch
     from tokenscale.runs.launch.failure_hints import describe_hang
-    from tokenscale.runs.launch.start import open_run
+    from tokenscale.runs.launch.start import Launch, open_run
     from tokenscale.settings.continuation import parse_run_id
     from tokenscale.settings.machine import Machine
     from tokenscale.settings.manifests import done_file, list_manifests

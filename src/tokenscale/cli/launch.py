@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.cli import main
-from tokenscale.runs.launch.command import Launch, find_job
-from tokenscale.runs.launch.start import start_run as start_run
+from tokenscale.runs.launch.start import Launch, find_job, start_run
 from tokenscale.settings import machine as machines
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.run import RunSettings

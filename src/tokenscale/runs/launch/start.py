@@ -1,13 +1,20 @@
 """Execute a run from its settings to `done.json`: prepare the attempt, start the ranks, seal the record."""
 
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.runs.launch import failure_hints, lock
+from tokenscale.runs.launch import failure_hints, lock, ranks
 from tokenscale.runs.launch.attempts import (
     RESUME_EXIT_CODE,
     Identity,
@@ -18,14 +25,258 @@ from tokenscale.runs.launch.attempts import (
     prepare_attempt,
     write_done_file,
 )
-from tokenscale.runs.launch.command import Launch, find_job
 from tokenscale.runs.launch.failure_hints import describe_hang
+from tokenscale.runs.launch.job import Job, job_id, load_job
+from tokenscale.runs.launch.ranks import THREADS
 from tokenscale.runs.launch.repetitions import check_repetitions
 from tokenscale.settings.closure import layout_code, training_code
 from tokenscale.settings.continuation import parse_run_id
+from tokenscale.settings.layout import Geometry, geometry
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.manifests import done_file
 from tokenscale.settings.run import RunSettings
+
+#: rendezvous ports, chosen by job number because nodes may be shared; below Linux's range of ephemeral ports
+PORTS = range(20000, 32768)
+
+
+def rank_argv(
+    machine: Machine, shape: Geometry, *, run: str, directory: Path, attempt: int, manifests: dict[str, Path]
+) -> list[str]:
+    """Return the command of a rank, equal for all ranks of a run. `run` is its settings as canonical JSON."""
+    # in a container Python is the container's, whatever this one is
+    python = machine.python or ("python" if machine.container else sys.executable)
+    argv = [python, "-m", "tokenscale", "arm_rank" if "arm" in manifests else "rank", "--settings", run]
+    argv += ["--directory", str(directory), "--attempt", str(attempt), "--hang-s", str(machine.hang_s)]
+    for role, path in manifests.items():
+        argv += [f"--{role.replace('_', '-')}", str(path)]
+    if machine.starter == "srun":
+        argv += ["--srun"]
+    if machine.gpus_per_node is not None:
+        argv += ["--nodes", str(shape.nodes)]
+    if machine.network is not None and shape.nodes > 1:
+        argv += ["--network", machine.network]
+    if machine.least_links:
+        argv += ["--least-links", json.dumps(machine.least_links, separators=(",", ":"))]
+    if machine.environment_by_local_rank:
+        argv += ["--by-local-rank", json.dumps(machine.environment_by_local_rank, separators=(",", ":"))]
+    return argv
+
+
+def torchrun_argv(rank: list[str], shape: Geometry) -> list[str]:
+    """Return the torchrun command on one node, as a module. Its rendezvous is a file: an address would listen on every
+    interface.
+    """
+    python, _, *module = rank
+    return [
+        *(python, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={shape.world_size}"),
+        *("--rdzv-backend=c10d", "--rdzv-conf=store_type=file", "-m", *module),
+    ]
+
+
+def srun_argv(
+    rank: list[str], shape: Geometry, machine: Machine, *, name: str, outputs: Path | None, root: Path, share: int = 1
+) -> list[str]:
+    """Return the srun command: one task and one GPU per rank, block distribution, nothing left to the job.
+
+    Each rank writes to its own file in `outputs`, or without it to srun's output. With `share` > 1, several runs have
+    steps in this job at the same time.
+    """
+    argv = [
+        *("srun", f"--job-name={name}", f"--nodes={shape.nodes}", f"--ntasks={shape.world_size}"),
+        *(f"--ntasks-per-node={shape.ranks_per_node}", "--distribution=block:block"),
+        f"--cpus-per-task={machine.cores_per_rank or 1}",
+    ]
+    if machine.gpu_bind == "task":
+        argv += ["--gpus-per-task=1"]
+    else:
+        argv += [f"--gpus-per-node={shape.ranks_per_node}", "--gpu-bind=none"]
+    argv += [f"--cpu-bind={machine.cpu_bind}"]
+    if machine.mem_bind is not None:
+        argv += [f"--mem-bind={machine.mem_bind}"]
+    if share > 1:  # without these a step takes all of the job, and the next one waits for it
+        argv += ["--exact", "--mem=0"]
+    argv += ["--kill-on-bad-exit=1"]
+    if outputs is not None:
+        argv += [f"--output={outputs / 'rank=%5t.log'}"]
+    if machine.container is not None:
+        argv += [f"--environment={(root / machine.container).resolve()}"]
+    return [*argv, *machine.srun_options, *rank]
+
+
+def srun_environment(
+    machine: Machine, *, outputs: Path, root: Path, address: str | None = None, job: str | None = None
+) -> dict[str, str]:
+    """Return the variables that srun passes to all ranks; the machine's own take precedence."""
+    found = dict.fromkeys(THREADS, str(machine.cores_per_rank or 1))
+    found["TOKENSCALE_ROOT"] = str(root)  # where the container's file finds the project
+    if address is not None:
+        found |= {"MASTER_ADDR": address, "MASTER_PORT": str(choose_port(job or "0"))}
+    if machine.network is not None:  # NCCL ends where it is not there, and says in its log that it is
+        found |= {"NCCL_NET": machine.network, "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET"}
+        found |= {"NCCL_DEBUG_FILE": str(outputs / "nccl.%h.%p.log")}
+    if machine.container is not None:  # the code is this project's, not what an image may hold
+        found["PYTHONPATH"] = str(Path(__file__).resolve().parents[3])
+    return found | machine.environment
+
+
+def choose_port(job: str) -> int:
+    """Return the rendezvous port of a job.
+
+    >>> choose_port("41"), choose_port("12809")
+    (20041, 20041)
+    """
+    number = int("".join(c for c in job if c.isdigit()) or 0)
+    return PORTS[number % len(PORTS)]
+
+
+#: SLURM variables that srun needs to find job and cluster
+KEPT_VARIABLES = {
+    "SLURM_JOB_ID",
+    "SLURM_JOBID",
+    "SLURM_CONF",
+    "SLURM_CLUSTER_NAME",
+    "SLURM_SUBMIT_DIR",
+    "SLURM_SUBMIT_HOST",
+}
+
+
+def find_job(machine: Machine) -> Job | None:
+    """Return the SLURM job of this process if the machine starts ranks by srun, else None."""
+    identity = job_id()
+    return load_job(identity) if machine.starter == "srun" and identity and shutil.which("scontrol") else None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Run on a machine, within a SLURM job if there is one."""
+
+    run: RunSettings
+    machine: Machine
+    directory: Path
+    share: int = 1
+    job: Job | None = None
+
+    @property
+    def shape(self) -> Geometry:
+        return geometry(self.run.layout.world_size, self.machine.gpus_per_node)
+
+    def record(self) -> dict[str, Any]:
+        """Return the description of the launch for an attempt's record."""
+        found: dict[str, Any] = {"machine": self.machine.name, "starter": self.machine.starter, "share": self.share}
+        if self.machine.container_digest is not None:
+            found["container_digest"] = self.machine.container_digest
+        if self.job is None:
+            return found
+        job, here = self.job.record(), Path.cwd()
+        if job["log"] and Path(job["log"]).is_relative_to(here):  # the project may be moved
+            job["log"] = str(Path(job["log"]).relative_to(here))
+        return found | {"job": job}
+
+    def command(self, attempt: int, manifests: dict[str, Path]) -> tuple[list[str], dict[str, str]]:
+        """Return (argv, additional variables) of the command: srun's, torchrun's, or that of each rank (`here`)."""
+        machine, shape, outputs = self.machine, self.shape, self.outputs(attempt)
+        rank = rank_argv(
+            machine, shape, run=self.run.to_json(), directory=self.directory, attempt=attempt, manifests=manifests
+        )
+        if machine.starter == "here":
+            return rank, machine.environment
+        if machine.starter == "torchrun":
+            return torchrun_argv(rank, shape), machine.environment
+        argv = srun_argv(
+            rank,
+            shape,
+            machine,
+            name=self.run.identity,
+            outputs=outputs,
+            root=Path.cwd(),
+            share=self.share,
+        )
+        variables = srun_environment(
+            machine,
+            outputs=outputs,
+            root=Path.cwd(),
+            address=self.job.address if self.job else None,
+            job=self.job.id if self.job else None,
+        )
+        return argv, variables
+
+    def outputs(self, attempt: int) -> Path:
+        return self.attempt_directory(attempt) / "output"
+
+    def attempt_directory(self, attempt: int) -> Path:
+        return self.directory / f"attempt={attempt:02d}"
+
+    def go(self, attempt: int, manifests: dict[str, Path], keep: tuple[int, ...] = ()) -> int:
+        """Start the ranks, wait for them and return their exit code. Ranks inherit the file descriptors `keep`."""
+        world_size = self.shape.world_size
+        argv, variables = self.command(attempt, manifests)
+        if self.machine.starter == "here":
+            return ranks.run_ranks(argv, world_size, variables=variables, keep=keep)
+        threads = self.machine.cores_per_rank or ranks.threads_per_rank(world_size)
+        base = ranks.rank_environment(threads)
+        if self.machine.starter == "torchrun":
+            base |= ranks.local_rendezvous(base) | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else it listens
+        else:
+            # the step does not inherit the job's request: its geometry is explicit
+            base = {
+                n: v for n, v in base.items() if n in KEPT_VARIABLES or not n.startswith(("SLURM_", "SRUN_", "SBATCH_"))
+            }
+            base |= ranks.new_secret()
+            self.outputs(attempt).mkdir(parents=True, exist_ok=True)
+            print(f"output of the ranks: {self.outputs(attempt)}/rank=*.log", flush=True)
+            print(f"srun is called {_process_age_s():.2f} s after this launcher was", flush=True)
+            with open(self.outputs(attempt) / failure_hints.SRUN, "w") as srun_output:
+                return ranks.run_processes(
+                    [(argv, base | variables)], stderr=srun_output, end_signal=signal.SIGUSR1, keep=keep
+                )
+        return ranks.run_processes([(argv, base | variables)], keep=keep)
+
+    def printed(self, manifests: dict[str, Path]) -> str:
+        """Return the command of the first attempt as shell text."""
+        argv, variables = self.command(0, manifests)
+        if self.machine.starter == "here" and self.shape.world_size > 1:
+            variables = {
+                "RANK": f"0…{self.shape.world_size - 1}",
+                "WORLD_SIZE": str(self.shape.world_size),
+                **variables,
+            }
+        if self.machine.starter == "srun" and self.job is None:
+            variables = {"MASTER_ADDR": "<the job's first node>", "MASTER_PORT": "<by the job's number>", **variables}
+        lines = [f"{name}={shlex.quote(value)} \\" for name, value in variables.items()]
+        return "\n".join([*lines, shlex.join(argv)])
+
+    def check(self) -> None:
+        """Raise UserError if srun has no job or too few nodes, before any file is written."""
+        shape = self.shape
+        if self.machine.starter != "srun":
+            if shape.nodes > 1:
+                raise UserError(
+                    "the run needs several nodes, which only srun can start.",
+                    run=f"{self.run.identity} wants {shape.nodes} x {shape.ranks_per_node} ranks",
+                    machine=f"{self.machine.name}: gpus_per_node {self.machine.gpus_per_node}",
+                    next='set starter = "srun" in the machine file, or use a smaller layout',
+                )
+            return
+        if self.job is None:
+            raise UserError(
+                "this machine starts ranks by srun, but this process is not in a SLURM job.",
+                machine=self.machine.name,
+                next=f"snakemake --profile {self.machine.name} {self.directory / 'done.json'}",
+            )
+        if len(self.job.nodes) < shape.nodes:
+            raise UserError(
+                "the job has fewer nodes than the run needs.",
+                run=f"{self.run.identity} wants {shape.nodes} x {shape.ranks_per_node} ranks",
+                job=f"{self.job.id} has {', '.join(self.job.nodes)}",
+                next="do not set `nodes` in the profile, or request as many",
+            )
+
+
+def _process_age_s() -> float:
+    """Return seconds since this process started, including Python's start and imports. Linux only."""
+    ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+    return float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
@@ -118,3 +369,27 @@ def _find_state(run: RunSettings) -> Path | None:
 
 def _to_paths(files: list[str]) -> list[Path]:
     return [Path(file) for file in files]
+
+
+def build_argv(machine: Machine, arguments: list[str], root: Path) -> list[str]:
+    """Return the srun command of `tokenscale ARGUMENTS` with the Python of the machine's ranks."""
+    python = machine.python or ("python" if machine.container else sys.executable)
+    shape = geometry(1, machine.gpus_per_node)
+    command = [python, "-m", "tokenscale", *arguments]
+    return srun_argv(command, shape, machine, name=arguments[0], outputs=None, root=root)
+
+
+def run_single_rank(machine: Machine, arguments: list[str]) -> int:
+    """Run the command in this job and return its exit code. Raises UserError outside of a SLURM job."""
+    if job_id() is None:
+        raise UserError(
+            "this machine starts processes by srun, but this process is not in a SLURM job.",
+            machine=machine.name,
+            next="run snakemake with this machine's profile, or remove --site to measure here",
+        )
+    root = Path.cwd()
+    base = ranks.rank_environment(machine.cores_per_rank or 1)
+    # the step does not inherit the job's request: its geometry is explicit
+    base = {n: v for n, v in base.items() if n in KEPT_VARIABLES or not n.startswith(("SLURM_", "SRUN_", "SBATCH_"))}
+    variables = srun_environment(machine, outputs=root / "results/logs", root=root)
+    return subprocess.run(build_argv(machine, arguments, root), env=base | variables, cwd=os.getcwd()).returncode
