@@ -1,7 +1,7 @@
 """What stands against a submission: a variable without a value, a budget that does not reach."""
 
 from tokenscale.costs.prices import Price, sum_prices
-from tokenscale.runs.launch.submission_checks import budget_error, format_costs, unset_variable_error
+from tokenscale.runs.launch.submission import budget_error, format_costs, unset_variable_error
 
 
 def of(node_hours, **why):

@@ -12,7 +12,7 @@ from tokenscale.cli.plan_prices import GpuPrice, RunPrices, read_gpu_prices
 from tokenscale.costs.memory import exchanged_bytes, largest_memory
 from tokenscale.costs.peaks import peak_flops
 from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, sum_prices
-from tokenscale.runs.launch.submission_checks import format_hours, suggest_budget
+from tokenscale.runs.launch.submission import format_hours, suggest_budget
 from tokenscale.settings.config import ALL, Config
 from tokenscale.settings.continuation import start_step
 from tokenscale.settings.experiments import describe_repeats

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import lock_folder
-from tokenscale.runs.launch import job
+from tokenscale.runs.launch import submission
 
 #: seconds to retry a queue that does not answer about the job that holds a lock
 PATIENCE_S = 120.0
@@ -20,7 +20,7 @@ def hold_run_folder(
     what: str,
     *,
     wait: bool = False,
-    may_write: Callable[[str], bool | None] = job.may_still_write,
+    may_write: Callable[[str], bool | None] = submission.may_still_write,
     poll_s: float = 1.0,
 ) -> Iterator[int]:
     """Lock the folder while the block runs. Yields the lock's descriptor; processes that inherit it keep the lock.
@@ -29,7 +29,7 @@ def hold_run_folder(
     process, host and job. A file system may not share locks between nodes (Lustre without `flock`), and ranks may
     outlive their launcher. So a free lock that another job left behind is taken only once that job has ended.
     """
-    mine = job.job_id()
+    mine = submission.job_id()
     with lock_folder(
         directory,
         what,
@@ -45,12 +45,12 @@ def _wait_for_job(
     owner: str, path: Path, what: str, wait: bool, may_write: Callable[[str], bool | None], poll_s: float
 ) -> None:
     found = re.search(r"job (\S+)", owner)
-    if found is None or found[1] == job.job_id():
+    if found is None or found[1] == submission.job_id():
         return
     other, reported, since = found[1], False, time.monotonic()
     while (answer := may_write(other)) is not False:
         unknown = answer is None
-        if unknown and not job.job_id():
+        if unknown and not submission.job_id():
             return  # results of a cluster on a machine without its queue: the lock itself is free
         if not wait or (unknown and time.monotonic() - since > PATIENCE_S):
             raise UserError(

@@ -26,9 +26,9 @@ from tokenscale.runs.launch.attempts import (
     write_done_file,
 )
 from tokenscale.runs.launch.failure_hints import describe_hang
-from tokenscale.runs.launch.job import Job, job_id, load_job
 from tokenscale.runs.launch.ranks import THREADS
 from tokenscale.runs.launch.repetitions import check_repetitions
+from tokenscale.runs.launch.submission import Job, job_id, load_job
 from tokenscale.settings.closure import layout_code, training_code
 from tokenscale.settings.continuation import parse_run_id
 from tokenscale.settings.layout import Geometry, geometry
