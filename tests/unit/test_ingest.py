@@ -16,7 +16,7 @@ from tokenscale.analysis.runs import grouping
 from tokenscale.analysis.tables import TABLES, of_rows, schema
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
-from tokenscale.runs.records.schema import VERSION
+from tokenscale.runs.records.events import VERSION
 from tokenscale.settings.data import StorageSettings
 
 GOOD = b'{"schema":1,"step":%d,"step_s":0.1}'

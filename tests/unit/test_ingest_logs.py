@@ -6,7 +6,7 @@ import random
 import pytest
 
 from tokenscale.analysis import logs
-from tokenscale.runs.records.schema import FIELDS, VERSION
+from tokenscale.runs.records.events import FIELDS, VERSION
 
 pytestmark = pytest.mark.slow(11)
 

@@ -4,8 +4,7 @@ import pytest
 
 from tokenscale.base.files import sha256_text
 from tokenscale.runs.records import provenance
-from tokenscale.runs.records.events import Writer
-from tokenscale.runs.records.schema import VERSION
+from tokenscale.runs.records.events import VERSION, Writer
 
 
 def lines(path):

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from tokenscale.analysis.tables import ARROW
-from tokenscale.runs.records.schema import FIELDS, VERSION
+from tokenscale.runs.records.events import FIELDS, VERSION
 
 #: kind of event file → Arrow schema of its rows
 SCHEMAS = {kind: pa.schema([(name, ARROW[sql]) for name, sql in fields.items()]) for kind, fields in FIELDS.items()}

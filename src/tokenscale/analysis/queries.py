@@ -21,8 +21,8 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 
 from tokenscale.analysis.tables import ARROW, TABLES
+from tokenscale.runs.records.events import FIELDS
 from tokenscale.runs.records.provenance import read_sealed
-from tokenscale.runs.records.schema import FIELDS
 
 WARM_UP = {"warmup_steps": WARM_UP_STEPS}
 TARGET = {"target": None, "window_tokens": None}

@@ -24,7 +24,7 @@ from tokenscale.base.files import (
     sha256_text,
     write_json,
 )
-from tokenscale.runs.records.schema import FIELDS
+from tokenscale.runs.records.events import FIELDS
 
 MANIFEST = "manifest.json"
 #: the experiment's description beside the tables

@@ -10,7 +10,7 @@ import duckdb
 
 from tokenscale.analysis.queries import WARM_UP, step_rates
 from tokenscale.base.errors import UserError
-from tokenscale.runs.records.schema import FIELDS, VERSION
+from tokenscale.runs.records.events import FIELDS, VERSION
 
 #: first steps of an attempt that are left out of the rates of the whole run
 WARMUP_STEPS = WARM_UP["warmup_steps"]
