@@ -22,7 +22,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import write_json
 from tokenscale.benchmark.rounds import format_columns, format_spread, group_by, interleave
 from tokenscale.cli.main import Parser, exit_code
-from tokenscale.runs.records import hardware, provenance
+from tokenscale.runs.records import provenance
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import BudgetSettings, RunSettings
@@ -85,7 +85,7 @@ def measure(
         "parquet_bytes": parquet,
         "figures": figures,
         "threads": threads,
-        "hardware": hardware.describe_machine(),
+        "hardware": provenance.describe_machine(),
         "versions": provenance.find_versions(("duckdb", "pandas", "pyarrow", "numpy")),
         "records": records,
     }

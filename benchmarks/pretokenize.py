@@ -23,7 +23,7 @@ from tokenscale.cli.main import Parser, exit_code
 from tokenscale.data.corpus.build import build_from
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
-from tokenscale.runs.records import hardware
+from tokenscale.runs.records import provenance
 from tokenscale.runs.records.provenance import find_versions
 from tokenscale.settings.data import CleaningSettings, CorpusSettings
 
@@ -77,7 +77,7 @@ def measure(
         "records": records,
         "engines": engines,
         "memory": peaks,
-        "hardware": hardware.describe_machine(),
+        "hardware": provenance.describe_machine(),
         "versions": find_versions(),
         "finished_unix_s": time.time(),
     }

@@ -28,7 +28,7 @@ from tokenscale.data.corpus.raw_text import RawText, records_manifest, write_tex
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.write import write_store
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
-from tokenscale.runs.records import hardware
+from tokenscale.runs.records import provenance
 from tokenscale.runs.records.provenance import find_versions
 from tokenscale.settings.benchmark import DataBenchmarkSettings
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, TokenizerSettings
@@ -98,7 +98,7 @@ def measure(
         "settings": {name: getattr(settings, name) for name in ("sequence_length", "rows", "batches", "rounds")},
         "corpus_manifest_sha256": sha256_file(corpus_directory / "manifest.json"),
         "text_bytes": {name: RawText(corpus).split["utf8_bytes"] for name, corpus in corpora.items()},
-        "hardware": hardware.describe_machine(),
+        "hardware": provenance.describe_machine(),
         "versions": find_versions(),
         "finished_unix_s": time.time(),
         "records": records,

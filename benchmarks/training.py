@@ -23,7 +23,7 @@ from tokenscale.benchmark.rounds import format_columns, format_spread, group_by,
 from tokenscale.cli.main import Parser, exit_code
 from tokenscale.data.batches.batch import Batch, Batches
 from tokenscale.data.stores.documents import IGNORED
-from tokenscale.runs.records import hardware
+from tokenscale.runs.records import provenance
 from tokenscale.runs.records.provenance import find_versions
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import BudgetSettings, OptimizerSettings, RunSettings, ScheduleSettings, ValidationSettings
@@ -72,7 +72,7 @@ def measure(
             **{"sequence_length": sequence_length, "rows": rows, "vocabulary_size": vocabulary_size},
             **{"steps": steps, "rounds": rounds, "threads": torch.get_num_threads()},
         },
-        "hardware": hardware.describe_machine(),
+        "hardware": provenance.describe_machine(),
         "versions": find_versions(),
         "left_out": [],
         "records": [],

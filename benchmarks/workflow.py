@@ -27,7 +27,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.benchmark.rounds import format_columns, format_spread, group_by, interleave
 from tokenscale.cli.main import Parser, exit_code
 from tokenscale.cli.snakemake_dry_run import require_workflow
-from tokenscale.runs.records import hardware
+from tokenscale.runs.records import provenance
 from tokenscale.settings.closure import PACKAGE, training_code
 from tokenscale.settings.config import Config
 from tokenscale.settings.run import APPROACHES
@@ -74,7 +74,7 @@ def measure(sizes: list[int], rounds: int, states: list[str], profiles: list[str
             expected="1 or more",
             next="--runs 10 --rounds 1",
         )
-    machine = hardware.describe_machine()
+    machine = provenance.describe_machine()
     with tempfile.TemporaryDirectory(prefix="tokenscale-") as folder:
         projects = {size: _projects(Path(folder) / str(size), size) for size in dict.fromkeys(sizes)}
         cases = [(None, START, NO_PROFILE), *itertools.product(projects, states, profiles)]

@@ -12,7 +12,7 @@ from tokenscale.base.files import read_json, write_json
 from tokenscale.report import page, summary
 from tokenscale.report.figure import figure_class
 from tokenscale.runs.records.external import ExternalRun
-from tokenscale.runs.records.hardware import describe_machine
+from tokenscale.runs.records.provenance import describe_machine
 from tokenscale.settings.layout import LayoutSettings
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(14)]

@@ -4,7 +4,7 @@ import pytest
 
 from tests.machines import asked
 from tokenscale.cli import doctor_checks
-from tokenscale.runs.records import hardware
+from tokenscale.runs.records import provenance
 
 
 def group_tree(root, lines, files):
@@ -44,17 +44,17 @@ def group_tree(root, lines, files):
     ],
 )
 def test_control_groups_of_both_versions_limit_cores_and_memory(tmp_path, lines, files, limits):
-    assert hardware.cgroup_limits(group_tree(tmp_path, lines, files)) == limits
+    assert provenance.cgroup_limits(group_tree(tmp_path, lines, files)) == limits
 
 
 @pytest.mark.parametrize("affinity, quota, usable", [(8, None, 8), (8, 2.5, 3), (2, 16.0, 2), (4, 0.2, 1)])
 def test_usable_cores_are_those_that_work_at_once(affinity, quota, usable):
-    assert hardware.usable_cores(affinity, quota) == usable
+    assert provenance.usable_cores(affinity, quota) == usable
 
 
 def test_fewer_cores_than_are_visible_is_a_note(monkeypatch):
-    monkeypatch.setattr(hardware, "cgroup_limits", lambda: (1.5, None))
-    monkeypatch.setattr(hardware, "count_affinity_cores", lambda: 16)
+    monkeypatch.setattr(provenance, "cgroup_limits", lambda: (1.5, None))
+    monkeypatch.setattr(provenance, "count_affinity_cores", lambda: 16)
     found = doctor_checks.check_cores(asked())
     assert found.verdict == "note" and found.values["usable"] == 2 and "--cores 2" in found.next
 
@@ -62,6 +62,6 @@ def test_fewer_cores_than_are_visible_is_a_note(monkeypatch):
 @pytest.mark.parametrize("limit, verdict", [(None, "ok"), (2**30, "no"), (2 * 2**30, "note")])
 def test_the_memory_that_counts_is_what_a_control_group_leaves(monkeypatch, limit, verdict):
     monkeypatch.setattr(doctor_checks, "read_memory", lambda: (64 * 2**30, 60 * 2**30))
-    monkeypatch.setattr(hardware, "cgroup_limits", lambda: (None, limit))
+    monkeypatch.setattr(provenance, "cgroup_limits", lambda: (None, limit))
     found = doctor_checks.check_memory(asked())
     assert found.verdict == verdict and found.fact.startswith("64.0 GiB")

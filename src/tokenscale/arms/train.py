@@ -31,7 +31,7 @@ from tokenscale.data.batches.open import open_batches
 from tokenscale.parity import recorder
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
-from tokenscale.runs.records.hardware import get_boot_id
+from tokenscale.runs.records.provenance import get_boot_id
 from tokenscale.runs.records.redaction import redact
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict

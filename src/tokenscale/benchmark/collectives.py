@@ -26,7 +26,7 @@ from tokenscale.base.files import read_json, write_json
 from tokenscale.benchmark.rounds import interleave
 from tokenscale.costs.communication import COLLECTIVES, bandwidths
 from tokenscale.runs.launch.ranks import run_ranks
-from tokenscale.runs.records import hardware
+from tokenscale.runs.records import provenance
 from tokenscale.runs.records.provenance import find_versions
 from tokenscale.train.parallel.collectives import all_gather, reduce_scatter
 from tokenscale.train.parallel.world import World, join
@@ -207,7 +207,7 @@ def _build_result(settings: dict[str, Any], world: World, records: list[dict[str
         "nodes": nodes,
         "ranks_per_node": -(-world.size // nodes),
         "latency": "tree" if cuda else "ring",
-        "hardware": hardware.describe_machine(),
+        "hardware": provenance.describe_machine(),
         "versions": find_versions(),
         "records": records,
     }

@@ -30,7 +30,7 @@ from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.data.tokenizers.load import load_tokenizer
-from tokenscale.runs.records import hardware
+from tokenscale.runs.records import provenance
 from tokenscale.runs.records.provenance import find_versions
 from tokenscale.settings.benchmark import DataBenchmarkSettings, Engine
 from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings
@@ -133,7 +133,7 @@ def measure(
         "left_out": left_out,
         "peers": bench.peers,
         "checked": checked,
-        "hardware": {**hardware.describe_machine(), "core_used": core},
+        "hardware": {**provenance.describe_machine(), "core_used": core},
         "versions": find_versions(),
         "finished_unix_s": time.time(),
         "records": records,

@@ -30,9 +30,8 @@ from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_p
 from tokenscale.costs.memory import memory
 from tokenscale.costs.peaks import memory_bandwidth, peak_flops
 from tokenscale.data.batches.batch import Batch
-from tokenscale.runs.records import hardware
-from tokenscale.runs.records.hardware import Energy
-from tokenscale.runs.records.provenance import find_versions, read_git_state
+from tokenscale.runs.records import provenance
+from tokenscale.runs.records.provenance import Energy, find_versions, read_git_state
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import OptimizerSettings, RunSettings
@@ -398,7 +397,7 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
         "joules_per_token": used / (tokens * steps) if used is not None else None,
         "last_loss": loss,
         "kernel": None if case.peer else step.kernel,
-        "hardware": hardware.describe_machine() | {"clocks": _read_clocks() if cuda else None},
+        "hardware": provenance.describe_machine() | {"clocks": _read_clocks() if cuda else None},
         "versions": find_versions(),
         "git": read_git_state()[0],
     }

@@ -26,7 +26,7 @@ from tokenscale.benchmark.rounds import interleave
 from tokenscale.cli.generate import continue_prompt, open_causal
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
-from tokenscale.runs.records import hardware
+from tokenscale.runs.records import provenance
 from tokenscale.runs.records.provenance import find_versions, read_git_state
 from tokenscale.settings.closure import import_closure
 from tokenscale.settings.inference import InferenceBenchmarkSettings
@@ -122,7 +122,7 @@ def measure(settings: InferenceBenchmarkSettings, runs: list[Path], output: Path
     with _single_thread(device) as threads:
         answers = [answer for writer in writers for answer in _generate_texts(writer, settings)]
         records = list(_time_cells(writers, settings))
-    described = hardware.describe_machine() | {"threads": threads}
+    described = provenance.describe_machine() | {"threads": threads}
     described["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     result = {
         "schema": VERSION,

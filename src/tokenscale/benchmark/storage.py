@@ -30,7 +30,7 @@ from tokenscale.data.stores.manifest import load_format, load_reader, open_store
 from tokenscale.data.stores.padded import pad_document
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
-from tokenscale.runs.records import hardware
+from tokenscale.runs.records import provenance
 from tokenscale.runs.records.provenance import find_versions
 from tokenscale.settings.benchmark import StorageBenchmarkSettings
 from tokenscale.settings.data import StoreSettings
@@ -121,7 +121,7 @@ def measure(
         "text_bytes": tokenized.text_bytes,
         "vocabulary_size": tokenized.origin.vocabulary_size,
         "left_out": {f"text, {engine}": why for engine, why in left_out.items()},
-        "hardware": {**hardware.describe_machine(), "core_used": min(cores) if cores else None},
+        "hardware": {**provenance.describe_machine(), "core_used": min(cores) if cores else None},
         "versions": find_versions(),
         "finished_unix_s": time.time(),
         "records": records,

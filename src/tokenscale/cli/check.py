@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenscale.cli import main
 from tokenscale.cli.check_design import CorpusSize, Design, Problem, find_problems
 from tokenscale.runs.launch.submission import install_hint, shorten_ids
-from tokenscale.runs.records.hardware import count_cores
+from tokenscale.runs.records.provenance import count_cores
 from tokenscale.settings.closure import find_missing_packages
 from tokenscale.settings.config import Config
 

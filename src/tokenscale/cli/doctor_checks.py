@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenscale.runs.records import hardware
+from tokenscale.runs.records import provenance
 
 GIB = 2**30
 
@@ -150,8 +150,8 @@ def check_tools(context: Context) -> Finding:
 
 def check_cores(context: Context) -> Finding:
     """Check the cores that this process may use, by its affinity mask and control groups, not the built-in ones."""
-    visible, quota = hardware.count_affinity_cores(), hardware.cgroup_limits()[0]
-    usable = hardware.usable_cores(visible, quota)
+    visible, quota = provenance.count_affinity_cores(), provenance.cgroup_limits()[0]
+    usable = provenance.usable_cores(visible, quota)
     values = {"usable": usable, "affinity": visible, "quota": quota, "built_in": os.cpu_count()}
     fact = f"{usable} usable of {os.cpu_count()}"
     if quota and quota < visible:
@@ -166,7 +166,7 @@ DEMO_MEMORY = 1_700_000_000
 
 def read_memory() -> tuple[int | None, int | None]:
     """Return (total, available) bytes of main memory; None where the system does not report it."""
-    found = dict(re.findall(r"^(\w+):\s+(\d+) kB", hardware.read_text(Path("/proc/meminfo")), re.M))
+    found = dict(re.findall(r"^(\w+):\s+(\d+) kB", provenance.read_text(Path("/proc/meminfo")), re.M))
     if total := found.get("MemTotal"):
         return int(total) * 1024, int(found["MemAvailable"]) * 1024 if "MemAvailable" in found else None
     try:
@@ -177,7 +177,7 @@ def read_memory() -> tuple[int | None, int | None]:
 
 def check_memory(context: Context) -> Finding:
     """Check main memory: its total, what is available now, and the limit of control groups."""
-    (total, available), limit = read_memory(), hardware.cgroup_limits()[1]
+    (total, available), limit = read_memory(), provenance.cgroup_limits()[1]
     values = {"total_bytes": total, "available_bytes": available, "limit_bytes": limit}
     need = f"the demo needs {DEMO_MEMORY / 1e9:.1f} GB"
     if total is None:

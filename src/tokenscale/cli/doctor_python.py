@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.cli.doctor_checks import GIB, Context, Finding, is_importable, python_command, run_command
-from tokenscale.runs.records import hardware
+from tokenscale.runs.records import provenance
 
 #: time limit of a child process; a first import from a busy network disk is slow
 LIMIT_S = 60.0
@@ -349,7 +349,7 @@ def query_driver() -> dict[str, Any]:
             return {"names": [row[1] for row in rows], "version": rows[0][0] if rows else "", "text": ""}
         first = text.splitlines()[0] if text else "it lists no GPU"
         return {"names": [], "version": "", "text": f"nvidia-smi fails: {first}"}
-    version = re.search(r"\d+\.\d+(\.\d+)?", hardware.read_text(Path("/proc/driver/nvidia/version")))
+    version = re.search(r"\d+\.\d+(\.\d+)?", provenance.read_text(Path("/proc/driver/nvidia/version")))
     if version:
         return {"names": [], "version": version[0], "text": f"driver {version[0]}, but nvidia-smi is not found"}
     return {"names": [], "version": "", "text": "no GPU driver found (nvidia-smi)"}
@@ -376,7 +376,7 @@ def check_bf16(context: Context) -> Finding:
 
 def read_cpu_flags() -> set[str]:
     """Return the CPU's instruction sets as the kernel names them (x86 `flags`, ARM `Features`)."""
-    found = re.search(r"(?im)^(flags|features)\s*:(.*)$", hardware.read_text(Path("/proc/cpuinfo")))
+    found = re.search(r"(?im)^(flags|features)\s*:(.*)$", provenance.read_text(Path("/proc/cpuinfo")))
     return set(found[2].split()) if found else set()
 
 

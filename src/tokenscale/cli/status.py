@@ -16,7 +16,7 @@ from tokenscale.cli import main
 from tokenscale.cli.status_queue import Queue, QueuedJob, query_queue, seconds_until
 from tokenscale.cli.status_runs import RunState, find_writers, read_runs
 from tokenscale.cli.status_stale import format_duration
-from tokenscale.runs.records.hardware import read_text
+from tokenscale.runs.records.provenance import read_text
 
 #: a folder with one of these is a project, or holds a copy of its results
 PROJECT = ("workflow/Snakefile", "results", ".snakemake")

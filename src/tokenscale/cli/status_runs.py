@@ -17,8 +17,7 @@ from tokenscale.analysis.queries import current_throughput
 from tokenscale.base.errors import UserError
 from tokenscale.cli.status_queue import QueuedJob
 from tokenscale.runs.launch.failure_hints import Hint, find_hint
-from tokenscale.runs.records.hardware import read_lines
-from tokenscale.runs.records.provenance import read_sealed
+from tokenscale.runs.records.provenance import read_lines, read_sealed
 
 #: outcome of a sealed run → its state
 OUTCOMES = {"complete": "complete", "nonfinite": "diverged"}

@@ -17,7 +17,7 @@ from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Status, Writer
-from tokenscale.runs.records.hardware import Energy, get_boot_id
+from tokenscale.runs.records.provenance import Energy, get_boot_id
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings

@@ -10,7 +10,7 @@ import time
 from typing import IO
 
 from tokenscale.base.errors import UserError
-from tokenscale.runs.records.hardware import count_cores
+from tokenscale.runs.records.provenance import count_cores
 from tokenscale.settings.layout import RENDEZVOUS_SECRET
 
 #: why a rank ends by SIGKILL, and the next step; `failure_hints` uses both

@@ -21,7 +21,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
-from tokenscale.runs.records.hardware import get_boot_id
+from tokenscale.runs.records.provenance import get_boot_id
 from tokenscale.settings.experiments import EXTERNAL_PREFIX
 
 #: optional facts of a run, with their types
