@@ -13,7 +13,7 @@ from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
 from tokenscale.report import page, pdf, save
 from tokenscale.report.summary import generations_table
-from tokenscale.settings.claims_file import load_claims
+from tokenscale.settings.claims import load_claims
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(19)]
 

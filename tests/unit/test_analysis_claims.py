@@ -17,8 +17,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
 from tokenscale.report import claims as words
 from tokenscale.report.claims import verdict_words
-from tokenscale.settings.claims import Claim, ClaimsFile, Document
-from tokenscale.settings.claims_file import load_claims
+from tokenscale.settings.claims import Claim, ClaimsFile, Document, load_claims
 
 pytestmark = pytest.mark.slow(20)
 

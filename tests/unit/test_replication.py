@@ -10,7 +10,7 @@ from tests import tables
 from tokenscale.analysis import replication
 from tokenscale.analysis.replication import DIRECTION, NOT_RUN, OF_RUNS, OTHER, SAME, load_figures, measure, replicate
 from tokenscale.analysis.runs import grouping
-from tokenscale.settings.claims_file import load_claims
+from tokenscale.settings.claims import load_claims
 from tokenscale.settings.config import ALL, load_config
 from tokenscale.settings.experiments import STUDIES
 from tokenscale.settings.run import OptimizerSettings, ScheduleSettings

@@ -12,7 +12,7 @@ from tokenscale.analysis.queries import query
 from tokenscale.analysis.runs import grouping, run_row, science
 from tokenscale.report import campaign_quality
 from tokenscale.report.drawings import ddp_verification_loss
-from tokenscale.settings.claims_file import load_claims
+from tokenscale.settings.claims import load_claims
 from tokenscale.settings.continuation import state_path
 from tokenscale.settings.options import to_dict
 

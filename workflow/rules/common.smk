@@ -21,7 +21,7 @@ from tokenscale.settings.config import ALL, Config, list_benchmark_stores
 from tokenscale.settings.continuation import parse_run_id
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.layout import geometry
-from tokenscale.settings.claims_file import load_claims as read_ledger
+from tokenscale.settings.claims import load_claims as read_ledger
 from tokenscale.settings.manifests import (
     certificate_file,
     corpus_manifest,

@@ -10,7 +10,7 @@ from tokenscale.analysis.tables import read_experiment
 from tokenscale.base.errors import UserError
 from tokenscale.cli import main
 from tokenscale.report import claims
-from tokenscale.settings.claims_file import load_claims as read_ledger
+from tokenscale.settings.claims import load_claims as read_ledger
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -68,7 +68,7 @@ def judge(ledger: Path, tables: Path, experiments: Sequence[str], output: Path) 
 
     Raises UserError if there is no ledger.
     """
-    from tokenscale.settings.claims_file import load_claims  # requires pydantic
+    from tokenscale.settings.claims import load_claims  # requires pydantic
 
     if not ledger.is_file():
         raise UserError("there is no ledger to judge the claims by.", file=ledger, next="--ledger FILE names it")
