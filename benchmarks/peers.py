@@ -17,7 +17,7 @@ from tokenscale.benchmark import data, machine
 from tokenscale.benchmark.machine import make_timing_record
 from tokenscale.cli.main import Parser, exit_code
 from tokenscale.data.order.permutation import get_samples
-from tokenscale.settings.benchmark import DataBenchmarkSettings
+from tokenscale.settings.benchmarks import DataBenchmarkSettings
 from tokenscale.settings.options import from_json
 
 READER = Path(__file__).with_name("peer_reader.py")

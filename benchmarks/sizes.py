@@ -30,7 +30,7 @@ from tokenscale.data.stores.write import write_store
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.provenance import find_versions
-from tokenscale.settings.benchmark import DataBenchmarkSettings
+from tokenscale.settings.benchmarks import DataBenchmarkSettings
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, TokenizerSettings
 from tokenscale.settings.options import from_json
 from tokenscale.settings.run import APPROACHES, RunSettings

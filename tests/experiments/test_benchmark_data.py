@@ -12,7 +12,7 @@ from tests.corpora import Lab, texts_around
 from tokenscale.base.errors import UserError
 from tokenscale.benchmark import data
 from tokenscale.cli.main import main
-from tokenscale.settings.benchmark import DataBenchmarkSettings
+from tokenscale.settings.benchmarks import DataBenchmarkSettings
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.run import APPROACHES
 

@@ -14,7 +14,7 @@ from tokenscale.benchmark import inference
 from tokenscale.benchmark import inference as inference_table
 from tokenscale.cli.main import main
 from tokenscale.data.tokenizers.load import load_tokenizer
-from tokenscale.settings.inference import InferenceBenchmarkSettings, SamplingSettings
+from tokenscale.settings.benchmarks import InferenceBenchmarkSettings, SamplingSettings
 
 SHORT = InferenceBenchmarkSettings(
     prompts=("once upon a", "<script>"),

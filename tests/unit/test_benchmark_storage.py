@@ -6,7 +6,7 @@ import pytest
 from tests.corpora import HOSTILE, Lab, texts_around
 from tokenscale.base.errors import UserError
 from tokenscale.benchmark import storage
-from tokenscale.settings.benchmark import StorageBenchmarkSettings
+from tokenscale.settings.benchmarks import StorageBenchmarkSettings
 from tokenscale.settings.data import StoreSettings
 
 T = 16

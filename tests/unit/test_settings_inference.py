@@ -6,8 +6,8 @@ import pytest
 
 from tokenscale.base.errors import UserError
 from tokenscale.cli.plan import plan
+from tokenscale.settings.benchmarks import InferenceBenchmarkSettings, SamplingSettings
 from tokenscale.settings.config import Config
-from tokenscale.settings.inference import InferenceBenchmarkSettings, SamplingSettings
 from tokenscale.settings.options import from_json, to_dict
 
 RUNS = {"corpus": "c", "tokenizer": "t", "model": "llama-micro", "sequence_length": 64, "checkpoints": {"final": True}}

@@ -32,7 +32,7 @@ from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.provenance import find_versions
-from tokenscale.settings.benchmark import DataBenchmarkSettings, Engine
+from tokenscale.settings.benchmarks import DataBenchmarkSettings, Engine
 from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.options import from_json, to_dict
 from tokenscale.settings.registry import BATCHES

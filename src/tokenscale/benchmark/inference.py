@@ -28,8 +28,8 @@ from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.provenance import find_versions, read_git_state
+from tokenscale.settings.benchmarks import InferenceBenchmarkSettings
 from tokenscale.settings.closure import import_closure
-from tokenscale.settings.inference import InferenceBenchmarkSettings
 from tokenscale.settings.options import from_json, to_dict
 from tokenscale.train.checkpoint import RECORD
 from tokenscale.train.checkpoint_models import CheckpointModel

@@ -15,7 +15,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.tokenizers import backends
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.data.tokenizers.load import load_tokenizer
-from tokenscale.settings.benchmark import Engine
+from tokenscale.settings.benchmarks import Engine
 
 #: largest share of pages in the page cache for a reader to be called cold: those read at opening
 WARM_SHARE = 0.01

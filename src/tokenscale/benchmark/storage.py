@@ -32,7 +32,7 @@ from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.provenance import find_versions
-from tokenscale.settings.benchmark import StorageBenchmarkSettings
+from tokenscale.settings.benchmarks import StorageBenchmarkSettings
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.options import from_json
 from tokenscale.settings.registry import FORMATS

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json
-from tokenscale.settings import inference, machine, resuming, validate
+from tokenscale.settings import benchmarks, machine, resuming, validate
 from tokenscale.settings.continuation import parse_run_id
 from tokenscale.settings.data import (
     FILE_LISTS,
@@ -551,7 +551,7 @@ class Config:
                 )
             self._check_resumed(experiment, table, file)
             if experiment.inference_benchmark is not None:
-                inference.check_runs(experiment.inference_benchmark, [run.settings for run in table], file)
+                benchmarks.check_runs(experiment.inference_benchmark, [run.settings for run in table], file)
             self._tables[name] = table
         return self._tables[name]
 

@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, sha256_text
-from tokenscale.settings.benchmark import DataBenchmarkSettings, StorageBenchmarkSettings
-from tokenscale.settings.inference import InferenceBenchmarkSettings
+from tokenscale.settings.benchmarks import DataBenchmarkSettings, InferenceBenchmarkSettings, StorageBenchmarkSettings
 from tokenscale.settings.options import STRICT, option, to_dict
 from tokenscale.settings.run import RunSettings
 
