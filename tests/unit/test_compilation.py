@@ -21,7 +21,7 @@ from tests.graphs import (
     run_of,
     world_of,
 )
-from tokenscale.train import activation_checkpointing
+from tokenscale.train import compilation
 from tokenscale.train.compilation import compile_blocks, compile_function
 from tokenscale.train.models.attention import build_block_mask
 from tokenscale.train.phase_timer import HostTimer
@@ -232,4 +232,4 @@ def test_selective_checkpointing_stores_operations_by_the_names_torch_gives_them
 
     namespace, operation, overload = name.split(".")
     found = getattr(getattr(getattr(torch.ops, namespace), operation), overload)
-    assert str(found) in activation_checkpointing.STORED
+    assert str(found) in compilation.STORED

@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tokenscale.train.activation_checkpointing import STORED
+from tokenscale.train.compilation import STORED
 from tokenscale.train.parallel.sharding import local
 
 

@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tokenscale.settings.registry import PARALLEL
-from tokenscale.train.activation_checkpointing import checkpoint_blocks
-from tokenscale.train.compilation import Compilation, compile_blocks
+from tokenscale.train.compilation import Compilation, checkpoint_blocks, compile_blocks
 from tokenscale.train.models.micro_batch import MicroBatch
 from tokenscale.train.models.objective import Objective
 from tokenscale.train.parallel.mesh import Mesh
