@@ -31,7 +31,7 @@ from tokenscale.settings.run import (
     ValidationSettings,
 )
 from tokenscale.train.checkpoint_models import open_checkpoint
-from tokenscale.train.evaluation.scores import rows_of_documents, windows
+from tokenscale.train.evaluation.validation import rows_of_documents, windows
 from tokenscale.train.loop import Inputs, train
 from tokenscale.train.parallel.world import World
 
