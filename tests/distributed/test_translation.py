@@ -9,8 +9,7 @@ import pytest
 from tests.distributed.parity import LAYOUTS, ONE, SHAPE, batch_of, on_ranks, run_of, trainer_of
 from tests.distributed.test_data_parallel import LENGTH
 from tokenscale.settings.layout import LayoutSettings
-from tokenscale.train.evaluation.translation import Pair, translate
-from tokenscale.train.parallel.text_model import TextModel
+from tokenscale.train.evaluation.generation import Pair, TextModel, translate
 from tokenscale.train.phase_timer import HostTimer
 
 pytestmark = [pytest.mark.slow(30), pytest.mark.distributed]

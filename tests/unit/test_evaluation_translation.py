@@ -27,7 +27,7 @@ from tokenscale.settings.run import (
     ScheduleSettings,
     ValidationSettings,
 )
-from tokenscale.train.evaluation.translation import Pair, held_out_pairs, translate
+from tokenscale.train.evaluation.generation import Pair, held_out_pairs, translate
 from tokenscale.train.loop import train
 from tokenscale.train.models.language_model import LanguageModel
 from tokenscale.train.parallel.world import World

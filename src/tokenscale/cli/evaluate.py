@@ -27,7 +27,7 @@ from tokenscale.settings.data import SourceSettings, StoreSettings
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.checkpoint import RECORD
 from tokenscale.train.checkpoint_models import CheckpointModel, is_published, open_checkpoint
-from tokenscale.train.evaluation.translation import Translation, held_out_pairs, translate
+from tokenscale.train.evaluation.generation import Translation, held_out_pairs, translate
 from tokenscale.train.evaluation.validation import Rows, Scores, rows_of_documents, scores, windows
 from tokenscale.train.precision import autocast_of
 

@@ -27,11 +27,10 @@ from tokenscale.train.budget import Budget, epoch_ends, steps_of
 from tokenscale.train.checkpoint import Checkpoint, State
 from tokenscale.train.checkpoints import Checkpoints, data_state, log_checkpoints
 from tokenscale.train.compilation import describe_compilation
-from tokenscale.train.evaluation.translation import Pair, held_out_pairs, translate
+from tokenscale.train.evaluation.generation import Pair, TextModel, held_out_pairs, translate
 from tokenscale.train.evaluation.validation import ValidationSums, add_sums, validate
 from tokenscale.train.models.attention import choose_kernel
 from tokenscale.train.optimizer import learning_rate
-from tokenscale.train.parallel.text_model import TextModel
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import timer_of
 from tokenscale.train.profiling import Garbage, Trace

@@ -1,14 +1,23 @@
 """Text generation by a causal model: one token after another, greedy or sampled."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tokenscale.base.errors import UserError
-from tokenscale.train.models.language_model import LanguageModel
+from tokenscale.data.corpus.raw_text import PAIR, RawText
+from tokenscale.data.tokenizers.base import Tokenizer
+from tokenscale.train.models.decoder import Attention
+from tokenscale.train.models.language_model import KVCache, LanguageModel
+from tokenscale.train.parallel.parallelize import ParallelModel
 
 
 @dataclass(frozen=True)
@@ -120,3 +129,154 @@ def _chosen(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> i
 
 def _until(tokens: list[int], stop_id: int | None) -> list[int]:
     return tokens[: tokens.index(stop_id) + 1] if stop_id in tokens else tokens
+
+
+GREEDY = Sampling(temperature=0.0)
+#: sentences that are translated together; their caches of keys and values exist at once
+ROWS = 16
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A held-out document: its number in the split, its text and its translation."""
+
+    number: int
+    source: str
+    reference: str
+
+
+@dataclass(frozen=True)
+class Translation:
+    """The model's translation of a pair's source, and the seconds it took: an equal share of its batch's."""
+
+    pair: Pair
+    hypothesis: str
+    duration_s: float
+
+
+def held_out_pairs(corpus: Path, count: int, split: str = "validation") -> list[Pair]:
+    """Return the first pairs of a split of a built corpus, at most `count`. Raises UserError where its documents are no
+    pairs.
+    """
+    text = RawText(corpus, split, verify=False)
+    if not text.pairs or not len(text):
+        raise UserError(
+            "there is nothing to translate: the corpus holds no pairs."
+            if not text.pairs
+            else "there is nothing to translate: the split is empty.",
+            corpus=corpus,
+            split=split,
+            next="name a corpus of texts with translations (`target_column` or `target_files` of its source)",
+        )
+    documents = (document for batch in text.batches(count) for document in batch)
+    return [Pair(number, *document.split(PAIR)) for number, document in enumerate(islice(documents, count))]
+
+
+@torch.no_grad()
+def translate(
+    model: LanguageModel,
+    pairs: Sequence[Pair],
+    tokenizer: Tokenizer,
+    positions: int,
+    device: torch.device,
+    rank: int = 0,
+    world_size: int = 1,
+) -> Iterator[Translation]:
+    """Yield greedy translations of this rank's share: BOS + source + EOS, then the likeliest token until EOS.
+
+    At most twice as many tokens as the source has, and 16, so that a model that never ends a sentence ends, too; none
+    behind `positions`. A source that leaves no room has an empty translation. Dropout is off meanwhile; attention is
+    torch's own, without a document mask, since a row is one document.
+
+    Sources of equal length make batches of at most ROWS, of all pairs and before ranks share them out: what is computed
+    together is the same in every layout. Where the model's forward passes are collectives, every rank must take all of
+    its translations.
+    """
+    batches = _batches(pairs, tokenizer)
+    with _plain(model):
+        for first in range(0, len(batches), world_size):
+            if first + rank >= len(batches):
+                wait_for_others(model, device)
+                continue
+            batch, prompts = batches[first + rank]
+            began = time.monotonic()
+            rows = generate_rows(
+                model,
+                prompts,
+                max_new_tokens=2 * (len(prompts[0]) - 2) + 16,
+                positions=positions,
+                vocabulary_size=tokenizer.vocabulary_size,
+                stop_id=tokenizer.eos_id,
+                sampling=GREEDY,
+                device=device,
+            )
+            texts = [tokenizer.decode([token for token in row if token != tokenizer.eos_id]).strip() for row in rows]
+            duration_s = (time.monotonic() - began) / len(batch)
+            yield from (Translation(pair, text, duration_s) for pair, text in zip(batch, texts, strict=True))
+
+
+def _batches(pairs: Sequence[Pair], tokenizer: Tokenizer) -> list[tuple[list[Pair], list[list[int]]]]:
+    """Return (pairs, prompts of one length) of each batch."""
+    sources = tokenizer.encode_batch([pair.source for pair in pairs])
+    by_length: dict[int, list[tuple[Pair, list[int]]]] = {}
+    for pair, source in zip(pairs, sources, strict=True):
+        by_length.setdefault(len(source), []).append((pair, [tokenizer.bos_id, *source.tolist(), tokenizer.eos_id]))
+    found = []
+    for _, rows in sorted(by_length.items()):
+        for begin in range(0, len(rows), ROWS):
+            batch, prompts = zip(*rows[begin : begin + ROWS], strict=True)
+            found.append((list(batch), list(prompts)))
+    return found
+
+
+@contextmanager
+def _plain(model: LanguageModel) -> Iterator[None]:
+    """A context in which the model can read one token at a time: no dropout, no compiled blocks, no document
+    boundaries.
+    """
+    training = model.training
+    kernels = {module: module.kernel for module in model.modules() if isinstance(module, Attention)}
+    with ExitStack() as stack:
+        if any(module._compiled_call_impl is not None for module in model.modules()):  # else this costs seconds
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.callback(model.train, training)
+        model.eval()
+        for module, kernel in kernels.items():
+            stack.callback(setattr, module, "kernel", kernel)
+            module.kernel = "sdpa"
+        yield
+
+
+class TextModel(LanguageModel):
+    """A model whose weights stay where the layout has put them, so that one which fits no device generates text, too.
+
+    Ranks of a pipeline or a tensor group read the same rows, and each gets the logits of the whole model, so that all
+    choose the same tokens. Ranks that read different rows generate different texts. Every forward pass is a collective
+    of the ranks of a replica: all of them must run equally many (`any_unfinished`).
+    """
+
+    def __init__(self, parallel: ParallelModel, device: torch.device):
+        super().__init__()
+        self.model = parallel.objective.model
+        self.settings = self.model.settings
+        self._parallel, self._device = parallel, device
+
+    def new_cache(self, rows: int, length: int, device: torch.device) -> KVCache | None:
+        return self.model.new_cache(rows, length, device)
+
+    def next_logits(self, tokens_bt: Tensor, cache: KVCache | None = None) -> Tensor:
+        """[B, T] → [B, V], the logits of the token behind each row, the same on every rank of a replica's group."""
+        parallel = self._parallel
+        with parallel.whole_positions():
+            if parallel.pipeline is not None:
+                return parallel.pipeline.next_logits(tokens_bt, cache)
+            return parallel.objective.next_logits(tokens_bt, cache)
+
+    def any_unfinished(self, unfinished: bool) -> bool:
+        """Return whether any rank that shares this rank's forward passes is unfinished. A collective of these ranks."""
+        group = self._parallel.lockstep
+        if group is None:
+            return unfinished
+        flag = torch.tensor(int(unfinished), device=self._device)
+        dist.all_reduce(flag, dist.ReduceOp.MAX, group=group)
+        return bool(flag.item())
