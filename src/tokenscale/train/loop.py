@@ -34,8 +34,8 @@ from tokenscale.train.optimizer import learning_rate
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import timer_of
 from tokenscale.train.profiling import Garbage, Trace
+from tokenscale.train.record import Progress, StepLog
 from tokenscale.train.signals import Interrupted, Signals
-from tokenscale.train.step_log import Progress, StepLog
 from tokenscale.train.trainer import Trainer
 from tokenscale.train.watchdog import Watchdog
 
