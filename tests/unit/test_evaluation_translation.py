@@ -29,7 +29,7 @@ from tokenscale.settings.run import (
 )
 from tokenscale.train.evaluation.generation import Pair, held_out_pairs, translate
 from tokenscale.train.loop import train
-from tokenscale.train.models.language_model import LanguageModel
+from tokenscale.train.models.objective import LanguageModel
 from tokenscale.train.parallel.world import World
 
 CORPUS = CorpusSettings(name="made-up", source=pairs_source(500))

@@ -19,7 +19,7 @@ from tokenscale.train.checkpoint import NEXT, RECORD, read_model
 from tokenscale.train.models.attention import choose_kernel
 from tokenscale.train.models.build import build
 from tokenscale.train.models.convert_hf import from_hf
-from tokenscale.train.models.language_model import LanguageModel
+from tokenscale.train.models.objective import LanguageModel
 
 #: the configuration of a model of `transformers`
 CONFIG = "config.json"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tokenscale.base.errors import UserError
-from tokenscale.train.models.language_model import LanguageModel
+from tokenscale.train.models.objective import LanguageModel
 
 #: precision → the type that autocast computes products in
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}

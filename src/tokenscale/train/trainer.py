@@ -18,8 +18,7 @@ from tokenscale.train.checkpoint import Checkpoint, Piece, from_json_bytes, to_j
 from tokenscale.train.memory_probe import Probe
 from tokenscale.train.models.build import build, initialise
 from tokenscale.train.models.decoder import initialise_part
-from tokenscale.train.models.micro_batch import MicroBatch, micro_batch
-from tokenscale.train.models.objective import objective_of
+from tokenscale.train.models.objective import MicroBatch, micro_batch, objective_of
 from tokenscale.train.optimizer import adamw, total_norm, update
 from tokenscale.train.parallel.mesh import Mesh
 from tokenscale.train.parallel.parallelize import ParallelModel, parallelize

@@ -16,7 +16,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.raw_text import PAIR, RawText
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.train.models.decoder import Attention
-from tokenscale.train.models.language_model import KVCache, LanguageModel
+from tokenscale.train.models.objective import KVCache, LanguageModel
 from tokenscale.train.parallel.parallelize import ParallelModel
 
 

@@ -12,9 +12,8 @@ from tokenscale.data.batches.held_out import HeldOutSlice
 from tokenscale.data.order.permutation import micro_steps
 from tokenscale.data.stores.documents import IGNORED
 from tokenscale.train.models.attention import Bounds
-from tokenscale.train.models.language_model import LanguageModel
 from tokenscale.train.models.losses import linear_scores
-from tokenscale.train.models.micro_batch import micro_batch
+from tokenscale.train.models.objective import LanguageModel, micro_batch
 from tokenscale.train.parallel.mesh import Mesh
 from tokenscale.train.parallel.parallelize import ParallelModel
 

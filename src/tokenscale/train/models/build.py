@@ -6,7 +6,7 @@ from types import ModuleType
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import MODELS, OBJECTIVES
 from tokenscale.train.models import decoder
-from tokenscale.train.models.language_model import LanguageModel
+from tokenscale.train.models.objective import LanguageModel
 
 
 def build(shape: ModelSettings, sequence_length: int, *, objective: str, kernel: str) -> LanguageModel:

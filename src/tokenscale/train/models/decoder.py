@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tokenscale.settings.model import ModelSettings
 from tokenscale.train.models.attention import Bounds, attend
 from tokenscale.train.models.initial_values import fill_normal
-from tokenscale.train.models.language_model import KVCache, LanguageModel, LayerKVCache, OutputHead
+from tokenscale.train.models.objective import KVCache, LanguageModel, LayerKVCache, OutputHead
 
 #: Cosines and sines [T, head width / 2] of the positions of a forward pass; None where positions are learned.
 Rotation = tuple[Tensor, Tensor] | None

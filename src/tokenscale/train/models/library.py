@@ -19,7 +19,7 @@ from tokenscale.costs.flops import Weights
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.train.models.attention import Bounds
-from tokenscale.train.models.language_model import LanguageModel
+from tokenscale.train.models.objective import LanguageModel
 
 #: field of a shape → what configurations call it: the standard name, then those of types that do not map theirs to it
 NAMES = {

@@ -1,15 +1,18 @@
 """Training objectives: a model and its loss as one module, so that DDP and FSDP wrap both."""
 
 import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
+from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.train.compilation import compile_function
 from tokenscale.train.models.attention import Bounds
-from tokenscale.train.models.language_model import KVCache, LanguageModel, OutputHead
 from tokenscale.train.models.losses import (
     IGNORED,
     correct_labels,
@@ -19,6 +22,81 @@ from tokenscale.train.models.losses import (
 
 if TYPE_CHECKING:
     from tokenscale.train.parallel.tensor import Vocabulary
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from tokenscale.data.batches.batch import Batch
+    from tokenscale.data.batches.held_out import HeldOutSlice
+
+
+@dataclass
+class LayerKVCache:
+    """Keys and values [B, key_value_heads, T, head width] of one layer, of which `length` positions are filled."""
+
+    keys: Tensor
+    values: Tensor
+    length: int
+
+    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the next positions' keys and values in place; return all so far, as views."""
+        end = self.length + key.shape[2]
+        self.keys[:, :, self.length : end] = key
+        self.values[:, :, self.length : end] = value
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+
+@dataclass
+class KVCache:
+    """Keys and values of all positions read so far: [layers, B, heads, T, head width]. `layers` are their numbers."""
+
+    keys: Tensor
+    values: Tensor
+    layers: tuple[int, ...]
+    length: int = 0
+
+    def of(self, layer: int) -> LayerKVCache:
+        index = self.layers.index(layer)
+        return LayerKVCache(self.keys[index], self.values[index], self.length)
+
+
+class OutputHead(nn.Linear):
+    """The output head [.., d] → [.., V], whose weight is also read by losses that compute product and loss together."""
+
+    def read(self, function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
+        """Call a function that reads the weight. FSDP gathers the weight of a head in its own group for this call."""
+        return function(*arguments)
+
+
+class LanguageModel(nn.Module):
+    """Token ids [B, T] → logits [B, T, V]: the project's own decoder, or a model of the library `transformers`."""
+
+    #: the shape, with nothing left open
+    settings: ModelSettings
+    sequence_length: int
+    #: equal blocks, one after another
+    blocks: nn.ModuleList
+    #: the output head
+    head: nn.Linear
+
+    def hidden(self, tokens_bt: Tensor, bounds: Bounds | None = None) -> Tensor:
+        """[B, T] → [B, T, d], the input of the output head."""
+        raise NotImplementedError
+
+    def forward(self, tokens_bt: Tensor, bounds: Bounds | None = None) -> Tensor:
+        """[B, T] → [B, T, V]."""
+        return self.head(self.hidden(tokens_bt, bounds))
+
+    def new_cache(self, rows: int, length: int, device: torch.device) -> KVCache | None:
+        """Return an empty cache for `length` positions of `rows` rows; None where a model reads every row anew."""
+        return None
+
+    def next_logits(self, tokens_bt: Tensor, cache: KVCache | None = None) -> Tensor:
+        """[B, T] → [B, V], the logits of the token behind each row."""
+        return self.head(self.hidden(tokens_bt)[:, -1])
+
+    def any_unfinished(self, unfinished: bool) -> bool:
+        """Return whether this rank, or one whose forward passes need this rank's, still has text to generate."""
+        return unfinished
 
 
 class Objective(nn.Module):
@@ -85,3 +163,32 @@ def objective_of(name: str, model: LanguageModel, *, loss_chunk: int, compiled: 
     goal = OBJECTIVES[name]
     made = Objective if goal.loss is None else getattr(importlib.import_module(goal.module), goal.loss)
     return made(model, loss_chunk=loss_chunk, compiled=compiled)
+
+
+class MicroBatch(NamedTuple):
+    """Tokens and labels [B, T] on the device, and the document boundaries where attention stays inside documents."""
+
+    tokens_bt: Tensor
+    labels_bt: Tensor
+    bounds: Bounds | None = None
+
+
+def micro_batch(batch: "Batch | HeldOutSlice", rows: slice, device: torch.device) -> MicroBatch:
+    """Copy rows of a batch to the device. Without rows: one with ignored labels, as collectives need every rank."""
+    tokens, labels = torch.from_numpy(batch.tokens_bt[rows]), torch.from_numpy(batch.labels_bt[rows])
+    if len(tokens) == 0:
+        tokens = torch.zeros((1, batch.tokens_bt.shape[1]), dtype=torch.int64)
+        labels = torch.full_like(tokens, IGNORED)
+    bounds = None
+    if batch.document_ids_bt is not None:
+        ids = torch.from_numpy(batch.document_ids_bt[rows])
+        ids = ids if len(ids) else torch.zeros(tokens.shape, dtype=ids.dtype)
+        bounds = Bounds(ids, device)
+    return MicroBatch(_copy(tokens, device), _copy(labels, device), bounds)
+
+
+def _copy(values: Tensor, device: torch.device) -> Tensor:
+    """Copy to the device; to a GPU through pinned memory, without waiting. torch keeps that memory until the copy is
+    done.
+    """
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from tokenscale.settings.registry import PARALLEL
 from tokenscale.train.compilation import Compilation, checkpoint_blocks, compile_blocks
-from tokenscale.train.models.micro_batch import MicroBatch
-from tokenscale.train.models.objective import Objective
+from tokenscale.train.models.objective import MicroBatch, Objective
 from tokenscale.train.parallel.mesh import Mesh
 from tokenscale.train.parallel.sharding import LocalShards, ShardingState
 

@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from tokenscale.costs.pipeline_schedules import assign_stages, build_schedule, max_in_flight
 from tokenscale.train.memory_probe import Probe
 from tokenscale.train.models.decoder import Decoder
-from tokenscale.train.models.language_model import KVCache
-from tokenscale.train.models.micro_batch import MicroBatch
-from tokenscale.train.models.objective import Objective
+from tokenscale.train.models.objective import KVCache, MicroBatch, Objective
 from tokenscale.train.parallel.deferred_weight_grads import DeferredWeightGrads
 from tokenscale.train.parallel.mesh import Mesh
 from tokenscale.train.parallel.parallelize import ParallelModel
