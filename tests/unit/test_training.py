@@ -7,8 +7,7 @@ from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import OptimizerSettings, ScheduleSettings
 from tokenscale.train.models.decoder import Decoder, initialise
 from tokenscale.train.models.losses import cross_entropy_sum
-from tokenscale.train.optimizer import adamw, learning_rate, total_norm, update
-from tokenscale.train.precision import LossScale
+from tokenscale.train.optimizer import LossScale, adamw, learning_rate, total_norm, update
 
 #: the epsilon keeps Adam from magnifying rounding where a gradient is nearly zero
 SETTINGS = OptimizerSettings(learning_rate=1e-2, epsilon=1e-4)

@@ -158,9 +158,9 @@ def _model(lab):
 
 def test_fp16_steps_that_overflow_are_left_out_and_said(lab, tmp_path, monkeypatch):
     """A first scale far too large: it halves until gradients fit, nothing is trained until then; the run goes on."""
-    from tokenscale.train import precision
+    from tokenscale.train import optimizer
 
-    monkeypatch.setattr(precision.LossScale.__init__, "__kwdefaults__", {"initial": 2.0**28, "interval": 2000})
+    monkeypatch.setattr(optimizer.LossScale.__init__, "__kwdefaults__", {"initial": 2.0**28, "interval": 2000})
     steps, _ = trained(lab, tmp_path, run_of(precision="fp16", budget=BudgetSettings(steps=30)))
     skipped = [step["skipped"] for step in steps]
     assert skipped[:3] == [True] * 3 and skipped.count(True) < 15

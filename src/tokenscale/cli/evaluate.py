@@ -29,7 +29,7 @@ from tokenscale.train.checkpoint import RECORD
 from tokenscale.train.checkpoint_models import CheckpointModel, is_published, open_checkpoint
 from tokenscale.train.evaluation.generation import Translation, held_out_pairs, translate
 from tokenscale.train.evaluation.validation import Rows, Scores, rows_of_documents, scores, windows
-from tokenscale.train.precision import autocast_of
+from tokenscale.train.optimizer import autocast_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
