@@ -7,21 +7,85 @@ the layers of other ranks. Parameters keep their names, so that tensor and shard
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenscale.costs.pipeline_schedules import assign_stages, build_schedule, max_in_flight
 from tokenscale.train.memory_probe import Probe
 from tokenscale.train.models.decoder import Decoder
 from tokenscale.train.models.objective import KVCache, MicroBatch, Objective
-from tokenscale.train.parallel.deferred_weight_grads import DeferredWeightGrads
 from tokenscale.train.parallel.mesh import Mesh
 from tokenscale.train.parallel.parallelize import ParallelModel
 from tokenscale.train.parallel.sharding import GradReduction
 from tokenscale.train.phase_timer import Timer
+
+
+class DeferredWeightGrads:
+    """Inputs and output gradients of linear layers, stored until their weights' gradients are computed."""
+
+    def __init__(self) -> None:
+        self.key: object = None
+        self._pending: dict[object, list[tuple[nn.Parameter, nn.Parameter | None, Tensor, Tensor]]] = {}
+
+    def replace_linear_layers(self, module: nn.Module) -> None:
+        """Replace the linear layers below a module by layers that leave their weight gradients to this object."""
+        for parent in list(module.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, nn.Linear):
+                    setattr(parent, name, DeferredLinear(child, self))
+
+    def store(self, weight: nn.Parameter, bias: nn.Parameter | None, x: Tensor, gradient: Tensor) -> None:
+        """Store x [..., inputs] and the output gradient [..., outputs] of a layer, under the current `key`."""
+        self._pending.setdefault(self.key, []).append((weight, bias, x, gradient))
+
+    @torch.no_grad()
+    def accumulate(self, key: object) -> None:
+        """Compute the weight gradients stored under a key and add them to the weights' `grad`."""
+        for weight, bias, x, gradient in self._pending.pop(key, []):
+            rows = gradient.flatten(0, -2)
+            _add(weight, rows.T @ x.flatten(0, -2).to(rows.dtype))
+            if bias is not None:
+                _add(bias, rows.sum(dim=0))
+
+
+class DeferredLinear(nn.Linear):
+    """A linear layer, with another one's parameters, whose backward pass computes the gradient of its input only."""
+
+    def __init__(self, linear: nn.Linear, deferred: DeferredWeightGrads):
+        super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
+        self.weight, self.bias, self._deferred = linear.weight, linear.bias, deferred
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return _DeferredProduct.apply(x, weight, bias, self._deferred)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., inputs] → [..., outputs]."""
+        return self.product(x, self.weight, self.bias)
+
+
+def _add(weight: nn.Parameter, values: Tensor) -> None:
+    values = values.to(weight.dtype)
+    weight.grad = values if weight.grad is None else weight.grad.add_(values)
+
+
+class _DeferredProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, deferred: DeferredWeightGrads
+    ) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bias, ctx.deferred = weight, bias, deferred
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        (x,) = ctx.saved_tensors
+        ctx.deferred.store(ctx.weight, ctx.bias, x, gradient)
+        return (gradient @ ctx.weight.to(gradient.dtype)).to(x.dtype), None, None, None
 
 
 def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
