@@ -13,8 +13,8 @@ from tokenscale.settings.run import OptimizerSettings
 from tokenscale.train.models.decoder import Decoder, initialise
 from tokenscale.train.models.objective import Objective
 from tokenscale.train.optimizer import adamw, total_norm, update
-from tokenscale.train.parallel.mesh import Mesh
 from tokenscale.train.parallel.parallelize import parallelize
+from tokenscale.train.parallel.sharding import Mesh
 from tokenscale.train.phase_timer import HostTimer
 from tokenscale.train.trainer import forward_backward
 

@@ -10,8 +10,8 @@ from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.train.models.decoder import Decoder, initialise
 from tokenscale.train.models.objective import Objective
-from tokenscale.train.parallel.mesh import Mesh
 from tokenscale.train.parallel.parallelize import parallelize
+from tokenscale.train.parallel.sharding import Mesh
 from tokenscale.train.parallel.world import World
 
 #: more layers than torch's limit of recompilations, which fewer would hide

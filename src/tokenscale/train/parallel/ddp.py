@@ -8,9 +8,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from tokenscale.train.parallel.mesh import Mesh
 from tokenscale.train.parallel.parallelize import BucketListener, ParallelModel
-from tokenscale.train.parallel.sharding import GradReduction, materialise
+from tokenscale.train.parallel.sharding import GradReduction, Mesh, materialise
 
 
 def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from tokenscale.data.order.permutation import shard_rows
-from tokenscale.train.parallel.mesh import Mesh
 from tokenscale.train.parallel.parallelize import ParallelModel
-from tokenscale.train.parallel.sharding import LocalShards, ShardingState, local, materialise
+from tokenscale.train.parallel.sharding import LocalShards, Mesh, ShardingState, local, materialise
 
 
 def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from tokenscale.settings.registry import PARALLEL
 from tokenscale.train.compilation import Compilation, checkpoint_blocks, compile_blocks
 from tokenscale.train.models.objective import MicroBatch, Objective
-from tokenscale.train.parallel.mesh import Mesh
-from tokenscale.train.parallel.sharding import LocalShards, ShardingState
+from tokenscale.train.parallel.sharding import LocalShards, Mesh, ShardingState
 
 if TYPE_CHECKING:
     from tokenscale.train.parallel.pipeline import Pipeline

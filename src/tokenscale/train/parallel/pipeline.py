@@ -18,9 +18,8 @@ from tokenscale.costs.pipeline_schedules import assign_stages, build_schedule, m
 from tokenscale.train.memory_probe import Probe
 from tokenscale.train.models.decoder import Decoder
 from tokenscale.train.models.objective import KVCache, MicroBatch, Objective
-from tokenscale.train.parallel.mesh import Mesh
 from tokenscale.train.parallel.parallelize import ParallelModel
-from tokenscale.train.parallel.sharding import GradReduction
+from tokenscale.train.parallel.sharding import GradReduction, Mesh
 from tokenscale.train.phase_timer import Timer
 
 

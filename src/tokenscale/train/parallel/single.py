@@ -1,8 +1,7 @@
 """One process: nothing to split."""
 
-from tokenscale.train.parallel.mesh import Mesh
 from tokenscale.train.parallel.parallelize import ParallelModel
-from tokenscale.train.parallel.sharding import materialise
+from tokenscale.train.parallel.sharding import Mesh, materialise
 
 
 def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:

@@ -7,9 +7,8 @@ from torch import Tensor, nn
 from tokenscale.data.order.permutation import shard_rows
 from tokenscale.train.parallel import ddp
 from tokenscale.train.parallel.collectives import all_gather
-from tokenscale.train.parallel.mesh import Mesh
 from tokenscale.train.parallel.parallelize import ParallelModel
-from tokenscale.train.parallel.sharding import LocalShards, ShardingState
+from tokenscale.train.parallel.sharding import LocalShards, Mesh, ShardingState
 
 
 def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
