@@ -12,7 +12,7 @@ from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import BudgetSettings, ScheduleSettings, ValidationSettings
 from tokenscale.train.loop import Training
-from tokenscale.train.signals import Interrupted
+from tokenscale.train.watchdog import Interrupted
 
 pytestmark = pytest.mark.slow(16)
 

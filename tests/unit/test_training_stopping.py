@@ -13,7 +13,7 @@ from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import BudgetSettings, ScheduleSettings, ValidationSettings
 from tokenscale.train import loop
 from tokenscale.train.parallel.world import World
-from tokenscale.train.signals import Interrupted, Signals
+from tokenscale.train.watchdog import Interrupted, Signals
 
 WORLD = World(0, 1, 0, torch.device("cpu"))
 TEXTS = ["a run that is told to stop writes what it has and goes on from there another time " * n for n in range(1, 30)]

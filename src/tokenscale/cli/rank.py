@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     place = int(os.environ.get("LOCAL_RANK", 0))
     os.environ.update({name: values[place] for name, values in arguments.by_local_rank.items()})
 
-    from tokenscale.train.signals import Signals
+    from tokenscale.train.watchdog import Signals
 
     with Signals() as signals:  # from the start: imports, containers and first communicators take a minute
         return _run(arguments, signals)
@@ -56,7 +56,7 @@ def _run(arguments: argparse.Namespace, signals: Any) -> int:
     from tokenscale.train.loop import Inputs, train
     from tokenscale.train.parallel.preflight import check_links
     from tokenscale.train.parallel.world import PortTaken, join, wait_for_root_cause
-    from tokenscale.train.signals import Interrupted
+    from tokenscale.train.watchdog import Interrupted
 
     def folder(manifest: Path | None) -> Path | None:
         return manifest.parent if manifest else None

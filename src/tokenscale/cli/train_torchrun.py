@@ -24,7 +24,7 @@ from tokenscale.runs.launch.start import open_run
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.loop import Inputs, train
 from tokenscale.train.parallel.world import World, join
-from tokenscale.train.signals import Interrupted
+from tokenscale.train.watchdog import Interrupted
 
 #: timeout of the broadcast: preparing may download and tokenize for hours; the default is minutes
 BROADCAST_TIMEOUT = datetime.timedelta(days=2)

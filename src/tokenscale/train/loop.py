@@ -35,9 +35,8 @@ from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import timer_of
 from tokenscale.train.profiling import Garbage, Trace
 from tokenscale.train.record import Progress, StepLog
-from tokenscale.train.signals import Interrupted, Signals
 from tokenscale.train.trainer import Trainer
-from tokenscale.train.watchdog import Watchdog
+from tokenscale.train.watchdog import Interrupted, Signals, Watchdog
 
 
 @dataclass(frozen=True)
