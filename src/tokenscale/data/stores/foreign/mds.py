@@ -29,16 +29,7 @@ from tokenscale.base.files import (
     sha256_file,
     write_json,
 )
-from tokenscale.data.stores.documents import Chunk, Documents, Origin
-from tokenscale.data.stores.foreign.megatron import SMALL_VOCABULARY
-from tokenscale.data.stores.foreign.reframe import (
-    ExportCounts,
-    ExportFraming,
-    ForeignReader,
-    export_chunks,
-    group_documents,
-)
-from tokenscale.data.stores.foreign.shards import (
+from tokenscale.data.corpus.shards import (
     INDEX,
     OFFSETS_END,
     SHARD_BYTES,
@@ -48,6 +39,15 @@ from tokenscale.data.stores.foreign.shards import (
     read_offsets,
     replace_folder,
     split_shards,
+)
+from tokenscale.data.stores.documents import Chunk, Documents, Origin
+from tokenscale.data.stores.foreign.megatron import SMALL_VOCABULARY
+from tokenscale.data.stores.foreign.reframe import (
+    ExportCounts,
+    ExportFraming,
+    ForeignReader,
+    export_chunks,
+    group_documents,
 )
 
 NAME = "an MDS folder"
