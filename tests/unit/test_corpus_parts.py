@@ -32,7 +32,7 @@ from tokenscale.data.corpus.parts import (
     write_tables,
 )
 from tokenscale.data.corpus.raw_text import RawText, write_text_records
-from tokenscale.data.parts import part_folder
+from tokenscale.data.records import part_folder
 from tokenscale.settings.data import CorpusSettings, SourceSettings
 
 

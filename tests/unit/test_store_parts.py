@@ -9,7 +9,7 @@ import pytest
 
 from tests.corpora import make_corpus, make_store, make_tokenizer
 from tokenscale.base.errors import UserError
-from tokenscale.data.parts import part_folder
+from tokenscale.data.records import part_folder
 from tokenscale.data.stores import documents as documents_module
 from tokenscale.data.stores.manifest import load_reader, open_store, read_store_manifest
 from tokenscale.data.stores.packed import PackedStore

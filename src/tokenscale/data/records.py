@@ -10,6 +10,7 @@ the number of values and the XXH3-64 of the table, computed with 0 in its place.
 """
 
 import os
+import shutil
 import struct
 from bisect import bisect_right
 from collections import OrderedDict
@@ -189,3 +190,15 @@ class Records:
 
     def _error(self, file: RecordsFile, **facts: str) -> UserError:
         return UserError(f"a file of the {self._what} has changed.", file=file.path, **facts, next=file.next)
+
+
+def part_folder(directory: Path, number: int) -> Path:
+    return Path(directory) / "parts" / f"{number:05d}"
+
+
+def remove_other_parts(directory: Path, parts: int) -> None:
+    """Remove the parts of an earlier corpus or store of more parts."""
+    known = {part_folder(directory, number) for number in range(parts)}
+    for path in (Path(directory) / "parts").glob("*"):
+        if path.is_dir() and path not in known:
+            shutil.rmtree(path)

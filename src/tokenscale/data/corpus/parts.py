@@ -52,7 +52,7 @@ from tokenscale.data.corpus.build import (
 )
 from tokenscale.data.corpus.files import too_many_parts_error
 from tokenscale.data.corpus.raw_text import check_file, rebuild_command
-from tokenscale.data.parts import part_folder, remove_other_parts
+from tokenscale.data.records import part_folder, remove_other_parts
 from tokenscale.settings.data import FILE_LISTS, CorpusSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.registry import SOURCES

@@ -15,7 +15,7 @@ import numpy as np
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, remove_manifest, sha256_file
 from tokenscale.data.corpus.raw_text import check_file, read_corpus_manifest
-from tokenscale.data.parts import part_folder, remove_other_parts
+from tokenscale.data.records import part_folder, remove_other_parts
 from tokenscale.data.stores.documents import IdsDigest
 from tokenscale.data.stores.manifest import (
     VERSION,
