@@ -17,9 +17,17 @@ from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import lock_folder, read_json, sha256_file
 from tokenscale.base.progress import Progress
 from tokenscale.data.stores.documents import Documents, Origin
-from tokenscale.data.stores.foreign.from_store import StoreDocuments
-from tokenscale.data.stores.foreign.record import check_record, read_record, write_record
-from tokenscale.data.stores.foreign.reframe import Counts, ExportCounts, ExportFraming, Framing, ReframedDocuments
+from tokenscale.data.stores.foreign.reframe import (
+    Counts,
+    ExportCounts,
+    ExportFraming,
+    Framing,
+    ReframedDocuments,
+    StoreDocuments,
+    check_record,
+    read_record,
+    write_record,
+)
 from tokenscale.data.stores.manifest import (
     SingleFile,
     load_format,

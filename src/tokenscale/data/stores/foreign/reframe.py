@@ -7,10 +7,12 @@ control id inside a document is an error.
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_manifest_file, write_json
 from tokenscale.data.stores.documents import Chunk, Documents, Origin, frame_documents
 
 #: tokens per read; a longer document is read alone
@@ -245,3 +247,77 @@ def group_documents(bounds: np.ndarray, first: int, last: int) -> Iterator[tuple
         end = min(max(end, first + 1), last)
         yield first, end
         first = end
+
+
+class StoreDocuments:
+    """Documents of a store with or without EOS after each; see `documents.Documents`."""
+
+    def __init__(self, reader: Any, manifest: dict[str, Any], eos: bool):
+        self._reader, self._manifest, self._eos = reader, manifest, eos
+        self.report: Callable[[int, int], None] | None = None
+        source_keys = ("corpus_manifest_sha256", "text_sha256", "special_token_policy", "converted_from")
+        self.origin = Origin(
+            tokenizer=manifest["tokenizer"],
+            vocabulary_size=manifest["vocabulary_size"],
+            bos_id=manifest["bos_id"],
+            eos_id=manifest["eos_id"],
+            pad_id=manifest["padding"]["id"],
+            source={name: manifest[name] for name in source_keys if name in manifest},
+            engine=f"the store {manifest['ids_digest']['value'][:12]}",
+        )
+
+    def __len__(self) -> int:
+        return self._manifest["documents"]
+
+    def chunks(self, first: int, last: int) -> Iterator[Chunk]:
+        has_eos = self._manifest["options"]["eos"]
+        for chunk in self._reader.chunks(first, last):
+            if self._eos and not has_eos:
+                chunk = export_chunk(chunk, ExportFraming(True, self.origin.eos_id), ExportCounts())
+            elif has_eos and not self._eos:
+                chunk = drop_eos(chunk)
+            yield chunk
+            if self.report is not None:
+                self.report(len(chunk.lengths), chunk.ids.nbytes)
+
+    def confirm(self) -> None:
+        """Do nothing, since the store's reader has verified its checksums."""
+
+
+def drop_eos(chunk: Chunk) -> Chunk:
+    """Return the documents without their last token, which is EOS."""
+    keep = chunk.ids >= 0
+    keep[chunk.lengths.cumsum() - 1] = False
+    return Chunk(chunk.ids[keep], chunk.lengths - 1)
+
+
+VERSION = 1
+
+
+def write_record(path: Path, hashes: dict[Path, str], facts: dict[str, Any]) -> None:
+    """Write the record of exported files. `hashes` are file → SHA-256."""
+    files = {file.name: sha256 for file, sha256 in hashes.items()}
+    write_json(path, {"schema_version": VERSION, **facts, "files": files})
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """Read the record, or return None if there is none. Raises UserError for a broken record."""
+    if not path.is_file():
+        return None
+    return read_manifest_file(path, "record of a conversion", VERSION, f"rm {path}", oldest=VERSION)
+
+
+def check_record(record: dict[str, Any], hashes: dict[Path, str], path: Path) -> None:
+    """Raise UserError if a file's hash is not in the record. `hashes` are file → SHA-256; files may be renamed."""
+    known = record["files"]
+    for name, sha256 in ((file.name, sha256) for file, sha256 in hashes.items()):
+        if sha256 not in known.values():
+            same = [known[n] for n in known if n == name] or [known[n] for n in known if n[-4:] == name[-4:]]
+            raise UserError(
+                "the source is not what its record describes.",
+                record=path,
+                file=name,
+                expected=f"sha256 {same[0] if same else '(none of this kind)'}",
+                found=f"sha256 {sha256}",
+                next="convert it again; or remove the record, if the file was changed on purpose",
+            )
