@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from tokenscale.base.errors import UserError
-from tokenscale.train.parallel import topology as places
-from tokenscale.train.parallel.topology import NodeDevice
-from tokenscale.train.parallel.world import join
+from tokenscale.train.parallel import world as places
+from tokenscale.train.parallel.world import NodeDevice, join
 
 TWO_NODES = [NodeDevice(node, f"gpu {k}") for node in ("a", "b") for k in range(2)]
 

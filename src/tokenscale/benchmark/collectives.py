@@ -28,8 +28,7 @@ from tokenscale.costs.communication import COLLECTIVES, bandwidths
 from tokenscale.runs.launch.ranks import run_ranks
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.provenance import find_versions
-from tokenscale.train.parallel.collectives import all_gather, reduce_scatter
-from tokenscale.train.parallel.world import World, join
+from tokenscale.train.parallel.world import World, all_gather, join, reduce_scatter
 
 #: bytes of the whole buffer, from latency-bound to bandwidth-bound
 SIZES = tuple(4096 * 4**n for n in range(8))

@@ -27,10 +27,10 @@ from torch import Tensor, nn
 
 from tokenscale.data.order.permutation import shard_rows
 from tokenscale.train.models.decoder import Block, Decoder
-from tokenscale.train.parallel.collectives import all_gather, reduce_scatter
 from tokenscale.train.parallel.parallelize import ParallelModel
 from tokenscale.train.parallel.pipeline import DeferredLinear
 from tokenscale.train.parallel.sharding import GradReduction, Mesh, ShardSpec
+from tokenscale.train.parallel.world import all_gather, reduce_scatter
 
 
 @dataclass

@@ -4,25 +4,109 @@ import atexit
 import errno
 import gc
 import os
+import platform
+import re
 import shutil
 import socket
 import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import is_alive
 from tokenscale.settings.layout import RENDEZVOUS_SECRET
-from tokenscale.train.parallel import topology
+
+#: the line of NCCL's log that names the network between nodes; the second form since 2.27
+NETWORK = re.compile(r"NCCL INFO (?:Using network|Assigned NET plugin) (.+?)(?: to comm)?$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class NodeDevice:
+    """One rank's node and device."""
+
+    node: str
+    device: str
+
+
+def node_device(device: torch.device, environment: Mapping[str, str] = os.environ) -> NodeDevice:
+    """Return this rank's node and device. A GPU is named by its UUID; ranks on a CPU never share a device."""
+    name = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else f"process {os.getpid()}"
+    return NodeDevice(environment.get("SLURMD_NODENAME") or platform.node(), name)
+
+
+def exchange_devices(mine: NodeDevice, rank: int, size: int, store: Store) -> list[NodeDevice]:
+    """Return the devices of all ranks, in their order. A collective."""
+    store.set(f"spot/{rank}", "\n".join(asdict(mine).values()))
+    found = store.multi_get([f"spot/{other}" for other in range(size)])
+    return [NodeDevice(*text.decode().split("\n")) for text in found]
+
+
+def check(devices_of_ranks: list[NodeDevice], nodes: int | None) -> None:
+    """Raise UserError where two ranks share a device, or where ranks do not fill the requested nodes evenly.
+
+    Such a run computes the right losses at a meaningless speed. `nodes` None: any number of nodes is accepted.
+    """
+    seen: dict[NodeDevice, int] = {}
+    for rank, node_device in enumerate(devices_of_ranks):
+        if node_device in seen:
+            raise UserError(
+                "two ranks have the same device.",
+                ranks=f"{seen[node_device]} and {rank}",
+                node=node_device.node,
+                device=node_device.device,
+                next="give each rank its own: srun --gpus-per-task=1, or LOCAL_RANK that counts on each node",
+            )
+        seen[node_device] = rank
+    found = list(dict.fromkeys(node_device.node for node_device in devices_of_ranks))
+    if nodes is None:
+        return
+    if len(found) != nodes:
+        raise UserError(
+            "the ranks are not on as many nodes as they should be.",
+            expected=f"{nodes} nodes",
+            found=f"{len(found)}: {', '.join(found)}",
+            next="start it with `python -m tokenscale launch`, which spells every option of srun out",
+        )
+    each = len(devices_of_ranks) // nodes
+    if any(node_device.node != found[rank // each] for rank, node_device in enumerate(devices_of_ranks)):
+        raise UserError(
+            "the ranks do not fill their nodes one after the other.",
+            found=", ".join(f"{rank} on {node_device.node}" for rank, node_device in enumerate(devices_of_ranks)),
+            expected=f"{each} neighbours on each of {nodes} nodes",
+            next="srun --distribution=block, and as many tasks on every node",
+        )
+
+
+def reported_network(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the network between nodes that NCCL's log of this process names; None without a log or such a line."""
+    pattern = environment.get("NCCL_DEBUG_FILE", "")
+    if "%p" not in pattern:
+        return None
+    path = Path(pattern.replace("%p", str(os.getpid())))
+    texts = [file.read_text(errors="replace") for file in path.parent.glob(path.name.replace("%h", "*"))]
+    found = NETWORK.findall("\n".join(texts))
+    return found[-1].strip() if found else None
+
+
+def check_network(expected: str, found: str | None) -> None:
+    """Raise UserError where NCCL uses another network than the expected one: TCP works, twenty times slower."""
+    if found is None or expected.lower() not in found.lower():
+        raise UserError(
+            "NCCL does not use the expected network between nodes.",
+            expected=expected,
+            found=found or "no line about it in NCCL_DEBUG_FILE",
+            next="look for its plugin in the container (aws-ofi-nccl), or change `network` in the machine's file",
+        )
 
 
 class PortTaken(UserError):
@@ -91,20 +175,20 @@ def join(expected_size: int, device: str = "auto", *, nodes: int | None = None, 
     mine = torch.device("cuda", local_rank % devices) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(mine)
-    devices_of_ranks = [topology.node_device(mine)]
+    devices_of_ranks = [node_device(mine)]
     if size > 1:
         _choose_interface(size)
         store = _open_store(rank, size, nodes)
-        devices_of_ranks = topology.exchange_devices(devices_of_ranks[0], rank, size, store)
-    topology.check(devices_of_ranks, nodes)
+        devices_of_ranks = exchange_devices(devices_of_ranks[0], rank, size, store)
+    check(devices_of_ranks, nodes)
     found = None
     if size > 1:
         group = dist.PrefixStore("group", store)
         backend, bound = ("nccl", mine) if cuda else ("gloo", None)
         dist.init_process_group(backend, store=group, rank=rank, world_size=size, device_id=bound)
-        found = topology.reported_network() if cuda else None
+        found = reported_network() if cuda else None
         if network is not None and cuda and (nodes or 1) > 1:
-            topology.check_network(network, found)
+            check_network(network, found)
     return World(
         rank, size, local_rank, mine, tuple(dict.fromkeys(node_device.node for node_device in devices_of_ranks)), found
     )
@@ -217,3 +301,9 @@ def _end(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+#: [n, …] of each rank → [ranks x n, …], laid end to end (torch 2.13 renames it)
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+#: [ranks x n, …] of each rank → [n, …], this rank's part of their sum
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

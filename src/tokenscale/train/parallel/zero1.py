@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 from tokenscale.data.order.permutation import shard_rows
 from tokenscale.train.parallel import ddp
-from tokenscale.train.parallel.collectives import all_gather
 from tokenscale.train.parallel.parallelize import ParallelModel
 from tokenscale.train.parallel.sharding import LocalShards, Mesh, ShardingState
+from tokenscale.train.parallel.world import all_gather
 
 
 def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
