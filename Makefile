@@ -83,6 +83,7 @@ golden-test: run
 lint: $(READY)
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy src/tokenscale
+	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/snakefmt --check workflow
 	$(VENV)/bin/snakemake --lint
 	$(VENV)/bin/python docs/generate.py --check

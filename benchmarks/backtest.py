@@ -24,12 +24,11 @@ from tokenscale.analysis.scaling_model import (
     Workload,
     describe_laws,
     fit,
-    fit_link,
     predict,
 )
 from tokenscale.base.errors import unknown
 from tokenscale.cli.main import Parser, exit_code
-from tokenscale.costs.communication import Link
+from tokenscale.costs.communication import Link, fit_link
 
 
 @dataclass(frozen=True)

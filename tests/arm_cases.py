@@ -25,7 +25,8 @@ from tokenscale.arms.train import read_steps, run_adapter, write_contract
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json
 from tokenscale.data.batches.batch import Batch
-from tokenscale.parity.certificate import EQUAL, ROUNDING, certify, compare
+from tokenscale.parity.certificate import certify
+from tokenscale.parity.comparison import EQUAL, ROUNDING, compare
 from tokenscale.parity.recorder import FLOOR_VARIABLE
 from tokenscale.parity.recording import Recording, read_recording
 from tokenscale.settings.presets import PRESETS

@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 
 from tokenscale.parity import recorder
-from tokenscale.parity.certificate import EQUAL, ROUNDING, certify, compare
+from tokenscale.parity.certificate import certify
+from tokenscale.parity.comparison import EQUAL, ROUNDING, compare
 from tokenscale.parity.recording import Recording, read_recording
 from tokenscale.settings.presets import PRESETS
 from tokenscale.train.models import decoder

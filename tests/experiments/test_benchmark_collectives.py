@@ -5,10 +5,10 @@ import statistics
 
 import pytest
 
-from tokenscale.analysis.scaling_model import fit_link
 from tokenscale.base.errors import UserError
 from tokenscale.benchmark import collectives
 from tokenscale.cli.main import main
+from tokenscale.costs.communication import fit_link
 
 pytestmark = pytest.mark.experiment
 

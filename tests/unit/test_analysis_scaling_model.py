@@ -20,12 +20,10 @@ from tokenscale.analysis.scaling_model import (
     describe_laws,
     find_obstacle,
     fit,
-    fit_link,
     predict,
-    solve_nonnegative,
 )
 from tokenscale.base.errors import UserError
-from tokenscale.costs.communication import Link, collective_s, expected_maximum
+from tokenscale.costs.communication import Link, collective_s, expected_maximum, fit_link, solve_nonnegative
 from tokenscale.costs.pipeline_schedules import bubble_share
 
 NODES_OF_4 = Workload(ranks_per_node=4, communicated_bytes=2.8e9, messages=100)

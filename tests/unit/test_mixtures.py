@@ -15,10 +15,10 @@ from tokenscale.cli.mixture import write_mixture
 from tokenscale.data.batches.batch import merge_states
 from tokenscale.data.batches.held_out import load_held_out
 from tokenscale.data.batches.open import open_batches
+from tokenscale.data.batches.repetitions import check_repetitions, count_sequences
 from tokenscale.data.mixtures import mixture_order
 from tokenscale.data.order.mixture import MixtureOrder, block_counts
 from tokenscale.data.order.permutation import get_samples
-from tokenscale.runs.launch.repetitions import check_repetitions, count_sequences
 from tokenscale.settings.config import Config
 from tokenscale.settings.data import CorpusSettings
 from tokenscale.settings.mixture import MixtureSettings, MixtureSource, MixtureStage

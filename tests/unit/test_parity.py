@@ -14,7 +14,8 @@ import torch.utils.checkpoint
 from tests.parity_cases import FAULTS, HELD_OUT, REFACTORINGS, References, certificate_of, judge
 from tokenscale.cli.main import main
 from tokenscale.parity import recorder
-from tokenscale.parity.certificate import EQUAL, ROUNDING, certify, compare
+from tokenscale.parity.certificate import certify
+from tokenscale.parity.comparison import EQUAL, ROUNDING, compare
 from tokenscale.parity.recording import read_recording
 
 pytestmark = pytest.mark.slow(30)

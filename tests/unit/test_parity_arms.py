@@ -11,7 +11,7 @@ from tests.arm_cases import FAULTS, References, edit, find_records, run, tables
 from tests.long import logs
 from tokenscale.arms.environments import BUNDLES, prepare
 from tokenscale.base.files import read_json
-from tokenscale.parity.certificate import EQUAL, ROUNDING
+from tokenscale.parity.comparison import EQUAL, ROUNDING
 
 ROOT = Path(__file__).parents[2]
 

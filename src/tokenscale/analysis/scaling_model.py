@@ -38,12 +38,12 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.costs.communication import (
-    Latency,
     Link,
     bus_factor,
     collective_s,
     expected_maximum,
     hops,
+    solve_nonnegative,
     split_hierarchy,
 )
 from tokenscale.costs.pipeline_schedules import bubble_share
@@ -195,52 +195,6 @@ class Fit:
     def data_wait_s(self) -> float:
         """Mean seconds that a replica with all rows waits for data."""
         return float(np.mean([m.data_wait_s / self.workload.row_share(m.world_size) for m in self.measurements]))
-
-
-def solve_nonnegative(columns: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Solve least squares with constants of at least zero exactly, by trying every set of columns.
-
-    `columns` [points, terms], `targets` [points] or [points, draws]; returns [terms] or [terms, draws]. For the few
-    columns of this model this is simpler than an active-set method (Lawson & Hanson 1974, chapter 23).
-    """
-    wanted = targets.reshape(len(targets), -1)
-    terms = columns.shape[1]
-    scale = np.linalg.norm(columns, axis=0)
-    best, found = (wanted**2).sum(axis=0), np.zeros((terms, wanted.shape[1]))
-    for size in range(1, terms + 1):
-        for chosen in itertools.combinations(np.flatnonzero(scale), size):
-            part = columns[:, chosen] / scale[list(chosen)]
-            constants = np.linalg.pinv(part) @ wanted  # faster than lstsq for many draws
-            error = ((part @ constants - wanted) ** 2).sum(axis=0)
-            better = (constants >= 0).all(axis=0) & (error < best * (1 - 1e-12))
-            best = np.where(better, error, best)
-            full = np.zeros((terms, wanted.shape[1]))
-            full[list(chosen)] = constants / scale[list(chosen), None]
-            found = np.where(better, full, found)
-    return found[:, 0] if targets.ndim == 1 else found
-
-
-def fit_link(
-    collective: str, sizes: Sequence[float], seconds: Sequence[float], ranks: int, latency: Latency
-) -> tuple[Link, list[float]]:
-    """Return (link, residuals) of a sweep over sizes in bytes: alpha and beta of `collective_s`.
-
-    Fitted by relative least squares; residuals are predicted over measured - 1. Raises UserError with fewer than two
-    sizes.
-    """
-    if len(set(sizes)) < 2:
-        raise UserError(
-            "one message size cannot separate latency from bandwidth.",
-            found=f"{len(set(sizes))} size",
-            expected="at least two",
-            next="measure a second message size",
-        )
-    measured = np.asarray(seconds, dtype=float)
-    laws = [[hops(collective, ranks, latency), bus_factor(collective, ranks) * size] for size in sizes]
-    columns = np.asarray(laws) / measured[:, None]
-    constants = solve_nonnegative(columns, np.ones(len(measured)))
-    alpha, beta = map(float, constants)
-    return Link(alpha, beta, latency), [float(r) for r in columns @ constants - 1]
 
 
 def fit(measurements: Sequence[Measurement], workload: Workload, links: Links = Links()) -> Fit:  # noqa: B008 - frozen

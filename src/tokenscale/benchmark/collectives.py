@@ -20,11 +20,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tokenscale.analysis.scaling_model import fit_link
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import read_json, write_json
 from tokenscale.benchmark.rounds import interleave
-from tokenscale.costs.communication import COLLECTIVES, bandwidths
+from tokenscale.costs.communication import COLLECTIVES, bandwidths, fit_link
 from tokenscale.runs.launch.ranks import run_ranks
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.provenance import find_versions

@@ -23,7 +23,6 @@ from torch import Tensor
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256_text, write_json
 from tokenscale.benchmark.rounds import interleave
-from tokenscale.cli.generate import continue_prompt, open_causal
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.runs.records import provenance
@@ -33,7 +32,7 @@ from tokenscale.settings.closure import import_closure
 from tokenscale.settings.options import from_json, to_dict
 from tokenscale.train.checkpoint import RECORD
 from tokenscale.train.checkpoint_models import CheckpointModel
-from tokenscale.train.evaluation.generation import Sampling, generate_rows
+from tokenscale.train.evaluation.generation import Sampling, continue_prompt, generate_rows, open_causal
 from tokenscale.train.models.decoder import Decoder
 
 VERSION = 1

@@ -348,6 +348,7 @@ def fetch_input(bucket: Bucket, path: Path, facts: dict[str, Any]) -> None:
 
 def train_run(bucket: Bucket, settings: "RunSettings", every_s: float) -> int:
     """Train one run on this machine's ranks while its folder is pushed to the bucket. Return the exit code."""
+    from tokenscale.data.batches.repetitions import check_repetitions
     from tokenscale.runs.launch import attempts
     from tokenscale.runs.launch.failure_hints import describe_hang
     from tokenscale.runs.launch.start import Launch, open_run
@@ -358,11 +359,12 @@ def train_run(bucket: Bucket, settings: "RunSettings", every_s: float) -> int:
     output = Path(done_file(settings.identity))
     manifests = {role: Path(path) for role, path in list_manifests(settings).items()}
     launch = Launch(settings, Machine(), output.parent)
+    record = launch.record() | {"nodes": 1}
     mirror = Mirror(bucket, settings, output.parent)
     if settings.resume_from is not None and (writer := parse_run_id(settings.resume_from)):
         mirror.fetch_below(f"runs/{writer}/{settings.resume_from.partition(f'{writer}/')[2]}/")
     mirror.fetch()
-    with open_run(settings, output, manifests, launch=launch.record() | {"nodes": 1}) as (identity, attempt, held):
+    with open_run(settings, output, manifests, launch=record, check=check_repetitions) as (identity, attempt, held):
         if attempt is None:
             mirror.end(identity, output)
             return 0

@@ -37,12 +37,12 @@ GROUPS = {
     "report": ("the report", "duckdb pandas matplotlib jinja2 pypdf sacrebleu"),
     "test": (
         "the tests",
-        "pytest pytest-xdist markdown-it-py hypothesis snakefmt ruff mypy sphinx myst-parser furo latex2mathml "
-        "tensorboard s3fs moto py-partiql-parser flask flask-cors datasets accelerate",
+        "pytest pytest-xdist markdown-it-py hypothesis snakefmt ruff mypy import-linter sphinx myst-parser furo "
+        "latex2mathml tensorboard s3fs moto py-partiql-parser flask flask-cors datasets accelerate",
     ),
 }
 #: distribution → its module, where the name differs
-MODULES = {"pyyaml": "yaml", "pytest-xdist": "xdist", "markdown-it-py": "markdown_it"}
+MODULES = {"import-linter": "importlinter", "pyyaml": "yaml", "pytest-xdist": "xdist", "markdown-it-py": "markdown_it"}
 #: distribution → the only feature that needs it
 ONLY = {
     "snakemake-executor-plugin-slurm": "SLURM",
@@ -53,6 +53,7 @@ ONLY = {
     "transformers": "its models",
     "sacrebleu": "BLEU",
     "mypy": "type checks",
+    "import-linter": "import contracts",
     **dict.fromkeys(("sphinx", "myst-parser", "furo"), "the documentation site"),
     "latex2mathml": "formulas of the documentation site",
     **dict.fromkeys(("s3fs", "moto", "py-partiql-parser", "flask", "flask-cors"), "sources in a bucket"),

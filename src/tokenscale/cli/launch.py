@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.cli import main
+from tokenscale.data.batches.repetitions import check_repetitions
 from tokenscale.runs.launch.start import Launch, find_job, start_run
 from tokenscale.settings import machine as machines
 from tokenscale.settings.machine import Machine
@@ -110,4 +111,12 @@ def render_command(request: Request, share: int) -> str:
 
 def start(request: Request, share: int) -> int:
     """Start the run here. If another attempt holds the run's folder, wait for it."""
-    return start_run(request.run, request.output, request.manifests, machine=request.machine, share=share, wait=True)
+    return start_run(
+        request.run,
+        request.output,
+        request.manifests,
+        machine=request.machine,
+        share=share,
+        wait=True,
+        check=check_repetitions,
+    )

@@ -26,7 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the verdict. Return 0 where both are equal or equal to rounding, 1 where they differ."""
     from tokenscale.base.errors import UserError
     from tokenscale.base.files import read_json, write_json
-    from tokenscale.parity.certificate import CERTIFICATE_VERSION, DIFFERENT, certify, compare, summarise
+    from tokenscale.parity.certificate import certify, summarise
+    from tokenscale.parity.comparison import CERTIFICATE_VERSION, DIFFERENT, compare
     from tokenscale.parity.recording import read_recording
 
     if arguments.always and arguments.output is None:

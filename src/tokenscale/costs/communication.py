@@ -1,9 +1,15 @@
 """Time of collectives by the alpha-beta model: a latency per hop and a time per byte."""
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
+
+import numpy as np
+
+from tokenscale.base.errors import UserError
 
 #: algorithm that determines the number of hops: around a ring, or down and up a tree
 Latency = Literal["ring", "tree"]
@@ -72,3 +78,49 @@ def expected_maximum(ranks: int) -> float:
         x = i * step
         total += x * math.exp(-x * x / 2) * (math.erfc(-x / math.sqrt(2)) / 2) ** (ranks - 1)
     return ranks * total * step / math.sqrt(2 * math.pi)
+
+
+def solve_nonnegative(columns: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Solve least squares with constants of at least zero exactly, by trying every set of columns.
+
+    `columns` [points, terms], `targets` [points] or [points, draws]; returns [terms] or [terms, draws]. For the few
+    columns of this model this is simpler than an active-set method (Lawson & Hanson 1974, chapter 23).
+    """
+    wanted = targets.reshape(len(targets), -1)
+    terms = columns.shape[1]
+    scale = np.linalg.norm(columns, axis=0)
+    best, found = (wanted**2).sum(axis=0), np.zeros((terms, wanted.shape[1]))
+    for size in range(1, terms + 1):
+        for chosen in itertools.combinations(np.flatnonzero(scale), size):
+            part = columns[:, chosen] / scale[list(chosen)]
+            constants = np.linalg.pinv(part) @ wanted  # faster than lstsq for many draws
+            error = ((part @ constants - wanted) ** 2).sum(axis=0)
+            better = (constants >= 0).all(axis=0) & (error < best * (1 - 1e-12))
+            best = np.where(better, error, best)
+            full = np.zeros((terms, wanted.shape[1]))
+            full[list(chosen)] = constants / scale[list(chosen), None]
+            found = np.where(better, full, found)
+    return found[:, 0] if targets.ndim == 1 else found
+
+
+def fit_link(
+    collective: str, sizes: Sequence[float], seconds: Sequence[float], ranks: int, latency: Latency
+) -> tuple[Link, list[float]]:
+    """Return (link, residuals) of a sweep over sizes in bytes: alpha and beta of `collective_s`.
+
+    Fitted by relative least squares; residuals are predicted over measured - 1. Raises UserError with fewer than two
+    sizes.
+    """
+    if len(set(sizes)) < 2:
+        raise UserError(
+            "one message size cannot separate latency from bandwidth.",
+            found=f"{len(set(sizes))} size",
+            expected="at least two",
+            next="measure a second message size",
+        )
+    measured = np.asarray(seconds, dtype=float)
+    laws = [[hops(collective, ranks, latency), bus_factor(collective, ranks) * size] for size in sizes]
+    columns = np.asarray(laws) / measured[:, None]
+    constants = solve_nonnegative(columns, np.ones(len(measured)))
+    alpha, beta = map(float, constants)
+    return Link(alpha, beta, latency), [float(r) for r in columns @ constants - 1]

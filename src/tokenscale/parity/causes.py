@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenscale.parity.certificate import DIFFERENT, MULTIPLE, Comparison, Parity, read_kind
+from tokenscale.parity.comparison import DIFFERENT, MULTIPLE, Comparison, Parity, read_kind
 from tokenscale.parity.recording import Anchor, Match, Recording, difference
 
 Settings = dict[str, Any]

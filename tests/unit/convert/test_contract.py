@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.convert.conftest import FOREIGN, KNOWN, digest, documents_in, documents_of, ours, refused, run, write_hf
 from tests.unit.convert.layouts import file_of, flatten, parse, write
-from tokenscale.data.corpus import shards
-from tokenscale.data.stores.foreign import hf_datasets, reframe
+from tokenscale.data.stores.foreign import hf_datasets, reframe, shards
 
 SHARDED = ["litdata", "mds"]  # folders of files of a given size beside index.json
 

@@ -10,7 +10,7 @@ import zstandard
 from tests.unit.convert.conftest import KNOWN, documents_of, refused, run, write_hf
 from tests.unit.convert.layouts import parse, write_mds, write_tokens
 from tokenscale.base.errors import UserError
-from tokenscale.data.corpus import shards
+from tokenscale.data.stores.foreign import shards
 
 
 def test_the_bytes_of_an_mds_folder(tmp_path):

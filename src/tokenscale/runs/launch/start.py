@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,6 @@ from tokenscale.runs.launch.attempts import (
 )
 from tokenscale.runs.launch.failure_hints import describe_hang
 from tokenscale.runs.launch.ranks import THREADS
-from tokenscale.runs.launch.repetitions import check_repetitions
 from tokenscale.runs.launch.submission import Job, job_id, load_job
 from tokenscale.settings.closure import layout_code, training_code
 from tokenscale.settings.continuation import parse_run_id
@@ -279,6 +278,10 @@ def _process_age_s() -> float:
     return float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
 
 
+#: raises UserError for a run whose inputs, by role, do not suit it
+Check = Callable[[RunSettings, dict[str, Path]], None]
+
+
 @contextmanager
 def open_run(
     run: RunSettings,
@@ -287,11 +290,13 @@ def open_run(
     *,
     launch: dict[str, Any] | None = None,
     wait: bool = False,
+    check: Check | None = None,
 ) -> Iterator[tuple[Identity, int | None, int]]:
     """Lock the folder of `output` for a run and yield (identity, number of the next attempt, lock's descriptor).
 
     The number is None if the run is already sealed with this identity; `output` then exists. Raises UserError for a
-    missing manifest, and for a folder that another process writes, unless `wait` is set.
+    missing manifest, and for a folder that another process writes, unless `wait` is set. `check` may refuse a run that
+    is not sealed yet, from its settings and manifests.
     """
     for role, path in manifests.items():
         if not path.is_file():
@@ -303,8 +308,8 @@ def open_run(
     with lock.hold_run_folder(directory, run.identity, wait=wait) as held:
         # hash after locking: waiting may have taken hours
         identity = hash_identity(_to_paths(training_code(run)), manifests, _to_paths(layout_code(run)), state)
-        if run.mixture is not None and not is_sealed(directory, identity):
-            check_repetitions(run, manifests)
+        if check is not None and not is_sealed(directory, identity):
+            check(run, manifests)
         attempt = prepare_attempt(directory, run, identity, launch)
         if attempt is None:
             print(f"{run.identity} has ended already, with this code and data; remove {directory} to train it again")
@@ -321,6 +326,7 @@ def start_run(
     machine: Machine | None = None,
     share: int = 1,
     wait: bool = False,
+    check: Check | None = None,
 ) -> int:
     """Train the run in `output`'s folder unless it is already sealed, write `output` and return the exit code.
 
@@ -331,7 +337,11 @@ def start_run(
     machine = machine or Machine()
     launched = Launch(run, machine, output.parent, share, job=find_job(machine))
     launched.check()
-    with open_run(run, output, manifests, launch=launched.record(), wait=wait) as (identity, attempt, held):
+    with open_run(run, output, manifests, launch=launched.record(), wait=wait, check=check) as (
+        identity,
+        attempt,
+        held,
+    ):
         if attempt is None:
             return 0
         exit_code = launched.go(attempt, manifests, keep=(held,))

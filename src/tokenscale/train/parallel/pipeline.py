@@ -7,7 +7,7 @@ the layers of other ranks. Parameters keep their names, so that tensor and shard
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -15,12 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenscale.costs.pipeline_schedules import assign_stages, build_schedule, max_in_flight
-from tokenscale.train.memory_probe import Probe
 from tokenscale.train.models.decoder import Decoder
 from tokenscale.train.models.objective import KVCache, MicroBatch, Objective
 from tokenscale.train.parallel.parallelize import ParallelModel
 from tokenscale.train.parallel.sharding import GradReduction, Mesh
 from tokenscale.train.phase_timer import Timer
+
+if TYPE_CHECKING:
+    from tokenscale.train.memory_probe import Probe
 
 
 class DeferredWeightGrads:
@@ -276,7 +278,7 @@ class Pipeline:
         timer: Timer,
         autocast: Callable[[], AbstractContextManager] = nullcontext,
         no_sync: Callable[[], AbstractContextManager] = nullcontext,
-        probe: Probe | None = None,
+        probe: "Probe | None" = None,
     ) -> Tensor:
         """Run the forward (F), backward (B) and deferred weight-gradient (W) passes of one optimizer step.
 

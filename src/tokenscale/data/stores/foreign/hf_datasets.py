@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import read_json, sha256_file, write_json
-from tokenscale.data.corpus.shards import replace_folder
 from tokenscale.data.stores.documents import Documents, Origin
 from tokenscale.data.stores.foreign.reframe import ExportCounts, ExportFraming, ForeignReader, export_chunks
+from tokenscale.data.stores.foreign.shards import replace_folder
 
 NAME = "a Hugging Face data set"
 KEEPS_BOS = True

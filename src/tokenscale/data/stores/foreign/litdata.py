@@ -23,16 +23,7 @@ from tokenscale.base.files import (
     sha256_file,
     write_json,
 )
-from tokenscale.data.corpus.shards import (
-    INDEX,
-    SHARD_BYTES,
-    check_size,
-    pack_offsets,
-    read_index,
-    read_offsets,
-    replace_folder,
-    split_shards,
-)
+from tokenscale.data.corpus.shards import INDEX, check_size, read_index, read_offsets
 from tokenscale.data.stores.documents import Documents, Origin
 from tokenscale.data.stores.foreign.megatron import SMALL_VOCABULARY
 from tokenscale.data.stores.foreign.reframe import (
@@ -42,6 +33,7 @@ from tokenscale.data.stores.foreign.reframe import (
     export_chunks,
     group_documents,
 )
+from tokenscale.data.stores.foreign.shards import SHARD_BYTES, pack_offsets, replace_folder, split_shards
 
 NAME = "a litdata folder"
 KEEPS_BOS = True

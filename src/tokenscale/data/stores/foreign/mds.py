@@ -29,17 +29,7 @@ from tokenscale.base.files import (
     sha256_file,
     write_json,
 )
-from tokenscale.data.corpus.shards import (
-    INDEX,
-    OFFSETS_END,
-    SHARD_BYTES,
-    check_size,
-    pack_offsets,
-    read_index,
-    read_offsets,
-    replace_folder,
-    split_shards,
-)
+from tokenscale.data.corpus.shards import INDEX, check_size, read_index, read_offsets
 from tokenscale.data.stores.documents import Chunk, Documents, Origin
 from tokenscale.data.stores.foreign.megatron import SMALL_VOCABULARY
 from tokenscale.data.stores.foreign.reframe import (
@@ -49,6 +39,7 @@ from tokenscale.data.stores.foreign.reframe import (
     export_chunks,
     group_documents,
 )
+from tokenscale.data.stores.foreign.shards import OFFSETS_END, SHARD_BYTES, pack_offsets, replace_folder, split_shards
 
 NAME = "an MDS folder"
 KEEPS_BOS = True

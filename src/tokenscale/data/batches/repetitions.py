@@ -18,7 +18,8 @@ def check_repetitions(run: RunSettings, manifests: dict[str, Path]) -> None:
     manifests only, except for approach padding-free, which tokenizes the limited corpora.
     """
     mixture = run.mixture
-    assert mixture is not None
+    if mixture is None:
+        return
     sources = mixture.trained_sources
     if all(source.maximum_repetitions is None for source in sources):
         return  # the run may have another budget than steps
