@@ -53,11 +53,11 @@ def test_a_layouts_code_is_its_own_file_and_what_that_alone_imports():
     layouts = {
         "single": ({}, {"single"}),
         "ddp": ({"data": 2}, {"ddp"}),
-        "zero1": ({"shard": 2, "sharding": "zero1"}, {"zero1", "ddp", "collectives"}),
+        "zero1": ({"shard": 2, "sharding": "zero1"}, {"zero1", "ddp"}),
         "fsdp": ({"shard": 2}, {"fsdp"}),
         "hsdp": ({"data": 2, "shard": 2}, {"fsdp"}),
-        "tp-ddp": ({"data": 2, "tensor": 2}, {"tensor", "deferred_weight_grads", "ddp", "collectives"}),
-        "gpipe": ({"pipeline": 2, "schedule": "gpipe"}, {"pipeline", "deferred_weight_grads", "single"}),
+        "tp-ddp": ({"data": 2, "tensor": 2}, {"tensor", "pipeline", "ddp"}),
+        "gpipe": ({"pipeline": 2, "schedule": "gpipe"}, {"pipeline", "single"}),
     }
     for method, (degrees, files) in layouts.items():
         run = RunSettings(layout=LayoutSettings(**degrees))
