@@ -10,8 +10,8 @@ import pytest
 from tests import logs
 from tokenscale.analysis import ingest as module
 from tokenscale.analysis import logs as reader
-from tokenscale.analysis.attempts import merge
 from tokenscale.analysis.ingest import ingest
+from tokenscale.analysis.logs import merge
 from tokenscale.analysis.runs import grouping
 from tokenscale.analysis.tables import TABLES, of_rows, schema
 from tokenscale.base.errors import UserError

@@ -44,7 +44,7 @@ def test_any_bytes_are_rows_or_counted_as_broken(tmp_path_factory, lines, kind, 
     written = path.read_bytes().split(b"\n")[:-1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logs, "BLOCK_BYTES", block)
-        found = logs.read(path, kind)
+        found = logs.read_lines(path, kind)
     assert len(found.table) + len(found.broken) == len(written)
     for broken in found.broken:
         assert 1 <= broken["line"] <= len(written) and broken["reason"] and broken["text"].isprintable()

@@ -43,10 +43,10 @@ def line(kind: str, pick: random.Random) -> bytes:
 
 def both(path, kind, monkeypatch):
     """What is read at once, and what is read with nothing but the careful reader."""
-    quick = logs.read(path, kind)
+    quick = logs.read_lines(path, kind)
     with monkeypatch.context() as patch:
         patch.setattr(logs, "_clean", lambda *_: None)
-        slow = logs.read(path, kind)
+        slow = logs.read_lines(path, kind)
     return quick, slow
 
 
@@ -98,7 +98,7 @@ def test_good_blocks_are_not_read_line_by_line(tmp_path, monkeypatch):
     good = b'{"schema":1,"step":7,"step_s":0.1}\n' * 500
     path = tmp_path / "steps.jsonl"
     path.write_bytes(good + b"rubbish\n" + good + b'{"schema"')
-    found = logs.read(path, "steps")
+    found = logs.read_lines(path, "steps")
     assert len(found.table) == 1000 and [b["line"] for b in found.broken] == [501, 1002]
     assert [b["benign"] for b in found.broken] == [False, True]
     assert sum(careful) < 3000

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from tokenscale.analysis import compliance, tables
-from tokenscale.analysis.attempts import merge, read_run
+from tokenscale.analysis.logs import merge, read_run
 from tokenscale.analysis.rows import benchmark_rows, certificate_rows, store_rows
 from tokenscale.analysis.runs import doubts, grouping, launches, run_row
 from tokenscale.analysis.siblings import Siblings
