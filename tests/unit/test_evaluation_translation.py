@@ -9,9 +9,9 @@ import torch
 
 from tests import logs
 from tests.corpora import Lab, make_tokenizer, pairs_source
+from tokenscale.analysis.campaign import Siblings
 from tokenscale.analysis.ingest import bleu, bleu_rows, ingest
 from tokenscale.analysis.queries import query
-from tokenscale.analysis.siblings import Siblings
 from tokenscale.analysis.tables import of_rows
 from tokenscale.base.errors import UserError
 from tokenscale.cli.evaluate import evaluate

@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 
 from tokenscale.analysis import compliance, tables
+from tokenscale.analysis.campaign import Siblings
 from tokenscale.analysis.logs import merge, read_run
 from tokenscale.analysis.rows import benchmark_rows, certificate_rows, store_rows
 from tokenscale.analysis.runs import doubts, grouping, launches, run_row
-from tokenscale.analysis.siblings import Siblings
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import check_types, read_json, report_malformed, write_json
 from tokenscale.runs.records import provenance
