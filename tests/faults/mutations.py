@@ -40,15 +40,15 @@ GUARDS = {
         "tests/unit/test_launch_lock.py",
     ),
     "a killed Snakemake's lock is taken off": Guard(
-        "runs/launch/workflow_lock.py", "            shutil.rmtree(locks)\n", "", LOCKS
+        "runs/launch/attempts.py", "            shutil.rmtree(locks)\n", "", LOCKS
     ),
-    "a living Snakemake's lock stays": Guard("runs/launch/workflow_lock.py", "    if alone and (", "    if (", LOCKS),
+    "a living Snakemake's lock stays": Guard("runs/launch/attempts.py", "    if alone and (", "    if (", LOCKS),
     "a lock of another node stays": Guard(
-        "runs/launch/workflow_lock.py", 'if alone and (not elsewhere or "--unlock" in arguments):', "if alone:", LOCKS
+        "runs/launch/attempts.py", 'if alone and (not elsewhere or "--unlock" in arguments):', "if alone:", LOCKS
     ),
     "a tokenizer has one writer": Guard(
         "cli/tokenizer.py",
-        "from tokenscale.runs.launch.lock import hold_run_folder\n",
+        "from tokenscale.runs.launch.attempts import hold_run_folder\n",
         "from contextlib import nullcontext\nhold_run_folder = lambda *a, **k: nullcontext()\n",
         "tests/unit/test_launch_lock.py",
     ),

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tokenscale.runs.launch import workflow_lock
+from tokenscale.runs.launch import attempts
 
 ENTER = (
     "import sys; from pathlib import Path; from tokenscale.runs.launch import workflow_lock\n"
@@ -74,5 +74,5 @@ def test_that_of_another_node_stays_until_it_is_unlocked(folder):
 
 @pytest.mark.parametrize("arguments", [["-n"], ["-np", "all"], ["--dry-run"], ["--lint"], ["--report", "report.zip"]])
 def test_who_only_looks_changes_nothing(folder, arguments):
-    workflow_lock.enter_workflow(arguments, folder)
+    attempts.enter_workflow(arguments, folder)
     assert (folder / "locks/0.input.lock").exists() and os.listdir(folder) == ["locks"]

@@ -14,7 +14,7 @@ from tokenscale.arms.environments import list_arms, list_files as list_arm_files
 from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.runs.launch import workflow_lock as workflows
-from tokenscale.runs.launch.workflow_lock import use_this_python
+from tokenscale.runs.launch.attempts import use_this_python
 from tokenscale.settings import calls
 from tokenscale.settings.closure import write_listing, training_modules
 from tokenscale.settings.config import ALL, Config, list_benchmark_stores

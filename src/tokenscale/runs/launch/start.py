@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.runs.launch import failure_hints, lock, ranks
+from tokenscale.runs.launch import attempts, failure_hints, ranks
 from tokenscale.runs.launch.attempts import (
     RESUME_EXIT_CODE,
     Identity,
@@ -305,7 +305,7 @@ def open_run(
             )
     state = _find_state(run)
     directory = output.parent
-    with lock.hold_run_folder(directory, run.identity, wait=wait) as held:
+    with attempts.hold_run_folder(directory, run.identity, wait=wait) as held:
         # hash after locking: waiting may have taken hours
         identity = hash_identity(_to_paths(training_code(run)), manifests, _to_paths(layout_code(run)), state)
         if check is not None and not is_sealed(directory, identity):
