@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.settings import validate
+from tokenscale.settings import yaml_files
 from tokenscale.settings.experiments import SCALES
 from tokenscale.settings.options import STRICT, option
 from tokenscale.settings.yaml_files import read_yaml
@@ -108,7 +108,7 @@ CLAIM_NAME = r"[a-z][a-z0-9]*(-[a-z0-9]+)*"
 
 def load_claims(path: Path) -> ClaimsFile:
     """Load and validate a file of claims. Raises UserError for invalid ones."""
-    ledger: ClaimsFile = validate.build(ClaimsFile, read_yaml(path), file=str(path))
+    ledger: ClaimsFile = yaml_files.build(ClaimsFile, read_yaml(path), file=str(path))
     for name, claim in ledger.claims.items():
         key = f"claims.{name}"
         if not re.fullmatch(CLAIM_NAME, name):

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json
-from tokenscale.settings import benchmarks, machine, resuming, validate
+from tokenscale.settings import benchmarks, machine, resuming, yaml_files
 from tokenscale.settings.continuation import parse_run_id
 from tokenscale.settings.data import (
     FILE_LISTS,
@@ -127,14 +127,14 @@ class Config:
         if isinstance(values.get("experiments"), str):  # `--config experiments=demo`
             values["experiments"] = [values["experiments"]]
         self._values, self._file, self._layers = values, file, list(layers)
-        self.settings: ConfigFile = validate.build(ConfigFile, values, file=self.file_of)
+        self.settings: ConfigFile = yaml_files.build(ConfigFile, values, file=self.file_of)
         if self.settings.scale not in SCALES:
             raise unknown("scale", self.settings.scale, SCALES, file=self.file_of("scale"), key="scale")
         self.corpora = {
             name: self._build_named(CorpusSettings, "corpora", name, v) for name, v in self.settings.corpora.items()
         }
         for name, corpus in self.corpora.items():
-            validate.check_problems(corpus.problems(), file=self.file_of, key=f"corpora.{name}")
+            yaml_files.check_problems(corpus.problems(), file=self.file_of, key=f"corpora.{name}")
         self.mixtures = {name: self._build_mixture(name, v) for name, v in self.settings.mixtures.items()}
         self.root = Path(root)
         self.machine = machine.load_machine(self.settings.machine, root)
@@ -144,7 +144,7 @@ class Config:
         }
         for name, tokenizer in self.tokenizers.items():
             key = f"tokenizers.{name}"
-            validate.check_problems(tokenizer.problems(), file=self.file_of, key=key)
+            yaml_files.check_problems(tokenizer.problems(), file=self.file_of, key=key)
             if tokenizer.kind not in TOKENIZERS:  # `unknown`, of a converted store, cannot be built
                 raise self._unknown("tokenizer kind", tokenizer.kind, TOKENIZERS, f"{key}.kind")
             if tokenizer.corpus is not None:
@@ -272,7 +272,7 @@ class Config:
         if cls is CorpusSettings and isinstance(source, dict):
             lists = {k: [v] for k, v in source.items() if k in FILE_LISTS and isinstance(v, str)}
             values = {**values, "source": {"kind": SourceSettings.infer_kind(source), **source, **lists}}
-        return validate.build(cls, {**values, "name": name}, file=self.file_of, key=f"{section}.{name}")
+        return yaml_files.build(cls, {**values, "name": name}, file=self.file_of, key=f"{section}.{name}")
 
     def _build_mixture(self, name: str, values: dict[str, Any]) -> MixtureSettings:
         key = f"mixtures.{name}"
@@ -285,7 +285,7 @@ class Config:
                 if not isinstance(corpus, str):
                     what = f"the name of a corpus is not text: {corpus!r}."
                     raise UserError(what, file=self.file_of(key), key=key, next=f'put it in quotes: "{corpus}"')
-        named: NamedMixture = validate.build(NamedMixture, values, file=self.file_of, key=key)
+        named: NamedMixture = yaml_files.build(NamedMixture, values, file=self.file_of, key=key)
         if (problem := find_mixture_problem(named)) is not None:
             field, what, following = problem
             raise UserError(what, file=self.file_of(key), key=f"{key}.{field}", next=following)
@@ -320,7 +320,7 @@ class Config:
         if name not in self._experiments:
             file = str(self.available[name])
             raw = self._read_experiment(name)
-            base: Experiment = validate.build(Experiment, raw, file=file)
+            base: Experiment = yaml_files.build(Experiment, raw, file=file)
             for scale in base.scales:
                 if scale not in SCALES:
                     raise unknown("scale", scale, SCALES, file=file, key="scales")
@@ -332,7 +332,7 @@ class Config:
                 values["factors"] = {key: levels for key, levels in factors.items() if levels is not None}
             if self.settings.corpus is not None:
                 values = self._replace_corpus(values, file)
-            merged = validate.build(Experiment, values, file=file, key="")
+            merged = yaml_files.build(Experiment, values, file=file, key="")
             self._check(merged, file)
             self._experiments[name] = merged
         return self._experiments[name]
@@ -600,15 +600,15 @@ class Config:
                 raise unknown(key, str(name), known, file=file, key=f"runs.{key}")
             values[key] = known[name]
         values["model"] = self._model(values.get("model", "llama-tiny"), file)
-        run: RunSettings = validate.build(RunSettings, values, file=file, key="runs")
-        validate.check_problems(run.problems(), file=file, key="runs")
+        run: RunSettings = yaml_files.build(RunSettings, values, file=file, key="runs")
+        yaml_files.check_problems(run.problems(), file=file, key="runs")
         arms = [path.parent.name for path in (self.root / "workflow/arms").glob("*/arm.yaml")]
         if run.arm != OURS and run.arm not in arms:
             raise unknown("arm", run.arm, [OURS, *arms], file=file, key="runs.arm")
         # fail before anything runs if the ranks do not fill whole nodes
         shape = geometry(run.layout.world_size, self.machine.gpus_per_node)
         if (problem := run.layout.node_problem(shape.ranks_per_node)) is not None:
-            validate.check_problems([("layout.tensor", problem)], file=file, key="runs")
+            yaml_files.check_problems([("layout.tensor", problem)], file=file, key="runs")
         return run
 
     def _model(self, value: Any, file: str) -> ModelSettings:
@@ -621,7 +621,7 @@ class Config:
             return base
         # a changed preset must not keep the preset's name
         values = {f.name: getattr(base, f.name) for f in fields(base)} | {"name": f"{base.name}-changed"} | changes
-        return validate.build(ModelSettings, values, file=file, key="runs.model")
+        return yaml_files.build(ModelSettings, values, file=file, key="runs.model")
 
     def all_runs(self, names: list[str] | tuple[str, ...]) -> dict[str, Run]:
         """Return run id → run of several experiments. A run that two of them share appears once."""

@@ -104,7 +104,7 @@ def load_machine(path: str | Path | None, root: str | Path = ".") -> Machine:
     """Load a machine's file; None gives this machine. Raises UserError for a missing, unreadable or invalid file."""
     if not path:
         return Machine()
-    from tokenscale.settings import validate
+    from tokenscale.settings import yaml_files
 
     file = Path(root) / path
     try:
@@ -117,6 +117,6 @@ def load_machine(path: str | Path | None, root: str | Path = ".") -> Machine:
         raise UserError(
             "the machine file is not readable TOML.", file=file, reason=error, next="correct it, or use another file"
         ) from None
-    machine: Machine = validate.build(Machine, values, file=str(file))
-    validate.check_problems(machine.problems(), file=str(file))
+    machine: Machine = yaml_files.build(Machine, values, file=str(file))
+    yaml_files.check_problems(machine.problems(), file=str(file))
     return machine

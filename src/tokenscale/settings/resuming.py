@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json
-from tokenscale.settings import validate
+from tokenscale.settings import yaml_files
 from tokenscale.settings.continuation import find_difference, state_path
 from tokenscale.settings.experiments import Experiment, cell_values, co_varied_keys, expand_cells, flatten_cell, matches
 from tokenscale.settings.options import STRICT, option
@@ -46,7 +46,7 @@ def resolve_settings(
     values = cell_values(experiment, cell)
     if not isinstance(values.get(KEY), dict):
         return build(values)
-    wanted: ResumeFrom = validate.build(ResumeFrom, values[KEY], file=file, key=f"runs.{KEY}")
+    wanted: ResumeFrom = yaml_files.build(ResumeFrom, values[KEY], file=file, key=f"runs.{KEY}")
     other = _find_cell(experiment, cell, wanted, file)
     if other in resumed_by:
         raise UserError(

@@ -293,7 +293,7 @@ def load_preset_file(path: str) -> StudyFile:
     distributed = values.get("distributed")
     if isinstance(distributed, dict) and distributed.get("mixed_precision") is False:  # YAML's `no`
         values = {**values, "distributed": {**distributed, "mixed_precision": "no"}}
-    return import_host_module("tokenscale.settings.validate").build(StudyFile, values, file=path)
+    return import_host_module("tokenscale.settings.yaml_files").build(StudyFile, values, file=path)
 
 
 def import_host_module(module: str) -> ModuleType:
