@@ -31,9 +31,9 @@ from tokenscale.costs.communication import bus_factor
 from tokenscale.costs.memory import exchanged_bytes
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.run import OptimizerSettings
-from tokenscale.train.memory_probe import Probe
 from tokenscale.train.parallel.pipeline import StageP2P
 from tokenscale.train.phase_timer import HostTimer
+from tokenscale.train.profiling import Probe
 
 pytestmark = [pytest.mark.slow(77), pytest.mark.distributed]
 TIED = "GPT-2's parts, its tied embedding among them"

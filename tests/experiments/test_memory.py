@@ -11,9 +11,9 @@ from tokenscale.costs.memory import memory
 from tokenscale.data.batches.batch import Batch
 from tokenscale.data.order.permutation import rank_slots
 from tokenscale.settings.layout import LayoutSettings
-from tokenscale.train.memory_probe import Probe
 from tokenscale.train.models.objective import MicroBatch
 from tokenscale.train.phase_timer import HostTimer
+from tokenscale.train.profiling import Probe
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.distributed]
 PARTS = ("parameters", "gradients", "optimizer", "activations")

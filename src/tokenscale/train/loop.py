@@ -21,7 +21,7 @@ from tokenscale.runs.records.provenance import Energy, get_boot_id
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
-from tokenscale.train import memory_probe as memory
+from tokenscale.train import profiling as memory
 from tokenscale.train import record
 from tokenscale.train.budget import Budget, epoch_ends, steps_of
 from tokenscale.train.checkpoint import Checkpoint, State

@@ -1,12 +1,24 @@
 """Traces by torch.profiler, and garbage collection at fixed steps."""
 
 import gc
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tokenscale.settings.run import ProfileSettings
+from tokenscale.train.compilation import STORED
+from tokenscale.train.parallel.sharding import local
 
 
 class Trace:
@@ -60,3 +72,114 @@ class Garbage:
             gc.unfreeze()
             if self._was:
                 gc.enable()
+
+
+def peak(device: torch.device) -> int:
+    """Return the peak memory in bytes: the most allocated on a GPU; the process's largest resident set on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class Probe:
+    """Measure one step, in bytes on this rank: parameters, gradients, optimizer state, and what backward needs of one
+    forward pass (activations). `costs.memory` predicts the same.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device, *, compiled: bool, reshard_to: int | None = None):
+        self._model, self._device, self._compiled, self._reshard_to = model, device, compiled, reshard_to
+        self.bytes: dict[str, int] = {}
+
+    @contextmanager
+    def forward(self, times: int = 1) -> Iterator[None]:
+        """Measure the activations of the forward pass in the `with` block; `times` such passes are in memory at once.
+
+        On a GPU: what the allocator holds more at its end. On a CPU, which has no such counter: the storages that
+        autograd saves, and those of products that blocks keep when they are computed again, as far as they stand at its
+        end; not under torch.compile, whose graph such hooks change. Parameters are left out. Those that were gathered
+        for the pass and not given back count, but only once.
+        """
+        if self._device.type == "cuda":
+            before = torch.cuda.memory_allocated(self._device) - sum(self._gathered().values())
+            yield
+            gathered = sum(self._gathered().values())
+            held = max(0, torch.cuda.memory_allocated(self._device) - before - gathered)
+            self.bytes["activations_bytes"] = times * held + gathered
+        elif self._compiled:
+            yield
+        else:
+            saved: dict[int, torch.UntypedStorage] = {}
+
+            def pack(tensor: Tensor) -> Tensor:
+                storage = local(tensor).untyped_storage()
+                saved[storage._cdata] = storage
+                return tensor
+
+            own = self._weights()
+            with _Products() as products, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                yield
+            own |= self._weights()
+            found = {place: storage.nbytes() for place, storage in saved.items()} | products.kept()
+            held = sum(size for place, size in found.items() if place not in own)
+            self.bytes["activations_bytes"] = times * held + sum(self._gathered().values())
+
+    def add_messages(self, held: list[Tensor]) -> None:
+        """Add what a pipeline still holds to send it. On a GPU the allocator has counted a pass's output already."""
+        if self._device.type != "cuda" and "activations_bytes" in self.bytes:
+            sizes = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in held}
+            self.bytes["activations_bytes"] += sum(sizes.values())
+
+    def _weights(self) -> dict[int, torch.UntypedStorage]:
+        """Return address → storage of the parameters. While it exists, no other storage gets its address."""
+        storages = [local(weight).untyped_storage() for weight in self._model.parameters()]
+        return {storage._cdata: storage for storage in storages}
+
+    def _gathered(self) -> dict[int, int]:
+        """Return address → bytes of weights that FSDP has gathered: parameters that are no DTensors now, or that are
+        sharded over `reshard_to` ranks. They may be there before a pass, since validation does not reshard.
+        """
+        if not any(hasattr(module, "unshard") for module in self._model.modules()):  # no FSDPModule: its import is slow
+            return {}
+        weights: list[Any] = list(self._model.parameters())
+        found = [w for w in weights if not hasattr(w, "to_local") or w.device_mesh.size(-1) == self._reshard_to]
+        storages = [local(weight).untyped_storage() for weight in found]
+        return {storage._cdata: storage.nbytes() for storage in storages}
+
+    def after(self, optimizer: torch.optim.Optimizer) -> None:
+        """Measure after the update, while gradients exist."""
+        weights = [local(p) for p in self._model.parameters()]
+        gradients = [local(p.grad) for p in self._model.parameters() if p.grad is not None]
+        moments = [local(v) for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
+        self.bytes |= {
+            "parameters_bytes": sum(map(_bytes, weights)),
+            "gradients_bytes": sum(map(_bytes, gradients)),
+            "optimizer_bytes": sum(map(_bytes, moments)),
+        }
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+class _Products(TorchDispatchMode):
+    """Record the outputs of the operations that selective checkpointing stores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: list[tuple[StorageWeakRef, int]] = []
+
+    def __torch_dispatch__(
+        self, function: OpOverload, types: tuple, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        found = function(*args, **(kwargs or {}))
+        if str(function) in STORED:
+            for tensor in tree_leaves(found):
+                if isinstance(tensor, Tensor):
+                    storage = tensor.untyped_storage()
+                    self._made.append((StorageWeakRef(storage), storage.nbytes()))
+        return found
+
+    def kept(self) -> dict[int, int]:
+        """Return address → bytes of the outputs that still exist."""
+        return {made.cdata: size for made, size in self._made if not made.expired()}

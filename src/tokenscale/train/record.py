@@ -17,7 +17,7 @@ from tokenscale.runs.records.events import Writer
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
-from tokenscale.train import memory_probe as memory
+from tokenscale.train import profiling as memory
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import PARTS, Timer
 from tokenscale.train.trainer import StepResult

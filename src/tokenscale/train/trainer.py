@@ -15,7 +15,6 @@ from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.checkpoint import Checkpoint, Piece, from_json_bytes, to_json_bytes
-from tokenscale.train.memory_probe import Probe
 from tokenscale.train.models.build import build, initialise
 from tokenscale.train.models.decoder import initialise_part
 from tokenscale.train.models.objective import MicroBatch, micro_batch, objective_of
@@ -24,6 +23,7 @@ from tokenscale.train.parallel.parallelize import ParallelModel, parallelize
 from tokenscale.train.parallel.sharding import Mesh
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import Timer
+from tokenscale.train.profiling import Probe
 
 
 @dataclass(frozen=True)

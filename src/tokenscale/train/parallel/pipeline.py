@@ -22,7 +22,7 @@ from tokenscale.train.parallel.sharding import GradReduction, Mesh
 from tokenscale.train.phase_timer import Timer
 
 if TYPE_CHECKING:
-    from tokenscale.train.memory_probe import Probe
+    from tokenscale.train.profiling import Probe
 
 
 class DeferredWeightGrads:
