@@ -80,13 +80,13 @@ GUARDS = {
         "train/checkpoint.py", "(verify and not _matches(path, stated))", "False", MANIFESTS
     ),
     "states of other code are not resumed": Guard(
-        "train/checkpoints.py",
+        "train/resume.py",
         'if found.record.get("digest") == self._record.get("digest"):',
         "if True:",
         "tests/faults/test_resume.py::test_states_of_other_code_are_not_resumed",
     ),
     "states of other data are not resumed": Guard(
-        "train/checkpoints.py",
+        "train/resume.py",
         "        if other or found.record",
         "        if False and found.record",
         "tests/faults/test_resume.py::test_a_checkpoint_of_other_data_or_code_is_refused_by_name",

@@ -35,9 +35,9 @@ from tokenscale.settings.run import (
 )
 from tokenscale.train import trainer
 from tokenscale.train.checkpoint import Checkpoint, read_model
-from tokenscale.train.checkpoints import Checkpoints
 from tokenscale.train.loop import Training, train
 from tokenscale.train.parallel.world import World
+from tokenscale.train.resume import Checkpoints
 
 STEPS = 12
 WORDS = "the loss of a model falls when it reads what it has read before and then some more of it".split()

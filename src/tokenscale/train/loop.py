@@ -25,7 +25,6 @@ from tokenscale.train import profiling as memory
 from tokenscale.train import record
 from tokenscale.train.budget import Budget, epoch_ends, steps_of
 from tokenscale.train.checkpoint import Checkpoint, State
-from tokenscale.train.checkpoints import Checkpoints, data_state, log_checkpoints
 from tokenscale.train.compilation import describe_compilation
 from tokenscale.train.evaluation.generation import Pair, TextModel, held_out_pairs, translate
 from tokenscale.train.evaluation.validation import ValidationSums, add_sums, validate
@@ -35,6 +34,7 @@ from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import timer_of
 from tokenscale.train.profiling import Garbage, Trace
 from tokenscale.train.record import Progress, StepLog
+from tokenscale.train.resume import Checkpoints, data_state, log_checkpoints
 from tokenscale.train.trainer import Trainer
 from tokenscale.train.watchdog import Interrupted, Signals, Watchdog
 
