@@ -43,7 +43,7 @@ from tokenscale.settings.experiments import (
     flatten_cell,
 )
 from tokenscale.settings.machine import Machine
-from tokenscale.settings.mixture_file import NamedMixture, NamedStage
+from tokenscale.settings.mixture import NamedMixture, NamedStage
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import get_default
 from tokenscale.settings.presets import PRESETS

@@ -39,8 +39,7 @@ from tokenscale.settings.experiments import (
     varied_keys,
 )
 from tokenscale.settings.layout import geometry
-from tokenscale.settings.mixture import MixtureSettings
-from tokenscale.settings.mixture_file import NamedMixture, find_mixture_problem, resolve_mixture
+from tokenscale.settings.mixture import MixtureSettings, NamedMixture, find_mixture_problem, resolve_mixture
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import NAME_PATTERN, NAME_RULE, STRICT, option, to_dict
 from tokenscale.settings.presets import PRESETS

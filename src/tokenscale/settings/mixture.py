@@ -1,6 +1,9 @@
 """Mixture of a run: several corpora with weights that may change by stages."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tokenscale.settings.data import CorpusSettings
 from tokenscale.settings.options import STRICT, option
@@ -67,3 +70,114 @@ class MixtureSettings:
         for stage in self.stages[:-1]:
             starts.append(starts[-1] + -(-(stage.tokens or 0) // sequence_length))
         return starts
+
+
+#: smallest positive share: a block of the order then has at least ten sequences of each corpus
+SMALLEST_SHARE = 1e-4
+LARGEST_WEIGHT = 1e12
+#: digits of shares: weights of another scale give the same shares
+SHARE_DIGITS = 12
+
+
+@dataclass(frozen=True)
+class NamedStage:
+    """Stage of a mixture in config.yaml."""
+
+    __pydantic_config__ = STRICT
+
+    tokens: int | None = option(
+        None,
+        "length of the stage: sequences × sequence_length, over all ranks and rounded up to whole sequences. The last "
+        "stage has none and lasts to the end",
+        ge=1,
+        le=1 << 53,
+        strict=True,
+    )
+    weights: dict[str, Any] = option(dict, "corpus → weight of its sequences in this stage; 0 for other corpora")
+
+
+@dataclass(frozen=True)
+class NamedMixture:
+    """Mixture in config.yaml. A run reads it if its `corpus` is the mixture's name."""
+
+    __pydantic_config__ = STRICT
+
+    weights: dict[str, Any] = option(
+        dict,
+        "corpus → weight of its sequences, of any sum. A corpus of weight 0 is not trained on, and is still validated",
+    )
+    stages: tuple[NamedStage, ...] = option(tuple, "weights that change during the run, instead of `weights`")
+    maximum_repetitions: Any = option(
+        1.0,
+        "passes that a run may make over a corpus: a number for all corpora, or corpus → number (1 for those that are "
+        "not named); null: no limit. A run that needs more is refused before it starts",
+    )
+
+
+def resolve_mixture(named: NamedMixture, corpora: Mapping[str, CorpusSettings]) -> MixtureSettings:
+    """Return a mixture with the settings of its corpora, and weights as shares.
+
+    `find_mixture_problem` has found none, and the names are known corpora. Corpora are in the order of their names: the
+    order of keys in a configuration has no meaning.
+    """
+    stages = named.stages or (NamedStage(weights=named.weights),)
+    names = sorted({name for stage in stages for name in stage.weights})
+    limits = named.maximum_repetitions
+    by_name = limits if isinstance(limits, dict) else dict.fromkeys(names, limits)
+    sums = [math.fsum(stage.weights.values()) for stage in stages]
+    return MixtureSettings(
+        tuple(MixtureSource(corpora[name], by_name.get(name, 1.0)) for name in names),
+        tuple(
+            MixtureStage(stage.tokens, tuple(round(stage.weights.get(name, 0) / total, SHARE_DIGITS) for name in names))
+            for stage, total in zip(stages, sums, strict=True)
+        ),
+    )
+
+
+def find_mixture_problem(named: NamedMixture) -> tuple[str, str, str] | None:
+    """Return (key, what is wrong, next step) of the first problem of a mixture in config.yaml, or None."""
+    if bool(named.weights) == bool(named.stages):
+        what = "a mixture has either `weights` or `stages`."
+        both = "keep one of them; the keys of several configuration files are merged"
+        return "weights", what, both if named.weights else "weights: {CORPUS: 0.7, OTHER: 0.3}"
+    for number, stage in enumerate(named.stages):
+        last = number == len(named.stages) - 1
+        if last != (stage.tokens is None):
+            what = "the last stage of a mixture lasts to the end." if last else "a stage needs its length in tokens."
+            return f"stages.{number}.tokens", what, "remove `tokens`" if last else "set `tokens`"
+    keyed = [(f"stages.{number}.weights", stage.weights) for number, stage in enumerate(named.stages)]
+    keyed = keyed or [("weights", named.weights)]
+    for key, weights in keyed:
+        if (problem := _find_weight_problem(weights)) is not None:
+            return f"{key}{problem[0]}", *problem[1:]
+    limits = named.maximum_repetitions
+    by_name = limits if isinstance(limits, dict) else {}
+    known = {name for _, weights in keyed for name in weights}
+    for name in by_name:
+        if name not in known:
+            what = "the mixture has no such corpus."
+            return f"maximum_repetitions.{name}", what, "remove it, or give the corpus a weight"
+    for name, limit in by_name.items() if isinstance(limits, dict) else [("", limits)]:
+        if limit is not None and not (_is_number(limit) and 0 < limit <= LARGEST_WEIGHT):
+            key = f"maximum_repetitions.{name}".rstrip(".")
+            return key, f"a number of passes must be above 0, not {limit!r}.", "1, for example; null: no limit"
+    return None
+
+
+def _find_weight_problem(weights: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    for name, weight in weights.items():
+        if not _is_number(weight) or not 0 <= weight <= LARGEST_WEIGHT:
+            what = f"a weight must be a number from 0 to {LARGEST_WEIGHT:g}, not {weight!r}."
+            return f".{name}", what, "with 0 the corpus is validated, but not trained on"
+    total = math.fsum(weights.values())
+    if not total:
+        return "", "the weights of a mixture add up to 0.", "give at least one corpus a weight above 0"
+    for name, weight in weights.items():
+        if 0 < weight / total < SMALLEST_SHARE:
+            what = f"a weight is below {SMALLEST_SHARE:g} of the sum, which cannot be kept exactly."
+            return f".{name}", what, "raise it, or set it to 0"
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
