@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings of every check. Return 2 if a design is refused; raise UserError for an unreadable file."""
-    from tokenscale.settings.config import CONFIG_FILE
     from tokenscale.settings.experiments import SCALES
+    from tokenscale.settings.profile import CONFIG_FILE
 
     overrides = {key: value for key in ("scale", "machine") if (value := getattr(arguments, key)) is not None}
     configured = main.load_configuration(arguments, overrides)

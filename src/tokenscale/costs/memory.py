@@ -1,6 +1,6 @@
 """Memory of one rank in a step: parameters, gradients, optimizer state and activations, counted from the settings.
 
-Kinds are those of `train.memory_probe.Probe`; workspaces of libraries are not included. States follow Rajbhandari et
+Kinds are those of `train.profiling.Probe`; workspaces of libraries are not included. States follow Rajbhandari et
 al. 2020 (figure 1) for AdamW in one number format, activations Korthikanti et al. 2022 (section 4).
 """
 

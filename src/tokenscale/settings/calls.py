@@ -9,8 +9,7 @@ from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import write_json
-from tokenscale.settings.config import CONFIG_FILE
-from tokenscale.settings.profile import find_profile, load_profile, parse_config
+from tokenscale.settings.profile import CONFIG_FILE, find_profile, load_profile, parse_config
 from tokenscale.settings.yaml_files import read_yaml
 
 #: stored next to Snakemake's own records; can be deleted

@@ -43,13 +43,11 @@ from tokenscale.settings.mixture import MixtureSettings, NamedMixture, find_mixt
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import NAME_PATTERN, NAME_RULE, STRICT, option, to_dict
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.profile import list_configfiles, load_profile, parse_config
+from tokenscale.settings.profile import CONFIG_FILE, list_configfiles, load_profile, parse_config
 from tokenscale.settings.registry import FIGURES, TOKENIZERS
 from tokenscale.settings.run import OURS, RunSettings
 from tokenscale.settings.yaml_files import read_yaml
 
-#: base configuration, read by Snakemake and every command; `--configfile` files are merged over it
-CONFIG_FILE = "config/config.yaml"
 #: target of all experiments' figures and one report; also stands for all their names
 ALL = "all_experiments"
 #: largest number of runs of one experiment: listing more would exhaust this machine's memory

@@ -10,6 +10,9 @@ from tokenscale.base.errors import UserError
 from tokenscale.settings.experiments import merge_settings
 from tokenscale.settings.yaml_files import read_yaml
 
+#: base configuration, read by Snakemake and every command; `--configfile` files are merged over it
+CONFIG_FILE = "config/config.yaml"
+
 #: names of a profile's file, without the optional version (`config.v9+.yaml`)
 BASENAMES = ("profile", "config")
 #: command-line options that select a profile
