@@ -9,8 +9,8 @@ from tokenscale.base.files import sha256_text, write_json, write_text
 from tokenscale.cli.main import main
 from tokenscale.cli.snakemake_dry_run import parse_jobs
 from tokenscale.cli.status_stale import describe_changed_settings, find_causes, render
-from tokenscale.settings.calls import NO_OPTIONS, Call
 from tokenscale.settings.closure import PACKAGE
+from tokenscale.settings.profile import NO_OPTIONS, Call
 
 TOKEN_LIST = str(PACKAGE / "data/stores/token_list.py")
 DECODER = str(PACKAGE / "train/models/decoder.py")

@@ -12,7 +12,7 @@ import pytest
 
 from tests import served
 from tests.workflow.conftest import Project, make_project
-from tokenscale.settings import calls
+from tokenscale.settings import profile
 
 pytestmark = [pytest.mark.slow(27), pytest.mark.workflow]
 ROOT = Path(__file__).parents[2]
@@ -134,7 +134,7 @@ def test_status_uses_the_configuration_of_the_last_call(shipped):
     assert "configuration of the last call" not in tokenscale(shipped, "status", "--stale", "corpus")
     shipped.snakemake("--cores", "1", target, "--configfile", file)
     shipped.snakemake("-n", "corpus")
-    last = calls.load_last_call(shipped.root / calls.RECORD)
+    last = profile.load_last_call(shipped.root / profile.RECORD)
     assert last.configfiles == (file,), "dry runs are no calls"
     told = tokenscale(shipped, "status", "--stale", target)
     assert f"snakemake --configfile {file}" in told and "nothing is stale" in told

@@ -14,8 +14,8 @@ from tokenscale import __version__
 from tokenscale.base.errors import UserError, find_nearest, unknown
 
 if TYPE_CHECKING:
-    from tokenscale.settings.calls import Call
     from tokenscale.settings.config import Config
+    from tokenscale.settings.profile import Call
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -239,7 +239,7 @@ def add_configuration_arguments(parser: argparse.ArgumentParser) -> None:
 
 def read_call(arguments: argparse.Namespace) -> "Call":
     """Return what these options add to config/config.yaml. Raise UserError for a missing file or invalid value."""
-    from tokenscale.settings.calls import Call
+    from tokenscale.settings.profile import Call
 
     for file in arguments.configfile:
         if not Path(file).is_file():

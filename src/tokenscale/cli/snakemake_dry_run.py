@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from tokenscale.base.errors import UserError
-from tokenscale.settings.calls import NO_OPTIONS, Call
+from tokenscale.settings.profile import NO_OPTIONS, Call
 
 #: kind → (plural, pattern of its output with its experiment and name), in the order of the data flow
 KINDS = {

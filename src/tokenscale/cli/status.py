@@ -59,11 +59,11 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError("--json cannot be combined with another report.", next="python -m tokenscale status --json")
     if arguments.stale is not None:
         from tokenscale.cli.status_stale import describe_stale
-        from tokenscale.settings import calls
-        from tokenscale.settings.calls import NO_OPTIONS
+        from tokenscale.settings import profile
+        from tokenscale.settings.profile import NO_OPTIONS
 
         call = main.read_call(arguments)
-        if call == NO_OPTIONS and (last := calls.load_last_call() or NO_OPTIONS) != NO_OPTIONS:
+        if call == NO_OPTIONS and (last := profile.load_last_call() or NO_OPTIONS) != NO_OPTIONS:
             call = last
             print(f"configuration of the last call here: {' '.join(['snakemake', *call.arguments])}\n")
         print(describe_stale(arguments.stale, call))

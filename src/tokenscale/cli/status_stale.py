@@ -11,8 +11,8 @@ from textwrap import wrap
 from typing import Any
 
 from tokenscale.cli.snakemake_dry_run import KINDS, Job, plan_jobs, snakemake_command
-from tokenscale.settings.calls import NO_OPTIONS, Call
 from tokenscale.settings.closure import LISTINGS, list_changes
+from tokenscale.settings.profile import NO_OPTIONS, Call
 
 #: labels of causes, in the order of the output
 LABELS = ("code", "settings", "data", "rule", "inputs", "software", "unfinished", "missing", "new", "forced", "other")
