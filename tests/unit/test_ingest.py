@@ -48,7 +48,7 @@ LINES = b"".join(GOOD % i + b"\n" for i in range(99))
 def test_every_line_is_a_row_or_counted_as_broken(tmp_path, name, content, good, bad, benign):
     path = tmp_path / "steps.jsonl"
     path.write_bytes(content)
-    lines = reader.read(path, "steps")
+    lines = reader.read_lines(path, "steps")
     assert (len(lines.rows), len(lines.broken), sum(b["benign"] for b in lines.broken)) == (good, bad, benign)
     assert all(row["step"] is not None for row in lines.rows)
     assert all(len(b["text"]) <= 500 and b["text"].isprintable() for b in lines.broken)

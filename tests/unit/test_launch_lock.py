@@ -16,8 +16,8 @@ from tokenscale.cli import main as cli
 from tokenscale.runs.launch import attempts
 
 HOLD = (
-    "import sys, time; from pathlib import Path; from tokenscale.runs.launch import lock\n"
-    "with lock.hold_run_folder(Path(sys.argv[1]), 'run x'): print('held', flush=True); time.sleep(99)"
+    "import sys, time; from pathlib import Path; from tokenscale.runs.launch import attempts\n"
+    "with attempts.hold_run_folder(Path(sys.argv[1]), 'run x'): print('held', flush=True); time.sleep(99)"
 )
 
 
@@ -117,8 +117,8 @@ def test_a_requeued_job_takes_its_own_lock_again(tmp_path, monkeypatch):
 def test_a_run_is_held_as_long_as_one_of_its_ranks_lives(tmp_path):
     """A launcher that is killed with 9 leaves its ranks; a second attempt beside them would write the same states."""
     code = (
-        "import sys; from pathlib import Path; from tokenscale.runs.launch import lock, ranks\n"
-        "with lock.hold_run_folder(Path(sys.argv[1]), 'run x') as held:\n"
+        "import sys; from pathlib import Path; from tokenscale.runs.launch import attempts, ranks\n"
+        "with attempts.hold_run_folder(Path(sys.argv[1]), 'run x') as held:\n"
         "    sleep = 'import time; print(1, flush=True); time.sleep(60)'\n"
         "    ranks.run_ranks([sys.executable, '-c', sleep], 1, keep=(held,))"
     )

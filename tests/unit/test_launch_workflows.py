@@ -10,8 +10,8 @@ import pytest
 from tokenscale.runs.launch import attempts
 
 ENTER = (
-    "import sys; from pathlib import Path; from tokenscale.runs.launch import workflow_lock\n"
-    "workflow_lock.enter_workflow(sys.argv[2:], Path(sys.argv[1])); print('in', flush=True); sys.stdin.read()"
+    "import sys; from pathlib import Path; from tokenscale.runs.launch import attempts\n"
+    "attempts.enter_workflow(sys.argv[2:], Path(sys.argv[1])); print('in', flush=True); sys.stdin.read()"
 )
 
 

@@ -202,8 +202,8 @@ def test_no_secret_of_the_environment_is_in_a_record(planted, tmp_path, monkeypa
 def test_a_whole_command_says_no_secret(planted, tmp_path):
     """A corpus from an address that does not answer, by a proxy with a password, in a process of its own."""
     settings = {"name": "x", "source": {"kind": "url", "files": ["http://127.0.0.1:9/a.txt"]}}
-    imports = "from tokenscale.cli.main import main; from tokenscale.data.corpus import url"
-    script = f"{imports}; url.TRIES = 1; raise SystemExit(main())"
+    imports = "from tokenscale.cli.main import main; from tokenscale.data.corpus import download"
+    script = f"{imports}; download.TRIES = 1; raise SystemExit(main())"
     command = [sys.executable, "-c", script, "download", "--settings", json.dumps(settings)]
     done = subprocess.run([*command, "--output", str(tmp_path / "d/manifest.json")], capture_output=True, text=True)
     assert done.returncode == 2, done.stderr

@@ -2,7 +2,7 @@
 
 import atexit
 
-from tokenscale.runs.launch import submission_checks as before
+from tokenscale.runs.launch import submission as before
 from tokenscale.settings import profile
 from tokenscale.settings.closure import find_missing_packages
 
