@@ -1,4 +1,4 @@
-"""What a campaign of runs says of its own noise: A/A pairs, drift, and whether the planned order was kept."""
+"""Runs compared with each other: noise, drift, the order in which they started, and values that should be equal."""
 
 import itertools
 import math

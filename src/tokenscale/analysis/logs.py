@@ -1,4 +1,4 @@
-"""Lines of the event files → typed rows and a quarantine. Nothing is dropped without being counted."""
+"""Typed rows and a quarantine from the event files of all attempts of a run. Every dropped line is counted."""
 
 import hashlib
 import json

@@ -1,4 +1,7 @@
-"""The definitions of `sql/*.sql`, asked of a folder of tables. One thread: equal tables, equal digits."""
+"""Run the queries of `sql/` on an experiment's tables, or on logs of runs that still train.
+
+One thread: equal tables give equal digits.
+"""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

@@ -1,4 +1,4 @@
-"""One row of the table `runs`: what a run's settings, its record and its launcher say of it."""
+"""One row of the table `runs`, from a run's settings, its record and its launcher; also of other programs' runs."""
 
 import math
 from dataclasses import asdict, replace

@@ -1,4 +1,4 @@
-"""Run one command of `python -m tokenscale` and report a user's mistake without a stack trace."""
+"""Run one command: its configuration options, and errors of the user and of the system without a stack trace."""
 
 import argparse
 import errno

@@ -1,4 +1,4 @@
-"""Settings of the data and storage benchmarks."""
+"""Settings of the benchmarks of data, storage and inference that an experiment may have."""
 
 import itertools
 from collections.abc import Iterator

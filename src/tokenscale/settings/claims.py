@@ -1,4 +1,4 @@
-"""Claims: sentences, and the conditions on the data under which they hold. Read by `claims_file.py`."""
+"""Claims file: sentences, the conditions on the data under which they hold, and the checks of the file."""
 
 import math
 import re

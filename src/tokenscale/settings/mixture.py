@@ -1,4 +1,4 @@
-"""Mixture of a run: several corpora with weights that may change by stages."""
+"""Mixtures: several corpora with weights that may change by stages, in a run and in the configuration."""
 
 import math
 from collections.abc import Mapping

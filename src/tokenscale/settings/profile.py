@@ -1,4 +1,4 @@
-"""Configuration from a Snakemake profile, such as scale and machine. Host only (YAML)."""
+"""Configuration layers of a call: a Snakemake profile, configuration files, and the record of the last call."""
 
 import json
 from collections.abc import Container, Mapping, MutableMapping, Sequence

@@ -1,5 +1,6 @@
-"""Read YAML files as plain values. PyYAML's constructors raise more than its own errors, for example for impossible
-dates.
+"""Read YAML files as plain values, and validate values as settings with pydantic: each problem is a user's error.
+
+PyYAML's constructors raise more than its own errors, for example for impossible dates.
 """
 
 import dataclasses

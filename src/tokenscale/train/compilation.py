@@ -1,4 +1,4 @@
-"""torch.compile of blocks and losses, and what it made of them: graphs, graph breaks, recompiles and eager blocks.
+"""torch.compile and recomputation of blocks, with counts of graphs, graph breaks, recompiles and eager blocks.
 
 Dynamo gives up silently: a block that it cannot trace, or that it has compiled too often, runs eagerly from then on.
 What a run records is therefore counted, not requested.

@@ -1,4 +1,4 @@
-"""AdamW with decay on matrices only, and clipping by the global norm as part of the fused update."""
+"""AdamW with decay on matrices only and clipping by the global norm, and the number formats of a training."""
 
 import math
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""Traces by torch.profiler, and garbage collection at fixed steps."""
+"""Measurement of a step: memory by kind, traces by torch.profiler, and garbage collection at fixed steps."""
 
 import gc
 import resource

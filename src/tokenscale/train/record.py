@@ -1,4 +1,4 @@
-"""The run's record: where and how it was computed."""
+"""What a rank writes of a run: the record of where and how it was computed, and the log of its steps."""
 
 import math
 import sys

@@ -1,4 +1,4 @@
-"""Global sample order: a pure function of (seed, epoch, index), without index arrays or state."""
+"""Global sample order, a pure function of (seed, epoch, index): ranks' shares of it, and digests of batches."""
 
 import numpy as np
 

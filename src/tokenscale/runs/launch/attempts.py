@@ -1,4 +1,4 @@
-"""Attempts of a run: choose the next one, set aside those of other code or data, recognise a finished run."""
+"""Attempts of a run and the locks that protect them: choose the next one, recognise a finished run."""
 
 import atexit
 import fcntl

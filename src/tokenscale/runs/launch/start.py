@@ -1,4 +1,4 @@
-"""Execute a run from its settings to `done.json`: prepare the attempt, start the ranks, seal the record."""
+"""Start a run: its command lines, its processes on this machine or by srun, and its end in `done.json`."""
 
 import json
 import os

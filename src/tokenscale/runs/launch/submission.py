@@ -1,4 +1,4 @@
-"""Checks before the first job is submitted: budget, unset variables, the profile, and packages of the image."""
+"""SLURM jobs: checks before the first one is submitted, and the job that this process runs in."""
 
 import math
 import os

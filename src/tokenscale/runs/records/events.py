@@ -1,4 +1,4 @@
-"""Append-only event files of a rank. Without torch, so that any training loop can write them."""
+"""Event files of a rank: their fields and types, and a writer without torch, for any training loop."""
 
 import json
 import math

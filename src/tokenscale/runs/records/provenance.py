@@ -1,4 +1,4 @@
-"""Provenance record of a run, `run.json`: written when the run starts, sealed when it ends."""
+"""Provenance record of a run, `run.json`, with the machine's hardware: written at the start, sealed at the end."""
 
 import ctypes
 import importlib.metadata

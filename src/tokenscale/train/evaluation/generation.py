@@ -1,4 +1,4 @@
-"""Text generation by a causal model: one token after another, greedy or sampled."""
+"""Text generation by a causal model, greedy or sampled: prompts, and translations in any parallel layout."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

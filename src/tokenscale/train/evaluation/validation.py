@@ -1,4 +1,4 @@
-"""Validation loss and accuracy."""
+"""Validation of a model: loss and accuracy on held-out sequences, and the scores of evaluate."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
