@@ -26,7 +26,7 @@ from typing import Any
 from tokenscale.base.errors import UserError
 from tokenscale.benchmark.rounds import format_columns, format_spread, group_by, interleave
 from tokenscale.cli.main import Parser, exit_code
-from tokenscale.cli.snakemake_dry_run import require_workflow
+from tokenscale.cli.snakemake_jobs import require_workflow
 from tokenscale.runs.records import provenance
 from tokenscale.settings.closure import PACKAGE, training_code
 from tokenscale.settings.config import Config

@@ -1,64 +1,39 @@
-"""What `status --failed` reads in a log of Snakemake 9.27 and its executor for SLURM 2.8, in their words."""
+"""What `status --failed` reads in the events of Snakemake 9.27 and its executor for SLURM 2.8, in their words."""
 
-import os
+import json
 
 import pytest
 
 from tokenscale.cli import main as cli
-from tokenscale.cli.status_failed import parse_failed_jobs
 
 RUN = "packed-llama-tiny-ddp-w2-0123456789"
 OWN = f"results/logs/train/{RUN}.log"
 SLURM = f"results/logs/slurm/rule_train/{RUN}/8.log"
-START = "Building DAG of jobs...\nSelect jobs to execute...\nExecute 1 jobs...\n"
-REFUSED = f"""\
-[Sat Nov 21 16:11:55 2026]
-Error in rule train:
-    message: SLURM sbatch failed. The error message was 'sbatch: error: Memory specification can not be satisfied
+WORDS = "For further error details see the cluster/cloud log and the log files of the involved rule(s)."
+FAILED = {
+    "event": "job_error",
+    "rule": "train",
+    "jobid": 3,
+    "output": [f"results/runs/{RUN}/done.json"],
+    "log": [OWN, SLURM],
+    "reason": "",
+    "message": f"SLURM-job '8' failed, SLURM status is: 'FAILED'. Detailed failure reason unavailable.{WORDS}",
+    "slurm": "8",
+}
+REFUSAL = f"""SLURM sbatch failed. The error message was 'sbatch: error: Memory specification can not be satisfied
 sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified'.
     sbatch call:
         sbatch --parsable --job-name x --comment rule_train -A g1 --wrap="snakemake --x 'Invalid account'"
-For further error details see the cluster/cloud log and the log files of the involved rule(s).
-    jobid: 2
-    output: results/runs/{RUN}/done.json
-    log: {OWN} (check log file(s) for error details)
-    shell:
-        python -m tokenscale launch > {OWN} 2>&1
-        (command exited with non-zero exit code)
-Logfile {OWN} not found.
-"""
-FAILED = f"""\
-[Sat Nov 21 16:12:19 2026]
-Error in rule train:
-    message: SLURM-job '8' failed, SLURM status is: 'FAILED'. Detailed failure reason unavailable (status command is \
-not 'sacct').For further error details see the cluster/cloud log and the log files of the involved rule(s).
-    jobid: 3
-    output: results/runs/{RUN}/done.json
-    log: {OWN}, {SLURM} (check log file(s) for error details)
-    shell:
-        python -m tokenscale launch > {OWN} 2>&1
-        (command exited with non-zero exit code)
-    external_jobid: 8
-"""
-COPIED = f"""\
-Logfile {OWN}:
-===================================================================
-Error in rule another:
-    jobid: 0
-    output: results/x.txt
-===================================================================
-"""
-LOCAL = """\
-[Sat Nov 21 16:23:28 2026]
-Error in rule ingest:
-    message: None
-    jobid: 4
-    output: results/tables/demo/runs.parquet, results/tables/demo/steps.parquet
-    log: results/logs/ingest/demo.log (check log file(s) for error details)
-    shell:
-        python -m tokenscale ingest > results/logs/ingest/demo.log 2>&1
-        (command exited with non-zero exit code)
-"""
+{WORDS}"""
+REFUSED = FAILED | {"jobid": 2, "log": [OWN], "message": REFUSAL, "slurm": None}
+LOCAL = FAILED | {
+    "rule": "ingest",
+    "output": ["results/tables/demo/runs.parquet", "results/tables/demo/steps.parquet"],
+    "log": ["results/logs/ingest/demo.log"],
+    "message": "",
+    "slurm": None,
+}
+STARTED = FAILED | {"event": "job_info", "message": "train", "slurm": None}
 
 
 @pytest.fixture
@@ -69,8 +44,10 @@ def folder(monkeypatch, tmp_path):
     return tmp_path
 
 
-def said(folder, capsys, *texts, name="2026-11-21T161155.1.snakemake.log"):
-    (folder / ".snakemake/log" / name).write_text("".join([START, *texts]))
+def said(folder, capsys, *events):
+    log = folder / ".snakemake/log/2026-11-21T161155.1.snakemake.log"
+    log.touch()
+    log.with_suffix(".jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     assert cli.main(["status", "--failed"]) == 0
     return capsys.readouterr().out
 
@@ -83,17 +60,17 @@ def test_a_refused_job_shows_what_sbatch_said_and_not_its_call(folder, capsys):
     assert "  sbatch  Batch job submission failed: Invalid account or account/partition combination specified\n" in text
     assert "export ALPS_ACCOUNT" in text
     assert "--parsable" not in text and "earlier attempt" not in text
-    later = REFUSED.replace("Invalid account or account/partition combination", "Invalid qos")
+    later = REFUSED | {"message": REFUSAL.replace("Invalid account or account/partition combination", "Invalid qos")}
     assert "why     SLURM does not know the QOS" in said(folder, capsys, later)
 
 
 def test_a_failed_job_shows_the_end_of_its_own_log_and_why(folder, capsys):
     (folder / OWN).write_text("".join(f"step {n}/100\n" for n in range(100)) + "ValueError: no tokens\n")
     (folder / SLURM).write_text("Command: python -m snakemake --x 'CUDA out of memory'\nTrying to exit\n")
-    text = said(folder, capsys, FAILED, COPIED)
+    text = said(folder, capsys, FAILED)
     assert f"\nrun {RUN} (SLURM job 8)  FAILED\n  why     Python raised an exception\n" in text
     assert "          | step 99/100\n          | ValueError: no tokens\n" in text and "step 80/100" not in text
-    assert "another" not in text and "GPU's memory" not in text
+    assert "GPU's memory" not in text
 
 
 def test_what_srun_says_in_slurms_log_counts(folder, capsys):
@@ -117,13 +94,13 @@ def test_the_rank_that_failed_first_is_looked_at(folder, capsys):
     output.mkdir(parents=True)
     (output / "rank=00000.log").write_text("RuntimeError: [..] Connection closed by peer [127.0.0.1]:3\n")
     (output / "rank=00001.log").write_text("torch.OutOfMemoryError: CUDA out of memory. Tried\n")
-    text = said(folder, capsys, FAILED.replace("'FAILED'", "'NODE_FAIL'").replace("SLURM status is", "x"))
+    text = said(folder, capsys, FAILED | {"message": ""})
     assert "attempt=00/output/rank=00001.log\n          | torch.OutOfMemoryError" in text
     assert "a GPU's memory was full" in text
 
 
 def test_the_state_alone_is_enough(folder, capsys):
-    text = said(folder, capsys, FAILED.replace("'FAILED'", "'TIMEOUT'"))
+    text = said(folder, capsys, FAILED | {"message": FAILED["message"].replace("FAILED", "TIMEOUT")})
     assert "TIMEOUT\n  why     its time limit was over" in text
     assert "log     none: SLURM-job '8' failed" in text
 
@@ -136,29 +113,20 @@ def test_jobs_without_slurm_are_told_alike(folder, capsys):
 
 
 def test_a_retry_that_went_well_is_no_failure(folder, capsys):
-    finished = "[Sat Nov 21 16:30:00 2026]\nFinished jobid: 3 (Rule: train)\n"
-    assert said(folder, capsys, FAILED, finished).startswith("nothing failed in Snakemake's last call")
-    done = folder / f"results/runs/{RUN}/done.json"
-    done.parent.mkdir(parents=True)
-    done.touch()  # all that a quiet profile lets one see of a retry
-    assert said(folder, capsys, FAILED).startswith("nothing failed")
-    os.utime(done, (0, 0))  # what an earlier call had made
-    assert said(folder, capsys, FAILED).startswith("1 job failed")
-    twice = parse_failed_jobs(START + FAILED + FAILED.replace("'8'", "'9'").replace("jobid: 8", "jobid: 9"))
-    assert [job.slurm for job in twice] == ["9"]
+    assert said(folder, capsys, STARTED, FAILED, STARTED).startswith("nothing failed in Snakemake's last call")
+    text = said(folder, capsys, STARTED, FAILED, STARTED, FAILED | {"slurm": "9"})
+    assert text.startswith("1 job failed") and "(SLURM job 9)" in text
 
 
 def test_dry_runs_and_calls_without_work_are_not_the_last_call(folder, capsys):
-    (folder / ".snakemake/log/2026-11-21T170000.1.snakemake.log").write_text(
-        "Building DAG of jobs...\nNothing to be done\n"
-    )
+    (folder / ".snakemake/log/2026-11-21T170000.1.snakemake.log").touch()
     assert "1 job failed" in said(folder, capsys, REFUSED)
 
 
 def test_many_failures_stay_readable(folder, capsys):
-    text = said(folder, capsys, *[REFUSED.replace("jobid: 2", f"jobid: {n}") for n in range(100)])
+    text = said(folder, capsys, *[REFUSED | {"jobid": n} for n in range(100)])
     assert text.startswith("100 jobs failed") and text.count("refused by sbatch") == 1 and " and 97 more" in text
-    text = said(folder, capsys, *[FAILED.replace("jobid: 3", f"jobid: {n}") for n in range(100)])
+    text = said(folder, capsys, *[FAILED | {"jobid": n} for n in range(100)])
     assert text.startswith("100 jobs failed") and len(text.splitlines()) < 160
 
 
@@ -167,6 +135,6 @@ def test_nothing_to_read_is_told(folder, capsys):
     assert capsys.readouterr().out == "no job has run here yet\n"
     assert cli.main(["status", "--failed", "none.log"]) == 2
     assert "this Snakemake log does not exist" in capsys.readouterr().err
-    (folder / "named.log").write_text(START)  # what Snakemake's hook asks after Ctrl-C
+    (folder / "named.log").touch()  # what Snakemake's hook asks after Ctrl-C
     assert cli.main(["status", "--failed", "named.log"]) == 0
     assert capsys.readouterr().out == ""

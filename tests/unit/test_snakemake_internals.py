@@ -1,5 +1,7 @@
 """Private parts of Snakemake are used in one file, and a release without one of them is refused clearly."""
 
+import logging
+import os
 import re
 import subprocess
 import sys
@@ -10,12 +12,13 @@ import pytest
 
 from tokenscale.base.errors import UserError
 from tokenscale.cli import snakemake_internals as internals
+from tokenscale.cli.snakemake_jobs import Job, read_failed_jobs, read_planned_jobs
 
 ROOT = Path(__file__).parents[2]
 RULES = [ROOT / "workflow/Snakefile", *sorted((ROOT / "workflow/rules").glob("*.smk"))]
 
 
-class Job:
+class FakeJob:
     def __init__(self, name, output=(), norun=False):
         self.rule, self.output, self.is_norun = SimpleNamespace(name=name), list(output), norun
 
@@ -32,7 +35,7 @@ def test_rules_use_no_private_part_themselves(path):
 
 
 def test_jobs_to_submit_leave_out_local_rules_and_targets():
-    train, figure, target = Job("train"), Job("figure"), Job("all", norun=True)
+    train, figure, target = FakeJob("train"), FakeJob("figure"), FakeJob("all", norun=True)
     workflow = workflow_of([train, figure, target], [train, figure, target], local=["figure"])
     assert internals.get_jobs_to_submit(workflow) == [train]
 
@@ -48,3 +51,51 @@ def test_an_error_ends_the_process_with_2_and_no_stack_trace():
     code += "try: i.exit_with(UserError('wrong.', next='mend'))\nexcept BaseException: print('caught')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "tokenscale: wrong.\n  next  mend\n")
+
+
+SNAKEFILE = """
+from tokenscale.cli import snakemake_internals
+snakemake_internals.record_jobs(workflow)
+
+rule all:
+    input: "flaky.txt", "bad.txt"
+
+rule flaky:
+    output: "flaky.txt"
+    log: "flaky.log"
+    retries: 1
+    shell: "test -e again && touch {output} || {{ touch again; false; }}"
+
+rule bad:
+    output: "bad.txt"
+    log: "bad.log"
+    message: "never made"
+    shell: "echo no > {log}; false"
+"""
+
+
+@pytest.mark.parametrize("options", [["--quiet", "all"], ["--logger", "tokenscale"]], ids=" ".join)
+def test_jobs_are_recorded_whatever_the_logger_and_in_a_dry_run_only_where_asked(tmp_path, options):
+    (tmp_path / "Snakefile").write_text(SNAKEFILE)
+    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--keep-going", *options]
+    planned = tmp_path / "planned.jsonl"
+    environment = os.environ | {internals.EVENTS_FILE: str(planned)}
+    subprocess.run([*command, "-n"], cwd=tmp_path, env=environment, check=True, timeout=60)
+    jobs = {job.rule: job for job in read_planned_jobs(planned)}
+    assert set(jobs) == {"flaky", "bad"} and not list(tmp_path.glob(".snakemake/log/*"))
+    assert jobs["bad"] == Job("bad", ("bad.txt",), ("bad.log",), {"missing": "bad.txt"}, "never made")
+    assert subprocess.run(command, cwd=tmp_path, timeout=60).returncode == 1
+    log, events = sorted((tmp_path / ".snakemake/log").iterdir(), reverse=True)
+    assert (log.suffix, events) == (".log", log.with_suffix(".jsonl"))
+    assert [(job.rule, job.outputs, job.logs) for job in read_failed_jobs(events)] == [
+        ("bad", ("bad.txt",), ("bad.log",))
+    ]
+
+
+def test_a_group_that_fails_is_one_job_with_its_own_log(tmp_path):
+    handler = internals.JobEvents(str(tmp_path / "events.jsonl"))
+    of_job = {"rule_name": "corpus_part", "jobid": 7, "output": ["a"], "log": ["a.log"], "aux": {}, "indent": True}
+    group = {"event": "group_error", "groupid": "parts", "aux_logs": ["8.log"], "job_error_info": [of_job]}
+    for fields in (group | {"external_jobid": "8"}, of_job | {"event": "job_error"}, {"event": "progress"}):
+        handler.handle(logging.makeLogRecord(fields))
+    assert read_failed_jobs(tmp_path / "events.jsonl") == [Job("parts", (), ("8.log",), {"other": ""}, slurm="8")]

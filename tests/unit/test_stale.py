@@ -1,4 +1,4 @@
-"""What would rerun, and why: Snakemake's text as it printed it (9.27), and what people read of it."""
+"""What would rerun, and why: what people read of a dry run's jobs and reasons."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from tokenscale.base.files import sha256_text, write_json, write_text
 from tokenscale.cli.main import main
-from tokenscale.cli.snakemake_dry_run import parse_jobs
+from tokenscale.cli.snakemake_jobs import Job, read_planned_jobs, split_reasons
 from tokenscale.cli.status_stale import describe_changed_settings, find_causes, render
 from tokenscale.settings.closure import PACKAGE
 from tokenscale.settings.profile import NO_OPTIONS, Call
@@ -41,104 +41,69 @@ def code(name):
     return f"results/code/{name}/sources.json"
 
 
-def job(words, reason, command, log=LOG):
-    shell = f"Shell command: python -m tokenscale {command} > {log} 2>&1\n"
-    return f"[Sat Nov 21 03:02:07 2026]\nJob 4: {words}\nReason: {reason}\n{shell}\n"
+def job(rule, output, reason):
+    return Job(rule, tuple(output), (LOG,), split_reasons(reason))
 
 
 def store(reason):
-    return job("tokens web / bpe / token-list", reason, f"pretokenize --store token-list --output {STORE}")
+    return job("pretokenize", [STORE], reason)
 
 
 def train(reason, output=RUN):
-    settings = '{"budget":{"steps":5}}'
-    command = f"launch --run '{settings}' --output {output} --corpus  --store {STORE}"
-    return job(f"train {output.split('/')[2]} (ranks: 1, nodes: 1)", reason, command)
+    return job("train", [output], reason)
 
 
 def tables(reason):
-    return job("tables of ways", reason, "ingest --experiment a.json --output results/tables/ways")
+    return job("ingest", ["results/tables/ways/runs.parquet", "results/tables/ways/steps.parquet"], reason)
 
 
 def figure(reason):
-    command = "report figure loss_over_time --tables results/tables/ways --output results/figures/ways/loss_over_time"
-    return job("figure loss_over_time of ways", reason, command)
+    files = [f"results/figures/ways/loss_over_time.{kind}" for kind in ("svg", "csv")]
+    return job("draw_figure", files, reason)
 
 
-HEAD = """Assuming unrestricted shared filesystem usage.
-Building DAG of jobs...
-Job stats:
-job               count
---------------  -------
-pretokenize           1
-total                 4
-
-
-"""
-# a rule without a message; a target
-TAIL = """[Sat Nov 21 03:02:07 2026]
-rule build_page:
-    input: results/figures/ways/loss_over_time.svg
-    output: results/report/index.html
-    log: results/logs/report/page.log
-    jobid: 1
-    reason: Input files updated by another job: results/figures/ways/loss_over_time.svg
-    resources: tmpdir=/tmp
-[Sat Nov 21 03:02:07 2026]
-rule all:
-    input: results/report/index.html, results/report/report.pdf
-    jobid: 0
-    reason: Input files updated by another job: results/report/index.html
-    resources: tmpdir=/tmp
-Shell command: None
-Job stats:
-job               count
---------------  -------
-pretokenize           1
-
-Reasons:
-    (check individual jobs above for details)
-    updated input files:
-        pretokenize
-This was a dry-run (flag -n). The order of jobs does not reflect the order of execution.
-"""
 UPSTREAM = "Input files updated by another job: "
+PAGE = job("build_page", ["results/report/index.html"], f"{UPSTREAM}results/figures/ways/loss_over_time.svg")
 
 
-def way(first, *more):
+def way(*first):
     """A dry run of store → run → tables → figure → report, the store with this reason."""
-    return "".join(
-        [
-            HEAD,
-            first,
-            *more,
-            train(UPSTREAM + STORE),
-            tables(f"{UPSTREAM}{RUN}, results/experiments/ways/runs.json"),
-            figure(f"{UPSTREAM}results/tables/ways/runs.parquet, results/tables/ways/steps.parquet"),
-            TAIL,
-        ]
-    )
+    return [
+        *first,
+        train(UPSTREAM + STORE),
+        tables(f"{UPSTREAM}{RUN}, results/experiments/ways/runs.json"),
+        figure(f"{UPSTREAM}results/tables/ways/runs.parquet, results/tables/ways/steps.parquet"),
+        PAGE,
+    ]
 
 
-def told(text, *, exists=lambda path: True, targets=(), call=NO_OPTIONS, runs=Path("nowhere")):
-    jobs = parse_jobs(text)
-    return render(jobs, find_causes(jobs, exists), list(targets), call, runs)
+def told(*jobs, targets=(), call=NO_OPTIONS):
+    return render(list(jobs), list(targets), call)
 
 
-def test_every_job_is_read_with_its_kind_and_name_and_targets_are_not():
-    jobs = parse_jobs(way(store(f"Updated input files: {code('list')}")))
+def test_every_job_is_read_with_its_kind_and_name_and_targets_are_not(tmp_path):
+    file = tmp_path / "events.jsonl"
+    event = {"event": "job_info", "jobid": 4, "log": [LOG], "message": "", "slurm": None, "reason": f"{UPSTREAM}x"}
+    outputs = [[STORE], [RUN], ["results/figures/ways/loss_over_time.svg"], ["elsewhere.txt"], []]
+    lines = [json.dumps(event | {"rule": f"rule{n}", "output": output}) for n, output in enumerate(outputs)]
+    write_text(file, "\n".join([*lines, '{"event": "job_']))  # a killed process left the last line incomplete
+    jobs = read_planned_jobs(file)
     assert [(j.kind, j.name) for j in jobs] == [
         ("store", "web/bpe/token-list"),
         ("run", "token-list-llama-tiny-single-w1-d0ff57e1f3"),
-        ("tables", "ways"),
         ("figure", "loss_over_time of ways"),
-        ("report", "index.html"),
+        ("job", "rule3"),
     ]
-    assert jobs[0].reasons == {"updated": code("list")} and jobs[0].log == "results/logs/x.log"
+    assert jobs[0].reasons == {"upstream": "x"} and jobs[0].logs == (LOG,)
+
+
+def test_a_line_with_several_reasons_is_split():
+    text = f"Missing output files: {RUN}; {UPSTREAM}{STORE}; Set of input files has changed since last execution"
+    assert split_reasons(text) == {"missing": RUN, "upstream": STORE, "inputs": ""}
 
 
 def test_an_edited_file_is_named_with_what_it_hits_and_what_follows():
-    text = told(way(store(f"Updated input files: {code('list')}")))
+    text = told(*way(store(f"Updated input files: {code('list')}")))
     assert text.splitlines()[:6] == [
         "1 run, 1 store and 3 other jobs would run.",
         "trainings: 1 on 1 rank",
@@ -150,14 +115,14 @@ def test_an_edited_file_is_named_with_what_it_hits_and_what_follows():
 
 
 def test_a_run_behind_rebuilt_data_is_told_how_not_to_start_for_nothing():
-    text = told(way(store(f"Updated input files: {code('list')}")), call=Call(profile="alps"))
+    text = told(*way(store(f"Updated input files: {code('list')}")), call=Call(profile="alps"))
     assert "1 run would start only because data is rebuilt" in text
     assert f"    snakemake --profile alps {STORE}\n" in text
     assert "--consider-ancient" not in text, "the run's own code is not edited"
 
 
 def test_an_edit_of_a_trainings_code_can_be_accepted():
-    text = told(HEAD + train(f"Updated input files: {code('decoder')}") + TAIL, targets=["ways"])
+    text = told(train(f"Updated input files: {code('decoder')}"), targets=["ways"])
     assert "snakemake --cores 1 ways --consider-ancient train=code" in text
     assert "snakemake --cores 1 ways --touch" in text
     assert "only because data is rebuilt" not in text
@@ -165,55 +130,54 @@ def test_an_edit_of_a_trainings_code_can_be_accepted():
 
 def test_nothing_is_touched_where_something_is_missing():
     text = told(
-        HEAD
-        + train(f"Updated input files: {code('decoder')}")
-        + figure("Missing output files: results/figures/a/b.svg")
+        train(f"Updated input files: {code('decoder')}"), figure("Missing output files: results/figures/a/b.svg")
     )
     assert "--consider-ancient" in text and "--touch" not in text
 
 
 def test_files_that_hit_the_same_jobs_are_one_cause():
     both = f"Updated input files: {code('both')}"
-    found = find_causes(parse_jobs(HEAD + train(both) + train(both, WIDE)), lambda path: True)
+    found = find_causes([train(both), train(both, WIDE)])
     assert [(c.label, len(c.jobs)) for c in found] == [("code", 2)]
     assert found[0].text == f"{TOKEN_LIST} and {DECODER} changed"
 
 
 def test_code_is_told_without_names_where_nobody_knows_what_the_job_ran_with(folder):
-    text = HEAD + train(f"Updated input files: {code('decoder')}")
+    edited = train(f"Updated input files: {code('decoder')}")
     for path in (folder / "results/code/decoder").glob("?" * 64 + ".json"):
         path.unlink()
-    assert "\ncode      one of its source files changed\n" in told(text)
+    assert "\ncode      one of its source files changed\n" in told(edited)
     (folder / ".snakemake/metadata/decoder").write_text("no JSON")
-    assert "\ncode      one of its source files changed\n" in told(text)
+    assert "\ncode      one of its source files changed\n" in told(edited)
 
 
 def test_causes_come_before_what_only_follows():
     text = told(
-        way(store(f"Updated input files: {code('list')}"), train(f"Updated input files: {code('decoder')}", WIDE))
+        *way(store(f"Updated input files: {code('list')}"), train(f"Updated input files: {code('decoder')}", WIDE))
     )
     assert text.index(DECODER) and text.index(TOKEN_LIST) < text.index("-> 1 run")
     assert text.startswith("2 runs, 1 store and 3 other jobs would run.\ntrainings: 1 on 1 rank, 1 on 4 ranks\n")
 
 
 def test_what_was_never_built_is_not_called_missing():
-    text = HEAD + store(f"Missing output files: {STORE}")
-    assert "\nnew       not built yet\n" in told(text, exists=lambda path: False)
-    assert f"\nmissing   {STORE} (removed, or its job failed)\n" in told(text, exists=lambda path: True)
+    absent = store(f"Missing output files: {STORE}")
+    assert "\nnew       not built yet\n" in told(absent)
+    write_text(LOG, "it ran once")
+    assert f"\nmissing   {STORE} (removed, or its job failed)\n" in told(absent)
 
 
 def test_data_that_changed_is_not_called_code():
-    assert f"\ndata      {STORE} changed\n" in told(HEAD + train(f"Updated input files: {STORE}"))
+    assert f"\ndata      {STORE} changed\n" in told(train(f"Updated input files: {STORE}"))
 
 
 def test_a_changed_set_of_inputs_is_told_only_where_nothing_else_explains_it():
     changed = "Set of input files has changed since last execution"
-    assert "\ninputs    its set of input files changed\n" in told(HEAD + tables(changed))
-    assert "inputs" not in told(HEAD + train(f"Missing output files: {RUN}") + tables(f"{UPSTREAM}{RUN}; {changed}"))
+    assert "\ninputs    its set of input files changed\n" in told(tables(changed))
+    assert "inputs" not in told(train(f"Missing output files: {RUN}"), tables(f"{UPSTREAM}{RUN}; {changed}"))
 
 
 def test_words_that_snakemake_does_not_use_yet_are_passed_on():
-    assert "\nother     The moon is full\n" in told(HEAD + tables("The moon is full"))
+    assert "\nother     The moon is full\n" in told(tables("The moon is full"))
 
 
 @pytest.mark.parametrize(
@@ -237,21 +201,17 @@ def test_a_setting_is_told_with_its_values_before_and_now(before, now, words):
     assert describe_changed_settings(text) == words
 
 
-def test_trainings_say_how_long_they_took(tmp_path):
+def test_trainings_say_how_long_they_took():
     for output, seconds in ((RUN, 600), (WIDE, 3600)):
-        folder = tmp_path / output.split("/")[2]
-        folder.mkdir()
         record = {"started_unix_s": 5.0, "outcome": {"ended_unix_s": 5.0 + seconds}}
-        (folder / "run.json").write_text(json.dumps(record))
+        write_json(Path(output).with_name("run.json"), record)
     edited = f"Updated input files: {code('decoder')}"
-    text = told(HEAD + train(edited) + train(edited, WIDE), runs=tmp_path)
+    text = told(train(edited), train(edited, WIDE))
     assert "trainings: 1 on 1 rank, 1 on 4 ranks; last time took 1 h 10 min, 4 h 10 min over all ranks\n" in text
 
 
 def test_nothing_to_do_is_said():
-    assert (
-        told("Building DAG of jobs...\nNothing to be done (all requested files are present).\n") == "nothing is stale"
-    )
+    assert told() == "nothing is stale"
 
 
 def test_a_folder_without_a_workflow_is_a_users_error(tmp_path, monkeypatch, capsys):

@@ -70,6 +70,8 @@ def is_requested(experiment):
 
 
 try:
+    if workflow.is_main_process:
+        internals.record_jobs(workflow)
     call = profiles.parse_call(
         COMMAND_LINE,
         os.environ,

@@ -3,16 +3,21 @@
 Snakemake may change these parts in any release. A release without one of them is refused with a clear message.
 """
 
+import json
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NoReturn
 
 from tokenscale.base.errors import UserError
 
 #: the release that these parts were last tested with
 TESTED = "9.27"
+#: environment variable that names the file for a call's events
+EVENTS_FILE = "TOKENSCALE_EVENTS_FILE"
 
 
 def get_internal(owner: Any, path: str) -> Any:
@@ -29,11 +34,60 @@ def get_internal(owner: Any, path: str) -> Any:
     return owner
 
 
+class JobEvents(logging.Handler):
+    """Append the jobs that start or fail to a file, one JSON object a line. The first job creates the file."""
+
+    def __init__(self, file: str):
+        super().__init__()
+        self.file = file
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Append a record about a job. A group that fails is one job without outputs."""
+        try:
+            of = dict(vars(record))
+            event = of.get("event")
+            if event == "group_error":
+                first = of["job_error_info"][0]["jobid"]
+                of |= {"rule_name": of["groupid"], "jobid": first, "output": [], "log": of["aux_logs"], "aux": of}
+            elif event != "job_info" and (event != "job_error" or of["indent"]):  # indented: a job of the group above
+                return
+            append_event(
+                self.file,
+                event="job_info" if event == "job_info" else "job_error",
+                rule=of["rule_name"],
+                jobid=of["jobid"],
+                output=of["output"],
+                log=of["log"],
+                reason=of.get("reason", ""),
+                message=of.get("rule_msg") or "",
+                slurm=of.get("aux", {}).get("external_jobid"),
+            )
+        except Exception:  # as every handler of logging: it must not end the workflow
+            self.handleError(record)
+
+
+def append_event(file: str, **event: Any) -> None:
+    """Append an event to a file of events."""
+    with open(file, "a", encoding="utf-8") as opened:
+        opened.write(json.dumps(event) + "\n")
+
+
+def record_jobs(workflow: Any) -> None:
+    """Record the jobs of this call, whatever its logger: in EVENTS_FILE or beside Snakemake's log, if it has one."""
+    manager = get_internal(workflow, "logger_manager")
+    logs = [log for log in get_internal(manager, "get_logfile")() if log.endswith(".snakemake.log")]
+    file = os.environ.get(EVENTS_FILE) or next((str(Path(log).with_suffix(".jsonl")) for log in logs), None)
+    if file:
+        get_internal(manager, "logger").addHandler(JobEvents(file))
+
+
 def exit_with(error: UserError) -> NoReturn:
     """Print the error and end the process with exit code 2.
 
     Snakemake prints the stack trace of any exception raised while it reads the rules, `SystemExit` included.
     """
+    if EVENTS_FILE in os.environ:
+        append_event(os.environ[EVENTS_FILE], event="refused", what=error.what, facts=error.facts)
     print(error.render(), file=sys.stderr, flush=True)
     os._exit(2)
 

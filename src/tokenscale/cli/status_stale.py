@@ -1,23 +1,27 @@
-"""Explain what would rerun and why: Snakemake's reasons, grouped by their root cause."""
+"""Show what would rerun, and for which reasons, grouped by their root cause."""
 
 import ast
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from tokenscale.cli.snakemake_dry_run import KINDS, Job, plan_jobs, snakemake_command
+from tokenscale.cli.snakemake_jobs import DATA, KINDS, Job, plan_jobs, snakemake_command
 from tokenscale.settings.closure import LISTINGS, list_changes
 from tokenscale.settings.profile import NO_OPTIONS, Call
 
 #: labels of causes, in the order of the output
 LABELS = ("code", "settings", "data", "rule", "inputs", "software", "unfinished", "missing", "new", "forced", "other")
-#: kinds of jobs that build data for the runs
-DATA = ("download", "corpus", "records", "tokenizer", "store")
+#: reasons whose text says nothing more about the cause
+FIXED = {
+    "rule": "its command in workflow/rules changed",
+    "software": "its container or environment changed",
+    "forced": "forced by the command line",
+}
 #: option that accepts edits of a training's code in one call
 ANCIENT = "--consider-ancient train=code"
 #: Snakemake's record of each output
@@ -38,94 +42,78 @@ class Cause:
 
 def describe_stale(targets: list[str], call: Call = NO_OPTIONS) -> str:
     """Describe what would rerun in this folder's project. Raise UserError if Snakemake cannot plan it."""
-    jobs = plan_jobs(targets, call)
-    return render(jobs, find_causes(jobs), targets, call)
+    return render(plan_jobs(targets, call), targets, call)
 
 
-def find_causes(
-    jobs: list[Job], exists: Callable[[str], bool] = lambda path: Path(path).exists(), records: Path = RECORDS
-) -> list[Cause]:
+def find_causes(jobs: list[Job]) -> list[Cause]:
     """Return the root causes, each with the jobs it affects directly and those that run only because of these.
 
-    A job with several causes is listed under each. `exists` distinguishes a job that ran before, by its log, from one
-    that never did; `records` hold the source files that it ran with.
+    A job with several causes is listed under each.
     """
-    hit: dict[tuple[str, str], list[int]] = defaultdict(list)
-    ran_with = (
-        _read_recorded_hashes(records) if any(_is_listing(job.reasons.get("updated", "")) for job in jobs) else {}
-    )
+    affected: dict[tuple[str, str], list[int]] = defaultdict(list)
+    ran_with = _read_recorded_hashes()
     for number, job in enumerate(jobs):
-        for cause in dict.fromkeys(_find_direct_causes(job, exists, ran_with)):
-            hit[cause].append(number)
+        for cause in dict.fromkeys(_find_direct_causes(job, ran_with)):
+            affected[cause].append(number)
     # files that changed for the same jobs are one cause
     together: dict[tuple[str, tuple[int, ...]], list[str]] = defaultdict(list)
-    for (label, text), affected in hit.items():
-        together[label, tuple(affected)].append(text)
-    after = _find_dependents(jobs)
+    for (label, text), numbers in affected.items():
+        together[label, tuple(numbers)].append(text)
+    makers = {output: number for number, job in enumerate(jobs) for output in job.outputs}
+    after: dict[int, set[int]] = defaultdict(set)
+    for number, job in enumerate(jobs):
+        for file in job.reasons.get("upstream", "").split(", "):
+            if file in makers:
+                after[makers[file]].add(number)
     found = []
-    for (label, numbers), texts in together.items():
+    for (label, direct), texts in together.items():
         reached: set[int] = set()
-        todo = list(numbers)
+        todo = list(direct)
         while todo:
             new = after[todo.pop()] - reached
             reached |= new
             todo += new
-        dependents = [jobs[n] for n in sorted(reached - set(numbers))]
-        found.append(Cause(label, _describe_cause(label, sorted(texts)), [jobs[n] for n in numbers], dependents))
+        dependents = [jobs[n] for n in sorted(reached - set(direct))]
+        found.append(Cause(label, _describe_cause(label, sorted(texts)), [jobs[n] for n in direct], dependents))
     return sorted(found, key=lambda c: (LABELS.index(c.label), -len(c.jobs) - len(c.dependents), c.text))
 
 
-def _is_listing(files: str) -> bool:
-    return f"{LISTINGS}/" in files
-
-
-def _read_recorded_hashes(records: Path) -> dict[tuple[str, str], str]:
+def _read_recorded_hashes() -> dict[tuple[str, str], str]:
     """Return (log of a job, listing of source files) → hash of the listing that Snakemake recorded for the job.
 
     Empty if the records have another format: the changed files are then not named.
     """
     found: dict[tuple[str, str], str] = {}
-    for path in records.rglob("*"):
+    for path in RECORDS.rglob("*"):
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
-            listings = {file: hashed for file, hashed in record["input_checksums"].items() if _is_listing(file)}
-            found |= {
-                (log, file): hashed.removeprefix("sha256:")
-                for log in record["log"]
-                for file, hashed in listings.items()
-            }
+            for file, hashed in record["input_checksums"].items():
+                found |= {(log, file): hashed.removeprefix("sha256:") for log in record["log"]}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
     return found
 
 
-def _find_direct_causes(
-    job: Job, exists: Callable[[str], bool], ran_with: dict[tuple[str, str], str]
-) -> Iterator[tuple[str, str]]:
+def _find_direct_causes(job: Job, ran_with: dict[tuple[str, str], str]) -> Iterator[tuple[str, str]]:
     """Yield (label, text) of each cause that affects this job directly."""
+    log = next(iter(job.logs), "")
     for reason, text in job.reasons.items():
         files = text.split(", ")
         if reason == "updated":
             for file in files:
-                if _is_listing(file):
-                    changed = list_changes(Path(file), ran_with.get((job.log or "", file), ""))
+                if f"{LISTINGS}/" in file:
+                    changed = list_changes(Path(file), ran_with.get((log, file), ""))
                     yield from (("code", name) for name in changed or ["one of its source files"])
                 else:
                     yield "data", file
         elif reason == "settings":
             yield "settings", describe_changed_settings(text)
-        elif reason == "missing":
-            yield ("missing", files[0]) if job.log and exists(job.log) else ("new", "not built yet")
-        elif reason == "unfinished":
-            yield "unfinished", files[0]
-        elif reason == "rule":
-            yield "rule", "its command in workflow/rules changed"
-        elif reason == "software":
-            yield "software", "its container or environment changed"
-        elif reason == "forced":
-            yield "forced", "forced by the command line"
-        elif reason == "other":
-            yield "other", text
+        elif reason == "missing":  # a job that ran before has left its log
+            yield ("missing", files[0]) if log and Path(log).exists() else ("new", "not built yet")
+        elif reason in ("unfinished", "other"):
+            yield reason, files[0] if reason == "unfinished" else text
+        elif reason in FIXED:
+            yield reason, FIXED[reason]
         elif reason == "inputs" and len(job.reasons) == 1:  # otherwise the other reason names the input
             yield "inputs", "its set of input files changed"
 
@@ -135,19 +123,6 @@ def _describe_cause(label: str, texts: list[str]) -> str:
     if label == "missing":
         return f"{subject} (removed, or its job failed)"
     return subject + {"code": " changed", "data": " changed", "unfinished": " was interrupted"}.get(label, "")
-
-
-def _find_dependents(jobs: list[Job]) -> list[set[int]]:
-    """Return, for each job, the numbers of the jobs that run because their inputs come from it."""
-    makes = {output: number for number, job in enumerate(jobs) for output in job.outputs}
-    after: list[set[int]] = [set() for _ in jobs]
-    for number, job in enumerate(jobs):
-        for file in filter(None, job.reasons.get("upstream", "").split(", ")):
-            # for several outputs a command names the folder, or the path without its extension
-            names = [file, str(Path(file).with_suffix("")), *map(str, Path(file).parents)]
-            for maker in [makes[name] for name in names if name in makes][:1]:
-                after[maker].add(number)
-    return after
 
 
 def describe_changed_settings(text: str) -> str:
@@ -207,19 +182,12 @@ def _format_value(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-def render(
-    jobs: list[Job],
-    found: list[Cause],
-    targets: list[str],
-    call: Call = NO_OPTIONS,
-    runs: Path = Path("results/runs"),
-) -> str:
+def render(jobs: list[Job], targets: list[str], call: Call = NO_OPTIONS) -> str:
     """Return how much would run, each cause with its jobs, and the commands that avoid needless runs."""
     if not jobs:
         return "nothing is stale"
-    lines = [_describe_total(jobs)]
-    if any(job.kind == "run" for job in jobs):
-        lines.append(_describe_trainings([job for job in jobs if job.kind == "run"], runs))
+    found, trainings = find_causes(jobs), [job for job in jobs if job.kind == "run"]
+    lines = [_describe_total(jobs), *([_describe_trainings(trainings)] if trainings else [])]
     for cause in found:
         lines += ["", *_wrap(f"{cause.label:<9} ", cause.text), *_wrap(" " * 12, _join(_list_jobs(cause.jobs)))]
         if cause.dependents:
@@ -236,27 +204,18 @@ def _describe_total(jobs: list[Job]) -> str:
     return f"{_join(parts)} would run."
 
 
-def _describe_trainings(jobs: list[Job], runs: Path) -> str:
+def _describe_trainings(jobs: list[Job]) -> str:
     """Describe how many trainings run on how many ranks, and how long their last runs took."""
-    sizes = Counter(_parse_world_size(job) for job in jobs)
-    text = "trainings: " + ", ".join(f"{n} on {_format_count(size, 'rank')}" for size, n in sorted(sizes.items()))
-    lasted = [
-        (seconds, _parse_world_size(job))
-        for job in jobs
-        if (seconds := _read_last_seconds(runs / job.name / "run.json"))
-    ]
-    if lasted:
-        took, over_ranks = sum(s for s, _ in lasted), sum(s * size for s, size in lasted)
-        which = "" if len(lasted) == len(jobs) else f" {len(lasted)} of them"
-        text += f"; last time{which} took {format_duration(took)}"
+    found = [re.search(r"-w(\d+)-[0-9a-f]+$", job.name) for job in jobs]
+    sizes = [int(match[1]) if match else 1 for match in found]
+    counts = sorted(Counter(sizes).items())
+    text = "trainings: " + ", ".join(f"{n} on {_format_count(size, 'rank')}" for size, n in counts)
+    seconds = [_read_last_seconds(Path("results/runs") / job.name / "run.json") for job in jobs]
+    took, over_ranks = sum(seconds), sum(s * size for s, size in zip(seconds, sizes, strict=True))
+    if ran := sum(s > 0 for s in seconds):
+        text += f"; last time{'' if ran == len(jobs) else f' {ran} of them'} took {format_duration(took)}"
         text += f", {format_duration(over_ranks)} over all ranks" if over_ranks > took >= 1 else ""
     return text
-
-
-def _parse_world_size(job: Job) -> int:
-    """Return the number of ranks from a training's id; 1 for an id of another form."""
-    found = re.search(r"-w(\d+)-[0-9a-f]+$", job.name)
-    return int(found[1]) if found else 1
 
 
 def _read_last_seconds(record: Path) -> float:
