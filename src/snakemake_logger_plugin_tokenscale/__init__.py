@@ -105,10 +105,8 @@ class Display:
         from tokenscale.settings.config import TARGETS
 
         self.stream, self.terminal = stream, stream.isatty()
-        self.label_of = progress.format_label
-        self.progress = progress.Progress(progress.read_recorded_jobs())
-        self.progress.plan({rule: count for rule, count in counts.items() if rule not in ("total", *TARGETS)})
-        self.lines = progress.ProgressLines(self.progress, time.time())
+        planned = {rule: count for rule, count in counts.items() if rule not in ("total", *TARGETS)}
+        self.progress = progress.Progress(planned, progress.read_recorded_jobs(), time.time())
         self._lock = threading.RLock()
         self._closed = threading.Event()
         if self.terminal:
@@ -118,15 +116,17 @@ class Display:
         """Show a job that starts. A target, such as an experiment's name, makes nothing itself and is not counted."""
         with self._lock:
             if is_target:
-                return self.progress.remove(rule)
-            job = self.progress.start(job_id, rule, self.label_of(rule, wildcards), time.time())
-            self._print(None if self.terminal else self.lines.format_start(job, time.time()))
+                self.progress.planned.pop(rule, None)
+                return
+            label = f"{rule} {'/'.join(map(str, wildcards.values()))}".rstrip()
+            job = self.progress.start(job_id, rule, label, time.time())
+            self._print(None if self.terminal else self.progress.format_start(job, time.time()))
 
     def finish(self, job_id: int) -> None:
         """Show a job that has finished."""
         with self._lock:
             finished = self.progress.finish(job_id, time.time())
-            self._print(self.lines.format_finish(*finished) if finished and self.terminal else None)
+            self._print(self.progress.format_finish(*finished) if finished and self.terminal else None)
 
     def fail(self, job_id: int) -> None:
         """Count a job that has failed; Snakemake's own message says why."""
@@ -145,7 +145,7 @@ class Display:
         if not self._closed.is_set():
             self._closed.set()
             with self._lock:
-                self._print(self.lines.format_end(time.time()), status=False)
+                self._print(self.progress.format_end(time.time()), status=False)
 
     def _refresh(self) -> None:
         while not self._closed.wait(1.0):
@@ -156,7 +156,7 @@ class Display:
         """Print a line, if there is one, then the status line on a terminal."""
         text = f"{line}\n" if line else ""
         if self.terminal:
-            below = self.lines.format_status(time.time(), shutil.get_terminal_size().columns) if status else ""
+            below = self.progress.format_status(time.time(), shutil.get_terminal_size().columns) if status else ""
             text = f"\r\x1b[K{text}{below}"
         self._write(text)
 

@@ -13,13 +13,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.tests import MockOutputSettings, TestLogHandlerBase
 
 import snakemake_logger_plugin_tokenscale as plugin
-from tokenscale.cli.snakemake_progress import Progress, ProgressLines, read_recorded_jobs
-
-
-def call(counts, recorded=None):
-    progress = Progress(recorded)
-    progress.plan(counts)
-    return progress
+from tokenscale.cli.snakemake_progress import Progress, read_recorded_jobs
 
 
 def run(progress, job_id, rule, start, end):
@@ -31,7 +25,7 @@ def run(progress, job_id, rule, start, end):
 
 
 def test_no_time_is_estimated_without_evidence_and_the_jobs_are_counted():
-    progress = call({"train": 4, "draw": 2})
+    progress = Progress({"train": 4, "draw": 2})
     assert progress.time_left(0).seconds == 0 and progress.time_left(0).without == 6
     assert progress.time_left(0).render() == "6 jobs not estimated"
     run(progress, 1, "train", 0, 60)
@@ -41,7 +35,7 @@ def test_no_time_is_estimated_without_evidence_and_the_jobs_are_counted():
 
 
 def test_a_running_job_counts_with_the_rest_of_its_time():
-    progress = call({"train": 3})
+    progress = Progress({"train": 3})
     run(progress, 1, "train", 0, 60)
     progress.start(2, "train", "train 2", 60)
     assert progress.time_left(100).seconds == 60 + 20
@@ -50,7 +44,7 @@ def test_a_running_job_counts_with_the_rest_of_its_time():
 
 def test_jobs_that_run_side_by_side_share_their_time_and_timed_jobs_do_not():
     """Two figures at a time on two cores; trainings hold the machine and run one after another."""
-    progress = call({"draw": 6, "train": 4})
+    progress = Progress({"draw": 6, "train": 4})
     for number in (1, 2):
         progress.start(number, "draw", "", 0)
     for number in (1, 2):
@@ -61,7 +55,7 @@ def test_jobs_that_run_side_by_side_share_their_time_and_timed_jobs_do_not():
 
 
 def test_jobs_recorded_before_are_evidence_that_the_jobs_of_this_call_outweigh():
-    progress = call({"train": 11}, {"train": [(0, 100), (100, 200)]})
+    progress = Progress({"train": 11}, {"train": [(0, 100), (100, 200)]})
     assert progress.time_left(0).seconds == 11 * 100
     for number in range(9):
         run(progress, number, "train", 10 * number, 10 * number + 10)
@@ -69,7 +63,7 @@ def test_jobs_recorded_before_are_evidence_that_the_jobs_of_this_call_outweigh()
 
 
 def test_a_job_that_failed_and_starts_again_keeps_its_number_and_is_not_done():
-    progress = call({"train": 2})
+    progress = Progress({"train": 2})
     first = progress.start(7, "train", "train a", 0)
     progress.fail(7)
     assert (progress.done, progress.failed) == (0, 1)
@@ -81,7 +75,7 @@ def test_the_estimate_over_the_recorded_demo_is_within_a_quarter():
     """The trainings of a demo of 2026-11-21, each from its start to the next one's: the estimate at each start."""
     starts = [0.0, 8.3, 15.7, 23.5, 31.3, 41.4, 51.2, 60.6, 71.0, 81.4, 93.7, 105.1, 116.2, 126.4, 137.2, 145.2, 153.5,
               161.1, 169.3, 178.2, 185.3, 192.3, 199.5, 206.9, 214.6, 223.2, 231.2, 240.4, 248.1, 255.7]  # fmt: skip
-    progress = call({"train": len(starts) - 1})
+    progress = Progress({"train": len(starts) - 1})
     errors = []
     for number, (start, end) in enumerate(pairwise(starts)):
         if number:
@@ -109,15 +103,15 @@ def test_recorded_jobs_are_read_once_a_job_without_those_that_only_were_touched(
 
 
 def test_a_status_line_never_wraps_and_keeps_the_time_left():
-    progress = call({"train": 30})
+    progress = Progress({"train": 30})
     run(progress, 1, "train", 0, 60)
     for number in range(2, 6):
         progress.start(number, "train", f"train packed-llama-micro-single-w1-{number:010d}", 60)
     for columns in (70, 80, 120, 400):
-        line = ProgressLines(progress, 0).format_status(75, columns)
+        line = progress.format_status(75, columns)
         assert len(line) < columns and line.startswith("running  train packed")
         assert line.endswith(" 15 s and 3 more  1/30 done, about 29 min left")
-    assert ProgressLines(call({}), 0).format_status(0, 80) == ""
+    assert Progress({}).format_status(0, 80) == ""
 
 
 # -- the plugin

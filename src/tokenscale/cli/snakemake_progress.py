@@ -51,16 +51,21 @@ class Estimate:
 
 
 class Progress:
-    """The jobs of a call: planned by rule, running, finished.
+    """The jobs of a call, planned by rule, running and finished, and the lines of the display. `started_s`: its start.
 
     A rule's next job is estimated by the wall-clock time per job of the rule's earlier jobs. Jobs that ran side by side
     share their time, so the number of cores is accounted for; timed jobs, which run one at a time, share none. Jobs of
     this call count one each. All jobs recorded earlier count as one together, since the settings may have changed.
     """
 
-    def __init__(self, recorded: Mapping[str, Sequence[Interval]] | None = None):
+    def __init__(
+        self,
+        counts: Mapping[str, int],
+        recorded: Mapping[str, Sequence[Interval]] | None = None,
+        started_s: float = 0.0,
+    ):
+        self.planned, self.started_s = Counter(counts), started_s
         self.recorded = {rule: wall_clock_per_job(jobs) for rule, jobs in (recorded or {}).items() if jobs}
-        self.planned: Counter[str] = Counter()
         self.running: dict[int, Job] = {}
         self.finished: dict[str, list[Interval]] = defaultdict(list)
         self.failed = 0
@@ -76,14 +81,6 @@ class Progress:
     def done(self) -> int:
         """Return the number of finished jobs."""
         return sum(map(len, self.finished.values()))
-
-    def plan(self, counts: Mapping[str, int]) -> None:
-        """Set the number of jobs of each rule."""
-        self.planned = Counter(counts)
-
-    def remove(self, rule: str) -> None:
-        """Remove a job of a rule from the count."""
-        self.planned.pop(rule, None)
 
     def start(self, job_id: int, rule: str, label: str, now: float) -> Job:
         """Record that a job starts. A job that starts again keeps its number."""
@@ -128,19 +125,11 @@ class Progress:
         jobs = len(own) + len(earlier)
         return (sum(earlier) + wall_clock_per_job(own) * len(own)) / jobs if jobs else None
 
-
-class ProgressLines:
-    """Lines of the progress display. `started_s`: start of the call."""
-
-    def __init__(self, progress: Progress, started_s: float):
-        self.progress, self.started_s = progress, started_s
-
     def format_start(self, job: Job, now: float) -> str:
         """Return the log-file line of a job that starts: its label, the previous job's duration, and the time left."""
-        last = self.progress.last_s
-        took = "" if last is None else f"last job {format_duration(last)}, "
+        took = "" if self.last_s is None else f"last job {format_duration(self.last_s)}, "
         clock = time.strftime("%H:%M:%S", time.localtime(now))
-        return f"{clock}  {self._number(job)}  {job.label}  ({took}{self.progress.time_left(now).render()})"
+        return f"{clock}  {self._number(job)}  {job.label}  ({took}{self.time_left(now).render()})"
 
     def format_finish(self, job: Job, seconds: float) -> str:
         """Return the terminal line of a finished job: its label and its duration."""
@@ -148,12 +137,12 @@ class ProgressLines:
 
     def format_status(self, now: float, columns: int) -> str:
         """Return the terminal's status line: longest-running job, number of others, time left. Never wraps."""
-        jobs = sorted(self.progress.running.values(), key=lambda job: job.started_s)
+        jobs = sorted(self.running.values(), key=lambda job: job.started_s)
         if not jobs:
             return ""
         more = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
         end = f" {format_duration(now - jobs[0].started_s)}{more}"
-        end += f"  {self.progress.done}/{self.progress.total} done, {self.progress.time_left(now).render()}"
+        end += f"  {self.done}/{self.total} done, {self.time_left(now).render()}"
         room = max(1, columns - len("running  ") - len(end) - 1)
         label = jobs[0].label
         label = label if len(label) <= room else f"{label[: room - 1]}…"
@@ -161,15 +150,13 @@ class ProgressLines:
 
     def format_end(self, now: float) -> str:
         """Return the last line: how many jobs of how many ran, and the duration; "" for a call without jobs."""
-        p = self.progress
-        if not p.done + p.failed + len(p.running):
+        if not self._jobs:
             return ""
-        failed = f", {p.failed} failed" if p.failed else ""
-        return f"{p.done} of {p.total} jobs done{failed}, in {format_duration(now - self.started_s)}"
+        failed = f", {self.failed} failed" if self.failed else ""
+        return f"{self.done} of {self.total} jobs done{failed}, in {format_duration(now - self.started_s)}"
 
     def _number(self, job: Job) -> str:
-        width = len(str(self.progress.total))
-        return f"{job.number:>{width}}/{self.progress.total}"
+        return f"{job.number:>{len(str(self.total))}}/{self.total}"
 
 
 def wall_clock_per_job(jobs: Iterable[Interval]) -> float:
@@ -202,15 +189,6 @@ def read_recorded_jobs(records: Path = RECORDS) -> dict[str, list[Interval]]:
     for (rule, *_), interval in jobs.items():
         found[rule].append(interval)
     return {rule: sorted(intervals) for rule, intervals in found.items()}
-
-
-def format_label(rule: str, wildcards: Mapping[str, str]) -> str:
-    """Return the rule and its wildcards as one label.
-
-    >>> format_label("draw_figure", {"experiment": "demo", "figure": "loss_over_time"})
-    'draw_figure demo/loss_over_time'
-    """
-    return " ".join([rule, *filter(None, ["/".join(map(str, wildcards.values()))])])
 
 
 def _round_time(seconds: float) -> float:
