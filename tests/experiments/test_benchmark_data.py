@@ -155,7 +155,7 @@ def test_pairs_count_alike(measured):
 
 
 def test_nothing_is_timed_where_a_pair_differs(lab, tmp_path, monkeypatch):
-    from tokenscale.data.stores.padded import PaddedStore
+    from tokenscale.data.stores.parquet import PaddedStore
 
     rows = PaddedStore.rows
 

@@ -69,7 +69,7 @@ from tokenscale.data.batches.online import open_documents
 from tokenscale.data.batches.rows import RowBatches
 from tokenscale.data.batches.streams import join, open_order
 from tokenscale.data.stores.documents import make_labels
-from tokenscale.data.stores.padded import pad_document
+from tokenscale.data.stores.documents import pad_document
 
 
 def open_batches(run, inputs):

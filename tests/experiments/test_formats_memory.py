@@ -10,7 +10,7 @@ import pytest
 from tests.corpora import make_corpus, make_tokenizer
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.corpus.read import read_texts
-from tokenscale.data.stores import documents
+from tokenscale.data.stores import text
 from tokenscale.data.stores.write import write_store
 from tokenscale.settings.data import SourceSettings, StoreSettings
 
@@ -35,7 +35,7 @@ def corpora(tmp_path_factory):
 
 @pytest.mark.parametrize("store", STORES, ids=lambda s: s.format)
 def test_memory_of_writing_a_store_does_not_grow_with_the_text(corpora, tmp_path, monkeypatch, store):
-    monkeypatch.setattr(documents, "BATCH_BYTES", 1 << 16)
+    monkeypatch.setattr(text, "BATCH_BYTES", 1 << 16)
     peaks = {}
     for size in ("first", "small", "large"):  # the first one pays for what is imported late
         held, before = [0], pa.total_allocated_bytes()

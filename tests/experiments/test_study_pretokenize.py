@@ -14,10 +14,9 @@ from tests.corpora import HOSTILE, make_corpus, make_run, make_tokenizer, same, 
 from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
 from tokenscale.data.batches.open import open_batches
-from tokenscale.data.stores.documents import TextDocuments
 from tokenscale.data.stores.manifest import open_store
-from tokenscale.data.stores.padded import PaddedStore
-from tokenscale.data.stores.token_list import TokenListStore
+from tokenscale.data.stores.parquet import PaddedStore, TokenListStore
+from tokenscale.data.stores.text import TextDocuments
 from tokenscale.data.tokenizers.huggingface import resolve_tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.data import StorageSettings, StoreSettings, TokenizerSettings
@@ -249,7 +248,7 @@ def test_a_failure_half_way_keeps_the_old_files(here, monkeypatch):
     assert pretokenize() == 0
     before = contents(here)
     monkeypatch.setattr(
-        "tokenscale.data.stores.padded._PartWriter.add", lambda *a: (_ for _ in ()).throw(OSError("disk"))
+        "tokenscale.data.stores.write_parquet._PaddedPart.add", lambda *a: (_ for _ in ()).throw(OSError("disk"))
     )
     with pytest.raises(OSError, match="disk"):
         pretokenize()

@@ -16,7 +16,8 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import merge_states
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.order.permutation import permute
-from tokenscale.data.stores.documents import IGNORED, encode_documents
+from tokenscale.data.stores.documents import IGNORED
+from tokenscale.data.stores.text import encode_documents
 from tokenscale.data.tokenizers.backends import make_fuzz_texts
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.model import ModelSettings

@@ -13,8 +13,9 @@ from tokenscale.data.batches.held_out import load_held_out
 from tokenscale.data.batches.target import ignore_sources
 from tokenscale.data.corpus.build import build
 from tokenscale.data.corpus.raw_text import PAIR, RawText, read_corpus_manifest
-from tokenscale.data.stores.documents import IGNORED, encode_documents
+from tokenscale.data.stores.documents import IGNORED
 from tokenscale.data.stores.manifest import read_store_manifest
+from tokenscale.data.stores.text import encode_documents
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, StoreSettings
 

@@ -15,8 +15,7 @@ from tokenscale.data.batches.batch import document_ids, merge_states
 from tokenscale.data.batches.torch_data import BatchStream, GlobalOrderSampler, StoreDataset, skip_batches
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
-from tokenscale.data.stores.padded import PaddedStore
-from tokenscale.data.stores.token_list import TokenListStore
+from tokenscale.data.stores.parquet import PaddedStore, TokenListStore
 from tokenscale.settings.run import APPROACHES
 
 pytestmark = [

@@ -58,8 +58,8 @@ def test_stores_give_back_what_was_written_and_are_removed(held, tmp_path, store
 @pytest.mark.parametrize(
     ("store", "reader", "method"),
     [
-        (StoreSettings("padded", sequence_length=T), "tokenscale.data.stores.padded.PaddedStore", "rows"),
-        (StoreSettings("token-list"), "tokenscale.data.stores.token_list.TokenListStore", "chunks"),
+        (StoreSettings("padded", sequence_length=T), "tokenscale.data.stores.parquet.PaddedStore", "rows"),
+        (StoreSettings("token-list"), "tokenscale.data.stores.parquet.TokenListStore", "chunks"),
         (StoreSettings("packed", sequence_length=T), "tokenscale.data.stores.packed.PackedStore", "chunks"),
     ],
     ids=lambda value: value.format if isinstance(value, StoreSettings) else "",
@@ -85,10 +85,10 @@ def test_one_wrong_id_and_nothing_is_recorded(held, tmp_path, monkeypatch, store
 
 
 def test_a_label_on_padding_is_found(held, tmp_path, monkeypatch):
-    from tokenscale.data.stores import padded
+    from tokenscale.data.stores import parquet
 
-    right = padded.make_labels
-    monkeypatch.setattr(padded, "make_labels", lambda tokens, lengths: right(tokens, lengths=lengths + 1))
+    right = parquet.make_labels
+    monkeypatch.setattr(parquet, "make_labels", lambda tokens, lengths: right(tokens, lengths=lengths + 1))
     with pytest.raises(UserError, match="does not return the written ids"):
         storage._measure_store(StoreSettings("padded", sequence_length=T), held, tmp_path, SHORT)
 
@@ -96,7 +96,7 @@ def test_a_label_on_padding_is_found(held, tmp_path, monkeypatch):
 def test_a_file_that_changed_on_disk_is_refused(held, tmp_path):
     store = StoreSettings("token-list", codec="none")
     where = tmp_path / store.directory
-    storage.load_format("token-list").write(store, held, where)
+    storage.load_writer("token-list")(store, held, where)
     path = next(where.glob("*.parquet"))
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

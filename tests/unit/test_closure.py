@@ -38,10 +38,25 @@ def training(approach):
 
 
 def test_a_run_depends_on_its_own_approach_only():
-    assert "data/stores/token_list.py" in training("token-list")
-    for approach in (a for a, entry in BATCHES.items() if entry.format != "token-list"):
-        assert "data/stores/token_list.py" not in training(approach), approach
-    assert "data/stores/padded.py" not in training("packed")
+    assert "data/stores/parquet.py" in training("token-list")
+    for approach in (a for a, entry in BATCHES.items() if entry.format not in ("token-list", "padded")):
+        assert "data/stores/parquet.py" not in training(approach), approach
+
+
+def test_a_training_that_reads_a_store_has_no_code_of_writers_and_tokenizers():
+    for approach in (a for a, entry in BATCHES.items() if entry.format):
+        code = {
+            file for file in training(approach) if file.startswith(("data/stores/", "data/tokenizers/", "data/order/"))
+        }
+        assert code <= {
+            *("data/stores/documents.py", "data/stores/manifest.py", "data/stores/packed.py", "data/stores/parquet.py"),
+            *(
+                "data/tokenizers/base.py",
+                "data/tokenizers/load.py",
+                "data/order/permutation.py",
+                "data/order/mixture.py",
+            ),
+        }, approach
 
 
 def test_masking_is_code_of_masked_runs_only():
@@ -114,11 +129,12 @@ def test_only_models_of_transformers_depend_on_the_code_for_them():
     assert found == {"llama-tiny": False, "gpt2-tiny": False, "distilbert-tiny": True}
 
 
-def test_a_store_depends_on_its_own_format_only():
+def test_a_store_depends_on_its_own_writer_and_on_no_reader():
+    files = {"padded": "write_parquet.py", "token-list": "write_parquet.py", "packed": "write_packed.py"}
     for form, entry in FORMATS.items():
-        code = names(code_of("pretokenize", entry.module, TOKENIZERS["bpe"].module))
-        others = {other.module.rsplit(".", 1)[1] for name, other in FORMATS.items() if name != form}
-        assert not code & {f"formats/{other}.py" for other in others}, form
+        code = names(code_of("pretokenize", entry.writer, TOKENIZERS["bpe"].module))
+        split = {"packed.py", "parquet.py", *files.values()}
+        assert code & {f"data/stores/{file}" for file in split} == {f"data/stores/{files[form]}"}, form
 
 
 def test_sql_counts_as_code():

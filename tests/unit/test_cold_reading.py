@@ -10,7 +10,7 @@ from tokenscale.benchmark import machine
 from tokenscale.data.corpus import raw_text
 from tokenscale.data.stores import packed
 from tokenscale.data.stores.documents import Chunk, Origin
-from tokenscale.data.stores.manifest import load_format, load_reader, open_store
+from tokenscale.data.stores.manifest import load_reader, load_writer, open_store
 from tokenscale.settings.data import StoreSettings
 
 DOCUMENTS, TOKENS = 6000, 1025
@@ -48,7 +48,7 @@ def test_a_cold_batch_reads_its_rows_and_the_pages_they_begin_and_end_in(tmp_pat
     With the kernel's read-ahead of 128 KiB a row would cost 32 pages, with a Parquet row group all rows."""
     monkeypatch.setattr(packed, "POPULATE_BYTES", 1 << 20)
     store = StoreSettings(form, **({} if form == "token-list" else {"sequence_length": TOKENS - 1}))
-    load_format(form).write(store, NumberedDocuments(), tmp_path)
+    load_writer(form)(store, NumberedDocuments(), tmp_path)
     files = [path for path in tmp_path.iterdir() if path.suffix in (".bin", ".npy", ".parquet")]
     manifest = open_store(tmp_path, store)
     if reason := machine.explain_warm_cache(machine.drop_page_cache(files)):
@@ -65,7 +65,7 @@ def test_a_cold_batch_reads_its_rows_and_the_pages_they_begin_and_end_in(tmp_pat
 
 def test_opening_a_packed_store_hashes_nothing_and_training_only_the_tables_of_rows(tmp_path, monkeypatch):
     store = StoreSettings("packed", sequence_length=TOKENS - 1)
-    load_format("packed").write(store, NumberedDocuments(), tmp_path)
+    load_writer("packed")(store, NumberedDocuments(), tmp_path)
     hashed, sha256_file = [], raw_text.sha256_file
     monkeypatch.setattr(raw_text, "sha256_file", lambda path: hashed.append(path.name) or sha256_file(path))
     reader = packed.PackedStore(tmp_path, open_store(tmp_path, store))
@@ -82,7 +82,7 @@ def test_rows_in_the_page_cache_are_read_from_a_mapping_without_requests(tmp_pat
     monkeypatch.setattr(packed, "POPULATE_BYTES", 1 << 20)
     monkeypatch.setattr(packed, "RESIDENT_ROWS", 4)
     store = StoreSettings("packed", sequence_length=TOKENS - 1)
-    load_format("packed").write(store, NumberedDocuments(), tmp_path)
+    load_writer("packed")(store, NumberedDocuments(), tmp_path)
     manifest = open_store(tmp_path, store)
     path = tmp_path / "tokens.bin"
     path.read_bytes()
@@ -112,7 +112,7 @@ def refuse(*arguments):
 def test_rows_that_were_announced_are_read_ahead(tmp_path, monkeypatch, read_bytes):
     monkeypatch.setattr(packed, "POPULATE_BYTES", 1 << 20)
     store = StoreSettings("packed", sequence_length=TOKENS - 1)
-    load_format("packed").write(store, NumberedDocuments(), tmp_path)
+    load_writer("packed")(store, NumberedDocuments(), tmp_path)
     manifest = open_store(tmp_path, store)
     if reason := machine.explain_warm_cache(machine.drop_page_cache([Path(tmp_path / "tokens.bin")])):
         pytest.skip(reason)

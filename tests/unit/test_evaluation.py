@@ -18,7 +18,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.cli.evaluate import evaluate_store, evaluate_text
 from tokenscale.cli.main import main
 from tokenscale.data.corpus.raw_text import RawText
-from tokenscale.data.stores.documents import encode_documents
+from tokenscale.data.stores.text import encode_documents
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.presets import PRESETS

@@ -12,9 +12,10 @@ import pytest
 from tests.corpora import HOSTILE, Lab, make_store, texts_around
 from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.raw_text import RawText
-from tokenscale.data.stores.documents import IGNORED, encode_documents, make_labels
+from tokenscale.data.stores.documents import IGNORED, make_labels
 from tokenscale.data.stores.manifest import load_reader, open_store
 from tokenscale.data.stores.packed import PackedStore
+from tokenscale.data.stores.text import encode_documents
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.registry import FORMATS
@@ -365,7 +366,7 @@ def test_a_failed_writer_leaves_the_old_store(lab, tmp_path, monkeypatch):
     path = make_store(tmp_path, lab.corpus, lab.tokenizer, PACKED)
     before = {p.name: p.read_bytes() for p in path.iterdir() if p.is_file()}
     monkeypatch.setattr(
-        "tokenscale.data.stores.packed.split_documents", lambda *a: (_ for _ in ()).throw(OSError("disk"))
+        "tokenscale.data.stores.write_packed.split_documents", lambda *a: (_ for _ in ()).throw(OSError("disk"))
     )
     with pytest.raises(OSError, match="disk"):
         make_store(tmp_path, lab.corpus, lab.tokenizer, PACKED)
@@ -373,7 +374,7 @@ def test_a_failed_writer_leaves_the_old_store(lab, tmp_path, monkeypatch):
 
 
 def test_a_row_group_beyond_int32_offsets_is_an_error(lab, tmp_path, monkeypatch):
-    monkeypatch.setattr("tokenscale.data.stores.parquet.GROUP_VALUES", 20)
+    monkeypatch.setattr("tokenscale.data.stores.write_parquet.GROUP_VALUES", 20)
     with pytest.raises(UserError, match="a row group has too many ids") as error:
         make_store(tmp_path, lab.corpus, lab.tokenizer, TOKEN_LIST)
     assert "row_group_rows" in error.value.facts["next"] and not (tmp_path / "manifest.json").exists()

@@ -11,7 +11,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.stores import packed
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
-from tokenscale.data.stores.token_list import TokenListStore
+from tokenscale.data.stores.parquet import TokenListStore
 from tokenscale.settings.data import StoreSettings
 
 T = 16

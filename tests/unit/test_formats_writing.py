@@ -10,10 +10,11 @@ from tests.corpora import make_corpus, make_tokenizer
 from tests.unit.conftest import TEXTS, T, files_of
 from tokenscale.base.errors import UserError
 from tokenscale.data.stores import writing
-from tokenscale.data.stores.documents import Chunk, IdsDigest, TextDocuments, frame_documents
+from tokenscale.data.stores.documents import Chunk, IdsDigest, frame_documents
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
-from tokenscale.data.stores.token_list import TokenListStore
+from tokenscale.data.stores.parquet import TokenListStore
+from tokenscale.data.stores.text import TextDocuments
 from tokenscale.data.stores.write import write_store
 from tokenscale.data.tokenizers import backends as gate
 from tokenscale.data.tokenizers.backends import EngineTokenizer

@@ -219,7 +219,7 @@ def test_an_unsupported_python_is_refused_with_a_command_that_works(makefile, tm
                 "tokenscale.train.loop",
                 "tokenscale.data.batches.packed",
                 "tokenscale.data.batches.streamed",
-                "tokenscale.data.stores.token_list",
+                "tokenscale.data.stores.parquet",
             ],
             ["pydantic", "snakemake", "duckdb", "pandas", "matplotlib", "tokenizers", "mistral_common", "tiktoken"],
         ),

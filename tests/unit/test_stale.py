@@ -12,7 +12,7 @@ from tokenscale.cli.status_stale import describe_changed_settings, find_causes, 
 from tokenscale.settings.closure import PACKAGE
 from tokenscale.settings.profile import NO_OPTIONS, Call
 
-TOKEN_LIST = str(PACKAGE / "data/stores/token_list.py")
+TOKEN_LIST = str(PACKAGE / "data/stores/write_parquet.py")
 DECODER = str(PACKAGE / "train/models/decoder.py")
 LOG = "results/logs/x.log"
 RUN = "results/runs/token-list-llama-tiny-single-w1-d0ff57e1f3/done.json"
@@ -24,7 +24,7 @@ STORE = "results/tokens/web/bpe/token-list/manifest.json"
 def folder(tmp_path, monkeypatch):
     """A project where jobs ran with one listing of their source files and have another one now."""
     monkeypatch.chdir(tmp_path)
-    list_, decoder = "tokenscale/data/stores/token_list.py", "tokenscale/train/models/decoder.py"
+    list_, decoder = "tokenscale/data/stores/write_parquet.py", "tokenscale/train/models/decoder.py"
     before = {list_: "0", decoder: "0", "tokenscale/train/models/build.py": "0"}
     for name, edited in {"list": [list_], "decoder": [decoder], "both": [list_, decoder]}.items():
         now = before | dict.fromkeys(edited, "1")

@@ -14,7 +14,7 @@ rule benchmark_data:
             "benchmark",
             "tokenscale.benchmark.data",
             *(approach.module for approach in BATCHES.values()),
-            *(FORMATS[a.format].module for a in BATCHES.values() if a.format),
+            *(FORMATS[a.format].reader for a in BATCHES.values() if a.format),
             TOKENIZERS[settings.tokenizers[data_benchmark(w).tokenizer].kind].module,
         ),
     output:
@@ -45,7 +45,7 @@ rule benchmark_storage:
         code=lambda w: code_of(
             "benchmark",
             "tokenscale.benchmark.storage",
-            *(form.module for form in FORMATS.values()),
+            *(name for form in FORMATS.values() for name in form[:2]),
             TOKENIZERS[
                 settings.tokenizers[storage_benchmark(w).tokenizer].kind
             ].module,

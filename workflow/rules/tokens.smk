@@ -40,7 +40,7 @@ rule pretokenize:
         tokenizer="results/tokenizers/{tokenizer}/manifest.json",
         code=lambda w: code_of(
             "pretokenize",
-            FORMATS[StoreSettings.parse(w.store).format].module,
+            FORMATS[StoreSettings.parse(w.store).format].writer,
             TOKENIZERS[settings.tokenizers[w.tokenizer].kind].module,
         ),
     output:
@@ -79,7 +79,7 @@ rule pretokenize_part:
         tokenizer="results/tokenizers/{tokenizer}/manifest.json",
         code=lambda w: code_of(
             "pretokenize",
-            FORMATS[StoreSettings.parse(w.store).format].module,
+            FORMATS[StoreSettings.parse(w.store).format].writer,
             TOKENIZERS[settings.tokenizers[w.tokenizer].kind].module,
         ),
     output:

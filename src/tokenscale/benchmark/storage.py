@@ -25,9 +25,9 @@ from tokenscale.benchmark import machine
 from tokenscale.benchmark.rounds import group_by, interleave
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.order.permutation import permute
-from tokenscale.data.stores.documents import Chunk, Origin, TextDocuments, encode_chunk
-from tokenscale.data.stores.manifest import load_format, load_reader, open_store
-from tokenscale.data.stores.padded import pad_document
+from tokenscale.data.stores.documents import Chunk, Origin, pad_document
+from tokenscale.data.stores.manifest import load_reader, load_writer, open_store
+from tokenscale.data.stores.text import TextDocuments, encode_chunk
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.runs.records import provenance
@@ -137,7 +137,7 @@ def _measure_store(
     where = folder / store.directory
     shutil.rmtree(where, ignore_errors=True)
     start = time.perf_counter()
-    manifest = load_format(store.format).write(store, tokenized, where)
+    manifest = load_writer(store.format)(store, tokenized, where)
     write_s = time.perf_counter() - start
     check_store(store, where, tokenized)
     manifest = open_store(where, store)

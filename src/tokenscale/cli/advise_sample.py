@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tokenscale.data.corpus.sample import Sample
 from tokenscale.data.stores.documents import Chunk, Origin, frame_documents
-from tokenscale.data.stores.manifest import load_format
+from tokenscale.data.stores.manifest import load_writer
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.settings import flags
 from tokenscale.settings.data import StoreSettings
@@ -119,7 +119,7 @@ def _measure_format(name: str, chunk: Chunk, tokenizer: Tokenizer, sequence_leng
     their separately compressed ids.
     """
     store = StoreSettings(name, sequence_length=sequence_length)
-    manifest = load_format(name).write(store, SampleDocuments(chunk, tokenizer), folder)
+    manifest = load_writer(name)(store, SampleDocuments(chunk, tokenizer), folder)
     paths = [folder / file["name"] for file in manifest["files"]]
     each = chunk.lengths.astype(float)
     if "codec" in store.options():  # otherwise bytes are proportional to ids

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import importlib
 import shlex
 import shutil
 import sys
@@ -17,6 +16,7 @@ from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import lock_folder, read_json, sha256_file
 from tokenscale.base.progress import Progress
 from tokenscale.data.stores.documents import Documents, Origin
+from tokenscale.data.stores.foreign import hf_datasets, litdata, mds, megatron, nanogpt
 from tokenscale.data.stores.foreign.reframe import (
     Counts,
     ExportCounts,
@@ -30,8 +30,8 @@ from tokenscale.data.stores.foreign.reframe import (
 )
 from tokenscale.data.stores.manifest import (
     SingleFile,
-    load_format,
     load_reader,
+    load_writer,
     open_store,
     read_store_manifest,
     resolve_store,
@@ -41,9 +41,11 @@ from tokenscale.data.tokenizers.huggingface import BUILT
 from tokenscale.settings import flags
 from tokenscale.settings.data import StoreSettings, unknown_format_error
 from tokenscale.settings.options import option
-from tokenscale.settings.registry import FOREIGN, FORMATS
+from tokenscale.settings.registry import FORMATS
 
 Log = Callable[[str], None]
+#: format of another project → module that reads and writes it
+FOREIGN = {"megatron": megatron, "nanogpt": nanogpt, "hf-datasets": hf_datasets, "litdata": litdata, "mds": mds}
 
 
 IDS = ("vocabulary_size", "bos_id", "eos_id", "pad_id")
@@ -115,8 +117,8 @@ class Target:
 
     @property
     def module(self) -> ModuleType:
-        """Return the module that writes the target."""
-        return importlib.import_module(FOREIGN[self.foreign]) if self.foreign else load_format(self.store.format)
+        """Return the module that writes a foreign format."""
+        return FOREIGN[self.foreign]
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ def _detect_format(path: Path) -> str:
     if manifest.is_file() and "format" in read_json(manifest, "manifest"):  # corpora and tokenizers have none
         return "store"
     for kind, module in FOREIGN.items():
-        if importlib.import_module(module).detect(path):
+        if module.detect(path):
             return kind
     if path.exists() or any(path.with_name(path.name + ending).exists() for ending in (".bin", ".idx")):
         raise UserError(
@@ -304,7 +306,7 @@ def _list_visible(folder: Path) -> Iterator[Path]:
 
 def _list_files(source: Path, kind: str) -> list[Path]:
     """Return the paths that a source occupies: its folder, or its files."""
-    return [source] if kind == "store" else importlib.import_module(FOREIGN[kind]).list_outputs(source)
+    return [source] if kind == "store" else FOREIGN[kind].list_outputs(source)
 
 
 def open_own_store(settings: ConvertSettings, path: Path, goal: Target, log: Log) -> Source:
@@ -337,7 +339,7 @@ def open_own_store(settings: ConvertSettings, path: Path, goal: Target, log: Log
 
 def open_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target, log: Log) -> Source:
     """Open a foreign source, and read it once to count it. Raise UserError if it contradicts the flags."""
-    module = importlib.import_module(FOREIGN[kind])
+    module = FOREIGN[kind]
     record = read_record(module.record_path(path))
     tokenizer, ids = _resolve_tokenizer(settings, record, path)
     document_end = settings.document_end
@@ -515,10 +517,11 @@ def write_store(found: Source, goal: Target, log: Log) -> None:
     found.documents.report = progress
     found.documents.origin = replace(found.documents.origin, command=goal.command)
     with _lock_target(goal):
+        write = load_writer(store.format)
         if goal.single:
-            manifest = goal.module.write(store, found.documents, path.parent, single=goal.single)
+            manifest = write(store, found.documents, path.parent, single=goal.single)
         else:
-            manifest = goal.module.write(store, found.documents, path)
+            manifest = write(store, found.documents, path)
     progress.close()
     cut = f", {manifest['tokens_cut']:,} ids of {manifest['documents_cut']:,} documents cut"
     log(

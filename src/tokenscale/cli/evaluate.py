@@ -18,9 +18,9 @@ from tokenscale.data.batches.batch import document_ids
 from tokenscale.data.batches.held_out import apply_objective
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.corpus.read import read_texts
-from tokenscale.data.stores.documents import encode_documents
 from tokenscale.data.stores.manifest import open_store, read_store_manifest, resolve_store
 from tokenscale.data.stores.packed import PackedStore
+from tokenscale.data.stores.text import encode_documents
 from tokenscale.data.tokenizers.base import Tokenizer, read_tokenizer_manifest
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.data import SourceSettings, StoreSettings

@@ -48,7 +48,7 @@ _ASSIGNMENT = re.compile(rf"^({'|'.join(ASSIGNMENTS)}) = (\([^)]*\)|{re.escape(A
 def code_of(verb: str, *variants: str) -> list[str]:
     """Return the sorted source files of a job, relative to the working directory if they are below it.
 
-    `variants` are dotted names of modules that the command loads through a registry.
+    `variants` are the modules that the command loads through a registry, as `module` or `module:name`.
     """
     return import_closure(f"tokenscale.cli.{verb}", *variants)
 
@@ -73,7 +73,7 @@ def layout_code(run: RunSettings) -> list[str]:
 def _list_variants(run: RunSettings) -> list[str]:
     variants = ["tokenscale.runs.launch.ranks", BATCHES[run.approach].module]
     if run.store is not None:
-        variants.append(FORMATS[run.store.format].module)
+        variants.append(FORMATS[run.store.format].reader)
     if run.reads_text:
         variants.append(TOKENIZERS[run.tokenizer.kind].module)
     if (objective := OBJECTIVES[run.objective].module) is not None:
@@ -188,7 +188,7 @@ def _display_path(file: Path, root: Path) -> str:
 @cache
 def _closure(module: str) -> frozenset[Path]:
     seen: dict[str, Path] = {}
-    todo = [module]
+    todo = [module.partition(":")[0]]
     while todo:
         name = todo.pop()
         if name in seen or name in EXCLUDED:

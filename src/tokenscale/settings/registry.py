@@ -35,15 +35,16 @@ class TokenizerSpec(NamedTuple):
 
 
 class Format(NamedTuple):
-    """Storage format of tokens. `module` has the function `write` and the class `reader`, which opens a store.
+    """Storage format of tokens. `reader` is the class that opens a store and `writer` the function that writes one, as
+    `module:name`: in two modules, so that an edit of the writer reruns no training.
 
     `options` are the fields of `StoreSettings` that apply. `streamed`: the reader returns whole documents by number,
     and an approach with the name of the format trains on them as endless streams. `splittable`: stores of corpora with
     several parts are written in as many.
     """
 
-    module: str
     reader: str
+    writer: str
     options: tuple[str, ...]
     streamed: bool = False
     splittable: bool = False
@@ -142,35 +143,27 @@ TOKENIZERS = {
     "numbers": TokenizerSpec("tokenscale.data.tokenizers.numbers", ("vocabulary_size",)),
 }
 _PARQUET = ("codec", "codec_level", "dtype", "row_group_rows")
-#: store format → module with its writer and reader (`data/stores/manifest.py` resolves them)
+#: store format → its reader, its writer and its options (`data/stores/manifest.py` resolves them)
 FORMATS = {
     "padded": Format(
-        "tokenscale.data.stores.padded",
-        "PaddedStore",
+        "tokenscale.data.stores.parquet:PaddedStore",
+        "tokenscale.data.stores.write_parquet:write_padded",
         ("split", "sequence_length", "eos", *_PARQUET),
         splittable=True,
     ),
     "token-list": Format(
-        "tokenscale.data.stores.token_list",
-        "TokenListStore",
+        "tokenscale.data.stores.parquet:TokenListStore",
+        "tokenscale.data.stores.write_parquet:write_token_list",
         ("split", "eos", *_PARQUET),
         streamed=True,
         splittable=True,
     ),
     "packed": Format(
-        "tokenscale.data.stores.packed",
-        "PackedStore",
+        "tokenscale.data.stores.packed:PackedStore",
+        "tokenscale.data.stores.write_packed:write_packed",
         ("split", "sequence_length", "eos", "packing"),
         splittable=True,
     ),
-}
-#: format of another project → module that reads and writes it
-FOREIGN = {
-    "megatron": "tokenscale.data.stores.foreign.megatron",
-    "nanogpt": "tokenscale.data.stores.foreign.nanogpt",
-    "hf-datasets": "tokenscale.data.stores.foreign.hf_datasets",
-    "litdata": "tokenscale.data.stores.foreign.litdata",
-    "mds": "tokenscale.data.stores.foreign.mds",
 }
 #: approach → module that makes its batches
 BATCHES = {

@@ -13,7 +13,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.cli.convert import ConvertSettings, convert
 from tokenscale.data.stores.foreign import nanogpt, reframe
 from tokenscale.data.stores.manifest import open_store, read_store_manifest
-from tokenscale.data.stores.token_list import TokenListStore
+from tokenscale.data.stores.parquet import TokenListStore
 from tokenscale.settings.data import StoreSettings
 
 FOREIGN = ["megatron", "nanogpt", "hf-datasets", "litdata", "mds"]

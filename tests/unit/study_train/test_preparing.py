@@ -179,6 +179,6 @@ def test_no_rule_of_the_workflow_depends_on_this():
     from tokenscale.settings.registry import BATCHES, FORMATS
 
     own = {"study.py", "flags.py", "named.py", "outcome.py"}
-    approaches, formats = ([entry.module for entry in table.values()] for table in (BATCHES, FORMATS))
-    for code in (code_of("rank", *approaches), code_of("pretokenize", *formats)):
+    approaches, writers = [entry.module for entry in BATCHES.values()], [entry.writer for entry in FORMATS.values()]
+    for code in (code_of("rank", *approaches), code_of("pretokenize", *writers)):
         assert not {Path(file).name for file in code} & own and not any("/commands/" in file for file in code)

@@ -12,7 +12,7 @@ from tokenscale.data.batches.stored import open_run_stores
 from tokenscale.data.batches.streams import join, open_order
 from tokenscale.data.order.permutation import permute, rank_slots, row_digest
 from tokenscale.data.stores.documents import make_labels
-from tokenscale.data.stores.token_list import TokenListStore
+from tokenscale.data.stores.parquet import TokenListStore
 from tokenscale.settings.run import RunSettings
 
 #: global batches whose documents are sorted together

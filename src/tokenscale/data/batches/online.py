@@ -8,7 +8,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import BatchInputs
 from tokenscale.data.batches.streams import list_sources
 from tokenscale.data.corpus.raw_text import RawText
-from tokenscale.data.stores.documents import check_eos, encode_documents
+from tokenscale.data.stores.text import check_eos, encode_documents
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.run import RunSettings

@@ -6,8 +6,7 @@ from tokenscale.data.batches.batch import BatchInputs
 from tokenscale.data.batches.online import open_documents
 from tokenscale.data.batches.rows import RowBatches
 from tokenscale.data.batches.streams import join, open_order
-from tokenscale.data.stores.documents import make_labels
-from tokenscale.data.stores.padded import pad_document
+from tokenscale.data.stores.documents import make_labels, pad_document
 from tokenscale.settings.run import RunSettings
 
 

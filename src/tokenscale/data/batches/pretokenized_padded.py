@@ -4,7 +4,7 @@ from tokenscale.data.batches.batch import BatchInputs
 from tokenscale.data.batches.rows import RowBatches
 from tokenscale.data.batches.stored import open_run_stores
 from tokenscale.data.batches.streams import join, open_order
-from tokenscale.data.stores.padded import PaddedStore
+from tokenscale.data.stores.parquet import PaddedStore
 from tokenscale.settings.run import RunSettings
 
 

@@ -4,12 +4,12 @@ A store is a folder with `manifest.json` and the files it lists, or a single Par
 next to it. Readers accept the folder or the path of the manifest.
 """
 
-import importlib
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -204,10 +204,11 @@ def _mismatch_error(where: Path, requested_by: str, name: str, requested: Any, f
     )
 
 
-def load_format(form: str) -> ModuleType:
-    return importlib.import_module(FORMATS[form].module)
-
-
 def load_reader(form: str) -> type:
     """Return the reader class of a store format, called with (store, manifest from `open_store`)."""
-    return getattr(load_format(form), FORMATS[form].reader)
+    return resolve_name(FORMATS[form].reader)
+
+
+def load_writer(form: str) -> Callable[..., dict[str, Any]]:
+    """Return the writer of a store format, called with (settings, documents, directory)."""
+    return resolve_name(FORMATS[form].writer)

@@ -24,99 +24,20 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import HashedFile
 from tokenscale.data.corpus.raw_text import check_file
-from tokenscale.data.order.packing import concatenate, pack, split_documents
-from tokenscale.data.order.permutation import permute
-from tokenscale.data.records import OpenFiles, smallest_dtype
-from tokenscale.data.stores.documents import IGNORED, Chunk, Documents
-from tokenscale.data.stores.flat import IDS, FlatPart, read_lengths
+from tokenscale.data.records import OpenFiles
+from tokenscale.data.stores.documents import IGNORED, Chunk
 from tokenscale.data.stores.manifest import changed_block_error, rebuild_command, resolve_store, vocabulary_error
-from tokenscale.data.stores.writing import open_store_writer
-from tokenscale.settings.data import StoreSettings
 
-#: seed of the stored order of rows; runs shuffle rows again with their own seed
-STORAGE_SEED = 0x7061636B
 #: files up to this size are mapped completely at opening
 POPULATE_BYTES = 1 << 30
 #: sampled rows of a larger store, one a batch, that must be in the page cache before read-ahead is no longer requested
 RESIDENT_ROWS = 64
 MADV_POPULATE_READ = 22
-#: rows per block while writing
+#: rows per block that is verified
 BLOCK_ROWS = 1024
 #: tokens per chunk of reassembled documents
 CHUNK_TOKENS = 1 << 20
-STORE_FILES = ("tokens.bin", "checksums.npy", "pieces.npy", "rows.npy", "documents.npy", "starts.npy")
-
-
-def write(store: StoreSettings, documents: Documents, directory: Path) -> dict[str, Any]:
-    """Write the store and return its manifest. Ids are written to disk first and rows gathered from there: memory holds
-    about 50 bytes per document, and a block of rows.
-    """
-    dtype = smallest_dtype(documents.origin.vocabulary_size)
-    with open_store_writer(store, documents, directory) as writer:
-        writer.parts(lambda number: FlatPart(writer.folder, dtype))
-        facts, sha256 = _write_rows(writer.folder, dtype, store, documents.origin.pad_id)
-        return writer.finish(list(STORE_FILES), facts, {"tokens.bin": sha256}, checks="checksums.npy")
-
-
-def _write_rows(folder: Path, dtype: np.dtype, store: StoreSettings, pad_id: int) -> tuple[dict[str, Any], str]:
-    """Pack, shuffle and write all files. Returns (facts of the format, SHA-256 of tokens.bin)."""
-    lengths = read_lengths(folder)
-    sequence_length = store.sequence_length
-    if store.packing == "concatenate":
-        order = permute(np.arange(len(lengths)), len(lengths), STORAGE_SEED, epoch=1)
-        document, starts, sizes, pointers = concatenate(lengths, sequence_length, order)
-        packed = np.arange(len(sizes))
-    else:
-        document, starts, sizes = split_documents(lengths, sequence_length)
-        packed, pointers = pack(sizes, sequence_length + 1)
-    rows = len(pointers) - 1
-    stored = permute(np.arange(rows), rows, STORAGE_SEED)
-    counts = np.diff(pointers)[stored]
-    new_pointers = np.zeros(rows + 1, dtype=np.int64)
-    np.cumsum(counts, out=new_pointers[1:])
-    order = np.repeat(pointers[stored], counts) + np.arange(len(packed)) - np.repeat(new_pointers[:-1], counts)
-    packed = packed[order]
-    document, starts, sizes = document[packed], starts[packed], sizes[packed]
-    origins = (np.cumsum(lengths) - lengths)[document] + starts
-    checksums = np.empty(rows, dtype="<u8")
-    with HashedFile(folder / "tokens.bin") as file, open(folder / IDS, "rb", buffering=0) as ids:
-        for first in range(0, rows, BLOCK_ROWS):
-            last = min(first + BLOCK_ROWS, rows)
-            block = np.full((last - first, sequence_length + 1), pad_id, dtype=dtype)
-            flat, width = memoryview(block).cast("B"), block.strides[0]
-            at, previous = 0, -1
-            row_of = np.repeat(np.arange(last - first), np.diff(new_pointers[first : last + 1])).tolist()
-            pieces = slice(new_pointers[first], new_pointers[last])
-            for row, size, origin in zip(row_of, sizes[pieces].tolist(), origins[pieces].tolist(), strict=True):
-                at = row * width if row != previous else at
-                previous, size = row, size * dtype.itemsize
-                # positioned reads, since a mapping would count as memory of the process
-                if os.preadv(ids.fileno(), [flat[at : at + size]], origin * dtype.itemsize) != size:
-                    raise OSError("the ids are shorter than their lengths say")
-                at += size
-            checksums[first:last] = [xxh3_64_intdigest(row) for row in block]
-            file.write(block)
-    np.save(folder / "checksums.npy", checksums)
-    np.save(folder / "pieces.npy", sizes.astype("<i4"))
-    np.save(folder / "rows.npy", new_pointers.astype("<i8"))
-    np.save(folder / "documents.npy", document.astype("<i8"))
-    np.save(folder / "starts.npy", starts.astype("<i8"))
-    facts = {
-        "sequence_length": sequence_length,
-        "dtype": dtype.name,
-        "rows": rows,
-        "pieces": len(sizes),
-        "tokens_useful": int(sizes.sum()) - len(sizes),
-        "tokens_total": rows * sequence_length,
-        "tokens_stored": int(sizes.sum()),
-        "places": rows * (sequence_length + 1),
-        "tokens_cut": 0,
-        "documents_cut": 0,
-        "documents_split": int(np.count_nonzero(np.bincount(document) > 1)),
-    }
-    return facts, file.sha256
 
 
 def _map_file(path: Path) -> mmap.mmap:

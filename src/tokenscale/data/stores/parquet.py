@@ -1,13 +1,17 @@
-"""Writer and reader of the Parquet formats: shards written by row group, read through a bounded cache.
+"""Store formats `padded` and `token-list`: Parquet shards, read through a bounded cache, and records files.
 
-Ids go from Arrow to NumPy without Python ints. A row group is the smallest decodable unit, so random access is
-expensive until the groups are cached. A store that fits the cache is decoded at opening.
+`padded` has one document per row, cut or right-padded to `sequence_length` + 1 tokens so that inputs and labels have
+`sequence_length` positions, in the columns `input_ids` and `attention_mask`. `token-list` has whole documents as lists
+of ids. Other programs read the shards. Training reads documents in random order from the records files, which hold the
+same documents without padding (see `data.records`): a row group is the smallest decodable unit of a shard.
+
+Ids go from Arrow to NumPy without Python ints. A store that fits the cache is decoded at opening.
 """
 
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,112 +19,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.raw_text import check_file
-from tokenscale.data.stores.manifest import SingleFile, rebuild_command, resolve_store, vocabulary_error
-from tokenscale.settings.data import StoreSettings
+from tokenscale.data.stores.documents import Chunk, make_labels
+from tokenscale.data.stores.manifest import open_records, rebuild_command, resolve_store, vocabulary_error
 
 #: default size of a reader's cache of decoded ids
 CACHE_BYTES = 512 << 20
 #: shards that one reader keeps open
 OPEN_SHARDS = 128
-#: maximum values of a column in a row group, since Arrow's lists have int32 offsets
-GROUP_VALUES = (1 << 31) - 1
-
-
-class Shard:
-    """One Parquet file of list columns. The caller fixes the schema's metadata, so that equal rows give equal bytes."""
-
-    def __init__(self, path: Path, store: StoreSettings, columns: dict[str, str], metadata: dict[str, str]):
-        self.path, self._group_rows = path, store.row_group_rows
-        types = {
-            name: pa.list_(pa.field("element", getattr(pa, dtype)(), nullable=False)) for name, dtype in columns.items()
-        }
-        fields = [pa.field(name, kind, nullable=False) for name, kind in types.items()]
-        self.schema = pa.schema(fields, metadata=metadata)
-        self._pending: list[dict[str, tuple[np.ndarray, np.ndarray]]] = []
-        self._rows = 0
-        self._writer = pq.ParquetWriter(
-            path,
-            self.schema,
-            compression=store.codec,
-            compression_level=store.codec_level if store.codec == "zstd" else None,
-            use_dictionary=False,
-        )
-
-    def add(self, **columns: tuple[np.ndarray, np.ndarray]) -> None:
-        """Add rows: for each column (concatenated values, lengths int64 [rows])."""
-        rows = len(next(iter(columns.values()))[1])
-        first = 0
-        while first < rows:
-            last = min(rows, first + self._group_rows - self._rows)
-            self._pending.append({name: _slice_rows(values, n, first, last) for name, (values, n) in columns.items()})
-            self._rows += last - first
-            if self._rows == self._group_rows:
-                self._flush()
-            first = last
-
-    def close(self) -> str:
-        """Finish the file and return its name."""
-        self._flush()
-        self._writer.close()
-        return self.path.name
-
-    def _flush(self) -> None:
-        if self._rows:
-            arrays = [self._array(field) for field in self.schema]
-            self._writer.write_table(pa.Table.from_arrays(arrays, schema=self.schema), row_group_size=self._rows)
-        self._pending, self._rows = [], 0
-
-    def _array(self, field: pa.Field) -> pa.ListArray:
-        lengths = np.concatenate([part[field.name][1] for part in self._pending])
-        offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        if offsets[-1] > GROUP_VALUES:
-            raise UserError(
-                "a row group has too many ids.",
-                file=self.path,
-                rows=f"{len(lengths):,} in a group, row_group_rows is {self._group_rows:,}",
-                found=f"{offsets[-1]:,} ids in the column {field.name}",
-                expected=f"at most {GROUP_VALUES:,}",
-                next="set a lower `storage.row_group_rows`, or `cleaning.maximum_characters` of the corpus",
-            )
-        values = np.concatenate([part[field.name][0] for part in self._pending])
-        values = values.astype(field.type.value_type.to_pandas_dtype(), copy=False)
-        return pa.ListArray.from_arrays(_to_arrow(offsets.astype(np.int32)), _to_arrow(values), type=field.type)
-
-
-def _to_arrow(values: np.ndarray) -> pa.Array:
-    """Return an Arrow array that shares the memory. (`pa.array` does so too, but imports pandas.)"""
-    values = np.ascontiguousarray(values)
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
-
-
-def read_back(path: Path, columns: list[str]) -> Iterator[dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """Yield each row group of a finished shard: column → (values, lengths int64 [rows])."""
-    file = pq.ParquetFile(path, pre_buffer=False)
-    for group in range(file.num_row_groups):
-        table = file.read_row_group(group, columns=columns, use_threads=False)
-        decoded = {name: _decode_lists(table.column(name)) for name in columns}
-        yield {name: (values, np.diff(offsets).astype(np.int64)) for name, (offsets, values) in decoded.items()}
-
-
-def _decode_lists(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (offsets, values) of a list column."""
-    lists = column.combine_chunks()
-    lists = lists.chunk(0) if isinstance(lists, pa.ChunkedArray) else lists
-    return lists.offsets.to_numpy(), lists.values.to_numpy()
-
-
-def shard_path(folder: Path, number: int, single: SingleFile | None) -> Path:
-    """Return the path of a part's file: `shard-00000.parquet`, or the only file of a single-file store."""
-    return folder / f"{single.name if single else f'shard-{number:05d}'}.parquet"
-
-
-def _slice_rows(values: np.ndarray, lengths: np.ndarray, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-    ends = np.cumsum(lengths)
-    start = ends[first - 1] if first else 0
-    return values[start : ends[last - 1] if last > first else start], lengths[first:last]
 
 
 class ListColumns:
@@ -222,5 +128,97 @@ class ListColumns:
         return found
 
 
+def _decode_lists(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (offsets, values) of a list column."""
+    lists = column.combine_chunks()
+    lists = lists.chunk(0) if isinstance(lists, pa.ChunkedArray) else lists
+    return lists.offsets.to_numpy(), lists.values.to_numpy()
+
+
 def _group_bytes(group: dict[str, tuple[np.ndarray, np.ndarray]]) -> int:
     return sum(offsets.nbytes + values.nbytes for offsets, values in group.values())
+
+
+class PaddedStore:
+    """Random access to the rows of a `padded` store. `manifest` comes from `stores.manifest.open_store`.
+
+    Rows come from the records files. A store without them, and any store if `cache_bytes` is given, is read from its
+    Parquet shards, through a cache of that many bytes of row groups (512 MiB by default).
+    """
+
+    def __init__(self, where: Path, manifest: dict[str, Any], *, cache_bytes: int | None = None):
+        self.manifest = manifest
+        self.sequence_length: int = manifest["sequence_length"]
+        self._pad_id: int = manifest["padding"]["id"]
+        self._records = open_records(where, manifest) if cache_bytes is None else None
+        self._columns = (
+            None if self._records else ListColumns(where, manifest, ["input_ids", "attention_mask"], cache_bytes)
+        )
+
+    def __len__(self) -> int:
+        return self.manifest["rows"]
+
+    def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return inputs and labels of rows, int64 [n, T]; labels are −100 on padding."""
+        width = self.sequence_length + 1
+        tokens = np.empty((len(indices), width), dtype=np.int64)
+        lengths = np.empty(len(indices), dtype=np.int64)
+        for n, i in enumerate(np.asarray(indices).tolist()):
+            if self._records is not None:
+                own = self._records.read(i)
+                lengths[n] = len(own)
+                tokens[n, : len(own)], tokens[n, len(own) :] = own, self._pad_id
+                continue
+            group, row = self._columns.row(i)
+            offsets, values = group["input_ids"]
+            tokens[n] = values[offsets[row] : offsets[row + 1]]
+            offsets, mask = group["attention_mask"]
+            lengths[n] = np.count_nonzero(mask[offsets[row] : offsets[row + 1]])
+        return tokens[:, :-1], make_labels(tokens, lengths=lengths)
+
+
+class TokenListStore:
+    """Random access to the documents of a `token-list` store. `manifest` comes from `stores.manifest.open_store`.
+
+    Documents come from the records files. A store without them, and any store if `cache_bytes` is given, is read from
+    its Parquet shards, through a cache of that many bytes of row groups (512 MiB by default).
+    """
+
+    def __init__(self, where: Path, manifest: dict[str, Any], *, cache_bytes: int | None = None):
+        self.manifest = manifest
+        self._where, self._cache_bytes = where, cache_bytes
+        self._records = open_records(where, manifest) if cache_bytes is None else None
+        self.total_tokens: int = manifest["tokens_total"]
+        if self._records is None:
+            self._columns  # noqa: B018  # open the shards now, not in the first batch
+
+    def __len__(self) -> int:
+        return self.manifest["rows"]
+
+    @cached_property
+    def _columns(self) -> ListColumns:
+        preload = self._records is None
+        return ListColumns(self._where, self.manifest, ["tokens"], self._cache_bytes, preload=preload)
+
+    def document(self, i: int) -> np.ndarray:
+        """Return the ids of document i with BOS (and EOS), int32 [length]."""
+        if self._records is not None:
+            return self._records.read(i).astype(np.int32)
+        group, row = self._columns.row(i)
+        offsets, values = group["tokens"]
+        return values[offsets[row] : offsets[row + 1]].astype(np.int32)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Lengths of all documents in tokens, int64 [documents]; read at first use."""
+        return self._columns.lengths("tokens") if self._records is None else self._records.lengths()
+
+    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
+        return self.lengths[indices]
+
+    def chunks(self, first: int, last: int) -> Iterator[Chunk]:
+        """Yield documents [first, last), one row group at a time."""
+        for group, start, end in self._columns.groups(first, last):
+            offsets, values = group["tokens"]
+            lengths = np.diff(offsets[start : end + 1]).astype(np.int64)
+            yield Chunk(values[offsets[start] : offsets[end]].astype(np.int32), lengths)

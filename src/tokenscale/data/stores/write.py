@@ -4,9 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tokenscale.data.stores.documents import DocumentRange, Documents, EngineDiffers, TextDocuments, engine_error
-from tokenscale.data.stores.manifest import SingleFile, load_format
+from tokenscale.data.stores.documents import DocumentRange, Documents
+from tokenscale.data.stores.manifest import SingleFile, load_writer
 from tokenscale.data.stores.parts import write_empty_part
+from tokenscale.data.stores.text import EngineDiffers, TextDocuments, engine_error
 from tokenscale.data.tokenizers.backends import REFERENCE
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
@@ -31,11 +32,10 @@ def write_store(
     `engine` is the package that tokenizes. auto uses the fastest exact one, and starts over with the reference if a
     sample of this text gives other ids. The tokenizer gets `batch_documents` at a time, about 4 MiB by default. With
     `single` the store is this one file in `directory`; with `part` (k, n), it is part k of n, for `parts.merge_store`.
-    `report(documents, utf8_bytes)` is called for each batch, `log`
-    for a slower engine and the reason. Raises UserError for a split without documents, and for a requested engine that
-    is not installed or not exact.
+    `report(documents, utf8_bytes)` is called for each batch, `log` for a slower engine and the reason. Raises UserError
+    for a split without documents, and for a requested engine that is not installed or not exact.
     """
-    writer = load_format(store.format)
+    write_documents = load_writer(store.format)
     options = {"single": single} if single else {}
     tokenizer = load_tokenizer(tokenizer_directory, engine)
     for note in getattr(tokenizer, "notes", []):
@@ -48,7 +48,7 @@ def write_store(
             documents = DocumentRange(documents, *part)
             if len(documents) == 0:
                 return write_empty_part(store, corpus_directory, directory, *part)
-        return writer.write(store, documents, directory, **options)
+        return write_documents(store, documents, directory, **options)
 
     try:
         return write(tokenizer)
