@@ -26,7 +26,7 @@ from tokenscale.data.batches.open import open_batches
 from tokenscale.data.corpus.build import build_from
 from tokenscale.data.corpus.raw_text import RawText, records_manifest, write_text_records
 from tokenscale.data.stores.manifest import open_store
-from tokenscale.data.stores.write import write_store
+from tokenscale.data.stores.writing import write_store
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.provenance import find_versions

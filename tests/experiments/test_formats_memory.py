@@ -11,7 +11,7 @@ from tests.corpora import make_corpus, make_tokenizer
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.corpus.read import read_texts
 from tokenscale.data.stores import text
-from tokenscale.data.stores.write import write_store
+from tokenscale.data.stores.writing import write_store
 from tokenscale.settings.data import SourceSettings, StoreSettings
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(11)]

@@ -17,8 +17,7 @@ from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256
 from tokenscale.data.corpus import parts as corpus_parts
 from tokenscale.data.corpus.raw_text import write_text_records
 from tokenscale.data.stores.foreign.shards import replace_folder
-from tokenscale.data.stores.parts import merge_store
-from tokenscale.data.stores.write import write_store
+from tokenscale.data.stores.writing import merge_store, write_store
 from tokenscale.runs.launch.attempts import Identity, prepare_attempt, write_done_file
 from tokenscale.runs.records.provenance import read_sealed
 from tokenscale.settings.data import CorpusSettings, SourceSettings, StoreSettings

@@ -195,7 +195,7 @@ def test_concatenated_rows_are_fuller_and_cut_more_documents(lab):
 def test_packed_uses_32_bits_above_65536_ids(lab, tmp_path, monkeypatch):
     tokenizer = load_tokenizer(lab.tokenizer)
     tokenizer.vocabulary_size = 65_537
-    monkeypatch.setattr("tokenscale.data.stores.write.load_tokenizer", lambda directory, engine: tokenizer)
+    monkeypatch.setattr("tokenscale.data.stores.writing.load_tokenizer", lambda directory, engine: tokenizer)
     path = make_store(tmp_path, lab.corpus, lab.tokenizer, PACKED)
     wide, narrow = PackedStore(path, open_store(path, PACKED)), opened(lab, PACKED)
     assert json.loads((path / "manifest.json").read_text())["dtype"] == "uint32"

@@ -15,7 +15,7 @@ from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.stores.parquet import TokenListStore
 from tokenscale.data.stores.text import TextDocuments
-from tokenscale.data.stores.write import write_store
+from tokenscale.data.stores.writing import write_store
 from tokenscale.data.tokenizers import backends as gate
 from tokenscale.data.tokenizers.backends import EngineTokenizer
 from tokenscale.data.tokenizers.engines import gigatoken

@@ -13,8 +13,7 @@ from tokenscale.data.records import part_folder
 from tokenscale.data.stores import documents as documents_module
 from tokenscale.data.stores.manifest import load_reader, open_store, read_store_manifest
 from tokenscale.data.stores.packed import PackedStore
-from tokenscale.data.stores.parts import merge_store
-from tokenscale.data.stores.write import write_store
+from tokenscale.data.stores.writing import merge_store, write_store
 from tokenscale.settings.data import StoreSettings
 
 STORES = ["token-list", "padded-sequence_length=16", "packed-sequence_length=16"]

@@ -14,7 +14,7 @@ from tests.web import Server
 from tests.workflow.conftest import Project, copy_of
 from tokenscale.data.corpus.build import build as build_corpus
 from tokenscale.data.corpus.download import fetch_corpus
-from tokenscale.data.stores.write import write_store as write_store
+from tokenscale.data.stores.writing import write_store as write_store
 from tokenscale.settings.data import CorpusSettings, SourceSettings
 
 pytestmark = pytest.mark.workflow

@@ -116,7 +116,7 @@ rule merge_store:
         parts=lambda w: part_manifests(
             f"results/tokens/{w.corpus}/{w.tokenizer}/{w.store}", w.corpus
         ),
-        code=lambda w: code("tokenscale.data.stores.parts"),
+        code=lambda w: code("tokenscale.data.stores.writing"),
     output:
         "results/tokens/{corpus}/{tokenizer}/{store}/manifest.json",
     log:

@@ -8,8 +8,7 @@ from pathlib import Path
 from tokenscale.base.errors import UserError
 from tokenscale.base.progress import Progress
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
-from tokenscale.data.stores.parts import merge_store
-from tokenscale.data.stores.write import write_store
+from tokenscale.data.stores.writing import merge_store, write_store
 from tokenscale.runs.launch.attempts import hold_run_folder
 from tokenscale.settings.data import StoreSettings
 

@@ -19,7 +19,7 @@ from tokenscale.base.progress import Progress
 from tokenscale.data.corpus.build import build
 from tokenscale.data.corpus.read import COMPRESSION, ENDINGS
 from tokenscale.data.stores.manifest import SingleFile, read_store_manifest
-from tokenscale.data.stores.write import write_store
+from tokenscale.data.stores.writing import write_store
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
 from tokenscale.data.tokenizers.build import build as build_tokenizer
 from tokenscale.data.tokenizers.huggingface import resolve_tokenizer

@@ -22,7 +22,7 @@ from tokenscale.data.corpus.build import build as build_corpus
 from tokenscale.data.corpus.raw_text import RawText, read_corpus_manifest, write_text_records
 from tokenscale.data.stores.manifest import open_store, read_store_manifest
 from tokenscale.data.stores.text import encode_documents
-from tokenscale.data.stores.write import write_store
+from tokenscale.data.stores.writing import write_store
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
 from tokenscale.data.tokenizers.build import build as build_tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
