@@ -40,7 +40,7 @@ def pytest_runtest_setup(item):
 def tekken_folder(tmp_path_factory):
     """The folder of the tokenizer Tekken, made once for all workers. Nobody may change it."""
     pytest.importorskip("mistral_common")
-    from tokenscale.data.tokenizers.build import build
+    from tokenscale.data.tokenizers.load import build
     from tokenscale.settings.data import TokenizerSettings
 
     return once(tmp_path_factory, "tekken", lambda folder: build(TokenizerSettings(), folder))

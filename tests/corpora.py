@@ -10,7 +10,7 @@ from tokenscale.data.batches.open import open_batches
 from tokenscale.data.corpus.build import assign_split, build_from
 from tokenscale.data.order.permutation import MODULUS
 from tokenscale.data.stores.writing import write_store
-from tokenscale.data.tokenizers.build import build as build_tokenizer
+from tokenscale.data.tokenizers.load import build as build_tokenizer
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.run import RunSettings
 

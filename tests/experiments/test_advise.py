@@ -18,7 +18,7 @@ from tokenscale.cli.main import main
 from tokenscale.costs import data as costs
 from tokenscale.data.order.packing import best_fit_decreasing, split_documents
 from tokenscale.data.stores.writing import write_store
-from tokenscale.data.tokenizers.build import build
+from tokenscale.data.tokenizers.load import build
 from tokenscale.settings.data import StoreSettings, TokenizerSettings
 from tokenscale.settings.registry import FORMATS
 

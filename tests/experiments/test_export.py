@@ -15,8 +15,7 @@ from tests.unit.test_models_convert import LENGTH, SHAPES, TOLERANCE, ours, toke
 from tokenscale.base.errors import UserError
 from tokenscale.cli.export import export
 from tokenscale.cli.main import main
-from tokenscale.data.tokenizers.build import build
-from tokenscale.data.tokenizers.load import load_tokenizer
+from tokenscale.data.tokenizers.load import build, load_tokenizer
 from tokenscale.settings.data import TokenizerSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict

@@ -38,8 +38,6 @@ import numpy as np
 
 from tokenscale.data.tokenizers.base import Tokenizer, join_ids, to_strings
 
-ENGINES = {}
-
 
 def make(settings, directory, corpus_directory):
     path = directory / "bytes.json"
@@ -121,7 +119,7 @@ ADDED = {
         FORTUNE,
     ),
     "TOKENIZERS": (
-        '"bytes": TokenizerSpec("tokenscale.data.tokenizers.utf8"),',
+        '"bytes": TokenizerSpec(module="tokenscale.data.tokenizers.utf8"),',
         "data/tokenizers/utf8.py",
         BYTES,
     ),

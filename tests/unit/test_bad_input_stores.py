@@ -19,8 +19,7 @@ from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256
 from tokenscale.data.corpus.raw_text import RawText, read_corpus_manifest
 from tokenscale.data.stores.manifest import open_store, read_store_manifest, write_sealed
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
-from tokenscale.data.tokenizers.build import build
-from tokenscale.data.tokenizers.load import load_tokenizer
+from tokenscale.data.tokenizers.load import build, load_tokenizer
 from tokenscale.settings.data import StoreSettings, TokenizerSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict

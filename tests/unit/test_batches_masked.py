@@ -11,7 +11,7 @@ from tokenscale.data.batches.held_out import load_held_out
 from tokenscale.data.batches.masked import SpecialIds, load_special_ids, mask_tokens
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.stores.documents import IGNORED
-from tokenscale.data.tokenizers.build import build
+from tokenscale.data.tokenizers.load import build
 from tokenscale.settings.data import TokenizerSettings
 from tokenscale.settings.run import APPROACHES, MaskingSettings, ValidationSettings
 

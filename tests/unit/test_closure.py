@@ -25,7 +25,7 @@ from tokenscale.settings.closure import (
 )
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.registry import BATCHES, FORMATS, PARALLEL, TOKENIZERS
+from tokenscale.settings.registry import BATCHES, FORMATS, PARALLEL, TOKENIZER_LOADER
 from tokenscale.settings.run import RunSettings
 
 
@@ -52,7 +52,6 @@ def test_a_training_that_reads_a_store_has_no_code_of_writers_and_tokenizers():
             *("data/stores/documents.py", "data/stores/manifest.py", "data/stores/packed.py", "data/stores/parquet.py"),
             *(
                 "data/tokenizers/base.py",
-                "data/tokenizers/load.py",
                 "data/order/permutation.py",
                 "data/order/mixture.py",
             ),
@@ -132,7 +131,7 @@ def test_only_models_of_transformers_depend_on_the_code_for_them():
 def test_a_store_depends_on_its_own_writer_and_on_no_reader():
     files = {"padded": "write_parquet.py", "token-list": "write_parquet.py", "packed": "write_packed.py"}
     for form, entry in FORMATS.items():
-        code = names(code_of("pretokenize", entry.writer, TOKENIZERS["bpe"].module))
+        code = names(code_of("pretokenize", entry.writer))
         split = {"packed.py", "parquet.py", *files.values()}
         assert code & {f"data/stores/{file}" for file in split} == {f"data/stores/{files[form]}"}, form
 
@@ -178,7 +177,7 @@ def loaded():
 def test_what_a_training_imports_is_its_code(loaded, approach):
     """Against the interpreter: nothing that is really loaded is missing from the closure."""
     found = names(f for f in loaded[approach] if not f.endswith("__init__.py"))
-    code = names(code_of("rank", BATCHES[approach].module, PARALLEL["ddp"], TOKENIZERS["bpe"].module))
+    code = names(code_of("rank", BATCHES[approach].module, PARALLEL["ddp"], TOKENIZER_LOADER))
     assert found and found - code <= {"base/errors.py", "settings/registry.py", "runs/records/redaction.py"}
 
 

@@ -18,7 +18,6 @@ from tokenscale.data.stores.text import TextDocuments
 from tokenscale.data.stores.writing import write_store
 from tokenscale.data.tokenizers import backends as gate
 from tokenscale.data.tokenizers.backends import EngineTokenizer
-from tokenscale.data.tokenizers.engines import gigatoken
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.data import StoreSettings
 
@@ -81,8 +80,8 @@ class Wrong:
 @pytest.fixture
 def wrong(monkeypatch):
     def make(word):
-        real = gigatoken.open_engine
-        monkeypatch.setattr(gigatoken, "open_engine", lambda *a: Wrong(real(*a), word))
+        real = gate.ENGINES["gigatoken"]
+        monkeypatch.setitem(gate.ENGINES, "gigatoken", lambda *a: Wrong(real(*a), word))
 
     pytest.importorskip("gigatoken")
     return make

@@ -18,7 +18,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.corpus import dummy, files, fingerprint, read
 from tokenscale.data.corpus.build import build, clean
 from tokenscale.data.corpus.raw_text import RawText
-from tokenscale.data.tokenizers.build import build as build_tokenizer
+from tokenscale.data.tokenizers.load import build as build_tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.data import (
     CleaningSettings,

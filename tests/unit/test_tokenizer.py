@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tests.corpora import HOSTILE, make_corpus, make_tokenizer
 from tests.web import Server
 from tokenscale.base.errors import UserError
-from tokenscale.data.tokenizers.build import build
-from tokenscale.data.tokenizers.load import load_tokenizer
+from tokenscale.data.tokenizers.load import build, load_tokenizer
 from tokenscale.settings.data import TokenizerSettings
 
 pytestmark = pytest.mark.slow(23)

@@ -162,10 +162,8 @@ ROOMS = [
     ("data/corpus/hub.py", {}),
     ("parity/certificate.py", {}),
     ("arms/train.py", {}),  # no run of the copy has another trainer
-    ("data/tokenizers/bpe.py", TOKENIZER),
-    ("data/tokenizers/tekken.py", {}),
-    ("data/tokenizers/engines/gigatoken.py", TOKENIZER),
-    ("data/tokenizers/engines/tiktoken.py", {}),
+    ("data/tokenizers/backends.py", TOKENIZER),
+    ("data/tokenizers/tekken.py", TOKENIZER),  # tokenizers are one group
     ("data/batches/torch_data.py", BENCHMARK | WAYS),
     ("data/stores/packed.py", BENCHMARK | RUNS),
     ("data/stores/parquet.py", {"train": 1} | BENCHMARK | WAYS),

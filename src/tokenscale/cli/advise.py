@@ -21,9 +21,8 @@ from tokenscale.data.corpus.files import expand_patterns
 from tokenscale.data.corpus.sample import draw_sample
 from tokenscale.data.order.packing import best_fit_decreasing, split_documents
 from tokenscale.data.tokenizers.base import Tokenizer
-from tokenscale.data.tokenizers.build import build
 from tokenscale.data.tokenizers.huggingface import BUILT, resolve_tokenizer
-from tokenscale.data.tokenizers.load import load_tokenizer
+from tokenscale.data.tokenizers.load import build, load_tokenizer
 from tokenscale.settings import flags
 from tokenscale.settings.data import SourceSettings
 from tokenscale.settings.options import to_dict

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic, read_json, sync, sync_tree, write_json
-from tokenscale.data.tokenizers import huggingface as tokenizer_to_hf
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
+from tokenscale.data.tokenizers.huggingface import export_tokenizer
+from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import MODELS, OBJECTIVES
 from tokenscale.settings.run import RunSettings
@@ -68,8 +69,8 @@ def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, log: C
     try:
         ids = {}
         if folder is not None:
-            found = tokenizer_to_hf.export_tokenizer(
-                folder, partial, run.sequence_length, masked=run.objective == "masked"
+            found = export_tokenizer(
+                load_tokenizer(folder), folder, partial, run.sequence_length, masked=run.objective == "masked"
             )
             ids = {f"{role}_token_id": number for role, number in found.items()}
         if shape.transformers is None:

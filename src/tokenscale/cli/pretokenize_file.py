@@ -21,8 +21,8 @@ from tokenscale.data.corpus.read import COMPRESSION, ENDINGS
 from tokenscale.data.stores.manifest import SingleFile, read_store_manifest
 from tokenscale.data.stores.writing import write_store
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
-from tokenscale.data.tokenizers.build import build as build_tokenizer
 from tokenscale.data.tokenizers.huggingface import resolve_tokenizer
+from tokenscale.data.tokenizers.load import build as build_tokenizer
 from tokenscale.settings import flags
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, StorageSettings, StoreSettings
 from tokenscale.settings.options import option

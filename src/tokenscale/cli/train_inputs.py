@@ -24,7 +24,7 @@ from tokenscale.data.stores.manifest import open_store, read_store_manifest
 from tokenscale.data.stores.text import encode_documents
 from tokenscale.data.stores.writing import write_store
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
-from tokenscale.data.tokenizers.build import build as build_tokenizer
+from tokenscale.data.tokenizers.load import build as build_tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings import flags
 from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings

@@ -19,7 +19,17 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import pretty_json, sha256_file, sha256_text, write_text
-from tokenscale.settings.registry import BATCHES, FORMATS, LABELS, MIXTURES, MODELS, OBJECTIVES, PARALLEL, TOKENIZERS
+from tokenscale.settings.registry import (
+    BATCHES,
+    FORMATS,
+    LABELS,
+    MIXTURES,
+    MODELS,
+    OBJECTIVES,
+    PARALLEL,
+    TOKENIZER_LOADER,
+    TOKENIZERS,
+)
 from tokenscale.settings.run import OURS, RunSettings
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -45,10 +55,11 @@ ALL_QUERIES = "tuple(queries.PARAMETERS)"
 _ASSIGNMENT = re.compile(rf"^({'|'.join(ASSIGNMENTS)}) = (\([^)]*\)|{re.escape(ALL_QUERIES)})", re.MULTILINE)
 
 
-def code_of(verb: str, *variants: str) -> list[str]:
+def code_of(verb: str, *variants: str | None) -> list[str]:
     """Return the sorted source files of a job, relative to the working directory if they are below it.
 
-    `variants` are the modules that the command loads through a registry, as `module` or `module:name`.
+    `variants` are the modules that the command loads through a registry, as `module` or `module:name`; None of a
+    registry's entry is left out.
     """
     return import_closure(f"tokenscale.cli.{verb}", *variants)
 
@@ -71,11 +82,11 @@ def layout_code(run: RunSettings) -> list[str]:
 
 
 def _list_variants(run: RunSettings) -> list[str]:
-    variants = ["tokenscale.runs.launch.ranks", BATCHES[run.approach].module]
+    variants: list[str | None] = ["tokenscale.runs.launch.ranks", BATCHES[run.approach].module]
     if run.store is not None:
         variants.append(FORMATS[run.store.format].reader)
     if run.reads_text:
-        variants.append(TOKENIZERS[run.tokenizer.kind].module)
+        variants += [TOKENIZER_LOADER, TOKENIZERS[run.tokenizer.kind].module]
     if (objective := OBJECTIVES[run.objective].module) is not None:
         variants.append(objective)
     if run.labels in LABELS:
@@ -84,7 +95,7 @@ def _list_variants(run: RunSettings) -> list[str]:
         variants.append(MIXTURES)
     if run.model.transformers is not None:
         variants.append(MODELS["transformers"])
-    return variants
+    return [module for module in variants if module is not None]
 
 
 #: tokenizer engine → its package; a run needs the one set by `engine`, or any of them
@@ -111,9 +122,9 @@ def training_imports(run: RunSettings) -> set[tuple[str, ...]]:
     top, inside = _find_closure_packages(training_modules(run))
     needed = {name for name in inside if name not in ENGINES.values() and ONLY_FOR.get(name, lambda run: True)(run)}
     found: set[tuple[str, ...]] = {(name,) for name in top | needed}
-    engines = sorted(inside & set(ENGINES.values()))
-    if engines and run.reads_text:
-        found.add((ENGINES[run.engine],) if run.engine in ENGINES else tuple(engines))
+    if run.reads_text and (engines := TOKENIZERS[run.tokenizer.kind].engines):
+        names = [run.engine] if run.engine in ENGINES else engines
+        found.add(tuple(sorted(ENGINES[name] for name in names)))
     return found
 
 
@@ -157,13 +168,13 @@ def _find_packages(path: Path) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(top - ours), frozenset(inside - ours)
 
 
-def import_closure(*modules: str) -> list[str]:
+def import_closure(*modules: str | None) -> list[str]:
     """Return the sorted paths of modules, of all project modules that they import, and of the data files they list.
 
     A module lists SQL queries in `QUERIES = ("name", …)` or `QUERIES = tuple(queries.PARAMETERS)` (views shared by all
     queries are added) and files of its folder in `FILES = ("page.css", …)`.
     """
-    return list(_list_paths(modules, Path.cwd().resolve()))
+    return list(_list_paths(tuple(filter(None, modules)), Path.cwd().resolve()))
 
 
 @cache
@@ -232,14 +243,14 @@ def _scan_source(path: Path) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]
     return tuple(name for name in dict.fromkeys(imports) if _find_module_file(name) is not None), assignments
 
 
-def write_listing(*modules: str) -> str:
+def write_listing(*modules: str | None) -> str:
     """Update the file that lists `import_closure(*modules)` with hashes, and return its path.
 
     Equal content is not written again, so touching a source file changes nothing. The path depends on the modules only,
     so that an edit that adds an import can be accepted for a rule (`--consider-ancient train=code`). Earlier contents
     are kept for `list_changes`. Raises UserError if the file cannot be written.
     """
-    return _write_listing(modules, Path.cwd().resolve())
+    return _write_listing(tuple(filter(None, modules)), Path.cwd().resolve())
 
 
 @cache  # thousands of jobs share a dozen listings

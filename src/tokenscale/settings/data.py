@@ -303,7 +303,7 @@ class TokenizerSettings:
     def problems(self) -> list[tuple[str, str]]:
         """Options that do not fit the kind, as (field, what is wrong)."""
         # a converted store's own tokenizer is known by its size alone
-        needs, options = TOKENIZERS[self.kind][1:] if self.kind in TOKENIZERS else (("vocabulary_size",), ())
+        needs, options = TOKENIZERS[self.kind][:2] if self.kind in TOKENIZERS else (("vocabulary_size",), ())
         found = [(name, f"kind {self.kind} needs it") for name in needs if getattr(self, name) is None]
         for name in ("source", "revision", "bos", "eos", "corpus", "vocabulary_size"):
             if getattr(self, name) is not None and name not in (*needs, *options):

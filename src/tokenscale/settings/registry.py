@@ -24,14 +24,16 @@ class SourceSpec(NamedTuple):
 
 
 class TokenizerSpec(NamedTuple):
-    """A kind of tokenizer. `module` has `make`, `load` and `ENGINES`.
+    """A kind of tokenizer. `needs` and `options` are the fields of `TokenizerSettings` that it must have and may have.
 
-    `needs` and `options` are the fields of `TokenizerSettings` that it must have and may have.
+    `engines` are the packages that can encode its text, fastest first. `module` is that of a user's own kind and has
+    the functions `make` and `load`, see `tokenizers.load.Kind`.
     """
 
-    module: str
     needs: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    engines: tuple[str, ...] = ()
+    module: str | None = None
 
 
 class Format(NamedTuple):
@@ -135,13 +137,15 @@ SOURCES = {
 }
 #: source kind → the module that fetches its files
 DOWNLOADS = {name: source.download for name, source in SOURCES.items() if source.download}
-#: tokenizer kind → its module and its options
+#: tokenizer kind → its options and engines
 TOKENIZERS = {
-    "tekken": TokenizerSpec("tokenscale.data.tokenizers.tekken"),
-    "huggingface": TokenizerSpec("tokenscale.data.tokenizers.huggingface", ("source",), ("revision", "bos", "eos")),
-    "bpe": TokenizerSpec("tokenscale.data.tokenizers.bpe", ("corpus", "vocabulary_size")),
-    "numbers": TokenizerSpec("tokenscale.data.tokenizers.numbers", ("vocabulary_size",)),
+    "tekken": TokenizerSpec(engines=("gigatoken", "tiktoken", "tokenizers", "mistral-common")),
+    "huggingface": TokenizerSpec(("source",), ("revision", "bos", "eos"), ("gigatoken", "tokenizers")),
+    "bpe": TokenizerSpec(("corpus", "vocabulary_size"), engines=("gigatoken", "tokenizers")),
+    "numbers": TokenizerSpec(("vocabulary_size",)),
 }
+#: module that loads tokenizers, by name, so that trainings that read stores do not have it as code
+TOKENIZER_LOADER = "tokenscale.data.tokenizers.load"
 _PARQUET = ("codec", "codec_level", "dtype", "row_group_rows")
 #: store format → its reader, its writer and its options (`data/stores/manifest.py` resolves them)
 FORMATS = {

@@ -1,5 +1,6 @@
 """The training loop of one run on one rank."""
 
+import importlib
 import math
 import time
 from dataclasses import dataclass
@@ -14,12 +15,12 @@ from tokenscale.data.batches.batch import Batches, Prefetcher
 from tokenscale.data.batches.held_out import HeldOutSlice, load_held_out
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.tokenizers.base import Tokenizer
-from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Status, Writer
 from tokenscale.runs.records.provenance import Energy, get_boot_id
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
+from tokenscale.settings.registry import TOKENIZER_LOADER
 from tokenscale.settings.run import RunSettings
 from tokenscale.train import profiling as memory
 from tokenscale.train import record
@@ -130,7 +131,8 @@ class Training:
             )
         self.translator: tuple[list[Pair], Tokenizer] | None = None
         if run.validation.bleu:  # read now, so that what is missing is told before the first step
-            self.translator = held_out_pairs(inputs.corpus, run.validation.bleu), load_tokenizer(inputs.tokenizer)
+            tokenizer = importlib.import_module(TOKENIZER_LOADER).load_tokenizer(inputs.tokenizer)
+            self.translator = held_out_pairs(inputs.corpus, run.validation.bleu), tokenizer
         self.running: dict[str, Any] = {}
         if world.rank == 0:
             facts = {"kernel": kernel, "budget_steps": self.steps, **self.trainer.facts(), **record.costs(run, shape)}

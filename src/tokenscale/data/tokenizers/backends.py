@@ -1,20 +1,22 @@
-"""Tokenizer engines: choice of the fastest engine whose ids equal those of the reference on fuzz texts."""
+"""Tokenizer engines, the packages that encode text: choice of the fastest whose ids are exact on fuzz texts."""
 
+import base64
 import json
+import os
 import random
+import threading
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import read_json
-from tokenscale.data.tokenizers.base import Texts, Tokenizer
-from tokenscale.data.tokenizers.engines import gigatoken, tokenizers
-from tokenscale.data.tokenizers.engines.engine import Engine, Unavailable
+from tokenscale.data.tokenizers.base import Texts, Tokenizer, join_ids, to_strings
+from tokenscale.settings.registry import TOKENIZERS
 
 #: number of fuzz texts that every engine is tested on
 FUZZ_TEXTS = 2000
@@ -39,6 +41,165 @@ _PIECES = (
     "ǅ", "ß", "İ", "ﬁ", "e\u0301", "👩\u200d👩\u200d👧", "🇩🇪", "://", "...", "—", "/*", "*/", "{{", "}}", "</", "\\n",
     "日本", "한국어", "ไทย", "हिन्दी", "עברית", "العربية", "a" * 40, "=" * 33, " " * 17, "\n" * 9, "0" * 21,
 )  # fmt: skip
+#: fewer texts, as in training, are encoded one by one by gigatoken: a batch costs about 0.5 ms for arrays and threads
+FEW_TEXTS = 64
+#: gigatoken's name for the pre-tokenizer pattern of Tekken
+TEKKENS_PATTERN = "nemotron"
+#: engine whose ids are correct by definition
+REFERENCE = "tokenizers"
+
+
+class Engine(NamedTuple):
+    """Tokenizer loaded by one package. `encode` returns (ids, lengths), as `base.Tokenizer.encode`."""
+
+    version: str
+    encode: Callable[[Texts], tuple[np.ndarray, np.ndarray]]
+
+
+class Unavailable(Exception):
+    """Engine cannot be used here; the message is a short reason."""
+
+
+def load_fast_json(folder: Path, manifest: dict[str, Any]) -> str:
+    """Return a tokenizer.json without template, truncation, padding and special tokens, so control text stays text."""
+    if "derived" in manifest:  # written by tokenscale in this form; parsing megabytes of JSON is slow
+        return (folder / "tokenizer.json").read_text(encoding="utf-8")
+    data = json.loads((folder / manifest["file"]["name"]).read_text(encoding="utf-8"))
+    data["added_tokens"] = [token for token in data.get("added_tokens") or [] if not token.get("special")]
+    return json.dumps(data | {"post_processor": None, "truncation": None, "padding": None})
+
+
+def count_threads() -> int:
+    """Return the number of threads for an engine: RAYON_NUM_THREADS, otherwise the cores available to this process."""
+    configured = os.environ.get("RAYON_NUM_THREADS", "")
+    if configured.isdigit() and int(configured) > 0:
+        return int(configured)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def import_library(kind: str) -> Any:
+    """Import and return the package `tokenizers`. Raises UserError if it is not installed."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise UserError(
+            f"tokenizers of kind {kind} need the package tokenizers.", next="install tokenizers (environment.yml)"
+        ) from None
+    return tokenizers
+
+
+def open_gigatoken(folder: Path, manifest: dict[str, Any]) -> Engine:
+    """Open gigatoken, tens of times as fast as `tokenizers`: a tokenizer.json, or the ranks of Tekken."""
+    try:
+        import gigatoken
+    except ImportError as error:
+        raise Unavailable(f"no package gigatoken for this platform ({error})") from None
+    first_id = 0
+    try:
+        if manifest["kind"] == "tekken":  # loading ranks takes a third of the time
+            first_id, ranks = manifest["control_ids"], str(folder / "ranks.tiktoken")
+            tokenizer = gigatoken.Tokenizer.from_tiktoken(ranks, pretokenizer=TEKKENS_PATTERN)
+        else:
+            tokenizer = gigatoken.Tokenizer.from_json(load_fast_json(folder, manifest))
+    except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
+        raise Unavailable(f"gigatoken cannot read this tokenizer ({str(error).splitlines()[0]})") from None
+    lock = threading.Lock()
+
+    def encode(texts: Texts) -> tuple[np.ndarray, np.ndarray]:
+        """Encode without the GIL; Arrow arrays are not copied."""
+        if len(texts) == 0:
+            return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
+        with lock:  # comparison and writer may call at once; the package rejects concurrent calls
+            if len(texts) < FEW_TEXTS and not isinstance(texts, pa.Array):
+                ids, lengths = join_ids([tokenizer.encode(text).view(np.int32) for text in to_strings(texts)])
+                return ids + np.int32(first_id), lengths
+            inputs = _to_awkward(texts) if isinstance(texts, pa.Array) else to_strings(texts)
+            layout = tokenizer.encode_batch(inputs, parallel=count_threads() > 1).layout
+        offsets = np.asarray(layout.offsets.data, dtype=np.int64)
+        ids = np.asarray(layout.content.data)[offsets[0] : offsets[-1]]
+        ids = ids.view(np.int32)
+        return (ids + np.int32(first_id) if first_id else ids), np.diff(offsets)
+
+    return Engine(version("gigatoken"), encode)
+
+
+def _to_awkward(texts: pa.Array) -> Any:
+    """Return an Arrow string array as an awkward array with 64-bit offsets, without copying the bytes."""
+    import awkward
+
+    if texts.null_count:
+        raise ValueError("a document is null")
+    texts = texts if pa.types.is_large_string(texts.type) else texts.cast(pa.large_string())
+    _, offsets, data = texts.buffers()
+    first = np.frombuffer(offsets, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    content = np.frombuffer(data, dtype=np.uint8) if data is not None and data.size else np.zeros(0, dtype=np.uint8)
+    characters = awkward.contents.NumpyArray(content, parameters={"__array__": "char"})
+    index = awkward.index.Index64(first)
+    return awkward.Array(awkward.contents.ListOffsetArray(index, characters, parameters={"__array__": "string"}))
+
+
+def open_tiktoken(folder: Path, manifest: dict[str, Any]) -> Engine:
+    """Open tiktoken for a Tekken file. Its table has no control tokens, so their text stays text."""
+    try:
+        import tiktoken
+    except ImportError:
+        raise Unavailable("no package tiktoken") from None
+    data = json.loads((folder / manifest["file"]["name"]).read_text(encoding="utf-8"))
+    control_ids = data["config"]["default_num_special_tokens"]
+    ordinary = manifest["vocabulary_size"] - control_ids
+    ranks = {base64.b64decode(token["token_bytes"]): token["rank"] for token in data["vocab"][:ordinary]}
+    encoding = tiktoken.Encoding("tekken", pat_str=data["config"]["pattern"], mergeable_ranks=ranks, special_tokens={})
+
+    def encode(texts: Texts) -> tuple[np.ndarray, np.ndarray]:
+        documents = to_strings(texts)
+        if count_threads() > 1 and len(documents) > 1:
+            found = encoding.encode_ordinary_batch(documents, num_threads=count_threads())
+        else:
+            found = [encoding.encode_ordinary(text) for text in documents]
+        ids, lengths = join_ids(found)
+        return ids + np.int32(control_ids), lengths
+
+    return Engine(version("tiktoken"), encode)
+
+
+def open_tokenizers(folder: Path, manifest: dict[str, Any]) -> Engine:
+    """Open Hugging Face's `tokenizers`, the reference for all other engines, for a tokenizer.json."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise Unavailable("no package tokenizers") from None
+    tokenizer = tokenizers.Tokenizer.from_str(load_fast_json(folder, manifest))
+    tokenizer.encode_special_tokens = True
+    if "TOKENIZERS_PARALLELISM" not in os.environ:
+        os.environ["TOKENIZERS_PARALLELISM"] = "true" if count_threads() > 1 else "false"
+
+    def encode(texts: Texts) -> tuple[np.ndarray, np.ndarray]:
+        return join_ids([e.ids for e in tokenizer.encode_batch_fast(to_strings(texts), add_special_tokens=False)])
+
+    return Engine(version("tokenizers"), encode)
+
+
+def open_mistral_common(folder: Path, manifest: dict[str, Any]) -> Engine:
+    """Open Mistral's own reader of Tekken, for comparison. The slowest engine, with heavy imports."""
+    try:
+        from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+    except ImportError:
+        raise Unavailable("no package mistral-common") from None
+    tokenizer = Tekkenizer.from_file(folder / manifest["file"]["name"])
+
+    def encode(texts: Texts) -> tuple[np.ndarray, np.ndarray]:
+        return join_ids([tokenizer.encode(text, bos=False, eos=False) for text in to_strings(texts)])
+
+    return Engine(version("mistral-common"), encode)
+
+
+#: engine → function that opens it with the files named in a manifest, or raises Unavailable
+ENGINES = {
+    "gigatoken": open_gigatoken,
+    "tiktoken": open_tiktoken,
+    "tokenizers": open_tokenizers,
+    "mistral-common": open_mistral_common,
+}
 
 
 def make_fuzz_texts(control: Sequence[str] = (), count: int = FUZZ_TEXTS, seed: int = 0) -> list[str]:
@@ -108,10 +269,6 @@ def _first_difference(
     raise AssertionError("ids differ, and no text does")  # unreachable: the lengths add up to the number of ids
 
 
-#: engine whose ids are correct by definition
-REFERENCE = "tokenizers"
-
-
 class EngineTokenizer(Tokenizer):
     """Tokenizer backed by an engine. `notes` lists the faster engines that were skipped, with reasons."""
 
@@ -119,13 +276,13 @@ class EngineTokenizer(Tokenizer):
         self,
         folder: Path,
         manifest: dict[str, Any],
-        engines: dict[str, ModuleType],
         decode: Callable[[list[int]], str],
         requested: str = "auto",
     ):
         super().__init__(manifest)
         self.notes: list[str] = []
-        self._folder, self._manifest, self._engines, self._decode = folder, manifest, engines, decode
+        self._folder, self._manifest, self._decode = folder, manifest, decode
+        self._engines = TOKENIZERS[self.kind].engines
         self.engine, self._engine = self._open_requested(requested) if requested != "auto" else self._open_fastest()
         self.engine_version = self._engine.version
 
@@ -183,25 +340,23 @@ class EngineTokenizer(Tokenizer):
         return find_difference(engine, reference, make_fuzz_texts()) is None
 
     def _open(self, name: str) -> Engine:
-        return self._engines[name].open_engine(self._folder, self._manifest)
+        return ENGINES[name](self._folder, self._manifest)
 
 
-def compare_engines(
-    folder: Path, manifest: dict[str, Any], engines: dict[str, ModuleType], control: Sequence[str]
-) -> dict[str, Any]:
-    """Compare every installed engine with the reference on fuzz texts, for the build record.
+def compare_engines(folder: Path, manifest: dict[str, Any], control: Sequence[str]) -> dict[str, Any]:
+    """Compare every installed engine of the kind with the reference on fuzz texts, for the build record.
 
     Returns {name: {version, exact, texts, first_difference}}, or {name: {unavailable}}. `control` holds the tokenizer's
     own control tokens, whose text must stay text.
     """
     texts = make_fuzz_texts(control)
-    reference = engines[REFERENCE].open_engine(folder, manifest)
+    reference = ENGINES[REFERENCE](folder, manifest)
     results: dict[str, Any] = {REFERENCE: {"version": reference.version, "exact": True}}
-    for name, module in engines.items():
+    for name in TOKENIZERS[manifest["kind"]].engines:
         if name == REFERENCE:
             continue
         try:
-            engine = module.open_engine(folder, manifest)
+            engine = ENGINES[name](folder, manifest)
         except Unavailable as error:
             results[name] = {"unavailable": str(error)}
             continue
@@ -210,23 +365,3 @@ def compare_engines(
         if difference:
             results[name]["first_difference"] = difference
     return results
-
-
-#: engines, fastest first
-ENGINES = {"gigatoken": gigatoken, "tokenizers": tokenizers}
-
-
-def load(path: Path, manifest: dict[str, Any], engine: str = "auto") -> EngineTokenizer:
-    """Load a tokenizer.json without its template, truncation and padding."""
-
-    def decode(ids: list[int]) -> str:
-        tokenizer = tokenizers.import_library(manifest["kind"]).Tokenizer.from_file(str(path))
-        return tokenizer.decode(ids, skip_special_tokens=False)
-
-    return EngineTokenizer(path.parent, manifest, ENGINES, decode, engine)
-
-
-def control_texts(path: Path) -> list[str]:
-    """Return the texts of the control tokens of a tokenizer.json."""
-    added = json.loads(path.read_text(encoding="utf-8")).get("added_tokens") or []
-    return [token["content"] for token in added if token.get("special")]

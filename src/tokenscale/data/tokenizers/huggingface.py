@@ -1,4 +1,4 @@
-"""Hugging Face fast tokenizers, from a folder with tokenizer.json or from the hub by name and revision.
+"""Tokenizers with a tokenizer.json: of a folder, of the hub by name and revision, or trained on a corpus.
 
 The file is copied into the tokenizer's folder, so that stores can be rebuilt without the hub. BOS and EOS come from
 `bos` and `eos` of the settings, then from tokenizer_config.json or special_tokens_map.json, then from `CUSTOMARY`.
@@ -14,10 +14,10 @@ import numpy as np
 
 from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import atomic, read_json, sha256_file, write_json, write_text
+from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.tokenizers import backends
+from tokenscale.data.tokenizers.backends import import_library
 from tokenscale.data.tokenizers.base import Tokenizer, read_tokenizer_manifest
-from tokenscale.data.tokenizers.engines.tokenizers import import_library
-from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.data.tokenizers.tekken import control_names
 from tokenscale.settings.data import TokenizerSettings
 from tokenscale.settings.registry import TOKENIZERS
@@ -66,9 +66,60 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
     return path, facts
 
 
-ENGINES = backends.ENGINES
-load = backends.load
-control_texts = backends.control_texts
+def train_bpe(
+    settings: TokenizerSettings, directory: Path, corpus_directory: Path | None
+) -> tuple[Path, dict[str, Any]]:
+    """Train a byte-level BPE on all documents of the training split, in order, and return (file, manifest facts).
+
+    The alphabet holds every byte, so any text can be encoded and decoded. Ids 0, 1, 2 are `<s>`, `</s>`, `<pad>`.
+    (Sennrich et al. 2016; bytes as in GPT-2, Radford et al. 2019.) Equal texts give equal files. A small corpus may
+    give fewer entries than `settings.vocabulary_size`; the manifest records the actual number. Raises UserError without
+    a corpus.
+    """
+    if corpus_directory is None:
+        raise UserError(
+            f"the tokenizer {settings.name} of kind bpe is trained on a corpus, and --corpus is missing.",
+            next=f"--corpus results/corpus/{settings.corpus}/manifest.json",
+        )
+    tokenizers = import_library("bpe")
+    text = RawText(corpus_directory, "train")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=settings.vocabulary_size,
+        special_tokens=["<s>", "</s>", "<pad>"],
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(text.batches(), trainer=trainer, length=len(text))
+    path = directory / "tokenizer.json"
+    with atomic(path) as temporary:
+        tokenizer.save(str(temporary), pretty=True)
+    facts = {
+        "vocabulary_size": tokenizer.get_vocab_size(),
+        "bos_id": tokenizer.token_to_id("<s>"),
+        "eos_id": tokenizer.token_to_id("</s>"),
+        "pad_id": tokenizer.token_to_id("<pad>"),
+        "corpus_manifest_sha256": sha256_file(Path(corpus_directory) / "manifest.json"),
+    }
+    return path, facts
+
+
+def load(path: Path, manifest: dict[str, Any], engine: str = "auto") -> backends.EngineTokenizer:
+    """Load a tokenizer.json without its template, truncation and padding."""
+
+    def decode(ids: list[int]) -> str:
+        tokenizer = import_library(manifest["kind"]).Tokenizer.from_file(str(path))
+        return tokenizer.decode(ids, skip_special_tokens=False)
+
+    return backends.EngineTokenizer(path.parent, manifest, decode, engine)
+
+
+def control_texts(path: Path) -> list[str]:
+    """Return the texts of the control tokens of a tokenizer.json."""
+    added = json.loads(path.read_text(encoding="utf-8")).get("added_tokens") or []
+    return [token["content"] for token in added if token.get("special")]
 
 
 def _fetch(settings: TokenizerSettings) -> tuple[Any, dict[str, str]]:
@@ -268,15 +319,14 @@ def _make_name(text: str) -> str:
 
 
 def export_tokenizer(
-    directory: Path, folder: Path, sequence_length: int, masked: bool = False
+    tokenizer: Tokenizer, directory: Path, folder: Path, sequence_length: int, masked: bool = False
 ) -> dict[str, int | None]:
     """Write both files to `folder` and return the ids of bos, eos and pad, and of mask for a masked model.
 
-    `directory` holds a tokenizer of any kind but `numbers`, whose ids are not text. The written file is loaded and
-    compared with the tokenizer on fuzz texts. Raises UserError for a damaged tokenizer, ValueError for different ids.
+    `tokenizer` is the one in `directory`, of any kind but `numbers`, whose ids are not text. The written file is loaded
+    and compared with it on fuzz texts. Raises ValueError for different ids.
     """
     directory = Path(directory)
-    tokenizer = load_tokenizer(directory)
     data = _load_json(directory)
     ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "pad": tokenizer.pad_id}
     if masked:

@@ -22,9 +22,6 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
     return path, {"vocabulary_size": settings.vocabulary_size, "bos_id": 0, "eos_id": 1, "pad_id": 2}
 
 
-ENGINES: dict[str, Any] = {}
-
-
 def load(path: Path, manifest: dict[str, Any], engine: str = "auto") -> "Numbers":
     """Load a file written by `make`. `engine` is ignored: this tokenizer needs no package."""
     return Numbers(path, manifest)

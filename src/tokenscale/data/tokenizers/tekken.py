@@ -18,19 +18,11 @@ from typing import Any
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic, canonical_json, sha256_file, write_text
 from tokenscale.data.tokenizers.backends import EngineTokenizer
-from tokenscale.data.tokenizers.engines import gigatoken, mistral_common, tiktoken, tokenizers
 from tokenscale.settings.data import TokenizerSettings
 
 FILE = "tekken_240718.json"
 #: control ids of mistral_common, for files that do not list them
 CONTROL = {"<unk>": 0, "<s>": 1, "</s>": 2, "<pad>": 11}
-#: engines, fastest first
-ENGINES = {
-    "gigatoken": gigatoken,
-    "tiktoken": tiktoken,
-    "tokenizers": tokenizers,
-    "mistral-common": mistral_common,
-}
 
 
 def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | None) -> tuple[Path, dict[str, Any]]:
@@ -78,7 +70,7 @@ def load(path: Path, manifest: dict[str, Any], engine: str = "auto") -> EngineTo
         ]
         return b"".join(parts).decode("utf-8", errors="replace")
 
-    return EngineTokenizer(path.parent, manifest, ENGINES, decode, engine)
+    return EngineTokenizer(path.parent, manifest, decode, engine)
 
 
 def control_texts(path: Path) -> list[str]:
