@@ -114,7 +114,7 @@ class StepsTaken(Figure):
 #: table of the registry → (the line, the file, its text)
 ADDED = {
     "SOURCES": (
-        '"fortune": SourceSpec("tokenscale.data.corpus.fortune", "short sentences", ("documents",)),',
+        '"fortune": SourceSpec("short sentences", ("documents",), module="tokenscale.data.corpus.fortune"),',
         "data/corpus/fortune.py",
         FORTUNE,
     ),

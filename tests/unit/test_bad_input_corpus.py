@@ -197,10 +197,8 @@ def test_an_address_names_a_file_inside_of_its_folder(tmp_path, last, local):
 
 @pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside", "a\0b"])
 def test_a_list_of_the_hub_that_leaves_the_folder_is_refused(tmp_path, monkeypatch, name):
-    from tokenscale.data.corpus import hub
-
-    monkeypatch.setattr(hub, "resolve", lambda source, files, recorded: {name: name})
-    monkeypatch.setattr(hub, "fetch", lambda *_, **__: pytest.fail("nothing is fetched"))
+    listing = download.Downloader(lambda *_: {name: name}, lambda *_, **__: pytest.fail("nothing is fetched"))
+    monkeypatch.setitem(download.DOWNLOADS, "hub", listing)
     source = SourceSettings(kind="hub", repository="a/b", revision="0" * 40, files=("*",))
     with pytest.raises(UserError, match="outside"):
         fetch_corpus(CorpusSettings(name="web", source=source), tmp_path / "d")

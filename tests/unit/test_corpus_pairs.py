@@ -9,7 +9,7 @@ import pytest
 
 from tests.web import Server
 from tokenscale.base.errors import UserError
-from tokenscale.data.corpus import fetched, files, fingerprint
+from tokenscale.data.corpus import files, fingerprint
 from tokenscale.data.corpus.build import build
 from tokenscale.data.corpus.download import fetch_corpus
 from tokenscale.data.corpus.raw_text import PAIR, RawText
@@ -27,8 +27,8 @@ def source(*names, **more) -> SourceSettings:
     return made
 
 
-def pairs_of(settings, module=files, downloads=None):
-    return [text and tuple(text.split(PAIR)) for text, _ in module.documents(settings, downloads)]
+def pairs_of(settings, downloads=None):
+    return [text and tuple(text.split(PAIR)) for text, _ in files.documents(settings, downloads)]
 
 
 def write(path, text):
@@ -135,6 +135,6 @@ def test_two_files_from_the_web(tmp_path):
             validation_target_files=[f"{web.address}/b/train.en"],
         )
         fetch_corpus(CorpusSettings(name="tiny", source=asked), tmp_path)
-    assert pairs_of(asked, fetched, tmp_path) == PAIRS
-    held_out = [text.split(PAIR) for text, _ in fetched.validation_documents(asked, tmp_path)]
+    assert pairs_of(asked, tmp_path) == PAIRS
+    held_out = [text.split(PAIR) for text, _ in files.validation_documents(asked, tmp_path)]
     assert held_out == [["vier", "four"]]

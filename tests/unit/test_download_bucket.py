@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.corpus import bucket
+from tokenscale.data.corpus import download
 from tokenscale.data.corpus.build import build
 from tokenscale.data.corpus.download import fetch_corpus
 from tokenscale.data.corpus.raw_text import RawText
@@ -87,7 +87,7 @@ def test_a_second_download_reads_nothing_and_a_changed_object_is_an_error(s3, tm
     settings = corpus_of("s3://texts/raw/f0.parquet")
     before = fetch_corpus(settings, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(bucket, "fetch", None)  # would fail
+        patch.setitem(download.DOWNLOADS, "bucket", download.Downloader(download.resolve_objects, None))  # would fail
         assert fetch_corpus(settings, tmp_path) == before
     put(s3, "raw/f0.parquet", ["other"])
     (tmp_path / "raw/f0.parquet").unlink()
@@ -97,9 +97,9 @@ def test_a_second_download_reads_nothing_and_a_changed_object_is_an_error(s3, tm
 
 def test_a_download_that_was_cut_is_resumed(s3, tmp_path, monkeypatch):
     whole = put(s3, "raw/long.parquet", [f"text {i} " * 50 for i in range(3000)])
-    monkeypatch.setattr(bucket, "CHUNK_BYTES", 20_000)
+    monkeypatch.setattr(download, "BUCKET_CHUNK_BYTES", 20_000)
     ranges, failing = [], True
-    read = bucket._read_range
+    read = download._read_range
 
     def read_range(system, address, start, end):
         if failing and len(ranges) == 2:
@@ -107,7 +107,7 @@ def test_a_download_that_was_cut_is_resumed(s3, tmp_path, monkeypatch):
         ranges.append(start)
         return read(system, address, start, end)
 
-    monkeypatch.setattr(bucket, "_read_range", read_range)
+    monkeypatch.setattr(download, "_read_range", read_range)
     settings = corpus_of("s3://texts/raw/long.parquet")
     with pytest.raises(UserError, match="a request to the bucket failed") as error:
         fetch_corpus(settings, tmp_path)

@@ -74,7 +74,7 @@ def offences(source: str, file: str) -> list[str]:
 def test_no_program_runs_what_it_reads():
     names = {path: path.relative_to(ROOT / "src").as_posix() for path in SOURCES}
     found = {name: offences(path.read_text(encoding="utf-8"), name) for path, name in names.items()}
-    assert len(found) > 300 and {name: what for name, what in found.items() if what} == {}
+    assert len(found) > 100 and {name: what for name, what in found.items() if what} == {}
 
 
 @pytest.mark.parametrize(

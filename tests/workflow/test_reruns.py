@@ -159,7 +159,8 @@ ROOMS = [
     ("runs/records/events.py", RUNS),
     ("runs/records/provenance.py", BENCHMARK | RUNS),
     ("data/corpus/build.py", CORPUS),
-    ("data/corpus/hub.py", {}),
+    ("data/corpus/download.py", {}),
+    ("data/corpus/dummy.py", CORPUS),
     ("parity/certificate.py", {}),
     ("arms/train.py", {}),  # no run of the copy has another trainer
     ("data/tokenizers/backends.py", TOKENIZER),

@@ -37,7 +37,6 @@ from tokenscale.settings.profile import find_dropped_values
 from tokenscale.settings.yaml_files import read_yaml
 from tokenscale.settings.registry import (
     BATCHES,
-    DOWNLOADS,
     FIGURES,
     FORMATS,
     MODELS,
@@ -195,7 +194,7 @@ def mixed_corpora(mixture, store=None):
 def downloads_of(corpus):
     return (
         [f"results/downloads/{corpus}/manifest.json"]
-        if settings.corpora[corpus].source.kind in DOWNLOADS
+        if SOURCES[settings.corpora[corpus].source.kind].downloaded
         else []
     )
 

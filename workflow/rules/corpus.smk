@@ -1,16 +1,14 @@
 rule download:
     """Download the files of a remote corpus and verify their hashes. Needs a network: a local rule in every profile."""
     input:
-        code=lambda w: code_of(
-            "download", DOWNLOADS[settings.corpora[w.corpus].source.kind]
-        ),
+        code=lambda w: code_of("download"),
     output:
         "results/downloads/{corpus}/manifest.json",
     log:
         "results/logs/download/{corpus}.log",
     wildcard_constraints:
         corpus=one_of(
-            n for n, c in settings.corpora.items() if c.source.kind in DOWNLOADS
+            n for n, c in settings.corpora.items() if SOURCES[c.source.kind].downloaded
         ),
     localrule: True
     params:

@@ -19,6 +19,7 @@ from tokenscale.cli.mixture import write_mixture
 from tokenscale.cli.pretokenize_file import reword_for_flags
 from tokenscale.cli.train_request import Request, check_run, shorten_warmup, vocabulary_error
 from tokenscale.data.corpus.build import build as build_corpus
+from tokenscale.data.corpus.files import describe
 from tokenscale.data.corpus.raw_text import RawText, read_corpus_manifest, write_text_records
 from tokenscale.data.stores.manifest import open_store, read_store_manifest
 from tokenscale.data.stores.text import encode_documents
@@ -30,7 +31,7 @@ from tokenscale.settings import flags
 from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.manifests import list_manifests
 from tokenscale.settings.options import from_dict, to_dict
-from tokenscale.settings.registry import BATCHES, DOWNLOADS, OBJECTIVES, SOURCES
+from tokenscale.settings.registry import BATCHES, OBJECTIVES, SOURCES
 from tokenscale.settings.run import RunSettings
 
 RESULTS = Path("results")
@@ -158,7 +159,7 @@ def ensure_corpus(settings: CorpusSettings, log: Callable[[str], None] = print) 
     if _is_current(settings, directory):
         return directory / "manifest.json"
     downloads = None
-    if settings.source.kind in DOWNLOADS:
+    if SOURCES[settings.source.kind].downloaded:
         downloads = RESULTS / "downloads" / settings.name
         # by name: only remote files need the download modules
         importlib.import_module("tokenscale.data.corpus.download").fetch_corpus(settings, downloads)
@@ -190,7 +191,7 @@ def _is_current(settings: CorpusSettings, directory: Path) -> bool:
             return False
     if settings.source.kind != "files":
         return True
-    return importlib.import_module(SOURCES["files"].module).describe(settings.source) == manifest["source"]
+    return describe(settings.source) == manifest["source"]
 
 
 def ensure_tokenizer(

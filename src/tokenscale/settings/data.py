@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from tokenscale.base.errors import UserError, redact_credentials, unknown
 from tokenscale.settings.options import NAME_PATTERN, STRICT, get_default, option
-from tokenscale.settings.registry import DOWNLOADS, FORMATS, SOURCES, TOKENIZERS
+from tokenscale.settings.registry import FORMATS, SOURCES, TOKENIZERS
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 #: prefix of names that are not local files: `s3://…`, `file:…`, `data:…`
@@ -122,7 +122,7 @@ class SourceSettings:
             found.append(("revision", f"{self.revision!r} is not a commit (40 hex digits)"))
         for name in FILE_LISTS:
             found += [(name, text) for f in getattr(self, name) if (text := find_address_problem(f, self.kind))]
-        if self.kind in DOWNLOADS:
+        if SOURCES[self.kind].downloaded:
             for name in FILE_LISTS:
                 hashes = [f.partition("#sha256=")[2] for f in getattr(self, name) if "#sha256=" in f]
                 found += [

@@ -8,19 +8,19 @@ from typing import NamedTuple
 
 
 class SourceSpec(NamedTuple):
-    """A kind of source. `module` has `describe` and `documents`.
+    """A kind of source. `needs` and `options` are the fields of `SourceSettings` that it must have and may have.
 
-    `needs` and `options` are the fields of `SourceSettings` that it must have and may have. `download` is
-    the module that fetches its files, apart, so that a corpus does not depend on how they came. `splittable`: it reads
-    files, and its functions take a part of them.
+    `downloaded`: the command `download` fetches its files, apart, so that a corpus does not depend on how they came.
+    `splittable`: it reads files, and its functions take a part of them. `module` is that of a user's own kind and has
+    the functions `describe` and `documents`, see `corpus.build.Source`.
     """
 
-    module: str
     description: str
     needs: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
-    download: str | None = None
+    downloaded: bool = False
     splittable: bool = False
+    module: str | None = None
 
 
 class TokenizerSpec(NamedTuple):
@@ -91,52 +91,26 @@ _READ = (
     "separator",
 )
 _FETCHED = (*_READ, "downloaded", "published_documents")
-#: source kind → its module and its options
+#: source kind → its options
 SOURCES = {
-    "docstrings": SourceSpec(
-        "tokenscale.data.corpus.docstrings",
-        "docstrings of installed packages, one per document",
-        options=("packages",),
-    ),
-    "files": SourceSpec(
-        "tokenscale.data.corpus.files", "Parquet, JSONL, TSV or text files", ("files",), _READ, splittable=True
-    ),
-    "url": SourceSpec(
-        "tokenscale.data.corpus.fetched",
-        "such files from the web",
-        ("files",),
-        _FETCHED,
-        download="tokenscale.data.corpus.download",
-        splittable=True,
-    ),
-    "bucket": SourceSpec(
-        "tokenscale.data.corpus.fetched",
-        "such files from an S3 bucket",
-        ("files",),
-        _FETCHED,
-        download="tokenscale.data.corpus.bucket",
-        splittable=True,
-    ),
+    "docstrings": SourceSpec("docstrings of installed packages, one per document", options=("packages",)),
+    "files": SourceSpec("Parquet, JSONL, TSV or text files", ("files",), _READ, splittable=True),
+    "url": SourceSpec("such files from the web", ("files",), _FETCHED, downloaded=True, splittable=True),
+    "bucket": SourceSpec("such files from an S3 bucket", ("files",), _FETCHED, downloaded=True, splittable=True),
     "hub": SourceSpec(
-        "tokenscale.data.corpus.fetched",
         "files of a Hugging Face dataset",
         ("repository", "revision", "files"),
         _FETCHED,
-        download="tokenscale.data.corpus.hub",
+        downloaded=True,
         splittable=True,
     ),
     "stream": SourceSpec(
-        "tokenscale.data.corpus.stream",
         "documents of a Hugging Face dataset, streamed",
         ("repository",),
         ("revision", "subset", "split", "validation_split", "text_column", "target_column", "published_documents"),
     ),
-    "dummy": SourceSpec(
-        "tokenscale.data.corpus.dummy", "random numbers", ("documents",), ("vocabulary_size", "lengths", "seed")
-    ),
+    "dummy": SourceSpec("random numbers", ("documents",), ("vocabulary_size", "lengths", "seed")),
 }
-#: source kind → the module that fetches its files
-DOWNLOADS = {name: source.download for name, source in SOURCES.items() if source.download}
 #: tokenizer kind → its options and engines
 TOKENIZERS = {
     "tekken": TokenizerSpec(engines=("gigatoken", "tiktoken", "tokenizers", "mistral-common")),

@@ -34,6 +34,7 @@ from tokenscale.base.files import (
     utc_now,
     write_json,
 )
+from tokenscale.data.corpus import docstrings, dummy, files, stream
 from tokenscale.settings.data import CleaningSettings, CorpusSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.registry import SOURCES
@@ -124,6 +125,34 @@ GROUP_BYTES = 256 << 20
 SCHEMA = pa.schema([pa.field("text", pa.string(), nullable=False), pa.field("origin", pa.string(), nullable=False)])
 
 
+class Source(NamedTuple):
+    """Functions of a kind of source, called with (source settings, folder of downloads), and with (number, parts) of a
+    part if it is splittable. `describe` returns the manifest entry, the others yield (text, origin) of documents.
+    """
+
+    describe: Callable[..., dict[str, Any]]
+    documents: Callable[..., Iterator[tuple[str | None, str]]]
+    validation_documents: Callable[..., Iterator[tuple[str | None, str]]] | None = None
+
+
+_DOWNLOADED = Source(files.describe_downloads, files.documents, files.validation_documents)
+#: kind of source → its functions
+KINDS = {
+    "docstrings": Source(docstrings.describe, docstrings.documents),
+    "files": Source(files.describe, files.documents, files.validation_documents),
+    "url": _DOWNLOADED,
+    "bucket": _DOWNLOADED,
+    "hub": _DOWNLOADED,
+    "stream": Source(stream.describe, stream.documents, stream.validation_documents),
+    "dummy": Source(dummy.describe, dummy.documents),
+}
+
+
+def find_source(kind: str) -> Any:
+    """Return the functions of a kind: those of `KINDS`, or a user's own module with functions of the same names."""
+    return KINDS[kind] if kind in KINDS else importlib.import_module(SOURCES[kind].module)
+
+
 def build(
     settings: CorpusSettings,
     directory: Path,
@@ -132,14 +161,13 @@ def build(
 ) -> dict[str, Any]:
     """Build one corpus from its declared source into `directory` and return its manifest.
 
-    The module of each source defines `describe(source, downloads)` and `documents(source, downloads)`, and
-    `validation_documents` if it can have its own validation set. `downloads` is the folder written by the command
-    `download`. `report(documents, utf8_bytes)` is called for each kept document. Raises UserError for an unknown
-    source, missing or unreadable files or packages, or an empty training split.
+    `downloads` is the folder written by the command `download`. `report(documents, utf8_bytes)` is called for each kept
+    document. Raises UserError for an unknown source, missing or unreadable files or packages, or an empty training
+    split.
     """
     if settings.source.kind not in SOURCES:
         raise unknown("corpus source", settings.source.kind, SOURCES, key="corpus.source.kind")
-    source = importlib.import_module(SOURCES[settings.source.kind].module)
+    source = find_source(settings.source.kind)
     description = source.describe(settings.source, downloads)
     validation = source.validation_documents(settings.source, downloads) if settings.source.has_own_validation else None
     documents = source.documents(settings.source, downloads)
@@ -190,8 +218,8 @@ def write_splits(
     """Clean the documents, add each to the writer of its split, and return the counts of `clean`."""
     counts: dict[str, int] = {}
     seen: set[bytes] = set()
-    for declared_split, stream in (("train", documents), ("validation", validation or ())):
-        for document in clean(stream, settings.cleaning, counts, seen):
+    for declared_split, texts in (("train", documents), ("validation", validation or ())):
+        for document in clean(texts, settings.cleaning, counts, seen):
             by_hash = validation is None
             split = assign_split(document.sha256, settings.validation_share) if by_hash else declared_split
             splits[split].add(document)

@@ -1,35 +1,49 @@
 """Download of a remote source to `results/downloads/<corpus>/`: files checked by hash, and a manifest.
 
-The configuration declares a hash after `#sha256=`. Without one, the first download records the hash in `hashes.json`
-and later downloads must match it. The manifest is written last, so it lists complete files only.
+Files come from web addresses, from a bucket (`s3://…`) through fsspec, or from a Hugging Face dataset at a pinned
+commit through the hub's own client (cache, login, retries). The configuration declares a hash after `#sha256=`. Without
+one, the first download records the hash in `hashes.json` and later downloads must match it. The manifest is written
+last, so it lists complete files only.
 """
 
-import importlib
+import os
 import re
+import shutil
+from collections.abc import Callable
+from fnmatch import fnmatch
+from glob import has_magic
 from pathlib import Path
 from time import sleep
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import requests
 import urllib3
 
-from tokenscale.base.errors import UserError, redact_credentials
+from tokenscale.base.bucket import access_error, open_system
+from tokenscale.base.errors import UserError, find_nearest, redact_credentials
 from tokenscale.base.files import lock_folder, read_json, sha256_file, sync, write_json
 from tokenscale.base.progress import Progress
 from tokenscale.settings.data import FILE_LISTS, CorpusSettings, SourceSettings
-from tokenscale.settings.registry import DOWNLOADS
 
 VERSION = 1
 RECORD, MANIFEST = "hashes.json", "manifest.json"
 
 
+class Downloader(NamedTuple):
+    """Functions of a kind of source: `resolve(source, files, recorded)` returns {remote name: local name}, where
+    `recorded` are the files of an earlier download, and `fetch(source, name, target, resumable)` gets one file.
+    """
+
+    resolve: Callable[[SourceSettings, tuple[str, ...], list[str]], dict[str, str]]
+    fetch: Callable[..., None]
+
+
 def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
     """Download the files of a corpus source into `directory` and return the manifest.
 
-    Existing files with the right hash are kept. The module of the source defines `resolve(source, files, recorded)`,
-    which returns {remote name: local name}, and `fetch(source, name, target, resumable)`. Raises UserError if a file
-    cannot be downloaded or its hash differs from the declared or recorded one. A file with a wrong hash is deleted.
+    Existing files with the right hash are kept. Raises UserError if a file cannot be downloaded or its hash differs
+    from the declared or recorded one. A file with a wrong hash is deleted.
     """
     directory = Path(directory)
     source = settings.source
@@ -41,7 +55,7 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
             expected=", ".join(DOWNLOADS),
             next="python -m tokenscale corpus --help makes the corpus",
         )
-    module = importlib.import_module(DOWNLOADS[source.kind])
+    downloader = DOWNLOADS[source.kind]
     with lock_folder(directory, f"the download of {settings.name}"):
         record_path = directory / RECORD
         record: dict[str, str] = read_json(record_path, "record of hashes") if record_path.exists() else {}
@@ -50,12 +64,12 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
         for key in FILE_LISTS:
             declared = dict(_split_hash(name) for name in getattr(source, key))
             listed = []
-            for name, local in module.resolve(source, tuple(declared), list(record)).items():
+            for name, local in downloader.resolve(source, tuple(declared), list(record)).items():
                 if local in used_names:  # two lists have a file of the same name
                     local = f"{key}-{local}"
                 used_names.add(_check_local_name(local, name))
                 target = directory / local
-                sha256 = _download_file(module, source, name, target, declared.get(name), record)
+                sha256 = _download_file(downloader, source, name, target, declared.get(name), record)
                 record[name] = sha256
                 write_json(record_path, record)
                 listed.append({"name": local, "from": name, "bytes": target.stat().st_size, "sha256": sha256})
@@ -90,7 +104,12 @@ def _split_hash(name: str) -> tuple[str, str | None]:
 
 
 def _download_file(
-    module: Any, source: SourceSettings, name: str, target: Path, declared: str | None, record: dict[str, str]
+    downloader: Downloader,
+    source: SourceSettings,
+    name: str,
+    target: Path,
+    declared: str | None,
+    record: dict[str, str],
 ) -> str:
     """Download the file to `target` unless it is there, and return its hash. Raises UserError for a wrong hash."""
     expected = declared or record.get(name)
@@ -99,7 +118,7 @@ def _download_file(
         return expected
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(target.name + ".arriving")
-    module.fetch(source, name, partial, resumable=expected is not None)
+    downloader.fetch(source, name, partial, resumable=expected is not None)
     digest = sha256_file(partial)
     if expected and digest != expected:
         size = partial.stat().st_size
@@ -123,6 +142,7 @@ def _download_file(
 TRIES = 6
 TIMEOUT_S = (10.0, 60.0)  # to connect, and between two reads
 CHUNK_BYTES = 1 << 20
+BUCKET_CHUNK_BYTES = 1 << 22
 #: permanent errors, such as redirects to `file:` and `ftp:`
 NO_SUCH_ADDRESS = (
     requests.exceptions.InvalidSchema,
@@ -138,12 +158,12 @@ PROGRESS_BYTES = 1 << 20
 BUSY = {408, 425, 429, 500, 502, 503, 504}
 
 
-def resolve(source: SourceSettings, files: tuple[str, ...], recorded: list[str]) -> dict[str, str]:
+def resolve_urls(source: SourceSettings, files: tuple[str, ...], recorded: list[str]) -> dict[str, str]:
     """Return {URL: local file name}: the last part of the URL path, numbered if two are equal.
 
     URLs are untrusted: `%2F` in the last part creates no folder, and leading dots are removed.
 
-    >>> resolve(SourceSettings(), ("https://h/a/b.txt", "https://h/..%2F..%2Fetc"), [])
+    >>> resolve_urls(SourceSettings(), ("https://h/a/b.txt", "https://h/..%2F..%2Fetc"), [])
     {'https://h/a/b.txt': 'b.txt', 'https://h/..%2F..%2Fetc': 'etc'}
     """
     names = [_local_name(address) for address in files]
@@ -158,13 +178,7 @@ def _local_name(address: str) -> str:
     return name.lstrip(".") or "file"
 
 
-def fetch(
-    source: SourceSettings,
-    address: str,
-    target: Path,
-    *,
-    resumable: bool = True,
-) -> None:
+def fetch_url(source: SourceSettings, address: str, target: Path, *, resumable: bool = True) -> None:
     """Download a URL to `target`. A partial download is kept beside it and resumed, also by a later call.
 
     A partial download is resumed only if the server confirms that the content is unchanged (ETag or Last-Modified,
@@ -284,3 +298,158 @@ def _get_validator(headers: requests.structures.CaseInsensitiveDict) -> str | No
 
 def _first_line(error: Exception) -> str:
     return redact_credentials((str(error).splitlines() or [type(error).__name__])[0][:200])
+
+
+def resolve_objects(source: SourceSettings, files: tuple[str, ...], recorded: list[str]) -> dict[str, str]:
+    """Return {address: local path}, the path within the bucket. Patterns are matched in the bucket.
+
+    If the bucket cannot be listed, patterns are matched against `recorded`, the files of an earlier download of this
+    corpus. Raises UserError for a pattern without a match, or if the bucket cannot be listed.
+    """
+    found: dict[str, str] = {}
+    for pattern in files:
+        matches = [pattern] if not has_magic(pattern) else _list_matches(pattern, recorded)
+        found |= {address: address.split("://", 1)[1].partition("/")[2] for address in matches}
+    if len(set(found.values())) < len(found):  # of several buckets
+        return {address: address.split("://", 1)[1] for address in found}
+    return found
+
+
+def _list_matches(pattern: str, recorded: list[str]) -> list[str]:
+    scheme, path = pattern.split("://", 1)
+    system = open_system(pattern, "s3")
+    try:
+        matches = sorted(f"{scheme}://{name}" for name in system.glob(path))
+    except Exception as error:  # errors of the clients have no common base but Exception
+        matches = sorted(name for name in recorded if fnmatch(name, pattern))
+        if not matches:
+            raise access_error(pattern, error) from None
+        print(f"{pattern}: the bucket cannot be listed; taking the files of the earlier download", flush=True)
+    if not matches:
+        folder = path.split("*")[0].split("?")[0].split("[")[0].rpartition("/")[0]
+        try:
+            there = [f"{scheme}://{name}" for name in system.ls(folder, detail=False)]
+        except Exception as error:
+            raise access_error(pattern, error) from None
+        raise _no_match_error("bucket", pattern, there)
+    return matches
+
+
+def fetch_object(source: SourceSettings, address: str, target: Path, *, resumable: bool = True) -> None:
+    """Download one file to `target`. A partial download is kept beside it and resumed, also by a later call.
+
+    A partial download is resumed if the bucket reports the same ETag, size and time for the file. Raises UserError with
+    the client's own reason.
+    """
+    system = open_system(address, "s3")
+    part, record = target.with_name(target.name + ".part"), target.with_name(target.name + ".part.json")
+    try:
+        system.invalidate_cache()
+        facts = system.info(address)
+        size = int(facts["size"])
+        version = {"size": size, "version": str(facts.get("ETag")), "modified": str(facts.get("LastModified"))}
+        known = read_json(record, "record of a begun download") if record.exists() else None
+        received = part.stat().st_size if part.exists() and known == version else 0
+        if received > size:
+            received = 0
+        write_json(record, version)
+        progress = Progress(address.rpartition("/")[2], total_bytes=size)
+        with part.open("ab" if received else "wb") as file:
+            while received < size:
+                piece = _read_range(system, address, received, min(received + BUCKET_CHUNK_BYTES, size))
+                if not piece:
+                    raise EOFError(f"the file ended after {received:,} of {size:,} bytes")
+                file.write(piece)
+                received += len(piece)
+                progress(0, len(piece))
+        progress.close()
+    except Exception as error:
+        raise access_error(address, error) from None
+    part.replace(target)
+    record.unlink(missing_ok=True)
+
+
+def _read_range(system: Any, address: str, start: int, end: int) -> bytes:
+    return system.cat_file(address, start=start, end=end)
+
+
+def resolve_hub_files(source: SourceSettings, files: tuple[str, ...], recorded: list[str]) -> dict[str, str]:
+    """Return {path in the repository: local file name}, which are equal. Patterns are matched in the repository.
+
+    Without a network, patterns are matched against `recorded`, the files of an earlier download of this corpus.
+    Raises UserError for a pattern without a match, or if the files cannot be listed.
+    """
+    if not any(has_magic(name) for name in files):
+        return {name: name for name in files}
+    from huggingface_hub import HfApi
+
+    try:
+        repository_files = HfApi().list_repo_files(source.repository, repo_type="dataset", revision=source.revision)
+    except Exception as error:  # the client's errors have no common base but Exception
+        if not recorded:
+            raise _hub_error(source, ", ".join(files), error) from None
+        print(f"{source.repository}: no list from the hub; taking the files of the earlier download", flush=True)
+        repository_files = recorded
+    found: dict[str, str] = {}
+    for pattern in files:
+        matches = sorted(name for name in repository_files if name == pattern or fnmatch(name, pattern))
+        if not matches:
+            names, dataset = sorted(repository_files), f"{source.repository} at {source.revision}"
+            raise _no_match_error("dataset", pattern, names, dataset=dataset)
+        found |= {name: name for name in matches}
+    return found
+
+
+def fetch_hub_file(source: SourceSettings, name: str, target: Path, *, resumable: bool = True) -> None:
+    """Link one file to `target` from the hub's cache, after downloading it if needed.
+
+    The client honours HF_HOME and HF_HUB_OFFLINE. The file is copied if the cache is on another file system. Raises
+    UserError with the client's own reason.
+    """
+    from huggingface_hub import hf_hub_download
+
+    try:
+        cached = hf_hub_download(source.repository, name, repo_type="dataset", revision=source.revision)
+    except Exception as error:  # as in `resolve_hub_files`
+        raise _hub_error(source, name, error) from None
+    blob = Path(cached).resolve()
+    part = target.with_name(target.name + ".part")
+    part.unlink(missing_ok=True)
+    try:
+        os.link(blob, part)
+    except OSError:
+        shutil.copyfile(blob, part)
+    part.replace(target)
+
+
+def _no_match_error(what: str, pattern: str, names: list[str], **facts: str) -> UserError:
+    near = find_nearest(pattern, names)
+    return UserError(
+        f"no file of the {what} fits a source's pattern.",
+        **facts,
+        requested=pattern,
+        has=", ".join(names[:8]) + (", …" if len(names) > 8 else ""),
+        next=f"did you mean {near}?" if near else "correct `files` of the source",
+    )
+
+
+def _hub_error(source: SourceSettings, name: str, error: Exception) -> UserError:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    return UserError(
+        "the hub does not give a file of the dataset.",
+        dataset=f"{source.repository} at {source.revision}",
+        file=name,
+        reason=f"{type(error).__name__}: {lines[0][:200]}",
+        next="unset HF_HUB_OFFLINE where there is a network, or bring the hub's cache here (HF_HOME)"
+        if offline
+        else "check names, revision, network and, for gated data, `hf auth login`",
+    )
+
+
+#: kind of source → functions that download its files
+DOWNLOADS = {
+    "url": Downloader(resolve_urls, fetch_url),
+    "bucket": Downloader(resolve_objects, fetch_object),
+    "hub": Downloader(resolve_hub_files, fetch_hub_file),
+}

@@ -1,4 +1,4 @@
-"""Source `files`: the user's Parquet, JSON lines, TSV or text files, given as paths and globs."""
+"""Sources of files: Parquet, JSON lines, TSV or text, given as paths and globs or downloaded by `download`."""
 
 import glob
 import os
@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError, find_nearest
-from tokenscale.base.files import sha256_file
+from tokenscale.base.files import read_json, sha256_file
 from tokenscale.data.corpus.columns import match_targets, select_part
+from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.corpus.read import has_documents, read_texts
 from tokenscale.settings.data import FILE_LISTS, TRANSLATION_KEYS, CorpusSettings, SourceSettings
 
@@ -74,17 +75,38 @@ def describe(
     return {"kind": "files", **{k: v for k, v in described.items() if v}}
 
 
+def describe_downloads(
+    source: SourceSettings, downloads: Path | None = None, part: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """Check the files of a part against the download's manifest and return the source's entry. Raises UserError for a
+    missing or changed file.
+    """
+    manifest = _read_manifest(downloads)
+    for key in (key for key in FILE_LISTS if key in manifest):
+        manifest[key] = select_part(manifest[key], part)
+        for file in manifest[key]:
+            check_file(
+                downloads / file["name"],
+                file["bytes"],
+                file["sha256"],
+                what="download",
+                next=f"snakemake -f {downloads / 'manifest.json'}",
+                content=True,
+            )
+    return {k: v for k, v in manifest.items() if k != "schema_version"}
+
+
 def documents(
     source: SourceSettings, downloads: Path | None = None, part: tuple[int, int] | None = None
 ) -> Iterator[tuple[str | None, str]]:
     """Yield (text, origin) of every training document. Patterns keep their order; matches of a glob are sorted."""
-    return islice(_read_documents(source, "files", part), source.maximum_documents)
+    return islice(_read_documents(source, downloads, "files", part), source.maximum_documents)
 
 
 def validation_documents(
     source: SourceSettings, downloads: Path | None = None, part: tuple[int, int] | None = None
 ) -> Iterator[tuple[str | None, str]]:
-    return _read_documents(source, "validation_files", part)
+    return _read_documents(source, downloads, "validation_files", part)
 
 
 def list_files(source: SourceSettings, key: str, part: tuple[int, int] | None = None) -> list[tuple[str, Path]]:
@@ -134,9 +156,17 @@ def too_many_parts_error(corpus: CorpusSettings, files: int) -> UserError:
     )
 
 
-def _read_documents(source: SourceSettings, key: str, part: tuple[int, int] | None) -> Iterator[tuple[str | None, str]]:
-    targets = expand_patterns(getattr(source, TRANSLATION_KEYS[key]), TRANSLATION_KEYS[key])
-    pairs = list(match_targets(list_files(source, key), targets, TRANSLATION_KEYS[key]))
+def _read_documents(
+    source: SourceSettings, downloads: Path | None, key: str, part: tuple[int, int] | None
+) -> Iterator[tuple[str | None, str]]:
+    if source.kind == "files":
+        files = list_files(source, key)
+        targets = expand_patterns(getattr(source, TRANSLATION_KEYS[key]), TRANSLATION_KEYS[key])
+    else:
+        manifest = _read_manifest(downloads)
+        files = [(file["name"], downloads / file["name"]) for file in manifest.get(key, ())]
+        targets = [downloads / file["name"] for file in manifest.get(TRANSLATION_KEYS[key], ())]
+    pairs = list(match_targets(files, targets, TRANSLATION_KEYS[key]))
     for (name, path), target in select_part(pairs, part):
         for number, text in enumerate(read_texts(path, source, target)):
             yield text, f"{name}::{number}"
@@ -144,3 +174,13 @@ def _read_documents(source: SourceSettings, key: str, part: tuple[int, int] | No
 
 def _describe_file(name: str, path: Path) -> dict[str, Any]:
     return {"name": name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
+
+
+def _read_manifest(downloads: Path | None) -> dict[str, Any]:
+    if downloads is None:
+        raise UserError(
+            "the corpus has a remote source, and --downloads is missing.",
+            next="--downloads results/downloads/NAME/manifest.json  (snakemake names it itself)",
+        )
+    path = downloads / "manifest.json"
+    return read_json(path, "manifest of the download", f"snakemake {path}")

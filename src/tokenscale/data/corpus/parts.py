@@ -13,7 +13,6 @@ buckets of all parts.
 """
 
 import hashlib
-import importlib
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -45,17 +44,17 @@ from tokenscale.data.corpus.build import (
     Document,
     SplitWriter,
     describe_corpus,
+    find_source,
     open_shard,
     summarize_lengths,
     write_build_record,
     write_splits,
 )
-from tokenscale.data.corpus.files import too_many_parts_error
+from tokenscale.data.corpus.files import list_files, too_many_parts_error
 from tokenscale.data.corpus.raw_text import check_file, rebuild_command
 from tokenscale.data.records import part_folder, remove_other_parts
 from tokenscale.settings.data import FILE_LISTS, CorpusSettings
 from tokenscale.settings.options import to_dict
-from tokenscale.settings.registry import SOURCES
 
 #: a document's SHA-256, its characters and its UTF-8 bytes
 DOCUMENT = np.dtype([("sha256", "V32"), ("characters", "<u4"), ("utf8_bytes", "<u4")])
@@ -83,8 +82,8 @@ def build_part(
     """
     started = time.monotonic()
     directory, part = Path(directory), (number, settings.parts)
-    source = importlib.import_module(SOURCES[settings.source.kind].module)
-    stamps = _list_stamps(settings, source, part)
+    source = find_source(settings.source.kind)
+    stamps = _list_stamps(settings, part)
     description = source.describe(settings.source, downloads, part)
     if not description.get("files"):
         raise too_many_parts_error(settings, len(source.describe(settings.source, downloads).get("files", [])))
@@ -98,7 +97,7 @@ def build_part(
         splits: dict[str, SplitWriter] = {name: _PartWriter(building, name, settings.row_group_rows) for name in SPLITS}
         counts = write_splits(splits, settings, documents, validation, report)
         entries = {name: split.close() for name, split in splits.items()}
-        if (now := _list_stamps(settings, source, part)) != stamps:
+        if (now := _list_stamps(settings, part)) != stamps:
             raise UserError(
                 "a source file changed while it was read.",
                 files=", ".join(file["name"] for file in now if file not in stamps) or "the list of files",
@@ -129,12 +128,12 @@ def build_part(
     return manifest
 
 
-def _list_stamps(settings: CorpusSettings, source: Any, part: tuple[int, int]) -> list[dict[str, Any]]:
-    if not hasattr(source, "list_files"):
+def _list_stamps(settings: CorpusSettings, part: tuple[int, int]) -> list[dict[str, Any]]:
+    if settings.source.kind != "files":
         return []
     found = []
     for key in FILE_LISTS:
-        for name, path in source.list_files(settings.source, key, part):
+        for name, path in list_files(settings.source, key, part):
             stat = path.stat()
             found.append({"key": key, "name": name, "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns})
     return found
