@@ -1,4 +1,4 @@
-"""Registries: names in settings → dotted module names, imported only when used.
+"""Registries: names in settings → facts about them and, where only their own jobs import it, the name of their module.
 
 This file is not part of any job's code hash: a job hashes the modules that it uses, which are passed by name. A new
 entry therefore reruns nothing. docs/extend.md defines what the module of an entry must provide.
