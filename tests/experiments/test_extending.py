@@ -88,12 +88,10 @@ STEPS_TAKEN = '''
 from tokenscale.report import style
 from tokenscale.report.figure import Figure
 
-QUERIES = ("throughput",)
-
 
 class StepsTaken(Figure):
     title = "Measured steps"
-    queries = QUERIES
+    queries = ("throughput",)
 
     def data(self):
         return self.throughput[["run_id", "steps"]]
@@ -124,11 +122,7 @@ ADDED = {
         BYTES,
     ),
     "BATCHES": ('"ends": Approach("tokenscale.data.batches.ends"),', "data/batches/ends.py", ENDS),
-    "FIGURES": (
-        '"steps_taken": "tokenscale.report.drawings.steps_taken",',
-        "report/drawings/steps_taken.py",
-        STEPS_TAKEN,
-    ),
+    "DRAWINGS": ('"steps_taken": "steps_taken",', "report/drawings/steps_taken.py", STEPS_TAKEN),
 }
 FIGURE = "results/figures/toys/steps_taken"
 
@@ -142,6 +136,9 @@ def build(folder) -> None:
         assert found == 1, table
         (project.root / "src/tokenscale" / file).write_text(module.lstrip())
     (project.root / REGISTRY).write_text(text)
+    classes = project.root / "src/tokenscale/report/figures.py"
+    text = classes.read_text().replace("import (\n", "import (\n    steps_taken,\n")
+    classes.write_text(text.replace("] = {\n", '] = {\n    "steps_taken": steps_taken.StepsTaken,\n'))
     config = {
         "scale": "demo",
         "experiments": ["toys"],

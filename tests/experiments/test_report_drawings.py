@@ -13,8 +13,8 @@ from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
 from tokenscale.costs.flops import parameters
 from tokenscale.report import captions, panels, text_layout
-from tokenscale.report.drawings import mfu_comparison, split_loss_curves, step_time_breakdown
-from tokenscale.report.figure import figure_class
+from tokenscale.report.drawings import loss_over_time, over_time, scaling
+from tokenscale.report.figures import figure_class
 from tokenscale.report.style import legend_columns, looks, settle
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.registry import FIGURES
@@ -61,9 +61,7 @@ def test_utilisation_is_drawn_under_four_conventions_where_a_peak_is_known(gpus)
     (axes,) = kind(*rows).draw().axes
     assert len(dots(axes)) == 4 * 12
     found = kind(*rows).data()
-    assert sorted(x for x, _ in dots(axes)) == pytest.approx(
-        sorted(100 * found[list(mfu_comparison.CONVENTIONS)].stack())
-    )
+    assert sorted(x for x, _ in dots(axes)) == pytest.approx(sorted(100 * found[list(scaling.CONVENTIONS)].stack()))
     assert "989.4 TFLOP/s in bf16 (NVIDIA H100 whitepaper" in kind(*rows).caption()
     assert "peak FLOP/s" in axes.get_xlabel()
 
@@ -176,7 +174,7 @@ def test_utilisation_over_time_is_that_of_the_whole_run(gpus):
 def test_losses_are_split_by_step_tokens_and_time_and_lines_are_world_sizes(gpus):
     kind, rows = parts("split_loss_curves", gpus)
     figure = kind(*rows).draw()
-    assert [axes.get_xlabel() for axes in figure.axes[3:]] == list(split_loss_curves._ABSCISSAE.values())
+    assert [axes.get_xlabel() for axes in figure.axes[3:]] == list(loss_over_time._ABSCISSAE.values())
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["1 rank", "2 ranks", "4 ranks"]
     for axes in figure.axes:
         assert axes.get_xlim()[1] >= max(line.get_xdata().max() for line in axes.lines if len(line.get_xdata()))
@@ -212,7 +210,7 @@ def test_points_of_differences_keep_the_largest_of_their_steps(gpus):
 def test_parts_of_a_step_add_up_to_it(gpus):
     kind, rows = parts("step_time_breakdown", gpus)
     found = kind(*rows).data()
-    assert found[list(step_time_breakdown.PARTS)].sum(axis=1).tolist() == pytest.approx(found["step_s"].tolist())
+    assert found[list(over_time.PARTS)].sum(axis=1).tolist() == pytest.approx(found["step_s"].tolist())
     run = found[(found["series"] == "packed") & (found["repeat"] == 0)].iloc[0]
     assert [run[p] for p in ("data_wait_s", "forward_s", "backward_s")] == pytest.approx([0.002, 0.075, 0.1])
     (axes,) = kind(*rows).draw().axes

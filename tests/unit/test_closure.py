@@ -205,14 +205,20 @@ def test_what_a_file_imports_is_what_pythons_parser_finds():
                 found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         found = {name for name in found if closure._find_module_file(name)}
         named = {
-            node.targets[0].id: (*sorted([*PARAMETERS, "macros"]),)
-            if ast.unparse(node.value) == closure.ALL_QUERIES
-            else ast.literal_eval(node.value)
-            for node in tree.body
+            (node.targets[0].id, item)
+            for node in (
+                *tree.body,
+                *(line for node in tree.body if isinstance(node, ast.ClassDef) for line in node.body),
+            )
             if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) in closure.ASSIGNMENTS
+            for item in (
+                [*PARAMETERS, "macros"]
+                if ast.unparse(node.value) == closure.ALL_QUERIES
+                else ast.literal_eval(node.value)
+            )
         }
         imports, read = closure._scan_source(path)
-        assert (found, named) == (set(imports) & found, read), path
+        assert (found, named) == (set(imports) & found, set(read)), path
         more |= {(path.name, name) for name in set(imports) - found}
     assert more == set()
 

@@ -11,7 +11,7 @@ from tokenscale.analysis.claims import CONTRADICTED, NOT_TESTED, SUPPORTED
 from tokenscale.analysis.queries import query
 from tokenscale.analysis.runs import grouping, run_row, science
 from tokenscale.report import campaign_quality
-from tokenscale.report.drawings import ddp_verification_loss
+from tokenscale.report.drawings import loss_over_time
 from tokenscale.settings.claims import load_claims
 from tokenscale.settings.continuation import state_path
 from tokenscale.settings.options import to_dict
@@ -146,8 +146,8 @@ def test_the_report_says_in_words_whether_the_rest_is_on_the_same_data(tmp_path)
 
 def test_the_figure_of_differences_has_them_and_says_so(tmp_path):
     folder = chain(tmp_path)
-    rows = [query(name, folder) for name in ddp_verification_loss.QUERIES]
-    figure = ddp_verification_loss.DdpVerificationLoss(*rows)
+    kind = loss_over_time.DdpVerificationLoss
+    figure = kind(*(query(name, folder) for name in kind.queries))
     assert sorted(figure.data()["run_id"].unique()) == ["b", "c"]
     text = figure.caption()
     assert "2 of 2 runs" in text and "2 resumed from another run's state" in text

@@ -10,7 +10,7 @@ from tests import tables as by_hand
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
 from tokenscale.base.errors import UserError
-from tokenscale.report.drawings.storage_benchmark import StorageBenchmark
+from tokenscale.report.drawings.storage import StorageBenchmark
 from tokenscale.report.drawings.tokenization_benchmark import TokenizationBenchmark
 
 

@@ -1,16 +1,13 @@
 """A figure of an experiment: its rows are chosen once, and drawn, described and tabulated from the same values."""
 
-import importlib
 from collections.abc import Mapping
 from typing import ClassVar
 
 import matplotlib.figure
 import pandas as pd
 
-from tokenscale.base.errors import unknown
 from tokenscale.report import captions
 from tokenscale.report.table import Table
-from tokenscale.settings.registry import FIGURES
 
 
 class Figure:
@@ -109,13 +106,3 @@ class MeasuresFigure(Figure):
     def sentences(self) -> str:
         """Return what is counted, each sentence with a space after it."""
         raise NotImplementedError
-
-
-def figure_class(name: str) -> type[Figure]:
-    """Return the class of a figure: its name in capitals (`loss_over_time` is `LossOverTime`) in its module.
-
-    Raises UserError for a name that is none.
-    """
-    if name not in FIGURES:
-        raise unknown("figure", name, FIGURES)
-    return getattr(importlib.import_module(FIGURES[name]), "".join(word.capitalize() for word in name.split("_")))

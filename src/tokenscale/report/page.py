@@ -27,7 +27,7 @@ from tokenscale.report.claims import (
     read_replication,
     replication_tables,
 )
-from tokenscale.report.figure import figure_class
+from tokenscale.report.figures import figure_class
 from tokenscale.report.table import Table
 
 QUERIES = tuple(queries.PARAMETERS)

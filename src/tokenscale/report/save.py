@@ -23,7 +23,8 @@ from tokenscale.analysis.queries import connect, query, sql
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic, canonical_json, pretty_json, sha256_file, sha256_text, write_json, write_text
 from tokenscale.report import captions
-from tokenscale.report.figure import Figure, figure_class
+from tokenscale.report.figure import Figure
+from tokenscale.report.figures import figure_class
 from tokenscale.report.style import settle, style
 from tokenscale.settings.closure import PACKAGE, import_closure
 from tokenscale.settings.registry import FIGURES

@@ -35,10 +35,11 @@ from tokenscale.settings.run import OURS, RunSettings
 PACKAGE = Path(__file__).resolve().parent.parent
 #: SQL files that `analysis/queries.py` loads for every query
 VIEWS = {"steps_global", "validation", "macros"}
-ASSIGNMENTS = ("QUERIES", "FILES")
+ASSIGNMENTS = ("QUERIES", "FILES", "queries")
 EXCLUDED = {
     "tokenscale.cli.main",  # options of interactive commands; rules pass values
     "tokenscale.base.errors",
+    "tokenscale.report.figures",
     "tokenscale.runs.records.redaction",  # another pattern for secrets must not train anything again
     "tokenscale.settings.closure",
     "tokenscale.settings.registry",
@@ -52,7 +53,7 @@ _IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\S+)[ \t]+)?import[ \t]+(\([^)]*\)|[
 #: imports for type checkers alone, which no job executes
 _TYPES = re.compile(r"^if TYPE_CHECKING:\n(?:[ \t]+.*\n|\n(?=[ \t]))+", re.MULTILINE)
 ALL_QUERIES = "tuple(queries.PARAMETERS)"
-_ASSIGNMENT = re.compile(rf"^({'|'.join(ASSIGNMENTS)}) = (\([^)]*\)|{re.escape(ALL_QUERIES)})", re.MULTILINE)
+_ASSIGNMENT = re.compile(rf"^(?: {{4}})?({'|'.join(ASSIGNMENTS)}) = (\([^)]*\)|{re.escape(ALL_QUERIES)})", re.MULTILINE)
 
 
 def code_of(verb: str, *variants: str | None) -> list[str]:
@@ -171,8 +172,8 @@ def _find_packages(path: Path) -> tuple[frozenset[str], frozenset[str]]:
 def import_closure(*modules: str | None) -> list[str]:
     """Return the sorted paths of modules, of all project modules that they import, and of the data files they list.
 
-    A module lists SQL queries in `QUERIES = ("name", …)` or `QUERIES = tuple(queries.PARAMETERS)` (views shared by all
-    queries are added) and files of its folder in `FILES = ("page.css", …)`.
+    A module lists SQL queries in `QUERIES = ("name", …)` or `QUERIES = tuple(queries.PARAMETERS)`, a figure in its
+    `queries` (views shared by all queries are added). `FILES = ("page.css", …)` are files of the module's folder.
     """
     return list(_list_paths(tuple(filter(None, modules)), Path.cwd().resolve()))
 
@@ -183,8 +184,9 @@ def _list_paths(modules: tuple[str, ...], root: Path) -> tuple[str, ...]:
     files: set[Path] = set()
     for module in modules:
         files |= _closure(module)
-    queries = {query for file in files for query in _scan_source(file)[1].get("QUERIES", ())}
-    data_files = {file.parent / name for file in files for name in _scan_source(file)[1].get("FILES", ())}
+    listed = [(file, kind == "FILES", name) for file in files for kind, name in _scan_source(file)[1]]
+    queries = {name for _, is_file, name in listed if not is_file}
+    data_files = {file.parent / name for file, is_file, name in listed if is_file}
     if queries:
         data_files |= {PACKAGE / "analysis" / "sql" / f"{query}.sql" for query in queries | VIEWS}
     files |= data_files
@@ -222,8 +224,8 @@ def _find_module_file(module: str) -> Path | None:
 
 
 @cache
-def _scan_source(path: Path) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
-    """Return (project modules that a file imports, its literal assignments to ASSIGNMENTS).
+def _scan_source(path: Path) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """Return (project modules that a file imports, (name, item) of its literal assignments to ASSIGNMENTS).
 
     Regular expressions are thirty times as fast as Python's parser; a test compares both on every file of the package.
     Import statements inside string literals count as well.
@@ -236,10 +238,11 @@ def _scan_source(path: Path) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]
         names = re.findall(r"(?<!\bas )\b(?!as\b)[\w.]+", re.sub(r"#.*", "", imported))
         imports += [module, *(f"{module}.{name}" for name in names)] if module else names
     queries = tuple(sorted(path.stem for path in PACKAGE.glob("analysis/sql/*.sql")))
-    assignments = {
-        name: queries if value == ALL_QUERIES else tuple(ast.literal_eval(value))
+    assignments = tuple(
+        (name, item)
         for name, value in _ASSIGNMENT.findall(text)
-    }
+        for item in (queries if value == ALL_QUERIES else ast.literal_eval(value))
+    )
     return tuple(name for name in dict.fromkeys(imports) if _find_module_file(name) is not None), assignments
 
 

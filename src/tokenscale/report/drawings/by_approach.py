@@ -4,12 +4,9 @@ import matplotlib.figure
 import pandas as pd
 
 from tokenscale.report import captions, panels, text_layout
-from tokenscale.report.drawings.mfu_comparison import no_peak
-from tokenscale.report.drawings.scaling import efficiency_finding
-from tokenscale.report.figure import MeasuresFigure
-from tokenscale.report.style import GREY, number, ordered, style
-
-QUERIES = ("throughput", "stalls", "computing", "scaling", "epochs", "inventory")
+from tokenscale.report.drawings.scaling import efficiency_finding, no_peak
+from tokenscale.report.figure import Figure, MeasuresFigure
+from tokenscale.report.style import GREY, SKY, figure, look, no_data, number, ordered, plain, style
 
 
 class ByApproach(MeasuresFigure):
@@ -277,3 +274,161 @@ class EfficiencyComparison(ByApproach):
             if len(rates := group.drop_duplicates("repeat")["base_useful_tokens_per_s"])
         ]
         return text + (f"T(N0) in useful tokens / s: {captions.listing(base)}. " if base else "")
+
+
+_PARTS = {
+    "padding_share": (SKY, "padding, in an epoch of the store"),
+    "ignored_share": (GREY, "first labels"),
+}
+
+
+class PaddingShare(Figure):
+    """What processed positions do not train on: padding, and labels that begin a document."""
+
+    title = "Processed tokens that are not useful"
+    queries = ("padding", "inventory")
+    factor = "approach"
+    padding: pd.DataFrame
+
+    def finding(self) -> str:
+        """Return smallest and largest median share."""
+        medians = 100 * self.rows.groupby("series")["not_useful_share"].median().dropna()
+        if medians.empty:
+            return self.title
+        return f"Processed tokens that are not useful: {captions.extremes(medians, ' %').split(' (')[0]}"
+
+    def data(self) -> pd.DataFrame:
+        """Return one row per run, of those that are like for like."""
+        return self.rows.drop(columns="approach").reset_index(drop=True)
+
+    def draw(self) -> matplotlib.figure.Figure:
+        """Draw one row per cell: every run a dot; stacked behind them, what its store holds in a whole epoch."""
+        label = {"not_useful_share": ("positions that are not useful / all processed positions (%)", 100.0)}
+        made, (axes,) = panels.strips(self.padding, self.rows, self.refusals, self.inventory, label)
+        if self.rows.empty:
+            return made
+        with style():
+            for y, cell in enumerate(panels.cells(self.inventory)[::-1]):
+                begin, here = 0.0, panels.at(self.rows, cell).dropna(subset=list(_PARTS))
+                for column, (colour, _) in _PARTS.items() if len(here) else ():
+                    width = 100 * here[column].median()
+                    axes.barh(y, width, left=begin, height=0.62, color=colour, alpha=0.55, zorder=0.5)
+                    begin += width
+            if self.rows["padding_share"].notna().any():
+                for colour, text in _PARTS.values():
+                    axes.barh([0], [0], color=colour, alpha=0.55, label=text)
+                panels.legend(made, axes)
+            axes.set_xlim(0, 100 if 100 * self.rows["not_useful_share"].max() > 60 else None)
+        return made
+
+    def caption(self) -> str:
+        """Return what is measured, and what the bars are."""
+        text = (
+            "Dots: share of a run's processed tokens that are not useful, after warm-up, medians as lines; "
+            f"{self.counted()}. Bars: the same in a whole epoch of the run's store, from its manifest. Approaches that "
+            "tokenize while training read no store and have no bar. Padding and first labels are counted apart: a "
+            "label is ignored where it begins a document or a piece of one. A few steps read part of an epoch, so dots "
+            "and bars may differ. "
+        )
+        text += self.refused()
+        return text + captions.kinds(captions.by_cell(self.rows, "not_useful_share"))
+
+    def alt(self) -> str:
+        """Return the medians, read aloud."""
+        read = captions.medians(self.data(), "not_useful_share", 100, " %")
+        return (
+            f"Dots and bars of the share of positions that train nothing. Medians by world size: {read or 'no data'}."
+        )
+
+
+class BatchSizeComparison(Figure):
+    """Throughput by micro-batch and approach."""
+
+    title = "Training throughput by micro-batch"
+    queries = ("throughput", "inventory")
+    throughput: pd.DataFrame
+
+    def prepare(self) -> None:
+        """Choose runs at the smallest world size that are comparable along micro-batches and along approaches.
+
+        Series are named without their micro-batch.
+        """
+        smallest = self.inventory["world_size"].min()
+        listed = self.inventory[self.inventory["world_size"] == smallest]
+        kept, along = captions.comparable(
+            self.throughput[self.throughput["world_size"] == smallest], listed, "micro_batch"
+        )
+        kept, across = captions.comparable(kept, listed, "approach")
+        shape = self.inventory[["run_id", "micro_batch", "sequence_length"]]
+        kept = kept.merge(shape, on="run_id").assign(
+            series=lambda rows: captions.without(rows["series"], "micro_batch")
+        )
+        self.rows, self.refusals = (
+            kept.dropna(subset=["micro_batch"]),
+            " ".join(dict.fromkeys(filter(None, (along, across)))),
+        )
+
+    def data(self) -> pd.DataFrame:
+        """Return one row per run at the smallest world size, of those that are like for like."""
+        columns = [
+            "series",
+            "micro_batch",
+            "world_size",
+            "repeat",
+            "run_id",
+            "useful_tokens_per_s",
+            "total_tokens_per_s",
+        ]
+        return self.rows[[*columns, "not_useful_share", "sequence_length"]].reset_index(drop=True)
+
+    def draw(self) -> matplotlib.figure.Figure:
+        """Draw useful tokens/s (left) and processed tokens/s (right): runs as dots, medians joined per approach."""
+        with style():
+            made, both = figure(2, height=4.0)
+            for axes, column, label in zip(
+                both,
+                ("useful_tokens_per_s", "total_tokens_per_s"),
+                ("useful tokens / s", "processed tokens / s (padding included)"),
+                strict=True,
+            ):
+                axes.set_xlabel("micro-batch (rows of a forward pass)")
+                axes.set_ylabel(label)
+                if self.rows.empty:
+                    no_data(axes, captions.nothing(self.inventory, self.refusals))
+                    continue
+                sizes = sorted(int(size) for size in self.rows["micro_batch"].unique())
+                names = ordered(self.rows["series"])
+                for name, shift in zip(names, panels.shifts(len(names)), strict=True):
+                    panels.joined(axes, self.rows[self.rows["series"] == name], column, 1, name, shift, "micro_batch")
+                    axes.plot([], [], **look(name), label=name)
+                panels.doublings(axes, sizes)
+                axes.set_ylim(0, 1.06 * self.rows[column].max())
+                plain(axes.yaxis)
+            panels.legend(made, both[0])
+            return made
+
+    def caption(self) -> str:
+        """Return at which world size and sequence length, and what else changes with the micro-batch."""
+        smallest = self.inventory[self.inventory["world_size"] == self.inventory["world_size"].min()]
+        text = (
+            "Tokens per second after warm-up, at the smallest world size and a fixed global batch; "
+            f"{captions.counted(len(self.rows), smallest)}. Each dot is a run; medians are joined. Gradient "
+            "accumulation keeps the global batch, so learning rate and number of steps do not change along the axis. "
+        )
+        if len(self.rows):
+            lengths = sorted(int(n) for n in self.rows["sequence_length"].dropna().unique())
+            if lengths:
+                text += f"Sequence length {captions.listing([number(n, 9) for n in lengths])}. "
+            if self.rows["micro_batch"].nunique() == 1:
+                text += (
+                    f"All runs have the micro-batch {int(self.rows['micro_batch'].iloc[0])}, so no trend can be seen. "
+                )
+        text += self.refused()
+        groups = [g for _, g in self.rows.groupby(["series", "micro_batch"])["useful_tokens_per_s"]]
+        return text + captions.kinds(groups)
+
+    def alt(self) -> str:
+        """Return the medians, read aloud."""
+        found = self.data().groupby(["series", "micro_batch"])["useful_tokens_per_s"].median()
+        texts = [f"{name} at {int(size)}: {number(value)}" for (name, size), value in found.items()]
+        return f"Median useful tokens per second by micro-batch. {captions.listing(texts) or 'No data'}."

@@ -8,7 +8,6 @@ from tokenscale.report.figure import Figure
 from tokenscale.report.style import PALETTE, figure, legend_columns, no_data, number, plain, style
 from tokenscale.report.table import Table
 
-QUERIES = ("inference", "inference_steps")
 _CELL = ["model", "run_id", "batch", "prompt_tokens", "new_tokens"]
 
 

@@ -1,21 +1,35 @@
-"""Figures over the seconds of a training: a panel per world size, repeats thin, their median bold."""
+"""Figures of the time of a training: measures over its seconds, and the parts of a step."""
 
 import matplotlib.figure
 import pandas as pd
 
 from tokenscale.report import captions, panels
-from tokenscale.report.drawings.mfu_comparison import no_peak
+from tokenscale.report.drawings.scaling import no_peak
 from tokenscale.report.figure import Figure
-from tokenscale.report.style import number
+from tokenscale.report.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PALETTE,
+    PURPLE,
+    RED,
+    SKY,
+    TEXT,
+    figure,
+    jitter,
+    no_data,
+    number,
+    style,
+)  # fmt: skip
 
-QUERIES = ("loss_curves", "inventory")
 COLUMNS = ("series", "world_size", "repeat", "run_id", "step", "steps", "training_s")
 
 
 class OverTime(Figure):
     """Base class. `prepare` sets the `points` that are drawn, their column `y` and its `label`."""
 
-    queries = QUERIES
+    queries = ("loss_curves", "inventory")
     factor = "approach"
     points: pd.DataFrame
     y: str
@@ -138,3 +152,97 @@ class MfuOverTime(OverTime):
     def alt(self) -> str:
         """Return first and last values, read aloud."""
         return f"Line plot over the time of training, {self.label}. {self.endpoints()}."
+
+
+#: part → name, colour, hatch; as they are stacked
+PARTS = {
+    "data_wait_s": ("data wait", ORANGE, ""),
+    "h2d_s": ("to the device", PURPLE, "///"),
+    "forward_s": ("forward", SKY, ""),
+    "backward_s": ("backward", BLUE, ""),
+    "bubble_s": ("waiting for stages", GREEN, "xx"),
+    "exposed_communication_s": ("exposed communication", RED, "\\\\\\"),
+    "optimizer_s": ("optimizer", PALETTE[5], ""),
+    "rest_s": ("rest", GREY, ""),
+}
+
+
+class StepTimeBreakdown(Figure):
+    """What a step's time is made of, by approach, layout and world size."""
+
+    title = "What a step's time is made of"
+    queries = ("phases", "inventory")
+    factor = "approach"
+
+    def finding(self) -> str:
+        """Return the largest part of a step, as its median share over runs."""
+        shares = self.rows[list(PARTS)].div(self.rows["step_s"], axis=0).median().dropna()
+        if shares.empty:
+            return self.title
+        return (
+            f"The largest part of a step is {PARTS[shares.idxmax()][0]}: {number(100 * shares.max(), 2)} % of its time"
+        )
+
+    def data(self) -> pd.DataFrame:
+        """Return one row per run that counts: seconds a step and rank."""
+        return self.rows.drop(columns="approach").reset_index(drop=True)
+
+    def draw(self) -> matplotlib.figure.Figure:
+        """Draw one row per cell: the parts of its median run stacked, and every run's whole step a dot."""
+        listed = panels.cells(self.inventory)[::-1]
+        with style():
+            made, (axes,) = figure(height=1.7 + 0.34 * max(4, len(listed)))
+            axes.set_xlabel("time of a step, mean over ranks (ms)")
+            if self.rows.empty:
+                no_data(axes, captions.nothing(self.inventory, self.refusals))
+                return made
+            for y, cell in enumerate(listed):
+                here = panels.at(self.rows, cell).sort_values("step_s")
+                if here.empty:
+                    panels.write_note(axes, y, "no data")
+                    continue
+                begin, median = 0.0, here.iloc[(len(here) - 1) // 2]
+                for part, (_, colour, hatch) in PARTS.items():
+                    width = 1e3 * max(0.0, median[part])
+                    axes.barh(
+                        y, width, left=begin, height=0.62, color=colour, hatch=hatch, edgecolor="white", linewidth=0
+                    )
+                    begin += width
+                offsets = [y + o for o in jitter(len(here), 0.4)]
+                dots: dict = {"color": TEXT, "markersize": 3.5, "markerfacecolor": "white", "linestyle": "none"}
+                axes.plot(1e3 * here["step_s"], offsets, "o", **dots)
+            shown = [part for part in PARTS if (self.rows[part] > 0).any()]
+            for part in shown:
+                label, colour, hatch = PARTS[part]
+                axes.barh([0], [0], color=colour, hatch=hatch, edgecolor="white", linewidth=0, label=label)
+            panels.name_rows(axes, panels.names(listed))
+            axes.set_xlim(left=0)
+            panels.steps_of(axes.xaxis, 6)
+            panels.legend(made, axes, 4)
+            panels.heading(axes, captions.crowded(self.inventory))
+            return made
+
+    def caption(self) -> str:
+        """Return of which run the parts are, and what the rest is."""
+        text = self.crowded() + (
+            f"Bars: mean time of each part of a step in the run with the median step; {self.counted()}. Dots: the "
+            "whole step of every run. Means are over all ranks and steps after warm-up; of two middle runs, the one "
+            "with the shorter step is drawn. Exposed communication is the wait for gradients after backward; "
+            "communication during backward counts as backward. The rest is time that belongs to no named part. "
+        )
+        if len(over := self.rows[self.rows["rest_s"] < -0.01 * self.rows["step_s"]]):
+            several = "s" * (len(over) > 1)
+            text += f"In {len(over)} run{several} parts overlap, and add up to more than the step. "
+        text += self.refused()
+        return text + captions.kinds(captions.by_cell(self.rows, "step_s"))
+
+    def alt(self) -> str:
+        """Return the largest parts, read aloud."""
+        kept = self.data()
+        texts = []
+        for (name, world), group in kept.groupby(["series", "world_size"]):
+            part = group[list(PARTS)].median().idxmax()
+            share = (group[part] / group["step_s"]).median()
+            texts.append(f"{name} on {world} {number(1e3 * group['step_s'].median())} ms, mostly {PARTS[part][0]} "
+                         f"({number(100 * share, 2)} %)")  # fmt: skip
+        return f"Stacked bars of a step's time. {captions.listing(texts) or 'No data'}."

@@ -1,13 +1,13 @@
-"""Strong and weak scaling: throughput and efficiency by world size."""
+"""Figures over the world size: strong and weak scaling, throughput, time, and FLOPs utilisation."""
+
+from typing import ClassVar
 
 import matplotlib.figure
 import pandas as pd
 
 from tokenscale.report import captions, panels
-from tokenscale.report.figure import Figure
-from tokenscale.report.style import number, ordered
-
-QUERIES = ("scaling", "scaling_weak", "inventory")
+from tokenscale.report.figure import Figure, MeasuresFigure
+from tokenscale.report.style import BLUE, GREEN, ORANGE, RED, figure, number, ordered, style
 
 
 def efficiency_finding(rows: pd.DataFrame, warning: str = "") -> str:
@@ -140,3 +140,231 @@ class ScalingWeak(Scaling):
         """Return medians of throughput, read aloud."""
         read = captions.medians(self.rows, "useful_tokens_per_s")
         return f"Weak scaling, median useful tokens per second by world size: {read or 'no data'}."
+
+
+#: column → name of the convention, colour, marker
+CONVENTIONS = {
+    "hfu": ("hardware: with what backward computes again (HFU)", ORANGE, "s"),
+    "mfu_palm": ("palm: attention over the full square", BLUE, "o"),
+    "mfu_causal": ("causal: half of the square", GREEN, "^"),
+    "mfu_useful": ("useful: palm, without padding", RED, "D"),
+}
+
+
+def no_peak(computing: pd.DataFrame) -> str:
+    """Why there is no utilisation: devices without a known peak; nothing where there are no runs."""
+    devices = sorted(computing["device"].dropna().unique())
+    return f"no known peak of {captions.listing(devices)}: achieved TFLOP/s, no utilisation" if devices else ""
+
+
+class MfuComparison(Figure):
+    """Model FLOPs utilisation by approach and world size, under each named convention."""
+
+    title = "Model FLOPs utilisation by approach"
+    queries = ("computing", "inventory")
+    factor = "approach"
+    computing: pd.DataFrame
+
+    def finding(self) -> str:
+        """Return smallest and largest median under the convention palm."""
+        medians = 100 * self.rows.groupby("series")["mfu_palm"].median().dropna()
+        return f"MFU (palm): {captions.extremes(medians, ' %').split(' (')[0]}" if len(medians) else self.title
+
+    def folded(self) -> str:
+        """Return that no peak is known."""
+        return super().folded() or (no_peak(self.rows) if self.rows["mfu_palm"].isna().all() else "")
+
+    def data(self) -> pd.DataFrame:
+        """Return one row per run, of those that are like for like: shares of 1, empty where no peak is known."""
+        columns = ["series", "world_size", "repeat", "run_id", "device", "number_format", "peak_flops", "peak_source"]
+        return self.rows[[*columns, *CONVENTIONS, "tflops_per_device_s"]].reset_index(drop=True)
+
+    def draw(self) -> matplotlib.figure.Figure:
+        """Draw one row per cell, a marker per convention: runs and medians; without a peak, achieved TFLOP/s."""
+        if self.rows["mfu_palm"].dropna().empty:
+            label = {"tflops_per_device_s": ("achieved TFLOP/s of a device", 1.0)}
+            made, (axes,) = panels.strips(self.computing, self.rows, self.refusals, self.inventory, label)
+            panels.heading(axes, no_peak(self.rows))
+            return made
+        listed = panels.cells(self.inventory)[::-1]
+        with style():
+            made, (axes,) = figure(height=1.6 + 0.44 * max(4, len(listed)))
+            axes.set_xlabel("FLOP/s of the model / peak FLOP/s of its devices (%)")
+            for y, cell in enumerate(listed):
+                here = panels.at(self.rows, cell)
+                if here["mfu_palm"].dropna().empty:
+                    panels.write_note(axes, y, "no peak known" if len(here) else "no data")
+                for place, (column, (_, colour, marker)) in enumerate(CONVENTIONS.items()):
+                    values, height = 100 * here[column].dropna(), y + 0.27 - 0.18 * place
+                    options: dict = {"color": colour, "marker": marker, "markersize": 5, "linestyle": "none"}
+                    axes.plot(values, [height] * len(values), **options, markerfacecolor="none", clip_on=False)
+                    axes.plot([values.median()] * 2, [height - 0.08, height + 0.08], color=colour, linewidth=2)
+            panels.name_rows(axes, panels.names(listed))
+            axes.set_xlim(0, 108 * self.rows[list(CONVENTIONS)].max().max())
+            panels.steps_of(axes.xaxis)
+            for text, colour, marker in CONVENTIONS.values():
+                axes.plot([], [], color=colour, marker=marker, linestyle="none", markerfacecolor="none", label=text)
+            panels.legend(made, axes, 2)
+            return made
+
+    def caption(self) -> str:
+        """Return the conventions, and the peak with its source."""
+        known = self.rows.dropna(subset=["peak_flops"])
+        text = self.crowded()
+        if known.empty:
+            text += captions.sentence(no_peak(self.rows))
+            text += (
+                "Processed tokens per second times 6 N + 12 L d T FLOPs a token (Chowdhery et al. 2022, appendix B); "
+            )
+        else:
+            text += (
+                "Operations of the model per second over the peak of its devices. palm: processed tokens/s times 6 N "
+                "+ 12 L d T (Chowdhery et al. 2022, appendix B); causal: the attention term halved; useful: palm for "
+                "useful tokens alone; hardware (HFU): palm and what backward computes again. Peaks: "
+            )
+            peaks = known.drop_duplicates(["device", "number_format", "peak_flops"])
+            text += "; ".join(
+                f"{r.device} {number(1e-12 * r.peak_flops, 4)} TFLOP/s in {r.number_format} ({r.peak_source})"
+                for r in peaks.itertuples()
+            )
+            text += "; "
+        text += f"{self.counted()}. Each marker is a run, each bar the median of a cell. "
+        text += self.refused()
+        return text + captions.kinds(captions.by_cell(self.rows, "tflops_per_device_s"))
+
+    def alt(self) -> str:
+        """Return the medians, read aloud."""
+        kept = self.data()
+        if kept["mfu_palm"].dropna().empty:
+            read = captions.medians(kept, "tflops_per_device_s") or "no data"
+            return f"Dot plot of achieved TFLOP/s of a device, no peak being known. Medians by world size: {read}."
+        read = captions.medians(kept, "mfu_palm", 100, " %")
+        return (
+            f"Dot plot of model FLOPs utilisation. Medians under convention palm, by approach and world size: {read}."
+        )
+
+
+class ByWorldSize(MeasuresFigure):
+    """Base class: two panels. A subclass names the columns and writes its own sentences."""
+
+    factor = "world_size"
+
+    def draw(self) -> matplotlib.figure.Figure:
+        """Draw both panels."""
+        drawing, axes = panels.by_world(self.rows, self.inventory, self.measures, self.refusals)
+        panels.legend(drawing, axes[0])
+        return drawing
+
+    def caption(self) -> str:
+        """Return what is counted, and whether this is a scaling measurement at all."""
+        spread = captions.kinds(captions.by_cell(self.rows, self.main))
+        return self.crowded() + self.sentences() + self.refused() + spread
+
+    def alt(self) -> str:
+        """Return the medians, read aloud."""
+        return self.read.format(captions.medians(self.data(), self.main, *self.unit) or "no data")
+
+
+class TokensPerSecond(ByWorldSize):
+    """Tokens per second by world size: of all ranks, and of one."""
+
+    title = "Tokens per second by world size"
+    queries = ("throughput", "inventory")
+    measures = {
+        "useful_tokens_per_s": ("useful tokens / s, all ranks", 1.0),
+        "useful_tokens_per_device_s": ("useful tokens / s of a rank", 1.0),
+    }
+    columns = ("series", "world_size", "repeat", "run_id", "steps", "seconds", "total_tokens_per_s", *measures)
+    main = "useful_tokens_per_s"
+    read = "Useful tokens per second of all ranks by world size, medians: {}."
+
+    def sentences(self) -> str:
+        """Return what is counted."""
+        return (
+            "Useful tokens per second after warm-up: of all ranks (left) and per rank (right, flat under ideal "
+            f"scaling); {self.counted()}. Each dot is a run; medians are joined. Rates are sums over sums. "
+        )
+
+
+class TrainingTime(ByWorldSize):
+    """Seconds of a run and of an epoch by world size."""
+
+    title = "Time of a run and of an epoch by world size"
+    queries = ("epochs", "inventory")
+    measures = {
+        "training_s": ("training steps of the run (s)", 1.0),
+        "epoch_s": ("an epoch of the corpus (s)", 1.0),
+    }
+    columns = ("series", "world_size", "repeat", "run_id", "steps", "rows", "rows_per_s", "epoch_rows", *measures)
+    main = "training_s"
+    unit = (1, " s")
+    read = "Time of a run by world size. Median seconds of training steps: {}."
+
+    def sentences(self) -> str:
+        """Return what is counted, and how many runs have no epoch."""
+        text = (
+            "Left: the sum of all steps, warm-up included. Right: rows of an epoch over the run's rows per second "
+            f"after warm-up; {self.counted()}. Each dot is a run; medians are joined. A step takes as long as on its "
+            "slowest rank. An epoch is the content of the run's token store; for an approach that tokenizes while "
+            "training, of its offline twin's store. "
+        )
+        if lacking := int(self.rows["epoch_s"].isna().sum()):
+            text += f"{lacking} run{'s have' if lacking > 1 else ' has'} no epoch, because that store is missing. "
+        return text
+
+
+class ScalingMfu(ByWorldSize):
+    """Model FLOPs utilisation by world size; without a known peak, achieved TFLOP/s."""
+
+    title = "Model FLOPs utilisation by world size"
+    queries = ("computing", "inventory")
+    shares: ClassVar[panels.Columns] = {
+        "mfu_palm": ("MFU, convention palm (%)", 100.0),
+        "mfu_useful": ("MFU of useful tokens alone (%)", 100.0),
+    }
+    rates: ClassVar[panels.Columns] = {
+        "tflops_per_device_s": ("achieved TFLOP/s of a device", 1.0),
+        "tflops_per_s": ("achieved TFLOP/s of all devices", 1.0),
+    }
+    columns = ("series", "world_size", "repeat", "run_id", "device", "number_format", "peak_flops", *shares, *rates)
+    main = "tflops_per_device_s"
+
+    def folded(self) -> str:
+        """Return that no peak is known."""
+        return super().folded() or ("" if self.known else no_peak(self.rows))
+
+    def prepare(self) -> None:
+        """Choose the rows, and shares or rates."""
+        super().prepare()
+        self.known = bool(self.rows["mfu_palm"].notna().any())
+        self.measures = self.shares if self.known else self.rates
+
+    def draw(self) -> matplotlib.figure.Figure:
+        """Draw both panels; say why there is no utilisation."""
+        drawing, axes = panels.by_world(self.rows, self.inventory, self.measures, self.refusals)
+        if len(self.rows) and not self.known:
+            panels.heading(axes[1], no_peak(self.rows))
+        panels.legend(drawing, axes[0])
+        return drawing
+
+    def sentences(self) -> str:
+        """Return the conventions, and the peaks with their sources."""
+        if self.known:
+            peaks = self.rows.dropna(subset=["peak_flops"]).drop_duplicates(["device", "peak_source"])
+            sources = captions.listing([f"{r.device} ({r.peak_source})" for r in peaks.itertuples()])
+            text = (
+                "Left: processed tokens/s times 6 N + 12 L d T FLOPs a token (Chowdhery et al. 2022, appendix B) over "
+                f"the peak of all devices. Right: the same for useful tokens alone. Peaks of {sources}; "
+            )
+        else:
+            text = captions.sentence(no_peak(self.rows))
+            text += "Processed tokens/s times 6 N + 12 L d T FLOPs a token (Chowdhery et al. 2022, appendix B); "
+        return text + f"{self.counted()}. Each dot is a run; medians are joined. "
+
+    def alt(self) -> str:
+        """Return the medians, read aloud."""
+        if self.known:
+            read = captions.medians(self.rows, "mfu_palm", 100, " %")
+            return f"MFU under convention palm by world size, medians: {read}."
+        read = captions.medians(self.rows, "tflops_per_device_s")
+        return f"Achieved TFLOP/s of a device by world size, no peak being known, medians: {read or 'no data'}."

@@ -13,8 +13,6 @@ from tokenscale.report import captions, panels
 from tokenscale.report.figure import Figure
 from tokenscale.report.style import GREY, figure, looks, no_data, number, ordered, plain, style
 
-QUERIES = ("throughput", "stalls", "inventory")
-
 
 @dataclass(frozen=True)
 class ScalingSeries:
@@ -88,7 +86,7 @@ class ScalingModel(Figure):
     """What a model, fitted to the smaller world sizes, predicts for larger ones, beside what was measured there."""
 
     title = "A model of scaling, and what was measured"
-    queries = QUERIES
+    queries = ("throughput", "stalls", "inventory")
     factor = "world_size"
     stalls: pd.DataFrame
 

@@ -10,7 +10,6 @@ from tokenscale.report.figure import Figure
 from tokenscale.report.style import APPROACHES, GREY, dots, figure, jitter, no_data, number, ordered, plain, style
 from tokenscale.report.table import Table
 
-QUERIES = ("benchmark",)
 _TIMES = (
     ("us_per_useful_token", "µs / useful token\n(log scale)"),
     ("ms_per_batch", "ms / batch\n(log scale)"),
@@ -81,7 +80,7 @@ class TokenizationBenchmark(Figure):
     """The data path alone: time a useful token, time a batch, and the time before the first batch, by arm."""
 
     title = "Data path alone: from stored text or tokens to ready batches"
-    queries = QUERIES
+    queries = ("benchmark",)
     benchmark: pd.DataFrame
 
     def prepare(self) -> None:

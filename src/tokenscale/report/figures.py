@@ -1,0 +1,60 @@
+"""All figures by name. Not part of any job's code: a rule names the file of its figure (`settings/registry.py`)."""
+
+from tokenscale.base.errors import unknown
+from tokenscale.report.drawings import (
+    by_approach,
+    inference,
+    loss_over_time,
+    over_time,
+    parallel_methods,
+    pipeline,
+    scaling,
+    scaling_model,
+    storage,
+    tokenization_benchmark,
+    validation,
+)
+from tokenscale.report.figure import Figure
+
+FIGURES: dict[str, type[Figure]] = {
+    "tokens_per_second_comparison": by_approach.TokensPerSecondComparison,
+    "data_stall_share": by_approach.DataStallShare,
+    "tflops_comparison": by_approach.TflopsComparison,
+    "efficiency_comparison": by_approach.EfficiencyComparison,
+    "total_training_time": by_approach.TotalTrainingTime,
+    "padding_share": by_approach.PaddingShare,
+    "batch_size_comparison": by_approach.BatchSizeComparison,
+    "tokenization_benchmark": tokenization_benchmark.TokenizationBenchmark,
+    "loss_over_time": loss_over_time.LossOverTime,
+    "split_loss_curves": loss_over_time.SplitLossCurves,
+    "ddp_verification_loss": loss_over_time.DdpVerificationLoss,
+    "scaling_throughput": scaling.ScalingThroughput,
+    "mfu_comparison": scaling.MfuComparison,
+    "scaling_weak": scaling.ScalingWeak,
+    "scaling_mfu": scaling.ScalingMfu,
+    "training_time": scaling.TrainingTime,
+    "tokens_per_second": scaling.TokensPerSecond,
+    "storage_against_entropy": storage.StorageAgainstEntropy,
+    "storage_benchmark": storage.StorageBenchmark,
+    "inference_tokens_per_second": inference.InferenceTokensPerSecond,
+    "inference_step_time": inference.InferenceStepTime,
+    "time_to_target_loss": validation.TimeToTargetLoss,
+    "translation": validation.Translation,
+    "mixture_losses": validation.MixtureLosses,
+    "tokens_per_second_over_time": over_time.TokensPerSecondOverTime,
+    "mfu_over_time": over_time.MfuOverTime,
+    "step_time_breakdown": over_time.StepTimeBreakdown,
+    "memory_by_method": parallel_methods.MemoryByMethod,
+    "frameworks": parallel_methods.Frameworks,
+    "parallel_methods": parallel_methods.ParallelMethods,
+    "pipeline_vs_model_parallel": pipeline.PipelineVsModelParallel,
+    "pipeline_bubble": pipeline.PipelineBubble,
+    "scaling_model": scaling_model.ScalingModel,
+}
+
+
+def figure_class(name: str) -> type[Figure]:
+    """Return the class of a figure. Raises UserError for a name that is none."""
+    if name not in FIGURES:
+        raise unknown("figure", name, FIGURES)
+    return FIGURES[name]
