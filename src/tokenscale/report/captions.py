@@ -79,6 +79,17 @@ def kinds(groups: list[pd.Series]) -> str:
     return " ".join(sentences)
 
 
+def rounds(groups: list[pd.Series], cell: str) -> str:
+    """`kinds` of the rounds of a benchmark, where a cell is called `cell`, such as "an arm"."""
+    return kinds(groups).replace("runs a cell", f"rounds {cell}").replace("One run a cell", f"One round {cell}")
+
+
+def reasons(left_out: pd.DataFrame, column: str) -> str:
+    """A sentence on the rows of a benchmark that were left out, with a space after it; nothing without any."""
+    texts = [f"{name} ({why})" for name, why in zip(left_out[column], left_out["left_out"], strict=True)]
+    return f"Left out: {'; '.join(texts)}. " if texts else ""
+
+
 def spread(values: pd.Series, digits: int = 3) -> str:
     """Median with its range or interval: `1 230 (1 200–1 260)`."""
     s = summary(values)

@@ -14,14 +14,27 @@ class Figure:
     """Base class of figures. Each frame, the rows of a query, is an attribute with the query's name.
 
     A subclass sets `title`, `queries` (names of `analysis/sql`, the first with a row per run or point), and `factor`,
-    or its own `prepare`. It annotates the frames that it reads by name, and defines `data`, `draw`, `caption` and
-    `alt`, and `table` where people read the numbers.
+    or its own `prepare`. It annotates the frames that it reads by name, and defines `draw`, the texts (`sentences` or
+    `words`, `read`), the values that they name (`main`), and `table` where people read the numbers.
     """
 
     title: ClassVar[str]
     queries: ClassVar[tuple[str, ...]]
     #: runs are compared along this factor (see `analysis/comparability.py`); empty: no run is left out
     factor: ClassVar[str] = ""
+    #: columns of the data; empty: all but the approach
+    columns: ClassVar[tuple[str, ...]] = ()
+    #: sentences of the caption, each with a space after it; `{counted}` stands for the number of runs
+    words: ClassVar[str]
+    #: the caption and the panels say if ranks share cores
+    cores_matter: ClassVar[bool] = True
+    #: column whose spread the caption names (empty: none), and whose medians are read aloud with this factor and unit
+    main: ClassVar[str] = ""
+    unit: ClassVar[tuple[float, str]] = (1.0, "")
+    #: the alternative text around the medians
+    read: ClassVar[str]
+    #: what is drawn, one panel per column: column → (label with the unit, factor to that unit)
+    measures: Mapping[str, tuple[str, float]]
 
     inventory: pd.DataFrame
     #: rows of the first query of runs that are comparable, and sentences on runs that are not
@@ -49,13 +62,20 @@ class Figure:
         """Return what the figure shows, with its main number; the title where no single number states it."""
         return self.title
 
+    def extremes(self, text: str, column: str, unit: str = "", *, factor: float = 1.0, ratio: bool = True) -> str:
+        """Return `text` with the smallest and largest median of all series and their ratio; the title without any."""
+        medians = factor * self.rows.groupby("series")[column].median().dropna()
+        found = captions.extremes(medians, unit) if len(medians) else ""
+        return f"{text} {found if ratio else found.split(' (')[0]}" if found else self.title
+
     def folded(self) -> str:
         """Return why the figure has nothing to show here, so that the page folds it away; empty where it has."""
         return "" if len(self.data()) else f"{self.title}: no data"
 
     def data(self) -> pd.DataFrame:
         """Return what is plotted, for the CSV and Parquet files."""
-        raise NotImplementedError
+        rows = self.rows[list(self.columns)] if self.columns else self.rows.drop(columns="approach")
+        return rows.reset_index(drop=True)
 
     def draw(self) -> matplotlib.figure.Figure:
         """Return a new drawing."""
@@ -63,11 +83,24 @@ class Figure:
 
     def caption(self) -> str:
         """Return what is shown, of how many runs, and what the spread is; what a reader needs first comes first."""
-        raise NotImplementedError
+        text = self.crowded() + self.sentences() + self.refused()
+        return text + captions.kinds(self.groups()) if self.main else text.strip()
+
+    def sentences(self) -> str:
+        """Return what is shown, each sentence with a space after it."""
+        return self.words.format(counted=self.counted())
+
+    def groups(self) -> list[pd.Series]:
+        """Return the values of each cell whose spread the caption names."""
+        return captions.by_cell(self.rows, self.main)
 
     def alt(self) -> str:
         """Return the main numbers, read aloud."""
-        raise NotImplementedError
+        return self.read.format(self.numbers() or ("No data" if ". {}" in self.read else "no data"))
+
+    def numbers(self) -> str:
+        """Return the numbers that are read aloud, the median of each cell; nothing without any."""
+        return captions.medians(self.data(), self.main, *self.unit)
 
     def table(self) -> Table | None:
         """Return the numbers as a table for people, or None."""
@@ -79,30 +112,8 @@ class Figure:
 
     def crowded(self) -> str:
         """Return a sentence if ranks share cores; nothing where no run is shown."""
-        return captions.sentence(captions.crowded(self.inventory) if len(self.rows) else "")
+        return captions.sentence(captions.crowded(self.inventory) if self.cores_matter and len(self.rows) else "")
 
     def refused(self) -> str:
         """Return the sentences on runs that are not comparable, with a space after them."""
         return f"{self.refusals} " if self.refusals else ""
-
-
-class MeasuresFigure(Figure):
-    """Base class of figures with one panel per column. A subclass names the columns and writes its own sentences."""
-
-    #: what is drawn: column → (label with the unit, factor to that unit)
-    measures: Mapping[str, tuple[str, float]]
-    #: columns of the data
-    columns: ClassVar[tuple[str, ...]]
-    #: column whose spread the caption names, and which is read aloud with this factor and unit
-    main: ClassVar[str]
-    unit: ClassVar[tuple[float, str]] = (1.0, "")
-    #: the alternative text around the medians
-    read: ClassVar[str]
-
-    def data(self) -> pd.DataFrame:
-        """Return one row per comparable run."""
-        return self.rows[list(self.columns)].reset_index(drop=True)
-
-    def sentences(self) -> str:
-        """Return what is counted, each sentence with a space after it."""
-        raise NotImplementedError

@@ -5,12 +5,12 @@ import pandas as pd
 
 from tokenscale.report import captions, panels, text_layout
 from tokenscale.report.drawings.scaling import efficiency_finding, no_peak
-from tokenscale.report.figure import Figure, MeasuresFigure
+from tokenscale.report.figure import Figure
 from tokenscale.report.style import GREY, SKY, figure, look, no_data, number, ordered, plain, style
 
 
-class ByApproach(MeasuresFigure):
-    """Base class: one panel per column. A subclass names the columns and writes its own sentences."""
+class ByApproach(Figure):
+    """Base class: one panel per column of `measures`."""
 
     factor = "approach"
 
@@ -20,26 +20,8 @@ class ByApproach(MeasuresFigure):
         panels.heading(axes[-1], captions.crowded(self.inventory) if len(self.first) else "", ends=True)
         return drawing
 
-    def caption(self) -> str:
-        """Return what is counted, of how many runs, and what the spread is."""
-        return self.crowded() + self.sentences() + self.refused() + captions.kinds(self.groups())
-
-    def groups(self) -> list[pd.Series]:
-        """Return the values of each cell whose spread the caption names."""
-        return captions.by_cell(self.rows, self.main)
-
-    def alt(self) -> str:
-        """Return the medians, read aloud."""
-        return self.read.format(self.medians() or "no data")
-
-    def medians(self) -> str:
-        """Return the median of each cell in words."""
-        return captions.medians(self.data(), self.main, *self.unit)
-
 
 class TokensPerSecondComparison(ByApproach):
-    """Useful and total tokens per second by approach, one process."""
-
     title = "Training throughput by approach"
     queries = ("throughput", "inventory")
     throughput: pd.DataFrame
@@ -50,11 +32,14 @@ class TokensPerSecondComparison(ByApproach):
     columns = ("series", "repeat", "run_id", *measures, "not_useful_share", "steps", "seconds")
     main = "useful_tokens_per_s"
     read = "Dot plot of tokens per second. Median useful tokens per second: {}."
+    words = (
+        "One process, after warm-up; {counted}. Each dot is a run, each bar the median of a cell. Open markers "
+        "tokenize while training, filled ones read a store. Rates are sums of tokens over sums of seconds. "
+    )
 
     def finding(self) -> str:
         """Return lowest and highest median."""
-        medians = self.rows.groupby("series")[self.main].median().dropna()
-        return f"Useful tokens per second: {captions.extremes(medians)}" if len(medians) else self.title
+        return self.extremes("Useful tokens per second:", self.main)
 
     def prepare(self) -> None:
         """Choose runs on one rank."""
@@ -62,38 +47,21 @@ class TokensPerSecondComparison(ByApproach):
         self.throughput = self.throughput[self.throughput["world_size"] == 1]
         super().prepare()
 
-    def crowded(self) -> str:
-        """Return nothing: one rank shares its cores with no other."""
-        return ""
-
-    def draw(self) -> matplotlib.figure.Figure:
-        """Draw one panel per column."""
-        drawing, _ = panels.strips(self.first, self.rows, self.refusals, self.inventory, self.measures)
-        return drawing
-
-    def sentences(self) -> str:
-        """Return what is shown, of how many runs."""
-        return (
-            f"One process, after warm-up; {self.counted()}. Each dot is a run, each bar the median of a cell. Open "
-            "markers tokenize while training, filled ones read a store. Rates are sums of tokens over sums of seconds. "
-        )
-
-    def groups(self) -> list[pd.Series]:
-        """Return the values of each series."""
-        return [group for _, group in self.rows.groupby("series")[self.main]]
-
-    def medians(self) -> str:
+    def numbers(self) -> str:
         """Return the median of each series in words."""
         values = self.rows.groupby("series")[self.main].median()
         return captions.listing([f"{name} {number(values[name])}" for name in ordered(self.rows["series"])])
 
 
 class DataStallShare(ByApproach):
-    """Share of the step time spent waiting for data, by approach and world size."""
-
     title = "Share of the training step spent waiting for data"
     queries = ("stalls", "inventory")
     measures = {"data_stall_share": ("time waiting for the batch / step time (%)", 100.0)}
+    columns = (
+        *("run_id", "approach", "series", "world_size", "repeat", "data_wait_s", "seconds", "data_stall_share"),
+        "largest_gain",
+    )
+    cores_matter = False  # a share says the same where ranks share cores
     main = "data_stall_share"
     read = "Dot plot of the share of step time spent waiting for data. Medians: {}."
 
@@ -102,14 +70,6 @@ class DataStallShare(ByApproach):
         if self.rows.empty:
             return self.title
         return f"Waiting for data takes at most {100 * self.rows['data_stall_share'].max():.2g} % of a training step"
-
-    def data(self) -> pd.DataFrame:
-        """Return one row per comparable run."""
-        return self.rows.copy()
-
-    def crowded(self) -> str:
-        """Return nothing: a share says the same where ranks share cores."""
-        return ""
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw the share from 0, of at least 1 %."""
@@ -130,19 +90,13 @@ class DataStallShare(ByApproach):
             )
         return text
 
-    def groups(self) -> list[pd.Series]:
-        """Return the values of each cell."""
-        return [group for _, group in self.rows.groupby(["series", "world_size"])[self.main]]
-
-    def medians(self) -> str:
+    def numbers(self) -> str:
         """Return the median of each series in words."""
         values = self.rows.groupby("series")[self.main].median()
         return captions.listing([f"{name} {100 * values[name]:.2g} %" for name in ordered(self.rows["series"])])
 
 
 class TflopsComparison(ByApproach):
-    """Floating-point operations per second that training achieves, by approach and world size."""
-
     title = "Achieved TFLOP/s by approach"
     queries = ("computing", "inventory")
     measures = {
@@ -155,25 +109,19 @@ class TflopsComparison(ByApproach):
     )
     main = "tflops_per_device_s"
     read = "Dot plot of TFLOP/s. Medians of a device, by approach and world size: {}."
+    words = (
+        "Processed tokens per second times the FLOPs of the model per token, forward and backward; {counted}. Each dot "
+        "is a run, each bar the median of a cell. Padding costs FLOPs like text, so a high value is not useful work by "
+        "itself. Rates are sums over sums after warm-up, padding included. FLOPs follow the convention palm: "
+        "6 N + 12 L d T (Chowdhery et al. 2022, appendix B), attention over the full square. "
+    )
 
     def folded(self) -> str:
         """Return that no peak is known: without one, these rates repeat tokens per second."""
         return super().folded() or (no_peak(self.rows) if self.rows["peak_flops"].isna().all() else "")
 
-    def sentences(self) -> str:
-        """Return what counts as an operation, and whose."""
-        return (
-            "Processed tokens per second times the FLOPs of the model per token, forward and backward; "
-            f"{self.counted()}. Each dot is a run, each bar the median of a cell. Padding costs FLOPs like text, so a "
-            "high value is not useful work by itself. Rates are sums over sums after warm-up, padding included. FLOPs "
-            "follow the convention palm: 6 N + 12 L d T (Chowdhery et al. 2022, appendix B), attention over the full "
-            "square. "
-        )
-
 
 class TotalTrainingTime(ByApproach):
-    """How long a run takes: its steps, and all of it."""
-
     title = "Time of a training by approach"
     queries = ("epochs", "inventory")
     measures = {
@@ -210,8 +158,6 @@ class TotalTrainingTime(ByApproach):
 
 
 class EfficiencyComparison(ByApproach):
-    """Strong-scaling efficiency by approach and world size."""
-
     title = "Strong-scaling efficiency by approach"
     queries = ("scaling", "inventory")
     factor = "world_size"
@@ -282,29 +228,28 @@ _PARTS = {
 }
 
 
-class PaddingShare(Figure):
-    """What processed positions do not train on: padding, and labels that begin a document."""
-
+class PaddingShare(ByApproach):
     title = "Processed tokens that are not useful"
     queries = ("padding", "inventory")
-    factor = "approach"
-    padding: pd.DataFrame
+    measures = {"not_useful_share": ("positions that are not useful / all processed positions (%)", 100.0)}
+    cores_matter = False
+    main = "not_useful_share"
+    unit = (100, " %")
+    read = "Dots and bars of the share of positions that train nothing. Medians by world size: {}."
+    words = (
+        "Dots: share of a run's processed tokens that are not useful, after warm-up, medians as lines; {counted}. "
+        "Bars: the same in a whole epoch of the run's store, from its manifest. Approaches that tokenize while "
+        "training read no store and have no bar. Padding and first labels are counted apart: a label is ignored where "
+        "it begins a document or a piece of one. A few steps read part of an epoch, so dots and bars may differ. "
+    )
 
     def finding(self) -> str:
         """Return smallest and largest median share."""
-        medians = 100 * self.rows.groupby("series")["not_useful_share"].median().dropna()
-        if medians.empty:
-            return self.title
-        return f"Processed tokens that are not useful: {captions.extremes(medians, ' %').split(' (')[0]}"
-
-    def data(self) -> pd.DataFrame:
-        """Return one row per run, of those that are like for like."""
-        return self.rows.drop(columns="approach").reset_index(drop=True)
+        return self.extremes("Processed tokens that are not useful:", self.main, " %", factor=100, ratio=False)
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw one row per cell: every run a dot; stacked behind them, what its store holds in a whole epoch."""
-        label = {"not_useful_share": ("positions that are not useful / all processed positions (%)", 100.0)}
-        made, (axes,) = panels.strips(self.padding, self.rows, self.refusals, self.inventory, label)
+        made, (axes,) = panels.strips(self.first, self.rows, self.refusals, self.inventory, self.measures)
         if self.rows.empty:
             return made
         with style():
@@ -321,31 +266,17 @@ class PaddingShare(Figure):
             axes.set_xlim(0, 100 if 100 * self.rows["not_useful_share"].max() > 60 else None)
         return made
 
-    def caption(self) -> str:
-        """Return what is measured, and what the bars are."""
-        text = (
-            "Dots: share of a run's processed tokens that are not useful, after warm-up, medians as lines; "
-            f"{self.counted()}. Bars: the same in a whole epoch of the run's store, from its manifest. Approaches that "
-            "tokenize while training read no store and have no bar. Padding and first labels are counted apart: a "
-            "label is ignored where it begins a document or a piece of one. A few steps read part of an epoch, so dots "
-            "and bars may differ. "
-        )
-        text += self.refused()
-        return text + captions.kinds(captions.by_cell(self.rows, "not_useful_share"))
-
-    def alt(self) -> str:
-        """Return the medians, read aloud."""
-        read = captions.medians(self.data(), "not_useful_share", 100, " %")
-        return (
-            f"Dots and bars of the share of positions that train nothing. Medians by world size: {read or 'no data'}."
-        )
-
 
 class BatchSizeComparison(Figure):
-    """Throughput by micro-batch and approach."""
-
     title = "Training throughput by micro-batch"
     queries = ("throughput", "inventory")
+    columns = (
+        *("series", "micro_batch", "world_size", "repeat", "run_id", "useful_tokens_per_s", "total_tokens_per_s"),
+        *("not_useful_share", "sequence_length"),
+    )
+    cores_matter = False
+    main = "useful_tokens_per_s"
+    read = "Median useful tokens per second by micro-batch. {}."
     throughput: pd.DataFrame
 
     def prepare(self) -> None:
@@ -367,19 +298,6 @@ class BatchSizeComparison(Figure):
             kept.dropna(subset=["micro_batch"]),
             " ".join(dict.fromkeys(filter(None, (along, across)))),
         )
-
-    def data(self) -> pd.DataFrame:
-        """Return one row per run at the smallest world size, of those that are like for like."""
-        columns = [
-            "series",
-            "micro_batch",
-            "world_size",
-            "repeat",
-            "run_id",
-            "useful_tokens_per_s",
-            "total_tokens_per_s",
-        ]
-        return self.rows[[*columns, "not_useful_share", "sequence_length"]].reset_index(drop=True)
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw useful tokens/s (left) and processed tokens/s (right): runs as dots, medians joined per approach."""
@@ -407,7 +325,7 @@ class BatchSizeComparison(Figure):
             panels.legend(made, both[0])
             return made
 
-    def caption(self) -> str:
+    def sentences(self) -> str:
         """Return at which world size and sequence length, and what else changes with the micro-batch."""
         smallest = self.inventory[self.inventory["world_size"] == self.inventory["world_size"].min()]
         text = (
@@ -423,12 +341,13 @@ class BatchSizeComparison(Figure):
                 text += (
                     f"All runs have the micro-batch {int(self.rows['micro_batch'].iloc[0])}, so no trend can be seen. "
                 )
-        text += self.refused()
-        groups = [g for _, g in self.rows.groupby(["series", "micro_batch"])["useful_tokens_per_s"]]
-        return text + captions.kinds(groups)
+        return text
 
-    def alt(self) -> str:
-        """Return the medians, read aloud."""
-        found = self.data().groupby(["series", "micro_batch"])["useful_tokens_per_s"].median()
-        texts = [f"{name} at {int(size)}: {number(value)}" for (name, size), value in found.items()]
-        return f"Median useful tokens per second by micro-batch. {captions.listing(texts) or 'No data'}."
+    def groups(self) -> list[pd.Series]:
+        """Return the values of each series at each micro-batch."""
+        return [group for _, group in self.rows.groupby(["series", "micro_batch"])[self.main]]
+
+    def numbers(self) -> str:
+        """Return the median of each series at each micro-batch in words."""
+        found = self.rows.groupby(["series", "micro_batch"])[self.main].median()
+        return captions.listing([f"{name} at {int(size)}: {number(value)}" for (name, size), value in found.items()])

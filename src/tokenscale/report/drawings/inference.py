@@ -1,7 +1,10 @@
 """Writing with a trained model, with a cache of keys and values and without: tokens per second, time per token."""
 
+from collections.abc import Mapping
+
 import matplotlib.figure
 import pandas as pd
+from matplotlib.axes import Axes
 
 from tokenscale.report import captions, panels
 from tokenscale.report.figure import Figure
@@ -31,13 +34,32 @@ def _texts(cell: pd.DataFrame) -> str:
     return f"differ from position {int(cell['first_difference'].min())}"
 
 
-def _colours(prompts: list[int]) -> list[str]:
-    return [PALETTE[i % len(PALETTE)] for i in range(len(prompts))]
+def _colour(number: int) -> str:
+    return PALETTE[number % len(PALETTE)]
 
 
 def _look(colour: str, cached: bool) -> dict:
     options = {"color": colour, "marker": "o" if cached else "s", "markeredgecolor": colour, "markersize": 4.5}
     return options | {"markerfacecolor": colour if cached else "none"}
+
+
+def _grid(count: int, height: float) -> tuple[matplotlib.figure.Figure, list[Axes]]:
+    """A figure of two columns with so many panels, at least one, each with its height; further ones are hidden."""
+    columns = min(2, max(1, count))
+    lines = -(-max(1, count) // columns)
+    made, every = figure(columns, rows=lines, height=1.2 + height * lines)
+    for axes in every[max(1, count) :]:
+        axes.set_visible(False)
+    if not count:
+        no_data(every[0], "no data: 0 of 0 rounds")
+    return made, every
+
+
+def _legend(made: matplotlib.figure.Figure, axes: Axes, looks: Mapping[str, dict]) -> None:
+    for label, look in looks.items():
+        axes.plot([], [], **look, label=label)
+    columns = legend_columns(list(looks), 4)
+    made.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns)
 
 
 def _line(axes, rows: pd.DataFrame, colour: str, cached: bool) -> None:
@@ -78,21 +100,18 @@ def _curve(axes, rows: pd.DataFrame, colour: str, dash: str) -> None:
 
 
 class InferenceTokensPerSecond(Figure):
-    """Tokens per second of a trained model, with a cache of keys and values and without, by length of the answer."""
-
     title = "Generation with and without a KV cache: tokens per second"
     queries = ("inference",)
+    columns = (
+        *(*_CELL, "cached", "round", "prefill_s", "prefill_tokens_per_s", "tokens_per_s", "ms_per_token", "speed_up"),
+        *("same_text", "first_difference", "cache_bytes", "formula_bytes", "peak_bytes"),
+    )
+    read = "Dot plots on logarithmic axes. Median tokens per second: {}."
     inference: pd.DataFrame
 
     def prepare(self) -> None:
         """Leave out rows without a measurement."""
         self.rows = _timed(self.inference)
-
-    def data(self) -> pd.DataFrame:
-        """Return one row per model, batch, length of prompt and answer, cache or none, and round."""
-        columns = [*_CELL, "cached", "round", "prefill_s", "prefill_tokens_per_s", "tokens_per_s", "ms_per_token"]
-        columns += ["speed_up", "same_text", "first_difference", "cache_bytes", "formula_bytes", "peak_bytes"]
-        return self.rows[columns].reset_index(drop=True)
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw a panel per model and batch: every round a dot over the new tokens, medians joined.
@@ -104,37 +123,30 @@ class InferenceTokensPerSecond(Figure):
         cells = [
             (run, batch) for run in called for batch in sorted({*self.rows.loc[self.rows["run_id"] == run, "batch"]})
         ]
-        columns = min(2, max(1, len(cells)))
-        lines = -(-max(1, len(cells)) // columns)
         with style():
-            made, every = figure(columns, rows=lines, height=1.2 + 2.5 * lines)
+            made, every = _grid(len(cells), 2.5)
             if not cells:
-                no_data(every[0], "no data: 0 of 0 rounds")
                 return made
             prompts = sorted(int(n) for n in self.rows["prompt_tokens"].unique())
             for axes, (run, batch) in zip(every, cells, strict=False):
                 here = self.rows[(self.rows["run_id"] == run) & (self.rows["batch"] == batch)]
-                for prompt, colour in zip(prompts, _colours(prompts), strict=True):
+                for n, prompt in enumerate(prompts):
                     for cached in (True, False):
-                        _line(
-                            axes, here[(here["prompt_tokens"] == prompt) & (here["cached"] == cached)], colour, cached
-                        )
+                        rows = here[(here["prompt_tokens"] == prompt) & (here["cached"] == cached)]
+                        _line(axes, rows, _colour(n), cached)
                 panels.heading(axes, f"{called[run]}, {batch} prompt{'s' * (batch > 1)} at once")
                 axes.set_yscale("log")
                 plain(axes.yaxis, log=True)
                 panels.doublings(axes, sorted(int(n) for n in here["new_tokens"].unique()))
                 axes.set_xlabel("new tokens")
                 axes.set_ylabel("tokens / s\n(log scale)")
-            for axes in every[len(cells) :]:
-                axes.set_visible(False)
-            labels = []
-            for prompt, colour in zip(prompts, _colours(prompts), strict=True):
-                for cached in (True, False):
-                    labels.append(f"prompt of {prompt}, {'cache' if cached else 'no cache'}")
-                    every[0].plot([], [], **_look(colour, cached), linestyle="-" if cached else "--", label=labels[-1])
-            made.legend(
-                *every[0].get_legend_handles_labels(), loc="outside lower center", ncols=legend_columns(labels, 4)
-            )
+            looks = {
+                f"prompt of {prompt}, {'cache' if cached else 'no cache'}": _look(_colour(n), cached)
+                | {"linestyle": "-" if cached else "--"}
+                for n, prompt in enumerate(prompts)
+                for cached in (True, False)
+            }
+            _legend(made, every[0], looks)
             return made
 
     def caption(self) -> str:
@@ -152,14 +164,11 @@ class InferenceTokensPerSecond(Figure):
             "new token of each prompt, whose time is in the table. EOS does not end a text. "
         )
         text += _gained(self.rows) + _differing(self.rows)
-        left_out = self.inference[self.inference["left_out"].notna()]
-        if len(left_out):
-            text += f"Left out: {'; '.join(f'{r.model} ({r.left_out})' for r in left_out.itertuples())}. "
-        groups = [g for _, g in self.rows.groupby([*_CELL, "cached"])["tokens_per_s"]]
-        return text + captions.kinds(groups).replace("runs a cell", "rounds a cell").replace("One run a", "One round a")
+        text += captions.reasons(self.inference[self.inference["left_out"].notna()], "model")
+        return text + captions.rounds([g for _, g in self.rows.groupby([*_CELL, "cached"])["tokens_per_s"]], "a cell")
 
-    def alt(self) -> str:
-        """Return the medians, read aloud."""
+    def numbers(self) -> str:
+        """Return the median of each cell of the longest answers in words."""
         called = names(self.rows)
         longest = self.rows["new_tokens"] == self.rows.groupby("run_id")["new_tokens"].transform("max")
         middle = self.rows[self.rows["same_text"] & longest].groupby([*_CELL, "cached"])["tokens_per_s"].median()
@@ -168,7 +177,7 @@ class InferenceTokensPerSecond(Figure):
             f"{number(value)}"
             for (_, run, batch, prompt, new, cached), value in middle.items()
         ]
-        return f"Dot plots on logarithmic axes. Median tokens per second: {captions.listing(parts) or 'no data'}."
+        return captions.listing(parts)
 
     def table(self) -> Table:
         """Return medians as people read them, a row per cell. Cells whose texts differ have no speed-up."""
@@ -202,10 +211,9 @@ class InferenceTokensPerSecond(Figure):
 
 
 class InferenceStepTime(Figure):
-    """Time of a new token against its position: it grows without a cache of keys and values, and hardly with one."""
-
     title = "Time per new token by position"
     queries = ("inference_steps",)
+    read = "Lines of milliseconds a new token over its position: {}."
     inference_steps: pd.DataFrame
 
     def data(self) -> pd.DataFrame:
@@ -215,12 +223,9 @@ class InferenceStepTime(Figure):
     def draw(self) -> matplotlib.figure.Figure:
         """Draw a panel per model: each round thin, the median bold; dashed without the cache, a colour per batch."""
         called = names(self.inference_steps)
-        columns = min(2, max(1, len(called)))
-        lines = -(-max(1, len(called)) // columns)
         with style():
-            made, every = figure(columns, rows=lines, height=1.2 + 2.7 * lines)
+            made, every = _grid(len(called), 2.7)
             if not called:
-                no_data(every[0], "no data: 0 of 0 rounds")
                 return made
             batches = sorted(int(n) for n in self.inference_steps["batch"].unique())
             for axes, (run, name) in zip(every, called.items(), strict=False):
@@ -228,7 +233,7 @@ class InferenceStepTime(Figure):
                 for number_of, batch in enumerate(batches):
                     for cached in (True, False):
                         rows = here[(here["batch"] == batch) & (here["cached"].astype(bool) == cached)]
-                        _curve(axes, rows, PALETTE[number_of % len(PALETTE)], "-" if cached else "--")
+                        _curve(axes, rows, _colour(number_of), "-" if cached else "--")
                 panels.heading(axes, name)
                 axes.set_xlim(left=0)
                 axes.set_ylim(bottom=0)
@@ -236,17 +241,15 @@ class InferenceStepTime(Figure):
                 plain(axes.yaxis)
                 axes.set_xlabel("position")
                 axes.set_ylabel("ms / new token")
-            for axes in every[len(called) :]:
-                axes.set_visible(False)
-            labels = []
-            for number_of, batch in enumerate(batches):
-                for cached in (True, False):
-                    labels.append(f"{batch} prompt{'s' * (batch > 1)}, {'cache' if cached else 'no cache'}")
-                    look: dict = {"color": PALETTE[number_of % len(PALETTE)], "linestyle": "-" if cached else "--"}
-                    every[0].plot([], [], **look, label=labels[-1])
-            made.legend(
-                *every[0].get_legend_handles_labels(), loc="outside lower center", ncols=legend_columns(labels, 4)
-            )
+            looks = {
+                f"{batch} prompt{'s' * (batch > 1)}, {'cache' if cached else 'no cache'}": {
+                    "color": _colour(number_of),
+                    "linestyle": "-" if cached else "--",
+                }
+                for number_of, batch in enumerate(batches)
+                for cached in (True, False)
+            }
+            _legend(made, every[0], looks)
             return made
 
     def caption(self) -> str:
@@ -271,11 +274,11 @@ class InferenceStepTime(Figure):
             text += "Some texts differ with the cache: see the figure of tokens per second. "
         return text
 
-    def alt(self) -> str:
-        """Return first and last stretch, read aloud."""
+    def numbers(self) -> str:
+        """Return the first and last stretch of each line in words."""
         called, parts = names(self.inference_steps), []
         for (run, batch, cached), rows in self.inference_steps.groupby(["run_id", "batch", "cached"]):
             middle = rows.groupby("position")["ms_per_token"].median()
             how = "cache" if cached else "no cache"
             parts.append(f"{called[run]}, {batch} at once, {how} {number(middle.iloc[0])} to {number(middle.iloc[-1])}")
-        return f"Lines of milliseconds a new token over its position: {captions.listing(parts) or 'no data'}."
+        return captions.listing(parts)

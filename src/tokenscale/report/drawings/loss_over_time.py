@@ -15,10 +15,9 @@ def _smallest(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 class LossOverTime(Figure):
-    """Training loss by useful tokens, and the validation points."""
-
     title = "Loss by useful tokens trained on"
     queries = ("loss_curves", "validation", "inventory")
+    read = "Line plot of loss against useful tokens. Median training loss: {}."
     loss_curves: pd.DataFrame
     validation: pd.DataFrame
 
@@ -116,15 +115,15 @@ class LossOverTime(Figure):
         )
         return text
 
-    def alt(self) -> str:
-        """Return first and last losses, read aloud."""
+    def numbers(self) -> str:
+        """Return the first and last median loss of each series in words."""
         train = self.training
         texts = []
         for name in ordered(train["series"]):
             here = train[train["series"] == name]
             middle = here.groupby(panels.points(here))["loss"].median()
             texts.append(f"{name} from {middle.iloc[0]:.2f} to {middle.iloc[-1]:.2f}")
-        return f"Line plot of loss against useful tokens. Median training loss: {captions.listing(texts) or 'no data'}."
+        return captions.listing(texts)
 
 
 _ABSCISSAE = {
@@ -148,10 +147,12 @@ def _split(kept: pd.DataFrame) -> list[tuple[str, dict[str, pd.DataFrame]]]:
 
 
 class SplitLossCurves(Figure):
-    """Training loss by step, by useful tokens and by time, side by side: what is equal in one is not in the others."""
-
     title = "Training loss by step, by useful tokens and by time"
     queries = ("loss_curves", "inventory")
+    columns = (
+        *("series", "world_size", "repeat", "run_id", *_ABSCISSAE, "steps", "loss", "loss_lowest", "loss_highest"),
+    )
+    read = "Line plots of training loss. Median of the last point: {}."
     loss_curves: pd.DataFrame
 
     def prepare(self) -> None:
@@ -161,21 +162,6 @@ class SplitLossCurves(Figure):
         kept = kept[~kept["stopped"].astype(bool) & kept["loss"].notna()]
         sizes = kept.groupby("series")["world_size"].transform("nunique")
         self.rows, self.refusals = kept[sizes > 1] if (sizes > 1).any() else kept, refused
-
-    def data(self) -> pd.DataFrame:
-        """Return A row a point of a run, of runs that count and are like for like."""
-        columns = [
-            "series",
-            "world_size",
-            "repeat",
-            "run_id",
-            *_ABSCISSAE,
-            "steps",
-            "loss",
-            "loss_lowest",
-            "loss_highest",
-        ]
-        return self.rows[columns].reset_index(drop=True)
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw a row of panels per approach, lines are world sizes; of one size, one row, lines are approaches."""
@@ -203,10 +189,10 @@ class SplitLossCurves(Figure):
             panels.legend(made, axes, 6, order=names)
             return made
 
-    def caption(self) -> str:
+    def sentences(self) -> str:
         """Return what is equal in which column, and what a point is."""
         runs = self.rows["run_id"].nunique()
-        text = captions.sentence(captions.crowded(self.inventory) if runs else "") + (
+        text = (
             f"Training loss by step, by useful tokens and by time; {captions.counted(runs, self.inventory)}. At a "
             "fixed global batch, world sizes train on the same data at each step: their curves must coincide by step "
             "and by tokens, and may differ in time only. If the global batch grows with the world size, each step sees "
@@ -214,16 +200,16 @@ class SplitLossCurves(Figure):
         )
         if runs > self.rows.groupby(["series", "world_size"]).ngroups:
             text += "Thin lines are repeats, bold ones their median point by point: no interval. "
-        return (text + self.refusals).strip()
+        return text
 
-    def alt(self) -> str:
-        """Return last losses, read aloud."""
+    def numbers(self) -> str:
+        """Return the last median loss of each cell in words."""
         last = self.rows.groupby("run_id").tail(1)
         texts = [
             f"{name} on {world} {number(group['loss'].median())} after {number(group['training_s'].median())} s"
             for (name, world), group in last.groupby(["series", "world_size"])
         ]
-        return f"Line plots of training loss. Median of the last point: {captions.listing(texts) or 'no data'}."
+        return captions.listing(texts)
 
 
 def _floor(kept: pd.DataFrame) -> float:
@@ -233,11 +219,11 @@ def _floor(kept: pd.DataFrame) -> float:
 
 
 class DdpVerificationLoss(Figure):
-    """Losses by step: do several ranks compute what the fewest compute, and a resumed run what a whole one does?"""
-
     title = "Loss of several ranks against the fewest, step by step"
     queries = ("loss_difference", "inventory")
     factor = "world_size"
+    cores_matter = False
+    read = "Differences of training loss between world sizes, in nats. Largest: {}."
 
     def finding(self) -> str:
         """Return the largest difference of all pairs."""
@@ -253,10 +239,6 @@ class DdpVerificationLoss(Figure):
         super().prepare()
         so_far = self.rows.groupby("run_id")["largest_difference"].cummax()
         self.rows = self.rows.assign(so_far=so_far)
-
-    def data(self) -> pd.DataFrame:
-        """Return A row a point of a pair of runs."""
-        return self.rows.drop(columns="approach").reset_index(drop=True)
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw two panels, logarithmic. Left: the largest difference up to each point, every pair a line.
@@ -304,7 +286,7 @@ class DdpVerificationLoss(Figure):
             panels.legend(made, left, order=names)
             return made
 
-    def caption(self) -> str:
+    def sentences(self) -> str:
         """Return what was expected, and what is there."""
         pairs = self.rows["run_id"].nunique()
         more = self.inventory["world_size"] > self.inventory.groupby("series")["world_size"].transform("min")
@@ -329,13 +311,10 @@ class DdpVerificationLoss(Figure):
             )
         else:
             text += "No pair of runs at two world sizes shares batch and settings. "
-        return (text + self.refusals).strip()
+        return text
 
-    def alt(self) -> str:
-        """Return the largest differences, read aloud."""
+    def numbers(self) -> str:
+        """Return the largest difference of each cell in words."""
         largest = self.rows.groupby(["series", "world_size"])["largest_difference"].max()
         texts = [f"{name} on {world} {value:.2g}" for (name, world), value in largest.items()]
-        return (
-            "Differences of training loss between world sizes, in nats. Largest: "
-            f"{captions.listing(texts) or 'no data'}."
-        )
+        return captions.listing(texts)

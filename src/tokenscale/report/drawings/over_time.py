@@ -44,47 +44,34 @@ class OverTime(Figure):
         """Draw a panel per world size."""
         return panels.over_time(self.points, self.inventory, self.y, self.label, self.refusals)
 
-    def caption(self) -> str:
-        """Return what a point is, and how much of the run it stands for."""
-        runs = self.points["run_id"].nunique()
-        text = captions.sentence(captions.crowded(self.inventory) if runs else "")
-        return (text + self.sentences(runs) + self.refusals).strip()
+    def counted(self) -> str:
+        """Return how many of the listed runs are shown."""
+        return captions.counted(self.points["run_id"].nunique(), self.inventory)
 
-    def sentences(self, runs: int) -> str:
-        """Return what is counted for so many runs, each sentence with a space after it."""
-        raise NotImplementedError
-
-    def endpoints(self) -> str:
-        """Return the first and last median of each cell, read aloud."""
+    def numbers(self) -> str:
+        """Return the first and last median of each cell in words."""
         texts = []
         for (name, world), group in self.points.groupby(["series", "world_size"]):
             middle = group.groupby(panels.points(group))[self.y].median()
             texts.append(f"{name} on {world} from {number(middle.iloc[0])} to {number(middle.iloc[-1])}")
-        return captions.listing(texts) or "No data"
+        return captions.listing(texts)
 
 
 class TokensPerSecondOverTime(OverTime):
-    """Useful tokens per second in the course of a training."""
-
     title = "Throughput in the course of a training"
     y, label = "useful_tokens_per_s", "useful tokens / s"
+    columns = (*COLUMNS, "useful_tokens_per_s", "total_tokens_per_s")
+    read = "Line plot of useful tokens per second over the time of training. {}."
 
     def prepare(self) -> None:
         """Leave out points without throughput."""
         super().prepare()
         self.rows = self.points = self.rows.dropna(subset=[self.y])
 
-    def data(self) -> pd.DataFrame:
-        """Return one row per point of a comparable run."""
-        return self.rows[[*COLUMNS, "useful_tokens_per_s", "total_tokens_per_s"]].reset_index(drop=True)
-
-    def sentences(self, runs: int) -> str:
+    def sentences(self) -> str:
         """Return what a point stands for."""
-        text = (
-            f"Useful tokens per second of all ranks; {captions.counted(runs, self.inventory)}. A run has at most 100 "
-            "points. "
-        )
-        if runs:
+        text = f"Useful tokens per second of all ranks; {self.counted()}. A run has at most 100 points. "
+        if len(self.rows):
             most = int(self.rows["steps"].max())
             text += (
                 f"A point is {'a step' if most == 1 else f'the mean of up to {most} steps'}; the first includes the "
@@ -92,16 +79,11 @@ class TokensPerSecondOverTime(OverTime):
             )
         return text
 
-    def alt(self) -> str:
-        """Return first and last throughput, read aloud."""
-        return f"Line plot of useful tokens per second over the time of training. {self.endpoints()}."
-
 
 class MfuOverTime(OverTime):
-    """Model FLOPs utilisation in the course of a training; without a known peak, achieved TFLOP/s."""
-
     title = "Model FLOPs utilisation in the course of a training"
     y = "shown"
+    columns = (*COLUMNS, "total_tokens_per_s", "tflops_per_device_s", "mfu")
 
     def folded(self) -> str:
         """Return that no peak is known."""
@@ -123,11 +105,7 @@ class MfuOverTime(OverTime):
             self.label = "achieved TFLOP/s of a device"
         self.known = bool(len(known))
 
-    def data(self) -> pd.DataFrame:
-        """Return one row per point of a comparable run; `mfu` is empty where no peak is known."""
-        return self.rows[[*COLUMNS, "total_tokens_per_s", "tflops_per_device_s", "mfu"]].reset_index(drop=True)
-
-    def sentences(self, runs: int) -> str:
+    def sentences(self) -> str:
         """Return the convention, the peaks with their sources, and what a point is."""
         text = "" if self.known else captions.sentence(no_peak(self.rows))
         text += "Processed tokens/s times 6 N + 12 L d T FLOPs a token (Chowdhery et al. 2022, appendix B)"
@@ -137,11 +115,8 @@ class MfuOverTime(OverTime):
                 f"{r.device}, {number(1e-12 * r.peak_flops, 4)} TFLOP/s ({r.peak_source})" for r in peaks.itertuples()
             ]
             text += f" over the peak of the devices: {captions.listing(sources)}"
-        text += (
-            f"; {captions.counted(runs, self.inventory)}. A point is the sum over sum of its steps; a run has at most "
-            "100 points. "
-        )
-        if runs:
+        text += f"; {self.counted()}. A point is the sum over sum of its steps; a run has at most 100 points. "
+        if len(self.rows):
             text += (
                 "The first point includes the warm-up. Thin lines are repeats, bold ones their median: no interval. "
             )
@@ -151,7 +126,7 @@ class MfuOverTime(OverTime):
 
     def alt(self) -> str:
         """Return first and last values, read aloud."""
-        return f"Line plot over the time of training, {self.label}. {self.endpoints()}."
+        return f"Line plot over the time of training, {self.label}. {self.numbers() or 'No data'}."
 
 
 #: part → name, colour, hatch; as they are stacked
@@ -168,11 +143,11 @@ PARTS = {
 
 
 class StepTimeBreakdown(Figure):
-    """What a step's time is made of, by approach, layout and world size."""
-
     title = "What a step's time is made of"
     queries = ("phases", "inventory")
     factor = "approach"
+    main = "step_s"
+    read = "Stacked bars of a step's time. {}."
 
     def finding(self) -> str:
         """Return the largest part of a step, as its median share over runs."""
@@ -182,10 +157,6 @@ class StepTimeBreakdown(Figure):
         return (
             f"The largest part of a step is {PARTS[shares.idxmax()][0]}: {number(100 * shares.max(), 2)} % of its time"
         )
-
-    def data(self) -> pd.DataFrame:
-        """Return one row per run that counts: seconds a step and rank."""
-        return self.rows.drop(columns="approach").reset_index(drop=True)
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw one row per cell: the parts of its median run stacked, and every run's whole step a dot."""
@@ -222,9 +193,9 @@ class StepTimeBreakdown(Figure):
             panels.heading(axes, captions.crowded(self.inventory))
             return made
 
-    def caption(self) -> str:
+    def sentences(self) -> str:
         """Return of which run the parts are, and what the rest is."""
-        text = self.crowded() + (
+        text = (
             f"Bars: mean time of each part of a step in the run with the median step; {self.counted()}. Dots: the "
             "whole step of every run. Means are over all ranks and steps after warm-up; of two middle runs, the one "
             "with the shorter step is drawn. Exposed communication is the wait for gradients after backward; "
@@ -233,16 +204,14 @@ class StepTimeBreakdown(Figure):
         if len(over := self.rows[self.rows["rest_s"] < -0.01 * self.rows["step_s"]]):
             several = "s" * (len(over) > 1)
             text += f"In {len(over)} run{several} parts overlap, and add up to more than the step. "
-        text += self.refused()
-        return text + captions.kinds(captions.by_cell(self.rows, "step_s"))
+        return text
 
-    def alt(self) -> str:
-        """Return the largest parts, read aloud."""
-        kept = self.data()
+    def numbers(self) -> str:
+        """Return the largest part of each cell in words."""
         texts = []
-        for (name, world), group in kept.groupby(["series", "world_size"]):
+        for (name, world), group in self.rows.groupby(["series", "world_size"]):
             part = group[list(PARTS)].median().idxmax()
             share = (group[part] / group["step_s"]).median()
             texts.append(f"{name} on {world} {number(1e3 * group['step_s'].median())} ms, mostly {PARTS[part][0]} "
                          f"({number(100 * share, 2)} %)")  # fmt: skip
-        return f"Stacked bars of a step's time. {captions.listing(texts) or 'No data'}."
+        return captions.listing(texts)

@@ -1,19 +1,21 @@
 """Parallel methods and trainers beside each other: throughput, memory, and the table of both."""
 
+from collections.abc import Sequence
+
 import matplotlib.figure
 import pandas as pd
-from matplotlib.ticker import MaxNLocator
+from matplotlib.axes import Axes
 
 from tokenscale.analysis.statistics import summary
 from tokenscale.report import captions, panels, text_layout
 from tokenscale.report.figure import Figure
 from tokenscale.report.paired_comparisons import describe_certificate
-from tokenscale.report.style import BLUE, GREY, ORANGE, PURPLE, SKY, TEXT, figure, jitter, no_data, number, plain, style
+from tokenscale.report.style import BLUE, GREY, ORANGE, PURPLE, SKY, TEXT, figure, jitter, no_data, number, style
 from tokenscale.report.table import Table
 from tokenscale.settings.run import OURS
 
 #: what fills a device, as it is stacked
-_PARTS = {"parameters": BLUE, "gradients": SKY, "optimizer": ORANGE, "activations": PURPLE}
+PARTS = {"parameters": BLUE, "gradients": SKY, "optimizer": ORANGE, "activations": PURPLE}
 #: what efficiencies of a cell are worth, in the words of a table
 _MEASURES = {
     "": "yes",
@@ -49,8 +51,28 @@ def _same(group: pd.DataFrame) -> str:
     return "–" if known.empty else "yes" if known.astype(bool).all() else "no"
 
 
-def _spreads(parallelism: pd.DataFrame) -> str:
-    return captions.kinds([group["useful_tokens_per_s"] for _, _, group in cells(parallelism)])
+def _draw_speeds(
+    every: Sequence[Axes], labels: Sequence[str], blocks: Sequence, groups: Sequence[pd.DataFrame], looks: Sequence
+) -> None:
+    """Rows from the top of the first panel: useful tokens/s of each run a dot, medians as bars.
+
+    A dotted line crosses every panel between two blocks; `looks` are the colours of a row and of its dots' faces.
+    """
+    left = every[0]
+    for y, (group, (colour, face)) in enumerate(zip(groups, looks, strict=True)):
+        speeds = group["useful_tokens_per_s"]
+        left.plot(speeds, [y + o for o in jitter(len(speeds))], "o", color=colour, markerfacecolor=face, markersize=5)
+        left.plot([speeds.median()] * 2, [y - 0.36, y + 0.36], color=colour, linewidth=2)
+    for y in range(1, len(labels)):
+        if blocks[y] != blocks[y - 1]:
+            for axes in every:
+                axes.axhline(y - 0.5, color=GREY, linewidth=0.7, linestyle=":")
+    left.set_yticks(range(len(labels)), text_layout.names(labels))
+    left.set_ylim(len(labels) - 0.4, -0.6)
+    for axes in every:
+        axes.set_xlim(left=0)
+        axes.grid(False, axis="y")
+        panels.steps_of(axes.xaxis)
 
 
 def _warning(shown: list[tuple[str, int, pd.DataFrame]]) -> str:
@@ -64,11 +86,12 @@ def _warning(shown: list[tuple[str, int, pd.DataFrame]]) -> str:
 
 
 class ParallelMethods(Figure):
-    """Parallel methods beside each other: throughput, memory of a device, and the table of both."""
-
     title = "Parallel methods: throughput and memory"
     queries = ("parallelism", "inventory")
     factor = "layout"
+    cores_matter = False
+    main = "useful_tokens_per_s"
+    read = "Dot plot and bars by parallel method, median useful tokens per second. {}."
 
     def finding(self) -> str:
         """Return the range of memory at the most ranks."""
@@ -91,7 +114,7 @@ class ParallelMethods(Figure):
         ]
         columns += [
             "memory_bytes",
-            *(f"{part}_bytes" for part in _PARTS),
+            *(f"{part}_bytes" for part in PARTS),
             "efficiency",
             "efficiency_low",
             "efficiency_high",
@@ -102,7 +125,7 @@ class ParallelMethods(Figure):
             speed, share = summary(group["useful_tokens_per_s"]), summary(group["efficiency"].dropna())
             rows.append(
                 [world, name, len(group), speed.median, speed.low, speed.high]
-                + [group[f"{part}_bytes"].max() for part in ("memory", *_PARTS)]
+                + [group[f"{part}_bytes"].max() for part in ("memory", *PARTS)]
                 + [share.median, share.low, share.high, _measure(world, group), group["final_loss"].median()]
                 + [group["largest_loss_difference"].max(), _same(group), group["layout"].iloc[0]]
             )
@@ -120,14 +143,7 @@ class ParallelMethods(Figure):
                     no_data(axes, captions.nothing(self.inventory, self.refusals))
                 return made
             held = False
-            for y, (_, world, group) in enumerate(shown):
-                colour = GREY if world == 1 else BLUE
-                face = "none" if captions.caution(group) else colour
-                speeds = group["useful_tokens_per_s"]
-                left.plot(
-                    speeds, [y + o for o in jitter(len(speeds))], "o", color=colour, markerfacecolor=face, markersize=5
-                )
-                left.plot([speeds.median()] * 2, [y - 0.36, y + 0.36], color=colour, linewidth=2)
+            for y, (_, _, group) in enumerate(shown):
                 begin = 0.0
                 fullest = group.loc[group["memory_bytes"].idxmax()] if group["memory_bytes"].notna().any() else None
                 if fullest is None:
@@ -136,34 +152,28 @@ class ParallelMethods(Figure):
                     )
                     continue
                 held = True
-                for part, filled in _PARTS.items():
+                for part, filled in PARTS.items():
                     width = 1e-6 * fullest[f"{part}_bytes"]
                     right.barh(y, width, left=begin, height=0.66, color=filled)
                     begin += width
             worlds = [world for _, world, _ in shown]
-            for y in range(1, len(shown)):
-                if worlds[y] != worlds[y - 1]:
-                    for axes in (left, right):
-                        axes.axhline(y - 0.5, color=GREY, linewidth=0.7, linestyle=":")
             texts = [f"{name}, {world}" if world > 1 else name for name, world, _ in shown]
-            left.set_yticks(range(len(shown)), text_layout.names(texts))
-            left.set_ylim(len(shown) - 0.4, -0.6)
-            left.set_xlim(left=0)
+            colours = [GREY if world == 1 else BLUE for world in worlds]
+            groups = [group for *_, group in shown]
+            faces = [
+                "none" if captions.caution(group) else colour for group, colour in zip(groups, colours, strict=True)
+            ]
+            _draw_speeds((left, right), texts, worlds, groups, list(zip(colours, faces, strict=True)))
             left.set_ylabel("method, ranks")
-            for axes in (left, right):
-                axes.grid(False, axis="y")
-                axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-                plain(axes.xaxis)
-            right.set_xlim(left=0)
             if held:
-                for part, filled in _PARTS.items():
+                for part, filled in PARTS.items():
                     right.barh([0], [0], color=filled, label=part)
-                made.legend(loc="outside upper right", ncols=len(_PARTS), handlelength=1.2)
+                made.legend(loc="outside upper right", ncols=len(PARTS), handlelength=1.2)
             if _warning(shown):
                 left.set_title("open: no scaling measurement", fontsize=9)
             return made
 
-    def caption(self) -> str:
+    def sentences(self) -> str:
         """Return what is compared, whether it is a scaling measurement, and whether the losses agree."""
         text = (
             "The same training under each parallel method: global batch, learning rate and steps are equal; "
@@ -177,18 +187,20 @@ class ParallelMethods(Figure):
                 "Against the run on one rank of the same repeat, losses differ by at most "
                 f"{several['largest_loss_difference'].max():.2g} nats at any step. "
             )
-        text += self.refused()
-        return text + _spreads(self.rows)
+        return text
+
+    def groups(self) -> list[pd.Series]:
+        """Return the useful tokens/s of each cell."""
+        return [group[self.main] for *_, group in cells(self.rows)]
 
     def alt(self) -> str:
-        """Return medians, read aloud."""
-        texts = [
-            f"{name} on {world}: {number(group['useful_tokens_per_s'].median())}"
-            for name, world, group in cells(self.rows)
-        ]
-        read = captions.listing(texts) or "No data"
-        warning = _warning(cells(self.rows))
-        return f"Dot plot and bars by parallel method, median useful tokens per second. {read}. {warning}".strip()
+        """Return medians, and whether this is a scaling measurement."""
+        return f"{super().alt()} {_warning(cells(self.rows))}".strip()
+
+    def numbers(self) -> str:
+        """Return the median of each cell in words."""
+        found = [f"{name} on {world}: {number(rows[self.main].median())}" for name, world, rows in cells(self.rows)]
+        return captions.listing(found)
 
     def table(self) -> Table:
         """Return the same as people read it."""
@@ -218,11 +230,7 @@ class ParallelMethods(Figure):
             "parameters, gradients, optimizer state and activations. The loss difference is the largest of all steps "
             "and repeats, the last step included, against the run on one rank."
         )
-        return Table(columns, rows, f"{text} {_spreads(self.rows)}".strip())
-
-
-#: what fills a device, as it is stacked
-PARTS = {"parameters": BLUE, "gradients": SKY, "optimizer": ORANGE, "activations": PURPLE}
+        return Table(columns, rows, f"{text} {captions.kinds(self.groups())}".strip())
 
 
 def _memory_cells(memory: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
@@ -237,22 +245,18 @@ def _memory_cells(memory: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 
 class MemoryByMethod(Figure):
-    """What the fullest rank holds under each parallel method: measured, beside what the settings predict."""
-
     title = "Memory by parallel method, measured and predicted"
     queries = ("memory", "inventory")
     factor = "layout"
+    cores_matter = False
+    main = "bytes"
+    read = "Stacked bars of the memory of the fullest rank. {}."
 
     def prepare(self) -> None:
         """Read bytes as numbers with gaps."""
         super().prepare()
-        kept = self.rows
-        numbers = [column for column in kept if column.endswith("bytes") or column == "predicted_per_measured"]
-        self.rows = kept.astype(dict.fromkeys(numbers, float))
-
-    def data(self) -> pd.DataFrame:
-        """Return one row per run, of those that are like for like: bytes."""
-        return self.rows.drop(columns="approach").reset_index(drop=True)
+        numbers = [name for name in self.rows if name.endswith("bytes") or name == "predicted_per_measured"]
+        self.rows = self.rows.astype(dict.fromkeys(numbers, float))
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw two bars per cell: the parts of the run that held most; below, hatched, what was predicted."""
@@ -290,7 +294,7 @@ class MemoryByMethod(Figure):
             panels.legend(made, axes)
             return made
 
-    def caption(self) -> str:
+    def sentences(self) -> str:
         """Return what is measured, what is predicted, and how far they lie apart."""
         text = (
             "Solid: measured parameters, gradients, optimizer state and activations of the fullest rank in the first "
@@ -302,30 +306,24 @@ class MemoryByMethod(Figure):
         if len(known):
             low, high = number(known.min()), number(known.max())
             text += f"Predicted over measured: {low if low == high else f'{low} to {high}'}. "
-        text += self.refused()
-        return text + captions.kinds(captions.by_cell(self.rows, "bytes"))
+        return text
 
-    def alt(self) -> str:
-        """Return measured and predicted sums, read aloud."""
+    def numbers(self) -> str:
+        """Return the measured and predicted sum of each cell in words."""
         texts = [
             f"{name}: {number(1e-6 * rows['bytes'].max())} MB measured, {number(1e-6 * rows['predicted_bytes'].max())} "
             "MB predicted"
             for name, rows in _memory_cells(self.rows)
         ]
-        return f"Stacked bars of the memory of the fullest rank. {captions.listing(texts) or 'No data'}."
-
-
-#: columns of which a group is one trainer with one model
-_CELL = ["model", "world_size", "arm", "cell"]
+        return captions.listing(texts)
 
 
 class Frameworks(Figure):
-    """Trainers beside each other on the same weights and batches."""
-
     title = "Trainers on the same weights and batches"
     queries = ("frameworks", "certificates", "inventory")
     factor = "arm"
-
+    main = "useful_tokens_per_s"
+    read = "Dot plot of trainers, median useful tokens per second. {}."
     certificates: pd.DataFrame
 
     def parity(self, group: pd.DataFrame) -> str:
@@ -335,18 +333,18 @@ class Frameworks(Figure):
         found = self.certificates[self.certificates["of_cell"] == group["cell"].iloc[0]].to_dict("records")
         return describe_certificate(found[0] if found else None)
 
-    def groups(self) -> list[tuple[str, str, pd.DataFrame]]:
+    def cells(self) -> list[tuple[str, str, pd.DataFrame]]:
         """Return (label, trainer, its repeats) of each cell, in the order of the query."""
         several = {column: self.rows[column].nunique() > 1 for column in ("model", "world_size")}
         found = []
-        for (model, world, arm, _), group in self.rows.groupby(_CELL, sort=False):
+        for (model, world, arm, _), group in self.rows.groupby(["model", "world_size", "arm", "cell"], sort=False):
             parts = [arm, *[model] * several["model"], *[f"{world} ranks"] * several["world_size"]]
             found.append((", ".join(parts), arm, group))
         return found
 
     def finding(self) -> str:
         """Return how many trainers compute the same as this project's."""
-        others = [self.parity(group) for _, arm, group in self.groups() if arm != OURS]
+        others = [self.parity(group) for _, arm, group in self.cells() if arm != OURS]
         if not others:
             return self.title
         equal = sum(parity in ("equal", "equal to rounding") for parity in others)
@@ -357,7 +355,7 @@ class Frameworks(Figure):
         columns = ["model", "arm", "world_size", "runs", "useful_tokens_per_s", "useful_tokens_per_s_low"]
         columns += ["useful_tokens_per_s_high", "median_step_s", "memory_bytes", "steps", "final_loss", "parity"]
         rows = []
-        for _, _, group in self.groups():
+        for _, _, group in self.cells():
             speed, first = summary(group["useful_tokens_per_s"]), group.iloc[0]
             rows.append(
                 [first["model"], first["arm"], first["world_size"], len(group), speed.median, speed.low, speed.high]
@@ -368,45 +366,36 @@ class Frameworks(Figure):
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw one row per trainer: useful tokens per second of each run, medians as bars."""
-        shown = self.groups()
+        shown = self.cells()
         with style():
             made, (axes,) = figure(1, height=1.6 + 0.32 * max(4, len(shown)))
             axes.set_xlabel("useful tokens / s, all ranks together")
             if not shown:
                 no_data(axes, captions.nothing(self.inventory, self.refusals))
                 return made
-            for y, (_, arm, group) in enumerate(shown):
-                colour, speeds = GREY if arm == OURS else BLUE, group["useful_tokens_per_s"]
-                axes.plot(speeds, [y + o for o in jitter(len(speeds))], "o", color=colour, markersize=5)
-                axes.plot([speeds.median()] * 2, [y - 0.36, y + 0.36], color=colour, linewidth=2)
-            models = [group["model"].iloc[0] for _, _, group in shown]
-            for y in range(1, len(shown)):
-                if models[y] != models[y - 1]:
-                    axes.axhline(y - 0.5, color=GREY, linewidth=0.7, linestyle=":")
-            axes.set_yticks(range(len(shown)), text_layout.names([label for label, _, _ in shown]))
-            axes.set_ylim(len(shown) - 0.4, -0.6)
-            axes.set_xlim(left=0)
-            axes.grid(False, axis="y")
-            axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-            plain(axes.xaxis)
+            looks = [(GREY, GREY) if arm == OURS else (BLUE, BLUE) for _, arm, _ in shown]
+            models = [group["model"].iloc[0] for *_, group in shown]
+            _draw_speeds([axes], [label for label, *_ in shown], models, [group for *_, group in shown], looks)
             return made
 
     def caption(self) -> str:
         """Return what is compared and what the certificates cover."""
-        without = [label for label, _, group in self.groups() if self.parity(group).startswith("no ")]
+        without = [label for label, _, group in self.cells() if self.parity(group).startswith("no ")]
         text = (
             "Each trainer runs its own loop in its own environment, on the same initial weights, batches and learning "
             f"rates; {self.counted()}. Each dot is a run, each bar the median; grey: this project's trainer. "
         )
         if without:
             text += f"Without a parity certificate: {captions.listing(without)}. "
-        text += self.crowded() + self.refused()
-        return text + captions.kinds([group["useful_tokens_per_s"] for _, _, group in self.groups()])
+        return text + self.crowded() + self.refused() + captions.kinds(self.groups())
 
-    def alt(self) -> str:
-        """Return medians, read aloud."""
-        texts = [f"{label}: {number(group['useful_tokens_per_s'].median())}" for label, _, group in self.groups()]
-        return f"Dot plot of trainers, median useful tokens per second. {captions.listing(texts) or 'No data'}."
+    def groups(self) -> list[pd.Series]:
+        """Return the useful tokens/s of each cell."""
+        return [group[self.main] for *_, group in self.cells()]
+
+    def numbers(self) -> str:
+        """Return the median of each cell in words."""
+        return captions.listing([f"{label}: {number(group[self.main].median())}" for label, _, group in self.cells()])
 
     def table(self) -> Table:
         """Return trainer, speed, step, memory, loss and certificate."""
@@ -418,7 +407,7 @@ class Frameworks(Figure):
             ("runs", True),
         ]
         rows = []
-        for label, _, group in self.groups():
+        for label, _, group in self.cells():
             rows.append(
                 [
                     label,

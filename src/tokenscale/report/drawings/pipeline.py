@@ -24,8 +24,9 @@ def predicted(ranks: int, schedule: str, chunks: int, micro_batches: int) -> flo
     return bubble_share(schedule, ranks, micro_batches, chunks)
 
 
-def _spreads(pipeline: pd.DataFrame) -> str:
-    return captions.kinds([group["bubble_share"] for _, group in cells(pipeline)])
+def _name(schedule: str, chunks: int) -> str:
+    """The schedule, with its stages where there are several a rank."""
+    return schedule + (f", {chunks} stages a rank" if chunks > 1 else "")
 
 
 def _oversubscribed(pipeline: pd.DataFrame) -> bool:
@@ -33,12 +34,25 @@ def _oversubscribed(pipeline: pd.DataFrame) -> bool:
     return bool((cpu & pipeline["oversubscribed"].fillna(False).astype(bool)).any())
 
 
-class PipelineBubble(Figure):
-    """How long the ranks of a pipeline wait: measured, beside what each schedule predicts."""
+class Pipeline(Figure):
+    """Base class: runs of pipelines that are comparable along the layout."""
 
-    title = "Waiting in a pipeline, measured and predicted"
     queries = ("pipeline", "inventory")
     factor = "layout"
+
+    def crowded(self) -> str:
+        """Return a sentence if ranks share the cores of a CPU."""
+        return captions.sentence(captions.OVERSUBSCRIBED if _oversubscribed(self.rows) else "")
+
+    def groups(self) -> list[pd.Series]:
+        """Return the values of each cell whose spread the caption names."""
+        return [group[self.main] for _, group in cells(self.rows)]
+
+
+class PipelineBubble(Pipeline):
+    title = "Waiting in a pipeline, measured and predicted"
+    main = "bubble_share"
+    read = "Share of time that ranks of a pipeline wait, over micro-batches. {}."
 
     def data(self) -> pd.DataFrame:
         """Return the table as numbers: one row per cell, medians over its runs with the ends of their spread."""
@@ -52,7 +66,7 @@ class PipelineBubble(Figure):
                 [ranks, name, chunks, count, group["micro_batch"].max(), len(group)]
                 + [share.median, share.low, share.high, predicted(ranks, name, chunks, count)]
                 + [group["useful_tokens_per_s"].median(), speed.median, speed.low, speed.high]
-                + [group["largest_loss_difference"].max(), bool(_oversubscribed(group))]
+                + [group["largest_loss_difference"].max(), _oversubscribed(group)]
             )
         return pd.DataFrame(rows, columns=columns)
 
@@ -100,7 +114,7 @@ class PipelineBubble(Figure):
                     axes.set_title(f"{ranks} ranks in the pipeline")
             for name, chunks in series:
                 colour, marker, dash = SCHEDULES[name]
-                labels.append(name + (f", {chunks} stages a rank" if chunks > 1 else ""))
+                labels.append(_name(name, chunks))
                 options: dict = {"marker": marker, "markerfacecolor": "none", "markeredgewidth": 1.4, "markersize": 5}
                 panels[0].plot([], [], color=colour, linestyle=dash, linewidth=1.4, label=labels[-1], **options)
             made.legend(loc="outside upper left", ncols=legend_columns(labels, 5), handlelength=3)
@@ -108,7 +122,7 @@ class PipelineBubble(Figure):
                 panels[0].set_title(captions.OVERSUBSCRIBED, fontsize=9)
             return made
 
-    def caption(self) -> str:
+    def sentences(self) -> str:
         """Return what lines and points are, the closed forms, and whether the losses agree."""
         text = (
             "Lines: predicted share of time that ranks wait under each schedule. Points: measured, one per run; "
@@ -117,26 +131,21 @@ class PipelineBubble(Figure):
             "1f1b, whose lines coincide, (p − 1) / (v m + p − 1) for interleaved, and (p − 1) / p for naive, which is "
             "model parallelism. Measured is waiting over waiting plus passes, summed over ranks and steps. "
         )
-        if _oversubscribed(self.rows):
-            text = f"{captions.OVERSUBSCRIBED[0].upper()}{captions.OVERSUBSCRIBED[1:]}. " + text
         if self.rows["largest_loss_difference"].notna().any():
             text += (
                 "Against naive with the fewest micro-batches, losses differ by at most "
                 f"{self.rows['largest_loss_difference'].max():.2g} nats at any step. "
             )
-        text += self.refused()
-        return text + _spreads(self.rows)
+        return text
 
-    def alt(self) -> str:
-        """Return medians, read aloud."""
+    def numbers(self) -> str:
+        """Return the measured and predicted share of each cell in words."""
         texts = [
             f"{name} with {count} micro-batches on {ranks} ranks: {number(100 * rows['bubble_share'].median())} % "
             f"measured, {number(100 * predicted(ranks, name, chunks, count))} % predicted"
             for (ranks, name, chunks, count), rows in cells(self.rows)
         ]
-        return (
-            f"Share of time that ranks of a pipeline wait, over micro-batches. {captions.listing(texts) or 'No data'}."
-        )
+        return captions.listing(texts)
 
     def table(self) -> Table:
         """Return the same as people read it."""
@@ -148,7 +157,7 @@ class PipelineBubble(Figure):
             difference = group["largest_loss_difference"].max()
             rows.append(
                 [
-                    name + (f", {chunks} stages a rank" if chunks > 1 else ""),
+                    _name(name, chunks),
                     str(ranks),
                     str(count),
                     str(len(group)),
@@ -164,7 +173,7 @@ class PipelineBubble(Figure):
             "same repeat; the loss difference is the largest of all steps and repeats, against naive with the fewest "
             "of them."
         )
-        return Table(columns, rows, f"{text} {_spreads(self.rows)}".strip())
+        return Table(columns, rows, f"{text} {captions.kinds(self.groups())}".strip())
 
 
 def _predicted(run) -> float:
@@ -174,11 +183,8 @@ def _predicted(run) -> float:
 
 
 def _named(pipeline: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Schedule, with its stages where there are several a rank → its runs."""
-    return {
-        f"{schedule}, {stages} stages a rank" if stages > 1 else schedule: rows
-        for (schedule, stages), rows in pipeline.groupby(["schedule", "stages_per_rank"])
-    }
+    """Name of a schedule → its runs."""
+    return {_name(*key): rows for key, rows in pipeline.groupby(["schedule", "stages_per_rank"])}
 
 
 def _lines(axes: Axes, pipeline: pd.DataFrame, column: str) -> None:
@@ -199,12 +205,10 @@ def _lines(axes: Axes, pipeline: pd.DataFrame, column: str) -> None:
     plain(axes.yaxis)
 
 
-class PipelineVsModelParallel(Figure):
-    """What pipeline schedules gain over model parallelism, where one stage works at a time."""
-
+class PipelineVsModelParallel(Pipeline):
     title = "Pipeline against model parallelism"
-    queries = ("pipeline", "inventory")
-    factor = "layout"
+    main = "useful_tokens_per_s"
+    read = "Speed of pipeline schedules over naive. Medians: {}."
 
     def data(self) -> pd.DataFrame:
         """Return one row per run, of those that are like for like, with what its schedule allows at most."""
@@ -242,9 +246,9 @@ class PipelineVsModelParallel(Figure):
                 panels.heading(axes[0], captions.OVERSUBSCRIBED)
             return made
 
-    def caption(self) -> str:
+    def sentences(self) -> str:
         """Return what naive is, what the dotted lines are, and how the runs compare."""
-        text = captions.sentence(captions.OVERSUBSCRIBED if _oversubscribed(self.rows) else "") + (
+        text = (
             "Schedule naive is model parallelism: one stage works, the others wait. Right: speed-up over the naive run "
             f"of the same repeat and number of micro-batches; {self.counted()}. Each marker is a run; medians are "
             "joined. The dotted line is the limit of the schedule, (1 − its bubble) / (1 − naive's), with equal "
@@ -258,15 +262,13 @@ class PipelineVsModelParallel(Figure):
                 f"Medians lie from {number(middle.min())}× ({low}, {at_low} micro-batches) to {number(middle.max())}× "
                 f"({high}, {at_high}). "
             )
-        text += self.refused()
-        keys = ["pipeline", "schedule", "stages_per_rank", "micro_batches"]
-        return text + captions.kinds([group for _, group in self.rows.groupby(keys)["useful_tokens_per_s"]])
+        return text
 
-    def alt(self) -> str:
-        """Return medians over naive, read aloud."""
+    def numbers(self) -> str:
+        """Return the median speed over naive of each cell in words."""
         found = self.data().dropna(subset=["speed_up"])
         middle = found.groupby(["schedule", "pipeline", "micro_batches"])["speed_up"].median()
         texts = [
             f"{name} with {m} micro-batches on {p} ranks {number(value)}" for (name, p, m), value in middle.items()
         ]
-        return f"Speed of pipeline schedules over naive. Medians: {captions.listing(texts) or 'no data'}."
+        return captions.listing(texts)

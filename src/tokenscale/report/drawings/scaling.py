@@ -6,7 +6,7 @@ import matplotlib.figure
 import pandas as pd
 
 from tokenscale.report import captions, panels
-from tokenscale.report.figure import Figure, MeasuresFigure
+from tokenscale.report.figure import Figure
 from tokenscale.report.style import BLUE, GREEN, ORANGE, RED, figure, number, ordered, style
 
 
@@ -28,6 +28,7 @@ class Scaling(Figure):
     """Base class. Left: useful tokens/s, medians joined, the ideal dotted. Right: efficiency of each pair of runs."""
 
     factor = "world_size"
+    main = "useful_tokens_per_s"
 
     def data(self) -> pd.DataFrame:
         """Return one row per run that is comparable at every world size."""
@@ -47,7 +48,11 @@ class Scaling(Figure):
 
     def warning(self) -> str:
         """Return why this is no scaling measurement, or nothing."""
-        raise NotImplementedError
+        return captions.caution(self.rows)
+
+    def crowded(self) -> str:
+        """Return the same as a sentence; nothing where no run is shown."""
+        return captions.sentence(self.warning() if len(self.rows) else "")
 
     def not_compared(self) -> str:
         """Return sentences on runs that have no efficiency."""
@@ -58,19 +63,14 @@ class Scaling(Figure):
 
 
 class ScalingThroughput(Scaling):
-    """Strong scaling: throughput and efficiency by world size at a fixed global batch."""
-
     title = "Throughput and efficiency by world size"
     queries = ("scaling", "inventory")
-
-    def warning(self) -> str:
-        """Return why this is no scaling measurement, or nothing."""
-        return captions.caution(self.rows)
+    read = "Throughput by world size, median useful tokens per second. {}."
 
     def caption(self) -> str:
         """Return the reference with its absolute value, and whether this is a scaling measurement at all."""
         at_one = set(_bases(self.rows)) <= {1}
-        text = captions.sentence(self.warning()) + (
+        text = self.crowded() + (
             f"Strong scaling at a fixed global batch, useful tokens per second over all ranks; {self.counted()}. "
             "Efficiency is of each run against the run of the same repeat at "
             f"{'world size 1' if at_one else 'N0, the smallest world size measured'}. "
@@ -84,15 +84,11 @@ class ScalingThroughput(Scaling):
         text += self.refused()
         text += f"T({'1' if at_one else 'N0'}) in useful tokens / s: {captions.listing(base)}. " if base else ""
         text += self.not_compared()
-        groups = [group for _, group in self.rows.groupby(["series", "world_size"])["useful_tokens_per_s"]]
-        return text + captions.kinds(groups)
+        return text + captions.kinds(self.groups())
 
     def alt(self) -> str:
         """Return medians of throughput, read aloud."""
-        medians = self.rows.groupby(["series", "world_size"])["useful_tokens_per_s"].median()
-        texts = [f"{name} on {world}: {number(value)}" for (name, world), value in medians.items()]
-        read = captions.listing(texts) or "No data"
-        return f"Throughput by world size, median useful tokens per second. {read}. {self.warning()}".strip()
+        return f"{super().alt()} {self.warning()}".strip()
 
 
 def _bases(rows: pd.DataFrame) -> list[int]:
@@ -101,10 +97,9 @@ def _bases(rows: pd.DataFrame) -> list[int]:
 
 
 class ScalingWeak(Scaling):
-    """Weak scaling: throughput and efficiency by world size at a fixed batch per rank."""
-
     title = "Weak scaling: throughput and efficiency by world size"
     queries = ("scaling_weak", "inventory")
+    read = "Weak scaling, median useful tokens per second by world size: {}."
 
     def prepare(self) -> None:
         """Name series without their global batch; leave out lines of one world size."""
@@ -117,10 +112,10 @@ class ScalingWeak(Scaling):
         """Return why this is no scaling measurement, or nothing."""
         return captions.crowded(self.inventory)
 
-    def caption(self) -> str:
+    def sentences(self) -> str:
         """Return the reference with its absolute value, and the rows of a rank."""
         rows = sorted(self.rows["rows_per_rank"].unique())
-        text = self.crowded() + (
+        text = (
             "Weak scaling: the batch per rank is the same at every world size"
             + (f" ({captions.listing([number(n) for n in rows])})" if rows else "")
             + ", so the global batch grows. Useful tokens per second of all ranks; "
@@ -133,13 +128,7 @@ class ScalingWeak(Scaling):
             for size, group in self.rows[self.rows["series"] == name].groupby("base_world_size")
         ]
         text += f"T(N0) in useful tokens / s: {captions.listing(base)}. " if base else ""
-        text += self.not_compared() + self.refused()
-        return text + captions.kinds(captions.by_cell(self.rows, "useful_tokens_per_s"))
-
-    def alt(self) -> str:
-        """Return medians of throughput, read aloud."""
-        read = captions.medians(self.rows, "useful_tokens_per_s")
-        return f"Weak scaling, median useful tokens per second by world size: {read or 'no data'}."
+        return text + self.not_compared()
 
 
 #: column → name of the convention, colour, marker
@@ -158,32 +147,28 @@ def no_peak(computing: pd.DataFrame) -> str:
 
 
 class MfuComparison(Figure):
-    """Model FLOPs utilisation by approach and world size, under each named convention."""
-
     title = "Model FLOPs utilisation by approach"
     queries = ("computing", "inventory")
     factor = "approach"
-    computing: pd.DataFrame
+    columns = (
+        *("series", "world_size", "repeat", "run_id", "device", "number_format", "peak_flops", "peak_source"),
+        *(*CONVENTIONS, "tflops_per_device_s"),
+    )
+    main = "tflops_per_device_s"
 
     def finding(self) -> str:
         """Return smallest and largest median under the convention palm."""
-        medians = 100 * self.rows.groupby("series")["mfu_palm"].median().dropna()
-        return f"MFU (palm): {captions.extremes(medians, ' %').split(' (')[0]}" if len(medians) else self.title
+        return self.extremes("MFU (palm):", "mfu_palm", " %", factor=100, ratio=False)
 
     def folded(self) -> str:
         """Return that no peak is known."""
         return super().folded() or (no_peak(self.rows) if self.rows["mfu_palm"].isna().all() else "")
 
-    def data(self) -> pd.DataFrame:
-        """Return one row per run, of those that are like for like: shares of 1, empty where no peak is known."""
-        columns = ["series", "world_size", "repeat", "run_id", "device", "number_format", "peak_flops", "peak_source"]
-        return self.rows[[*columns, *CONVENTIONS, "tflops_per_device_s"]].reset_index(drop=True)
-
     def draw(self) -> matplotlib.figure.Figure:
         """Draw one row per cell, a marker per convention: runs and medians; without a peak, achieved TFLOP/s."""
         if self.rows["mfu_palm"].dropna().empty:
             label = {"tflops_per_device_s": ("achieved TFLOP/s of a device", 1.0)}
-            made, (axes,) = panels.strips(self.computing, self.rows, self.refusals, self.inventory, label)
+            made, (axes,) = panels.strips(self.first, self.rows, self.refusals, self.inventory, label)
             panels.heading(axes, no_peak(self.rows))
             return made
         listed = panels.cells(self.inventory)[::-1]
@@ -207,17 +192,15 @@ class MfuComparison(Figure):
             panels.legend(made, axes, 2)
             return made
 
-    def caption(self) -> str:
+    def sentences(self) -> str:
         """Return the conventions, and the peak with its source."""
         known = self.rows.dropna(subset=["peak_flops"])
-        text = self.crowded()
         if known.empty:
-            text += captions.sentence(no_peak(self.rows))
-            text += (
+            text = captions.sentence(no_peak(self.rows)) + (
                 "Processed tokens per second times 6 N + 12 L d T FLOPs a token (Chowdhery et al. 2022, appendix B); "
             )
         else:
-            text += (
+            text = (
                 "Operations of the model per second over the peak of its devices. palm: processed tokens/s times 6 N "
                 "+ 12 L d T (Chowdhery et al. 2022, appendix B); causal: the attention term halved; useful: palm for "
                 "useful tokens alone; hardware (HFU): palm and what backward computes again. Peaks: "
@@ -228,9 +211,7 @@ class MfuComparison(Figure):
                 for r in peaks.itertuples()
             )
             text += "; "
-        text += f"{self.counted()}. Each marker is a run, each bar the median of a cell. "
-        text += self.refused()
-        return text + captions.kinds(captions.by_cell(self.rows, "tflops_per_device_s"))
+        return f"{text}{self.counted()}. Each marker is a run, each bar the median of a cell. "
 
     def alt(self) -> str:
         """Return the medians, read aloud."""
@@ -244,8 +225,8 @@ class MfuComparison(Figure):
         )
 
 
-class ByWorldSize(MeasuresFigure):
-    """Base class: two panels. A subclass names the columns and writes its own sentences."""
+class ByWorldSize(Figure):
+    """Base class: two panels, one per column of `measures`."""
 
     factor = "world_size"
 
@@ -255,19 +236,8 @@ class ByWorldSize(MeasuresFigure):
         panels.legend(drawing, axes[0])
         return drawing
 
-    def caption(self) -> str:
-        """Return what is counted, and whether this is a scaling measurement at all."""
-        spread = captions.kinds(captions.by_cell(self.rows, self.main))
-        return self.crowded() + self.sentences() + self.refused() + spread
-
-    def alt(self) -> str:
-        """Return the medians, read aloud."""
-        return self.read.format(captions.medians(self.data(), self.main, *self.unit) or "no data")
-
 
 class TokensPerSecond(ByWorldSize):
-    """Tokens per second by world size: of all ranks, and of one."""
-
     title = "Tokens per second by world size"
     queries = ("throughput", "inventory")
     measures = {
@@ -277,18 +247,13 @@ class TokensPerSecond(ByWorldSize):
     columns = ("series", "world_size", "repeat", "run_id", "steps", "seconds", "total_tokens_per_s", *measures)
     main = "useful_tokens_per_s"
     read = "Useful tokens per second of all ranks by world size, medians: {}."
-
-    def sentences(self) -> str:
-        """Return what is counted."""
-        return (
-            "Useful tokens per second after warm-up: of all ranks (left) and per rank (right, flat under ideal "
-            f"scaling); {self.counted()}. Each dot is a run; medians are joined. Rates are sums over sums. "
-        )
+    words = (
+        "Useful tokens per second after warm-up: of all ranks (left) and per rank (right, flat under ideal scaling); "
+        "{counted}. Each dot is a run; medians are joined. Rates are sums over sums. "
+    )
 
 
 class TrainingTime(ByWorldSize):
-    """Seconds of a run and of an epoch by world size."""
-
     title = "Time of a run and of an epoch by world size"
     queries = ("epochs", "inventory")
     measures = {
@@ -314,8 +279,6 @@ class TrainingTime(ByWorldSize):
 
 
 class ScalingMfu(ByWorldSize):
-    """Model FLOPs utilisation by world size; without a known peak, achieved TFLOP/s."""
-
     title = "Model FLOPs utilisation by world size"
     queries = ("computing", "inventory")
     shares: ClassVar[panels.Columns] = {
@@ -341,10 +304,9 @@ class ScalingMfu(ByWorldSize):
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw both panels; say why there is no utilisation."""
-        drawing, axes = panels.by_world(self.rows, self.inventory, self.measures, self.refusals)
+        drawing = super().draw()
         if len(self.rows) and not self.known:
-            panels.heading(axes[1], no_peak(self.rows))
-        panels.legend(drawing, axes[0])
+            panels.heading(drawing.axes[1], no_peak(self.rows))
         return drawing
 
     def sentences(self) -> str:

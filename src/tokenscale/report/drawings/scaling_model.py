@@ -83,11 +83,10 @@ def _describe_residuals(series: ScalingSeries, model: projection.Projection) -> 
 
 
 class ScalingModel(Figure):
-    """What a model, fitted to the smaller world sizes, predicts for larger ones, beside what was measured there."""
-
     title = "A model of scaling, and what was measured"
     queries = ("throughput", "stalls", "inventory")
     factor = "world_size"
+    read = "A model of useful tokens per second by world size. Predicted: {}."
     stalls: pd.DataFrame
 
     def prepare(self) -> None:
@@ -165,12 +164,12 @@ class ScalingModel(Figure):
             text += f"; {residuals}. " if (residuals := _describe_residuals(series, series.model)) else ". "
         return (text + self.refusals).strip()
 
-    def alt(self) -> str:
-        """Return the largest predictions, read aloud."""
+    def numbers(self) -> str:
+        """Return the largest prediction of each series in words."""
         texts = []
         for series in self.series:
             if series.model and series.predictions:
                 last = series.predictions[-1]
                 rate, low, high = map(number, series.model.throughput(last))
                 texts.append(f"{series.name} on {last.world_size} {rate} ({low} to {high})")
-        return f"A model of useful tokens per second by world size. Predicted: {captions.listing(texts) or 'no data'}."
+        return captions.listing(texts)

@@ -33,16 +33,14 @@ _BOUNDS = {
 
 
 class StorageAgainstEntropy(Figure):
-    """Bytes that a token takes in each store, beside the entropy of its id."""
-
     title = "Stored tokens: bytes a token, and the entropy of their ids"
     queries = ("storage",)
+    read = "Bars of bytes a token of each store. {}."
     storage: pd.DataFrame
 
     def finding(self) -> str:
         """Return the stores with the fewest and the most bytes a token."""
-        rows = self.data()
-        sizes = rows.groupby("store")["bytes_per_id"].median().dropna()
+        sizes = self.data().groupby("store")["bytes_per_id"].median().dropna()
         return f"Bytes a token: {captions.extremes(sizes)}" if len(sizes) else self.title
 
     def data(self) -> pd.DataFrame:
@@ -87,12 +85,12 @@ class StorageAgainstEntropy(Figure):
         ]
         return f"{text}Bytes over entropy: {captions.listing(sizes)}."
 
-    def alt(self) -> str:
-        """Return bytes a token, read aloud."""
+    def numbers(self) -> str:
+        """Return the bytes a token of each store in words."""
         texts = [
             f"{r.store} {number(r.bytes_per_id)} (entropy {number(r.entropy_bytes)})" for r in self.data().itertuples()
         ]
-        return f"Bars of bytes a token of each store. {captions.listing(texts) or 'No data'}."
+        return captions.listing(texts)
 
 
 _MARKERS = {"padded": "s", "token-list": "D", "packed": "v"}
@@ -165,31 +163,20 @@ def _break_even(points: pd.DataFrame) -> str:
 
 
 class StorageBenchmark(Figure):
-    """Every way to store the same tokens: bytes a token against the speeds of reading and of writing."""
-
     title = "Stored tokens: bytes a token against reading and writing speed"
     queries = ("storage_benchmark",)
+    columns = (
+        *("benchmark", "store", "format", "dtype", "codec", "row_group_rows", "round", "bytes_per_useful_token"),
+        *("entropy_bytes", "write_us_per_token", "sequential_us_per_token", "shuffled_us_per_token"),
+        *("cold_us_per_token", "single_row_ms", "break_even_epochs", "break_even_epochs_tokenizers"),
+    )
+    read = "Scatter plot of bytes a useful token against speed. {}."
     storage_benchmark: pd.DataFrame
 
     def prepare(self) -> None:
-        """Compute medians over rounds."""
+        """Leave out stores without a measurement; compute medians over rounds."""
+        self.rows = self.storage_benchmark[self.storage_benchmark["round"].notna()]
         self.points = _points(self.data())
-
-    def data(self) -> pd.DataFrame:
-        """Return one row per way to store and round, and one an engine on the fly and round."""
-        columns = [
-            "benchmark",
-            "store",
-            "format",
-            "dtype",
-            "codec",
-            "row_group_rows",
-            "round",
-            "bytes_per_useful_token",
-        ]
-        columns += ["entropy_bytes", "write_us_per_token", "sequential_us_per_token", "shuffled_us_per_token"]
-        columns += ["cold_us_per_token", "single_row_ms", "break_even_epochs", "break_even_epochs_tokenizers"]
-        return self.storage_benchmark.loc[self.storage_benchmark["round"].notna(), columns].copy()
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw two panels, a point per way to store (median): marker the format, colour the codec, open for 64-bit ids.
@@ -226,8 +213,7 @@ class StorageBenchmark(Figure):
         points = self.points
         if points.empty:
             return "No storage benchmark was given for this experiment."
-        measured = self.storage_benchmark[self.storage_benchmark["round"].notna()]
-        first, n = measured.iloc[0], int(measured["round"].nunique())
+        first, n = self.rows.iloc[0], int(self.rows["round"].nunique())
         text = (
             f"{number(first['documents'])} documents of {first['corpus']}, tokenizer {first['tokenizer']}, rows of "
             f"{first['sequence_length']} positions, in {len(points)} stores. Each point is the median of {n} "
@@ -249,18 +235,14 @@ class StorageBenchmark(Figure):
                 f"slowest {worst['store']} at {number(worst['shuffled_us_per_token'])}. "
             )
         text += _cold(points, self.storage_benchmark) + _break_even(points)
-        left_out = self.storage_benchmark[self.storage_benchmark["round"].isna()]
-        if len(left_out):
-            text += f"Left out: {'; '.join(f'{r.store} ({r.left_out})' for r in left_out.itertuples())}. "
-        groups = [g for _, g in measured.groupby("store")["sequential_us_per_token"]]
-        spread = captions.kinds(groups).replace("runs a cell", "rounds a store")
-        return text + spread.replace("One run a cell", "One round a store")
+        text += captions.reasons(self.storage_benchmark[self.storage_benchmark["round"].isna()], "store")
+        return text + captions.rounds([g for _, g in self.rows.groupby("store")["sequential_us_per_token"]], "a store")
 
-    def alt(self) -> str:
-        """Return bytes and speeds, read aloud."""
+    def numbers(self) -> str:
+        """Return bytes and speed of each store in words."""
         points = self.points.sort_values("bytes_per_useful_token")
         texts = [
             f"{r.store} {number(r.bytes_per_useful_token)} bytes, {number(r.shuffled_us_per_token)} µs"
             for r in points.itertuples()
         ]
-        return f"Scatter plot of bytes a useful token against speed. {captions.listing(texts) or 'No data'}."
+        return captions.listing(texts)

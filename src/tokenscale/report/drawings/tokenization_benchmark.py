@@ -39,10 +39,6 @@ def drawn_arms(arms: pd.DataFrame) -> list[str]:
     return [*chosen, *plain[: DRAWN - len(chosen)]]
 
 
-def _measured(benchmark: pd.DataFrame) -> pd.DataFrame:
-    return benchmark[benchmark["left_out"].isna()]
-
-
 def _cache(benchmark: pd.DataFrame) -> str:
     """Whether files were in memory."""
     cold = "; those called cold after their files were dropped from it" if (benchmark["cache"] == "cold").any() else ""
@@ -77,15 +73,17 @@ def _break_even(benchmark: pd.DataFrame) -> str:
 
 
 class TokenizationBenchmark(Figure):
-    """The data path alone: time a useful token, time a batch, and the time before the first batch, by arm."""
-
     title = "Data path alone: from stored text or tokens to ready batches"
     queries = ("benchmark",)
+    columns = (
+        *("benchmark", "arm", "engine", "cache", "workers", "round", "us_per_useful_token", "ms_per_batch", "open_s"),
+        "not_useful_share",
+    )
     benchmark: pd.DataFrame
 
     def prepare(self) -> None:
         """Leave out rows without a measurement."""
-        self.rows = _measured(self.benchmark)
+        self.rows = self.benchmark[self.benchmark["left_out"].isna()]
         self.arms = self.rows[~self.rows["is_limit"].astype(bool)]
 
     def finding(self) -> str:
@@ -110,11 +108,6 @@ class TokenizationBenchmark(Figure):
             medians = here[measures].astype(float).median()
             rows.append([name, str(here["round"].nunique()), *(number(medians[column]) for column in measures)])
         return Table(columns, rows, "Medians over rounds.") if rows else None
-
-    def data(self) -> pd.DataFrame:
-        """Return one row per arm and round."""
-        columns = ["benchmark", "arm", "engine", "cache", "workers", "round", "us_per_useful_token", "ms_per_batch"]
-        return self.rows[[*columns, "open_s", "not_useful_share"]].copy()
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw three panels, logarithmic, a row for each of `drawn_arms`: rounds as dots, the limit of copying as a "
@@ -157,7 +150,7 @@ class TokenizationBenchmark(Figure):
 
     def caption(self) -> str:
         """Return shape of the batches, rounds, the limit, and how far the arms lie apart."""
-        left_out, benchmark = self.benchmark[self.benchmark["left_out"].notna()], self.rows
+        benchmark = self.rows
         if benchmark.empty:
             return "The data path was not measured alone in this experiment: no benchmark file was given."
         first = benchmark.iloc[0]
@@ -174,11 +167,9 @@ class TokenizationBenchmark(Figure):
             "that fits the cache in memory, so that their batches are copies of decoded rows. "
         )
         text += _break_even(benchmark)
-        if len(left_out):
-            text += f"Left out: {'; '.join(f'{r.arm} ({r.left_out})' for r in left_out.itertuples())}. "
-        return text + captions.kinds(
-            [g for _, g in benchmark.groupby("arm")["us_per_useful_token"] if g.notna().all()]
-        ).replace("runs a cell", "rounds an arm").replace("One run a cell", "One round an arm")
+        text += captions.reasons(self.benchmark[self.benchmark["left_out"].notna()], "arm")
+        groups = [g for _, g in benchmark.groupby("arm")["us_per_useful_token"] if g.notna().all()]
+        return text + captions.rounds(groups, "an arm")
 
     def alt(self) -> str:
         """Return the medians, read aloud."""

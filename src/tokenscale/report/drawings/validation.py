@@ -15,12 +15,13 @@ COLUMNS = 3
 
 
 class MixtureLosses(Figure):
-    """Validation loss of each corpus of a mixture, by its share of the training data."""
-
     title = "Validation loss of each corpus by its share of the training data"
     queries = ("source_validation", "inventory")
     factor = "corpus"
-    source_validation: pd.DataFrame
+    columns = ("corpus", "series", "world_size", "repeat", "run_id", "source", "share", "step", "loss")
+    cores_matter = False
+    main = "loss"
+    read = "Validation loss by corpus and mixture. Medians: {}."
 
     def prepare(self) -> None:
         """Keep the last validation of each comparable run."""
@@ -32,11 +33,6 @@ class MixtureLosses(Figure):
             ranks = rows["world_size"].map(panels.ranks)
             cells = cells + ", " + rows["series"].map(_other_factors) + ", " + ranks
         self.rows = rows.assign(cell=cells)
-
-    def data(self) -> pd.DataFrame:
-        """Return one row per run and corpus."""
-        columns = ["corpus", "series", "world_size", "repeat", "run_id", "source", "share", "step", "loss"]
-        return self.rows[columns].reset_index(drop=True)
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw one panel per corpus: every run a dot, the median of each cell a bar."""
@@ -66,27 +62,28 @@ class MixtureLosses(Figure):
             panels.legend(made, axes[: len(sources)], order=list(options))
         return made
 
-    def caption(self) -> str:
+    def sentences(self) -> str:
         """Return what is validated, and how many runs are shown."""
         slices = self.rows.groupby("source")["validation_tokens"].max()
         sizes = [f"{number(tokens, 6)} of {source}" for source, tokens in slices.items()]
         if len(sizes) > COLUMNS:
             sizes = [f"{number(slices.min(), 6)} to {number(slices.max(), 6)} a corpus"]
-        text = (
+        return (
             "Loss after the last step on a fixed held-out slice of each corpus, the same for every mixture "
             f"(useful tokens: {captions.listing(sizes) or 'none'}); "
             f"{captions.counted(self.rows['run_id'].nunique(), self.inventory)}. Each dot is a run, bars are "
             "medians. The share is of the sequences of the whole run; mixtures with stages reach it in their own "
             "order. "
         )
-        groups = [group for _, group in self.rows.groupby(["cell", "source"])["loss"]]
-        return text + self.refused() + captions.kinds(groups)
 
-    def alt(self) -> str:
-        """Return the medians, read aloud."""
+    def groups(self) -> list[pd.Series]:
+        """Return the losses of each mixture on each corpus."""
+        return [group for _, group in self.rows.groupby(["cell", "source"])[self.main]]
+
+    def numbers(self) -> str:
+        """Return the median of each corpus and mixture in words."""
         found = self.rows.groupby(["source", "cell"])["loss"].median()
-        texts = [f"{source} with {mixture}: {loss:.3f}" for (source, mixture), loss in found.items()]
-        return f"Validation loss by corpus and mixture. Medians: {captions.listing(texts) or 'no data'}."
+        return captions.listing([f"{source} with {mixture}: {loss:.3f}" for (source, mixture), loss in found.items()])
 
     def table(self) -> Table:
         """Return medians, a row per mixture and corpus."""
@@ -140,11 +137,15 @@ def _cell(axes: Axes, y: float, here: pd.DataFrame, column: str, edge: float) ->
 
 
 class TimeToTargetLoss(Figure):
-    """Time and tokens to a validation loss, by approach and world size, with runs that did not reach it."""
-
     title = "Time to a validation loss"
     queries = ("time_to_target", "inventory")
     factor = "approach"
+    columns = (
+        *("series", "world_size", "repeat", "run_id", "target", "reached", "step", "seconds_before", *_COLUMNS),
+        *("loss", "runs_of_cell", "reached_of_cell", "median_s_of_cell"),
+    )
+    main = "seconds"
+    read = "Dot plot of the time to a validation loss. Medians: {}."
 
     def finding(self) -> str:
         """Return how many runs reached the target."""
@@ -152,12 +153,6 @@ class TimeToTargetLoss(Figure):
             return self.title
         reached, target = int(self.rows["reached"].sum()), number(self.rows["target"].iloc[0], 4)
         return f"{reached} of {len(self.rows)} runs reach a validation loss of {target} nats"
-
-    def data(self) -> pd.DataFrame:
-        """Return one row per run, of those that are like for like; +inf where the target was not reached."""
-        columns = ["series", "world_size", "repeat", "run_id", "target", "reached", "step", "seconds_before"]
-        columns += [*_COLUMNS, "loss", "runs_of_cell", "reached_of_cell", "median_s_of_cell"]
-        return self.rows[columns].reset_index(drop=True)
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw one row per cell: every run a dot, with a line back to the validation before.
@@ -200,7 +195,7 @@ class TimeToTargetLoss(Figure):
         reached = self.rows[self.rows["reached"].astype(bool)]
         stated = self.rows["target_stated"].astype(bool).all()
         chosen = "stated before the runs" if stated else "the highest that any run ended with"
-        text = captions.sentence(captions.crowded(self.inventory)) + (
+        text = self.crowded() + (
             f"Target: a validation loss of {number(self.rows['target'].iloc[0], 5)} nats a useful token, {chosen}. "
             f"{len(reached)} of {len(self.rows)} runs reached it; {self.counted()}. Each dot is the first validation "
             "at or below the target. Thin lines begin at the validation before: the loss passed the target in between. "
@@ -209,25 +204,20 @@ class TimeToTargetLoss(Figure):
         short = reached[~reached["whole_window"].astype(bool)]
         if len(short):
             text += f"{len(short)} of them ended before a whole window after it was seen. "
-        text += self.refused()
-        return text + captions.kinds([g for g in captions.by_cell(self.rows, "seconds") if np.isfinite(g).all()])
+        return text + self.refused() + captions.kinds(self.groups())
 
-    def alt(self) -> str:
-        """Return medians and counts, read aloud."""
-        kept = self.data()
+    def groups(self) -> list[pd.Series]:
+        """Return the seconds of each cell whose runs all reached the target."""
+        return [group for group in super().groups() if np.isfinite(group).all()]
+
+    def numbers(self) -> str:
+        """Return the median and counts of each cell in words."""
         texts = []
-        for (name, world), group in kept.groupby(["series", "world_size"]):
+        for (name, world), group in self.rows.groupby(["series", "world_size"]):
             middle = group["seconds"].median()
             median_text = f"{number(middle)} s" if np.isfinite(middle) else "not"
             texts.append(f"{name} on {world}: {median_text} ({int(group['reached'].sum())} of {len(group)} reached)")
-        return f"Dot plot of the time to a validation loss. Medians: {captions.listing(texts) or 'no data'}."
-
-
-_SCORES = {
-    "epoch_s": ("an epoch of the corpus (s)", 1.0),
-    "target_tokens_per_s": ("target tokens / s", 1.0),
-    "bleu": ("BLEU", 1.0),
-}
+        return captions.listing(texts)
 
 
 def _medians(scores: pd.Series) -> str:
@@ -240,11 +230,21 @@ def _medians(scores: pd.Series) -> str:
 
 
 class Translation(Figure):
-    """What a translation model costs and what it is worth: seconds of an epoch, tokens per second, BLEU."""
-
     title = "Translation: time of an epoch, tokens per second, and BLEU"
     queries = ("translation", "epochs", "inventory")
     factor = "approach"
+    measures = {
+        "epoch_s": ("an epoch of the corpus (s)", 1.0),
+        "target_tokens_per_s": ("target tokens / s", 1.0),
+        "bleu": ("BLEU", 1.0),
+    }
+    columns = (
+        *("series", "world_size", "repeat", "run_id", "global_batch", "steps", "epochs", *measures, "positions_per_s"),
+        *("validation_loss", "bleu_low", "bleu_high", "bleu_sentences", "bleu_signature"),
+        *("training_s", "bleu_by_epoch"),
+    )
+    main = "bleu"
+    read = "Time of an epoch, tokens per second and BLEU of translation models. Median BLEU: {}."
     translation: pd.DataFrame
     epochs: pd.DataFrame
 
@@ -254,17 +254,10 @@ class Translation(Figure):
         self.translation = self.translation.merge(times, on="run_id", how="left")
         super().prepare()
 
-    def data(self) -> pd.DataFrame:
-        """Return one row per run that translated, of those that are like for like along the approach."""
-        columns = ["series", "world_size", "repeat", "run_id", "global_batch", "steps", "epochs", *_SCORES]
-        columns += ["positions_per_s", "validation_loss", "bleu_low", "bleu_high", "bleu_sentences", "bleu_signature"]
-        columns += ["training_s", "bleu_by_epoch"]
-        return self.rows[columns].reset_index(drop=True)
-
     def draw(self) -> matplotlib.figure.Figure:
         """Draw three panels, a row per cell: runs as dots, medians as bars, at each BLEU its bootstrap interval."""
         shown = self.rows
-        made, axes = panels.strips(self.translation, shown, self.refusals, self.inventory, _SCORES)
+        made, axes = panels.strips(self.translation, shown, self.refusals, self.inventory, self.measures)
         if len(shown):
             for y, cell in enumerate(panels.cells(self.inventory)[::-1]):
                 for _, run in panels.at(shown, cell).iterrows():
@@ -274,10 +267,10 @@ class Translation(Figure):
             axes[-1].set_xlim(0, max(1.0, 1.08 * shown["bleu_high"].max()))
         return made
 
-    def caption(self) -> str:
+    def sentences(self) -> str:
         """Return what is counted, what the two kinds of spread are, and how BLEU was computed."""
         kept = self.rows
-        text = self.crowded() + (
+        text = (
             "Time of an epoch, target tokens per second, and BLEU of greedy translations of held-out sentences; "
             f"{self.counted()}. Each dot is a run, bars are medians. An epoch's time is its rows over rows per second "
             "after warm-up. Target tokens are labels that are trained on; their time includes building the batch. "
@@ -292,13 +285,7 @@ class Translation(Figure):
                 "between dots is the spread due to seeds. "
                 f"{captions.listing(sorted(set(kept['bleu_signature'])))}. "
             )
-        text += self.refused()
-        return text + captions.kinds(captions.by_cell(kept, "bleu"))
-
-    def alt(self) -> str:
-        """Return the medians, read aloud."""
-        read = captions.medians(self.data(), "bleu")
-        return f"Time of an epoch, tokens per second and BLEU of translation models. Median BLEU: {read or 'no data'}."
+        return text
 
     def table(self) -> Table:
         """Return medians, a row per cell; at BLEU the lowest and highest of several runs."""
@@ -314,7 +301,7 @@ class Translation(Figure):
         columns += [(name, True) for name in ("validation loss", "epoch (s)", "positions / s", "runs")]
         rows = []
         for cell, group in data.groupby(["series", "world_size"]):
-            middle = group[[*_SCORES, "training_s", "positions_per_s", "validation_loss"]].median()
+            middle = group[[*self.measures, "training_s", "positions_per_s", "validation_loss"]].median()
             low, high = group["bleu"].min(), group["bleu"].max()
             rows.append(
                 [names[cell], str(cell[1])]
