@@ -250,8 +250,7 @@ def test_an_unsupported_python_is_refused_with_a_command_that_works(makefile, tm
             ["torch", "numpy", "pydantic"],
         ),
         (
-            ["tokenscale.analysis.exporters.track", "tokenscale.cli.track"]
-            + [f"tokenscale.analysis.exporters.{tracker}" for tracker in ("tensorboard", "mlflow", "wandb")],
+            ["tokenscale.analysis.trackers", "tokenscale.cli.track"],
             ["torch", "pydantic", "pandas", "tensorboard", "mlflow", "wandb"],
         ),
     ],

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Export the runs and report the result."""
-    from tokenscale.analysis.exporters.track import track
+    from tokenscale.analysis.trackers import track
 
     def log(line: str) -> None:
         print(line, flush=True)

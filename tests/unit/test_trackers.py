@@ -13,9 +13,9 @@ import pytest
 
 from tests import logs
 from tokenscale.analysis import queries
-from tokenscale.analysis.exporters.measures import curves, read
-from tokenscale.analysis.exporters.track import track
 from tokenscale.analysis.ingest import ingest
+from tokenscale.analysis.measures import curves, read_points
+from tokenscale.analysis.trackers import track
 from tokenscale.base.errors import UserError
 from tokenscale.cli import main as cli
 from tokenscale.runs.records import provenance
@@ -115,7 +115,7 @@ def series(points, name) -> dict[int, float]:
 
 def test_every_curve_is_the_one_that_sql_defines(folder, run, tmp_path):
     ingest(logs.write_table(tmp_path / "runs.json", [run]), tmp_path / "runs", tmp_path / "tables")
-    points, summary = read(folder, ended=True)
+    points, summary = read_points(folder, ended=True)
     asked = queries.connect(tmp_path / "tables")
     steps = queries.query("steps_global", asked).set_index("step")
     assert list(steps.index) == list(range(STEPS))
@@ -151,7 +151,7 @@ def test_a_field_that_a_line_lacks_is_missed_by_nobody(tmp_path):
         place.mkdir(parents=True)
         line = {"step": 0, "h2d_s": 0.1 + rank, "rows": 3, "skipped": rank == 0} | ({"loss_sum": 1.0} if rank else {})
         (place / "steps.jsonl").write_text(json.dumps(line) + "\n")
-    ((point,), _) = read(tmp_path, ended=True)
+    ((point,), _) = read_points(tmp_path, ended=True)
     assert point.values == {"step/h2d_s": 1.1, "step/rows": 6, "step/skipped": 1}
 
 
@@ -160,7 +160,7 @@ def test_a_step_that_is_not_finite_has_no_loss_and_says_so(tmp_path):
     ranks.writers[0].step(**row(0, 0, 0))
     ranks.writers[1].step(**row(0, 1, 0) | {"loss_sum": float("nan")})
     ranks.end()
-    ((point,), _) = read(tmp_path, ended=True)
+    ((point,), _) = read_points(tmp_path, ended=True)
     assert "train/loss" not in point.values and "step/loss_sum" not in point.values
     assert point.values["step/nonfinite"] == 1 and point.values["train/grad_norm"] == 1.5
     assert "train/loss" not in curves([{"loss_sum": 3.0, "useful_tokens": 1, "nonfinite": 1}])[0]
@@ -171,7 +171,7 @@ def test_a_step_that_is_not_finite_has_no_loss_and_says_so(tmp_path):
 
 def test_a_step_comes_when_every_rank_has_written_it_and_a_line_when_it_is_whole(tmp_path):
     def seen() -> list[tuple[int, bool]]:
-        return [(point.step, "validation/loss" in point.values) for point in read(tmp_path, ended=False)[0]]
+        return [(point.step, "validation/loss" in point.values) for point in read_points(tmp_path, ended=False)[0]]
 
     ranks = Ranks(tmp_path)
     ranks.steps(0, 3, ranks=[0])
@@ -193,7 +193,7 @@ def test_broken_lines_are_left_out(tmp_path):
     Ranks(tmp_path).steps(0, 2)
     path = tmp_path / "attempt=00/rank=00001/steps.jsonl"
     path.write_bytes(b"no json\n[1]\n" + path.read_bytes() + b"\0" * 40 + b"\n" + b'{"step": 2, "loss')
-    assert [point.step for point in read(tmp_path, ended=True)[0]] == [0, 1]
+    assert [point.step for point in read_points(tmp_path, ended=True)[0]] == [0, 1]
 
 
 def test_the_latest_attempt_s_validation_counts(tmp_path):
@@ -201,7 +201,7 @@ def test_the_latest_attempt_s_validation_counts(tmp_path):
     first.validate(0)
     first.writers[0].event("validation", step=4, loss_sum=9000.0, useful_tokens=1000)
     second.writers[0].event("validation", step=4, loss_sum=8000.0, useful_tokens=1000)
-    assert series(read(tmp_path, ended=True)[0], "validation/loss") == {0: 5.0, 4: 8.0}
+    assert series(read_points(tmp_path, ended=True)[0], "validation/loss") == {0: 5.0, 4: 8.0}
 
 
 def test_following_a_run_gives_what_an_export_afterwards_gives(tmp_path, run):
@@ -367,7 +367,7 @@ def test_a_tracker_reads_every_value_and_fact_back(folder, run, tmp_path, monkey
         assert cli.main(["track", str(folder), "--to", tracker, "--output", str(tmp_path / "out")]) == 0
     read_back, error = READERS[tracker]
     found = read_back(tmp_path / "out", run.identity)
-    points, summary = read(folder, ended=True)
+    points, summary = read_points(folder, ended=True)
     names = {name for point in points for name in point.values}
     assert {"train/loss", "train/learning_rate", "validation/loss", "speed/data_wait_share"} <= names
     for name in names:

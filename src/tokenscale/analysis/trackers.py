@@ -1,0 +1,372 @@
+"""Runs → a tracker, after them or beside them. A process of its own that only reads: no rank ever waits for it."""
+
+import importlib.util
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from tokenscale.analysis.measures import Facts, Point, is_sealed, read_facts, read_points
+from tokenscale.base.errors import UserError, unknown
+from tokenscale.base.files import lock_folder
+
+#: name of the experiment in MLflow, of the project in Weights & Biases
+PROJECT = "tokenscale"
+#: longest text for TensorBoard, longest value for MLflow, characters; the whole is in the run's folder
+TEXT, VALUE = 200_000, 5000
+#: MLflow's limits of metrics and parameters per call
+METRICS, PARAMETERS = 1000, 100
+#: ours → MLflow's; a run whose export was stopped stays "RUNNING"
+STATUS = {"complete": "FINISHED", "nonfinite": "FAILED"}
+
+
+class TensorBoard:
+    """TensorBoard: one folder per run, `<output>/<run id>/`. Needs neither TensorFlow nor torch.
+
+    Scalars at the time they were logged, hyperparameters, texts. Event files of an earlier export are removed.
+    """
+
+    def __init__(self, output: Path, run_folder: Path, facts: Facts):
+        from tensorboard.plugins.hparams import summary_v2 as hparams
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        for earlier in run_folder.glob("events.out.tfevents.*"):
+            earlier.unlink()
+        self._writer = EventFileWriter(str(run_folder))
+        self._last = 0
+        started = facts.started_unix_s
+        self._summary(hparams.hparams_pb(dict(facts.settings), facts.run_id, started or None), 0, started)
+        self._texts(facts, started)
+        self._writer.flush()
+
+    @staticmethod
+    def look(output: Path) -> str:
+        """Return the command that shows the export."""
+        return f"tensorboard --logdir {output} --samples_per_plugin scalars=100000"
+
+    def add(self, points: list[Point]) -> None:
+        """Write and flush."""
+        for point in points:
+            self._scalars(point.values, point.step, point.t_unix_s)
+        self._writer.flush()
+
+    def close(self, facts: Facts, summary: dict[str, float], ended: bool) -> None:
+        """Values of the whole run at its last step, its outcome, and its last attempt's facts."""
+        if ended:
+            at = facts.ended_unix_s or 0.0
+            self._scalars(summary, self._last, at)
+            self._texts(facts, at)
+            self._summary(_session_end(facts.status == "complete", at), self._last, at)
+        self._writer.close()
+
+    def _texts(self, facts: Facts, at: float) -> None:
+        self._text("run/outcome", facts.status, at)
+        self._text("run/settings", _table(facts.settings), at)
+        self._text("run/provenance", _table(facts.provenance), at)
+        if facts.diff:
+            self._text("run/dirty.diff", f"~~~~diff\n{facts.diff[:TEXT]}\n~~~~", at)
+
+    def _text(self, tag: str, text: str, at: float) -> None:
+        from tensorboard.plugins.text.summary_v2 import text_pb
+
+        self._summary(text_pb(tag, text), self._last, at)
+
+    def _scalars(self, values: dict[str, float], step: int, at: float) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+
+        self._last = step  # one record a step: a record costs more than what is in it
+        self._summary(Summary(value=[scalar_pb(tag, value).value[0] for tag, value in values.items()]), step, at)
+
+    def _summary(self, summary, step: int, at: float) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._writer.add_event(Event(wall_time=at, step=step, summary=summary))
+
+
+def _session_end(success: bool, at: float):
+    """What the plug-in for hyperparameters calls the end of a run (its own helper imports TensorFlow)."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+
+    status = api_pb2.Status.Value("STATUS_SUCCESS" if success else "STATUS_FAILURE")
+    end = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=at)
+    hparams = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_end_info=end))
+    value = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=hparams, tensor=metadata.NULL_TENSOR)
+    return Summary(value=[value])
+
+
+def _table(values: Mapping[str, object]) -> str:
+    """Markdown."""
+    rows = [f"| {name} | {str(value).replace('|', '&#124;')} |" for name, value in values.items()]
+    return "\n".join(["| name | value |", "|---|---|", *rows])
+
+
+class Mlflow:
+    """MLflow without a server: `<output>/mlflow.db` (SQLite) and `<output>/artifacts/`, one MLflow run per run.
+
+    Runs of earlier exports are deleted as MLflow deletes: hidden, until `mlflow gc`.
+    """
+
+    def __init__(self, output: Path, run_folder: Path, facts: Facts):
+        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # it reports to its makers otherwise
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        output.mkdir(parents=True, exist_ok=True)
+        self._client = MlflowClient(_uri(output), _uri(output))
+        known = self._client.get_experiment_by_name(PROJECT)
+        place = (output / "artifacts").resolve().as_uri()
+        experiment = known.experiment_id if known else self._client.create_experiment(PROJECT, place)
+        for earlier in self._client.search_runs([experiment], f"tags.`tokenscale.run_id` = '{facts.run_id}'"):
+            self._client.delete_run(earlier.info.run_id)
+        run = self._client.create_run(
+            experiment,
+            start_time=int(facts.started_unix_s * 1000) or None,
+            tags={"tokenscale.run_id": facts.run_id, "mlflow.source.name": "tokenscale"},
+            run_name=facts.run_id,
+        )
+        self._run, self._last = run.info.run_id, 0
+        settings = [Param(name, str(value)[:VALUE]) for name, value in facts.settings.items()]
+        for start in range(0, len(settings), PARAMETERS):
+            self._client.log_batch(self._run, params=settings[start : start + PARAMETERS])
+        self._facts(facts)
+
+    @staticmethod
+    def look(output: Path) -> str:
+        """Return the command that shows the export."""
+        return f"mlflow ui --backend-store-uri {_uri(output)}"
+
+    def add(self, points: list[Point]) -> None:
+        """Many in a call: a call takes milliseconds."""
+        from mlflow.entities import Metric
+
+        metrics = [
+            Metric(name, float(value), int(point.t_unix_s * 1000), point.step)
+            for point in points
+            for name, value in point.values.items()
+        ]
+        for start in range(0, len(metrics), METRICS):
+            self._client.log_batch(self._run, metrics=metrics[start : start + METRICS])
+        self._last = points[-1].step
+
+    def close(self, facts: Facts, summary: dict[str, float], ended: bool) -> None:
+        """Values of the whole run at its last step, its last attempt's facts, its outcome."""
+        if not ended:
+            return
+        at = facts.ended_unix_s or 0.0
+        self.add([Point(self._last, at, summary)])
+        self._facts(facts)
+        self._client.set_terminated(self._run, STATUS.get(facts.status, "KILLED"), int(at * 1000) or None)
+
+    def _facts(self, facts: Facts) -> None:
+        from mlflow.entities import RunTag
+
+        tags = {**facts.provenance, "status": facts.status}
+        if facts.commit:
+            tags["mlflow.source.git.commit"] = facts.commit
+        self._client.log_batch(self._run, tags=[RunTag(name, str(value)[:VALUE]) for name, value in tags.items()])
+        for path in facts.files:
+            self._client.log_artifact(self._run, str(path))
+
+
+def _uri(output: Path) -> str:
+    return f"sqlite:///{output.resolve() / 'mlflow.db'}"
+
+
+class Wandb:
+    """Weights & Biases, offline: `<output>/<run id>/wandb/offline-run-…/`, for `wandb sync` where there is a network.
+
+    The offline run has the run's id. The folder of an earlier export is removed.
+    """
+
+    def __init__(self, output: Path, run_folder: Path, facts: Facts):
+        # nothing of it leaves the machine, and nothing lies in the user's home
+        os.environ["WANDB_ERROR_REPORTING"] = "false"
+        for kind in ("CACHE", "CONFIG", "DATA", "ARTIFACT"):
+            os.environ.setdefault(f"WANDB_{kind}_DIR", str((run_folder / "wandb").resolve()))
+        import wandb
+
+        shutil.rmtree(run_folder / "wandb", ignore_errors=True)
+        (run_folder / "wandb").mkdir(parents=True)
+        quiet = wandb.Settings(
+            console="off",
+            silent=True,
+            disable_git=True,  # the run's commit, not the one that lies here now
+            disable_code=True,
+            save_code=False,
+            x_disable_stats=True,
+            x_disable_meta=True,  # nor this process's machine: the run's is in the config
+            x_save_requirements=False,
+        )
+        self._run = wandb.init(
+            project=PROJECT,
+            id=facts.run_id,
+            name=facts.run_id,
+            dir=str(run_folder),
+            mode="offline",
+            reinit="create_new",
+            config=_config(facts),
+            settings=quiet,
+        )
+        self._files(facts)
+
+    @staticmethod
+    def look(output: Path) -> str:
+        """Return the command that sends the export, from a machine with a network and an account."""
+        return f"wandb sync {output}/*/wandb/offline-run-*"
+
+    def add(self, points: list[Point]) -> None:
+        """One row a step; a validation joins the row of the step it was made before."""
+        for point in points:
+            self._run.log({**point.values, "_timestamp": point.t_unix_s}, step=point.step)
+
+    def close(self, facts: Facts, summary: dict[str, float], ended: bool) -> None:
+        """Values of the whole run, its outcome, its last attempt's facts."""
+        self._run.config.update(_config(facts), allow_val_change=True)
+        self._files(facts)
+        if ended:
+            self._run.summary.update({**summary, "status": facts.status})
+        self._run.finish(exit_code=0 if ended and facts.status == "complete" else 1)
+
+    def _files(self, facts: Facts) -> None:
+        for path in facts.files:
+            shutil.copyfile(path, Path(self._run.dir) / path.name)
+            self._run.save(str(Path(self._run.dir) / path.name), base_path=self._run.dir, policy="end")
+
+
+def _config(facts: Facts) -> dict[str, object]:
+    """Settings by their dotted names, provenance under one head."""
+    return {**facts.settings, **{f"provenance.{name}": value for name, value in facts.provenance.items()}}
+
+
+Tracker = TensorBoard | Mlflow | Wandb
+#: tracker → its class. The package and the extra of pyproject.toml have the same name.
+#:
+#: Tracker(output, run_folder, facts)     begins anew: what an earlier export of this run left in `output` is replaced
+#:   .add(points)                         steps ascending; on disk when it returns
+#:   .close(facts, summary, ended)        `ended`: the run is sealed; else the export was stopped before
+#:   .look(output)                        the command that shows it
+TRACKERS: dict[str, type[Tracker]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": Mlflow,
+    "wandb": Wandb,
+}
+
+
+def track(
+    directories: list[Path], to: str, output: Path, *, follow: bool, log: Callable[[str], None], every_s: float = 2.0
+) -> None:
+    """Export each run's points and facts to `output`; with `follow` until every run is sealed.
+
+    Raises UserError where the tracker's package is missing, a folder is no run's, or a run has not ended and is not
+    followed; nothing is written then.
+    """
+    tracker = _find_tracker(to)
+    names = Counter(_checked(directory, follow) or str(directory.resolve()) for directory in directories)
+    twice = [name for name, n in names.items() if n > 1]
+    if twice:
+        raise UserError("a run is named twice.", run=", ".join(twice), next="name each run once")
+    with ExitStack() as stack:
+        jobs = [stack.enter_context(_Job(directory, tracker, output, log)) for directory in directories]
+        began = time.monotonic()
+        while jobs := [job for job in jobs if not job.turn()]:
+            time.sleep(max(every_s, 10 * (time.monotonic() - began)))  # each turn reads the whole logs
+            began = time.monotonic()
+    log(f"look   {tracker.look(output)}")
+
+
+def _find_tracker(to: str) -> type[Tracker]:
+    """Return the tracker's class, if its package is installed."""
+    if to not in TRACKERS:
+        raise unknown("tracker", to, TRACKERS)
+    if importlib.util.find_spec(to) is None:  # not imported yet: its class sets what it reads at its import
+        raise UserError(f"the package {to} is not installed.", next=f"python -m pip install {to}")
+    return TRACKERS[to]
+
+
+def _checked(directory: Path, follow: bool) -> str | None:
+    """The run's id; None for a run that is about to start."""
+    if not (directory / "run.json").is_file():
+        starting = any(directory.glob("attempt=*"))
+        if follow and starting:
+            return None
+        raise UserError(
+            "the run has not started yet." if starting else "there is no run in this folder.",
+            path=directory / "run.json",
+            next="--follow waits for it" if starting else "name a folder of a run: results/runs/RUN_ID",
+        )
+    found = read_facts(directory)
+    if not follow and not is_sealed(directory):
+        raise UserError(
+            "the run has not ended.",
+            path=directory / "run.json",
+            found=f"status {found.status}, not sealed" if found.status == "running" else "its seal does not match",
+            next="--follow exports it while it runs, or wait for its end",
+        )
+    return found.run_id
+
+
+class _Job:
+    """One run on its way to a tracker."""
+
+    def __init__(self, directory: Path, tracker: type[Tracker], output: Path, log: Callable[[str], None]):
+        self._directory, self._tracker, self._output, self._log = directory, tracker, output, log
+        self._stack = ExitStack()
+        self._locked = False
+        self._exporter: Tracker | None = None
+        self._summary: dict[str, float] = {}
+        #: step and time of each point that has been handed on
+        self._handed: list[tuple[int, float]] = []
+
+    def __enter__(self) -> "_Job":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            if self._exporter is not None:  # stopped before the run's end
+                self._close(ended=False)
+        finally:
+            self._stack.close()
+
+    def turn(self) -> bool:
+        """Hand on what is new. True when the run is sealed and all of it has been handed on."""
+        if not (self._directory / "run.json").is_file():
+            return False
+        ended = is_sealed(self._directory)  # before reading: nothing is written after it
+        points, self._summary = read_points(self._directory, ended=ended)
+        marks = [(point.step, point.t_unix_s) for point in points]
+        if marks[: len(self._handed)] != self._handed:
+            self._log(f"anew   {self._directory.name}: a later attempt repeats steps, or logs were moved away")
+            if self._exporter is not None:
+                self._close(ended=False)
+            self._handed = []
+        if self._exporter is None:
+            self._exporter = self._open()
+        if new := points[len(self._handed) :]:
+            self._exporter.add(new)
+        self._handed = marks
+        if ended:
+            self._close(ended=True)
+            last = f"up to step {points[-1].step}" if points else "no step"
+            self._log(f"run    {self._directory.name}: {len(points)} points, {last}")
+        return ended
+
+    def _open(self) -> Tracker:
+        found = read_facts(self._directory)
+        folder = self._output / found.run_id
+        if (folder / "run.json").exists():
+            raise UserError(
+                "the output is the folder of the run itself.", output=folder, next="--output another folder"
+            )
+        if not self._locked:
+            self._stack.enter_context(lock_folder(folder, f"the export of {found.run_id}"))
+            self._locked = True
+        return self._tracker(self._output, folder, found)
+
+    def _close(self, ended: bool) -> None:
+        exporter, self._exporter = self._exporter, None
+        exporter.close(read_facts(self._directory), self._summary, ended)
