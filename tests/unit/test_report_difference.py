@@ -6,7 +6,7 @@ import pytest
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file, write_json
 from tokenscale.cli.main import main
-from tokenscale.report import bundle, cells
+from tokenscale.report import bundle
 from tokenscale.report.difference import difference, read
 
 RATES = (100.0, 101.0, 102.0, 103.0, 104.0)
@@ -17,7 +17,7 @@ def folder(path, rates=RATES, cell="approach=packed", seal="a", claims=None, ori
     run = {"seal": seal, "device": "cpu", "cpu": "A CPU", "commit": "c" * 40, "dirty": False, "code_digest": "d" * 64,
            "manifests": {"store": "e" * 64}, "packages": {"torch": "2.9.0"}} | (origin or {})  # fmt: skip
     rows = [
-        dict.fromkeys((*cells.IDENTITY, *cells.NAMES))
+        dict.fromkeys((*bundle.IDENTITY, *bundle.NAMES))
         | {"run_id": f"run-{i}", "cell": cell, "series": "packed", "world_size": 1, "repeat": i, "external": False}
         | {"validity": "valid", "seal": f"{seal}{i}", "useful_tokens_per_s": rate, "validation_loss": 3.0 + i}
         | {name: value[i] for name, value in fields.items()}

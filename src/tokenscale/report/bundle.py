@@ -7,19 +7,56 @@ report is removed from the folders that this module fills. Equal tables and equa
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import pandas as pd
+
 from tokenscale import __version__
-from tokenscale.analysis.queries import PARAMETERS, connect, damage_reported, sql
+from tokenscale.analysis.queries import PARAMETERS, connect, damage_reported, query, sql
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic, canonical_json, read_json, sha256_file, sha256_text, write_text
-from tokenscale.report import cells, crate, save, summary
+from tokenscale.report import crate, save, summary
 from tokenscale.report.table import Table, latex, markdown
 from tokenscale.runs.records import provenance
 from tokenscale.settings.registry import FIGURES
+
+#: read here, in this order
+QUERIES = ("inventory", "throughput", "validation", "stalls", "memory", "epochs", "computing")
+#: query → its column → the measure's name, unit in the name
+MEASURES = {
+    "throughput": {"useful_tokens_per_s": "useful_tokens_per_s"},
+    "validation": {"loss": "validation_loss"},
+    "stalls": {"data_stall_share": "data_stall_share"},
+    "memory": {"peak_bytes": "memory_peak_bytes"},
+    "epochs": {"epoch_s": "epoch_s"},
+    "computing": {"mfu_palm": "mfu"},
+}
+#: measures of which less is better
+LESS_IS_BETTER = {"validation_loss", "data_stall_share", "memory_peak_bytes", "epoch_s"}
+NAMES = [name for measures in MEASURES.values() for name in measures.values()]
+IDENTITY = ("run_id", "cell", "series", "world_size", "repeat", "external", "validity", "seal")
+
+
+def measured_runs(rows: Callable[[str], pd.DataFrame]) -> pd.DataFrame:
+    """Rows of all runs that an experiment lists: `IDENTITY` and `NAMES`. What is not known of a run is null.
+
+    `rows` gives those of a query. `validation_loss` is that of the last step, in nats a useful token; `mfu` is the
+    share of the peak by the convention of PaLM (see `computing.sql`); the others are defined in the queries that
+    `MEASURES` names.
+    """
+    found = rows("inventory")[list(IDENTITY)]
+    for name, columns in MEASURES.items():
+        measured = rows(name)
+        if name == "validation":
+            measured = measured[measured["last"].astype(bool)]
+        measured = measured[["run_id", *columns]].rename(columns=columns)
+        found = found.merge(measured.drop_duplicates("run_id", keep="last"), on="run_id", how="left")
+    return found.astype({name: "float64" for name in NAMES})
+
 
 #: read by name
 FILES = ("bundle.md",)
@@ -221,7 +258,7 @@ def _tables(name: str, part: dict[str, Any], figures: Path) -> dict[str, bytes]:
 
 def _cells(name: str, tables: Path) -> dict[str, bytes]:
     with save.Tables(tables / name) as opened:
-        rows = cells.gathered(opened.rows)
+        rows = measured_runs(opened.rows)
     return {f"data/{name}/cells.csv": save.csv(rows).encode(), f"data/{name}/cells.parquet": save.parquet(rows)}
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 from tokenscale.analysis import statistics
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_file
-from tokenscale.report import bundle, cells
+from tokenscale.report import bundle
 from tokenscale.report.style import number
 from tokenscale.report.table import Table
 
@@ -93,7 +93,7 @@ def _check_sums(folder: Path) -> None:
 def _cells(path: Path) -> pd.DataFrame:
     try:
         rows = pd.read_parquet(path)
-        return rows[[*cells.IDENTITY, *cells.NAMES]]
+        return rows[[*bundle.IDENTITY, *bundle.NAMES]]
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
             "the cells of a report cannot be read.",
@@ -143,7 +143,7 @@ def _cell_table(a: Report, b: Report) -> Table:
         pair
         for key in after
         if key in before
-        for measure in cells.NAMES
+        for measure in bundle.NAMES
         if (pair := _pair(key, measure, before[key], after[key]))
     ]
     corrected = _corrected(pairs)
@@ -198,7 +198,7 @@ def _judged(word: str, measure: str) -> str:
     """The word, and for whom it is good."""
     if word not in ("higher", "lower"):
         return word
-    return f"{word} ({'better' if (word == 'lower') == (measure in cells.LESS_IS_BETTER) else 'worse'})"
+    return f"{word} ({'better' if (word == 'lower') == (measure in bundle.LESS_IS_BETTER) else 'worse'})"
 
 
 def _caption(pairs: list[_Pair]) -> str:
