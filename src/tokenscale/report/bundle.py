@@ -12,11 +12,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pandas as pd
 
 from tokenscale import __version__
-from tokenscale.analysis.queries import PARAMETERS, connect, damage_reported, query, sql
+from tokenscale.analysis.queries import PARAMETERS, connect, damage_reported, sql
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic, canonical_json, read_json, sha256_file, sha256_text, write_text
 from tokenscale.report import crate, save, summary

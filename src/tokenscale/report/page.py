@@ -16,7 +16,7 @@ from markupsafe import Markup
 from tokenscale import __version__
 from tokenscale.analysis import queries, replication
 from tokenscale.base.files import canonical_json, read_json, sha256_text, write_text
-from tokenscale.report import answers, paired_comparisons, source_study, style, summary
+from tokenscale.report import answers, paired_comparisons, style, summary
 from tokenscale.report.claims import (
     DIRECTION,
     NOT_REPRODUCED,
@@ -82,7 +82,7 @@ def write(
             part["href"] = f"{part['name']}.html"
     claims_html = _claims(claims, parts)
     contents = [("claims", "#claims"), ("replication", "#replication")] if claims_html else []
-    contents += [("originals", "#originals")] if not alone and source_study.table(parts).rows else []
+    contents += [("originals", "#originals")] if not alone and summary.source_study_table(parts).rows else []
     contents += _sections(parts[0]["name"]) if alone else [(p["name"], p["href"]) for p in parts]
     contents += [("definitions", "#definitions"), ("methods", "#methods")]
     heading = (parts[0]["question"] or parts[0]["name"]) if alone else f"Report on {len(parts)} experiments"
@@ -167,7 +167,7 @@ def render(
         parts=[{"href": ""} | part | _box_fields(part, shared, cautions, alone=len(parts) == 1) for part in parts],
         shared_cautions=cautions,
         shared=shared,
-        originals=source_study.table(parts),
+        originals=summary.source_study_table(parts),
         total={word: sum(p["validity"][word] for p in parts) for word in summary.VALIDITY},
         runs=sum(p["runs"] for p in parts),
         digest=sha256_text(canonical_json([p["digest"] for p in parts])),

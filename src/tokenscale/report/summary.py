@@ -1,7 +1,7 @@
 """What the page and the PDF say about one experiment, as plain values: computed here, laid out elsewhere."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -12,11 +12,38 @@ import pandas as pd
 from tokenscale.analysis import campaign, comparability
 from tokenscale.analysis.tables import check as check_tables
 from tokenscale.analysis.tables import read_experiment
-from tokenscale.report import answers, campaign_quality, paired_comparisons, save, source_study
+from tokenscale.report import answers, campaign_quality, paired_comparisons, save
 from tokenscale.report.captions import caution, kinds, left_out, sentence, spread
 from tokenscale.report.style import number, ordered
 from tokenscale.report.table import Table, count
+from tokenscale.settings.experiments import STUDIES
 from tokenscale.settings.registry import FIGURES
+
+#: key of an experiment's `original` → what its page calls it
+HEADINGS = {
+    "measured": "the study measured",
+    "wrong": "what was wrong with it",
+    "ours": "what is measured here, and why the numbers differ",
+}
+
+
+def describe_source_study(original: Mapping[str, Any]) -> dict[str, str]:
+    """Heading → text, of what the experiment's file says; empty where it says nothing."""
+    studies = "; ".join(f"{number}: {STUDIES.get(number, 'unknown')}" for number in original.get("studies") or ())
+    texts = {"studies": studies} | {heading: original.get(key) or "" for key, heading in HEADINGS.items()}
+    return {heading: text for heading, text in texts.items() if text}
+
+
+def source_study_table(parts: Iterable[Mapping[str, Any]]) -> Table:
+    """A row for each experiment that has an original, as `describe_source_study` has them."""
+    columns = [("experiment", False), *((heading, False) for heading in HEADINGS.values())]
+    rows = [
+        [part["name"], *(part["original"].get(heading, "") for heading in HEADINGS.values())]
+        for part in parts
+        if part["original"]
+    ]
+    return Table(columns, rows)
+
 
 #: queries of an experiment's description
 QUERIES = ("inventory", "throughput", "order", "scaling", "stalls", "validation", "step_times", "stragglers", "energy",
@@ -52,7 +79,7 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             "question": head.get("question") or "",
             "scale": head.get("scale") or "",
             "note": head.get("note") or "",
-            "original": source_study.words(head.get("original") or {}),
+            "original": describe_source_study(head.get("original") or {}),
             "repeats": head.get("repeats"),
             "figures": figures,
             "runs": len(runs),
