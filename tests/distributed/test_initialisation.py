@@ -14,7 +14,7 @@ from tests.distributed.ranks import run_ranks
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.train import trainer as engine
 from tokenscale.train.models import initial_values
-from tokenscale.train.models.objective import objective_of
+from tokenscale.train.models.build import objective_of
 from tokenscale.train.parallel.sharding import local
 
 pytestmark = pytest.mark.distributed

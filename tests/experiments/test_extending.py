@@ -64,7 +64,7 @@ ENDS = '''
 import numpy as np
 
 from tokenscale.data.batches.online import open_documents
-from tokenscale.data.batches.rows import RowBatches
+from tokenscale.data.batches.batch import RowBatches
 from tokenscale.data.batches.streams import join, open_order
 from tokenscale.data.stores.documents import make_labels
 from tokenscale.data.stores.documents import pad_document

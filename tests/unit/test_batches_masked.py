@@ -7,9 +7,8 @@ from tests.corpora import HOSTILE, Lab, joined, make_run, same, texts_around
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
 from tokenscale.data.batches.batch import Prefetcher, merge_states
-from tokenscale.data.batches.held_out import load_held_out
-from tokenscale.data.batches.masked import SpecialIds, load_special_ids, mask_tokens
-from tokenscale.data.batches.open import open_batches
+from tokenscale.data.batches.objectives import SpecialIds, load_special_ids, mask_tokens
+from tokenscale.data.batches.open import load_held_out, open_batches
 from tokenscale.data.stores.documents import IGNORED
 from tokenscale.data.tokenizers.load import build
 from tokenscale.settings.data import TokenizerSettings

@@ -9,8 +9,8 @@ import pytest
 
 from tests.corpora import HOSTILE, Lab, joined, make_run, make_tokenizer, same
 from tokenscale.base.errors import UserError
-from tokenscale.data.batches.held_out import load_held_out
-from tokenscale.data.batches.target import ignore_sources
+from tokenscale.data.batches.objectives import ignore_sources
+from tokenscale.data.batches.open import load_held_out
 from tokenscale.data.corpus.build import build
 from tokenscale.data.corpus.raw_text import PAIR, RawText, read_corpus_manifest
 from tokenscale.data.stores.documents import IGNORED

@@ -13,6 +13,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file
 from tokenscale.settings import closure
 from tokenscale.settings.closure import (
+    ONLINE,
     PACKAGE,
     code_of,
     find_missing_packages,
@@ -37,10 +38,10 @@ def training(approach):
     return names(training_code(RunSettings(approach=approach))) - {"runs/launch/ranks.py"}  # what sets processes up
 
 
-def test_a_run_depends_on_its_own_approach_only():
-    assert "data/stores/parquet.py" in training("token-list")
-    for approach in (a for a, entry in BATCHES.items() if entry.format not in ("token-list", "padded")):
-        assert "data/stores/parquet.py" not in training(approach), approach
+def test_a_run_depends_on_its_own_format_and_on_tokenizing_only_if_it_tokenizes():
+    for approach, entry in BATCHES.items():
+        assert ("data/batches/online.py" in training(approach)) == (entry.format is None), approach
+        assert ("data/tokenizers/tekken.py" in training(approach)) == (entry.format is None), approach
 
 
 def test_a_training_that_reads_a_store_has_no_code_of_writers_and_tokenizers():
@@ -56,11 +57,6 @@ def test_a_training_that_reads_a_store_has_no_code_of_writers_and_tokenizers():
                 "data/order/mixture.py",
             ),
         }, approach
-
-
-def test_masking_is_code_of_masked_runs_only():
-    assert "data/batches/masked.py" in names(training_code(RunSettings(objective="masked")))
-    assert "data/batches/masked.py" not in names(training_code(RunSettings()))
 
 
 def test_a_layouts_code_is_its_own_file_and_what_that_alone_imports():
@@ -122,12 +118,6 @@ def test_a_training_leaves_out_the_report_the_command_line_and_the_host():
     }
 
 
-def test_only_models_of_transformers_depend_on_the_code_for_them():
-    runs = {name: RunSettings(model=PRESETS[name]) for name in ("llama-tiny", "gpt2-tiny", "distilbert-tiny")}
-    found = {name: "train/models/library.py" in names(training_code(run)) for name, run in runs.items()}
-    assert found == {"llama-tiny": False, "gpt2-tiny": False, "distilbert-tiny": True}
-
-
 def test_a_store_depends_on_its_own_writer_and_on_no_reader():
     files = {"padded": "write_parquet.py", "token-list": "write_parquet.py", "packed": "write_packed.py"}
     for form, entry in FORMATS.items():
@@ -153,9 +143,9 @@ def test_packages_re_export_nothing():
 LOADED = """
 import sys, importlib, json, os
 for name in {common!r}: importlib.import_module(name)
-for approach, name in {batches!r}.items():
+for approach, names in {batches!r}.items():
     if os.fork() == 0:
-        importlib.import_module(name)
+        for name in names: importlib.import_module(name)
         files = [m.__file__ for n, m in sys.modules.items() if n.startswith("tokenscale.") and m.__file__]
         print(json.dumps([approach, files]), flush=True)
         os._exit(0)
@@ -163,11 +153,16 @@ for approach, name in {batches!r}.items():
 """
 
 
+def _variants(approach):
+    """The modules that an approach's trainings load by name."""
+    return (FORMATS[approach.format].reader,) if approach.format else (ONLINE, TOKENIZERS["bpe"].module)
+
+
 @pytest.fixture(scope="module")
 def loaded():
     """Approach → files that are loaded once a training with it has imported all. What is common is imported once."""
     common = ["tokenscale.cli.rank", "tokenscale.train.loop", PARALLEL["ddp"]]
-    code = LOADED.format(common=common, batches={approach: entry.module for approach, entry in BATCHES.items()})
+    code = LOADED.format(common=common, batches={name: list(_variants(entry)) for name, entry in BATCHES.items()})
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return dict(map(json.loads, done.stdout.splitlines()))
@@ -177,7 +172,7 @@ def loaded():
 def test_what_a_training_imports_is_its_code(loaded, approach):
     """Against the interpreter: nothing that is really loaded is missing from the closure."""
     found = names(f for f in loaded[approach] if not f.endswith("__init__.py"))
-    code = names(code_of("rank", BATCHES[approach].module, PARALLEL["ddp"], TOKENIZER_LOADER))
+    code = names(code_of("rank", *_variants(BATCHES[approach]), PARALLEL["ddp"], TOKENIZER_LOADER))
     assert found and found - code <= {"base/errors.py", "settings/registry.py", "runs/records/redaction.py"}
 
 

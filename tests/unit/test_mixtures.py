@@ -13,8 +13,7 @@ from tests.corpora import HOSTILE, joined, make_corpus, make_run, make_store, ma
 from tokenscale.base.errors import UserError
 from tokenscale.cli.mixture import write_mixture
 from tokenscale.data.batches.batch import merge_states
-from tokenscale.data.batches.held_out import load_held_out
-from tokenscale.data.batches.open import open_batches
+from tokenscale.data.batches.open import load_held_out, open_batches
 from tokenscale.data.batches.repetitions import check_repetitions, count_sequences
 from tokenscale.data.mixtures import mixture_order
 from tokenscale.data.order.mixture import MixtureOrder, block_counts

@@ -217,8 +217,7 @@ def test_an_unsupported_python_is_refused_with_a_command_that_works(makefile, tm
         (  # trainer, for an approach that reads a store: as in a container without the host's packages
             [
                 "tokenscale.train.loop",
-                "tokenscale.data.batches.packed",
-                "tokenscale.data.batches.streamed",
+                "tokenscale.data.batches.stored",
                 "tokenscale.data.stores.parquet",
             ],
             ["pydantic", "snakemake", "duckdb", "pandas", "matplotlib", "tokenizers", "mistral_common", "tiktoken"],

@@ -13,7 +13,7 @@ rule benchmark_data:
         code=lambda w: code_of(
             "benchmark",
             "tokenscale.benchmark.data",
-            *(approach.module for approach in BATCHES.values()),
+            ONLINE,
             *(FORMATS[a.format].reader for a in BATCHES.values() if a.format),
             TOKENIZERS[settings.tokenizers[data_benchmark(w).tokenizer].kind].module,
         ),

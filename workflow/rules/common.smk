@@ -16,7 +16,7 @@ from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.runs.launch import attempts
 from tokenscale.runs.launch.attempts import use_this_python
 from tokenscale.settings import profile as profiles
-from tokenscale.settings.closure import write_listing, training_modules
+from tokenscale.settings.closure import ONLINE, write_listing, training_modules
 from tokenscale.settings.config import ALL, Config, list_benchmark_stores
 from tokenscale.settings.continuation import parse_run_id
 from tokenscale.settings.data import StoreSettings
@@ -39,7 +39,6 @@ from tokenscale.settings.registry import (
     BATCHES,
     FIGURES,
     FORMATS,
-    MODELS,
     SOURCES,
     TOKENIZERS,
 )
@@ -407,8 +406,6 @@ def inference_code(w):
     """Return the code that opens and queries the models of an experiment's runs."""
     runs = [run.settings for run in settings.runs(w.experiment)]
     variants = {TOKENIZERS[run.tokenizer.kind].module for run in runs}
-    if any(run.model.transformers is not None for run in runs):
-        variants.add(MODELS["transformers"])
     return code_of("benchmark", "tokenscale.benchmark.inference", *sorted(variants))
 
 

@@ -24,7 +24,7 @@ from tokenscale.benchmark.machine import make_timing_record
 from tokenscale.benchmark.rounds import group_by, interleave
 from tokenscale.data.batches.batch import Batch, Batches, BatchInputs
 from tokenscale.data.batches.open import open_batches
-from tokenscale.data.batches.packed import PackedBatches
+from tokenscale.data.batches.stored import PackedBatches
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore

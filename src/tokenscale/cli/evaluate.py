@@ -15,7 +15,7 @@ from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json, read_json, report_malformed
 from tokenscale.cli.pretokenize_file import reword_for_flags
 from tokenscale.data.batches.batch import document_ids
-from tokenscale.data.batches.held_out import apply_objective
+from tokenscale.data.batches.open import apply_objective
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.corpus.read import read_texts
 from tokenscale.data.stores.manifest import open_store, read_store_manifest, resolve_store

@@ -1,7 +1,6 @@
 """Export a checkpoint, with its tokenizer, to a folder that transformers' `from_pretrained` loads."""
 
 import argparse
-import importlib
 import json
 import shutil
 from collections.abc import Callable
@@ -17,10 +16,11 @@ from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.data.tokenizers.huggingface import export_tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.registry import MODELS, OBJECTIVES
+from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.checkpoint import PARTIAL, RECORD, read_model
 from tokenscale.train.checkpoint_models import check_weights
+from tokenscale.train.models import library
 from tokenscale.train.models.build import build
 from tokenscale.train.models.convert_hf import to_hf
 
@@ -76,7 +76,6 @@ def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, log: C
         if shape.transformers is None:
             name = _write_decoder(shape, weights, run.sequence_length, ids, partial)
         else:
-            library = importlib.import_module(MODELS["transformers"])
             name = library.save(shape, run.objective, weights, partial, ids)
         if OBJECTIVES[run.objective].causal:
             write_json(partial / "generation_config.json", {"_from_model_config": True, **ids})

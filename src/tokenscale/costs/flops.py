@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.registry import MODELS, OBJECTIVES
+from tokenscale.settings.registry import OBJECTIVES
 
 
 class Convention(Enum):
@@ -39,7 +39,7 @@ def weights(model: ModelSettings) -> Weights:
     is built on the meta device and counted.
     """
     if model.transformers is not None:
-        return importlib.import_module(MODELS["transformers"]).weights(model)
+        return importlib.import_module("tokenscale.train.models.library").weights(model)  # a layer above: by name
     if model.vocabulary_size is None:
         raise ValueError("the vocabulary size is not resolved yet")
     if model.positions == "learned" and model.maximum_positions is None:

@@ -19,17 +19,7 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import pretty_json, sha256_file, sha256_text, write_text
-from tokenscale.settings.registry import (
-    BATCHES,
-    FORMATS,
-    LABELS,
-    MIXTURES,
-    MODELS,
-    OBJECTIVES,
-    PARALLEL,
-    TOKENIZER_LOADER,
-    TOKENIZERS,
-)
+from tokenscale.settings.registry import FORMATS, PARALLEL, TOKENIZER_LOADER, TOKENIZERS
 from tokenscale.settings.run import OURS, RunSettings
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -44,6 +34,8 @@ EXCLUDED = {
     "tokenscale.settings.closure",
     "tokenscale.settings.registry",
 }
+#: module that only trainings on text import, inside a function: not followed, but named where it is used
+ONLINE = "tokenscale.data.batches.online"
 #: folder of the listings, each in a folder of its own
 LISTINGS = Path("results/code")
 #: number of earlier contents kept per listing
@@ -83,19 +75,10 @@ def layout_code(run: RunSettings) -> list[str]:
 
 
 def _list_variants(run: RunSettings) -> list[str]:
-    variants: list[str | None] = ["tokenscale.runs.launch.ranks", BATCHES[run.approach].module]
-    if run.store is not None:
-        variants.append(FORMATS[run.store.format].reader)
+    reads = FORMATS[run.store.format].reader if run.store is not None else ONLINE
+    variants = ["tokenscale.runs.launch.ranks", reads]
     if run.reads_text:
         variants += [TOKENIZER_LOADER, TOKENIZERS[run.tokenizer.kind].module]
-    if (objective := OBJECTIVES[run.objective].module) is not None:
-        variants.append(objective)
-    if run.labels in LABELS:
-        variants.append(LABELS[run.labels])
-    if run.mixture is not None:
-        variants.append(MIXTURES)
-    if run.model.transformers is not None:
-        variants.append(MODELS["transformers"])
     return [module for module in variants if module is not None]
 
 
@@ -109,6 +92,7 @@ ENGINES = {
 #: optional package, imported inside functions → predicate of the runs that need it
 ONLY_FOR = {
     "torchao": lambda run: run.float8,
+    "transformers": lambda run: run.model.transformers is not None,
     "flash_attn": lambda run: run.attention == "flash",
     "recorder": lambda run: False,  # copied beside the contract that adapters import
     "awkward": lambda run: False,  # used by gigatoken only outside of ranks
@@ -210,7 +194,7 @@ def _closure(module: str) -> frozenset[Path]:
         if path is None:
             raise ModuleNotFoundError(name)
         seen[name] = path
-        todo += _scan_source(path)[0]
+        todo += (found for found in _scan_source(path)[0] if found != ONLINE)
     return frozenset(seen.values())
 
 

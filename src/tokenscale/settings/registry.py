@@ -53,28 +53,24 @@ class Format(NamedTuple):
 
 
 class Approach(NamedTuple):
-    """Data-loading strategy. `module` has `open_batches`.
+    """Data-loading strategy. `data/batches/stored.py` or `online.py` has the function that opens its batches.
 
     `format` is the store format it reads (None: raw text, tokenized while training). `twin` is the approach that makes
     bit-identical batches from raw text. `streams`: sequences are cut from an endless stream, at any token.
     """
 
-    module: str
     format: str | None = None
     twin: str | None = None
     streams: bool = False
 
 
 class ObjectiveSpec(NamedTuple):
-    """Training objective. `module` has `wrap_batches` and `prepare_held_out`; None: batches are used unchanged.
+    """Training objective. `data/batches/objectives.py` has its batches, `train/models/build.py` the class of its loss.
 
-    `loss` is a class of that module, a subclass of `models.objective.Objective` (None: that class itself). `causal`:
-    each position attends to earlier positions only. `special_ids`: it reads the tokenizer's manifest. `whole_model`:
-    its loss needs the whole model on each rank. `flops` per token are relative to next-token training.
+    `causal`: each position attends to earlier positions only. `special_ids`: it reads the tokenizer's manifest.
+    `whole_model`: its loss needs the whole model on each rank. `flops` per token are relative to next-token training.
     """
 
-    module: str | None = None
-    loss: str | None = None
     causal: bool = True
     special_ids: bool = False
     whole_model: bool = False
@@ -143,29 +139,23 @@ FORMATS = {
         splittable=True,
     ),
 }
-#: approach → module that makes its batches
+#: approach → its facts
 BATCHES = {
-    "padded": Approach("tokenscale.data.batches.padded"),
-    "padding-free": Approach("tokenscale.data.batches.padding_free", streams=True),
-    "pretokenized-padded": Approach("tokenscale.data.batches.pretokenized_padded", "padded", twin="padded"),
-    "token-list": Approach("tokenscale.data.batches.streamed", "token-list", twin="padding-free", streams=True),
-    "length-bucketed": Approach("tokenscale.data.batches.length_bucketed", "token-list"),
-    "packed": Approach("tokenscale.data.batches.packed", "packed"),
+    "padded": Approach(),
+    "padding-free": Approach(streams=True),
+    "pretokenized-padded": Approach("padded", twin="padded"),
+    "token-list": Approach("token-list", twin="padding-free", streams=True),
+    "length-bucketed": Approach("token-list"),
+    "packed": Approach("packed"),
 }
 for _name, _format in FORMATS.items():
     if _format.streamed:
         BATCHES.setdefault(_name, BATCHES["token-list"]._replace(format=_name))
-#: training objective → its batches and loss
+#: training objective → its facts
 OBJECTIVES = {
     "causal": ObjectiveSpec(),
-    "masked": ObjectiveSpec("tokenscale.data.batches.masked", causal=False, special_ids=True),
+    "masked": ObjectiveSpec(causal=False, special_ids=True),
 }
-#: choice of labels → module that ignores the others
-LABELS = {"target": "tokenscale.data.batches.target"}
-#: module that opens the sources of a mixture
-MIXTURES = "tokenscale.data.mixtures"
-#: model library other than this project's decoder → module that builds its models
-MODELS = {"transformers": "tokenscale.train.models.library"}
 #: method that synchronises full replicas of a model (`layout.copies`) → module that applies it
 REPLICATION = {
     "ddp": "tokenscale.train.parallel.ddp",

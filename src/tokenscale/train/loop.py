@@ -12,8 +12,7 @@ import torch
 from tokenscale.base.errors import UserError
 from tokenscale.costs.flops import Convention, flops_per_token
 from tokenscale.data.batches.batch import Batches, Prefetcher
-from tokenscale.data.batches.held_out import HeldOutSlice, load_held_out
-from tokenscale.data.batches.open import open_batches
+from tokenscale.data.batches.open import HeldOutSlice, load_held_out, open_batches
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Status, Writer

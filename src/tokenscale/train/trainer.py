@@ -15,9 +15,9 @@ from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.checkpoint import Checkpoint, Piece, from_json_bytes, to_json_bytes
-from tokenscale.train.models.build import build, initialise
+from tokenscale.train.models.build import build, initialise, objective_of
 from tokenscale.train.models.decoder import initialise_part
-from tokenscale.train.models.objective import MicroBatch, micro_batch, objective_of
+from tokenscale.train.models.objective import MicroBatch, micro_batch
 from tokenscale.train.optimizer import LossScale, adamw, autocast_of, cast_weights, float8, total_norm, update
 from tokenscale.train.parallel.parallelize import ParallelModel, parallelize
 from tokenscale.train.parallel.sharding import Mesh

@@ -175,10 +175,10 @@ def test_a_corpus_from_elsewhere_is_downloaded_first(here, monkeypatch):
 
 def test_no_rule_of_the_workflow_depends_on_this():
     """What rank and pretokenize import decides what reruns."""
-    from tokenscale.settings.closure import code_of
-    from tokenscale.settings.registry import BATCHES, FORMATS
+    from tokenscale.settings.closure import ONLINE, code_of
+    from tokenscale.settings.registry import FORMATS
 
     own = {"study.py", "flags.py", "named.py", "outcome.py"}
-    approaches, writers = [entry.module for entry in BATCHES.values()], [entry.writer for entry in FORMATS.values()]
-    for code in (code_of("rank", *approaches), code_of("pretokenize", *writers)):
+    readers, writers = [entry.reader for entry in FORMATS.values()], [entry.writer for entry in FORMATS.values()]
+    for code in (code_of("rank", ONLINE, *readers), code_of("pretokenize", *writers)):
         assert not {Path(file).name for file in code} & own and not any("/commands/" in file for file in code)

@@ -1,13 +1,15 @@
-"""Documents of the training split, tokenized on the fly; shared by the online approaches."""
+"""Data-loading strategies that tokenize the documents of the training split while training."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.batches.batch import BatchInputs
-from tokenscale.data.batches.streams import list_sources
+from tokenscale.data.batches.batch import Batches, BatchInputs, RowBatches
+from tokenscale.data.batches.streams import StreamBatches, join, list_sources, open_order
 from tokenscale.data.corpus.raw_text import RawText
+from tokenscale.data.stores.documents import make_labels, pad_document
 from tokenscale.data.stores.text import check_eos, encode_documents
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
@@ -70,3 +72,32 @@ class OnlineDocuments:
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
         parts = [indices[k : k + LENGTHS_BATCH] for k in range(0, len(indices), LENGTHS_BATCH)]
         return np.array([len(ids) for part in parts for ids in self.documents(part)], dtype=np.int64)
+
+
+def open_padded(run: RunSettings, inputs: BatchInputs) -> RowBatches:
+    """Open batches from raw text, bit-identical to those of `pretokenized-padded`."""
+    sources = open_documents(run, inputs)
+    documents, tokenizer = join(sources), sources[0].tokenizer
+    width, pad_id = run.sequence_length + 1, tokenizer.pad_id
+
+    def read(indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        tokens = np.empty((len(indices), width), dtype=np.int64)
+        lengths = np.empty(len(indices), dtype=np.int64)
+        for n, document in enumerate(documents.documents(indices)):
+            tokens[n], lengths[n] = pad_document(document, width, pad_id)
+        return tokens[:, :-1], make_labels(tokens, lengths=lengths)
+
+    order = open_order(run, [len(source) for source in sources])
+    return RowBatches(read, order, run, tokenizer.vocabulary_size, inputs)
+
+
+def open_padding_free(run: RunSettings, inputs: BatchInputs) -> StreamBatches:
+    sources = open_documents(run, inputs)
+    return StreamBatches(sources, run, sources[0].tokenizer.vocabulary_size, inputs)
+
+
+#: approach → function that opens its batches
+OPENERS: dict[str, Callable[[RunSettings, BatchInputs], Batches]] = {
+    "padded": open_padded,
+    "padding-free": open_padding_free,
+}

@@ -1,16 +1,26 @@
-"""Open the store of a run, without a tokenizer package; shared by the offline approaches."""
+"""Data-loading strategies that read a token store, without a tokenizer package."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file
-from tokenscale.data.batches.batch import BatchInputs
-from tokenscale.data.batches.streams import list_sources
-from tokenscale.data.stores.manifest import open_store
+from tokenscale.data.batches.batch import Batch, Batches, BatchInputs, RowBatches, RowOrder, document_ids
+from tokenscale.data.batches.streams import StreamBatches, join, list_sources, open_order
+from tokenscale.data.order.permutation import permute, rank_slots, row_digest
+from tokenscale.data.stores.documents import make_labels
+from tokenscale.data.stores.manifest import load_reader, open_store
+from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.settings.manifests import list_manifests
+from tokenscale.settings.registry import FORMATS
 from tokenscale.settings.run import RunSettings
+
+if TYPE_CHECKING:
+    from tokenscale.data.stores.parquet import TokenListStore
 
 
 def open_run_stores(run: RunSettings, inputs: BatchInputs) -> list[tuple[Path, dict[str, Any]]]:
@@ -54,3 +64,135 @@ def corpus_manifest(where: Path) -> Path:
 
 def _exists(directory: Path | None) -> bool:
     return directory is not None and (Path(directory) / "manifest.json").exists()
+
+
+def _open_readers(run: RunSettings, inputs: BatchInputs) -> tuple[list[Any], int]:
+    """Return the readers of the run's stores, and their vocabulary size. Only the run's own format is imported."""
+    opened = open_run_stores(run, inputs)
+    return [load_reader(run.store.format)(*store) for store in opened], opened[0][1]["vocabulary_size"]
+
+
+def open_pretokenized_padded(run: RunSettings, inputs: BatchInputs) -> RowBatches:
+    """Open the rows of a `padded` store, bit-identical to those of the approach `padded`."""
+    stores, vocabulary_size = _open_readers(run, inputs)
+    order = open_order(run, [len(store) for store in stores])
+    return RowBatches(join(stores).rows, order, run, vocabulary_size, inputs)
+
+
+def open_streamed(run: RunSettings, inputs: BatchInputs) -> StreamBatches:
+    """Open endless streams of a store's documents, bit-identical to those of `padding-free`."""
+    stores, vocabulary_size = _open_readers(run, inputs)
+    return StreamBatches(stores, run, vocabulary_size, inputs)
+
+
+#: batches that the kernel reads ahead from a large store
+AHEAD = 8
+
+
+class PackedBatches(RowOrder):
+    """Rows of the store in the global order, read into two alternating sets of buffers.
+
+    The arrays of a batch are overwritten by the second next batch; copy them to keep them longer. Use `out` int32 to
+    widen ids later, on a device.
+    """
+
+    def __init__(self, store: PackedStore, run: RunSettings, inputs: BatchInputs, out: type = np.int64):
+        order = open_order(run, store.sizes)
+        super().__init__(order, run, store.manifest["vocabulary_size"], inputs)
+        self._store = store
+        self._buffers = [store.buffers(len(self.slots), out) for _ in range(2)]
+        self._ids: list[np.ndarray | None] = [None, None]
+        if run.document_mask:
+            self._ids = [np.empty((len(self.slots), store.sequence_length), dtype=np.int32) for _ in range(2)]
+        self._total = len(self.slots) * store.sequence_length
+        self._whole_stream = run.labels == "stream"
+
+    def prepare(self, indices: np.ndarray) -> None:
+        self._plan = self._store.plan(indices)
+        for rows in indices[:AHEAD]:
+            self._store.will_read(rows)
+
+    def batch(self, i: int, step: int, order_digest: int) -> Batch:
+        for rows in self._plan.indices[i + AHEAD : i + AHEAD + 1]:
+            self._store.will_read(rows)
+        into = self._buffers[step & 1]
+        self._store.read(self._plan, i, into)
+        useful = self._total - len(self._plan.ignored(i))
+        if self._whole_stream:
+            useful = self._store.unmask_first_tokens(self._plan.indices[i], into)
+        ids = self._ids[step & 1]
+        if ids is not None:
+            document_ids(self._store.starts(self._plan.indices[i]), out=ids)
+        return Batch(into.tokens_bt, into.labels_bt, useful, self._total, order_digest, ids)
+
+
+def open_packed(run: RunSettings, inputs: BatchInputs) -> PackedBatches:
+    (first, *others) = open_run_stores(run, inputs)
+    return PackedBatches(PackedStore(*first, others=others), run, inputs)
+
+
+#: global batches whose documents are sorted together
+WINDOW = 64
+#: row lengths are multiples of this, which bounds the number of shapes
+MULTIPLE = 64
+
+
+class BucketedBatches(Batches):
+    """One document per row, batched with documents of similar length and padded to the longest.
+
+    The documents of every 64 global batches are sorted by length, split into batches again, and the batches are
+    shuffled. The global order remains a pure function of (seed, step) and there is little padding. In return, the
+    documents of a batch have about the same length, and batches differ in shape. Documents longer than the sequence
+    length are cut.
+    """
+
+    def __init__(self, stores: "list[TokenListStore]", vocabulary_size: int, run: RunSettings, inputs: BatchInputs):
+        self.vocabulary_size = vocabulary_size
+        self._pad_id: int = stores[0].manifest["padding"]["id"]
+        self._store, self._sequence_length = join(stores), run.sequence_length
+        self._order = open_order(run, [len(store) for store in stores])
+        self._global_batch, self._seed = run.global_batch, run.effective_seed
+        self._slots = np.array(rank_slots(run.global_batch, inputs.rank, inputs.world_size), dtype=np.int64)
+        self._window = -1
+        for store in stores:
+            store.lengths_of(np.zeros(0, dtype=np.int64))  # load lengths now, not in the first batch
+
+    def rows_per_epoch(self) -> float:
+        return len(self._store)
+
+    def next(self) -> Batch:
+        """Return this rank's share of the next global batch, as wide as its longest document over all ranks."""
+        step = self._step
+        if step // WINDOW != self._window:
+            self._compute_window(step // WINDOW)
+        documents, lengths = self._documents[step % WINDOW], self._lengths[step % WINDOW]
+        width = min(self._sequence_length, -(-(int(lengths.max()) - 1) // MULTIPLE) * MULTIPLE or MULTIPLE) + 1
+        tokens = np.full((len(self._slots), width), self._pad_id, dtype=np.int64)
+        for row, document in zip(tokens, documents[self._slots].tolist(), strict=True):
+            ids = self._store.document(document)[:width]
+            row[: len(ids)] = ids
+        labels = make_labels(tokens, lengths=np.minimum(lengths[self._slots], width))
+        self._step = step + 1
+        return Batch.from_arrays(tokens[:, :-1], labels, row_digest(step, self._slots, documents[self._slots]))
+
+    def _compute_window(self, window: int) -> None:
+        """Compute the batches of a window: sort its documents by length, split and shuffle."""
+        positions = window * WINDOW * self._global_batch + np.arange(WINDOW * self._global_batch, dtype=np.int64)
+        documents = self._order.samples(positions)
+        lengths = self._store.lengths_of(documents)
+        by_length = np.argsort(lengths, kind="stable").reshape(WINDOW, self._global_batch)
+        shuffled = by_length[permute(np.arange(WINDOW), WINDOW, self._seed, epoch=window)]
+        self._documents, self._lengths, self._window = documents[shuffled], lengths[shuffled], window
+
+
+def open_length_bucketed(run: RunSettings, inputs: BatchInputs) -> BucketedBatches:
+    return BucketedBatches(*_open_readers(run, inputs), run, inputs)
+
+
+#: approach → function that opens its batches
+OPENERS: dict[str, Callable[[RunSettings, BatchInputs], Batches]] = {
+    "pretokenized-padded": open_pretokenized_padded,
+    "packed": open_packed,
+    "length-bucketed": open_length_bucketed,
+    **{name: open_streamed for name, form in FORMATS.items() if form.streamed},
+}

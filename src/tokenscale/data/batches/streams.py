@@ -7,22 +7,18 @@ that advances by T.
 With a mixture of k sources each slot has k such streams. A row is the next row of the stream of its source.
 """
 
-import importlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from tokenscale.data.order.permutation import ShuffledOrder
-from tokenscale.settings.registry import MIXTURES
-from tokenscale.settings.run import RunSettings
-
-if TYPE_CHECKING:
-    from tokenscale.data.order.mixture import MixtureOrder
+from tokenscale.data import mixtures
 from tokenscale.data.batches.batch import Batch, Batches, BatchInputs
-from tokenscale.data.order.permutation import get_samples, rank_slots, row_digest
+from tokenscale.data.order.mixture import MixtureOrder
+from tokenscale.data.order.permutation import ShuffledOrder, get_samples, rank_slots, row_digest
 from tokenscale.data.stores.documents import make_labels
+from tokenscale.settings.run import RunSettings
 
 
 def list_sources(run: RunSettings, where: Path, *, held_out: bool = False) -> list[Path]:
@@ -31,14 +27,14 @@ def list_sources(run: RunSettings, where: Path, *, held_out: bool = False) -> li
     """
     if run.mixture is None:
         return [where]
-    return importlib.import_module(MIXTURES).list_sources(run, where, held_out=held_out)
+    return mixtures.list_sources(run, where, held_out=held_out)
 
 
-def open_order(run: RunSettings, sizes: list[int]) -> "ShuffledOrder | MixtureOrder":
+def open_order(run: RunSettings, sizes: list[int]) -> ShuffledOrder | MixtureOrder:
     """Return the global order of samples, from the number of samples of each source."""
     if run.mixture is None:
         return ShuffledOrder(sizes[0], run.effective_seed)
-    return importlib.import_module(MIXTURES).mixture_order(run, sizes)
+    return mixtures.mixture_order(run, sizes)
 
 
 def join(sources: Sequence[Any]) -> Any:

@@ -15,9 +15,8 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.batches.batch import document_ids
+from tokenscale.data.batches.batch import BLOCK_STEPS, document_ids
 from tokenscale.data.batches.open import open_batches
-from tokenscale.data.batches.rows import BLOCK_STEPS
 from tokenscale.data.order.permutation import get_samples, rank_slots
 from tokenscale.data.stores.manifest import load_reader, open_store, read_store_manifest
 from tokenscale.settings.data import StoreSettings

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tokenscale.data.batches.held_out import HeldOutSlice
+from tokenscale.data.batches.open import HeldOutSlice
 from tokenscale.data.order.permutation import micro_steps
 from tokenscale.data.stores.documents import IGNORED
 from tokenscale.train.models.attention import Bounds

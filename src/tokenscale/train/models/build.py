@@ -1,12 +1,15 @@
-"""Models from their shapes: the decoder of this project, or a model of the library `transformers`."""
+"""Models and objectives from settings: the decoder of this project, or a model of the library `transformers`."""
 
-import importlib
-from types import ModuleType
-
+from tokenscale.settings import registry
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.registry import MODELS, OBJECTIVES
-from tokenscale.train.models import decoder
-from tokenscale.train.models.objective import LanguageModel
+from tokenscale.train.models import decoder, library
+from tokenscale.train.models.objective import LanguageModel, Objective
+
+#: objective → class of a model with its loss
+OBJECTIVES: dict[str, type[Objective]] = {
+    "causal": Objective,
+    "masked": Objective,
+}
 
 
 def build(shape: ModelSettings, sequence_length: int, *, objective: str, kernel: str) -> LanguageModel:
@@ -16,8 +19,8 @@ def build(shape: ModelSettings, sequence_length: int, *, objective: str, kernel:
     that `models.attention` has chosen. The vocabulary must be resolved. Raises UserError for a shape that cannot be.
     """
     if shape.transformers is not None:
-        return _library().build(shape, sequence_length, objective=objective, kernel=kernel)
-    return decoder.Decoder(shape, sequence_length, causal=OBJECTIVES[objective].causal, kernel=kernel)
+        return library.build(shape, sequence_length, objective=objective, kernel=kernel)
+    return decoder.Decoder(shape, sequence_length, causal=registry.OBJECTIVES[objective].causal, kernel=kernel)
 
 
 def initialise(model: LanguageModel, seed: int) -> None:
@@ -25,9 +28,10 @@ def initialise(model: LanguageModel, seed: int) -> None:
     if isinstance(model, decoder.Decoder):
         decoder.initialise(model, seed)
     else:
-        _library().initialise(model, seed)
+        assert isinstance(model, library.LibraryModel)
+        library.initialise(model, seed)
 
 
-def _library() -> ModuleType:
-    """Import the library models by name, so that only runs of such a model depend on that code."""
-    return importlib.import_module(MODELS["transformers"])
+def objective_of(name: str, model: LanguageModel, *, loss_chunk: int, compiled: bool) -> Objective:
+    """Return the objective of this name around a model."""
+    return OBJECTIVES[name](model, loss_chunk=loss_chunk, compiled=compiled)

@@ -1,6 +1,5 @@
 """Training objectives: a model and its loss as one module, so that DDP and FSDP wrap both."""
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.train.compilation import compile_function
 from tokenscale.train.models.attention import Bounds
 from tokenscale.train.models.losses import (
@@ -26,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from tokenscale.data.batches.batch import Batch
-    from tokenscale.data.batches.held_out import HeldOutSlice
+    from tokenscale.data.batches.open import HeldOutSlice
 
 
 @dataclass
@@ -156,13 +154,6 @@ class Objective(nn.Module):
         whole = logits_bv.new_zeros(len(logits_bv), self.model.settings.vocabulary_size)
         whole[:, self.vocabulary.first : self.vocabulary.first + logits_bv.shape[1]] = logits_bv
         return self.vocabulary.sum(whole)
-
-
-def objective_of(name: str, model: LanguageModel, *, loss_chunk: int, compiled: bool) -> Objective:
-    """Return the objective of this name around a model. Its class is imported by its dotted name, and no other is."""
-    goal = OBJECTIVES[name]
-    made = Objective if goal.loss is None else getattr(importlib.import_module(goal.module), goal.loss)
-    return made(model, loss_chunk=loss_chunk, compiled=compiled)
 
 
 class MicroBatch(NamedTuple):
