@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenscale.train.dpo import BETA, DPO, pairs_of, wrap_batches
+from tokenscale.data.batches.pairs import pairs_of, wrap_pairs
+from tokenscale.train.models.dpo import BETA, DPO
 from torch import nn
 
 import tokenscale
@@ -91,17 +92,15 @@ def test_trainings_on_raw_and_on_token_list_are_one(lab, trained, tmp_path):
     assert [v["loss_sum"] for v in validations_of(tmp_path)] == [v["loss_sum"] for v in validations_of(trained)]
 
 
-def test_each_file_is_code_of_its_own_runs_only():
-    own = {
-        "data/stores/raw.py": RunSettings(approach="raw"),
-        "train/parallel/each.py": RunSettings(layout=LayoutSettings(data=2, copies="each")),
-        "train/dpo.py": RunSettings(objective="dpo"),
-    }
-    for file in own:
-        uses = {
-            name for name, run in (own | {"none": RunSettings()}).items() if any(file in f for f in training_code(run))
-        }
-        assert uses == {file}
+def test_the_format_is_code_of_its_own_runs_and_the_others_of_all():
+    found = {approach: training_code(RunSettings(approach=approach)) for approach in ("raw", "packed")}
+    for file, users in {
+        "data/stores/raw.py": ["raw"],
+        "train/parallel/each.py": ["raw", "packed"],
+        "train/models/dpo.py": ["raw", "packed"],
+        "data/batches/pairs.py": ["raw", "packed"],
+    }.items():
+        assert [approach for approach, code in found.items() if any(file in f for f in code)] == users
 
 
 # -- the copies
@@ -193,4 +192,4 @@ def test_layouts_that_cut_the_model_are_refused():
     for layout in (LayoutSettings(tensor=2), LayoutSettings(pipeline=2), LayoutSettings(shard=2)):
         assert any("whole model" in text for _, text in replace(run_with(), layout=layout).problems())
     with pytest.raises(UserError, match="bounds"):
-        wrap_batches(None, run_with("packed", document_mask=True), None)
+        wrap_pairs(None, run_with("packed", document_mask=True), None)

@@ -1,4 +1,4 @@
-"""A source, a tokenizer, an approach and a figure of one's own: each one file and one line of settings/registry.py.
+"""A source, a tokenizer, an approach and a figure of one's own: each one file or function, and a line.
 
 Formats, copies and objectives are added by docs/extend.md, which `make docs-test` runs.
 """
@@ -59,18 +59,8 @@ class Bytes(Tokenizer):
         return bytes(int(i) - 3 for i in ids if i >= 3).decode(errors="replace")
 '''
 ENDS = '''
-"""The approach `ends`: the last tokens of each document, padded."""
-
-import numpy as np
-
-from tokenscale.data.batches.online import open_documents
-from tokenscale.data.batches.batch import RowBatches
-from tokenscale.data.batches.streams import join, open_order
-from tokenscale.data.stores.documents import make_labels
-from tokenscale.data.stores.documents import pad_document
-
-
-def open_batches(run, inputs):
+def open_ends(run, inputs):
+    """The last tokens of each document, padded."""
     sources = open_documents(run, inputs)
     documents, tokenizer, width = join(sources), sources[0].tokenizer, run.sequence_length + 1
 
@@ -81,6 +71,9 @@ def open_batches(run, inputs):
 
     order = open_order(run, [len(source) for source in sources])
     return RowBatches(read, order, run, tokenizer.vocabulary_size, inputs)
+
+
+OPENERS["ends"] = open_ends
 '''
 STEPS_TAKEN = '''
 """How many steps each run took."""
@@ -109,7 +102,7 @@ class StepsTaken(Figure):
     def alt(self):
         return f"Bars of the measured steps of {len(self.throughput)} runs."
 '''
-#: table of the registry → (the line, the file, its text)
+#: table of the registry → (the line, the file, the text at its end)
 ADDED = {
     "SOURCES": (
         '"fortune": SourceSpec("short sentences", ("documents",), module="tokenscale.data.corpus.fortune"),',
@@ -121,20 +114,21 @@ ADDED = {
         "data/tokenizers/utf8.py",
         BYTES,
     ),
-    "BATCHES": ('"ends": Approach("tokenscale.data.batches.ends"),', "data/batches/ends.py", ENDS),
+    "BATCHES": ('"ends": Approach(),', "data/batches/online.py", ENDS),
     "DRAWINGS": ('"steps_taken": "steps_taken",', "report/drawings/steps_taken.py", STEPS_TAKEN),
 }
 FIGURE = "results/figures/toys/steps_taken"
 
 
 def build(folder) -> None:
-    """A project with the four files and the four lines, and one experiment that uses them, run up to its figure."""
+    """A project with the four additions and one experiment that uses them, run up to its figure."""
     project = make_project(folder)
     text = (project.root / REGISTRY).read_text()
     for table, (line, file, module) in ADDED.items():
         text, found = re.subn(rf"^{table} = {{\n", rf"\g<0>    {line}\n", text, flags=re.MULTILINE)
         assert found == 1, table
-        (project.root / "src/tokenscale" / file).write_text(module.lstrip())
+        with (project.root / "src/tokenscale" / file).open("a") as stream:
+            stream.write(module.lstrip() if stream.tell() == 0 else module)
     (project.root / REGISTRY).write_text(text)
     classes = project.root / "src/tokenscale/report/figures.py"
     text = classes.read_text().replace("import (\n", "import (\n    steps_taken,\n")
@@ -179,7 +173,7 @@ def test_a_tokenizer_is_one_file_and_one_line(extended):
     assert manifest(extended, "tokenizers/bytes")["vocabulary_size"] == 259
 
 
-def test_an_approach_is_one_file_and_one_line(extended):
+def test_an_approach_is_one_function_and_two_lines(extended):
     (log,) = extended.root.glob("results/runs/*/attempt=00/rank=00000/steps.jsonl")
     steps = [json.loads(line) for line in log.read_text().splitlines()]
     assert "ends" in str(log) and len(steps) == RUNS["budget"]["steps"]

@@ -26,7 +26,7 @@ def test_results_copied_without_metadata_are_adopted_with_touch(built, tmp_path,
         path.touch()
     assert project.planned() == {}, "contents are known again"
     with changed(project.root / "src/tokenscale/train/parallel/ddp.py"):
-        assert project.planned() == {"train": 1} | RANKS
+        assert project.planned() == RUNS
 
 
 def test_results_copied_without_metadata_but_with_their_times_are_judged_by_content(copy):
@@ -35,7 +35,7 @@ def test_results_copied_without_metadata_but_with_their_times_are_judged_by_cont
         path.touch()
     assert copy.planned() == {}
     with changed(copy.root / "src/tokenscale/train/parallel/ddp.py"):
-        assert copy.planned() == {"train": 1} | RANKS
+        assert copy.planned() == RUNS
 
 
 def test_an_edit_that_changes_nothing_is_accepted_by_an_option_or_for_good(copy):

@@ -88,13 +88,12 @@ def test_a_source_that_is_gone_is_trained_again_and_so_is_what_went_on_from_it(l
 @pytest.mark.parametrize(
     "file, trained",
     [
-        ("train/parallel/single.py", 2),
-        ("train/parallel/ddp.py", 1),
+        ("train/parallel/ddp.py", 2),
         ("settings/continuation.py", 2),
         ("settings/resuming.py", 0),
     ],
 )
-def test_code_of_the_sources_layout_reruns_both_and_that_of_the_other_one_alone(left, file, trained):
+def test_an_edit_of_a_trainings_code_reruns_the_source_and_what_resumes_from_it(left, file, trained):
     with changed(left.root / "src/tokenscale" / file):
         assert planned(left).get("train", 0) == trained
 

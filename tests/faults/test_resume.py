@@ -189,14 +189,14 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(lab, tmp_path):
     ("theirs", "differs"),
     [
         ({"inputs": {"store": "b"}}, "store"),
-        ({"science_code": "b"}, "code"),
+        ({"code_sha256": "b"}, "code"),
         ({"inputs": {"store": "a", "validation_store": "b"}}, None),
     ],
 )
 def test_a_checkpoint_of_other_data_or_code_is_refused_by_name(lab, tmp_path, theirs, differs):
     run = run_of(checkpoints=CheckpointSettings(every=4, keep_resume_state=True))
     start(run, lab.inputs(run), tmp_path)
-    state, mine = tmp_path / "checkpoints/step=00000012", {"inputs": {"store": "a"}, "science_code": "a"}
+    state, mine = tmp_path / "checkpoints/step=00000012", {"inputs": {"store": "a"}, "code_sha256": "a"}
     record = read_json(state / "checkpoint.json")
     write_json(state / "checkpoint.json", record | mine | theirs)
     checkpoints = Checkpoints(run, tmp_path / "other", World(0, 1, 0, torch.device("cpu")), mine, None)

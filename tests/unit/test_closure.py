@@ -18,15 +18,13 @@ from tokenscale.settings.closure import (
     code_of,
     find_missing_packages,
     import_closure,
-    layout_code,
     list_changes,
     training_code,
     training_imports,
     write_listing,
 )
-from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.registry import BATCHES, FORMATS, PARALLEL, TOKENIZER_LOADER
+from tokenscale.settings.registry import BATCHES, FORMATS, TOKENIZER_LOADER, TOKENIZERS
 from tokenscale.settings.run import RunSettings
 
 
@@ -57,25 +55,6 @@ def test_a_training_that_reads_a_store_has_no_code_of_writers_and_tokenizers():
                 "data/order/mixture.py",
             ),
         }, approach
-
-
-def test_a_layouts_code_is_its_own_file_and_what_that_alone_imports():
-    layouts = {
-        "single": ({}, {"single"}),
-        "ddp": ({"data": 2}, {"ddp"}),
-        "zero1": ({"shard": 2, "sharding": "zero1"}, {"zero1", "ddp"}),
-        "fsdp": ({"shard": 2}, {"fsdp"}),
-        "hsdp": ({"data": 2, "shard": 2}, {"fsdp"}),
-        "tp-ddp": ({"data": 2, "tensor": 2}, {"tensor", "pipeline", "ddp"}),
-        "gpipe": ({"pipeline": 2, "schedule": "gpipe"}, {"pipeline", "single"}),
-    }
-    for method, (degrees, files) in layouts.items():
-        run = RunSettings(layout=LayoutSettings(**degrees))
-        assert run.layout.method == method
-        expected = {f"train/parallel/{file}.py" for file in files}
-        if "pipeline" in files:
-            expected |= {"costs/pipeline_schedules.py"}
-        assert names(layout_code(run)) == expected, method
 
 
 def test_a_run_imports_what_its_own_code_imports_and_nothing_else():
@@ -155,13 +134,13 @@ for approach, names in {batches!r}.items():
 
 def _variants(approach):
     """The modules that an approach's trainings load by name."""
-    return (FORMATS[approach.format].reader,) if approach.format else (ONLINE, TOKENIZERS["bpe"].module)
+    return (FORMATS[approach.format].reader,) if approach.format else (ONLINE, TOKENIZER_LOADER, TOKENIZERS["bpe"].module)
 
 
 @pytest.fixture(scope="module")
 def loaded():
     """Approach → files that are loaded once a training with it has imported all. What is common is imported once."""
-    common = ["tokenscale.cli.rank", "tokenscale.train.loop", PARALLEL["ddp"]]
+    common = ["tokenscale.cli.rank", "tokenscale.train.loop"]
     code = LOADED.format(common=common, batches={name: list(_variants(entry)) for name, entry in BATCHES.items()})
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -172,7 +151,7 @@ def loaded():
 def test_what_a_training_imports_is_its_code(loaded, approach):
     """Against the interpreter: nothing that is really loaded is missing from the closure."""
     found = names(f for f in loaded[approach] if not f.endswith("__init__.py"))
-    code = names(code_of("rank", *_variants(BATCHES[approach]), PARALLEL["ddp"], TOKENIZER_LOADER))
+    code = names(code_of("rank", *_variants(BATCHES[approach])))
     assert found and found - code <= {"base/errors.py", "settings/registry.py", "runs/records/redaction.py"}
 
 

@@ -12,7 +12,7 @@ from tokenscale.train.models.build import build, initialise
 from tokenscale.train.models.convert_hf import from_hf, to_hf
 from tokenscale.train.models.objective import Objective
 from tokenscale.train.optimizer import adamw, learning_rate, total_norm, update
-from tokenscale.train.parallel.parallelize import ParallelModel
+from tokenscale.train.parallel.sharding import ParallelModel
 from tokenscale.train.phase_timer import HostTimer
 from tokenscale.train.trainer import forward_backward
 

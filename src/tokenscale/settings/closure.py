@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import pretty_json, sha256_file, sha256_text, write_text
-from tokenscale.settings.registry import FORMATS, PARALLEL, TOKENIZER_LOADER, TOKENIZERS
+from tokenscale.settings.registry import FORMATS, TOKENIZER_LOADER, TOKENIZERS
 from tokenscale.settings.run import OURS, RunSettings
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -58,28 +58,16 @@ def code_of(verb: str, *variants: str | None) -> list[str]:
 
 
 def training_modules(run: RunSettings) -> tuple[str, ...]:
-    """Return the root modules of a training job: the rank command, the parallel methods and the run's variants."""
-    if run.arm != OURS:
-        return ("tokenscale.cli.arm_rank", *_list_variants(run))
-    return ("tokenscale.cli.rank", *(PARALLEL[method] for method in run.layout.methods), *_list_variants(run))
+    """Return the root modules of a training job: the rank command, and the modules that it loads by name."""
+    command = "rank" if run.arm == OURS else "arm_rank"
+    variants = ["tokenscale.runs.launch.ranks", FORMATS[run.store.format].reader if run.store is not None else ONLINE]
+    if run.reads_text:
+        variants += [TOKENIZER_LOADER, TOKENIZERS[run.tokenizer.kind].module]
+    return (f"tokenscale.cli.{command}", *(module for module in variants if module is not None))
 
 
 def training_code(run: RunSettings) -> list[str]:
     return import_closure(*training_modules(run))
-
-
-def layout_code(run: RunSettings) -> list[str]:
-    """Return the files of `training_code` that only the parallel layout needs."""
-    common = set(code_of("rank", *_list_variants(run))) if run.arm == OURS else set(training_code(run))
-    return [file for file in training_code(run) if file not in common]
-
-
-def _list_variants(run: RunSettings) -> list[str]:
-    reads = FORMATS[run.store.format].reader if run.store is not None else ONLINE
-    variants = ["tokenscale.runs.launch.ranks", reads]
-    if run.reads_text:
-        variants += [TOKENIZER_LOADER, TOKENIZERS[run.tokenizer.kind].module]
-    return [module for module in variants if module is not None]
 
 
 #: tokenizer engine → its package; a run needs the one set by `engine`, or any of them

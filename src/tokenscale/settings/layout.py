@@ -99,7 +99,7 @@ class LayoutSettings:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Parallel methods, in the order in which they are applied: keys of `registry.PARALLEL`."""
+        """Parallel methods, in the order in which they are applied: keys of `parallelize.METHODS`."""
         names = ["pp"] * (self.pipeline > 1) + ["tp"] * (self.tensor > 1)
         if self.shard > 1:
             names.append("zero1" if self.sharding == "zero1" else "hsdp" if self.data > 1 else "fsdp")

@@ -1,7 +1,7 @@
 """Registries: names in settings → facts about them and, where only their own jobs import it, the name of their module.
 
 This file is not part of any job's code hash: a job hashes the modules that it uses, which are passed by name. A new
-entry therefore reruns nothing. docs/extend.md defines what the module of an entry must provide.
+entry therefore reruns nothing. docs/extend.md defines what the module or function of an entry must provide.
 """
 
 from typing import NamedTuple
@@ -156,19 +156,10 @@ OBJECTIVES = {
     "causal": ObjectiveSpec(),
     "masked": ObjectiveSpec(causal=False, special_ids=True),
 }
-#: method that synchronises full replicas of a model (`layout.copies`) → module that applies it
-REPLICATION = {
-    "ddp": "tokenscale.train.parallel.ddp",
-}
-#: parallel method of a layout → module that applies it
-PARALLEL = REPLICATION | {
-    "single": "tokenscale.train.parallel.single",
-    "zero1": "tokenscale.train.parallel.zero1",
-    "fsdp": "tokenscale.train.parallel.fsdp",
-    "hsdp": "tokenscale.train.parallel.fsdp",
-    "tp": "tokenscale.train.parallel.tensor",
-    "pp": "tokenscale.train.parallel.pipeline",
-}
+#: methods that synchronise full replicas of a model (`layout.copies`)
+REPLICATION = [
+    "ddp",
+]
 #: file of `report/drawings` → its figures, whose classes `report/figures.py` names
 DRAWINGS = {
     "by_approach": "tokens_per_second_comparison data_stall_share tflops_comparison efficiency_comparison "

@@ -333,7 +333,7 @@ class Training:
             "objective": run.objective,
             "sequence_length": run.sequence_length,
             "tokenizer": run.tokenizer.name,
-            **{key: self.launched.get(key) for key in ("digest", "science_code", "layout_digest", "inputs")},
+            **{key: self.launched.get(key) for key in ("digest", "code_sha256", "inputs")},
         }
         return Checkpoints(run, self.directory, self.world, facts, inputs.tokenizer)
 

@@ -106,7 +106,7 @@ class Checkpoints:
         theirs, mine = found.record.get("inputs") or {}, self._record.get("inputs") or {}
         # which inputs there are follows from settings that may differ; held-out rows are not trained on
         differing = [role for role in theirs.keys() & mine.keys() - {"validation_store"} if theirs[role] != mine[role]]
-        if differing or found.record.get("science_code") != self._record.get("science_code"):
+        if differing or found.record.get("code_sha256") != self._record.get("code_sha256"):
             raise UserError(
                 "the checkpoint was made with other code or data.",
                 checkpoint=where,

@@ -19,8 +19,8 @@ from tokenscale.train.models.build import build, initialise, objective_of
 from tokenscale.train.models.decoder import initialise_part
 from tokenscale.train.models.objective import MicroBatch, micro_batch
 from tokenscale.train.optimizer import LossScale, adamw, autocast_of, cast_weights, float8, total_norm, update
-from tokenscale.train.parallel.parallelize import ParallelModel, parallelize
-from tokenscale.train.parallel.sharding import Mesh
+from tokenscale.train.parallel.parallelize import parallelize
+from tokenscale.train.parallel.sharding import Mesh, ParallelModel
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import Timer
 from tokenscale.train.profiling import Probe

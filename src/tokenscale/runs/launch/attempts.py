@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,7 +36,6 @@ class Identity:
 
     code: dict[str, str]
     inputs: dict[str, str]
-    layout: dict[str, str] = field(default_factory=dict)  # the part of the code that is the layout's alone
     state: str | None = None  # of another run, that this one goes on from
 
     @property
@@ -51,30 +50,22 @@ class Identity:
         return sha256_text(canonical_json({"code": sorted(self.code.items()), "inputs": sorted(self.inputs.items())}))
 
     @property
-    def science_code(self) -> str:
-        """Digest of the code without the layout's: equal for runs that can resume from each other's checkpoints."""
-        return sha256_text(canonical_json(sorted(self.code.items() - self.layout.items())))
-
-    @property
-    def layout_digest(self) -> str:
-        """Digest of the layout's code."""
-        return sha256_text(canonical_json(sorted(self.layout.items())))
+    def code_sha256(self) -> str:
+        """Digest of the code alone: equal for runs that can resume from each other's checkpoints."""
+        return sha256_text(canonical_json(sorted(self.code.items())))
 
     def record(self) -> dict[str, Any]:
         """Return the record that an attempt stores."""
-        digests = {name: getattr(self, name) for name in ("digest", "science_code", "layout_digest")}
         resumed = {"code_and_inputs": self.code_and_inputs, "state": self.state} if self.state else {}
+        digests = {"digest": self.digest, "code_sha256": self.code_sha256}
         return {**digests, "code": self.code, "inputs": self.inputs, **resumed}
 
 
-def hash_identity(
-    code: list[Path], inputs: dict[str, Path], layout: Sequence[Path] = (), state: Path | None = None
-) -> Identity:
+def hash_identity(code: list[Path], inputs: dict[str, Path], state: Path | None = None) -> Identity:
     """Hash the code files (by path below the package), the manifests (by role) and another run's state record."""
     hashes = _hash_files(code)
     roles = {role: sha256_file(path) for role, path in inputs.items()}
-    layout_hashes = {name: hashes[name] for name in _hash_files(layout)}
-    return Identity(hashes, roles, layout_hashes, sha256_file(state) if state else None)
+    return Identity(hashes, roles, sha256_file(state) if state else None)
 
 
 def _hash_files(code: Sequence[Path]) -> dict[str, str]:

@@ -28,7 +28,7 @@ from tokenscale.runs.launch.attempts import (
 from tokenscale.runs.launch.failure_hints import describe_hang
 from tokenscale.runs.launch.ranks import THREADS
 from tokenscale.runs.launch.submission import Job, job_id, load_job
-from tokenscale.settings.closure import layout_code, training_code
+from tokenscale.settings.closure import training_code
 from tokenscale.settings.continuation import parse_run_id
 from tokenscale.settings.layout import Geometry, geometry
 from tokenscale.settings.machine import Machine
@@ -307,7 +307,7 @@ def open_run(
     directory = output.parent
     with attempts.hold_run_folder(directory, run.identity, wait=wait) as held:
         # hash after locking: waiting may have taken hours
-        identity = hash_identity(_to_paths(training_code(run)), manifests, _to_paths(layout_code(run)), state)
+        identity = hash_identity(_to_paths(training_code(run)), manifests, state)
         if check is not None and not is_sealed(directory, identity):
             check(run, manifests)
         attempt = prepare_attempt(directory, run, identity, launch)

@@ -18,7 +18,7 @@ from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.train.checkpoint_models import CheckpointModel, open_checkpoint
 from tokenscale.train.models.decoder import Attention
 from tokenscale.train.models.objective import KVCache, LanguageModel
-from tokenscale.train.parallel.parallelize import ParallelModel
+from tokenscale.train.parallel.sharding import ParallelModel
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from tokenscale.data.stores.documents import IGNORED
 from tokenscale.train.models.attention import Bounds
 from tokenscale.train.models.losses import linear_scores
 from tokenscale.train.models.objective import LanguageModel, micro_batch
-from tokenscale.train.parallel.parallelize import ParallelModel
-from tokenscale.train.parallel.sharding import Mesh
+from tokenscale.train.parallel.sharding import Mesh, ParallelModel
 
 
 @dataclass(frozen=True)

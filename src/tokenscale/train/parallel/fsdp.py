@@ -3,18 +3,19 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from tokenscale.data.order.permutation import shard_rows
-from tokenscale.train.parallel.parallelize import ParallelModel
-from tokenscale.train.parallel.sharding import LocalShards, Mesh, ShardingState, local, materialise
+from tokenscale.train.parallel.sharding import LocalShards, Mesh, ParallelModel, ShardingState, local, materialise
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 
-def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
+def apply_fsdp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     """Shard each block, then the rest with the root; in place, so that parameters keep their names. Parameters
     without storage get only this rank's rows; others are moved to the device a block at a time.
 
@@ -31,6 +32,9 @@ def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     bf16` there is no autocast, and rotary tables stay in fp32 (`cast_forward_inputs`). A head in its own group is
     gathered while the last block computes, and its gradient is reduced while that block goes backward.
     """
+    # half a second, which other layouts do not wait for
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
     layout, model = mesh.layout, cast(Any, parallel.objective.model)
     devices, reshards = mesh.devices("data", "shard"), layout.sharding == "zero3"
     policy = MixedPrecisionPolicy()
@@ -56,7 +60,7 @@ def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
 
 
 @contextmanager
-def _no_sync(root: FSDPModule, *, keep_weights: bool) -> Iterator[None]:
+def _no_sync(root: "FSDPModule", *, keep_weights: bool) -> Iterator[None]:
     """Accumulate gradients on each rank without reduction. `keep_weights`: weights stay gathered for the next
     micro-step.
     """

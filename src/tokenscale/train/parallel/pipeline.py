@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from tokenscale.costs.pipeline_schedules import assign_stages, build_schedule, max_in_flight
 from tokenscale.train.models.decoder import Decoder
 from tokenscale.train.models.objective import KVCache, MicroBatch, Objective
-from tokenscale.train.parallel.parallelize import ParallelModel
-from tokenscale.train.parallel.sharding import GradReduction, Mesh
+from tokenscale.train.parallel.sharding import GradReduction, Mesh, ParallelModel
 from tokenscale.train.phase_timer import Timer
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ class _DeferredProduct(torch.autograd.Function):
         return (gradient @ ctx.weight.to(gradient.dtype)).to(x.dtype), None, None, None
 
 
-def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
+def apply_pipeline(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     """Keep this rank's layers, in place, and make a `Pipeline` that runs them.
 
     A tied embedding (which is also the output head) is on the first rank and on the last, and its gradient is summed

@@ -1,7 +1,9 @@
-"""Which part of each parameter this rank's optimizer updates, and how gradients and updates reach the other ranks."""
+"""One rank's part of a model: the mesh, the shards that its optimizer updates, and how gradients reach other ranks."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -9,7 +11,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tokenscale.settings.layout import DEGREES, LayoutSettings, MeshCoordinate
+from tokenscale.train.compilation import Compilation
+from tokenscale.train.models.objective import MicroBatch, Objective
 from tokenscale.train.parallel.world import World
+
+if TYPE_CHECKING:
+    from tokenscale.train.parallel.pipeline import Pipeline
 
 
 class Mesh:
@@ -157,6 +164,41 @@ class LocalShards:
 
     def all_gather_parameters(self) -> None:
         """After the update or a load: give other ranks the updated values that they compute with. A collective."""
+
+
+@dataclass
+class BucketListener:
+    """Called each time DDP has a bucket of gradients complete on this rank, before the bucket is reduced."""
+
+    on_ready: Callable[[], None] | None = None
+
+
+@dataclass
+class ParallelModel:
+    """One rank's part of a model, and how a training step uses it. Every parallel method takes one and returns one."""
+
+    #: the plain objective: model and loss; its model's parameters have the names of checkpoints
+    objective: Objective
+    #: what computes the loss: the objective, a pipeline stage, or DDP or FSDP around one of them
+    module: nn.Module
+    #: what pipeline and tensor parallelism have split, and which gradients to reduce after backward
+    sharding: ShardingState = field(default_factory=ShardingState)
+    #: the parts of the parameters that this rank's optimizer updates
+    shards: LocalShards | None = None
+    pipeline: "Pipeline | None" = None
+    #: context of backward passes that reduce no gradients; the pass after it reduces the sum
+    no_sync: Callable[[], AbstractContextManager] = nullcontext
+    bucket_listener: BucketListener | None = None
+    #: context of forward passes in which every rank of a tensor group has all positions between blocks
+    whole_positions: Callable[[], AbstractContextManager] = nullcontext
+    #: ranks that gather weights from each other in forward, so that all must run equally many forward passes
+    lockstep: dist.ProcessGroup | None = None
+    #: counts of graphs and eager blocks; None where nothing is compiled
+    compilation: Compilation | None = None
+
+    def loss(self, inputs: MicroBatch) -> Tensor:
+        """Return the sum of losses of some rows. A collective where the layout communicates in forward."""
+        return self.pipeline(inputs) if self.pipeline is not None else self.module(*inputs)
 
 
 def materialise(module: nn.Module, device: torch.device) -> None:

@@ -27,9 +27,8 @@ from torch import Tensor, nn
 
 from tokenscale.data.order.permutation import shard_rows
 from tokenscale.train.models.decoder import Block, Decoder
-from tokenscale.train.parallel.parallelize import ParallelModel
 from tokenscale.train.parallel.pipeline import DeferredLinear
-from tokenscale.train.parallel.sharding import GradReduction, Mesh, ShardSpec
+from tokenscale.train.parallel.sharding import GradReduction, Mesh, ParallelModel, ShardSpec
 from tokenscale.train.parallel.world import all_gather, reduce_scatter
 
 
@@ -125,7 +124,7 @@ class Vocabulary:
         return values
 
 
-def apply(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
+def apply_tensor(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     """Keep this rank's part of each matrix, in place; parameters keep their names.
 
     Norms, positions and the biases of layers that write into the residual stream are replicated. Each rank computes
