@@ -134,7 +134,9 @@ for approach, names in {batches!r}.items():
 
 def _variants(approach):
     """The modules that an approach's trainings load by name."""
-    return (FORMATS[approach.format].reader,) if approach.format else (ONLINE, TOKENIZER_LOADER, TOKENIZERS["bpe"].module)
+    reads = FORMATS[approach.format].reader if approach.format else ONLINE
+    named = [reads] if approach.format else [reads, TOKENIZER_LOADER, TOKENIZERS["bpe"].module]
+    return [name.partition(":")[0] for name in named if name is not None]
 
 
 @pytest.fixture(scope="module")
