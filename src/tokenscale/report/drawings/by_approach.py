@@ -133,14 +133,13 @@ class TotalTrainingTime(ByApproach):
     )
     main = "training_s"
     unit = (1, " s")
+    read = "Dot plot of the time of a training. Median seconds of steps by world size: {}."
 
     def finding(self) -> str:
         """Return shortest and longest median, of the smallest world size."""
         rows = self.rows[self.rows["world_size"] == self.rows["world_size"].min()]
         medians = rows.groupby("series")[self.main].median().dropna()
         return f"Training steps take {captions.extremes(medians, ' s')}" if len(medians) else self.title
-
-    read = "Dot plot of the time of a training. Median seconds of steps by world size: {}."
 
     def sentences(self) -> str:
         """Return what is counted, for how many steps."""
@@ -169,12 +168,11 @@ class EfficiencyComparison(ByApproach):
     )
     main = "efficiency"
     unit = (100, " %")
+    read = "Dot plot of strong-scaling efficiency. Medians by approach and world size: {}."
 
     def finding(self) -> str:
         """Return the range of medians at the largest world size."""
         return efficiency_finding(self.rows, self.crowded()) or self.title
-
-    read = "Dot plot of strong-scaling efficiency. Medians by approach and world size: {}."
 
     def prepare(self) -> None:
         """Leave out the base itself, where efficiency is 1 by definition."""
