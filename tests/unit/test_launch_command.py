@@ -8,8 +8,8 @@ import pytest
 from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
 from tokenscale.runs.launch import failure_hints
+from tokenscale.runs.launch.job import Job
 from tokenscale.runs.launch.start import Launch
-from tokenscale.runs.launch.submission import Job
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.machine import Machine, load_machine
 from tokenscale.settings.run import RunSettings

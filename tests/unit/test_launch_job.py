@@ -4,7 +4,7 @@ import pytest
 
 from tests.machines import program
 from tokenscale.base.errors import UserError
-from tokenscale.runs.launch import submission
+from tokenscale.runs.launch import job
 
 SHOWN = (
     "JobId=45 JobName=tokenscale_1 UserId=root(0) Restarts=2 SubmitTime=2026-11-21T16:00:00"
@@ -28,7 +28,7 @@ def slurm(monkeypatch, tmp_path):
 
 
 def test_a_job_is_told_by_its_controller(slurm):
-    found = submission.load_job("45")
+    found = job.load_job("45")
     assert found.nodes == ("nid000001", "nid000002") and found.address == "10.0.0.7"
     assert found.partition == "normal" and found.restarts == 2 and found.log == "/p/results/logs/45.log"
     assert found.record()["queue_s"] == 90.0
@@ -37,7 +37,7 @@ def test_a_job_is_told_by_its_controller(slurm):
 def test_a_controller_that_does_not_answer_is_an_error_with_its_words(slurm):
     program(slurm, "scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(UserError, match="Unable to contact slurm controller"):
-        submission.load_job("45")
+        job.load_job("45")
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_a_controller_that_does_not_answer_is_an_error_with_its_words(slurm):
 )
 def test_whether_a_job_may_still_write(slurm, says, answer):
     program(slurm, "squeue", says)
-    assert submission.may_still_write("45", timeout_s=0.5) is answer
+    assert job.may_still_write("45", timeout_s=0.5) is answer
 
 
 def test_without_a_queue_nobody_knows(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert submission.may_still_write("45") is None
+    assert job.may_still_write("45") is None

@@ -13,11 +13,11 @@ import pytest
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import write_json
 from tokenscale.cli import main as cli
-from tokenscale.runs.launch import attempts
+from tokenscale.runs.launch import lock
 
 HOLD = (
-    "import sys, time; from pathlib import Path; from tokenscale.runs.launch import attempts\n"
-    "with attempts.hold_run_folder(Path(sys.argv[1]), 'run x'): print('held', flush=True); time.sleep(99)"
+    "import sys, time; from pathlib import Path; from tokenscale.runs.launch import lock\n"
+    "with lock.hold_run_folder(Path(sys.argv[1]), 'run x'): print('held', flush=True); time.sleep(99)"
 )
 
 
@@ -46,7 +46,7 @@ def left_by_a_dead_job(folder, monkeypatch):
 def test_a_held_folder_is_refused_with_its_owner(tmp_path):
     process = holder(tmp_path)
     try:
-        with pytest.raises(UserError, match=f"process {process.pid} on"), attempts.hold_run_folder(tmp_path, "run x"):
+        with pytest.raises(UserError, match=f"process {process.pid} on"), lock.hold_run_folder(tmp_path, "run x"):
             pass
     finally:
         process.kill()
@@ -56,7 +56,7 @@ def test_the_next_one_waits_until_the_folder_is_free(tmp_path, capfd):
     process = holder(tmp_path)
     threading.Timer(0.5, process.kill).start()
     began = time.monotonic()
-    with attempts.hold_run_folder(tmp_path, "run x", wait=True, poll_s=0.02):
+    with lock.hold_run_folder(tmp_path, "run x", wait=True, poll_s=0.02):
         assert time.monotonic() - began > 0.3
     said = capfd.readouterr().out
     assert said.count("waiting for it") == 1 and f"process {process.pid}" in said
@@ -64,7 +64,7 @@ def test_the_next_one_waits_until_the_folder_is_free(tmp_path, capfd):
 
 def test_the_owner_names_its_job_and_an_orderly_end_leaves_none(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "45")
-    with attempts.hold_run_folder(tmp_path, "run x"):
+    with lock.hold_run_folder(tmp_path, "run x"):
         assert "job 45" in (tmp_path / ".lock").read_text()
     assert (tmp_path / ".lock").read_text() == ""
 
@@ -74,7 +74,7 @@ def test_a_lock_that_a_dead_process_left_is_free_once_its_job_has_ended(tmp_path
     left_by_a_dead_job(tmp_path, monkeypatch)
     monkeypatch.setenv("SLURM_JOB_ID", "46")
     answers = iter([True, None, True, False])
-    with attempts.hold_run_folder(tmp_path, "run x", wait=True, may_write=lambda job: next(answers), poll_s=0.01):
+    with lock.hold_run_folder(tmp_path, "run x", wait=True, may_write=lambda job: next(answers), poll_s=0.01):
         pass
     assert next(answers, "all asked") == "all asked"
     assert capfd.readouterr().out.count("may still be written by job 45") == 1
@@ -84,7 +84,7 @@ def test_without_waiting_a_job_in_the_queue_is_an_error_that_names_it(tmp_path, 
     left_by_a_dead_job(tmp_path, monkeypatch)
     with (
         pytest.raises(UserError, match="scancel 45"),
-        attempts.hold_run_folder(tmp_path, "run x", may_write=lambda job: True),
+        lock.hold_run_folder(tmp_path, "run x", may_write=lambda job: True),
     ):
         pass
 
@@ -92,33 +92,33 @@ def test_without_waiting_a_job_in_the_queue_is_an_error_that_names_it(tmp_path, 
 def test_a_queue_that_never_answers_is_not_waited_for_for_ever(tmp_path, monkeypatch):
     left_by_a_dead_job(tmp_path, monkeypatch)
     monkeypatch.setenv("SLURM_JOB_ID", "46")
-    monkeypatch.setattr(attempts, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(lock, "PATIENCE_S", 0.05)
     silent = {"wait": True, "may_write": lambda job: None, "poll_s": 0.01}
     with (
         pytest.raises(UserError, match="the queue does not answer"),
-        attempts.hold_run_folder(tmp_path, "run x", **silent),
+        lock.hold_run_folder(tmp_path, "run x", **silent),
     ):
         pass
 
 
 def test_results_of_a_cluster_are_free_on_a_machine_without_its_queue(tmp_path, monkeypatch):
     left_by_a_dead_job(tmp_path, monkeypatch)
-    with attempts.hold_run_folder(tmp_path, "run x", may_write=lambda job: None):
+    with lock.hold_run_folder(tmp_path, "run x", may_write=lambda job: None):
         pass
 
 
 def test_a_requeued_job_takes_its_own_lock_again(tmp_path, monkeypatch):
     left_by_a_dead_job(tmp_path, monkeypatch)
     monkeypatch.setenv("SLURM_JOB_ID", "45")
-    with attempts.hold_run_folder(tmp_path, "run x", may_write=lambda job: pytest.fail("asked for its own job")):
+    with lock.hold_run_folder(tmp_path, "run x", may_write=lambda job: pytest.fail("asked for its own job")):
         pass
 
 
 def test_a_run_is_held_as_long_as_one_of_its_ranks_lives(tmp_path):
     """A launcher that is killed with 9 leaves its ranks; a second attempt beside them would write the same states."""
     code = (
-        "import sys; from pathlib import Path; from tokenscale.runs.launch import attempts, ranks\n"
-        "with attempts.hold_run_folder(Path(sys.argv[1]), 'run x') as held:\n"
+        "import sys; from pathlib import Path; from tokenscale.runs.launch import lock, ranks\n"
+        "with lock.hold_run_folder(Path(sys.argv[1]), 'run x') as held:\n"
         "    sleep = 'import time; print(1, flush=True); time.sleep(60)'\n"
         "    ranks.run_ranks([sys.executable, '-c', sleep], 1, keep=(held,))"
     )
@@ -131,11 +131,11 @@ def test_a_run_is_held_as_long_as_one_of_its_ranks_lives(tmp_path):
     launcher.wait()
     with (
         pytest.raises(UserError, match="being written by another process"),
-        attempts.hold_run_folder(tmp_path, "run x"),
+        lock.hold_run_folder(tmp_path, "run x"),
     ):
         pass
     os.kill(rank, signal.SIGKILL)
-    with attempts.hold_run_folder(tmp_path, "run x", wait=True, poll_s=0.02):
+    with lock.hold_run_folder(tmp_path, "run x", wait=True, poll_s=0.02):
         pass
 
 

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from tokenscale.runs.launch import attempts
+from tokenscale.runs.launch import lock
 
 ENTER = (
-    "import sys; from pathlib import Path; from tokenscale.runs.launch import attempts\n"
-    "attempts.enter_workflow(sys.argv[2:], Path(sys.argv[1])); print('in', flush=True); sys.stdin.read()"
+    "import sys; from pathlib import Path; from tokenscale.runs.launch import lock\n"
+    "lock.enter_workflow(sys.argv[2:], Path(sys.argv[1])); print('in', flush=True); sys.stdin.read()"
 )
 
 
@@ -74,5 +74,5 @@ def test_that_of_another_node_stays_until_it_is_unlocked(folder):
 
 @pytest.mark.parametrize("arguments", [["-n"], ["-np", "all"], ["--dry-run"], ["--lint"], ["--report", "report.zip"]])
 def test_who_only_looks_changes_nothing(folder, arguments):
-    attempts.enter_workflow(arguments, folder)
+    lock.enter_workflow(arguments, folder)
     assert (folder / "locks/0.input.lock").exists() and os.listdir(folder) == ["locks"]

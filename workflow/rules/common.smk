@@ -13,8 +13,8 @@ from tokenscale.data.corpus import fingerprint
 from tokenscale.arms.environments import list_arms, list_files as list_arm_files
 from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import canonical_json, sha256_text
-from tokenscale.runs.launch import attempts
-from tokenscale.runs.launch.attempts import use_this_python
+from tokenscale.runs.launch import lock
+from tokenscale.runs.launch.lock import use_this_python
 from tokenscale.settings import profile as profiles
 from tokenscale.settings.closure import ONLINE, write_listing, training_modules
 from tokenscale.settings.config import ALL, Config, list_benchmark_stores
@@ -97,7 +97,7 @@ if workflow.is_main_process and settings.broken_experiments:
     names = ", ".join(settings.broken_experiments)
     hint = "python -m tokenscale plan NAME shows why"
     print(UserError(what, experiments=names, next=hint).render(), file=sys.stderr)
-if workflow.is_main_process and attempts.enter_workflow(WORDS):
+if workflow.is_main_process and lock.enter_workflow(WORDS):
     call.save()
 if workflow.is_main_process and ALL in WORDS and settings.left_out_note:
     print(f"tokenscale: {settings.left_out_note}", file=sys.stderr, flush=True)

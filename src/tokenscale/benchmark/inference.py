@@ -31,8 +31,8 @@ from tokenscale.settings.benchmarks import InferenceBenchmarkSettings
 from tokenscale.settings.closure import import_closure
 from tokenscale.settings.options import from_json, to_dict
 from tokenscale.train.checkpoint import RECORD
-from tokenscale.train.checkpoint_models import CheckpointModel
-from tokenscale.train.evaluation.generation import Sampling, continue_prompt, generate_rows, open_causal
+from tokenscale.train.checkpoint_models import CheckpointModel, continue_prompt, open_causal
+from tokenscale.train.evaluation.generation import Sampling, generate_rows
 from tokenscale.train.models.decoder import Decoder
 
 VERSION = 1

@@ -8,7 +8,7 @@ from tokenscale.base.progress import Progress
 from tokenscale.data.corpus.build import build
 from tokenscale.data.corpus.parts import build_part, merge_parts
 from tokenscale.data.corpus.raw_text import write_text_records
-from tokenscale.runs.launch.attempts import hold_run_folder
+from tokenscale.runs.launch.lock import hold_run_folder
 from tokenscale.settings.data import CorpusSettings
 from tokenscale.settings.options import from_json
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.tokenizers.load import load_tokenizer
-from tokenscale.train.evaluation.generation import Sampling, continue_prompt, open_causal
+from tokenscale.train.checkpoint_models import continue_prompt, open_causal
+from tokenscale.train.evaluation.generation import Sampling
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

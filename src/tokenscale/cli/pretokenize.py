@@ -9,7 +9,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.progress import Progress
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
 from tokenscale.data.stores.writing import merge_store, write_store
-from tokenscale.runs.launch.attempts import hold_run_folder
+from tokenscale.runs.launch.lock import hold_run_folder
 from tokenscale.settings.data import StoreSettings
 
 #: imported by name, as in registries, so that it is not part of the code of a workflow's store

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from tokenscale.data.tokenizers.load import build
-from tokenscale.runs.launch.attempts import hold_run_folder
+from tokenscale.runs.launch.lock import hold_run_folder
 from tokenscale.settings.data import TokenizerSettings
 from tokenscale.settings.options import from_json
 

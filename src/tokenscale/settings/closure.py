@@ -34,8 +34,8 @@ EXCLUDED = {
     "tokenscale.settings.closure",
     "tokenscale.settings.registry",
 }
-#: module that only trainings on text import, inside a function: not followed, but named where it is used
-ONLINE = "tokenscale.data.batches.online"
+#: modules that only some trainings import, inside a function: not followed, but named where they are used
+ONLINE, LIBRARY = "tokenscale.data.batches.online", "tokenscale.train.models.library"
 #: folder of the listings, each in a folder of its own
 LISTINGS = Path("results/code")
 #: number of earlier contents kept per listing
@@ -63,6 +63,8 @@ def training_modules(run: RunSettings) -> tuple[str, ...]:
     variants = ["tokenscale.runs.launch.ranks", FORMATS[run.store.format].reader if run.store is not None else ONLINE]
     if run.reads_text:
         variants += [TOKENIZER_LOADER, TOKENIZERS[run.tokenizer.kind].module]
+    if run.model.transformers is not None:
+        variants.append(LIBRARY)
     return (f"tokenscale.cli.{command}", *(module for module in variants if module is not None))
 
 
@@ -182,7 +184,7 @@ def _closure(module: str) -> frozenset[Path]:
         if path is None:
             raise ModuleNotFoundError(name)
         seen[name] = path
-        todo += (found for found in _scan_source(path)[0] if found != ONLINE)
+        todo += (found for found in _scan_source(path)[0] if found not in (ONLINE, LIBRARY))
     return frozenset(seen.values())
 
 

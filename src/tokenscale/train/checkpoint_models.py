@@ -1,5 +1,6 @@
 """Models from checkpoints, ready for evaluation and generation."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from torch import Tensor, nn
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, report_malformed
-from tokenscale.data.tokenizers.base import read_tokenizer_manifest
+from tokenscale.data.tokenizers.base import Tokenizer, read_tokenizer_manifest
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.checkpoint import NEXT, RECORD, read_model
+from tokenscale.train.evaluation.generation import Sampling, generate
 from tokenscale.train.models.attention import choose_kernel
 from tokenscale.train.models.build import build
 from tokenscale.train.models.convert_hf import from_hf
@@ -154,3 +156,71 @@ def check_weights(folder: Path, model: nn.Module, weights: dict[str, Tensor]) ->
                 found=f"shape {found[name]}" if name in found else "no such tensor",
                 next=NEXT,
             )
+
+
+#: replacement character for invalid UTF-8: at the end of a text, an incomplete character
+BROKEN = "\ufffd"
+
+
+def open_causal(checkpoint: Path, *, tokenizer: Path | None = None, device: str = "auto") -> CheckpointModel:
+    """Open a checkpoint that generates text. Raise UserError as `open_checkpoint` does, and for a masked model."""
+    opened = open_checkpoint(checkpoint, tokenizer=tokenizer, device=device, document_mask=False)
+    if opened.run.objective != "causal":
+        raise UserError(
+            "a masked model cannot generate text.",
+            checkpoint=opened.name,
+            next="name the checkpoint of a causal run",
+        )
+    return opened
+
+
+def continue_prompt(
+    prompt: str,
+    opened: CheckpointModel,
+    engine: Tokenizer,
+    max_new_tokens: int,
+    sampling: Sampling,
+    *,
+    cached: bool = True,
+    on_text: Callable[[str], None] = lambda text: None,
+) -> tuple[str, list[int]]:
+    """Return the (text, tokens) that continue one prompt. Raise UserError if the prompt fills all positions."""
+    ids = [engine.bos_id, *engine.encode_batch([prompt])[0].tolist()]
+    if len(ids) >= opened.positions:
+        raise UserError(
+            "the prompt leaves no room for a token.",
+            prompt=f"{len(ids):,} tokens, BOS included",
+            model=f"reads at most {opened.positions:,}",
+            next="shorten it",
+        )
+    new: list[int] = []
+    before, shown = len(engine.decode(ids)), 0
+
+    def text_behind() -> str:  # decoded with the prompt: some tokenizers drop a leading space
+        ended = new[-1:] == [engine.eos_id]
+        return engine.decode(ids + (new[:-1] if ended else new))[before:]
+
+    def on_token(token: int) -> None:
+        nonlocal shown
+        new.append(token)
+        text = text_behind()
+        if not text.endswith(BROKEN):
+            on_text(text[shown:])
+            shown = len(text)
+
+    on_text(prompt)
+    generate(
+        opened.model,
+        ids,
+        max_new_tokens=max_new_tokens,
+        positions=opened.positions,
+        vocabulary_size=engine.vocabulary_size,
+        stop_id=engine.eos_id,
+        sampling=sampling,
+        device=opened.device,
+        cached=cached,
+        on_token=on_token,
+    )
+    text = text_behind()
+    on_text(text[shown:] + "\n")
+    return text, new

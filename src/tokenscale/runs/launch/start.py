@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.runs.launch import attempts, failure_hints, ranks
+from tokenscale.runs.launch import failure_hints, lock, ranks
 from tokenscale.runs.launch.attempts import (
     RESUME_EXIT_CODE,
     Identity,
@@ -26,8 +26,8 @@ from tokenscale.runs.launch.attempts import (
     write_done_file,
 )
 from tokenscale.runs.launch.failure_hints import describe_hang
+from tokenscale.runs.launch.job import Job, job_id, load_job
 from tokenscale.runs.launch.ranks import THREADS
-from tokenscale.runs.launch.submission import Job, job_id, load_job
 from tokenscale.settings.closure import training_code
 from tokenscale.settings.continuation import parse_run_id
 from tokenscale.settings.layout import Geometry, geometry
@@ -305,7 +305,7 @@ def open_run(
             )
     state = _find_state(run)
     directory = output.parent
-    with attempts.hold_run_folder(directory, run.identity, wait=wait) as held:
+    with lock.hold_run_folder(directory, run.identity, wait=wait) as held:
         # hash after locking: waiting may have taken hours
         identity = hash_identity(_to_paths(training_code(run)), manifests, state)
         if check is not None and not is_sealed(directory, identity):

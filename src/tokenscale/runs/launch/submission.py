@@ -1,15 +1,10 @@
-"""SLURM jobs: checks before the first one is submitted, and the job that this process runs in."""
+"""Checks before the first job is submitted: budget, unset variables, the profile, and packages of the image."""
 
 import math
-import os
 import re
-import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.costs.prices import Total
@@ -167,88 +162,3 @@ def suggest_budget(needed: float) -> str:
     'budget={node_hours: 130}'
     """
     return f"budget={{node_hours: {-(-math.ceil(needed) // 10) * 10}}}"
-
-
-#: job states in which processes may still write
-ALIVE = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "CONFIGURING"}
-
-
-@dataclass(frozen=True)
-class Job:
-    """Properties of a SLURM job. Times are Unix seconds; `address` is that of the first node."""
-
-    id: str
-    nodes: tuple[str, ...]
-    address: str
-    partition: str
-    submitted_unix_s: float | None
-    started_unix_s: float | None
-    restarts: int
-    log: str | None
-
-    def record(self) -> dict[str, Any]:
-        """Return the description for an attempt's record, with the seconds spent in the queue."""
-        known = self.submitted_unix_s is not None and self.started_unix_s is not None
-        waited = self.started_unix_s - self.submitted_unix_s if known else None
-        return {**asdict(self), "nodes": list(self.nodes), "queue_s": waited}
-
-
-def job_id(environment: Mapping[str, str] = os.environ) -> str | None:
-    return environment.get("SLURM_JOB_ID") or None
-
-
-def load_job(identity: str) -> Job:
-    """Query a job by its id. Raises UserError if the controller does not answer."""
-    lines = _query("scontrol", "show", "job", "--oneliner", identity).splitlines()
-    # one element of a job array has the array's number, and scontrol lists all of them
-    facts = next((found for found in map(_parse_fields, lines) if found.get("JobId") == identity), {})
-    nodes = tuple(_query("scontrol", "show", "hostnames", facts.get("NodeList", "")).split())
-    first = _parse_fields(_query("scontrol", "show", "node", "--oneliner", nodes[0]))
-    return Job(
-        id=identity,
-        nodes=nodes,
-        address=first.get("NodeAddr") or nodes[0],
-        partition=facts.get("Partition", ""),
-        submitted_unix_s=_parse_time(facts.get("SubmitTime")),
-        started_unix_s=_parse_time(facts.get("StartTime")),
-        restarts=int(facts.get("Restarts") or 0),
-        log=facts.get("StdOut"),
-    )
-
-
-def may_still_write(identity: str, timeout_s: float = 20) -> bool | None:
-    """Whether processes of a job may still be running; None if the queue cannot be queried."""
-    try:
-        argv = ["squeue", "--noheader", "--states=all", "--format=%A %T", f"--jobs={identity}"]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if done.returncode != 0:  # forgotten by its controller
-        return False if "Invalid job id" in done.stderr else None
-    rows = [line.split() for line in done.stdout.splitlines()]
-    return any(words[:1] == [identity] and words[-1] in ALIVE for words in rows)
-
-
-def _query(*argv: str) -> str:
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-        reason = done.stderr.strip() or f"exit code {done.returncode}"
-        if done.returncode == 0:
-            return done.stdout
-    except (OSError, subprocess.TimeoutExpired) as error:
-        reason = str(error)
-    raise UserError(
-        "SLURM does not answer the query for this job.", requested=" ".join(argv), reason=reason, next="scontrol ping"
-    )
-
-
-def _parse_fields(line: str) -> dict[str, str]:
-    """Parse `Key=value` pairs of scontrol's one-line output. Values with spaces are cut; none is used here."""
-    return dict(re.findall(r"(?:^|\s)([A-Za-z/:]+)=(\S*)", line))
-
-
-def _parse_time(text: str | None) -> float | None:
-    try:
-        return datetime.fromisoformat(text or "").timestamp()
-    except ValueError:
-        return None

@@ -2,7 +2,7 @@
 
 from tokenscale.settings import registry
 from tokenscale.settings.model import ModelSettings
-from tokenscale.train.models import decoder, library
+from tokenscale.train.models import decoder
 from tokenscale.train.models.objective import LanguageModel, Objective
 
 #: objective → class of a model with its loss
@@ -19,6 +19,8 @@ def build(shape: ModelSettings, sequence_length: int, *, objective: str, kernel:
     that `models.attention` has chosen. The vocabulary must be resolved. Raises UserError for a shape that cannot be.
     """
     if shape.transformers is not None:
+        from tokenscale.train.models import library  # code of such runs alone (settings/closure.py)
+
         return library.build(shape, sequence_length, objective=objective, kernel=kernel)
     return decoder.Decoder(shape, sequence_length, causal=registry.OBJECTIVES[objective].causal, kernel=kernel)
 
@@ -28,6 +30,8 @@ def initialise(model: LanguageModel, seed: int) -> None:
     if isinstance(model, decoder.Decoder):
         decoder.initialise(model, seed)
     else:
+        from tokenscale.train.models import library
+
         assert isinstance(model, library.LibraryModel)
         library.initialise(model, seed)
 
