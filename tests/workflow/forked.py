@@ -53,7 +53,7 @@ def _main(arguments: list[str], root: str, environment: dict[str, str], output: 
     os.environ.update(environment)
     sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
     sys.argv = ["snakemake", *arguments]
-    sys.executable = python  # its jobs' Python, too (runs/launch/attempts.py)
+    sys.executable = python  # its jobs' Python, too (runs/launch/lock.py)
     from snakemake.cli import main
 
     main(arguments)

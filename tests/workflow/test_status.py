@@ -37,7 +37,7 @@ def snakemake(project, *arguments):
 
 def test_an_edit_is_told_with_the_store_and_the_run_that_it_hits(copy):
     assert stale(copy).stdout == "nothing is stale\n"
-    for file in ("data/corpus/build.py", "data/stores/parquet.py", "train/parallel/ddp.py"):
+    for file in ("data/corpus/build.py", "data/stores/parquet.py", "data/batches/online.py"):
         path = copy.root / "src/tokenscale" / file
         path.write_text(path.read_text() + "\n# an edited line\n")
     done = stale(copy)
@@ -45,7 +45,7 @@ def test_an_edit_is_told_with_the_store_and_the_run_that_it_hits(copy):
     parts = {part.split("\n")[0]: part for part in done.stdout.split("\n\n")}
     assert "\n            corpus small\n" in parts["code      src/tokenscale/data/corpus/build.py changed"]
     # Snakemake does not look behind the corpus by itself; runs are told all the same
-    assert "run packed-llama-micro-ddp-w2-" in parts["code      src/tokenscale/train/parallel/ddp.py changed"]
+    assert "run padding-free-llama-micro-single-w1-" in parts["code      src/tokenscale/data/batches/online.py changed"]
     assert "run token-list-llama-micro-single-w1-" in parts["code      src/tokenscale/data/stores/parquet.py changed"]
     assert "2 runs would start only because data is rebuilt" in done.stdout
     assert "trainings: 3 on 1 rank, 1 on 2 ranks; last time took " in done.stdout
