@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.settings import yaml_files
 from tokenscale.settings.experiments import SCALES
 from tokenscale.settings.options import STRICT, option
-from tokenscale.settings.yaml_files import read_yaml
 
 #: placeholders that every sentence may use, besides columns of its SQL
 PLACEHOLDERS = ("number", "spread", "n", "cells")
@@ -108,7 +106,9 @@ CLAIM_NAME = r"[a-z][a-z0-9]*(-[a-z0-9]+)*"
 
 def load_claims(path: Path) -> ClaimsFile:
     """Load and validate a file of claims. Raises UserError for invalid ones."""
-    ledger: ClaimsFile = yaml_files.build(ClaimsFile, read_yaml(path), file=str(path))
+    from tokenscale.settings import yaml_files  # with pydantic, which the report is read without
+
+    ledger: ClaimsFile = yaml_files.build(ClaimsFile, yaml_files.read_yaml(path), file=str(path))
     for name, claim in ledger.claims.items():
         key = f"claims.{name}"
         if not re.fullmatch(CLAIM_NAME, name):
