@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,10 @@ ROOT = FOLDER.parents[1]
 WRITE = "TOKENSCALE_WRITE_GOLDEN"
 #: packages whose release decides bytes of stores, tables or drawings
 PACKAGES = ("torch", "numpy", "pyarrow", "tokenizers", "gigatoken", "mistral-common", "duckdb", "pandas", "matplotlib")
-#: largest relative difference of losses between processors
+#: largest relative difference of losses on one processor: two units in the last place of fp32. On a busy machine the
+#: sum of a step's losses has come out one unit off in 3 of 384 steps of the demo, with the same weights before and after
+ROUNDING = 2**-22
+#: the same between processors
 OTHER_PROCESSOR = 1e-5
 
 
@@ -98,7 +100,8 @@ def compare(name: str, found: dict[str, Any], *, part: bool = False) -> None:
     """Assert that values equal the recorded ones, or record them where the environment has WRITE.
 
     `part`: only some of the recorded keys were computed. Ids and words are compared everywhere. Bytes of other releases
-    of PACKAGES are not comparable, which skips the test. Losses of another processor may differ by OTHER_PROCESSOR.
+    of PACKAGES are not comparable, which skips the test. Losses may differ by ROUNDING, on another processor by
+    OTHER_PROCESSOR.
     """
     path, here = FOLDER / f"{name.replace('/', '-')}.json", describe_machine()
     if WRITE in os.environ:
@@ -111,24 +114,21 @@ def compare(name: str, found: dict[str, Any], *, part: bool = False) -> None:
         pytest.skip(f"recorded with {machine['packages']}, here {here['packages']}")
     if part:
         expected = {key: value for key, value in expected.items() if key in found}
-    near = None if machine["processor"] == here["processor"] else approximately
-    changes = list_differences(expected, found, near)
+    tolerance = ROUNDING if machine["processor"] == here["processor"] else OTHER_PROCESSOR
+    changes = list_differences(expected, found, tolerance)
     assert changes == [], f"if intended: python -m tests.golden --write {name.partition('/')[0]}"
 
 
-def approximately(old: Any, new: Any) -> bool:
-    """Return whether two values are equal, or are losses that differ as between processors."""
-    both = isinstance(old, float) and isinstance(new, float)
-    return old == new or both and abs(old - new) <= OTHER_PROCESSOR * abs(old)
-
-
-def list_differences(old: Any, new: Any, near: Callable[[Any, Any], bool] | None = None, at: str = "") -> list[str]:
-    """Return one line for each value that differs, and for each that is missing or new."""
+def list_differences(old: Any, new: Any, tolerance: float, at: str = "") -> list[str]:
+    """Return one line for each value that is missing, new or different; numbers may differ by a relative tolerance."""
     if isinstance(old, dict) and isinstance(new, dict):
         lines = [f"{at}/{key}: gone" for key in old if key not in new]
         lines += [f"{at}/{key}: new" for key in new if key not in old]
-        return lines + [line for k in old if k in new for line in list_differences(old[k], new[k], near, f"{at}/{k}")]
+        both = [key for key in old if key in new]
+        return lines + [line for k in both for line in list_differences(old[k], new[k], tolerance, f"{at}/{k}")]
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         numbered = enumerate(zip(old, new, strict=True))
-        return [line for i, (a, b) in numbered for line in list_differences(a, b, near, f"{at}[{i}]")]
-    return [] if old == new or near is not None and near(old, new) else [f"{at}: {old} → {new}"]
+        return [line for i, (a, b) in numbered for line in list_differences(a, b, tolerance, f"{at}[{i}]")]
+    if isinstance(old, float) and isinstance(new, float) and abs(old - new) <= tolerance * abs(old):
+        return []
+    return [] if old == new else [f"{at}: {old} → {new}"]

@@ -28,9 +28,10 @@ def test_demo():
         ({"a": [1.0, 2.0]}, {"a": [1.0, 2.5]}, ["/a[1]: 2.0 → 2.5"]),
         ({"a": 1, "b": 2}, {"b": 2, "c": 3}, ["/a: gone", "/c: new"]),
         ({"a": [1]}, {"a": [1, 2]}, ["/a: [1] → [1, 2]"]),
-        ({"a": [1.0]}, {"a": [1.000001]}, []),
+        ({"a": [1.0]}, {"a": [1.0000001]}, []),
+        ({"a": [1.0]}, {"a": [1.000001]}, ["/a[0]: 1.0 → 1.000001"]),
         ({"a": ["x"]}, {"a": ["y"]}, ["/a[0]: x → y"]),
     ],
 )
 def test_a_difference_is_one_line(old, new, lines):
-    assert golden.list_differences(old, new, golden.approximately) == lines
+    assert golden.list_differences(old, new, golden.ROUNDING) == lines
