@@ -261,7 +261,7 @@ def test_an_approach_that_reads_a_store_imports_its_format_alone(lab):
         "print(sorted(m for m in sys.modules if m.startswith(('tokenscale.data.batches.', 'tokenscale.data.stores.'))))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    for other in ("batches.online", "stores.padded", "stores.token_list"):
+    for other in ("batches.online", "stores.parquet", "stores.text"):
         assert other not in found
 
 
