@@ -57,8 +57,8 @@ def run(arguments: argparse.Namespace) -> int | None:
         machine = importlib.import_module("tokenscale.settings.machine").load_machine(arguments.site)
         if machine.starter == "srun":
             words = ["benchmark", "inference", "--settings", arguments.settings, "--output", str(arguments.output)]
-            single_rank = importlib.import_module("tokenscale.runs.launch.start")
-            return single_rank.run_single_rank(machine, [*words, "--run", *map(str, arguments.run)])
+            start = importlib.import_module("tokenscale.runs.launch.start")
+            return start.run_single_rank(machine, [*words, "--run", *map(str, arguments.run)])
     settings = from_json(InferenceBenchmarkSettings, arguments.settings)
     print(format_table(measure(settings, arguments.run, arguments.output)))
     return None

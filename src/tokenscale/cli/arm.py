@@ -1,4 +1,4 @@
-"""Other trainers as arms of an experiment: build the environment of one, or run one rank of it."""
+"""Other trainers as arms of an experiment: list them, or build the environment of one."""
 
 import argparse
 import os

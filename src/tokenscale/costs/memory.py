@@ -296,7 +296,7 @@ class _Forward:
         return self.stream * self.own * self.model.dimension
 
     def selective_bytes(self) -> int:
-        """Return the bytes of a selectively checkpointed block (`train.activation_checkpointing.STORED`)."""
+        """Return the bytes of a selectively checkpointed block (`train.compilation.STORED`)."""
         products = self.wide + 2 * self.key_value + 2 * self.model.dimension
         products += self.inner * (2 if self.model.activation == "swiglu" else 1)
         attention = self.product * self.all * self.wide + 4 * self._score_rows()

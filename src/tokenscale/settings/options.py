@@ -1,6 +1,6 @@
 """Shared helpers of the settings classes, which are frozen stdlib dataclasses.
 
-The trainer reads settings without pydantic. On the host pydantic validates the same classes (`validate.py`) and reads
+The trainer reads settings without pydantic. On the host pydantic validates the same classes (`yaml_files.py`) and reads
 descriptions and bounds from the metadata of the fields.
 """
 

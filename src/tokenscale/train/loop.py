@@ -62,8 +62,8 @@ def train(
 
     Goes on from the run's newest resume state of the same code and data, or from the one that `resume_from` names.
     Returns the trained model, as its settings build it. A gradient that is not finite ends the run: the record is
-    sealed with that outcome, and the batch is named. Raises Interrupted where a signal ended it (`stopping.py`), with a
-    resume state on disk and the record not sealed. `hang_s` seconds without a step end the process (`standing.py`).
+    sealed with that outcome, and the batch is named. Raises Interrupted where a signal ended it (`watchdog.py`), with a
+    resume state on disk and the record not sealed. `hang_s` seconds without a step end the process (`watchdog.py`).
     """
     return Training(run, inputs, directory, world, attempt, signals=signals, hang_s=hang_s).run()
 
