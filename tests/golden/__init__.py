@@ -28,7 +28,7 @@ WRITE = "TOKENSCALE_WRITE_GOLDEN"
 #: packages whose release decides bytes of stores, tables or drawings
 PACKAGES = ("torch", "numpy", "pyarrow", "tokenizers", "gigatoken", "mistral-common", "duckdb", "pandas", "matplotlib")
 #: largest relative difference of losses on one processor: two units in the last place of fp32. On a busy machine the
-#: sum of a step's losses has come out one unit off in 3 of 384 steps of the demo, with the same weights before and after
+#: sum of a step's losses came out one unit off in 3 of 384 steps of the demo, with equal weights before and after
 ROUNDING = 2**-22
 #: the same between processors
 OTHER_PROCESSOR = 1e-5
