@@ -29,7 +29,7 @@ from tokenscale.settings.run import RunSettings
 
 
 def names(files):
-    return {f.split("tokenscale/", 1)[1] for f in files}
+    return {str(f).rpartition("src/tokenscale/")[2] for f in files}
 
 
 def training(approach):
