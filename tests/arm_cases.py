@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenscale.arms.environments import ARMS, python_of, source_of
+from tokenscale.arms.prepared import ARMS, python_of, source_of
 from tokenscale.arms.train import read_steps, run_adapter, write_contract
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json

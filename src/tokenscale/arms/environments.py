@@ -14,29 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenscale.arms.prepared import ARMS, python_of, source_of
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.base.files import lock_folder, read_json, report_malformed, sha256_text, write_json
+from tokenscale.base.files import lock_folder, read_json, sha256_text, write_json
 from tokenscale.runs.records.redaction import redact
 from tokenscale.settings.yaml_files import read_yaml
-
-ARMS = Path("workflow/arms")
-
-
-def python_of(record: Path) -> Path:
-    return record.parent / "environment/bin/python"
-
-
-def source_of(record: Path) -> Path:
-    return record.parent / "source"
-
-
-def read_record(record: Path) -> dict[str, Any]:
-    """Read what `prepare` wrote. Raises UserError for a missing or malformed file."""
-    next = f"snakemake -f {record}"
-    found = read_json(record, "record of an arm's environment", next=next)
-    with report_malformed(record, "record of an arm's environment", next=next):
-        return {"error": found["error"], "files": found["files"], **found}
-
 
 #: environment variable: a folder of git bundles NAME.bundle, read in place of the repositories
 BUNDLES = "TOKENSCALE_ARM_BUNDLES"

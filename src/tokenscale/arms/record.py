@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tokenscale.arms.environments import read_record
+from tokenscale.arms.prepared import read_record
 from tokenscale.arms.train import LOG_LINES, run_adapter, write_contract
 from tokenscale.base.files import write_json
 from tokenscale.data.batches.open import open_batches

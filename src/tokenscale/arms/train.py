@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 
 from tokenscale.arms.contract import digest_rows
-from tokenscale.arms.environments import ARMS, python_of, read_record, source_of
+from tokenscale.arms.prepared import ARMS, python_of, read_record, source_of
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
 from tokenscale.data.batches.batch import Batches

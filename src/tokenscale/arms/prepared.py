@@ -1,0 +1,24 @@
+"""What `environments.prepare` has built of an arm. Apart from it: a container of ranks may lack what that imports."""
+
+from pathlib import Path
+from typing import Any
+
+from tokenscale.base.files import read_json, report_malformed
+
+ARMS = Path("workflow/arms")
+
+
+def python_of(record: Path) -> Path:
+    return record.parent / "environment/bin/python"
+
+
+def source_of(record: Path) -> Path:
+    return record.parent / "source"
+
+
+def read_record(record: Path) -> dict[str, Any]:
+    """Read what `prepare` wrote. Raises UserError for a missing or malformed file."""
+    next = f"snakemake -f {record}"
+    found = read_json(record, "record of an arm's environment", next=next)
+    with report_malformed(record, "record of an arm's environment", next=next):
+        return {"error": found["error"], "files": found["files"], **found}
