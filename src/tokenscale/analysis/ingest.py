@@ -51,7 +51,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Bleu:
     found = metric.corpus_score(list(hypotheses), [list(references)], n_bootstrap=SAMPLES)
     signature = metric.get_signature().format()
     parsed = json.loads(found.format(is_json=True, width=6, signature=signature))
-    middle, half = parsed.get("confidence_mean", 0.0), parsed.get("confidence_var", 0.0)  # not told of nothing found
+    middle, half = parsed.get("confidence_mean", 0.0), parsed.get("confidence_var", 0.0)  # absent where nothing matches
     return Bleu(parsed["score"], max(0.0, middle - half), min(100.0, middle + half), len(references), signature)
 
 

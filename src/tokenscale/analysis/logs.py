@@ -263,7 +263,7 @@ class RunLog:
         return [attempt for attempt in self.all if not attempt.superseded]
 
     def changed(self, record: Row) -> list[str]:
-        """Log files that are not those whose hashes were sealed into run.json, and those that it does not name."""
+        """Return log files whose hashes differ from those sealed in run.json, and those without a sealed hash."""
         sealed = (record.get("outcome") or {}).get("logs")
         if not isinstance(sealed, dict):
             return []
@@ -425,7 +425,7 @@ def _kept(attempt: np.ndarray, rank: np.ndarray, step: np.ndarray) -> np.ndarray
 
 
 def _taken(column: pa.ChunkedArray, kept: np.ndarray) -> pa.ChunkedArray | pa.Array:
-    """The rows of a column; of what no log has said there is nothing to copy."""
+    """Return the `kept` rows of a column. A column without any value is not copied."""
     if column.null_count == len(column):
         return pa.nulls(len(kept), column.type)
     return column.take(pa.array(kept))
