@@ -137,6 +137,7 @@ def _run(asked: tuple[list[str], str, dict[str, str]], files: list[int], client:
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

@@ -6,6 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from tokenscale.base.files import read_arguments
 from tokenscale.cli.main import main
 from tokenscale.runs.launch import start as alone
 from tokenscale.settings import machine
@@ -36,12 +37,13 @@ def test_the_verb_ends_as_srun_ends_and_leaves_the_jobs_own_request_out(tmp_path
     monkeypatch.setenv("CALLED", str(tmp_path / "called.json"))
     monkeypatch.setenv("SLURM_JOB_ID", "41")
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
-    monkeypatch.chdir(ROOT)
-    argv = ["benchmark", "inference", "--settings", '{"rounds":2}', "--run", "a", "b", "--output", "out.json"]
-    assert main([*argv, "--site", "profiles/alps/machine.toml"]) == 7
+    monkeypatch.chdir(tmp_path)
+    many = [f"results/runs/packed-llama-micro-single-w1-{number:010x}" for number in range(4000)]  # 216 kB
+    argv = ["benchmark", "inference", "--settings", '{"rounds":2}', "--run", *many, "--output", "out.json"]
+    assert main([*argv, "--site", str(ROOT / "profiles/alps/machine.toml")]) == 7
     words, variables = json.loads((tmp_path / "called.json").read_text())
-    asked = ["benchmark", "inference", "--settings", '{"rounds":2}', "--output", "out.json", "--run", "a", "b"]
-    assert words[-len(asked) :] == asked
+    asked = ["benchmark", "inference", "--settings", '{"rounds":2}', "--output", "out.json", "--run", *many]
+    assert read_arguments(words)[-len(asked) :] == asked
     assert variables["SLURM_JOB_ID"] == "41" and "SLURM_CPUS_PER_TASK" not in variables
     assert variables["HF_HUB_OFFLINE"] == "1" and variables["OMP_NUM_THREADS"] == "72"
 

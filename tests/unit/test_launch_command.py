@@ -1,15 +1,19 @@
 """A run on a machine: what would be started, by whom, and what a failed srun left."""
 
+import json
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_arguments
 from tokenscale.cli.main import main
 from tokenscale.runs.launch import failure_hints
 from tokenscale.runs.launch.job import Job
 from tokenscale.runs.launch.start import Launch
+from tokenscale.settings.data import CorpusSettings, SourceSettings
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.machine import Machine, load_machine
 from tokenscale.settings.run import RunSettings
@@ -116,3 +120,20 @@ def test_a_wrong_machine_is_one_message(tmp_path, text, said):
         load_machine("m.toml", tmp_path)
     with pytest.raises(UserError, match="missing"):
         load_machine("none.toml", tmp_path)
+
+
+@pytest.mark.parametrize("starter", ["here", "torchrun"])
+def test_settings_of_any_size_reach_the_rank(tmp_path, starter):
+    """Linux takes 128 KiB in one argument."""
+    files = tuple(f"/scratch/crawl/part-{number:05d}-of-04000.jsonl" for number in range(4000))
+    run = RunSettings(corpus=CorpusSettings("crawl", SourceSettings("files", files=files)))
+    called = tmp_path / "called.json"
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\nimport json, sys\njson.dump(sys.argv[1:], open({str(called)!r}, 'w'))\n")
+    python.chmod(0o755)
+    launch = Launch(run, Machine(starter=starter, python=str(python)), tmp_path / "run")
+    launch.attempt_directory(0).mkdir(parents=True)
+    assert launch.go(0, {}) == 0
+    words = read_arguments(json.loads(called.read_text()))
+    assert RunSettings.from_json(words[words.index("--settings") + 1]) == run
+    assert words[words.index("--directory") + 1] == str(tmp_path / "run")

@@ -94,6 +94,16 @@ def test_planning_reports_a_mistake_in_own_data_with_the_users_file(shipped, sou
     assert not [word for word in words if word not in told], told
 
 
+@pytest.mark.parametrize("file, words", [("nowhere/a.parquet", ["missing"]), ("my data/cut.parquet", ["not readable"])])
+@pytest.mark.parametrize("target", ["results/corpus/other/manifest.json", "results/corpus/other/records/manifest.json"])
+def test_files_of_a_target_that_no_experiment_reads_are_checked_when_planning(shipped, file, words, target):
+    (shipped.root / "mine.yaml").write_text(json.dumps({"corpora": {"other": {"source": {"files": file}}}}))
+    done = shipped.snakemake("-n", target, "--configfile", "mine.yaml", check=False)
+    assert done.returncode == 2 and "Job" not in done.stdout and "Traceback" not in done.stdout, done.stdout
+    assert not [word for word in [*words, file, "corpora.other.source.files"] if word not in done.stdout], done.stdout
+    assert shipped.dry_run("demo", "--configfile", "mine.yaml"), "what nobody asked for stops nothing"
+
+
 def test_a_row_longer_than_the_models_positions_is_reported_when_planning(shipped):
     file = shipped.root / "config/experiments/long.yaml"
     runs = {"corpus": "docstrings", "tokenizer": "tekken", "model": "gpt2-124m", "sequence_length": 2048}
@@ -138,3 +148,20 @@ def test_status_uses_the_configuration_of_the_last_call(shipped):
     assert last.configfiles == (file,), "dry runs are no calls"
     told = tokenscale(shipped, "status", "--stale", target)
     assert f"snakemake --configfile {file}" in told and "nothing is stale" in told
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_list_of_files_may_be_longer_than_an_argument(shipped, parts):
+    folder = shipped.root / "a_folder_of_a_crawl_with_a_long_name_as_on_clusters" / "snapshot_of_the_first_week_of_it"
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"part-{number:05d}-of-00900.jsonl" for number in range(900)]
+    for number, file in enumerate(files):
+        file.write_text(json.dumps({"text": f"document {number}"}) + "\n")
+    assert len(" ".join(map(str, files))) > 128 * 1024
+    name = f"many-{parts}"
+    source = {"source": {"files": [str(file) for file in files]}, "parts": parts, "validation_share": 0.1}
+    (shipped.root / "many.yaml").write_text(json.dumps({"corpora": {name: source}}))
+    manifest = f"results/corpus/{name}/manifest.json"
+    shipped.snakemake("--cores", "2", manifest, "--configfile", "many.yaml")
+    splits = json.loads((shipped.root / manifest).read_text())["splits"]
+    assert sum(split["rows"] for split in splits.values()) == 900

@@ -81,19 +81,21 @@ def test_a_project_that_was_moved_with_its_metadata_reruns_nothing(built, tmp_pa
     assert copy_of(built, tmp_path, copy_function=shutil.copyfile).planned() == {}
 
 
-def test_lists_of_source_files_that_were_removed_rerun_nothing(copy):
+@pytest.mark.parametrize("folder", ["results/code", "results/arguments"])
+def test_lists_of_source_files_and_arguments_that_were_removed_rerun_nothing(copy, folder):
     """They are written anew, with the same content."""
-    shutil.rmtree(copy.root / "results/code")
+    shutil.rmtree(copy.root / folder)
     assert copy.planned() == {}
-    assert (copy.root / "results/code").is_dir()
+    assert (copy.root / folder).is_dir()
 
 
-def test_a_dry_run_in_a_fresh_clone_writes_nothing_but_lists_of_source_files(fresh):
+def test_a_dry_run_in_a_fresh_clone_writes_nothing_but_lists_of_source_files_and_arguments(fresh):
     before = set(fresh.root.rglob("*"))
     assert fresh.planned()["train"] == 4
     new = {p.relative_to(fresh.root).parts for p in set(fresh.root.rglob("*")) - before if p.is_file()}
     written = {p for p in new if p[0] != ".snakemake" and "__pycache__" not in p}
-    assert written and {(p[:2], p[-1]) for p in written} == {(("results", "code"), "sources.json")}
+    assert {p[:2] for p in written} == {("results", "code"), ("results", "arguments")}
+    assert {p[-1] for p in written if p[1] == "code"} == {"sources.json"}
 
 
 def test_a_comment_in_the_workflow_or_the_configuration_reruns_nothing(shared):
@@ -253,7 +255,7 @@ def test_an_accepted_edit_may_add_an_import(shared):
 
 def test_a_rules_shell_string_is_its_code(shared):
     path = shared.root / "workflow/rules/train.smk"
-    with changed(path, lambda text: text.replace("tokenscale launch --run", "tokenscale launch  --run")):
+    with changed(path, lambda text: text.replace("tokenscale launch {params", "tokenscale launch  {params")):
         assert shared.planned() == RUNS
 
 

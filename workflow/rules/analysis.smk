@@ -6,12 +6,14 @@ rule run_table:
         "results/logs/experiments/{experiment}.log",
     localrule: True
     params:
-        config=lambda w: canonical_json(settings.relevant_values(w.experiment)),
+        config=lambda w: arguments(
+            config_json=canonical_json(settings.relevant_values(w.experiment))
+        ),
         table=lambda w: sha256_text(canonical_json(settings.table(w.experiment))),
     message:
         "run table of {wildcards.experiment}"
     shell:
-        "python -m tokenscale plan {wildcards.experiment:q} --config-json {params.config:q} --output {output:q}"
+        "python -m tokenscale plan {wildcards.experiment:q} {params.config:q} --output {output:q}"
         " > {log:q} 2>&1"
 
 
@@ -36,9 +38,14 @@ rule ingest:
     threads: 2
     params:
         directory=lambda w, output: os.path.dirname(output[0]),
+        inputs=lambda w, input: arguments(
+            benchmark=list(input.benchmarks),
+            store=list(input.stores),
+            corpus=list(input.corpora),
+            certificate=list(input.certificates),
+        ),
     message:
         "tables of {wildcards.experiment}"
     shell:
-        "python -m tokenscale ingest --experiment {input.table:q} --runs results/runs --benchmark {input.benchmarks:q}"
-        " --store {input.stores:q} --corpus {input.corpora:q} --certificate {input.certificates:q}"
+        "python -m tokenscale ingest --experiment {input.table:q} --runs results/runs {params.inputs:q}"
         " --output {params.directory:q} --threads {threads} > {log:q} 2>&1"

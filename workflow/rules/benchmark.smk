@@ -28,12 +28,12 @@ rule benchmark_data:
         machine=1,
         mem_mb=8000,
     params:
-        settings=lambda w: canonical_json(to_dict(data_benchmark(w).settings)),
+        settings=lambda w: settings_of(data_benchmark(w).settings),
         stores=lambda w, input: os.path.dirname(os.path.dirname(input.stores[0])),
     message:
         "benchmark of tokenising and reading, {wildcards.benchmark}"
     shell:
-        "python -m tokenscale benchmark data --settings {params.settings:q} --corpus {input.corpus:q}"
+        "python -m tokenscale benchmark data {params.settings:q} --corpus {input.corpus:q}"
         " --tokenizer {input.tokenizer:q} --stores {params.stores:q} --output {output:q} > {log:q} 2>&1"
 
 
@@ -61,11 +61,11 @@ rule benchmark_storage:
         machine=1,
         mem_mb=8000,
     params:
-        settings=lambda w: canonical_json(to_dict(storage_benchmark(w).settings)),
+        settings=lambda w: settings_of(storage_benchmark(w).settings),
     message:
         "benchmark of tokens at rest, {wildcards.benchmark}"
     shell:
-        "python -m tokenscale benchmark storage --settings {params.settings:q} --corpus {input.corpus:q}"
+        "python -m tokenscale benchmark storage {params.settings:q} --corpus {input.corpus:q}"
         " --tokenizer {input.tokenizer:q} --output {output:q} > {log:q} 2>&1"
 
 
@@ -93,12 +93,14 @@ rule benchmark_inference:
         gres="gpu:1",
         site=settings.settings.machine or "",
     params:
-        settings=lambda w: canonical_json(
-            to_dict(settings.experiment(w.experiment).inference_benchmark)
+        settings=lambda w: settings_of(
+            settings.experiment(w.experiment).inference_benchmark
         ),
-        runs=lambda w, input: [os.path.dirname(file) for file in input.runs],
+        runs=lambda w, input: arguments(
+            run=[os.path.dirname(file) for file in input.runs]
+        ),
     message:
         "benchmark of text from the models of {wildcards.experiment}"
     shell:
-        "python -m tokenscale benchmark inference --settings {params.settings:q} --run {params.runs:q}"
+        "python -m tokenscale benchmark inference {params.settings:q} {params.runs:q}"
         " --site {resources.site:q} --output {output:q} > {log:q} 2>&1"

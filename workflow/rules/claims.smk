@@ -15,14 +15,14 @@ rule judge_claims:
         "results/logs/claims.log",
     localrule: True
     params:
-        experiments=EXPERIMENTS,
+        experiments=arguments(experiments=EXPERIMENTS),
         folder=lambda w, output: os.path.dirname(output[0]),
         # the claims' content, without comments and modification time
         content=lambda w: sha256_text(canonical_json(read_claims())),
     message:
         "claims of {input.ledger}"
     shell:
-        "python -m tokenscale claims --ledger {input.ledger:q} --experiments {params.experiments:q}"
+        "python -m tokenscale claims --ledger {input.ledger:q} {params.experiments:q}"
         " --output {params.folder:q} > {log:q} 2>&1"
 
 
@@ -35,8 +35,8 @@ rule claims:
         "results/logs/claims-printed.log",
     localrule: True
     params:
-        experiments=EXPERIMENTS,
+        experiments=arguments(experiments=EXPERIMENTS),
         strict="--strict" if settings.settings.strict_claims else "",
     shell:
-        "python -m tokenscale claims --ledger {input.ledger:q} --experiments {params.experiments:q} {params.strict}"
+        "python -m tokenscale claims --ledger {input.ledger:q} {params.experiments:q} {params.strict}"
         " 2>&1 | tee {log:q}"

@@ -12,7 +12,7 @@ from tokenscale.cli import snakemake_internals as internals
 from tokenscale.data.corpus import fingerprint
 from tokenscale.arms.environments import list_arms, list_files as list_arm_files
 from tokenscale.base.errors import UserError, find_nearest
-from tokenscale.base.files import canonical_json, sha256_text
+from tokenscale.base.files import canonical_json, sha256_text, write_arguments
 from tokenscale.runs.launch import lock
 from tokenscale.runs.launch.lock import use_this_python
 from tokenscale.settings import profile as profiles
@@ -82,12 +82,6 @@ try:
     EXPERIMENTS = settings.select_experiments([ALL] if ALL in WORDS else [])
     USABLE = settings.usable([*EXPERIMENTS, *filter(is_requested, settings.available)])
     RUNS = settings.all_runs(USABLE)
-    if workflow.is_main_process and not NOW:
-        fingerprint.check_corpora(
-            [settings.corpora[name] for name in settings.list_corpora(EXPERIMENTS)],
-            Path("results/corpus"),
-            settings.file_of,
-        )
     if workflow.is_main_process and NOW and settings.settings.bucket is not None:
         print(f"tokenscale: {cloud.pull(settings, EXPERIMENTS)}", file=sys.stderr)
 except UserError as error:
@@ -190,12 +184,17 @@ def mixed_corpora(mixture, store=None):
     return [source.corpus.name for source in sources]
 
 
+@cache
 def downloads_of(corpus):
-    return (
-        [f"results/downloads/{corpus}/manifest.json"]
-        if SOURCES[settings.corpora[corpus].source.kind].downloaded
-        else []
-    )
+    """Return the manifest of a corpus's download, if it has one. Refuses a corpus whose source files cannot be read."""
+    found = settings.corpora[corpus]
+    if workflow.is_main_process:
+        try:
+            fingerprint.check_corpora([found], Path("results/corpus"), settings.file_of)
+        except UserError as error:
+            refuse(error)
+    downloaded = SOURCES[found.source.kind].downloaded
+    return [f"results/downloads/{corpus}/manifest.json"] * downloaded
 
 
 def tokenizer_sources(tokenizer):
@@ -353,6 +352,34 @@ def resumed_from(run):
     if writer in RUNS:
         return [done_file(writer)]
     return [os.path.join(run.resume_from, "checkpoint.json")]
+
+
+def arguments(**options):
+    """Return `@FILE`, which stands for these options of a command: lists and settings may exceed an argument's limit.
+
+    The name is the content's hash, so that as a parameter it shows Snakemake other values.
+    """
+    words = []
+    for name, value in options.items():
+        values = value if isinstance(value, list) else [value]
+        words += [f"--{name.replace('_', '-')}", *map(str, values)]
+    path = f"results/arguments/{sha256_text(canonical_json(words))[:16]}.json"
+    try:
+        return write_arguments(path, words)
+    except OSError as error:
+        refuse(
+            UserError(
+                "the arguments of a job cannot be written.",
+                file=path,
+                reason=error.strerror,
+                next="make the folder results/arguments writable",
+            )
+        )
+
+
+def settings_of(value):
+    """Return `@FILE` for `--settings` with this settings object."""
+    return arguments(settings=canonical_json(to_dict(value)))
 
 
 def code(*modules):

@@ -12,11 +12,11 @@ rule download:
         ),
     localrule: True
     params:
-        settings=lambda w: canonical_json(to_dict(settings.corpora[w.corpus].download)),
+        settings=lambda w: settings_of(settings.corpora[w.corpus].download),
     message:
         "download of {wildcards.corpus}"
     shell:
-        "python -m tokenscale download --settings {params.settings:q} --output {output:q} > {log:q} 2>&1"
+        "python -m tokenscale download {params.settings:q} --output {output:q} > {log:q} 2>&1"
 
 
 rule build_corpus:
@@ -39,12 +39,12 @@ rule build_corpus:
         mem_mb=8000,
         runtime=240,
     params:
-        settings=lambda w: canonical_json(to_dict(settings.corpora[w.corpus])),
+        settings=lambda w: settings_of(settings.corpora[w.corpus]),
         content=lambda w: content_of(w.corpus),
     message:
         "corpus {wildcards.corpus}"
     shell:
-        "python -m tokenscale corpus --settings {params.settings:q} --downloads {input.downloads:q} --output {output:q}"
+        "python -m tokenscale corpus {params.settings:q} --downloads {input.downloads:q} --output {output:q}"
         " > {log:q} 2>&1"
 
 
@@ -70,13 +70,13 @@ rule corpus_part:
         mem_mb=3000,
         runtime=60,
     params:
-        settings=lambda w: canonical_json(to_dict(settings.corpora[w.corpus])),
+        settings=lambda w: settings_of(settings.corpora[w.corpus]),
         number=lambda w: int(w.part),
         content=lambda w: content_of_part(w.corpus, int(w.part)),
     message:
         "corpus {wildcards.corpus}, part {wildcards.part}"
     shell:
-        "python -m tokenscale corpus --settings {params.settings:q} --downloads {input.downloads:q}"
+        "python -m tokenscale corpus {params.settings:q} --downloads {input.downloads:q}"
         " --part {params.number:q} --content {params.content:q} --output {output:q} > {log:q} 2>&1"
 
 
@@ -98,11 +98,11 @@ rule merge_corpus:
         mem_mb=lambda w, threads: 4000 + 600 * threads,
         runtime=240,
     params:
-        settings=lambda w: canonical_json(to_dict(settings.corpora[w.corpus])),
+        settings=lambda w: settings_of(settings.corpora[w.corpus]),
     message:
         "corpus {wildcards.corpus}, merged from its parts"
     shell:
-        "python -m tokenscale corpus --settings {params.settings:q} --processes {threads} --output {output:q}"
+        "python -m tokenscale corpus {params.settings:q} --processes {threads} --output {output:q}"
         " > {log:q} 2>&1"
 
 
@@ -138,9 +138,11 @@ rule mix_corpora:
         "results/logs/mixture/{mixture}.log",
     localrule: True
     params:
-        names=lambda w: mixed_corpora(w.mixture),
+        sources=lambda w, input: arguments(
+            names=mixed_corpora(w.mixture), sources=list(input.sources)
+        ),
     message:
         "mixture {wildcards.mixture}"
     shell:
-        "python -m tokenscale mixture --names {params.names:q} --sources {input.sources:q} --output {output:q}"
+        "python -m tokenscale mixture {params.sources:q} --output {output:q}"
         " > {log:q} 2>&1"

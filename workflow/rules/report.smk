@@ -54,11 +54,11 @@ rule build_page:
         "results/logs/report/page.log",
     localrule: True
     params:
-        experiments=EXPERIMENTS,
+        experiments=arguments(experiments=EXPERIMENTS),
     message:
         "report {output}"
     shell:
-        "python -m tokenscale report page --experiments {params.experiments:q} --claims {input.claims:q}"
+        "python -m tokenscale report page {params.experiments:q} --claims {input.claims:q}"
         " --output {output:q} > {log:q} 2>&1"
 
 
@@ -97,11 +97,11 @@ rule build_pdf:
         "results/logs/report/pdf.log",
     localrule: True
     params:
-        experiments=EXPERIMENTS,
+        experiments=arguments(experiments=EXPERIMENTS),
     message:
         "report {output}"
     shell:
-        "python -m tokenscale report pdf --experiments {params.experiments:q}"
+        "python -m tokenscale report pdf {params.experiments:q}"
         " --claims {input.claims:q} --output {output:q} > {log:q} 2>&1"
 
 
@@ -131,14 +131,14 @@ rule build_bundle:
         "results/logs/report/bundle.log",
     localrule: True
     params:
-        experiments=EXPERIMENTS,
+        experiments=arguments(experiments=EXPERIMENTS),
         directory=lambda w, output: os.path.dirname(output[0]),
-        also=lambda w, input: [*input.pages[1:], *input.claims],
+        also=lambda w, input: arguments(also=[*input.pages[1:], *input.claims]),
     message:
         "report's folder {params.directory}"
     shell:
-        "python -m tokenscale report bundle --experiments {params.experiments:q} --workflow {input.workflow:q}"
-        " --also {params.also:q} --output {params.directory:q} > {log:q} 2>&1"
+        "python -m tokenscale report bundle {params.experiments:q} --workflow {input.workflow:q}"
+        " {params.also:q} --output {params.directory:q} > {log:q} 2>&1"
 
 
 rule report:

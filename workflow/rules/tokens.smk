@@ -18,11 +18,11 @@ rule build_tokenizer:
     resources:
         mem_mb=4000,
     params:
-        settings=lambda w: canonical_json(to_dict(settings.tokenizers[w.tokenizer])),
+        settings=lambda w: settings_of(settings.tokenizers[w.tokenizer]),
     message:
         "tokenizer {wildcards.tokenizer}"
     shell:
-        "python -m tokenscale tokenizer --settings {params.settings:q} --corpus {input.corpus:q}"
+        "python -m tokenscale tokenizer {params.settings:q} --corpus {input.corpus:q}"
         " --output {output:q} > {log:q} 2>&1"
 
 
@@ -153,9 +153,11 @@ rule mix_stores:
         store=stores_of("|".join(FORMATS)),
     localrule: True
     params:
-        names=lambda w: mixed_corpora(w.mixture, w.store),
+        sources=lambda w, input: arguments(
+            names=mixed_corpora(w.mixture, w.store), sources=list(input.sources)
+        ),
     message:
         "mixture {wildcards.mixture} / {wildcards.tokenizer} / {wildcards.store}"
     shell:
-        "python -m tokenscale mixture --names {params.names:q} --sources {input.sources:q} --output {output:q}"
+        "python -m tokenscale mixture {params.sources:q} --output {output:q}"
         " > {log:q} 2>&1"

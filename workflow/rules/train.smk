@@ -51,11 +51,11 @@ rule train:
         site=settings.settings.machine or "",
         share=1,
     params:
-        run=lambda w: run_of(w).to_json(),
+        run=lambda w: arguments(run=run_of(w).to_json()),
     message:
         "train {wildcards.run_id} (ranks: {resources.ranks}, nodes: {resources.nodes})"
     shell:
-        "python -m tokenscale launch --run {params.run:q} --site {resources.site:q} --share {resources.share}"
+        "python -m tokenscale launch {params.run:q} --site {resources.site:q} --share {resources.share}"
         " --output {output:q} --corpus {input.corpus:q} --tokenizer {input.tokenizer:q} --store {input.store:q}"
         " --validation-store {input.validation_store:q} --arm {input.arm:q} > {log:q} 2>&1"
 
@@ -80,11 +80,11 @@ rule record:
         gres="gpu:1",
         slurm_extra=settings.machine.slurm_options,
     params:
-        run=lambda w: run_of(w).to_json(),
+        run=lambda w: arguments(run=run_of(w).to_json()),
     message:
         "record {wildcards.run_id} for its certificates"
     shell:
-        "python -m tokenscale arm_record --run {params.run:q} --store {input.store:q} --arm {input.arm:q}"
+        "python -m tokenscale arm_record {params.run:q} --store {input.store:q} --arm {input.arm:q}"
         " --output {output:q} > {log:q} 2>&1"
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -315,3 +316,35 @@ def sha256_text(text: str) -> str:
 def sha256_file(path: str | Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def expand_path(text: str) -> str:
+    """Return a path or glob with `~`, `~user`, `$VARIABLE` and `${VARIABLE}` replaced, as a shell does.
+
+    The name of an existing file and an address stay as they are. Raises UserError for a variable that is not set.
+    """
+    if "://" in text or os.path.exists(text):
+        return text
+    expanded = os.path.expandvars(os.path.expanduser(text))
+    if unset := re.search(r"\$(?:([A-Za-z_]\w*)|\{(\w+)\})", expanded):
+        name = unset[1] or unset[2]
+        raise UserError(f"the variable {name} of a path is not set.", path=text, next=f"export {name}=FOLDER")
+    return expanded
+
+
+def write_arguments(path: str | Path, words: list[str]) -> str:
+    """Write words of a command to a file and return `@FILE`, which `read_arguments` replaces by them.
+
+    Linux takes at most 128 KiB in one argument; lists of files and settings have no limit.
+    """
+    if not Path(path).is_file() or read_json(path) != words:
+        write_json(path, words)
+    return f"@{path}"
+
+
+def read_arguments(words: list[str]) -> list[str]:
+    """Return the words, with those of its file in place of each `@FILE.json`. Raises UserError for a missing file."""
+    found: list[str] = []
+    for word in words:
+        found += read_json(word[1:], "file of arguments") if word[:1] == "@" and word.endswith(".json") else [word]
+    return found

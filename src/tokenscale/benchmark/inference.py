@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256_text, write_json
+from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256_text, write_arguments, write_json
 from tokenscale.benchmark.rounds import interleave
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
@@ -56,9 +56,10 @@ def run(arguments: argparse.Namespace) -> int | None:
         # imported by name, so that the machine and the launcher are not part of the benchmark's code
         machine = importlib.import_module("tokenscale.settings.machine").load_machine(arguments.site)
         if machine.starter == "srun":
-            words = ["benchmark", "inference", "--settings", arguments.settings, "--output", str(arguments.output)]
+            words = ["inference", "--settings", arguments.settings, "--output", str(arguments.output), "--run"]
+            file = write_arguments(arguments.output.with_suffix(".arguments.json"), [*words, *map(str, arguments.run)])
             start = importlib.import_module("tokenscale.runs.launch.start")
-            return start.run_single_rank(machine, [*words, "--run", *map(str, arguments.run)])
+            return start.run_single_rank(machine, ["benchmark", file])
     settings = from_json(InferenceBenchmarkSettings, arguments.settings)
     print(format_table(measure(settings, arguments.run, arguments.output)))
     return None

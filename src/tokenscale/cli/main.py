@@ -3,6 +3,7 @@
 import argparse
 import errno
 import importlib
+import io
 import os
 import re
 import sys
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenscale import __version__
 from tokenscale.base.errors import UserError, find_nearest, unknown
+from tokenscale.base.files import expand_path, read_arguments
 
 if TYPE_CHECKING:
     from tokenscale.settings.config import Config
@@ -141,6 +143,10 @@ class Parser(argparse.ArgumentParser):
         self._refuse_unknown_flags(words)
         return super().parse_known_args(words, namespace)
 
+    def _get_value(self, action, arg_string):
+        """Replace `~` and `$VARIABLES` in a path: a shell leaves them in quotes and behind `--flag=`."""
+        return super()._get_value(action, expand_path(arg_string) if action.type is Path else arg_string)
+
     def error(self, message: str) -> None:
         """Print argparse's message as a user's error, with the nearest allowed value, and exit with code 2."""
         found = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
@@ -169,6 +175,9 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: list[str] | None = None) -> int:
     """Run one command. Return its exit code: 0, or 2 for a user's mistake."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):  # a terminal or log that is not UTF-8 shows ? for what it lacks
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     listing = "\n".join(f"  {command:<12} {text}" for command, text in COMMANDS.items())
     parser = Parser(
         prog="tokenscale",
@@ -191,7 +200,7 @@ def main(arguments: list[str] | None = None) -> int:
         module = importlib.import_module(f"tokenscale.cli.{command}")
         command_parser = Parser(prog=f"python -m tokenscale {command}", description=module.__doc__)
         module.add_arguments(command_parser)
-        return module.run(command_parser.parse_args(arguments[1:]))
+        return module.run(command_parser.parse_args(read_arguments(arguments[1:])))
 
     return exit_code(run, f"python -m tokenscale {command} --help")
 

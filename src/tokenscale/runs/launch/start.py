@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import write_arguments
 from tokenscale.runs.launch import failure_hints, lock, ranks
 from tokenscale.runs.launch.attempts import (
     RESUME_EXIT_CODE,
@@ -210,6 +211,8 @@ class Launch:
         """Start the ranks, wait for them and return their exit code. Ranks inherit the file descriptors `keep`."""
         world_size = self.shape.world_size
         argv, variables = self.command(attempt, manifests)
+        rank = argv.index("--settings")
+        argv = [*argv[:rank], write_arguments(self.attempt_directory(attempt) / "arguments.json", argv[rank:])]
         if self.machine.starter == "here":
             return ranks.run_ranks(argv, world_size, variables=variables, keep=keep)
         threads = self.machine.cores_per_rank or ranks.threads_per_rank(world_size)
@@ -225,7 +228,7 @@ class Launch:
             self.outputs(attempt).mkdir(parents=True, exist_ok=True)
             print(f"output of the ranks: {self.outputs(attempt)}/rank=*.log", flush=True)
             print(f"srun is called {_process_age_s():.2f} s after this launcher was", flush=True)
-            with open(self.outputs(attempt) / failure_hints.SRUN, "w") as srun_output:
+            with open(self.outputs(attempt) / failure_hints.SRUN, "w", encoding="utf-8") as srun_output:
                 return ranks.run_processes(
                     [(argv, base | variables)], stderr=srun_output, end_signal=signal.SIGUSR1, keep=keep
                 )

@@ -1,0 +1,70 @@
+"""Words of a command and what it prints: files of arguments, paths as people write them, streams that are not UTF-8."""
+
+import argparse
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import expand_path, read_arguments, write_arguments
+from tokenscale.cli.main import Parser, main
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("text", ["12 µs × 3 → 日本語", "a file named \udcff"])
+def test_what_a_terminal_cannot_show_is_replaced(monkeypatch, encoding, text):
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding, line_buffering=True))
+    assert main(["plan", text]) == 2 and main([]) == 0
+    shown = sys.stderr.buffer.getvalue().decode(encoding)
+    assert shown.startswith("tokenscale: unknown experiment ") and "file named" in shown or "12 " in shown
+    assert "commands:" in sys.stdout.buffer.getvalue().decode(encoding)
+
+
+@pytest.mark.parametrize("words", [[], ["--names", "a b", "", "@x", "–", "line\nline"], ["x" * 300_000] * 3])
+def test_a_file_of_arguments_stands_for_its_words(tmp_path, words):
+    word = write_arguments(tmp_path / "a.json", words)
+    assert read_arguments(["first", word, "@last"]) == ["first", *words, "@last"]
+    before = (tmp_path / "a.json").stat().st_mtime_ns
+    assert write_arguments(tmp_path / "a.json", words) == word and (tmp_path / "a.json").stat().st_mtime_ns == before
+    (tmp_path / "a.json").unlink()
+    with pytest.raises(UserError, match="file of arguments is missing"):
+        read_arguments([word])
+
+
+def test_a_path_is_expanded_as_a_shell_does(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("DATA", str(tmp_path / "data"))
+    monkeypatch.delenv("NOWHERE", raising=False)
+    assert expand_path("~/a/*.parquet") == f"{tmp_path}/a/*.parquet"
+    assert expand_path("$DATA/b") == expand_path("${DATA}/b") == f"{tmp_path}/data/b"
+    for kept in ("a~b", "data/price_5$.txt", "s3://bucket/$DATA/~", "https://host/~user/$x", "~no-such-user/x"):
+        assert expand_path(kept) == kept
+    monkeypatch.chdir(tmp_path)
+    for literal in ("~", "$DATA", "$NOWHERE"):
+        Path(literal).touch()
+        assert expand_path(literal) == literal
+    for unset in ("$NOWHERE/x", "a/${NOWHERE}/b"):
+        with pytest.raises(UserError, match="NOWHERE"):
+            expand_path(unset)
+
+
+def test_paths_behind_flags_are_expanded_and_texts_are_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    parser = Parser()
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--prompt")
+    parsed = parser.parse_args(["--output=~/x.json", "--prompt", "~/$HOME"])
+    assert parsed == argparse.Namespace(output=tmp_path / "x.json", prompt="~/$HOME")
+
+
+def test_a_commands_words_come_from_a_file(tmp_path, capsys):
+    settings = json.dumps(
+        {"name": "c", "source": {"kind": "files", "files": [f"{tmp_path}/{'x' * 200}{i}.txt" for i in range(999)]}}
+    )
+    word = write_arguments(tmp_path / "words.json", ["--settings", settings])
+    assert main(["corpus", word, "--output", str(tmp_path / "c/manifest.json")]) == 2
+    assert "a source file is missing" in capsys.readouterr().err
