@@ -21,7 +21,7 @@ from tokenscale.base.files import sha256_file, write_json
 from tokenscale.benchmark import machine
 from tokenscale.benchmark.rounds import format_columns, format_spread, group_by, interleave
 from tokenscale.cli.main import Parser, exit_code
-from tokenscale.data.batches.batch import Batches, Prefetcher
+from tokenscale.data.batches.batch import Batches, Inputs, Prefetcher
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.corpus.build import build_from
 from tokenscale.data.corpus.raw_text import RawText, records_manifest, write_text_records
@@ -72,15 +72,9 @@ def measure(
     records: list[dict[str, Any]] = []
     for number, (approach, name) in interleave(arms, settings.rounds):
         run, corpus = runs[approach], corpora[name]
-        store_directory = folder / "tokens" / name / run.store.directory if run.store else None
-        files = sorted((store_directory or records_manifest(corpus).parent).iterdir())
-        open_again = functools.partial(
-            open_batches,
-            run,
-            corpus_directory=corpus,
-            tokenizer_directory=tokenizer_directory,
-            store_directory=store_directory,
-        )
+        tokens = folder / "tokens" / name / run.store.directory if run.store else None
+        files = sorted((tokens or records_manifest(corpus).parent).iterdir())
+        open_again = functools.partial(open_batches, run, Inputs(corpus, tokenizer_directory, tokens))
         place = {"approach": approach, "corpus": name, "round": number}
         _read_whole(files)  # a cold round has dropped them
         with machine.pin_to_cores({min(cores)} if cores else set()):

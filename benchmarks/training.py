@@ -21,13 +21,13 @@ from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import write_json
 from tokenscale.benchmark.rounds import format_columns, format_spread, group_by, interleave
 from tokenscale.cli.main import Parser, exit_code
-from tokenscale.data.batches.batch import Batch, Batches
+from tokenscale.data.batches.batch import Batch, Batches, Inputs
 from tokenscale.data.stores.documents import IGNORED
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.provenance import find_versions
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import BudgetSettings, OptimizerSettings, RunSettings, ScheduleSettings, ValidationSettings
-from tokenscale.train.loop import Inputs, Training
+from tokenscale.train.loop import Training
 from tokenscale.train.models.convert_hf import to_hf
 from tokenscale.train.parallel.world import World
 

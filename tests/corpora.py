@@ -3,9 +3,9 @@
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tokenscale.data.batches.batch import Batch, Batches
+from tokenscale.data.batches.batch import Batch, Batches, Inputs
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.corpus.build import assign_split, build_from
 from tokenscale.data.order.permutation import MODULUS
@@ -13,9 +13,6 @@ from tokenscale.data.stores.writing import write_store
 from tokenscale.data.tokenizers.load import build as build_tokenizer
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.run import RunSettings
-
-if TYPE_CHECKING:
-    from tokenscale.train.loop import Inputs
 
 GRAMMAR = Path(__file__).parents[1] / "config/corpora/grammar"
 DESCRIPTION = {"kind": "test", "packages": [{"name": "texts", "version": "1"}]}
@@ -116,27 +113,17 @@ class Lab:
             make_store(path.parent, self.corpus, self.tokenizer, store)
         return path
 
-    def inputs(self, run: RunSettings) -> "Inputs":
+    def inputs(self, run: RunSettings) -> Inputs:
         """The folders that a run reads."""
-        from tokenscale.train.loop import Inputs  # torch, which most who make corpora do without
-
+        store = self.store(run.store) if run.store else None
         return Inputs(
-            corpus=self.corpus,
-            tokenizer=self.tokenizer,
-            store=self.store(run.store) if run.store else None,
-            validation_store=self.store(run.validation_store) if run.validation.rows else None,
+            self.corpus, self.tokenizer, store, self.store(run.validation_store) if run.validation.rows else None
         )
 
     def batches(self, run: RunSettings, rank: int = 0, world_size: int = 1) -> Batches:
         """One rank's batches of a run."""
-        return open_batches(
-            run,
-            corpus_directory=self.corpus,
-            tokenizer_directory=self.tokenizer,
-            store_directory=self.store(run.store) if run.store else None,
-            rank=rank,
-            world_size=world_size,
-        )
+        store = self.store(run.store) if run.store else None
+        return open_batches(run, Inputs(self.corpus, self.tokenizer, store, rank=rank, world_size=world_size))
 
 
 def same(a: Batch, b: Batch) -> bool:

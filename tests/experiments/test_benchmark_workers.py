@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from tests.corpora import HOSTILE, Lab, make_run, texts_around
 from tokenscale.base.errors import UserError
 from tokenscale.benchmark.workers import AnyReader, measure
+from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.batches.torch_data import BatchStream
 
 pytestmark = pytest.mark.experiment
@@ -25,7 +26,7 @@ def test_a_record_counts_the_batches_timed_and_the_first_is_opening(tmp_path, wo
 
     def make():
         time.sleep(0.3)
-        return BatchStream(run, store_directory=lab.store(run.store))
+        return BatchStream(run, Inputs(store=lab.store(run.store)))
 
     record = measure(make, 9, workers)
     batches = lab.batches(run)

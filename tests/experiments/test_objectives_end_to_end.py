@@ -10,9 +10,10 @@ import torch
 
 from tests.corpora import Lab, make_run
 from tokenscale.base.files import read_json
+from tokenscale.data.batches.batch import Inputs
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import BudgetSettings, OptimizerSettings, ScheduleSettings, ValidationSettings
-from tokenscale.train.loop import Inputs, train
+from tokenscale.train.loop import train
 from tokenscale.train.parallel.world import World
 
 pytestmark = pytest.mark.experiment

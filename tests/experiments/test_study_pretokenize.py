@@ -13,6 +13,7 @@ import pytest
 from tests.corpora import HOSTILE, make_corpus, make_run, make_tokenizer, same, texts_around
 from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
+from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.parquet import PaddedStore, TokenListStore
@@ -100,10 +101,9 @@ def test_rows_are_bit_for_bit_those_tokenized_while_training(here, path, extra):
         ("padding-free", "token-list", "token-list"),
     ):
         run = replace(make_run(online, T), global_batch=5)
-        left = {"corpus_directory": here / "corpus", "tokenizer_directory": here / "results/tokenizers/bpe"}
         manifest = here / f"out/{stem}_tokenized_{form}_snappy.manifest.json"
-        a = open_batches(run, **left)
-        b = open_batches(replace(run, approach=offline, storage=storage), store_directory=manifest)
+        a = open_batches(run, Inputs(here / "corpus", here / "results/tokenizers/bpe"))
+        b = open_batches(replace(run, approach=offline, storage=storage), Inputs(store=manifest))
         assert all(same(a.next(), b.next()) for _ in range(3 * len(TEXTS) // 5))
 
 

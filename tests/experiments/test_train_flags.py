@@ -251,9 +251,10 @@ def train(place, monkeypatch, capsys):
 
 def train_rank(world, settings: str, inputs: dict[str, Path], directory: Path) -> None:
     """One rank of a run."""
+    from tokenscale.data.batches.batch import Inputs
     from tokenscale.train import loop
 
-    loop.train(RunSettings.from_json(settings), loop.Inputs(**inputs), directory, world)
+    loop.train(RunSettings.from_json(settings), Inputs(**inputs), directory, world)
 
 
 def train_all(world, jobs: list[tuple]) -> None:

@@ -20,6 +20,7 @@ from tokenscale.arms.record import record
 from tokenscale.arms.train import _end, train
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
+from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.stores.documents import IGNORED
 from tokenscale.parity.recording import read_recording
@@ -122,7 +123,7 @@ def test_an_arm_trains_on_the_batches_of_the_run_and_its_log_is_that_of_every_ru
     run = run_of()
     record = trained(lab, run)
     assert record["outcome"]["status"] == "complete" and record["arm"]["result"]["facts"] == {"words": "counted"}
-    batches = open_batches(run, store_directory=lab.store(run.store) / "manifest.json")
+    batches = open_batches(run, Inputs(store=lab.store(run.store) / "manifest.json"))
     steps = steps_of(run)
     assert len(steps) == STEPS
     for step in steps:
@@ -236,8 +237,8 @@ def test_another_number_of_processes_is_one_message(toy, lab):
 def test_first_tokens_of_documents_count_in_a_stream_and_padding_does_not(lab):
     run = run_of(arm="tokenscale")
     store = lab.store(run.store) / "manifest.json"
-    stream = open_batches(run, store_directory=store)
-    documents = open_batches(replace(run, labels="all"), store_directory=store)
+    stream = open_batches(run, Inputs(store=store))
+    documents = open_batches(replace(run, labels="all"), Inputs(store=store))
     rows = read_json(store)["rows"]
     padded = differing = 0
     for _ in range(-(-rows // 6)):

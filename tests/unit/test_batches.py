@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tests.corpora import HOSTILE, Lab, joined, make_run, same, texts_around
 from tokenscale.base.errors import UserError
-from tokenscale.data.batches.batch import merge_states
+from tokenscale.data.batches.batch import Inputs, merge_states
+from tokenscale.data.batches.open import open_batches
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.order.permutation import permute
 from tokenscale.data.stores.documents import IGNORED
@@ -243,9 +244,9 @@ def test_a_state_of_another_global_batch_is_a_bug(lab):
 def test_offline_approaches_import_no_tokenizer_package(lab, approach):
     run = make_run(approach, sequence_length=T)
     code = (
-        "import sys\nfrom tokenscale.data.batches.open import open_batches\n"
+        "import sys\nfrom tokenscale.data.batches.open import Inputs, open_batches\n"
         "from tokenscale.settings.run import RunSettings\n"
-        f"b = open_batches(RunSettings.from_json({run.to_json()!r}), store_directory={str(lab.store(run.store))!r})\n"
+        f"b = open_batches(RunSettings.from_json({run.to_json()!r}), Inputs(store={str(lab.store(run.store))!r}))\n"
         "b.next(); print([m for m in ('tokenizers', 'tiktoken', 'mistral_common', 'torch') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -255,9 +256,9 @@ def test_offline_approaches_import_no_tokenizer_package(lab, approach):
 def test_an_approach_that_reads_a_store_imports_its_format_alone(lab):
     run = make_run("packed", sequence_length=T)
     code = (
-        "import sys\nfrom tokenscale.data.batches.open import open_batches\n"
+        "import sys\nfrom tokenscale.data.batches.open import Inputs, open_batches\n"
         "from tokenscale.settings.run import RunSettings\n"
-        f"open_batches(RunSettings.from_json({run.to_json()!r}), store_directory={str(lab.store(run.store))!r})\n"
+        f"open_batches(RunSettings.from_json({run.to_json()!r}), Inputs(store={str(lab.store(run.store))!r}))\n"
         "print(sorted(m for m in sys.modules if m.startswith(('tokenscale.data.batches.', 'tokenscale.data.stores.'))))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -267,10 +268,8 @@ def test_an_approach_that_reads_a_store_imports_its_format_alone(lab):
 
 @pytest.mark.parametrize("approach", APPROACHES)
 def test_what_is_missing_is_named(lab, approach):
-    from tokenscale.data.batches.open import open_batches
-
     with pytest.raises(UserError, match="given"):
-        open_batches(make_run(approach, sequence_length=T))
+        open_batches(make_run(approach, sequence_length=T), Inputs())
 
 
 @pytest.mark.parametrize("approach", APPROACHES)
@@ -281,15 +280,13 @@ def test_a_model_with_too_few_embeddings_is_refused(lab, approach):
 
 
 def test_a_store_of_other_text_is_refused(lab, tmp_path):
-    from tokenscale.data.batches.open import open_batches
-
     other = Lab(tmp_path, ["other text"], vocabulary_size=262)
     run = make_run("packed", sequence_length=T)
     with pytest.raises(UserError, match="corpus manifest, sha256"):
-        open_batches(run, corpus_directory=other.corpus, store_directory=lab.store(run.store))
+        open_batches(run, Inputs(other.corpus, store=lab.store(run.store)))
     with pytest.raises(UserError, match="tokenizer"):
         renamed = replace(run, tokenizer=replace(run.tokenizer, name="other"))
-        open_batches(renamed, store_directory=lab.store(run.store))
+        open_batches(renamed, Inputs(store=lab.store(run.store)))
 
 
 def test_length_bucketed_rows_lie_beside_rows_of_their_length(lab):

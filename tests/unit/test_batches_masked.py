@@ -6,7 +6,7 @@ import pytest
 from tests.corpora import HOSTILE, Lab, joined, make_run, same, texts_around
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
-from tokenscale.data.batches.batch import Prefetcher, merge_states
+from tokenscale.data.batches.batch import Inputs, Prefetcher, merge_states
 from tokenscale.data.batches.objectives import SpecialIds, load_special_ids, mask_tokens
 from tokenscale.data.batches.open import load_held_out, open_batches
 from tokenscale.data.stores.documents import IGNORED
@@ -183,7 +183,7 @@ def test_each_epoch_masks_anew(lab):
 def test_a_masked_run_needs_the_tokenizer(lab):
     run = masked_run("packed")
     with pytest.raises(UserError, match="needs the tokenizer") as caught:
-        open_batches(run, store_directory=lab.store(run.store))
+        open_batches(run, Inputs(store=lab.store(run.store)))
     assert "results/tokenizers/bpe" in caught.value.facts["next"]
 
 
@@ -221,7 +221,7 @@ def test_the_held_out_slice_is_masked_once_and_alike_for_every_layout_and_seed(l
         settings = run.store
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(run), "validation_store", settings)
-            return load_held_out(run, store, 263, rank, world_size, lab.tokenizer)[0]
+            return load_held_out(run, Inputs(None, lab.tokenizer, None, store, rank, world_size), 263)[0]
 
     whole = read(run)
     parts = [read(run, rank, world_size) for rank in range(world_size)]

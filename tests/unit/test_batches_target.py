@@ -9,6 +9,7 @@ import pytest
 
 from tests.corpora import HOSTILE, Lab, joined, make_run, make_tokenizer, same
 from tokenscale.base.errors import UserError
+from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.batches.objectives import ignore_sources
 from tokenscale.data.batches.open import load_held_out
 from tokenscale.data.corpus.build import build
@@ -146,8 +147,9 @@ def test_the_held_out_slice_predicts_targets_alone(lab):
     run = make_run("padded", T, labels="target", **RUN)
     store = StoreSettings("packed", split="validation", sequence_length=T, eos=True)
     manifest = read_store_manifest(lab.store(store))
-    found = load_held_out(run, lab.store(store), 300, 0, 1)[0]
-    plain = load_held_out(make_run("padded", T, **RUN), lab.store(store), 300, 0, 1)[0]
+    inputs = Inputs(validation_store=lab.store(store))
+    found = load_held_out(run, inputs, 300)[0]
+    plain = load_held_out(make_run("padded", T, **RUN), inputs, 300)[0]
     expected = plain.labels_bt.copy()
     ignore_sources(plain.tokens_bt, expected, manifest["bos_id"], manifest["eos_id"])
     assert np.array_equal(found.labels_bt, expected) and not np.array_equal(plain.labels_bt, expected)

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from tests.corpora import HOSTILE, Lab, make_run, make_store, texts_around
 from tokenscale.base.errors import UserError
-from tokenscale.data.batches.batch import document_ids, merge_states
+from tokenscale.data.batches.batch import Inputs, document_ids, merge_states
 from tokenscale.data.batches.torch_data import BatchStream, GlobalOrderSampler, StoreDataset, skip_batches
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
@@ -38,14 +38,9 @@ def store_of(lab, approach):
     return folder, READERS[approach](folder, open_store(folder, settings))
 
 
-def stream_of(lab, run, **options):
-    return BatchStream(
-        run,
-        corpus_directory=str(lab.corpus),
-        tokenizer_directory=lab.tokenizer,
-        store_directory=lab.store(run.store) if run.store else None,
-        **options,
-    )
+def stream_of(lab, run, rank=0, world_size=1, **options):
+    store = lab.store(run.store) if run.store else None
+    return BatchStream(run, Inputs(lab.corpus, lab.tokenizer, store, None, rank, world_size), **options)
 
 
 def same(found, batch):
@@ -255,6 +250,6 @@ def test_rows_are_left_out_unread_and_streams_by_reading(lab, approach, read, mo
 
 
 def test_a_missing_store_is_named_where_the_iteration_begins(lab):
-    stream = BatchStream(make_run("packed", sequence_length=T), store_directory=lab.directory / "nowhere")
+    stream = BatchStream(make_run("packed", sequence_length=T), Inputs(store=lab.directory / "nowhere"))
     with pytest.raises(UserError, match="nowhere"):
         next(iter(DataLoader(stream, batch_size=None)))

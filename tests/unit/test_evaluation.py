@@ -17,6 +17,7 @@ from tests.corpora import Lab, make_run
 from tokenscale.base.errors import UserError
 from tokenscale.cli.evaluate import evaluate_store, evaluate_text
 from tokenscale.cli.main import main
+from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.stores.text import encode_documents
 from tokenscale.data.tokenizers.load import load_tokenizer
@@ -32,7 +33,7 @@ from tokenscale.settings.run import (
 )
 from tokenscale.train.checkpoint_models import open_checkpoint
 from tokenscale.train.evaluation.validation import rows_of_documents, windows
-from tokenscale.train.loop import Inputs, train
+from tokenscale.train.loop import train
 from tokenscale.train.parallel.world import World
 
 pytestmark = pytest.mark.slow(20)

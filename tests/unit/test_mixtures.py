@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.corpora import HOSTILE, joined, make_corpus, make_run, make_store, make_tokenizer, same, texts_around
 from tokenscale.base.errors import UserError
 from tokenscale.cli.mixture import write_mixture
-from tokenscale.data.batches.batch import merge_states
+from tokenscale.data.batches.batch import Inputs, merge_states
 from tokenscale.data.batches.open import load_held_out, open_batches
 from tokenscale.data.batches.repetitions import check_repetitions, count_sequences
 from tokenscale.data.mixtures import mixture_order
@@ -147,14 +147,8 @@ class MixedLab:
         text, store = self.manifest(names), self.manifest(names, run.store) if run.store else None
         if run.mixture is None:
             text, store = self.corpora[0], self.folder / "tokens/prose" / run.store.directory if run.store else None
-        return open_batches(
-            run,
-            corpus_directory=text.parent if text.suffix else text,
-            tokenizer_directory=self.tokenizer,
-            store_directory=store,
-            rank=rank,
-            world_size=world_size,
-        )
+        text = text.parent if text.suffix else text
+        return open_batches(run, Inputs(text, self.tokenizer, store, rank=rank, world_size=world_size))
 
 
 @pytest.fixture(scope="module")
@@ -259,14 +253,16 @@ def test_each_corpus_has_its_own_held_out_rows(tmp_path):
     run = replace(mixed_run("packed"), validation=ValidationSettings(rows=2))
     path = mixed.manifest(NAMES[:2], run.validation_store)
     run = replace(run, mixture=make_mixture([(None, (0.0, 1.0))], NAMES[:2]))
-    slices = load_held_out(run, path, 262, 0, 1)
+    slices = load_held_out(run, Inputs(validation_store=path), 262)
     assert [held_out.corpus for held_out in slices] == ["prose", "code"]  # also of the corpus without a weight
     for held_out, name in zip(slices, NAMES, strict=False):
         alone = replace(run, mixture=None, corpus=CorpusSettings(name))
-        (expected,) = load_held_out(alone, mixed.folder / "tokens" / name / run.validation_store.directory, 262, 0, 1)
+        store = mixed.folder / "tokens" / name / run.validation_store.directory
+        (expected,) = load_held_out(alone, Inputs(validation_store=store), 262)
         assert held_out.tokens_bt.tolist() == expected.tokens_bt.tolist()
         assert held_out.global_rows == expected.global_rows > 0
-    shares = [load_held_out(run, path, 262, rank, 3) for rank in range(3)]  # each slice over all ranks
+    ranks = [Inputs(validation_store=path, rank=rank, world_size=3) for rank in range(3)]
+    shares = [load_held_out(run, inputs, 262) for inputs in ranks]  # each slice over all ranks
     for number, held_out in enumerate(slices):
         rows = [row for rank in shares for row in rank[number].tokens_bt.tolist()]
         assert rows == held_out.tokens_bt.tolist()
@@ -348,21 +344,21 @@ def test_changed_missing_and_other_sources_are_refused(tmp_path):
     path = lab.manifest(NAMES, run.store)
     other = replace(run, mixture=make_mixture([(None, (0.5, 0.5))], NAMES[:2]))
     with pytest.raises(UserError, match="other sources than the run") as error:
-        open_batches(other, store_directory=path)
+        open_batches(other, Inputs(store=path))
     assert error.value.facts["expected"] == "prose, code" and "snakemake -f" in error.value.facts["next"]
     source = lab.folder / "tokens/code" / run.store.directory / "manifest.json"
     text = source.read_text()
     source.write_text(text + "\n")
     with pytest.raises(UserError, match="built again with other content") as error:
-        open_batches(run, store_directory=path)
+        open_batches(run, Inputs(store=path))
     assert error.value.facts["source"] == "code"
     source.unlink()
     with pytest.raises(UserError, match="a source of the mixture is missing"):
-        open_batches(run, store_directory=path)
+        open_batches(run, Inputs(store=path))
     source.write_text(text)
     path.write_text('{"schema_version": 1, "sources": [{"name": 3}]}')
     with pytest.raises(UserError, match="malformed|manifest of the mixture"):
-        open_batches(run, store_directory=path)
+        open_batches(run, Inputs(store=path))
 
 
 CORPORA = {"a": {"source": {"documents": 5}}, "b": {"source": {"documents": 6}}}

@@ -14,6 +14,7 @@ from tests.graphs import inductor_replaced
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json
 from tokenscale.costs.flops import Convention, flops_per_token
+from tokenscale.data.batches.batch import Inputs
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
     BudgetSettings,
@@ -24,7 +25,7 @@ from tokenscale.settings.run import (
     ScheduleSettings,
     ValidationSettings,
 )
-from tokenscale.train.loop import Inputs, train
+from tokenscale.train.loop import train
 from tokenscale.train.parallel.world import World
 
 pytestmark = pytest.mark.slow(35)

@@ -13,6 +13,7 @@ import torch
 from tokenscale.arms.prepared import read_record
 from tokenscale.arms.train import LOG_LINES, run_adapter, write_contract
 from tokenscale.base.files import write_json
+from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.batches.open import open_batches
 from tokenscale.parity.recorder import FLOOR_VARIABLE
 from tokenscale.settings.layout import LayoutSettings
@@ -49,7 +50,7 @@ def _record_once(run: RunSettings, store: Path, environment: Path | None, folder
     variables = {FLOOR_VARIABLE: str(floor)} if floor else {}
     work = folder / "arm"
     device = "cuda" if run.device == "auto" and torch.cuda.is_available() else "cpu"
-    batches = open_batches(run, store_directory=store, rank=0, world_size=1)
+    batches = open_batches(run, Inputs(store=store))
     steps = min(STEPS, run.budget.steps)
     options: dict[str, Any] = {"steps": steps, "device": device, "recording": folder}
     write_contract(run, batches, work, record=environment, **options)

@@ -26,7 +26,7 @@ from tokenscale.arms.contract import digest_rows
 from tokenscale.arms.prepared import ARMS, python_of, read_record, source_of
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
-from tokenscale.data.batches.batch import Batches
+from tokenscale.data.batches.batch import Batches, Inputs
 from tokenscale.data.batches.open import open_batches
 from tokenscale.parity import recorder
 from tokenscale.runs.records import provenance
@@ -285,7 +285,7 @@ def train(
     expected: list[dict[str, Any]] = []
     reason = prepared["error"]
     if reason is None:
-        batches = open_batches(run, store_directory=store, rank=rank, world_size=world_size)
+        batches = open_batches(run, Inputs(store=store, rank=rank, world_size=world_size))
         expected = write_contract(run, batches, folder, record=environment, rank=rank, device=device)
         state |= _count(run, batches.vocabulary_size)
         writer.event("init_done", duration_s=time.monotonic() - began)

@@ -22,7 +22,7 @@ from tokenscale.base.files import sha256_file, write_json
 from tokenscale.benchmark import machine, studies
 from tokenscale.benchmark.machine import make_timing_record
 from tokenscale.benchmark.rounds import group_by, interleave
-from tokenscale.data.batches.batch import Batch, Batches, BatchInputs
+from tokenscale.data.batches.batch import Batch, Batches, Inputs
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.batches.stored import PackedBatches
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
@@ -181,12 +181,10 @@ class Sources:
         """Open the batches of an approach."""
         run = self.runs[arm.what]
         run = replace(run, engine=arm.engine) if arm.engine else run
-        return open_batches(run, **self.folders(run))
+        return open_batches(run, self.inputs(run))
 
-    def folders(self, run: RunSettings) -> dict[str, Any]:
-        """Return the input folders of a run."""
-        store = self.stores / run.store.directory if run.store else None
-        return {"corpus_directory": self.corpus, "tokenizer_directory": self.tokenizer, "store_directory": store}
+    def inputs(self, run: RunSettings) -> Inputs:
+        return Inputs(self.corpus, self.tokenizer, self.stores / run.store.directory if run.store else None)
 
     def files(self) -> dict[str, list[Path]]:
         """Return arm → files it reads: the text for online arms, all files of a store for the others.
@@ -196,7 +194,7 @@ class Sources:
         text = [self.corpus / file["name"] for file in read_corpus_manifest(self.corpus)["splits"]["train"]["files"]]
         text += sorted((self.corpus / "records").glob("*"))
         study = self._study_folders()
-        folders = {approach: self.folders(run)["store_directory"] for approach, run in self.runs.items()}
+        folders = {approach: self.inputs(run).store for approach, run in self.runs.items()}
         folders |= zip(studies.ARMS, (None, None, study["token-list"], study["padded"]), strict=True)
         return {
             what: text if folder is None else [path for path in sorted(folder.rglob("*")) if path.is_file()]
@@ -282,7 +280,7 @@ class Sources:
                 return workers.AnyReader(lambda: self._open_study(arm.what))
             run = self.runs[arm.what]
             run = replace(run, engine=arm.engine) if arm.engine else run
-            return BatchStream(run, **self.folders(run))
+            return BatchStream(run, self.inputs(run))
 
         with machine.pin_to_cores(self.cores):
             return workers.measure(make, count, arm.workers)
@@ -293,7 +291,7 @@ class Sources:
         verify = arm.cold or arm.what == "packed, first touch"
         store = PackedStore(self._packed, self._manifest, verify=verify)
         out = np.int32 if arm.what == "packed, int32" else np.int64
-        return PackedBatches(store, run, BatchInputs(), out=out)
+        return PackedBatches(store, run, Inputs(), out=out)
 
     def _measure_copies(self, count: int) -> tuple[dict[str, Any], Any]:
         """Measure the limit: copy inputs and labels of a batch, int64, into existing memory."""

@@ -52,8 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace, signals: Any) -> int:
+    from tokenscale.data.batches.batch import Inputs
     from tokenscale.settings.run import RunSettings
-    from tokenscale.train.loop import Inputs, train
+    from tokenscale.train.loop import train
     from tokenscale.train.parallel.preflight import check_links
     from tokenscale.train.parallel.world import PortTaken, join, wait_for_root_cause
     from tokenscale.train.watchdog import Interrupted

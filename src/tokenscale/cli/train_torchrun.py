@@ -19,10 +19,11 @@ import torch.distributed as dist
 from tokenscale.base.errors import UserError
 from tokenscale.cli.train_inputs import prepare, print_summary
 from tokenscale.cli.train_request import parse_request
+from tokenscale.data.batches.batch import Inputs
 from tokenscale.runs.launch.attempts import RESUME_EXIT_CODE, write_done_file
 from tokenscale.runs.launch.start import open_run
 from tokenscale.settings.run import RunSettings
-from tokenscale.train.loop import Inputs, train
+from tokenscale.train.loop import train
 from tokenscale.train.parallel.world import World, join
 from tokenscale.train.watchdog import Interrupted
 

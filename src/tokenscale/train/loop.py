@@ -3,7 +3,7 @@
 import importlib
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from tokenscale.base.errors import UserError
 from tokenscale.costs.flops import Convention, flops_per_token
-from tokenscale.data.batches.batch import Batches, Prefetcher
+from tokenscale.data.batches.batch import Batches, Inputs, Prefetcher
 from tokenscale.data.batches.open import HeldOutSlice, load_held_out, open_batches
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.runs.records import provenance
@@ -37,16 +37,6 @@ from tokenscale.train.record import Progress, StepLog
 from tokenscale.train.resume import Checkpoints, data_state, log_checkpoints
 from tokenscale.train.trainer import Trainer
 from tokenscale.train.watchdog import Interrupted, Signals, Watchdog
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Directories that a run reads; None for what its data strategy does not need."""
-
-    corpus: Path | None = None
-    tokenizer: Path | None = None
-    store: Path | None = None
-    validation_store: Path | None = None
 
 
 def train(
@@ -90,7 +80,8 @@ class Training:
         self.watch = Watchdog(self.writer.directory / "stacks.txt", hang_s)
         self.writer.event("run_start", world_size=world.size, boot=get_boot_id())
         self.place = run.layout.coordinate(world.rank)
-        self.batches = batches or _batches(run, inputs, self.place.data_rank, world.device)
+        inputs = replace(inputs, rank=self.place.data_rank, world_size=run.layout.data_parallel_size)
+        self.batches = batches or _batches(run, inputs, world.device)
         shape = _shape(run, self.batches.vocabulary_size)
         kernel = choose_kernel(
             run.attention,
@@ -124,10 +115,7 @@ class Training:
         #: one slice, or one for each corpus of a mixture; empty without validation
         self.held_out: list[HeldOutSlice] = []
         if run.validation.rows:
-            vocabulary_size, readers = self.batches.vocabulary_size, run.layout.data_parallel_size
-            self.held_out = load_held_out(
-                run, inputs.validation_store, vocabulary_size, self.place.data_rank, readers, inputs.tokenizer
-            )
+            self.held_out = load_held_out(run, inputs, self.batches.vocabulary_size)
         self.translator: tuple[list[Pair], Tokenizer] | None = None
         if run.validation.bleu:  # read now, so that what is missing is told before the first step
             tokenizer = importlib.import_module(TOKENIZER_LOADER).load_tokenizer(inputs.tokenizer)
@@ -452,15 +440,8 @@ class Training:
         self.world.barrier()
 
 
-def _batches(run: RunSettings, inputs: Inputs, reader: int, device: torch.device) -> Batches:
-    batches = open_batches(
-        run,
-        corpus_directory=inputs.corpus,
-        tokenizer_directory=inputs.tokenizer,
-        store_directory=inputs.store,
-        rank=reader,
-        world_size=run.layout.data_parallel_size,
-    )
+def _batches(run: RunSettings, inputs: Inputs, device: torch.device) -> Batches:
+    batches = open_batches(run, inputs)
     prefetch = device.type != "cpu" if run.prefetch is None else run.prefetch
     return Prefetcher(batches) if prefetch else batches
 

@@ -12,6 +12,7 @@ from tests.unit.study_train.conftest import TEXTS, asked, prepared
 from tokenscale.base.errors import UserError
 from tokenscale.cli.convert import ConvertSettings, convert
 from tokenscale.cli.main import main
+from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.batches.open import open_batches
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.run import RunSettings
@@ -49,7 +50,7 @@ def test_ids_of_an_unknown_tokenizer_are_trained_on(foreign, target, to, approac
     job = prepared("--dataset", target, "--pretokenized", "--sequence-length", "32", "--training-steps", "2")
     assert job.run.approach == approach and job.run.tokenizer.kind == "unknown"
     run = RunSettings.from_json(job.run.to_json())  # as a rank gets it
-    batches = open_batches(run, store_directory=job.manifests["store"])
+    batches = open_batches(run, Inputs(store=job.manifests["store"]))
     found, steps = set(), 2 * int(batches.rows_per_epoch()) // run.global_batch + 1
     for _ in range(steps):
         batch = batches.next()

@@ -38,12 +38,16 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class BatchInputs:
-    """What a rank's batches are read from: folders (or manifests), as far as they are known."""
+class Inputs:
+    """Folders, or manifests in them, that a rank of a run reads; None for what its data-loading strategy does not need.
+
+    `rank` and `world_size` count the ranks that read different rows.
+    """
 
     corpus: Path | None = None
     tokenizer: Path | None = None
     store: Path | None = None
+    validation_store: Path | None = None
     rank: int = 0
     world_size: int = 1
 
@@ -171,9 +175,7 @@ BLOCK_STEPS, BLOCK_ROWS = 64, 8192
 class RowOrder(Batches):
     """Rows of a source in the global order, from which subclasses build batches."""
 
-    def __init__(
-        self, order: ShuffledOrder | MixtureOrder, run: RunSettings, vocabulary_size: int, inputs: BatchInputs
-    ):
+    def __init__(self, order: ShuffledOrder | MixtureOrder, run: RunSettings, vocabulary_size: int, inputs: Inputs):
         self.vocabulary_size = vocabulary_size
         self.slots = np.array(rank_slots(run.global_batch, inputs.rank, inputs.world_size), dtype=np.int64)
         self._order, self._global_batch = order, run.global_batch
@@ -222,7 +224,7 @@ class RowBatches(RowOrder):
         order: ShuffledOrder | MixtureOrder,
         run: RunSettings,
         vocabulary_size: int,
-        inputs: BatchInputs,
+        inputs: Inputs,
     ):
         super().__init__(order, run, vocabulary_size, inputs)
         self._read = read

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.batches.batch import Batch, Batches, BatchInputs, WrappedBatches
+from tokenscale.data.batches.batch import Batch, Batches, Inputs, WrappedBatches
 from tokenscale.data.batches.stored import corpus_manifest
 from tokenscale.data.batches.streams import list_sources
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
@@ -62,7 +62,7 @@ class MaskedBatches(WrappedBatches):
     world size. `useful_tokens` counts the predicted positions.
     """
 
-    def __init__(self, batches: Batches, run: RunSettings, inputs: BatchInputs):
+    def __init__(self, batches: Batches, run: RunSettings, inputs: Inputs):
         super().__init__(batches)
         self._run, self._special = run, load_special_ids(run, inputs.tokenizer)
         self.vocabulary_size = self._special.vocabulary_size
@@ -79,7 +79,7 @@ class MaskedBatches(WrappedBatches):
         return replace(batch, tokens_bt=tokens, labels_bt=labels, useful_tokens=useful)
 
 
-def wrap_masked(batches: Batches, run: RunSettings, inputs: BatchInputs) -> MaskedBatches:
+def wrap_masked(batches: Batches, run: RunSettings, inputs: Inputs) -> MaskedBatches:
     """Wrap the batches of an approach for the objective masked."""
     return MaskedBatches(batches, run, inputs)
 
@@ -186,7 +186,7 @@ class TargetBatches(WrappedBatches):
         return replace(batch, useful_tokens=int(np.count_nonzero(batch.labels_bt != IGNORED)))
 
 
-def wrap_target(batches: Batches, run: RunSettings, inputs: BatchInputs) -> TargetBatches:
+def wrap_target(batches: Batches, run: RunSettings, inputs: Inputs) -> TargetBatches:
     """Wrap the batches of an approach for `labels: target`. Raises UserError as `prepare_target` does."""
     if run.store is not None:
         manifests = [read_store_manifest(where) for where in list_sources(run, inputs.store)]
@@ -230,7 +230,7 @@ Rows = tuple[np.ndarray, np.ndarray]
 OBJECTIVES: dict[
     str,
     tuple[
-        Callable[[Batches, RunSettings, BatchInputs], Batches],
+        Callable[[Batches, RunSettings, Inputs], Batches],
         Callable[[np.ndarray, np.ndarray, np.ndarray, RunSettings, Path | None], Rows],
     ],
 ] = {

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.batches.batch import Batches, BatchInputs, RowBatches
+from tokenscale.data.batches.batch import Batches, Inputs, RowBatches
 from tokenscale.data.batches.streams import StreamBatches, join, list_sources, open_order
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.stores.documents import make_labels, pad_document
@@ -19,7 +19,7 @@ from tokenscale.settings.run import RunSettings
 LENGTHS_BATCH = 64
 
 
-def open_documents(run: RunSettings, inputs: BatchInputs) -> list["OnlineDocuments"]:
+def open_documents(run: RunSettings, inputs: Inputs) -> list["OnlineDocuments"]:
     """Open the documents of each corpus of the run with one tokenizer. Raises UserError if corpus or tokenizer are
     missing.
     """
@@ -74,7 +74,7 @@ class OnlineDocuments:
         return np.array([len(ids) for part in parts for ids in self.documents(part)], dtype=np.int64)
 
 
-def open_padded(run: RunSettings, inputs: BatchInputs) -> RowBatches:
+def open_padded(run: RunSettings, inputs: Inputs) -> RowBatches:
     """Open batches from raw text, bit-identical to those of `pretokenized-padded`."""
     sources = open_documents(run, inputs)
     documents, tokenizer = join(sources), sources[0].tokenizer
@@ -91,13 +91,13 @@ def open_padded(run: RunSettings, inputs: BatchInputs) -> RowBatches:
     return RowBatches(read, order, run, tokenizer.vocabulary_size, inputs)
 
 
-def open_padding_free(run: RunSettings, inputs: BatchInputs) -> StreamBatches:
+def open_padding_free(run: RunSettings, inputs: Inputs) -> StreamBatches:
     sources = open_documents(run, inputs)
     return StreamBatches(sources, run, sources[0].tokenizer.vocabulary_size, inputs)
 
 
 #: approach → function that opens its batches
-OPENERS: dict[str, Callable[[RunSettings, BatchInputs], Batches]] = {
+OPENERS: dict[str, Callable[[RunSettings, Inputs], Batches]] = {
     "padded": open_padded,
     "padding-free": open_padding_free,
 }

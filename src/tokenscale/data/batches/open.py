@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.data.batches.batch import Batches, BatchInputs, document_ids
+from tokenscale.data.batches.batch import Batches, Inputs, document_ids
 from tokenscale.data.batches.objectives import OBJECTIVES, prepare_target, wrap_target
 from tokenscale.data.batches.stored import OPENERS
 from tokenscale.data.batches.streams import list_sources
@@ -19,24 +19,15 @@ from tokenscale.settings.registry import BATCHES
 from tokenscale.settings.run import RunSettings
 
 
-def open_batches(
-    run: RunSettings,
-    *,
-    corpus_directory: Path | None = None,
-    tokenizer_directory: Path | None = None,
-    store_directory: Path | None = None,
-    rank: int = 0,
-    world_size: int = 1,
-) -> Batches:
+def open_batches(run: RunSettings, inputs: Inputs) -> Batches:
     """Open a rank's share of the run's global batches, at step 0.
 
-    Online approaches need the folders of corpus and tokenizer, offline approaches the folder of the store. Offline,
-    corpus and tokenizer are compared with the store if given, and no tokenizer package is imported. The objective
-    `masked` reads the tokenizer's manifest. Raises UserError for missing, changed or unsuitable inputs.
+    Online approaches need corpus and tokenizer, offline approaches the store, which is compared with corpus and
+    tokenizer if they are given; no tokenizer package is imported then. The objective `masked` reads the tokenizer's
+    manifest. Raises UserError for missing, changed or unsuitable inputs.
     """
     if run.approach not in BATCHES:
         raise unknown("approach", run.approach, BATCHES, run=run.identity)
-    inputs = BatchInputs(corpus_directory, tokenizer_directory, store_directory, rank, world_size)
     openers = OPENERS
     if BATCHES[run.approach].format is None:
         from tokenscale.data.batches import online  # with the tokenizers, which are no code of other runs
@@ -65,56 +56,36 @@ class HeldOutSlice:
     corpus: str = ""
 
 
-def load_held_out(
-    run: RunSettings,
-    directory: Path | None,
-    vocabulary_size: int,
-    rank: int,
-    world_size: int,
-    tokenizer_directory: Path | None = None,
-) -> list[HeldOutSlice]:
+def load_held_out(run: RunSettings, inputs: Inputs, vocabulary_size: int) -> list[HeldOutSlice]:
     """Load a rank's share of the first rows of the packed validation store, which are stored shuffled.
 
     With a mixture there is one slice for each of its corpora. The objective `masked` chooses masked tokens by row
     number, equally in every run, and reads the tokenizer's manifest. Raises UserError if the store is missing, changed,
     or does not match the run.
     """
-    if directory is None:
+    if inputs.validation_store is None:
         raise UserError(
             "the run needs a validation store, but none was given.",
             run=run.identity,
             next=f"pass {list_manifests(run)['validation_store']}",
         )
-    return [
-        _load_slice(run, where, corpus.name, vocabulary_size, rank, world_size, tokenizer_directory)
-        for where, corpus in zip(list_sources(run, directory, held_out=True), run.corpora, strict=True)
-    ]
-
-
-def _load_slice(
-    run: RunSettings,
-    directory: Path,
-    corpus: str,
-    vocabulary_size: int,
-    rank: int,
-    world_size: int,
-    tokenizer_directory: Path | None,
-) -> HeldOutSlice:
-    manifest = open_store(
-        directory,
-        run.validation_store,
-        requested_by=run.identity,
-        tokenizer_name=run.tokenizer.name,
-        vocabulary_size=vocabulary_size,
-    )
-    store = PackedStore(directory, manifest)
-    rows = min(run.validation.rows, len(store))
-    mine = rank_slots(rows, rank, world_size)
-    numbers = np.arange(mine.start, mine.stop)
-    tokens_bt, labels_bt = store.rows(numbers)
-    tokens_bt, labels_bt = apply_objective(tokens_bt, labels_bt, numbers, manifest, run, tokenizer_directory)
-    ids = document_ids(store.starts(numbers)) if run.document_mask else None
-    return HeldOutSlice(tokens_bt, labels_bt, rows, ids, corpus)
+    slices = []
+    for where, corpus in zip(list_sources(run, inputs.validation_store, held_out=True), run.corpora, strict=True):
+        manifest = open_store(
+            where,
+            run.validation_store,
+            requested_by=run.identity,
+            tokenizer_name=run.tokenizer.name,
+            vocabulary_size=vocabulary_size,
+        )
+        store = PackedStore(where, manifest)
+        rows = min(run.validation.rows, len(store))
+        numbers = np.array(rank_slots(rows, inputs.rank, inputs.world_size), dtype=np.int64)
+        tokens_bt, labels_bt = store.rows(numbers)
+        tokens_bt, labels_bt = apply_objective(tokens_bt, labels_bt, numbers, manifest, run, inputs.tokenizer)
+        ids = document_ids(store.starts(numbers)) if run.document_mask else None
+        slices.append(HeldOutSlice(tokens_bt, labels_bt, rows, ids, corpus.name))
+    return slices
 
 
 def apply_objective(

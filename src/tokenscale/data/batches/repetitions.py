@@ -50,10 +50,10 @@ def count_sequences(run: RunSettings, manifests: dict[str, Path], needed: list[i
     if not streams:
         folders = [path.parent for path in list_sources(run, manifests["corpus"])]
         return [read_corpus_manifest(folder)["splits"]["train"]["rows"] for folder in folders]
-    from tokenscale.data.batches.batch import BatchInputs
+    from tokenscale.data.batches.batch import Inputs
     from tokenscale.data.batches.online import open_documents
 
-    opened = open_documents(run, BatchInputs(manifests["corpus"], manifests["tokenizer"].parent))
+    opened = open_documents(run, Inputs(manifests["corpus"], manifests["tokenizer"].parent))
     return [
         documents.total_tokens / run.sequence_length
         if source.maximum_repetitions is not None and sequences

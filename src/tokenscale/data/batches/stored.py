@@ -8,7 +8,7 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file
-from tokenscale.data.batches.batch import Batch, Batches, BatchInputs, RowBatches, RowOrder, document_ids
+from tokenscale.data.batches.batch import Batch, Batches, Inputs, RowBatches, RowOrder, document_ids
 from tokenscale.data.batches.streams import StreamBatches, join, list_sources, open_order
 from tokenscale.data.order.permutation import permute, rank_slots, row_digest
 from tokenscale.data.stores.documents import make_labels
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tokenscale.data.stores.parquet import TokenListStore
 
 
-def open_run_stores(run: RunSettings, inputs: BatchInputs) -> list[tuple[Path, dict[str, Any]]]:
+def open_run_stores(run: RunSettings, inputs: Inputs) -> list[tuple[Path, dict[str, Any]]]:
     """Check the run's store, or the stores of its mixture, and return each with its manifest.
 
     `inputs.store` is the folder of the store or of the mixture, or the path of the manifest. Corpus and tokenizer are
@@ -66,20 +66,20 @@ def _exists(directory: Path | None) -> bool:
     return directory is not None and (Path(directory) / "manifest.json").exists()
 
 
-def _open_readers(run: RunSettings, inputs: BatchInputs) -> tuple[list[Any], int]:
+def _open_readers(run: RunSettings, inputs: Inputs) -> tuple[list[Any], int]:
     """Return the readers of the run's stores, and their vocabulary size. Only the run's own format is imported."""
     opened = open_run_stores(run, inputs)
     return [load_reader(run.store.format)(*store) for store in opened], opened[0][1]["vocabulary_size"]
 
 
-def open_pretokenized_padded(run: RunSettings, inputs: BatchInputs) -> RowBatches:
+def open_pretokenized_padded(run: RunSettings, inputs: Inputs) -> RowBatches:
     """Open the rows of a `padded` store, bit-identical to those of the approach `padded`."""
     stores, vocabulary_size = _open_readers(run, inputs)
     order = open_order(run, [len(store) for store in stores])
     return RowBatches(join(stores).rows, order, run, vocabulary_size, inputs)
 
 
-def open_streamed(run: RunSettings, inputs: BatchInputs) -> StreamBatches:
+def open_streamed(run: RunSettings, inputs: Inputs) -> StreamBatches:
     """Open endless streams of a store's documents, bit-identical to those of `padding-free`."""
     stores, vocabulary_size = _open_readers(run, inputs)
     return StreamBatches(stores, run, vocabulary_size, inputs)
@@ -96,7 +96,7 @@ class PackedBatches(RowOrder):
     widen ids later, on a device.
     """
 
-    def __init__(self, store: PackedStore, run: RunSettings, inputs: BatchInputs, out: type = np.int64):
+    def __init__(self, store: PackedStore, run: RunSettings, inputs: Inputs, out: type = np.int64):
         order = open_order(run, store.sizes)
         super().__init__(order, run, store.manifest["vocabulary_size"], inputs)
         self._store = store
@@ -126,7 +126,7 @@ class PackedBatches(RowOrder):
         return Batch(into.tokens_bt, into.labels_bt, useful, self._total, order_digest, ids)
 
 
-def open_packed(run: RunSettings, inputs: BatchInputs) -> PackedBatches:
+def open_packed(run: RunSettings, inputs: Inputs) -> PackedBatches:
     (first, *others) = open_run_stores(run, inputs)
     return PackedBatches(PackedStore(*first, others=others), run, inputs)
 
@@ -146,7 +146,7 @@ class BucketedBatches(Batches):
     length are cut.
     """
 
-    def __init__(self, stores: "list[TokenListStore]", vocabulary_size: int, run: RunSettings, inputs: BatchInputs):
+    def __init__(self, stores: "list[TokenListStore]", vocabulary_size: int, run: RunSettings, inputs: Inputs):
         self.vocabulary_size = vocabulary_size
         self._pad_id: int = stores[0].manifest["padding"]["id"]
         self._store, self._sequence_length = join(stores), run.sequence_length
@@ -185,12 +185,12 @@ class BucketedBatches(Batches):
         self._documents, self._lengths, self._window = documents[shuffled], lengths[shuffled], window
 
 
-def open_length_bucketed(run: RunSettings, inputs: BatchInputs) -> BucketedBatches:
+def open_length_bucketed(run: RunSettings, inputs: Inputs) -> BucketedBatches:
     return BucketedBatches(*_open_readers(run, inputs), run, inputs)
 
 
 #: approach → function that opens its batches
-OPENERS: dict[str, Callable[[RunSettings, BatchInputs], Batches]] = {
+OPENERS: dict[str, Callable[[RunSettings, Inputs], Batches]] = {
     "pretokenized-padded": open_pretokenized_padded,
     "packed": open_packed,
     "length-bucketed": open_length_bucketed,

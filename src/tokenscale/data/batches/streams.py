@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tokenscale.data import mixtures
-from tokenscale.data.batches.batch import Batch, Batches, BatchInputs
+from tokenscale.data.batches.batch import Batch, Batches, Inputs
 from tokenscale.data.order.mixture import MixtureOrder
 from tokenscale.data.order.permutation import ShuffledOrder, get_samples, rank_slots, row_digest
 from tokenscale.data.stores.documents import make_labels
@@ -106,7 +106,7 @@ class StreamBatches(Batches):
     previous documents for raw text.
     """
 
-    def __init__(self, sources: Sequence[Any], run: RunSettings, vocabulary_size: int, inputs: BatchInputs):
+    def __init__(self, sources: Sequence[Any], run: RunSettings, vocabulary_size: int, inputs: Inputs):
         self.vocabulary_size, self._sources = vocabulary_size, sources
         self._sequence_length, self._global_batch = run.sequence_length, run.global_batch
         self._slots = np.array(rank_slots(run.global_batch, inputs.rank, inputs.world_size), dtype=np.int64)

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.batches.batch import BLOCK_STEPS, document_ids
+from tokenscale.data.batches.batch import BLOCK_STEPS, Inputs, document_ids
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.order.permutation import get_samples, rank_slots
 from tokenscale.data.stores.manifest import load_reader, open_store, read_store_manifest
@@ -131,21 +131,11 @@ class BatchStream(IterableDataset[dict[str, Any]]):
     number of workers. The streams of padding-free and token-list cannot seek to a step without reading up to it, so
     each worker reads all batches and skips those of other workers.
 
-    `directories` are those of `open_batches`: corpus_directory, tokenizer_directory, store_directory. They are opened,
-    and errors are raised, when an iteration begins.
+    The inputs are opened, and errors are raised, when an iteration begins.
     """
 
-    def __init__(
-        self,
-        run: RunSettings,
-        *,
-        rank: int = 0,
-        world_size: int = 1,
-        steps: int | None = None,
-        **directories: str | Path | None,
-    ):
-        self._run, self._rank, self._world_size, self._steps = run, rank, world_size, steps
-        self._directories = {name: Path(path) if path else None for name, path in directories.items()}
+    def __init__(self, run: RunSettings, inputs: Inputs, *, steps: int | None = None):
+        self._run, self._inputs, self._steps = run, inputs, steps
         self._state: dict[str, Any] = {"step": 0}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -154,7 +144,7 @@ class BatchStream(IterableDataset[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        batches = open_batches(self._run, rank=self._rank, world_size=self._world_size, **self._directories)
+        batches = open_batches(self._run, self._inputs)
         batches.seek(self._state)
         end = None if self._steps is None else self._state["step"] + self._steps
         skip_batches(batches, worker)
