@@ -53,7 +53,7 @@ def train_together(arguments: argparse.Namespace) -> int:
             raise failure
         if "exit" not in plan:
             run = RunSettings.from_json(plan["run"])
-            inputs = {role: Path(path) for role, path in plan["inputs"].items()}
+            inputs: dict[str, Any] = {role: Path(path) for role, path in plan["inputs"].items()}
             try:
                 train(run, Inputs(**inputs), Path(plan["directory"]), world, plan["attempt"])
                 plan["exit"] = 0

@@ -55,8 +55,12 @@ class Inputs:
 class Batches:
     """A rank's shares of the endless sequence of global batches. By default the state is the next step alone."""
 
-    vocabulary_size: int
     _step = 0
+
+    def __init__(self, run: RunSettings, vocabulary_size: int, inputs: Inputs):
+        self.vocabulary_size, self._global_batch = vocabulary_size, run.global_batch
+        #: places of this rank in each global batch, int64
+        self.slots = np.array(rank_slots(run.global_batch, inputs.rank, inputs.world_size), dtype=np.int64)
 
     def rows_per_epoch(self) -> float:
         """Return the rows of one pass over the data. For a stream: its tokens divided by the sequence length.
@@ -172,23 +176,42 @@ class Prefetcher(WrappedBatches):
 BLOCK_STEPS, BLOCK_ROWS = 64, 8192
 
 
-class RowOrder(Batches):
-    """Rows of a source in the global order, from which subclasses build batches."""
+class RowBatches(Batches):
+    """Rows of a source in the global order. `read(indices)` returns (tokens_bt, labels_bt), int64 [n, T].
 
-    def __init__(self, order: ShuffledOrder | MixtureOrder, run: RunSettings, vocabulary_size: int, inputs: Inputs):
-        self.vocabulary_size = vocabulary_size
-        self.slots = np.array(rank_slots(run.global_batch, inputs.rank, inputs.world_size), dtype=np.int64)
-        self._order, self._global_batch = order, run.global_batch
+    Subclasses that read batches in another way replace `batch`, and `prepare` or `choose`.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None,
+        order: ShuffledOrder | MixtureOrder,
+        run: RunSettings,
+        vocabulary_size: int,
+        inputs: Inputs,
+    ):
+        super().__init__(run, vocabulary_size, inputs)
+        self._read: Any = read
+        self._order = order
         self._first = 0
         self._digests: list[int] = []
 
+    def choose(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return (steps, rows of this rank [steps, slots]) of a block of batches with this step; both int64."""
+        continues = step == self._first + len(self._digests)
+        count = max(BLOCK_STEPS, BLOCK_ROWS // max(1, len(self.slots))) if continues and step else BLOCK_STEPS
+        count = max(1, min(count, self._order.positions_ahead // self._global_batch))
+        steps = np.arange(step, step + count, dtype=np.int64)
+        return steps, self._order.samples(steps[:, None] * self._global_batch + self.slots[None, :])
+
     def prepare(self, indices: np.ndarray) -> None:
         """Set the rows of the next batches, int64 [batches, slots of this rank]."""
-        raise NotImplementedError
+        self._indices = indices
 
     def batch(self, i: int, step: int, order_digest: int) -> Batch:
         """Return batch i of the prepared ones."""
-        raise NotImplementedError
+        tokens_bt, labels_bt = self._read(self._indices[i])
+        return Batch.from_arrays(tokens_bt, labels_bt, order_digest)
 
     def rows_per_epoch(self) -> float:
         return self._order.rows
@@ -198,39 +221,10 @@ class RowOrder(Batches):
         step = self._step
         i = step - self._first
         if not 0 <= i < len(self._digests):
-            self._prepare_block(step)
-            i = 0
+            steps, indices = self.choose(step)
+            self.prepare(indices)
+            self._first, self._digests = int(steps[0]), row_digests(steps, self.slots, indices)
+            i = step - self._first
         batch = self.batch(i, step, self._digests[i])
         self._step = step + 1
         return batch
-
-    def _prepare_block(self, step: int) -> None:
-        continues = step == self._first + len(self._digests)
-        count = max(BLOCK_STEPS, BLOCK_ROWS // max(1, len(self.slots))) if continues and step else BLOCK_STEPS
-        count = max(1, min(count, self._order.positions_ahead // self._global_batch))
-        steps = np.arange(step, step + count, dtype=np.int64)
-        positions = steps[:, None] * self._global_batch + self.slots[None, :]
-        indices = self._order.samples(positions)
-        self.prepare(indices)
-        self._first, self._digests = step, row_digests(steps, self.slots, indices)
-
-
-class RowBatches(RowOrder):
-    """Rows of a source with random access: `read(indices)` returns (tokens_bt, labels_bt), int64 [n, T]."""
-
-    def __init__(
-        self,
-        read: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
-        order: ShuffledOrder | MixtureOrder,
-        run: RunSettings,
-        vocabulary_size: int,
-        inputs: Inputs,
-    ):
-        super().__init__(order, run, vocabulary_size, inputs)
-        self._read = read
-
-    def prepare(self, indices: np.ndarray) -> None:
-        self._indices = indices
-
-    def batch(self, i: int, step: int, order_digest: int) -> Batch:
-        return Batch.from_arrays(*self._read(self._indices[i]), order_digest)

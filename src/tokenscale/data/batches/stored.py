@@ -8,9 +8,9 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file
-from tokenscale.data.batches.batch import Batch, Batches, Inputs, RowBatches, RowOrder, document_ids
+from tokenscale.data.batches.batch import Batch, Batches, Inputs, RowBatches, document_ids
 from tokenscale.data.batches.streams import StreamBatches, join, list_sources, open_order
-from tokenscale.data.order.permutation import permute, rank_slots, row_digest
+from tokenscale.data.order.permutation import permute
 from tokenscale.data.stores.documents import make_labels
 from tokenscale.data.stores.manifest import load_reader, open_store
 from tokenscale.data.stores.packed import PackedStore
@@ -89,7 +89,7 @@ def open_streamed(run: RunSettings, inputs: Inputs) -> StreamBatches:
 AHEAD = 8
 
 
-class PackedBatches(RowOrder):
+class PackedBatches(RowBatches):
     """Rows of the store in the global order, read into two alternating sets of buffers.
 
     The arrays of a batch are overwritten by the second next batch; copy them to keep them longer. Use `out` int32 to
@@ -97,8 +97,7 @@ class PackedBatches(RowOrder):
     """
 
     def __init__(self, store: PackedStore, run: RunSettings, inputs: Inputs, out: type = np.int64):
-        order = open_order(run, store.sizes)
-        super().__init__(order, run, store.manifest["vocabulary_size"], inputs)
+        super().__init__(None, open_order(run, store.sizes), run, store.manifest["vocabulary_size"], inputs)
         self._store = store
         self._buffers = [store.buffers(len(self.slots), out) for _ in range(2)]
         self._ids: list[np.ndarray | None] = [None, None]
@@ -137,7 +136,7 @@ WINDOW = 64
 MULTIPLE = 64
 
 
-class BucketedBatches(Batches):
+class BucketedBatches(RowBatches):
     """One document per row, batched with documents of similar length and padded to the longest.
 
     The documents of every 64 global batches are sorted by length, split into batches again, and the batches are
@@ -147,42 +146,33 @@ class BucketedBatches(Batches):
     """
 
     def __init__(self, stores: "list[TokenListStore]", vocabulary_size: int, run: RunSettings, inputs: Inputs):
-        self.vocabulary_size = vocabulary_size
+        super().__init__(None, open_order(run, [len(store) for store in stores]), run, vocabulary_size, inputs)
         self._pad_id: int = stores[0].manifest["padding"]["id"]
-        self._store, self._sequence_length = join(stores), run.sequence_length
-        self._order = open_order(run, [len(store) for store in stores])
-        self._global_batch, self._seed = run.global_batch, run.effective_seed
-        self._slots = np.array(rank_slots(run.global_batch, inputs.rank, inputs.world_size), dtype=np.int64)
-        self._window = -1
+        self._store, self._sequence_length, self._seed = join(stores), run.sequence_length, run.effective_seed
         for store in stores:
             store.lengths_of(np.zeros(0, dtype=np.int64))  # load lengths now, not in the first batch
 
-    def rows_per_epoch(self) -> float:
-        return len(self._store)
-
-    def next(self) -> Batch:
-        """Return this rank's share of the next global batch, as wide as its longest document over all ranks."""
-        step = self._step
-        if step // WINDOW != self._window:
-            self._compute_window(step // WINDOW)
-        documents, lengths = self._documents[step % WINDOW], self._lengths[step % WINDOW]
-        width = min(self._sequence_length, -(-(int(lengths.max()) - 1) // MULTIPLE) * MULTIPLE or MULTIPLE) + 1
-        tokens = np.full((len(self._slots), width), self._pad_id, dtype=np.int64)
-        for row, document in zip(tokens, documents[self._slots].tolist(), strict=True):
-            ids = self._store.document(document)[:width]
-            row[: len(ids)] = ids
-        labels = make_labels(tokens, lengths=np.minimum(lengths[self._slots], width))
-        self._step = step + 1
-        return Batch.from_arrays(tokens[:, :-1], labels, row_digest(step, self._slots, documents[self._slots]))
-
-    def _compute_window(self, window: int) -> None:
-        """Compute the batches of a window: sort its documents by length, split and shuffle."""
-        positions = window * WINDOW * self._global_batch + np.arange(WINDOW * self._global_batch, dtype=np.int64)
-        documents = self._order.samples(positions)
+    def choose(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the batches of a step's window: its documents sorted by length, split and shuffled."""
+        window = step // WINDOW
+        steps = np.arange(window * WINDOW, (window + 1) * WINDOW, dtype=np.int64)
+        documents = self._order.samples((steps[:, None] * self._global_batch + np.arange(self._global_batch)).ravel())
         lengths = self._store.lengths_of(documents)
         by_length = np.argsort(lengths, kind="stable").reshape(WINDOW, self._global_batch)
         shuffled = by_length[permute(np.arange(WINDOW), WINDOW, self._seed, epoch=window)]
-        self._documents, self._lengths, self._window = documents[shuffled], lengths[shuffled], window
+        self._lengths = lengths[shuffled]
+        return steps, documents[shuffled][:, self.slots]
+
+    def batch(self, i: int, step: int, order_digest: int) -> Batch:
+        """Return a batch as wide as its longest document over all ranks."""
+        lengths = self._lengths[i]
+        width = min(self._sequence_length, -(-(int(lengths.max()) - 1) // MULTIPLE) * MULTIPLE or MULTIPLE) + 1
+        tokens = np.full((len(self.slots), width), self._pad_id, dtype=np.int64)
+        for row, document in zip(tokens, self._indices[i].tolist(), strict=True):
+            ids = self._store.document(document)[:width]
+            row[: len(ids)] = ids
+        labels = make_labels(tokens, lengths=np.minimum(lengths[self.slots], width))
+        return Batch.from_arrays(tokens[:, :-1], labels, order_digest)
 
 
 def open_length_bucketed(run: RunSettings, inputs: Inputs) -> BucketedBatches:

@@ -16,7 +16,7 @@ import numpy as np
 from tokenscale.data import mixtures
 from tokenscale.data.batches.batch import Batch, Batches, Inputs
 from tokenscale.data.order.mixture import MixtureOrder
-from tokenscale.data.order.permutation import ShuffledOrder, get_samples, rank_slots, row_digest
+from tokenscale.data.order.permutation import ShuffledOrder, get_samples, row_digest
 from tokenscale.data.stores.documents import make_labels
 from tokenscale.settings.run import RunSettings
 
@@ -107,9 +107,8 @@ class StreamBatches(Batches):
     """
 
     def __init__(self, sources: Sequence[Any], run: RunSettings, vocabulary_size: int, inputs: Inputs):
-        self.vocabulary_size, self._sources = vocabulary_size, sources
-        self._sequence_length, self._global_batch = run.sequence_length, run.global_batch
-        self._slots = np.array(rank_slots(run.global_batch, inputs.rank, inputs.world_size), dtype=np.int64)
+        super().__init__(run, vocabulary_size, inputs)
+        self._sources, self._sequence_length = sources, run.sequence_length
         sizes = [len(documents) for documents in sources]
         order = open_order(run, sizes)
         seeds = [order.source_seed(number) for number in range(len(sources))]
@@ -120,9 +119,9 @@ class StreamBatches(Batches):
         #: streams of each slot, one for each source
         self._streams = [
             [_Stream(documents, int(slot), run.global_batch, seed, first) for documents, seed, first in facts]
-            for slot in self._slots
+            for slot in self.slots
         ]
-        self._block_start, self._block = 0, np.zeros((0, len(self._slots)), dtype=np.int64)
+        self._block_start, self._block = 0, np.zeros((0, len(self.slots)), dtype=np.int64)
 
     def rows_per_epoch(self) -> float:
         return sum(documents.total_tokens for documents in self._sources) / self._sequence_length
@@ -134,14 +133,14 @@ class StreamBatches(Batches):
         chosen = self._choose_streams()
         first = np.array([(*s.position(), s.document()) for s in chosen], dtype=np.int64).reshape(rows, 3)
         starts = [stream.fill(row) for stream, row in zip(chosen, tokens, strict=True)]
-        digest = row_digest(self._step, self._slots, *first.T)
+        digest = row_digest(self._step, self.slots, *first.T)
         self._step += 1
         return Batch.from_arrays(tokens[:, :-1], make_labels(tokens, starts), digest)
 
     def state(self) -> dict[str, Any]:
         """Return {"step": the next step, "slots": {slot: [document, offset]}}."""
         slots: dict[str, Any] = {}
-        for slot, streams in zip(self._slots.tolist(), self._streams, strict=True):
+        for slot, streams in zip(self.slots.tolist(), self._streams, strict=True):
             positions = [list(stream.position()) for stream in streams]
             slots[str(slot)] = positions[0] if self._order is None else positions
         return {"step": self._step, "slots": slots}
@@ -150,15 +149,15 @@ class StreamBatches(Batches):
         """Continue at a state of any world size, or at a step: {"step": k}."""
         super().seek(state)
         known = state.get("slots", {})
-        unknown = [n for n, slot in enumerate(self._slots.tolist()) if str(slot) not in known]
-        for slot, streams in zip(self._slots.tolist(), self._streams, strict=True):
+        unknown = [n for n, slot in enumerate(self.slots.tolist()) if str(slot) not in known]
+        for slot, streams in zip(self.slots.tolist(), self._streams, strict=True):
             if str(slot) in known:
                 positions = [known[str(slot)]] if self._order is None else known[str(slot)]
                 for stream, position in zip(streams, positions, strict=True):
                     stream.seek(*position)
         rows = np.full((len(unknown), 1), self._step, dtype=np.int64)
         if unknown and self._order is not None:
-            rows = self._order.count_by_slot(self._step, self._global_batch, self._slots[unknown])
+            rows = self._order.count_by_slot(self._step, self._global_batch, self.slots[unknown])
         for n, counts in zip(unknown, rows.tolist(), strict=True):
             for stream, count in zip(self._streams[n], counts, strict=True):
                 stream.seek_token(count * self._sequence_length)
@@ -170,7 +169,7 @@ class StreamBatches(Batches):
         if not self._block_start <= self._step < self._block_start + len(self._block):
             steps = np.arange(self._step, self._step + BLOCK_STEPS, dtype=np.int64)
             self._block_start = self._step
-            self._block = self._order.locate(steps[:, None] * self._global_batch + self._slots[None, :])[0]
+            self._block = self._order.locate(steps[:, None] * self._global_batch + self.slots[None, :])[0]
         numbers = self._block[self._step - self._block_start].tolist()
         return [streams[number] for streams, number in zip(self._streams, numbers, strict=True)]
 
