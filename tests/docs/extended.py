@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenscale.data.batches.pairs import pairs_of, wrap_pairs
+from tokenscale.data.batches.pairs import open_pairs, pairs_of
 from tokenscale.train.models.dpo import BETA, DPO
 from torch import nn
 
@@ -192,4 +192,4 @@ def test_layouts_that_cut_the_model_are_refused():
     for layout in (LayoutSettings(tensor=2), LayoutSettings(pipeline=2), LayoutSettings(shard=2)):
         assert any("whole model" in text for _, text in replace(run_with(), layout=layout).problems())
     with pytest.raises(UserError, match="bounds"):
-        wrap_pairs(None, run_with("packed", document_mask=True), None)
+        open_pairs(run_with("packed", document_mask=True), None, held_out=False)

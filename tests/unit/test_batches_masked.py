@@ -7,7 +7,7 @@ from tests.corpora import HOSTILE, Lab, joined, make_run, same, texts_around
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
 from tokenscale.data.batches.batch import Inputs, Prefetcher, merge_states
-from tokenscale.data.batches.objectives import SpecialIds, load_special_ids, mask_tokens
+from tokenscale.data.batches.objectives import mask_tokens, open_masked
 from tokenscale.data.batches.open import load_held_out, open_batches
 from tokenscale.data.stores.documents import IGNORED
 from tokenscale.data.tokenizers.load import build
@@ -188,13 +188,15 @@ def test_a_masked_run_needs_the_tokenizer(lab):
 
 
 def test_the_mask_is_the_tokenizers_own_or_one_more_id(lab, tmp_path):
-    run = masked_run("packed")
-    assert load_special_ids(run, lab.tokenizer) == SpecialIds(mask_id=262, ids=(0, 1, 2), tokenizer_size=262)
-    assert load_special_ids(run, lab.tokenizer).vocabulary_size == 263
+    def masking(tokenizer):
+        change = open_masked(masked_run("packed"), tokenizer, held_out=False)
+        options = change.apply.keywords
+        return options["mask_id"], options["special_ids"], options["vocabulary_size"], change.vocabulary_size
+
+    assert masking(lab.tokenizer) == (262, [0, 1, 2], 262, 263)
     manifest = read_json(lab.tokenizer / "manifest.json", "manifest")
     write_json(tmp_path / "manifest.json", manifest | {"mask_id": 7, "eos_id": None})
-    assert load_special_ids(run, tmp_path) == SpecialIds(mask_id=7, ids=(0, 2), tokenizer_size=262)
-    assert load_special_ids(run, tmp_path).vocabulary_size == 262
+    assert masking(tmp_path) == (7, [0, 2], 262, 262)
 
 
 @pytest.mark.parametrize("mask", ["[MASK]", "<mask>", "<blank>", None])
@@ -206,9 +208,8 @@ def test_a_tokenizer_of_others_says_which_token_masks(tmp_path, mask):
     tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "word")).save(str(tmp_path / "in" / "tokenizer.json"))
     write_json(tmp_path / "in" / "special_tokens_map.json", {"mask_token": mask})
     build(TokenizerSettings(name="hf", kind="huggingface", source=str(tmp_path / "in")), tmp_path / "out")
-    assert (
-        load_special_ids(masked_run("packed"), tmp_path / "out").mask_id == 2
-    )  # None: one behind the two that there are
+    change = open_masked(masked_run("packed"), tmp_path / "out", held_out=False)
+    assert change.apply.keywords["mask_id"] == 2  # None: one behind the two that there are
     assert ("mask_id" in read_json(tmp_path / "out" / "manifest.json", "manifest")) == (mask is not None)
 
 

@@ -14,8 +14,8 @@ from tokenscale.analysis.ingest import bleu as bleu_of
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json, read_json, report_malformed
 from tokenscale.cli.pretokenize_file import reword_for_flags
-from tokenscale.data.batches.batch import document_ids
-from tokenscale.data.batches.open import apply_objective
+from tokenscale.data.batches.batch import RowChange, document_ids
+from tokenscale.data.batches.objectives import open_change
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.corpus.read import read_texts
 from tokenscale.data.stores.manifest import open_store, read_store_manifest, resolve_store
@@ -249,12 +249,13 @@ def evaluate_store(
     )
     reader = PackedStore(store, manifest)
     last = len(reader) if rows is None else min(rows, len(reader))
+    change = open_change(opened.run, opened.tokenizer, [manifest], held_out=True)
 
     def batches() -> Iterator[Rows]:
         for begin in range(0, last, opened.run.micro_batch):
             numbers = np.arange(begin, min(begin + opened.run.micro_batch, last))
             ids = document_ids(reader.starts(numbers)) if opened.run.document_mask else None
-            yield _apply_objective(Rows(*reader.rows(numbers), ids, numbers), opened, manifest)
+            yield _apply(change, Rows(*reader.rows(numbers), ids, numbers))
 
     found = scores(opened.model, batches(), opened.device, autocast_of(opened.run.precision, opened.device), report)
     return opened, _check_counted(found, store)
@@ -284,7 +285,8 @@ def evaluate_text(
     facts = {"document_parts": pairs, "bos_id": documents.tokenizer.bos_id, "eos_id": documents.tokenizer.eos_id}
     # causal attention does not see padding, which comes last; bidirectional attention would
     made = rows_of_documents(documents, run.sequence_length, run.micro_batch, padded=causal)
-    requested = (_apply_objective(batch, opened, facts) for batch in made)
+    change = open_change(run, opened.tokenizer, [facts], held_out=True)
+    requested = (_apply(change, batch) for batch in made)
     found = scores(opened.model, requested, opened.device, autocast_of(run.precision, opened.device), report)
     if causal and not pairs:
         found.text_bytes = documents.text_bytes
@@ -328,11 +330,9 @@ def _open_texts(where: str, split: str, text_column: str) -> tuple[Iterator[list
     return iter(lambda: list(itertools.islice(whole, BATCH_DOCUMENTS)), []), False
 
 
-def _apply_objective(rows: Rows, opened: CheckpointModel, manifest: dict[str, Any]) -> Rows:
+def _apply(change: RowChange, rows: Rows) -> Rows:
     """Return the rows with the labels and the masks that the run was trained with."""
-    tokens, labels = apply_objective(
-        rows.tokens_bt, rows.labels_bt, rows.numbers, manifest, opened.run, opened.tokenizer
-    )
+    tokens, labels = change.apply(rows.tokens_bt, rows.labels_bt, rows.numbers)
     return replace(rows, tokens_bt=tokens, labels_bt=labels)
 
 

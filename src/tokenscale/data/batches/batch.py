@@ -14,6 +14,11 @@ from tokenscale.data.stores.documents import IGNORED
 from tokenscale.settings.run import RunSettings
 
 
+def count_labels(labels_bt: np.ndarray) -> int:
+    """Return the number of labels that are not ignored."""
+    return int(np.count_nonzero(labels_bt != IGNORED))
+
+
 @dataclass(frozen=True)
 class Batch:
     """A rank's share of one global batch. A rank without rows has shapes [0, T]."""
@@ -28,8 +33,7 @@ class Batch:
     @classmethod
     def from_arrays(cls, tokens_bt: np.ndarray, labels_bt: np.ndarray, order_digest: int) -> "Batch":
         """Return a batch of these arrays, with useful tokens counted."""
-        useful = int(np.count_nonzero(labels_bt != IGNORED))
-        return cls(tokens_bt, labels_bt, useful, tokens_bt.size, order_digest)
+        return cls(tokens_bt, labels_bt, count_labels(labels_bt), tokens_bt.size, order_digest)
 
     def copy(self) -> "Batch":
         """Return the batch with copied arrays."""
@@ -100,6 +104,37 @@ class WrappedBatches(Batches):
 
     def seek(self, state: dict[str, Any]) -> None:
         self._batches.seek(state)
+
+
+@dataclass(frozen=True)
+class RowChange:
+    """What a run predicts, as a change of the rows of any approach.
+
+    `apply(tokens_bt, labels_bt, numbers)` returns the changed (tokens_bt, labels_bt), int64 [n, …]; it may overwrite
+    its arguments. `numbers`, int64 [n], are positions in the endless global order (step * global_batch + slot), or the
+    numbers of held-out rows. Whatever is random depends on them, so that it is the same at every world size.
+    `count(labels_bt)` returns the useful tokens, by which the sum of losses is divided. `vocabulary_size` is set if
+    rows have ids beyond those of the tokenizer.
+    """
+
+    apply: Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+    count: Callable[[np.ndarray], int] = count_labels
+    vocabulary_size: int | None = None
+
+
+class ChangedBatches(WrappedBatches):
+    """Batches with a change of their rows."""
+
+    def __init__(self, batches: Batches, change: RowChange, run: RunSettings, inputs: Inputs):
+        Batches.__init__(self, run, change.vocabulary_size or batches.vocabulary_size, inputs)
+        self._batches, self._change = batches, change
+
+    def next(self) -> Batch:
+        """Return this rank's share of the next global batch."""
+        numbers = self._batches.state()["step"] * self._global_batch + self.slots
+        batch = self._batches.next()
+        tokens, labels = self._change.apply(batch.tokens_bt, batch.labels_bt, numbers)
+        return replace(batch, tokens_bt=tokens, labels_bt=labels, useful_tokens=self._change.count(labels))
 
 
 def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:

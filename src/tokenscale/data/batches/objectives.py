@@ -1,48 +1,32 @@
-"""What a run predicts: objectives and choices of labels, applied to the batches of any approach."""
+"""What a run predicts: objectives and choices of labels, as changes of the rows of any approach."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.batches.batch import Batch, Batches, Inputs, WrappedBatches
-from tokenscale.data.batches.stored import corpus_manifest
-from tokenscale.data.batches.streams import list_sources
-from tokenscale.data.corpus.raw_text import read_corpus_manifest
-from tokenscale.data.order.permutation import mix64, rank_slots
+from tokenscale.data.batches.batch import RowChange
+from tokenscale.data.order.permutation import mix64
 from tokenscale.data.stores.documents import IGNORED
-from tokenscale.data.stores.manifest import read_store_manifest
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.settings.run import RunSettings
 
 #: shares of the chosen tokens that become the mask token and a random token; the rest is unchanged
 MASKED, RANDOM = 0.8, 0.1
 _HALF, _ALL = 1 << 32, (1 << 64) - 1
-#: seed for the held-out slice, so that every run predicts the same positions
+#: seed for held-out rows, so that every run predicts the same positions
 HELD_OUT_SEED = 0x6D61736B
 
 
-@dataclass(frozen=True)
-class SpecialIds:
-    """Special ids of a tokenizer, which are never predicted or drawn. Without a mask token, `mask_id` is the first id
-    after the vocabulary.
+def open_masked(run: RunSettings, tokenizer_directory: Path | None, held_out: bool) -> RowChange:
+    """Mask rows for a masked language model (BERT, Devlin et al. 2019). Special ids come from the tokenizer's manifest.
+
+    Without a mask token, its id is the first one after the vocabulary. Raises UserError if no tokenizer is given.
     """
-
-    mask_id: int
-    ids: tuple[int, ...]
-    tokenizer_size: int
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Vocabulary size of masked batches, which the model's embedding must cover."""
-        return max(self.tokenizer_size, self.mask_id + 1)
-
-
-def load_special_ids(run: RunSettings, tokenizer_directory: Path | None) -> SpecialIds:
-    """Load special ids from the tokenizer's manifest. Raises UserError if no tokenizer is given."""
     if tokenizer_directory is None:
         raise UserError(
             "objective masked needs the tokenizer, but none was given.",
@@ -50,64 +34,17 @@ def load_special_ids(run: RunSettings, tokenizer_directory: Path | None) -> Spec
             next=f"pass the folder results/tokenizers/{run.tokenizer.name}",
         )
     manifest = read_tokenizer_manifest(tokenizer_directory)
-    size, mask = manifest["vocabulary_size"], manifest.get("mask_id")
-    ids = {manifest[name] for name in ("bos_id", "eos_id", "pad_id")} - {None}
-    return SpecialIds(size if mask is None else mask, tuple(sorted(ids)), size)
-
-
-class MaskedBatches(WrappedBatches):
-    """Batches of a masked language model (BERT, Devlin et al. 2019).
-
-    Masking depends on the position in the endless global order: it differs between epochs and is the same at every
-    world size. `useful_tokens` counts the predicted positions.
-    """
-
-    def __init__(self, batches: Batches, run: RunSettings, inputs: Inputs):
-        super().__init__(batches)
-        self._run, self._special = run, load_special_ids(run, inputs.tokenizer)
-        self.vocabulary_size = self._special.vocabulary_size
-        self._slots = np.array(rank_slots(run.global_batch, inputs.rank, inputs.world_size), dtype=np.int64)
-
-    def next(self) -> Batch:
-        """Return this rank's share of the next global batch. Arrays are copies, except for the document ids."""
-        samples = self._batches.state()["step"] * self._run.global_batch + self._slots
-        batch = self._batches.next()
-        tokens, labels = _mask_batch(
-            batch.tokens_bt, batch.labels_bt, samples, self._run, self._special, self._run.effective_seed
-        )
-        useful = int(np.count_nonzero(labels != IGNORED))
-        return replace(batch, tokens_bt=tokens, labels_bt=labels, useful_tokens=useful)
-
-
-def wrap_masked(batches: Batches, run: RunSettings, inputs: Inputs) -> MaskedBatches:
-    """Wrap the batches of an approach for the objective masked."""
-    return MaskedBatches(batches, run, inputs)
-
-
-def prepare_masked(
-    tokens_bt: np.ndarray,
-    labels_bt: np.ndarray,
-    numbers: np.ndarray,
-    run: RunSettings,
-    tokenizer_directory: Path | None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return (inputs, labels) of held-out rows, masked by their row numbers."""
-    return _mask_batch(tokens_bt, labels_bt, numbers, run, load_special_ids(run, tokenizer_directory), HELD_OUT_SEED)
-
-
-def _mask_batch(
-    tokens_bt: np.ndarray, labels_bt: np.ndarray, samples: np.ndarray, run: RunSettings, special: SpecialIds, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    return mask_tokens(
-        tokens_bt,
-        labels_bt,
-        samples,
-        seed=seed,
-        vocabulary_size=special.tokenizer_size,
-        mask_id=special.mask_id,
-        special_ids=special.ids,
+    size = manifest["vocabulary_size"]
+    mask_id = size if manifest.get("mask_id") is None else manifest["mask_id"]
+    apply = partial(
+        mask_tokens,
+        seed=HELD_OUT_SEED if held_out else run.effective_seed,
+        vocabulary_size=size,
+        mask_id=mask_id,
+        special_ids=sorted({manifest[name] for name in ("bos_id", "eos_id", "pad_id")} - {None}),
         share=run.masking.share,
     )
+    return RowChange(apply, vocabulary_size=max(size, mask_id + 1))
 
 
 def mask_tokens(
@@ -168,45 +105,8 @@ def ignore_sources(tokens_bt: np.ndarray, labels_bt: np.ndarray, bos_id: int, eo
     labels_bt[begun > ended] = IGNORED
 
 
-class TargetBatches(WrappedBatches):
-    """Batches of translation pairs in which only target tokens are predicted, by a causal language model.
-
-    A pair is one document: BOS + source + EOS + target + EOS. Text never becomes a control id, so rows of every format
-    show where a target begins: after the first EOS that follows a BOS.
-    """
-
-    def __init__(self, batches: Batches, bos_id: int, eos_id: int):
-        super().__init__(batches)
-        self._ids = bos_id, eos_id
-
-    def next(self) -> Batch:
-        """Return this rank's share of the next global batch."""
-        batch = self._batches.next()
-        ignore_sources(batch.tokens_bt, batch.labels_bt, *self._ids)
-        return replace(batch, useful_tokens=int(np.count_nonzero(batch.labels_bt != IGNORED)))
-
-
-def wrap_target(batches: Batches, run: RunSettings, inputs: Inputs) -> TargetBatches:
-    """Wrap the batches of an approach for `labels: target`. Raises UserError as `prepare_target` does."""
-    if run.store is not None:
-        manifests = [read_store_manifest(where) for where in list_sources(run, inputs.store)]
-    else:
-        corpora = [read_corpus_manifest(corpus_manifest(where).parent) for where in list_sources(run, inputs.corpus)]
-        tokenizer = read_tokenizer_manifest(inputs.tokenizer)
-        manifests = [tokenizer | {"document_parts": corpus.get("pairs")} for corpus in corpora]
-    (ids,) = {_read_ids(manifest, run) for manifest in manifests}
-    return TargetBatches(batches, *ids)
-
-
-def prepare_target(tokens_bt: np.ndarray, labels_bt: np.ndarray, manifest: dict[str, Any], run: RunSettings) -> None:
-    """Ignore the labels of sources in held-out rows, in place. Raises UserError for documents that are not pairs, or
-    one id for BOS and EOS.
-    """
-    ignore_sources(tokens_bt, labels_bt, *_read_ids(manifest, run))
-
-
 def _read_ids(manifest: dict[str, Any], run: RunSettings) -> tuple[int, int]:
-    """Return (BOS id, EOS id). Raises UserError as `prepare_target` does."""
+    """Return (BOS id, EOS id). Raises UserError for documents that are not pairs, or one id for BOS and EOS."""
     if not manifest.get("document_parts"):
         raise UserError(
             "labels: target needs pairs, but the documents are not pairs.",
@@ -225,14 +125,31 @@ def _read_ids(manifest: dict[str, Any], run: RunSettings) -> tuple[int, int]:
     return manifest["bos_id"], manifest["eos_id"]
 
 
-Rows = tuple[np.ndarray, np.ndarray]
-#: objective → functions that change the batches of an approach, and held-out rows; others leave both unchanged
-OBJECTIVES: dict[
-    str,
-    tuple[
-        Callable[[Batches, RunSettings, Inputs], Batches],
-        Callable[[np.ndarray, np.ndarray, np.ndarray, RunSettings, Path | None], Rows],
-    ],
-] = {
-    "masked": (wrap_masked, prepare_masked),
+#: objective → function that opens its change of rows; other objectives change nothing
+OBJECTIVES: dict[str, Callable[[RunSettings, Path | None, bool], RowChange]] = {
+    "masked": open_masked,
 }
+UNCHANGED = RowChange(lambda tokens_bt, labels_bt, numbers: (tokens_bt, labels_bt))
+
+
+def open_change(
+    run: RunSettings, tokenizer_directory: Path | None, manifests: Sequence[dict[str, Any]], *, held_out: bool = False
+) -> RowChange:
+    """Return the change that the run's objective and its choice of labels make in rows; `UNCHANGED` if there is none.
+
+    With `labels: target`, a causal language model predicts only the target tokens of translation pairs. A pair is one
+    document: BOS + source + EOS + target + EOS. Text never becomes a control id, so rows of every format show where a
+    target begins: after the first EOS that follows a BOS. `manifests`, of the stores or with their keys document_parts,
+    bos_id and eos_id, are only read then. Raises UserError for documents that are not pairs, one id for BOS and EOS, or
+    a missing tokenizer.
+    """
+    change = OBJECTIVES[run.objective](run, tokenizer_directory, held_out) if run.objective in OBJECTIVES else UNCHANGED
+    if run.labels != "target":
+        return change
+    (ids,) = {_read_ids(manifest, run) for manifest in manifests}
+
+    def apply(tokens_bt: np.ndarray, labels_bt: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        ignore_sources(tokens_bt, labels_bt, *ids)
+        return change.apply(tokens_bt, labels_bt, numbers)
+
+    return replace(change, apply=apply)

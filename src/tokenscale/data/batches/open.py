@@ -1,19 +1,20 @@
 """Open the batches and the held-out rows of a run."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.data.batches.batch import Batches, Inputs, document_ids
-from tokenscale.data.batches.objectives import OBJECTIVES, prepare_target, wrap_target
-from tokenscale.data.batches.stored import OPENERS
+from tokenscale.data.batches.batch import Batches, ChangedBatches, Inputs, document_ids
+from tokenscale.data.batches.objectives import UNCHANGED, open_change
+from tokenscale.data.batches.stored import OPENERS, corpus_manifest
 from tokenscale.data.batches.streams import list_sources
+from tokenscale.data.corpus.raw_text import read_corpus_manifest
 from tokenscale.data.order.permutation import rank_slots
-from tokenscale.data.stores.manifest import open_store
+from tokenscale.data.stores.manifest import open_store, read_store_manifest
 from tokenscale.data.stores.packed import PackedStore
+from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.settings.manifests import list_manifests
 from tokenscale.settings.registry import BATCHES
 from tokenscale.settings.run import RunSettings
@@ -34,11 +35,17 @@ def open_batches(run: RunSettings, inputs: Inputs) -> Batches:
 
         openers = online.OPENERS
     batches = openers[run.approach](run, inputs)
-    if run.labels == "target":
-        batches = wrap_target(batches, run, inputs)
-    if run.objective in OBJECTIVES:
-        batches = OBJECTIVES[run.objective][0](batches, run, inputs)
-    return batches
+    change = open_change(run, inputs.tokenizer, _read_manifests(run, inputs) if run.labels == "target" else [])
+    return batches if change is UNCHANGED else ChangedBatches(batches, change, run, inputs)
+
+
+def _read_manifests(run: RunSettings, inputs: Inputs) -> list[dict[str, Any]]:
+    """Return the facts of each source that `open_change` reads."""
+    if run.store is not None:
+        return [read_store_manifest(where) for where in list_sources(run, inputs.store)]
+    tokenizer = read_tokenizer_manifest(inputs.tokenizer)
+    corpora = [read_corpus_manifest(corpus_manifest(where).parent) for where in list_sources(run, inputs.corpus)]
+    return [tokenizer | {"document_parts": corpus.get("pairs")} for corpus in corpora]
 
 
 @dataclass(frozen=True)
@@ -82,27 +89,8 @@ def load_held_out(run: RunSettings, inputs: Inputs, vocabulary_size: int) -> lis
         rows = min(run.validation.rows, len(store))
         numbers = np.array(rank_slots(rows, inputs.rank, inputs.world_size), dtype=np.int64)
         tokens_bt, labels_bt = store.rows(numbers)
-        tokens_bt, labels_bt = apply_objective(tokens_bt, labels_bt, numbers, manifest, run, inputs.tokenizer)
+        change = open_change(run, inputs.tokenizer, [manifest], held_out=True)
+        tokens_bt, labels_bt = change.apply(tokens_bt, labels_bt, numbers)
         ids = document_ids(store.starts(numbers)) if run.document_mask else None
         slices.append(HeldOutSlice(tokens_bt, labels_bt, rows, ids, corpus.name))
     return slices
-
-
-def apply_objective(
-    tokens_bt: np.ndarray,
-    labels_bt: np.ndarray,
-    numbers: np.ndarray,
-    manifest: dict[str, Any],
-    run: RunSettings,
-    tokenizer_directory: Path | None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return (tokens, labels) of rows with the run's choice of labels and its objective applied.
-
-    `numbers` are the rows' numbers, which determine masking. `manifest` is the store's, or has its keys document_parts,
-    bos_id and eos_id.
-    """
-    if run.labels == "target":
-        prepare_target(tokens_bt, labels_bt, manifest, run)
-    if run.objective in OBJECTIVES:
-        return OBJECTIVES[run.objective][1](tokens_bt, labels_bt, numbers, run, tokenizer_directory)
-    return tokens_bt, labels_bt
