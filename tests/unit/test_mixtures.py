@@ -15,7 +15,7 @@ from tokenscale.cli.mixture import write_mixture
 from tokenscale.data.batches.batch import Inputs, merge_states
 from tokenscale.data.batches.open import load_held_out, open_batches
 from tokenscale.data.batches.repetitions import check_repetitions, count_sequences
-from tokenscale.data.mixtures import mixture_order
+from tokenscale.data.mixtures import open_order
 from tokenscale.data.order.mixture import MixtureOrder, block_counts
 from tokenscale.data.order.permutation import get_samples
 from tokenscale.settings.config import Config
@@ -333,7 +333,7 @@ def test_an_empty_source_needs_the_weight_0(mixed, tmp_path):
     with pytest.raises(ValueError, match="no samples"):
         MixtureOrder([3, 0], [(0, [0.5, 0.5])], 0)
     with pytest.raises(UserError, match="no training documents"):
-        mixture_order(mixed_run("packed"), [3, 0, 2])
+        open_order(mixed_run("packed"), [3, 0, 2])
     order = MixtureOrder([3, 0, 2], [(0, [0.5, 0.0, 0.5])], 0)
     assert set(order.samples(np.arange(100)).tolist()) == set(range(5))
 

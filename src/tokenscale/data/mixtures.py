@@ -1,7 +1,7 @@
-"""Sources of a mixture: its manifest, and the order of its samples.
+"""Sources of a run, and the order of their samples: one corpus or store, or those of a mixture.
 
-The manifest lies in `results/mixtures/NAME/`. It lists the manifests of the corpora, or of their token stores, by
-relative path and hash. Weights are not in it: they are settings of the run.
+The manifest of a mixture lies in `results/mixtures/NAME/`. It lists the manifests of the corpora, or of their token
+stores, by relative path and hash. Weights are not in it: they are settings of the run.
 """
 
 import os
@@ -10,19 +10,27 @@ from pathlib import Path
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import check_types, read_manifest_file, report_malformed, sha256_file
 from tokenscale.data.order.mixture import MixtureOrder
+from tokenscale.data.order.permutation import ShuffledOrder
 from tokenscale.settings.run import RunSettings
 
 VERSION = 1
 
 
-def list_sources(run: RunSettings, where: Path, *, held_out: bool = False) -> list[Path]:
-    """Return the manifests of the corpora, or of the stores, that a run with a mixture reads.
+def manifest_path(where: Path) -> Path:
+    """Return the path of a manifest from itself or its folder."""
+    return Path(where) if Path(where).suffix == ".json" else Path(where) / "manifest.json"
 
-    `where` is the mixture's manifest, or its folder. With `held_out` they are those of all corpora, otherwise of those
-    that are trained on. Raises UserError if the manifest has other sources than the run, and as `read_mixture` does.
+
+def list_sources(run: RunSettings, where: Path, *, held_out: bool = False) -> list[Path]:
+    """Return the folders or manifests of the corpora, or of the stores, that a run reads at `where`.
+
+    With a mixture, `where` is its manifest, or its folder. With `held_out` the sources are all its corpora, otherwise
+    those that are trained on. Raises UserError if the manifest has other sources than the run, and as `read_mixture`
+    does.
     """
-    assert run.mixture is not None
-    path = Path(where) if Path(where).suffix == ".json" else Path(where) / "manifest.json"
+    if run.mixture is None:
+        return [Path(where)]
+    path = manifest_path(where)
     found = read_mixture(path)
     expected = [corpus.name for corpus in (run.corpora if held_out else run.trained_corpora)]
     if list(found) != expected:
@@ -67,10 +75,12 @@ def read_mixture(path: Path) -> dict[str, Path]:
     return found
 
 
-def mixture_order(run: RunSettings, sizes: list[int]) -> MixtureOrder:
-    """Return the order of a run's mixture, for trained sources of these sizes. Raises UserError for an empty source."""
-    mixture = run.mixture
-    assert mixture is not None
+def open_order(run: RunSettings, sizes: list[int]) -> ShuffledOrder | MixtureOrder:
+    """Return the global order of samples, for trained sources of these sizes. Raises UserError for an empty source of a
+    mixture.
+    """
+    if (mixture := run.mixture) is None:
+        return ShuffledOrder(sizes[0], run.effective_seed)
     for corpus, size in zip(run.trained_corpora, sizes, strict=True):
         if size == 0:
             raise UserError(

@@ -7,8 +7,9 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import Batches, Inputs, RowBatches
-from tokenscale.data.batches.streams import StreamBatches, join, list_sources, open_order
+from tokenscale.data.batches.streams import StreamBatches, join
 from tokenscale.data.corpus.raw_text import RawText
+from tokenscale.data.mixtures import list_sources, manifest_path, open_order
 from tokenscale.data.stores.documents import make_labels, pad_document
 from tokenscale.data.stores.text import check_eos, encode_documents
 from tokenscale.data.tokenizers.base import Tokenizer
@@ -31,8 +32,7 @@ def open_documents(run: RunSettings, inputs: Inputs) -> list["OnlineDocuments"]:
                 next=f"pass the folder of the {name}, or use a pretokenized approach",
             )
     tokenizer = load_tokenizer(inputs.tokenizer, run.engine)
-    folders = [path.parent if path.suffix == ".json" else path for path in list_sources(run, inputs.corpus)]
-    return [OnlineDocuments(run, folder, tokenizer) for folder in folders]
+    return [OnlineDocuments(run, manifest_path(path).parent, tokenizer) for path in list_sources(run, inputs.corpus)]
 
 
 class OnlineDocuments:

@@ -8,9 +8,9 @@ import numpy as np
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.data.batches.batch import Batches, ChangedBatches, Inputs, document_ids
 from tokenscale.data.batches.objectives import UNCHANGED, open_change
-from tokenscale.data.batches.stored import OPENERS, corpus_manifest
-from tokenscale.data.batches.streams import list_sources
+from tokenscale.data.batches.stored import OPENERS
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
+from tokenscale.data.mixtures import list_sources, manifest_path
 from tokenscale.data.order.permutation import rank_slots
 from tokenscale.data.stores.manifest import open_store, read_store_manifest
 from tokenscale.data.stores.packed import PackedStore
@@ -44,7 +44,7 @@ def _read_manifests(run: RunSettings, inputs: Inputs) -> list[dict[str, Any]]:
     if run.store is not None:
         return [read_store_manifest(where) for where in list_sources(run, inputs.store)]
     tokenizer = read_tokenizer_manifest(inputs.tokenizer)
-    corpora = [read_corpus_manifest(corpus_manifest(where).parent) for where in list_sources(run, inputs.corpus)]
+    corpora = [read_corpus_manifest(manifest_path(where).parent) for where in list_sources(run, inputs.corpus)]
     return [tokenizer | {"document_parts": corpus.get("pairs")} for corpus in corpora]
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
-from tokenscale.data.mixtures import list_sources, mixture_order
+from tokenscale.data.mixtures import list_sources, open_order
+from tokenscale.data.order.mixture import MixtureOrder
 from tokenscale.data.stores.manifest import read_store_manifest
 from tokenscale.settings.registry import BATCHES
 from tokenscale.settings.run import RunSettings
@@ -23,7 +24,9 @@ def check_repetitions(run: RunSettings, manifests: dict[str, Path]) -> None:
     sources = mixture.trained_sources
     if all(source.maximum_repetitions is None for source in sources):
         return  # the run may have another budget than steps
-    needed = mixture_order(run, [1] * len(sources)).count(run.budget.steps * run.global_batch).tolist()
+    order = open_order(run, [1] * len(sources))
+    assert isinstance(order, MixtureOrder)
+    needed = order.count(run.budget.steps * run.global_batch).tolist()
     available = count_sequences(run, manifests, needed)
     for source, sequences, per_pass in zip(sources, needed, available, strict=True):
         limit, name = source.maximum_repetitions, source.corpus.name

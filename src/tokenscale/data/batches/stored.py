@@ -9,7 +9,8 @@ import numpy as np
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file
 from tokenscale.data.batches.batch import Batch, Batches, Inputs, RowBatches, document_ids
-from tokenscale.data.batches.streams import StreamBatches, join, list_sources, open_order
+from tokenscale.data.batches.streams import StreamBatches, join
+from tokenscale.data.mixtures import list_sources, manifest_path, open_order
 from tokenscale.data.order.permutation import permute
 from tokenscale.data.stores.documents import make_labels
 from tokenscale.data.stores.manifest import load_reader, open_store
@@ -41,7 +42,7 @@ def open_run_stores(run: RunSettings, inputs: Inputs) -> list[tuple[Path, dict[s
     stores = list_sources(run, inputs.store)
     corpora: list[Path | None] = [None] * len(stores)
     if _exists(inputs.corpus):
-        corpora = [corpus_manifest(path) for path in list_sources(run, inputs.corpus)]
+        corpora = [manifest_path(path) for path in list_sources(run, inputs.corpus)]
     opened: list[tuple[Path, dict[str, Any]]] = []
     for where, corpus in zip(stores, corpora, strict=True):
         manifest = open_store(
@@ -56,10 +57,6 @@ def open_run_stores(run: RunSettings, inputs: Inputs) -> list[tuple[Path, dict[s
         )
         opened.append((where, manifest))
     return opened
-
-
-def corpus_manifest(where: Path) -> Path:
-    return where if where.suffix == ".json" else Path(where) / "manifest.json"
 
 
 def _exists(directory: Path | None) -> bool:

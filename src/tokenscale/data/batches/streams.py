@@ -8,33 +8,15 @@ With a mixture of k sources each slot has k such streams. A row is the next row 
 """
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tokenscale.data import mixtures
 from tokenscale.data.batches.batch import Batch, Batches, Inputs
-from tokenscale.data.order.mixture import MixtureOrder
-from tokenscale.data.order.permutation import ShuffledOrder, get_samples, row_digest
+from tokenscale.data.mixtures import open_order
+from tokenscale.data.order.permutation import get_samples, row_digest
 from tokenscale.data.stores.documents import make_labels
 from tokenscale.settings.run import RunSettings
-
-
-def list_sources(run: RunSettings, where: Path, *, held_out: bool = False) -> list[Path]:
-    """Return the folders or manifests that the run reads at `where`, one for each corpus with a weight; with
-    `held_out`, for all.
-    """
-    if run.mixture is None:
-        return [where]
-    return mixtures.list_sources(run, where, held_out=held_out)
-
-
-def open_order(run: RunSettings, sizes: list[int]) -> ShuffledOrder | MixtureOrder:
-    """Return the global order of samples, from the number of samples of each source."""
-    if run.mixture is None:
-        return ShuffledOrder(sizes[0], run.effective_seed)
-    return mixtures.mixture_order(run, sizes)
 
 
 def join(sources: Sequence[Any]) -> Any:
@@ -51,10 +33,6 @@ class JoinedSources:
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
-
-    @property
-    def total_tokens(self) -> int:
-        return sum(source.total_tokens for source in self.sources)
 
     def document(self, i: int) -> np.ndarray:
         source = int(np.searchsorted(self._firsts, i, side="right")) - 1
@@ -111,15 +89,16 @@ class StreamBatches(Batches):
         self._sources, self._sequence_length = sources, run.sequence_length
         sizes = [len(documents) for documents in sources]
         order = open_order(run, sizes)
-        seeds = [order.source_seed(number) for number in range(len(sources))]
         #: None without a mixture
         self._order: Any = order if run.mixture is not None else None
-        firsts = np.cumsum([0, *sizes])[:-1].tolist()
-        facts = list(zip(sources, seeds, firsts, strict=True))
+        firsts = np.cumsum([0, *sizes]).tolist()
         #: streams of each slot, one for each source
         self._streams = [
-            [_Stream(documents, int(slot), run.global_batch, seed, first) for documents, seed, first in facts]
-            for slot in self.slots
+            [
+                _Stream(documents, slot, run.global_batch, order.source_seed(number), firsts[number])
+                for number, documents in enumerate(sources)
+            ]
+            for slot in self.slots.tolist()
         ]
         self._block_start, self._block = 0, np.zeros((0, len(self.slots)), dtype=np.int64)
 
@@ -128,8 +107,8 @@ class StreamBatches(Batches):
 
     def next(self) -> Batch:
         """Return this rank's share of the next global batch."""
-        rows, width = len(self._streams), self._sequence_length + 1
-        tokens = np.empty((rows, width), dtype=np.int64)
+        rows = len(self._streams)
+        tokens = np.empty((rows, self._sequence_length + 1), dtype=np.int64)
         chosen = self._choose_streams()
         first = np.array([(*s.position(), s.document()) for s in chosen], dtype=np.int64).reshape(rows, 3)
         starts = [stream.fill(row) for stream, row in zip(chosen, tokens, strict=True)]
@@ -148,15 +127,15 @@ class StreamBatches(Batches):
     def seek(self, state: dict[str, Any]) -> None:
         """Continue at a state of any world size, or at a step: {"step": k}."""
         super().seek(state)
-        known = state.get("slots", {})
-        unknown = [n for n, slot in enumerate(self.slots.tolist()) if str(slot) not in known]
-        for slot, streams in zip(self.slots.tolist(), self._streams, strict=True):
-            if str(slot) in known:
-                positions = [known[str(slot)]] if self._order is None else known[str(slot)]
-                for stream, position in zip(streams, positions, strict=True):
-                    stream.seek(*position)
+        known, unknown = state.get("slots", {}), []
+        for n, slot in enumerate(self.slots.tolist()):
+            if (positions := known.get(str(slot))) is None:
+                unknown.append(n)
+                continue
+            for stream, position in zip(self._streams[n], positions if self._order else [positions], strict=True):
+                stream.seek(*position)
         rows = np.full((len(unknown), 1), self._step, dtype=np.int64)
-        if unknown and self._order is not None:
+        if unknown and self._order:
             rows = self._order.count_by_slot(self._step, self._global_batch, self.slots[unknown])
         for n, counts in zip(unknown, rows.tolist(), strict=True):
             for stream, count in zip(self._streams[n], counts, strict=True):
@@ -209,7 +188,7 @@ class _Stream:
             ends = np.cumsum(lengths)
             if position < ends[-1]:
                 inside = int(np.searchsorted(ends, position, side="right"))
-                before = int(ends[inside - 1]) if inside else 0
+                before = int(ends[inside] - lengths[inside])
                 self._number, self._offset, self._ids = number + inside, position - before, None
                 return
             position -= int(ends[-1])

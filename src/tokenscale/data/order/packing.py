@@ -28,7 +28,6 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray,
     if lengths.size and (lengths.min() < 1 or lengths.max() > capacity):
         raise ValueError(f"the length of a piece is not within 1 … {capacity}")
     decreasing = np.argsort(-lengths, kind="stable")
-    row_of = np.empty(len(lengths), dtype=np.int64)
     by_space: list[list[int]] = [[] for _ in range(capacity + 1)]
     spaces = 0  # bit s is set where by_space[s] holds a row
     rows = 0
@@ -48,7 +47,7 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray,
             by_space[space].append(row)
             spaces |= 1 << space
         assigned.append(row)
-    row_of[:] = assigned
+    row_of = np.array(assigned, dtype=np.int64)
     order = np.argsort(row_of, kind="stable")
     pointers = np.zeros(rows + 1, dtype=np.int64)
     np.cumsum(np.bincount(row_of, minlength=rows), out=pointers[1:])
