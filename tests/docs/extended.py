@@ -18,6 +18,7 @@ from tests.corpora import Lab, make_run
 from tests.distributed.parity import ONE, compare, on_ranks, run_of, steps, whole
 from tests.distributed.ranks import run_ranks
 from tokenscale.base.errors import UserError
+from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.stores.documents import IGNORED
 from tokenscale.settings.closure import training_code
 from tokenscale.settings.layout import LayoutSettings
@@ -192,4 +193,4 @@ def test_layouts_that_cut_the_model_are_refused():
     for layout in (LayoutSettings(tensor=2), LayoutSettings(pipeline=2), LayoutSettings(shard=2)):
         assert any("whole model" in text for _, text in replace(run_with(), layout=layout).problems())
     with pytest.raises(UserError, match="bounds"):
-        open_pairs(run_with("packed", document_mask=True), None, held_out=False)
+        open_pairs(run_with("packed", document_mask=True), Inputs(), held_out=False)

@@ -189,7 +189,7 @@ def test_a_masked_run_needs_the_tokenizer(lab):
 
 def test_the_mask_is_the_tokenizers_own_or_one_more_id(lab, tmp_path):
     def masking(tokenizer):
-        change = open_masked(masked_run("packed"), tokenizer, held_out=False)
+        change = open_masked(masked_run("packed"), Inputs(tokenizer=tokenizer), held_out=False)
         options = change.apply.keywords
         return options["mask_id"], options["special_ids"], options["vocabulary_size"], change.vocabulary_size
 
@@ -208,7 +208,7 @@ def test_a_tokenizer_of_others_says_which_token_masks(tmp_path, mask):
     tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "word")).save(str(tmp_path / "in" / "tokenizer.json"))
     write_json(tmp_path / "in" / "special_tokens_map.json", {"mask_token": mask})
     build(TokenizerSettings(name="hf", kind="huggingface", source=str(tmp_path / "in")), tmp_path / "out")
-    change = open_masked(masked_run("packed"), tmp_path / "out", held_out=False)
+    change = open_masked(masked_run("packed"), Inputs(tokenizer=tmp_path / "out"), held_out=False)
     assert change.apply.keywords["mask_id"] == 2  # None: one behind the two that there are
     assert ("mask_id" in read_json(tmp_path / "out" / "manifest.json", "manifest")) == (mask is not None)
 

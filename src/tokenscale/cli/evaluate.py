@@ -14,7 +14,7 @@ from tokenscale.analysis.ingest import bleu as bleu_of
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json, read_json, report_malformed
 from tokenscale.cli.pretokenize_file import reword_for_flags
-from tokenscale.data.batches.batch import RowChange, document_ids
+from tokenscale.data.batches.batch import Inputs, RowChange, document_ids
 from tokenscale.data.batches.objectives import open_change
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.corpus.read import read_texts
@@ -249,7 +249,7 @@ def evaluate_store(
     )
     reader = PackedStore(store, manifest)
     last = len(reader) if rows is None else min(rows, len(reader))
-    change = open_change(opened.run, opened.tokenizer, [manifest], held_out=True)
+    change = open_change(opened.run, Inputs(tokenizer=opened.tokenizer), [manifest], held_out=True)
 
     def batches() -> Iterator[Rows]:
         for begin in range(0, last, opened.run.micro_batch):
@@ -285,7 +285,7 @@ def evaluate_text(
     facts = {"document_parts": pairs, "bos_id": documents.tokenizer.bos_id, "eos_id": documents.tokenizer.eos_id}
     # causal attention does not see padding, which comes last; bidirectional attention would
     made = rows_of_documents(documents, run.sequence_length, run.micro_batch, padded=causal)
-    change = open_change(run, opened.tokenizer, [facts], held_out=True)
+    change = open_change(run, Inputs(tokenizer=opened.tokenizer), [facts], held_out=True)
     requested = (_apply(change, batch) for batch in made)
     found = scores(opened.model, requested, opened.device, autocast_of(run.precision, opened.device), report)
     if causal and not pairs:

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from tokenscale.base.errors import UserError
 from tokenscale.data.order.mixture import MixtureOrder
 from tokenscale.data.order.permutation import ShuffledOrder, rank_slots, row_digests
 from tokenscale.data.stores.documents import IGNORED
+from tokenscale.settings.manifests import list_manifests
 from tokenscale.settings.run import RunSettings
 
 
@@ -54,6 +56,16 @@ class Inputs:
     validation_store: Path | None = None
     rank: int = 0
     world_size: int = 1
+
+    def require(self, role: str, run: RunSettings, user: str) -> Path:
+        """Return the input with this role, which `user` needs. Raises UserError if it was not given."""
+        if (where := getattr(self, role)) is None:
+            raise UserError(
+                f"{user} needs the {role.replace('_', ' ')} of the run, but none was given.",
+                run=run.identity,
+                next=f"pass {list_manifests(run)[role]}",
+            )
+        return Path(where)
 
 
 class Batches:

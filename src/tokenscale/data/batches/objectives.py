@@ -3,13 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.batches.batch import RowChange
+from tokenscale.data.batches.batch import Inputs, RowChange
 from tokenscale.data.order.permutation import mix64
 from tokenscale.data.stores.documents import IGNORED
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
@@ -22,18 +21,12 @@ _HALF, _ALL = 1 << 32, (1 << 64) - 1
 HELD_OUT_SEED = 0x6D61736B
 
 
-def open_masked(run: RunSettings, tokenizer_directory: Path | None, held_out: bool) -> RowChange:
+def open_masked(run: RunSettings, inputs: Inputs, held_out: bool) -> RowChange:
     """Mask rows for a masked language model (BERT, Devlin et al. 2019). Special ids come from the tokenizer's manifest.
 
     Without a mask token, its id is the first one after the vocabulary. Raises UserError if no tokenizer is given.
     """
-    if tokenizer_directory is None:
-        raise UserError(
-            "objective masked needs the tokenizer, but none was given.",
-            run=run.identity,
-            next=f"pass the folder results/tokenizers/{run.tokenizer.name}",
-        )
-    manifest = read_tokenizer_manifest(tokenizer_directory)
+    manifest = read_tokenizer_manifest(inputs.require("tokenizer", run, "objective masked"))
     size = manifest["vocabulary_size"]
     mask_id = size if manifest.get("mask_id") is None else manifest["mask_id"]
     apply = partial(
@@ -126,14 +119,14 @@ def _read_ids(manifest: dict[str, Any], run: RunSettings) -> tuple[int, int]:
 
 
 #: objective → function that opens its change of rows; other objectives change nothing
-OBJECTIVES: dict[str, Callable[[RunSettings, Path | None, bool], RowChange]] = {
+OBJECTIVES: dict[str, Callable[[RunSettings, Inputs, bool], RowChange]] = {
     "masked": open_masked,
 }
 UNCHANGED = RowChange(lambda tokens_bt, labels_bt, numbers: (tokens_bt, labels_bt))
 
 
 def open_change(
-    run: RunSettings, tokenizer_directory: Path | None, manifests: Sequence[dict[str, Any]], *, held_out: bool = False
+    run: RunSettings, inputs: Inputs, manifests: Sequence[dict[str, Any]], *, held_out: bool = False
 ) -> RowChange:
     """Return the change that the run's objective and its choice of labels make in rows; `UNCHANGED` if there is none.
 
@@ -143,7 +136,7 @@ def open_change(
     bos_id and eos_id, are only read then. Raises UserError for documents that are not pairs, one id for BOS and EOS, or
     a missing tokenizer.
     """
-    change = OBJECTIVES[run.objective](run, tokenizer_directory, held_out) if run.objective in OBJECTIVES else UNCHANGED
+    change = OBJECTIVES[run.objective](run, inputs, held_out) if run.objective in OBJECTIVES else UNCHANGED
     if run.labels != "target":
         return change
     (ids,) = {_read_ids(manifest, run) for manifest in manifests}

@@ -24,15 +24,10 @@ def open_documents(run: RunSettings, inputs: Inputs) -> list["OnlineDocuments"]:
     """Open the documents of each corpus of the run with one tokenizer. Raises UserError if corpus or tokenizer are
     missing.
     """
-    for name, directory in (("corpus", inputs.corpus), ("tokenizer", inputs.tokenizer)):
-        if directory is None:
-            raise UserError(
-                f"approach {run.approach} tokenizes while training and needs the {name}, but none was given.",
-                run=run.identity,
-                next=f"pass the folder of the {name}, or use a pretokenized approach",
-            )
-    tokenizer = load_tokenizer(inputs.tokenizer, run.engine)
-    return [OnlineDocuments(run, manifest_path(path).parent, tokenizer) for path in list_sources(run, inputs.corpus)]
+    user = f"approach {run.approach}, which tokenizes while training,"
+    corpus, tokenizer = (inputs.require(role, run, user) for role in ("corpus", "tokenizer"))
+    loaded = load_tokenizer(tokenizer, run.engine)
+    return [OnlineDocuments(run, manifest_path(path).parent, loaded) for path in list_sources(run, corpus)]
 
 
 class OnlineDocuments:

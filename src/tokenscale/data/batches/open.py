@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenscale.base.errors import UserError, unknown
+from tokenscale.base.errors import unknown
 from tokenscale.data.batches.batch import Batches, ChangedBatches, Inputs, document_ids
 from tokenscale.data.batches.objectives import UNCHANGED, open_change
 from tokenscale.data.batches.stored import OPENERS
@@ -15,7 +15,6 @@ from tokenscale.data.order.permutation import rank_slots
 from tokenscale.data.stores.manifest import open_store, read_store_manifest
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
-from tokenscale.settings.manifests import list_manifests
 from tokenscale.settings.registry import BATCHES
 from tokenscale.settings.run import RunSettings
 
@@ -35,7 +34,7 @@ def open_batches(run: RunSettings, inputs: Inputs) -> Batches:
 
         openers = online.OPENERS
     batches = openers[run.approach](run, inputs)
-    change = open_change(run, inputs.tokenizer, _read_manifests(run, inputs) if run.labels == "target" else [])
+    change = open_change(run, inputs, _read_manifests(run, inputs) if run.labels == "target" else [])
     return batches if change is UNCHANGED else ChangedBatches(batches, change, run, inputs)
 
 
@@ -70,14 +69,9 @@ def load_held_out(run: RunSettings, inputs: Inputs, vocabulary_size: int) -> lis
     number, equally in every run, and reads the tokenizer's manifest. Raises UserError if the store is missing, changed,
     or does not match the run.
     """
-    if inputs.validation_store is None:
-        raise UserError(
-            "the run needs a validation store, but none was given.",
-            run=run.identity,
-            next=f"pass {list_manifests(run)['validation_store']}",
-        )
+    sources = list_sources(run, inputs.require("validation_store", run, "validation"), held_out=True)
     slices = []
-    for where, corpus in zip(list_sources(run, inputs.validation_store, held_out=True), run.corpora, strict=True):
+    for where, corpus in zip(sources, run.corpora, strict=True):
         manifest = open_store(
             where,
             run.validation_store,
@@ -89,7 +83,7 @@ def load_held_out(run: RunSettings, inputs: Inputs, vocabulary_size: int) -> lis
         rows = min(run.validation.rows, len(store))
         numbers = np.array(rank_slots(rows, inputs.rank, inputs.world_size), dtype=np.int64)
         tokens_bt, labels_bt = store.rows(numbers)
-        change = open_change(run, inputs.tokenizer, [manifest], held_out=True)
+        change = open_change(run, inputs, [manifest], held_out=True)
         tokens_bt, labels_bt = change.apply(tokens_bt, labels_bt, numbers)
         ids = document_ids(store.starts(numbers)) if run.document_mask else None
         slices.append(HeldOutSlice(tokens_bt, labels_bt, rows, ids, corpus.name))

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file
 from tokenscale.data.batches.batch import Batch, Batches, Inputs, RowBatches, document_ids
 from tokenscale.data.batches.streams import StreamBatches, join
@@ -16,7 +15,6 @@ from tokenscale.data.stores.documents import make_labels
 from tokenscale.data.stores.manifest import load_reader, open_store
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
-from tokenscale.settings.manifests import list_manifests
 from tokenscale.settings.registry import FORMATS
 from tokenscale.settings.run import RunSettings
 
@@ -30,16 +28,10 @@ def open_run_stores(run: RunSettings, inputs: Inputs) -> list[tuple[Path, dict[s
     `inputs.store` is the folder of the store or of the mixture, or the path of the manifest. Corpus and tokenizer are
     compared if their folders are given. Raises UserError for any mismatch (see `stores.manifest.open_store`).
     """
-    if inputs.store is None:
-        raise UserError(
-            f"approach {run.approach} needs a token store, but none was given.",
-            run=run.identity,
-            next=f"pass {list_manifests(run)['store']}",
-        )
+    stores = list_sources(run, inputs.require("store", run, f"approach {run.approach}"))
     tokenizer_sha256 = None
     if _exists(inputs.tokenizer):
         tokenizer_sha256 = read_tokenizer_manifest(inputs.tokenizer)["file"]["sha256"]
-    stores = list_sources(run, inputs.store)
     corpora: list[Path | None] = [None] * len(stores)
     if _exists(inputs.corpus):
         corpora = [manifest_path(path) for path in list_sources(run, inputs.corpus)]
