@@ -1,6 +1,10 @@
 """Reading ahead changes nothing but when batches are read, and leaves no thread behind."""
 
+import functools
+import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -156,3 +160,23 @@ def test_closing_loses_nothing(lab):
         ahead.close()
         assert not readers() and ahead.state() == plain.state()
     ahead.close()
+
+
+SCRIPT = """
+import codecs, pickle, sys
+codecs.kept = batches = pickle.loads(sys.stdin.buffer.read())()
+batches.next()
+"""
+
+
+@pytest.mark.parametrize("ending", ["", "raise SystemExit(3)", "raise ValueError('of the script')"])
+def test_batches_that_are_open_when_a_script_ends_print_nothing(lab, ending):
+    """Also where a module that is cleared after this package's modules still holds them."""
+    for approach in ("packed", "pretokenized-padded", "token-list", "length-bucketed"):
+        open_again = functools.partial(lab.batches, make_run(approach, T))
+        ended = subprocess.run(
+            [sys.executable, "-c", SCRIPT + ending], input=pickle.dumps(open_again), capture_output=True, check=False
+        )
+        said = ended.stderr.decode()
+        assert ended.returncode == {"": 0, "raise SystemExit(3)": 3}.get(ending, 1), said
+        assert (said == "") == ("ValueError" not in ending) and "Exception ignored" not in said

@@ -12,6 +12,7 @@ the number of values and the XXH3-64 of the table, computed with 0 in its place.
 import os
 import shutil
 import struct
+import weakref
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -87,6 +88,7 @@ class OpenFiles:
     def __init__(self, paths: Sequence[Path]):
         self._paths = paths
         self._open: OrderedDict[int, int] = OrderedDict()
+        weakref.finalize(self, _close_all, self._open)  # at exit before modules are cleared, unlike __del__
 
     def __getitem__(self, number: int) -> int:
         """Return the descriptor of a file."""
@@ -101,11 +103,10 @@ class OpenFiles:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         return descriptor
 
-    def close(self) -> None:
-        while self._open:
-            os.close(self._open.popitem()[1])
 
-    __del__ = close
+def _close_all(descriptors: OrderedDict[int, int]) -> None:
+    while descriptors:
+        os.close(descriptors.popitem()[1])
 
 
 class Records:
