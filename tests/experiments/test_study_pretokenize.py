@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -83,7 +84,7 @@ def test_the_studies_command_makes_one_file_a_format(here, capsys, monkeypatch, 
     assert "the same vocabulary as Tekken" in said and "the studies cut theirs" in said
     assert built == [TokenizerSettings(name="tekken", kind="tekken")]
     stems = [f"train_data_tokenized_{form}_snappy" for form in ("padded", "token-list")]
-    files = {f"{s}.{e}" for s in stems for e in ("parquet", "manifest.json", "build.json")}
+    files = {f"{s}.{e}" for s in stems for e in ("parquet", "records", "manifest.json", "build.json")}
     assert {p.name for p in (here / "out").iterdir()} == {*files, "tokenizers"}
     manifest = json.loads((here / f"out/{stems[0]}.manifest.json").read_text())
     assert manifest["tokenizer"]["kind"] == "tekken" and manifest["vocabulary_size"] == 131_072
@@ -152,7 +153,7 @@ def test_the_tokenizer_gets_as_many_documents_as_asked_for(here, monkeypatch):
 
 
 def test_a_named_file_is_not_cut_into_shards(here, monkeypatch):
-    monkeypatch.setattr("tokenscale.data.stores.writing.PART_DOCUMENTS", 4)
+    monkeypatch.setattr("tokenscale.data.stores.write_parquet.SHARD_ROWS", 4)
     assert pretokenize("--compression", "zstd", "--compression-level", "9", "--dtype", "int64", "--eos") == 0
     file = pq.ParquetFile(here / "out/train_data_tokenized_token-list_zstd.parquet")
     assert file.metadata.num_rows == len(TEXTS)
@@ -240,15 +241,18 @@ def test_files_of_other_settings_or_origin_are_not_written_over(here, capsys):
     )
     refused(capsys, "other settings", "eos", code=pretokenize("--eos"))
     assert contents(here) == before
-    (here / "out/train_data_tokenized_padded_snappy.manifest.json").unlink()
+    stem = here / "out/train_data_tokenized_padded_snappy"
+    stem.with_suffix(".manifest.json").unlink()
     refused(capsys, "has no manifest", code=pretokenize())
+    stem.with_suffix(".parquet").unlink()
+    refused(capsys, "has no manifest", f"{stem.name}.records", code=pretokenize())
 
 
 def test_a_failure_half_way_keeps_the_old_files(here, monkeypatch):
     assert pretokenize() == 0
     before = contents(here)
     monkeypatch.setattr(
-        "tokenscale.data.stores.write_parquet._PaddedPart.add", lambda *a: (_ for _ in ()).throw(OSError("disk"))
+        "tokenscale.data.stores.write_parquet.Shard.add", lambda *a: (_ for _ in ()).throw(OSError("disk"))
     )
     with pytest.raises(OSError, match="disk"):
         pretokenize()
@@ -257,14 +261,14 @@ def test_a_failure_half_way_keeps_the_old_files(here, monkeypatch):
 
 def test_a_changed_file_is_found_and_its_command_named(here):
     assert pretokenize() == 0
-    path = here / "out/train_data_tokenized_padded_snappy.parquet"
+    path = here / "out/train_data_tokenized_padded_snappy.records"
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
+    data[len(data) // 10] ^= 1
     path.write_bytes(data)
     manifest, store = path.with_name(f"{path.stem}.manifest.json"), StoreSettings("padded", "train", T, codec="snappy")
     with pytest.raises(UserError, match="has changed") as error:
-        PaddedStore(manifest, open_store(manifest, store))
+        PaddedStore(manifest, open_store(manifest, store)).rows(np.arange(len(TEXTS)))
     command = error.value.facts["next"]
     assert command.startswith("python -m tokenscale pretokenize --input-path train_data.parquet --output-dir out")
     assert main(command.split()[3:]) == 0
-    PaddedStore(manifest, open_store(manifest, store))
+    PaddedStore(manifest, open_store(manifest, store)).rows(np.arange(len(TEXTS)))

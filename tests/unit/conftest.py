@@ -16,10 +16,10 @@ def lab(tmp_path_factory):
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    """Stores are written in parts of 20 documents."""
-    from tokenscale.data.stores import writing
+    """Shards have 20 rows."""
+    from tokenscale.data.stores import write_parquet
 
-    monkeypatch.setattr(writing, "PART_DOCUMENTS", 20)
+    monkeypatch.setattr(write_parquet, "SHARD_ROWS", 20)
     monkeypatch.setattr("tokenscale.data.stores.documents.GROUP_DOCUMENTS", 10)
 
 

@@ -4,8 +4,6 @@ import random
 import shutil
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,7 +15,8 @@ from tests.unit.test_formats import read_all
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256_text, write_json
 from tokenscale.data.corpus.raw_text import RawText, read_corpus_manifest
-from tokenscale.data.stores.manifest import open_store, read_store_manifest, write_sealed
+from tokenscale.data.records import write_records
+from tokenscale.data.stores.manifest import open_records, open_store, read_store_manifest, write_sealed
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.data.tokenizers.load import build, load_tokenizer
 from tokenscale.settings.data import StoreSettings, TokenizerSettings
@@ -254,37 +253,29 @@ def test_a_manifest_that_is_edited_and_hashed_anew_is_refused_or_read(lab, tmp_p
         read(folder)
 
 
-def outside(folder, path, content: bytes) -> None:
-    """Put content into a store as whoever made it would: with its hashes."""
-    (folder / path).write_bytes(content)
-    manifest = read_store_manifest(folder)
-    for file in manifest["files"]:
-        file |= {"bytes": (folder / file["name"]).stat().st_size, "sha256": sha256_file(folder / file["name"])}
-    write_sealed(folder / "manifest.json", manifest)
-
-
 @pytest.mark.parametrize("wrong", [262, 5000, -1])
 @pytest.mark.parametrize("store", STORES, ids=lambda s: s.directory)
 def test_ids_outside_of_the_vocabulary_are_refused_though_their_hashes_fit(lab, tmp_path, store, wrong):
+    """In a store with hashes of its files, as whoever made it would write them."""
     folder = tmp_path / store.directory
     shutil.copytree(lab.store(store), folder)
+    manifest = read_store_manifest(folder)
     if store.format in ("padded", "token-list"):
-        path, column = "shard-00000.parquet", "tokens" if store.format == "token-list" else "input_ids"
-        table = pq.read_table(folder / path)
-        lists = table.column(column).combine_chunks()
-        values = lists.values.to_numpy().copy()
-        values[-1] = wrong
-        lists = pa.ListArray.from_arrays(lists.offsets, pa.array(values), type=lists.type)
-        table = table.set_column(table.schema.get_field_index(column), table.schema.field(column), lists)
-        pq.write_table(table, tmp_path / "made.parquet")
-        outside(folder, path, (tmp_path / "made.parquet").read_bytes())
+        records = open_records(folder, manifest)
+        documents = [records.read(i) for i in range(len(records))]
+        documents[-1][-1] = np.array(wrong).astype("<u2")
+        values = np.concatenate(documents), records.lengths()
+        manifest["records"]["files"] = [write_records(folder / "shard-00000.bin", [values], np.dtype("<u2"))]
     else:
         rows = np.fromfile(folder / "tokens.bin", dtype="<u2").reshape(-1, T + 1)
         rows[3, 5] = np.array(wrong).astype("<u2")
         checksums = np.load(folder / "checksums.npy")
         checksums[3] = xxh3_64_intdigest(rows[3])
         np.save(folder / "checksums.npy", checksums)
-        outside(folder, "tokens.bin", rows.tobytes())
+        (folder / "tokens.bin").write_bytes(rows.tobytes())
+    for file in manifest["files"]:
+        file |= {"bytes": (folder / file["name"]).stat().st_size, "sha256": sha256_file(folder / file["name"])}
+    write_sealed(folder / "manifest.json", manifest)
     with pytest.raises(UserError, match="outside of its vocabulary") as error:
         read_all(folder, store)
     assert "262" in error.value.facts["expected"] and str(folder) in error.value.facts["file"]

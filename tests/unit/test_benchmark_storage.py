@@ -97,9 +97,9 @@ def test_a_file_that_changed_on_disk_is_refused(held, tmp_path):
     store = StoreSettings("token-list", codec="none")
     where = tmp_path / store.directory
     storage.load_writer("token-list")(store, held, where)
-    path = next(where.glob("*.parquet"))
+    path = next(where.glob("*.bin"))
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
+    content[len(content) // 3] ^= 1
     path.write_bytes(content)
     with pytest.raises(UserError, match="has changed"):
         storage.check_store(store, where, held)

@@ -7,7 +7,7 @@ import pytest
 
 from tokenscale.base.errors import UserError
 from tokenscale.data import records
-from tokenscale.data.records import Records, RecordsFile, write_records
+from tokenscale.data.records import Records, write_records
 
 
 def make_parts(seed, count, dtype):
@@ -18,8 +18,7 @@ def make_parts(seed, count, dtype):
 
 
 def open_files(folder, entries, dtype):
-    files = [RecordsFile.from_manifest(folder, entry, "snakemake -f it") for entry in entries]
-    return Records(files, dtype, what="token store")
+    return Records(folder, entries, dtype, what="token store", rebuild="snakemake -f {}".format)
 
 
 @pytest.mark.parametrize("table_bytes", [0, 1 << 20])

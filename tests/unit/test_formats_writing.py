@@ -41,18 +41,17 @@ def test_an_interrupted_writer_starts_over_and_gives_the_same_bytes(
     whole, other = tmp_path / "whole", tmp_path / "other"
     write_store(store, lab.corpus, lab.tokenizer, whole)
 
-    def interrupt(self, first, last):
-        if first:
+    def interrupt(documents, utf8_bytes):
+        read.append(documents)
+        if sum(read) > 30:
             raise Interrupted
-        yield from chunks(self, first, last)
 
+    read = []
     with monkeypatch.context() as patched:
-        chunks = TextDocuments.chunks
-        patched.setattr(TextDocuments, "chunks", interrupt)
         if killed:
             patched.setattr(writing.shutil, "rmtree", lambda folder, **_: None)
         with pytest.raises(Interrupted):
-            write_store(store, lab.corpus, lab.tokenizer, other)
+            write_store(store, lab.corpus, lab.tokenizer, other, interrupt, batch_documents=5)
     assert not (other / "manifest.json").exists() and (other / ".building").exists() == killed
     write_store(store, lab.corpus, lab.tokenizer, other)
     assert files_of(other) == files_of(whole)

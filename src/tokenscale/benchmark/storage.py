@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file, write_json
@@ -28,6 +29,7 @@ from tokenscale.data.order.permutation import permute
 from tokenscale.data.stores.documents import Chunk, Origin, pad_document
 from tokenscale.data.stores.manifest import load_reader, load_writer, open_store
 from tokenscale.data.stores.text import TextDocuments, encode_chunk
+from tokenscale.data.stores.writing import list_files
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.runs.records import provenance
@@ -149,13 +151,15 @@ def _measure_store(
         "shuffled_s": _time_read(store, where, manifest, shuffled, settings.rows),
     }
     single = shuffled[: settings.single_rows]
-    seconds["single_rows_s"] = _time_read(store, where, manifest, single, 1, cache_bytes=0)
-    kept = machine.drop_page_cache(where / file["name"] for file in manifest["files"])
+    parquet = "codec" in StoreSettings.OPTIONS[store.format]
+    seconds["single_rows_s"] = (
+        _time_row_groups(where, manifest, single) if parquet else _time_read(store, where, manifest, single, 1)
+    )
+    kept = machine.drop_page_cache(where / file["name"] for file in list_files(manifest))
     why = machine.explain_warm_cache(kept)
     seconds["cold_s"] = None if why else _time_read(store, where, manifest, order, settings.rows)
     shutil.rmtree(where)
     codec = store.codec + (f"-{store.codec_level}" if store.codec == "zstd" else "")
-    parquet = "codec" in StoreSettings.OPTIONS[store.format]
     return {
         "store": store.directory,
         "format": store.format,
@@ -174,15 +178,25 @@ def _measure_store(
     }
 
 
-def _time_read(
-    store: StoreSettings, where: Path, manifest: dict[str, Any], order: np.ndarray, rows: int, **cache: int
-) -> float:
+def _time_row_groups(where: Path, manifest: dict[str, Any], order: np.ndarray) -> float:
+    """Return the seconds to read single rows from Parquet shards, as other programs do: each costs its row group."""
+    files = [pq.ParquetFile(where / file["name"], pre_buffer=False) for file in manifest["files"]]
+    groups = [(file, group) for file in files for group in range(file.num_row_groups)]
+    ends = np.cumsum([file.metadata.row_group(group).num_rows for file, group in groups])
+    start = time.perf_counter()
+    for number in np.searchsorted(ends, order, side="right").tolist():
+        file, group = groups[number]
+        file.read_row_group(group, use_threads=False)
+    return time.perf_counter() - start
+
+
+def _time_read(store: StoreSettings, where: Path, manifest: dict[str, Any], order: np.ndarray, rows: int) -> float:
     """Return the seconds to open a store's reader and read `order`, `rows` rows at a time.
 
     Checking the manifest's hashes is not included, since a run does it once.
     """
     start = time.perf_counter()
-    reader = load_reader(store.format)(where, manifest, **(cache if "codec" in store.options() else {}))
+    reader = load_reader(store.format)(where, manifest)
     for first in range(0, len(order), rows):
         indices = order[first : first + rows]
         if FORMATS[store.format].streamed:

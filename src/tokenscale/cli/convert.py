@@ -259,12 +259,16 @@ def check_target_free(goal: Target, source: Path, kind: str, force: bool) -> Non
     parent = next(p for p in path.absolute().parents if p.exists())
     if not parent.is_dir():
         raise UserError("the target's folder is a file.", target=path, folder=parent, next="correct the path")
-    ours = goal.module.list_outputs(path) if goal.foreign else [path]
+    ours = [path]
+    if goal.foreign:
+        ours = goal.module.list_outputs(path)
+    elif goal.single:
+        ours = goal.single.list_files(path.parent)
     theirs = _list_files(source, kind)
     if {p.resolve() for p in ours} & {p.resolve() for p in theirs}:
         raise UserError("the target would replace its own source.", target=path, next="name another target")
     if goal.single:
-        there = [path] if path.exists() else []
+        there = [p for p in ours if p.exists()]
         known = find_manifest(path).is_file()
     elif goal.foreign:
         there = [p for p in ours if p.exists()]

@@ -142,19 +142,19 @@ def _write(settings, source, stem, directory, aside, tokenizer, log) -> dict[Pat
             row_group_rows=settings.row_group_rows,
         )
         name = f"{stem}_tokenized_{form}_{settings.compression}"
-        _check_free(directory / f"{name}.parquet", store, read_tokenizer(folder))
-        stores[name] = store
+        single = SingleFile(name, _command_line(settings, store))
+        _check_free(single.list_files(directory), store, read_tokenizer(folder))
+        stores[single] = store
     folder = _copy_tokenizer(folder, kept)
     if "token-list" in settings.format:
         log("token-list: documents are kept whole; the studies cut theirs at --max-length")
     written = {}
-    for name, store in stores.items():
-        progress = Progress(name, total=corpus["splits"]["train"]["rows"])
-        single = SingleFile(name, _command_line(settings, store))
+    for single, store in stores.items():
+        progress = Progress(single.name, total=corpus["splits"]["train"]["rows"])
         options = {"batch_documents": settings.batch_size, "single": single, "log": log}
         manifest = write_store(store, aside / "corpus", folder, directory, progress, **options)
         progress.close()
-        path = directory / f"{name}.parquet"
+        path = single.list_files(directory)[0]
         log(
             f"{progress.line()}; {manifest['rows']:,} rows, {manifest['tokens_useful']:,} useful of "
             f"{manifest['tokens_total']:,} tokens (fill {manifest['fill']:.2%}), {manifest['tokens_cut']:,} cut\n"
@@ -252,11 +252,12 @@ def unescape(text: str) -> str:
     return text.replace(r"\n", "\n").replace(r"\t", "\t")
 
 
-def _check_free(path: Path, store: StoreSettings, tokenizer: dict[str, Any]) -> None:
-    """Refuse to overwrite a file that this command did not write with the same settings."""
-    manifest = path.with_name(f"{path.stem}.manifest.json")
-    if not path.exists() and not manifest.exists():
+def _check_free(files: list[Path], store: StoreSettings, tokenizer: dict[str, Any]) -> None:
+    """Refuse to overwrite files that this command did not write with the same settings; the manifest is the last."""
+    there, manifest = [path for path in files if path.exists()], files[-1]
+    if not there:
         return
+    path = there[0]
     if not manifest.exists():
         raise UserError(
             "the output file exists, but has no manifest: this command did not write it.",

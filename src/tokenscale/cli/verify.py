@@ -197,7 +197,8 @@ def _verify_store(folder: Path) -> Iterator[Finding]:
             yield from _compare_entries(folder, part, found["files"], listed, rebuild_store(folder))
         except UserError as error:
             yield _finding_from_error(error)
-    yield from _verify_records(open_records(folder, manifest))
+    if "records" in manifest:
+        yield from _verify_records(open_records(folder, manifest))
 
 
 def _compare_entries(

@@ -15,9 +15,8 @@ import struct
 import weakref
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,21 +36,6 @@ _ROW, _ENTRY = 16, struct.Struct("<QQQ")
 def smallest_dtype(vocabulary_size: int) -> np.dtype:
     """Return the smaller of uint16 and uint32 that holds every id; little-endian."""
     return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
-
-
-@dataclass(frozen=True)
-class RecordsFile:
-    """One records file: its path, its number of records, its size in bytes, and the command that rebuilds it."""
-
-    path: Path
-    records: int
-    bytes: int
-    next: str
-
-    @classmethod
-    def from_manifest(cls, folder: Path, entry: dict[str, Any], next: str) -> "RecordsFile":
-        """Return a file as a manifest describes it: {"name", "records", "bytes"}."""
-        return cls(folder / entry["name"], entry["records"], entry["bytes"], next)
 
 
 def write_records(path: Path, parts: Iterable[tuple[np.ndarray, np.ndarray]], dtype: np.dtype) -> dict[str, Any]:
@@ -112,17 +96,31 @@ def _close_all(descriptors: OrderedDict[int, int]) -> None:
 class Records:
     """Records of several files by number, verified whenever they are read.
 
-    Opening reads nothing. A reader keeps at most `OPEN_FILES` files open, and the tables of all files up to
-    `TABLE_BYTES`; larger ones are read row by row. A changed record is a UserError with `what`. A reader serves one
-    thread.
+    `entries` describe the files of a folder, as `write_records` returns them, and `rebuild` returns the command that
+    rebuilds one of them. Opening reads nothing. A reader keeps at most `OPEN_FILES` files open, and the tables of all
+    files up to `TABLE_BYTES`; larger ones are read row by row. A reader serves one thread. A changed record is a
+    UserError with `what`, as is a value of `vocabulary_size` or more when its record is first read.
     """
 
-    def __init__(self, files: Sequence[RecordsFile], dtype: np.dtype, *, what: str):
-        self._files, self._dtype, self._what = files, np.dtype(dtype), what
-        self._first = np.concatenate([[0], np.cumsum([file.records for file in files], dtype=np.int64)]).tolist()
-        self._open = OpenFiles([file.path for file in files])
+    def __init__(
+        self,
+        folder: Path,
+        entries: Sequence[dict[str, Any]],
+        dtype: np.dtype,
+        *,
+        what: str,
+        rebuild: Callable[[str], str],
+        vocabulary_size: int | None = None,
+    ):
+        self._files, self._dtype, self._what, self._rebuild = entries, np.dtype(dtype), what, rebuild
+        self._paths = [folder / entry["name"] for entry in entries]
+        self._first = [0, *accumulate(entry["records"] for entry in entries)]
+        self._open = OpenFiles(self._paths)
         small = len(self) * _ROW <= TABLE_BYTES
         self._tables: dict[int, memoryview] | None = {} if small else None
+        self._vocabulary_size = vocabulary_size
+        #: a bit for each record that has not been compared with the vocabulary
+        self._unseen = bytearray(b"\xff" * (-(-len(self) // 8) if vocabulary_size is not None else 0))
 
     def __len__(self) -> int:
         return self._first[-1]
@@ -132,21 +130,22 @@ class Records:
         number, row, descriptor = self._find(i)
         file, width = self._files[number], self._dtype.itemsize
         if self._tables is None:
-            position = file.bytes - (file.records + 1 - row) * _ROW
+            position = file["bytes"] - (file["records"] + 1 - row) * _ROW
             start, checksum, end = _ENTRY.unpack(os.pread(descriptor, _ENTRY.size, position))
         else:
             start, checksum, end = self._tables[number][2 * row : 2 * row + 3]
-        if not 0 <= start <= end <= file.bytes // width:
-            raise self._error(file, record=f"{row:,} of {file.records:,}", found="impossible positions")
+        if not 0 <= start <= end <= file["bytes"] // width:
+            raise self._changed(number, record=f"{row:,} of {file['records']:,}", found="impossible positions")
         values = np.empty(end - start, dtype=self._dtype)
         os.preadv(descriptor, [values], start * width)
         if (found := xxh3_64_intdigest(values, row)) != checksum:
-            raise self._error(
-                file,
-                record=f"{row:,} of {file.records:,}, byte {start * width:,} on",
-                expected=f"XXH3 {checksum:016x}",
-                found=f"XXH3 {found:016x}",
-            )
+            place = f"{row:,} of {file['records']:,}, byte {start * width:,} on"
+            raise self._changed(number, record=place, expected=f"XXH3 {checksum:016x}", found=f"XXH3 {found:016x}")
+        if self._unseen and self._unseen[i >> 3] & 1 << (i & 7):
+            if (largest := int(values.max(initial=0))) >= self._vocabulary_size:
+                path = self._paths[number]
+                raise vocabulary_error(path, largest, self._vocabulary_size, self._rebuild(self._files[number]["name"]))
+            self._unseen[i >> 3] ^= 1 << (i & 7)
         return values
 
     def verify(self) -> Iterator[UserError]:
@@ -160,25 +159,17 @@ class Records:
 
     def lengths(self) -> np.ndarray:
         """Return the lengths of all records in values, int64 [records]. Raises UserError for a changed table."""
-        found = [np.zeros(0, dtype=np.int64)]
-        for number in range(len(self._files)):
-            table = self._read_table(number)
-            ends = table[1:, 0].astype(np.int64)
-            found.append(ends - table[:-1, 0].astype(np.int64))
-        return np.concatenate(found)
+        starts = [self._read_table(number)[:, 0].astype(np.int64) for number in range(len(self._files))]
+        return np.concatenate([np.zeros(0, dtype=np.int64), *map(np.diff, starts)])
 
     def _read_table(self, number: int) -> np.ndarray:
         file = self._files[number]
-        position = file.bytes - (file.records + 1) * _ROW
-        table = np.fromfile(file.path, dtype="<u8", offset=position).reshape(-1, 2)
+        position = file["bytes"] - (file["records"] + 1) * _ROW
+        table = np.fromfile(self._paths[number], dtype="<u8", offset=position).reshape(-1, 2)
         checksum, table[-1, 1] = int(table[-1, 1]), 0
         if (found := xxh3_64_intdigest(table)) != checksum:
-            raise self._error(
-                file,
-                table=f"from byte {position:,} on",
-                expected=f"XXH3 {checksum:016x}",
-                found=f"XXH3 {found:016x}",
-            )
+            place = f"from byte {position:,} on"
+            raise self._changed(number, table=place, expected=f"XXH3 {checksum:016x}", found=f"XXH3 {found:016x}")
         return table
 
     def _find(self, i: int) -> tuple[int, int, int]:
@@ -189,8 +180,20 @@ class Records:
             self._tables[number] = memoryview(self._read_table(number)).cast("B").cast("Q")
         return number, i - self._first[number], self._open[number]
 
-    def _error(self, file: RecordsFile, **facts: str) -> UserError:
-        return UserError(f"a file of the {self._what} has changed.", file=file.path, **facts, next=file.next)
+    def _changed(self, number: int, **facts: str) -> UserError:
+        next = self._rebuild(self._files[number]["name"])
+        return UserError(f"a file of the {self._what} has changed.", file=self._paths[number], **facts, next=next)
+
+
+def vocabulary_error(file: Path, found: int, vocabulary_size: int, next: str) -> UserError:
+    """Return the error for an id outside of the manifest's vocabulary in a file with a valid hash."""
+    return UserError(
+        "the token store has ids outside of its vocabulary.",
+        file=file,
+        expected=f"below {vocabulary_size:,}  (vocabulary_size of the manifest)",
+        found=f"{found:,}",
+        next=next,
+    )
 
 
 def part_folder(directory: Path, number: int) -> Path:

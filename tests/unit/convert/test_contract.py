@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.convert.conftest import FOREIGN, KNOWN, digest, documents_in, documents_of, ours, refused, run, write_hf
 from tests.unit.convert.layouts import file_of, flatten, parse, write
+from tokenscale.data.stores import parquet
 from tokenscale.data.stores.foreign import hf_datasets, reframe, shards
 
 SHARDED = ["litdata", "mds"]  # folders of files of a given size beside index.json
@@ -342,8 +343,8 @@ def test_other_folders_of_litdata_are_refused(tmp_path, peers, options, words):
 def test_datasets_itself_reads_what_is_written_and_writes_what_is_read(lab, tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(hf_datasets, "SHARD_TOKENS", 500)
-    run(ours(lab), tmp_path / "store", to="token-list-row_group_rows=5")
-    run(tmp_path / "store", tmp_path / "hf", to="hf-datasets")
+    monkeypatch.setattr(parquet, "CHUNK_DOCUMENTS", 5)
+    run(ours(lab, "token-list"), tmp_path / "hf", to="hf-datasets")
     assert len(list((tmp_path / "hf").glob("data-*-of-*.arrow"))) > 2
     run(tmp_path / "hf", tmp_path / "back", to="token-list")
     assert digest(tmp_path / "back") == digest(ours(lab))

@@ -68,8 +68,11 @@ def test_force_replaces_only_what_is_of_the_same_kind(lab, tmp_path):
     (tmp_path / "folder").mkdir()
     for to in ("nanogpt", "hf-datasets"):
         assert "same kind" in refused(ours(lab), tmp_path / "folder", to=to, force=True)
-    (tmp_path / "one.parquet").write_bytes(b"text")
-    assert "same kind" in refused(ours(lab), tmp_path / "one.parquet", to="token-list", force=True)
+    for mine in ("one.parquet", "two.records"):
+        (tmp_path / mine).write_bytes(b"text")
+        target = (tmp_path / mine).with_suffix(".parquet")
+        assert "same kind" in refused(ours(lab), target, to="token-list", force=True)
+        assert (tmp_path / mine).read_bytes() == b"text"
 
 
 @pytest.mark.parametrize("foreign", FOREIGN)

@@ -8,8 +8,9 @@ from tests.unit.conftest import TEXTS, T
 from tests.unit.convert.conftest import FOREIGN, KNOWN, digest, documents_of, ours, run, write_megatron
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json
-from tokenscale.data.stores import writing
-from tokenscale.data.stores.manifest import open_store, read_store_manifest
+from tokenscale.cli.convert import ConvertSettings, convert
+from tokenscale.data.stores import write_parquet
+from tokenscale.data.stores.manifest import load_reader, open_store, read_store_manifest, write_sealed
 from tokenscale.settings.data import StoreSettings
 
 
@@ -31,10 +32,10 @@ def test_a_store_comes_back_equal_through_each_format_and_no_flag_is_needed(
 
 @pytest.mark.parametrize("foreign", FOREIGN)
 @pytest.mark.parametrize("part", [1, 7, 1000])
-def test_parts_of_a_source_are_read_from_any_document_on(lab, tmp_path, small_blocks, monkeypatch, foreign, part):
-    """A store's writer asks for a part of the documents at a time, and goes on in the middle after an interruption."""
+def test_a_source_is_read_from_any_document_on(lab, tmp_path, small_blocks, monkeypatch, foreign, part):
+    """The writer of Parquet asks for the documents of a shard at a time."""
     run(ours(lab, "token-list"), tmp_path / "x.bin", to=foreign)
-    monkeypatch.setattr(writing, "PART_DOCUMENTS", part)
+    monkeypatch.setattr(write_parquet, "SHARD_ROWS", part)
     monkeypatch.setattr("tokenscale.data.stores.documents.GROUP_DOCUMENTS", part)
     run(tmp_path / "x.bin", tmp_path / "back", to="token-list")
     assert len(list((tmp_path / "back").glob("*.parquet"))) == -(-len(TEXTS) // part)
@@ -72,9 +73,24 @@ def test_eos_is_added_and_taken_off(lab, tmp_path):
 
 def test_one_parquet_file_can_be_written_and_read(lab, tmp_path):
     run(ours(lab), tmp_path / "one.parquet", to="token-list")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["one.build.json", "one.manifest.json", "one.parquet"]
+    assert sorted(p.suffix for p in tmp_path.iterdir()) == [".json", ".json", ".parquet", ".records"]
     run(tmp_path / "one.parquet", tmp_path / "again", to=f"packed-sequence_length={T}")
     assert digest(tmp_path / "again") == digest(ours(lab))
+
+
+@pytest.mark.parametrize("form", ["token-list", "padded"])
+@pytest.mark.parametrize("single", [False, True])
+def test_a_store_without_records_is_refused_with_the_command_that_writes_it_again(lab, tmp_path, form, single):
+    path = tmp_path / ("one.parquet" if single else "store")
+    store = StoreSettings(form, **({"sequence_length": T} if form == "padded" else {}))
+    convert(ConvertSettings(to=store.directory), ours(lab), path, command="c")
+    where = path.with_suffix(".manifest.json") if single else path / "manifest.json"
+    manifest = read_store_manifest(where)
+    del manifest["records"]
+    write_sealed(where, manifest)
+    with pytest.raises(UserError, match="no records") as error:
+        load_reader(form)(where, open_store(where, store))
+    assert error.value.facts["next"] == "c --force"
 
 
 def test_the_manifest_says_what_was_converted(lab, tmp_path):

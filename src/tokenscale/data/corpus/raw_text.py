@@ -24,7 +24,7 @@ from tokenscale.base.files import (
     write_json,
 )
 from tokenscale.base.processes import map_processes
-from tokenscale.data.records import Records, RecordsFile, write_records
+from tokenscale.data.records import Records, write_records
 
 #: newest manifest version that this code reads
 VERSION = 2
@@ -231,8 +231,8 @@ class RawText:
                 check_types(entry, {"name": str, "records": int, "bytes": int})
                 check_relative_path(entry["name"])
                 check_file(path.parent / entry["name"], entry["bytes"], "", what="corpus", next=next, content=False)
-            files = [RecordsFile.from_manifest(path.parent, entry, next) for entry in manifest["files"]]
-        return Records(files, np.dtype("u1"), what="corpus")
+            entries = manifest["files"]
+        return Records(path.parent, entries, np.dtype("u1"), what="corpus", rebuild=lambda name: next)
 
     def _decode_all(self) -> Callable[[int], str]:
         if self.needs_records:

@@ -141,12 +141,13 @@ class IdsDigest:
                 self.close()
             first = last
 
-    def close(self) -> None:
-        """End a partial group, at the end of all documents."""
+    def close(self) -> list[bytes]:
+        """End a partial group, at the end of all documents, and return the groups."""
         if self._documents:
             self._ids.update(np.ascontiguousarray(np.concatenate(self._lengths), dtype="<i8"))
             self.groups.append(self._ids.digest())
         self._ids, self._lengths, self._documents = xxh3_128(), [], 0
+        return self.groups
 
     @staticmethod
     def combine(groups: Sequence[bytes]) -> str:

@@ -1,13 +1,14 @@
 """Manifest of a token store: written last by every writer, checked first by every reader.
 
-A store is a folder with `manifest.json` and the files it lists, or a single Parquet file with `<name>.manifest.json`
-next to it. Readers accept the folder or the path of the manifest.
+A store is a folder with `manifest.json` and the files it lists, or `<name>.parquet`, `<name>.records` and
+`<name>.manifest.json`. Readers accept the folder or the path of the manifest.
 """
 
 import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -26,7 +27,7 @@ from tokenscale.base.files import (
     write_json,
 )
 from tokenscale.data.corpus.raw_text import check_file
-from tokenscale.data.records import Records, RecordsFile
+from tokenscale.data.records import Records
 from tokenscale.settings.data import StoreSettings, unknown_format_error
 from tokenscale.settings.registry import FORMATS
 
@@ -35,10 +36,13 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class SingleFile:
-    """Store in a single file, `<name>.parquet`, in a folder that may hold other stores."""
+    """Store in a single Parquet file and its records, in a folder that may hold other stores."""
 
     name: str
     command: str  # command that writes it again
+
+    def list_files(self, folder: Path) -> list[Path]:
+        return [folder / f"{self.name}{ending}" for ending in (".parquet", ".records", ".manifest.json")]
 
 
 def resolve_store(where: Path) -> tuple[Path, Path]:
@@ -150,17 +154,19 @@ def open_store(
     return manifest
 
 
-def open_records(where: Path, manifest: dict[str, Any]) -> Records | None:
-    """Open the records files of a store, or return None if it has none."""
+def open_records(where: Path, manifest: dict[str, Any]) -> Records:
+    """Open the records files of a `padded` or `token-list` store. Raises UserError if it has none."""
     if "records" not in manifest:
-        return None
-    folder, entries = resolve_store(where)[0], manifest["records"]["files"]
-    next, in_parts = rebuild_command(where), "parts" in manifest
-    files = [
-        RecordsFile.from_manifest(folder, entry, rebuild_command(where, entry["name"]) if in_parts else next)
-        for entry in entries
-    ]
-    return Records(files, np.dtype(manifest["records"]["dtype"]).newbyteorder("<"), what="token store")
+        next = rebuild_command(where)
+        raise UserError("the token store has no records files, which are read.", store=where, next=next)
+    return Records(
+        resolve_store(where)[0],
+        manifest["records"]["files"],
+        np.dtype(manifest["records"]["dtype"]).newbyteorder("<"),
+        what="token store",
+        rebuild=partial(rebuild_command, where),
+        vocabulary_size=manifest["vocabulary_size"],
+    )
 
 
 def changed_block_error(
@@ -173,17 +179,6 @@ def changed_block_error(
         **{what: f"{number:,} of {count:,}, byte {byte:,} on"},
         expected=f"XXH3 {right:016x}  ({checks})",
         found=f"XXH3 {found:016x}",
-        next=rebuild_command(where),
-    )
-
-
-def vocabulary_error(where: Path, file: Path, found: int, vocabulary_size: int) -> UserError:
-    """Return the error for an id outside of the manifest's vocabulary in a file with a valid hash."""
-    return UserError(
-        "the token store has ids outside of its vocabulary.",
-        file=file,
-        expected=f"below {vocabulary_size:,}  (vocabulary_size of the manifest)",
-        found=f"{found:,}",
         next=rebuild_command(where),
     )
 

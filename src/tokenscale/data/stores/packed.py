@@ -25,9 +25,9 @@ from xxhash import xxh3_64_intdigest
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.raw_text import check_file
-from tokenscale.data.records import OpenFiles
+from tokenscale.data.records import OpenFiles, vocabulary_error
 from tokenscale.data.stores.documents import IGNORED, Chunk
-from tokenscale.data.stores.manifest import changed_block_error, rebuild_command, resolve_store, vocabulary_error
+from tokenscale.data.stores.manifest import changed_block_error, rebuild_command, resolve_store
 
 #: files up to this size are mapped completely at opening
 POPULATE_BYTES = 1 << 30
@@ -209,7 +209,8 @@ class PackedStore:
                 raise self._changed_row_error(indices, into, plan.checksums[i])
             if (largest := int(into.ids.max(initial=0))) >= self.manifest["vocabulary_size"]:
                 part = self._parts[self._part_numbers(indices[into.ids.max(axis=1).argmax()])]
-                raise vocabulary_error(part.where, part.tokens_path, largest, self.manifest["vocabulary_size"])
+                size, next = self.manifest["vocabulary_size"], rebuild_command(part.where)
+                raise vocabulary_error(part.tokens_path, largest, size, next)
             np.bitwise_and.at(self._unseen, indices >> 3, ~(1 << (indices & 7)).astype(np.uint8))
         into.tokens_bt[...] = into.inputs
         into.labels_bt[...] = into.targets

@@ -11,8 +11,8 @@ from tokenscale.base.files import HashedFile
 from tokenscale.data.order.packing import concatenate, pack, split_documents
 from tokenscale.data.order.permutation import permute
 from tokenscale.data.records import smallest_dtype
-from tokenscale.data.stores.documents import Chunk, Documents
-from tokenscale.data.stores.writing import FinishedPart, open_store_writer
+from tokenscale.data.stores.documents import Documents
+from tokenscale.data.stores.writing import open_store_writer
 from tokenscale.settings.data import StoreSettings
 
 #: seed of the stored order of rows; runs shuffle rows again with their own seed
@@ -30,7 +30,10 @@ def write_packed(store: StoreSettings, documents: Documents, directory: Path) ->
     """
     dtype = smallest_dtype(documents.origin.vocabulary_size)
     with open_store_writer(store, documents, directory) as writer:
-        writer.parts(lambda number: _FlatPart(writer.folder, dtype))
+        with open(writer.folder / IDS, "wb") as ids, open(writer.folder / LENGTHS, "wb") as lengths:
+            for chunk in writer.chunks():
+                ids.write(chunk.ids.view("<u4") if dtype.itemsize == 4 else chunk.ids.astype(dtype))
+                lengths.write(chunk.lengths.astype("<i8"))
         facts, sha256 = _write_rows(writer.folder, dtype, store, documents.origin.pad_id)
         return writer.finish(list(STORE_FILES), facts, {"tokens.bin": sha256}, checks="checksums.npy")
 
@@ -92,21 +95,3 @@ def _write_rows(folder: Path, dtype: np.dtype, store: StoreSettings, pad_id: int
         "documents_split": int(np.count_nonzero(np.bincount(document) > 1)),
     }
     return facts, file.sha256
-
-
-class _FlatPart:
-    """Writer that appends the documents of a part to the files `IDS` and `LENGTHS`; see `writing.PartWriter`."""
-
-    def __init__(self, folder: Path, dtype: np.dtype):
-        self._files = [open(folder / name, "ab") for name in (IDS, LENGTHS)]
-        self._dtype = dtype
-
-    def add(self, chunk: Chunk) -> None:
-        ids = chunk.ids.view("<u4") if self._dtype.itemsize == 4 else chunk.ids.astype(self._dtype)
-        self._files[0].write(ids)
-        self._files[1].write(chunk.lengths.astype("<i8"))
-
-    def close(self) -> FinishedPart:
-        for file in self._files:
-            file.close()
-        return FinishedPart([], {})

@@ -1,6 +1,6 @@
 """Writers of the formats `padded` and `token-list`: Parquet shards, and records files from the finished shards."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,16 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.records import smallest_dtype, write_records
 from tokenscale.data.stores.documents import Chunk, Documents, IdsDigest
 from tokenscale.data.stores.manifest import SingleFile
-from tokenscale.data.stores.writing import FinishedPart, open_store_writer
+from tokenscale.data.stores.writing import StoreWriter, open_store_writer
 from tokenscale.settings.data import StoreSettings
 
+#: rows per shard
+SHARD_ROWS = 100_000
 #: maximum values of a column in a row group, since Arrow's lists have int32 offsets
 GROUP_VALUES = (1 << 31) - 1
+
+#: lists of one column: their concatenated values, and the length of each, int64 [rows]
+Lists = tuple[np.ndarray, np.ndarray]
 
 
 def write_padded(
@@ -25,125 +30,108 @@ def write_padded(
     """Write the store, or with `single` one file, and return its manifest. Row i is document i; memory holds one row
     group.
     """
+    width, pad_id = store.sequence_length + 1, documents.origin.pad_id
+    counts = {"tokens_useful": 0, "tokens_cut": 0, "documents_cut": 0}
+
+    def pad(chunk: Chunk) -> dict[str, Lists]:
+        count = len(chunk.lengths)
+        rows = np.full((count, width), pad_id, dtype=np.int32)
+        for row, document in zip(rows, chunk.documents(), strict=True):
+            row[: min(len(document), width)] = document[:width]
+        lengths = np.minimum(chunk.lengths, width)
+        mask = (np.arange(width) < lengths[:, None]).astype(np.int8)
+        counts["tokens_useful"] += int(lengths.sum()) - count
+        counts["tokens_cut"] += int((chunk.lengths - lengths).sum())
+        counts["documents_cut"] += int(np.count_nonzero(chunk.lengths > width))
+        full = np.full(count, width, dtype=np.int64)
+        return {"input_ids": (rows.ravel(), full), "attention_mask": (mask.ravel(), full)}
+
+    def strip_padding(group: dict[str, Lists]) -> Lists:
+        mask = group["attention_mask"][0].astype(bool)
+        return group["input_ids"][0][mask], np.count_nonzero(mask.reshape(-1, width), axis=1)
+
     with open_store_writer(store, documents, directory, single) as writer:
-        parts = writer.parts(
-            lambda number: _PaddedPart(shard_path(writer.folder, number, single), store, documents, single is None)
-        )
+        types = {"input_ids": store.dtype, "attention_mask": "int8"}
+        names, records = _write_shards(writer, single, types, pad, strip_padding)
         facts = {
             "sequence_length": store.sequence_length,
             "dtype": store.dtype,
             "rows": len(documents),
             "tokens_total": len(documents) * store.sequence_length,
-            "tokens_stored": parts.counts["tokens_useful"] + len(documents),
-            "places": len(documents) * (store.sequence_length + 1),
-            **parts.counts,
+            "tokens_stored": counts["tokens_useful"] + len(documents),
+            "places": len(documents) * width,
+            **counts,
         }
-        return writer.finish(parts.files, facts, records=parts.records)
-
-
-class _PaddedPart:
-    """See `writing.PartWriter`."""
-
-    def __init__(self, path: Path, store: StoreSettings, documents: Documents, with_records: bool):
-        origin = documents.origin
-        self._path, self._dtype = path, smallest_dtype(origin.vocabulary_size)
-        self._with_records = with_records
-        metadata = {"tokenizer": origin.tokenizer["name"], "format": "padded"}
-        types = {"input_ids": store.dtype, "attention_mask": "int8"}
-        self._shard = Shard(path, store, types, metadata)
-        self._width, self._pad_id = store.sequence_length + 1, origin.pad_id
-        self._counts = {"tokens_useful": 0, "tokens_cut": 0, "documents_cut": 0}
-
-    def add(self, chunk: Chunk) -> None:
-        width, count = self._width, len(chunk.lengths)
-        rows = np.full((count, width), self._pad_id, dtype=np.int32)
-        for row, document in zip(rows, chunk.documents(), strict=True):
-            row[: min(len(document), width)] = document[:width]
-        lengths = np.minimum(chunk.lengths, width)
-        mask = (np.arange(width) < lengths[:, None]).astype(np.int8)
-        full = np.full(count, width, dtype=np.int64)
-        self._shard.add(input_ids=(rows.ravel(), full), attention_mask=(mask.ravel(), full))
-        self._counts["tokens_useful"] += int(lengths.sum()) - count
-        self._counts["tokens_cut"] += int((chunk.lengths - lengths).sum())
-        self._counts["documents_cut"] += int(np.count_nonzero(chunk.lengths > width))
-
-    def close(self) -> FinishedPart:
-        name, own = self._shard.close(), self._own_tokens()
-        records = [write_records(self._path.with_suffix(".bin"), own, self._dtype)] if self._with_records else []
-        return FinishedPart([name], self._counts, records)
-
-    def _own_tokens(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the rows of the finished shard without padding."""
-        for group in read_back(self._path, ["input_ids", "attention_mask"]):
-            mask = group["attention_mask"][0].astype(bool)
-            yield group["input_ids"][0][mask], np.count_nonzero(mask.reshape(-1, self._width), axis=1)
+        return writer.finish(names, facts, records=records)
 
 
 def write_token_list(
     store: StoreSettings, documents: Documents, directory: Path, *, single: SingleFile | None = None
 ) -> dict[str, Any]:
     """Write the store, or with `single` one file, and return its manifest. Row i is document i; memory holds one row
-    group.
+    group. Raises UserError for ids that are not read back as they were written.
     """
+    read = IdsDigest()
+
+    def add_to_digest(group: dict[str, Lists]) -> Lists:
+        ids, lengths = group["tokens"]
+        read.add(Chunk(ids.astype(np.int32), lengths))
+        return ids, lengths
+
     with open_store_writer(store, documents, directory, single) as writer:
-        parts = writer.parts(
-            lambda number: _TokenListPart(shard_path(writer.folder, number, single), store, documents, single is None)
+        names, records = _write_shards(
+            writer, single, {"tokens": store.dtype}, lambda chunk: {"tokens": (chunk.ids, chunk.lengths)}, add_to_digest
         )
-        facts = {
-            "dtype": store.dtype,
-            "rows": len(documents),
-            "tokens_useful": parts.counts["tokens_total"] - len(documents),
-            "tokens_stored": parts.counts["tokens_total"],
-            "places": parts.counts["tokens_total"],
-            "tokens_cut": 0,
-            "documents_cut": 0,
-            **parts.counts,
-        }
-        return writer.finish(parts.files, facts, records=parts.records)
+        if read.close() != writer.digest.close():
+            raise UserError(
+                "the token store is not read back as it was written.",
+                folder=directory,
+                next="check the disk and the memory of this machine, and build the store again",
+            )
+        tokens = int(writer.occurrences.sum())
+        facts = {"dtype": store.dtype, "rows": len(documents), "tokens_useful": tokens - len(documents)}
+        facts |= dict.fromkeys(("tokens_total", "tokens_stored", "places"), tokens)
+        return writer.finish(names, facts | {"tokens_cut": 0, "documents_cut": 0}, records=records)
 
 
-class _TokenListPart:
-    """See `writing.PartWriter`."""
+def _write_shards(
+    writer: StoreWriter,
+    single: SingleFile | None,
+    types: dict[str, str],
+    to_columns: Callable[[Chunk], dict[str, Lists]],
+    to_documents: Callable[[dict[str, Lists]], Lists],
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """Write Parquet shards, and a records file from each finished shard.
 
-    def __init__(self, path: Path, store: StoreSettings, documents: Documents, with_records: bool):
-        origin = documents.origin
-        metadata = {"tokenizer": origin.tokenizer["name"], "format": "token-list"}
-        self._shard = Shard(path, store, {"tokens": store.dtype}, metadata)
-        self._path, self._dtype = path, smallest_dtype(origin.vocabulary_size)
-        self._with_records, self._tokens = with_records, 0
-
-    def add(self, chunk: Chunk) -> None:
-        self._shard.add(tokens=(chunk.ids, chunk.lengths))
-        self._tokens += len(chunk.ids)
-
-    def close(self) -> FinishedPart:
-        name, digest = self._shard.close(), IdsDigest()
-        groups = self._read_back(digest)
-        records = [write_records(self._path.with_suffix(".bin"), groups, self._dtype)] if self._with_records else []
-        for _ in groups:  # read the rest, which no records file has consumed
-            pass
-        digest.close()
-        return FinishedPart([name], {"tokens_total": self._tokens}, records, digest.groups)
-
-    def _read_back(self, digest: IdsDigest) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield (ids, lengths) of each row group of the finished shard, and add them to `digest`."""
-        for group in read_back(self._path, ["tokens"]):
-            ids, lengths = group["tokens"]
-            digest.add(Chunk(ids.astype(np.int32), lengths))
-            yield ids, lengths
+    `types` are the dtypes of the columns. `to_columns` makes columns of a chunk, `to_documents` the ids of documents of
+    the columns that are read back. Returns the names of the shards, and the entries of records files.
+    """
+    dtype, count = smallest_dtype(writer.documents.origin.vocabulary_size), len(writer.documents)
+    names, records = [], []
+    for number, first in enumerate(range(0, count, count if single else SHARD_ROWS)):
+        path = writer.folder / f"{single.name if single else f'shard-{number:05d}'}.parquet"
+        shard = Shard(path, writer.store, types, writer.documents.origin.tokenizer["name"])
+        for chunk in writer.chunks(first, count if single else min(first + SHARD_ROWS, count)):
+            shard.add(**to_columns(chunk))
+        shard.close()
+        # FILE.bin would be the name of a file of nanoGPT's
+        target = path.with_suffix(".records" if single else ".bin")
+        records.append(write_records(target, map(to_documents, read_back(path, list(types))), dtype))
+        names.append(path.name)
+    return names, records
 
 
 class Shard:
     """One Parquet file of list columns. The caller fixes the schema's metadata, so that equal rows give equal bytes."""
 
-    def __init__(self, path: Path, store: StoreSettings, columns: dict[str, str], metadata: dict[str, str]):
+    def __init__(self, path: Path, store: StoreSettings, columns: dict[str, str], tokenizer: str):
         self.path, self._group_rows = path, store.row_group_rows
-        types = {
-            name: pa.list_(pa.field("element", getattr(pa, dtype)(), nullable=False)) for name, dtype in columns.items()
-        }
-        fields = [pa.field(name, kind, nullable=False) for name, kind in types.items()]
-        self.schema = pa.schema(fields, metadata=metadata)
-        self._pending: list[dict[str, tuple[np.ndarray, np.ndarray]]] = []
+        fields = [
+            pa.field(name, pa.list_(pa.field("element", getattr(pa, dtype)(), nullable=False)), nullable=False)
+            for name, dtype in columns.items()
+        ]
+        self.schema = pa.schema(fields, metadata={"tokenizer": tokenizer, "format": store.format})
+        self._pending: list[dict[str, Chunk]] = []
         self._rows = 0
         self._writer = pq.ParquetWriter(
             path,
@@ -153,23 +141,22 @@ class Shard:
             use_dictionary=False,
         )
 
-    def add(self, **columns: tuple[np.ndarray, np.ndarray]) -> None:
-        """Add rows: for each column (concatenated values, lengths int64 [rows])."""
+    def add(self, **columns: Lists) -> None:
+        """Add rows: the lists of each column."""
         rows = len(next(iter(columns.values()))[1])
         first = 0
         while first < rows:
             last = min(rows, first + self._group_rows - self._rows)
-            self._pending.append({name: _slice_rows(values, n, first, last) for name, (values, n) in columns.items()})
+            self._pending.append({name: Chunk(*lists).part(first, last) for name, lists in columns.items()})
             self._rows += last - first
             if self._rows == self._group_rows:
                 self._flush()
             first = last
 
-    def close(self) -> str:
-        """Finish the file and return its name."""
+    def close(self) -> None:
+        """Finish the file."""
         self._flush()
         self._writer.close()
-        return self.path.name
 
     def _flush(self) -> None:
         if self._rows:
@@ -178,7 +165,7 @@ class Shard:
         self._pending, self._rows = [], 0
 
     def _array(self, field: pa.Field) -> pa.ListArray:
-        lengths = np.concatenate([part[field.name][1] for part in self._pending])
+        lengths = np.concatenate([part[field.name].lengths for part in self._pending])
         offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
         if offsets[-1] > GROUP_VALUES:
@@ -190,7 +177,7 @@ class Shard:
                 expected=f"at most {GROUP_VALUES:,}",
                 next="set a lower `storage.row_group_rows`, or `cleaning.maximum_characters` of the corpus",
             )
-        values = np.concatenate([part[field.name][0] for part in self._pending])
+        values = np.concatenate([part[field.name].ids for part in self._pending])
         values = values.astype(field.type.value_type.to_pandas_dtype(), copy=False)
         return pa.ListArray.from_arrays(_to_arrow(offsets.astype(np.int32)), _to_arrow(values), type=field.type)
 
@@ -201,14 +188,8 @@ def _to_arrow(values: np.ndarray) -> pa.Array:
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 
 
-def _slice_rows(values: np.ndarray, lengths: np.ndarray, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-    ends = np.cumsum(lengths)
-    start = ends[first - 1] if first else 0
-    return values[start : ends[last - 1] if last > first else start], lengths[first:last]
-
-
-def read_back(path: Path, columns: list[str]) -> Iterator[dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """Yield each row group of a finished shard: column → (values, lengths int64 [rows])."""
+def read_back(path: Path, columns: list[str]) -> Iterator[dict[str, Lists]]:
+    """Yield the columns of each row group of a finished shard."""
     file = pq.ParquetFile(path, pre_buffer=False)
     for group in range(file.num_row_groups):
         table = file.read_row_group(group, columns=columns, use_threads=False)
@@ -217,8 +198,3 @@ def read_back(path: Path, columns: list[str]) -> Iterator[dict[str, tuple[np.nda
             name: (column.values.to_numpy(), np.diff(column.offsets.to_numpy()).astype(np.int64))
             for name, column in lists.items()
         }
-
-
-def shard_path(folder: Path, number: int, single: SingleFile | None) -> Path:
-    """Return the path of a part's file: `shard-00000.parquet`, or the only file of a single-file store."""
-    return folder / f"{single.name if single else f'shard-{number:05d}'}.parquet"

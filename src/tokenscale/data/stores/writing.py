@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable, Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -40,59 +39,30 @@ from tokenscale.data.tokenizers.base import SPECIAL_TOKEN_POLICY, Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.data import StoreSettings
 
-#: documents per part, a multiple of the digest's groups; for Parquet formats also the rows per shard
-PART_DOCUMENTS = 100_000
 #: int64 [V], how often each id occurs in a part
 OCCURRENCES = "occurrences.npy"
 
 
-class PartWriter(Protocol):
-    """Writer of one part of a store's documents."""
-
-    def add(self, chunk: Chunk) -> None:
-        """Add the next documents."""
-        ...
-
-    def close(self) -> "FinishedPart":
-        """Finish the files."""
-        ...
-
-
-@dataclass
-class FinishedPart:
-    """One written part, or all of them: names of the files in the folder, and counts that are summed over parts.
-
-    `records` are the entries of records files. `groups` are the groups of `IdsDigest` of the ids that were read back
-    from the files, if the format can do so.
-    """
-
-    files: list[str]
-    counts: dict[str, int]
-    records: list[dict[str, Any]] = field(default_factory=list)
-    groups: list[bytes] | None = None
-
-
 class StoreWriter:
-    """Part writer and manifest builder, common to all formats."""
+    """Reader of the documents to write and manifest builder, common to all formats."""
 
-    def __init__(self, store: StoreSettings, documents: Documents, folder: Path, part_documents: int | None):
+    def __init__(self, store: StoreSettings, documents: Documents, folder: Path):
         self.store, self.documents, self.folder = store, documents, folder
         self.manifest: dict[str, Any] | None = None
-        self._part_documents = part_documents or max(1, len(documents))
-        self._groups: list[bytes] = []
-        #: occurrences of each id in the written parts, int64 [V]
+        #: digest of the documents read so far
+        self.digest = IdsDigest()
+        #: occurrences of each id in them, int64 [V]
         self.occurrences = np.zeros(documents.origin.vocabulary_size, dtype=np.int64)
 
-    def parts(self, open_part: Callable[[int], PartWriter]) -> FinishedPart:
-        """Write all documents with `open_part(number)`, and return the files and counts of all parts."""
-        found = FinishedPart([], {})
-        for number, first in enumerate(range(0, len(self.documents), self._part_documents)):
-            part = self._write_part(open_part(number), first, min(first + self._part_documents, len(self.documents)))
-            found.files += part.files
-            found.records += part.records
-            for name, count in part.counts.items():
-                found.counts[name] = found.counts.get(name, 0) + count
-        return found
+    def chunks(self, first: int = 0, last: int | None = None) -> Iterator[Chunk]:
+        """Yield documents [first, last), by default all. Ranges must be read in order."""
+        count = len(self.occurrences)
+        for chunk in self.documents.chunks(first, len(self.documents) if last is None else last):
+            if chunk.ids.size and not 0 <= chunk.ids.min() <= chunk.ids.max() < count:
+                raise ValueError(f"ids outside the vocabulary of {count}")
+            self.digest.add(chunk)
+            self.occurrences += np.bincount(chunk.ids, minlength=count)
+            yield chunk
 
     def finish(
         self,
@@ -110,7 +80,7 @@ class StoreWriter:
         files.
         """
         self.documents.confirm()
-        origin, digest = self.documents.origin, IdsDigest.combine(self._groups)
+        origin, groups = self.documents.origin, self.digest.close()
         part = self.documents if isinstance(self.documents, DocumentRange) else None
         hashes = dict(hashes or {})
         rest = [name for name in names if name not in hashes]
@@ -139,7 +109,7 @@ class StoreWriter:
             "tokens_in_documents": tokens,
             **facts,
             "fill": round(facts["tokens_stored"] / facts["places"], 6),
-            "ids_digest": {"algorithm": IdsDigest.ALGORITHM, "value": digest},
+            "ids_digest": {"algorithm": IdsDigest.ALGORITHM, "value": IdsDigest.combine(groups)},
             "bits_per_token": measure_bits(files, self.occurrences),
             "files": files,
         }
@@ -153,31 +123,10 @@ class StoreWriter:
                 "number": part.number,
                 "parts": part.parts,
                 "first_document": part.first,
-                "groups": [group.hex() for group in self._groups],
+                "groups": [group.hex() for group in groups],
                 "occurrences": {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)},
             }
         return self.manifest
-
-    def _write_part(self, part: PartWriter, first: int, last: int) -> FinishedPart:
-        """Write documents [first, last) as one part. Raises UserError for a failed read-back."""
-        digest, count = IdsDigest(), len(self.occurrences)
-        for chunk in self.documents.chunks(first, last):
-            if chunk.ids.size and not 0 <= chunk.ids.min() <= chunk.ids.max() < count:
-                raise ValueError(f"ids outside the vocabulary of {count}")
-            digest.add(chunk)
-            self.occurrences += np.bincount(chunk.ids, minlength=count)
-            part.add(chunk)
-        digest.close()
-        finished = part.close()
-        if finished.groups not in (None, digest.groups):
-            raise UserError(
-                "a part of the token store is not read back as it was written.",
-                files=", ".join(finished.files),
-                folder=self.folder,
-                next="check the disk and the memory of this machine, and build the store again",
-            )
-        self._groups += digest.groups
-        return finished
 
 
 def measure_bits(files: list[dict[str, Any]], occurrences: np.ndarray) -> dict[str, float]:
@@ -202,8 +151,8 @@ def open_store_writer(
 ) -> Iterator[StoreWriter]:
     """Yield a writer into a temporary folder; on success its files replace the old ones, the manifest last.
 
-    With `single`, the store is one file, written in one part, and other stores in `directory` are not touched. Raises
-    UserError if there are no documents.
+    With `single`, the store is one Parquet file and its records, and other stores in `directory` are not touched.
+    Raises UserError if there are no documents.
     """
     directory = Path(directory)
     if len(documents) == 0:
@@ -219,7 +168,7 @@ def open_store_writer(
     manifest = directory / (f"{single.name}.manifest.json" if single else "manifest.json")
     shutil.rmtree(folder, ignore_errors=True)  # of a killed writer
     folder.mkdir()
-    writer = StoreWriter(store, documents, folder, None if single else PART_DOCUMENTS)
+    writer = StoreWriter(store, documents, folder)
     try:
         yield writer
     except BaseException:
