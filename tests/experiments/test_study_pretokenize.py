@@ -252,7 +252,7 @@ def test_a_failure_half_way_keeps_the_old_files(here, monkeypatch):
     assert pretokenize() == 0
     before = contents(here)
     monkeypatch.setattr(
-        "tokenscale.data.stores.write_parquet.Shard.add", lambda *a: (_ for _ in ()).throw(OSError("disk"))
+        "tokenscale.data.stores.write_parquet.Shard.add", lambda *a, **columns: (_ for _ in ()).throw(OSError("disk"))
     )
     with pytest.raises(OSError, match="disk"):
         pretokenize()

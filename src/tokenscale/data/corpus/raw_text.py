@@ -122,10 +122,10 @@ def _write_records_of_shard(directory: Path, number: int) -> dict[str, Any]:
     first, last = text._first[number : number + 2]
     name = Path(text.split["files"][number]["name"].replace("/", "-")).with_suffix(".bin")
     target = records_manifest(directory).with_name(str(name))
-    return write_records(target, map(_text_bytes, text.columns(RECORDS_BATCH, first, last)), np.dtype("u1"))
+    return write_records(target, map(text_bytes, text.columns(RECORDS_BATCH, first, last)), np.dtype("u1"))
 
 
-def _text_bytes(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+def text_bytes(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Return (UTF-8 bytes of all texts, uint8; length of each text, int64) of a string array without nulls."""
     _, offsets, data = column.buffers()
     width = np.int64 if pa.types.is_large_string(column.type) else np.int32

@@ -120,9 +120,9 @@ def open_store(
     """Check a store (its folder, or the path of its manifest) and return its manifest.
 
     Parameters that are None are not compared. `vocabulary_size` is the largest vocabulary that the reader supports, and
-    `requested_by` is shown in errors. File sizes are always checked. Parquet shards, rows and packed stores are
-    verified by their reader when they are first read, all other files here, unless `verify` is False. Raises UserError
-    with both values and the command that rebuilds the store.
+    `requested_by` is shown in errors. File sizes are always checked. Records and the files of packed stores are
+    verified by their reader when they are first read, files of other formats here, unless `verify` is False. Raises
+    UserError with both values and the command that rebuilds the store.
     """
     manifest = read_store_manifest(where)
 
@@ -142,15 +142,12 @@ def open_store(
         raise _mismatch_error(
             where, requested_by, "vocabulary of at most", vocabulary_size, manifest["vocabulary_size"]
         )
-    folder, in_parts = resolve_store(where)[0], "parts" in manifest
-    next = rebuild_command(where)
+    folder, next = resolve_store(where)[0], rebuild_command(where)
+    by_reader = bool(manifest.keys() & {"parts", "records"}) or any("checked_by" in file for file in manifest["files"])
     for file in (*manifest.get("records", {}).get("files", []), *manifest["files"]):
-        path = folder / file["name"]
-        # otherwise the reader checks the content
-        by_reader = in_parts or manifest["format"] == "packed" or path.suffix == ".parquet"
-        whole = verify and not by_reader and "sha256" in file and "checked_by" not in file
-        restore = rebuild_command(where, file["name"]) if in_parts else next
-        check_file(path, file["bytes"], file.get("sha256", ""), what="token store", next=restore, content=whole)
+        path, content = folder / file["name"], verify and not by_reader
+        restore = rebuild_command(where, file["name"]) if "parts" in manifest else next
+        check_file(path, file["bytes"], file.get("sha256", ""), what="token store", next=restore, content=content)
     return manifest
 
 

@@ -89,7 +89,17 @@ class Plan:
 
 
 class _Part:
-    """Files of a folder of a store. A table is opened, and verified if `files` has its hash, when it is first read."""
+    """Files of a folder of a store. A table is opened, and verified if `files` has its hash, when it is first read:
+
+    `checksums`, XXH3-64 of each row, uint64 [rows]; `rows`, first piece of each row, int64 [rows + 1]; `pieces`, tokens
+    of each piece, int32 [pieces]; `documents` and `starts`, document of each piece and offset in it, int64 [pieces].
+    """
+
+    checksums: np.ndarray
+    rows: np.ndarray
+    pieces: np.ndarray
+    documents: np.ndarray
+    starts: np.ndarray
 
     def __init__(self, where: Path, files: list[dict[str, Any]], first_row: int, first_document: int):
         self.where, self.first_row, self.first_document = where, first_row, first_document
@@ -97,42 +107,20 @@ class _Part:
         self.tokens_path = self.folder / "tokens.bin"
         self._files = {Path(file["name"]).name: file for file in files}
 
-    def _table(self, name: str) -> np.ndarray:
-        path, file = self.folder / name, self._files.get(name)
+    def __getattr__(self, name: str) -> np.ndarray:
+        if name not in self.__annotations__:
+            raise AttributeError(name)
+        path, file = self.folder / f"{name}.npy", self._files.get(f"{name}.npy")
         if file is not None:
             next = rebuild_command(self.where)
             check_file(path, file["bytes"], file["sha256"], what="token store", next=next, content=True)
-        return _map_table(path)
-
-    @cached_property
-    def checksums(self) -> np.ndarray:
-        """XXH3-64 of each row, uint64 [rows]."""
-        return self._table("checksums.npy")
-
-    @cached_property
-    def pieces(self) -> np.ndarray:
-        """Tokens of each piece, int32 [pieces]."""
-        return self._table("pieces.npy")
-
-    @cached_property
-    def pointers(self) -> np.ndarray:
-        """First piece of each row, int64 [rows + 1]."""
-        return self._table("rows.npy")
-
-    @cached_property
-    def documents(self) -> np.ndarray:
-        """Document of each piece, int64 [pieces]."""
-        return self._table("documents.npy")
-
-    @cached_property
-    def starts(self) -> np.ndarray:
-        """Offset of each piece in its document, int64 [pieces]."""
-        return self._table("starts.npy")
+        setattr(self, name, _map_table(path))
+        return self.__dict__[name]
 
     @cached_property
     def views(self) -> tuple[memoryview, memoryview]:
-        """Return pointers and pieces as memoryviews, of which single values are read faster than of arrays."""
-        return memoryview(self.pointers), memoryview(self.pieces)
+        """Return `rows` and `pieces` as memoryviews, of which single values are read faster than of arrays."""
+        return memoryview(self.rows), memoryview(self.pieces)
 
 
 class PackedStore:
@@ -273,7 +261,7 @@ class PackedStore:
                 yield from self._chunks_of(part, max(0, first - begin), min(end, last) - begin)
 
     def _chunks_of(self, part: _Part, first: int, last: int) -> Iterator[Chunk]:
-        all_pieces, pointers, documents, starts = part.pieces, part.pointers, part.documents, part.starts
+        all_pieces, pointers, documents, starts = part.pieces, part.rows, part.documents, part.starts
         order = np.lexsort((starts, documents))
         bounds = np.searchsorted(np.asarray(documents)[order], np.arange(first, last + 1))
         order = order[bounds[0] : bounds[-1]]
@@ -369,7 +357,7 @@ class PackedStore:
     def _piece_ends(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (pieces of each row [n], end of each of these pieces in its row [pieces])."""
         if len(self._parts) == 1:
-            pieces, pointers = self._parts[0].pieces, self._parts[0].pointers
+            pieces, pointers = self._parts[0].pieces, self._parts[0].rows
             first = pointers[indices]
             counts = pointers[indices + 1] - first
             begins = np.cumsum(counts) - counts

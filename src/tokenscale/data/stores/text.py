@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file
-from tokenscale.data.corpus.raw_text import PAIR, RawText
+from tokenscale.data.corpus.raw_text import PAIR, RawText, text_bytes
 from tokenscale.data.stores.documents import Chunk, Origin, frame_documents, frame_pairs
 from tokenscale.data.tokenizers.backends import REFERENCE, EngineTokenizer
 from tokenscale.data.tokenizers.base import Texts, Tokenizer
@@ -61,12 +61,8 @@ def check_eos(tokenizer: Tokenizer, eos: bool, pairs: bool = False) -> None:
         )
 
 
-class EngineDiffers(Exception):
+class EngineDiffers(UserError):
     """Raised when an engine gives other ids than the reference."""
-
-    def __init__(self, engine: str, found: dict[str, str]):
-        super().__init__(engine)
-        self.engine, self.found = engine, found
 
 
 class TextDocuments:
@@ -130,10 +126,15 @@ class TextDocuments:
         """Raise EngineDiffers if any id of the sample differs from the reference's."""
         found = self._comparison.result() if self._comparison is not None else self._compare_engines()
         if found is not None:
-            raise EngineDiffers(self.tokenizer.engine, found)
+            raise EngineDiffers(
+                f"the engine {self.tokenizer.engine} gives other ids than {REFERENCE}: no store was written.",
+                corpus=self.text.directory,
+                **found,
+                next="use the engine auto, or tokenizers; and report it to the engine's authors",
+            )
 
     def _encode(self, column: pa.Array) -> tuple[Chunk, int]:
-        return encode_chunk(self.tokenizer, column, self.eos, self.text.pairs), _utf8_bytes(column)
+        return encode_chunk(self.tokenizer, column, self.eos, self.text.pairs), len(text_bytes(column)[0])
 
     def _compare_engines(self) -> dict[str, str] | None:
         """Compare the engine with the reference on the sample; None if there is no difference."""
@@ -155,20 +156,3 @@ class TextDocuments:
                         found.append(document)
                         share, rest = share - size, rest - size
         return found
-
-
-def engine_error(error: EngineDiffers, corpus: Path) -> UserError:
-    """Return the error for a requested engine that is not exact."""
-    return UserError(
-        f"the engine {error.engine} gives other ids than {REFERENCE}: no store was written.",
-        corpus=corpus,
-        **error.found,
-        next="use the engine auto, or tokenizers; and report it to the engine's authors",
-    )
-
-
-def _utf8_bytes(column: pa.Array) -> int:
-    _, offsets, _ = column.buffers()
-    width = np.int64 if pa.types.is_large_string(column.type) else np.int32
-    ends = np.frombuffer(offsets, dtype=width)
-    return int(ends[column.offset + len(column)] - ends[column.offset])

@@ -33,7 +33,7 @@ from tokenscale.data.stores.manifest import (
     rebuild_command,
     write_sealed,
 )
-from tokenscale.data.stores.text import EngineDiffers, TextDocuments, engine_error
+from tokenscale.data.stores.text import EngineDiffers, TextDocuments
 from tokenscale.data.tokenizers.backends import REFERENCE
 from tokenscale.data.tokenizers.base import SPECIAL_TOKEN_POLICY, Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
@@ -81,17 +81,10 @@ class StoreWriter:
         """
         self.documents.confirm()
         origin, groups = self.documents.origin, self.digest.close()
-        part = self.documents if isinstance(self.documents, DocumentRange) else None
-        hashes = dict(hashes or {})
-        rest = [name for name in names if name not in hashes]
         with ThreadPoolExecutor(2) as pool:
-            hashes |= zip(rest, pool.map(lambda name: sha256_file(self.folder / name), rest), strict=True)
-        files: list[dict[str, Any]] = [
-            {"name": name, "bytes": (self.folder / name).stat().st_size, "sha256": hashes[name]} for name in names
-        ]
+            files = list(pool.map(lambda name: _describe_file(self.folder / name, (hashes or {}).get(name)), names))
         if checks is not None:
             files[0]["checked_by"] = checks
-        tokens = int(self.occurrences.sum())
         self.manifest = {
             "schema_version": VERSION,
             "format": self.store.format,
@@ -106,7 +99,7 @@ class StoreWriter:
             "padding": {"side": "right", "id": origin.pad_id},
             **origin.source,
             "documents": len(self.documents),
-            "tokens_in_documents": tokens,
+            "tokens_in_documents": int(self.occurrences.sum()),
             **facts,
             "fill": round(facts["tokens_stored"] / facts["places"], 6),
             "ids_digest": {"algorithm": IdsDigest.ALGORITHM, "value": IdsDigest.combine(groups)},
@@ -114,19 +107,21 @@ class StoreWriter:
             "files": files,
         }
         if records:
-            dtype = smallest_dtype(origin.vocabulary_size).name
-            self.manifest["records"] = {"dtype": dtype, "files": records}
-        if part is not None:
-            path = self.folder / OCCURRENCES
-            np.save(path, self.occurrences)
+            self.manifest["records"] = {"dtype": smallest_dtype(origin.vocabulary_size).name, "files": records}
+        if isinstance(part := self.documents, DocumentRange):
+            np.save(self.folder / OCCURRENCES, self.occurrences)
             self.manifest["part"] = {
                 "number": part.number,
                 "parts": part.parts,
                 "first_document": part.first,
                 "groups": [group.hex() for group in groups],
-                "occurrences": {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)},
+                "occurrences": _describe_file(self.folder / OCCURRENCES),
             }
         return self.manifest
+
+
+def _describe_file(path: Path, sha256: str | None = None) -> dict[str, Any]:
+    return {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256 or sha256_file(path)}
 
 
 def measure_bits(files: list[dict[str, Any]], occurrences: np.ndarray) -> dict[str, float]:
@@ -141,7 +136,8 @@ def measure_bits(files: list[dict[str, Any]], occurrences: np.ndarray) -> dict[s
 
 def list_files(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the entries of all files of a store: Parquet or binary, records, and those of a part."""
-    more = [manifest["part"]["occurrences"]] if "part" in manifest else []
+    occurrences = manifest.get("part", {}).get("occurrences")
+    more = [occurrences] if occurrences else []
     return [*manifest["files"], *manifest.get("records", {}).get("files", []), *more]
 
 
@@ -184,8 +180,7 @@ def open_store_writer(
     move_files(folder, directory, sorted(names))
     shutil.rmtree(folder, ignore_errors=True)
     command = single.command if single else documents.origin.command
-    facts = {"command": command} if command else {}
-    write_build_record(manifest, time.monotonic() - started, documents.origin.engine, **facts)
+    write_build_record(manifest, time.monotonic() - started, documents.origin.engine, command)
     write_sealed(manifest, writer.manifest)
 
 
@@ -195,22 +190,19 @@ def _remove_data(directory: Path, keep: Container[str] = ()) -> None:
             path.unlink()
 
 
-def write_build_record(manifest: Path, duration_s: float | None, engine: str, **facts: Any) -> None:
-    """Write the build record of a store: when, where and with which versions it was written, and `facts`."""
-    write_json(
-        build_record_path(manifest),
-        {
-            "created_utc": utc_now(),
-            "duration_s": duration_s,
-            "engine": engine,
-            "tokenscale": __version__,
-            "python": sys.version,
-            "numpy": np.__version__,
-            "machine": platform.node(),
-            "manifest": manifest.name,
-            **facts,
-        },
-    )
+def write_build_record(manifest: Path, duration_s: float | None, engine: str, command: str | None = None) -> None:
+    """Write the build record of a store: when, where, with which versions and with which command it was written."""
+    record = {
+        "created_utc": utc_now(),
+        "duration_s": duration_s,
+        "engine": engine,
+        "tokenscale": __version__,
+        "python": sys.version,
+        "numpy": np.__version__,
+        "machine": platform.node(),
+        "manifest": manifest.name,
+    }
+    write_json(build_record_path(manifest), record | ({"command": command} if command else {}))
 
 
 #: counts that are added over parts
@@ -247,7 +239,7 @@ def merge_store(store: StoreSettings, corpus_directory: Path, directory: Path, p
         else:
             merged |= {key: merged[key] + manifest[key] for key in SUMMED if key in merged}
         groups += [bytes.fromhex(group) for group in manifest["part"]["groups"]]
-        occurrences += _read_occurrences(folder, manifest)
+        occurrences += np.load(folder / OCCURRENCES)
         merged["files"] += [_move_file(file, name) for file in manifest["files"]]
         if "records" in manifest:
             merged.setdefault("records", {"dtype": manifest["records"]["dtype"], "files": []})
@@ -268,17 +260,15 @@ def merge_store(store: StoreSettings, corpus_directory: Path, directory: Path, p
     merged["parts"] = listed
     if store.format == "packed":
         merged["rows_packed_within"] = "part"
-    remove_manifest(directory / "manifest.json")
+    path = directory / "manifest.json"
+    remove_manifest(path)
     _remove_data(directory)  # of an earlier store in one part
     remove_other_parts(directory, parts)
-    path = directory / "manifest.json"
-    records = [read_build_record(directory / part["folder"]) for part in listed]
-    seconds = [record.get("duration_s") for record in records]
-    write_build_record(
-        path,
-        None if None in seconds else sum(seconds),  # of all jobs together
-        ", ".join(sorted({record.get("engine", "") for record in records} - {""})),
-    )
+    records = [build_record_path(directory / part["folder"] / "manifest.json") for part in listed]
+    built = [read_json(record, "build record of the part") if record.is_file() else {} for record in records]
+    seconds = [record.get("duration_s") for record in built]
+    engines = sorted({record.get("engine", "") for record in built} - {""})
+    write_build_record(path, None if None in seconds else sum(seconds), ", ".join(engines))  # of all jobs together
     write_sealed(path, merged)
     return merged
 
@@ -308,11 +298,7 @@ def write_empty_part(
 
 
 def _check_part(
-    folder: Path,
-    manifest: dict[str, Any],
-    expected: tuple[int, int, int],
-    corpus: str,
-    first: dict[str, Any] | None,
+    folder: Path, manifest: dict[str, Any], expected: tuple[int, int, int], corpus: str, first: dict[str, Any] | None
 ) -> None:
     """Raise UserError if a part does not continue the previous parts, or differs from the first part in its facts."""
     part = manifest.get("part", {})
@@ -334,21 +320,10 @@ def _check_part(
                 found=f"{name}: {found}",
                 next=rebuild_command(folder),
             )
-    for file in manifest["files"]:
+    for file in list_files(manifest):
+        path, content = folder / file["name"], file["name"] == OCCURRENCES
         next = rebuild_command(folder)
-        check_file(folder / file["name"], file["bytes"], "", what="token store", next=next, content=False)
-
-
-def _read_occurrences(folder: Path, manifest: dict[str, Any]) -> np.ndarray:
-    file = manifest["part"]["occurrences"]
-    path, next = folder / file["name"], rebuild_command(folder)
-    check_file(path, file["bytes"], file["sha256"], what="token store", next=next, content=True)
-    return np.load(path)
-
-
-def read_build_record(folder: Path) -> dict[str, Any]:
-    path = build_record_path(folder / "manifest.json")
-    return read_json(path, "build record of the part", rebuild_command(folder)) if path.is_file() else {}
+        check_file(path, file["bytes"], file.get("sha256", ""), what="token store", next=next, content=content)
 
 
 def _move_file(file: dict[str, Any], folder: str) -> dict[str, Any]:
@@ -396,6 +371,6 @@ def write_store(
         return write(tokenizer)
     except EngineDiffers as error:
         if engine != "auto":
-            raise engine_error(error, corpus_directory) from None
-        log(f"{engine_error(error, corpus_directory).render()}\nstarting over with {REFERENCE}")
+            raise
+        log(f"{error.render()}\nstarting over with {REFERENCE}")
     return write(load_tokenizer(tokenizer_directory, REFERENCE))

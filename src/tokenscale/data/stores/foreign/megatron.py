@@ -9,7 +9,6 @@ layout follows megatron/core/datasets/indexed_dataset.py (NVIDIA/Megatron-LM, 00
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -36,42 +35,31 @@ KEEPS_BOS = True
 AGAIN = "copy both files again, or rebuild them with Megatron-LM's preprocess_data.py"
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A pair of files, identified by their common prefix."""
+def list_outputs(path: Path) -> list[Path]:
+    """Return `.bin` and `.idx`, given their prefix or either file. `.idx` marks the pair, so it is written last.
 
-    prefix: Path
-
-    @property
-    def files(self) -> list[Path]:
-        """Return the paths of `.bin` and `.idx`. The presence of `.idx` marks the pair, so it is written last."""
-        return [self.prefix.with_name(self.prefix.name + ending) for ending in (".bin", ".idx")]
-
-
-def parse_pair(path: Path) -> Pair:
-    """Return the pair, given its prefix or either file.
-
-    >>> parse_pair(Path("data/owt_text_document.idx")) == parse_pair(Path("data/owt_text_document"))
-    True
+    >>> [str(file) for file in list_outputs(Path("data/owt_text_document.idx"))]
+    ['data/owt_text_document.bin', 'data/owt_text_document.idx']
     """
-    return Pair(path.with_suffix("") if path.suffix in (".bin", ".idx") else path)
+    return [_add_ending(path, ending) for ending in (".bin", ".idx")]
+
+
+def record_path(path: Path) -> Path:
+    return _add_ending(path, ".tokenscale.json")
+
+
+def _add_ending(path: Path, ending: str) -> Path:
+    prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
+    return prefix.with_name(prefix.name + ending)
 
 
 def detect(path: Path) -> bool:
     """Return whether the pair has an index with this format's magic bytes."""
     try:
-        with open(parse_pair(path).files[1], "rb") as file:
+        with open(list_outputs(path)[1], "rb") as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError:
         return False
-
-
-def list_outputs(path: Path) -> list[Path]:
-    return parse_pair(path).files
-
-
-def record_path(path: Path) -> Path:
-    return parse_pair(path).prefix.with_name(parse_pair(path).prefix.name + ".tokenscale.json")
 
 
 def notes(origin: Origin, ended: bool) -> list[str]:
@@ -85,7 +73,7 @@ class Reader(ForeignReader):
     """Reader of a pair. Raises UserError for an inconsistent index, and for one that does not match its `.bin`."""
 
     def __init__(self, path: Path, **_: object):
-        self.files = parse_pair(path).files
+        self.files = list_outputs(path)
         for file in self.files:
             if not file.is_file():
                 raise UserError("a file of the pair is missing.", file=file, next="name both files by their prefix")
@@ -104,9 +92,7 @@ class Reader(ForeignReader):
             raise self._error("holds no integers of a known type", f"type code {code}", f"one of {sorted(TYPES)}")
         whole = HEADER.size + 12 * sequences + 8 * bounds
         if size == whole + sequences and sequences:
-            raise self._error(
-                "is of a multimodal data set", f"{sequences} modes at its end", f"{whole} bytes: text only"
-            )
+            raise self._error("is of a multimodal data set", f"{sequences} modes at its end", f"{whole} bytes: text")
         if size != whole:
             requested = f"{whole:,} bytes for {sequences:,} sequences and {bounds:,} document bounds"
             raise self._error("has another size than its header says", f"{size:,} bytes", requested)
@@ -124,11 +110,9 @@ class Reader(ForeignReader):
         expected = ends[:-1] * self._type.itemsize
         if not np.array_equal(pointers, expected):
             at = int(np.flatnonzero(pointers != expected)[0])
-            found, expected_byte = (
-                f"byte {pointers[at]:,} for sequence {at:,}",
-                f"byte {expected[at]:,}, where the one before ends",
-            )
-            raise self._error("points elsewhere than its lengths do", found, expected_byte)
+            found = f"byte {pointers[at]:,} for sequence {at:,}"
+            end = f"byte {expected[at]:,}, where the one before ends"
+            raise self._error("points elsewhere than its lengths do", found, end)
         decreasing = bool((np.diff(documents) < 0).any())
         if documents[0] != 0 or documents[-1] != sequences or decreasing:
             found = f"{documents[0]} … {documents[-1]}" + (", not ascending" if decreasing else "")
@@ -157,7 +141,7 @@ def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCo
     """Write the pair, one sequence per document. Returns file → SHA-256."""
     size = documents.origin.vocabulary_size
     code, dtype = (8, "<u2") if size < SMALL_VOCABULARY else (4, "<i4")
-    binary, index = parse_pair(path).files
+    binary, index = list_outputs(path)
     lengths = []
     with ExitStack() as stack:  # renamed in the reverse order: the index appears last
         temporary_index, temporary_binary = stack.enter_context(atomic(index)), stack.enter_context(atomic(binary))

@@ -72,11 +72,12 @@ class Reader(ForeignReader):
         if size == 0 or size % width:
             expected = f"a multiple of {width}, for ids of {self.dtype}" + (", and some" if size == 0 else "")
             raise self._error(f"{NAME} is cut short.", f"{size:,} bytes", expected, "copy it again, or correct --dtype")
-        head = np.fromfile(path, "<i4", 1) if size >= 4 else np.zeros(1, np.int32)
-        if int(head[0]) in HEADERS:
+        with open(path, "rb") as file:
+            head = int.from_bytes(file.read(4), "little")
+        if head in HEADERS:
             raise self._error(
                 "the file has a header: it is of llm.c or modded-nanogpt.",
-                f"{int(head[0])} at its beginning",
+                f"{head} at its beginning",
                 "ids from the first byte on",
                 "take its 1,024 bytes of header off: tail -c +1025 FILE > NEW.bin",
             )

@@ -275,20 +275,15 @@ class StoreDocuments:
             if self._eos and not has_eos:
                 chunk = export_chunk(chunk, ExportFraming(True, self.origin.eos_id), ExportCounts())
             elif has_eos and not self._eos:
-                chunk = drop_eos(chunk)
+                keep = np.ones(len(chunk.ids), dtype=bool)
+                keep[chunk.lengths.cumsum() - 1] = False
+                chunk = Chunk(chunk.ids[keep], chunk.lengths - 1)
             yield chunk
             if self.report is not None:
                 self.report(len(chunk.lengths), chunk.ids.nbytes)
 
     def confirm(self) -> None:
         """Do nothing, since the store's reader has verified its checksums."""
-
-
-def drop_eos(chunk: Chunk) -> Chunk:
-    """Return the documents without their last token, which is EOS."""
-    keep = chunk.ids >= 0
-    keep[chunk.lengths.cumsum() - 1] = False
-    return Chunk(chunk.ids[keep], chunk.lengths - 1)
 
 
 VERSION = 1
@@ -310,13 +305,13 @@ def read_record(path: Path) -> dict[str, Any] | None:
 def check_record(record: dict[str, Any], hashes: dict[Path, str], path: Path) -> None:
     """Raise UserError if a file's hash is not in the record. `hashes` are file → SHA-256; files may be renamed."""
     known = record["files"]
-    for name, sha256 in ((file.name, sha256) for file, sha256 in hashes.items()):
+    for file, sha256 in hashes.items():
         if sha256 not in known.values():
-            same = [known[n] for n in known if n == name] or [known[n] for n in known if n[-4:] == name[-4:]]
+            same = [known[n] for n in (file.name, *known) if n in known and n[-4:] == file.name[-4:]]
             raise UserError(
                 "the source is not what its record describes.",
                 record=path,
-                file=name,
+                file=file.name,
                 expected=f"sha256 {same[0] if same else '(none of this kind)'}",
                 found=f"sha256 {sha256}",
                 next="convert it again; or remove the record, if the file was changed on purpose",
