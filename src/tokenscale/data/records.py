@@ -99,7 +99,7 @@ class Records:
     `entries` describe the files of a folder, as `write_records` returns them, and `rebuild` returns the command that
     rebuilds one of them. Opening reads nothing. A reader keeps at most `OPEN_FILES` files open, and the tables of all
     files up to `TABLE_BYTES`; larger ones are read row by row. A reader serves one thread. A changed record is a
-    UserError with `what`, as is a value of `vocabulary_size` or more when its record is first read.
+    UserError with `what`, as is a value of `vocabulary_size` or more.
     """
 
     def __init__(
@@ -113,27 +113,31 @@ class Records:
         vocabulary_size: int | None = None,
     ):
         self._files, self._dtype, self._what, self._rebuild = entries, np.dtype(dtype), what, rebuild
+        self._width = self._dtype.itemsize
         self._paths = [folder / entry["name"] for entry in entries]
         self._first = [0, *accumulate(entry["records"] for entry in entries)]
         self._open = OpenFiles(self._paths)
         small = len(self) * _ROW <= TABLE_BYTES
         self._tables: dict[int, memoryview] | None = {} if small else None
-        self._vocabulary_size = vocabulary_size
-        #: a bit for each record that has not been compared with the vocabulary
-        self._unseen = bytearray(b"\xff" * (-(-len(self) // 8) if vocabulary_size is not None else 0))
+        self._limit = vocabulary_size
 
     def __len__(self) -> int:
         return self._first[-1]
 
     def read(self, i: int) -> np.ndarray:
         """Return the values of record i. Raises IndexError outside of 0 … len − 1, UserError for a changed record."""
-        number, row, descriptor = self._find(i)
-        file, width = self._files[number], self._dtype.itemsize
+        if not 0 <= i < self._first[-1]:
+            raise IndexError(f"record {i} of {self._first[-1]}")
+        number = bisect_right(self._first, i) - 1
+        row, file, width = i - self._first[number], self._files[number], self._width
+        descriptor = self._open[number]
         if self._tables is None:
             position = file["bytes"] - (file["records"] + 1 - row) * _ROW
             start, checksum, end = _ENTRY.unpack(os.pread(descriptor, _ENTRY.size, position))
         else:
-            start, checksum, end = self._tables[number][2 * row : 2 * row + 3]
+            if (table := self._tables.get(number)) is None:
+                table = self._tables[number] = memoryview(self._read_table(number)).cast("B")
+            start, checksum, end = _ENTRY.unpack_from(table, row * _ROW)
         if not 0 <= start <= end <= file["bytes"] // width:
             raise self._changed(number, record=f"{row:,} of {file['records']:,}", found="impossible positions")
         values = np.empty(end - start, dtype=self._dtype)
@@ -141,11 +145,8 @@ class Records:
         if (found := xxh3_64_intdigest(values, row)) != checksum:
             place = f"{row:,} of {file['records']:,}, byte {start * width:,} on"
             raise self._changed(number, record=place, expected=f"XXH3 {checksum:016x}", found=f"XXH3 {found:016x}")
-        if self._unseen and self._unseen[i >> 3] & 1 << (i & 7):
-            if (largest := int(values.max(initial=0))) >= self._vocabulary_size:
-                path = self._paths[number]
-                raise vocabulary_error(path, largest, self._vocabulary_size, self._rebuild(self._files[number]["name"]))
-            self._unseen[i >> 3] ^= 1 << (i & 7)
+        if self._limit and end > start and values[values.argmax()] >= self._limit:  # faster than max()
+            raise vocabulary_error(self._paths[number], int(values.max()), self._limit, self._rebuild(file["name"]))
         return values
 
     def verify(self) -> Iterator[UserError]:
@@ -171,14 +172,6 @@ class Records:
             place = f"from byte {position:,} on"
             raise self._changed(number, table=place, expected=f"XXH3 {checksum:016x}", found=f"XXH3 {found:016x}")
         return table
-
-    def _find(self, i: int) -> tuple[int, int, int]:
-        if not 0 <= i < self._first[-1]:
-            raise IndexError(f"record {i} of {self._first[-1]}")
-        number = bisect_right(self._first, i) - 1
-        if self._tables is not None and number not in self._tables:
-            self._tables[number] = memoryview(self._read_table(number)).cast("B").cast("Q")
-        return number, i - self._first[number], self._open[number]
 
     def _changed(self, number: int, **facts: str) -> UserError:
         next = self._rebuild(self._files[number]["name"])
