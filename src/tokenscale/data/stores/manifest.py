@@ -166,20 +166,6 @@ def open_records(where: Path, manifest: dict[str, Any]) -> Records:
     )
 
 
-def changed_block_error(
-    where: Path, file: Path, what: str, number: int, count: int, byte: int, right: int, found: int, checks: str
-) -> UserError:
-    """Return the error for a row or block (`what`) whose XXH3 differs from the one in the file `checks`."""
-    return UserError(
-        f"a {what} of the token store has changed.",
-        file=file,
-        **{what: f"{number:,} of {count:,}, byte {byte:,} on"},
-        expected=f"XXH3 {right:016x}  ({checks})",
-        found=f"XXH3 {found:016x}",
-        next=rebuild_command(where),
-    )
-
-
 def _mismatch_error(where: Path, requested_by: str, name: str, requested: Any, found: Any) -> UserError:
     folder, manifest = resolve_store(where)
     single = manifest.name != "manifest.json"

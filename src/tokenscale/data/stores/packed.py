@@ -27,7 +27,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.records import OpenFiles, vocabulary_error
 from tokenscale.data.stores.documents import IGNORED, Chunk
-from tokenscale.data.stores.manifest import changed_block_error, rebuild_command, resolve_store
+from tokenscale.data.stores.manifest import rebuild_command, resolve_store
 
 #: files up to this size are mapped completely at opening
 POPULATE_BYTES = 1 << 30
@@ -386,9 +386,13 @@ class PackedStore:
         n = next(n for n, (a, b) in enumerate(zip(hashes, right, strict=True)) if a != b)
         row = int(indices[n])
         part = self._parts[self._part_numbers(indices[n])]
-        byte = (row - part.first_row) * self._row_bytes
-        return changed_block_error(
-            part.where, part.tokens_path, "row", row, len(self), byte, right[n], hashes[n], "checksums.npy"
+        return UserError(
+            "a row of the token store has changed.",
+            file=part.tokens_path,
+            row=f"{row:,} of {len(self):,}, byte {(row - part.first_row) * self._row_bytes:,} on",
+            expected=f"XXH3 {right[n]:016x}  (checksums.npy)",
+            found=f"XXH3 {hashes[n]:016x}",
+            next=rebuild_command(part.where),
         )
 
 

@@ -20,8 +20,8 @@ STORAGE_SEED = 0x7061636B
 #: rows per block
 BLOCK_ROWS = 1024
 STORE_FILES = ("tokens.bin", "checksums.npy", "pieces.npy", "rows.npy", "documents.npy", "starts.npy")
-#: temporary files of the concatenated ids and of the lengths of documents
-IDS, LENGTHS = "documents.ids", "documents.lengths"
+#: temporary file of the concatenated ids
+IDS = "documents.ids"
 
 
 def write_packed(store: StoreSettings, documents: Documents, directory: Path) -> dict[str, Any]:
@@ -30,17 +30,19 @@ def write_packed(store: StoreSettings, documents: Documents, directory: Path) ->
     """
     dtype = smallest_dtype(documents.origin.vocabulary_size)
     with open_store_writer(store, documents, directory) as writer:
-        with open(writer.folder / IDS, "wb") as ids, open(writer.folder / LENGTHS, "wb") as lengths:
+        lengths = []
+        with open(writer.folder / IDS, "wb") as ids:
             for chunk in writer.chunks():
                 ids.write(chunk.ids.view("<u4") if dtype.itemsize == 4 else chunk.ids.astype(dtype))
-                lengths.write(chunk.lengths.astype("<i8"))
-        facts, sha256 = _write_rows(writer.folder, dtype, store, documents.origin.pad_id)
+                lengths.append(chunk.lengths)
+        facts, sha256 = _write_rows(writer.folder, np.concatenate(lengths), dtype, store, documents.origin.pad_id)
         return writer.finish(list(STORE_FILES), facts, {"tokens.bin": sha256}, checks="checksums.npy")
 
 
-def _write_rows(folder: Path, dtype: np.dtype, store: StoreSettings, pad_id: int) -> tuple[dict[str, Any], str]:
-    """Pack, shuffle and write all files. Returns (facts of the format, SHA-256 of tokens.bin)."""
-    lengths = np.fromfile(folder / LENGTHS, dtype="<i8")
+def _write_rows(
+    folder: Path, lengths: np.ndarray, dtype: np.dtype, store: StoreSettings, pad_id: int
+) -> tuple[dict[str, Any], str]:
+    """Pack documents of these lengths, shuffle and write all files. Returns (facts, SHA-256 of tokens.bin)."""
     sequence_length = store.sequence_length
     if store.packing == "concatenate":
         order = permute(np.arange(len(lengths)), len(lengths), STORAGE_SEED, epoch=1)
@@ -76,11 +78,9 @@ def _write_rows(folder: Path, dtype: np.dtype, store: StoreSettings, pad_id: int
                 at += size
             checksums[first:last] = [xxh3_64_intdigest(row) for row in block]
             file.write(block)
-    np.save(folder / "checksums.npy", checksums)
-    np.save(folder / "pieces.npy", sizes.astype("<i4"))
-    np.save(folder / "rows.npy", new_pointers.astype("<i8"))
-    np.save(folder / "documents.npy", document.astype("<i8"))
-    np.save(folder / "starts.npy", starts.astype("<i8"))
+    tables = checksums, sizes.astype("<i4"), *(values.astype("<i8") for values in (new_pointers, document, starts))
+    for name, table in zip(STORE_FILES[1:], tables, strict=True):
+        np.save(folder / name, table)
     facts = {
         "sequence_length": sequence_length,
         "dtype": dtype.name,
