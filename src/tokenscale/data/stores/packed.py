@@ -103,14 +103,13 @@ class _Part:
 
     def __init__(self, where: Path, files: list[dict[str, Any]], first_row: int, first_document: int):
         self.where, self.first_row, self.first_document = where, first_row, first_document
-        self.folder = resolve_store(where)[0]
-        self.tokens_path = self.folder / "tokens.bin"
+        self.tokens_path = where / "tokens.bin"
         self._files = {Path(file["name"]).name: file for file in files}
 
     def __getattr__(self, name: str) -> np.ndarray:
         if name not in self.__annotations__:
             raise AttributeError(name)
-        path, file = self.folder / f"{name}.npy", self._files.get(f"{name}.npy")
+        path, file = self.where / f"{name}.npy", self._files.get(f"{name}.npy")
         if file is not None:
             next = rebuild_command(self.where)
             check_file(path, file["bytes"], file["sha256"], what="token store", next=next, content=True)
@@ -222,16 +221,17 @@ class PackedStore:
 
     def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs and labels of rows as `read` does, as new arrays."""
-        indices = np.asarray(indices)
-        buffers = self.buffers(len(indices))
-        self.read(self.plan(indices[None]), 0, buffers)
+        buffers = self._read_once(indices)
         return buffers.tokens_bt, buffers.labels_bt
 
     def stored(self, indices: np.ndarray) -> np.ndarray:
         """Return rows as stored, verified, [n, T + 1]."""
+        return self._read_once(indices).ids
+
+    def _read_once(self, indices: np.ndarray) -> Buffers:
         buffers = self.buffers(len(indices))
         self.read(self.plan(np.asarray(indices)[None]), 0, buffers)
-        return buffers.ids
+        return buffers
 
     def unmask_first_tokens(self, indices: np.ndarray, into: Buffers) -> int:
         """Let first tokens of documents count as labels of the rows just read. Return the labels that count."""
@@ -313,24 +313,18 @@ class PackedStore:
         numbers = self._part_numbers(indices)
         return zip(numbers.tolist(), ((indices - self._first_rows[numbers]) * self._row_bytes).tolist(), strict=True)
 
-    def _by_part(self, indices: np.ndarray) -> Iterator[tuple[_Part, Any, np.ndarray]]:
-        """Yield (part, places in `indices` of its rows, numbers of its rows in the part); `indices` [n]."""
+    def _row_checksums(self, indices: np.ndarray) -> np.ndarray:
+        """Return the stored checksums of rows, uint64 of the shape of `indices`."""
         if len(self._parts) == 1:
-            yield self._parts[0], slice(None), indices
-            return
-        numbers = self._part_numbers(indices)
+            return self._parts[0].checksums[indices]
+        flat = indices.reshape(-1)
+        numbers, checksums = self._part_numbers(flat), np.empty(flat.size, dtype="<u8")
         order = np.argsort(numbers, kind="stable")
         found, first = np.unique(numbers[order], return_index=True)
         for number, places in zip(found.tolist(), np.split(order, first)[1:], strict=True):
             part = self._parts[number]
-            yield part, places, indices[places] - part.first_row
-
-    def _row_checksums(self, indices: np.ndarray) -> np.ndarray:
-        """Return the stored checksums of rows, uint64 of the shape of `indices`."""
-        found = np.empty(indices.size, dtype="<u8")
-        for part, places, rows in self._by_part(indices.reshape(-1)):
-            found[places] = part.checksums[rows]
-        return found.reshape(indices.shape)
+            checksums[places] = part.checksums[flat[places] - part.first_row]
+        return checksums.reshape(indices.shape)
 
     def _is_unseen(self, indices: np.ndarray) -> np.ndarray:
         """Return which rows have not been verified, bool of the shape of `indices`."""
@@ -398,16 +392,13 @@ class PackedStore:
 
 def _list_parts(where: Path, manifest: dict[str, Any], verify: bool, row: int, document: int) -> list[_Part]:
     """Return the folders of a store whose first row and document have these numbers, in the order of rows."""
-    if "parts" not in manifest:
-        tables = [file for file in manifest["files"] if verify and "checked_by" not in file]
-        return [_Part(where, tables, row, document)]
     files: dict[str, list[dict[str, Any]]] = {}
     for file in manifest["files"]:
-        if "checked_by" not in file:
+        if verify and "checked_by" not in file:
             files.setdefault(str(Path(file["name"]).parent), []).append(file)
     parts = []
-    for part in manifest["parts"]:
-        tables = files[part["folder"]] if verify else []
-        parts.append(_Part(resolve_store(where)[0] / part["folder"], tables, row, document))
+    for part in manifest.get("parts", [manifest | {"folder": "."}]):
+        folder = resolve_store(where)[0] / part["folder"]
+        parts.append(_Part(folder, files.get(part["folder"], []), row, document))
         row, document = row + part["rows"], document + part["documents"]
     return parts

@@ -7,7 +7,6 @@ layout follows megatron/core/datasets/indexed_dataset.py (NVIDIA/Megatron-LM, 00
 """
 
 import struct
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,13 +15,7 @@ import numpy as np
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import HashedFile, atomic
 from tokenscale.data.stores.documents import Documents, Origin
-from tokenscale.data.stores.foreign.reframe import (
-    ExportCounts,
-    ExportFraming,
-    ForeignReader,
-    export_chunks,
-    group_documents,
-)
+from tokenscale.data.stores.foreign.reframe import ExportCounts, ExportFraming, ForeignReader, export_chunks
 
 NAME = "Megatron-LM's .bin and .idx"
 MAGIC = b"MMIDIDX\x00\x00"
@@ -126,12 +119,6 @@ class Reader(ForeignReader):
                 next=AGAIN,
             )
         self._bounds = ends[documents]
-
-    def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for a, b in group_documents(self._bounds, first, last):
-            start, end = self._bounds[a], self._bounds[b]
-            ids = np.fromfile(self.files[0], self._type, end - start, offset=start * self._type.itemsize)
-            yield ids, np.diff(self._bounds[a : b + 1])
 
     def _error(self, what: str, found: str, expected: str) -> UserError:
         return UserError(f"Megatron's .idx {what}.", file=self.files[1], found=found, expected=expected, next=AGAIN)

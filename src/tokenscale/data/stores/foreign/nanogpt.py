@@ -19,7 +19,6 @@ from tokenscale.data.stores.foreign.reframe import (
     ExportFraming,
     ForeignReader,
     export_chunks,
-    group_documents,
 )
 
 NAME = "nanoGPT's .bin"
@@ -111,12 +110,8 @@ class Reader(ForeignReader):
         )
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for a, b in group_documents(self._bounds, first, last):
-            ids, lengths = self._ids(self._bounds[a], self._bounds[b]), np.diff(self._bounds[a : b + 1])
+        for ids, lengths in super().chunks(first, last):
             yield np.roll(ids, -1) if self._ends_come_first else ids, lengths
-
-    def _ids(self, start: int, end: int) -> np.ndarray:
-        return np.fromfile(self.files[0], self._type, end - start, offset=start * self._type.itemsize)
 
     def _error(self, what: str, found: str, expected: str, next: str) -> UserError:
         return UserError(what, file=self.files[0], found=found, expected=expected, next=next)

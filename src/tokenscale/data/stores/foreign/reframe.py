@@ -22,10 +22,11 @@ Report = Callable[[int, int], None]
 
 
 class ForeignReader:
-    """Reader of the documents of a foreign format, unchanged."""
+    """Reader of the documents of a foreign format, unchanged. By default the first file has ids of `_type` alone."""
 
     files: list[Path]
     dtype: str  # type of the ids
+    _type: np.dtype
     doubt: str | None = None  # another possible cause of a wrong id, with the flag that corrects it
     note: str | None = None  # note for the user about how the source was read
     padding_dropped = 0  # tokens excluded by an attention mask so far
@@ -41,7 +42,11 @@ class ForeignReader:
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield (concatenated ids of any integer type, lengths int64) of documents [first, last)."""
-        raise NotImplementedError
+        for a, b in group_documents(self._bounds, first, last):
+            yield self._ids(self._bounds[a], self._bounds[b]), np.diff(self._bounds[a : b + 1])
+
+    def _ids(self, start: int, end: int) -> np.ndarray:
+        return np.fromfile(self.files[0], self._type, end - start, offset=start * self._type.itemsize)
 
 
 @dataclass(frozen=True)
