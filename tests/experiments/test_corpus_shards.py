@@ -123,11 +123,16 @@ def test_an_empty_shard_has_no_documents(folders, tmp_path):
     ("name", "columns", "problem", "facts"),
     [
         ("mds", {"text_column": "tekst"}, "has no column 'tekst'", {"next": "did you mean 'text'?"}),
-        ("mds", {"text_column": "id"}, "'id' does not hold text", {"found": "int"}),
+        ("mds", {"text_column": "id"}, "does not hold text in the column 'id'", {"found": "int"}),
         ("nested", {"text_column": "tekst"}, "has no column 'tekst'", {"has": "id, doc, text"}),
-        ("nested", {"text_column": "id"}, "'id' does not hold text", {"found": "int64"}),
-        ("mixed", {"text_column": "image"}, "'image' does not hold text", {"found": "no_header_tensor:1"}),
-        ("mixed-zstd", {}, "items of a litdata chunk are compressed", {}),
+        ("nested", {"text_column": "id"}, "does not hold text in the column 'id'", {"found": "int64"}),
+        (
+            "mixed",
+            {"text_column": "image"},
+            "does not hold text .* 'image'",
+            {"found": "no_header_tensor:1"},
+        ),
+        ("mixed-zstd", {}, "items are compressed", {}),
     ],
 )
 def test_a_wrong_column_or_kind_of_items(folders, name, columns, problem, facts):

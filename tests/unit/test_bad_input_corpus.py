@@ -3,6 +3,7 @@
 Beside them those of test_sources.py. What is legal, and only large or odd, is read in bounded memory.
 """
 
+import gzip
 import json
 import tracemalloc
 
@@ -10,13 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from tests.refusals import refused
 from tests.web import Server
 from tokenscale.base.errors import UserError
 from tokenscale.cli import main as cli
 from tokenscale.data.corpus import build as building
-from tokenscale.data.corpus import download, read, sample
+from tokenscale.data.corpus import download, read
 from tokenscale.data.corpus.build import build
 from tokenscale.data.corpus.download import fetch_corpus
 from tokenscale.data.corpus.raw_text import RawText
@@ -68,16 +70,35 @@ BAD = [
     ("a.parquet", parquet([{"inner": "x"}]), "struct<inner: string>"),
     ("a.parquet", parquet([b"bytes"]), "binary"),
     ("a.parquet", parquet([1.5]), "double"),
-    ("a.parquet", not_utf8, "row     2"),
+    ("a.parquet", not_utf8, "row    2"),
     ("a.parquet", twice, "several columns 'text'"),
     ("a.jsonl", content(b'{"text": "ok"}\n{"text": "\xff"}\n'), "byte"),
     ("a.jsonl", content(b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"), "line 1"),
     ("a.jsonl", content(b'{"text": "a"}\n{"text": "b", "n": ' + b"9" * 5000 + b"}\n"), "line 2"),
-    ("a.jsonl", content(bytes(50)), "line 1"),
+    ("a.jsonl", content(bytes(50)), "byte  0"),
+    ("a.jsonl", content(b'{"text": "a"}\r{"text": "b"}\r'), "line 1"),
+    ("a.jsonl", content(b'{"text": "a"}\n{"text": "b", "text": "c"}\n'), "line 2"),
+    ("a.jsonl", content(b'{"text": "a", "meta": [{"url": 1, "\\u0075rl": 2}]}\n'), "line 1"),
+    ("a.jsonl", content(b'{\n "text": "a"\n}\n'), "jq -c . >"),
+    ("a.json", content(b'[{"text": "a"},\n {"text": "b"'), "jq -c '.[]' >"),
+    ("a.json", content(b'[{"text": "a"}, {"text": 1}]'), "element"),
+    ("a.json", content(b'[{"text": "a"}, {"text": "b", "text": "c"}]'), "'text' twice"),
+    ("a.json", content(b'["a"]\n["b"]\n'), "array"),
+    ("a.tsv", content(b"text\ten\nEins\tzwei\tone\n"), "line 2"),
+    ("a.tsv", content(b"text\ten\n\nEins\tone\t\n"), "line 3"),
+    ("a.tsv", content(b'text\ten\n"Eins\nzwei"\tone\n'), "line 2"),
+    ("a.tsv", content(b"text\nEins\tone\n"), "line 2"),
+    ("a.tsv", content(b"text\ten\rEins\tone\r"), "\\r"),
+    ("a.tsv", content(b"text\ten\nEins\tone\n\xef\xbb\xbftext\ten\nZwei\ttwo\n"), "line 3"),
+    ("a.tsv", content(b"text\ttext\nEins\tone\n"), "several columns 'text'"),
+    ("a.txt", content("of Windows".encode("utf-16-le")), "byte  1"),
     ("a.jsonl", content(b'"text"\n'), "line 1"),
     ("a.txt", content("é".encode("utf-16")), "byte"),
     ("a.txt.gz", content(b"no gzip"), "gzip"),
-    ("a.txt.zst", content(b"no zstd"), "zstd".upper()),
+    ("a.txt.zst", content(b"no zstd"), "zstd"),
+    ("a.txt.gz", content(b""), "0 bytes"),
+    ("a.jsonl.zst", content(b""), "0 bytes"),
+    ("a.jsonl.zst", content(zstandard.compress(b'{"text": "a"}\n') + zstandard.compress(b"{}")[:-2]), "not complete"),
 ]
 
 
@@ -93,6 +114,43 @@ def test_a_bad_file_is_refused_by_name_and_place_and_the_earlier_corpus_stays(tm
     settings["source"]["files"] = [str(path)]
     told = refused(capsys, ["corpus", "--settings", json.dumps(settings), *output], untouched=corpus)
     assert str(path) in told and says in told
+
+
+def zstd(text: bytes, window_log: int) -> bytes:
+    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=window_log)
+    frame = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    return frame.compress(text) + frame.flush()
+
+
+A, B = b'{"text": "a"}\n', b'{"text": "b", "score": NaN}\n'
+BOM = b"\xef\xbb\xbf"
+#: file name, bytes, texts
+LEGAL = [
+    *((f"a{log}.jsonl.zst", zstd(A + B, log), ["a", "b"]) for log in (27, 28, 31)),
+    ("a.jsonl.zst", zstd(A, 28) + b"\x50\x2a\x4d\x18\x02\0\0\0xx" + zstd(B, 31), ["a", "b"]),
+    ("a.json", b'[{"text": "a"}, {"text": "b"}]', ["a", "b"]),
+    ("a.json", BOM + b'\r\n [\r\n{\r\n"text": "a"\r\n},\n{"text": null, "more": [[1]]}]\n', ["a", None]),
+    ("a.json.gz", gzip.compress(b'[\n{"text": "a"}\n]'), ["a"]),
+    ("a.json", b"[]", []),
+    ("a.jsonl", BOM + A + BOM + B, ["a", "b"]),
+    ("a.tsv", BOM + b"text\ten\t\n\nEins\tone\t\r\nZwei\t\t", ["Eins", "Zwei"]),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "texts"), LEGAL, ids=range(len(LEGAL)))
+def test_a_legal_file_is_read(tmp_path, name, data, texts):
+    (tmp_path / name).write_bytes(data)
+    assert list(read_texts(tmp_path / name, SourceSettings(kind="files"))) == texts
+    assert has_documents(tmp_path / name, SourceSettings(kind="files")) == bool(texts)
+
+
+def test_a_long_array_is_refused_with_the_command_that_converts_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(read, "ARRAY_CHARACTERS", 100)
+    path = tmp_path / "my texts.json"
+    path.write_text(json.dumps([{"text": "a" * 50}] * 3))
+    with pytest.raises(UserError, match="array") as error:
+        list(read_texts(path, SourceSettings(kind="files")))
+    assert f"cat '{path}' | jq -c '.[]' > '{tmp_path / 'my texts-new.json'}'" in error.value.facts["next"]
 
 
 NOTHING = [
@@ -156,15 +214,6 @@ def test_row_groups_end_where_their_text_is_long_enough(tmp_path, monkeypatch):
     text = RawText(tmp_path / "c")
     assert [text.text(i)[0] for i in range(len(text))] == list("0123456789")
     assert pq.read_metadata(tmp_path / "c/train-00000.parquet").num_row_groups == 4
-
-
-def test_a_sample_refuses_what_reading_refuses(tmp_path, monkeypatch):
-    monkeypatch.setattr(sample, "READ_BYTES", 10)
-    for line in ('{"text": ' + "[" * 100_000, '{"n": ' + "9" * 5000 + "}"):
-        path = tmp_path / "a.jsonl"
-        path.write_text("\n".join(['{"text": "a"}', *[line] * 3]))
-        with pytest.raises(UserError, match="not JSON"):
-            sample.draw_sample([path], SourceSettings(kind="files"), 10)
 
 
 # --- addresses

@@ -66,10 +66,10 @@ def test_a_blank_line_is_no_translation(tmp_path):
 def test_files_of_different_lengths_are_refused_with_both_counts(tmp_path, longer):
     texts = {"de": DE, "en": EN} | {longer: (DE if longer == "de" else EN) + "more\nand more\n"}
     paths = {lang: write(tmp_path / f"a.{lang}", text) for lang, text in texts.items()}
-    with pytest.raises(UserError, match="different numbers of lines") as error:
+    with pytest.raises(UserError, match="another number of lines") as error:
         pairs_of(source(paths["de"], target_files=[paths["en"]]))
-    for lang, path in paths.items():
-        assert f"{path}: {5 if lang == longer else 3} lines" in error.value.render()
+    told = error.value.render()
+    assert all(words in told for words in (*map(str, paths.values()), "3 lines", "5 lines"))
 
 
 def test_parts_of_a_column_of_objects(tmp_path):
@@ -89,7 +89,7 @@ def test_parts_of_a_column_of_objects(tmp_path):
     [
         (TSV, ("de", "fr"), "has no column 'fr'"),
         ("a\tb\nc\n", ("1", "2"), "line 2"),
-        (TSV, ("1", "4"), "3, separated by tabs"),
+        (TSV, ("1", "4"), "1, 2, 3"),
     ],
 )
 def test_a_tsv_without_the_column_is_refused(tmp_path, text, columns, says):

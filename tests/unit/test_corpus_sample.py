@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenscale.base.errors import UserError
+from tokenscale.data.corpus import read
 from tokenscale.data.corpus import sample as module
+from tokenscale.data.corpus.read import find_start, read_texts
 from tokenscale.data.corpus.sample import draw_sample
 from tokenscale.settings.data import SourceSettings
 
@@ -103,18 +105,24 @@ def test_of_a_giant_row_group_the_beginning_is_read(tmp_path, monkeypatch):
 
 
 @given(
-    st.lists(st.text("ab", max_size=9), max_size=12),
+    st.lists(st.text("ab\u20ac", max_size=9), max_size=12),
     st.lists(st.integers(0, 120), max_size=6),
-    st.sampled_from([b"\n", b"<>"]),
+    st.sampled_from(["\n", "<>", "\n\n", "\r\n"]),
+    st.booleans(),
 )
-def test_stretches_that_meet_part_the_documents_among_them(tmp_path_factory, pieces, cuts, separator):
+def test_stretches_that_meet_part_the_documents_among_them(tmp_path_factory, pieces, cuts, separator, windows):
     path = tmp_path_factory.mktemp("stretch") / "a.txt"
-    path.write_bytes(separator.join(piece.encode() for piece in pieces))
-    size = path.stat().st_size
-    bounds = sorted({0, size, *(c for c in cuts if c < size)})
-    found = [p for a, b in zip(bounds, bounds[1:], strict=False) for p in module._read_pieces(path, a, b, separator)]
-    expected = path.read_bytes().split(separator)
-    assert found == (expected if expected[-1] else expected[:-1])
+    pieces = pieces if separator != "\n\n" else [piece or "x" for piece in pieces]
+    text = separator.join(pieces)
+    path.write_bytes((text.replace("\r", "").replace("\n", "\r\n") if windows else text).encode())
+    size, source = path.stat().st_size, SourceSettings("files", separator=separator)
+    bounds = [find_start(path, cut, source) for cut in sorted({0, size, *(c for c in cuts if c < size)})]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(read, "CHUNK_BYTES", 5)
+        patches = [find_start(path, cut, source) for cut in range(size + 1)]
+    assert patches == [find_start(path, cut, source) for cut in range(size + 1)]
+    spans = zip(bounds, bounds[1:], strict=False)
+    assert [text for span in spans for text in read_texts(path, source, span=span)] == list(read_texts(path, source))
 
 
 @pytest.mark.parametrize("form", ["jsonl", "text"])
@@ -142,6 +150,26 @@ def test_a_broken_line_in_a_stretch_is_told(tmp_path, monkeypatch, line):
     with pytest.raises(UserError) as caught:
         draw_sample([path], LINES, 5000)
     assert caught.value.facts["file"] == str(path)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_sample_of_stretches_reads_as_the_corpus_build_does(tmp_path, monkeypatch, end):
+    """Keys of objects, line ends and marks; and an array is read whole."""
+    source = SourceSettings("files", text_column="doc.body")
+    rows = [json.dumps({"doc": {"body": text}}) for text in texts(3000)]
+    (tmp_path / "a.jsonl").write_bytes(("\ufeff" + end.join(rows)).encode())
+    (tmp_path / "a.json").write_text(f"[{','.join(rows)}]")
+    (tmp_path / "a.txt").write_bytes(end.join(texts(3000)).encode())
+    monkeypatch.setattr(module, "READ_BYTES", 10_000)
+    for name, asked in (("a.jsonl", source), ("a.json", source), ("a.txt", SourceSettings("files", separator="\n"))):
+        found = draw_sample([tmp_path / name], asked, 200)
+        assert found.counted == (name == "a.json")
+        assert len(found.texts) > 100 and set(found.texts) <= set(texts(3000))
+    path = tmp_path / "b.jsonl"
+    for line in ('{"text": ' + "[" * 100_000, '{"n": ' + "9" * 5000 + "}", '{"text": "a", "text": "b"}'):
+        path.write_text("\n".join(['{"text": "a"}', *[line] * 3]))
+        with pytest.raises(UserError):
+            draw_sample([path], LINES, 10)
 
 
 def test_too_much_compressed_text_is_refused(tmp_path, monkeypatch):

@@ -67,7 +67,7 @@ def test_a_validation_split_pairs_and_a_limit(folder, tmp_path):
         ({"split": "tset"}, "has no split 'tset'", "train"),
         ({"validation_split": "test"}, "has no split 'test'", "validation"),
         ({"text_column": "boby"}, "no column 'boby'", "body"),
-        ({"text_column": "score"}, "holds no text", "float"),
+        ({"text_column": "score"}, "does not hold text", "float"),
         ({"subset": "other"}, "cannot be streamed", "default"),
     ],
 )

@@ -71,6 +71,7 @@ def write_megatron(prefix, documents, code=8, dtype="<u2", bounds=None):
 
 def write_hf(folder, **columns):
     """As `Dataset.save_to_disk` does it, in two files."""
+    pytest.importorskip("datasets")
     folder.mkdir()
     table = pa.table(columns)
     half = table.num_rows // 2
@@ -79,7 +80,9 @@ def write_hf(folder, **columns):
     for name, part in zip(names, parts, strict=True):
         with pa.ipc.new_stream(str(folder / name), table.schema) as stream:
             stream.write_table(part, max_chunksize=2)
-    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": n} for n in names]}))
+    state = dict.fromkeys(["_fingerprint", "_format_columns", "_format_type", "_split"])
+    state |= {"_data_files": [{"filename": n} for n in names], "_format_kwargs": {}, "_output_all_columns": False}
+    (folder / "state.json").write_text(json.dumps(state))
     (folder / "dataset_info.json").write_text("{}")
     return folder
 

@@ -43,8 +43,8 @@ def test_every_integer_type_is_read(tmp_path, form, dtype):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"compression": "zstd"}, "are compressed"),
-        ({"encryption": {"level": "chunk"}}, "are encrypted"),
+        ({"compression": "zstd"}, "compression zstd"),
+        ({"encryption": {"level": "chunk"}}, "encryption"),
         ({"item_loader": "PyTreeLoader"}, "not arrays of ids"),
         ({"data_format": ["no_header_tensor:1"]}, "not arrays of ids"),
         ({"data_format": ["tensor:18"]}, "not arrays of ids"),

@@ -120,7 +120,7 @@ def test_shards_with_other_columns_are_refused(tmp_path):
     index = json.loads((source / "index.json").read_text())
     index["shards"][1]["column_encodings"] = ["ndarray:int32"]
     (source / "index.json").write_text(json.dumps(index))
-    assert "two shards of the folder hold other columns" in refused(source, tmp_path / "s", to="token-list", **KNOWN)
+    assert "the same columns in all shards" in refused(source, tmp_path / "s", to="token-list", **KNOWN)
 
 
 def test_a_document_beyond_the_offsets_is_refused():
@@ -169,7 +169,7 @@ def test_broken_compressed_shards_are_refused(tmp_path, change):
     (source / "index.json").write_text(json.dumps(index))
     text = refused(source, tmp_path / "s", to="token-list", **KNOWN)
     assert file.name in text and "next" in text
-    assert ("is not zstd data" if change == "no zstd" else "another size when it is decompressed") in text
+    assert ("another size" if change in ("smaller", "larger", "huge") else "damaged") in text
 
 
 @pytest.mark.parametrize("algorithm", ["sha256", "xxh3_64"])

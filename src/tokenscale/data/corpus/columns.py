@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenscale.base.errors import UserError, find_nearest
+from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.raw_text import PAIR
+from tokenscale.data.corpus.refusals import damaged, missing_column
 from tokenscale.settings.data import SourceSettings
 
 
@@ -17,18 +18,6 @@ def list_columns(source: SourceSettings) -> dict[str, str]:
     """Return {option: column name} for the column options that are set."""
     names = {"text_column": source.text_column, "target_column": source.target_column}
     return {option: name for option, name in names.items() if name is not None}
-
-
-def missing_column_error(name: str, names: Sequence[str], file: object, what: str, option: str) -> UserError:
-    """Return the error for a missing column, with the nearest existing name."""
-    near = find_nearest(name, names)
-    return UserError(
-        f"a source file has no {what} {name!r}.",
-        file=file,
-        key=f"source.{option}",
-        has=", ".join(names) or "(none)",
-        next=f"did you mean {near!r}?" if near else f"set `{option}` of the source to the {what} that holds the text",
-    )
 
 
 def get_type(schema: pa.Schema, name: str) -> pa.DataType | None:
@@ -63,32 +52,35 @@ def read_tsv(lines: Iterator[str], names: dict[str, str], path: Path) -> Iterato
     """Yield the cells of the named columns for each line of a TSV file without quoting.
 
     The first line is the header, unless all names are column numbers (from 1). Blank lines are skipped. Raises
-    UserError for a missing column or a line with too few cells.
+    UserError for a missing column, and for a line with more or fewer cells than the first.
     """
     numbered = all(name.isascii() and name.isdigit() and int(name) > 0 for name in names.values())
-    positions = {option: int(name) - 1 for option, name in names.items()} if numbered else {}
+    positions, width = [], 0
     for number, line in enumerate(lines, start=1):
         cells = line.removesuffix("\r").split("\t")
-        if not positions:
-            for option, name in names.items():
-                if name not in cells:
-                    raise missing_column_error(name, cells, f"{path}, line 1", "column", option)
-                positions[option] = cells.index(name)
+        if number > 1 and line.startswith("\ufeff"):
+            raise damaged(path, "byte order mark", repr(line[:60]), line=number)
+        if numbered and cells == [""]:
             continue
+        if not width:
+            if "\r" in line.removesuffix("\r"):
+                raise damaged(path, "line ends", repr(line[:60]))
+            header, width = [str(n) for n in range(1, len(cells) + 1)] if numbered else cells, len(cells)
+            for option, name in names.items():
+                if header.count(name) > 1:
+                    raise damaged(path, "same columns", ", ".join(header), name=name, key=f"source.{option}")
+                if name not in header:
+                    raise missing_column(path, name, header, option, line=number)
+                positions.append(header.index(name))
+            if not numbered:
+                continue
         if cells == [""]:
             continue
-        for option, position in positions.items():
-            if position >= len(cells):
-                raise UserError(
-                    "a line of a source file has too few columns.",
-                    file=f"{path}, line {number:,}",
-                    key=f"source.{option}",
-                    found=f"{len(cells)}, separated by tabs",
-                    expected=f"{position + 1} or more",
-                    begins=repr(line[:60]),
-                    next="correct or remove the line",
-                )
-        yield tuple(cells[position] for position in positions.values())
+        if len(cells) != width:
+            raise damaged(
+                path, "fields", f"{len(cells)} in {line[:60]!r}", f"{width}, as in the first line", line=number
+            )
+        yield tuple(cells[position] for position in positions)
 
 
 Named = TypeVar("Named")
@@ -120,12 +112,7 @@ def join_pairs(rows: Iterator[tuple[str | None, ...]], path: Path) -> Iterator[s
             yield None
             continue
         if PAIR in "".join(row):
-            raise UserError(
-                f"a text holds {PAIR!r}, which stands between the two parts of a pair.",
-                file=path,
-                document=f"{number:,}",
-                next="replace that character in it",
-            )
+            raise damaged(path, "pair", name=PAIR, document=f"{number:,}")
         yield PAIR.join(row)
 
 
@@ -140,12 +127,7 @@ def read_line_pairs(
         if line is None or translation is None:
             longer = count + 1 + sum(1 for _ in (second if line is None else first))
             counts = (count, longer) if line is None else (longer, count)
-            raise UserError(
-                "the two files of a pair have different numbers of lines.",
-                file=f"{path}: {counts[0]:,} lines",
-                target=f"{target}: {counts[1]:,} lines",
-                next="name files in which line n of one translates line n of the other",
-            )
+            raise damaged(path, "lines", f"{counts[0]:,} lines", f"{counts[1]:,} lines, as in {target}")
         count += 1
         source, target_text = line.removesuffix("\r"), translation.removesuffix("\r")
         yield source if source.strip() else None, target_text if target_text.strip() else None

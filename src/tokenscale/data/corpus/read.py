@@ -1,20 +1,23 @@
-"""Reader of one raw file: Parquet, JSON lines, TSV, text, or a shard of MDS or litdata.
+"""Reader of one raw file: Parquet, JSON lines or a JSON array, TSV, text, or a shard of MDS or litdata.
 
-All but Parquet may be compressed. Memory holds a part of the file, or one whole shard.
+All but Parquet may be compressed. Memory holds a part of the file, one whole shard, or one whole array.
 """
 
 import codecs
 import gzip
 import io
 import json
+import re
+import sys
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import zstandard
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.columns import (
@@ -23,50 +26,41 @@ from tokenscale.data.corpus.columns import (
     get_value,
     join_pairs,
     list_columns,
-    missing_column_error,
     read_line_pairs,
     read_tsv,
 )
+from tokenscale.data.corpus.refusals import damaged, missing_column
 from tokenscale.data.corpus.shards import read_litdata, read_mds
 from tokenscale.settings.data import SourceSettings
 
-#: format → file endings; all but Parquet may be followed by `.gz`, `.zst` or `.zstd`
-ENDINGS = {
-    "parquet": (".parquet", ".pq"),
-    "jsonl": (".jsonl", ".ndjson", ".json"),
-    "tsv": (".tsv",),
-    "text": (".txt", ".text", ".md", ".rst"),
-    "mds": (".mds",),
-    "litdata": (".bin",),
-}
 COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 CHUNK_BYTES = 1 << 20
+#: compressed bytes decoded at once: a few KB can hold 128 MiB of zeros
+ZSTD_BYTES = 1 << 13
 BATCH_ROWS, BATCH_BYTES = 512, 64 << 20
-#: format of shards → function that yields the texts of a decompressed shard
-SHARDS = {"mds": read_mds, "litdata": read_litdata}
 #: maximum length of a document; tokenizer engines and id lists are unreliable beyond it
 LONGEST_CHARACTERS = 1 << 30
+#: maximum length of a JSON array, which is decoded as a whole
+ARRAY_CHARACTERS = 1 << 28
+#: bytes of a file [first, last)
+Span = tuple[int, int]
+Rows = Iterator[tuple[str | None, ...]]
 
 
-def read_texts(path: Path, source: SourceSettings, target: Path | None = None) -> Iterator[str | None]:
+def read_texts(
+    path: Path, source: SourceSettings, target: Path | None = None, span: Span | None = None
+) -> Iterator[str | None]:
     """Yield the texts of a file in order, with None for null.
 
     With `target_column`, or with a `target` file of translations line by line, a text is a pair joined by `PAIR`.
-    Raises UserError for an unknown file ending, a missing column or key, and unreadable content, with the file and
-    line or byte.
+    `span` restricts an uncompressed file of JSON lines or text to these bytes; see `find_start`. Raises UserError for
+    an unknown file ending, and as `refusals.REFUSALS` lists.
     """
+    form = "pairs" if target is not None else detect_format(path, source)
     if target is not None:  # text whatever the file ending, such as europarl.de and europarl.en
-        yield from join_pairs(read_line_pairs(_split_text(path, "\n"), _split_text(target, "\n"), path, target), path)
-        return
-    form = source.format if source.format != "auto" else detect_format(path)
-    if form == "parquet":
-        yield from join_pairs(_read_parquet(path, list_columns(source)), path)
-    elif form == "jsonl":
-        yield from join_pairs(_read_json_lines(path, list_columns(source)), path)
-    elif form == "tsv":
-        yield from join_pairs(read_tsv(_split_text(path, "\n"), list_columns(source), path), path)
-    elif form in SHARDS:
-        yield from join_pairs(SHARDS[form](_read_shard(path), list_columns(source), path), path)
+        rows: Rows = read_line_pairs(_split_text(path, "\n"), _split_text(target, "\n"), path, target)
+    elif form != "text":
+        rows = FORMATS[form].read(path, list_columns(source), span)
     elif source.target_column is not None:
         raise UserError(
             "a text file has no columns to hold pairs.",
@@ -74,28 +68,35 @@ def read_texts(path: Path, source: SourceSettings, target: Path | None = None) -
             key="source.target_column",
             next="name the file of translations as target_files, or write the pairs to Parquet, JSON lines or TSV",
         )
+    elif source.separator is not None:
+        yield from _split_text(path, source.separator.replace("\r\n", "\n"), span)
+        return
     else:
-        yield from _read_text(path, source.separator)
+        yield _read_whole(path, "too long", LONGEST_CHARACTERS)
+        return
+    yield from join_pairs(rows, path)
 
 
 def has_documents(path: Path, source: SourceSettings, target: Path | None = None) -> bool:
     """Return whether a file has any document, from its Parquet footer or its beginning. Raises UserError as
     `read_texts` does.
     """
-    form = source.format if source.format != "auto" or target is not None else detect_format(path)
-    if target is None and form == "parquet":
+    form = "pairs" if target is not None else detect_format(path, source)
+    if form == "parquet":
         return _open_parquet(path, list_columns(source)).metadata.num_rows > 0
-    if target is None and form == "text" and source.separator is None and source.target_column is None:
+    if form == "text" and source.separator is None and source.target_column is None:
         return any(characters.strip() for characters in _read_characters(path))
     return any(True for _ in read_texts(path, source, target))
 
 
-def detect_format(path: Path) -> str:
-    """Return the format of a file from its ending. Raises UserError for an unknown ending.
+def detect_format(path: Path, source: SourceSettings | None = None) -> str:
+    """Return the format of a file: the declared one, or that of its ending. Raises UserError for an unknown ending.
 
     >>> detect_format(Path("a/owt_train.txt.gz"))
     'text'
     """
+    if source is not None and source.format != "auto":
+        return source.format
     name = path.name.lower()
     for ending in COMPRESSION:
         name = name.removesuffix(ending)
@@ -110,162 +111,149 @@ def detect_format(path: Path) -> str:
     )
 
 
+# ---------------------------------------------------------------------------------------------------------- Parquet
+
+
 def _open_parquet(path: Path, columns: dict[str, str]) -> pq.ParquetFile:
     """Open a Parquet file. Raises UserError unless each of `columns` (option → name) occurs once and holds text."""
     try:
         file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)  # pre-buffering keeps read bytes
-        _ = file.schema_arrow.names  # raises for a name that is not UTF-8
+        names = file.schema_arrow.names  # raises for a name that is not UTF-8
     except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            "a source file is not readable Parquet.",
-            file=path,
-            reason=str(error).splitlines()[0],
-            begins=repr(path.open("rb").read(24)),
-            next="replace it, or set `format` of the source",
-        ) from None
+        begins = repr(path.open("rb").read(24))
+        raise damaged(path, "parquet", reason=str(error).splitlines()[0], begins=begins) from None
     groups = range(file.metadata.num_row_groups)
     _check_rows(file, path, sum(file.metadata.row_group(number).num_rows for number in groups))
     for option, column in columns.items():
-        if file.schema_arrow.names.count(column) > 1:
-            raise UserError(
-                f"a source file has several columns {column!r}.",
-                file=path,
-                key=f"source.{option}",
-                has=", ".join(file.schema_arrow.names),
-                next="write the file again with one of them",
-            )
+        if names.count(column) > 1:
+            raise damaged(path, "same columns", ", ".join(names), name=column, key=f"source.{option}")
         kind = get_type(file.schema_arrow, column)
         if kind is None:
-            raise missing_column_error(column, file.schema_arrow.names, path, "column", option)
+            raise missing_column(path, column, names, option)
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-            raise UserError(
-                f"the column {column!r} does not hold text.",
-                file=path,
-                key=f"source.{option}",
-                found=str(kind),
-                expected="string",
-                next="name a column of strings",
-            )
+            raise damaged(path, "no text", kind, "string", name=column, key=f"source.{option}")
     return file
 
 
 def _check_rows(file: pq.ParquetFile, path: Path, rows: int) -> None:
     """Raise UserError unless the footer counts `rows`: a damaged count would be read as fewer documents, or none."""
     if file.metadata.num_rows != rows:
-        raise UserError(
-            "the footer of a source file contradicts its content.",
-            file=path,
-            found=f"{rows:,} rows",
-            expected=f"{file.metadata.num_rows:,} rows, as its footer counts",
-            next="replace it",
-        )
+        raise damaged(path, "rows", f"{rows:,} rows", f"{file.metadata.num_rows:,} rows, as its footer counts")
 
 
-def _read_parquet(path: Path, columns: dict[str, str]) -> Iterator[tuple[str | None, ...]]:
+def _read_parquet(path: Path, columns: dict[str, str], _: Span | None) -> Rows:
     file = _open_parquet(path, columns)
     names, row = list(columns.values()), 0
+    # fewer rows per batch for long documents
+    groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
+    mean = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
+    size = max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, mean)))
     try:
-        for batch in file.iter_batches(batch_size=_choose_batch_rows(file), columns=names, use_threads=False):
+        for batch in file.iter_batches(batch_size=size, columns=names, use_threads=False):
             yield from zip(*(_decode_texts(get_column(batch, name), row, path) for name in names), strict=True)
             row += len(batch)
         _check_rows(file, path, row)
     except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
-        raise damaged_error(path, error, row=f"{row:,} or after") from None
-
-
-def _choose_batch_rows(file: pq.ParquetFile) -> int:
-    """Return the number of rows per decoded batch, fewer for long documents."""
-    groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
-    mean = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
-    return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, mean)))
+        raise damaged(path, "damaged", _first_line(error), row=f"{row:,} or after") from None
 
 
 def _decode_texts(column: pa.Array, first: int, path: Path) -> list[str | None]:
     """Return the texts of a column. Parquet does not check UTF-8: raises UserError with the row that is malformed."""
     try:
         texts = column.to_pylist()
-        longest = max((len(text) for text in texts if text is not None), default=0)
-        _check_length(longest, path, first)
+        _check_length(max((len(text) for text in texts if text is not None), default=0), path, first)
         return texts
     except UnicodeDecodeError:
         for number, value in enumerate(column, start=first):
             try:
                 value.as_py()
             except UnicodeDecodeError as error:
-                raise UserError(
-                    "a text of a source file is not UTF-8.",
-                    file=path,
-                    row=f"{number:,}",
-                    reason=error.reason,
-                    begins=repr(value.as_buffer().to_pybytes()[:60]),
-                    next="correct or remove the row",
-                ) from None
+                begins = repr(value.as_buffer().to_pybytes()[:60])
+                raise damaged(path, "utf-8", f"{error.reason}: {begins}", row=f"{number:,}") from None
         raise
 
 
-def damaged_error(path: Path, error: Exception, **where: str) -> UserError:
-    """Return the error for a source file that cannot be read to its end."""
-    what = "a source file is truncated or damaged."
-    return UserError(what, file=path, **where, reason=_first_line(error), next="replace it")
+# ------------------------------------------------------------------------------------------------------------- JSON
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+class _SameKeysError(ValueError):
+    """A key occurs twice in one object."""
 
 
-def _read_json_lines(path: Path, keys: dict[str, str]) -> Iterator[tuple[str | None, ...]]:
-    for number, line in enumerate(_split_text(path, "\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:  # also numbers with too many digits, and too deep nesting
-            raise UserError(
-                "a line of a source file is not JSON.",
-                file=f"{path}, line {number}",
-                reason=getattr(error, "msg", None) or _first_line(error),
-                begins=repr(line[:60]),
-                next="correct or remove the line",
-            ) from None
-        texts = []
-        for option, key in keys.items():
-            try:
-                text = get_value(row, key)
-            except (KeyError, TypeError):
-                names = list(row) if isinstance(row, dict) else []
-                raise missing_column_error(key, names, f"{path}, line {number}", "key", option) from None
-            if text is not None and not isinstance(text, str):
-                raise UserError(
-                    f"the key {key!r} does not hold text.",
-                    file=f"{path}, line {number}",
-                    key=f"source.{option}",
-                    found=type(text).__name__,
-                    expected="a string, or null",
-                    next="name another key, or correct this line",
-                )
-            texts.append(text)
-        yield tuple(texts)
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _SameKeysError(f"{next(key for key in row if keys.count(key) > 1)!r} twice")
+    return row
 
 
-def _read_text(path: Path, separator: str | None) -> Iterator[str]:
-    if separator is not None:
-        yield from _split_text(path, separator.replace("\r\n", "\n"))
+_DECODER = json.JSONDecoder(object_pairs_hook=_make_object)
+
+
+def is_array(path: Path) -> bool:
+    """Return whether a file begins as a JSON array."""
+    return next(_read_characters(path), "").lstrip()[:1] == "["
+
+
+def _read_json(path: Path, keys: dict[str, str], span: Span | None) -> Rows:
+    """Yield the texts under `keys` of each line, or of each element if the file is one array."""
+    if span is None and is_array(path):
+        rows = _decode_json(_read_whole(path, "array", ARRAY_CHARACTERS), path, "array")
+        for number, row in enumerate(rows, start=1):
+            yield _get_texts(row, keys, path, "element", number)
         return
+    label = "line" if span is None else f"line after byte {span[0]:,}"
+    for number, line in enumerate(_split_text(path, "\n", span), start=1):
+        line = line.removeprefix("\ufeff")  # of files that were joined
+        if line.strip():
+            yield _get_texts(_decode_json(line, path, "json", label, number), keys, path, label, number)
+
+
+def _decode_json(text: str, path: Path, what: str, label: str = "", number: int = 0) -> Any:
+    try:
+        return _DECODER.decode(text)
+    except (ValueError, RecursionError) as error:  # also numbers with too many digits, and too deep nesting
+        what = "same keys" if isinstance(error, _SameKeysError) else what
+        place: dict[str, Any] = {label: number} if label else {}
+        raise damaged(path, what, _first_line(error), **place, begins=repr(text[:60])) from None
+
+
+def _get_texts(row: Any, keys: dict[str, str], path: Path, label: str, number: int) -> tuple[str | None, ...]:
+    texts = []
+    for option, key in keys.items():
+        try:
+            text = get_value(row, key)
+        except (KeyError, TypeError):
+            names = list(row) if isinstance(row, dict) else []
+            raise missing_column(path, key, names, option, "key", **{label: number}) from None
+        if text is not None and not isinstance(text, str):
+            terms: dict[str, Any] = {label: number, "kind": "key", "name": key, "key": f"source.{option}"}
+            raise damaged(path, "no text", type(text).__name__, "a string, or null", **terms)
+        texts.append(text)
+    return tuple(texts)
+
+
+# ------------------------------------------------------------------------------------------------------------- text
+
+
+def _read_whole(path: Path, what: str, maximum: int) -> str:
+    """Return the text of a file. Raises the refusal `what` for more than `maximum` characters."""
     parts, length = [], 0
     for characters in _read_characters(path):
         parts.append(characters)
         length += len(characters)
-        _check_length(length, path, 0)
-    yield "".join(parts)
+        _check_length(length, path, 0, what, maximum)
+    return "".join(parts)
 
 
-def _split_text(path: Path, separator: str) -> Iterator[str]:
+def _split_text(path: Path, separator: str, span: Span | None = None) -> Iterator[str]:
     """Yield the pieces between separators. An empty last piece, after a final separator, is skipped."""
     partial: list[str] = []
     rest = ""
     number = length = 0
-    for characters in _read_characters(path):
+    for characters in _read_characters(path, span):
         pieces = (rest + characters).split(separator)
         length = length + len(characters) if len(pieces) == 1 else len(pieces[-1])
         number += len(pieces) - 1
@@ -283,67 +271,125 @@ def _split_text(path: Path, separator: str) -> Iterator[str]:
         yield last
 
 
-def _check_length(characters: int, path: Path, number: int) -> None:
+def find_start(path: Path, position: int, source: SourceSettings) -> int:
+    """Return the first byte at or after `position` at which a document of a file of JSON lines or text begins, or the
+    size of the file.
+    """
+    separator = source.separator if detect_format(path, source) == "text" else "\n"
+    pattern = re.compile(re.escape(separator.replace("\r\n", "\n").encode()).replace(b"\\\n", b"\r?\n"))
+    longest = 2 * len(separator.encode())
+    if not position:
+        return 0
+    with path.open("rb") as file:
+        start = max(0, position - longest)  # of `data` in the file
+        file.seek(start)
+        data = b""
+        while more := file.read(CHUNK_BYTES):
+            data += more
+            for found in pattern.finditer(data):
+                if start + found.end() >= position:
+                    return start + found.end()
+            start, data = start + max(0, len(data) - longest), data[-longest:]
+        return file.tell()
+
+
+def _check_length(characters: int, path: Path, number: int, what: str = "too long", maximum: int | None = None) -> None:
     """Raise UserError for a document that is too long, before it fills the memory."""
-    if characters > LONGEST_CHARACTERS:
-        raise UserError(
-            "a document is too long.",
-            file=path,
-            document=f"{number:,}",
-            expected=f"at most {LONGEST_CHARACTERS:,} characters",
-            next="cut it, or set `separator` of the source to what stands between documents",
-        )
+    maximum = LONGEST_CHARACTERS if maximum is None else maximum
+    if characters > maximum:
+        raise damaged(path, what, expected=f"at most {maximum:,} characters", document=f"{number:,}")
 
 
-def _read_characters(path: Path) -> Iterator[str]:
+def _read_characters(path: Path, span: Span | None = None) -> Iterator[str]:
     """Yield the file decoded from UTF-8 in chunks, without byte order mark and with "\r\n" replaced by "\n"."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     newlines = io.IncrementalNewlineDecoder(None, translate=False)
-    done = 0
-    with _open_binary(path) as file:
-        while True:
-            try:
-                data = file.read(CHUNK_BYTES)
-            except (EOFError, OSError, zlib.error) as error:
-                raise damaged_error(path, error, byte=f"{done:,} (unpacked)") from None
-            pending = len(decoder.getstate()[0])
-            try:
-                characters = decoder.decode(data, final=not data)
-            except UnicodeDecodeError as error:
-                raise UserError(
-                    "a source file is not UTF-8.",
-                    file=path,
-                    byte=f"{done - pending + error.start:,}",
-                    reason=error.reason,
-                    next="convert it (iconv), or remove what is broken",
-                ) from None
-            # holds back "\r" at the end of a chunk until the next character is known
-            characters = newlines.decode(characters, final=not data).replace("\r\n", "\n")
-            if characters:
-                yield characters
-            if not data:
-                return
-            done += len(data)
+    done = span[0] if span else 0
+    for data in chain(read_bytes(path, span), (b"",)):
+        pending = len(decoder.getstate()[0])
+        try:
+            characters = decoder.decode(data, final=not data)
+        except UnicodeDecodeError as error:
+            raise damaged(path, "utf-8", error.reason, byte=f"{done - pending + error.start:,}") from None
+        if b"\0" in data:
+            raise damaged(path, "nul", byte=f"{done + data.index(0):,}")
+        # holds back "\r" at the end of a chunk until the next character is known
+        characters = newlines.decode(characters, final=not data).replace("\r\n", "\n")
+        if characters:
+            yield characters
+        done += len(data)
 
 
-def _read_shard(path: Path) -> bytes:
-    try:
-        with _open_binary(path) as file:
-            return file.read()
-    except (EOFError, OSError, zlib.error) as error:
-        raise damaged_error(path, error) from None
+# ------------------------------------------------------------------------------------------------------------ bytes
 
 
-@contextmanager
-def _open_binary(path: Path) -> Iterator[Any]:
+def read_bytes(path: Path, span: Span | None = None) -> Iterator[bytes]:
+    """Yield the decompressed bytes of a file in chunks, none of them empty; `span` is for uncompressed files."""
     name = path.name.lower().removesuffix(".bin")  # litdata writes chunk.zstd.bin
-    kind = COMPRESSION.get(Path(name).suffix)
-    if kind == "gzip":
-        with gzip.open(path) as file:
-            yield file
-    elif kind == "zstd":
-        with pa.OSFile(str(path)) as raw, pa.CompressedInputStream(raw, "zstd") as file:
-            yield file
-    else:
-        with path.open("rb") as file:
-            yield file
+    kind, done, (first, last) = COMPRESSION.get(Path(name).suffix), 0, span or (0, sys.maxsize)
+    try:
+        if kind and not path.stat().st_size:
+            raise EOFError("0 bytes")
+        with cast(IO[bytes], gzip.open(path) if kind == "gzip" else path.open("rb")) as file:
+            file.seek(first)
+            chunks = iter(lambda: file.read(min(CHUNK_BYTES, last - first - done)), b"")
+            for data in decompress_zstd(file) if kind == "zstd" else chunks:
+                done += len(data)
+                yield data
+    except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
+        raise damaged(path, "damaged", _first_line(error), byte=f"{done:,} (unpacked)") from None
+
+
+def decompress_zstd(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the content of all zstd frames of a file, each with the window that its header asks for, up to 2 GiB.
+
+    Raises EOFError for a last frame that is not complete, and ZstdError.
+    """
+    context = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+    frame, rest = None, b""
+    while data := rest or file.read(ZSTD_BYTES):
+        frame = frame or context.decompressobj()
+        if content := frame.decompress(data):
+            yield content
+        frame, rest = (None, frame.unused_data) if frame.eof else (frame, b"")
+    if frame is not None:
+        raise EOFError("the last zstd frame is not complete")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+class Format(NamedTuple):
+    """Format of source files: their endings, the reader of (path, columns, span), what the reader changes in a text or
+    leaves out, and the counts of `build.clean` for texts that it cannot give.
+    """
+
+    endings: tuple[str, ...]
+    read: Callable[[Path, dict[str, str], Span | None], Rows] | None
+    changes: str
+    counts: tuple[str, ...] = ()
+
+
+_ENCODING = 'a byte order mark at the beginning is removed; "\\r\\n" becomes "\\n"'
+#: format → its reader; all but Parquet may be followed by `.gz`, `.zst` or `.zstd`
+FORMATS = {
+    "parquet": Format((".parquet", ".pq"), _read_parquet, "", ("no_text",)),
+    "jsonl": Format(
+        (".jsonl", ".ndjson", ".json"),
+        _read_json,
+        "byte order marks before lines are removed; blank lines are skipped; keys that are not named are not read",
+        ("no_text", "not_unicode"),
+    ),
+    "tsv": Format(
+        (".tsv",),
+        lambda path, columns, _: read_tsv(_split_text(path, "\n"), columns, path),
+        f"{_ENCODING}; blank lines are skipped; quotes are text",
+    ),
+    "text": Format((".txt", ".text", ".md", ".rst"), None, f"{_ENCODING}; the separator is removed"),
+    "mds": Format((".mds",), lambda path, columns, _: read_mds(b"".join(read_bytes(path)), columns, path), ""),
+    "litdata": Format(
+        (".bin",), lambda path, columns, _: read_litdata(b"".join(read_bytes(path)), columns, path), "", ("no_text",)
+    ),
+}
+ENDINGS = {name: form.endings for name, form in FORMATS.items()}

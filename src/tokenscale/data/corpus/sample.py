@@ -4,11 +4,9 @@ Memory holds the sample and a part of one file, independent of the size of the d
 seed give equal samples.
 """
 
-import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,8 @@ import pyarrow.parquet as pq
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.columns import get_column
-from tokenscale.data.corpus.read import COMPRESSION, damaged_error, detect_format, read_texts
+from tokenscale.data.corpus.read import COMPRESSION, detect_format, find_start, is_array, read_texts
+from tokenscale.data.corpus.refusals import damaged
 from tokenscale.settings.data import SourceSettings
 
 #: maximum bytes of text in a sample, whatever the requested number of documents
@@ -52,19 +51,20 @@ def draw_sample(paths: list[Path], source: SourceSettings, documents: int, seed:
     for path in paths:
         if path.stat().st_size == 0:
             raise UserError("the input file is empty.", file=path, next="choose another")
-    forms = {path: source.format if source.format != "auto" else detect_format(path) for path in paths}
+    forms = {path: detect_format(path, source) for path in paths}
     next(read_texts(paths[0], source), None)  # raises for a missing column or an unreadable file
     kinds = set(forms.values())
     packed = any(path.suffix.lower() in COMPRESSION for path in paths)
+    arrays = any(form == "jsonl" and is_array(path) for path, form in forms.items())
     size = sum(path.stat().st_size for path in paths)
     if kinds == {"parquet"}:
         found = _sample_row_groups(paths, source, documents, seed)
     elif kinds == {"text"} and source.separator is None:
         found = _sample_files(paths, source, documents, seed)
-    elif size <= READ_BYTES or packed or len(kinds) > 1 or "tsv" in kinds:
+    elif size <= READ_BYTES or packed or arrays or kinds not in ({"jsonl"}, {"text"}):
         found = _sample_all(paths, source, documents, seed)
     else:
-        found = _sample_stretches(paths, source, kinds.pop(), documents, seed)
+        found = _sample_stretches(paths, source, documents, seed)
     if len(found.texts) < 2:
         raise UserError(
             "the input holds no documents." if not found.texts else "the input is one document, which is no sample.",
@@ -138,7 +138,7 @@ def _read_rows(path: Path, group: int, column: str, wanted: np.ndarray) -> Itera
             if first > wanted[-1]:
                 return
     except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
-        raise damaged_error(path, error) from None
+        raise damaged(path, "damaged", str(error).splitlines()[0]) from None
 
 
 def _sample_files(paths: list[Path], source: SourceSettings, documents: int, seed: int) -> Sample:
@@ -176,91 +176,30 @@ def _sample_all(paths: list[Path], source: SourceSettings, documents: int, seed:
     return Sample(texts, np.arange(len(texts)), len(texts), number, True, "all of it read")
 
 
-def _sample_stretches(paths: list[Path], source: SourceSettings, form: str, documents: int, seed: int) -> Sample:
+def _sample_stretches(paths: list[Path], source: SourceSettings, documents: int, seed: int) -> Sample:
     """Sample the documents that begin in one of `STRETCHES` byte ranges, one range in each equal part of the data set.
 
     Every byte is equally likely to lie in a range, so long documents are not preferred.
     """
-    separator = (source.separator or "\n").encode() if form == "text" else b"\n"
     total = sum(path.stat().st_size for path in paths)
-    beginning = list(islice(_read_pieces(paths[0], 0, 1 << 18, separator), 1000))
-    mean = max(1.0, sum(map(len, beginning)) / max(1, len(beginning)))
+    beginning = find_start(paths[0], 1 << 18, source)
+    mean = beginning / max(1, sum(1 for _ in read_texts(paths[0], source, span=(0, beginning))))
     part = total // STRETCHES
-    span = int(min(part, max(1 << 14, min(documents * mean, SAMPLE_BYTES) / STRETCHES)))
+    length = int(min(part, max(1 << 14, min(documents * mean, SAMPLE_BYTES) / STRETCHES)))
     draw = random.Random(seed)
     texts: list[str] = []
     units: list[int] = []
-    rows = 0
     for stretch in range(STRETCHES):
-        first = stretch * part + draw.randrange(part - span + 1)
+        first = stretch * part + draw.randrange(part - length + 1)
         for path in paths:
             size = path.stat().st_size
-            a, b = max(first, 0), min(first + span, size)
+            begin, end = max(first, 0), min(first + length, size)
             first -= size
-            if a >= b:
-                continue
-            for data in _read_pieces(path, a, b, separator):
-                text = _decode_document(data, path, form, source.text_column)
-                if text is not None:
-                    texts.append(text)
-                    units.append(stretch)
-                rows += 1
-    estimated = len(texts) * total / (STRETCHES * span)
-    where = f"{STRETCHES} stretches of {span / 1e3:,.0f} kB"
+            if begin < end:
+                span = find_start(path, begin, source), find_start(path, end, source)
+                found = [text for text in read_texts(path, source, span=span) if text is not None]
+                texts += found
+                units += [stretch] * len(found)
+    estimated = len(texts) * total / (STRETCHES * length)
+    where = f"{STRETCHES} stretches of {length / 1e3:,.0f} kB"
     return Sample(texts, np.array(units, dtype=int), STRETCHES, estimated, False, where)
-
-
-def _read_pieces(path: Path, first: int, last: int, separator: bytes) -> Iterator[bytes]:
-    """Yield the whole pieces between separators whose first byte lies in [first, last)."""
-    with path.open("rb") as file:
-        file.seek(max(0, first - len(separator)))
-        position = file.tell()  # position of the first byte of the buffer
-        buffer = b""
-        inside = first == 0
-        while not inside or position < last:
-            end = buffer.find(separator)
-            if end < 0:
-                more = file.read(1 << 18)
-                if more:
-                    buffer += more
-                    continue
-                if inside and buffer:
-                    yield buffer
-                return
-            if inside:
-                yield buffer[:end]
-            inside = True
-            position += end + len(separator)
-            buffer = buffer[end + len(separator) :]
-
-
-def _decode_document(data: bytes, path: Path, form: str, key: str) -> str | None:
-    """Return the text of a document, or None for an empty line or null. Raises UserError for a malformed line."""
-    try:
-        text = data.decode()
-        if form == "text":
-            return text
-        if not text.strip():
-            return None
-        row = json.loads(text)
-    except UnicodeDecodeError as error:
-        raise UserError(
-            "a source file is not UTF-8.", file=path, reason=error.reason, begins=repr(data[:60]), next="convert it"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            "a line of a source file is not JSON.",
-            file=path,
-            reason=getattr(error, "msg", None) or str(error),
-            begins=repr(text[:60]),
-            next="correct or remove the line",
-        ) from None
-    found = row.get(key) if isinstance(row, dict) else row
-    if found is not None and not isinstance(found, str) or not isinstance(row, dict) or key not in row:
-        raise UserError(
-            f"a line of a source file has no text under {key!r}.",
-            file=path,
-            begins=repr(text[:60]),
-            next="--text-column NAME",
-        )
-    return found

@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import check_types, read_json, report_malformed
-from tokenscale.data.corpus.columns import get_column, get_type, missing_column_error
+from tokenscale.data.corpus.columns import get_column, get_type
+from tokenscale.data.corpus.refusals import AGAIN, damaged, missing_column
 
 INDEX = "index.json"
 
@@ -34,52 +35,41 @@ def read_index(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def check_size(file: Path, expected: int, what: str, next: str) -> None:
+def check_size(file: Path, expected: int) -> None:
     """Raise UserError if a file of a folder is missing, or has another size than its index says."""
-    if not file.is_file():
-        raise UserError(f"{what} is missing.", file=file, next=next)
-    if (size := file.stat().st_size) != expected:
-        raise UserError(
-            f"{what} has another size than its index says.",
-            file=file,
-            found=f"{size:,} bytes",
-            expected=f"{expected:,} bytes  ({INDEX})",
-            next=next,
-        )
+    size = file.stat().st_size if file.is_file() else None
+    if size != expected:
+        found = "no such file" if size is None else f"{size:,} bytes"
+        raise damaged(file, "size", found, f"{expected:,} bytes  ({INDEX})")
 
 
-def read_offsets(head: np.ndarray, size: int, items: int, file: Path, what: str, next: str) -> np.ndarray:
+def read_offsets(head: np.ndarray, size: int, items: int, file: Path) -> np.ndarray:
     """Return the byte at which each item begins and the last one ends, int64 [items + 1].
 
     `head` are the first bytes of the shard, uint8 [4 * (items + 2)], and `size` its bytes. Raise UserError if the shard
     does not hold `items` items, or if its offsets are inconsistent.
     """
-
-    def error(problem: str, found: str, expected: str) -> UserError:
-        return UserError(f"{what} {problem}.", file=file, found=found, expected=expected, next=next)
-
     end = 4 * (items + 2)
     if items < 0 or size < end:
-        raise error("ends inside its offsets", f"{size:,} bytes", f"{end:,} or more for {items:,} items  ({INDEX})")
+        raise damaged(file, "offsets", f"{size:,} bytes", f"{end:,} or more for {items:,} items  ({INDEX})")
     stored = np.frombuffer(head.tobytes(), "<u4").astype(np.int64)
     if stored[0] != items:
-        raise error("holds another number of items than its index says", f"{stored[0]:,}", f"{items:,}  ({INDEX})")
+        raise damaged(file, "offsets", f"{stored[0]:,} items", f"{items:,}  ({INDEX})")
     offsets = stored[1:]
     decreasing = np.flatnonzero(np.diff(offsets) < 0)
     if decreasing.size:
         item = int(decreasing[0])
         found = f"item {item:,} from byte {offsets[item]:,} to byte {offsets[item + 1]:,}"
-        raise error("has offsets that decrease", found, "each item to end where it begins, or later")
+        raise damaged(file, "offsets", found, "each item to end where it begins, or later")
     if offsets[0] < end or offsets[-1] != size:
         found = f"items from byte {offsets[0]:,} to byte {offsets[-1]:,}"
-        raise error("has offsets outside of the file", found, f"from byte {end:,} or later to byte {size:,}")
+        raise damaged(file, "offsets", found, f"from byte {end:,} or later to byte {size:,}")
     return offsets
 
 
 ARROW_END = b"LDARW01\0"
 #: types of litdata's leaves that are UTF-8
 LITDATA_TEXT = ("str", "text")
-AGAIN = "copy the file again, or rebuild its folder"
 
 
 def read_mds(data: bytes, columns: dict[str, str], path: Path) -> Iterator[tuple[str, ...]]:
@@ -88,7 +78,7 @@ def read_mds(data: bytes, columns: dict[str, str], path: Path) -> Iterator[tuple
     `data` is the decompressed shard, and `path` its file for messages. Raises UserError for a missing column, a column
     that is not text, a damaged shard, and malformed UTF-8.
     """
-    offsets = _read_offsets(data, path, "MDS shard")
+    offsets = _read_offsets(data, path)
     config_at = 4 * (len(offsets) + 1)
     with report_malformed(path, "description of the columns of the MDS shard", AGAIN):
         config = json.loads(data[config_at : offsets[0]])
@@ -115,39 +105,26 @@ def read_litdata(data: bytes, columns: dict[str, str], path: Path) -> Iterator[t
         formats = dict(zip(_list_leaves(json.loads(config["data_spec"])[1]), config["data_format"], strict=True))
     whole = path.name.endswith(".zstd.bin")
     if config.get("encryption") or (config.get("compression") and not whole):
-        raise UserError(
-            "the items of a litdata chunk are compressed or encrypted.",
-            file=path,
-            found=f"compression {config.get('compression')}, encryption {config.get('encryption')}  ({INDEX})",
-            expected="no encryption, and compression of whole chunks or none",
-            next='write it again with litdata.optimize(…, compression="zstd", compression_level="chunk")',
-        )
+        found = f"compression {config.get('compression')}, encryption {config.get('encryption')}  ({INDEX})"
+        raise damaged(path, "compressed items", found, "no encryption, and compression of whole chunks or none")
     if data[-len(ARROW_END) :] == ARROW_END:
         yield from _read_arrow(data, columns, path)
         return
     places = [_find_text(name, option, formats, LITDATA_TEXT, path) for option, name in columns.items()]
-    yield from _read_items(data, _read_offsets(data, path, "litdata chunk"), [None] * len(formats), places, path)
+    yield from _read_items(data, _read_offsets(data, path), [None] * len(formats), places, path)
 
 
-def _read_offsets(data: bytes, path: Path, what: str) -> np.ndarray:
-    """Return the byte at which each item begins and the last one ends. Raises UserError if they are inconsistent."""
+def _read_offsets(data: bytes, path: Path) -> np.ndarray:
     items = int.from_bytes(data[:4], "little") if len(data) >= 4 else -1
-    return read_offsets(np.frombuffer(data, np.uint8)[: 4 * (items + 2)], len(data), items, path, f"the {what}", AGAIN)
+    return read_offsets(np.frombuffer(data, np.uint8)[: 4 * (items + 2)], len(data), items, path)
 
 
 def _find_text(name: str, option: str, encodings: dict[str, str], text: tuple[str, ...], path: Path) -> int:
     """Return the place of a column among all. Raises UserError if it is missing or has another type than `text`."""
     if name not in encodings:
-        raise missing_column_error(name, list(encodings), path, "column", option)
+        raise missing_column(path, name, list(encodings), option)
     if encodings[name] not in text:
-        raise UserError(
-            f"the column {name!r} does not hold text.",
-            file=path,
-            key=f"source.{option}",
-            found=encodings[name],
-            expected="str",
-            next="name a column of strings; for ids: python -m tokenscale convert --help",
-        )
+        raise damaged(path, "no text", encodings[name], "str", name=name, key=f"source.{option}")
     return list(encodings).index(name)
 
 
@@ -160,18 +137,13 @@ def _read_items(
         stored = iter(np.frombuffer(data[begin : min(end, begin + head)], "<u4", (min(end, begin + head) - begin) // 4))
         lengths = [int(next(stored, 0)) if size is None else size for size in sizes]
         if begin + head + sum(lengths) != end:
-            raise _damaged_error(path, number, f"{end - begin:,} bytes, but {head + sum(lengths):,} in its columns")
+            found, expected = f"{end - begin:,} bytes", f"{head + sum(lengths):,} in its columns"
+            raise damaged(path, "damaged", found, expected, row=f"{number:,}")
         bounds = np.cumsum([begin + head, *lengths]).tolist()
         try:
             yield tuple(data[bounds[place] : bounds[place + 1]].decode() for place in places)
         except UnicodeDecodeError as error:
-            raise UserError(
-                "a text of a source file is not UTF-8.",
-                file=path,
-                row=f"{number:,}",
-                reason=error.reason,
-                next="correct or remove the row",
-            ) from None
+            raise damaged(path, "utf-8", error.reason, row=f"{number:,}") from None
 
 
 def _read_arrow(data: bytes, columns: dict[str, str], path: Path) -> Iterator[tuple[str | None, ...]]:
@@ -179,26 +151,22 @@ def _read_arrow(data: bytes, columns: dict[str, str], path: Path) -> Iterator[tu
     end = len(data) - len(ARROW_END) - 4
     start = end - int.from_bytes(data[end : end + 4], "little")
     if start < 0:
-        raise _damaged_error(path, 0, f"an Arrow file of {end - start:,} bytes in a chunk of {len(data):,}")
+        raise damaged(
+            path, "damaged", f"an Arrow file of {end - start:,} bytes", f"at most {end:,}, as the chunk holds"
+        )
     try:
         file = pa.ipc.open_file(pa.py_buffer(data)[start:end])
         for option, name in columns.items():
             kind = get_type(file.schema, name)
             if kind is None:
-                raise missing_column_error(name, file.schema.names, path, "column", option)
+                raise missing_column(path, name, file.schema.names, option)
             _find_text(name, option, {name: str(kind)}, ("string", "large_string", "null"), path)
         for number in range(file.num_record_batches):
             batch = file.get_batch(number)
             batch.validate(full=True)
             yield from zip(*(get_column(batch, name).to_pylist() for name in columns.values()), strict=True)
     except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
-        raise _damaged_error(path, 0, str(error).splitlines()[0]) from None
-
-
-def _damaged_error(path: Path, number: int, reason: str) -> UserError:
-    return UserError(
-        "a source file is truncated or damaged.", file=path, row=f"{number:,} or after", reason=reason, next=AGAIN
-    )
+        raise damaged(path, "damaged", str(error).splitlines()[0]) from None
 
 
 def _list_leaves(spec: dict[str, Any], name: str = "") -> list[str]:

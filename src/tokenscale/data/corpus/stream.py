@@ -11,7 +11,8 @@ from typing import Any
 
 from tokenscale.base.errors import UserError, redact_credentials
 from tokenscale.base.files import sha256_file
-from tokenscale.data.corpus.columns import get_value, join_pairs, list_columns, missing_column_error
+from tokenscale.data.corpus.columns import get_value, join_pairs, list_columns
+from tokenscale.data.corpus.refusals import damaged, missing_column
 from tokenscale.settings.data import SourceSettings
 
 #: earlier versions of the library run scripts that a dataset contains
@@ -66,21 +67,27 @@ def _stream(source: SourceSettings, split: str, option: str) -> Iterator[tuple[s
         yield text, f"{source.repository}/{split}::{number}"
 
 
-def _open_dataset(source: SourceSettings, split: str, option: str) -> Any:
+def import_datasets(needed_for: object) -> Any:
+    """Return the package `datasets`. Raises UserError if it is missing or older than `LEAST_VERSION`."""
     try:
-        from datasets import __version__, load_dataset
+        import datasets
     except ImportError:
-        __version__, load_dataset = "", None
-    if load_dataset is None or int(__version__.split(".")[0]) < LEAST_VERSION:
+        datasets = None
+    if datasets is None or int(datasets.__version__.split(".")[0]) < LEAST_VERSION:
         raise UserError(
-            "sources of kind stream need the package datasets.",
-            dataset=source.repository,
-            found=f"version {__version__}" if __version__ else "not installed",
+            "streamed sources and folders of Hugging Face data sets need the package datasets.",
+            dataset=needed_for,
+            found="not installed" if datasets is None else f"version {datasets.__version__}",
             expected=f"version {LEAST_VERSION} or later",
             next='pip install "tokenscale[datasets]"',
         )
+    return datasets
+
+
+def _open_dataset(source: SourceSettings, split: str, option: str) -> Any:
+    datasets = import_datasets(source.repository)
     try:
-        return load_dataset(
+        return datasets.load_dataset(
             source.repository, name=source.subset, split=split, revision=source.revision, streaming=True
         )
     except Exception as error:
@@ -99,14 +106,10 @@ def _get_text(row: dict[str, Any], name: str, option: str, source: SourceSetting
     try:
         value = get_value(row, name)
     except (KeyError, TypeError):
-        raise missing_column_error(name, list(row), source.repository, "column", option) from None
+        raise missing_column(Path(source.repository), name, list(row), option) from None
     if value is not None and not isinstance(value, str):
-        raise UserError(
-            f"the column {name!r} holds no text.",
-            key=f"source.{option}",
-            dataset=source.repository,
-            found=type(value).__name__,
-            next="name a column of strings",
+        raise damaged(
+            Path(source.repository), "no text", type(value).__name__, "a string", name=name, key=f"source.{option}"
         )
     return value
 

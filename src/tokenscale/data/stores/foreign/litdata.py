@@ -23,6 +23,7 @@ from tokenscale.base.files import (
     sha256_file,
     write_json,
 )
+from tokenscale.data.corpus.refusals import AGAIN, damaged
 from tokenscale.data.corpus.shards import INDEX, check_size, read_index, read_offsets
 from tokenscale.data.stores.documents import Documents, Origin
 from tokenscale.data.stores.foreign.megatron import SMALL_VOCABULARY
@@ -37,7 +38,6 @@ from tokenscale.data.stores.foreign.shards import SHARD_BYTES, pack_offsets, rep
 
 NAME = "a litdata folder"
 KEEPS_BOS = True
-AGAIN = "copy the folder again, or rebuild it with litdata.optimize(…, item_loader=TokensLoader())"
 #: serializer of items → code → type of the ids (litdata/constants.py); other codes are not integers
 TYPES = {
     "no_header_tensor": {
@@ -102,15 +102,9 @@ class Reader(ForeignReader):
 
     def _parse_config(self, config: dict[str, Any], index: Path) -> np.dtype:
         """Return the type of the ids. Raises UserError for items that are not plain token arrays."""
-        for what, state in (("compression", "compressed"), ("encryption", "encrypted")):
+        for what in ("compression", "encryption"):
             if config.get(what):
-                raise UserError(
-                    f"the chunks of the litdata folder are {state}.",
-                    file=index,
-                    found=f"{what} {config[what]}",
-                    expected=f"no {what}",
-                    next=f"write them again with litdata.optimize, without {what}",
-                )
+                raise damaged(index, "compressed items", f"{what} {config[what]}", f"no {what}")
         loader, formats = config.get("item_loader", "TokensLoader"), config["data_format"]
         name, _, code = str(formats[0] if len(formats) == 1 else "").partition(":")
         found = TYPES.get(name, {}).get(int(code) if code.isdigit() else -1)
@@ -126,21 +120,17 @@ class Reader(ForeignReader):
 
     def _read_ends(self, file: Path, chunk: dict[str, Any]) -> np.ndarray:
         """Return where each document of a chunk ends, in tokens. Raises UserError for an inconsistent chunk."""
-        what, items = "a chunk of the litdata folder", chunk["chunk_size"]
-        check_size(file, chunk["chunk_bytes"], what, AGAIN)
+        items = chunk["chunk_size"]
+        check_size(file, chunk["chunk_bytes"])
         size = file.stat().st_size
         head = np.fromfile(file, np.uint8, min(size, max(0, 4 * (items + 2))))
-        offsets = read_offsets(head, size, items, file, what, AGAIN)
+        offsets = read_offsets(head, size, items, file)
         width = self._type.itemsize
         ends = offsets - 4 * (items + 2)
         if offsets[0] != 4 * (items + 2) or (ends % width).any() or ends[-1] // width != chunk["dim"]:
-            raise UserError(
-                f"{what} does not hold the ids that its index describes.",
-                file=file,
-                found=f"bytes {offsets[0]:,} to {offsets[-1]:,} in {items:,} items",
-                expected=f"{chunk['dim']:,} ids of {self._type.name} from byte {4 * (items + 2):,}  ({INDEX})",
-                next=AGAIN,
-            )
+            found = f"bytes {offsets[0]:,} to {offsets[-1]:,} in {items:,} items"
+            ids = f"{chunk['dim']:,} ids of {self._type.name} from byte {4 * (items + 2):,}  ({INDEX})"
+            raise damaged(file, "offsets", found, ids)
         return ends[1:] // width
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

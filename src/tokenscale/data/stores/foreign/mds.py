@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zstandard
 from xxhash import xxh3_64_intdigest
 
 from tokenscale.base.errors import UserError, unknown
@@ -29,6 +28,8 @@ from tokenscale.base.files import (
     sha256_file,
     write_json,
 )
+from tokenscale.data.corpus.read import read_bytes
+from tokenscale.data.corpus.refusals import AGAIN, damaged
 from tokenscale.data.corpus.shards import INDEX, check_size, read_index, read_offsets
 from tokenscale.data.stores.documents import Chunk, Documents, Origin
 from tokenscale.data.stores.foreign.megatron import SMALL_VOCABULARY
@@ -39,13 +40,12 @@ from tokenscale.data.stores.foreign.reframe import (
     export_chunks,
     group_documents,
 )
-from tokenscale.data.stores.foreign.shards import OFFSETS_END, SHARD_BYTES, pack_offsets, replace_folder, split_shards
+from tokenscale.data.stores.foreign.shards import SHARD_BYTES, pack_offsets, replace_folder, split_shards
 
 NAME = "an MDS folder"
 KEEPS_BOS = True
 #: columns of ids, in the order in which they are looked for
 COLUMNS = ("tokens", "input_ids")
-AGAIN = "copy the folder again, or rebuild it with streaming.MDSWriter"
 #: encoding of a column of arrays; with its length, where all arrays have one
 ARRAY = re.compile(r"ndarray:(u?int(?:8|16|32|64))(:\d+)?")
 #: type of the ids in columns of bytes, which LLM Foundry reads
@@ -110,14 +110,7 @@ class Reader(ForeignReader):
     def _check_entry(self, shard: dict[str, Any], index: Path) -> None:
         """Raise UserError for a shard that this reader does not read, and as `report_malformed` for a broken entry."""
         if (shard["format"], shard["version"]) != ("mds", 2):
-            found = f"{shard['format']}, version {shard['version']}"
-            raise UserError(
-                "a shard of the folder is not an MDS shard.",
-                file=index,
-                found=found,
-                expected="mds, version 2",
-                next=AGAIN,
-            )
+            raise damaged(index, "index", f"{shard['format']}, version {shard['version']}", "mds, version 2")
         check_types(shard, {"samples": int, "raw_data": {"basename": str, "bytes": int}})
         check_types(shard, {"column_names": list, "column_encodings": list, "column_sizes": list})
         columns = zip(shard["column_names"], shard["column_encodings"], shard["column_sizes"], strict=True)
@@ -134,9 +127,7 @@ class Reader(ForeignReader):
         found = {tuple(zip(s["column_names"], s["column_encodings"], strict=True)) for s in shards}
         if len(found) > 1:
             texts = sorted(", ".join(f"{name} {encoding}" for name, encoding in columns) for columns in found)
-            raise UserError(
-                "two shards of the folder hold other columns.", file=index, found="\n".join(texts), next=AGAIN
-            )
+            raise damaged(index, "index", "\n".join(texts), "the same columns in all shards")
         encodings = dict(found.pop()) if found else {"tokens": "bytes"}
         if column is not None and column not in encodings:
             raise unknown("column", column, encodings, flag="--column", file=index)
@@ -204,16 +195,15 @@ class Reader(ForeignReader):
     def _open(self, file: Path, entry: dict[str, Any]) -> _Shard:
         """Return a shard whose size, hashes, offsets and samples have been checked."""
         raw, compressed = entry["raw_data"], file.name != Path(entry["raw_data"]["basename"]).name
-        what = "a shard of the MDS folder"
         if compressed:
-            check_size(file, entry["zip_data"]["bytes"], what, AGAIN)
+            check_size(file, entry["zip_data"]["bytes"])
             _check_hashes(np.fromfile(file, np.uint8), entry["zip_data"], file)
         else:
-            check_size(file, raw["bytes"], what, AGAIN)
+            check_size(file, raw["bytes"])
         data = self._load(file, raw["bytes"], compressed)
         _check_hashes(data, raw, file)
         samples = entry["samples"]
-        offsets = read_offsets(data[: max(0, 4 * (samples + 2))], len(data), samples, file, what, AGAIN)
+        offsets = read_offsets(data[: max(0, 4 * (samples + 2))], len(data), samples, file)
         starts, lengths = self._find_ids(data, offsets, entry, file)
         return _Shard(file, raw["bytes"], compressed, starts, lengths)
 
@@ -242,7 +232,7 @@ class Reader(ForeignReader):
         starts = begins + head + np.sum(sizes[:place], axis=0, dtype=np.int64)
         size, width = sizes[place], self._type.itemsize
         if self._plain:
-            next_step = f"--dtype int32, if ids have 4 bytes; else {AGAIN}" if self.doubt and width == 8 else AGAIN
+            next_step = f"--dtype int32, if ids have 4 bytes; else {AGAIN}" if self.doubt and width == 8 else None
             problem = f"does not hold whole ids of {self._type.name} in the column {self.column}"
             self._check_samples(size % width == 0, file, problem, next_step)
             return starts, size // width
@@ -258,15 +248,11 @@ class Reader(ForeignReader):
         return starts + 1 + bytes_of_number, lengths
 
     @staticmethod
-    def _check_samples(right: np.ndarray, file: Path, problem: str, next: str = AGAIN) -> None:
+    def _check_samples(right: np.ndarray, file: Path, problem: str, next: str | None = None) -> None:
         if not right.all():
             sample = int(np.flatnonzero(~right)[0])
-            raise UserError(
-                f"a sample of the MDS folder {problem}.",
-                file=file,
-                sample=f"{sample:,} of {len(right):,} in this shard (from 0)",
-                next=next,
-            )
+            place = f"{sample:,} of {len(right):,} in this shard (from 0)"
+            raise damaged(file, "samples", problem, sample=place, next=next)
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for shard, start, end in zip(self._shards, self._firsts[:-1], self._firsts[1:], strict=True):
@@ -296,31 +282,18 @@ def _check_hashes(data: np.ndarray, facts: dict[str, Any], file: Path) -> None:
         else:
             continue
         if found != expected:
-            raise UserError(
-                "a shard of the MDS folder has changed.",
-                file=file,
-                found=f"{name} {found}",
-                expected=f"{name} {expected}  ({INDEX})",
-                next=AGAIN,
-            )
+            raise damaged(file, "hash", f"{name} {found}", f"{name} {expected}  ({INDEX})")
 
 
 def _decompress(file: Path, size: int) -> np.ndarray:
     """Return the decompressed bytes of a file, uint8 [size]. Raises UserError for broken zstd data or another size."""
-    try:
-        with open(file, "rb") as source, zstandard.ZstdDecompressor().stream_reader(source) as reader:
-            data = reader.read(min(size, OFFSETS_END) + 1)
-    except zstandard.ZstdError as error:
-        raise UserError("a shard of the MDS folder is not zstd data.", file=file, reason=error, next=AGAIN) from None
+    data = bytearray()
+    for piece in read_bytes(file):
+        data += piece
+        if len(data) > size:
+            break
     if len(data) != size:
-        found = f"{len(data):,} bytes" if len(data) < size else f"more than {size:,} bytes"
-        raise UserError(
-            "a shard of the MDS folder has another size when it is decompressed than its index says.",
-            file=file,
-            found=found,
-            expected=f"{size:,} bytes  ({INDEX})",
-            next=AGAIN,
-        )
+        raise damaged(file, "size", f"{len(data):,} bytes or more, decompressed", f"{size:,} bytes  ({INDEX})")
     return np.frombuffer(data, np.uint8)
 
 
