@@ -27,6 +27,10 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, pretty_json, read_json, write_text
 from tokenscale.cli.doctor_python import list_packages
 from tokenscale.cli.main import exit_code
+from tokenscale.data.corpus import docstrings, dummy, stream
+from tokenscale.data.corpus.build import FATES
+from tokenscale.data.corpus.read import FORMATS
+from tokenscale.data.corpus.refusals import REFUSALS
 from tokenscale.report.claims import describe_reason, read_claims, replication_tables, verdict_words
 from tokenscale.report.table import Table, markdown
 from tokenscale.settings import closure, resuming
@@ -107,6 +111,7 @@ def render_files() -> Iterator[tuple[Path, str]]:
     yield Path("docs/experiment-list.md"), render_experiment_list(configs)
     evidence = Path("evidence")
     yield replace_generated(Path("docs/settings.md"), f"\n{render_settings()}\n")
+    yield replace_generated(Path("docs/data.md"), render_readers())
     yield replace_generated(Path("docs/results.md"), render_findings(evidence))
     yield replace_generated(Path("docs/replication.md"), render_replication(evidence))
     yield replace_times(
@@ -124,6 +129,27 @@ def replace_generated(page: Path, generated: str) -> tuple[Path, str]:
     """Return (page, its text with `generated` between the markers)."""
     before, rest = page.read_text(encoding="utf-8").split(BEGIN)
     return page, f"{before}{BEGIN}\n{generated}{END}{rest.split(END)[1]}"
+
+
+# -- docs/data.md
+
+
+def render_readers() -> str:
+    """Return a table of what each reader of texts and of ids refuses, changes and counts."""
+    kinds = {"stream": stream, "docstrings": docstrings, "dummy": dummy}
+    changes = {name: form.changes for name, form in FORMATS.items()} | {n: kind.CHANGES for n, kind in kinds.items()}
+    counts = {name: form.counts for name, form in FORMATS.items()} | {"stream": FORMATS["jsonl"].counts}
+    changes |= {
+        reader: "" for refusal in REFUSALS.values() for reader in refusal.readers.split() if reader not in changes
+    }
+    rows = []
+    for reader in dict.fromkeys([*changes, *" ".join(refusal.readers for refusal in REFUSALS.values()).split()]):
+        refused = [r.what.format(kind="column", name="…") for r in REFUSALS.values() if reader in r.readers.split()]
+        name = reader.replace("convert-", "convert from ")
+        rows.append([name, "; ".join(refused), changes.get(reader, ""), ", ".join(counts.get(reader, ()))])
+    columns = [(name, False) for name in ("format or kind", "refuses a file that", "changes or leaves out", "counts")]
+    fates = ", ".join(f"`{name}`" for name in FATES)
+    return f"{markdown(Table(columns, rows))}\nEvery text is then cleaned, and the manifest counts {fates}.\n"
 
 
 # -- times and sizes

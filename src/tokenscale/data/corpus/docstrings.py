@@ -34,6 +34,8 @@ NOT_STDLIB = {
 }  # fmt: skip
 #: folders skipped in every package: tests have few docstrings, and not every distribution ships them
 NOT_TEXT = {"test", "tests", "idle_test", "__pycache__"}
+#: what the reader changes in a text or leaves out
+CHANGES = "files that this Python cannot parse are left out; common indentation is removed"
 
 
 def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str, Any]:

@@ -27,7 +27,7 @@ REFUSALS = {
     "parquet": Refusal("parquet", "is not readable Parquet", "replace it, or set `format` of the source"),
     "rows": Refusal("parquet", "does not hold the rows that its footer counts", AGAIN),
     "missing column": Refusal("parquet jsonl tsv mds litdata stream", "has no {kind} {name!r}", ""),
-    "same columns": Refusal("parquet", "has several columns {name!r}", "write the file again with one of them"),
+    "same columns": Refusal("parquet tsv", "has several columns {name!r}", "write the file again with one of them"),
     "no text": Refusal(
         "parquet jsonl mds litdata stream",
         "does not hold text in the {kind} {name!r}",
@@ -41,7 +41,7 @@ REFUSALS = {
     "nul": Refusal(
         "jsonl tsv text",
         "holds a NUL byte, as UTF-16 and binary files do",
-        "convert UTF-16: {cat} | iconv -f UTF-16LE -t UTF-8 > {new}\nremove stray NUL bytes: {cat} | tr -d '\\000' > {new}",
+        "UTF-16: {cat} | iconv -f UTF-16LE -t UTF-8 > {new}\nstray NUL bytes: {cat} | tr -d '\\000' > {new}",
     ),
     "too long": Refusal(
         "parquet jsonl tsv text",

@@ -17,6 +17,8 @@ from tokenscale.settings.data import SourceSettings
 
 #: earlier versions of the library run scripts that a dataset contains
 LEAST_VERSION = 4
+#: what the reader changes in a text or leaves out
+CHANGES = "columns that are not named are not read"
 
 
 def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str, Any]:
@@ -81,6 +83,7 @@ def import_datasets(needed_for: object) -> Any:
             expected=f"version {LEAST_VERSION} or later",
             next='pip install "tokenscale[datasets]"',
         )
+    datasets.disable_progress_bars()
     return datasets
 
 

@@ -1,5 +1,6 @@
 """Hugging Face data sets as `Dataset.save_to_disk` writes them, read and written with the package `datasets`."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,10 +123,10 @@ class Reader(ForeignReader):
 def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts) -> dict[Path, str]:
     """Write the folder: one column `input_ids`, one document per row. Returns file → SHA-256."""
     datasets = import_datasets(path)
-    datasets.disable_progress_bars()
     schema = pa.schema([pa.field("input_ids", pa.list_(pa.int32()))])
     with replace_folder(path) as folder:
-        whole = folder / "whole.arrow"
+        whole = folder / "stream/whole.arrow"
+        whole.parent.mkdir()
         with pa.ipc.new_stream(str(whole), schema) as stream:
             for chunk in export_chunks(documents, rule, count):
                 offsets = np.concatenate(([0], np.cumsum(chunk.lengths))).astype(np.int32)
@@ -133,7 +134,8 @@ def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCo
                 stream.write_batch(pa.record_batch([lists], schema=schema))
         documents.confirm()
         shards = min(len(documents), 1 + count.tokens // SHARD_TOKENS)
-        datasets.Dataset.from_file(str(whole)).save_to_disk(str(folder), num_shards=shards)
-        whole.unlink()
+        table = datasets.table.MemoryMappedTable.from_file(str(whole))
+        datasets.Dataset(table, fingerprint=sha256_file(whole)[:16]).save_to_disk(str(folder), num_shards=shards)
+        shutil.rmtree(whole.parent)
         names = sorted(file.name for file in folder.glob("data-*.arrow"))
     return {path / name: sha256_file(path / name) for name in names}
