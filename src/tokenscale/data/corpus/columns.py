@@ -41,9 +41,11 @@ def get_column(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 def get_value(row: dict[str, Any], name: str) -> Any:
     """Return the value of a key of a JSON object; `a.b` is key `b` of object `a`. Raises KeyError if it is missing."""
-    parent, _, field = name.rpartition(".")
-    if name in row or not parent:
+    if name in row:
         return row[name]
+    parent, _, field = name.rpartition(".")
+    if not parent:
+        raise KeyError(name)
     value = get_value(row, parent)
     return None if value is None else value[field]
 

@@ -36,7 +36,7 @@ from tokenscale.settings.data import SourceSettings
 COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 CHUNK_BYTES = 1 << 20
 #: compressed bytes decoded at once: a few KB can hold 128 MiB of zeros
-ZSTD_BYTES = 1 << 13
+ZSTD_BYTES = 1 << 14
 BATCH_ROWS, BATCH_BYTES = 512, 64 << 20
 #: maximum length of a document; tokenizer engines and id lists are unreliable beyond it
 LONGEST_CHARACTERS = 1 << 30
