@@ -331,7 +331,7 @@ def test_what_the_library_writes_is_read(lab, tmp_path, peers, layout, options):
     ("options", "words"),
     [
         ({"compression": "zstd", "compression_level": "chunk"}, "compression zstd"),
-        ({"loader": False}, "not arrays of ids"),
+        ({"loader": False}, "holds no lists of ids"),
     ],
 )
 def test_other_folders_of_litdata_are_refused(tmp_path, peers, options, words):

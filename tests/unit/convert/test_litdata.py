@@ -45,12 +45,12 @@ def test_every_integer_type_is_read(tmp_path, form, dtype):
     [
         ({"compression": "zstd"}, "compression zstd"),
         ({"encryption": {"level": "chunk"}}, "encryption"),
-        ({"item_loader": "PyTreeLoader"}, "not arrays of ids"),
-        ({"data_format": ["no_header_tensor:1"]}, "not arrays of ids"),
-        ({"data_format": ["tensor:18"]}, "not arrays of ids"),
-        ({"data_format": ["int"]}, "not arrays of ids"),
-        ({"data_format": ["no_header_tensor:18", "int"]}, "not arrays of ids"),
-        ({"data_format": []}, "not arrays of ids"),
+        ({"item_loader": "PyTreeLoader"}, "holds no lists of ids"),
+        ({"data_format": ["no_header_tensor:1"]}, "holds no lists of ids"),
+        ({"data_format": ["tensor:18"]}, "holds no lists of ids"),
+        ({"data_format": ["int"]}, "holds no lists of ids"),
+        ({"data_format": ["no_header_tensor:18", "int"]}, "holds no lists of ids"),
+        ({"data_format": []}, "holds no lists of ids"),
         ({"data_format": None}, "expected content"),
     ],
 )

@@ -63,7 +63,7 @@ def test_bytes_are_int64_unless_a_flag_gives_their_type(tmp_path):
     assert documents_of(tmp_path / "s") == [[0, 5, 6], [0, 7, 8, 9, 4]]
     source = write_tokens(tmp_path / "odd", [[[5, 6], [7]]], "bytes:<i4")
     text = refused(source, tmp_path / "t", to="token-list", **KNOWN)
-    assert "whole ids of int64" in text and "--dtype int32" in text and "sample  1 of 2" in text
+    assert "whole ids of int64" in text and "--dtype int32" in text and "1 of 2 in this shard" in text
 
 
 def test_a_flag_that_contradicts_the_type_of_a_column_is_refused(tmp_path):
@@ -92,11 +92,11 @@ def test_the_column_of_ids_is_chosen(tmp_path, columns, flag, chosen):
 @pytest.mark.parametrize(
     ("columns", "flag", "words"),
     [
-        ({"a": "ndarray:uint16", "b": "ndarray:uint16"}, None, "several columns of integers"),
+        ({"a": "ndarray:uint16", "b": "ndarray:uint16"}, None, "no column of ids, or several"),
         ({"text": "str"}, None, "no column of ids"),
         ({"some": "bytes"}, None, "no column of ids"),
-        ({"tokens": "str"}, None, "holds no ids"),
-        ({"tokens": "ndarray:uint16", "name": "str"}, "name", "holds no ids"),
+        ({"tokens": "str"}, None, "holds no lists of ids"),
+        ({"tokens": "ndarray:uint16", "name": "str"}, "name", "holds no lists of ids"),
         ({"tokens": "ndarray:uint16"}, "tokns", "did you mean 'tokens'"),
         ({"tokens": "ndarray:uint16", "attention_mask": "ndarray:uint16"}, None, "padded"),
     ],
@@ -112,7 +112,7 @@ def test_a_folder_without_one_column_of_ids_is_refused(tmp_path, columns, flag, 
 def test_other_encodings_are_refused(tmp_path, encoding):
     source = write_tokens(tmp_path / "m", [[[5, 6]]], column_encodings=[encoding])
     text = refused(source, tmp_path / "s", to="token-list", **KNOWN)
-    assert "holds no ids" in text and encoding in text and "index.json" in text
+    assert "holds no lists of ids" in text and encoding in text and "index.json" in text
 
 
 def test_shards_with_other_columns_are_refused(tmp_path):

@@ -88,7 +88,18 @@ REFUSALS = {
         'write it again without, or with litdata.optimize(…, compression="zstd", compression_level="chunk") for text',
     ),
     "size": Refusal("convert-mds convert-litdata", "is missing, or has another size than its index says", AGAIN),
-    "samples": Refusal("convert-mds", "holds a sample that does not fit its columns", AGAIN),
+    "items": Refusal("mds litdata convert-mds", "holds an item that does not fit its columns", AGAIN),
+    "ids": Refusal(
+        "convert-mds convert-litdata convert-hf-datasets",
+        "has no column of ids, or several",
+        "--column NAME; text has to be tokenized first: python -m tokenscale pretokenize --help",
+    ),
+    "no ids": Refusal(
+        "convert-mds convert-litdata convert-hf-datasets",
+        "holds no lists of ids in the column {name!r}",
+        "--column NAME",
+    ),
+    "padding": Refusal("convert-mds", "has an attention mask: its samples are padded", "write them without padding"),
     "arrow": Refusal(
         "convert-hf-datasets", "is not a complete Arrow stream", "save it again with Dataset.save_to_disk"
     ),

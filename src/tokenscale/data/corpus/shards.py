@@ -43,28 +43,55 @@ def check_size(file: Path, expected: int) -> None:
         raise damaged(file, "size", found, f"{expected:,} bytes  ({INDEX})")
 
 
-def read_offsets(head: np.ndarray, size: int, items: int, file: Path) -> np.ndarray:
-    """Return the byte at which each item begins and the last one ends, int64 [items + 1].
+def read_offsets(data: np.ndarray, file: Path, items: int | None = None) -> np.ndarray:
+    """Return the byte at which each item of a shard begins and the last one ends, int64 [items + 1].
 
-    `head` are the first bytes of the shard, uint8 [4 * (items + 2)], and `size` its bytes. Raise UserError if the shard
-    does not hold `items` items, or if its offsets are inconsistent.
+    `data` is the shard, uint8; `items` is their number in the index. Raises UserError if they contradict each other.
     """
-    end = 4 * (items + 2)
-    if items < 0 or size < end:
-        raise damaged(file, "offsets", f"{size:,} bytes", f"{end:,} or more for {items:,} items  ({INDEX})")
-    stored = np.frombuffer(head.tobytes(), "<u4").astype(np.int64)
-    if stored[0] != items:
-        raise damaged(file, "offsets", f"{stored[0]:,} items", f"{items:,}  ({INDEX})")
+    count = items if items is not None else int.from_bytes(data[:4].tobytes(), "little") if len(data) >= 4 else -1
+    end = 4 * (count + 2)
+    if count < 0 or len(data) < end:
+        raise damaged(file, "offsets", f"{len(data):,} bytes", f"{end:,} or more for {count:,} items")
+    stored = data[:end].view("<u4").astype(np.int64)
     offsets = stored[1:]
-    decreasing = np.flatnonzero(np.diff(offsets) < 0)
-    if decreasing.size:
-        item = int(decreasing[0])
-        found = f"item {item:,} from byte {offsets[item]:,} to byte {offsets[item + 1]:,}"
-        raise damaged(file, "offsets", found, "each item to end where it begins, or later")
-    if offsets[0] < end or offsets[-1] != size:
-        found = f"items from byte {offsets[0]:,} to byte {offsets[-1]:,}"
-        raise damaged(file, "offsets", found, f"from byte {end:,} or later to byte {size:,}")
+    if stored[0] != count or offsets[0] < end or offsets[-1] != len(data) or (np.diff(offsets) < 0).any():
+        found = f"{stored[0]:,} items from byte {offsets[0]:,} to byte {offsets[-1]:,}"
+        ordered = f"{count:,} items one after another, from byte {end:,} or later to byte {len(data):,}"
+        raise damaged(file, "offsets", found, ordered)
     return offsets
+
+
+def find_columns(
+    data: np.ndarray, offsets: np.ndarray, sizes: list[int | None], file: Path
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return (first byte, number of bytes) of each column in each item, int64 [items].
+
+    `sizes` are the bytes of each column, None where each item begins with its uint32 size. Raises UserError for items
+    of another size.
+    """
+    starts, head = offsets[:-1] + 4 * sizes.count(None), 4 * sizes.count(None)
+    check_items(starts <= offsets[1:], file, "ends inside the sizes of its columns")
+    stored = iter(read_integers(data, offsets[:-1], head // 4, 4).T)
+    columns = []
+    for size in sizes:
+        lengths = next(stored) if size is None else np.full(len(starts), size)
+        columns.append((starts, lengths))
+        starts = starts + lengths
+    check_items(starts == offsets[1:], file, "does not have the bytes that the sizes of its columns describe")
+    return columns
+
+
+def read_integers(data: np.ndarray, starts: np.ndarray, number: int, width: int) -> np.ndarray:
+    """Return `number` unsigned integers of `width` bytes from each start, int64 [starts, number]."""
+    found = data[starts[:, None] + np.arange(number * width)]
+    return np.ascontiguousarray(found).view(f"<u{width}").astype(np.int64)
+
+
+def check_items(right: np.ndarray, file: Path, problem: str, next: str | None = None) -> None:
+    """Raise UserError with the first item of a shard that is not `right`."""
+    if not right.all():
+        place = f"{int(np.flatnonzero(~right)[0]):,} of {len(right):,} in this shard (from 0)"
+        raise damaged(file, "items", problem, item=place, next=next)
 
 
 ARROW_END = b"LDARW01\0"
@@ -78,7 +105,7 @@ def read_mds(data: bytes, columns: dict[str, str], path: Path) -> Iterator[tuple
     `data` is the decompressed shard, and `path` its file for messages. Raises UserError for a missing column, a column
     that is not text, a damaged shard, and malformed UTF-8.
     """
-    offsets = _read_offsets(data, path)
+    offsets = read_offsets(np.frombuffer(data, np.uint8), path)
     config_at = 4 * (len(offsets) + 1)
     with report_malformed(path, "description of the columns of the MDS shard", AGAIN):
         config = json.loads(data[config_at : offsets[0]])
@@ -111,12 +138,7 @@ def read_litdata(data: bytes, columns: dict[str, str], path: Path) -> Iterator[t
         yield from _read_arrow(data, columns, path)
         return
     places = [_find_text(name, option, formats, LITDATA_TEXT, path) for option, name in columns.items()]
-    yield from _read_items(data, _read_offsets(data, path), [None] * len(formats), places, path)
-
-
-def _read_offsets(data: bytes, path: Path) -> np.ndarray:
-    items = int.from_bytes(data[:4], "little") if len(data) >= 4 else -1
-    return read_offsets(np.frombuffer(data, np.uint8)[: 4 * (items + 2)], len(data), items, path)
+    yield from _read_items(data, read_offsets(np.frombuffer(data, np.uint8), path), [None] * len(formats), places, path)
 
 
 def _find_text(name: str, option: str, encodings: dict[str, str], text: tuple[str, ...], path: Path) -> int:
@@ -131,17 +153,12 @@ def _find_text(name: str, option: str, encodings: dict[str, str], text: tuple[st
 def _read_items(
     data: bytes, offsets: np.ndarray, sizes: list[int | None], places: list[int], path: Path
 ) -> Iterator[tuple[str, ...]]:
-    """Yield the columns `places` of each item. `sizes` are bytes of each column, None where the item has it."""
-    head = 4 * sizes.count(None)
-    for number, (begin, end) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
-        stored = iter(np.frombuffer(data[begin : min(end, begin + head)], "<u4", (min(end, begin + head) - begin) // 4))
-        lengths = [int(next(stored, 0)) if size is None else size for size in sizes]
-        if begin + head + sum(lengths) != end:
-            found, expected = f"{end - begin:,} bytes", f"{head + sum(lengths):,} in its columns"
-            raise damaged(path, "damaged", found, expected, row=f"{number:,}")
-        bounds = np.cumsum([begin + head, *lengths]).tolist()
+    """Yield the columns `places` of each item; `sizes` as in `find_columns`."""
+    columns = find_columns(np.frombuffer(data, np.uint8), offsets, sizes, path)
+    spans = [zip(a.tolist(), (a + size).tolist(), strict=True) for a, size in (columns[place] for place in places)]
+    for number, row in enumerate(zip(*spans, strict=True)):
         try:
-            yield tuple(data[bounds[place] : bounds[place + 1]].decode() for place in places)
+            yield tuple(data[begin:end].decode() for begin, end in row)
         except UnicodeDecodeError as error:
             raise damaged(path, "utf-8", error.reason, row=f"{number:,}") from None
 
@@ -151,9 +168,7 @@ def _read_arrow(data: bytes, columns: dict[str, str], path: Path) -> Iterator[tu
     end = len(data) - len(ARROW_END) - 4
     start = end - int.from_bytes(data[end : end + 4], "little")
     if start < 0:
-        raise damaged(
-            path, "damaged", f"an Arrow file of {end - start:,} bytes", f"at most {end:,}, as the chunk holds"
-        )
+        raise damaged(path, "damaged", f"an Arrow file of {end - start:,} bytes", f"at most {end:,} bytes")
     try:
         file = pa.ipc.open_file(pa.py_buffer(data)[start:end])
         for option, name in columns.items():

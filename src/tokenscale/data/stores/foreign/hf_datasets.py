@@ -14,6 +14,8 @@ from tokenscale.data.corpus.refusals import damaged
 from tokenscale.data.corpus.stream import import_datasets
 from tokenscale.data.stores.documents import Documents, Origin
 from tokenscale.data.stores.foreign.reframe import ExportCounts, ExportFraming, ForeignReader, export_chunks
+from tokenscale.data.stores.foreign.shards import list_outputs as list_outputs
+from tokenscale.data.stores.foreign.shards import record_path as record_path
 from tokenscale.data.stores.foreign.shards import replace_folder
 
 NAME = "a Hugging Face data set"
@@ -28,14 +30,6 @@ END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 def detect(path: Path) -> bool:
     return path.is_dir() and any((path / name).is_file() for name in MARKS)
-
-
-def list_outputs(path: Path) -> list[Path]:
-    return [path]
-
-
-def record_path(path: Path) -> Path:
-    return path / "tokenscale.json"
 
 
 def notes(origin: Origin, ended: bool) -> list[str]:
@@ -72,24 +66,11 @@ class Reader(ForeignReader):
             raise unknown("column", column, names, flag="--column", folder=path)
         self.column = column or next((name for name in COLUMNS if name in names), None)
         if self.column is None:
-            raise UserError(
-                "the data set has no column of ids.",
-                folder=path,
-                found=", ".join(names),
-                expected=" or ".join(COLUMNS),
-                next="--column NAME; text has to be tokenized first: python -m tokenscale pretokenize --help",
-            )
+            raise damaged(path, "ids", ", ".join(names), " or ".join(COLUMNS))
         kind = self._data.features.arrow_schema.field(self.column).type
         lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
         if not lists or not pa.types.is_integer(kind.value_type):
-            raise UserError(
-                "the column holds no lists of ids.",
-                folder=path,
-                column=self.column,
-                found=kind,
-                expected="lists of integers",
-                next="--column NAME",
-            )
+            raise damaged(path, "no ids", kind, "lists of integers", name=self.column)
         self.dtype, self._folder = str(kind.value_type), path
 
     def __len__(self) -> int:

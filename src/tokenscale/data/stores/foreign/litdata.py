@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from tokenscale.base.errors import UserError
 from tokenscale.base.files import (
     HashedFile,
     check_file_name,
@@ -35,6 +34,8 @@ from tokenscale.data.stores.foreign.reframe import (
     group_documents,
 )
 from tokenscale.data.stores.foreign.shards import SHARD_BYTES, pack_offsets, replace_folder, split_shards
+from tokenscale.data.stores.foreign.shards import list_outputs as list_outputs
+from tokenscale.data.stores.foreign.shards import record_path as record_path
 
 NAME = "a litdata folder"
 KEEPS_BOS = True
@@ -60,17 +61,9 @@ def detect(path: Path) -> bool:
     return isinstance(index.get("chunks"), list) and isinstance(index.get("config"), dict)
 
 
-def list_outputs(path: Path) -> list[Path]:
-    return [path]
-
-
 def list_files(path: Path) -> list[str]:
     """Return the names of the folder's files that its index has."""
     return [INDEX, *(str(chunk.get("filename")) for chunk in read_index(path)["chunks"] if isinstance(chunk, dict))]
-
-
-def record_path(path: Path) -> Path:
-    return path / "tokenscale.json"
 
 
 def notes(origin: Origin, ended: bool) -> list[str]:
@@ -109,22 +102,17 @@ class Reader(ForeignReader):
         name, _, code = str(formats[0] if len(formats) == 1 else "").partition(":")
         found = TYPES.get(name, {}).get(int(code) if code.isdigit() else -1)
         if loader != "TokensLoader" or found is None:
-            raise UserError(
-                "the items of the litdata folder are not arrays of ids.",
-                file=index,
-                found=f"{', '.join(map(str, formats))} for {loader}",
-                expected="one array of integers per item (no_header_tensor:CODE) for TokensLoader",
-                next="write them with litdata.optimize(…, item_loader=TokensLoader()) from 1-D tensors of integers",
-            )
+            found = f"{', '.join(map(str, formats))} for {loader}"
+            one = "one array of integers per item (no_header_tensor:CODE) for TokensLoader"
+            raise damaged(index, "no ids", found, one, name="data_format", next="write 1-D tensors with TokensLoader()")
         return np.dtype(found)
 
     def _read_ends(self, file: Path, chunk: dict[str, Any]) -> np.ndarray:
         """Return where each document of a chunk ends, in tokens. Raises UserError for an inconsistent chunk."""
         items = chunk["chunk_size"]
         check_size(file, chunk["chunk_bytes"])
-        size = file.stat().st_size
-        head = np.fromfile(file, np.uint8, min(size, max(0, 4 * (items + 2))))
-        offsets = read_offsets(head, size, items, file)
+        data = np.memmap(file, np.uint8, "r") if chunk["chunk_bytes"] else np.zeros(0, np.uint8)
+        offsets = read_offsets(data, file, items)
         width = self._type.itemsize
         ends = offsets - 4 * (items + 2)
         if offsets[0] != 4 * (items + 2) or (ends % width).any() or ends[-1] // width != chunk["dim"]:

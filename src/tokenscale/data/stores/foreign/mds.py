@@ -30,7 +30,15 @@ from tokenscale.base.files import (
 )
 from tokenscale.data.corpus.read import read_bytes
 from tokenscale.data.corpus.refusals import AGAIN, damaged
-from tokenscale.data.corpus.shards import INDEX, check_size, read_index, read_offsets
+from tokenscale.data.corpus.shards import (
+    INDEX,
+    check_items,
+    check_size,
+    find_columns,
+    read_index,
+    read_integers,
+    read_offsets,
+)
 from tokenscale.data.stores.documents import Chunk, Documents, Origin
 from tokenscale.data.stores.foreign.megatron import SMALL_VOCABULARY
 from tokenscale.data.stores.foreign.reframe import (
@@ -41,6 +49,8 @@ from tokenscale.data.stores.foreign.reframe import (
     group_documents,
 )
 from tokenscale.data.stores.foreign.shards import SHARD_BYTES, pack_offsets, replace_folder, split_shards
+from tokenscale.data.stores.foreign.shards import list_outputs as list_outputs
+from tokenscale.data.stores.foreign.shards import record_path as record_path
 
 NAME = "an MDS folder"
 KEEPS_BOS = True
@@ -48,6 +58,7 @@ KEEPS_BOS = True
 COLUMNS = ("tokens", "input_ids")
 #: encoding of a column of arrays; with its length, where all arrays have one
 ARRAY = re.compile(r"ndarray:(u?int(?:8|16|32|64))(:\d+)?")
+KINDS = "ndarray:uint16, uint32, int32 or int64"
 #: type of the ids in columns of bytes, which LLM Foundry reads
 BYTES_TYPE = "int64"
 
@@ -57,18 +68,10 @@ def detect(path: Path) -> bool:
     return isinstance(shards, list) and all(isinstance(s, dict) and s.get("format") == "mds" for s in shards)
 
 
-def list_outputs(path: Path) -> list[Path]:
-    return [path]
-
-
 def list_files(path: Path) -> list[str]:
     """Return the names of the folder's files that its index has."""
     files = [shard.get(name) for shard in read_index(path)["shards"] for name in ("raw_data", "zip_data")]
     return [INDEX, *(str(file.get("basename")) for file in files if isinstance(file, dict))]
-
-
-def record_path(path: Path) -> Path:
-    return path / "tokenscale.json"
 
 
 def notes(origin: Origin, ended: bool) -> list[str]:
@@ -134,38 +137,19 @@ class Reader(ForeignReader):
         arrays = [name for name, encoding in encodings.items() if ARRAY.fullmatch(encoding)]
         named = [name for name in COLUMNS if name in encodings]
         if column is None and not named and len(arrays) != 1:
-            raise UserError(
-                "the MDS folder has several columns of integers." if arrays else "the MDS folder has no column of ids.",
-                file=index,
-                found=", ".join(f"{name} ({encoding})" for name, encoding in encodings.items()),
-                expected=f"{' or '.join(COLUMNS)}, or one column of ndarray:uint16, uint32, int32 or int64",
-                next="--column NAME"
-                + ("" if arrays else "; text has to be tokenized first: python -m tokenscale pretokenize --help"),
-            )
+            listed = ", ".join(f"{name} ({encoding})" for name, encoding in encodings.items())
+            raise damaged(index, "ids", listed, f"{' or '.join(COLUMNS)}, or one column of {KINDS}")
         column = column or (named or arrays)[0]
         encoding = encodings[column]
         if "attention_mask" in encodings and column != "attention_mask":
-            raise UserError(
-                "the samples of the MDS folder are padded: they have an attention mask.",
-                file=index,
-                found=", ".join(encodings),
-                expected="samples without padding",
-                next="write the ids of each sample without padding with streaming.MDSWriter",
-            )
+            raise damaged(index, "padding", ", ".join(encodings))
         if encoding == "bytes":
             other = "int32" if (dtype or BYTES_TYPE) == "int64" else "int64"
             self.doubt = f"bytes read as {dtype or BYTES_TYPE}: --dtype {other}, or the tokenizer that made them"
             return column, np.dtype(dtype or BYTES_TYPE).newbyteorder("<"), True
         match = ARRAY.fullmatch(encoding)
         if match is None:
-            raise UserError(
-                "the column of the MDS folder holds no ids.",
-                file=index,
-                column=column,
-                found=encoding,
-                expected="ndarray:uint16, uint32, int32 or int64, or bytes",
-                next="--column NAME",
-            )
+            raise damaged(index, "no ids", encoding, f"{KINDS}, or bytes", name=column)
         if dtype is not None and dtype != match[1]:
             raise UserError(
                 "--dtype contradicts the column of the MDS folder.",
@@ -202,8 +186,7 @@ class Reader(ForeignReader):
             check_size(file, raw["bytes"])
         data = self._load(file, raw["bytes"], compressed)
         _check_hashes(data, raw, file)
-        samples = entry["samples"]
-        offsets = read_offsets(data[: max(0, 4 * (samples + 2))], len(data), samples, file)
+        offsets = read_offsets(data, file, entry["samples"])
         starts, lengths = self._find_ids(data, offsets, entry, file)
         return _Shard(file, raw["bytes"], compressed, starts, lengths)
 
@@ -220,39 +203,24 @@ class Reader(ForeignReader):
         self, data: np.ndarray, offsets: np.ndarray, entry: dict[str, Any], file: Path
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return (byte of the first id, number of ids) of each sample. Raises UserError for a broken sample."""
-        begins, ends = offsets[:-1], offsets[1:]
-        fixed = [size or None for size in entry["column_sizes"]]
-        head = 4 * fixed.count(None)
-        self._check_samples(begins + head <= ends, file, "ends inside the sizes of its columns")
-        stored = iter(_read_integers(data, begins, head // 4, 4).T)
-        sizes = [next(stored) if size is None else np.full(len(begins), size) for size in fixed]
-        whole = begins + head + np.sum(sizes, axis=0, dtype=np.int64)
-        self._check_samples(whole == ends, file, "does not have the bytes that the sizes of its columns describe")
-        place = entry["column_names"].index(self.column)
-        starts = begins + head + np.sum(sizes[:place], axis=0, dtype=np.int64)
-        size, width = sizes[place], self._type.itemsize
+        columns = find_columns(data, offsets, [size or None for size in entry["column_sizes"]], file)
+        starts, size = columns[entry["column_names"].index(self.column)]
+        width = self._type.itemsize
         if self._plain:
             next_step = f"--dtype int32, if ids have 4 bytes; else {AGAIN}" if self.doubt and width == 8 else None
             problem = f"does not hold whole ids of {self._type.name} in the column {self.column}"
-            self._check_samples(size % width == 0, file, problem, next_step)
+            check_items(size % width == 0, file, problem, next_step)
             return starts, size // width
         problem = f"does not hold a one-dimensional array of {self._type.name} in the column {self.column}"
-        self._check_samples(size > 0, file, problem)
+        check_items(size > 0, file, problem)
         axes, bytes_of_number = data[starts] >> 2, 1 << (data[starts] & 3).astype(np.int64)
-        self._check_samples((axes == 1) & (1 + bytes_of_number <= size), file, problem)
+        check_items((axes == 1) & (1 + bytes_of_number <= size), file, problem)
         lengths = np.zeros(len(starts), np.int64)
         for number in (1, 2, 4, 8):
             chosen = bytes_of_number == number
-            lengths[chosen] = _read_integers(data, starts[chosen] + 1, 1, number)[:, 0]
-        self._check_samples(1 + bytes_of_number + lengths * width == size, file, problem)
+            lengths[chosen] = read_integers(data, starts[chosen] + 1, 1, number)[:, 0]
+        check_items(1 + bytes_of_number + lengths * width == size, file, problem)
         return starts + 1 + bytes_of_number, lengths
-
-    @staticmethod
-    def _check_samples(right: np.ndarray, file: Path, problem: str, next: str | None = None) -> None:
-        if not right.all():
-            sample = int(np.flatnonzero(~right)[0])
-            place = f"{sample:,} of {len(right):,} in this shard (from 0)"
-            raise damaged(file, "samples", problem, sample=place, next=next)
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for shard, start, end in zip(self._shards, self._firsts[:-1], self._firsts[1:], strict=True):
@@ -263,12 +231,6 @@ class Reader(ForeignReader):
                 ends = starts + lengths * self._type.itemsize
                 pieces = [data[i:j] for i, j in zip(starts.tolist(), ends.tolist(), strict=True)]
                 yield np.concatenate(pieces).view(self._type), lengths
-
-
-def _read_integers(data: np.ndarray, starts: np.ndarray, number: int, width: int) -> np.ndarray:
-    """Return `number` unsigned integers of `width` bytes from each start, int64 [starts, number]."""
-    found = data[starts[:, None] + np.arange(number * width)]
-    return np.ascontiguousarray(found).view(f"<u{width}").astype(np.int64)
 
 
 def _check_hashes(data: np.ndarray, facts: dict[str, Any], file: Path) -> None:

@@ -18,6 +18,15 @@ SHARD_BYTES = 1 << 26
 OFFSETS_END = 1 << 32
 
 
+def list_outputs(path: Path) -> list[Path]:
+    """Return what a conversion to a folder writes."""
+    return [path]
+
+
+def record_path(path: Path) -> Path:
+    return path / "tokenscale.json"
+
+
 @contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder next to `path`; it replaces `path` on success, and is removed on failure."""
