@@ -70,8 +70,13 @@ def describe(
     """Return the source's entry: name, size and hash of each file of a part. Raises UserError for a pattern without a
     match.
     """
-    listed = {key: list_files(source, key, part) for key in FILE_LISTS}
-    described = {key: [_describe_file(name, path) for name, path in files] for key, files in listed.items()}
+    described = {
+        key: [
+            {"name": name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
+            for name, path in list_files(source, key, part)
+        ]
+        for key in FILE_LISTS
+    }
     return {"kind": "files", **{k: v for k, v in described.items() if v}}
 
 
@@ -85,14 +90,8 @@ def describe_downloads(
     for key in (key for key in FILE_LISTS if key in manifest):
         manifest[key] = select_part(manifest[key], part)
         for file in manifest[key]:
-            check_file(
-                downloads / file["name"],
-                file["bytes"],
-                file["sha256"],
-                what="download",
-                next=f"snakemake -f {downloads / 'manifest.json'}",
-                content=True,
-            )
+            path, next = downloads / file["name"], f"snakemake -f {downloads / 'manifest.json'}"
+            check_file(path, file["bytes"], file["sha256"], what="download", next=next, content=True)
     return {k: v for k, v in manifest.items() if k != "schema_version"}
 
 
@@ -170,10 +169,6 @@ def _read_documents(
     for (name, path), target in select_part(pairs, part):
         for number, text in enumerate(read_texts(path, source, target)):
             yield text, f"{name}::{number}"
-
-
-def _describe_file(name: str, path: Path) -> dict[str, Any]:
-    return {"name": name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
 def _read_manifest(downloads: Path | None) -> dict[str, Any]:

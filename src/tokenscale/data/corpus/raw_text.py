@@ -60,28 +60,14 @@ def read_corpus_manifest(directory: Path) -> dict[str, Any]:
 
 def check_file(path: Path, size: int, sha256: str, *, what: str, next: str, content: bool) -> None:
     """Raise UserError if a file is missing or has another size, or another hash if `content`."""
-    try:
-        found = path.stat().st_size
-        if not path.is_file():
-            raise FileNotFoundError
-    except FileNotFoundError:
-        raise UserError(f"a file of the {what} is missing.", file=path, expected=f"{size:,} bytes", next=next) from None
-    if found != size:
-        raise UserError(
-            f"a file of the {what} has changed.",
-            file=path,
-            expected=f"{size:,} bytes  (manifest.json)",
-            found=f"{found:,} bytes",
-            next=next,
-        )
-    if content and (digest := sha256_file(path)) != sha256:
-        raise UserError(
-            f"a file of the {what} has changed.",
-            file=path,
-            expected=f"sha256 {sha256}  (manifest.json)",
-            found=f"sha256 {digest}",
-            next=next,
-        )
+    if not path.is_file():
+        raise UserError(f"a file of the {what} is missing.", file=path, expected=f"{size:,} bytes", next=next)
+    expected, found = f"{size:,} bytes", f"{path.stat().st_size:,} bytes"
+    if found == expected and content:
+        expected, found = f"sha256 {sha256}", f"sha256 {sha256_file(path)}"
+    if found != expected:
+        what, expected = f"a file of the {what} has changed.", f"{expected}  (manifest.json)"
+        raise UserError(what, file=path, expected=expected, found=found, next=next)
 
 
 def records_manifest(directory: Path) -> Path:
@@ -134,10 +120,6 @@ def text_bytes(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     return values[ends[0] : ends[-1]], np.diff(ends)
 
 
-def _decoder(records: Records) -> Callable[[int], str]:
-    return lambda i: records.read(i).tobytes().decode("utf-8")
-
-
 class RawText:
     """One split of a corpus. Document i is the i-th document of the split, over all shards in order.
 
@@ -173,7 +155,8 @@ class RawText:
         """
         if self._documents is None:
             records = self.open_records()
-            self._documents = _decoder(records) if records is not None else self._decode_all()
+            decode = self._decode_all() if records is None else lambda i: records.read(i).tobytes().decode("utf-8")
+            self._documents = decode
         return self._documents
 
     @property

@@ -42,7 +42,6 @@ BATCH_ROWS, BATCH_BYTES = 512, 64 << 20
 LONGEST_CHARACTERS = 1 << 30
 #: maximum length of a JSON array, which is decoded as a whole
 ARRAY_CHARACTERS = 1 << 28
-#: bytes of a file [first, last)
 Span = tuple[int, int]
 Rows = Iterator[tuple[str | None, ...]]
 
@@ -53,8 +52,8 @@ def read_texts(
     """Yield the texts of a file in order, with None for null.
 
     With `target_column`, or with a `target` file of translations line by line, a text is a pair joined by `PAIR`.
-    `span` restricts an uncompressed file of JSON lines or text to these bytes; see `find_start`. Raises UserError for
-    an unknown file ending, and as `refusals.REFUSALS` lists.
+    `span` restricts an uncompressed file of JSON lines or text to bytes [first, last), see `find_start`, and a Parquet
+    file to row groups. Raises UserError for an unknown file ending, and as `refusals.REFUSALS` lists.
     """
     form = "pairs" if target is not None else detect_format(path, source)
     if target is not None:  # text whatever the file ending, such as europarl.de and europarl.en
@@ -142,18 +141,20 @@ def _check_rows(file: pq.ParquetFile, path: Path, rows: int) -> None:
         raise damaged(path, "rows", f"{rows:,} rows", f"{file.metadata.num_rows:,} rows, as its footer counts")
 
 
-def _read_parquet(path: Path, columns: dict[str, str], _: Span | None) -> Rows:
+def _read_parquet(path: Path, columns: dict[str, str], span: Span | None) -> Rows:
     file = _open_parquet(path, columns)
-    names, row = list(columns.values()), 0
+    groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+    first, last = span or (0, len(groups))
+    names, row = list(columns.values()), sum(group.num_rows for group in groups[:first])
     # fewer rows per batch for long documents
-    groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
     mean = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
     size = max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, mean)))
     try:
-        for batch in file.iter_batches(batch_size=size, columns=names, use_threads=False):
+        for batch in file.iter_batches(size, range(first, last), names, use_threads=False):
             yield from zip(*(_decode_texts(get_column(batch, name), row, path) for name in names), strict=True)
             row += len(batch)
-        _check_rows(file, path, row)
+        if last == len(groups):
+            _check_rows(file, path, row)
     except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
         raise damaged(path, "damaged", _first_line(error), row=f"{row:,} or after") from None
 

@@ -5,18 +5,15 @@ seed give equal samples.
 """
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.corpus.columns import get_column
 from tokenscale.data.corpus.read import COMPRESSION, detect_format, find_start, is_array, read_texts
-from tokenscale.data.corpus.refusals import damaged
 from tokenscale.settings.data import SourceSettings
 
 #: maximum bytes of text in a sample, whatever the requested number of documents
@@ -109,7 +106,10 @@ def _sample_row_groups(paths: list[Path], source: SourceSettings, documents: int
     units: list[int] = []
     for unit, g in enumerate(chosen):
         group_rows = sampled[(sampled >= bounds[unit]) & (sampled < bounds[unit + 1])] - bounds[unit]
-        texts += _read_rows(*groups[g][:2], source.text_column, group_rows)
+        path, number, _ = groups[g]
+        first_texts = islice(read_texts(path, source, span=(number, number + 1)), int(group_rows.max(initial=-1)) + 1)
+        chosen_rows = set(group_rows.tolist())
+        texts += [text for row, text in enumerate(first_texts) if row in chosen_rows]
         units += [unit] * len(group_rows)
     kept = [i for i, text in enumerate(texts) if text is not None]
     where = f"{len(chosen):,} of {len(groups):,} row groups" + ("" if share == 1 else ", of each its beginning")
@@ -122,23 +122,6 @@ def _sample_row_groups(paths: list[Path], source: SourceSettings, documents: int
         len(kept) == len(texts),
         where,
     )
-
-
-def _read_rows(path: Path, group: int, column: str, wanted: np.ndarray) -> Iterator[str | None]:
-    """Yield the rows `wanted` (sorted indices) of a row group, decoding batches up to the last wanted row."""
-    if not len(wanted):
-        return
-    first = 0
-    try:
-        file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
-        for batch in file.iter_batches(batch_size=1024, row_groups=[group], columns=[column], use_threads=False):
-            batch_rows = wanted[(wanted >= first) & (wanted < first + len(batch))] - first
-            yield from get_column(batch, column).take(pa.array(batch_rows)).to_pylist()
-            first += len(batch)
-            if first > wanted[-1]:
-                return
-    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
-        raise damaged(path, "damaged", str(error).splitlines()[0]) from None
 
 
 def _sample_files(paths: list[Path], source: SourceSettings, documents: int, seed: int) -> Sample:
