@@ -137,6 +137,11 @@ LEGAL = [
 ]
 
 
+def test_a_separator_may_be_nul(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\0two\0")
+    assert list(read_texts(tmp_path / "a.txt", SourceSettings(kind="files", separator="\0"))) == ["one", "two"]
+
+
 @pytest.mark.parametrize(("name", "data", "texts"), LEGAL, ids=range(len(LEGAL)))
 def test_a_legal_file_is_read(tmp_path, name, data, texts):
     (tmp_path / name).write_bytes(data)

@@ -201,7 +201,7 @@ def _check_source(source: Path) -> None:
             "the input file is missing.",
             flag="--input-path",
             requested=source,
-            next=f"did you mean {source.parent / near}?" if near else "mend the path",
+            next=f"did you mean {source.parent / near}?" if near else "correct the path",
         )
     if source.stat().st_size == 0:
         raise UserError("the input file is empty.", flag="--input-path", file=source, next="name another file")

@@ -254,7 +254,7 @@ def _split_text(path: Path, separator: str, span: Span | None = None) -> Iterato
     partial: list[str] = []
     rest = ""
     number = length = 0
-    for characters in _read_characters(path, span):
+    for characters in _read_characters(path, span, nul="\0" in separator):
         pieces = (rest + characters).split(separator)
         length = length + len(characters) if len(pieces) == 1 else len(pieces[-1])
         number += len(pieces) - 1
@@ -276,11 +276,11 @@ def find_start(path: Path, position: int, source: SourceSettings) -> int:
     """Return the first byte at or after `position` at which a document of a file of JSON lines or text begins, or the
     size of the file.
     """
-    separator = source.separator if detect_format(path, source) == "text" else "\n"
-    pattern = re.compile(re.escape(separator.replace("\r\n", "\n").encode()).replace(b"\\\n", b"\r?\n"))
-    longest = 2 * len(separator.encode())
     if not position:
         return 0
+    separator = (source.separator if detect_format(path, source) == "text" else "\n").replace("\r\n", "\n").encode()
+    pattern = re.compile(re.escape(separator).replace(b"\\\n", b"\r?\n"))
+    longest = len(separator.replace(b"\n", b"\r\n"))
     with path.open("rb") as file:
         start = max(0, position - longest)  # of `data` in the file
         file.seek(start)
@@ -301,8 +301,11 @@ def _check_length(characters: int, path: Path, number: int, what: str = "too lon
         raise damaged(path, what, expected=f"at most {maximum:,} characters", document=f"{number:,}")
 
 
-def _read_characters(path: Path, span: Span | None = None) -> Iterator[str]:
-    """Yield the file decoded from UTF-8 in chunks, without byte order mark and with "\r\n" replaced by "\n"."""
+def _read_characters(path: Path, span: Span | None = None, nul: bool = False) -> Iterator[str]:
+    """Yield the file decoded from UTF-8 in chunks, without byte order mark and with "\r\n" replaced by "\n".
+
+    Raises UserError for NUL bytes unless `nul`.
+    """
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     newlines = io.IncrementalNewlineDecoder(None, translate=False)
     done = span[0] if span else 0
@@ -312,7 +315,7 @@ def _read_characters(path: Path, span: Span | None = None) -> Iterator[str]:
             characters = decoder.decode(data, final=not data)
         except UnicodeDecodeError as error:
             raise damaged(path, "utf-8", error.reason, byte=f"{done - pending + error.start:,}") from None
-        if b"\0" in data:
+        if b"\0" in data and not nul:
             raise damaged(path, "nul", byte=f"{done + data.index(0):,}")
         # holds back "\r" at the end of a chunk until the next character is known
         characters = newlines.decode(characters, final=not data).replace("\r\n", "\n")
