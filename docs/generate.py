@@ -27,7 +27,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, pretty_json, read_json, write_text
 from tokenscale.cli.doctor_python import list_packages
 from tokenscale.cli.main import exit_code
-from tokenscale.data.corpus import docstrings, dummy, stream
+from tokenscale.data.corpus import docstrings, stream
 from tokenscale.data.corpus.build import FATES
 from tokenscale.data.corpus.read import FORMATS
 from tokenscale.data.corpus.refusals import REFUSALS
@@ -136,12 +136,9 @@ def replace_generated(page: Path, generated: str) -> tuple[Path, str]:
 
 def render_readers() -> str:
     """Return a table of what each reader of texts and of ids refuses, changes and counts."""
-    kinds = {"stream": stream, "docstrings": docstrings, "dummy": dummy}
+    kinds = {"stream": stream, "docstrings": docstrings}
     changes = {name: form.changes for name, form in FORMATS.items()} | {n: kind.CHANGES for n, kind in kinds.items()}
     counts = {name: form.counts for name, form in FORMATS.items()} | {"stream": FORMATS["jsonl"].counts}
-    changes |= {
-        reader: "" for refusal in REFUSALS.values() for reader in refusal.readers.split() if reader not in changes
-    }
     rows = []
     for reader in dict.fromkeys([*changes, *" ".join(refusal.readers for refusal in REFUSALS.values()).split()]):
         refused = [r.what.format(kind="column", name="…") for r in REFUSALS.values() if reader in r.readers.split()]

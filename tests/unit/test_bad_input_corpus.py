@@ -5,6 +5,7 @@ Beside them those of test_sources.py. What is legal, and only large or odd, is r
 
 import gzip
 import json
+import random
 import tracemalloc
 
 import numpy as np
@@ -63,6 +64,9 @@ BAD = [
     ("a.parquet", content(b""), "0 bytes"),
     ("a.parquet", content(b"PAR1" + bytes(100) + b"PAR1"), "not readable Parquet"),
     ("a.parquet", footer_lies, "not readable Parquet"),
+    ("a.parquet", content(b"<!doctype html><title>404</title>"), "<!doctype"),
+    ("a.parquet", lambda path: pq.write_table(pa.table({"body": ["a"]}), path), "body"),
+    ("a.csv", content(b"a,b\n"), ".parquet"),
     ("a.parquet", damaged, "row "),
     ("a.parquet", lambda path: pq.write_table(pa.table({}), path), "(none)"),
     ("a.parquet", parquet(pa.nulls(3)), "string"),
@@ -93,7 +97,12 @@ BAD = [
     ("a.tsv", content(b"text\ttext\nEins\tone\n"), "several columns 'text'"),
     ("a.txt", content("of Windows".encode("utf-16-le")), "byte  1"),
     ("a.jsonl", content(b'"text"\n'), "line 1"),
+    ("a.jsonl", content(b'{"text": "a"}\n{"text": "b"\n'), "line 2"),
+    ("a.jsonl", content(b'{"text": "a"}\n{"txet": "b"}\n'), "txet"),
+    ("a.jsonl", content(b'{"text": 5}\n'), "int"),
     ("a.txt", content("é".encode("utf-16")), "byte"),
+    ("a.txt", content(b"gut\n" * 9 + "schön".encode("latin-1")), "39"),
+    ("a.txt.gz", content(gzip.compress(random.Random(0).randbytes(90_000).hex().encode())[:-5000]), "(unpacked)"),
     ("a.txt.gz", content(b"no gzip"), "gzip"),
     ("a.txt.zst", content(b"no zstd"), "zstd"),
     ("a.txt.gz", content(b""), "0 bytes"),

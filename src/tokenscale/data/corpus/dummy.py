@@ -16,9 +16,6 @@ import numpy as np
 from tokenscale.settings.data import LengthSettings, SourceSettings
 from tokenscale.settings.options import to_dict
 
-#: what the reader changes in a text or leaves out
-CHANGES = ""
-
 
 def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str, Any]:
     return {"kind": "dummy", "settings": to_dict(source)}

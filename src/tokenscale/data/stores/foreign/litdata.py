@@ -41,17 +41,7 @@ NAME = "a litdata folder"
 KEEPS_BOS = True
 #: serializer of items → code → type of the ids (litdata/constants.py); other codes are not integers
 TYPES = {
-    "no_header_tensor": {
-        11: "u1",
-        12: "i1",
-        13: "<i2",
-        14: "<i2",
-        15: "<i4",
-        16: "<i4",
-        17: "<i8",
-        18: "<i8",
-        20: "<u2",
-    },
+    "no_header_tensor": dict(zip((*range(11, 19), 20), "u1 i1 <i2 <i2 <i4 <i4 <i8 <i8 <u2".split(), strict=True)),
     "no_header_numpy": {0: "i1", 1: "<i2", 2: "<i4", 3: "<i8", 4: "u1", 5: "<u2", 6: "<u4", 7: "<u8"},
 }
 
