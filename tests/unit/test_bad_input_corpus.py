@@ -87,7 +87,7 @@ BAD = [
     ("a.json", content(b'[{"text": "a"},\n {"text": "b"'), "jq -c '.[]' >"),
     ("a.json", content(b'[{"text": "a"}, {"text": 1}]'), "element"),
     ("a.json", content(b'[{"text": "a"}, {"text": "b", "text": "c"}]'), "'text' twice"),
-    ("a.json", content(b'["a"]\n["b"]\n'), "array"),
+    ("a.json", content(b'[{"text": "a"}]\n[{"text": "b"}]\n'), "array"),
     ("a.tsv", content(b"text\ten\nEins\tzwei\tone\n"), "line 2"),
     ("a.tsv", content(b"text\ten\n\nEins\tone\t\n"), "line 3"),
     ("a.tsv", content(b'text\ten\n"Eins\nzwei"\tone\n'), "line 2"),
@@ -162,6 +162,7 @@ def test_a_long_array_is_refused_with_the_command_that_converts_it(tmp_path, mon
     monkeypatch.setattr(read, "ARRAY_CHARACTERS", 100)
     path = tmp_path / "my texts.json"
     path.write_text(json.dumps([{"text": "a" * 50}] * 3))
+    assert has_documents(path, SourceSettings(kind="files"))  # of a plan, which reads no more than it must
     with pytest.raises(UserError, match="array") as error:
         list(read_texts(path, SourceSettings(kind="files")))
     assert f"cat '{path}' | jq -c '.[]' > '{tmp_path / 'my texts-new.json'}'" in error.value.facts["next"]

@@ -11,6 +11,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -201,8 +202,13 @@ def is_array(path: Path) -> bool:
 def _read_json(path: Path, keys: dict[str, str], span: Span | None) -> Rows:
     """Yield the texts under `keys` of each line, or of each element if the file is one array."""
     if span is None and is_array(path):
+        done = 0
+        with suppress(ValueError, RecursionError):  # plans read the first element alone
+            first = _DECODER.raw_decode(next(_read_characters(path)).lstrip()[1:].lstrip())[0]
+            yield _get_texts(first, keys, path, "element", 1)
+            done = 1
         rows = _decode_json(_read_whole(path, "array", ARRAY_CHARACTERS), path, "array")
-        for number, row in enumerate(rows, start=1):
+        for number, row in enumerate(rows[done:], start=done + 1):
             yield _get_texts(row, keys, path, "element", number)
         return
     label = "line" if span is None else f"line after byte {span[0]:,}"
