@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tokenscale.base import files
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import write_json
 from tokenscale.cli import main as cli
@@ -24,6 +25,12 @@ HOLD = (
 @pytest.fixture(autouse=True)
 def outside(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr(files, "POLL_S", 0.01)
+
+
+def queue_answers(monkeypatch, answer):
+    """Let the queue answer whether the job 45 may still write."""
+    monkeypatch.setattr(lock.job, "may_still_write", answer)
 
 
 def holder(folder, monkeypatch=None, job=None):
@@ -56,7 +63,7 @@ def test_the_next_one_waits_until_the_folder_is_free(tmp_path, capfd):
     process = holder(tmp_path)
     threading.Timer(0.5, process.kill).start()
     began = time.monotonic()
-    with lock.hold_run_folder(tmp_path, "run x", wait=True, poll_s=0.02):
+    with lock.hold_run_folder(tmp_path, "run x", wait=True):
         assert time.monotonic() - began > 0.3
     said = capfd.readouterr().out
     assert said.count("waiting for it") == 1 and f"process {process.pid}" in said
@@ -74,7 +81,8 @@ def test_a_lock_that_a_dead_process_left_is_free_once_its_job_has_ended(tmp_path
     left_by_a_dead_job(tmp_path, monkeypatch)
     monkeypatch.setenv("SLURM_JOB_ID", "46")
     answers = iter([True, None, True, False])
-    with lock.hold_run_folder(tmp_path, "run x", wait=True, may_write=lambda job: next(answers), poll_s=0.01):
+    queue_answers(monkeypatch, lambda job: next(answers))
+    with lock.hold_run_folder(tmp_path, "run x", wait=True):
         pass
     assert next(answers, "all asked") == "all asked"
     assert capfd.readouterr().out.count("may still be written by job 45") == 1
@@ -82,35 +90,33 @@ def test_a_lock_that_a_dead_process_left_is_free_once_its_job_has_ended(tmp_path
 
 def test_without_waiting_a_job_in_the_queue_is_an_error_that_names_it(tmp_path, monkeypatch):
     left_by_a_dead_job(tmp_path, monkeypatch)
-    with (
-        pytest.raises(UserError, match="scancel 45"),
-        lock.hold_run_folder(tmp_path, "run x", may_write=lambda job: True),
-    ):
+    queue_answers(monkeypatch, lambda job: True)
+    with pytest.raises(UserError, match="scancel 45"), lock.hold_run_folder(tmp_path, "run x"):
         pass
 
 
 def test_a_queue_that_never_answers_is_not_waited_for_for_ever(tmp_path, monkeypatch):
     left_by_a_dead_job(tmp_path, monkeypatch)
     monkeypatch.setenv("SLURM_JOB_ID", "46")
-    monkeypatch.setattr(lock, "PATIENCE_S", 0.05)
-    silent = {"wait": True, "may_write": lambda job: None, "poll_s": 0.01}
-    with (
-        pytest.raises(UserError, match="the queue does not answer"),
-        lock.hold_run_folder(tmp_path, "run x", **silent),
-    ):
+    monkeypatch.setattr(files, "PATIENCE_S", 0.05)
+    queue_answers(monkeypatch, lambda job: None)
+    silent = lock.hold_run_folder(tmp_path, "run x", wait=True)
+    with pytest.raises(UserError, match="the queue does not answer"), silent:
         pass
 
 
 def test_results_of_a_cluster_are_free_on_a_machine_without_its_queue(tmp_path, monkeypatch):
     left_by_a_dead_job(tmp_path, monkeypatch)
-    with lock.hold_run_folder(tmp_path, "run x", may_write=lambda job: None):
+    queue_answers(monkeypatch, lambda job: None)
+    with lock.hold_run_folder(tmp_path, "run x"):
         pass
 
 
 def test_a_requeued_job_takes_its_own_lock_again(tmp_path, monkeypatch):
     left_by_a_dead_job(tmp_path, monkeypatch)
     monkeypatch.setenv("SLURM_JOB_ID", "45")
-    with lock.hold_run_folder(tmp_path, "run x", may_write=lambda job: pytest.fail("asked for its own job")):
+    queue_answers(monkeypatch, lambda job: pytest.fail("asked for its own job"))
+    with lock.hold_run_folder(tmp_path, "run x"):
         pass
 
 
@@ -135,7 +141,7 @@ def test_a_run_is_held_as_long_as_one_of_its_ranks_lives(tmp_path):
     ):
         pass
     os.kill(rank, signal.SIGKILL)
-    with lock.hold_run_folder(tmp_path, "run x", wait=True, poll_s=0.02):
+    with lock.hold_run_folder(tmp_path, "run x", wait=True):
         pass
 
 

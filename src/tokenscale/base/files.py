@@ -20,6 +20,8 @@ from tokenscale.base.errors import UserError
 #: rights that new files do not get; can only be read by setting it
 UMASK = os.umask(0o077)
 os.umask(UMASK)
+#: seconds between two looks at a lock, and to wait for a queue that does not answer about the job that left one
+POLL_S, PATIENCE_S = 1.0, 120.0
 
 
 @contextmanager
@@ -106,34 +108,44 @@ def lock_folder(
     what: str,
     *,
     wait: bool = False,
-    poll_s: float = 1.0,
-    owner: str = "",
-    check: Callable[[str], None] = lambda previous: None,
+    job: str | None = None,
+    may_write: Callable[[str], bool | None] = lambda job: False,
 ) -> Iterator[int]:
     """Lock a folder while the block runs; the operating system releases the lock when the process dies.
 
     Yields the lock's descriptor; processes that inherit it keep the lock. If another process has the lock: UserError
-    that names it, or with `wait`, wait until it is free. The lock file remains and names this process and `owner`;
-    `check` gets the previous owner once the lock is taken.
+    that names it, or with `wait`, wait until it is free. The lock file remains and names this process and its `job`. A
+    lock that another job left behind is taken once `may_write` denies that the job may still write; None: unknown,
+    which blocks a job (for at most `PATIENCE_S`) and nobody else.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    path, reported = directory / ".lock", False
+    path, reported, since = directory / ".lock", False, time.monotonic()
     with open(path, "a+", encoding="utf-8") as file:
-        while not _try_lock(file, what, path):
-            if not wait:
+        while True:
+            free = _try_lock(file, what, path)
+            file.seek(0)
+            owner = file.read().strip() or "unknown"
+            left = re.search(r"job (\S+)", owner) if free else None
+            writes = may_write(left[1]) if left and left[1] != job else not free
+            if writes is False or (writes is None and job is None):
+                break
+            since = time.monotonic() if writes else since
+            state = "may still be" if left else "is being"
+            if not wait or time.monotonic() - since > PATIENCE_S:
                 raise UserError(
-                    f"{what} is being written by another process.",
+                    f"{what} {state} written by another {'job' if left else 'process'}.",
                     lock=path,
-                    owner=_read_owner(file),
-                    next="wait for that process, or end it",
+                    owner=owner,
+                    found="the queue does not answer" if writes is None else None,
+                    next=f"wait for it, or scancel {left[1]}" if left else "wait for that process, or end it",
                 )
             if not reported:
-                print(f"tokenscale: {what} is being written by {_read_owner(file)}; waiting for it", flush=True)
+                writer = f"job {left[1]}" if left else owner
+                print(f"tokenscale: {what} {state} written by {writer}; waiting for it", flush=True)
                 reported = True
-            time.sleep(poll_s)
-        check(_read_owner(file))
+            time.sleep(POLL_S)
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()}{owner}\n")
+        file.write(f"process {os.getpid()} on {platform.node()}{f', job {job}' if job else ''}\n")
         file.flush()
         os.fsync(file.fileno())
         yield file.fileno()
@@ -159,11 +171,6 @@ def acquire(file: IO[str]) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _read_owner(file: IO[str]) -> str:
-    file.seek(0)
-    return file.read().strip() or "unknown"
 
 
 class HashedFile:
