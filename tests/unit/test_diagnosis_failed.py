@@ -61,7 +61,7 @@ def test_a_refused_job_shows_what_sbatch_said_and_not_its_call(folder, capsys):
     assert "export ALPS_ACCOUNT" in text
     assert "--parsable" not in text and "earlier attempt" not in text
     later = REFUSED | {"message": REFUSAL.replace("Invalid account or account/partition combination", "Invalid qos")}
-    assert "why     SLURM does not know the QOS" in said(folder, capsys, later)
+    assert "why     SLURM does not know the account or the QOS" in said(folder, capsys, later)
 
 
 def test_a_failed_job_shows_the_end_of_its_own_log_and_why(folder, capsys):

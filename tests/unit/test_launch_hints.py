@@ -24,9 +24,9 @@ REFUSED = "SLURM sbatch failed. The error message was 'sbatch: error: Batch job 
 @pytest.mark.parametrize(
     "words, text",
     [
-        ("the account", REFUSED.format("Invalid account or account/partition combination specified")),
+        ("the account or the QOS", REFUSED.format("Invalid account or account/partition combination specified")),
         ("no such partition", REFUSED.format("Invalid partition name specified")),
-        ("the QOS", REFUSED.format("Invalid qos specification")),
+        ("the account or the QOS", REFUSED.format("Invalid qos specification")),
         ("more time than", REFUSED.format("Requested time limit is invalid (missing or exceeds some limit)")),
         ("no node of this partition", REFUSED.format("Requested node configuration is not available")),
         ("no node of this partition", "sbatch: error: Memory specification can not be satisfied"),
@@ -130,9 +130,7 @@ def test_what_a_launcher_found_before_is_said_again():
 
 
 def test_what_nobody_knows_is_not_guessed():
-    assert (
-        find_hint("step 24/24  loss 6.9158", "complete: results/runs/x/run.json", state="FAILED", reason="None") is None
-    )
+    assert find_hint("step 24/24  loss 6.9158", "complete: results/runs/x/run.json", state="FAILED") is None
     assert find_hint() is None
     # what NCCL says at any start
     assert find_hint("h:1:1 [0] NCCL INFO NET/Plugin : No plugin found (libnccl-net.so).") is None

@@ -1,4 +1,4 @@
-"""Find the cause of a failed job and the next step, from its logs and SLURM's state. A pure function.
+"""Find the cause of a failed job and the next step, from its logs and SLURM's state; describe a hang.
 
 Used by launchers and `status`, never by trainings. Patterns come from SLURM 22.05 and torch and from public reports;
 none has been seen on Alps.
@@ -22,191 +22,119 @@ class Hint:
 
 #: exceptions that another process's failure causes
 ECHOES = (
-    "[Cc]onnection (?:closed|reset)|failed to connect|has timed out|connectFullMesh|Broken pipe|ConnectionRefused"
-    "|ChildFailedError|CalledProcessError|WorkflowError|SignalException"
+    "(?:[Cc]onnection (?:closed|reset)|failed to connect|has timed out|connectFullMesh|Broken pipe|ConnectionRefused"
+    "|ChildFailedError|CalledProcessError|WorkflowError|SignalException)"
 )
-#: (pattern, cause, next step), root causes first: the first row that matches anywhere is reported. If one rank runs out
-#: of memory, the others lose their peer, srun cancels the step and the batch script is killed: four messages, one
-#: cause. Add new patterns above the failures that they cause.
-CAUSES: tuple[tuple[str, str, str], ...] = (
-    (
-        r"User defined signal 1",
-        "the time limit came before the ranks had begun",
-        "more `minutes`, or a smaller `signal_s`, in machine.toml",
-    ),
-    # -- sbatch refused it: nothing has run
-    (
-        r"[Ii]nvalid account|InvalidAccount|given account \S+ appears to be invalid",
-        "SLURM does not know the account, or does not let it use this partition",
-        "export ALPS_ACCOUNT=<project>, or slurm_account in the profile; `sacctmgr show associations user=$USER` lists"
-        " yours",
-    ),
-    (
-        r"[Ii]nvalid partition|partition \S+ is (?:invalid|not valid)",
-        "there is no such partition here",
-        "slurm_partition in the profile; `sinfo -s` lists partitions",
-    ),
-    (
-        r"[Ii]nvalid qos|InvalidQOS|QOSNotAllowed",
-        "SLURM does not know the QOS, or does not let this account use it",
-        "qos in the profile; `sacctmgr show associations user=$USER format=account,qos` lists yours",
-    ),
-    (
-        r"Requested time limit is invalid|Time limit specification required",
-        "the job asks for more time than its partition allows",
-        "a smaller `minutes` in machine.toml (trainings) or `runtime` in the profile; `sinfo -o '%P %l'` shows the"
-        " limits",
-    ),
-    (
-        r"Requested node configuration is not available|Memory specification can not be satisfied"
-        r"|More processors requested than permitted|Node count specification invalid|BadConstraints"
-        r"|Requested partition configuration not available",
-        "no node of this partition has what the job asks for",
-        "compare its resources (mem_mb, gpu, nodes, threads) with `sinfo -o '%P %D %c %m %G'`",
-    ),
-    (
-        r"Job violates accounting/QOS policy",
-        "SLURM refused it: a limit on jobs, nodes or time of this account or QOS",
-        "fewer jobs at a time (`jobs` in the profile), or smaller ones; `sacctmgr show qos` lists limits",
-    ),
-    (
-        r"Unable to contact slurm controller|Socket timed out on send/recv operation|slurm_load_jobs error",
-        "SLURM's controller did not answer",
-        "`scontrol ping`; start Snakemake again when it answers",
-    ),
-    # -- it never came to the training
-    (
-        r"pyxis: (?:couldn't start container|container start failed|failed to import|.*[Nn]o such file)"
-        r"|enroot.*(?:\[ERROR\]|[Nn]o such file)|(?:EDF|environment definition).*(?:not found|[Nn]o such file|invalid)"
-        r"|unrecognized option '--(?:environment|container-image)",
-        "the container did not start",
-        "check `image` and `mounts` in the environment definition file that the machine's file names as `container`",
-    ),
-    (
-        r"ModuleNotFoundError: No module named|python\S*: No module named|ImportError: lib\S+: cannot open shared",
-        "Python did not find a module where the ranks run, which may be inside a container",
-        "install it there (`pip install --no-deps .` for this package), or correct `python` in the machine's file",
-    ),
-    # -- memory and disk
-    (
-        r"torch\.(?:cuda\.)?OutOfMemoryError|CUDA out of memory|HIP out of memory|CUDA error: out of memory"
-        r"|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure \S*'out of memory'",
-        "a GPU's memory was full",
-        "a smaller micro_batch, activation_checkpointing, or a layout that shards the model",
-    ),
-    (
-        r"oom[-_]kill|OOM[- ]Kill|Out Of Memory|^state OUT_OF_MEMORY|[Ee]xceeded (?:job |step |virtual )?memory limit"
-        r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory|^MemoryError|Cannot allocate memory"
-        r"|^memory allocation of \d+ bytes failed|std::bad_alloc",
-        "the node's main memory, or the job's share of it, was full",
-        "a larger memory_mb in machine.toml (trainings) or mem_mb in the profile, or fewer runs on one node",
-    ),
-    (
-        r"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]",
-        "the disk, or your quota on it, is full",
-        "`df -h results` and `df -i results`, then make room, or put results on another file system",
-    ),
-    # -- SLURM ended it
-    (
-        r"DUE TO NODE FAILURE|[Nn]ode failure on|^state (?:NODE_FAIL|BOOT_FAIL)|failed due to a node failure",
-        "a node failed; the job did nothing wrong",
-        "start Snakemake again: the training goes on from its last checkpoint",
-    ),
-    (
-        r"DUE TO PREEMPTION|^state PREEMPTED",
-        "a job of higher priority took its nodes",
-        "start Snakemake again: the training goes on from its last checkpoint",
-    ),
-    (
-        r"DUE TO TIME LIMIT|^state (?:TIMEOUT|DEADLINE)",
-        "its time limit was over",
-        "start Snakemake again: the training goes on from its last checkpoint; or ask for a longer `runtime`",
-    ),
-    # -- ranks among themselves
-    (
-        r"EADDRINUSE|[Aa]ddress already in use",
-        "the port on which ranks meet was taken by another process",
-        "start it again; if it stays, look for a process that an earlier job left on the first node",
-    ),
-    (
-        # "No plugin found" alone is no failure: NCCL says it wherever it takes its own sockets
-        r"Failed to initialize any NET plugin|[Nn]etwork \S.* not found|NET/OFI.*No eligible providers",
-        "NCCL did not find the network plugin that this machine needs",
-        "check the plugin's path or hook in the container, and `network` in the machine's file; NCCL_DEBUG=INFO tells",
-    ),
-    (
-        r"PermissionError|\[Errno 13\]|: Permission denied$",
-        "a file or folder may not be read or written",
-        "`ls -ld` on what the message names; inside a container, is it mounted for writing?",
-    ),
-    # A batch script that is cancelled, by hand as a rule. A step (`STEP 7.0 … CANCELLED`) is cancelled by srun itself
-    # whenever one of its tasks fails, and says nothing.
-    (
-        r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*|^state CANCELLED|CANCELLED by \d+",
-        "somebody cancelled the job",
-        "start Snakemake again if that was not meant: the training goes on from its last checkpoint",
-    ),
-    (
-        r"caught collective operation timeout|Watchdog.*(?:timeout|hang)|DistBackendError.*[Tt]imeout"
-        r"|wait timeout after \d+ms|[Tt]imed out waiting \d+ms for (?:recv|send) operation",
-        "a collective timed out: some rank came late, stopped, or took another way",
-        "look at the rank whose log stops first; a slow first step may need a longer timeout",
-    ),
-    (
-        r"ncclSystemError|ncclInternalError|ncclUnhandledCudaError|NCCL WARN|ncclRemoteError",
-        "NCCL failed",
-        "the first NCCL WARN line says where; NCCL_DEBUG=INFO says more",
-    ),
-    (
-        rf"^(?:\[rank\d+\]: *)?(?!.*(?:{ECHOES}))(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): .+",
-        "Python raised an exception",
-        "its traceback is in the log",
-    ),
-    # -- consequences: shown only if no cause matches
-    (
-        r"The client socket has (?:timed out|failed to connect)|connectFullMesh failed|ConnectionRefusedError",
-        "a rank did not reach the first one",
-        "look at the log of rank 0; between nodes, MASTER_ADDR must be a name that every node resolves",
-    ),
-    (
-        r"[Cc]onnection closed by peer|[Cc]onnection reset by peer|Broken pipe",
-        "a rank lost its peer: another one had failed before",
-        "look at the rank that failed first, which the launcher names",
-    ),
-    (
-        r"exit ?code *:? (?:137|-9)\b|SIGKILL|: Killed$|^Killed$|died from signal 9",
-        KILLED,
-        NEXT_IF_KILLED,
-    ),
-    (
-        r"exit ?code *:? (?:143|-15)\b|SIGTERM|: Terminated$|^Terminated$",
-        "it was told to end, by a scheduler or by hand",
-        "start Snakemake again: the training goes on from its last checkpoint",
-    ),
-)
-_COMPILED = [(re.compile(pattern, re.MULTILINE), what, next) for pattern, what, next in CAUSES]
+RESUMES = "start Snakemake again: the training goes on from its last checkpoint"
+#: Cause, next step, and patterns, of which any may match. Root causes come first: the first cause that matches anywhere
+#: is reported. If one rank runs out of memory, the others lose their peer, srun cancels the step and kills the batch
+#: script: four messages, one cause. Add new causes above the failures that they cause.
+CAUSES = rf"""
+SLURM does not know the account or the QOS, or does not let it use this partition
+    export ALPS_ACCOUNT=<project>, or slurm_account and qos in the profile; `sacctmgr show associations user=$USER`
+    [Ii]nvalid (?:account|qos)|InvalidAccount|InvalidQOS|QOSNotAllowed|given account \S+ appears to be invalid
+there is no such partition here
+    slurm_partition in the profile; `sinfo -s` lists partitions
+    [Ii]nvalid partition|partition \S+ is (?:invalid|not valid)
+the job asks for more time than its partition allows
+    a smaller `minutes` in machine.toml (trainings) or `runtime` in the profile; `sinfo -o '%P %l'` shows the limits
+    Requested time limit is invalid|Time limit specification required
+no node of this partition has what the job asks for
+    compare its resources (mem_mb, gpu, nodes, threads) with `sinfo -o '%P %D %c %m %G'`
+    Requested node configuration is not available|Memory specification can not be satisfied|BadConstraints
+    More processors requested than permitted|Node count specification invalid
+    Requested partition configuration not available
+SLURM refused it: a limit on jobs, nodes or time of this account or QOS
+    fewer jobs at a time (`jobs` in the profile), or smaller ones; `sacctmgr show qos` lists limits
+    Job violates accounting/QOS policy
+SLURM's controller did not answer
+    `scontrol ping`; start Snakemake again when it answers
+    Unable to contact slurm controller|Socket timed out on send/recv operation|slurm_load_jobs error
+the container did not start
+    check `image` and `mounts` in the environment definition file that the machine's file names as `container`
+    pyxis: (?:couldn't start container|container start failed|failed to import|.*[Nn]o such file)
+    enroot.*(?:\[ERROR\]|[Nn]o such file)|(?:EDF|environment definition).*(?:not found|[Nn]o such file|invalid)
+    unrecognized option '--(?:environment|container-image)
+Python did not find a module where the ranks run, which may be inside a container
+    install it there (`pip install --no-deps .` for this package), or correct `python` in the machine's file
+    ModuleNotFoundError: No module named|python\S*: No module named|ImportError: lib\S+: cannot open shared
+a GPU's memory was full
+    a smaller micro_batch, activation_checkpointing, or a layout that shards the model
+    torch\.(?:cuda\.)?OutOfMemoryError|(?:CUDA|HIP) out of memory|CUDA error: out of memory
+    CUBLAS_STATUS_ALLOC_FAILED|Cuda failure \S*'out of memory'
+the node's main memory, or the job's share of it, was full
+    a larger memory_mb in machine.toml (trainings) or mem_mb in the profile, or fewer runs on one node
+    oom[-_]kill|OOM[- ]Kill|Out Of Memory|^state OUT_OF_MEMORY|[Ee]xceeded (?:job |step |virtual )?memory limit
+    DefaultCPUAllocator: (?:can't allocate|not enough) memory|^MemoryError|Cannot allocate memory
+    ^memory allocation of \d+ bytes failed|std::bad_alloc
+the disk, or your quota on it, is full
+    `df -h results` and `df -i results`, then make room, or put results on another file system
+    No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]
+a node failed; the job did nothing wrong
+    {RESUMES}
+    DUE TO NODE FAILURE|[Nn]ode failure on|^state (?:NODE_FAIL|BOOT_FAIL)|failed due to a node failure
+a job of higher priority took its nodes
+    {RESUMES}
+    DUE TO PREEMPTION|^state PREEMPTED
+its time limit was over
+    {RESUMES}; or ask for a longer `runtime`, or a smaller `signal_s` if it had not begun
+    DUE TO TIME LIMIT|^state (?:TIMEOUT|DEADLINE)|User defined signal 1
+the port on which ranks meet was taken by another process
+    start it again; if it stays, look for a process that an earlier job left on the first node
+    EADDRINUSE|[Aa]ddress already in use
+NCCL did not find the network plugin that this machine needs
+    check the plugin's path or hook in the container, and `network` in the machine's file; NCCL_DEBUG=INFO logs it
+    Failed to initialize any NET plugin|[Nn]etwork \S.* not found|NET/OFI.*No eligible providers
+a file or folder may not be read or written
+    `ls -ld` on what the message names; inside a container, is it mounted for writing?
+    PermissionError|\[Errno 13\]|: Permission denied$
+somebody cancelled the job
+    start Snakemake again if that was not meant: the training goes on from its last checkpoint
+    \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*|^state CANCELLED|CANCELLED by \d+
+a collective timed out: some rank came late, stopped, or called another collective
+    look at the rank whose log stops first; a slow first step may need a longer timeout
+    caught collective operation timeout|Watchdog.*(?:timeout|hang)|DistBackendError.*[Tt]imeout
+    wait timeout after \d+ms|[Tt]imed out waiting \d+ms for (?:recv|send) operation
+NCCL failed
+    the first NCCL WARN line says where; NCCL_DEBUG=INFO says more
+    ncclSystemError|ncclInternalError|ncclUnhandledCudaError|NCCL WARN|ncclRemoteError
+Python raised an exception
+    its traceback is in the log
+    ^(?:\[rank\d+\]: *)?(?!.*{ECHOES})(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): .+
+a rank did not reach the first one
+    look at the log of rank 0; between nodes, MASTER_ADDR must be a name that every node resolves
+    The client socket has (?:timed out|failed to connect)|connectFullMesh failed|ConnectionRefusedError
+a rank lost its peer: another one had failed before
+    look at the rank that failed first, which the launcher names
+    [Cc]onnection closed by peer|[Cc]onnection reset by peer|Broken pipe
+{KILLED}
+    {NEXT_IF_KILLED}
+    exit ?code *:? (?:137|-9)\b|SIGKILL|: Killed$|^Killed$|died from signal 9
+it was terminated, by a scheduler or by hand
+    {RESUMES}
+    exit ?code *:? (?:143|-15)\b|SIGTERM|: Terminated$|^Terminated$
+"""
+_ROWS = [[line.strip() for line in row.splitlines()] for row in re.split(r"\n(?=\S)", CAUSES.strip())]
+_COMPILED = [(re.compile("|".join(patterns), re.MULTILINE), what, next) for what, next, *patterns in _ROWS]
 #: message of a UserError: a sentence, then labelled facts with the next step as `next`
 _OWN = re.compile(r"^tokenscale: (?P<what>.+)\n(?P<facts>(?:  .*\n)*?)  next +(?P<next>.+)", re.MULTILINE)
 
 
-def find_hint(*texts: str, state: str | None = None, reason: str | None = None) -> Hint | None:
-    """Return the cause of a failure: a UserError in the logs of ranks and srun, else the first row of `CAUSES` that
-    matches them or SLURM's state or reason; None if unknown.
+def find_hint(*texts: str, state: str | None = None) -> Hint | None:
+    """Return the cause of a failure: a UserError in the logs of ranks and srun, else the first of `CAUSES` that matches
+    them or SLURM's state; None if unknown.
     """
-    known = [f"state {state}"] if state else []
-    known += [f"reason {reason}"] if reason and reason not in ("None", "Unknown") else []
-    output = "\n".join([*known, *texts])
-    own = _OWN.search(output)
-    if own:  # it names both values and the file, or a cause that was found here before
+    known = f"state {state}"
+    output = "\n".join([*([known] if state else []), *texts])
+    if own := _OWN.search(output):  # it names both values and the file, or a cause that was found here before
         cause = re.search(r"^  cause +(.+)", own["facts"], re.MULTILINE)
         what = cause[1] if cause else own["what"]
         return Hint(what.strip().rstrip("."), own["next"].strip(), f"tokenscale: {own['what']}")
     for pattern, what, next in _COMPILED:
-        found = pattern.search(output)
-        if found:
+        if found := pattern.search(output):
             start, end = output.rfind("\n", 0, found.start()) + 1, output.find("\n", found.end())
             line = output[start : end if end >= 0 else None].strip()
-            return Hint(what, next, "" if line in known else line)
+            return Hint(what, next, "" if line == known else line)
     return None
 
 
@@ -214,39 +142,25 @@ def find_hint(*texts: str, state: str | None = None, reason: str | None = None) 
 SRUN = "srun.log"
 #: number of lines of a rank's output to show
 TAIL = 20
-#: srun's message on a failed task: `srun: error: nid000002: task 5: Exited with exit code 1`
-ENDED = re.compile(r"error: (\S+): tasks? (\d+)[^:]*: (.+)")
-
-
-def find_first_failure(output: str) -> tuple[int, str, str] | None:
-    """Return (rank, node, exit) of the first failed task in srun's output; later ones failed because of it.
-
-    >>> find_first_failure("srun: error: nid2: task 5: Exited with exit code 1\\nsrun: error: nid1: tasks 0-3: Killed")
-    (5, 'nid2', 'Exited with exit code 1')
-    """
-    found = ENDED.search(output)
-    return (int(found[2]), found[1], found[3].strip()) if found else None
 
 
 def describe_failure(outputs: Path) -> str:
-    """Return a report of the failure: first failed rank, its output's path and last lines, cause, next step."""
-    output = _read_text(outputs / SRUN)
-    first = find_first_failure(output)
-    lines = []
-    rank_text = ""
-    if first is not None:
-        rank, node, how = first
-        path = outputs / f"rank={rank:05d}.log"
+    """Return a report of the failure: first failed rank, its output's path and last lines, cause, next step.
+
+    Tasks that failed later did so because of the first: `srun: error: nid2: task 5: Exited with exit code 1`.
+    """
+    output, rank_text = _read_text(outputs / SRUN), ""
+    if first := re.search(r"error: (\S+): tasks? (\d+)[^:]*: (.+)", output):
+        path = outputs / f"rank={int(first[2]):05d}.log"
         rank_text = _read_text(path)
         tail = rank_text.splitlines()[-TAIL:]
-        lines.append(f"tokenscale: rank {rank} on {node} failed first ({how}).")
+        lines = [f"tokenscale: rank {first[2]} on {first[1]} failed first ({first[3].strip()})."]
         lines.append(f"  output  {path}" + (", which ends:" if tail else ", which is empty"))
         lines += [f"    | {line}" for line in tail]
     else:
-        lines.append("tokenscale: the ranks did not run to their end.")
+        lines = ["tokenscale: the ranks did not run to their end."]
     lines += [f"    srun | {line}" for line in output.splitlines()[-5:]]
-    found = find_hint(rank_text, output)
-    if found is not None:
+    if found := find_hint(rank_text, output):
         lines += [f"  cause   {found.what}", f"  next    {found.next}"]
     return "\n".join(lines)
 
@@ -265,8 +179,7 @@ def describe_hang(attempt: Path, world_size: int) -> str | None:
     """Return a report of the hang: the rank that blocked, its stack, and the ranks that waited. None without stacks."""
     stacks = {}
     for rank in range(world_size):
-        path = attempt / f"rank={rank:05d}/stacks.txt"
-        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        text = _read_text(attempt / f"rank={rank:05d}/stacks.txt")
         if text.strip():
             stacks[rank] = extract_main_thread(text)
     if not stacks:
