@@ -1,14 +1,11 @@
 """Remove secrets from what a record keeps: command lines, environment values, the diff of the working tree.
 
-A secret is found by its form (keys of services, private keys, signed tokens, passwords in addresses), by the name
-before it (`--password=…`, `api_key: …`), or because it looks random: long, with lower case, upper case and digits that
-change often. Hexadecimal digests look the same as some keys. They are kept unless a name says that they are secret,
-because records need hashes.
+A secret is found by its form (a service's keys, private keys, passwords in addresses), by the name before it
+(`--password=…`, `api_key: …`), or because it looks random. Hexadecimal digests, which records need, are kept unless a
+name marks them as secret.
 """
 
-import math
 import re
-from collections import Counter
 from collections.abc import Sequence
 
 from tokenscale.base.errors import redact_credentials
@@ -30,14 +27,12 @@ _KEYS = re.compile(
     r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # JSON web token
     r")"
 )
-#: also in a diff, whose lines begin with a sign, and in a text of JSON, which is one line
+#: also in a diff, whose lines begin with a sign, and in JSON, where it is one line
 _PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----(?P<rest>[^\n\"']*"
     r"(?:\n[-+ ]?[ \t]*(?:[A-Za-z0-9+/=]+|[\w-]+: [^\n]*|)(?=\r?\n|$))*)"
 )
-_SLACK_ADDRESS = re.compile(
-    r"(https://hooks\.slack\.com/\w+/)[\w/]+|(https://discord(?:app)?\.com/api/webhooks/)[\w/-]+"
-)
+_WEBHOOK = re.compile(r"(https://(?:hooks\.slack\.com/\w+/|discord(?:app)?\.com/api/webhooks/))[\w/-]+")
 _HEADER = re.compile(
     r"(\b(?:authorization\"?\s*[:=]\s*\"?(?:bearer|basic|token)?|bearer|basic)\s+)[\w.~+/=-]{8,}", re.I
 )
@@ -48,7 +43,7 @@ _NAME = (
     r"|(?<!per[_-])token|apikey)"
 )
 _FLAG = re.compile(rf"(?:^|[_.-]){_NAME}$", re.IGNORECASE)
-#: a value in quotes, or one that reaches to the next blank and is no code; a letter and a digit or sign at least
+#: a value in quotes, or one that reaches to the next blank
 _ASSIGNED = re.compile(
     rf"(?P<name>(?<![A-Za-z0-9]){_NAME}|[A-Za-z0-9]+[_.-]{_NAME})(?P<between>[\"']?[ \t]*(?::=|[:=]|=>)[ \t]*|[ \t]+)"
     r"(?P<value>\"[^\"\n]{4,}\"|'[^'\n]{4,}'|[^\s\"'()\[\]{},;$<>]{6,})",
@@ -69,10 +64,8 @@ def redact(text: str) -> str:
     'packed-llama-tiny-ddp-w2-4f2a91c3d0 of 1df2e0b61b1b5e9c9a8f7d6e5c4b3a2918070605'
     """
     text = _PRIVATE_KEY.sub(_redact_private_key, text)
-    text = _SLACK_ADDRESS.sub(lambda found: (found[1] or found[2]) + REDACTED, text)
-    text = redact_credentials(text)
-    text = _HEADER.sub(rf"\1{REDACTED}", text)
-    text = _KEYS.sub(REDACTED, text)
+    text = redact_credentials(_WEBHOOK.sub(rf"\1{REDACTED}", text))
+    text = _KEYS.sub(REDACTED, _HEADER.sub(rf"\1{REDACTED}", text))
     text = _ASSIGNED.sub(_redact_value, text)
     return _WORD.sub(lambda found: REDACTED if _looks_random(found[0]) else found[0], text)
 
@@ -105,37 +98,28 @@ def redact_variable(value: str) -> str:
 def _redact_private_key(found: re.Match[str]) -> str:
     """Redact the lines of a key. As many remain, with their signs, so that a diff stays one."""
     first, *lines = found["rest"].split("\n")
-    kept = [line[:1] if line[:1] in ("+", "-", " ") else "" for line in lines]
-    begin = found[0].removesuffix(found["rest"])
-    return "\n".join([begin + (REDACTED if first else ""), *(sign + REDACTED for sign in kept)])
+    begin = found[0].removesuffix(found["rest"]) + (REDACTED if first else "")
+    return "\n".join([begin, *((line[:1] if line[:1] in "+- " else "") + REDACTED for line in lines)])
 
 
 def _redact_value(found: re.Match[str]) -> str:
-    value = found["value"]
-    quoted = value[0] in "\"'"
-    plain = value.strip("\"'")
-    if _PLACEHOLDER.match(value):
+    """Redact a value after a secret's name, unless it is code: an unquoted identifier, a quoted sentence or name."""
+    quote, plain = found["value"][0], found["value"].strip("\"'")
+    if _PLACEHOLDER.match(found["value"]) or not found["between"].strip(" \"'\t"):
         return found[0]
-    blank = not found["between"].strip(" \"'\t")
-    # unquoted identifiers and attributes are code, quoted sentences and names of variables are no passwords
+    if quote in "\"'":
+        kept = " " in plain or re.fullmatch("[A-Z_]+", plain)
+        return found[0] if kept else f"{found['name']}{found['between']}{quote}{REDACTED}{quote}"
     mixed = re.search(r"[A-Za-z]", plain) and re.search(r"[0-9!@#%^&*+/=~?|\\-]", plain)
-    code = re.fullmatch(r"[A-Za-z_][A-Za-z_.]*", plain)
-    if (not quoted and (blank or code or not mixed)) or (
-        quoted and (blank or " " in plain or re.fullmatch("[A-Z_]+", plain))
-    ):
-        return found[0]
-    return found["name"] + found["between"] + (value[0] + REDACTED + value[0] if quoted else REDACTED)
+    return f"{found['name']}{found['between']}{REDACTED}" if mixed else found[0]
 
 
 def _looks_random(word: str) -> bool:
-    """Whether a word is long and has three classes of characters that change often, and few repetitions."""
+    """Whether a word is long and mixes lower case, upper case and digits that change often."""
     word = word.strip("=-_/")
-    if len(word) < 20 or _DIGEST.match(word) or sum(c.isdigit() for c in word) < 2:
-        return False
-    letters = [c for c in word if c.isalnum()]
-    classes = ["lower" if c.islower() else "upper" if c.isupper() else "digit" for c in letters]
-    if len(set(classes)) < 3 or len(word) - len(letters) > len(word) // 8:
+    classes = ["lower" if c.islower() else "upper" if c.isupper() else "digit" for c in word if c.isalnum()]
+    if len(word) < 20 or len(set(classes)) < 3 or classes.count("digit") < 2 or _DIGEST.match(word):
         return False
     changes = sum(a != b for a, b in zip(classes, classes[1:], strict=False)) / (len(classes) - 1)
-    entropy = -sum(n / len(word) * math.log2(n / len(word)) for n in Counter(word).values())
-    return changes >= 0.45 and entropy >= 3.5  # 0.62 is expected of random ones; words joined in camel case are below
+    # 0.62 is expected of random words; words joined in camel case are below 0.45
+    return changes >= 0.45 and len(word) - len(classes) <= len(word) // 8
