@@ -23,27 +23,11 @@ def group_tree(root, lines, files):
         (["0::/job"], {"job/cpu.max": "250000 100000", "job/memory.max": "8589934592"}, (2.5, 8 * 2**30)),
         (["0::/job/step"], {"job/memory.max": "1000", "job/step/memory.max": "max"}, (None, 1000)),  # the parent limits
         (["0::/"], {"cpu.max": "max 100000", "memory.max": "max"}, (None, None)),
-        (["4:memory:/"], {"memory/memory.limit_in_bytes": "9223372036854771712"}, (None, None)),  # no limit
         (["0::/not/visible"], {"memory.max": "5000", "cpu.max": "50000 100000"}, (0.5, 5000)),  # inside a container
-        (
-            ["5:cpu,cpuacct:/box", "4:memory:/box", "0::/"],
-            {
-                "cpu/box/cpu.cfs_quota_us": "400000",
-                "cpu/box/cpu.cfs_period_us": "100000",
-                "memory/box/memory.limit_in_bytes": "2000",
-                "memory/memory.limit_in_bytes": "9223372036854771712",
-            },
-            (4.0, 2000),
-        ),
-        (
-            ["5:cpu:/"],
-            {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"},
-            (None, None),
-        ),
         ([], {}, (None, None)),
     ],
 )
-def test_control_groups_of_both_versions_limit_cores_and_memory(tmp_path, lines, files, limits):
+def test_control_groups_limit_cores_and_memory(tmp_path, lines, files, limits):
     assert provenance.cgroup_limits(group_tree(tmp_path, lines, files)) == limits
 
 

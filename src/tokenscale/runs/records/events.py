@@ -114,7 +114,7 @@ class Writer:
             raise UserError(
                 "this attempt has already been logged; a log has one writer.",
                 found=error.filename,
-                next="start it with `python -m tokenscale launch`, or with another --attempt",
+                next=f"use another folder, or the attempt after {self.directory.parent.name}",
             ) from None
         self._lines: dict[str, list[str]] = {name: [] for name in FIELDS}
         self._flush_lines, self._flush_s = flush_lines, flush_s

@@ -10,6 +10,7 @@
 ...         run.step(loss_sum=loss * useful, useful_tokens=useful, total_tokens=batch.labels.size, rows=8)
 """
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,22 +18,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tokenscale.base.errors import UserError
+from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import sha256_file
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
 from tokenscale.runs.records.provenance import get_boot_id
 from tokenscale.settings.experiments import EXTERNAL_PREFIX
 
+#: facts of a run that must be at least 1
+COUNTS = ("steps", "global_batch", "sequence_length", "world_size")
 #: optional facts of a run, with their types
 OPTIONAL_FACTS: dict[str, type] = {
-    **{name: str for name in ("model", "corpus", "tokenizer", "precision")},
-    **{name: int for name in ("micro_batch", "seed", "parameters")},
+    **dict.fromkeys(("model", "corpus", "tokenizer", "precision"), str),
+    **dict.fromkeys(("micro_batch", "seed", "parameters"), int),
     "number_format": str,  # of the matrix products: bf16, fp16, tf32, fp32, fp8
-    "flops_per_token": float,  # as the loop itself counts them: held against the formula where `shape` is there
-    "mfu": float,  # as the loop itself says it, a share of 1
+    "flops_per_token": float,  # as the loop itself counts them; compared with the formula if there is a `shape`
+    "mfu": float,  # as the loop itself reports it, a share of 1
     "shape": dict,  # ModelSettings as a mapping, with vocabulary_size: FLOPs are then counted from it
 }
+_KINDS = {str: "a text", int: "a whole number", float: "a number", dict: "a mapping"}
 
 
 class ExternalRun:
@@ -61,50 +65,28 @@ class ExternalRun:
     ):
         self.folder = Path(folder)
         if not self.folder.name.startswith(EXTERNAL_PREFIX) or self.folder.name == EXTERNAL_PREFIX:
-            expected = f"results/runs/{EXTERNAL_PREFIX}<name>"
             raise UserError(
                 "the folder of another program's run needs the prefix of external runs.",
                 folder=folder,
-                expected=expected,
+                expected=f"results/runs/{EXTERNAL_PREFIX}<name>",
                 next="rename the folder to the expected form",
             )
-        if unknown := sorted(stated.keys() - set(OPTIONAL_FACTS)):
-            raise UserError(
-                "unknown run facts.",
-                found=", ".join(unknown),
-                allowed=", ".join(OPTIONAL_FACTS),
-                next="use the allowed names only",
-            )
-        counts = {"steps": steps, "global_batch": global_batch, "sequence_length": sequence_length}
-        _check_facts({"approach": approach, **counts, "world_size": world_size, **stated})
+        for name in stated.keys() - OPTIONAL_FACTS.keys():
+            raise unknown("run fact", name, OPTIONAL_FACTS)
+        counts = dict(zip(COUNTS, (steps, global_batch, sequence_length, world_size), strict=True))
+        facts = {"approach": approach, **counts, **stated}
+        _check_facts(facts)
         if not 0 <= rank < world_size:
-            raise UserError(
-                "the rank is out of range.",
-                found=rank,
-                expected=f"0 to {world_size - 1}",
-                next="pass a rank in the expected range",
-            )
+            found = {"found": rank, "expected": f"0 to {world_size - 1}"}
+            raise UserError("the rank is out of range.", **found, next="pass a rank in the expected range")
         self.rank, self.world_size = rank, world_size
         self._record = {
             "run_id": self.folder.name,
             "attempt": attempt,
-            "external": {
-                "approach": approach,
-                "steps": steps,
-                "global_batch": global_batch,
-                "sequence_length": sequence_length,
-                "world_size": world_size,
-                **stated,
-            },
+            "external": facts,
             "hardware": {"device": device, "device_kind": "cpu" if device.lower().startswith("cpu") else "cuda"},
         }
         log = self.folder / f"attempt={attempt:02d}" / f"rank={rank:05d}"
-        if log.exists():
-            raise UserError(
-                "this attempt has already been logged; a log has one writer.",
-                found=log,
-                next=f"use another folder, or attempt={attempt + 1} for a resumed run",
-            )
         self._writer = Writer(log)
         self._step, self._waited, self._paused, self._last = 0, 0.0, 0.0, 0.0
 
@@ -141,7 +123,7 @@ class ExternalRun:
 
         All values are of this rank: the loss summed over useful tokens in nats, the number of useful tokens, of all
         positions including padding, and of rows; NumPy and torch scalars are accepted. `fields` are any of
-        `schema.FIELDS["steps"]` and override values measured here; pass `step` if the first one is not 0. With a
+        `events.FIELDS["steps"]` and override values measured here; pass `step` if the first one is not 0. With a
         `step_s` of your own the time of this call is not logged as the end of the step.
         """
         now = time.monotonic()
@@ -173,23 +155,13 @@ class ExternalRun:
 
 
 def _check_facts(facts: dict[str, Any]) -> None:
-    """Check that facts have the types of the tables and counts are at least 1. Raises UserError."""
-    counts = dict.fromkeys(("steps", "global_batch", "sequence_length", "world_size"), int)
-    kinds = {"approach": str, **counts, **OPTIONAL_FACTS}
+    """Raise UserError for a fact that does not have the type of the tables, an empty text and a count below 1."""
     for name, value in facts.items():
-        kind = kinds[name]
+        kind = int if name in COUNTS else OPTIONAL_FACTS.get(name, str)
         fits = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
-        if not fits:
-            words = {str: "a text", int: "a whole number", float: "a number", dict: "a mapping"}[kind]
+        if not fits or value == "" or (name in COUNTS and value < 1) or (kind is float and not math.isfinite(value)):
             raise UserError(
-                f"{name} must be {words}.",
+                f"{name} must be {_KINDS[kind]}{', 1 or more' if name in COUNTS else ''}.",
                 found=f"{value!r} ({type(value).__name__})",
-                next="pass a value of the expected type",
-            )
-        if (name in counts and value < 1) or value == "":
-            raise UserError(
-                f"{name} has no value.",
-                found=repr(value),
-                expected="1 or more" if name in counts else "a text",
-                next="pass a value, or omit the fact",
+                next="pass a value of the expected type, or omit an optional fact",
             )

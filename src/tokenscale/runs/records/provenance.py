@@ -8,7 +8,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,36 +19,24 @@ from tokenscale.runs.records.redaction import redact, redact_arguments, redact_v
 
 
 def cgroup_limits(root: Path = Path("/")) -> tuple[float | None, int | None]:
-    """Return the limits of cores and memory bytes by control groups (v1 and v2); None without a limit."""
-    groups = read_lines(root / "proc/self/cgroup")
+    """Return the limits of cores and memory bytes by control groups (version 2); None without a limit.
+
+    This process's group and its parents up to the mount may each set a limit.
+    """
+    group = re.search(r"^0::/(.*)$", read_text(root / "proc/self/cgroup"), re.MULTILINE)
     cores, memory = [], []
-    for folder in _group_folders(groups, "", root / "sys/fs/cgroup"):  # version 2
-        quota, _, period = read_text(folder / "cpu.max").partition(" ")
-        if quota.isdigit() and period.isdigit():
+    for part in [Path(group[1]), *Path(group[1]).parents] if group else []:
+        quota, _, period = read_text(root / "sys/fs/cgroup" / part / "cpu.max").partition(" ")
+        if quota.isdigit() and period.isdigit():  # "max" is no limit
             cores.append(int(quota) / int(period))
-        memory += _parse_limit(folder / "memory.max")
-    for folder in _group_folders(groups, "cpu", root / "sys/fs/cgroup/cpu"):  # version 1
-        quotas, periods = (_parse_limit(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-        cores += [a / b for a, b in zip(quotas, periods, strict=False)]
-    for folder in _group_folders(groups, "memory", root / "sys/fs/cgroup/memory"):
-        memory += _parse_limit(folder / "memory.limit_in_bytes")
-    memory = [limit for limit in memory if limit < 2**60]  # version 1 writes "no limit" as a huge number
+        if (limit := read_text(root / "sys/fs/cgroup" / part / "memory.max")).isdigit():
+            memory.append(int(limit))
     return min(cores, default=None), min(memory, default=None)
 
 
 def usable_cores(affinity: int, quota: float | None) -> int:
     """Return the cores usable at once: the affinity's, limited by the control groups' quota."""
     return max(1, min(affinity, math.ceil(quota))) if quota else affinity
-
-
-def _group_folders(groups: list[str], controller: str, mount: Path) -> Iterator[Path]:
-    """Yield this process's control group and its parents up to the mount, each of which may set a limit."""
-    for line in groups:
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
-            group = Path(path.lstrip("/"))
-            for part in dict.fromkeys([group, *group.parents]):
-                yield mount / part
 
 
 def read_text(path: Path) -> str:
@@ -63,11 +51,6 @@ def read_lines(path: Path) -> list[str]:
     return read_text(path).splitlines()
 
 
-def _parse_limit(path: Path) -> list[int]:
-    text = read_text(path)
-    return [int(text)] if text.isdigit() else []  # "max" and -1 are no limits
-
-
 def count_cores() -> int:
     """Return the number of cores that this process can use, limited by affinity and control groups."""
     return usable_cores(count_affinity_cores(), cgroup_limits()[0])
@@ -79,20 +62,15 @@ def count_affinity_cores() -> int:
 
 def get_boot_id() -> str | None:
     """Return Linux's boot id; monotonic clocks of one boot can be compared."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return None
+    return read_text(Path("/proc/sys/kernel/random/boot_id")) or None
 
 
 def describe_machine() -> dict[str, Any]:
     """Return CPU model, cores, memory, architecture and operating system; unknown facts are left out."""
     facts: dict[str, Any] = {"architecture": platform.machine(), "system": platform.system(), "cores": count_cores()}
+    if cpu := re.search(r"(?im)^model name[^:\n]*:(.*)$", read_text(Path("/proc/cpuinfo"))):
+        facts["cpu"] = cpu[1].strip()
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.lower().startswith("model name"):
-                facts["cpu"] = line.split(":", 1)[1].strip()
-                break
         facts["memory_bytes"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         facts["load_average_1min"] = os.getloadavg()[0]
     except (OSError, ValueError):
@@ -136,17 +114,8 @@ ENVIRONMENT = {
     *("SLURM_JOB_ID", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES"),
 }
 PREFIXES = ("MALLOC_", "NCCL_", "FI_", "TORCH_NCCL_", "GLOO_")
-PACKAGES = (
-    "torch",
-    "numpy",
-    "pyarrow",
-    "safetensors",
-    "tokenizers",
-    "mistral-common",
-    "gigatoken",
-    "xxhash",
-    "transformers",
-    "triton",
+PACKAGES = tuple(
+    "torch numpy pyarrow safetensors tokenizers mistral-common gigatoken xxhash transformers triton".split()
 )
 
 
@@ -154,10 +123,8 @@ def find_versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
     """Return the versions of the installed packages."""
     found = {"python": platform.python_version(), "tokenscale": __version__}
     for package in packages:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -184,8 +151,9 @@ def name_differences(then: dict[str, str], now: dict[str, str]) -> list[str]:
 
 
 def read_git_state() -> tuple[dict[str, Any], str]:
-    """(commit and dirty flag, diff of tracked files and of the package's new ones) of the working tree this package
-    lies in; or ({}, ""). Secrets are taken out of the diff."""
+    """Return (commit and dirty flag, diff of tracked files and of the package's new ones) of the working tree of this
+    package; ({}, "") without git. Secrets are removed from the diff.
+    """
 
     def git(*arguments: str, fails: bool = False) -> str:
         here = Path(__file__).resolve().parents[2]
@@ -245,9 +213,7 @@ def seal_record(directory: Path, record: dict[str, Any], outcome: dict[str, Any]
 
 def read_sealed(path: Path) -> dict[str, Any] | None:
     """Return the record at `path` if it is sealed and unchanged, else None."""
-    if not path.is_file():
-        return None
-    record = read_json(path, "run record")
+    record = read_json(path, "run record") if path.is_file() else None
     if not isinstance(record, dict):
         return None
     body = {k: v for k, v in record.items() if k != "seal"}
