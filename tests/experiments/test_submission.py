@@ -98,7 +98,7 @@ def test_runs_that_the_image_cannot_run_are_not_submitted(cluster):
 def test_an_account_without_a_value_stops_before_the_first_submission(cluster):
     code, text, calls = submit(cluster, "ranks", account=None)
     assert (code, calls) == (2, []), text
-    assert refusals(text) == ["tokenscale: a variable of the profile has no value: ALPS_ACCOUNT."]
+    assert refusals(text) == ["tokenscale: environment variables that the profile uses have no value: ALPS_ACCOUNT."]
     assert "export ALPS_ACCOUNT=<project>" in text and "Traceback" not in text and unlocked(cluster)
 
 
@@ -160,7 +160,7 @@ def test_a_dry_run_warns_and_goes_on(cluster):
     code, text, calls = submit(cluster, "-n", account=None)
     assert (code, calls) == (0, []), text
     assert refusals(text) == [
-        "tokenscale: a variable of the profile has no value: ALPS_ACCOUNT.",
+        "tokenscale: environment variables that the profile uses have no value: ALPS_ACCOUNT.",
         "tokenscale: the runs need more node-hours than the budget allows.",
     ]
     assert re.search(r"^cost of 5 trainings, estimated: [0-9,.]+ node-hours, over the budget of 50 ", text, re.M)

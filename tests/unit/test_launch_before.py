@@ -12,7 +12,7 @@ def of(node_hours, **why):
 def test_a_variable_without_a_value_is_named_with_what_sets_it():
     jobs = [{"slurm_account": "$ALPS_ACCOUNT", "mem_mb": 450000, "slurm_partition": "normal"}] * 3
     said = unset_variable_error(jobs).render()
-    assert said.startswith("tokenscale: a variable of the profile has no value: ALPS_ACCOUNT.\n")
+    assert "ALPS_ACCOUNT" in said.splitlines()[0]
     assert "slurm_account: $ALPS_ACCOUNT" in said and "export ALPS_ACCOUNT=<project>" in said
     assert said.count("\n") == 2, "three jobs, one message"
 

@@ -52,9 +52,10 @@ def test_a_controller_that_does_not_answer_is_an_error_with_its_words(slurm):
         ("exec sleep 9", None),
     ],
 )
-def test_whether_a_job_may_still_write(slurm, says, answer):
+def test_whether_a_job_may_still_write(slurm, says, answer, monkeypatch):
+    monkeypatch.setattr(job, "QUEUE_S", 0.5)
     program(slurm, "squeue", says)
-    assert job.may_still_write("45", timeout_s=0.5) is answer
+    assert job.may_still_write("45") is answer
 
 
 def test_without_a_queue_nobody_knows(monkeypatch, tmp_path):

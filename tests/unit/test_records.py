@@ -32,8 +32,9 @@ def test_a_field_outside_the_schema_is_a_bug(tmp_path):
         Writer(tmp_path).step(step=0, colour=1)
 
 
-def test_lines_reach_the_file_without_close(tmp_path):
-    writer = Writer(tmp_path, flush_lines=2)
+def test_lines_reach_the_file_without_close(tmp_path, monkeypatch):
+    monkeypatch.setattr("tokenscale.runs.records.events.FLUSH_LINES", 2)
+    writer = Writer(tmp_path)
     writer.step(step=0)
     writer.step(step=1)
     assert len(lines(tmp_path / "steps.jsonl")) == 2

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,8 @@ class Identity:
     @property
     def digest(self) -> str:
         """Digest of all code and inputs, and of the state of another run if there is one."""
-        made = self.code_and_inputs
-        return made if self.state is None else sha256_text(f"{made} {self.state}")
+        alone = self.code_and_inputs
+        return alone if self.state is None else sha256_text(f"{alone} {self.state}")
 
     @property
     def code_and_inputs(self) -> str:
@@ -53,26 +52,20 @@ class Identity:
 
 def hash_identity(code: list[Path], inputs: dict[str, Path], state: Path | None = None) -> Identity:
     """Hash the code files (by path below the package), the manifests (by role) and another run's state record."""
-    hashes = _hash_files(code)
-    roles = {role: sha256_file(path) for role, path in inputs.items()}
-    return Identity(hashes, roles, sha256_file(state) if state else None)
-
-
-def _hash_files(code: Sequence[Path]) -> dict[str, str]:
     hashes = {}
     for path in code:
         parts = path.resolve().parts
         start = len(parts) - parts[::-1].index("tokenscale") if "tokenscale" in parts else len(parts) - 1
         hashes["/".join(parts[start:])] = sha256_file(path)
-    return hashes
+    roles = {role: sha256_file(path) for role, path in inputs.items()}
+    return Identity(hashes, roles, sha256_file(state) if state else None)
 
 
-def is_sealed(directory: Path, identity: Identity) -> bool:
-    """Whether a run has ended with this identity."""
+def read_final(directory: Path, identity: Identity) -> dict[str, Any] | None:
+    """Return the sealed record of a run that has ended with this identity, else None."""
     record = read_sealed(directory / "run.json")
-    return (
-        record is not None and record.get("digest") == identity.digest and record["outcome"]["status"] in FINAL_STATUSES
-    )
+    ended = record is not None and record.get("digest") == identity.digest
+    return record if record and ended and record["outcome"]["status"] in FINAL_STATUSES else None
 
 
 def prepare_attempt(
@@ -83,7 +76,7 @@ def prepare_attempt(
     `launch` describes machine and job in the record. Attempts of other code or inputs move to `superseded/`, together
     with their record.
     """
-    if is_sealed(directory, identity):
+    if read_final(directory, identity):
         return None
     record = read_sealed(directory / "run.json")
     attempts = sorted(directory.glob("attempt=*"))
@@ -126,18 +119,10 @@ def _read_digest(attempt: Path) -> str | None:
 
 def write_done_file(directory: Path, output: Path, identity: Identity, run: RunSettings) -> bool:
     """Write `done.json` from the sealed record. Returns False if the record is not sealed or of another identity."""
-    record = read_sealed(directory / "run.json")
-    if record is None or record.get("digest") != identity.digest or record["outcome"]["status"] not in FINAL_STATUSES:
+    record = read_final(directory, identity)
+    if record is None:
         return False
-    write_json(
-        output,
-        {
-            "schema": 1,
-            "run_id": run.identity,
-            "status": record["outcome"]["status"],
-            "steps": record["outcome"]["steps"],
-            "attempt": record["attempt"],
-            "seal": record["seal"],
-        },
-    )
+    ended = {key: record["outcome"][key] for key in ("status", "steps")}
+    facts = {"schema": 1, "run_id": run.identity, "attempt": record["attempt"], "seal": record["seal"]}
+    write_json(output, facts | ended)
     return True

@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -12,6 +11,9 @@ from tokenscale.base.errors import UserError
 
 #: job states in which processes may still write
 ALIVE = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "CONFIGURING"}
+
+#: seconds to wait for an answer of squeue
+QUEUE_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class Job:
         return {**asdict(self), "nodes": list(self.nodes), "queue_s": waited}
 
 
-def job_id(environment: Mapping[str, str] = os.environ) -> str | None:
-    return environment.get("SLURM_JOB_ID") or None
+def job_id() -> str | None:
+    return os.environ.get("SLURM_JOB_ID") or None
 
 
 def load_job(identity: str) -> Job:
@@ -57,11 +59,11 @@ def load_job(identity: str) -> Job:
     )
 
 
-def may_still_write(identity: str, timeout_s: float = 20) -> bool | None:
+def may_still_write(identity: str) -> bool | None:
     """Whether processes of a job may still be running; None if the queue cannot be queried."""
     try:
         argv = ["squeue", "--noheader", "--states=all", "--format=%A %T", f"--jobs={identity}"]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=QUEUE_S)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if done.returncode != 0:  # forgotten by its controller
@@ -84,7 +86,7 @@ def _query(*argv: str) -> str:
 
 
 def _parse_fields(line: str) -> dict[str, str]:
-    """Parse `Key=value` pairs of scontrol's one-line output. Values with spaces are cut; none is used here."""
+    """Parse `Key=value` pairs of scontrol's one-line output. Values with spaces are cut."""
     return dict(re.findall(r"(?:^|\s)([A-Za-z/:]+)=(\S*)", line))
 
 

@@ -19,8 +19,8 @@ NEXT_IF_KILLED = "`dmesg` on that node, if you may; a larger mem_mb, or fewer ru
 
 #: signals that end a launcher: from a terminal, a scheduler, a closed session, an approaching time limit
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-#: seconds for ranks to write a resume state after a signal
-GRACE_S = 30.0
+#: seconds for ranks to write a resume state after a signal, and between two looks at them
+GRACE_S, POLL_S = 30.0, 0.05
 #: torch uses the larger of the first two, Snakemake sets the first three to the job's threads, and tokenizers use the
 #: last one
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
@@ -28,41 +28,28 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_
 PORT_TAKEN = 76
 PORTS_TRIED = 3
 #: variables that define a process's rank and world
-WORLD_VARIABLES = {
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    RENDEZVOUS_SECRET,
-}
+WORLD_VARIABLES = {*("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+WORLD_VARIABLES.add(RENDEZVOUS_SECRET)
 
 
 def run_ranks(
-    argv: list[str],
-    world_size: int,
-    *,
-    variables: dict[str, str] | None = None,
-    poll_s: float = 0.05,
-    grace_s: float = GRACE_S,
-    keep: tuple[int, ...] = (),
+    argv: list[str], world_size: int, *, variables: dict[str, str] | None = None, keep: tuple[int, ...] = ()
 ) -> int:
     """Run `argv` once per rank, with torchrun's environment variables and `variables`.
 
     Returns 0, or the exit code of the first failed rank. When a rank fails, its number and exit code are printed and
     the others are terminated: their errors are only consequences. Signals to this process are forwarded to the ranks,
-    which have `grace_s` seconds to write a resume state.
+    which have `GRACE_S` seconds to write a resume state.
     """
     base = rank_environment(threads_per_rank(world_size)) | (variables or {})
     if world_size == 1:
-        return run_processes([(argv, base)], poll_s=poll_s, grace_s=grace_s, keep=keep)
+        return run_processes([(argv, base)], keep=keep)
     base |= local_rendezvous(base) | new_secret()
     base |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
     for _ in range(PORTS_TRIED):  # between now and the first rank's listening, imports take seconds
         base["MASTER_PORT"] = str(free_port())
         commands = [(argv, base | {"RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(world_size)]
-        code = run_processes(commands, poll_s=poll_s, grace_s=grace_s, keep=keep)
+        code = run_processes(commands, keep=keep)
         if code != PORT_TAKEN:
             break
     return code
@@ -94,8 +81,6 @@ def rank_environment(threads: int) -> dict[str, str]:
 def run_processes(
     commands: list[tuple[list[str], dict[str, str]]],
     *,
-    poll_s: float = 0.05,
-    grace_s: float = GRACE_S,
     stderr: IO[str] | None = None,
     end_signal: signal.Signals = signal.SIGTERM,
     keep: tuple[int, ...] = (),
@@ -105,7 +90,7 @@ def run_processes(
     `end_signal` asks them to end: SIGTERM for ranks and torchrun; srun kills its tasks at SIGTERM but forwards SIGUSR1.
     They inherit the descriptors `keep`, so a run stays locked as long as one of its ranks lives.
     """
-    # A launcher that is told to end (scancel, a killed Snakemake) ends its ranks first: they would go on and write. The
+    # A launcher that is terminated (scancel, a killed Snakemake) ends its ranks first: they would go on and write. The
     # handler only notes the signal; raising inside `Popen.poll` can leave its lock held for ever.
     received: list[int] = []
     handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
@@ -122,7 +107,7 @@ def run_processes(
                     reason=error.strerror,
                     next="install the program, or correct its path and its permissions",
                 ) from None
-        return _wait_for_processes(processes, received, end_signal, poll_s, grace_s)
+        return _wait_for_processes(processes, received, end_signal)
     finally:
         for process in processes:
             if process.poll() is None:
@@ -141,17 +126,15 @@ def threads_per_rank(world_size: int) -> int:
     return max(1, job // world_size)
 
 
-def _wait_for_processes(
-    processes: list[subprocess.Popen], received: list[int], end_signal: signal.Signals, poll_s: float, grace_s: float
-) -> int:
+def _wait_for_processes(processes: list[subprocess.Popen], received: list[int], end_signal: signal.Signals) -> int:
+    """Return the exit code of the processes. A signal is forwarded once; a second SIGINT ends the wait."""
     while not received:
         codes = [r.poll() for r in processes]
         failed = [(number, code) for number, code in enumerate(codes) if code]
         if failed:
             number, code = failed[0]
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            others = sum(c is None for c in codes)
-            message = f"tokenscale: rank {number} failed first ({how}); ending {others} other rank(s)."
+            message = f"tokenscale: rank {number} failed first ({how}); ending {codes.count(None)} other rank(s)."
             if code == -signal.SIGKILL:  # it could not say why itself
                 message += f"\n  cause   {KILLED}\n  next    {NEXT_IF_KILLED}"
             if len(processes) > 1 or code == -signal.SIGKILL:
@@ -159,24 +142,17 @@ def _wait_for_processes(
             return code if code > 0 else 128 - code
         if all(code == 0 for code in codes):
             return 0
-        time.sleep(poll_s)
-    _forward_signal(processes, received, end_signal, poll_s, grace_s)
-    return 128 + received[0]
-
-
-def _forward_signal(
-    processes: list[subprocess.Popen], received: list[int], end_signal: signal.Signals, poll_s: float, grace_s: float
-) -> None:
-    """Forward the signal once and wait until the grace period or time limit ends; a second SIGINT ends the wait."""
+        time.sleep(POLL_S)
     for process in processes:
         if process.poll() is None:
             process.send_signal(end_signal)
     began = time.monotonic()
     while any(process.poll() is None for process in processes):
-        late = received[0] != signal.SIGUSR1 and time.monotonic() - began > grace_s
+        late = received[0] != signal.SIGUSR1 and time.monotonic() - began > GRACE_S  # USR1: the time limit ends it
         if late or received.count(signal.SIGINT) > 1:
-            return
-        time.sleep(poll_s)
+            break
+        time.sleep(POLL_S)
+    return 128 + received[0]
 
 
 def free_port() -> int:

@@ -15,18 +15,7 @@ from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import write_arguments
-from tokenscale.runs.launch import failure_hints, lock, ranks
-from tokenscale.runs.launch.attempts import (
-    RESUME_EXIT_CODE,
-    Identity,
-    delete_resume_states,
-    find_interrupted_step,
-    hash_identity,
-    is_sealed,
-    prepare_attempt,
-    write_done_file,
-)
-from tokenscale.runs.launch.failure_hints import describe_hang
+from tokenscale.runs.launch import attempts, failure_hints, lock, ranks
 from tokenscale.runs.launch.job import Job, job_id, load_job
 from tokenscale.runs.launch.ranks import THREADS
 from tokenscale.settings.closure import training_code
@@ -131,14 +120,14 @@ def choose_port(job: str) -> int:
 
 
 #: SLURM variables that srun needs to find job and cluster
-KEPT_VARIABLES = {
-    "SLURM_JOB_ID",
-    "SLURM_JOBID",
-    "SLURM_CONF",
-    "SLURM_CLUSTER_NAME",
-    "SLURM_SUBMIT_DIR",
-    "SLURM_SUBMIT_HOST",
-}
+KEPT_VARIABLES = {*("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CONF", "SLURM_CLUSTER_NAME")}
+KEPT_VARIABLES |= {"SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST"}
+
+
+def _step_environment(base: dict[str, str]) -> dict[str, str]:
+    """Return variables for an srun step, which does not inherit the job's request: its geometry is explicit."""
+    request = ("SLURM_", "SRUN_", "SBATCH_")
+    return {n: v for n, v in base.items() if n in KEPT_VARIABLES or not n.startswith(request)}
 
 
 def find_job(machine: Machine) -> Job | None:
@@ -183,23 +172,10 @@ class Launch:
             return rank, machine.environment
         if machine.starter == "torchrun":
             return torchrun_argv(rank, shape), machine.environment
-        argv = srun_argv(
-            rank,
-            shape,
-            machine,
-            name=self.run.identity,
-            outputs=outputs,
-            root=Path.cwd(),
-            share=self.share,
-        )
-        variables = srun_environment(
-            machine,
-            outputs=outputs,
-            root=Path.cwd(),
-            address=self.job.address if self.job else None,
-            job=self.job.id if self.job else None,
-        )
-        return argv, variables
+        places: dict[str, Any] = {"outputs": outputs, "root": Path.cwd()}
+        argv = srun_argv(rank, shape, machine, name=self.run.identity, share=self.share, **places)
+        job: dict[str, Any] = {"address": self.job.address, "job": self.job.id} if self.job else {}
+        return argv, srun_environment(machine, **places, **job)
 
     def outputs(self, attempt: int) -> Path:
         return self.attempt_directory(attempt) / "output"
@@ -215,16 +191,11 @@ class Launch:
         argv = [*argv[:rank], write_arguments(self.attempt_directory(attempt) / "arguments.json", argv[rank:])]
         if self.machine.starter == "here":
             return ranks.run_ranks(argv, world_size, variables=variables, keep=keep)
-        threads = self.machine.cores_per_rank or ranks.threads_per_rank(world_size)
-        base = ranks.rank_environment(threads)
+        base = ranks.rank_environment(self.machine.cores_per_rank or ranks.threads_per_rank(world_size))
         if self.machine.starter == "torchrun":
             base |= ranks.local_rendezvous(base) | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else it listens
         else:
-            # the step does not inherit the job's request: its geometry is explicit
-            base = {
-                n: v for n, v in base.items() if n in KEPT_VARIABLES or not n.startswith(("SLURM_", "SRUN_", "SBATCH_"))
-            }
-            base |= ranks.new_secret()
+            base = _step_environment(base) | ranks.new_secret()
             self.outputs(attempt).mkdir(parents=True, exist_ok=True)
             print(f"output of the ranks: {self.outputs(attempt)}/rank=*.log", flush=True)
             print(f"srun is called {_process_age_s():.2f} s after this launcher was", flush=True)
@@ -251,15 +222,16 @@ class Launch:
     def check(self) -> None:
         """Raise UserError if srun has no job or too few nodes, before any file is written."""
         shape = self.shape
+        needs = f"{self.run.identity} wants {shape.nodes} x {shape.ranks_per_node} ranks"
         if self.machine.starter != "srun":
-            if shape.nodes > 1:
-                raise UserError(
-                    "the run needs several nodes, which only srun can start.",
-                    run=f"{self.run.identity} wants {shape.nodes} x {shape.ranks_per_node} ranks",
-                    machine=f"{self.machine.name}: gpus_per_node {self.machine.gpus_per_node}",
-                    next='set starter = "srun" in the machine file, or use a smaller layout',
-                )
-            return
+            if shape.nodes == 1:
+                return
+            raise UserError(
+                "the run needs several nodes, which only srun can start.",
+                run=needs,
+                machine=f"{self.machine.name}: gpus_per_node {self.machine.gpus_per_node}",
+                next='set starter = "srun" in the machine file, or use a smaller layout',
+            )
         if self.job is None:
             raise UserError(
                 "this machine starts ranks by srun, but this process is not in a SLURM job.",
@@ -269,7 +241,7 @@ class Launch:
         if len(self.job.nodes) < shape.nodes:
             raise UserError(
                 "the job has fewer nodes than the run needs.",
-                run=f"{self.run.identity} wants {shape.nodes} x {shape.ranks_per_node} ranks",
+                run=needs,
                 job=f"{self.job.id} has {', '.join(self.job.nodes)}",
                 next="do not set `nodes` in the profile, or request as many",
             )
@@ -294,7 +266,7 @@ def open_run(
     launch: dict[str, Any] | None = None,
     wait: bool = False,
     check: Check | None = None,
-) -> Iterator[tuple[Identity, int | None, int]]:
+) -> Iterator[tuple[attempts.Identity, int | None, int]]:
     """Lock the folder of `output` for a run and yield (identity, number of the next attempt, lock's descriptor).
 
     The number is None if the run is already sealed with this identity; `output` then exists. Raises UserError for a
@@ -310,14 +282,14 @@ def open_run(
     directory = output.parent
     with lock.hold_run_folder(directory, run.identity, wait=wait) as held:
         # hash after locking: waiting may have taken hours
-        identity = hash_identity(_to_paths(training_code(run)), manifests, state)
-        if check is not None and not is_sealed(directory, identity):
+        identity = attempts.hash_identity([Path(file) for file in training_code(run)], manifests, state)
+        if check is not None and not attempts.read_final(directory, identity):
             check(run, manifests)
-        attempt = prepare_attempt(directory, run, identity, launch)
+        attempt = attempts.prepare_attempt(directory, run, identity, launch)
         if attempt is None:
             print(f"{run.identity} has ended already, with this code and data; remove {directory} to train it again")
-            write_done_file(directory, output, identity, run)
-            delete_resume_states(directory, run)
+            attempts.write_done_file(directory, output, identity, run)
+            attempts.delete_resume_states(directory, run)
         yield identity, attempt, held
 
 
@@ -340,24 +312,22 @@ def start_run(
     machine = machine or Machine()
     launched = Launch(run, machine, output.parent, share, job=find_job(machine))
     launched.check()
-    with open_run(run, output, manifests, launch=launched.record(), wait=wait, check=check) as (
-        identity,
-        attempt,
-        held,
-    ):
+    opened = open_run(run, output, manifests, launch=launched.record(), wait=wait, check=check)
+    with opened as (identity, attempt, held):
         if attempt is None:
             return 0
         exit_code = launched.go(attempt, manifests, keep=(held,))
-        if write_done_file(output.parent, output, identity, run):
+        if attempts.write_done_file(output.parent, output, identity, run):
             if exit_code:  # results were on disk before the processes were torn down
-                text = f"{run.identity} is sealed; its processes then ended with {exit_code}."
-                print(f"tokenscale: {text}", file=sys.stderr)
+                print(
+                    f"tokenscale: {run.identity} is sealed; its processes then ended with {exit_code}.", file=sys.stderr
+                )
             return 0
-        step = find_interrupted_step(output.parent, attempt)
+        step = attempts.find_interrupted_step(output.parent, attempt)
         if step is not None:
             print(f"tokenscale: {run.identity} was stopped after step {step}; the next attempt goes on from there.")
-            return RESUME_EXIT_CODE
-        if report := describe_hang(launched.attempt_directory(attempt), run.layout.world_size):
+            return attempts.RESUME_EXIT_CODE
+        if report := failure_hints.describe_hang(launched.attempt_directory(attempt), run.layout.world_size):
             print(report, file=sys.stderr, flush=True)
         if machine.starter == "srun":
             print(failure_hints.describe_failure(launched.outputs(attempt)), file=sys.stderr, flush=True)
@@ -370,18 +340,10 @@ def _find_state(run: RunSettings) -> Path | None:
         return None
     record, writer = Path(run.resume_from) / "checkpoint.json", parse_run_id(run.resume_from)
     if not record.is_file():
-        raise UserError(
-            "the resume state of this run is missing.",
-            path=record,
-            next=f"rm -r results/runs/{writer}, and snakemake {done_file(writer)} trains it again"
-            if writer
-            else "set resume_from to an existing state",
-        )
+        again = f"rm -r results/runs/{writer}, and snakemake {done_file(writer)} trains it again"
+        following = again if writer else "set resume_from to an existing state"
+        raise UserError("the resume state of this run is missing.", path=record, next=following)
     return record
-
-
-def _to_paths(files: list[str]) -> list[Path]:
-    return [Path(file) for file in files]
 
 
 def build_argv(machine: Machine, arguments: list[str], root: Path) -> list[str]:
@@ -402,7 +364,6 @@ def run_single_rank(machine: Machine, arguments: list[str]) -> int:
         )
     root = Path.cwd()
     base = ranks.rank_environment(machine.cores_per_rank or 1)
-    # the step does not inherit the job's request: its geometry is explicit
-    base = {n: v for n, v in base.items() if n in KEPT_VARIABLES or not n.startswith(("SLURM_", "SRUN_", "SBATCH_"))}
+    base = _step_environment(base)
     variables = srun_environment(machine, outputs=root / "results/logs", root=root)
     return subprocess.run(build_argv(machine, arguments, root), env=base | variables, cwd=os.getcwd()).returncode

@@ -28,16 +28,12 @@ def unset_variable_error(resources: Iterable[Mapping[str, object]]) -> UserError
     if not found:
         return None
     variables = sorted({variable for _, variable in found})
-    subject = "a variable" if len(variables) == 1 else "variables"
+    values = {variable: "project" if variable.endswith("ACCOUNT") else "value" for variable in variables}
     return UserError(
-        f"{subject} of the profile {'has' if len(variables) == 1 else 'have'} no value: {', '.join(variables)}.",
+        f"environment variables that the profile uses have no value: {', '.join(variables)}.",
         used_by=", ".join(f"{name}: ${variable}" for name, variable in sorted(found)),
-        next="\n".join(f"export {variable}=<{_describe_variable(variable)}>" for variable in variables),
+        next="\n".join(f"export {variable}=<{value}>" for variable, value in values.items()),
     )
-
-
-def _describe_variable(variable: str) -> str:
-    return "project" if variable.endswith("ACCOUNT") else "value"
 
 
 def replaced_options_error(lost: Mapping[str, Iterable[str]]) -> UserError | None:
@@ -95,20 +91,17 @@ def format_costs(totals: Mapping[str, Total], node_hours: float) -> list[str]:
     """Return lines with the estimated cost of the runs to submit, by experiment, and the budget; empty if no runs."""
     if not totals:
         return []
-    runs, kept = sum(of.runs for of in totals.values()), _sum_node_hours(totals) <= node_hours
+    hours, bounded, unknown = _add(totals)
     width = max(map(len, totals))
     lines = [
-        f"cost of {runs:,} trainings, estimated: {format_hours(totals)} node-hours, "
-        f"{'within' if kept else 'over'} the budget of {node_hours:,g} (budget.node_hours)"
+        f"cost of {sum(of.runs for of in totals.values()):,} trainings, estimated: {format_hours(totals)} node-hours, "
+        f"{'within' if hours <= node_hours else 'over'} the budget of {node_hours:,g} (budget.node_hours)"
     ]
     for name, of in totals.items():
         share = f", {sum(of.bounded.values()):,} with an upper bound" if of.bounded else ""
         lines.append(f"  {name:<{width}}  {format_hours({name: of}):>10}  {of.runs:,} runs{share}")
-    for why, count in _sum_counts(of.bounded for of in totals.values()).items():
-        lines.append(f"  ≤: {count:,} runs are priced by {why}")
-    for why, count in _sum_counts(of.unknown for of in totals.values()).items():
-        lines.append(f"  hours of {count:,} runs are not known: {why}")
-    return lines
+    lines += [f"  ≤: {count:,} runs are priced by {why}" for why, count in bounded.items()]
+    return lines + [f"  hours of {count:,} runs are not known: {why}" for why, count in unknown.items()]
 
 
 def budget_error(totals: Mapping[str, Total], node_hours: float) -> UserError | None:
@@ -116,7 +109,7 @@ def budget_error(totals: Mapping[str, Total], node_hours: float) -> UserError | 
 
     `totals` are the estimates of the runs to submit, by experiment; upper bounds count in full.
     """
-    needed = _sum_node_hours(totals)
+    needed, bounded, unknown = _add(totals)
     if needed <= node_hours:
         return None
     largest = sorted(totals.items(), key=lambda item: -item[1].node_hours)
@@ -124,14 +117,11 @@ def budget_error(totals: Mapping[str, Total], node_hours: float) -> UserError | 
     lines = [f"{name:<{width}}  {format_hours({name: of}):>10}" for name, of in largest[:MAX_EXPERIMENTS]]
     if rest := dict(largest[MAX_EXPERIMENTS:]):
         lines.append(f"and {len(rest)} more experiments: {format_hours(rest)}")
-    unknown, bounded = (
-        _sum_counts(getattr(of, name) for of in totals.values()).total() for name in ("unknown", "bounded")
-    )
     return UserError(
         "the runs need more node-hours than the budget allows.",
         needed=f"{format_hours(totals)} node-hours (estimated)"
-        + (f", {bounded:,} runs with an upper bound" if bounded else "")
-        + (f", and {unknown:,} runs of unknown hours" if unknown else ""),
+        + (f", {bounded.total():,} runs with an upper bound" if bounded else "")
+        + (f", and {unknown.total():,} runs of unknown hours" if unknown else ""),
         budget=f"{node_hours:,g}  (budget.node_hours)",
         largest="\n".join(lines),
         next=f"--config '{suggest_budget(needed)}', or the same key in config.yaml;\n"
@@ -142,17 +132,18 @@ def budget_error(totals: Mapping[str, Total], node_hours: float) -> UserError | 
 
 def format_hours(totals: Mapping[str, Total]) -> str:
     """Format node-hours: `≤` marks a sum with upper bounds, `≥` one that lacks runs."""
-    bounded, unknown = any(of.bounded for of in totals.values()), any(of.unknown for of in totals.values())
-    sign = "about " if bounded and unknown else "≤ " * bounded + "≥ " * unknown
-    return f"{sign}{_sum_node_hours(totals):,.1f}"
+    hours, bounded, unknown = _add(totals)
+    sign = "about " if bounded and unknown else "≤ " if bounded else "≥ " if unknown else ""
+    return f"{sign}{hours:,.1f}"
 
 
-def _sum_node_hours(totals: Mapping[str, Total]) -> float:
-    return sum(of.node_hours for of in totals.values())
-
-
-def _sum_counts(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
-    return sum(map(Counter, counts), Counter())
+def _add(totals: Mapping[str, Total]) -> tuple[float, Counter[str], Counter[str]]:
+    """Return node-hours, and the numbers of runs with an upper bound and of unknown hours, each by reason."""
+    bounded, unknown = Counter[str](), Counter[str]()
+    for of in totals.values():
+        bounded.update(of.bounded)
+        unknown.update(of.unknown)
+    return sum(of.node_hours for of in totals.values()), bounded, unknown
 
 
 def suggest_budget(needed: float) -> str:

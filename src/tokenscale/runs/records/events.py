@@ -11,6 +11,8 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import sync, temporary_path
 
 VERSION = 2
+#: when buffered lines are written, and how often a status
+FLUSH_LINES, FLUSH_S, STATUS_S = 50, 5.0, 2.0
 
 #: file → field → SQL type. A field may be missing in a line (null); an unknown one is ignored by readers.
 FIELDS: dict[str, dict[str, str]] = {
@@ -92,19 +94,15 @@ FIELDS: dict[str, dict[str, str]] = {
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
-def _nonfinite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
-
-
 class Writer:
     """Writes `steps.jsonl`, `spans.jsonl` and `events.jsonl` below one `attempt=NN/rank=NNNNN/` directory.
 
-    Lines are buffered and written, in one system call per file, after `flush_lines` lines or `flush_s` seconds, and at
+    Lines are buffered and written, in one system call per file, after `FLUSH_LINES` lines or `FLUSH_S` seconds, and at
     `close`. A killed process loses at most the buffer and leaves at most one partial line. Non-finite numbers become
     null and set `nonfinite`.
     """
 
-    def __init__(self, directory: str | Path, *, flush_lines: int = 50, flush_s: float = 5.0):
+    def __init__(self, directory: str | Path):
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         try:
@@ -117,7 +115,6 @@ class Writer:
                 next=f"use another folder, or the attempt after {self.directory.parent.name}",
             ) from None
         self._lines: dict[str, list[str]] = {name: [] for name in FIELDS}
-        self._flush_lines, self._flush_s = flush_lines, flush_s
         self._flushed_at = time.monotonic()
         self._epoch = time.time() - time.monotonic()
 
@@ -145,10 +142,10 @@ class Writer:
         try:
             line = _encode(record)
         except ValueError:  # a number that is not finite
-            record = {key: None if _nonfinite(value) else value for key, value in record.items()}
+            record = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
             line = _encode({**({"nonfinite": True} if name == "steps" else {}), **record})  # unless it says itself
         self._lines[name].append(line)
-        if len(self._lines[name]) >= self._flush_lines or time.monotonic() - self._flushed_at > self._flush_s:
+        if len(self._lines[name]) >= FLUSH_LINES or time.monotonic() - self._flushed_at > FLUSH_S:
             self.flush()
 
     def flush(self) -> None:
@@ -172,15 +169,15 @@ class Writer:
 
 
 class Status:
-    """Keep `<run>/status.json` current, written at most every `every_s` seconds."""
+    """Keep `<run>/status.json` current, written at most every `STATUS_S` seconds."""
 
-    def __init__(self, path: Path, every_s: float = 2.0):
-        self.path, self.every_s, self._last = path, every_s, 0.0
+    def __init__(self, path: Path):
+        self.path, self._last = path, 0.0
 
     def update(self, force: bool = False, **fields: object) -> None:
         """Write fields and time if due. Errors such as a full disk are ignored, so that training continues."""
         now = time.monotonic()  # the wall clock may be set back
-        if not force and now - self._last < self.every_s:
+        if not force and now - self._last < STATUS_S:
             return
         self._last = now
         temporary = temporary_path(self.path)
