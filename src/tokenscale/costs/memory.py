@@ -14,7 +14,7 @@ from tokenscale.costs.communication import bus_factor
 from tokenscale.costs.flops import weights
 from tokenscale.costs.pipeline_schedules import assign_stages, build_schedule, max_in_flight
 from tokenscale.data.order.permutation import micro_steps, rank_slots, shard_rows
-from tokenscale.settings.layout import LayoutSettings, MeshCoordinate
+from tokenscale.settings.layout import MeshCoordinate
 from tokenscale.settings.model import ModelSettings, aligned_rows
 from tokenscale.settings.run import RunSettings
 
@@ -36,7 +36,7 @@ class Memory:
 
 
 def exchanged_bytes(run: RunSettings) -> int:
-    """Return the bytes that a rank sends in a step to keep weights alike over `data` and `shard`, as rings send them.
+    """Return the bytes that a rank sends in a step to keep weights equal over `data` and `shard`, as rings send them.
 
     DDP reduces all gradients. zero1 also gathers the updated weights. FSDP gathers weights and scatters the sums of
     gradients once a step, but with zero3 gathers a block's weights for every forward and every backward pass, and the
@@ -47,19 +47,16 @@ def exchanged_bytes(run: RunSettings) -> int:
     >>> exchanged_bytes(run) == 4 * 124_439_808
     True
     """
-    model, layout = run.model.with_positions(run.sequence_length), run.layout
-    weights = [
-        _shard_weight(weight, layout, layout.coordinate(0))
-        for weight in _local_weights(model, run.sequence_length, layout, layout.coordinate(0))
-    ]
+    layout = run.layout
+    weights = _local_weights(run, layout.coordinate(0))
+    elements = sum(prod(w.shape) for w in weights)
     size = 2 if run.precision == "bf16-true" else 4
+    reduced = 2 if layout.compression == "bf16" else size
     if layout.shard == 1:
-        reduced = 2 if layout.compression == "bf16" else size
-        return round(bus_factor("all_reduce", layout.data) * reduced * sum(prod(w.shape) for w in weights))
+        return round(bus_factor("all_reduce", layout.data) * reduced * elements)
     half = bus_factor("all_gather", layout.shard)
     if layout.sharding == "zero1":
-        reduced = 2 if layout.compression == "bf16" else size
-        return round(half * (2 * reduced + size) * sum(prod(w.shape) for w in weights))
+        return round(half * (2 * reduced + size) * elements)
     padded = sum(_padded(w, layout.shard) for w in weights)
     gathered = float(padded)
     if layout.sharding == "zero3":
@@ -89,9 +86,8 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
     """Return the memory of a rank in a step. The run's model must have its vocabulary size (`with_vocabulary`).
 
     The optimizer state is AdamW's two moments and its step count (4 bytes per tensor). Activations are the tensors that
-    one forward pass on full rows saves for backward, times the passes in flight, plus weights that FSDP gathers and
-    keeps, plus the messages that a pipeline holds until they are sent. For a rank with several stages (interleaved) it
-    is the pass of the first stage, as in the probe.
+    one forward pass of the first stage on full rows saves for backward, times the passes in flight, plus weights that
+    FSDP gathers and keeps, plus the messages that a pipeline holds until they are sent.
 
     `device` selects the kernels. `cpu`: eager PyTorch, exact to the byte (tests/experiments/test_memory.py). `cuda`,
     not measured so far: excludes RMSNorm's normalised copy, all but one byte per element of dropout, and the scores and
@@ -101,44 +97,26 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
     Not predicted: activations under torch.compile, of float8 products, and of models of `transformers`, whose
     weights are assumed to divide evenly.
     """
-    model, layout = run.model.with_positions(run.sequence_length), run.layout
-    coordinate, size = layout.coordinate(rank), 2 if run.precision == "bf16-true" else 4
-    if model.transformers is not None:
-        return _library_memory(model, layout, size)
-    local = [
-        _shard_weight(weight, layout, coordinate)
-        for weight in _local_weights(model, run.sequence_length, layout, coordinate)
-    ]
-    mine = [prod(_shard_shape(weight.shape, layout, coordinate)) for weight in local]
-    whole = sum(prod(weight.shape) for weight in local) if layout.sharding == "zero1" else sum(mine)
-    activations = None
-    if not (run.compile or run.float8):
-        activations = _Forward(run, model, coordinate, device).total_bytes(local)
-    return Memory(
-        parameters=size * whole,
-        gradients=size * whole,
-        optimizer=2 * size * sum(mine) + 4 * len(mine),
-        activations=activations,
-    )
+    layout, size, activations = run.layout, 2 if run.precision == "bf16-true" else 4, None
+    if run.model.transformers is not None:
+        count = weights(run.model.with_positions(run.sequence_length)).total
+        mine = [-(-count // layout.shard)]
+        whole, scalars = count if layout.sharding == "zero1" else sum(mine), 0
+    else:
+        coordinate = layout.coordinate(rank)
+        local = _local_weights(run, coordinate)
+        mine = [len(shard_rows(w.shape[0], coordinate.shard, layout.shard)) * prod(w.shape[1:]) for w in local]
+        whole, scalars = sum(prod(w.shape) for w in local) if layout.sharding == "zero1" else sum(mine), len(mine)
+        if not (run.compile or run.float8):
+            activations = _Forward(run, coordinate, device).total_bytes(local)
+    return Memory(size * whole, size * whole, 2 * size * sum(mine) + 4 * scalars, activations)
 
 
 def largest_memory(run: RunSettings, device: Device = "cpu") -> Memory:
     """Return the memory of the rank with the most. Stages differ, and of uneven shards the first are larger."""
-    layout = run.layout
-    places = [rank for rank in range(layout.world_size) if _is_first_reader(layout.coordinate(rank))]
-    return max((memory(run, rank, device) for rank in places), key=lambda found: found.total)
-
-
-def _is_first_reader(coordinate: MeshCoordinate) -> bool:
-    return coordinate.data == coordinate.shard == coordinate.tensor == 0
-
-
-def _library_memory(model: ModelSettings, layout: LayoutSettings, size: int) -> Memory:
-    """Return the memory of a `transformers` model. `size` is the bytes per element."""
-    count = weights(model).total
-    mine = -(-count // layout.shard)
-    whole = count if layout.sharding == "zero1" else mine
-    return Memory(size * whole, size * whole, 2 * size * mine, None)
+    places = [(rank, run.layout.coordinate(rank)) for rank in range(run.layout.world_size)]
+    firsts = [rank for rank, place in places if place.data == place.shard == place.tensor == 0]
+    return max((memory(run, rank, device) for rank in firsts), key=lambda found: found.total)
 
 
 def _list_weights(model: ModelSettings) -> Iterator[Weight]:
@@ -171,41 +149,35 @@ def _list_weights(model: ModelSettings) -> Iterator[Weight]:
         yield Weight("head", (model.vocabulary_size, wide), 0)
 
 
-@cache
-def _assign_stages(model: ModelSettings, sequence_length: int, stages: int) -> list[range]:
-    return assign_stages(model, sequence_length, stages)
+_assign_stages = cache(assign_stages)
 
 
-def _local_layers(
-    model: ModelSettings, sequence_length: int, layout: LayoutSettings, coordinate: MeshCoordinate
-) -> list[range]:
-    return _assign_stages(model, sequence_length, layout.stages)[coordinate.pipeline :: layout.pipeline]
+def _local_layers(run: RunSettings, coordinate: MeshCoordinate) -> list[range]:
+    model = run.model.with_positions(run.sequence_length)
+    return _assign_stages(model, run.sequence_length, run.layout.stages)[coordinate.pipeline :: run.layout.pipeline]
 
 
-def _local_weights(
-    model: ModelSettings, sequence_length: int, layout: LayoutSettings, coordinate: MeshCoordinate
-) -> list[Weight]:
-    """Return the tensors of this rank's stages. A tied embedding is on the first and the last stage."""
-    layers = {layer for stage in _local_layers(model, sequence_length, layout, coordinate) for layer in stage}
+def _local_weights(run: RunSettings, coordinate: MeshCoordinate) -> list[Weight]:
+    """Return the tensors of this rank's stages, in its tensor group's shards. A tied embedding is on the first and the
+    last stage.
+    """
+    model, layout = run.model.with_positions(run.sequence_length), run.layout
+    layers = {layer for stage in _local_layers(run, coordinate) for layer in stage}
+
+    def tensor_rows(rows: int) -> range:
+        return shard_rows(rows, coordinate.tensor, layout.tensor)
+
     first, last = coordinate.pipeline == 0, coordinate.pipeline == layout.pipeline - 1
     ends = {"positions"} if first else set()
     if first or (last and model.tied_embeddings):
         ends.add("embedding")
     if last:
         ends |= {"norm.weight", "norm.bias", "head"}
-    return [w for w in _list_weights(model) if (w.name in ends if w.layer is None else w.layer in layers)]
-
-
-def _shard_weight(weight: Weight, layout: LayoutSettings, coordinate: MeshCoordinate) -> Weight:
-    if weight.cut is None:
-        return weight
-    shape = list(weight.shape)
-    shape[weight.cut] = len(shard_rows(shape[weight.cut], coordinate.tensor, layout.tensor))
-    return weight._replace(shape=tuple(shape))
-
-
-def _shard_shape(shape: tuple[int, ...], layout: LayoutSettings, coordinate: MeshCoordinate) -> tuple[int, ...]:
-    return (len(shard_rows(shape[0], coordinate.shard, layout.shard)), *shape[1:])
+    return [
+        w._replace(shape=tuple(len(tensor_rows(n)) if w.cut == i else n for i, n in enumerate(w.shape)))
+        for w in _list_weights(model)
+        if (w.name in ends if w.layer is None else w.layer in layers)
+    ]
 
 
 class _Forward:
@@ -214,13 +186,15 @@ class _Forward:
     Each term is one storage that autograd saves, in the order of the model.
     """
 
-    def __init__(self, run: RunSettings, model: ModelSettings, coordinate: MeshCoordinate, device: Device):
-        layout = run.layout
+    def __init__(self, run: RunSettings, coordinate: MeshCoordinate, device: Device):
+        layout, model = run.layout, run.model.with_positions(run.sequence_length)
         self.run, self.model, self.layout, self.coordinate = run, model, layout, coordinate
         self.device, self.fused = device, device == "cuda"
-        rows = len(rank_slots(run.global_batch, coordinate.data_rank, layout.data_parallel_size))
-        self.rows = max(1, min(run.micro_batch, rows))  # a rank without rows computes an ignored one
-        self.all = self.rows * run.sequence_length  # positions in attention and feed-forward
+        self.first, self.last = coordinate.pipeline == 0, coordinate.pipeline == layout.pipeline - 1
+        self.steps = micro_steps(run.global_batch, layout.data_parallel_size, run.micro_batch)
+        self.rows = len(rank_slots(run.global_batch, coordinate.data_rank, layout.data_parallel_size))
+        rows = max(1, min(run.micro_batch, self.rows))  # a rank without rows computes an ignored one
+        self.all = rows * run.sequence_length  # positions in attention and feed-forward
         self.own = self.all // layout.tensor  # positions between them
         self.wide = self.model.attention_width // layout.tensor  # this rank's heads
         self.key_value = model.key_value_heads * model.head_dimension // layout.tensor
@@ -231,20 +205,18 @@ class _Forward:
         self.stream = 2 if narrow else 4  # bytes per element of residual stream and gathered weights
         self.deferred = layout.pipeline > 1 and layout.schedule == "zero-bubble"  # products save only their inputs
         self.checkpointing = run.activation_checkpointing
+        self.keeps_scores = bool(model.dropout) and not self.fused
+        self.score_rows = self.all * model.heads // layout.tensor
 
     def total_bytes(self, weights: list[Weight]) -> int:
         """Return the bytes of all passes in flight, plus the weights that FSDP keeps gathered, once."""
-        run, layout, coordinate = self.run, self.layout, self.coordinate
-        stages = _local_layers(self.model, run.sequence_length, layout, coordinate)
+        run, layout, place = self.run, self.layout, self.coordinate.pipeline
+        stages = _local_layers(run, self.coordinate)
         passes = 1
         if layout.pipeline > 1:
-            steps = micro_steps(run.global_batch, layout.data_parallel_size, run.micro_batch)
-            actions = build_schedule(
-                layout.schedule, coordinate.pipeline, layout.pipeline, steps, layout.stages_per_rank
-            )
-            passes = max_in_flight(actions)
+            order = build_schedule(layout.schedule, place, layout.pipeline, self.steps, layout.stages_per_rank)
+            passes = max_in_flight(order)
         layers = stages[0]
-        first, last = coordinate.pipeline == 0, coordinate.pipeline == layout.pipeline - 1 and len(stages) == 1
         by_mode = {"none": self.block_bytes, "block": self.input_bytes, "selective": self.selective_bytes}
         saved = len(layers) * by_mode[self.checkpointing]()
         copies = [w for w in weights if w.layer in layers and len(w.shape) == 2]
@@ -252,24 +224,22 @@ class _Forward:
             saved += 2 * sum(prod(w.shape) for w in copies)  # autocast's copies of the blocks' matrices
         if self.model.positions == "rotary" and self.checkpointing == "none":
             saved += 4 * run.sequence_length * self.model.head_dimension  # cosines and sines
-        saved += (self.embedding_bytes() if first else 0) + (self.loss_bytes() if last else 0)
+        saved += self.embedding_bytes() if self.first else 0
+        saved += self.loss_bytes() if self.last and len(stages) == 1 else 0
         return passes * saved + self.message_bytes(passes, len(stages)) + self.gathered_bytes(weights)
 
     def message_bytes(self, passes: int, stages: int) -> int:
         """Return the bytes of a pipeline's messages: on a GPU the outputs of the passes in flight; on a CPU all
         activations and gradients of the step, since gloo reports no completion.
         """
-        layout, coordinate, run = self.layout, self.coordinate, self.run
-        if layout.pipeline == 1:
+        if self.layout.pipeline == 1:
             return 0
-        first, last = coordinate.pipeline == 0, coordinate.pipeline == layout.pipeline - 1
         if self.fused:
-            return 0 if last and stages == 1 else passes * self.input_bytes()
-        rows = len(rank_slots(run.global_batch, coordinate.data_rank, layout.data_parallel_size))
-        steps = micro_steps(run.global_batch, layout.data_parallel_size, run.micro_batch)
-        sent = rows + max(0, steps - -(-rows // run.micro_batch))  # a pass without rows computes an ignored one
-        positions = sent * run.sequence_length // layout.tensor
-        return (2 * stages - first - last) * self.stream * positions * self.model.dimension
+            return 0 if self.last and stages == 1 else passes * self.input_bytes()
+        # a pass without rows computes an ignored one
+        sent = self.rows + max(0, self.steps - -(-self.rows // self.run.micro_batch))
+        positions = sent * self.run.sequence_length // self.layout.tensor
+        return (2 * stages - self.first - self.last) * self.stream * positions * self.model.dimension
 
     def gathered_bytes(self, weights: list[Weight]) -> int:
         """Return the bytes of weights that stay gathered between forward and backward, padded to equal shards."""
@@ -286,11 +256,10 @@ class _Forward:
 
     def embedding_bytes(self) -> int:
         """Return the bytes of token and position ids, and of the mask of other ranks' ids in a sharded vocabulary."""
-        model, learned = self.model, 0
-        if model.positions == "learned":
-            learned = 8 * (self.all if self.run.document_mask else self.run.sequence_length)
-        ids = 8 * self.all + (self.all if self.layout.tensor > 1 else 0)
-        return ids + learned + self.dropout_bytes(self.stream)
+        found = 8 * self.all + (self.all if self.layout.tensor > 1 else 0) + self.dropout_bytes(self.stream)
+        if self.model.positions == "learned":
+            found += 8 * (self.all if self.run.document_mask else self.run.sequence_length)
+        return found
 
     def input_bytes(self) -> int:
         return self.stream * self.own * self.model.dimension
@@ -299,9 +268,9 @@ class _Forward:
         """Return the bytes of a selectively checkpointed block (`train.compilation.STORED`)."""
         products = self.wide + 2 * self.key_value + 2 * self.model.dimension
         products += self.inner * (2 if self.model.activation == "swiglu" else 1)
-        attention = self.product * self.all * self.wide + 4 * self._score_rows()
-        if self._materialises_scores():  # scores [rows x heads, T, T] and their product with the values, both in fp32
-            attention = 4 * (self._score_elements() + self.all * self.wide)
+        attention = self.product * self.all * self.wide + 4 * self.score_rows
+        if self.keeps_scores:  # scores [rows x heads, T, T] and their product with the values, both in fp32
+            attention = 4 * (self.score_rows * self.run.sequence_length + self.all * self.wide)
         return self.input_bytes() + self.product * self.all * products + attention
 
     def block_bytes(self) -> int:
@@ -316,8 +285,7 @@ class _Forward:
         """Return the bytes of a norm: input, one or two numbers per position, and unfused RMSNorm's normalised copy."""
         elements = self.own * self.model.dimension
         if self.model.norm == "layer":
-            number = 4 if self.fused else self.stream
-            return self.stream * elements + 2 * number * self.own
+            return self.stream * elements + 2 * (4 if self.fused else self.stream) * self.own
         found = 4 * elements * (1 if self.fused else 2) + 4 * self.own
         return found + (4 * self.model.dimension if self.stream == 2 else 0)  # its weight in fp32
 
@@ -345,9 +313,10 @@ class _Forward:
         If scores are materialised, also their softmax, the dropout mask and the remaining scores.
         """
         model, result = self.model, self.product * self.all * self.wide
-        if self._materialises_scores():
-            return 4 * (3 * self.all * self.wide + 3 * self._score_elements()) + result + self.head_norm_bytes()
-        found = result + self.product * self.all * (self.wide + 2 * self.key_value) + 4 * self._score_rows()
+        if self.keeps_scores:
+            scores = self.score_rows * self.run.sequence_length
+            return 4 * (3 * self.all * self.wide + 3 * scores) + result + self.head_norm_bytes()
+        found = result + self.product * self.all * (self.wide + 2 * self.key_value) + 4 * self.score_rows
         found += self.head_norm_bytes()
         if model.positions == "rotary" and model.heads > self.layout.tensor:
             found += result  # rotated queries are laid out by head, and so is the result: copied for the product
@@ -370,12 +339,3 @@ class _Forward:
         if not self.model.dropout:
             return 0
         return self.own * self.model.dimension * (1 if self.fused else size)
-
-    def _materialises_scores(self) -> bool:
-        return bool(self.model.dropout) and not self.fused
-
-    def _score_rows(self) -> int:
-        return self.all * self.model.heads // self.layout.tensor
-
-    def _score_elements(self) -> int:
-        return self._score_rows() * self.run.sequence_length
