@@ -26,18 +26,15 @@ class Link:
 
 
 def bus_factor(collective: str, ranks: int) -> float:
-    """Return the ratio of bus bandwidth to algorithm bandwidth: bytes through each rank's link per byte of the buffer.
-
-    2 (N - 1) / N for all-reduce, (N - 1) / N for its two halves, where the size is that of the whole buffer
-    (NVIDIA/nccl-tests, doc/PERFORMANCE.md; reached by rings: Patarasuk & Yuan 2009).
+    """Return bytes through each rank's link per byte of the whole buffer: 2 (N - 1) / N for all-reduce, half of it for
+    its two halves (NVIDIA/nccl-tests, doc/PERFORMANCE.md; reached by rings: Patarasuk & Yuan 2009).
     """
     return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
 
 
 def hops(collective: str, ranks: int, latency: Latency) -> float:
     """Return the number of sequential messages. Ring: 2 (N - 1) for all-reduce, N - 1 for its halves (Thakur et al.
-    2005). Tree: 2 log2 N for all-reduce (Sanders, Speck & Träff 2009; NCCL between many nodes); its halves have no
-    tree.
+    2005). Tree: 2 log2 N for all-reduce (Sanders, Speck & Träff 2009); its halves have no tree.
     """
     if latency == "tree" and collective == "all_reduce":
         return 2 * math.log2(ranks)
@@ -51,11 +48,7 @@ def collective_s(collective: str, size_bytes: float, ranks: int, link: Link) -> 
 
 
 def bandwidths(collective: str, size_bytes: float, ranks: int, seconds: float) -> tuple[float, float]:
-    """Return (algorithm, bus) bandwidth in bytes/s, as nccl-tests defines them.
-
-    >>> bandwidths("all_reduce", 1e9, 4, 0.1)
-    (10000000000.0, 15000000000.0)
-    """
+    """Return (algorithm, bus) bandwidth in bytes/s, as nccl-tests defines them."""
     return size_bytes / seconds, size_bytes / seconds * bus_factor(collective, ranks)
 
 
@@ -81,10 +74,9 @@ def expected_maximum(ranks: int) -> float:
 
 
 def solve_nonnegative(columns: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Solve least squares with constants of at least zero exactly, by trying every set of columns.
+    """Solve least squares with constants of at least zero exactly, by trying every set of the few columns.
 
-    `columns` [points, terms], `targets` [points] or [points, draws]; returns [terms] or [terms, draws]. For the few
-    columns of this model this is simpler than an active-set method (Lawson & Hanson 1974, chapter 23).
+    `columns` [points, terms], `targets` [points] or [points, draws]; returns [terms] or [terms, draws].
     """
     wanted = targets.reshape(len(targets), -1)
     terms = columns.shape[1]
@@ -108,19 +100,13 @@ def fit_link(
 ) -> tuple[Link, list[float]]:
     """Return (link, residuals) of a sweep over sizes in bytes: alpha and beta of `collective_s`.
 
-    Fitted by relative least squares; residuals are predicted over measured - 1. Raises UserError with fewer than two
-    sizes.
+    Fitted by relative least squares; residuals are predicted over measured - 1. Raises UserError with one size.
     """
     if len(set(sizes)) < 2:
-        raise UserError(
-            "one message size cannot separate latency from bandwidth.",
-            found=f"{len(set(sizes))} size",
-            expected="at least two",
-            next="measure a second message size",
-        )
-    measured = np.asarray(seconds, dtype=float)
+        following = "measure a second message size"
+        raise UserError("one message size cannot separate latency from bandwidth.", found=sizes[0], next=following)
     laws = [[hops(collective, ranks, latency), bus_factor(collective, ranks) * size] for size in sizes]
-    columns = np.asarray(laws) / measured[:, None]
-    constants = solve_nonnegative(columns, np.ones(len(measured)))
+    columns = np.asarray(laws) / np.asarray(seconds, dtype=float)[:, None]
+    constants = solve_nonnegative(columns, np.ones(len(sizes)))
     alpha, beta = map(float, constants)
     return Link(alpha, beta, latency), [float(r) for r in columns @ constants - 1]

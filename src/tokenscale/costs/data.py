@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+Rate = np.ndarray | float
+
 
 def padding_share(lengths: np.ndarray, sequence_length: int, weights: np.ndarray | None = None) -> np.ndarray:
     """Return the share of padding with one document per row: 1 − Σ min(n − 1, T) / (documents · T)."""
@@ -29,9 +31,7 @@ def cut_documents_share(lengths: np.ndarray, sequence_length: int, weights: np.n
 
 
 def fill_share(lengths: np.ndarray, sequence_length: int, rows: int) -> float:
-    """Return the share of positions with a useful label in packed rows, Σ (n − 1) / (rows · T): splitting loses no
-    label.
-    """
+    """Return the share of positions with a useful label in packed rows, Σ (n − 1) / (rows · T)."""
     return float((np.asarray(lengths) - 1).sum() / (rows * sequence_length))
 
 
@@ -42,22 +42,19 @@ def bound_fill(lengths: np.ndarray, sequence_length: int, weights: np.ndarray | 
     return ratio(useful, useful + pieces, weights) * (sequence_length + 1) / sequence_length
 
 
-def core_share(tokens_per_s: np.ndarray | float, tokenizer_tokens_per_s: np.ndarray | float) -> np.ndarray | float:
+def core_share(tokens_per_s: Rate, tokenizer_tokens_per_s: Rate) -> Rate:
     """Return the cores that a rank needs to tokenize for a training at `tokens_per_s`: N / s."""
     return tokens_per_s / tokenizer_tokens_per_s
 
 
-def stall_share(tokens_per_s: np.ndarray | float, tokenizer_tokens_per_s: np.ndarray | float) -> np.ndarray | float:
+def stall_share(tokens_per_s: Rate, tokenizer_tokens_per_s: Rate) -> Rate:
     """Return the share of step time for tokenizing in the training thread, N / (N + s); N: the rate without a stall."""
     return tokens_per_s / (tokens_per_s + tokenizer_tokens_per_s)
 
 
-def rate_at_stall(share: float, tokenizer_tokens_per_s: np.ndarray | float) -> np.ndarray | float:
+def rate_at_stall(share: float, tokenizer_tokens_per_s: Rate) -> Rate:
     """Return the training rate at which tokenizing takes this share q of a step: N = s q / (1 − q)."""
     return tokenizer_tokens_per_s * share / (1 - share)
-
-
-# -- uncertainty
 
 
 def mean(values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
@@ -96,14 +93,12 @@ def bound_unseen_cut(lengths: np.ndarray) -> tuple[float, float]:
 
 
 def bound_count(seen: int) -> float:
-    """Return an upper 97.5 % bound of a Poisson mean, given a count k: k + 1.96 √(k + 1) + 2, within 4 % of the exact
-    one from k = 1 on (Garwood 1936).
-    """
+    """Return an upper 97.5 % bound of a Poisson mean, given a count: within 4 % of the exact one (Garwood 1936)."""
     return seen + 1.96 * float(np.sqrt(seen + 1)) + 2
 
 
-def interval(values: np.ndarray | Sequence[float], coverage: float = 0.95) -> tuple[float, float]:
-    """Return the percentile interval of resampled values, including infinite ones."""
+def interval(values: np.ndarray | Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % percentile interval of resampled values, including infinite ones."""
     ordered = np.sort(np.asarray(values, dtype=float))
-    tail = (1 - coverage) / 2 * (len(ordered) - 1)
+    tail = (1 - 0.95) / 2 * (len(ordered) - 1)
     return float(ordered[int(np.floor(tail))]), float(ordered[int(np.ceil(len(ordered) - 1 - tail))])

@@ -65,7 +65,6 @@ def weights(model: ModelSettings) -> Weights:
 
 
 def parameters(model: ModelSettings) -> int:
-    """Return the number of all weights of a model, including embeddings."""
     return weights(model).total
 
 
@@ -84,11 +83,7 @@ def flops_per_token(
 
 
 def hardware_flops_per_token(
-    model: ModelSettings,
-    sequence_length: int,
-    convention: Convention,
-    activation_checkpointing: str,
-    objective: str = "causal",
+    model: ModelSettings, sequence_length: int, convention: Convention, checkpointing: str, objective: str = "causal"
 ) -> float:
     """Return the FLOPs per token that are computed, for HFU: training FLOPs plus recomputation.
 
@@ -97,7 +92,7 @@ def hardware_flops_per_token(
     convention, recomputation inside attention kernels does not count.
     """
     trained = flops_per_token(model, sequence_length, convention, objective)
-    if activation_checkpointing != "block":
+    if checkpointing != "block":
         return trained
     return trained + 2 * weights(model).blocks + _attention(model, sequence_length, convention, objective)
 

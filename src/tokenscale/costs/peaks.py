@@ -42,11 +42,7 @@ PEAKS = (
     Peak({"GB200": 8.0}, 2500.0, 2500.0, 1250.0, 80.0, 5000.0, "NVIDIA Blackwell data sheet, GB200 (halved)"),
     Peak(
         {"Tesla V100-SXM2-16GB": 0.9, "Tesla V100-SXM2-32GB": 0.9},
-        None,
-        125.0,
-        None,
-        15.7,
-        None,
+        *(None, 125.0, None, 15.7, None),
         "NVIDIA V100 data sheet",
     ),
     Peak({"AMD Instinct MI300X": 5.3}, 1307.4, 1307.4, 653.7, 163.4, 2614.9, "AMD Instinct MI300X data sheet"),
@@ -54,11 +50,7 @@ PEAKS = (
 
 
 def memory_bandwidth(device_name: str) -> float | None:
-    """Return the peak bytes/s of a device's memory; None if it is not in the table.
-
-    >>> memory_bandwidth("NVIDIA H200")
-    4800000000000.0
-    """
+    """Return the peak bytes/s of a device's memory; None if it is not in the table."""
     peak = find_peak(device_name)
     return None if peak is None else peak.names[_bare(device_name)] * 1e12
 
@@ -69,10 +61,7 @@ def find_peak(device_name: str) -> Peak | None:
 
 
 def peak_flops(device_name: str, number: str = "bf16") -> float | None:
-    """Return the peak dense FLOP/s of a device in a number format (bf16, fp16, tf32, fp32, fp8).
-
-    None if the device is not in the table, or has no units for the format.
-    """
+    """Return the peak dense FLOP/s of a device in a number format (bf16, fp16, tf32, fp32, fp8); None if unknown."""
     peak = find_peak(device_name)
     found = getattr(peak, number) if peak else None
     return None if found is None else found * 1e12

@@ -82,23 +82,21 @@ def max_in_flight(actions: list[Action]) -> int:
     return most
 
 
-def bubble_share(
-    name: str, ranks: int, micro_batches: int, chunks: int = 1, *, forward: float = 1.0, backward: float = 2.0
-) -> float:
-    """Return the share of time that ranks wait, with equal stages and free transfers.
+def bubble_share(name: str, ranks: int, micro_batches: int, chunks: int = 1) -> float:
+    """Return the share of time that ranks wait, with equal stages and free transfers, by simulation.
 
     (p - 1) / (m + p - 1) for gpipe and 1f1b with p ranks and m micro-batches, and with v chunks (p - 1) / (v m + p - 1)
-    for interleaved (Narayanan et al. 2021, sections 2.2.1 and 2.2.2); (p - 1) / p for naive. Computed by simulation: a
-    rank works as soon as it can. `backward` is the time of B and W together, half each.
+    for interleaved (Narayanan et al. 2021, sections 2.2.1 and 2.2.2); (p - 1) / p for naive. A backward pass takes
+    twice the time of a forward pass, B and W half of it each.
     """
     orders = [build_schedule(name, rank, ranks, micro_batches, chunks) for rank in range(ranks)]
     cut = any(action.kind == "W" for action in orders[0])
-    cost = {"F": forward / chunks, "B": backward / chunks / (2 if cut else 1), "W": backward / chunks / 2}
+    cost = {"F": 1.0 / chunks, "B": 2.0 / chunks / (2 if cut else 1), "W": 2.0 / chunks / 2}
     ended: dict[tuple[str, int, int], float] = {}  # (kind, micro, stage) → when
     clocks, places = [0.0] * ranks, [0] * ranks
     last = ranks * chunks - 1
     while any(place < len(order) for place, order in zip(places, orders, strict=True)):
-        went_on = False
+        started = list(places)
         for rank, order in enumerate(orders):
             while places[rank] < len(order):
                 kind, micro, chunk = order[places[rank]]
@@ -113,11 +111,9 @@ def bubble_share(
                 clocks[rank] = max(clocks[rank], ended[before] if before else 0.0) + cost[kind]
                 ended[kind, micro, stage] = clocks[rank]
                 places[rank] += 1
-                went_on = True
-        if not went_on:
+        if places == started:
             raise RuntimeError(f"{name} of {ranks} ranks and {micro_batches} micro-batches: each waits for another")
-    work = micro_batches * (forward + backward)
-    return 1 - work / max(clocks)
+    return 1 - micro_batches * 3.0 / max(clocks)
 
 
 def assign_stages(model: ModelSettings, sequence_length: int, stages: int) -> list[range]:
@@ -130,9 +126,7 @@ def assign_stages(model: ModelSettings, sequence_length: int, stages: int) -> li
 
 
 def partition_costs(costs: list[int], stages: int) -> list[range]:
-    """Partition consecutive items into nonempty ranges with the smallest maximum cost; of equal partitions, the one
-    with more items in the first ranges.
-    """
+    """Partition consecutive items into nonempty ranges with the smallest maximum cost, and more items in the first."""
     if not 1 <= stages <= len(costs):
         raise ValueError(f"{len(costs)} layers in {stages} stages")
     sums = [0, *accumulate(costs)]

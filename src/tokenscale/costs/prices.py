@@ -107,7 +107,6 @@ class Total:
 def sum_prices(prices: Iterable[Price]) -> Total:
     """Sum the prices of distinct runs."""
     prices = list(prices)
-    unknown = Counter(p.unknown or "" for p in prices if p.seconds is None)
     return Total(
         runs=len(prices),
         node_hours=sum(p.node_hours or 0 for p in prices),
@@ -116,7 +115,7 @@ def sum_prices(prices: Iterable[Price]) -> Total:
         passing_bytes=max((p.passing_bytes for p in prices), default=0),
         files=sum(p.files for p in prices),
         unlogged=sum(p.steps is None for p in prices),
-        unknown=dict(unknown),
+        unknown=dict(Counter(p.unknown or "" for p in prices if p.seconds is None)),
         bounded=dict(Counter(p.bound for p in prices if p.bound is not None)),
     )
 
@@ -190,32 +189,24 @@ def max_rows(run: RunSettings, streams: bool, documents: int | None, tokens: int
 def _count_steps(
     run: RunSettings, model: ModelSettings | None, rows: StoreSize | None
 ) -> tuple[int | None, str | None]:
-    """Return (optimizer steps of this run, None), or (None, what they depend on)."""
-    steps, unknown = _find_last_step(run, model, rows)
-    return (None if steps is None else max(0, steps - start_step(run))), unknown
-
-
-def _find_last_step(
-    run: RunSettings, model: ModelSettings | None, rows: StoreSize | None
-) -> tuple[int | None, str | None]:
-    """Return (optimizer steps of the whole budget, None), or (None, what they depend on); as `train.budget`."""
+    """Return (optimizer steps of this run, None), or (None, what they depend on); the budget as in `train.budget`."""
     budget = run.budget
-    if budget.kind == "steps":
-        return budget.steps, None
-    if budget.kind == "wall_s":
+    if budget.kind == "wall_s" or (budget.kind == "flops" and model is None):
         return None, None
-    if budget.kind == "flops":
-        if model is None:
-            return None, None
+    if budget.kind == "steps":
+        last = budget.steps
+    elif budget.kind == "flops":
         row = run.sequence_length * flops_per_token(model, run.sequence_length, Convention.FULL, run.objective)
-        return max(1, math.ceil(budget.flops / (row * run.global_batch))), None
-    if rows is None:
+        last = max(1, math.ceil(budget.flops / (row * run.global_batch)))
+    elif rows is None:
         what = "an epoch's rows" if budget.kind == "epochs" else "a row's useful tokens"
         return None, f"{what} are not known before the token store is built"
-    if budget.kind == "useful_tokens" and (run.labels != "all" or run.objective != "causal"):
+    elif budget.kind == "useful_tokens" and (run.labels != "all" or run.objective != "causal"):
         return None, "how many tokens are predicted is known only where all are"
-    requested = budget.epochs or budget.useful_tokens / rows.useful_tokens  # epochs
-    return max(1, math.ceil(requested * rows.per_epoch / run.global_batch)), None
+    else:
+        epochs = budget.epochs or budget.useful_tokens / rows.useful_tokens
+        last = max(1, math.ceil(epochs * rows.per_epoch / run.global_batch))
+    return max(0, last - start_step(run)), None
 
 
 def _estimate_seconds(
@@ -223,18 +214,16 @@ def _estimate_seconds(
 ) -> tuple[float | None, str | None]:
     """Return (seconds from a job's start to its end, None), or (None, reason why they are unknown).
 
-    Steps: `hardware_flops_per_token` (full convention) over ranks × peak × UTILISATION × (1 − pipeline bubble). A
-    validation costs a third of that for its rows (a forward pass). Validations after epochs, checkpoints and data
-    stalls are not included.
+    Steps: `hardware_flops_per_token` over ranks × peak × UTILISATION × (1 − pipeline bubble). A validation costs a
+    third of that for its rows. Validations after epochs, checkpoints and data stalls are not included.
     """
     if machine.device is None:
         return None, f"the machine ({machine.name}) states no device"
     if run.device == "cpu":
         return None, "they keep to the CPU (device: cpu)"
-    number = run.number_format
-    peak = peak_flops(machine.device, number)
+    peak = peak_flops(machine.device, run.number_format)
     if peak is None:
-        return None, f"no peak of {machine.device} in {number} is known"
+        return None, f"no peak of {machine.device} in {run.number_format} is known"
     speed = run.layout.world_size * peak * UTILISATION * (1 - pipeline_bubble(run))  # FLOP/s of all ranks
     row = run.sequence_length * hardware_flops_per_token(
         model, run.sequence_length, Convention.FULL, run.activation_checkpointing, run.objective
@@ -252,13 +241,7 @@ def _estimate_seconds(
 
 
 def pipeline_bubble(run: RunSettings) -> float:
-    """Return the bubble share of a run's pipeline; 0 without a pipeline.
-
-    >>> from tokenscale.settings.layout import LayoutSettings
-    >>> layout = LayoutSettings(pipeline=4, schedule="naive")
-    >>> pipeline_bubble(RunSettings(layout=layout))
-    0.75
-    """
+    """Return the bubble share of a run's pipeline; 0 without a pipeline."""
     layout = run.layout
     if layout.pipeline == 1:
         return 0.0
@@ -271,15 +254,12 @@ _cached_bubble = cache(bubble_share)
 
 def _estimate_checkpoints(run: RunSettings, weighs: int) -> tuple[int, int, int]:
     """Return (bytes kept, bytes of states deleted at the end, files kept). A resume state adds AdamW's two moments."""
-    requested = run.checkpoints
-    size = (2 if run.precision == "bf16-true" else 4) * weighs
-    models = requested.final + requested.best
-    writes = bool(requested.every or requested.each_epoch or requested.at_start)
-    states = requested.keep_last if requested.keep_resume_state else 0
-    folder = 1 + 2 * run.layout.world_size + TOKENIZER_FILES
+    requested, size = run.checkpoints, (2 if run.precision == "bf16-true" else 4) * weighs
+    models, states = requested.final + requested.best, requested.keep_last * requested.keep_resume_state
     # the next state is complete before the oldest is deleted
-    passing = (requested.keep_last + 1 if writes else 0) - states
-    return size * (models + 3 * states), max(0, 3 * size * passing), (models + states) * folder
+    written = requested.keep_last + 1 if requested.every or requested.each_epoch or requested.at_start else 0
+    files = (models + states) * (1 + 2 * run.layout.world_size + TOKENIZER_FILES)
+    return size * (models + 3 * states), max(0, 3 * size * (written - states)), files
 
 
 def store_bytes(store: StoreSettings, documents: int, tokens: int, vocabulary_size: int) -> int:
