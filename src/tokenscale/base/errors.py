@@ -18,8 +18,8 @@ _SIGNATURE = re.compile(
 class UserError(Exception):
     """Error that a user can fix. Shown without a stack trace, exit code 2.
 
-    `what` is one sentence. Facts are label → text: where it was found, what was expected, what to do next. Labels are
-    short words; by convention `next` comes last and holds a command or an action.
+    `what` is one sentence. Facts are label → text: where it was found, what was expected, and as `next`, which comes
+    last, a command or an action.
     """
 
     def __init__(self, what: str, **facts: object):
@@ -39,11 +39,7 @@ class UserError(Exception):
 
 
 def _escape(text: str) -> str:
-    """Make foreign text, such as a file name, safe for a terminal: escape control characters, remove credentials.
-
-    >>> print(_escape("red \\x1b[31m"))
-    red \\x1b[31m
-    """
+    """Make foreign text, such as a file name, safe for a terminal: escape control characters, remove credentials."""
     text = redact_credentials(text)
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
@@ -58,11 +54,7 @@ def redact_credentials(text: str) -> str:
 
 
 def find_nearest(word: str, words: Iterable[str]) -> str | None:
-    """Return the most similar word, or None.
-
-    >>> find_nearest("lama-tiny", ["llama-tiny", "gpt2"])
-    'llama-tiny'
-    """
+    """Return the most similar word, or None."""
     found = get_close_matches(str(word), [str(w) for w in words], n=1, cutoff=0.6)
     return found[0] if found else None
 

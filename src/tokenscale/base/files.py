@@ -11,7 +11,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,7 +29,6 @@ def atomic(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path next to `path`; it is synced and renamed on success, and removed on failure.
 
     Readers see the old or the complete new file, also after a power cut, and the new one once the block has ended.
-    Temporary files of killed writers are removed first.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,10 +69,8 @@ def remove_manifest(path: Path) -> None:
 
 
 def move_files(building: Path, directory: Path, names: list[str]) -> None:
-    """Move finished files into `directory`.
-
-    Their content is on the disk when this returns. Their names are once the next file is written there by `atomic`: the
-    build record, which comes before the manifest.
+    """Move finished files, whose content is then on the disk, into `directory`. Their names are on the disk once
+    `atomic` has written the next file there: the build record, which comes before the manifest.
     """
     for name in names:
         sync(building / name)
@@ -93,12 +90,11 @@ def temporary_path(path: Path) -> Path:
 
 def is_alive(process: int) -> bool:
     """Return whether a process of this node is still running."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # process of another user
-        return True
+    with suppress(PermissionError):  # process of another user
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return False
     return True
 
 
@@ -122,7 +118,13 @@ def lock_folder(
     path, reported, since = directory / ".lock", False, time.monotonic()
     with open(path, "a+", encoding="utf-8") as file:
         while True:
-            free = _try_lock(file, what, path)
+            try:
+                free = acquire(file)
+            except OSError as error:  # Lustre mounted without -o flock, for one
+                following = "use a file system with locks (`python -m tokenscale doctor` tries them)"
+                raise UserError(
+                    f"{what} cannot be locked here.", lock=path, reason=error.strerror, next=following
+                ) from None
             file.seek(0)
             owner = file.read().strip() or "unknown"
             left = re.search(r"job (\S+)", owner) if free else None
@@ -152,25 +154,12 @@ def lock_folder(
         file.truncate(0)  # an orderly end leaves no owner; after a failure its ranks may still be there
 
 
-def _try_lock(file: IO[str], what: str, path: Path) -> bool:
-    try:
-        return acquire(file)
-    except OSError as error:  # Lustre mounted without -o flock, for one
-        raise UserError(
-            f"{what} cannot be locked here.",
-            lock=path,
-            reason=error.strerror,
-            next="use a file system with locks (`python -m tokenscale doctor` tries them)",
-        ) from None
-
-
 def acquire(file: IO[str]) -> bool:
     """Lock an open file and return whether no other process has it. Raises OSError on a file system without locks."""
-    try:
+    with suppress(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        return True
+    return False
 
 
 class HashedFile:
@@ -228,13 +217,13 @@ def read_manifest_file(path: str | Path, what: str, newest: int, next: str, olde
     if not isinstance(version, int):
         raise UserError(f"the file is not a manifest of a {what}.", manifest=path, next=next)
     if not oldest <= version <= newest:
-        newer = version > newest
+        writer, expected = ("a newer", f"at most {newest}") if version > newest else ("an older", f"at least {oldest}")
         raise UserError(
-            f"the {what} was written by {'a newer' if newer else 'an older'} tokenscale.",
+            f"the {what} was written by {writer} tokenscale.",
             manifest=path,
             found=f"schema_version {version}",
-            expected=f"at most {newest}" if newer else f"at least {oldest}",
-            next=("upgrade tokenscale, or rebuild: " if newer else "rebuild: ") + next,
+            expected=expected,
+            next=("upgrade tokenscale, or rebuild: " if version > newest else "rebuild: ") + next,
         )
     build = Path(path).with_name("build.json")
     try:
@@ -260,19 +249,14 @@ def report_malformed(path: str | Path, what: str, next: str) -> Iterator[None]:
     except UserError as error:
         raise UserError(error.what, **{"file": path, **error.facts}) from None
     except (LookupError, TypeError, ValueError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
         raise UserError(
-            f"the {what} does not have the expected content.",
-            file=path,
-            reason=f"{type(error).__name__}: {error}",
-            next=next,
+            f"the {what} does not have the expected content.", file=path, reason=reason, next=next
         ) from None
 
 
 def check_types(found: dict[str, Any], fields: dict[str, Any]) -> None:
-    """Check the types of a JSON object's values, recursively.
-
-    Raises KeyError for a missing value and TypeError for a wrong type, for `report_malformed` to catch.
-    """
+    """Check the types of a JSON object's values. Raises KeyError and TypeError for `report_malformed` to catch."""
     for name, kind in fields.items():
         value = found[name]
         if not isinstance(value, dict if isinstance(kind, dict) else kind) or isinstance(value, bool):
@@ -308,11 +292,7 @@ def read_json(path: str | Path, what: str = "file", next: str | None = None) -> 
 
 
 def canonical_json(value: Any) -> str:
-    """Return JSON in one line, equal for equal values: sorted keys, no spaces, no NaN.
-
-    >>> canonical_json({"b": 1, "a": [1.5, None]})
-    '{"a":[1.5,null],"b":1}'
-    """
+    """Return JSON in one line, equal for equal values: sorted keys, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 

@@ -2,23 +2,17 @@
 
 import sys
 import time
-from typing import TextIO
+
+#: seconds between two lines in a log
+LOG_S = 5.0
 
 
 class Progress:
     """Count documents and bytes of text and print progress. An update costs one clock reading."""
 
-    def __init__(
-        self,
-        what: str,
-        total: int | None = None,
-        stream: TextIO | None = None,
-        every_s: float = 5.0,
-        total_bytes: int | None = None,
-    ):
-        self.what, self.total, self.every_s, self.total_bytes = what, total, every_s, total_bytes
-        self.stream = stream if stream is not None else sys.stderr
-        self.live = self.stream.isatty()
+    def __init__(self, what: str, total: int | None = None, total_bytes: int | None = None):
+        self.what, self.total, self.total_bytes = what, total, total_bytes
+        self.stream, self.live = sys.stderr, sys.stderr.isatty()
         self.documents = self.bytes = 0
         self.start = self.last = time.monotonic()
 
@@ -26,7 +20,7 @@ class Progress:
         self.documents += documents
         self.bytes += utf8_bytes
         now = time.monotonic()
-        if now - self.last >= (0.2 if self.live else self.every_s):
+        if now - self.last >= (0.2 if self.live else LOG_S):
             self.last = now
             self.stream.write(("\r\033[K" if self.live else "") + self.line() + ("" if self.live else "\n"))
             self.stream.flush()
