@@ -30,7 +30,6 @@ REFUSED = "SLURM sbatch failed. The error message was 'sbatch: error: Batch job 
         ("more time than", REFUSED.format("Requested time limit is invalid (missing or exceeds some limit)")),
         ("no node of this partition", REFUSED.format("Requested node configuration is not available")),
         ("no node of this partition", "sbatch: error: Memory specification can not be satisfied"),
-        ("a limit on jobs", REFUSED.format("Job violates accounting/QOS policy (job submit limit, user's size …)")),
         ("controller did not answer", "sbatch: error: Batch job submission failed: Unable to contact slurm controller"),
         ("the container", "slurmstepd: error: pyxis: couldn't start container"),
         ("the container", "slurmstepd: error: pyxis: container start failed with error code: 1"),
@@ -53,14 +52,12 @@ REFUSED = "SLURM sbatch failed. The error message was 'sbatch: error: Batch job 
         ("time limit", "slurmstepd: error: *** JOB 6 ON nid2 CANCELLED AT 2026-11-21T16:12:12 DUE TO TIME LIMIT ***"),
         ("port", "The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, "),
         ("network plugin", "nid001:31:31 [0] init.cc:1 NCCL WARN Error: network AWS Libfabric not found."),
-        ("may not be read", "PermissionError: [Errno 13] Permission denied: 'results/runs'"),
         (
             "cancelled the job",
             "slurmstepd-nid000001: error: *** JOB 1 ON nid000001 CANCELLED AT 2026-11-21T16:12:12 ***",
         ),
         ("timed out", WATCHDOG),
         ("timed out", "RuntimeError: [..] Timed out waiting 1800000ms for recv operation to complete"),
-        ("NCCL failed", "ncclSystemError: System call (e.g. socket, malloc) or external library call failed"),
         ("exception", "ValueError: the row has no tokens"),
         ("exception", "[rank1]: KeyError: 'loss'"),
         (

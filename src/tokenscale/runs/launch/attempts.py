@@ -29,7 +29,7 @@ class Identity:
 
     @property
     def digest(self) -> str:
-        """Digest of all code and inputs, and of the state of another run if there is one."""
+        """Digest of all code and inputs, and of another run's state."""
         alone = self.code_and_inputs
         return alone if self.state is None else sha256_text(f"{alone} {self.state}")
 
@@ -73,14 +73,13 @@ def prepare_attempt(
 ) -> int | None:
     """Prepare the next attempt and return its number; None if the run is already sealed with this identity.
 
-    `launch` describes machine and job in the record. Attempts of other code or inputs move to `superseded/`, together
-    with their record.
+    `launch` describes machine and job in the record. Attempts of other code or inputs move to `superseded/`.
     """
     if read_final(directory, identity):
         return None
     record = read_sealed(directory / "run.json")
     attempts = sorted(directory.glob("attempt=*"))
-    stale = [a for a in attempts if _read_digest(a) != identity.digest]
+    stale = [a for a in attempts if _read_digest(a / "attempt.json") != identity.digest]
     if stale or (record is not None and record.get("digest") != identity.digest):
         number = 1 + max((int(p.name) for p in directory.glob("superseded/*") if p.name.isdigit()), default=-1)
         folder = directory / "superseded" / f"{number:03d}"
@@ -107,13 +106,11 @@ def find_interrupted_step(directory: Path, attempt: int) -> int | None:
 
 def delete_resume_states(directory: Path, run: RunSettings) -> None:
     """Delete the resume states of a finished run, which may have been killed before it did so itself."""
-    for folder in directory.glob("checkpoints/step=*"):
-        if not run.checkpoints.keep_resume_state:
-            shutil.rmtree(folder, ignore_errors=True)
+    for folder in directory.glob("checkpoints/step=*") if not run.checkpoints.keep_resume_state else ():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _read_digest(attempt: Path) -> str | None:
-    path = attempt / "attempt.json"
+def _read_digest(path: Path) -> str | None:
     return read_json(path, "attempt's record").get("digest") if path.is_file() else None
 
 

@@ -44,9 +44,6 @@ no node of this partition has what the job asks for
     Requested node configuration is not available|Memory specification can not be satisfied|BadConstraints
     More processors requested than permitted|Node count specification invalid
     Requested partition configuration not available
-SLURM refused it: a limit on jobs, nodes or time of this account or QOS
-    fewer jobs at a time (`jobs` in the profile), or smaller ones; `sacctmgr show qos` lists limits
-    Job violates accounting/QOS policy
 SLURM's controller did not answer
     `scontrol ping`; start Snakemake again when it answers
     Unable to contact slurm controller|Socket timed out on send/recv operation|slurm_load_jobs error
@@ -85,9 +82,6 @@ the port on which ranks meet was taken by another process
 NCCL did not find the network plugin that this machine needs
     check the plugin's path or hook in the container, and `network` in the machine's file; NCCL_DEBUG=INFO logs it
     Failed to initialize any NET plugin|[Nn]etwork \S.* not found|NET/OFI.*No eligible providers
-a file or folder may not be read or written
-    `ls -ld` on what the message names; inside a container, is it mounted for writing?
-    PermissionError|\[Errno 13\]|: Permission denied$
 somebody cancelled the job
     start Snakemake again if that was not meant: the training goes on from its last checkpoint
     \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*|^state CANCELLED|CANCELLED by \d+
@@ -95,9 +89,6 @@ a collective timed out: some rank came late, stopped, or called another collecti
     look at the rank whose log stops first; a slow first step may need a longer timeout
     caught collective operation timeout|Watchdog.*(?:timeout|hang)|DistBackendError.*[Tt]imeout
     wait timeout after \d+ms|[Tt]imed out waiting \d+ms for (?:recv|send) operation
-NCCL failed
-    the first NCCL WARN line says where; NCCL_DEBUG=INFO says more
-    ncclSystemError|ncclInternalError|ncclUnhandledCudaError|NCCL WARN|ncclRemoteError
 Python raised an exception
     its traceback is in the log
     ^(?:\[rank\d+\]: *)?(?!.*{ECHOES})(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): .+
@@ -204,12 +195,7 @@ def describe_hang(attempt: Path, world_size: int) -> str | None:
 
 
 def extract_main_thread(text: str) -> list[str]:
-    """Return the stack lines of the training thread, innermost call first.
-
-    >>> extract_main_thread('Thread 0x1 (most recent call first):\\n  File "a.py", line 1 in wait\\n\\n'
-    ...     'Thread 0x2 (most recent call first):\\n  File "b.py", line 2 in f\\n  File "loop.py", line 3 in step\\n')
-    ['File "b.py", line 2 in f', 'File "loop.py", line 3 in step']
-    """
+    """Return the stack lines of the training thread, innermost call first."""
     blocks = re.split(r"(?m)^(?:Current t|T)hread .*$", text)[1:]
     lines = [[line.strip() for line in block.splitlines() if line.strip()] for block in blocks]
     trains = [block for block in lines if any("loop.py" in line for line in block)]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -33,9 +34,7 @@ def rank_argv(
     machine: Machine, shape: Geometry, *, run: str, directory: Path, attempt: int, manifests: dict[str, Path]
 ) -> list[str]:
     """Return the command of a rank, equal for all ranks of a run. `run` is its settings as canonical JSON."""
-    # in a container Python is the container's, whatever this one is
-    python = machine.python or ("python" if machine.container else sys.executable)
-    argv = [python, "-m", "tokenscale", "arm_rank" if "arm" in manifests else "rank", "--settings", run]
+    argv = [_find_python(machine), "-m", "tokenscale", "arm_rank" if "arm" in manifests else "rank", "--settings", run]
     argv += ["--directory", str(directory), "--attempt", str(attempt), "--hang-s", str(machine.hang_s)]
     for role, path in manifests.items():
         argv += [f"--{role.replace('_', '-')}", str(path)]
@@ -50,6 +49,11 @@ def rank_argv(
     if machine.environment_by_local_rank:
         argv += ["--by-local-rank", json.dumps(machine.environment_by_local_rank, separators=(",", ":"))]
     return argv
+
+
+def _find_python(machine: Machine) -> str:
+    """Return the Python of the ranks: in a container it is the container's."""
+    return machine.python or ("python" if machine.container else sys.executable)
 
 
 def torchrun_argv(rank: list[str], shape: Geometry) -> list[str]:
@@ -100,23 +104,14 @@ def srun_environment(
     found = dict.fromkeys(THREADS, str(machine.cores_per_rank or 1))
     found["TOKENSCALE_ROOT"] = str(root)  # where the container's file finds the project
     if address is not None:
-        found |= {"MASTER_ADDR": address, "MASTER_PORT": str(choose_port(job or "0"))}
+        number = int(re.sub(r"\D", "", job or "") or 0)
+        found |= {"MASTER_ADDR": address, "MASTER_PORT": str(PORTS[number % len(PORTS)])}
     if machine.network is not None:  # NCCL ends where it is not there, and says in its log that it is
         found |= {"NCCL_NET": machine.network, "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET"}
         found |= {"NCCL_DEBUG_FILE": str(outputs / "nccl.%h.%p.log")}
     if machine.container is not None:  # the code is this project's, not what an image may hold
         found["PYTHONPATH"] = str(Path(__file__).resolve().parents[3])
     return found | machine.environment
-
-
-def choose_port(job: str) -> int:
-    """Return the rendezvous port of a job.
-
-    >>> choose_port("41"), choose_port("12809")
-    (20041, 20041)
-    """
-    number = int("".join(c for c in job if c.isdigit()) or 0)
-    return PORTS[number % len(PORTS)]
 
 
 #: SLURM variables that srun needs to find job and cluster
@@ -199,21 +194,17 @@ class Launch:
             self.outputs(attempt).mkdir(parents=True, exist_ok=True)
             print(f"output of the ranks: {self.outputs(attempt)}/rank=*.log", flush=True)
             print(f"srun is called {_process_age_s():.2f} s after this launcher was", flush=True)
-            with open(self.outputs(attempt) / failure_hints.SRUN, "w", encoding="utf-8") as srun_output:
-                return ranks.run_processes(
-                    [(argv, base | variables)], stderr=srun_output, end_signal=signal.SIGUSR1, keep=keep
-                )
+            command = [(argv, base | variables)]
+            with open(self.outputs(attempt) / failure_hints.SRUN, "w", encoding="utf-8") as errors:
+                return ranks.run_processes(command, stderr=errors, end_signal=signal.SIGUSR1, keep=keep)
         return ranks.run_processes([(argv, base | variables)], keep=keep)
 
     def printed(self, manifests: dict[str, Path]) -> str:
         """Return the command of the first attempt as shell text."""
         argv, variables = self.command(0, manifests)
         if self.machine.starter == "here" and self.shape.world_size > 1:
-            variables = {
-                "RANK": f"0…{self.shape.world_size - 1}",
-                "WORLD_SIZE": str(self.shape.world_size),
-                **variables,
-            }
+            size = self.shape.world_size
+            variables = {"RANK": f"0…{size - 1}", "WORLD_SIZE": str(size), **variables}
         if self.machine.starter == "srun" and self.job is None:
             variables = {"MASTER_ADDR": "<the job's first node>", "MASTER_PORT": "<by the job's number>", **variables}
         lines = [f"{name}={shlex.quote(value)} \\" for name, value in variables.items()]
@@ -275,9 +266,8 @@ def open_run(
     """
     for role, path in manifests.items():
         if not path.is_file():
-            raise UserError(
-                f"the manifest of the {role.replace('_', ' ')} is missing.", path=path, next=f"snakemake {path}"
-            )
+            what = f"the manifest of the {role.replace('_', ' ')} is missing."
+            raise UserError(what, path=path, next=f"snakemake {path}")
     state = _find_state(run)
     directory = output.parent
     with lock.hold_run_folder(directory, run.identity, wait=wait) as held:
@@ -306,8 +296,8 @@ def start_run(
     """Train the run in `output`'s folder unless it is already sealed, write `output` and return the exit code.
 
     `manifests` are the run's inputs by role (corpus, tokenizer, store, validation_store). `share` is the number of runs
-    that use the nodes at the same time. Exit code 75 means that the run was stopped (time limit, preemption) and can be
-    resumed. Raises UserError as `open_run` does, and if the job's nodes do not suit the run.
+    that use the nodes at the same time. Exit code 75: the run was stopped (time limit, preemption) and can be resumed.
+    Raises UserError as `open_run` does, and if the job's nodes do not suit the run.
     """
     machine = machine or Machine()
     launched = Launch(run, machine, output.parent, share, job=find_job(machine))
@@ -348,10 +338,8 @@ def _find_state(run: RunSettings) -> Path | None:
 
 def build_argv(machine: Machine, arguments: list[str], root: Path) -> list[str]:
     """Return the srun command of `tokenscale ARGUMENTS` with the Python of the machine's ranks."""
-    python = machine.python or ("python" if machine.container else sys.executable)
-    shape = geometry(1, machine.gpus_per_node)
-    command = [python, "-m", "tokenscale", *arguments]
-    return srun_argv(command, shape, machine, name=arguments[0], outputs=None, root=root)
+    command = [_find_python(machine), "-m", "tokenscale", *arguments]
+    return srun_argv(command, geometry(1, machine.gpus_per_node), machine, name=arguments[0], outputs=None, root=root)
 
 
 def run_single_rank(machine: Machine, arguments: list[str]) -> int:

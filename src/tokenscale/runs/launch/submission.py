@@ -16,9 +16,7 @@ MAX_EXPERIMENTS = 5
 
 
 def unset_variable_error(resources: Iterable[Mapping[str, object]]) -> UserError | None:
-    """Return the error for job resources that refer to unset variables, which Snakemake leaves as they are; None if
-    there are none.
-    """
+    """Return the error for job resources with unset variables, which Snakemake leaves as they are; None without."""
     found = {
         (name, match[1])
         for of_job in resources
@@ -37,10 +35,7 @@ def unset_variable_error(resources: Iterable[Mapping[str, object]]) -> UserError
 
 
 def replaced_options_error(lost: Mapping[str, Iterable[str]]) -> UserError | None:
-    """Return the error for entries of a profile that command-line options have replaced; None if there are none.
-
-    Otherwise jobs would use SLURM's default account and the partition's time limit.
-    """
+    """Return the error for entries of a profile that options replaced; None without. Jobs would lose their account."""
     if not lost:
         return None
     options = " and ".join(f"--{name}" for name in lost)
@@ -53,7 +48,7 @@ def replaced_options_error(lost: Mapping[str, Iterable[str]]) -> UserError | Non
 
 
 def missing_package_error(lacking: Mapping[str, list[str]], machine: str, container: str) -> UserError | None:
-    """Return the error for runs that import packages missing in the container image; None if there are none.
+    """Return the error for runs that import packages missing in the container image; None without.
 
     `lacking` is package → ids of the runs that import it. `machine` and `container` are the files to change.
     """
@@ -70,19 +65,13 @@ def missing_package_error(lacking: Mapping[str, list[str]], machine: str, contai
 
 def install_hint(packages: Iterable[str], container: str) -> str:
     """Return the next step for packages that the image lacks."""
-    file = Path(container).with_name("Containerfile")
-    return (
-        f"install {', '.join(packages)} in the image ({file}), build it again, and add the name to container_packages; "
-        "or choose other runs"
-    )
+    where = f"in the image ({Path(container).with_name('Containerfile')})"
+    again = "build it again, and add the name to container_packages; or choose other runs"
+    return f"install {', '.join(packages)} {where}, {again}"
 
 
 def shorten_ids(run_ids: list[str]) -> str:
-    """Format the first ids of a list.
-
-    >>> shorten_ids(["a", "b", "c", "d"])
-    'a, b, c and 1 more'
-    """
+    """Format the first ids of a list: `a, b, c and 1 more`."""
     rest = f" and {len(run_ids) - 3:,} more" if len(run_ids) > 3 else ""
     return ", ".join(run_ids[:3]) + rest
 
@@ -105,10 +94,7 @@ def format_costs(totals: Mapping[str, Total], node_hours: float) -> list[str]:
 
 
 def budget_error(totals: Mapping[str, Total], node_hours: float) -> UserError | None:
-    """Return the error for runs that exceed the budget of node-hours; None if they do not.
-
-    `totals` are the estimates of the runs to submit, by experiment; upper bounds count in full.
-    """
+    """Return the error for runs to submit (by experiment) that exceed the budget of node-hours; None if they do not."""
     needed, bounded, unknown = _add(totals)
     if needed <= node_hours:
         return None

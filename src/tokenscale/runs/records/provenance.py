@@ -86,11 +86,9 @@ class Energy:
         if pci_bus_id is None:
             return
         try:
-            library = ctypes.CDLL("libnvidia-ml.so.1")
-            handle = ctypes.c_void_p()
-            if library.nvmlInit_v2() == 0 and not library.nvmlDeviceGetHandleByPciBusId_v2(
-                pci_bus_id.encode(), ctypes.byref(handle)
-            ):
+            library, handle = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
+            find = library.nvmlDeviceGetHandleByPciBusId_v2
+            if library.nvmlInit_v2() == 0 and find(pci_bus_id.encode(), ctypes.byref(handle)) == 0:
                 self._library, self._device = library, handle
         except (OSError, AttributeError):
             return
@@ -141,11 +139,7 @@ def list_installed() -> dict[str, str]:
 
 
 def name_differences(then: dict[str, str], now: dict[str, str]) -> list[str]:
-    """Describe each package of `then` whose version differs in `now`, or which `now` lacks.
-
-    >>> name_differences({"numpy": "2.1", "torch": "2.9"}, {"numpy": "2.1", "torch": "2.13"})
-    ['torch 2.9 then, 2.13 now']
-    """
+    """Describe each package of `then` whose version differs in `now` or is missing: `torch 2.9 then, 2.13 now`."""
     changed = [name for name in sorted(then) if then[name] != now.get(name)]
     return [f"{name} {then[name]} then, {now.get(name, 'none')} now" for name in changed]
 
