@@ -40,7 +40,7 @@ GUARDS = {
         "tests/unit/test_launch_lock.py",
     ),
     "a killed Snakemake's lock is taken off": Guard(
-        "runs/launch/lock.py", "            shutil.rmtree(locks)\n", "", LOCKS
+        "runs/launch/lock.py", '            shutil.rmtree(folder / "locks")\n', "", LOCKS
     ),
     "a living Snakemake's lock stays": Guard("runs/launch/lock.py", "    if alone and (", "    if (", LOCKS),
     "a lock of another node stays": Guard(

@@ -1,8 +1,4 @@
-"""Weights and FLOPs of a model, counted from its settings.
-
-They are never counted from the module, so that wrapping or compiling cannot change them, nor measured, because
-operation counters miss fused kernels.
-"""
+"""Weights and FLOPs of a model, counted from its settings: wrapping and compiling do not change them."""
 
 import importlib
 from dataclasses import dataclass
@@ -13,7 +9,7 @@ from tokenscale.settings.registry import OBJECTIVES
 
 
 class Convention(Enum):
-    """Convention of counting attention: all pairs of positions (full), or those within a causal mask."""
+    """Convention of counting attention: all pairs of positions, or those within a causal mask."""
 
     FULL = "full"
     CAUSAL = "causal"
@@ -33,10 +29,8 @@ class Weights:
 
 
 def weights(model: ModelSettings) -> Weights:
-    """Count the weights of a model.
-
-    Vocabulary (`with_vocabulary`) and learned positions (`with_positions`) must be resolved. A model of `transformers`
-    is built on the meta device and counted.
+    """Count the weights of a model. Vocabulary (`with_vocabulary`) and learned positions (`with_positions`) must be
+    resolved. A model of `transformers` is built on the meta device and counted.
     """
     if model.transformers is not None:
         return importlib.import_module("tokenscale.train.models.library").weights(model)  # a layer above: by name

@@ -41,11 +41,6 @@ def exchanged_bytes(run: RunSettings) -> int:
     DDP reduces all gradients. zero1 also gathers the updated weights. FSDP gathers weights and scatters the sums of
     gradients once a step, but with zero3 gathers a block's weights for every forward and every backward pass, and the
     rest for every micro-batch; between replicas (HSDP) ranks reduce their shards of gradients.
-
-    >>> from tokenscale.settings.presets import PRESETS
-    >>> run = RunSettings(model=PRESETS["gpt2-124m"], layout=LayoutSettings(data=2))
-    >>> exchanged_bytes(run) == 4 * 124_439_808
-    True
     """
     layout = run.layout
     weights = _local_weights(run, layout.coordinate(0))
@@ -308,9 +303,8 @@ class _Forward:
         return 4 * elements if self.deferred else 2 * count * elements
 
     def attention_bytes(self) -> int:
-        """Return the bytes of attention: queries, keys, values, and the result by heads and for the output product.
-
-        If scores are materialised, also their softmax, the dropout mask and the remaining scores.
+        """Return the bytes of queries, keys, values and the result by heads and for the output product; and of
+        materialised scores, their softmax and dropout mask.
         """
         model, result = self.model, self.product * self.all * self.wide
         if self.keeps_scores:

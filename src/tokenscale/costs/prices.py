@@ -43,7 +43,7 @@ PACKED_FILL, STREAM_FILL = 1 / 2, 1
 
 @dataclass(frozen=True)
 class StoreSize:
-    """Size of a token store: rows per epoch (for a stream: tokens over the sequence length) and useful tokens.
+    """Rows per epoch of a token store (for a stream: tokens over the sequence length) and useful tokens per row.
 
     `bound` is the reason why the store does not exist yet: rows are then an upper, useful tokens a lower bound.
     """
@@ -55,10 +55,7 @@ class StoreSize:
 
 @dataclass(frozen=True)
 class Price:
-    """Estimated cost of a run. `unknown` is the reason why its time or its logs are unknown.
-
-    `bound` is the reason why `seconds` is an upper bound instead of an estimate.
-    """
+    """Estimated cost of a run. `unknown`: why time or logs are unknown; `bound`: why `seconds` is an upper bound."""
 
     ranks: int
     nodes: int
@@ -83,10 +80,9 @@ class Price:
 
 @dataclass(frozen=True)
 class Total:
-    """Sum of prices. Hours include runs of known time; `unknown` is reason → number of the other runs.
-
-    `unlogged` counts runs with an unknown number of steps, whose logs are not included. `passing_bytes` is the maximum
-    over runs, as not all runs exist at once. `bounded` is reason → number of runs whose hours are upper bounds.
+    """Sum of prices. Hours include runs of known time; `unknown` is reason → number of the other runs, `bounded` of
+    those whose hours are upper bounds. `unlogged` counts runs with an unknown number of steps, whose logs are not
+    included. `passing_bytes` is the maximum over runs, as not all exist at once.
     """
 
     runs: int
@@ -170,19 +166,21 @@ def job_minutes(price: Price, machine: Machine) -> int:
 
 def min_useful_tokens(run: RunSettings, streams: bool) -> float | None:
     """Return the least average of useful tokens per row before the store exists; None if it depends on documents."""
+    fill = _least_fill(run, streams)
+    return None if fill is None else run.sequence_length * USEFUL_SHARE * fill
+
+
+def _least_fill(run: RunSettings, streams: bool) -> float | None:
     if not streams and run.approach != "packed":
         return None
-    whole = streams or run.packing == "concatenate"
-    return run.sequence_length * USEFUL_SHARE * (STREAM_FILL if whole else PACKED_FILL)
+    return STREAM_FILL if streams or run.packing == "concatenate" else PACKED_FILL
 
 
 def max_rows(run: RunSettings, streams: bool, documents: int | None, tokens: int | None) -> float | None:
     """Return an upper bound of the rows per epoch from numbers of documents and tokens; None if unknown."""
-    if not streams and run.approach != "packed":
-        return documents
-    if tokens is None:
-        return None
-    fill = STREAM_FILL if streams or run.packing == "concatenate" else PACKED_FILL
+    fill = _least_fill(run, streams)
+    if fill is None or tokens is None:
+        return documents if fill is None else None
     return tokens / (run.sequence_length * fill) + (0 if streams else 1)
 
 

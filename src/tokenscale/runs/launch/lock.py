@@ -16,10 +16,8 @@ from tokenscale.runs.launch import job
 
 
 def hold_run_folder(directory: Path, what: str, *, wait: bool = False) -> AbstractContextManager[int]:
-    """Lock a folder as `lock_folder` does, for this process's job.
-
-    A file system may not share locks between nodes (Lustre without `flock`), and ranks may outlive their launcher. So
-    a free lock that another job left behind is taken only once that job has ended.
+    """Lock a folder as `lock_folder` does. A free lock that another job left behind is taken only once that job has
+    ended: nodes may not share locks (Lustre without `flock`), and ranks may outlive their launcher.
     """
     return lock_folder(directory, what, wait=wait, job=job.job_id(), may_write=job.may_still_write)
 
@@ -42,8 +40,7 @@ def enter_workflow(arguments: Sequence[str], folder: Path = Path(".snakemake")) 
     if _held:
         return True
     folder.mkdir(exist_ok=True)
-    owners_file = folder / "tokenscale.owners"
-    file = open(owners_file, "a+", encoding="utf-8")  # held until the process ends
+    file = open(folder / "tokenscale.owners", "a+", encoding="utf-8")  # held until the process ends
     try:
         alone = acquire(file)
     except OSError:  # a file system without locks: Snakemake's own has to do
@@ -52,16 +49,15 @@ def enter_workflow(arguments: Sequence[str], folder: Path = Path(".snakemake")) 
     file.seek(0)
     owners = file.read().splitlines()
     elsewhere = [owner for owner in owners if not owner.endswith(f" on {platform.node()}")]
-    locks = folder / "locks"
+    locked = any((folder / "locks").glob("*"))
     if alone and (not elsewhere or "--unlock" in arguments):
-        if locks.is_dir() and any(locks.iterdir()):
+        if locked:
             print("tokenscale: removing the lock of a Snakemake process that was killed.", file=sys.stderr)
-            shutil.rmtree(locks)
+            shutil.rmtree(folder / "locks")
         file.truncate(0)
-    elif locks.is_dir() and any(locks.iterdir()):
-        others = ", ".join(owners if not alone else elsewhere)
-        how = "may still be" if alone else "is"
-        print(f"tokenscale: Snakemake {how} running in this folder: {others}.", file=sys.stderr)
+    elif locked:
+        how, others = ("may still be", elsewhere) if alone else ("is", owners)
+        print(f"tokenscale: Snakemake {how} running in this folder: {', '.join(others)}.", file=sys.stderr)
     fcntl.flock(file, fcntl.LOCK_SH)
     file.write(f"process {os.getpid()} on {platform.node()}\n")
     file.flush()

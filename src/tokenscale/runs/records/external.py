@@ -1,14 +1,4 @@
-"""Log any training loop in the format of tables and reports. Standard library only, without torch.
-
->>> facts = {"approach": "my loop", "steps": 100, "global_batch": 8, "sequence_length": 512}
->>> with ExternalRun("results/runs/external-mine-0", **facts) as run:  # doctest: +SKIP
-...     for step in range(100):
-...         with run.waiting():
-...             batch = next(batches)
-...         loss = train(batch)  # and synchronise the device, or the time is meaningless
-...         useful = int((batch.labels != -100).sum())
-...         run.step(loss_sum=loss * useful, useful_tokens=useful, total_tokens=batch.labels.size, rows=8)
-"""
+"""Log any training loop in the format of tables and reports, without torch. Example: docs/interoperability.md."""
 
 import math
 import time
@@ -22,7 +12,6 @@ from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import sha256_file
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
-from tokenscale.runs.records.provenance import get_boot_id
 from tokenscale.settings.experiments import EXTERNAL_PREFIX
 
 #: facts of a run that must be at least 1
@@ -93,7 +82,7 @@ class ExternalRun:
     def __enter__(self) -> "ExternalRun":
         if self.rank == 0:
             self._record = provenance.start_record(self.folder, self._record)
-        self._writer.event("run_start", world_size=self.world_size, boot=get_boot_id())
+        self._writer.event("run_start", world_size=self.world_size, boot=provenance.get_boot_id())
         self._writer.event("init_done")
         self._last = time.monotonic()
         return self

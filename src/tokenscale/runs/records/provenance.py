@@ -70,11 +70,9 @@ def describe_machine() -> dict[str, Any]:
     facts: dict[str, Any] = {"architecture": platform.machine(), "system": platform.system(), "cores": count_cores()}
     if cpu := re.search(r"(?im)^model name[^:\n]*:(.*)$", read_text(Path("/proc/cpuinfo"))):
         facts["cpu"] = cpu[1].strip()
-    try:
+    with suppress(OSError, ValueError):
         facts["memory_bytes"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         facts["load_average_1min"] = os.getloadavg()[0]
-    except (OSError, ValueError):
-        pass
     return facts
 
 
@@ -85,13 +83,11 @@ class Energy:
         self._library = self._device = None
         if pci_bus_id is None:
             return
-        try:
+        with suppress(OSError, AttributeError):
             library, handle = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
             find = library.nvmlDeviceGetHandleByPciBusId_v2
             if library.nvmlInit_v2() == 0 and find(pci_bus_id.encode(), ctypes.byref(handle)) == 0:
                 self._library, self._device = library, handle
-        except (OSError, AttributeError):
-            return
 
     def joules(self) -> float | None:
         """Return the counter's value; None without a counter."""
@@ -103,8 +99,7 @@ class Energy:
         return millijoules.value / 1e3
 
 
-#: Environment variables that shape a run. An allow-list, because environments hold secrets; and of families of names,
-#: those that may be one are left out.
+#: Environment variables that shape a run: an allow-list, because environments hold secrets
 ENVIRONMENT = {
     *("CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"),
     *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE"),
@@ -112,9 +107,8 @@ ENVIRONMENT = {
     *("SLURM_JOB_ID", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES"),
 }
 PREFIXES = ("MALLOC_", "NCCL_", "FI_", "TORCH_NCCL_", "GLOO_")
-PACKAGES = tuple(
-    "torch numpy pyarrow safetensors tokenizers mistral-common gigatoken xxhash transformers triton".split()
-)
+_PACKAGES = "torch numpy pyarrow safetensors tokenizers mistral-common gigatoken xxhash transformers triton"
+PACKAGES = tuple(_PACKAGES.split())
 
 
 def find_versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
@@ -131,7 +125,7 @@ def list_installed() -> dict[str, str]:
     `.dist-info` folders (PEP 427): reading all metadata takes 0.26 s.
     """
     found: dict[str, str] = {}
-    for folder in (Path(entry) for entry in sys.path):
+    for folder in map(Path, sys.path):
         for info in folder.glob("*.dist-info") if folder.is_dir() else ():
             name, _, version = info.name.removesuffix(".dist-info").partition("-")
             found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
@@ -166,12 +160,8 @@ def read_git_state() -> tuple[dict[str, Any], str]:
     except (OSError, subprocess.SubprocessError):
         return {}, ""
     clean = redact(diff)
-    return {
-        "commit": commit,
-        "dirty": bool(diff.strip()),
-        "diff_sha256": sha256_text(clean) if diff else None,
-        **({"diff_redacted": True} if clean != diff else {}),  # `git apply` then makes another tree
-    }, clean
+    found = {"commit": commit, "dirty": bool(diff.strip()), "diff_sha256": sha256_text(clean) if diff else None}
+    return found | ({"diff_redacted": True} if clean != diff else {}), clean  # `git apply` then makes another tree
 
 
 def allowed_environment() -> dict[str, str]:
