@@ -1,9 +1,8 @@
 """Cost of data loading: padding, cut text and tokenizing.
 
-Lengths are tokens of whole documents including BOS. A row of sequence length T has T + 1 tokens and trains on T
-positions. A label is useful unless it is padding or begins a document, so a document of n tokens has n − 1 useful ones.
-With `weights`, document i counts weights[..., i] times and the result has the leading shape of the weights: a bootstrap
-resample is a row of weights (`bootstrap_weights`).
+Lengths are tokens of whole documents including BOS: a document of n tokens has n − 1 useful labels. A row of sequence
+length T has T + 1 tokens and trains on T positions. With `weights`, document i counts weights[..., i] times and the
+result has their leading shape: a bootstrap resample is a row of weights.
 """
 
 from collections.abc import Sequence
@@ -81,10 +80,8 @@ def bootstrap_weights(units: np.ndarray, count: int, resamples: int, seed: int) 
 
 
 def bound_unseen_cut(lengths: np.ndarray) -> tuple[float, float]:
-    """Return upper 95 % bounds of the shares of cut documents and cut tokens if the sample has no cut document.
-
-    With none among n, at most 1 − 0.05^(1/n) of all are cut (the rule of three, 3 / n: Hanley & Lippman-Hand 1983). The
-    length of such a document is unknown; it counts as the longest one seen.
+    """Return upper 95 % bounds of the shares of cut documents, 1 − 0.05^(1/n), and of cut tokens if none of n documents
+    is cut (rule of three: Hanley & Lippman-Hand 1983). The unknown length counts as the longest one seen.
     """
     useful = np.asarray(lengths) - 1
     share = 1 - 0.05 ** (1 / len(useful))

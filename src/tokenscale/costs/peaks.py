@@ -1,7 +1,7 @@
 """Peak throughput of accelerators by the exact name that their driver reports. Unknown devices have no peak.
 
-Dense products without structured sparsity at the boost clock, as in the data sheet; power limits allow less (one H200
-sustained 788 of its 989 TFLOP/s). A MIG partition has another name, and so no peak.
+Dense products at the boost clock, as in the data sheet; power limits allow less. A MIG partition has another name, and
+so no peak.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""Estimate of a run's node time, bytes and files. Pure functions of the settings.
+"""Estimate of a run's node time, bytes and files, from the settings.
 
-Hours help to decide whether to submit, and are not measured: FLOPs over an assumed share of the device's peak
-(`UTILISATION`), plus an allowance for starting (`STARTING_S`). Print both constants with them.
+Hours are not measured: FLOPs over an assumed share of the device's peak (`UTILISATION`), plus an allowance for starting
+(`STARTING_S`). Print both constants with them.
 """
 
 import math
@@ -261,9 +261,8 @@ def _estimate_checkpoints(run: RunSettings, weighs: int) -> tuple[int, int, int]
 
 
 def store_bytes(store: StoreSettings, documents: int, tokens: int, vocabulary_size: int) -> int:
-    """Estimate the bytes of a token store before compression, from its number of ids and their width.
-
-    Padding counts unless it is compressed. Formats of Parquet shards hold the ids again in records files.
+    """Estimate the bytes of a token store before compression. Padding counts unless it is compressed. Formats of
+    Parquet shards hold the ids again in records files.
     """
     smallest = 2 if vocabulary_size <= 1 << 16 else 4
     if "codec" not in store.options():

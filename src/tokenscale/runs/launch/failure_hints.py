@@ -1,7 +1,6 @@
 """Find the cause of a failed job and the next step, from its logs and SLURM's state; describe a hang.
 
-Used by launchers and `status`, never by trainings. Patterns come from SLURM 22.05 and torch and from public reports;
-none has been seen on Alps.
+Patterns come from SLURM 22.05 and torch and from public reports; none has been seen on Alps.
 """
 
 import re
@@ -188,10 +187,8 @@ def describe_hang(attempt: Path, world_size: int) -> str | None:
     if waiting and (silent or stuck):
         lines.append(f"  waiting for it: rank {', '.join(map(str, waiting))}")
     lines.append(f"  stacks  {attempt}/rank=*/stacks.txt")
-    lines.append(
-        "  next    start it again: it resumes from its newest state. Raise `hang_s` in machine.toml if a rank was busy"
-    )
-    return "\n".join(lines)
+    again = "start it again: it resumes from its newest state. Raise `hang_s` in machine.toml if a rank was busy"
+    return "\n".join([*lines, f"  next    {again}"])
 
 
 def extract_main_thread(text: str) -> list[str]:

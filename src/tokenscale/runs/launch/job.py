@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -11,7 +12,6 @@ from tokenscale.base.errors import UserError
 
 #: job states in which processes may still write
 ALIVE = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "CONFIGURING"}
-
 #: seconds to wait for an answer of squeue
 QUEUE_S = 20.0
 
@@ -31,8 +31,8 @@ class Job:
 
     def record(self) -> dict[str, Any]:
         """Return the description for an attempt's record, with the seconds spent in the queue."""
-        known = self.submitted_unix_s is not None and self.started_unix_s is not None
-        waited = self.started_unix_s - self.submitted_unix_s if known else None
+        start, submitted = self.started_unix_s, self.submitted_unix_s
+        waited = None if start is None or submitted is None else start - submitted
         return {**asdict(self), "nodes": list(self.nodes), "queue_s": waited}
 
 
@@ -80,9 +80,8 @@ def _query(*argv: str) -> str:
             return done.stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = str(error)
-    raise UserError(
-        "SLURM does not answer the query for this job.", requested=" ".join(argv), reason=reason, next="scontrol ping"
-    )
+    what = "SLURM does not answer the query for this job."
+    raise UserError(what, requested=" ".join(argv), reason=reason, next="scontrol ping")
 
 
 def _parse_fields(line: str) -> dict[str, str]:
@@ -91,7 +90,6 @@ def _parse_fields(line: str) -> dict[str, str]:
 
 
 def _parse_time(text: str | None) -> float | None:
-    try:
+    with suppress(ValueError):
         return datetime.fromisoformat(text or "").timestamp()
-    except ValueError:
-        return None
+    return None

@@ -101,12 +101,9 @@ def run_processes(
             try:
                 processes.append(subprocess.Popen(argv, env=variables, stderr=stderr, pass_fds=keep))
             except OSError as error:
-                raise UserError(
-                    "a process cannot be started.",
-                    program=argv[0],
-                    reason=error.strerror,
-                    next="install the program, or correct its path and its permissions",
-                ) from None
+                facts = {"program": argv[0], "reason": error.strerror}
+                following = "install the program, or correct its path and its permissions"
+                raise UserError("a process cannot be started.", **facts, next=following) from None
         return _wait_for_processes(processes, received, end_signal)
     finally:
         for process in processes:
@@ -118,11 +115,10 @@ def run_processes(
 
 
 def threads_per_rank(world_size: int) -> int:
-    """Return an even share of the job's threads (OMP_NUM_THREADS as Snakemake sets it, else the cores). More threads
-    than cores make ranks wait for each other.
-    """
-    stated = os.environ.get("OMP_NUM_THREADS", "")
-    job = min(int(stated), count_cores()) if stated.isdigit() and int(stated) else count_cores()
+    """Return an even share of the job's threads (OMP_NUM_THREADS as Snakemake sets it, else the cores)."""
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    cores = count_cores()  # more threads than cores make ranks wait for each other
+    job = min(int(threads), cores) if threads.isdigit() and int(threads) else cores
     return max(1, job // world_size)
 
 
@@ -161,9 +157,6 @@ def free_port() -> int:
         try:
             probe.bind(("127.0.0.1", 0))
         except OSError as error:
-            raise UserError(
-                "no free port on the loopback interface.",
-                reason=error,
-                next="end other programs that hold ports, then start the run again",
-            ) from None
+            following = "end other programs that hold ports, then start the run again"
+            raise UserError("no free port on the loopback interface.", reason=error, next=following) from None
         return probe.getsockname()[1]

@@ -46,13 +46,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "skipped": "BOOLEAN",  # fp16: the gradient overflowed, nothing was changed, the scale was halved
         "nonfinite": "BOOLEAN",  # the loss or the gradient norm is NaN or infinite (then written as null)
     },
-    "spans": {
-        "schema": "INTEGER",
-        "name": "VARCHAR",
-        "step": "BIGINT",
-        "start_mono_s": "DOUBLE",
-        "duration_s": "DOUBLE",
-    },
+    "spans": dict(schema="INTEGER", name="VARCHAR", step="BIGINT", start_mono_s="DOUBLE", duration_s="DOUBLE"),
     "events": {
         "schema": "INTEGER",
         # run_start, resume, init_done, memory, compilation (after the first step, and at the end if it changed),
@@ -109,11 +103,9 @@ class Writer:
             new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
             self._files = {name: os.open(self.directory / f"{name}.jsonl", new, 0o644) for name in FIELDS}
         except FileExistsError as error:
-            raise UserError(
-                "this attempt has already been logged; a log has one writer.",
-                found=error.filename,
-                next=f"use another folder, or the attempt after {self.directory.parent.name}",
-            ) from None
+            following = f"use another folder, or the attempt after {self.directory.parent.name}"
+            what = "this attempt has already been logged; a log has one writer."
+            raise UserError(what, found=error.filename, next=following) from None
         self._lines: dict[str, list[str]] = {name: [] for name in FIELDS}
         self._flushed_at = time.monotonic()
         self._epoch = time.time() - time.monotonic()
@@ -135,8 +127,7 @@ class Writer:
         self.flush()
 
     def _add(self, name: str, fields: dict[str, Any]) -> None:
-        unknown = fields.keys() - FIELDS[name].keys()
-        if unknown:
+        if unknown := fields.keys() - FIELDS[name].keys():
             raise ValueError(f"{name}.jsonl has no field {sorted(unknown)}")
         record = {"schema": VERSION, **fields}
         try:
@@ -151,11 +142,10 @@ class Writer:
     def flush(self) -> None:
         """Write all buffered lines."""
         for name, lines in self._lines.items():
-            if lines:
-                data = ("\n".join(lines) + "\n").encode()
-                while data:  # a full disk may take a part
-                    data = data[os.write(self._files[name], data) :]
-                lines.clear()
+            data = "".join(f"{line}\n" for line in lines).encode()
+            while data:  # a full disk may take a part
+                data = data[os.write(self._files[name], data) :]
+            lines.clear()
         self._flushed_at = time.monotonic()
 
     def close(self) -> None:

@@ -1,8 +1,6 @@
-"""Remove secrets from what a record keeps: command lines, environment values, the diff of the working tree.
+"""Remove secrets from records: by their form, by the name before them (`api_key: …`), or because they look random.
 
-A secret is found by its form (a service's keys, private keys, passwords in addresses), by the name before it
-(`--password=…`, `api_key: …`), or because it looks random. Hexadecimal digests, which records need, are kept unless a
-name marks them as secret.
+Hexadecimal digests, which records need, are kept unless a name marks them as secret.
 """
 
 import re
@@ -71,7 +69,7 @@ def redact(text: str) -> str:
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return a command line without secrets: the whole value of an option whose name says that it is one.
+    """Return a command line without secrets.
 
     >>> redact_arguments(["train", "--wandb-api-key", "0123456789abcdef", "--password=x", "--tokenizer", "bpe"])
     ['train', '--wandb-api-key', '…', '--password=…', '--tokenizer', 'bpe']
