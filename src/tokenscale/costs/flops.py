@@ -1,8 +1,11 @@
 """Weights and FLOPs of a model, counted from its settings: wrapping and compiling do not change them."""
 
 import importlib
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from enum import Enum
+from math import prod
+from typing import NamedTuple
 
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import OBJECTIVES
@@ -13,6 +16,15 @@ class Convention(Enum):
 
     FULL = "full"
     CAUSAL = "causal"
+
+
+class Weight(NamedTuple):
+    """One tensor of the model. `layer` is None outside of blocks; tensor parallelism shards dimension `cut`."""
+
+    name: str
+    shape: tuple[int, ...]
+    cut: int | None
+    layer: int | None = None
 
 
 @dataclass(frozen=True)
@@ -38,24 +50,44 @@ def weights(model: ModelSettings) -> Weights:
         raise ValueError("the vocabulary size is not resolved yet")
     if model.positions == "learned" and model.maximum_positions is None:
         raise ValueError("the number of positions is not resolved yet")
+    found = list(list_weights(replace(model, layers=1)))  # all blocks have equal shapes
+    others = {weight.name: prod(weight.shape) for weight in found if weight.layer is None}
+    block = [weight.shape for weight in found if weight.layer is not None]
+    blocks = model.layers * sum(map(prod, block))
+    matrices = model.layers * sum(prod(shape) for shape in block if len(shape) == 2)
+    looked_up = others.get("positions", 0) + (0 if model.tied_embeddings else others["embedding"])
+    return Weights(sum(others.values()) + blocks, looked_up, matrices + others["embedding"], blocks)
+
+
+def list_weights(model: ModelSettings) -> Iterator[Weight]:
+    """Yield all weights of a model in the order of its definition."""
     wide, inner, key_value = model.dimension, model.hidden, model.key_value_heads * model.head_dimension
-    feeding = 3 if model.activation == "swiglu" else 2
-    matrices = 2 * wide * model.attention_width + 2 * wide * key_value + feeding * wide * inner
-    outputs = {"query": model.attention_width, "key": key_value, "value": key_value, "output": wide}
-    biases = sum(width for name, width in outputs.items() if model.has_bias(name))
-    biases += wide + (feeding - 1) * inner if model.biases else 0  # down, and up with its gate
-    head_norms = 2 * model.head_dimension if model.query_key_norm else 0
-    norm = 2 * wide if model.norm == "layer" and model.biases else wide
-    blocks = model.layers * (matrices + biases + head_norms + 2 * norm)
-    embedding = model.vocabulary_size * wide
-    positions = model.maximum_positions * wide if model.positions == "learned" else 0
-    untied = 0 if model.tied_embeddings else embedding
-    return Weights(
-        total=embedding + untied + positions + blocks + norm,
-        looked_up=untied + positions,
-        matrices=model.layers * matrices + embedding,
-        blocks=blocks,
-    )
+
+    def norm(name: str, layer: int | None = None) -> Iterator[Weight]:
+        yield Weight(f"{name}.weight", (wide,), None, layer)
+        if model.norm == "layer" and model.biases:
+            yield Weight(f"{name}.bias", (wide,), None, layer)
+
+    up = ("gate", "up") if model.activation == "swiglu" else ("up",)
+    heads = model.attention_width
+    linears = [("query", heads, wide, 0), ("key", key_value, wide, 0), ("value", key_value, wide, 0)]
+    linears += [("output", wide, heads, 1), *((name, inner, wide, 0) for name in up), ("down", wide, inner, 1)]
+    yield Weight("embedding", (model.vocabulary_size, wide), 0)
+    if model.positions == "learned":
+        yield Weight("positions", (model.maximum_positions, wide), None)
+    for layer in range(model.layers):
+        yield from norm("attention_norm", layer)
+        yield from norm("feed_forward_norm", layer)
+        if model.query_key_norm:
+            yield Weight("query_norm.weight", (model.head_dimension,), None, layer)
+            yield Weight("key_norm.weight", (model.head_dimension,), None, layer)
+        for name, outputs, inputs, cut in linears:
+            yield Weight(f"{name}.weight", (outputs, inputs), cut, layer)
+            if model.has_bias(name):
+                yield Weight(f"{name}.bias", (outputs,), 0 if cut == 0 else None, layer)
+    yield from norm("norm")
+    if not model.tied_embeddings:
+        yield Weight("head", (model.vocabulary_size, wide), 0)
 
 
 def parameters(model: ModelSettings) -> int:

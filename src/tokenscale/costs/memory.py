@@ -4,18 +4,17 @@ Kinds are those of `train.profiling.Probe`; workspaces of libraries are not incl
 al. 2020 (figure 1) for AdamW in one number format, activations Korthikanti et al. 2022 (section 4).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from tokenscale.costs.communication import bus_factor
-from tokenscale.costs.flops import weights
+from tokenscale.costs.flops import Weight, list_weights, weights
 from tokenscale.costs.pipeline_schedules import assign_stages, build_schedule, max_in_flight
 from tokenscale.data.order.permutation import micro_steps, rank_slots, shard_rows
 from tokenscale.settings.layout import MeshCoordinate
-from tokenscale.settings.model import ModelSettings, aligned_rows
+from tokenscale.settings.model import aligned_rows
 from tokenscale.settings.run import RunSettings
 
 Device = Literal["cpu", "cuda"]
@@ -63,18 +62,9 @@ def exchanged_bytes(run: RunSettings) -> int:
     return round(half * ((2 if layout.gather == "bf16" else size) * gathered + size * padded) + replicas)
 
 
-def _padded(weight: "Weight", shards: int) -> int:
+def _padded(weight: Weight, shards: int) -> int:
     """Elements of a weight with equal numbers of rows on all shards."""
     return -(-weight.shape[0] // shards) * shards * prod(weight.shape[1:])
-
-
-class Weight(NamedTuple):
-    """One tensor of the model. `layer` is None outside of blocks; tensor parallelism shards dimension `cut`."""
-
-    name: str
-    shape: tuple[int, ...]
-    cut: int | None
-    layer: int | None = None
 
 
 def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
@@ -114,36 +104,6 @@ def largest_memory(run: RunSettings, device: Device = "cpu") -> Memory:
     return max((memory(run, rank, device) for rank in firsts), key=lambda found: found.total)
 
 
-def _list_weights(model: ModelSettings) -> Iterator[Weight]:
-    wide, inner, key_value = model.dimension, model.hidden, model.key_value_heads * model.head_dimension
-
-    def norm(name: str, layer: int | None = None) -> Iterator[Weight]:
-        yield Weight(f"{name}.weight", (wide,), None, layer)
-        if model.norm == "layer" and model.biases:
-            yield Weight(f"{name}.bias", (wide,), None, layer)
-
-    up = ("gate", "up") if model.activation == "swiglu" else ("up",)
-    heads = model.attention_width
-    linears = [("query", heads, wide, 0), ("key", key_value, wide, 0), ("value", key_value, wide, 0)]
-    linears += [("output", wide, heads, 1), *((name, inner, wide, 0) for name in up), ("down", wide, inner, 1)]
-    yield Weight("embedding", (model.vocabulary_size, wide), 0)
-    if model.positions == "learned":
-        yield Weight("positions", (model.maximum_positions, wide), None)
-    for layer in range(model.layers):
-        yield from norm("attention_norm", layer)
-        yield from norm("feed_forward_norm", layer)
-        if model.query_key_norm:
-            yield Weight("query_norm.weight", (model.head_dimension,), None, layer)
-            yield Weight("key_norm.weight", (model.head_dimension,), None, layer)
-        for name, outputs, inputs, cut in linears:
-            yield Weight(f"{name}.weight", (outputs, inputs), cut, layer)
-            if model.has_bias(name):
-                yield Weight(f"{name}.bias", (outputs,), 0 if cut == 0 else None, layer)
-    yield from norm("norm")
-    if not model.tied_embeddings:
-        yield Weight("head", (model.vocabulary_size, wide), 0)
-
-
 _assign_stages = cache(assign_stages)
 
 
@@ -170,7 +130,7 @@ def _local_weights(run: RunSettings, coordinate: MeshCoordinate) -> list[Weight]
         ends |= {"norm.weight", "norm.bias", "head"}
     return [
         w._replace(shape=tuple(len(tensor_rows(n)) if w.cut == i else n for i, n in enumerate(w.shape)))
-        for w in _list_weights(model)
+        for w in list_weights(model)
         if (w.name in ends if w.layer is None else w.layer in layers)
     ]
 
