@@ -134,13 +134,10 @@ def lock_folder(
             since = time.monotonic() if writes else since
             state = "may still be" if left else "is being"
             if not wait or time.monotonic() - since > PATIENCE_S:
-                raise UserError(
-                    f"{what} {state} written by another {'job' if left else 'process'}.",
-                    lock=path,
-                    owner=owner,
-                    found="the queue does not answer" if writes is None else None,
-                    next=f"wait for it, or scancel {left[1]}" if left else "wait for that process, or end it",
-                )
+                found = "the queue does not answer" if writes is None else None
+                following = f"wait for it, or scancel {left[1]}" if left else "wait for that process, or end it"
+                what = f"{what} {state} written by another {'job' if left else 'process'}."
+                raise UserError(what, lock=path, owner=owner, found=found, next=following)
             if not reported:
                 writer = f"job {left[1]}" if left else owner
                 print(f"tokenscale: {what} {state} written by {writer}; waiting for it", flush=True)
@@ -218,26 +215,17 @@ def read_manifest_file(path: str | Path, what: str, newest: int, next: str, olde
         raise UserError(f"the file is not a manifest of a {what}.", manifest=path, next=next)
     if not oldest <= version <= newest:
         writer, expected = ("a newer", f"at most {newest}") if version > newest else ("an older", f"at least {oldest}")
-        raise UserError(
-            f"the {what} was written by {writer} tokenscale.",
-            manifest=path,
-            found=f"schema_version {version}",
-            expected=expected,
-            next=("upgrade tokenscale, or rebuild: " if version > newest else "rebuild: ") + next,
-        )
+        facts = {"manifest": path, "found": f"schema_version {version}", "expected": expected}
+        following = ("upgrade tokenscale, or rebuild: " if version > newest else "rebuild: ") + next
+        raise UserError(f"the {what} was written by {writer} tokenscale.", **facts, next=following)
     build = Path(path).with_name("build.json")
     try:
         stated = json.loads(build.read_text(encoding="utf-8"))["manifest_sha256"]
     except (OSError, ValueError, LookupError, TypeError):  # not copied, or of a store, whose manifest has its own hash
         return manifest
     if stated != (found := sha256_text(canonical_json(manifest))):
-        raise UserError(
-            f"the manifest of the {what} has changed.",
-            manifest=path,
-            expected=f"sha256 {stated}  ({build.name})",
-            found=f"sha256 {found}",
-            next=next,
-        )
+        facts = {"manifest": path, "expected": f"sha256 {stated}  ({build.name})", "found": f"sha256 {found}"}
+        raise UserError(f"the manifest of the {what} has changed.", **facts, next=next)
     return manifest
 
 
@@ -274,11 +262,7 @@ def check_file_name(name: Any) -> str:
 
 def check_relative_path(name: Any) -> str:
     """Return the name if it is a path of plain file names, such as `parts/00001/x`. Raises ValueError otherwise."""
-    if not isinstance(name, str):
-        raise ValueError(f"{name!r} is not a path")
-    for component in name.split("/"):
-        check_file_name(component)
-    return name
+    return "/".join(map(check_file_name, name.split("/") if isinstance(name, str) else [name]))
 
 
 def read_json(path: str | Path, what: str = "file", next: str | None = None) -> Any:

@@ -29,12 +29,9 @@ def map_processes(function: Callable[..., Result], jobs: Sequence[tuple], proces
         with ProcessPoolExecutor(processes, context, _end_with, (os.getpid(),)) as pool:
             yield from pool.map(function, *zip(*jobs, strict=True))
     except BrokenProcessPool:
-        raise UserError(
-            "a process of this command was killed.",
-            processes=processes,
-            reason="usually too little memory",
-            next="give the command more memory, or lower --processes",
-        ) from None
+        following = "give the command more memory, or lower --processes"
+        facts = {"processes": processes, "reason": "usually too little memory"}
+        raise UserError("a process of this command was killed.", **facts, next=following) from None
 
 
 def _end_with(parent: int) -> None:

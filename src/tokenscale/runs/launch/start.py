@@ -26,6 +26,7 @@ from tokenscale.settings.machine import Machine
 from tokenscale.settings.manifests import done_file
 from tokenscale.settings.run import RunSettings
 
+NO_JOB = "this machine starts processes by srun, but this process is not in a SLURM job."
 #: rendezvous ports, chosen by job number because nodes may be shared; below Linux's range of ephemeral ports
 PORTS = range(20000, 32768)
 
@@ -75,16 +76,14 @@ def srun_argv(
     Each rank writes to its own file in `outputs`, or without it to srun's output. With `share` > 1, several runs have
     steps in this job at the same time.
     """
+    gpus = [f"--gpus-per-node={shape.ranks_per_node}", "--gpu-bind=none"]
     argv = [
         *("srun", f"--job-name={name}", f"--nodes={shape.nodes}", f"--ntasks={shape.world_size}"),
         *(f"--ntasks-per-node={shape.ranks_per_node}", "--distribution=block:block"),
         f"--cpus-per-task={machine.cores_per_rank or 1}",
+        *(["--gpus-per-task=1"] if machine.gpu_bind == "task" else gpus),
+        f"--cpu-bind={machine.cpu_bind}",
     ]
-    if machine.gpu_bind == "task":
-        argv += ["--gpus-per-task=1"]
-    else:
-        argv += [f"--gpus-per-node={shape.ranks_per_node}", "--gpu-bind=none"]
-    argv += [f"--cpu-bind={machine.cpu_bind}"]
     if machine.mem_bind is not None:
         argv += [f"--mem-bind={machine.mem_bind}"]
     if share > 1:  # without these a step takes all of the job, and the next one waits for it
@@ -224,11 +223,8 @@ class Launch:
                 next='set starter = "srun" in the machine file, or use a smaller layout',
             )
         if self.job is None:
-            raise UserError(
-                "this machine starts ranks by srun, but this process is not in a SLURM job.",
-                machine=self.machine.name,
-                next=f"snakemake --profile {self.machine.name} {self.directory / 'done.json'}",
-            )
+            following = f"snakemake --profile {self.machine.name} {self.directory / 'done.json'}"
+            raise UserError(NO_JOB, machine=self.machine.name, next=following)
         if len(self.job.nodes) < shape.nodes:
             raise UserError(
                 "the job has fewer nodes than the run needs.",
@@ -268,8 +264,7 @@ def open_run(
         if not path.is_file():
             what = f"the manifest of the {role.replace('_', ' ')} is missing."
             raise UserError(what, path=path, next=f"snakemake {path}")
-    state = _find_state(run)
-    directory = output.parent
+    state, directory = _find_state(run), output.parent
     with lock.hold_run_folder(directory, run.identity, wait=wait) as held:
         # hash after locking: waiting may have taken hours
         identity = attempts.hash_identity([Path(file) for file in training_code(run)], manifests, state)
@@ -309,12 +304,10 @@ def start_run(
         exit_code = launched.go(attempt, manifests, keep=(held,))
         if attempts.write_done_file(output.parent, output, identity, run):
             if exit_code:  # results were on disk before the processes were torn down
-                print(
-                    f"tokenscale: {run.identity} is sealed; its processes then ended with {exit_code}.", file=sys.stderr
-                )
+                text = f"{run.identity} is sealed; its processes then ended with {exit_code}."
+                print(f"tokenscale: {text}", file=sys.stderr)
             return 0
-        step = attempts.find_interrupted_step(output.parent, attempt)
-        if step is not None:
+        if (step := attempts.find_interrupted_step(output.parent, attempt)) is not None:
             print(f"tokenscale: {run.identity} was stopped after step {step}; the next attempt goes on from there.")
             return attempts.RESUME_EXIT_CODE
         if report := failure_hints.describe_hang(launched.attempt_directory(attempt), run.layout.world_size):
@@ -345,13 +338,9 @@ def build_argv(machine: Machine, arguments: list[str], root: Path) -> list[str]:
 def run_single_rank(machine: Machine, arguments: list[str]) -> int:
     """Run the command in this job and return its exit code. Raises UserError outside of a SLURM job."""
     if job_id() is None:
-        raise UserError(
-            "this machine starts processes by srun, but this process is not in a SLURM job.",
-            machine=machine.name,
-            next="run snakemake with this machine's profile, or remove --site to measure here",
-        )
+        following = "run snakemake with this machine's profile, or remove --site to measure here"
+        raise UserError(NO_JOB, machine=machine.name, next=following)
     root = Path.cwd()
-    base = ranks.rank_environment(machine.cores_per_rank or 1)
-    base = _step_environment(base)
+    base = _step_environment(ranks.rank_environment(machine.cores_per_rank or 1))
     variables = srun_environment(machine, outputs=root / "results/logs", root=root)
     return subprocess.run(build_argv(machine, arguments, root), env=base | variables, cwd=os.getcwd()).returncode

@@ -54,12 +54,9 @@ class ExternalRun:
     ):
         self.folder = Path(folder)
         if not self.folder.name.startswith(EXTERNAL_PREFIX) or self.folder.name == EXTERNAL_PREFIX:
-            raise UserError(
-                "the folder of another program's run needs the prefix of external runs.",
-                folder=folder,
-                expected=f"results/runs/{EXTERNAL_PREFIX}<name>",
-                next="rename the folder to the expected form",
-            )
+            places = {"folder": folder, "expected": f"results/runs/{EXTERNAL_PREFIX}<name>"}
+            what = "the folder of another program's run needs the prefix of external runs."
+            raise UserError(what, **places, next="rename the folder to the expected form")
         for name in stated.keys() - OPTIONAL_FACTS.keys():
             raise unknown("run fact", name, OPTIONAL_FACTS)
         counts = dict(zip(COUNTS, (steps, global_batch, sequence_length, world_size), strict=True))
@@ -149,8 +146,6 @@ def _check_facts(facts: dict[str, Any]) -> None:
         kind = int if name in COUNTS else OPTIONAL_FACTS.get(name, str)
         fits = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
         if not fits or value == "" or (name in COUNTS and value < 1) or (kind is float and not math.isfinite(value)):
-            raise UserError(
-                f"{name} must be {_KINDS[kind]}{', 1 or more' if name in COUNTS else ''}.",
-                found=f"{value!r} ({type(value).__name__})",
-                next="pass a value of the expected type, or omit an optional fact",
-            )
+            what = f"{name} must be {_KINDS[kind]}{', 1 or more' if name in COUNTS else ''}."
+            following = "pass a value of the expected type, or omit an optional fact"
+            raise UserError(what, found=f"{value!r} ({type(value).__name__})", next=following)
