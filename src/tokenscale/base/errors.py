@@ -54,7 +54,6 @@ def redact_credentials(text: str) -> str:
 
 
 def find_nearest(word: str, words: Iterable[str]) -> str | None:
-    """Return the most similar word, or None."""
     found = get_close_matches(str(word), [str(w) for w in words], n=1, cutoff=0.6)
     return found[0] if found else None
 

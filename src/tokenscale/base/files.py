@@ -89,7 +89,6 @@ def temporary_path(path: Path) -> Path:
 
 
 def is_alive(process: int) -> bool:
-    """Return whether a process of this node is still running."""
     with suppress(PermissionError):  # process of another user
         try:
             os.kill(process, 0)

@@ -25,7 +25,6 @@ def cut_share(lengths: np.ndarray, sequence_length: int, weights: np.ndarray | N
 
 
 def cut_documents_share(lengths: np.ndarray, sequence_length: int, weights: np.ndarray | None = None) -> np.ndarray:
-    """Return the share of documents longer than a row."""
     return mean((np.asarray(lengths) - 1 > sequence_length).astype(float), weights)
 
 
@@ -57,7 +56,6 @@ def rate_at_stall(share: float, tokenizer_tokens_per_s: Rate) -> Rate:
 
 
 def mean(values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """Return the weighted mean over documents."""
     values = np.asarray(values, dtype=float)
     return values.mean() if weights is None else weights @ values / weights.sum(axis=-1)
 

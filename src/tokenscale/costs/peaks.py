@@ -56,7 +56,6 @@ def memory_bandwidth(device_name: str) -> float | None:
 
 
 def find_peak(device_name: str) -> Peak | None:
-    """Return the peak of a device; None if it is not in the table."""
     return next((peak for peak in PEAKS if _bare(device_name) in peak.names), None)
 
 

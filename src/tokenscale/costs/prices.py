@@ -101,7 +101,6 @@ class Total:
 
 
 def sum_prices(prices: Iterable[Price]) -> Total:
-    """Sum the prices of distinct runs."""
     prices = list(prices)
     return Total(
         runs=len(prices),

@@ -44,7 +44,6 @@ class Identity:
         return sha256_text(canonical_json(sorted(self.code.items())))
 
     def record(self) -> dict[str, Any]:
-        """Return the record that an attempt stores."""
         resumed = {"code_and_inputs": self.code_and_inputs, "state": self.state} if self.state else {}
         digests = {"digest": self.digest, "code_sha256": self.code_sha256}
         return {**digests, "code": self.code, "inputs": self.inputs, **resumed}

@@ -145,7 +145,6 @@ class Launch:
         return geometry(self.run.layout.world_size, self.machine.gpus_per_node)
 
     def record(self) -> dict[str, Any]:
-        """Return the description of the launch for an attempt's record."""
         found: dict[str, Any] = {"machine": self.machine.name, "starter": self.machine.starter, "share": self.share}
         if self.machine.container_digest is not None:
             found["container_digest"] = self.machine.container_digest
@@ -199,7 +198,6 @@ class Launch:
         return ranks.run_processes([(argv, base | variables)], keep=keep)
 
     def printed(self, manifests: dict[str, Path]) -> str:
-        """Return the command of the first attempt as shell text."""
         argv, variables = self.command(0, manifests)
         if self.machine.starter == "here" and self.shape.world_size > 1:
             size = self.shape.world_size

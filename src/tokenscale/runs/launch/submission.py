@@ -64,7 +64,6 @@ def missing_package_error(lacking: Mapping[str, list[str]], machine: str, contai
 
 
 def install_hint(packages: Iterable[str], container: str) -> str:
-    """Return the next step for packages that the image lacks."""
     where = f"in the image ({Path(container).with_name('Containerfile')})"
     again = "build it again, and add the name to container_packages; or choose other runs"
     return f"install {', '.join(packages)} {where}, {again}"

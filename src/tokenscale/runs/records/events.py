@@ -121,7 +121,6 @@ class Writer:
         self._add("spans", {"name": name, "step": step, "start_mono_s": start_mono_s, "duration_s": duration_s})
 
     def event(self, event: str, **fields: Any) -> None:
-        """Log an event and flush."""
         now = time.monotonic()
         self._add("events", {"event": event, "t_unix_s": self.unix_s(now), "t_mono_s": now, **fields})
         self.flush()
@@ -140,7 +139,6 @@ class Writer:
             self.flush()
 
     def flush(self) -> None:
-        """Write all buffered lines."""
         for name, lines in self._lines.items():
             data = "".join(f"{line}\n" for line in lines).encode()
             while data:  # a full disk may take a part

@@ -90,7 +90,6 @@ class Energy:
                 self._library, self._device = library, handle
 
     def joules(self) -> float | None:
-        """Return the counter's value; None without a counter."""
         if self._library is None:
             return None
         millijoules = ctypes.c_ulonglong()
@@ -112,7 +111,6 @@ PACKAGES = tuple(_PACKAGES.split())
 
 
 def find_versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
-    """Return the versions of the installed packages."""
     found = {"python": platform.python_version(), "tokenscale": __version__}
     for package in packages:
         with suppress(importlib.metadata.PackageNotFoundError):
