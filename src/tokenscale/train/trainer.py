@@ -82,7 +82,7 @@ class Trainer:
         self.loss_scale = LossScale(run.precision, world.device)
         self.micro_steps = micro_steps(run.global_batch, run.layout.data_parallel_size, run.micro_batch)
         # only dropout draws from here: each rank its own numbers, whatever part of the model it has
-        torch.manual_seed(run.effective_seed * 1_000_003 + world.rank)
+        torch.manual_seed((run.effective_seed * 1_000_003 + world.rank) % (1 << 64))
 
     def _initialise(self, shape: ModelSettings, seed: int) -> None:
         for name, shard in self.shards.by_name.items():
