@@ -49,7 +49,7 @@ from tokenscale.settings.experiments import (
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.mixture import NamedMixture, NamedStage
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.options import get_default
+from tokenscale.settings.options import LARGEST, get_default
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.resuming import ResumeFrom
 from tokenscale.settings.run import RunSettings
@@ -463,7 +463,7 @@ def _format_values(hint: typing.Any, metadata: typing.Mapping) -> str:
     if word is None:
         return {tuple: "list", dict: "mapping"}.get(typing.get_origin(hint), "settings")
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    bounds = [f"{sign} {metadata[name]}" for name, sign in signs.items() if name in metadata]
+    bounds = [f"{sign} {metadata[name]}" for name, sign in signs.items() if metadata.get(name, LARGEST) != LARGEST]
     return " ".join([word, ", ".join(bounds)]).strip()
 
 

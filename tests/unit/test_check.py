@@ -101,7 +101,7 @@ def test_a_machines_file_says_what_nodes_hold(folder, capsys):
 
 
 CONTAINER = 'starter = "srun"\ngpus_per_node = 4\ncontainer = "image/train.toml"\n'
-HAS = ["torch", "numpy", "pyarrow", "safetensors", "tokenizers", "xxhash"]
+HAS = ["torch", "numpy", "pydantic", "pyarrow", "safetensors", "tokenizers", "xxhash"]
 
 
 def on_alps(folder, packages, capsys, *names, digest=f'container_digest = "sha256:{"0" * 64}"'):

@@ -58,7 +58,7 @@ def test_a_training_that_reads_a_store_has_no_code_of_writers_and_tokenizers():
 
 
 def test_a_run_imports_what_its_own_code_imports_and_nothing_else():
-    always = {("torch",), ("numpy",), ("pyarrow",), ("safetensors",), ("xxhash",)}
+    always = {("torch",), ("numpy",), ("pydantic",), ("pyarrow",), ("safetensors",), ("xxhash",)}
     engines = ("gigatoken", "mistral_common", "tiktoken", "tokenizers")
     library = replace(PRESETS["llama-micro"], transformers="distilbert")
     for settings, more in (
@@ -74,7 +74,7 @@ def test_a_run_imports_what_its_own_code_imports_and_nothing_else():
 
 def test_packages_that_an_image_lacks_are_named_with_the_runs_that_import_them():
     runs = {"a": RunSettings(approach="packed"), "b": RunSettings(approach="padded"), "c": RunSettings(float8=True)}
-    has = ["torch", "numpy", "pyarrow", "safetensors", "xxhash"]
+    has = ["torch", "numpy", "pydantic", "pyarrow", "safetensors", "xxhash"]
     found = find_missing_packages(runs, has)
     assert found["torchao"] == ["c"] and "b" in found["gigatoken or mistral_common or tiktoken or tokenizers"]
     assert not find_missing_packages({"a": runs["a"]}, has) and not find_missing_packages(

@@ -52,7 +52,7 @@ WITHOUT = ["demo", "CPU", "bf16", "report", "tests"]  # what a machine without G
     [
         ({}, WITHOUT),
         (lacking("torch"), ["report"]),
-        (lacking("pydantic"), ["CPU", "bf16", "report"]),
+        (lacking("pydantic"), ["report"]),
         (lacking("snakemake-executor-plugin-slurm"), ["demo", "CPU", "bf16", "report"]),
         (lacking("pygments"), ["demo", "CPU", "bf16", "report"]),
         (lacking("mistral-common"), ["report"]),

@@ -220,7 +220,7 @@ def test_an_unsupported_python_is_refused_with_a_command_that_works(makefile, tm
                 "tokenscale.data.batches.stored",
                 "tokenscale.data.stores.parquet",
             ],
-            ["pydantic", "snakemake", "duckdb", "pandas", "matplotlib", "tokenizers", "mistral_common", "tiktoken"],
+            ["yaml", "snakemake", "duckdb", "pandas", "matplotlib", "tokenizers", "mistral_common", "tiktoken"],
         ),
         (
             ["tokenscale.settings.config", "tokenscale.settings.closure", "tokenscale.runs.launch.start"],

@@ -1,16 +1,25 @@
 import dataclasses
+import importlib
 import json
+import typing
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from tokenscale.base.errors import UserError
+from tokenscale.data.order.permutation import get_samples
+from tokenscale.settings import flags, options, source_studies
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.options import from_dict, to_dict
+from tokenscale.settings.options import LARGEST, build, check_problems, from_dict, from_json, to_dict
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import OptimizerSettings, RunSettings, StorageSettings
+from tokenscale.train.parallel.world import World
+from tokenscale.train.trainer import Trainer
 
 
 def run(**changes) -> RunSettings:
@@ -57,12 +66,95 @@ def test_json_leaves_defaults_out():
     assert json.loads(run(global_batch=8).to_json()).keys() == {"model", "sequence_length"}
 
 
-def test_foreign_json_is_refused():
-    with pytest.raises(UserError, match="colour"):
-        from_dict(RunSettings, {"colour": "red"})
-    for text in ("{", "3", '{"layout": {"dta": 2}}'):
-        with pytest.raises(UserError):
+def test_text_that_is_no_json_of_settings_is_refused():
+    for text in ("{", "3", "[]", '{"layout": {"dta": 2}}', '{"seed": NaN}', "[" * 5000):
+        with pytest.raises(UserError) as error:
             RunSettings.from_json(text)
+        assert "next" in error.value.facts
+
+
+# Doors: each kind of input is decoded by the same rules
+
+CLASSES = [
+    cls
+    for path in sorted(Path(options.__file__).parent.glob("*.py"))
+    for cls in vars(importlib.import_module(f"tokenscale.settings.{path.stem}")).values()
+    if dataclasses.is_dataclass(cls) and hasattr(cls, "__pydantic_config__") and cls.__module__.endswith(path.stem)
+]
+
+
+def refused_keys(decode, *arguments, **named) -> set[str]:
+    """Return the keys that one error names, in the fact `key` and in the lines of `also`."""
+    with pytest.raises(UserError) as error:
+        decode(*arguments, **named)
+    facts = error.value.facts
+    return {facts["key"], *(line.partition(": ")[0] for line in facts.get("also", "").splitlines())}
+
+
+def fields_of(cls, *kinds):
+    hints = typing.get_type_hints(cls)
+    return [n for n, hint in hints.items() if {hint, *typing.get_args(hint)} & set(kinds)]
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_no_number_is_without_bounds_and_none_is_converted(cls):
+    """Seeds of 64 bits, sizes of 10**30, infinity: all that are in a file are named at once."""
+    integers, numbers = fields_of(cls, int), fields_of(cls, float)
+    lists = [name for name in integers + numbers if typing.get_origin(typing.get_type_hints(cls)[name]) is tuple]
+    for values in ((10**30, float("inf")), (1 << 63, float("nan")), (-(10**30), -float("inf")), ("x", "x")):
+        wrong = {n: [values[n in numbers]] if n in lists else values[n in numbers] for n in integers + numbers}
+        named = {f"{name}.0" if name in lists else name for name in wrong}
+        assert not wrong or named <= refused_keys(build, cls, wrong, file="f.yaml")
+        assert not wrong or named <= refused_keys(from_json, cls, json.dumps(wrong))
+    for name in set(integers) - set(lists):
+        for value in (True, "5", 2.5):
+            assert name in refused_keys(build, cls, {name: value}, file="f.yaml")
+
+
+@pytest.mark.parametrize("flag", source_studies.RUN_FLAGS + source_studies.TRAIN_FLAGS, ids=lambda flag: flag.name)
+def test_flags_have_the_bounds_of_their_settings(flag):
+    kinds = {flag.hint, *typing.get_args(flag.hint)}
+    texts = ["1" + "0" * 30, str(1 << 63), "-9", "1e3x"] if int in kinds else ["inf", "nan", "1e999"]
+    for text in texts if kinds & {int, float} else ():
+        with pytest.raises(UserError) as error:
+            flags.parse_value(flag, text)
+        assert error.value.facts["flag"] == flag.name
+
+
+def test_patterns_hold_at_every_door():
+    (arm,) = [flag for flag in source_studies.RUN_FLAGS if flag.key == "arm"]
+    for decode in (
+        lambda: flags.parse_value(arm, "../x"),
+        lambda: from_json(RunSettings, '{"arm": "../x"}'),
+        lambda: from_dict(RunSettings, {"arm": "../x"}),
+        lambda: build(RunSettings, {"arm": "../x"}, file="f"),
+    ):
+        with pytest.raises(UserError, match="letters, digits"):
+            decode()
+
+
+def test_all_problems_are_listed_with_the_nearest_spelling():
+    wrong = {
+        "layout": {"dta": 2, "shard": 0},
+        "approach": "paked",
+        "budget": {"steps": "5"},
+        "model": {"layers": 10**9},
+    }
+    keys = {"layout.dta", "layout.shard", "approach", "budget.steps", "model.layers"}
+    assert refused_keys(build, RunSettings, wrong, file="f.yaml", key="runs") == {f"runs.{key}" for key in keys}
+    with pytest.raises(UserError) as error:
+        build(RunSettings, wrong, file=lambda key: f"file of {key}")
+    assert error.value.facts["file"] == "file of layout.dta" and "did you mean 'data'" in error.value.facts["next"]
+    assert "did you mean 'packed'?" in error.value.facts["also"]
+    problems = [("seed", "one"), ("layout.data", "another")]
+    assert refused_keys(check_problems, problems, file="f.yaml") == {"seed", "layout.data"}
+
+
+def test_a_seed_of_63_bits_trains_and_repeats_do_not_leave_them():
+    largest = run(model=replace(PRESETS["llama-micro"], vocabulary_size=64), seed=LARGEST, layout=LayoutSettings())
+    assert largest.problems() == [] and [key for key, _ in replace(largest, repeat=1).problems()] == ["seed"]
+    Trainer(largest, largest.model, World(0, 1, 0, torch.device("cpu")), "sdpa")
+    assert get_samples(np.arange(9), 9, LARGEST).tolist() != get_samples(np.arange(9), 9, 0).tolist()
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from tokenscale.data.stores.manifest import load_writer
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.settings import flags
 from tokenscale.settings.data import StoreSettings
-from tokenscale.settings.options import option
+from tokenscale.settings.options import option, settings_class
 from tokenscale.settings.registry import FORMATS
 
 
-@dataclass(frozen=True)
+@settings_class
 class AdviceSettings:
     """Settings of the planned training, and of the sample."""
 

@@ -40,7 +40,7 @@ from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_toke
 from tokenscale.data.tokenizers.huggingface import BUILT
 from tokenscale.settings import flags
 from tokenscale.settings.data import StoreSettings, unknown_format_error
-from tokenscale.settings.options import option
+from tokenscale.settings.options import option, settings_class
 from tokenscale.settings.registry import FORMATS
 
 Log = Callable[[str], None]
@@ -57,7 +57,7 @@ FOLDERS = ("hf-datasets", "litdata", "mds")
 HELP = "python -m tokenscale convert --help"
 
 
-@dataclass(frozen=True)
+@settings_class
 class ConvertSettings:
     """Formats of a conversion, and facts that the files do not contain."""
 

@@ -28,11 +28,12 @@ LIMIT_S = 60.0
 GROUPS = {
     "host": (
         "the workflow",
-        "snakemake snakemake-executor-plugin-slurm pydantic pyyaml packaging pygments requests urllib3 huggingface-hub",
+        "snakemake snakemake-executor-plugin-slurm pyyaml packaging pygments requests urllib3 huggingface-hub",
     ),
     "trainer": (
         "training",
-        "torch numpy pyarrow safetensors tokenizers mistral-common tiktoken gigatoken xxhash zstandard transformers",
+        "torch numpy pydantic pyarrow safetensors tokenizers mistral-common tiktoken gigatoken xxhash zstandard "
+        "transformers",
     ),
     "report": ("the report", "duckdb pandas matplotlib jinja2 pypdf sacrebleu"),
     "test": (

@@ -25,7 +25,7 @@ from tokenscale.settings.config import Config
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.experiments import Run
 from tokenscale.settings.machine import Machine
-from tokenscale.settings.options import STRICT, option
+from tokenscale.settings.options import option, settings_class
 from tokenscale.settings.registry import BATCHES
 from tokenscale.settings.run import RunSettings
 from tokenscale.settings.yaml_files import read_yaml
@@ -49,11 +49,9 @@ class StoreCounts:
     unknown: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@settings_class
 class GpuPrice:
     """Price of a rented GPU, as an entry of a price file states it. Money stays with its currency and date."""
-
-    __pydantic_config__ = STRICT
 
     usd_per_gpu_hour: float | None = option(None, "US dollars for a GPU and hour; null: not set", ge=0)
     source: str = option("", "provider, and kind of machine")

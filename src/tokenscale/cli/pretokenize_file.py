@@ -9,7 +9,6 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,10 +24,10 @@ from tokenscale.data.tokenizers.huggingface import resolve_tokenizer
 from tokenscale.data.tokenizers.load import build as build_tokenizer
 from tokenscale.settings import flags
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, StorageSettings, StoreSettings
-from tokenscale.settings.options import option
+from tokenscale.settings.options import option, settings_class
 
 
-@dataclass(frozen=True)
+@settings_class
 class FileSettings:
     """Settings for tokenizing a file, with the source studies' names."""
 

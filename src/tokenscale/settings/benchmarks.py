@@ -2,39 +2,34 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from tokenscale.base.errors import UserError
 from tokenscale.settings.data import StoreSettings
-from tokenscale.settings.options import STRICT, option
+from tokenscale.settings.options import option, settings_class
 from tokenscale.settings.registry import FORMATS
 from tokenscale.settings.run import RunSettings
 
 Engine = Literal["gigatoken", "tokenizers", "tiktoken", "mistral-common"]
 
 
-@dataclass(frozen=True)
+@settings_class
 class DataBenchmarkSettings:
     """Benchmark of tokenizing and reading in isolation: interleaved arms on one core."""
 
-    __pydantic_config__ = STRICT
-
-    sequence_length: int = option(1024, "tokens per sequence", ge=8, strict=True)
-    rows: int = option(8, "sequences per batch", ge=1, strict=True)
-    batches: int = option(16, "batches per arm and round", ge=1, strict=True)
-    rounds: int = option(5, "rounds; every arm runs once per round", ge=1, strict=True)
+    sequence_length: int = option(1024, "tokens per sequence", ge=8)
+    rows: int = option(8, "sequences per batch", ge=1)
+    batches: int = option(16, "batches per arm and round", ge=1)
+    rounds: int = option(5, "rounds; every arm runs once per round", ge=1)
     workers: tuple[int, ...] = option((), "numbers of DataLoader worker processes to measure, such as [0, 2]")
     engines: tuple[Engine, ...] = option(
         ("tokenizers",), "further engines for tokenizing on the fly, besides that of auto, if installed and exact"
     )
 
 
-@dataclass(frozen=True)
+@settings_class
 class StorageBenchmarkSettings:
     """Benchmark of token stores: the same ids in each storage format, written and read in interleaved order."""
-
-    __pydantic_config__ = STRICT
 
     formats: tuple[Literal[*FORMATS], ...] = option(  # type: ignore[valid-type]
         ("padded", "token-list", "packed"),
@@ -50,11 +45,11 @@ class StorageBenchmarkSettings:
     engines: tuple[Engine, ...] = option(
         ("tokenizers",), "further engines for tokenizing on the fly, besides that of auto, if installed and exact"
     )
-    sequence_length: int = option(1024, "tokens per sequence", ge=8, strict=True)
+    sequence_length: int = option(1024, "tokens per sequence", ge=8)
     documents: int | None = option(None, "number of first documents of the training split to use; null: all", ge=1)
-    rows: int = option(8, "rows per read", ge=1, strict=True)
-    single_rows: int = option(32, "rows to read one by one, without a cache of decoded rows", ge=1, strict=True)
-    rounds: int = option(3, "rounds; every store is written and read once per round", ge=1, strict=True)
+    rows: int = option(8, "rows per read", ge=1)
+    single_rows: int = option(32, "rows to read one by one, without a cache of decoded rows", ge=1)
+    rounds: int = option(3, "rounds; every store is written and read once per round", ge=1)
 
     @property
     def stores(self) -> tuple[StoreSettings, ...]:
@@ -85,23 +80,19 @@ class StorageBenchmarkSettings:
 KEY = "inference_benchmark"
 
 
-@dataclass(frozen=True)
+@settings_class
 class SamplingSettings:
     """Sampling of the next token."""
 
-    __pydantic_config__ = STRICT
-
     temperature: float = option(0.0, "0: most likely token (greedy); 1: sample from the model's distribution", ge=0)
-    top_k: int = option(0, "sample from this number of most likely tokens; 0: from all", ge=0, strict=True)
+    top_k: int = option(0, "sample from this number of most likely tokens; 0: from all", ge=0)
     top_p: float = option(1.0, "sample from the smallest set of tokens with this probability", gt=0, le=1)
-    seed: int = option(0, "seed of sampling; each following prompt uses the next seed", ge=0, strict=True)
+    seed: int = option(0, "seed of sampling; each following prompt uses the next seed", ge=0)
 
 
-@dataclass(frozen=True)
+@settings_class
 class InferenceBenchmarkSettings:
     """Inference benchmark: generated texts, and the time per length with and without a key-value cache, interleaved."""
-
-    __pydantic_config__ = STRICT
 
     prompts: tuple[str, ...] = option(
         ("Once upon a time,",), "prompts to continue; repeated to the lengths that are timed"
@@ -109,11 +100,11 @@ class InferenceBenchmarkSettings:
     sampling: tuple[SamplingSettings, ...] = option(
         (SamplingSettings(),), "sampling settings; each prompt is continued with each of them"
     )
-    sample_tokens: int = option(50, "largest number of tokens per continuation", ge=1, strict=True)
+    sample_tokens: int = option(50, "largest number of tokens per continuation", ge=1)
     prompt_tokens: tuple[int, ...] = option((16, 128), "lengths of the timed prompts, including BOS")
     new_tokens: tuple[int, ...] = option((32, 128), "numbers of new tokens to time for each prompt length")
     batches: tuple[int, ...] = option((1,), "batch sizes: prompts per call")
-    rounds: int = option(5, "rounds; every combination is timed once per round", ge=1, strict=True)
+    rounds: int = option(5, "rounds; every combination is timed once per round", ge=1)
     bf16: bool = option(False, "true: weights and cache in bf16; false: in the format of the checkpoint")
 
     @property

@@ -3,34 +3,29 @@
 import math
 import re
 import string
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.settings.experiments import SCALES
-from tokenscale.settings.options import STRICT, option
+from tokenscale.settings.options import option, settings_class
 
 #: placeholders that every sentence may use, besides columns of its SQL
 PLACEHOLDERS = ("number", "spread", "n", "cells")
 
 
-@dataclass(frozen=True)
+@settings_class
 class Document:
     """Document that makes claims."""
-
-    __pydantic_config__ = STRICT
 
     title: str = option(description="title of the document")
     where: str = option("", "place where it can be read, such as a repository")
     study: str = option("", "number of the source study, such as 000, for the replication table")
 
 
-@dataclass(frozen=True)
+@settings_class
 class Claim:
     """Sentence, and the condition on the data under which it holds."""
-
-    __pydantic_config__ = STRICT
 
     document: str = option(description="document that makes the claim")
     claim: str = option(description="claim of the document, paraphrased")
@@ -72,11 +67,9 @@ class Claim:
     holds_at: tuple[str, ...] = option((), "scales at which the claim must hold: strict mode fails otherwise")
 
 
-@dataclass(frozen=True)
+@settings_class
 class ClaimsFile:
     """config/claims.yaml."""
-
-    __pydantic_config__ = STRICT
 
     documents: dict[str, Document] = option(description="name → document")
     claims: dict[str, Claim] = option(description="name → claim")

@@ -4,7 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -41,7 +41,7 @@ from tokenscale.settings.experiments import (
 from tokenscale.settings.layout import geometry
 from tokenscale.settings.mixture import MixtureSettings, NamedMixture, find_mixture_problem, resolve_mixture
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.options import NAME_PATTERN, NAME_RULE, STRICT, option, to_dict
+from tokenscale.settings.options import NAME_PATTERN, NAME_RULE, option, settings_class, to_dict
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.profile import CONFIG_FILE, list_configfiles, load_profile, parse_config
 from tokenscale.settings.registry import FIGURES, TOKENIZERS
@@ -65,20 +65,16 @@ TARGETS = (
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@settings_class
 class SubmissionBudget:
     """Limits on the jobs that one call submits to a cluster."""
-
-    __pydantic_config__ = STRICT
 
     node_hours: float = option(50.0, "largest estimate by `plan`; above it nothing is submitted", ge=0)
 
 
-@dataclass(frozen=True)
+@settings_class
 class ConfigFile:
     """config/config.yaml."""
-
-    __pydantic_config__ = STRICT
 
     scale: str = option(
         BASE_SCALE, "overlay of the experiments: demo, workstation, alps, study (the source studies' own cells)"

@@ -3,14 +3,21 @@
 import dataclasses
 import os
 import re
-import typing
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 from tokenscale.base.errors import UserError, redact_credentials, unknown
-from tokenscale.settings.options import NAME_PATTERN, STRICT, get_default, option
+from tokenscale.settings.options import (
+    LARGEST_VOCABULARY,
+    MOST,
+    NAME_PATTERN,
+    REMOVED,
+    decode,
+    get_default,
+    option,
+    settings_class,
+)
 from tokenscale.settings.registry import FORMATS, SOURCES, TOKENIZERS
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -19,19 +26,17 @@ _BUCKET = re.compile(r"s3://")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|(file|data|javascript):", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
+@settings_class
 class LengthSettings:
     """Distribution of document lengths of the dummy source, in numbers (tokens with the tokenizer `numbers`)."""
-
-    __pydantic_config__ = STRICT
 
     distribution: Literal["constant", "uniform", "lognormal"] = option(
         "lognormal", "constant: `mean`; uniform: minimum to maximum; lognormal: with `mean` and `sigma`"
     )
-    mean: float = option(512.0, "mean of constant and lognormal, before clipping to minimum and maximum", gt=0)
-    sigma: float = option(1.0, "standard deviation of the logarithm", ge=0)
-    minimum: int = option(1, "shorter lengths are raised to this", ge=1, strict=True)
-    maximum: int = option(8192, "longer lengths are cut to this", ge=1, strict=True)
+    mean: float = option(512.0, "mean of constant and lognormal, before clipping to minimum and maximum", gt=0, le=MOST)
+    sigma: float = option(1.0, "standard deviation of the logarithm", ge=0, le=100)
+    minimum: int = option(1, "shorter lengths are raised to this", ge=1, le=MOST)
+    maximum: int = option(8192, "longer lengths are cut to this", ge=1, le=MOST)
 
 
 #: option that lists files → option that lists their translations, line for line
@@ -39,11 +44,9 @@ TRANSLATION_KEYS = {"files": "target_files", "validation_files": "validation_tar
 FILE_LISTS = (*TRANSLATION_KEYS, *TRANSLATION_KEYS.values())
 
 
-@dataclass(frozen=True)
+@settings_class
 class SourceSettings:
     """Source of a corpus's text. In config.yaml `kind` can be left out: the other keys imply it."""
-
-    __pydantic_config__ = STRICT
 
     kind: Literal[*SOURCES] = option(  # type: ignore[valid-type]
         "docstrings",
@@ -105,9 +108,9 @@ class SourceSettings:
         ge=1,
     )
     documents: int | None = option(None, "dummy: number of documents", ge=1)
-    vocabulary_size: int = option(50_257, "dummy: all numbers are below this", ge=2, strict=True)
+    vocabulary_size: int = option(50_257, "dummy: all numbers are below this", ge=2, le=LARGEST_VOCABULARY)
     lengths: LengthSettings = option(LengthSettings, "dummy: lengths of documents")
-    seed: int = option(0, "dummy: seed of lengths and numbers", ge=0, strict=True)
+    seed: int = option(0, "dummy: seed of lengths and numbers", ge=0)
     maximum_documents: int | None = option(None, "stop after this number of training documents", ge=1)
 
     def problems(self) -> list[tuple[str, str]]:
@@ -217,27 +220,23 @@ def find_address_problem(file: str, kind: str) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
+@settings_class
 class CleaningSettings:
     """Cleaning of each document before the split. The manifest counts everything removed or changed."""
-
-    __pydantic_config__ = STRICT
 
     nfc: bool = option(False, "compose characters (Unicode normalisation form C)")
     collapse: bool = option(
         False, "replace runs of spaces and tabs by one space, keep at most one empty line, strip lines at the end"
     )
     strip: bool = option(True, "remove white space at both ends")
-    minimum_characters: int = option(1, "drop shorter documents", ge=0, strict=True)
+    minimum_characters: int = option(1, "drop shorter documents", ge=0)
     maximum_characters: int | None = option(None, "drop longer documents (they are never cut)", ge=1)
     deduplicate: bool = option(True, "drop exact duplicates after the first")
 
 
-@dataclass(frozen=True)
+@settings_class
 class CorpusSettings:
     """Settings of a corpus, which is built in `results/corpus/<name>/`."""
-
-    __pydantic_config__ = STRICT
 
     name: str = option("docstrings", "folder below results/corpus", science=False, pattern=NAME_PATTERN)
     source: SourceSettings = option(SourceSettings, "source of the text")
@@ -248,14 +247,13 @@ class CorpusSettings:
         ge=0,
         lt=1,
     )
-    row_group_rows: int = option(1000, "documents per Parquet row group", ge=1, strict=True)
+    row_group_rows: int = option(1000, "documents per Parquet row group", ge=1, le=MOST)
     parts: int = option(
         1,
         "files, url, hub: number of groups of source files, each built by a job of its own; the stores of the formats "
         "token-list, padded and packed are then also written in so many parts",
         ge=1,
         le=100_000,
-        strict=True,
     )
 
     def problems(self) -> list[tuple[str, str]]:
@@ -275,11 +273,9 @@ class CorpusSettings:
         return CorpusSettings(name=self.name, source=source)
 
 
-@dataclass(frozen=True)
+@settings_class
 class TokenizerSettings:
     """Settings of a tokenizer, which is built in `results/tokenizers/<name>/`."""
-
-    __pydantic_config__ = STRICT
 
     name: str = option("tekken", "folder below results/tokenizers", science=False, pattern=NAME_PATTERN)
     kind: Literal[*TOKENIZERS, "unknown"] = option(  # type: ignore[valid-type]
@@ -292,7 +288,7 @@ class TokenizerSettings:
     corpus: str | None = option(None, "bpe: corpus whose training split the tokenizer is trained on", science=False)
     learnt_from: CorpusSettings | None = option(None, "settings of that corpus, filled in automatically")
     vocabulary_size: int | None = option(
-        None, "bpe: size, including control tokens; numbers: control tokens plus numbers", ge=5
+        None, "bpe: size, including control tokens; numbers: control tokens plus numbers", ge=5, le=LARGEST_VOCABULARY
     )
 
     @property
@@ -313,32 +309,30 @@ class TokenizerSettings:
         return found
 
 
-@dataclass(frozen=True)
+@settings_class
 class StorageSettings:
     """Storage options of the Parquet formats. The defaults correct those of the studies (int32, zstd-3)."""
 
-    __pydantic_config__ = STRICT
-
     codec: Literal["none", "snappy", "lz4", "zstd"] = option("zstd", "Parquet compression")
-    codec_level: int = option(3, "level of zstd", ge=1, le=22, strict=True)
+    codec_level: int = option(3, "level of zstd", ge=1, le=22)
     dtype: Literal["int32", "int64", "uint32"] = option("int32", "integer type of token ids")
-    row_group_rows: int = option(1000, "rows per Parquet row group", ge=1, strict=True)
+    row_group_rows: int = option(1000, "rows per Parquet row group", ge=1, le=MOST)
 
 
-@dataclass(frozen=True)
+@settings_class
 class StoreSettings:
     """Settings of a token store: a format and its options, encoded in its directory name,
     `padded-sequence_length=2048`.
     """
 
-    format: Literal[*FORMATS]  # type: ignore[valid-type]
+    format: Literal[*FORMATS] = option()  # type: ignore[valid-type]
     split: Literal["train", "validation"] = "train"
-    sequence_length: int = 1024
+    sequence_length: int = option(1024, ge=1, le=MOST)
     eos: bool = False
     codec: Literal["none", "snappy", "lz4", "zstd"] = "zstd"
-    codec_level: int = 3
+    codec_level: int = option(3, ge=1, le=22)
     dtype: Literal["int32", "int64", "uint32"] = "int32"
-    row_group_rows: int = 1000
+    row_group_rows: int = option(1000, ge=1, le=MOST)
     packing: Literal["best-fit", "concatenate"] = "best-fit"
 
     #: format → options that apply to it
@@ -358,7 +352,10 @@ class StoreSettings:
         'packed'
         """
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
-        changed = [f"{k}={_format_value(v)}" for k, v in self.options().items() if v != defaults[k]]
+        text = {True: "true", False: "false"}
+        changed = [
+            f"{k}={text[v] if isinstance(v, bool) else v}" for k, v in self.options().items() if v != defaults[k]
+        ]
         return "-".join([self.format, *changed])
 
     @classmethod
@@ -371,14 +368,9 @@ class StoreSettings:
         store_format = next((f for f in cls.OPTIONS if directory == f or directory.startswith(f + "-")), None)
         if store_format is None:
             raise unknown_format_error(directory.split("-")[0], store=directory)
-        values: dict[str, Any] = {}
-        for item in filter(None, directory[len(store_format) :].lstrip("-").split("-")):
-            key, _, text = item.partition("=")
-            known = cls.OPTIONS[store_format]
-            if key not in known:
-                raise unknown(f"option of format {store_format}", key, known, store=directory)
-            values[key] = _parse_value(key, text, directory)
-        store = cls(store_format, **values)
+        items = (item.partition("=") for item in filter(None, directory[len(store_format) :].lstrip("-").split("-")))
+        values = {"format": store_format, **{key: text for key, _, text in items}}
+        store: StoreSettings = decode(cls, values, "strings", store=directory)
         if store.directory != directory:
             raise UserError(
                 "the store's name is not in canonical form.",
@@ -391,31 +383,6 @@ class StoreSettings:
 
 def unknown_format_error(name: str, allowed: Iterable[str] = FORMATS, **facts: object) -> UserError:
     """Return the error for a store format that does not exist, or no longer."""
-    if name == "archive":
-        return UserError(
-            "the format archive no longer exists.",
-            **facts,
-            next="use the format token-list or padded with `codec: zstd`, which is their default",
-        )
+    if name in REMOVED:
+        return UserError(f"the format {name} no longer exists.", **facts, next=REMOVED[name])
     return unknown("format", name, allowed, **facts)
-
-
-def _format_value(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _parse_value(key: str, text: str, store: str) -> object:
-    if choices := typing.get_args(typing.get_type_hints(StoreSettings)[key]):
-        if text not in choices:
-            raise unknown(f"value of {key}", text, choices, store=store)
-        return text
-    if key == "eos" and text in ("true", "false"):
-        return text == "true"
-    if key != "eos" and text.isascii() and text.isdigit() and int(text) > 0:
-        return int(text)
-    raise UserError(
-        f"{key} cannot be {text!r}.",
-        store=store,
-        expected="true or false" if key == "eos" else "a positive integer",
-        next="correct the name of the store",
-    )

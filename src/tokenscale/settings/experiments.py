@@ -11,7 +11,7 @@ from typing import Any, Literal
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.settings.benchmarks import DataBenchmarkSettings, InferenceBenchmarkSettings, StorageBenchmarkSettings
-from tokenscale.settings.options import STRICT, option, to_dict
+from tokenscale.settings.options import option, settings_class, to_dict
 from tokenscale.settings.run import RunSettings
 
 STUDIES = {
@@ -35,11 +35,9 @@ COMPARISONS = (
 EXTERNAL_PREFIX = "external-"
 
 
-@dataclass(frozen=True)
+@settings_class
 class DataBenchmark:
     """Benchmark of tokenizing and reading in isolation, as part of an experiment."""
-
-    __pydantic_config__ = STRICT
 
     corpus: str = option("docstrings", "name of a corpus in config.yaml")
     tokenizer: str = option("tekken", "name of a tokenizer in config.yaml")
@@ -51,11 +49,9 @@ class DataBenchmark:
         return _benchmark_id(self)
 
 
-@dataclass(frozen=True)
+@settings_class
 class StorageBenchmark:
     """Benchmark of token stores (bytes, writing, reading), as part of an experiment."""
-
-    __pydantic_config__ = STRICT
 
     corpus: str = option("docstrings", "name of a corpus in config.yaml")
     tokenizer: str = option("tekken", "name of a tokenizer in config.yaml")
@@ -74,31 +70,25 @@ def _benchmark_id(benchmark: DataBenchmark | StorageBenchmark) -> str:
     return f"{benchmark.corpus}-{benchmark.tokenizer}-{digest[:8]}"
 
 
-@dataclass(frozen=True)
+@settings_class
 class LeftOut:
     """Combinations of levels that an experiment does not run, and why."""
-
-    __pydantic_config__ = STRICT
 
     cells: dict[str, Any] = option(description="dotted key → level; cells with all of these levels are left out")
     reason: str = option(description="reason, shown in the report")
 
 
-@dataclass(frozen=True)
+@settings_class
 class Canary:
     """Cell that is repeated throughout the campaign, to measure noise and drift."""
 
-    __pydantic_config__ = STRICT
-
     cell: dict[str, Any] = option(description="dotted key → level; enough levels to identify one cell")
-    every: int = option(10, "other runs between two runs of the canary; it also runs first and last", ge=1, strict=True)
+    every: int = option(10, "other runs between two runs of the canary; it also runs first and last", ge=1)
 
 
-@dataclass(frozen=True)
+@settings_class
 class PrimaryComparison:
     """Two cells whose difference answers the question, in pairs of runs of one repeat."""
-
-    __pydantic_config__ = STRICT
 
     of: dict[str, Any] = option(description="dotted key → level: what is compared, such as {approach: packed}")
     over: dict[str, Any] = option(description="the same keys with the levels of the baseline")
@@ -108,21 +98,17 @@ class PrimaryComparison:
     )
 
 
-@dataclass(frozen=True)
+@settings_class
 class External:
     """Runs of another program, compared with this project's by their logs (runs/records/external.py)."""
-
-    __pydantic_config__ = STRICT
 
     runs: str = option(description="folders in results/runs: a name, or a pattern such as `external-trainer-*`")
     cell: dict[str, Any] = option(dict, "dotted key → level: the cell of these runs, which count as its repeats")
 
 
-@dataclass(frozen=True)
+@settings_class
 class SourceStudy:
     """Source studies with the same question: their results, and what this experiment corrects."""
-
-    __pydantic_config__ = STRICT
 
     studies: tuple[str, ...] = option(
         tuple, "numbers of the studies, such as 000; empty for a question of this project"
@@ -132,11 +118,9 @@ class SourceStudy:
     ours: str = option("", "what this experiment measures, and why the numbers differ")
 
 
-@dataclass(frozen=True)
+@settings_class
 class Experiment:
     """One file in config/experiments, with the overlay of the scale applied."""
-
-    __pydantic_config__ = STRICT
 
     question: str = option(description="question that the experiment answers, in one sentence")
     note: str = option("", "what a reader must know before trusting the result")
@@ -150,16 +134,14 @@ class Experiment:
     left_out: tuple[LeftOut, ...] = option(
         tuple, "combinations that are not run: `cells` (dotted keys and their levels) and the `reason`"
     )
-    repeats: int = option(1, "runs per cell; each has its own seed", ge=1, strict=True)
+    repeats: int = option(1, "runs per cell; each has its own seed", ge=1)
     primary: tuple[PrimaryComparison, ...] | None = option(
         None,
         "one to three comparisons that answer the question: only they get a verdict, corrected over them (Holm). `[]` "
         "for a question that counts and equalities answer; by default every pair of approaches is compared",
     )
-    primary_repeats: int | None = option(
-        None, "runs per cell of a primary comparison, if more than `repeats`", ge=1, strict=True
-    )
-    order_seed: int = option(0, "seed of the randomised order in which runs start", ge=0, strict=True)
+    primary_repeats: int | None = option(None, "runs per cell of a primary comparison, if more than `repeats`", ge=1)
+    order_seed: int = option(0, "seed of the randomised order in which runs start", ge=0)
     canary: Canary | None = option(
         None, "further repeats of one cell, spread over the campaign, to measure its noise floor and drift"
     )

@@ -1,21 +1,19 @@
 """Command-line flags derived from a settings class: names, types, bounds, defaults and help.
 
-Standard library only: a trainer's environment has no pydantic. argparse keeps each value as text and `parse_flags`
-converts it, so that a wrong value raises a UserError.
+argparse keeps each value as text. `parse_flags` decodes it by the rules of the setting.
 """
 
 import argparse
 import dataclasses
-import math
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from tokenscale.base.errors import UserError, unknown
-from tokenscale.settings.options import get_default
+from tokenscale.settings.options import decode, get_default
 
-SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+#: metadata of a field that limits its values
+BOUNDS = ("ge", "gt", "le", "lt", "pattern", "strict")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +66,8 @@ def _iterate_flags(
 def add_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, flags: Iterable[Flag]) -> None:
     """Add flags to a parser. Spellings with underscores (`--batch_size`) are accepted, but hidden from the help."""
     for flag in flags:
-        kind, _ = _type_and_choices(flag.hint)
-        many = {"nargs": "+"} if kind is tuple else {"nargs": "?", "const": "true"} if kind is bool else {}
+        boolean = {"nargs": "?", "const": "true"} if _item_type(flag.hint)[0] is bool else {}
+        many = {"nargs": "+"} if typing.get_origin(flag.hint) is tuple else boolean
         shown: dict[str, Any] = {"dest": flag.key, "default": None, "metavar": _metavar(flag), **many}
         parser.add_argument(*flag.names, help=_help_text(flag), **shown)
         hidden = [name.replace("-", "_").replace("__", "--", 1) for name in flag.names if "-" in name[2:]]
@@ -90,29 +88,13 @@ def parse_flags(arguments: argparse.Namespace, flags: Iterable[Flag]) -> dict[st
 
 def parse_value(flag: Flag, text: str) -> Any:
     """Parse a flag's text and check its bounds. Raises UserError for an invalid value."""
-    kind, choices = _type_and_choices(flag.hint)
-    kind, choices = _type_and_choices(typing.get_args(flag.hint)[0]) if kind is tuple else (kind, choices)
-    if text.lower() in ("none", "null") and text not in choices and _is_optional(flag.hint):
+    import pydantic
+
+    hint, choices = _item_type(flag.hint)
+    if text.lower() in ("none", "null") and text not in choices and type(None) in typing.get_args(flag.hint):
         return None
-    if choices:
-        if text not in choices:
-            raise unknown(f"value of {flag.name}", text, choices)
-        return text
-    try:
-        value = {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
-    except (ValueError, KeyError):
-        raise _invalid_value(flag, text, kind) from None
-    if kind is float and not math.isfinite(value):
-        raise _invalid_value(flag, text, kind)
-    checks = {
-        "ge": lambda b: value >= b,
-        "gt": lambda b: value > b,
-        "le": lambda b: value <= b,
-        "lt": lambda b: value < b,
-    }
-    if not all(check(flag.metadata[name]) for name, check in checks.items() if name in flag.metadata):
-        raise _invalid_value(flag, text, kind)
-    return value
+    bounds = {name: bound for name, bound in flag.metadata.items() if name in BOUNDS}
+    return decode(Annotated[hint, pydantic.Field(**bounds)], text, "strings", key=flag.name, label="flag")
 
 
 def replace_values(settings: Any, values: Mapping[str, Any]) -> Any:
@@ -124,37 +106,17 @@ def replace_values(settings: Any, values: Mapping[str, Any]) -> Any:
     return dataclasses.replace(settings, **own)
 
 
-def _type_and_choices(hint: Any) -> tuple[Any, tuple[str, ...]]:
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return _type_and_choices(next(h for h in typing.get_args(hint) if h is not type(None)))
-    if origin is typing.Literal:
-        return str, typing.get_args(hint)
-    return (tuple, ()) if origin is tuple else (hint, ())
-
-
-def _is_optional(hint: Any) -> bool:
-    return type(None) in typing.get_args(hint)
-
-
-def _invalid_value(flag: Flag, text: str, kind: type) -> UserError:
-    return UserError(
-        f"{flag.name} cannot be {text!r}.",
-        flag=flag.name,
-        expected=_describe_expected(flag, kind),
-        next=f"correct the value of {flag.name}",
-    )
-
-
-def _describe_expected(flag: Flag, kind: type) -> str:
-    word = {int: "an integer", float: "a number", bool: "true or false", str: "text"}[kind]
-    bounds = ", ".join(f"{sign} {flag.metadata[name]}" for name, sign in SIGNS.items() if name in flag.metadata)
-    return f"{word} {bounds}".strip() + (", or none" if _is_optional(flag.hint) else "")
+def _item_type(hint: Any) -> tuple[Any, tuple[str, ...]]:
+    """Return the type of one value of a flag, without None, and its choices."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        hint = next(h for h in typing.get_args(hint) if h is not type(None))
+    if typing.get_origin(hint) is tuple:
+        hint = typing.get_args(hint)[0]
+    return hint, typing.get_args(hint)
 
 
 def _metavar(flag: Flag) -> str:
-    kind, choices = _type_and_choices(flag.hint)
-    kind, choices = _type_and_choices(typing.get_args(flag.hint)[0]) if kind is tuple else (kind, choices)
+    kind, choices = _item_type(flag.hint)
     if choices:
         return "{" + ",".join(choices) + "}"
     return flag.metadata.get("metavar") or {int: "N", float: "X", bool: "true|false", str: "TEXT"}[kind]

@@ -7,7 +7,7 @@ from typing import Literal
 from tokenscale.base.errors import UserError
 from tokenscale.data.order.permutation import micro_steps
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.options import STRICT, option
+from tokenscale.settings.options import MOST, option, settings_class
 from tokenscale.settings.registry import REPLICATION
 
 #: parallel degrees, from the least to the most communication between ranks
@@ -32,14 +32,12 @@ class MeshCoordinate:
         return self.pipeline == 0 and self.tensor == 0
 
 
-@dataclass(frozen=True)
+@settings_class
 class LayoutSettings:
     """Parallel layout of a run. The world size is the product of the degrees."""
 
-    __pydantic_config__ = STRICT
-
-    data: int = option(1, "data-parallel degree: number of model replicas (DDP; with shard: HSDP)", ge=1, strict=True)
-    shard: int = option(1, "number of ranks that one replica is sharded over (ZeRO, FSDP)", ge=1, strict=True)
+    data: int = option(1, "data-parallel degree: number of model replicas (DDP; with shard: HSDP)", ge=1, le=MOST)
+    shard: int = option(1, "number of ranks that one replica is sharded over (ZeRO, FSDP)", ge=1, le=MOST)
     sharding: Literal["zero1", "zero2", "zero3"] = option(
         "zero3",
         "zero1: shard the optimizer state. zero2: and gradients; weights stay gathered until backward. zero3: also "
@@ -56,7 +54,7 @@ class LayoutSettings:
         "sharding zero3: ranks that a block's weights stay sharded over between forward and backward, such as those of "
         "a node; by default all of `shard`",
         ge=2,
-        strict=True,
+        le=MOST,
     )
     embedding_group: bool = option(
         False, "sharding zero3: gather the input embedding separately, and reshard it after its lookup"
@@ -69,17 +67,15 @@ class LayoutSettings:
         1,
         "tensor-parallel degree: ranks that share each matrix, and sequences between blocks (TP, SP)",
         ge=1,
-        strict=True,
+        le=MOST,
     )
-    pipeline: int = option(
-        1, "pipeline-parallel degree: ranks that the layers are divided among (PP)", ge=1, strict=True
-    )
+    pipeline: int = option(1, "pipeline-parallel degree: ranks that the layers are divided among (PP)", ge=1, le=MOST)
     schedule: Literal["naive", "gpipe", "1f1b", "interleaved", "zero-bubble"] = option(
         "1f1b", "pipeline schedule; naive: one micro-batch at a time, so that only one rank works"
     )
-    stages_per_rank: int = option(1, "schedule interleaved: stages per rank of the pipeline", ge=1, strict=True)
+    stages_per_rank: int = option(1, "schedule interleaved: stages per rank of the pipeline", ge=1, le=MOST)
     copies: Literal[*REPLICATION] = option("ddp", "method that synchronises full replicas (data alone)")  # type: ignore[valid-type]
-    bucket_megabytes: int = option(25, "size of the gradient buckets of DDP and zero1", ge=1, strict=True)
+    bucket_megabytes: int = option(25, "size of the gradient buckets of DDP and zero1", ge=1, le=MOST)
     compression: Literal["none", "bf16"] = option(
         "none", "bf16: gradients in buckets are rounded to bf16 before they are reduced"
     )

@@ -2,19 +2,16 @@
 
 import re
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from tokenscale.base.errors import UserError
-from tokenscale.settings.options import STRICT, option
+from tokenscale.settings.options import option, settings_class
 
 
-@dataclass(frozen=True)
+@settings_class
 class Machine:
     """Kind of node, and the resources of a rank. The default is this machine."""
-
-    __pydantic_config__ = STRICT
 
     name: str = option("this machine", "name in records")
     starter: Literal["here", "torchrun", "srun"] = option(

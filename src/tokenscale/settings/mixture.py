@@ -2,18 +2,15 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tokenscale.settings.data import CorpusSettings
-from tokenscale.settings.options import STRICT, option
+from tokenscale.settings.options import option, settings_class
 
 
-@dataclass(frozen=True)
+@settings_class
 class MixtureSource:
     """Corpus of a mixture."""
-
-    __pydantic_config__ = STRICT
 
     corpus: CorpusSettings = option(CorpusSettings, "settings of the corpus")
     maximum_repetitions: float | None = option(
@@ -21,21 +18,17 @@ class MixtureSource:
     )
 
 
-@dataclass(frozen=True)
+@settings_class
 class MixtureStage:
     """Stage of a mixture. `weights` has one share for each source; they add up to 1."""
-
-    __pydantic_config__ = STRICT
 
     tokens: int | None = option(None, "length in tokens; null: to the end")
     weights: tuple[float, ...] = option(tuple, "share of each source in the sequences")
 
 
-@dataclass(frozen=True)
+@settings_class
 class MixtureSettings:
     """Mixture of a run, with the settings of its corpora."""
-
-    __pydantic_config__ = STRICT
 
     sources: tuple[MixtureSource, ...] = option(tuple, "corpora of the mixture")
     stages: tuple[MixtureStage, ...] = option(tuple, "stages, of which the last one lasts to the end")
@@ -79,11 +72,9 @@ LARGEST_WEIGHT = 1e12
 SHARE_DIGITS = 12
 
 
-@dataclass(frozen=True)
+@settings_class
 class NamedStage:
     """Stage of a mixture in config.yaml."""
-
-    __pydantic_config__ = STRICT
 
     tokens: int | None = option(
         None,
@@ -91,16 +82,13 @@ class NamedStage:
         "stage has none and lasts to the end",
         ge=1,
         le=1 << 53,
-        strict=True,
     )
     weights: dict[str, Any] = option(dict, "corpus → weight of its sequences in this stage; 0 for other corpora")
 
 
-@dataclass(frozen=True)
+@settings_class
 class NamedMixture:
     """Mixture in config.yaml. A run reads it if its `corpus` is the mixture's name."""
-
-    __pydantic_config__ = STRICT
 
     weights: dict[str, Any] = option(
         dict,

@@ -1,10 +1,10 @@
 """Settings of a model."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Literal
 
 from tokenscale.base.errors import UserError
-from tokenscale.settings.options import NAME_PATTERN, STRICT, option
+from tokenscale.settings.options import LARGEST_VOCABULARY, MOST, NAME_PATTERN, option, settings_class
 
 #: fields that do not apply to a model of `transformers`, which has its own configuration
 OWN = (
@@ -27,7 +27,7 @@ OWN = (
 ATTENTION_BIASES = {None: (), "inputs": ("query", "key", "value"), "all": ("query", "key", "value", "output")}
 
 
-@dataclass(frozen=True)
+@settings_class
 class ModelSettings:
     """Decoder, or with `transformers` a model of that library.
 
@@ -35,16 +35,16 @@ class ModelSettings:
     `positions: learned`, `activation: gelu` and `biases: true` give GPT-2's.
     """
 
-    __pydantic_config__ = STRICT
-
     name: str = option("custom", "label, such as the name of a preset", science=False, pattern=NAME_PATTERN)
-    dimension: int = option(64, "width of the residual stream", ge=8, strict=True)
-    layers: int = option(2, "number of blocks", ge=1, strict=True)
-    heads: int = option(4, "query heads per layer", ge=1, strict=True)
-    key_value_heads: int = option(2, "key and value heads per layer; a divisor of `heads`", ge=1, strict=True)
-    head_dim: int | None = option(None, "width of one head; by default dimension / heads", ge=1, strict=True)
-    hidden: int = option(192, "width of the feed-forward layer", ge=1, strict=True)
-    vocabulary_size: int | None = option(None, "rows of the embedding; by default the tokenizer's size", ge=2)
+    dimension: int = option(64, "width of the residual stream", ge=8, le=MOST)
+    layers: int = option(2, "number of blocks", ge=1, le=1 << 16)
+    heads: int = option(4, "query heads per layer", ge=1, le=MOST)
+    key_value_heads: int = option(2, "key and value heads per layer; a divisor of `heads`", ge=1, le=MOST)
+    head_dim: int | None = option(None, "width of one head; by default dimension / heads", ge=1, le=MOST)
+    hidden: int = option(192, "width of the feed-forward layer", ge=1, le=MOST)
+    vocabulary_size: int | None = option(
+        None, "rows of the embedding; by default the tokenizer's size", ge=2, le=LARGEST_VOCABULARY
+    )
     tied_embeddings: bool = option(False, "share one matrix between the input embedding and the output head")
     rope_theta: float = option(500_000.0, "base of the rotary frequencies", gt=0)
     norm_epsilon: float = option(1e-5, "added to the mean square (RMSNorm) or the variance (LayerNorm)", gt=0)
@@ -54,7 +54,7 @@ class ModelSettings:
         "rotary", "rotary: rotary embedding of queries and keys; learned: one learned vector per position"
     )
     maximum_positions: int | None = option(
-        None, "positions learned: number of positions; by default the sequence length", ge=1, strict=True
+        None, "positions learned: number of positions; by default the sequence length", ge=1, le=MOST
     )
     activation: Literal["swiglu", "gelu"] = option(
         "swiglu", "swiglu: gated feed-forward; gelu: GELU (tanh approximation)"

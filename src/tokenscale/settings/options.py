@@ -1,25 +1,40 @@
-"""Shared helpers of the settings classes, which are frozen stdlib dataclasses.
+"""Settings classes: frozen stdlib dataclasses that pydantic decodes, with one set of rules for every input.
 
-The trainer reads settings without pydantic. On the host pydantic validates the same classes (`yaml_files.py`) and reads
-descriptions and bounds from the metadata of the fields.
+Files, `--config`, flags, names of stores and the JSON of ranks and records are decoded here, with the types, bounds,
+patterns and choices of the fields. pydantic is imported when a value is decoded.
 """
 
 import dataclasses
 import functools
-import json
 import types
 import typing
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from tokenscale.base.errors import UserError, unknown
+from tokenscale.base.errors import UserError, find_nearest
+
+if TYPE_CHECKING:
+    import pydantic
+
+T = TypeVar("T")
 
 #: names of folders, workflow targets and jobs: no character is special to a file system or a shell
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 NAME_RULE = "letters, digits, dot, dash and underscore, the first a letter or a digit, at most 100 (no accents)"
-#: next step for an error in settings passed as JSON
-RETRY_HINT = "copy the JSON from a run table or a workflow rule"
-#: pydantic's configuration of a settings class; ignored without pydantic
-STRICT = {"extra": "forbid", "use_attribute_docstrings": False}
+#: largest integer of settings, tables and NumPy; the bound of a field without a smaller one
+LARGEST = (1 << 63) - 1
+#: largest number of sequences, positions, ranks or units of one dimension: arrays and lists of it fit into memory
+MOST = 1 << 24
+#: largest size of a vocabulary: ids are int32
+LARGEST_VOCABULARY = (1 << 31) - 1
+#: pydantic's configuration of a settings class
+STRICT = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": False}
+#: value that no longer exists → what replaces it
+REMOVED = {"archive": "use the format token-list or padded with `codec: zstd`, which is their default"}
+#: pydantic's error types for an unknown key
+UNKNOWN_KEY = ("unexpected_keyword_argument", "extra_forbidden")
+#: number of further errors that a message lists
+MAX_LISTED = 20
 
 
 def option(default: Any = dataclasses.MISSING, description: str = "", *, science: bool = True, **bounds: Any) -> Any:
@@ -30,6 +45,34 @@ def option(default: Any = dataclasses.MISSING, description: str = "", *, science
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+class _Size:
+    """Rule for the integers of a list, which bounds of its field do not reach: 0 to `MOST`."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        return {**handler(source), "strict": True, "ge": 0, "le": MOST}
+
+
+@typing.dataclass_transform(frozen_default=True)
+def settings_class(cls: type[T]) -> type[T]:
+    """Make a class a frozen dataclass whose fields are settings.
+
+    Unknown keys, infinity and NaN are refused. Integers and booleans are never converted from other types, except from
+    the text of a flag; an integer is not negative and has at most 63 bits; those of a list are at most `MOST`.
+    """
+    for name, hint in cls.__annotations__.items():
+        kinds = set(typing.get_args(hint)) if isinstance(hint, types.UnionType) else {hint}
+        if kinds & {int, bool}:
+            field = cls.__dict__.get(name, dataclasses.MISSING)
+            field = field if isinstance(field, dataclasses.Field) else option(field)
+            bounds = {"strict": True} | ({"ge": 0, "le": LARGEST} if int in kinds else {})
+            field.metadata = types.MappingProxyType({**bounds, **field.metadata})
+            setattr(cls, name, field)
+        elif hint == tuple[int, ...]:
+            cls.__annotations__[name] = tuple[Annotated[int, _Size()], ...]
+    cls.__pydantic_config__ = STRICT  # type: ignore[attr-defined]
+    return dataclasses.dataclass(frozen=True)(cls)
 
 
 def get_default(field: dataclasses.Field) -> Any:
@@ -74,55 +117,109 @@ def _to_plain(value: Any, science_only: bool) -> Any:
     return to_dict(value, science_only=science_only) if dataclasses.is_dataclass(value) else value
 
 
-def from_json(cls: type, text: str) -> Any:
-    """Return a settings object from JSON passed on a command line.
+@functools.cache
+def type_adapter(hint: Any) -> "pydantic.TypeAdapter":
+    """Return pydantic's decoder of a settings class or of the type of a flag. Building one takes up to 50 ms."""
+    import pydantic
 
-    Raises UserError for text that is not a JSON object, unknown keys and values of a wrong type. Bounds are not
-    checked: the host has validated them with pydantic, which the trainer does not need.
+    config = None if dataclasses.is_dataclass(hint) else pydantic.ConfigDict(allow_inf_nan=False)
+    return pydantic.TypeAdapter(hint, config=config)
+
+
+def from_json(cls: type[T], text: str) -> T:
+    """Return a settings object from JSON. Raises UserError for other text and invalid values."""
+    return decode(cls, text, "json")
+
+
+def from_dict(cls: type[T], values: dict[str, Any]) -> T:
+    """Return a settings object from the plain values of a record. Raises UserError for invalid ones."""
+    return decode(cls, values)
+
+
+def build(cls: type[T], values: Any, *, file: str | Callable[[str], str], key: str = "") -> T:
+    """Return a settings object from the plain values at `key` of a file. Raises one UserError for all invalid ones.
+
+    `file` is a name, or a function from a dotted key to the file that sets it.
     """
+    return decode(cls, values, file=file, key=key)
+
+
+def decode(hint: Any, values: Any, form: str = "python", *, key: str = "", label: str = "key", **where: Any) -> Any:
+    """Return values of a form (`python`, `json`: text, `strings`: each value as text) as settings.
+
+    Raises one UserError for all invalid values. `label` names the fact with the key, `where` are further facts.
+    """
+    import pydantic
+
     try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            "the settings are not readable JSON.", found=text[:200], reason=error, next=RETRY_HINT
-        ) from None
-    return from_dict(cls, values)
+        return getattr(type_adapter(hint), f"validate_{form}")(values)
+    except pydantic.ValidationError as error:
+        found = [_describe(hint, entry, key) for entry in error.errors(include_url=False)]
+    # a misspelt key may also be reported as missing
+    found.sort(key=lambda problem: "allowed" not in problem[2])
+    raise _combine(found, label, where)
 
 
-def from_dict(cls: type, values: dict[str, Any]) -> Any:
-    """Return a settings object from validated plain values. Raises UserError for unknown keys and wrong types."""
-    if not isinstance(values, dict):
-        found = repr(values)[:200]
-        raise UserError(
-            f"{cls.__name__} is not a JSON object.", found=found, expected='{"key": value, …}', next=RETRY_HINT
-        )
-    hints = typing.get_type_hints(cls)
-    names = [field.name for field in dataclasses.fields(cls)]
-    for name in values:
-        if name not in names:
-            raise unknown(f"key of {cls.__name__}", name, names)
-    try:
-        return cls(**{name: _from_plain(hints[name], value) for name, value in values.items()})
-    except TypeError as error:  # a required field is missing, or a value has a wrong type
-        raise UserError(f"{cls.__name__} has missing or wrong values.", reason=error, next=RETRY_HINT) from None
+def check_problems(problems: Iterable[tuple[str, str]], *, key: str = "", label: str = "key", **where: Any) -> None:
+    """Raise one UserError for all problems, which are (field, what is wrong), if there are any."""
+    what, next = "the settings do not fit together.", "change this key, or the one that it conflicts with"
+    found = [(_join_key(key, field), what, {"reason": text, "next": next}) for field, text in problems]
+    if found:
+        raise _combine(found, label, where)
 
 
-def _from_plain(hint: Any, value: Any) -> Any:
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        if value is None:
-            return None
-        (hint,) = (h for h in typing.get_args(hint) if h is not type(None))
-        return _from_plain(hint, value)
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return from_dict(hint, value)
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise TypeError(f"{value!r} is not a list")
-        return tuple(_from_plain(typing.get_args(hint)[0], v) for v in value)
-    if origin is typing.Literal and value not in typing.get_args(hint):
-        raise TypeError(f"{value!r} is not one of {', '.join(map(repr, typing.get_args(hint)))}")
-    kinds = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}.get(hint)
-    if kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and hint is not bool)):
-        raise TypeError(f"{value!r} is not of type {hint.__name__}")
-    return value
+def _combine(found: list[tuple[str, str, dict[str, Any]]], label: str, where: dict[str, Any]) -> UserError:
+    """Return the error for the first problem (key, what, facts), with a line for each of the others."""
+    (key, what, facts), *others = found
+    if callable(where.get("file")):
+        where = where | {"file": where["file"](key)}
+    lines = []
+    for other, sentence, more in others[:MAX_LISTED]:
+        line = more.get("reason") or sentence.removeprefix(f"{other} ")[:-1]
+        line += f", expected {more['expected']}" if "expected" in more else ""
+        lines.append(f"{other}: {line}" + (f", {more['next']}" if more["next"].startswith("did you") else ""))
+    lines += [f"{len(others) - MAX_LISTED} more errors"] * (len(others) > MAX_LISTED)
+    next = facts.pop("next")
+    return UserError(what, **where, **{label: key or None}, **facts, also="\n".join(lines) or None, next=next)
+
+
+def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]:
+    """Return (key, what is wrong, facts) of one of pydantic's errors."""
+    where, value, context = _join_key(key, *entry["loc"]), entry["input"], entry.get("ctx", {})
+    if entry["type"] == "json_invalid":
+        facts = {"found": str(value)[:200], "reason": context["error"]}
+        return where, "the settings are not readable JSON.", facts | {"next": "use text that this project has written"}
+    if entry["type"] in UNKNOWN_KEY:
+        word, fields = str(entry["loc"][-1]), _list_fields(cls, entry["loc"][:-1])
+        near = find_nearest(word, fields)
+        next = f"did you mean {near!r}?" if near else "remove it, or use one of the allowed keys"
+        return where, f"unknown key {word!r}.", {"allowed": ", ".join(fields), "next": next}
+    if entry["type"] in ("missing", "missing_argument"):
+        return where, "a key is missing.", {"next": "add it"}
+    expected = context.get("expected", "").replace("'", "")
+    if expected and isinstance(value, str) and value in REMOVED:
+        return where, f"the format {value} no longer exists.", {"next": REMOVED[value]}
+    near = find_nearest(value, expected.replace(" or ", ", ").split(", ")) if isinstance(value, str) else None
+    message = entry["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    message = "true or false" if entry["type"].startswith("bool") else message
+    message = NAME_RULE if context.get("pattern") == NAME_PATTERN else message.replace("a valid tuple", "a list")
+    shown = repr(value) if len(repr(value)) <= 200 else f"{repr(value)[:200]}…"
+    next = f"did you mean {near!r}?" if near else "use an expected value"
+    return where, f"{where or 'the settings'} cannot be {shown}.", {"expected": expected or message, "next": next}
+
+
+def _join_key(*parts: Any) -> str:
+    return ".".join(str(part) for part in parts if str(part))
+
+
+def _list_fields(cls: Any, location: tuple) -> list[str]:
+    """Return the names of the fields of the class at a location below `cls`."""
+    for part in location:
+        if (origin := typing.get_origin(cls)) in (dict, tuple):
+            cls = typing.get_args(cls)[origin is dict]
+            continue
+        hint = typing.get_type_hints(cls).get(part) if dataclasses.is_dataclass(cls) else None
+        if typing.get_origin(hint) in (typing.Union, types.UnionType):
+            hint = next((h for h in typing.get_args(hint) if dataclasses.is_dataclass(h)), None)
+        cls = hint
+    return [f.name for f in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []

@@ -4,7 +4,7 @@ A file identifies that run by its levels and a step: the run's id is not known b
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tokenscale.base.errors import UserError
@@ -12,23 +12,21 @@ from tokenscale.base.files import canonical_json
 from tokenscale.settings import yaml_files
 from tokenscale.settings.continuation import find_difference, state_path
 from tokenscale.settings.experiments import Experiment, cell_values, co_varied_keys, expand_cells, flatten_cell, matches
-from tokenscale.settings.options import STRICT, option
+from tokenscale.settings.options import option, settings_class
 from tokenscale.settings.run import RunSettings
 
 KEY = "resume_from"
 
 
-@dataclass(frozen=True)
+@settings_class
 class ResumeFrom:
     """Run of the same experiment and repeat, and the step after which another run resumes from it."""
-
-    __pydantic_config__ = STRICT
 
     run: dict[str, Any] = option(
         description="dotted key → level; enough levels to identify the cell. Other factors have the same level as in "
         "this run. A run that was itself resumed is selected only with `resume_from` among the levels"
     )
-    step: int = option(description="optimizer step after which that run keeps a resume state", ge=0, strict=True)
+    step: int = option(description="optimizer step after which that run keeps a resume state", ge=0)
 
 
 def resolve_settings(

@@ -1,6 +1,5 @@
 """Settings of one run: everything that affects its result, and the run id derived from it."""
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from tokenscale.base.files import canonical_json, sha256_text
@@ -8,7 +7,7 @@ from tokenscale.settings.data import CorpusSettings, StorageSettings, StoreSetti
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.mixture import MixtureSettings
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.options import NAME_PATTERN, STRICT, from_json, option, to_dict
+from tokenscale.settings.options import LARGEST, MOST, NAME_PATTERN, from_json, option, settings_class, to_dict
 from tokenscale.settings.registry import BATCHES, FORMATS, OBJECTIVES
 
 #: value of `arm` for this project's own trainer
@@ -23,11 +22,9 @@ def reads_parquet(approach: str) -> bool:
     return store_format is not None and "codec" in FORMATS[store_format].options
 
 
-@dataclass(frozen=True)
+@settings_class
 class OptimizerSettings:
     """AdamW. Weight decay applies to matrices only, not to norms."""
-
-    __pydantic_config__ = STRICT
 
     learning_rate: float = option(3e-4, "peak learning rate", gt=0)
     beta1: float = option(0.9, "decay of the first moment", ge=0, lt=1)
@@ -38,24 +35,20 @@ class OptimizerSettings:
     fused: bool = option(True, "update all weights in one kernel, which also clips and unscales the gradients")
 
 
-@dataclass(frozen=True)
+@settings_class
 class ScheduleSettings:
     """Learning rate by step: linear warm-up, then decay to a floor."""
 
-    __pydantic_config__ = STRICT
-
     shape: Literal["constant", "linear", "cosine"] = option("cosine", "decay after the warm-up")
-    warmup_steps: int = option(10, "steps of linear warm-up; step 0 uses 1/warmup_steps of the peak", ge=0, strict=True)
+    warmup_steps: int = option(10, "steps of linear warm-up; step 0 uses 1/warmup_steps of the peak", ge=0)
     floor: float = option(0.1, "final learning rate as a share of the peak", ge=0, le=1)
 
 
-@dataclass(frozen=True)
+@settings_class
 class BudgetSettings:
     """Length of a run: `steps`, or one of the other budgets instead."""
 
-    __pydantic_config__ = STRICT
-
-    steps: int = option(100, "optimizer steps; used when no other budget is set", ge=1, strict=True)
+    steps: int = option(100, "optimizer steps; used when no other budget is set", ge=1, le=10**12)
     epochs: float | None = option(
         None, "passes over the training data of the approach, rounded up to whole steps", gt=0
     )
@@ -78,48 +71,40 @@ class BudgetSettings:
 BUDGETS = ("epochs", "useful_tokens", "flops", "wall_s")
 
 
-@dataclass(frozen=True)
+@settings_class
 class ValidationSettings:
     """Loss on a fixed held-out slice: the first sequences of the packed validation store, for every approach."""
 
-    __pydantic_config__ = STRICT
-
-    rows: int = option(64, "sequences in the slice; 0: no validation", ge=0, strict=True)
-    every: int = option(0, "steps between validations; 0: only at the start and the end", ge=0, strict=True)
+    rows: int = option(64, "sequences in the slice; 0: no validation", ge=0, le=MOST)
+    every: int = option(0, "steps between validations; 0: only at the start and the end", ge=0)
     each_epoch: bool = option(False, "also validate after the last step of each epoch")
     at_start: bool = option(True, "validate before the first step")
     at_end: bool = option(True, "validate after the last step")
     accuracy: bool = option(False, "also measure accuracy: the share of targets with the largest logit")
-    bleu: int = option(0, "validation pairs to translate at the end, for BLEU; 0: none", ge=0, strict=True)
+    bleu: int = option(0, "validation pairs to translate at the end, for BLEU; 0: none", ge=0, le=MOST)
     bleu_each_epoch: bool = option(False, "also translate them after the last step of each epoch")
 
 
-@dataclass(frozen=True)
+@settings_class
 class CheckpointSettings:
     """Weights and resume states that a run writes to `results/runs/<run id>/checkpoints/`."""
 
-    __pydantic_config__ = STRICT
-
-    every: int = option(
-        0, "steps between resume states; 0: none, and an interrupted run starts over", ge=0, strict=True
-    )
+    every: int = option(0, "steps between resume states; 0: none, and an interrupted run starts over", ge=0)
     each_epoch: bool = option(False, "write a resume state after the last step of each epoch")
     at_start: bool = option(False, "write a resume state before the first step: the seed checkpoint for other layouts")
-    keep_last: int = option(1, "newest resume states to keep", ge=1, strict=True)
+    keep_last: int = option(1, "newest resume states to keep", ge=1)
     keep_resume_state: bool = option(False, "keep resume states after the run has ended, and write one at its end")
     final: bool = option(False, "write the final weights, for `evaluate`, `generate` and `export`")
     best: bool = option(False, "keep the weights with the lowest validation loss so far")
     asynchronous: bool = option(True, "write a copy in a background thread while training continues")
 
 
-@dataclass(frozen=True)
+@settings_class
 class MaskingSettings:
     """Masked-language modelling (BERT, Devlin et al. 2019).
 
     The masked positions depend on (seed, global sample, position) alone.
     """
-
-    __pydantic_config__ = STRICT
 
     share: float = option(
         0.15,
@@ -129,21 +114,17 @@ class MaskingSettings:
     )
 
 
-@dataclass(frozen=True)
+@settings_class
 class ProfileSettings:
     """Trace of torch.profiler for each rank, in `attempt=NN/rank=NNNNN/trace.json.gz`."""
 
-    __pydantic_config__ = STRICT
-
-    first: int = option(10, "first step of the trace", ge=0, strict=True)
-    steps: int = option(0, "steps in the trace; 0: no trace", ge=0, strict=True)
+    first: int = option(10, "first step of the trace", ge=0)
+    steps: int = option(0, "steps in the trace; 0: no trace", ge=0)
 
 
-@dataclass(frozen=True)
+@settings_class
 class RunSettings:
     """Scientific settings of one run. Where and how it is started is not part of them."""
-
-    __pydantic_config__ = STRICT
 
     corpus: CorpusSettings = option(CorpusSettings, "text to train on: a corpus or a mixture of config.yaml")
     tokenizer: TokenizerSettings = option(TokenizerSettings, "tokenizer of the text")
@@ -156,7 +137,7 @@ class RunSettings:
         "library that tokenizes during training, without effect if tokens are read; auto: the fastest installed one "
         "with exact ids; tokenizers: the one of the source studies",
     )
-    sequence_length: int = option(1024, "tokens per sequence", ge=8, strict=True)
+    sequence_length: int = option(1024, "tokens per sequence", ge=8, le=MOST)
     eos: bool = option(False, "end each document with EOS; every document begins with BOS in any case")
     storage: StorageSettings = option(StorageSettings, "storage options of the Parquet formats")
     packing: Literal["best-fit", "concatenate"] = option(
@@ -169,8 +150,8 @@ class RunSettings:
         "trainer: tokenscale, or another one by the name of its folder in workflow/arms (docs/arms.md)",
         pattern=NAME_PATTERN,
     )
-    global_batch: int = option(8, "global batch size: sequences per optimizer step, over all ranks", ge=1, strict=True)
-    micro_batch: int = option(8, "largest number of sequences per forward pass of one rank", ge=1, strict=True)
+    global_batch: int = option(8, "global batch size: sequences per optimizer step, over all ranks", ge=1, le=MOST)
+    micro_batch: int = option(8, "largest number of sequences per forward pass of one rank", ge=1, le=MOST)
     prefetch: bool | None = option(
         None, "read one batch ahead in a thread; by default on GPUs only; batches do not change"
     )
@@ -205,7 +186,6 @@ class RunSettings:
         0,
         "positions whose logits are computed at once; 0: all, which needs much memory with a vocabulary of 131k",
         ge=0,
-        strict=True,
     )
     activation_checkpointing: Literal["none", "block", "selective"] = option(
         "none",
@@ -223,16 +203,12 @@ class RunSettings:
         "folder of another run's resume state to continue from; layout, budget and evaluation may differ. In an "
         "experiment's file also `run` and `step` of a run of the same experiment",
     )
-    log_every: int = option(
-        10, "steps between readings of device counters; every step is logged in any case", ge=1, strict=True
-    )
-    garbage_every: int = option(
-        100, "steps between garbage collections; 0: Python's automatic collection", ge=0, strict=True
-    )
+    log_every: int = option(10, "steps between readings of device counters; every step is logged in any case", ge=1)
+    garbage_every: int = option(100, "steps between garbage collections; 0: Python's automatic collection", ge=0)
     profile: ProfileSettings = option(ProfileSettings, "profiler trace of some steps")
     mixture: MixtureSettings | None = option(None, "corpora and weights, if `corpus` is a mixture; filled in")
-    seed: int = option(0, "seed of the initial weights and of the sample order", ge=0, strict=True)
-    repeat: int = option(0, "number of the repeat; added to the seed", ge=0, strict=True)
+    seed: int = option(0, "seed of the initial weights and of the sample order", ge=0)
+    repeat: int = option(0, "number of the repeat; added to the seed", ge=0)
 
     @property
     def effective_seed(self) -> int:
@@ -346,6 +322,8 @@ class RunSettings:
                 found.append(("labels", "the target of a pair follows EOS: set eos: true"))
             if not OBJECTIVES[self.objective].causal:
                 found.append(("labels", f"objective {self.objective} chooses its own targets"))
+        if self.effective_seed > LARGEST:
+            found.append(("seed", f"seed + repeat is {self.effective_seed}, more than {LARGEST}"))
         pairs = [corpus.name for corpus in self.corpora if corpus.source.pairs]
         if pairs and not self.eos:
             found.append(("eos", f"the two texts of a pair (corpus {pairs[0]}) end with EOS: set eos: true"))

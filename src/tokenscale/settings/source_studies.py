@@ -5,7 +5,7 @@ PyYAML.
 import importlib
 import math
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from types import ModuleType
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from tokenscale.base.errors import UserError, unknown
 from tokenscale.settings import flags
 from tokenscale.settings.layout import DEGREES
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.options import STRICT, option
+from tokenscale.settings.options import option, settings_class
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import RunSettings
 
@@ -43,7 +43,7 @@ STUDY_003 = ("n_epochs", "model_max_length", "model_parallel_mode", "n_chunk")
 CHUNKS = 4
 
 
-@dataclass(frozen=True)
+@settings_class
 class TrainOptions:
     """Options of `train` besides the settings of a run."""
 
@@ -202,11 +202,9 @@ def translate_study_flags(
     return words, values, tuple(notes)
 
 
-@dataclass(frozen=True)
+@settings_class
 class StudyModel:
     """Section `model`: decoder with RMSNorm, rotary positions, SwiGLU of 4 x hidden_size, tied head."""
-
-    __pydantic_config__ = STRICT
 
     hidden_size: int = option(768, "width of the residual stream", ge=8)
     num_layers: int = option(12, "number of blocks", ge=1)
@@ -215,11 +213,9 @@ class StudyModel:
     max_seq_len: int | None = option(None, "positions a row", ge=8)
 
 
-@dataclass(frozen=True)
+@settings_class
 class StudyTraining:
     """Section `training`."""
-
-    __pydantic_config__ = STRICT
 
     batch_size: int | None = option(None, "rows of one rank in a forward pass", ge=1)
     gradient_accumulation_steps: int | None = option(None, "forward passes an optimizer step", ge=1)
@@ -228,11 +224,9 @@ class StudyTraining:
     warmup_steps: int | None = option(None, "steps of linear warm-up", ge=0)
 
 
-@dataclass(frozen=True)
+@settings_class
 class StudyDistributed:
     """Section `distributed`."""
-
-    __pydantic_config__ = STRICT
 
     backend: Literal["nccl", "gloo"] | None = option(None, "for information: the device decides")
     mixed_precision: Literal["bf16", "fp16", "fp32", "no"] | None = option(None, "16 bits: autocast over fp32 weights")
@@ -242,11 +236,9 @@ class StudyDistributed:
     activation_checkpointing: bool | None = option(None, "compute the activations of each block again")
 
 
-@dataclass(frozen=True)
+@settings_class
 class StudyFile:
     """A preset file."""
-
-    __pydantic_config__ = STRICT
 
     model: StudyModel | None = option(None, "the decoder's shape")
     training: StudyTraining = option(StudyTraining, "batch, learning rate and length")
