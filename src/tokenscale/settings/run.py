@@ -50,7 +50,7 @@ class BudgetSettings:
 
     steps: int = option(100, "optimizer steps; used when no other budget is set", ge=1, le=10**12)
     epochs: float | None = option(
-        None, "passes over the training data of the approach, rounded up to whole steps", gt=0
+        None, "passes over the training data of the approach, rounded up to whole steps", gt=0, le=10**9
     )
     useful_tokens: int | None = option(
         None, "target tokens that count in the loss, over all ranks; the step that reaches the number is the last", ge=1

@@ -78,7 +78,7 @@ class TrainOptions:
     gradient_accumulation_steps: int | None = option(
         None, "forward passes per optimizer step; the global batch is batch size x world size x this number", ge=1
     )
-    epochs: float | None = option(None, "passes over the training data, instead of --training-steps", gt=0)
+    epochs: float | None = option(None, "passes over the training data, instead of --training-steps", gt=0, le=10**9)
     world_size: int | None = option(
         None, "number of ranks to start here; --layout.data is then derived from it and the other degrees", ge=1
     )
