@@ -15,7 +15,6 @@ from tokenscale.settings import closure
 from tokenscale.settings.closure import (
     ONLINE,
     PACKAGE,
-    code_of,
     find_missing_packages,
     import_closure,
     list_changes,
@@ -100,7 +99,7 @@ def test_a_training_leaves_out_the_report_the_command_line_and_the_host():
 def test_a_store_depends_on_its_own_writer_and_on_no_reader():
     files = {"padded": "write_parquet.py", "token-list": "write_parquet.py", "packed": "write_packed.py"}
     for form, entry in FORMATS.items():
-        code = names(code_of("pretokenize", entry.writer))
+        code = names(import_closure("tokenscale.cli.pretokenize", entry.writer))
         split = {"packed.py", "parquet.py", *files.values()}
         assert code & {f"data/stores/{file}" for file in split} == {f"data/stores/{files[form]}"}, form
 
@@ -153,13 +152,13 @@ def loaded():
 def test_what_a_training_imports_is_its_code(loaded, approach):
     """Against the interpreter: nothing that is really loaded is missing from the closure."""
     found = names(f for f in loaded[approach] if not f.endswith("__init__.py"))
-    code = names(code_of("rank", *_variants(BATCHES[approach])))
+    code = names(import_closure("tokenscale.cli.rank", *_variants(BATCHES[approach])))
     assert found and found - code <= {"base/errors.py", "settings/registry.py", "runs/records/redaction.py"}
 
 
 def test_a_new_registry_entry_or_preset_is_nobodys_code():
     for verb in ("rank", "corpus", "tokenizer", "pretokenize"):
-        assert not names(code_of(verb)) & {"settings/registry.py", "settings/presets.py"}
+        assert not names(import_closure(f"tokenscale.cli.{verb}")) & {"settings/registry.py", "settings/presets.py"}
 
 
 def test_templates_and_styles_count_as_code():
@@ -181,7 +180,7 @@ def test_what_a_file_imports_is_what_pythons_parser_finds():
                 found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         found = {name for name in found if closure._find_module_file(name)}
         named = {
-            (node.targets[0].id, item)
+            path.parent / item if node.targets[0].id == "FILES" else PACKAGE / f"analysis/sql/{item}.sql"
             for node in (
                 *tree.body,
                 *(line for node in tree.body if isinstance(node, ast.ClassDef) for line in node.body),
@@ -194,6 +193,8 @@ def test_what_a_file_imports_is_what_pythons_parser_finds():
             )
         }
         imports, read = closure._scan_source(path)
+        views = {PACKAGE / f"analysis/sql/{view}.sql" for view in closure.VIEWS}
+        named |= views if any(file.suffix == ".sql" for file in named) else set()
         assert (found, named) == (set(imports) & found, set(read)), path
         more |= {(path.name, name) for name in set(imports) - found}
     assert more == set()
@@ -218,13 +219,13 @@ def listed():
     """The listing of the one verb, as another process finds it."""
     for function in (
         closure._write_listing,
-        closure._list_paths,
+        closure._list_files,
         closure._closure,
         closure._find_module_file,
         closure._scan_source,
+        closure._hash_source,
     ):
         function.cache_clear()
-    closure._hash_source.cache_clear()
     return Path(write_listing("tokenscale.cli.rank"))
 
 

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -48,17 +48,10 @@ ALL_QUERIES = "tuple(queries.PARAMETERS)"
 _ASSIGNMENT = re.compile(rf"^(?: {{4}})?({'|'.join(ASSIGNMENTS)}) = (\([^)]*\)|{re.escape(ALL_QUERIES)})", re.MULTILINE)
 
 
-def code_of(verb: str, *variants: str | None) -> list[str]:
-    """Return the sorted source files of a job, relative to the working directory if they are below it.
-
-    `variants` are the modules that the command loads through a registry, as `module` or `module:name`; None of a
-    registry's entry is left out.
-    """
-    return import_closure(f"tokenscale.cli.{verb}", *variants)
-
-
 def training_modules(run: RunSettings) -> tuple[str, ...]:
-    """Return the root modules of a training job: the rank command, and the modules that it loads by name."""
+    """Return the root modules of a training job: the rank command, and the modules that it loads by name, as `module`
+    or `module:name`.
+    """
     command = "rank" if run.arm == OURS else "arm_rank"
     variants = ["tokenscale.runs.launch.ranks", FORMATS[run.store.format].reader if run.store is not None else ONLINE]
     if run.reads_text:
@@ -72,13 +65,6 @@ def training_code(run: RunSettings) -> list[str]:
     return import_closure(*training_modules(run))
 
 
-#: tokenizer engine → its package; a run needs the one set by `engine`, or any of them
-ENGINES = {
-    "gigatoken": "gigatoken",
-    "tiktoken": "tiktoken",
-    "tokenizers": "tokenizers",
-    "mistral-common": "mistral_common",
-}
 #: optional package, imported inside functions → predicate of the runs that need it
 ONLY_FOR = {
     "torchao": lambda run: run.float8,
@@ -94,13 +80,18 @@ def training_imports(run: RunSettings) -> set[tuple[str, ...]]:
     """Return the import names of packages that a run's ranks need (any one of a tuple), without top-level imports in a
     `try`.
     """
-    top, inside = _find_closure_packages(training_modules(run))
-    needed = {name for name in inside if name not in ENGINES.values() and ONLY_FOR.get(name, lambda run: True)(run)}
+    files = {path for module in training_modules(run) for path in _closure(module) if path.suffix == ".py"}
+    top, inside = (set().union(*parts) for parts in zip(*map(_find_packages, files), strict=True))
+    backends = {_package_of(engine) for kind in TOKENIZERS.values() for engine in kind.engines}
+    needed = {name for name in inside - top - backends if ONLY_FOR.get(name, lambda run: True)(run)}
     found: set[tuple[str, ...]] = {(name,) for name in top | needed}
     if run.reads_text and (engines := TOKENIZERS[run.tokenizer.kind].engines):
-        names = [run.engine] if run.engine in ENGINES else engines
-        found.add(tuple(sorted(ENGINES[name] for name in names)))
+        found.add(tuple(sorted(map(_package_of, engines if run.engine == "auto" else [run.engine]))))
     return found
+
+
+def _package_of(engine: str) -> str:
+    return engine.replace("-", "_")
 
 
 def find_missing_packages(runs: Mapping[str, RunSettings], packages: Container[str]) -> dict[str, list[str]]:
@@ -114,78 +105,56 @@ def find_missing_packages(runs: Mapping[str, RunSettings], packages: Container[s
 
 
 @cache
-def _find_closure_packages(modules: tuple[str, ...]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return third-party packages that the closure of modules imports: at top level, and inside functions only."""
-    files = [path for module in modules for path in _closure(module)]
-    top, inside = (frozenset().union(*parts) for parts in zip(*map(_find_packages, files), strict=True))
-    return top, inside - top
-
-
-@cache
 def _find_packages(path: Path) -> tuple[frozenset[str], frozenset[str]]:
-    """Return third-party packages that a file imports: at top level outside of `try`, and inside functions."""
-    top: set[str] = set()
-    inside: set[str] = set()
+    """Return third-party packages that a file imports: by statements of its top level, and inside functions."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    inside = [node for function in functions for node in ast.walk(function)]
+    return _name_packages(tree.body), _name_packages(inside)
 
-    def visit(node: ast.AST, found: set[str] | None) -> None:
-        if isinstance(node, ast.Import | ast.ImportFrom) and found is not None:
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            found |= {name.partition(".")[0] for name in names}
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found = inside
-        elif isinstance(node, ast.Try | ast.If) and found is top:  # has a fallback, or is for type checkers
-            found = None
-        for child in ast.iter_child_nodes(node):
-            visit(child, found)
 
-    visit(ast.parse(path.read_text(encoding="utf-8")), top)
-    ours = {"tokenscale", *sys.stdlib_module_names}
-    return frozenset(top - ours), frozenset(inside - ours)
+def _name_packages(nodes: Iterable[ast.AST]) -> frozenset[str]:
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    return frozenset({name.partition(".")[0] for name in names} - {"tokenscale", *sys.stdlib_module_names})
 
 
 def import_closure(*modules: str | None) -> list[str]:
-    """Return the sorted paths of modules, of all project modules that they import, and of the data files they list.
+    """Return the sorted paths of modules, of all project modules that they import, and of the data files they list,
+    relative to the working directory if they are below it.
 
     A module lists SQL queries in `QUERIES = ("name", …)` or `QUERIES = tuple(queries.PARAMETERS)`, a figure in its
     `queries` (views shared by all queries are added). `FILES = ("page.css", …)` are files of the module's folder.
     """
-    return list(_list_paths(tuple(filter(None, modules)), Path.cwd().resolve()))
+    root = Path.cwd().resolve()
+    return [_display_path(file, root) for file in _list_files(tuple(filter(None, modules)))]
 
 
 @cache
-def _list_paths(modules: tuple[str, ...], root: Path) -> tuple[str, ...]:
-    """Return `import_closure`, cached: thousands of runs share a few closures."""
-    files: set[Path] = set()
-    for module in modules:
-        files |= _closure(module)
-    listed = [(file, kind == "FILES", name) for file in files for kind, name in _scan_source(file)[1]]
-    queries = {name for _, is_file, name in listed if not is_file}
-    data_files = {file.parent / name for file, is_file, name in listed if is_file}
-    if queries:
-        data_files |= {PACKAGE / "analysis" / "sql" / f"{query}.sql" for query in queries | VIEWS}
-    files |= data_files
-    return tuple(sorted(_display_path(file, root) for file in files))
+def _list_files(modules: tuple[str, ...]) -> list[Path]:
+    """Return the sorted files of a closure, cached: thousands of runs share a few."""
+    return sorted(frozenset().union(*map(_closure, modules)), key=str)
 
 
-@cache
 def _display_path(file: Path, root: Path) -> str:
     return str(file.relative_to(root) if file.is_relative_to(root) else file)
 
 
 @cache
 def _closure(module: str) -> frozenset[Path]:
-    seen: dict[str, Path] = {}
+    files: dict[str, frozenset[Path]] = {}
     todo = [module.partition(":")[0]]
     while todo:
         name = todo.pop()
-        if name in seen or name in EXCLUDED:
+        if name in files or name in EXCLUDED:
             continue
         path = _find_module_file(name)
         if path is None:
             raise ModuleNotFoundError(name)
-        seen[name] = path
-        todo += (found for found in _scan_source(path)[0] if found not in (ONLINE, LIBRARY))
-    return frozenset(seen.values())
+        imports, data = _scan_source(path)
+        files[name] = frozenset({path, *data})
+        todo += (found for found in imports if found not in (ONLINE, LIBRARY))
+    return frozenset().union(*files.values())
 
 
 @cache
@@ -198,8 +167,8 @@ def _find_module_file(module: str) -> Path | None:
 
 
 @cache
-def _scan_source(path: Path) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Return (project modules that a file imports, (name, item) of its literal assignments to ASSIGNMENTS).
+def _scan_source(path: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
+    """Return (project modules that a file imports, data files of its literal assignments).
 
     Regular expressions are thirty times as fast as Python's parser; a test compares both on every file of the package.
     Import statements inside string literals count as well.
@@ -211,13 +180,18 @@ def _scan_source(path: Path) -> tuple[tuple[str, ...], tuple[tuple[str, str], ..
             raise ValueError(f"{path}: relative imports are not supported; use the full name")
         names = re.findall(r"(?<!\bas )\b(?!as\b)[\w.]+", re.sub(r"#.*", "", imported))
         imports += [module, *(f"{module}.{name}" for name in names)] if module else names
-    queries = tuple(sorted(path.stem for path in PACKAGE.glob("analysis/sql/*.sql")))
-    assignments = tuple(
-        (name, item)
-        for name, value in _ASSIGNMENT.findall(text)
-        for item in (queries if value == ALL_QUERIES else ast.literal_eval(value))
-    )
-    return tuple(name for name in dict.fromkeys(imports) if _find_module_file(name) is not None), assignments
+    sql, data = PACKAGE / "analysis" / "sql", []
+    for name, value in _ASSIGNMENT.findall(text):
+        if name == "FILES":
+            data += [path.parent / item for item in ast.literal_eval(value)]
+        else:
+            queries = (
+                [*sql.glob("*.sql")]
+                if value == ALL_QUERIES
+                else [sql / f"{item}.sql" for item in ast.literal_eval(value)]
+            )
+            data += [*queries, *(sql / f"{view}.sql" for view in VIEWS)]
+    return tuple(name for name in dict.fromkeys(imports) if _find_module_file(name) is not None), tuple(data)
 
 
 def write_listing(*modules: str | None) -> str:
@@ -227,36 +201,35 @@ def write_listing(*modules: str | None) -> str:
     so that an edit that adds an import can be accepted for a rule (`--consider-ancient train=code`). Earlier contents
     are kept for `list_changes`. Raises UserError if the file cannot be written.
     """
-    return _write_listing(tuple(filter(None, modules)), Path.cwd().resolve())
+    return _write_listing(tuple(filter(None, modules)))
 
 
 @cache  # thousands of jobs share a dozen listings
-def _write_listing(modules: tuple[str, ...], root: Path) -> str:
-    files = dict(_hash_source(root / file) for file in _list_paths(modules, root))
-    text = pretty_json({"modules": modules, "files": files})
+def _write_listing(modules: tuple[str, ...]) -> str:
+    files = _list_files(modules)
+    text = pretty_json({"modules": modules, "files": dict(map(_hash_source, files))})
     name = f"{modules[0].rpartition('.')[2]}-{sha256_text(' '.join(modules))[:8]}"
     # One folder per listing: Snakemake reads a folder once and would miss files added for later jobs.
     path = LISTINGS / name / "sources.json"
     before = _read_text(path)
-    if before != text:
-        try:
-            if before is not None:
-                _keep_copy(path, before)
-            write_text(path, text)
-            if before is None:
-                # As old as the newest file listed: without records Snakemake compares times, and a listing that is
-                # written again must not make anything stale.
-                newest = max((root / file).stat().st_mtime for file in _list_paths(modules, root))
-                os.utime(path, (newest, newest))
-        except OSError as error:
-            if _read_text(path) != text:  # unless another Snakemake process has written the same
-                reason = error.strerror
-                raise UserError(
-                    "the listing of a job's source files cannot be written.",
-                    file=path,
-                    reason=reason,
-                    next="make the folder results/code writable",
-                ) from None
+    if before == text:
+        return str(path)
+    try:
+        if before is not None:
+            _keep_copy(path, before)
+        write_text(path, text)
+        if before is None:
+            # As old as the newest file listed: without records Snakemake compares times, and a listing that is
+            # written again must not make anything stale.
+            newest = max(file.stat().st_mtime for file in files)
+            os.utime(path, (newest, newest))
+    except OSError as error:
+        if _read_text(path) != text:  # unless another Snakemake process has written the same
+            what, next = (
+                "the listing of a job's source files cannot be written.",
+                "make the folder results/code writable",
+            )
+            raise UserError(what, file=path, reason=error.strerror, next=next) from None
     return str(path)
 
 
