@@ -1,6 +1,6 @@
 """Settings of one run: everything that affects its result, and the run id derived from it."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.settings.data import CorpusSettings, StorageSettings, StoreSettings, TokenizerSettings
@@ -238,17 +238,10 @@ class RunSettings:
         store_format = APPROACHES[self.approach]
         if store_format is None:
             return None
-        options: dict[str, Any] = {
-            "sequence_length": self.sequence_length,
-            "eos": self.eos,
-            "codec": self.storage.codec,
-            "codec_level": self.storage.codec_level,
-            "dtype": self.storage.dtype,
-            "row_group_rows": self.storage.row_group_rows,
-            "packing": self.packing,
-        }
+        own = {"sequence_length": self.sequence_length, "eos": self.eos, "packing": self.packing}
+        values = vars(self.storage) | own
         known = StoreSettings.OPTIONS[store_format]
-        return StoreSettings(store_format, **{k: v for k, v in options.items() if k in known})
+        return StoreSettings(store_format, **{name: value for name, value in values.items() if name in known})
 
     @property
     def validation_store(self) -> StoreSettings | None:
@@ -271,14 +264,8 @@ class RunSettings:
     def keeps_weights(self) -> bool:
         """Whether the run writes weights; the tokenizer is then saved with them."""
         policy = self.checkpoints
-        return bool(
-            policy.final
-            or policy.best
-            or policy.keep_resume_state
-            or policy.every
-            or policy.each_epoch
-            or policy.at_start
-        )
+        resumable = policy.keep_resume_state or policy.every > 0 or policy.each_epoch or policy.at_start
+        return policy.final or policy.best or resumable
 
     @property
     def reads_tokenizer(self) -> bool:
