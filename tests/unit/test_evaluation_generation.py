@@ -229,8 +229,10 @@ def test_prompts_of_a_file_are_each_as_alone(checkpoint, tmp_path, capsys):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["--prompt", "a", "--temperature", "-1"], "--temperature is out of range"),
-        (["--prompt", "a", "--top-p", "0"], "--top-p is out of range"),
+        (["--prompt", "a", "--temperature", "-1"], "--temperature cannot be"),
+        (["--prompt", "a", "--temperature", "inf"], "--temperature cannot be"),
+        (["--prompt", "a", "--top-p", "0"], "--top-p cannot be"),
+        (["--prompt", "a", "--seed", "18446744073709551616"], "--seed cannot be"),
         (["--prompt", "a", "--max-new-tokens", "0"], "--max-new-tokens must be at least 1"),
         (["--prompt", "word " * 60], "leaves no room"),
         (["--prompts-file", "nowhere.txt"], "cannot be read"),

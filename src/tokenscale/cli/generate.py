@@ -2,13 +2,17 @@
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.tokenizers.load import load_tokenizer
+from tokenscale.settings import flags
+from tokenscale.settings.benchmarks import SamplingSettings
 from tokenscale.train.checkpoint_models import continue_prompt, open_causal
 from tokenscale.train.evaluation.generation import Sampling
+
+SAMPLING_FLAGS = flags.build_flags(SamplingSettings)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,23 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-new-tokens", type=int, default=50, metavar="N", help="maximum number of new tokens; EOS ends earlier"
     )
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=0.0,
-        help="0: greedy, the likeliest token; 1: draw from the model's distribution",
-    )
-    parser.add_argument(
-        "--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest tokens; 0: from all"
-    )
-    parser.add_argument(
-        "--top-p",
-        type=float,
-        default=1.0,
-        metavar="P",
-        help="draw from the smallest set of tokens with this probability",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the draws; each further prompt adds 1")
+    flags.add_flags(parser, SAMPLING_FLAGS)
     parser.add_argument("--device", choices=("auto", "cpu"), default="auto", help="auto: a GPU if there is one")
     parser.add_argument(
         "--tokenizer", type=Path, metavar="FOLDER", help="the training's tokenizer, for a checkpoint without one"
@@ -51,13 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Generate text and print it as it comes."""
-    from tokenscale.train.evaluation.generation import Sampling
-
     generate_texts(
         arguments.checkpoint,
         read_prompts(arguments.prompts_file) if arguments.prompts_file else [arguments.prompt],
         max_new_tokens=arguments.max_new_tokens,
-        sampling=Sampling(arguments.temperature, arguments.top_k, arguments.top_p, arguments.seed),
+        sampling=Sampling(**asdict(SamplingSettings(**flags.parse_flags(arguments, SAMPLING_FLAGS)))),
         device=arguments.device,
         tokenizer=arguments.tokenizer,
         on_text=lambda text: print(text, end="", flush=True),

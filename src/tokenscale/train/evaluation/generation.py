@@ -29,18 +29,6 @@ class Sampling:
     top_p: float = 1.0
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        for name, right, words in (
-            ("temperature", self.temperature >= 0, "0 (greedy) or more"),
-            ("top_k", self.top_k >= 0, "0 (all) or more"),
-            ("top_p", 0 < self.top_p <= 1, "more than 0, at most 1 (all)"),
-        ):
-            if not right:
-                flag = f"--{name.replace('_', '-')}"
-                raise UserError(
-                    f"{flag} is out of range.", found=getattr(self, name), expected=words, next=f"mend {flag}"
-                )
-
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """Return the distribution that the next token is drawn from: logits [V] → fp64 [V], sums to 1.
