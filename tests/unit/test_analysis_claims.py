@@ -306,7 +306,7 @@ claims:
     ("old", "new", "said"),
     [
         ("direction: above", "direction: upwards", "upwards"),
-        ("direction: above", "direction: above\n    bound: .nan", "bound and margin must be finite"),
+        ("direction: above", "direction: above\n    bound: .nan", "not a finite number"),
         ("direction: above", "direction: equal\n    margin: 0.1\n    bound: 0", "needs a bound other than zero"),
         ("direction: above", "direction: equal", "needs a margin above zero"),
         ("document: paper", "document: papers", "did you mean 'paper'"),

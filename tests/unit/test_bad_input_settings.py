@@ -58,6 +58,73 @@ def test_text_that_no_file_can_hold_is_refused_where_it_is_read(tmp_path, text):
         read_yaml(tmp_path / "config.yaml")
 
 
+#: YAML → what is read; None: refused by key, because it is read as another value or JSON cannot hold it
+SCALARS = {
+    **dict.fromkeys(["0100", "-010", "000", "1:30", "1:30:00", "1:30.5", "!!int '0100'"]),
+    **dict.fromkeys([".inf", "-.INF", ".nan", "2024-01-01", "2001-12-14t21:59:43.10-05:00", "!!set {a}"]),
+    **dict.fromkeys(["!!binary aGk=", "!!omap [a: 1]", "!mine 1", "!!int x", "=", "{1: 2}", "{0100: 2}", "{null: 2}"]),
+    "'0100'": "0100",
+    "100": 100,
+    "1_000": 1000,
+    "0x10": 16,
+    "010.5": 10.5,
+    "-0.5": -0.5,
+    "0": 0,
+    "{<<: {a: 1}, b: 2}": {"a": 1, "b": 2},
+}
+
+
+@pytest.mark.parametrize("text", SCALARS)
+@pytest.mark.parametrize(("place", "key"), [("k: {}", "k"), ("a: {{k: {}}}", "a.k"), ("a: [1, {}]", "a.1")])
+def test_a_value_is_read_as_it_is_written_or_refused_by_key(tmp_path, text, place, key):
+    path = tmp_path / "a.yaml"
+    path.write_text(place.format(text) + "\nmore: .inf" * (SCALARS[text] is None))
+    if SCALARS[text] is not None:
+        inner = read_yaml(path)
+        while inner != SCALARS[text]:
+            inner = inner[-1] if isinstance(inner, list) else next(iter(inner.values()))
+        return
+    with pytest.raises(UserError) as error:
+        read_yaml(path)
+    assert error.value.facts["key"].startswith(key) and error.value.facts["file"] == str(path)
+    assert "more" in error.value.facts["also"], "all such values of a file are listed"
+
+
+INFINITE = {"optimizer": {"clip_norm": float("inf")}}
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("runs.optimizer.clip_norm", {"runs": EXPERIMENT["runs"] | INFINITE}),
+        ("factors.optimizer.1.clip_norm", {"factors": {"optimizer": [{}, INFINITE["optimizer"]]}}),
+        ("scales.demo.runs.optimizer.clip_norm", {"scales": {"demo": {"runs": INFINITE}}}),
+        ("target_loss", {"target_loss": float("nan")}),
+    ],
+)
+def test_no_value_of_an_experiment_is_infinite(tmp_path, key, change):
+    text = json.dumps({**EXPERIMENT, **change}).replace("Infinity", ".inf").replace("NaN", ".nan")
+    project(tmp_path)
+    (tmp_path / "config/experiments/e.yaml").write_text(text)
+    with pytest.raises(UserError, match="finite") as error:
+        Config(BASE, root=tmp_path).runs("e")
+    assert error.value.facts["key"] == key and error.value.facts["file"].endswith("e.yaml")
+
+
+@pytest.mark.parametrize("pair", ["budget={node_hours: .inf}", "scale=0100", "corpus=2024-01-01", "corpora={1: {}}"])
+def test_values_of_the_command_line_are_read_as_those_of_files(capsys, pair):
+    message = refused(capsys, ["check", "--config", pair])
+    assert "--config" in message and pair.partition("=")[0] in message
+
+
+@pytest.mark.parametrize("line", ["gpu_memory_gib = inf", "runtime_margin = nan", "environment = {A = 2024-01-01}"])
+def test_a_machines_values_are_ones_that_json_can_hold(tmp_path, line):
+    (tmp_path / "m.toml").write_text(line)
+    with pytest.raises(UserError) as error:
+        machine.load_machine(tmp_path / "m.toml")
+    assert error.value.facts["key"].split(".")[0] == line.split()[0]
+
+
 #: what would leave its folder, or mean something to a shell, a terminal, a glob, a regular expression or SLURM
 NAMES = [
     *("../c", "/c", "a/b", "..", ".", "", ".hidden", "-rf", "c\0", "c d", "c'", 'c"', "c\n", "c\\b", "{corpus}"),

@@ -248,7 +248,7 @@ def add_configuration_arguments(parser: argparse.ArgumentParser) -> None:
 
 def read_call(arguments: argparse.Namespace) -> "Call":
     """Return what these options add to config/config.yaml. Raise UserError for a missing file or invalid value."""
-    from tokenscale.settings.profile import Call
+    from tokenscale.settings.profile import Call, parse_pair
 
     for file in arguments.configfile:
         if not Path(file).is_file():
@@ -257,7 +257,7 @@ def read_call(arguments: argparse.Namespace) -> "Call":
                 file=file,
                 next="name an existing file; put names of experiments before --configfile",
             )
-    return Call(tuple(arguments.configfile), dict(map(_parse_pair, arguments.config)), arguments.profile)
+    return Call(tuple(arguments.configfile), dict(map(parse_pair, arguments.config)), arguments.profile)
 
 
 def load_configuration(arguments: argparse.Namespace, overrides: Mapping[str, Any] | None = None) -> "Config":
@@ -267,20 +267,4 @@ def load_configuration(arguments: argparse.Namespace, overrides: Mapping[str, An
     call = read_call(arguments)
     return load_config(
         configfiles=call.configfiles, profile=call.profile, overrides={**call.config, **(overrides or {})}
-    )
-
-
-def _parse_pair(text: str) -> tuple[str, Any]:
-    import yaml
-
-    key, sign, value = text.partition("=")
-    try:
-        if sign:
-            return key, yaml.safe_load(value)
-    except yaml.YAMLError:
-        pass
-    raise UserError(
-        "--config needs KEY=VALUE with a YAML value.",
-        found=text,
-        next=f"--configfile {text}" if Path(text).is_file() else "--config scale=workstation",
     )

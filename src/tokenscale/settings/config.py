@@ -120,6 +120,7 @@ class Config:
         if isinstance(values.get("experiments"), str):  # `--config experiments=demo`
             values["experiments"] = [values["experiments"]]
         self._values, self._file, self._layers = values, file, list(layers)
+        yaml_files.raise_errors(yaml_files.find_foreign_values(values), file=self.file_of)
         self.settings: ConfigFile = yaml_files.build(ConfigFile, values, file=self.file_of)
         if self.settings.scale not in SCALES:
             raise unknown("scale", self.settings.scale, SCALES, file=self.file_of("scale"), key="scale")

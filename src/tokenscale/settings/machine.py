@@ -114,6 +114,7 @@ def load_machine(path: str | Path | None, root: str | Path = ".") -> Machine:
         raise UserError(
             "the machine file is not readable TOML.", file=file, reason=error, next="correct it, or use another file"
         ) from None
+    yaml_files.raise_errors(yaml_files.find_foreign_values(values), file=str(file))
     machine: Machine = yaml_files.build(Machine, values, file=str(file))
     yaml_files.check_problems(machine.problems(), file=str(file))
     return machine

@@ -163,7 +163,7 @@ def decode(hint: Any, values: Any, form: str = "python", *, key: str = "", label
 def check_problems(problems: Iterable[tuple[str, str]], *, key: str = "", label: str = "key", **where: Any) -> None:
     """Raise one UserError for all problems, which are (field, what is wrong), if there are any."""
     what, next = "the settings do not fit together.", "change this key, or the one that it conflicts with"
-    found = [(_join_key(key, field), what, {"reason": text, "next": next}) for field, text in problems]
+    found = [(join_key(key, field), what, {"reason": text, "next": next}) for field, text in problems]
     if found:
         raise _combine(found, label, where)
 
@@ -185,7 +185,7 @@ def _combine(found: list[tuple[str, str, dict[str, Any]]], label: str, where: di
 
 def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]:
     """Return (key, what is wrong, facts) of one of pydantic's errors."""
-    where, value, context = _join_key(key, *entry["loc"]), entry["input"], entry.get("ctx", {})
+    where, value, context = join_key(key, *entry["loc"]), entry["input"], entry.get("ctx", {})
     if entry["type"] == "json_invalid":
         facts = {"found": str(value)[:200], "reason": context["error"]}
         return where, "the settings are not readable JSON.", facts | {"next": "use text that this project has written"}
@@ -208,7 +208,7 @@ def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]
     return where, f"{where or 'the settings'} cannot be {shown}.", {"expected": expected or message, "next": next}
 
 
-def _join_key(*parts: Any) -> str:
+def join_key(*parts: Any) -> str:
     return ".".join(str(part) for part in parts if str(part))
 
 

@@ -7,12 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import write_json
 from tokenscale.settings.experiments import merge_settings
-from tokenscale.settings.yaml_files import read_yaml
+from tokenscale.settings.yaml_files import parse_yaml, read_yaml
 
 #: base configuration, read by Snakemake and every command; `--configfile` files are merged over it
 CONFIG_FILE = "config/config.yaml"
@@ -49,7 +47,7 @@ def parse_config(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     config = values.get("config") or {}
     if isinstance(config, Mapping):
         return dict(config)
-    return dict(_parse_pair(item, file) for item in ([config] if isinstance(config, str) else config))
+    return dict(parse_pair(str(item), str(file)) for item in ([config] if isinstance(config, str) else config))
 
 
 def load_profile(profile: str, root: Path | str = ".") -> tuple[Path, dict[str, Any]]:
@@ -74,17 +72,13 @@ def _find_files(folder: Path) -> list[Path]:
     return [path for pattern in patterns for path in sorted(folder.glob(pattern))]
 
 
-def _parse_pair(item: str, file: Path) -> tuple[str, Any]:
-    key, sign, value = item.partition("=")
+def parse_pair(text: str, file: str = "--config") -> tuple[str, Any]:
+    """Return key and YAML value of `key=value`. Raises UserError for another text, and what `parse_yaml` rejects."""
+    key, sign, value = text.partition("=")
     if not sign:
-        raise UserError(
-            "an item of a profile's config is not key=value.",
-            file=file,
-            key="config",
-            found=item,
-            next="write key=value, such as scale=workstation",
-        )
-    return key, yaml.safe_load(value)
+        next = f"--configfile {text}" if Path(text).is_file() else "write key=value, such as scale=workstation"
+        raise UserError("an item of --config is not KEY=VALUE with a YAML value.", file=file, found=text, next=next)
+    return key, parse_yaml(value, file=file, key=key)
 
 
 def find_profile(argv: Sequence[str], environment: Mapping[str, str]) -> str | None:

@@ -1,76 +1,167 @@
-"""Read YAML files as plain values: each problem is a user's error.
+"""Read YAML files as plain values, and report the errors of a file: each one is a user's error."""
 
-PyYAML's constructors raise more than its own errors, for example for impossible dates.
-"""
-
+import math
+import re
 import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from tokenscale.base.errors import UserError, find_nearest
-from tokenscale.settings.options import build, check_problems  # noqa: F401
+from tokenscale.settings.options import MAX_LISTED, build, check_problems, join_key  # noqa: F401
 
 
 def read_yaml(path: Path | str) -> dict[str, Any]:
-    """Read a YAML mapping.
-
-    Raises UserError for a missing file, invalid YAML, duplicate keys, text that is not Unicode, a value that contains
-    itself, and a document that is not a mapping.
-    """
+    """Read a YAML mapping. Raises UserError for a missing file, another document, and what `parse_yaml` rejects."""
     try:
         text = Path(path).read_text(encoding="utf-8")
-        values = yaml.load(text, Loader=_UniqueKeys)
-        _check_values(values, {})
     except FileNotFoundError:
         near = find_nearest(Path(path).name, (file.name for file in Path(path).parent.glob("*.yaml")))
         hint = f"did you mean {Path(path).with_name(near)}?" if near else "check the path"
         raise UserError("the configuration file is missing.", file=path, next=hint) from None
-    except OSError as error:
-        raise UserError(
-            "the file cannot be read.", file=path, reason=error.strerror, next="use a readable file"
-        ) from None
-    except RecursionError:
-        raise UserError("the file is nested too deeply.", file=path, next="reduce the nesting") from None
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
-        raise UserError("the file is not valid YAML.", file=path, reason=error, next="correct it") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError("the file cannot be read.", file=path, reason=reason, next="use a readable file") from None
+    values = parse_yaml(text, file=str(path))
     if not isinstance(values, dict):
-        raise UserError(
-            "the file is not a YAML mapping.",
-            file=path,
-            found=type(values).__name__,
-            expected="key: value lines",
-            next="use key: value lines",
-        )
+        what, found = "the file is not a YAML mapping.", type(values).__name__
+        raise UserError(what, file=path, found=found, expected="key: value lines", next="use key: value lines")
     return values
 
 
-def _check_values(value: Any, complete: dict[int, bool]) -> None:
-    """Raise ValueError for a value that contains itself, and for text that UTF-8 cannot encode."""
-    if isinstance(value, str):
-        value.encode("utf-8")  # raises for a lone surrogate, "\ud800"
-    if not isinstance(value, (dict, list)) or complete.get(id(value)):
-        return
-    if id(value) in complete:
-        raise ValueError("a value contains itself")
-    complete[id(value)] = False
-    for one in [*value, *value.values()] if isinstance(value, dict) else value:
-        _check_values(one, complete)
-    complete[id(value)] = True
+def parse_yaml(text: str, *, file: str, key: str = "") -> Any:
+    """Return the value of a YAML text, which `key` of `file` holds. Raises UserError for a text that is not YAML,
+    duplicate keys, numbers that YAML 1.1 reads as other numbers, and values that JSON cannot hold.
+    """
+    where = {"file": file, "key": key or None}
+    try:
+        value = yaml.load(text, Loader=_Loader)
+        problems = find_foreign_values(value, key)
+    except RecursionError:
+        raise UserError("the file is nested too deeply.", **where, next="reduce the nesting") from None
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
+        raise UserError("the file is not valid YAML.", **where, reason=error, next="correct it") from None
+    raise_errors(problems, file=file)
+    return value
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """SafeLoader that rejects duplicate keys, of which YAML would silently keep the last."""
+def find_foreign_values(value: Any, key: str = "") -> list[UserError]:
+    """Return an error for each value that settings, which are JSON, cannot hold, from YAML, TOML or Snakemake."""
+    found: list[UserError] = []
+    complete: dict[int, bool] = {}
+
+    def visit(value: Any, key: str) -> None:
+        def refuse(what: str, next: str) -> None:
+            found.append(UserError(what, key=key or None, next=next))
+
+        if isinstance(value, _Refused):
+            refuse(value.what, value.next)
+        elif isinstance(value, str):
+            if re.search("[\ud800-\udfff]", value):
+                refuse(f"{value[:60]!r} has surrogates, which are not characters.", "correct the text")
+        elif isinstance(value, dict | list | tuple):
+            if complete.get(id(value)) is False:
+                refuse("a value contains itself.", "write the value out")
+            elif id(value) not in complete:
+                complete[id(value)] = False
+                for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+                    text = name.text if isinstance(name, _Refused) else name
+                    if isinstance(value, dict) and not isinstance(name, str):
+                        what = f"a key is not text: {text}."
+                        found.append(UserError(what, key=join_key(key, text), next=f'put it in quotes: "{text}"'))
+                    visit(text, key)
+                    visit(inner, join_key(key, text))
+                complete[id(value)] = True
+        elif isinstance(value, float):
+            if not math.isfinite(value):
+                refuse(f"{value} is not a finite number.", "write a number, or leave the key out")
+        elif value is not None and not isinstance(value, int):
+            what = f"{str(value)[:60]!r} is a {type(value).__name__}, not text, a number, a list or a mapping."
+            refuse(what, "put it in quotes, if it is text")
+
+    visit(value, key)
+    return found
+
+
+class _Refused(NamedTuple):
+    """Value of a YAML file that no setting can have."""
+
+    text: str
+    what: str
+    next: str
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that rejects duplicate keys, of which YAML would silently keep the last, and marks refused values."""
+
+    def construct_object(self, node, deep=False):
+        tag = node.tag.removeprefix("tag:yaml.org,2002:")
+        text = node.value if isinstance(node, yaml.ScalarNode) else ""
+        shown = text if len(text) < 60 else f"{text[:60]}…"
+        quoted = f'"{shown}" in quotes, if it is text'
+        if tag == "timestamp":
+            return _Refused(shown, f"{shown} is read as a date, which no setting is.", f"write {quoted}")
+        if tag not in ("str", "int", "float", "bool", "null", "map", "seq"):
+            return _Refused(shown, f"values with the YAML tag {tag} are not read.", "write them without the tag")
+        try:
+            value = super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, TypeError) as error:
+            if not text:
+                raise
+            return _Refused(shown, f"{shown} cannot be of the YAML type {tag}: {error}.", f"write {quoted}")
+        octal = re.fullmatch("[-+]?0[0-9_]+", text)
+        if tag in ("int", "float") and (octal or ":" in text):
+            meant = int(text.replace("_", "")) if octal else "one number"
+            what = f"{shown} cannot be read as it is written: in YAML 1.1 it is {value}."
+            return _Refused(shown, what, f"write {meant}; or {quoted}")
+        return value
 
     def construct_mapping(self, node, deep=False):
         seen = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
+            key = self.construct_object(key_node, deep=True) if key_node.tag != "tag:yaml.org,2002:merge" else None
             if isinstance(key, str) and key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
             seen.add(key) if isinstance(key, str) else None
         return super().construct_mapping(node, deep)
+
+
+def raise_errors(errors: Iterable[UserError], *, file: str | Callable[[str], str] = "") -> None:
+    """Raise the first of a file's errors, if there are any, with one line for each of the others.
+
+    `file` is a name, or a function from a dotted key to the file that sets it, for errors that name none.
+    """
+    found = []
+    for error in errors:
+        name = file(error.facts.get("key", "")) if callable(file) else file
+        found.append(UserError(error.what, **{"file": name or None} | error.facts))
+    if not found:
+        return
+    facts = dict(found[0].facts)
+    own, *lines = [line for error in found for line in _summarize(error, facts)]
+    lines = [line for line in dict.fromkeys(lines) if line != own]
+    more = [f"{len(lines) - MAX_LISTED} more errors"] * (len(lines) > MAX_LISTED)
+    facts |= {"also": "\n".join(lines[:MAX_LISTED] + more) or None, "next": facts.pop("next", None)}
+    raise UserError(found[0].what, **facts) from None
+
+
+def _summarize(error: UserError, first: dict[str, str]) -> list[str]:
+    facts = error.facts
+    where = [facts.get("file") if facts.get("file") != first.get("file") else None, facts.get("key")]
+    line = ": ".join([*filter(None, where), facts.get("reason", error.what)])
+    return [line, *facts.get("also", "").splitlines()]
+
+
+@contextmanager
+def collect(errors: list[UserError]) -> Iterator[None]:
+    """Add the UserError of a `with` block to a list, to report it together with others by `raise_errors`."""
+    try:
+        yield
+    except UserError as error:
+        errors.append(error)
 
 
 def main(files: list[str]) -> int:
