@@ -111,6 +111,67 @@ def test_no_value_of_an_experiment_is_infinite(tmp_path, key, change):
     assert error.value.facts["key"] == key and error.value.facts["file"].endswith("e.yaml")
 
 
+DEMO = "scales.demo"
+
+
+@pytest.mark.parametrize("corpus", [None, "d"])
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        (f"{DEMO}.factors.tokenizer", {"scales": {"demo": {"factors": {"tokenizer": "tekken"}}}}),
+        (f"{DEMO}.factors.tokenizer", {"scales": {"demo": {"factors": {"tokenizer": 5}}}}),
+        (f"{DEMO}.factors", {"scales": {"demo": {"factors": None}}}),
+        (f"{DEMO}.factors", {"scales": {"demo": {"factors": ["tokenizer"]}}}),
+        (f"{DEMO}.runs", {"scales": {"demo": {"runs": 5}}}),
+        (f"{DEMO}.runs", {"scales": {"demo": {"runs": None}}}),
+        (f"{DEMO}.repeats", {"scales": {"demo": {"repeats": "3"}}}),
+        (f"{DEMO}.data_benchmark", {"scales": {"demo": {"data_benchmark": "c"}}}),
+        (f"{DEMO}.fcators", {"scales": {"demo": {"fcators": {}}}}),
+        (f"{DEMO}.scales", {"scales": {"demo": {"scales": {}}}}),
+        ("scales.demo", {"scales": {"demo": None}}),
+        ("scales", {"scales": ["demo"]}),
+        ("scales", {"scales": {"dmeo": {}}}),
+        ("factors", {"factors": None}),
+        ("factors.tokenizer", {"factors": {"tokenizer": None}}),
+        ("factors.tokenizer, seed", {"factors": {"tokenizer, seed": [1]}}),
+        ("factors.tokenizer, seed", {"factors": {"tokenizer, seed": [["t"]]}}),
+        ("runs.tokenizer", {"factors": {"tokenizer": [["t", "u"]]}}),
+        ("runs.tokenizer", {"factors": {"tokenizer": [{"kind": "bpe"}]}}),
+        ("runs.tokenizer", {"factors": {"tokenizer": [None]}}),
+        ("runs.arm", {"factors": {"arm": [["nanoGPT"]]}}),
+        ("runs.arm", {"runs": EXPERIMENT["runs"] | {"arm": 5}}),
+        ("runs.arm", {"runs": EXPERIMENT["runs"] | {"arm": "nanogtp"}}),
+        ("runs.model", {"runs": EXPERIMENT["runs"] | {"model": ["llama-micro"]}}),
+        ("storage_benchmark", {"storage_benchmark": ["c"]}),
+    ],
+)
+def test_values_of_an_experiment_are_validated_before_they_are_used(tmp_path, key, change, corpus):
+    with pytest.raises(UserError) as error:
+        project(tmp_path, {**EXPERIMENT, **change}, corpora={"c": {}, "d": {}}, corpus=corpus).runs("e")
+    assert error.value.facts["key"] == key and error.value.facts["file"].endswith("e.yaml")
+
+
+def test_all_problems_of_a_file_are_in_one_message(tmp_path):
+    runs = {"corpus": "x", "tokenizer": "y", "model": "z", "sequence_length": -1, "repeat": 1}
+    with pytest.raises(UserError) as error:
+        project(tmp_path, {**EXPERIMENT, "runs": runs}).runs("e")
+    for key in runs:
+        assert f"runs.{key}" in str(error.value)
+    wrong = {"figures": ["x"], "original": {"studies": ["9"]}, "factors": {"seed": [1]}, "primary_repeats": 9}
+    with pytest.raises(UserError) as error:
+        project(tmp_path, {**EXPERIMENT, **wrong, "left_out": [{"cells": {"seed": 7}, "reason": "?"}]}).runs("e")
+    for key in ("figures", "original.studies", "factors.seed", "primary_repeats", "left_out.0.cells"):
+        assert key in str(error.value)
+    with pytest.raises(UserError) as error:
+        project(tmp_path, {**EXPERIMENT, "factors": {"approach": ["pakced", "paded", "packed"]}}).runs("e")
+    assert "'pakced'" in str(error.value) and "'paded'" in str(error.value)
+    wrong = {"corpora": {"a": {"x": 1}, "c": {"source": {"files": []}}}, "tokenizers": {"t": {"kind": "bpe"}}}
+    with pytest.raises(UserError) as error:
+        project(tmp_path, **wrong, mixtures={"m": {}}, scale="dmeo", experiments=["e", "e", "f"], corpus="y")
+    for key in ("corpora.a", "corpora.c", "tokenizers.t", "mixtures.m", "scale", "experiments", "corpus"):
+        assert key in str(error.value)
+
+
 @pytest.mark.parametrize("pair", ["budget={node_hours: .inf}", "scale=0100", "corpus=2024-01-01", "corpora={1: {}}"])
 def test_values_of_the_command_line_are_read_as_those_of_files(capsys, pair):
     message = refused(capsys, ["check", "--config", pair])

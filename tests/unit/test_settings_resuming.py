@@ -92,7 +92,7 @@ def test_runs_come_after_those_whose_states_they_go_on_from(tmp_path):
 
 
 def test_what_all_runs_go_on_from_is_none_of_them(tmp_path):
-    with pytest.raises(UserError, match="no run of the experiment"):
+    with pytest.raises(UserError, match="no cell of the experiment"):
         project(tmp_path, [1, 2], factor="layout.data", runs=RUNS | {"resume_from": FROM_ONE}).runs("e")
     levels = [[1, None], [2, FROM_ONE]]
     runs = by_cell(project(tmp_path, levels, runs=RUNS | {"resume_from": {"run": {"layout.data": 9}, "step": 1}}))
@@ -114,9 +114,9 @@ def test_a_run_that_begins_by_itself_keeps_its_identity(tmp_path):
 @pytest.mark.parametrize(
     "levels, changes, words",
     [
-        ([[1, None], [2, {"run": {"layout.data": 3}, "step": 8}]], {}, ("no run of the experiment", "cells")),
-        ([[1, None], [2, {"run": {}, "step": 8}], [4, None]], {}, ("several runs", '"layout.data":4')),
-        ([[2, FROM_ONE], [1, {"run": {"layout.data": 2}, "step": 8}]], {}, ("no run of the experiment",)),
+        ([[1, None], [2, {"run": {"layout.data": 3}, "step": 8}]], {}, ("no cell of the experiment", "cells")),
+        ([[1, None], [2, {"run": {}, "step": 8}], [4, None]], {}, ("several cells", '"layout.data":4')),
+        ([[2, FROM_ONE], [1, {"run": {"layout.data": 2}, "step": 8}]], {}, ("no cell of the experiment",)),
         (
             [
                 [2, {"run": {"layout.data": 1, "resume_from": {"step": 8}}, "step": 8}],

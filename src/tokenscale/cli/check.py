@@ -62,7 +62,7 @@ def check(
     `here`: the experiments are meant for this machine, so that its GPUs and cores count.
     """
     scale = config.settings.scale
-    usable = names or config.usable(config.reported_at_scale)
+    usable = names or config.usable([n for n in config.settings.experiments if config.has_scale(n)])
     for name, error in ({} if names else config.unusable).items():
         other_corpus = error.facts.get("key") == "corpus"
         yield f"{scale:<12} {name}: {error.what} {error.facts.get('reason', '')}".rstrip(), not other_corpus

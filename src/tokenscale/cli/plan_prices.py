@@ -98,7 +98,7 @@ class RunPrices:
         A run that several experiments need counts for the first one.
         """
         wanted, found = set(run_ids), {}
-        chosen = self._config.reported_at_scale
+        chosen = [n for n in self._config.settings.experiments if self._config.has_scale(n)]
         for name in dict.fromkeys([*chosen, *self._config.usable(chosen)]):
             runs = [run for run in self._config.runs(name) if run.run_id in wanted]
             wanted -= {run.run_id for run in runs}

@@ -129,44 +129,28 @@ class InferenceBenchmarkSettings:
             f"without: {tokens:,} tokens; {answers:,} answers to prompts"
         )
 
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield invalid fields as (field, what is wrong)."""
-        for name, least in (("prompt_tokens", 1), ("new_tokens", 2), ("batches", 1)):
+    def find_errors(self, runs: list[RunSettings]) -> Iterator[UserError]:
+        """Yield the errors of empty lists, and of runs whose models cannot generate such texts."""
+        for name, least in {"prompts": 0, "sampling": 0, "prompt_tokens": 1, "new_tokens": 2, "batches": 1}.items():
             values = getattr(self, name)
-            if not values or min(values) < least:
-                yield name, f"needs at least one number, each at least {least}"
-        if not self.prompts or not self.sampling:
-            yield "prompts" if not self.prompts else "sampling", "needs at least one"
-
-
-def check_runs(settings: InferenceBenchmarkSettings, runs: list[RunSettings], file: str) -> None:
-    """Raise UserError for runs that cannot be benchmarked: no saved weights, masked objective, too few positions."""
-    where = {"file": file, "key": KEY}
-    for field, text in settings.problems():
-        raise UserError(
-            "the settings do not fit together.",
-            file=file,
-            key=f"{KEY}.{field}",
-            reason=text,
-            next="change this key, or the one that it conflicts with",
-        )
-    if not runs:
-        raise UserError("the inference benchmark needs runs, but the experiment has none.", **where, next="add `runs`")
-    longest = max(settings.prompt_tokens) + max(settings.new_tokens)
-    for run in runs:
-        name = run.identity
-        if run.objective == "masked":
-            raise UserError(
-                "a model of objective masked cannot generate text.", **where, run=name, next="use objective causal"
-            )
-        if not run.checkpoints.final:
-            next_ = "runs: {checkpoints: {final: true}}"
-            raise UserError("the runs do not save their weights.", **where, run=name, next=f"set {next_}")
-        if longest > run.sequence_length:
-            raise UserError(
+            if not values or least and min(values) < least:
+                what = f"{name} needs at least one value" + f", each at least {least}" * bool(least)
+                yield UserError(f"{what}.", key=f"{KEY}.{name}", next="change the list")
+        if not runs:
+            what = "the inference benchmark needs runs, but the experiment has none."
+            yield UserError(what, key=KEY, next="add `runs`")
+        if masked := [run for run in runs if run.objective == "masked"]:
+            what = "a model of objective masked cannot generate text."
+            yield UserError(what, key=KEY, run=masked[0].identity, next="use objective causal")
+        if unsaved := [run for run in runs if not run.checkpoints.final]:
+            next = "set runs: {checkpoints: {final: true}}"
+            yield UserError("the runs do not save their weights.", key=KEY, run=unsaved[0].identity, next=next)
+        prompt, new = max(self.prompt_tokens, default=0), max(self.new_tokens, default=0)
+        if short := [run for run in runs if prompt + new > run.sequence_length]:
+            yield UserError(
                 "prompt and new tokens exceed the sequence length.",
-                **where,
-                found=f"{max(settings.prompt_tokens)} + {max(settings.new_tokens)} tokens",
-                expected=f"at most sequence_length, {run.sequence_length}, of {name}",
+                key=KEY,
+                found=f"{prompt} + {new} tokens",
+                expected=f"at most sequence_length, {short[0].sequence_length}, of {short[0].identity}",
                 next="reduce prompt_tokens or new_tokens, or raise sequence_length",
             )

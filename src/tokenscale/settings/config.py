@@ -3,15 +3,16 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json
-from tokenscale.settings import benchmarks, machine, resuming, yaml_files
+from tokenscale.settings import machine, resuming, yaml_files
 from tokenscale.settings.continuation import parse_run_id
 from tokenscale.settings.data import (
     FILE_LISTS,
@@ -31,7 +32,8 @@ from tokenscale.settings.experiments import (
     describe_primary,
     expand_cells,
     factor_keys,
-    find_factor_problem,
+    find_factor_errors,
+    find_primary_errors,
     format_cell,
     matches,
     merge_settings,
@@ -39,7 +41,7 @@ from tokenscale.settings.experiments import (
     varied_keys,
 )
 from tokenscale.settings.layout import geometry
-from tokenscale.settings.mixture import MixtureSettings, NamedMixture, find_mixture_problem, resolve_mixture
+from tokenscale.settings.mixture import MixtureSettings, NamedMixture, find_mixture_problems, resolve_mixture
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import NAME_PATTERN, NAME_RULE, option, settings_class, to_dict
 from tokenscale.settings.presets import PRESETS
@@ -52,17 +54,12 @@ from tokenscale.settings.yaml_files import read_yaml
 ALL = "all_experiments"
 #: largest number of runs of one experiment: listing more would exhaust this machine's memory
 MAX_RUNS = 100_000
-#: primary comparisons of one experiment
-MAX_PRIMARY = 3
 #: targets and pages of the workflow, which no experiment may be named after
 TARGETS = (
     ALL,
     *("all", "corpus", "tokens", "runs", "tables", "figures", "report"),
     *("claims", "report_now", "index"),
 )
-
-
-T = TypeVar("T")
 
 
 @settings_class
@@ -121,56 +118,33 @@ class Config:
             values["experiments"] = [values["experiments"]]
         self._values, self._file, self._layers = values, file, list(layers)
         yaml_files.raise_errors(yaml_files.find_foreign_values(values), file=self.file_of)
-        self.settings: ConfigFile = yaml_files.build(ConfigFile, values, file=self.file_of)
-        if self.settings.scale not in SCALES:
-            raise unknown("scale", self.settings.scale, SCALES, file=self.file_of("scale"), key="scale")
-        self.corpora = {
-            name: self._build_named(CorpusSettings, "corpora", name, v) for name, v in self.settings.corpora.items()
-        }
-        for name, corpus in self.corpora.items():
-            yaml_files.check_problems(corpus.problems(), file=self.file_of, key=f"corpora.{name}")
-        self.mixtures = {name: self._build_mixture(name, v) for name, v in self.settings.mixtures.items()}
-        self.root = Path(root)
-        self.machine = machine.load_machine(self.settings.machine, root)
-        self.tokenizers = {
-            name: self._build_named(TokenizerSettings, "tokenizers", name, v)
-            for name, v in self.settings.tokenizers.items()
-        }
-        for name, tokenizer in self.tokenizers.items():
-            key = f"tokenizers.{name}"
-            yaml_files.check_problems(tokenizer.problems(), file=self.file_of, key=key)
-            if tokenizer.kind not in TOKENIZERS:  # `unknown`, of a converted store, cannot be built
-                raise self._unknown("tokenizer kind", tokenizer.kind, TOKENIZERS, f"{key}.kind")
-            if tokenizer.corpus is not None:
-                if tokenizer.corpus not in self.corpora:
-                    raise self._unknown("corpus", tokenizer.corpus, self.corpora, f"{key}.corpus")
-                self.tokenizers[name] = replace(tokenizer, learnt_from=self.corpora[tokenizer.corpus])
-        if self.settings.corpus in self.mixtures:
-            what = "`corpus` replaces the corpus of every experiment and cannot be a mixture."
-            next = "name the mixture as runs.corpus of an experiment"
-            raise UserError(what, file=self.file_of("corpus"), key="corpus", found=self.settings.corpus, next=next)
-        if self.settings.corpus is not None and self.settings.corpus not in self.corpora:
-            raise self._unknown("corpus", self.settings.corpus, self.corpora, "corpus")
+        settings: ConfigFile = yaml_files.build(ConfigFile, values, file=self.file_of)
+        self.settings, self.root = settings, Path(root)
+        paths = (self.root / settings.experiments_folder).glob("*.yaml")
+        self.available = {path.stem: path for path in sorted(paths)}
+        self.corpora: dict[str, CorpusSettings] = {}
+        self.mixtures: dict[str, MixtureSettings] = {}
+        self.tokenizers: dict[str, TokenizerSettings] = {}
         #: tokenizers trained on the overriding corpus: name → the configured tokenizer it replaces
         self._replaced_tokenizers: dict[str, str] = {}
-        folder = Path(root) / self.settings.experiments_folder
-        self.available = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-        for name in self.settings.experiments:
-            if self.settings.experiments.count(name) > 1:
-                raise UserError(
-                    "an experiment is listed twice.",
-                    file=self.file_of("experiments"),
-                    key="experiments",
-                    found=name,
-                    next="list it once",
-                )
-            if name not in self.available:
-                raise self._unknown("experiment", name, self.available, "experiments")
         self._experiments: dict[str, Experiment] = {}
         self._tables: dict[str, list[Run]] = {}
         self._raw: dict[str, dict[str, Any]] = {}
         #: name → error of experiments that this configuration cannot run (see `usable`)
         self.unusable: dict[str, UserError] = {}
+        errors: list[UserError] = []
+        for name, given in settings.corpora.items():
+            with yaml_files.collect(errors):
+                self.corpora[name] = self._build_named(CorpusSettings, "corpora", name, given)
+        for name, given in settings.tokenizers.items():
+            with yaml_files.collect(errors):
+                self.tokenizers[name] = self._build_tokenizer(name, given)
+        for name, given in settings.mixtures.items():
+            with yaml_files.collect(errors):
+                self.mixtures[name] = self._build_mixture(name, given)
+        with yaml_files.collect(errors):
+            self.machine = machine.load_machine(settings.machine, root)
+        yaml_files.raise_errors([*errors, *self._find_errors()], file=self.file_of)
 
     def file_of(self, key: str) -> str:
         """Return the file that sets a dotted key: the last merged file that has the key or its nearest parent."""
@@ -184,17 +158,69 @@ class Config:
                     return file
         return self._file
 
-    def _unknown(self, kind: str, word: str, words: Iterable[str], key: str) -> UserError:
-        return unknown(kind, word, words, file=self.file_of(key), key=key)
+    def _find_errors(self) -> Iterator[UserError]:
+        """Yield the errors of scale, corpus and experiments."""
+        settings = self.settings
+        if settings.scale not in SCALES:
+            yield unknown("scale", settings.scale, SCALES, key="scale")
+        if settings.corpus in settings.mixtures:
+            what = "`corpus` replaces the corpus of every experiment and cannot be a mixture."
+            next = "name the mixture as runs.corpus of an experiment"
+            yield UserError(what, key="corpus", found=settings.corpus, next=next)
+        elif settings.corpus is not None and settings.corpus not in settings.corpora:
+            yield unknown("corpus", settings.corpus, settings.corpora, key="corpus")
+        for name, times in Counter(settings.experiments).items():
+            if times > 1:
+                yield UserError("an experiment is listed twice.", key="experiments", found=name, next="list it once")
+            if name not in self.available:
+                yield unknown("experiment", name, self.available, key="experiments")
+
+    def _build_named(self, cls: type, section: str, name: str, values: dict[str, Any]) -> Any:
+        key = f"{section}.{name}"
+        for own in {"name", "learnt_from"} & values.keys():
+            raise UserError("this key is filled in automatically.", key=f"{key}.{own}", next="remove it")
+        source = values.get("source")
+        if cls is CorpusSettings and isinstance(source, dict):
+            lists = {k: [v] for k, v in source.items() if k in FILE_LISTS and isinstance(v, str)}
+            values = {**values, "source": {"kind": SourceSettings.infer_kind(source), **source, **lists}}
+        found = yaml_files.build(cls, {**values, "name": name}, file=self.file_of, key=key)
+        yaml_files.check_problems(found.problems(), file=self.file_of, key=key)
+        return found
+
+    def _build_tokenizer(self, name: str, values: dict[str, Any]) -> TokenizerSettings:
+        tokenizer: TokenizerSettings = self._build_named(TokenizerSettings, "tokenizers", name, values)
+        if tokenizer.kind not in TOKENIZERS:  # `unknown`, of a converted store, cannot be built
+            raise unknown("tokenizer kind", tokenizer.kind, TOKENIZERS, key=f"tokenizers.{name}.kind")
+        if tokenizer.corpus is None:
+            return tokenizer
+        if tokenizer.corpus not in self.settings.corpora:
+            raise unknown("corpus", tokenizer.corpus, self.settings.corpora, key=f"tokenizers.{name}.corpus")
+        return replace(tokenizer, learnt_from=self.corpora.get(tokenizer.corpus))
+
+    def _build_mixture(self, name: str, values: dict[str, Any]) -> MixtureSettings:
+        key, known = f"mixtures.{name}", self.settings.corpora
+        if not re.fullmatch(NAME_PATTERN, name) or name in known:
+            taken = f"another name than those of the corpora: {NAME_RULE}"
+            raise UserError(f"a mixture cannot be named {name!r}.", key=key, expected=taken, next="rename it")
+        named: NamedMixture = yaml_files.build(NamedMixture, values, file=self.file_of, key=key)
+        errors = [UserError(what, key=f"{key}.{at}", next=next) for at, what, next in find_mixture_problems(named)]
+        errors += [
+            unknown("corpus", corpus, known, key=f"{key}.{at}.{corpus}")
+            for at, weights in named.weights_by_key.items()
+            for corpus in weights
+            if corpus not in known
+        ]
+        yaml_files.raise_errors(errors, file=self.file_of)
+        if not named.names <= self.corpora.keys():
+            return MixtureSettings()  # a corpus has errors
+        return resolve_mixture(named, self.corpora)
 
     def select_experiments(self, names: Sequence[str]) -> list[str]:
         """Return experiments' names: `names`, or the report's if empty, or for `ALL` all that fit scale and corpus."""
         if list(names) != [ALL]:
             return list(names or self.settings.experiments)
         if not self.at_scale:
-            found = dict.fromkeys(
-                s for name in self.available for s in (self._read_experiment(name).get("scales") or {})
-            )
+            found = [scale for name in self.available for scale in self._read_experiment(name).get("scales") or ()]
             raise UserError(
                 f"no experiment has settings for scale {self.settings.scale}.",
                 file=self.file_of("scale"),
@@ -211,19 +237,10 @@ class Config:
         return [name for name in self.available if self.has_scale(name)]
 
     @property
-    def reported_at_scale(self) -> list[str]:
-        """Names of the report's experiments with settings for the chosen scale."""
-        return [name for name in self.settings.experiments if self.has_scale(name)]
-
-    @property
-    def without_overlay(self) -> list[str]:
-        return [name for name in self.available if not self.has_scale(name)]
-
-    @property
     def left_out_note(self) -> str | None:
         """Experiments that `ALL` leaves out, with the reasons, as text; None if there are none."""
         reasons = {
-            f"no overlay for scale {self.settings.scale}": self.without_overlay,
+            f"no overlay for scale {self.settings.scale}": [n for n in self.available if not self.has_scale(n)],
             f"cannot run on the corpus {self.settings.corpus}": self._not_on_corpus,
         }
         lines = [f"left out of {ALL} ({why}): {', '.join(names)}" for why, names in reasons.items() if names]
@@ -241,251 +258,147 @@ class Config:
         """Whether an experiment has settings for the chosen scale; true for an unreadable file, whose error comes when
         it is used.
         """
-        if self.settings.scale == BASE_SCALE:
-            return True
         try:
             scales = self._read_experiment(name).get("scales")
         except UserError:
             return True
-        return self.settings.scale in scales if isinstance(scales, dict) else scales is not None
+        chosen = self.settings.scale
+        return chosen == BASE_SCALE or (chosen in scales if isinstance(scales, dict) else scales is not None)
 
     def _read_experiment(self, name: str) -> dict[str, Any]:
         if name not in self._raw:
-            self._raw[name] = read_yaml(str(self.available[name]))
+            self._raw[name] = read_yaml(self.available[name])
         return self._raw[name]
-
-    def _build_named(self, cls: type, section: str, name: str, values: dict[str, Any]) -> Any:
-        for key in {"name", "learnt_from"} & values.keys():
-            raise UserError(
-                "this key is filled in automatically.",
-                file=self.file_of(f"{section}.{name}.{key}"),
-                key=f"{section}.{name}.{key}",
-                next="remove it",
-            )
-        source = values.get("source")
-        if cls is CorpusSettings and isinstance(source, dict):
-            lists = {k: [v] for k, v in source.items() if k in FILE_LISTS and isinstance(v, str)}
-            values = {**values, "source": {"kind": SourceSettings.infer_kind(source), **source, **lists}}
-        return yaml_files.build(cls, {**values, "name": name}, file=self.file_of, key=f"{section}.{name}")
-
-    def _build_mixture(self, name: str, values: dict[str, Any]) -> MixtureSettings:
-        key = f"mixtures.{name}"
-        if not re.fullmatch(NAME_PATTERN, name) or name in self.corpora:
-            what = f"a mixture cannot be named {name!r}."
-            taken = f"another name than those of the corpora: {NAME_RULE}"
-            raise UserError(what, file=self.file_of(key), key=key, expected=taken, next="rename it")
-        for weights in self._list_weights(values):
-            for corpus in weights:
-                if not isinstance(corpus, str):
-                    what = f"the name of a corpus is not text: {corpus!r}."
-                    raise UserError(what, file=self.file_of(key), key=key, next=f'put it in quotes: "{corpus}"')
-        named: NamedMixture = yaml_files.build(NamedMixture, values, file=self.file_of, key=key)
-        if (problem := find_mixture_problem(named)) is not None:
-            field, what, following = problem
-            raise UserError(what, file=self.file_of(key), key=f"{key}.{field}", next=following)
-        for number, weights in enumerate([named.weights, *(stage.weights for stage in named.stages)]):
-            where = f"{key}.stages.{number - 1}.weights" if number else f"{key}.weights"
-            for corpus in weights:
-                if corpus not in self.corpora:
-                    raise self._unknown("corpus", corpus, self.corpora, f"{where}.{corpus}")
-        return resolve_mixture(named, self.corpora)
-
-    @staticmethod
-    def _list_weights(values: Any) -> list[dict[Any, Any]]:
-        stages = values.get("stages") if isinstance(values, dict) else None
-        found = [values] + [*stages] if isinstance(stages, list | tuple) else [values]
-        found = [part.get("weights") if isinstance(part, dict) else None for part in found]
-        return [weights for weights in found if isinstance(weights, dict)]
 
     def experiment(self, name: str) -> Experiment:
         """Return an experiment with the scale's overlay merged. Raises UserError for an unknown name or a bad file."""
         if name not in self.available:
             raise unknown("experiment", name, self.available, folder=self.settings.experiments_folder)
-        if name in TARGETS or not re.fullmatch(NAME_PATTERN, name):
-            raise UserError(
-                "an experiment cannot have this name.",
-                file=self.available[name],
-                reserved=", ".join(TARGETS),
-                next=f"rename the file: {NAME_RULE}",
-            )
-        return self._explain_corpus_error(name, lambda: self._experiment(name))
-
-    def _experiment(self, name: str) -> Experiment:
         if name not in self._experiments:
-            file = str(self.available[name])
-            raw = self._read_experiment(name)
-            base: Experiment = yaml_files.build(Experiment, raw, file=file)
-            for scale in base.scales:
-                if scale not in SCALES:
-                    raise unknown("scale", scale, SCALES, file=file, key="scales")
-            if not self.has_scale(name):
-                raise self._missing_overlay_error(name, base)
-            overlay = base.scales.get(self.settings.scale, {})
-            values = merge_settings({k: v for k, v in raw.items() if k != "scales"}, overlay)
-            if isinstance(factors := values.get("factors"), dict):  # an overlay removes a factor by null
-                values["factors"] = {key: levels for key, levels in factors.items() if levels is not None}
-            if self.settings.corpus is not None:
-                values = self._replace_corpus(values, file)
-            merged = yaml_files.build(Experiment, values, file=file, key="")
-            self._check(merged, file)
-            self._experiments[name] = merged
+            with self._explain_corpus(name):
+                self._experiments[name] = self._load_experiment(name)
         return self._experiments[name]
 
-    def _missing_overlay_error(self, name: str, base: Experiment) -> UserError:
-        scale = self.settings.scale
-        return UserError(
-            f"the experiment {name} has no settings for scale {scale}.",
-            file=self.available[name],
-            key=f"scales.{scale}",
-            found=", ".join([BASE_SCALE, *(other for other in base.scales if other != BASE_SCALE)]),
-            next=f"choose another scale: --config scale={next(reversed(base.scales), BASE_SCALE)};\n"
-            f"or add the overlay: `scales: {{{scale}: {{}}}}` keeps the settings of {BASE_SCALE}",
-        )
-
-    def _replace_corpus(self, values: dict[str, Any], file: str) -> dict[str, Any]:
-        """Return an experiment's values with the configured `corpus` in runs and benchmarks.
-
-        BPE tokenizers are replaced by equal ones trained on that corpus. Raises UserError for an experiment that
-        compares corpora, and for the tokenizer `numbers`, which cannot read text.
-        """
-        corpus = self.settings.corpus
-        if "corpus" in varied_keys(values.get("factors") or {}):
+    def _load_experiment(self, name: str) -> Experiment:
+        file, scale = str(self.available[name]), self.settings.scale
+        if name in TARGETS or not re.fullmatch(NAME_PATTERN, name):
+            what, reserved = "an experiment cannot have this name.", ", ".join(TARGETS)
+            raise UserError(what, file=file, reserved=reserved, next=f"rename the file: {NAME_RULE}")
+        raw = self._read_experiment(name)
+        base: Experiment = yaml_files.build(Experiment, raw, file=file)
+        wrong = [unknown("scale", found, SCALES, key="scales") for found in base.scales if found not in SCALES]
+        yaml_files.raise_errors(wrong, file=file)
+        overlay = base.scales.get(scale, {})
+        if not self.has_scale(name):
             raise UserError(
-                "the experiment compares corpora.",
+                f"the experiment {name} has no settings for scale {scale}.",
                 file=file,
-                key="factors.corpus",
-                next="remove the factor, or set `corpus` for another experiment",
+                key=f"scales.{scale}",
+                found=", ".join(dict.fromkeys([BASE_SCALE, *base.scales])),
+                next=f"choose another scale: --config scale={next(reversed(base.scales), BASE_SCALE)};\n"
+                f"or add the overlay: `scales: {{{scale}: {{}}}}` keeps the settings of {BASE_SCALE}",
             )
-        has_runs = bool(values.get("runs") or values.get("factors"))
-        sections = [key for key in ("data_benchmark", "storage_benchmark") if values.get(key)]
-        sections += ["runs"] if has_runs or not sections else []
-        values = merge_settings(values, {key: {"corpus": corpus} for key in sections})
-        for key in sections:
-            if "tokenizer" in values[key]:
-                values[key]["tokenizer"] = self._replace_tokenizer(corpus, values[key]["tokenizer"], file, key)
-        for factor, levels in (values.get("factors") or {}).items():
-            keys = factor_keys(factor)
-            if "tokenizer" not in keys or find_factor_problem({factor: levels}) is not None:
-                continue
-            for number, level in enumerate(levels):
-                if len(keys) == 1:
-                    levels[number] = self._replace_tokenizer(corpus, level, file, "factors")
-                else:
-                    position = keys.index("tokenizer")
-                    level[position] = self._replace_tokenizer(corpus, level[position], file, "factors")
-        return values
+        if "scales" in overlay:
+            raise UserError("an overlay has no scales.", file=file, key=f"scales.{scale}.scales", next="remove the key")
+        values = merge_settings({k: v for k, v in raw.items() if k != "scales"}, overlay)
+        if isinstance(factors := values.get("factors"), dict):  # an overlay removes a factor by null
+            values["factors"] = {key: levels for key, levels in factors.items() if levels is not None}
+        # the file is valid without its overlay
+        key = f"scales.{scale}" if overlay else ""
+        experiment: Experiment = yaml_files.build(Experiment, values, file=file, key=key)
+        yaml_files.raise_errors(find_factor_errors(experiment.factors), file=file)
+        if self.settings.corpus is not None:
+            experiment = self._replace_corpus(experiment, self.settings.corpus, file)
+        yaml_files.raise_errors(self._find_experiment_errors(experiment), file=file)
+        return experiment
 
-    def _replace_tokenizer(self, corpus: str, name: Any, file: str, section: str) -> Any:
+    def _replace_corpus(self, experiment: Experiment, corpus: str, file: str) -> Experiment:
+        """Return an experiment with `corpus` in runs and benchmarks, and BPE tokenizers trained on it.
+
+        Raises UserError for an experiment that compares corpora, and for the tokenizer `numbers`, which cannot read
+        text.
+        """
+        factors = experiment.factors
+        if "corpus" in varied_keys(factors):
+            next = "remove the factor, or set `corpus` for another experiment"
+            raise UserError("the experiment compares corpora.", file=file, key="factors.corpus", next=next)
+        swap = partial(self._replace_tokenizer, corpus, file)
+        changes: dict[str, Any] = {
+            f"{kind}_benchmark": replace(one, corpus=corpus, tokenizer=swap(f"{kind}_benchmark", one.tokenizer))
+            for kind, one in experiment.benchmarks.items()
+        }
+        if experiment.has_runs:
+            own = {"tokenizer": swap("runs", experiment.runs["tokenizer"])} if "tokenizer" in experiment.runs else {}
+            changes["runs"] = experiment.runs | {"corpus": corpus} | own
+        for factor in factors:
+            keys = factor_keys(factor)
+            if keys == ["tokenizer"]:
+                factors = factors | {factor: [swap("factors", level) for level in factors[factor]]}
+            elif "tokenizer" in keys:
+                named = [list(zip(keys, level, strict=True)) for level in factors[factor]]
+                levels = [[swap("factors", v) if key == "tokenizer" else v for key, v in level] for level in named]
+                factors = factors | {factor: levels}
+        return replace(experiment, **changes, factors=factors)
+
+    def _replace_tokenizer(self, corpus: str, file: str, section: str, name: Any) -> Any:
         """Return the tokenizer for the overriding corpus; one trained on another corpus is retrained by a new name."""
         configured = self.tokenizers.get(name) if isinstance(name, str) else None
         if configured is None or configured.corpus == corpus:
             return name
         if configured.kind == "numbers" and self.corpora[corpus].source.kind != "dummy":
-            raise UserError(
-                f"the tokenizer {name} reads numbers, but the corpus is text.",
-                file=file,
-                key=f"{section}.tokenizer",
-                next="choose a tokenizer that reads text, or a corpus of numbers",
-            )
+            what = f"the tokenizer {name} reads numbers, but the corpus is text."
+            next = "choose a tokenizer that reads text, or a corpus of numbers"
+            raise UserError(what, file=file, key=f"{section}.tokenizer", next=next)
         if configured.corpus is None:
             return name
         twin = f"{name}-{corpus}"
         trained = replace(configured, name=twin, corpus=corpus, learnt_from=self.corpora[corpus])
         if self.tokenizers.setdefault(twin, trained) != trained:
-            raise UserError(
-                f"the name {twin} is needed for the tokenizer {name} trained on {corpus}.",
-                file=self.file_of(f"tokenizers.{twin}"),
-                key=f"tokenizers.{twin}",
-                next="rename the configured tokenizer",
-            )
+            what, key = f"the name {twin} is needed for the tokenizer {name} trained on {corpus}.", f"tokenizers.{twin}"
+            raise UserError(what, file=self.file_of(key), key=key, next="rename the configured tokenizer")
         self._replaced_tokenizers[twin] = name
         return twin
 
-    def _check(self, experiment: Experiment, file: str) -> None:
-        if (problem := find_factor_problem(experiment.factors)) is not None:
-            factor, what, expected = problem
-            raise UserError(
-                what, file=file, key=f"factors.{factor}", expected=expected, next="change the levels of this factor"
-            )
-        if "seed" in varied_keys(experiment.factors) and experiment.repeats > 1:
-            raise UserError(
-                "seed cannot be a factor of an experiment with repeats: seed 0, repeat 1 equals seed 1, repeat 0.",
-                file=file,
-                key="factors.seed",
-                next="use repeats alone",
-            )
+    def _find_experiment_errors(self, experiment: Experiment) -> Iterator[UserError]:
+        """Yield the errors of an experiment's design. Its factors can be expanded into cells."""
+        factors = experiment.factors
+        repeats = max(experiment.repeats, experiment.primary_repeats or 1)
+        if (requested := repeats * math.prod(map(len, factors.values()))) > MAX_RUNS:
+            found, expected = f"{requested:,}", f"at most {MAX_RUNS:,}"
+            next = "use fewer levels or repeats, or several experiments"
+            what = "the experiment has too many runs."
+            yield UserError(what, key="factors, repeats", found=found, expected=expected, next=next)
+            return  # cells cannot be listed
+        if "seed" in varied_keys(factors) and experiment.repeats > 1:
+            what = "seed cannot be a factor of an experiment with repeats: seed 0, repeat 1 equals seed 1, repeat 0."
+            yield UserError(what, key="factors.seed", next="use repeats alone")
         for study in experiment.original.studies:
             if study not in STUDIES:
-                raise unknown("study", study, STUDIES, file=file, key="original.studies")
-        repeats = max(experiment.repeats, experiment.primary_repeats or 1)
-        requested = repeats * math.prod(map(len, experiment.factors.values()))
-        if requested > MAX_RUNS:
-            raise UserError(
-                "the experiment has too many runs.",
-                file=file,
-                key="factors, repeats",
-                found=f"{requested:,}",
-                expected=f"at most {MAX_RUNS:,}",
-                next="use fewer levels or repeats, or several experiments",
-            )
-        self._check_left_out(experiment, file)
-        self._check_primary(experiment, file)
+                yield unknown("study", study, STUDIES, key="original.studies")
         for figure in experiment.figures:
             if figure not in FIGURES:
-                raise unknown("figure", figure, FIGURES, file=file, key="figures")
+                yield unknown("figure", figure, FIGURES, key="figures")
         for kind, benchmark in experiment.benchmarks.items():
             for key, known in (("corpus", self.corpora), ("tokenizer", self.tokenizers)):
-                value = getattr(benchmark, key)
-                if value not in known:
-                    raise unknown(key, value, known, file=file, key=f"{kind}_benchmark.{key}")
-
-    def _check_primary(self, experiment: Experiment, file: str) -> None:
-        if len(experiment.primary or ()) > MAX_PRIMARY:
-            raise UserError(
-                "too many comparisons are primary: each one more raises the number of repeats that all need.",
-                file=file,
-                key="primary",
-                found=len(experiment.primary),
-                expected=f"at most {MAX_PRIMARY}",
-                next="keep those that answer the question; all others are shown without a verdict",
-            )
-        if experiment.primary_repeats is not None and not experiment.primary:
-            raise UserError(
-                "primary_repeats needs primary comparisons.",
-                file=file,
-                key="primary_repeats",
-                next="name them under `primary`, or raise `repeats`",
-            )
-        try:
-            described = describe_primary(experiment) or []
-        except UserError as error:
-            raise UserError(error.what, file=file, **error.facts) from None
-        for number, comparison in enumerate(described):
-            if comparison in described[:number]:
-                raise UserError(
-                    "a primary comparison is listed twice.",
-                    file=file,
-                    key=f"primary.{number}",
-                    next="remove one of them",
-                )
-
-    def _check_left_out(self, experiment: Experiment, file: str) -> None:
+                if (value := getattr(benchmark, key)) not in known:
+                    yield unknown(key, value, known, key=f"{kind}_benchmark.{key}")
         every = expand_cells(replace(experiment, left_out=()))
         for number, left in enumerate(experiment.left_out):
             if not left.cells or not any(matches(cell, left.cells) for cell in every):
-                raise UserError(
-                    "this entry matches no cell of the experiment.",
-                    file=file,
-                    key=f"left_out.{number}.cells",
-                    found=canonical_json(left.cells),
-                    next="use levels of the factors, or remove the entry",
-                )
+                what, found = "this entry matches no cell of the experiment.", canonical_json(left.cells)
+                next = "use levels of the factors, or remove the entry"
+                yield UserError(what, key=f"left_out.{number}.cells", found=found, next=next)
         if every and not expand_cells(experiment):
-            raise UserError("every cell is left out.", file=file, key="left_out", next="remove entries")
+            yield UserError("every cell is left out.", key="left_out", next="remove entries")
+        yield from find_primary_errors(experiment)
 
     def runs(self, name: str) -> list[Run]:
         """Return the run table of an experiment, in the randomised order of starting."""
-        return self._explain_corpus_error(name, lambda: self._runs(name))
+        if name not in self._tables:
+            experiment = self.experiment(name)
+            with self._explain_corpus(name):
+                self._tables[name] = self._build_runs(experiment, str(self.available[name]))
+        return self._tables[name]
 
     def usable(self, required: Sequence[str]) -> list[str]:
         """Return the names of the experiments that can run. Raises UserError only for `required` ones.
@@ -494,7 +407,7 @@ class Config:
         without an overlay for the chosen scale are left out.
         """
         for name in self.available:
-            if name in self.without_overlay and name not in required:
+            if name not in required and not self.has_scale(name):
                 continue
             try:
                 self.runs(name)
@@ -509,10 +422,11 @@ class Config:
         """Names of `unusable` experiments with wrong files; an unsuitable `corpus` is not counted."""
         return [name for name in self.unusable if name not in self._not_on_corpus]
 
-    def _explain_corpus_error(self, name: str, build: Callable[[], T]) -> T:
-        """Return `build()`. If it fails only because of the configured `corpus`, raise an error that says so."""
+    @contextmanager
+    def _explain_corpus(self, name: str) -> Iterator[None]:
+        """Turn an error of an experiment that only the configured `corpus` causes into one that says so."""
         try:
-            return build()
+            yield
         except UserError as error:
             if self.settings.corpus is None:
                 raise
@@ -527,85 +441,85 @@ class Config:
                 next="remove it from `experiments`, or choose a corpus that fits",
             ) from None
 
-    def _runs(self, name: str) -> list[Run]:
-        if name not in self._tables:
-            experiment, file = self.experiment(name), str(self.available[name])
-            table = []
-            for position, (cell, repeat) in enumerate(order_runs(experiment)):
-                build = partial(self.run_settings, repeat=repeat, file=file)
+    def _build_runs(self, experiment: Experiment, file: str) -> list[Run]:
+        table: list[Run] = []
+        errors: list[UserError] = []
+        for position, (cell, repeat) in enumerate(order_runs(experiment)):
+            if errors and repeat:
+                break  # further repeats have the same errors
+            build = partial(self.run_settings, repeat=repeat, file=file)
+            with yaml_files.collect(errors):
                 table.append(Run(resuming.resolve_settings(experiment, cell, build, file), cell, repeat, position))
-            repeated = [run_id for run_id, times in Counter(run.run_id for run in table).items() if times > 1]
-            if repeated:
-                raise UserError(
-                    "two cells of the experiment are the same run.",
-                    file=file,
-                    key="factors",
-                    run=repeated[0],
-                    next="make the levels of each factor differ",
-                )
-            self._check_resumed(experiment, table, file)
-            if experiment.inference_benchmark is not None:
-                benchmarks.check_runs(experiment.inference_benchmark, [run.settings for run in table], file)
-            self._tables[name] = table
-        return self._tables[name]
-
-    def _check_resumed(self, experiment: Experiment, table: list[Run], file: str) -> None:
-        """Check that each run to resume from is in the table: those of further repeats of a cell may be missing."""
-        ids = {run.run_id for run in table}
-        for run in table:
+        yaml_files.raise_errors(errors, file=file)
+        ids = Counter(run.run_id for run in table)
+        if repeated := [run_id for run_id, times in ids.items() if times > 1]:
+            what, next = "two cells of the experiment are the same run.", "make the levels of each factor differ"
+            raise UserError(what, file=file, key="factors", run=repeated[0], next=next)
+        for run in table:  # those of further repeats of a cell may be missing
             resumes = isinstance(run.cell.get(resuming.KEY), dict)
             if resumes and parse_run_id(run.settings.resume_from) not in ids:
-                raise UserError(
-                    "a cell with more repeats resumes from a cell that does not have as many.",
-                    file=file,
-                    key="canary.cell" if run.repeat >= max(count_repeats(experiment).values()) else "primary_repeats",
-                    next="choose a cell whose runs start from scratch",
-                )
+                what = "a cell with more repeats resumes from a cell that does not have as many."
+                key = "canary.cell" if run.repeat >= max(count_repeats(experiment).values()) else "primary_repeats"
+                raise UserError(what, file=file, key=key, next="choose a cell whose runs start from scratch")
+        if (benchmark := experiment.inference_benchmark) is not None:
+            yaml_files.raise_errors(benchmark.find_errors([run.settings for run in table]), file=file)
+        return table
 
     def run_settings(self, values: dict[str, Any], *, repeat: int, file: str) -> RunSettings:
         """Build a run from an experiment's values; names of corpus, tokenizer and preset become their settings."""
+        errors: list[UserError] = []
         if "repeat" in values:
-            raise UserError(
-                "repeat cannot be set for a run.", file=file, key="runs.repeat", next="use `repeats` of the experiment"
-            )
-        values = merge_settings(values, {"repeat": repeat})
+            what, next = "repeat cannot be set for a run.", "use `repeats` of the experiment"
+            errors.append(UserError(what, key="runs.repeat", next=next))
         if "mixture" in values:
-            what = "this key is filled in automatically."
-            raise UserError(what, file=file, key="runs.mixture", next="name a mixture of config.yaml as `corpus`")
-        for key in ("corpus", "tokenizer", "model", "approach"):
-            if isinstance(found := values.get(key), list):
-                raise UserError(
-                    f"a run has one {key}.",
-                    file=file,
-                    key=f"runs.{key}",
-                    found=", ".join(map(str, found)),
-                    next=f"to compare them, move the list to `factors`: {{{key}: [{', '.join(map(str, found))}]}}",
-                )
-        if (mixture := str(values.get("corpus"))) in self.mixtures:
-            values["mixture"] = self.mixtures[mixture]
+            what, next = "this key is filled in automatically.", "name a mixture of config.yaml as `corpus`"
+            errors.append(UserError(what, key="runs.mixture", next=next))
+        given = merge_settings(values, {"repeat": repeat})
+        given.pop("mixture", None)
+        if (mixture := str(given.get("corpus"))) in self.mixtures:
+            given["mixture"] = self.mixtures[mixture]
         corpora = self.corpora | {name: CorpusSettings(name) for name in self.mixtures}
-        for key, known in (("corpus", corpora), ("tokenizer", self.tokenizers)):
-            name = values.get(key)
-            if name is None:
-                raise UserError(
-                    "a key is missing.", file=file, key=f"runs.{key}", allowed=", ".join(known), next="add it"
-                )
-            if not isinstance(name, str) or name not in known:
-                raise unknown(key, str(name), known, file=file, key=f"runs.{key}")
-            values[key] = known[name]
-        values["model"] = self._model(values.get("model", "llama-tiny"), file)
-        run: RunSettings = yaml_files.build(RunSettings, values, file=file, key="runs")
-        yaml_files.check_problems(run.problems(), file=file, key="runs")
-        arms = [path.parent.name for path in (self.root / "workflow/arms").glob("*/arm.yaml")]
-        if run.arm != OURS and run.arm not in arms:
-            raise unknown("arm", run.arm, [OURS, *arms], file=file, key="runs.arm")
+        known: dict[str, Mapping[str, Any]] = {"corpus": corpora, "tokenizer": self.tokenizers}
+        for key in ("corpus", "tokenizer", "model", "approach"):
+            found = given.get(key)
+            if isinstance(found, list):
+                levels = ", ".join(map(str, found))
+                next = f"to compare them, move the list to `factors`: {{{key}: [{levels}]}}"
+                errors.append(UserError(f"a run has one {key}.", key=f"runs.{key}", found=levels, next=next))
+            elif key not in known:
+                continue
+            elif found is None:
+                names = ", ".join(known[key])
+                errors.append(UserError("a key is missing.", key=f"runs.{key}", allowed=names, next="add it"))
+            elif not isinstance(found, str) or found not in known[key]:
+                errors.append(unknown(key, str(found), known[key], key=f"runs.{key}"))
+            else:
+                given[key] = known[key][found]
+                continue
+            given.pop(key, None)  # the other settings are validated with its default
+        with yaml_files.collect(errors):
+            given["model"] = self._build_model(given.pop("model", "llama-tiny"), file)
+        with yaml_files.collect(errors):
+            run: RunSettings = yaml_files.build(RunSettings, given, file=file, key="runs")
+        yaml_files.raise_errors(errors, file=file)
+        problems = run.problems()
+        if run.arm != OURS and run.arm not in self._arms:
+            errors.append(unknown("arm", run.arm, [OURS, *self._arms], key="runs.arm"))
         # fail before anything runs if the ranks do not fill whole nodes
-        shape = geometry(run.layout.world_size, self.machine.gpus_per_node)
-        if (problem := run.layout.node_problem(shape.ranks_per_node)) is not None:
-            yaml_files.check_problems([("layout.tensor", problem)], file=file, key="runs")
+        with yaml_files.collect(errors):
+            shape = geometry(run.layout.world_size, self.machine.gpus_per_node)
+            if (problem := run.layout.node_problem(shape.ranks_per_node)) is not None:
+                problems.append(("layout.tensor", problem))
+        with yaml_files.collect(errors):
+            yaml_files.check_problems(problems, file=file, key="runs")
+        yaml_files.raise_errors(errors, file=file)
         return run
 
-    def _model(self, value: Any, file: str) -> ModelSettings:
+    @cached_property
+    def _arms(self) -> list[str]:
+        return [path.parent.name for path in (self.root / "workflow/arms").glob("*/arm.yaml")]
+
+    def _build_model(self, value: Any, file: str) -> ModelSettings:
         changes = dict(value) if isinstance(value, dict) else {"preset": value}
         preset = changes.pop("preset", None)
         if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):

@@ -3,7 +3,7 @@
 import copy
 import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -31,43 +31,40 @@ COMPARISONS = (
     ("packed", "padding-free"),
 )
 
+#: primary comparisons of one experiment
+MAX_PRIMARY = 3
+
 #: prefix of the run ids of other programs, which tells them from this project's
 EXTERNAL_PREFIX = "external-"
 
 
 @settings_class
-class DataBenchmark:
-    """Benchmark of tokenizing and reading in isolation, as part of an experiment."""
+class Benchmark:
+    """Benchmark of a corpus and a tokenizer, as part of an experiment."""
 
     corpus: str = option("docstrings", "name of a corpus in config.yaml")
     tokenizer: str = option("tekken", "name of a tokenizer in config.yaml")
-    settings: DataBenchmarkSettings = option(DataBenchmarkSettings, "size of the measurement")
 
     @property
     def id(self) -> str:
         """Name of the result file; experiments with equal settings share it."""
-        return _benchmark_id(self)
+        return f"{self.corpus}-{self.tokenizer}-{sha256_text(canonical_json(to_dict(self)))[:8]}"
 
 
 @settings_class
-class StorageBenchmark:
+class DataBenchmark(Benchmark):
+    """Benchmark of tokenizing and reading in isolation, as part of an experiment."""
+
+    settings: DataBenchmarkSettings = option(DataBenchmarkSettings, "size of the measurement")
+
+
+@settings_class
+class StorageBenchmark(Benchmark):
     """Benchmark of token stores (bytes, writing, reading), as part of an experiment."""
 
-    corpus: str = option("docstrings", "name of a corpus in config.yaml")
-    tokenizer: str = option("tekken", "name of a tokenizer in config.yaml")
     settings: StorageBenchmarkSettings = option(
         StorageBenchmarkSettings, "storage formats, and size of the measurement"
     )
-
-    @property
-    def id(self) -> str:
-        """Name of the result file; experiments with equal settings share it."""
-        return _benchmark_id(self)
-
-
-def _benchmark_id(benchmark: DataBenchmark | StorageBenchmark) -> str:
-    digest = sha256_text(canonical_json(to_dict(benchmark)))
-    return f"{benchmark.corpus}-{benchmark.tokenizer}-{digest[:8]}"
 
 
 @settings_class
@@ -168,13 +165,17 @@ class Experiment:
 
     @property
     def benchmarks(self) -> dict[str, DataBenchmark | StorageBenchmark]:
-        """Kind (data, storage) → benchmark. An experiment with a benchmark, but without `runs` and `factors`, has no
-        runs."""
+        """Kind (data, storage) → benchmark."""
         by_kind: dict[str, DataBenchmark | StorageBenchmark | None] = {
             "data": self.data_benchmark,
             "storage": self.storage_benchmark,
         }
         return {kind: benchmark for kind, benchmark in by_kind.items() if benchmark is not None}
+
+    @property
+    def has_runs(self) -> bool:
+        """False for an experiment with a benchmark, but without `runs` and `factors`."""
+        return bool(self.runs or self.factors or not self.benchmarks)
 
     def benchmark_files(self, name: str) -> list[str]:
         """Return the result files of the benchmarks. `name` of the experiment is the inference benchmark's name."""
@@ -267,33 +268,30 @@ def factor_level(cell: dict[str, Any], factor: str) -> Any:
     return values if len(values) > 1 else values[0]
 
 
-def find_factor_problem(factors: dict[str, list[Any]]) -> tuple[str, str, str] | None:
-    """Return (factor, what is wrong, what is expected) of the first factor that cannot be expanded into cells."""
+def find_factor_errors(factors: dict[str, list[Any]]) -> Iterator[UserError]:
+    """Yield an error for each factor that cannot be expanded into cells."""
     seen: set[str] = set()
     for factor, levels in factors.items():
         keys = factor_keys(factor)
+        where = {"key": f"factors.{factor}", "next": "change the levels of this factor"}
         if not levels:
-            return factor, "a factor has no levels.", "a list of one or more levels"
+            yield UserError("a factor has no levels.", expected="a list of one or more levels", **where)
         if not all(keys):
-            return factor, "a factor's name has an empty part.", "dotted keys, separated by single commas"
+            expected = "dotted keys, separated by single commas"
+            yield UserError("a factor's name has an empty part.", expected=expected, **where)
         for key in keys:
             if key in seen:
-                return factor, f"{key} appears twice among the factors.", "each setting once"
+                yield UserError(f"{key} appears twice among the factors.", expected="each setting once", **where)
             seen.add(key)
         for level in levels if len(keys) > 1 else ():
             if not isinstance(level, list) or len(level) != len(keys):
-                level_json = canonical_json(level)
-                return (
-                    factor,
-                    f"the level {level_json} does not have one value per key.",
-                    f"a list of {len(keys)} values",
-                )
-    return None
+                what = f"the level {canonical_json(level)} does not have one value per key."
+                yield UserError(what, expected=f"a list of {len(keys)} values", **where)
 
 
 def expand_cells(experiment: Experiment) -> list[dict[str, Any]]:
     """Return all combinations of levels that are not left out, in the order of the file, with plain dotted keys."""
-    if experiment.benchmarks and not experiment.runs and not experiment.factors:
+    if not experiment.has_runs:
         return []
     choices = []
     for factor, levels in experiment.factors.items():
@@ -317,11 +315,13 @@ def format_cell(cell: dict[str, Any]) -> str:
     return ", ".join(f"{key}={v if isinstance(v, str) else canonical_json(v)}" for key, v in levels)
 
 
-def find_cell(experiment: Experiment, levels: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return the cell with exactly these levels, else the only one that has them. Raises UserError, which names `key`,
-    otherwise.
+def find_cell(
+    experiment: Experiment, levels: dict[str, Any], key: str, fits: Callable[[dict[str, Any]], bool] = lambda cell: True
+) -> dict[str, Any]:
+    """Return the cell with exactly these levels, else the only one that has them, of the cells that fit. Raises
+    UserError, which names `key`, otherwise.
     """
-    found = [cell for cell in expand_cells(experiment) if matches(cell, levels)]
+    found = [cell for cell in expand_cells(experiment) if matches(cell, levels) and fits(cell)]
     found = [cell for cell in found if flatten_cell(cell) == flatten_cell(levels)] or found
     if len(found) != 1:
         raise UserError(
@@ -341,14 +341,30 @@ def find_primary_cells(experiment: Experiment) -> list[tuple[dict[str, Any], dic
         sides = {"of": comparison.of, "over": comparison.over}
         of, over = (find_cell(experiment, comparison.at | side, f"primary.{number}.{n}") for n, side in sides.items())
         if of == over:
-            raise UserError(
-                "a primary comparison compares a cell with itself.",
-                key=f"primary.{number}",
-                found=canonical_json(of),
-                next="give `of` and `over` different levels",
-            )
+            what, next = "a primary comparison compares a cell with itself.", "give `of` and `over` different levels"
+            raise UserError(what, key=f"primary.{number}", found=canonical_json(of), next=next)
         found.append((of, over))
     return found
+
+
+def find_primary_errors(experiment: Experiment) -> Iterator[UserError]:
+    """Yield the errors of the primary comparisons."""
+    if (count := len(experiment.primary or ())) > MAX_PRIMARY:
+        what = "too many comparisons are primary: each one more raises the number of repeats that all need."
+        next = "keep those that answer the question; all others are shown without a verdict"
+        yield UserError(what, key="primary", found=count, expected=f"at most {MAX_PRIMARY}", next=next)
+    if experiment.primary_repeats is not None and not experiment.primary:
+        next = "name them under `primary`, or raise `repeats`"
+        yield UserError("primary_repeats needs primary comparisons.", key="primary_repeats", next=next)
+    try:
+        described = describe_primary(experiment) or []
+    except UserError as error:
+        yield error
+        return
+    for number, comparison in enumerate(described):
+        if comparison in described[:number]:
+            what = "a primary comparison is listed twice."
+            yield UserError(what, key=f"primary.{number}", next="remove one of them")
 
 
 def describe_primary(experiment: Experiment) -> list[dict[str, Any]] | None:
@@ -383,13 +399,12 @@ def _compared_factor(differing: list[str], key: str) -> str:
         return "world_size"
     if len(sections) == 1:
         return differing[0] if len(differing) == 1 and sections != {"layout"} else sections.pop()
-    raise UserError(
+    what, expected = (
         "the cells of a primary comparison differ in several factors.",
-        key=key,
-        found=", ".join(differing),
-        expected="two cells that differ in one factor",
-        next="name the other levels under `at`, or choose other cells",
+        "two cells that differ in one factor",
     )
+    next = "name the other levels under `at`, or choose other cells"
+    raise UserError(what, key=key, found=", ".join(differing), expected=expected, next=next)
 
 
 def count_repeats(experiment: Experiment) -> dict[str, int]:

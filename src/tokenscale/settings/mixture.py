@@ -1,7 +1,7 @@
 """Mixtures: several corpora with weights that may change by stages, in a run and in the configuration."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tokenscale.settings.data import CorpusSettings
@@ -101,15 +101,26 @@ class NamedMixture:
         "not named); null: no limit. A run that needs more is refused before it starts",
     )
 
+    @property
+    def weights_by_key(self) -> dict[str, dict[str, Any]]:
+        """Key of the weights of each stage → weights."""
+        stages = {f"stages.{number}.weights": stage.weights for number, stage in enumerate(self.stages)}
+        return stages or {"weights": self.weights}
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the corpora."""
+        return {name for weights in self.weights_by_key.values() for name in weights}
+
 
 def resolve_mixture(named: NamedMixture, corpora: Mapping[str, CorpusSettings]) -> MixtureSettings:
     """Return a mixture with the settings of its corpora, and weights as shares.
 
-    `find_mixture_problem` has found none, and the names are known corpora. Corpora are in the order of their names: the
-    order of keys in a configuration has no meaning.
+    `find_mixture_problems` has found none, and the names are known corpora. Corpora are in the order of their names:
+    the order of keys in a configuration has no meaning.
     """
     stages = named.stages or (NamedStage(weights=named.weights),)
-    names = sorted({name for stage in stages for name in stage.weights})
+    names = sorted(named.names)
     limits = named.maximum_repetitions
     by_name = limits if isinstance(limits, dict) else dict.fromkeys(names, limits)
     sums = [math.fsum(stage.weights.values()) for stage in stages]
@@ -122,50 +133,41 @@ def resolve_mixture(named: NamedMixture, corpora: Mapping[str, CorpusSettings]) 
     )
 
 
-def find_mixture_problem(named: NamedMixture) -> tuple[str, str, str] | None:
-    """Return (key, what is wrong, next step) of the first problem of a mixture in config.yaml, or None."""
+def find_mixture_problems(named: NamedMixture) -> Iterator[tuple[str, str, str]]:
+    """Yield (key, what is wrong, next step) for the problems of a mixture in config.yaml."""
     if bool(named.weights) == bool(named.stages):
-        what = "a mixture has either `weights` or `stages`."
         both = "keep one of them; the keys of several configuration files are merged"
-        return "weights", what, both if named.weights else "weights: {CORPUS: 0.7, OTHER: 0.3}"
-    for number, stage in enumerate(named.stages):
-        last = number == len(named.stages) - 1
-        if last != (stage.tokens is None):
-            what = "the last stage of a mixture lasts to the end." if last else "a stage needs its length in tokens."
-            return f"stages.{number}.tokens", what, "remove `tokens`" if last else "set `tokens`"
-    keyed = [(f"stages.{number}.weights", stage.weights) for number, stage in enumerate(named.stages)]
-    keyed = keyed or [("weights", named.weights)]
-    for key, weights in keyed:
-        if (problem := _find_weight_problem(weights)) is not None:
-            return f"{key}{problem[0]}", *problem[1:]
+        next = both if named.weights else "weights: {CORPUS: 0.7, OTHER: 0.3}"
+        yield "weights", "a mixture has either `weights` or `stages`.", next
+        return
+    *earlier, last = [stage.tokens for stage in named.stages] or [None]
+    for number, tokens in enumerate(earlier):
+        if tokens is None:
+            yield f"stages.{number}.tokens", "a stage needs its length in tokens.", "set `tokens`"
+    if last is not None:
+        yield f"stages.{len(earlier)}.tokens", "the last stage of a mixture lasts to the end.", "remove `tokens`"
+    for key, weights in named.weights_by_key.items():
+        wrong = [name for name, weight in weights.items() if not (_is_number(weight) and 0 <= weight <= LARGEST_WEIGHT)]
+        for name in wrong:
+            what = f"a weight must be a number from 0 to {LARGEST_WEIGHT:g}, not {weights[name]!r}."
+            yield f"{key}.{name}", what, "with 0 the corpus is validated, but not trained on"
+        total = 0 if wrong else math.fsum(weights.values())
+        if not total and not wrong:
+            yield key, "the weights of a mixture add up to 0.", "give at least one corpus a weight above 0"
+        for name in weights if total else ():
+            if 0 < weights[name] / total < SMALLEST_SHARE:
+                what = f"a weight is below {SMALLEST_SHARE:g} of the sum, which cannot be kept exactly."
+                yield f"{key}.{name}", what, "raise it, or set it to 0"
     limits = named.maximum_repetitions
-    by_name = limits if isinstance(limits, dict) else {}
-    known = {name for _, weights in keyed for name in weights}
-    for name in by_name:
-        if name not in known:
-            what = "the mixture has no such corpus."
-            return f"maximum_repetitions.{name}", what, "remove it, or give the corpus a weight"
-    for name, limit in by_name.items() if isinstance(limits, dict) else [("", limits)]:
-        if limit is not None and not (_is_number(limit) and 0 < limit <= LARGEST_WEIGHT):
-            key = f"maximum_repetitions.{name}".rstrip(".")
-            return key, f"a number of passes must be above 0, not {limit!r}.", "1, for example; null: no limit"
-    return None
-
-
-def _find_weight_problem(weights: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    for name, weight in weights.items():
-        if not _is_number(weight) or not 0 <= weight <= LARGEST_WEIGHT:
-            what = f"a weight must be a number from 0 to {LARGEST_WEIGHT:g}, not {weight!r}."
-            return f".{name}", what, "with 0 the corpus is validated, but not trained on"
-    total = math.fsum(weights.values())
-    if not total:
-        return "", "the weights of a mixture add up to 0.", "give at least one corpus a weight above 0"
-    for name, weight in weights.items():
-        if 0 < weight / total < SMALLEST_SHARE:
-            what = f"a weight is below {SMALLEST_SHARE:g} of the sum, which cannot be kept exactly."
-            return f".{name}", what, "raise it, or set it to 0"
-    return None
+    by_key = {f".{name}": limit for name, limit in limits.items()} if isinstance(limits, dict) else {"": limits}
+    for key, limit in by_key.items():
+        if key and key[1:] not in named.names:
+            next = "remove it, or give the corpus a weight"
+            yield f"maximum_repetitions{key}", "the mixture has no such corpus.", next
+        elif limit is not None and not (_is_number(limit) and 0 < limit <= LARGEST_WEIGHT):
+            what = f"a number of passes must be above 0, not {limit!r}."
+            yield f"maximum_repetitions{key}", what, "1, for example; null: no limit"
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool)
