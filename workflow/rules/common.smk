@@ -77,7 +77,7 @@ try:
         workflow.config_settings.config,
     )
     config.update(find_dropped_values(call.config, COMMAND_LINE, os.environ))
-    settings = Config(config, layers=call.layers)
+    settings = Config(config, layers=call.layers())
     # as a target on the command line, ALL selects all experiments for the report
     EXPERIMENTS = settings.select_experiments([ALL] if ALL in WORDS else [])
     USABLE = settings.usable([*EXPERIMENTS, *filter(is_requested, settings.available)])

@@ -1,8 +1,8 @@
 """Claims file: sentences, the conditions on the data under which they hold, and the checks of the file."""
 
-import math
 import re
 import string
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -80,15 +80,13 @@ def parse_placeholders(sentence: str, **where: object) -> list[str]:
     try:
         found = [(name, spec, convert) for _, name, spec, convert in string.Formatter().parse(sentence)]
     except ValueError as error:
-        raise UserError(
-            "the braces of a sentence do not match.", reason=error, **where, next="write {name}, or {{ for a brace"
-        ) from None
+        what, next = "the braces of a sentence do not match.", "write {name}, or {{ for a brace"
+        raise UserError(what, reason=error, **where, next=next) from None
     for name, spec, convert in found:
         if name is not None and (spec or convert or not name.isidentifier()):
+            expected = f"{', '.join(PLACEHOLDERS)}, or a column of the claim's SQL"
             raise UserError(
-                f"{{{name}}} is not a placeholder.",
-                **where,
-                expected=f"{', '.join(PLACEHOLDERS)}, or a column of the claim's SQL",
+                f"{{{name}}} is not a placeholder.", **where, expected=expected, next="correct the sentence"
             )
     return [name for name, *_ in found if name is not None]
 
@@ -102,42 +100,28 @@ def load_claims(path: Path) -> ClaimsFile:
     from tokenscale.settings import yaml_files  # with pydantic, which the report is read without
 
     ledger: ClaimsFile = yaml_files.build(ClaimsFile, yaml_files.read_yaml(path), file=str(path))
+    yaml_files.raise_errors(_find_errors(ledger), file=str(path))
+    return ledger
+
+
+def _find_errors(ledger: ClaimsFile) -> Iterator[UserError]:
     for name, claim in ledger.claims.items():
         key = f"claims.{name}"
         if not re.fullmatch(CLAIM_NAME, name):
-            raise UserError(
-                "a claim cannot have this name.",
-                file=path,
-                key=key,
-                expected="small letters and digits, with dashes",
-                next="rename the claim",
-            )
+            expected = "small letters and digits, with dashes"
+            yield UserError("a claim cannot have this name.", key=key, expected=expected, next="rename the claim")
         if claim.document not in ledger.documents:
-            raise unknown("document", claim.document, ledger.documents, file=path, key=f"{key}.document")
+            yield unknown("document", claim.document, ledger.documents, key=f"{key}.document")
         for scale in claim.holds_at:
             if scale not in SCALES:
-                raise unknown("scale", scale, SCALES, file=path, key=f"{key}.holds_at")
+                yield unknown("scale", scale, SCALES, key=f"{key}.holds_at")
         if claim.direction == "equal" and not claim.margin:
-            raise UserError(
-                "direction equal needs a margin above zero.",
-                file=path,
-                key=f"{key}.margin",
-                next="set a margin, as a share of the bound",
-            )
-        if not (math.isfinite(claim.bound) and math.isfinite(claim.margin)):
-            raise UserError(
-                "bound and margin must be finite numbers.",
-                file=path,
-                key=key,
-                found=f"{claim.bound} ± {claim.margin}",
-                next="write a finite number",
-            )
+            what, next = "direction equal needs a margin above zero.", "set a margin, as a share of the bound"
+            yield UserError(what, key=f"{key}.margin", next=next)
         if claim.direction == "equal" and not claim.bound:
-            raise UserError(
-                "direction equal needs a bound other than zero.",
-                file=path,
-                key=f"{key}.bound",
-                next="use direction above or below",
-            )
-        parse_placeholders(claim.sentence, file=path, key=f"{key}.sentence")
-    return ledger
+            what, next = "direction equal needs a bound other than zero.", "use direction above or below"
+            yield UserError(what, key=f"{key}.bound", next=next)
+        try:
+            parse_placeholders(claim.sentence, key=f"{key}.sentence")
+        except UserError as error:
+            yield error

@@ -1,9 +1,10 @@
 """Configuration files → settings and run tables. Host only (pydantic)."""
 
+import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import cached_property, partial
@@ -45,7 +46,7 @@ from tokenscale.settings.mixture import MixtureSettings, NamedMixture, find_mixt
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import NAME_PATTERN, NAME_RULE, option, settings_class, to_dict
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.profile import CONFIG_FILE, list_configfiles, load_profile, parse_config
+from tokenscale.settings.profile import CONFIG_FILE, Call, list_configfiles, load_profile
 from tokenscale.settings.registry import FIGURES, TOKENIZERS
 from tokenscale.settings.run import OURS, RunSettings
 from tokenscale.settings.yaml_files import read_yaml
@@ -255,8 +256,8 @@ class Config:
         return [name for name, error in self.unusable.items() if error.facts.get("key") == "corpus"]
 
     def has_scale(self, name: str) -> bool:
-        """Whether an experiment has settings for the chosen scale; true for an unreadable file, whose error comes when
-        it is used.
+        """Whether an experiment has settings for the chosen scale; true for an unknown name or an unreadable file,
+        whose error comes when it is used.
         """
         try:
             scales = self._read_experiment(name).get("scales")
@@ -266,25 +267,25 @@ class Config:
         return chosen == BASE_SCALE or (chosen in scales if isinstance(scales, dict) else scales is not None)
 
     def _read_experiment(self, name: str) -> dict[str, Any]:
+        if name not in self.available:
+            raise unknown("experiment", name, self.available, folder=self.settings.experiments_folder)
         if name not in self._raw:
             self._raw[name] = read_yaml(self.available[name])
         return self._raw[name]
 
     def experiment(self, name: str) -> Experiment:
         """Return an experiment with the scale's overlay merged. Raises UserError for an unknown name or a bad file."""
-        if name not in self.available:
-            raise unknown("experiment", name, self.available, folder=self.settings.experiments_folder)
         if name not in self._experiments:
             with self._explain_corpus(name):
                 self._experiments[name] = self._load_experiment(name)
         return self._experiments[name]
 
     def _load_experiment(self, name: str) -> Experiment:
-        file, scale = str(self.available[name]), self.settings.scale
+        raw, scale = self._read_experiment(name), self.settings.scale
+        file = str(self.available[name])
         if name in TARGETS or not re.fullmatch(NAME_PATTERN, name):
             what, reserved = "an experiment cannot have this name.", ", ".join(TARGETS)
             raise UserError(what, file=file, reserved=reserved, next=f"rename the file: {NAME_RULE}")
-        raw = self._read_experiment(name)
         base: Experiment = yaml_files.build(Experiment, raw, file=file)
         wrong = [unknown("scale", found, SCALES, key="scales") for found in base.scales if found not in SCALES]
         yaml_files.raise_errors(wrong, file=file)
@@ -375,6 +376,11 @@ class Config:
         for study in experiment.original.studies:
             if study not in STUDIES:
                 yield unknown("study", study, STUDIES, key="original.studies")
+        for number, group in enumerate(experiment.external):
+            if not group.runs.startswith(EXTERNAL_PREFIX) or "/" in group.runs:
+                what = "the folders of other programs' runs need the prefix of external runs."
+                where, expected = f"external.{number}.runs", f"a name or pattern that begins with {EXTERNAL_PREFIX}"
+                yield UserError(what, key=where, found=group.runs, expected=expected, next="rename the folders")
         for figure in experiment.figures:
             if figure not in FIGURES:
                 yield unknown("figure", figure, FIGURES, key="figures")
@@ -531,32 +537,26 @@ class Config:
         values = {f.name: getattr(base, f.name) for f in fields(base)} | {"name": f"{base.name}-changed"} | changes
         return yaml_files.build(ModelSettings, values, file=file, key="runs.model")
 
-    def all_runs(self, names: list[str] | tuple[str, ...]) -> dict[str, Run]:
+    def all_runs(self, names: Iterable[str]) -> dict[str, Run]:
         """Return run id → run of several experiments. A run that two of them share appears once."""
         return {run.run_id: run for name in names for run in reversed(self.runs(name))}
 
-    def list_corpora(self, names: list[str] | tuple[str, ...]) -> list[str]:
+    def list_corpora(self, names: Iterable[str]) -> list[str]:
         """Return the sorted names of the corpora that the experiments read."""
-        benchmarks = [b for name in names for b in self.experiment(name).benchmarks.values()]
-        found = {corpus.name for name in names for run in self.runs(name) for corpus in run.settings.corpora}
-        return sorted(found | {b.corpus for b in benchmarks})
+        found = {b.corpus for name in names for b in self.experiment(name).benchmarks.values()}
+        return sorted(found | {corpus.name for run in self.all_runs(names).values() for corpus in run.settings.corpora})
 
-    def stores(self, names: list[str] | tuple[str, ...]) -> list[tuple[str, str, str]]:
+    def stores(self, names: Iterable[str]) -> list[tuple[str, str, str]]:
         """Return the sorted (corpus, tokenizer, store directory) of all token stores that the experiments need."""
         found = set()
-        for name in names:
-            for run in self.runs(name):
-                settings = run.settings
-                read = ((settings.store, settings.trained_corpora), (settings.validation_store, settings.corpora))
-                for store, corpora in read:
-                    if store is not None:
-                        found |= {(corpus.name, settings.tokenizer.name, store.directory) for corpus in corpora}
-            benchmark = self.experiment(name).data_benchmark
-            if benchmark is not None:
-                found |= {
-                    (benchmark.corpus, benchmark.tokenizer, s.directory)
-                    for s in list_benchmark_stores(benchmark.settings)
-                }
+        for settings in (run.settings for run in self.all_runs(names).values()):
+            read = ((settings.store, settings.trained_corpora), (settings.validation_store, settings.corpora))
+            for store, corpora in read:
+                if store is not None:
+                    found |= {(corpus.name, settings.tokenizer.name, store.directory) for corpus in corpora}
+        for benchmark in filter(None, (self.experiment(name).data_benchmark for name in names)):
+            directories = [store.directory for store in list_benchmark_stores(benchmark.settings)]
+            found |= {(benchmark.corpus, benchmark.tokenizer, directory) for directory in directories}
         return sorted(found)
 
     def relevant_values(self, name: str) -> dict[str, Any]:
@@ -565,11 +565,10 @@ class Config:
         The machine is left out: another machine's profile must not rewrite the table.
         """
         corpora, tokenizers, mixtures = set(), set(), set()
-        for run in self.runs(name):
-            corpora |= {corpus.name for corpus in run.settings.corpora}
-            if run.settings.mixture is not None:
-                mixtures.add(run.settings.corpus.name)
-            tokenizers.add(run.settings.tokenizer.name)
+        for run in (run.settings for run in self.runs(name)):
+            corpora |= {corpus.name for corpus in run.corpora}
+            mixtures |= {run.corpus.name} if run.mixture is not None else set()
+            tokenizers.add(run.tokenizer.name)
         for benchmark in self.experiment(name).benchmarks.values():
             corpora.add(benchmark.corpus)
             tokenizers.add(benchmark.tokenizer)
@@ -604,14 +603,9 @@ class Config:
             "target_loss": experiment.target_loss,
             "figures": list(experiment.figures),
             "runs": [
-                {
-                    "run_id": r.run_id,
-                    "cell": r.cell,
-                    "repeat": r.repeat,
-                    "position": r.position,
-                    "run": to_dict(r.settings),
-                }
-                for r in self.runs(name)
+                {key: getattr(run, key) for key in ("run_id", "cell", "repeat", "position")}
+                | {"run": to_dict(run.settings)}
+                for run in self.runs(name)
             ]
             + self.external(name),
         }
@@ -619,36 +613,22 @@ class Config:
     def compared_trainers(self, name: str) -> list[tuple[str, str]]:
         """Return (run of an arm, this project's run with otherwise equal levels) for the first repeat of each cell."""
         first = {format_cell(run.cell): run for run in self.runs(name) if run.repeat == 0}
-        pairs = []
-        for run in first.values():
-            ours = first.get(format_cell(run.cell | {"arm": OURS}))
-            if run.settings.arm != OURS and ours is not None:
-                pairs.append((run.run_id, ours.run_id))
-        return pairs
+        pairs = [(run, first.get(format_cell(run.cell | {"arm": OURS}))) for run in first.values()]
+        return [(run.run_id, ours.run_id) for run, ours in pairs if run.settings.arm != OURS and ours is not None]
 
     def external(self, name: str) -> list[dict[str, Any]]:
         """Return rows of the run table for runs of other programs that have logs, sorted by name.
 
-        Raises UserError for a pattern without the prefix of external runs, and if two patterns match one folder.
+        Raises UserError if two patterns match one folder.
         """
         found: dict[str, dict[str, Any]] = {}
         for number, group in enumerate(self.experiment(name).external):
-            where = {"file": f"{self.settings.experiments_folder}/{name}.yaml", "key": f"external[{number}].runs"}
-            if not group.runs.startswith(EXTERNAL_PREFIX) or "/" in group.runs:
-                raise UserError(
-                    "the folders of other programs' runs need the prefix of external runs.",
-                    **where,
-                    found=group.runs,
-                    expected=f"a name or pattern that begins with {EXTERNAL_PREFIX}",
-                    next="rename the folders",
-                )
-            folders = sorted((self.root / "results/runs").glob(f"{group.runs}/run.json"))
-            for repeat, path in enumerate(folders):
+            for repeat, path in enumerate(sorted((self.root / "results/runs").glob(f"{group.runs}/run.json"))):
                 run_id = path.parent.name
                 if run_id in found:
-                    raise UserError(
-                        "two patterns match the same run.", **where, run=run_id, next="make the patterns disjoint"
-                    )
+                    what, where = "two patterns match the same run.", f"external.{number}.runs"
+                    next = "make the patterns disjoint"
+                    raise UserError(what, file=self.available[name], key=where, run=run_id, next=next)
                 found[run_id] = {"run_id": run_id, "external": True, "cell": group.cell, "repeat": repeat}
         return list(found.values())
 
@@ -678,16 +658,8 @@ def load_config(
     From lowest to highest precedence: `file`, `configfiles` (by default those of the Snakemake profile), `config:` of
     the profile, and `overrides` (`--config key=value`). Raises UserError for a missing or unreadable file.
     """
-    root = Path(root)
-    layers = [(str(file), read_yaml(root / file))]
-    profile_layers: list[tuple[str, dict[str, Any]]] = []
     if profile is not None:
-        profile_file, profile_values = load_profile(profile, root)
-        configfiles = configfiles or list_configfiles(profile_values)
-        profile_layers.append((str(profile_file), parse_config(profile_file, profile_values)))
-    layers += [(str(name), read_yaml(root / name)) for name in configfiles]
-    layers += [*profile_layers, ("--config", dict(overrides or {}))]
-    values: dict[str, Any] = {}
-    for _, layer in layers:
-        values = merge_settings(values, layer)
+        configfiles = configfiles or list_configfiles(load_profile(profile, root)[1])
+    layers = Call(tuple(map(str, configfiles)), overrides or {}, profile).layers(root, file)
+    values = functools.reduce(merge_settings, (dict(layer) for _, layer in layers))
     return Config(values, root=root, file=str(file), layers=layers)

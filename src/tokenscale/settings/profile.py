@@ -1,9 +1,9 @@
 """Configuration layers of a call: a Snakemake profile, configuration files, and the record of the last call."""
 
+import functools
 import json
 from collections.abc import Container, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,10 @@ MAPS = ("default-resources", "set-resources", "set-threads")
 
 
 def load_profile_config(profile: str, root: Path | str = ".") -> dict[str, Any]:
-    """Load a profile's `configfile:`, overridden by its `config:`. `profile` is a folder, or a name here or in
-    profiles/. Raises UserError if there is none.
-    """
-    root = Path(root)
+    """Load a profile's `configfile:`, overridden by its `config:`. Raises UserError if there is no such profile."""
     file, values = load_profile(profile, root)
-    result: dict[str, Any] = {}
-    for name in list_configfiles(values):
-        result = merge_settings(result, read_yaml(root / name))
-    return merge_settings(result, parse_config(file, values))
+    read = [read_yaml(Path(root) / name) for name in list_configfiles(values)]
+    return functools.reduce(merge_settings, [*read, parse_config(file, values)])
 
 
 def list_configfiles(values: Mapping[str, Any]) -> list[str]:
@@ -42,7 +37,7 @@ def list_configfiles(values: Mapping[str, Any]) -> list[str]:
     return [files] if isinstance(files, str) else list(files)
 
 
-def parse_config(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+def parse_config(file: Path | str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Parse a profile's `config:`, a mapping or `key=value` texts. Raises UserError for a text without `=`."""
     config = values.get("config") or {}
     if isinstance(config, Mapping):
@@ -51,25 +46,29 @@ def parse_config(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_profile(profile: str, root: Path | str = ".") -> tuple[Path, dict[str, Any]]:
-    """Return a profile's file and its values. Raises UserError if there is no such profile."""
-    root = Path(root)
-    folders = [root / profile, root / "profiles" / profile]
-    file = next((file for folder in folders for file in _find_files(folder)), None)
-    if file is None:
-        available = sorted({path.parent.name for path in root.glob("profiles/*/*.yaml")})
-        raise UserError(
-            "there is no such profile.",
-            profile=profile,
-            expected=f"config.yaml in {' or '.join(str(folder) for folder in folders)}",
-            found=", ".join(available) or "no profile",
-            next="use the name of a profile, or the folder that holds its config.yaml",
-        )
-    return file, read_yaml(file)
-
-
-def _find_files(folder: Path) -> list[Path]:
+    """Return a profile's file and its values. `profile` is a folder, or a name here or in profiles/. Raises UserError
+    if there is none.
+    """
+    folders = [Path(root) / profile, Path(root) / "profiles" / profile]
     patterns = [pattern for name in BASENAMES for pattern in (f"{name}.v*+.yaml", f"{name}.yaml")]
-    return [path for pattern in patterns for path in sorted(folder.glob(pattern))]
+    for file in (path for folder in folders for pattern in patterns for path in sorted(folder.glob(pattern))):
+        return file, read_yaml(file)
+    available = sorted({path.parent.name for path in Path(root).glob("profiles/*/*.yaml")})
+    raise UserError(
+        "there is no such profile.",
+        profile=profile,
+        expected=f"config.yaml in {' or '.join(map(str, folders))}",
+        found=", ".join(available) or "no profile",
+        next="use the name of a profile, or the folder that holds its config.yaml",
+    )
+
+
+def _load_known(profile: str | None, root: Path | str = ".") -> tuple[Path | str, dict[str, Any]]:
+    """Return a profile's file and its values; empty without a profile, and for one that Snakemake finds elsewhere."""
+    try:
+        return load_profile(profile, root) if profile else ("", {})
+    except UserError:
+        return "", {}
 
 
 def parse_pair(text: str, file: str = "--config") -> tuple[str, Any]:
@@ -115,16 +114,10 @@ def find_replaced_entries(
     Entries of `set-resources` (as `rule:resource`) and `set-threads` count only for `rules`. Empty for a foreign
     profile.
     """
-    profile = find_profile(argv, environment)
-    try:
-        values = load_profile(profile, Path("."))[1] if profile else {}
-    except UserError:
-        return {}
-    lost = {
-        name: [key for key in _list_entries(values.get(name)) if key not in _list_entries(used[name])] for name in MAPS
-    }
-    of_all, *of_rules = MAPS
-    lost |= {name: [key for key in lost[name] if key.partition(":")[0] in rules] for name in of_rules}
+    values = _load_known(find_profile(argv, environment))[1]
+    lost = {name: [k for k in _list_entries(values.get(name)) if k not in _list_entries(used[name])] for name in MAPS}
+    for name in MAPS[1:]:
+        lost[name] = [key for key in lost[name] if key.partition(":")[0] in rules]
     return {name: keys for name, keys in lost.items() if keys}
 
 
@@ -136,8 +129,11 @@ def _list_entries(entries: Mapping[str, Any] | Sequence[str] | None) -> list[str
     """
     if not isinstance(entries, Mapping):
         return [str(entry).partition("=")[0] for entry in entries or []]
-    inner = {name: list(value) if isinstance(value, Mapping) else [] for name, value in entries.items()}
-    return [name for key, names in inner.items() for name in ([f"{key}:{n}" for n in names] or [key])]
+    return [
+        key
+        for name, value in entries.items()
+        for key in ([f"{name}:{inner}" for inner in value] if value and isinstance(value, Mapping) else [name])
+    ]
 
 
 #: stored next to Snakemake's own records; can be deleted
@@ -158,34 +154,21 @@ class Call:
         values = [f"{key}={json.dumps(value)}" for key, value in self.config.items()]
         files = ["--configfile", *self.configfiles] if self.configfiles else []
         # lists come first: an option behind them lets targets follow
-        return [
-            *files,
-            *(["--config", *values] if values else []),
-            *(["--profile", self.profile] if self.profile else []),
-        ]
+        return files + ["--config", *values] * bool(values) + (["--profile", self.profile] if self.profile else [])
 
-    @cached_property
-    def from_profile(self) -> tuple[str, dict[str, Any]]:
-        """(file of the profile, its `config:` values); empty without a profile and for a foreign one."""
-        try:
-            return _profile_config(*load_profile(self.profile)) if self.profile else ("", {})
-        except UserError:
-            return "", {}
+    def layers(self, root: Path | str = ".", file: Path | str = CONFIG_FILE) -> list[tuple[str, Mapping[str, Any]]]:
+        """Return (file, its values) in Snakemake's order of merging, without the file of a profile from elsewhere.
 
-    @property
-    def layers(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """(file, its values) in Snakemake's order of merging. Raises UserError for an unreadable file."""
-        file, values = self.from_profile
-        own = {key: value for key, value in self.config.items() if values.get(key) != value}
-        read = [(name, read_yaml(name)) for name in (CONFIG_FILE, *self.configfiles) if Path(name).is_file()]
-        return [*read, (file, values), ("--config", own)]
+        Raises UserError for an unreadable file.
+        """
+        of_profile, values = _load_known(self.profile, root)
+        config = parse_config(of_profile, values)
+        own = {key: value for key, value in self.config.items() if config.get(key) != value}
+        read = [(str(name), read_yaml(Path(root) / name)) for name in (file, *self.configfiles)]
+        return [*read, (str(of_profile), config), ("--config", own)]
 
     def save(self, record: Path = RECORD) -> None:
         write_json(record, asdict(self) | {"config": dict(self.config)})
-
-
-def _profile_config(file: Path, values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    return str(file), parse_config(file, values)
 
 
 def parse_call(
