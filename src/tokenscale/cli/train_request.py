@@ -227,7 +227,9 @@ def _choose_data(words: TrainOptions, model: ModelSettings) -> _Data:
                 expected=f"{CONFIG}, with {words.dataset} under `corpora`",
                 next="work in the project's folder, or name a file",
             )
-        config = source_studies.import_host_module("tokenscale.settings.config").load_config(CONFIG)
+        from tokenscale.settings.config import load_config  # needs PyYAML
+
+        config = load_config(CONFIG)
         if words.dataset in config.mixtures:
             return _choose_mixture(words, model, config, approach)
         if words.dataset not in config.corpora:
@@ -286,7 +288,9 @@ def _resolve_repository(words: TrainOptions) -> TrainOptions:
     name = words.dataset
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or Path(name).exists() or not Path(CONFIG).is_file():
         return words
-    corpora = source_studies.import_host_module("tokenscale.settings.config").load_config(CONFIG).corpora
+    from tokenscale.settings.config import load_config  # needs PyYAML
+
+    corpora = load_config(CONFIG).corpora
     found = next((key for key, corpus in corpora.items() if corpus.source.repository == name), None)
     return replace(words, dataset=found) if found else words
 

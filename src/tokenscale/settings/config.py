@@ -184,7 +184,7 @@ class Config:
         if cls is CorpusSettings and isinstance(source, dict):
             lists = {k: [v] for k, v in source.items() if k in FILE_LISTS and isinstance(v, str)}
             values = {**values, "source": {"kind": SourceSettings.infer_kind(source), **source, **lists}}
-        found = yaml_files.build(cls, {**values, "name": name}, file=self.file_of, key=key)
+        found: Any = yaml_files.build(cls, {**values, "name": name}, file=self.file_of, key=key)
         yaml_files.check_problems(found.problems(), file=self.file_of, key=key)
         return found
 

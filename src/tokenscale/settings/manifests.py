@@ -4,7 +4,6 @@ from tokenscale.settings.run import OURS, RunSettings
 
 
 def corpus_manifest(name: str) -> str:
-    """Return the path of a corpus's manifest."""
     return f"results/corpus/{name}/manifest.json"
 
 
@@ -14,12 +13,10 @@ def corpus_records(name: str) -> str:
 
 
 def tokenizer_manifest(name: str) -> str:
-    """Return the path of a tokenizer's manifest."""
     return f"results/tokenizers/{name}/manifest.json"
 
 
 def store_manifest(corpus: str, tokenizer: str, store: str) -> str:
-    """Return the path of a token store's manifest. `store` is the name of its folder."""
     return f"results/tokens/{corpus}/{tokenizer}/{store}/manifest.json"
 
 
@@ -29,7 +26,6 @@ def mixture_manifest(name: str, tokenizer: str | None = None, store: str | None 
 
 
 def arm_record(name: str) -> str:
-    """Return the path of the record of an arm's environment."""
     return f"results/arms/{name}/environment.json"
 
 
@@ -39,7 +35,6 @@ def certificate_file(run_id: str, over: str) -> str:
 
 
 def done_file(run_id: str) -> str:
-    """Return the path of the file that marks a run as finished."""
     return f"results/runs/{run_id}/done.json"
 
 

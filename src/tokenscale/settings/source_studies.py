@@ -1,12 +1,8 @@
-"""Flags and files of the source studies, translated to this project's settings. Only preset files need pydantic and
-PyYAML.
-"""
+"""Flags and files of the source studies, translated to this project's settings."""
 
-import importlib
 import math
 import re
 from dataclasses import fields, replace
-from types import ModuleType
 from typing import Any, Literal
 
 from tokenscale.base.errors import UserError, unknown
@@ -151,40 +147,35 @@ def translate_study_flags(
     `ranks` is the number of ranks if known. Raises UserError for contradicting flags and flags without a counterpart.
     """
     if words.pytest is not None:
-        raise UserError(
-            "--pytest has no counterpart: training does not stop after one batch to save gradients.",
-            flag="--pytest",
-            next="remove it. `python -m pytest tests/distributed/test_parity.py` compares the gradients of layouts",
-        )
+        what = "--pytest has no counterpart: training does not stop after one batch to save gradients."
+        next = "remove it. `python -m pytest tests/distributed/test_parity.py` compares the gradients of layouts"
+        raise UserError(what, flag="--pytest", next=next)
     if words.flag_of_study_003 is None:
         return words, stated, ()
     values, notes = dict(stated), []
+    for flag, other, both in (
+        ("--n-epochs", "--epochs", words.n_epochs and words.epochs),
+        ("--model-max-length", "--sequence-length", words.model_max_length and "sequence_length" in stated),
+    ):
+        if both:
+            raise UserError(f"{flag} and {other} exclude each other.", flag=flag, next="remove one of them")
     if words.n_epochs is not None:
-        if words.epochs is not None:
-            raise UserError("--n-epochs and --epochs exclude each other.", next="remove one of them")
         words = replace(words, epochs=float(words.n_epochs))
     if words.model_max_length is not None:
-        if "sequence_length" in stated:
-            raise UserError("--model-max-length and --sequence-length exclude each other.", next="remove one of them")
         values["sequence_length"] = words.model_max_length
-    if words.n_chunk is not None and (words.model_parallel_mode != "pipeline_parallel" or "micro_batch" in stated):
-        raise UserError(
-            "--n-chunk needs --model-parallel-mode pipeline_parallel and excludes --micro-batch.",
-            flag=f"--n-chunk {words.n_chunk}",
-            found="--micro-batch"
-            if "micro_batch" in stated
-            else f"--model-parallel-mode {words.model_parallel_mode}".replace(" None", " was not given"),
-            next="remove --n-chunk, or use that mode without --micro-batch",
-        )
-    if words.model_parallel_mode is None:
+    mode, flag = words.model_parallel_mode, f"--model-parallel-mode {words.model_parallel_mode}"
+    if words.n_chunk is not None and (mode != "pipeline_parallel" or "micro_batch" in stated):
+        what = "--n-chunk needs --model-parallel-mode pipeline_parallel and excludes --micro-batch."
+        found = "--micro-batch" if "micro_batch" in stated else flag.replace(" None", " was not given")
+        next = "remove --n-chunk, or use that mode without --micro-batch"
+        raise UserError(what, flag=f"--n-chunk {words.n_chunk}", found=found, next=next)
+    if mode is None:
         return words, values, ()
-    order = {"model_parallel": "naive", "pipeline_parallel": "gpipe"}[words.model_parallel_mode]
-    if words.model_parallel_mode == "model_parallel" and stated.get("layout.schedule", order) != order:
-        raise UserError(
-            "--model-parallel-mode model_parallel supports the schedule naive only.",
-            flag=f"--layout.schedule {stated['layout.schedule']}",
-            next="remove --layout.schedule, or use --model-parallel-mode pipeline_parallel",
-        )
+    order = {"model_parallel": "naive", "pipeline_parallel": "gpipe"}[mode]
+    if mode == "model_parallel" and (given := stated.get("layout.schedule", order)) != order:
+        what = "--model-parallel-mode model_parallel supports the schedule naive only."
+        next = "remove --layout.schedule, or use --model-parallel-mode pipeline_parallel"
+        raise UserError(what, flag=f"--layout.schedule {given}", next=next)
     values.setdefault("layout.schedule", order)
     if "layout.pipeline" not in stated:
         others = math.prod(stated.get(f"layout.{degree}", 1) for degree in DEGREES)
@@ -192,12 +183,9 @@ def translate_study_flags(
         if ranks is None:
             notes.append(f"--model-parallel-mode: {stages} ranks; --world-size N changes the number")
         if stages < 2:
-            raise UserError(
-                "splitting a model needs at least 2 ranks.",
-                flag=f"--model-parallel-mode {words.model_parallel_mode}",
-                found=f"{ranks} ranks for {others} replicas" if others > 1 else f"{ranks} rank",
-                next=f"use --world-size {2 * others}, or remove --model-parallel-mode",
-            )
+            found = f"{ranks} ranks for {others} replicas" if others > 1 else f"{ranks} rank"
+            next = f"use --world-size {2 * others}, or remove --model-parallel-mode"
+            raise UserError("splitting a model needs at least 2 ranks.", flag=flag, found=found, next=next)
         values["layout.pipeline"] = stages
     return words, values, tuple(notes)
 
@@ -281,23 +269,13 @@ class StudyFile:
 
 def load_preset_file(path: str) -> StudyFile:
     """Load a preset file. Raises UserError for an unreadable file and for unknown keys or values."""
-    values = import_host_module("tokenscale.settings.yaml_files").read_yaml(path)
+    from tokenscale.settings import yaml_files  # needs PyYAML
+
+    values = yaml_files.read_yaml(path)
     distributed = values.get("distributed")
     if isinstance(distributed, dict) and distributed.get("mixed_precision") is False:  # YAML's `no`
         values = {**values, "distributed": {**distributed, "mixed_precision": "no"}}
-    return import_host_module("tokenscale.settings.yaml_files").build(StudyFile, values, file=path)
-
-
-def import_host_module(module: str) -> ModuleType:
-    """Import a module that needs the host's packages. Raises UserError if they are not installed."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise UserError(
-            "reading YAML needs pydantic and PyYAML, which this environment lacks.",
-            reason=error,
-            next="use flags only and pass the dataset's file, or install the packages",
-        ) from None
+    return yaml_files.build(StudyFile, values, file=path)
 
 
 def find_preset(name: str, flag: str) -> ModelSettings:
