@@ -31,4 +31,4 @@ def test_a_canary_changes_no_other_run(tmp_path):
 def test_a_canary_is_one_cell(tmp_path, cell, words):
     with pytest.raises(UserError, match=words) as error:
         project(tmp_path, {**EXPERIMENT, "canary": {"cell": cell}}).runs("e")
-    assert "canary.cell" in str(error.value)
+    assert error.value.facts["key"] == "canary.cell" and error.value.facts["file"].endswith("e.yaml")

@@ -33,6 +33,7 @@ from tokenscale.settings.experiments import (
     describe_primary,
     expand_cells,
     factor_keys,
+    find_cell,
     find_factor_errors,
     find_primary_errors,
     format_cell,
@@ -397,6 +398,11 @@ class Config:
         if every and not expand_cells(experiment):
             yield UserError("every cell is left out.", key="left_out", next="remove entries")
         yield from find_primary_errors(experiment)
+        errors: list[UserError] = []
+        if experiment.canary is not None:
+            with yaml_files.collect(errors):
+                find_cell(experiment, experiment.canary.cell, "canary.cell")
+        yield from errors
 
     def runs(self, name: str) -> list[Run]:
         """Return the run table of an experiment, in the randomised order of starting."""

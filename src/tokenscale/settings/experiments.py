@@ -334,19 +334,6 @@ def find_cell(
     return found[0]
 
 
-def find_primary_cells(experiment: Experiment) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return (cell, baseline cell) of each primary comparison. Raises UserError if one does not identify two cells."""
-    found = []
-    for number, comparison in enumerate(experiment.primary or ()):
-        sides = {"of": comparison.of, "over": comparison.over}
-        of, over = (find_cell(experiment, comparison.at | side, f"primary.{number}.{n}") for n, side in sides.items())
-        if of == over:
-            what, next = "a primary comparison compares a cell with itself.", "give `of` and `over` different levels"
-            raise UserError(what, key=f"primary.{number}", found=canonical_json(of), next=next)
-        found.append((of, over))
-    return found
-
-
 def find_primary_errors(experiment: Experiment) -> Iterator[UserError]:
     """Yield the errors of the primary comparisons."""
     if (count := len(experiment.primary or ())) > MAX_PRIMARY:
@@ -371,13 +358,19 @@ def describe_primary(experiment: Experiment) -> list[dict[str, Any]] | None:
     """Return each primary comparison as JSON values for the run table; None if the experiment declares none.
 
     `of` and `over` name cells, `names` are their levels where they differ, `at` the levels that they share. `factor` is
-    what is compared, as `analysis/comparability.py` names it. Raises UserError if cells differ in several factors.
+    what is compared, as `analysis/comparability.py` names it. Raises UserError for levels that name no two cells which
+    differ in one factor.
     """
     if experiment.primary is None:
         return None
     described = []
-    for number, (comparison, pair) in enumerate(zip(experiment.primary, find_primary_cells(experiment), strict=True)):
-        of, over = map(flatten_cell, pair)
+    for number, comparison in enumerate(experiment.primary):
+        key, sides = f"primary.{number}", {"of": comparison.of, "over": comparison.over}
+        cells = [find_cell(experiment, comparison.at | levels, f"{key}.{side}") for side, levels in sides.items()]
+        of, over = map(flatten_cell, cells)
+        if of == over:
+            what, next = "a primary comparison compares a cell with itself.", "give `of` and `over` different levels"
+            raise UserError(what, key=key, found=canonical_json(cells[0]), next=next)
         differing = [key for key in of | over if of.get(key) != over.get(key)]
         described.append(
             {
@@ -385,7 +378,7 @@ def describe_primary(experiment: Experiment) -> list[dict[str, Any]] | None:
                 "over": format_cell(over),
                 "names": [format_cell({k: cell[k] for k in differing if k in cell}) for cell in (of, over)],
                 "at": format_cell({k: level for k, level in of.items() if k not in differing}),
-                "factor": _compared_factor(differing, f"primary.{number}"),
+                "factor": _compared_factor(differing, key),
                 "quantity": comparison.quantity,
             }
         )
@@ -399,17 +392,14 @@ def _compared_factor(differing: list[str], key: str) -> str:
         return "world_size"
     if len(sections) == 1:
         return differing[0] if len(differing) == 1 and sections != {"layout"} else sections.pop()
-    what, expected = (
-        "the cells of a primary comparison differ in several factors.",
-        "two cells that differ in one factor",
-    )
+    what, found = "the cells of a primary comparison differ in several factors.", ", ".join(differing)
     next = "name the other levels under `at`, or choose other cells"
-    raise UserError(what, key=key, found=", ".join(differing), expected=expected, next=next)
+    raise UserError(what, key=key, found=found, expected="two cells that differ in one factor", next=next)
 
 
 def count_repeats(experiment: Experiment) -> dict[str, int]:
     """Return the name of each cell → its number of runs, without those of the canary."""
-    primary = {format_cell(cell) for pair in find_primary_cells(experiment) for cell in pair}
+    primary = {comparison[side] for comparison in describe_primary(experiment) or () for side in ("of", "over")}
     more = max(experiment.repeats, experiment.primary_repeats or 1)
     names = map(format_cell, expand_cells(experiment))
     return {name: more if name in primary else experiment.repeats for name in names}
@@ -437,7 +427,7 @@ def order_runs(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
         result += [(cell, repeat) for cell in block]
     if experiment.canary is None:
         return result
-    cell, every = find_canary_cell(experiment), experiment.canary.every
+    cell, every = find_cell(experiment, experiment.canary.cell, "canary.cell"), experiment.canary.every
     groups = [result[i : i + every] for i in range(0, len(result), every)]
     interleaved = [(cell, most)]
     for number, group in enumerate(groups, 1):
@@ -454,11 +444,6 @@ def _count_predecessors(level: Any) -> int:
     run = level.get("run") if isinstance(level, dict) else None
     earlier = run.get("resume_from") if isinstance(run, dict) else None
     return isinstance(level, dict) + (_count_predecessors(earlier) if earlier is not None else 0)
-
-
-def find_canary_cell(experiment: Experiment) -> dict[str, Any]:
-    """Return the cell that the canary identifies. Raises UserError if no cell or several cells match."""
-    return find_cell(experiment, experiment.canary.cell, "canary.cell")
 
 
 #: scale of an experiment's own settings; other scales are overlays in its file
