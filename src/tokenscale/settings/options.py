@@ -157,7 +157,7 @@ def decode(hint: Any, values: Any, form: str = "python", *, key: str = "", label
         found = [_describe(hint, entry, key) for entry in error.errors(include_url=False)]
     # a misspelt key may also be reported as missing
     found.sort(key=lambda problem: "allowed" not in problem[2])
-    raise _combine(found, label, where)
+    raise combine(found, label, **where)
 
 
 def check_problems(problems: Iterable[tuple[str, str]], *, key: str = "", label: str = "key", **where: Any) -> None:
@@ -165,22 +165,28 @@ def check_problems(problems: Iterable[tuple[str, str]], *, key: str = "", label:
     what, next = "the settings do not fit together.", "change this key, or the one that it conflicts with"
     found = [(join_key(key, field), what, {"reason": text, "next": next}) for field, text in problems]
     if found:
-        raise _combine(found, label, where)
+        raise combine(found, label, **where)
 
 
-def _combine(found: list[tuple[str, str, dict[str, Any]]], label: str, where: dict[str, Any]) -> UserError:
-    """Return the error for the first problem (key, what, facts), with a line for each of the others."""
-    (key, what, facts), *others = found
-    if callable(where.get("file")):
-        where = where | {"file": where["file"](key)}
-    lines = []
-    for other, sentence, more in others[:MAX_LISTED]:
-        line = more.get("reason") or sentence.removeprefix(f"{other} ")[:-1]
-        line += f", expected {more['expected']}" if "expected" in more else ""
-        lines.append(f"{other}: {line}" + (f", {more['next']}" if more["next"].startswith("did you") else ""))
-    lines += [f"{len(others) - MAX_LISTED} more errors"] * (len(others) > MAX_LISTED)
-    next = facts.pop("next")
-    return UserError(what, **where, **{label: key or None}, **facts, also="\n".join(lines) or None, next=next)
+def combine(found: list[tuple[str, str, dict[str, Any]]], label: str = "key", **where: Any) -> UserError:
+    """Return the error for the first problem (key, what, facts), with a line for each of the others.
+
+    `where` are facts of all of them, such as `file`: a name, or a function from a key to the file that sets it.
+    """
+    lines: list[str] = []
+    source, first = where.pop("file", None), found[0][2]
+    for key, what, facts in found:
+        file = facts.setdefault("file", source(key) if callable(source) else source)
+        line = facts.get("reason") or what.removeprefix(f"{key} ").rstrip(".")
+        line += f", expected {facts['expected']}" if "expected" in facts else ""
+        line += f", {facts['next']}" if facts.get("next", "").startswith("did you") else ""
+        lines.append(": ".join(filter(None, [file if file != first["file"] else "", key, line])))
+        lines += facts.get("also", "").splitlines()
+    own, *lines = dict.fromkeys(lines)
+    lines[MAX_LISTED:] = [f"{len(lines) - MAX_LISTED} more errors"] * (len(lines) > MAX_LISTED)
+    key, what, facts = found[0]
+    shown = {"file": facts.pop("file"), label: key or None, **where, **facts, "also": "\n".join(lines) or None}
+    return UserError(what, **(shown | {"next": shown.pop("next", None)}))
 
 
 def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from tokenscale.base.errors import UserError, find_nearest
-from tokenscale.settings.options import MAX_LISTED, build, check_problems, join_key  # noqa: F401
+from tokenscale.settings.options import build, check_problems, combine, join_key  # noqa: F401
 
 
 def read_yaml(path: Path | str) -> dict[str, Any]:
@@ -130,29 +130,12 @@ class _Loader(yaml.SafeLoader):
 
 
 def raise_errors(errors: Iterable[UserError], *, file: str | Callable[[str], str] = "") -> None:
-    """Raise the first of a file's errors, if there are any, with one line for each of the others.
-
-    `file` is a name, or a function from a dotted key to the file that sets it, for errors that name none.
-    """
-    found = []
-    for error in errors:
-        name = file(error.facts.get("key", "")) if callable(file) else file
-        found.append(UserError(error.what, **{"file": name or None} | error.facts))
-    if not found:
-        return
-    facts = dict(found[0].facts)
-    own, *lines = [line for error in found for line in _summarize(error, facts)]
-    lines = [line for line in dict.fromkeys(lines) if line != own]
-    more = [f"{len(lines) - MAX_LISTED} more errors"] * (len(lines) > MAX_LISTED)
-    facts |= {"also": "\n".join(lines[:MAX_LISTED] + more) or None, "next": facts.pop("next", None)}
-    raise UserError(found[0].what, **facts) from None
-
-
-def _summarize(error: UserError, first: dict[str, str]) -> list[str]:
-    facts = error.facts
-    where = [facts.get("file") if facts.get("file") != first.get("file") else None, facts.get("key")]
-    line = ": ".join([*filter(None, where), facts.get("reason", error.what)])
-    return [line, *facts.get("also", "").splitlines()]
+    """Raise one error for a file's errors, if there are any. `file` is that of errors that name none."""
+    found = [(error.facts.get("key", ""), error.what, {**error.facts}) for error in errors]
+    for _, _, facts in found:
+        facts.pop("key", None)
+    if found:
+        raise combine(found, file=file) from None
 
 
 @contextmanager
