@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tokenscale.base.errors import UserError
 from tokenscale.settings import profile
 
 ALPS = {"scale": "alps", "machine": "profiles/alps/machine.toml"}
@@ -37,3 +38,14 @@ def test_jobs_find_the_profile_of_their_snakemake():
     environment = {}
     profile.find_dropped_values({}, ["snakemake", "--profile", "alps"], environment)
     assert environment == {profile.PROFILE_VARIABLE: "alps"}
+
+
+@pytest.mark.parametrize("line", ["config: {scale: .inf}", "configfile: none.yaml", "config: 5", "jobs: 0100"])
+def test_an_error_in_a_profile_is_not_taken_for_a_profile_from_elsewhere(tmp_path, monkeypatch, line):
+    """Its scale and machine would be missing without a word."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p/config.yaml").write_text(line)
+    with pytest.raises(UserError) as error:
+        profile.find_dropped_values({}, ["snakemake", "--profile", "p"], {})
+    assert error.value.facts["file"] in ("p/config.yaml", "none.yaml")

@@ -33,31 +33,32 @@ def load_profile_config(profile: str, root: Path | str = ".") -> dict[str, Any]:
 
 
 def list_configfiles(values: Mapping[str, Any]) -> list[str]:
-    files = values.get("configfile") or []
-    return [files] if isinstance(files, str) else list(files)
+    return _list_texts(values.get("configfile"))
+
+
+def _list_texts(value: Any) -> list[str]:
+    """Return the texts of an option of a profile, which may be one value or a list."""
+    return [str(one) for one in (value if isinstance(value, list) else [value] if value else [])]
 
 
 def parse_config(file: Path | str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Parse a profile's `config:`, a mapping or `key=value` texts. Raises UserError for a text without `=`."""
-    config = values.get("config") or {}
-    if isinstance(config, Mapping):
-        return dict(config)
-    return dict(parse_pair(str(item), str(file)) for item in ([config] if isinstance(config, str) else config))
+    config = values.get("config")
+    return dict(config) if isinstance(config, Mapping) else dict(parse_pair(t, str(file)) for t in _list_texts(config))
 
 
 def load_profile(profile: str, root: Path | str = ".") -> tuple[Path, dict[str, Any]]:
     """Return a profile's file and its values. `profile` is a folder, or a name here or in profiles/. Raises UserError
     if there is none.
     """
-    folders = [Path(root) / profile, Path(root) / "profiles" / profile]
-    patterns = [pattern for name in BASENAMES for pattern in (f"{name}.v*+.yaml", f"{name}.yaml")]
-    for file in (path for folder in folders for pattern in patterns for path in sorted(folder.glob(pattern))):
-        return file, read_yaml(file)
+    file, values = _load_known(profile, root)
+    if isinstance(file, Path):
+        return file, values
     available = sorted({path.parent.name for path in Path(root).glob("profiles/*/*.yaml")})
     raise UserError(
         "there is no such profile.",
         profile=profile,
-        expected=f"config.yaml in {' or '.join(map(str, folders))}",
+        expected=f"config.yaml in {Path(root) / profile} or {Path(root) / 'profiles' / profile}",
         found=", ".join(available) or "no profile",
         next="use the name of a profile, or the folder that holds its config.yaml",
     )
@@ -65,10 +66,11 @@ def load_profile(profile: str, root: Path | str = ".") -> tuple[Path, dict[str, 
 
 def _load_known(profile: str | None, root: Path | str = ".") -> tuple[Path | str, dict[str, Any]]:
     """Return a profile's file and its values; empty without a profile, and for one that Snakemake finds elsewhere."""
-    try:
-        return load_profile(profile, root) if profile else ("", {})
-    except UserError:
-        return "", {}
+    folders = [Path(root) / profile, Path(root) / "profiles" / profile] if profile else []
+    patterns = [pattern for name in BASENAMES for pattern in (f"{name}.v*+.yaml", f"{name}.yaml")]
+    files = (path for folder in folders for pattern in patterns for path in sorted(folder.glob(pattern)))
+    file = next(files, None)
+    return (file, read_yaml(file)) if file else ("", {})
 
 
 def parse_pair(text: str, file: str = "--config") -> tuple[str, Any]:
@@ -99,10 +101,7 @@ def find_dropped_values(
     if not profile:
         return {}
     environment[PROFILE_VARIABLE] = profile
-    try:
-        values = load_profile_config(profile)
-    except UserError:
-        return {}
+    values = load_profile_config(profile) if _load_known(profile)[0] else {}
     return {key: value for key, value in values.items() if key not in known}
 
 
@@ -167,8 +166,8 @@ class Call:
         read = [(str(name), read_yaml(Path(root) / name)) for name in (file, *self.configfiles)]
         return [*read, (str(of_profile), config), ("--config", own)]
 
-    def save(self, record: Path = RECORD) -> None:
-        write_json(record, asdict(self) | {"config": dict(self.config)})
+    def save(self) -> None:
+        write_json(RECORD, asdict(self) | {"config": dict(self.config)})
 
 
 def parse_call(
@@ -182,10 +181,10 @@ def parse_call(
     return Call(files, dict(config), find_profile(argv, environment))
 
 
-def load_last_call(record: Path = RECORD) -> Call | None:
+def load_last_call() -> Call | None:
     """Return the last Snakemake call in this folder that ran jobs; None before the first one."""
     try:
-        values = json.loads(record.read_text(encoding="utf-8"))
+        values = json.loads(RECORD.read_text(encoding="utf-8"))
         return Call(tuple(values["configfiles"]), values["config"], values["profile"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
