@@ -48,7 +48,8 @@ def test_the_verb_ends_as_srun_ends_and_leaves_the_jobs_own_request_out(tmp_path
     assert variables["HF_HUB_OFFLINE"] == "1" and variables["OMP_NUM_THREADS"] == "72"
 
 
-def test_outside_of_a_job_it_is_refused(monkeypatch, capsys):
+def test_outside_of_a_job_it_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     argv = ["benchmark", "inference", "--run", "a", "--output", "out.json", "--site"]
     assert main([*argv, str(ROOT / "profiles/alps/machine.toml")]) == 2
