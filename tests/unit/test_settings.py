@@ -12,7 +12,7 @@ import torch
 from tokenscale.base.errors import UserError
 from tokenscale.data.order.permutation import get_samples
 from tokenscale.settings import flags, options, source_studies
-from tokenscale.settings.data import StoreSettings
+from tokenscale.settings.data import SourceSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import LARGEST, build, check_problems, from_dict, from_json, to_dict
@@ -311,3 +311,27 @@ def test_ranks_of_a_tensor_group_are_neighbours_and_stages_lie_furthest_apart():
 def test_kernels_and_number_formats_that_no_machine_combines_are_refused_with_what_works(changes, key, nearest):
     ((found, text),) = run(**changes).problems()
     assert found == key and text.endswith(nearest)
+
+
+PATHS = {
+    SourceSettings: ("files", "validation_files", "target_files", "validation_target_files"),
+    TokenizerSettings: ("source",),
+    RunSettings: ("resume_from",),
+}
+
+
+@pytest.mark.parametrize("cls, field", [(cls, field) for cls, fields in PATHS.items() for field in fields])
+def test_paths_are_recorded_as_a_shell_expands_them(cls, field, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("DATA", "/scratch")
+    monkeypatch.delenv("NOWHERE", raising=False)
+    many = field.endswith("files")
+
+    def read(path):
+        value = getattr(from_dict(cls, {field: [path] if many else path}), field)
+        return value[0] if many else value
+
+    assert read("~/a/*.parquet") == f"{tmp_path}/a/*.parquet" and read("${DATA}/x") == "/scratch/x"
+    assert read("https://host/~user/$DATA") == "https://host/~user/$DATA" and read("plain$") == "plain$"
+    with pytest.raises(UserError, match=f"(?s){field}.*NOWHERE"):
+        read("$NOWHERE/x")

@@ -14,6 +14,7 @@ import numpy as np
 import yaml
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import expand_path
 from tokenscale.cli.advise_sample import FLAGS, AdviceSettings, SampleMeasurements, measure
 from tokenscale.cli.pretokenize_file import reword_for_flags, unescape
 from tokenscale.costs import data as costs
@@ -48,7 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.usage = "%(prog)s FILE … [--tokenizer NAME] [--sequence-length N] [--tokens-per-second X] [options]"
     parser.add_argument(
-        "files", nargs="+", metavar="FILE", help="Parquet, JSON lines or text; also patterns ('*.jsonl')"
+        "files",
+        nargs="+",
+        type=expand_path,
+        metavar="FILE",
+        help="Parquet, JSON lines or text; also patterns ('*.jsonl')",
     )
     flags.add_flags(parser, FLAGS)
 

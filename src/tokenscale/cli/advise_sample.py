@@ -26,6 +26,7 @@ class AdviceSettings:
         "tekken",
         "folder, name below results/tokenizers, tekken, or NAME@COMMIT of the Hugging Face hub",
         metavar="NAME",
+        path=True,
     )
     sequence_length: int = option(2048, "positions a row", ge=8)
     tokens_per_second: float | None = option(
@@ -36,7 +37,7 @@ class AdviceSettings:
     separator: str | None = option(
         None, r"what stands between the documents of a text file, such as '<|endoftext|>' or '\n' (default: it is one)"
     )
-    json: str | None = option(None, "write the same facts to this file", metavar="FILE")
+    json: str | None = option(None, "write the same facts to this file", metavar="FILE", path=True)
 
 
 FLAGS = flags.build_flags(AdviceSettings)

@@ -31,13 +31,16 @@ from tokenscale.settings.options import option, settings_class
 class FileSettings:
     """Settings for tokenizing a file, with the source studies' names."""
 
-    input_path: str = option("", "Parquet, JSON lines (.jsonl) or text; the last two also .gz, .zst", metavar="FILE")
-    output_dir: str = option("", "folder of the token files", metavar="DIR")
+    input_path: str = option(
+        "", "Parquet, JSON lines (.jsonl) or text; the last two also .gz, .zst", metavar="FILE", path=True
+    )
+    output_dir: str = option("", "folder of the token files", metavar="DIR", path=True)
     tokenizer_name: str = option(
         "tekken",
         "a folder, a name below results/tokenizers, tekken, a name of Mistral-Nemo (the same), or NAME@COMMIT of the "
         "Hugging Face hub",
         metavar="NAME",
+        path=True,
     )
     max_length: int = option(2048, "padded: positions per row (it stores one more token, the last label)", ge=8)
     batch_size: int = option(100, "documents per call of the tokenizer", ge=1)

@@ -79,9 +79,9 @@ class ConfigFile:
         BASE_SCALE, "overlay of the experiments: demo, workstation, alps, study (the source studies' own cells)"
     )
     experiments: tuple[str, ...] = option(("demo",), "experiments of the report, named as their files")
-    experiments_folder: str = option("config/experiments", "folder of the experiments' files")
+    experiments_folder: str = option("config/experiments", "folder of the experiments' files", path=True)
     machine: str | None = option(
-        None, "file that describes the machine, set by cluster profiles; by default this machine"
+        None, "file that describes the machine, set by cluster profiles; by default this machine", path=True
     )
     budget: SubmissionBudget = option(SubmissionBudget, "limits on submitted jobs")
     engine: Literal["auto", "gigatoken", "tokenizers", "tiktoken", "mistral-common"] = option(
@@ -91,7 +91,7 @@ class ConfigFile:
     corpus: str | None = option(
         None, "corpus for all experiments, instead of their own; their BPE tokenizers are trained on it"
     )
-    claims: str = option("config/claims.yaml", "file of the claims that the report tests against the data")
+    claims: str = option("config/claims.yaml", "file of the claims that the report tests against the data", path=True)
     strict_claims: bool = option(
         False, "true: `snakemake claims` fails if a claim no longer holds at a scale of its `holds_at`"
     )

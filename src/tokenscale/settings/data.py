@@ -61,15 +61,17 @@ class SourceSettings:
         "files: paths and globs; url: addresses; bucket: s3://BUCKET/PATH, also globs; hub: paths and globs in the "
         "repository. `#sha256=…` after an address or hub path declares its content; without it, the first download "
         "records the hash",
+        path=True,
     )
     validation_files: tuple[str, ...] = option(
-        (), "files of validation documents, instead of holding out a share of `files`"
+        (), "files of validation documents, instead of holding out a share of `files`", path=True
     )
     target_files: tuple[str, ...] = option(
         (),
         "text: files with the translations of `files`, line by line (Moses format); a document is then a pair of lines",
+        path=True,
     )
-    validation_target_files: tuple[str, ...] = option((), "translations of `validation_files`, line by line")
+    validation_target_files: tuple[str, ...] = option((), "translations of `validation_files`, line by line", path=True)
     format: Literal["auto", "parquet", "jsonl", "tsv", "text", "mds", "litdata"] = option(
         "auto",
         "auto: by file extension (.parquet, .jsonl, .tsv, .txt, .mds, .bin of litdata, …; all except Parquet also with "
@@ -89,7 +91,7 @@ class SourceSettings:
         None, 'text: separator of documents, such as "<|endoftext|>" or "\\n"; null: each file is one document'
     )
     repository: str | None = option(
-        None, "hub, stream: name of the dataset, such as roneneldan/TinyStories; stream: also a folder"
+        None, "hub, stream: name of the dataset, such as roneneldan/TinyStories; stream: also a folder", path=True
     )
     revision: str | None = option(None, "hub, stream: commit of the dataset (40 hex digits), which fixes the data")
     subset: str | None = option(None, "stream: configuration of the dataset")
@@ -281,7 +283,7 @@ class TokenizerSettings:
     kind: Literal[*TOKENIZERS, "unknown"] = option(  # type: ignore[valid-type]
         "tekken", "family of the tokenizer; unknown: tokenizer of a converted store, of which only the ids are known"
     )
-    source: str | None = option(None, "huggingface: hub name, or a folder with tokenizer.json")
+    source: str | None = option(None, "huggingface: hub name, or a folder with tokenizer.json", path=True)
     revision: str | None = option(None, "huggingface: commit of the hub repository")
     bos: str | None = option(None, "huggingface: text of the begin-of-document token, if the file does not define it")
     eos: str | None = option(None, "huggingface: text of the end-of-document token, if the file does not define it")

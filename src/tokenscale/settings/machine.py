@@ -47,7 +47,7 @@ class Machine:
     least_network_gb_s: float | None = option(None, "the same between nodes", gt=0)
     cpu_bind: str = option("cores", "srun's --cpu-bind, which gives each rank its own cores")
     mem_bind: str | None = option(None, "srun's --mem-bind; local: memory of the rank's NUMA node")
-    container: str | None = option(None, "environment definition file for the inner srun only")
+    container: str | None = option(None, "environment definition file for the inner srun only", path=True)
     container_digest: str | None = option(
         None, "SHA-256 of the container image, `sha256:` and 64 hex digits; recorded with each run, required by `check`"
     )
@@ -56,7 +56,7 @@ class Machine:
         "Python packages of the container image, by import name; a run that imports any other package is rejected; "
         "empty: no check",
     )
-    python: str | None = option(None, "Python of the ranks; by default the launcher's, or the container's")
+    python: str | None = option(None, "Python of the ranks; by default the launcher's, or the container's", path=True)
     network: str | None = option(None, "network that NCCL must report between nodes, such as AWS Libfabric")
     environment: dict[str, str] = option(dict, "environment variables of every rank")
     environment_by_local_rank: dict[str, tuple[str, ...]] = option(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from tokenscale.base.errors import UserError, find_nearest
+from tokenscale.base.files import expand_path
 
 if TYPE_CHECKING:
     import pydantic
@@ -54,6 +55,26 @@ class _Size:
         return {**handler(source), "strict": True, "ge": 0, "le": MOST}
 
 
+class PathRule:
+    """Rule of a field with `path=True`: `~` and `$VARIABLES` are replaced, in each path of a list."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        return {
+            "type": "function-after",
+            "function": {"type": "no-info", "function": _expand},
+            "schema": handler(source),
+        }
+
+
+def _expand(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_expand, value))
+    try:
+        return value and expand_path(value)
+    except UserError as error:
+        raise ValueError(f"a path whose variables are set: {error.what}") from None
+
+
 @typing.dataclass_transform(frozen_default=True)
 def settings_class(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass whose fields are settings.
@@ -69,6 +90,8 @@ def settings_class(cls: type[T]) -> type[T]:
             bounds = {"strict": True} | ({"ge": 0, "le": LARGEST} if int in kinds else {})
             field.metadata = types.MappingProxyType({**bounds, **field.metadata})
             setattr(cls, name, field)
+        elif getattr(cls.__dict__.get(name), "metadata", {}).get("path"):
+            cls.__annotations__[name] = Annotated[hint, PathRule()]
         elif hint == tuple[int, ...]:
             cls.__annotations__[name] = tuple[Annotated[int, _Size()], ...]
     cls.__pydantic_config__ = STRICT  # type: ignore[attr-defined]

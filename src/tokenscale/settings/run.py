@@ -202,6 +202,7 @@ class RunSettings:
         None,
         "folder of another run's resume state to continue from; layout, budget and evaluation may differ. In an "
         "experiment's file also `run` and `step` of a run of the same experiment",
+        path=True,
     )
     log_every: int = option(10, "steps between readings of device counters; every step is logged in any case", ge=1)
     garbage_every: int = option(100, "steps between garbage collections; 0: Python's automatic collection", ge=0)

@@ -46,8 +46,11 @@ class TrainOptions:
     dataset: str = option(
         "dummy",
         "a file, `dummy` (random numbers over the model's vocabulary), or a corpus or mixture in config/config.yaml",
+        path=True,
     )
-    data_path: str | None = option(None, "local file to use instead of the corpus's download", metavar="FILE")
+    data_path: str | None = option(
+        None, "local file to use instead of the corpus's download", metavar="FILE", path=True
+    )
     dataset_type: Literal["padded", "padding-free", "token-list", "packed", "length-bucketed"] | None = option(
         None, "how documents become sequences (default: packed, or the format of a pretokenized file)"
     )
@@ -60,6 +63,7 @@ class TrainOptions:
         "or NAME@COMMIT on the Hugging Face hub (default: that of the pretokenized file; else tekken, or, if the "
         "model's vocabulary is smaller, one trained on the corpus)",
         metavar="NAME",
+        path=True,
     )
     text_column: str | None = option(None, "column or key of a file's text (default text)", metavar="NAME")
     target_column: str | None = option(
@@ -79,8 +83,8 @@ class TrainOptions:
         None, "number of ranks to start here; --layout.data is then derived from it and the other degrees", ge=1
     )
     distributed: bool = option(False, "use the ranks of torchrun; implied under torchrun")
-    config: str | None = option(None, "preset file such as config/presets/small_model.yaml", metavar="FILE")
-    output_dir: str = option("results/runs", "parent of the run's folder", metavar="DIR")
+    config: str | None = option(None, "preset file such as config/presets/small_model.yaml", metavar="FILE", path=True)
+    output_dir: str = option("results/runs", "parent of the run's folder", metavar="DIR", path=True)
     n_epochs: int | None = option(
         None, "study 003: --epochs. With a flag of that study, --batch-size counts the sequences of all ranks", ge=1
     )
