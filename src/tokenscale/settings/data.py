@@ -275,6 +275,10 @@ class CorpusSettings:
         return CorpusSettings(name=self.name, source=source)
 
 
+#: share of a text's bytes lost by its tokenizer from which on the log and the report caution
+LOSS_CAUTION = 0.001
+
+
 @settings_class
 class TokenizerSettings:
     """Settings of a tokenizer, which is built in `results/tokenizers/<name>/`."""
@@ -291,6 +295,13 @@ class TokenizerSettings:
     learnt_from: CorpusSettings | None = option(None, "settings of that corpus, filled in automatically")
     vocabulary_size: int | None = option(
         None, "bpe: size, including control tokens; numbers: control tokens plus numbers", ge=5, le=LARGEST_VOCABULARY
+    )
+    accepted_loss: float = option(
+        0.05,
+        "largest share of a text's bytes that the tokenizer may lose; above it, nothing is tokenized",
+        science=False,
+        ge=0,
+        le=1,
     )
 
     @property

@@ -1,11 +1,13 @@
 """Tokenizer engines, the packages that encode text: choice of the fastest whose ids are exact on fuzz texts."""
 
 import base64
+import importlib
 import json
 import os
 import random
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +17,7 @@ import pyarrow as pa
 
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import read_json
-from tokenscale.data.tokenizers.base import Texts, Tokenizer, join_ids, to_strings
+from tokenscale.data.tokenizers.base import ROLES, Texts, Tokenizer, join_ids, split_ids, to_strings
 from tokenscale.settings.registry import TOKENIZERS
 
 #: number of fuzz texts that every engine is tested on
@@ -60,13 +62,61 @@ class Unavailable(Exception):
     """Engine cannot be used here; the message is a short reason."""
 
 
+def read_fast_json(path: Path) -> dict[str, Any]:
+    """Read a tokenizer.json without template, truncation, padding and dropout of merges: ids depend on text alone."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    data["model"] |= {"dropout": None} if "dropout" in data["model"] else {}
+    data["added_tokens"] = data.get("added_tokens") or []
+    return data | {"post_processor": None, "truncation": None, "padding": None}
+
+
+def find_control(data: dict[str, Any], manifest: dict[str, Any]) -> dict[int, str]:
+    """Return {id: text} of a tokenizer.json's control tokens: the special ones, and BOS, EOS, PAD and MASK in any case.
+
+    Some files do not flag the tokens of these roles as special, or have them in the model's vocabulary only.
+    """
+    found = {token["id"]: token["content"] for token in data["added_tokens"] if token.get("special")}
+    roles = {manifest.get(role) for role in ROLES} - {None, *found}
+    entries = data["model"]["vocab"]
+    named = ((e[0], i) for i, e in enumerate(entries)) if isinstance(entries, list) else entries.items()
+    found |= {i: text for text, i in named if i in roles} if roles else {}
+    return found | {token["id"]: token["content"] for token in data["added_tokens"] if token["id"] in roles}
+
+
+def find_unknown(model: dict[str, Any]) -> int | None:
+    """Return the id of the unknown token of a model of a tokenizer.json, or None if it has none."""
+    return model["unk_id"] if "unk_id" in model else model["vocab"].get(model.get("unk_token"))
+
+
+def remove_control(data: dict[str, Any], manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return a tokenizer.json that makes no control token from text: neither an added token nor an entry of its model.
+
+    As in SentencePiece, where control symbols match no text. The unknown token stays, unless it also has a role. The
+    model then has no unknown token, and drops or refuses what it does not know.
+    """
+    control, model = find_control(data, manifest), dict(data["model"])
+    unknown = find_unknown(model)
+    if unknown in {manifest.get(role) for role in ROLES}:
+        model |= {"unk_id": None} if "unk_id" in model else {"unk_token": None if model["type"] == "BPE" else ""}
+        unknown = None
+    if isinstance(model["vocab"], list):  # Unigram: ids are places in the list, and an empty piece matches nothing
+        model["vocab"] = [["" if i in control else text, score] for i, (text, score) in enumerate(model["vocab"])]
+    else:
+        names = {text for text, i in model["vocab"].items() if i in control and i != unknown}
+        model["vocab"] = {text: i for text, i in model["vocab"].items() if text not in names}
+        if "merges" in model and names:
+            prefix = model.get("continuing_subword_prefix") or ""
+            pairs = (merge if isinstance(merge, list) else merge.split(" ") for merge in model["merges"])
+            model["merges"] = [p for p in pairs if names.isdisjoint((*p, p[0] + p[1].removeprefix(prefix)))]
+    added = [token for token in data["added_tokens"] if token["id"] not in control]
+    return data | {"added_tokens": added, "model": model}
+
+
 def load_fast_json(folder: Path, manifest: dict[str, Any]) -> str:
-    """Return a tokenizer.json without template, truncation, padding and special tokens, so control text stays text."""
+    """Return the tokenizer.json that engines load: ids depend on text alone, and no control token comes from it."""
     if "derived" in manifest:  # written by tokenscale in this form; parsing megabytes of JSON is slow
         return (folder / "tokenizer.json").read_text(encoding="utf-8")
-    data = json.loads((folder / manifest["file"]["name"]).read_text(encoding="utf-8"))
-    data["added_tokens"] = [token for token in data.get("added_tokens") or [] if not token.get("special")]
-    return json.dumps(data | {"post_processor": None, "truncation": None, "padding": None})
+    return json.dumps(remove_control(read_fast_json(folder / manifest["file"]["name"]), manifest))
 
 
 def count_threads() -> int:
@@ -77,24 +127,25 @@ def count_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def _import(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise Unavailable(f"no package {package} ({error})") from None
+
+
 def import_library(kind: str) -> Any:
     """Import and return the package `tokenizers`. Raises UserError if it is not installed."""
     try:
-        import tokenizers
-    except ImportError:
-        raise UserError(
-            f"tokenizers of kind {kind} need the package tokenizers.", next="install tokenizers (environment.yml)"
-        ) from None
-    return tokenizers
+        return _import("tokenizers")
+    except Unavailable as error:
+        next = "install tokenizers (environment.yml)"
+        raise UserError(f"tokenizers of kind {kind} need it: {error}.", next=next) from None
 
 
 def open_gigatoken(folder: Path, manifest: dict[str, Any]) -> Engine:
     """Open gigatoken, tens of times as fast as `tokenizers`: a tokenizer.json, or the ranks of Tekken."""
-    try:
-        import gigatoken
-    except ImportError as error:
-        raise Unavailable(f"no package gigatoken for this platform ({error})") from None
-    first_id = 0
+    gigatoken, first_id = _import("gigatoken"), 0
     try:
         if manifest["kind"] == "tekken":  # loading ranks takes a third of the time
             first_id, ranks = manifest["control_ids"], str(folder / "ranks.tiktoken")
@@ -140,10 +191,7 @@ def _to_awkward(texts: pa.Array) -> Any:
 
 def open_tiktoken(folder: Path, manifest: dict[str, Any]) -> Engine:
     """Open tiktoken for a Tekken file. Its table has no control tokens, so their text stays text."""
-    try:
-        import tiktoken
-    except ImportError:
-        raise Unavailable("no package tiktoken") from None
+    tiktoken = _import("tiktoken")
     data = json.loads((folder / manifest["file"]["name"]).read_text(encoding="utf-8"))
     control_ids = data["config"]["default_num_special_tokens"]
     ordinary = manifest["vocabulary_size"] - control_ids
@@ -164,12 +212,7 @@ def open_tiktoken(folder: Path, manifest: dict[str, Any]) -> Engine:
 
 def open_tokenizers(folder: Path, manifest: dict[str, Any]) -> Engine:
     """Open Hugging Face's `tokenizers`, the reference for all other engines, for a tokenizer.json."""
-    try:
-        import tokenizers
-    except ImportError:
-        raise Unavailable("no package tokenizers") from None
-    tokenizer = tokenizers.Tokenizer.from_str(load_fast_json(folder, manifest))
-    tokenizer.encode_special_tokens = True
+    tokenizer = _import("tokenizers").Tokenizer.from_str(load_fast_json(folder, manifest))
     if "TOKENIZERS_PARALLELISM" not in os.environ:
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if count_threads() > 1 else "false"
 
@@ -181,11 +224,9 @@ def open_tokenizers(folder: Path, manifest: dict[str, Any]) -> Engine:
 
 def open_mistral_common(folder: Path, manifest: dict[str, Any]) -> Engine:
     """Open Mistral's own reader of Tekken, for comparison. The slowest engine, with heavy imports."""
-    try:
-        from mistral_common.tokens.tokenizers.tekken import Tekkenizer
-    except ImportError:
-        raise Unavailable("no package mistral-common") from None
-    tokenizer = Tekkenizer.from_file(folder / manifest["file"]["name"])
+    tokenizer = _import("mistral_common.tokens.tokenizers.tekken").Tekkenizer.from_file(
+        folder / manifest["file"]["name"]
+    )
 
     def encode(texts: Texts) -> tuple[np.ndarray, np.ndarray]:
         return join_ids([tokenizer.encode(text, bos=False, eos=False) for text in to_strings(texts)])
@@ -235,12 +276,19 @@ def find_difference(engine: Engine, reference: Engine, texts: Sequence[str]) -> 
     Tests both uses of an engine: all texts at once as an Arrow array, as in writing stores, and `FEW` texts at a time
     as str, as in training.
     """
-    reference_ids, reference_lengths = reference.encode(texts)
-    batches = [engine.encode(texts[first : first + FEW]) for first in range(0, len(texts), FEW)]
-    at_once = engine.encode(to_arrow(texts))
-    for ids, lengths in (at_once, tuple(map(np.concatenate, zip(*batches, strict=True))) if batches else at_once):
-        if not (np.array_equal(lengths, reference_lengths) and np.array_equal(ids, reference_ids)):
-            return _first_difference(texts, ids, lengths, reference_ids, reference_lengths)
+    right = split_ids(*reference.encode(texts))
+    few = (engine.encode(texts[first : first + FEW]) for first in range(0, len(texts), FEW))
+    for found in (split_ids(*engine.encode(to_arrow(texts))), [ids for batch in few for ids in split_ids(*batch)]):
+        for text, *arrays in zip(texts, found, right, strict=True):
+            ids, expected = (array.tolist() for array in arrays)
+            if ids != expected:
+                differs = (k for k, (a, b) in enumerate(zip(ids, expected, strict=False)) if a != b)
+                first = max(0, next(differs, 0) - 2)
+                return {
+                    "text": repr(text[:80]),
+                    "expected": f"{expected[first : first + 5]} from id {first} on, {len(expected)} ids",
+                    "found": f"{ids[first : first + 5]}, {len(ids)} ids",
+                }
     return None
 
 
@@ -251,46 +299,28 @@ def to_arrow(texts: Sequence[str]) -> pa.Array:
     return pa.StringArray.from_buffers(len(encoded), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
 
 
-def _first_difference(
-    texts: Sequence[str], ids: np.ndarray, lengths: np.ndarray, reference_ids: np.ndarray, reference_lengths: np.ndarray
-) -> dict[str, str]:
-    ends, reference_ends = np.cumsum(lengths), np.cumsum(reference_lengths)
-    for i, text in enumerate(texts):
-        found = ids[ends[i] - lengths[i] : ends[i]].tolist()
-        expected = reference_ids[reference_ends[i] - reference_lengths[i] : reference_ends[i]].tolist()
-        if found != expected:
-            position = next((k for k, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), 0)
-            first = max(0, position - 2)
-            return {
-                "text": repr(text[:80]),
-                "expected": f"{expected[first : position + 3]} from id {first} on, {len(expected)} ids",
-                "found": f"{found[first : position + 3]}, {len(found)} ids",
-            }
-    raise AssertionError("ids differ, and no text does")  # unreachable: the lengths add up to the number of ids
-
-
 class EngineTokenizer(Tokenizer):
     """Tokenizer backed by an engine. `notes` lists the faster engines that were skipped, with reasons."""
 
-    def __init__(
-        self,
-        folder: Path,
-        manifest: dict[str, Any],
-        decode: Callable[[list[int]], str],
-        requested: str = "auto",
-    ):
+    def __init__(self, path: Path, manifest: dict[str, Any], requested: str = "auto"):
         super().__init__(manifest)
         self.notes: list[str] = []
-        self._folder, self._manifest, self._decode = folder, manifest, decode
+        self.path, self.manifest = path, manifest
         self._engines = TOKENIZERS[self.kind].engines
-        self.engine, self._engine = self._open_requested(requested) if requested != "auto" else self._open_fastest()
+        self.engine, self._engine = self._choose(requested)
         self.engine_version = self._engine.version
 
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
-        return self._engine.encode(texts)
-
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        return self._decode(np.asarray(ids).tolist())
+        """Encode texts; see `Tokenizer.encode`. Raises UserError for text that the engine refuses."""
+        try:
+            return self._engine.encode(texts)
+        except Exception as error:  # engines have no error of their own
+            raise UserError(
+                f"the tokenizer {self.name} cannot encode this text.",
+                engine=f"{self.engine} {self.engine_version}",
+                reason=str(error).splitlines()[0] if str(error) else type(error).__name__,
+                next="add an unknown token to the model of its tokenizer.json, or use another tokenizer",
+            ) from error
 
     def difference(self, texts: Sequence[str]) -> dict[str, str] | None:
         """Return where this engine differs from the reference, as `find_difference`; None for the reference itself."""
@@ -298,38 +328,29 @@ class EngineTokenizer(Tokenizer):
             return None
         return find_difference(self._engine, self._open(REFERENCE), texts)
 
-    def _open_requested(self, requested: str) -> tuple[str, Engine]:
-        if requested not in self._engines:
+    def _choose(self, requested: str) -> tuple[str, Engine]:
+        """Return the requested engine with its name; for auto, the fastest that is installed and exact."""
+        if requested not in ("auto", *self._engines):
             raise unknown(f"engine for tokenizers of kind {self.kind}", requested, self._engines, tokenizer=self.name)
-        try:
-            return requested, self._open(requested)
-        except Unavailable as error:
-            raise UserError(
-                f"the engine {requested} cannot be used here.",
-                tokenizer=self.name,
-                reason=error,
-                next="install it, or choose another: " + ", ".join(["auto", *self._engines]),
-            ) from None
-
-    def _open_fastest(self) -> tuple[str, Engine]:
-        for name in self._engines:
+        for name in self._engines if requested == "auto" else (requested,):
             try:
                 engine = self._open(name)
             except Unavailable as error:
                 self.notes.append(f"not {name}: {error}")
                 continue
-            if name == REFERENCE or self._is_exact(name, engine):
+            if name in (REFERENCE, requested) or self._is_exact(name, engine):
                 return name, engine
             self.notes.append(f"not {name} {engine.version}: its ids differ from those of {REFERENCE}")
         raise UserError(
-            f"no installed package can load the tokenizer {self.name}.",
+            f"the engine {requested} cannot be used here.",
+            tokenizer=self.name,
             tried="; ".join(self.notes),
-            next="install tokenizers (environment.yml)",
+            next=f"install it (environment.yml), or choose another: {', '.join(['auto', *self._engines])}",
         )
 
     def _is_exact(self, name: str, engine: Engine) -> bool:
         """Return whether the engine is exact: as recorded by the build for this version, otherwise tested now."""
-        path = self._folder / "build.json"
+        path = self.path.parent / "build.json"
         known = read_json(path, "record of the tokenizer's build").get("engines", {}) if path.is_file() else {}
         if known.get(name, {}).get("version") == engine.version:
             return bool(known[name]["exact"])
@@ -337,31 +358,57 @@ class EngineTokenizer(Tokenizer):
             reference = self._open(REFERENCE)
         except Unavailable:
             return False
-        return find_difference(engine, reference, make_fuzz_texts()) is None
+        return find_difference(engine, reference, _list_encodable(reference, make_fuzz_texts())) is None
 
     def _open(self, name: str) -> Engine:
-        return ENGINES[name](self._folder, self._manifest)
+        return ENGINES[name](self.path.parent, self.manifest)
 
 
-def compare_engines(folder: Path, manifest: dict[str, Any], control: Sequence[str]) -> dict[str, Any]:
+def _list_encodable(engine: Engine, texts: list[str]) -> list[str]:
+    """Return the texts that an engine encodes. One without an unknown token refuses what its vocabulary lacks."""
+
+    def encodes(some: list[str]) -> bool:
+        with suppress(Exception):
+            engine.encode(some)
+            return True
+        return False
+
+    return texts if encodes(texts) else [text for text in texts if encodes([text])]
+
+
+def compare_engines(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     """Compare every installed engine of the kind with the reference on fuzz texts, for the build record.
 
-    Returns {name: {version, exact, texts, first_difference}}, or {name: {unavailable}}. `control` holds the tokenizer's
-    own control tokens, whose text must stay text.
+    Returns {name: {version, exact, texts, first_difference}}, or {name: {unavailable}}. Raises UserError if the
+    reference gives other ids a second time.
     """
-    texts = make_fuzz_texts(control)
-    reference = ENGINES[REFERENCE](folder, manifest)
-    results: dict[str, Any] = {REFERENCE: {"version": reference.version, "exact": True}}
+    reference, control = ENGINES[REFERENCE](folder, manifest), {}
+    if "derived" not in manifest:  # those of Tekken are known
+        control = find_control(read_fast_json(folder / manifest["file"]["name"]), manifest)
+    texts = _list_encodable(reference, make_fuzz_texts(list(control.values())))
+    if difference := find_difference(reference, reference, texts):
+        raise random_error(manifest["name"], **difference)
+    results: dict[str, Any] = {}
     for name in TOKENIZERS[manifest["kind"]].engines:
-        if name == REFERENCE:
-            continue
         try:
             engine = ENGINES[name](folder, manifest)
         except Unavailable as error:
             results[name] = {"unavailable": str(error)}
+            continue
+        if name == REFERENCE:
+            results[name] = {"version": engine.version, "exact": True}
             continue
         difference = find_difference(engine, reference, texts)
         results[name] = {"version": engine.version, "exact": difference is None, "texts": len(texts)}
         if difference:
             results[name]["first_difference"] = difference
     return results
+
+
+def random_error(name: str, **facts: object) -> UserError:
+    """Return the error for a tokenizer that encodes the same text differently a second time."""
+    return UserError(
+        f"the tokenizer {name} gives other ids for the same text: it is no function of the text.",
+        **facts,
+        next="remove what is random from its files (dropout or sampling), or use another tokenizer",
+    )

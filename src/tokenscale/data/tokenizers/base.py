@@ -9,9 +9,12 @@ import numpy as np
 import pyarrow as pa
 
 from tokenscale.base.files import check_file_name, check_types, read_manifest_file, report_malformed
+from tokenscale.settings.data import TokenizerSettings
 
 #: recorded in every manifest: control-token text inside a document stays ordinary text
 SPECIAL_TOKEN_POLICY = "special-token text is text"
+#: keys of a manifest with the ids of BOS, EOS, PAD and MASK, which never come from text
+ROLES = ("bos_id", "eos_id", "pad_id", "mask_id")
 
 #: input of an engine: a list of str, or an Arrow string array, which some engines read without copying
 Texts: TypeAlias = "Sequence[str] | pa.Array"
@@ -23,6 +26,8 @@ class Tokenizer(ABC):
     #: package that encodes text, and its version; the kind itself if it needs no package
     engine: str
     engine_version: str | None = None
+    #: id of text that the vocabulary does not cover, if there is one
+    unknown_id: int | None = None
 
     def __init__(self, manifest: dict[str, Any]):
         self.name: str = manifest["name"]
@@ -33,6 +38,7 @@ class Tokenizer(ABC):
         self.eos_id: int | None = manifest["eos_id"]
         self.pad_id: int = manifest["pad_id"]
         self.file_sha256: str = manifest["file"]["sha256"]
+        self.accepted_loss: float = manifest.get("accepted_loss", TokenizerSettings.accepted_loss)
 
     @abstractmethod
     def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
@@ -42,12 +48,15 @@ class Tokenizer(ABC):
         """
 
     def encode_batch(self, texts: Texts) -> list[np.ndarray]:
-        ids, lengths = self.encode(texts)
-        return np.split(ids, np.cumsum(lengths)[:-1]) if len(lengths) else []
+        return split_ids(*self.encode(texts))
 
     @abstractmethod
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text of ids. Malformed UTF-8 becomes U+FFFD; control tokens become their names."""
+
+    def normalize(self, text: str) -> str:
+        """Return the text as the tokenizer changes it before splitting it (lower case, NFKC, …)."""
+        return text
 
 
 def join_ids(lists: Sequence[Sequence[int] | np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -59,6 +68,11 @@ def join_ids(lists: Sequence[Sequence[int] | np.ndarray]) -> tuple[np.ndarray, n
     lengths = np.array([len(ids) for ids in lists], dtype=np.int64)
     parts = [np.asarray(ids, dtype=np.int32) for ids in lists]
     return (np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)), lengths
+
+
+def split_ids(ids: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    """Return the ids of each text as views, the inverse of `join_ids`."""
+    return np.split(ids, np.cumsum(lengths)[:-1]) if len(lengths) else []
 
 
 def to_strings(texts: Texts) -> list[str]:
@@ -84,9 +98,11 @@ def read_tokenizer_manifest(directory: Path) -> dict[str, Any]:
     with report_malformed(path, "manifest of the tokenizer", rebuild_command(directory)):
         check_types(manifest, FIELDS)
         for file in [manifest["file"], *manifest.get("derived", [])]:
-            check_types(file, {"name": str, "sha256": str})
+            check_types(file, {"name": str, "bytes": int, "sha256": str})
             check_file_name(file["name"])
-        ids = [manifest["bos_id"], manifest["pad_id"], manifest["eos_id"] or 0]
+        ids = [manifest.get(role) or 0 for role in ROLES]
         if not all(0 <= found < manifest["vocabulary_size"] for found in ids):
             raise ValueError(f"control ids {ids} of {manifest['vocabulary_size']}")
+        if not 0 <= manifest.get("accepted_loss", 0) <= 1:
+            raise ValueError(f"accepted_loss {manifest['accepted_loss']}")
     return manifest

@@ -6,14 +6,17 @@ The file is copied into the tokenizer's folder, so that stores can be rebuilt wi
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tokenscale.base.errors import UserError, find_nearest
-from tokenscale.base.files import atomic, read_json, sha256_file, write_json, write_text
+from tokenscale.base.files import atomic, read_json, report_malformed, sha256_file, write_json, write_text
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.tokenizers import backends
 from tokenscale.data.tokenizers.backends import import_library
@@ -29,6 +32,8 @@ CUSTOMARY = {
     "pad": ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>"),
     "mask": ("[MASK]", "<mask>"),
 }
+#: characters of a word that training of BPE looks at in one piece
+WORD_CHARACTERS = 1000
 
 
 def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | None) -> tuple[Path, dict[str, Any]]:
@@ -39,29 +44,31 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
     """
     tokenizer, token_names = _fetch(settings)
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    bos = _choose_token("bos", settings.bos, token_names, vocabulary, settings)
-    if bos is None:
+    ids = _choose_ids(settings, token_names, vocabulary)
+    if "bos" not in ids:
         raise UserError(
             f"nothing says which token begins a document of tokenizer {settings.name}.",
             source=settings.source,
             key="tokenizer.bos",
             next="set `bos` to the text of that token; many tokenizers without one use their end-of-text token",
         )
-    eos = _choose_token("eos", settings.eos, token_names, vocabulary, settings)
-    pad = _choose_token("pad", None, token_names, vocabulary, settings)
-    mask = _choose_token("mask", None, token_names, vocabulary, settings)
+    if ids.get("pad") == backends.find_unknown(json.loads(tokenizer.model.__getstate__())):
+        ids.pop("pad", None)  # its id comes from text
     path = directory / "tokenizer.json"
     with atomic(path) as temporary:
         tokenizer.save(str(temporary), pretty=True)
+    off = {"dropout": getattr(tokenizer.model, "dropout", None)}
+    off |= {"truncation": tokenizer.truncation, "padding": tokenizer.padding}
     facts = {
         "vocabulary_size": max(vocabulary.values()) + 1,
-        "bos_id": vocabulary[bos],
-        "eos_id": None if eos is None else vocabulary[eos],
-        # padding is identified by length, so any id serves if the tokenizer has no pad token
-        "pad_id": vocabulary[pad if pad is not None else eos if eos is not None else bos],
-        **({} if mask is None else {"mask_id": vocabulary[mask]}),
+        "bos_id": ids["bos"],
+        "eos_id": ids.get("eos"),
+        # padding is identified by length, so another control id serves if the tokenizer has no pad token
+        "pad_id": ids.get("pad", ids.get("eos", ids["bos"])),
+        **({"mask_id": ids["mask"]} if "mask" in ids else {}),
         "source": "folder" if Path(settings.source).is_dir() else settings.source,
         "revision": settings.revision,
+        "notes": [f"{name} is switched off (set in its tokenizer.json)" for name, value in off.items() if value],
     }
     return path, facts
 
@@ -73,8 +80,9 @@ def train_bpe(
 
     The alphabet holds every byte, so any text can be encoded and decoded. Ids 0, 1, 2 are `<s>`, `</s>`, `<pad>`.
     (Sennrich et al. 2016; bytes as in GPT-2, Radford et al. 2019.) Equal texts give equal files. A small corpus may
-    give fewer entries than `settings.vocabulary_size`; the manifest records the actual number. Raises UserError without
-    a corpus.
+    give fewer entries than `settings.vocabulary_size`; the manifest records the actual number. Words of more than
+    `WORD_CHARACTERS` are cut into pieces of so many, because the time of training grows with the square of their
+    length. Raises UserError without a corpus.
     """
     if corpus_directory is None:
         raise UserError(
@@ -84,7 +92,8 @@ def train_bpe(
     tokenizers = import_library("bpe")
     text = RawText(corpus_directory, "train")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = words
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=settings.vocabulary_size,
@@ -92,7 +101,11 @@ def train_bpe(
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(text.batches(), trainer=trainer, length=len(text))
+    cuts: list[int] = []
+    pieces = (
+        [piece for document in documents for piece in _cut_words(document, words, cuts)] for documents in text.batches()
+    )
+    tokenizer.train_from_iterator(pieces, trainer=trainer, length=len(text))
     path = directory / "tokenizer.json"
     with atomic(path) as temporary:
         tokenizer.save(str(temporary), pretty=True)
@@ -103,56 +116,91 @@ def train_bpe(
         "pad_id": tokenizer.token_to_id("<pad>"),
         "corpus_manifest_sha256": sha256_file(Path(corpus_directory) / "manifest.json"),
     }
+    if cuts:
+        note = f"words longer than {WORD_CHARACTERS:,} characters were cut for its training, {len(cuts):,} times"
+        facts["notes"] = [note]
     return path, facts
 
 
-def load(path: Path, manifest: dict[str, Any], engine: str = "auto") -> backends.EngineTokenizer:
-    """Load a tokenizer.json without its template, truncation and padding."""
+def _cut_words(text: str, pre_tokenizer: Any, cuts: list[int]) -> list[str]:
+    """Cut a document within its words of more than `WORD_CHARACTERS`. Appends the places to `cuts`.
 
-    def decode(ids: list[int]) -> str:
-        tokenizer = import_library(manifest["kind"]).Tokenizer.from_file(str(path))
-        return tokenizer.decode(ids, skip_special_tokens=False)
+    Other words stay as they are, so ordinary text trains the same tokenizer as without this.
+    """
+    half = WORD_CHARACTERS // 2
+    for first in range(0, len(text) - half, half):  # a longer word fills one of these windows, or leaves it blank
+        words = text[first : first + half].split(None, 1)
+        if not words or len(words[0]) == half:
+            break
+    else:
+        return [text]
+    places = [0]
+    for _, (first, last) in pre_tokenizer.pre_tokenize_str(text):
+        places += range(first + WORD_CHARACTERS, last, WORD_CHARACTERS)
+    cuts += places[1:]
+    return [text[first:last] for first, last in pairwise([*places, len(text)])]
 
-    return backends.EngineTokenizer(path.parent, manifest, decode, engine)
 
+class JsonTokenizer(backends.EngineTokenizer):
+    """Tokenizer of a tokenizer.json without its template, truncation and padding."""
 
-def control_texts(path: Path) -> list[str]:
-    """Return the texts of the control tokens of a tokenizer.json."""
-    added = json.loads(path.read_text(encoding="utf-8")).get("added_tokens") or []
-    return [token["content"] for token in added if token.get("special")]
+    @cached_property
+    def _library(self) -> Any:
+        """The file as the package `tokenizers` reads it. A missing decoder is the inverse of its pre-tokenizer."""
+        tokenizers = import_library(self.kind)
+        tokenizer = tokenizers.Tokenizer.from_file(str(self.path))
+        if (
+            tokenizer.decoder is None
+            and tokenizer.pre_tokenizer
+            and b'"ByteLevel"' in tokenizer.pre_tokenizer.__getstate__()
+        ):
+            tokenizer.decoder = tokenizers.decoders.ByteLevel()
+        elif tokenizer.decoder is None and getattr(tokenizer.model, "byte_fallback", False):
+            decoders = tokenizers.decoders
+            tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+        return tokenizer
+
+    @cached_property
+    def unknown_id(self) -> int | None:  # type: ignore[override]
+        return backends.find_unknown(backends.read_fast_json(self.path)["model"])
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        return self._library.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
+
+    def normalize(self, text: str) -> str:
+        normalizer = self._library.normalizer
+        return normalizer.normalize_str(text) if normalizer else text
 
 
 def _fetch(settings: TokenizerSettings) -> tuple[Any, dict[str, str]]:
     """Return the `tokenizers.Tokenizer` and {role: token text} from the files of the source."""
     tokenizers = import_library("huggingface")
     folder = Path(settings.source)
-    if folder.is_dir():
-        path = folder / "tokenizer.json"
-        if not path.exists():
-            raise UserError(
-                "the tokenizer's folder holds no tokenizer.json.",
-                key="tokenizer.source",
-                folder=folder,
-                next="name a folder of a fast tokenizer (transformers' save_pretrained writes one)",
-            )
-        try:
-            return tokenizers.Tokenizer.from_file(str(path)), _read_token_names(folder)
-        except Exception as error:  # the library raises bare Exception
-            raise UserError(
-                "the tokenizer's file cannot be read.", file=path, reason=error, next="replace it"
-            ) from None
+    if not folder.is_dir():
+        folder = _download_folder(settings)
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise _folder_error("holds no tokenizer.json", key="tokenizer.source", folder=folder)
+    names = _read_token_names(folder)
+    try:
+        return tokenizers.Tokenizer.from_file(str(path)), names
+    except Exception as error:  # the library raises bare Exception
+        raise UserError("the tokenizer's file cannot be read.", file=path, reason=error, next="replace it") from None
+
+
+def _folder_error(problem: str, **facts: object) -> UserError:
+    next = "name a folder of a fast tokenizer (transformers' save_pretrained writes one)"
+    return UserError(f"the tokenizer's folder {problem}.", **facts, next=next)
+
+
+def _download_folder(settings: TokenizerSettings) -> Path:
+    """Download the tokenizer's files at its revision and return their folder in the hub's cache."""
     if settings.revision is None:
         raise UserError(
             f"the tokenizer {settings.source!r} is no folder, and a hub name needs a pinned revision.",
             key="tokenizer.revision",
             next="set `revision` to a commit of the hub repository, so that the same name stays the same tokenizer",
         )
-    folder = _download_folder(settings)
-    return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")), _read_token_names(folder)
-
-
-def _download_folder(settings: TokenizerSettings) -> Path:
-    """Download the tokenizer's files at its revision and return their folder in the hub's cache."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -179,41 +227,34 @@ def _download_error(settings: TokenizerSettings, error: Exception) -> UserError:
 
 def _read_token_names(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        path = folder / name
-        if not path.exists():
-            continue
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, UnicodeDecodeError) as error:
-            raise UserError(
-                "a file of the tokenizer is not JSON.", file=path, reason=error, next="replace it"
-            ) from None
-        for role in ("bos", "eos", "pad", "mask"):
-            value = values.get(f"{role}_token")
-            text = value.get("content") if isinstance(value, dict) else value
-            if isinstance(text, str):
-                found[role] = text
+    for path in (folder / "special_tokens_map.json", folder / "tokenizer_config.json"):
+        values = read_json(path, "tokenizer's file", "replace it") if path.exists() else {}
+        with report_malformed(path, "tokenizer's file", "replace it"):
+            named = {role: values.get(f"{role}_token") for role in CUSTOMARY}
+        texts = {role: value.get("content") if isinstance(value, dict) else value for role, value in named.items()}
+        found |= {role: text for role, text in texts.items() if isinstance(text, str)}
     return found
 
 
-def _choose_token(
-    role: str,
-    configured: str | None,
-    token_names: dict[str, str],
-    vocabulary: dict[str, int],
-    settings: TokenizerSettings,
-) -> str | None:
-    """Return the token text of a role from the settings, the source files or `CUSTOMARY`, or None if there is none."""
-    if configured is not None and configured not in vocabulary:
-        raise UserError(
-            f"the token {configured!r} is not in the vocabulary of tokenizer {settings.name}.",
-            key=f"tokenizer.{role}",
-            source=settings.source,
-            next="name a token that it holds",
-        )
-    candidates = [configured, token_names.get(role), *CUSTOMARY[role]]
-    return next((text for text in candidates if text is not None and text in vocabulary), None)
+def _choose_ids(settings: TokenizerSettings, token_names: dict[str, str], vocabulary: dict[str, int]) -> dict[str, int]:
+    """Return {role: id}, by the token that the settings, the source files or `CUSTOMARY` name, as far as there is one.
+
+    Raises UserError for a token of the settings that is not in the vocabulary.
+    """
+    found: dict[str, int] = {}
+    for role, customary in CUSTOMARY.items():
+        configured = getattr(settings, role, None)
+        if configured is not None and configured not in vocabulary:
+            raise UserError(
+                f"the token {configured!r} is not in the vocabulary of tokenizer {settings.name}.",
+                key=f"tokenizer.{role}",
+                source=settings.source,
+                next="name a token that it holds",
+            )
+        known = [text for text in (configured, token_names.get(role), *customary) if text in vocabulary]
+        if known:
+            found[role] = vocabulary[known[0]]
+    return found
 
 
 #: folder of the tokenizers built by the workflow
@@ -258,12 +299,8 @@ def resolve_tokenizer(text: str, built: Path = BUILT) -> ResolvedTokenizer:
         name = f"{_make_name(Path(text).resolve().name)}-{sha256_file(Path(text) / 'tokenizer.json')[:6]}"
         return ResolvedTokenizer(TokenizerSettings(name=name, kind="huggingface", source=text))
     if Path(text).is_dir():
-        raise UserError(
-            "the tokenizer's folder holds neither tokenizer.json nor a manifest of tokenscale.",
-            flag="--tokenizer-name",
-            folder=text,
-            next="name a folder of a fast tokenizer (transformers' save_pretrained writes one)",
-        )
+        problem = "holds neither tokenizer.json nor a manifest of tokenscale"
+        raise _folder_error(problem, flag="--tokenizer-name", folder=text)
     source, at, revision = text.partition("@")
     if at and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source) and revision:
         name = f"{_make_name(source.rsplit('/')[-1])}-{_make_name(revision)[:6]}"
@@ -353,14 +390,20 @@ def export_tokenizer(
 
 
 def _load_json(directory: Path) -> dict[str, Any]:
-    """Read the tokenizer.json of a folder and add the control tokens that its table lacks (Tekken)."""
+    """Read the tokenizer.json of a folder, flag its control tokens, and add those that its table lacks (Tekken)."""
     manifest = read_tokenizer_manifest(directory)
-    data = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
-    data["added_tokens"] = data.get("added_tokens") or []
+    data = backends.read_fast_json(directory / "tokenizer.json")
     if "control_ids" in manifest:
-        names = control_names(json.loads((directory / manifest["file"]["name"]).read_text(encoding="utf-8")))
+        names = control_names(manifest["control_ids"])
         data["model"]["vocab"] |= {name: i for i, name in enumerate(names)}
         data["added_tokens"] = [_special_token(i, name) for i, name in enumerate(names)]
+    else:
+        plain, control = backends.remove_control(data, manifest), backends.find_control(data, manifest)
+        added = {i: _special_token(i, text) for i, text in control.items()}
+        added |= {token["id"]: token | {"special": token["id"] in control} for token in data["added_tokens"]}
+        data["added_tokens"] = [token for _, token in sorted(added.items())]
+        if "merges" in data["model"]:
+            data["model"]["merges"] = plain["model"]["merges"]
     return data
 
 
@@ -395,9 +438,12 @@ def _bos_template(token: str, number: int) -> dict[str, Any]:
 
 
 def _compare(tokenizer: Tokenizer, path: Path, control: list[str]) -> None:
+    """Compare the exported file with the tokenizer on fuzz texts. Only BPE keeps the text of control tokens as text."""
     exported = import_library(tokenizer.kind).Tokenizer.from_file(str(path))
     exported.encode_special_tokens = True
     texts = backends.make_fuzz_texts(control)
+    if not type(exported.model).__name__.endswith("BPE"):
+        texts = [text for text in texts if not any(name in text for name in control)]
     found = [encoded.ids for encoded in exported.encode_batch(texts)]
     for text, ids, expected in zip(texts, found, tokenizer.encode_batch(texts), strict=True):
         if not np.array_equal(ids, [tokenizer.bos_id, *expected]):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from tokenscale import __version__
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json, sha256_file, sha256_text, utc_now, write_json
+from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.tokenizers import huggingface, numbers, tekken
 from tokenscale.data.tokenizers.backends import compare_engines
 from tokenscale.data.tokenizers.base import (
@@ -25,20 +26,19 @@ from tokenscale.settings.registry import TOKENIZERS
 
 
 class Kind(NamedTuple):
-    """Functions of a kind: `make` writes the tokenizer's file and returns it with facts of the manifest, `load` opens
-    it, and `control_texts` returns the texts of its control tokens, for a kind with engines.
+    """Functions of a kind. `make` writes the tokenizer's file and returns it with facts of the manifest (and `notes`,
+    lines for the log); `load` opens it.
     """
 
     make: Callable[[TokenizerSettings, Path, Path | None], tuple[Path, dict[str, Any]]]
     load: Callable[[Path, dict[str, Any], str], Tokenizer]
-    control_texts: Callable[[Path], list[str]] | None = None
 
 
 KINDS = {
-    "tekken": Kind(tekken.make, tekken.load, tekken.control_texts),
-    "huggingface": Kind(huggingface.make, huggingface.load, huggingface.control_texts),
-    "bpe": Kind(huggingface.train_bpe, huggingface.load, huggingface.control_texts),
-    "numbers": Kind(numbers.make, numbers.load),
+    "tekken": Kind(tekken.make, tekken.Tekken),
+    "huggingface": Kind(huggingface.make, huggingface.JsonTokenizer),
+    "bpe": Kind(huggingface.train_bpe, huggingface.JsonTokenizer),
+    "numbers": Kind(numbers.make, numbers.Numbers),
 }
 
 
@@ -47,12 +47,17 @@ def _find_kind(name: str) -> Any:
     return KINDS[name] if name in KINDS else importlib.import_module(TOKENIZERS[name].module)
 
 
-def build(settings: TokenizerSettings, directory: Path, corpus_directory: Path | None = None) -> dict[str, Any]:
+def build(
+    settings: TokenizerSettings,
+    directory: Path,
+    corpus_directory: Path | None = None,
+    log: Callable[[str], None] = print,
+) -> dict[str, Any]:
     """Write the tokenizer's file, `build.json` and, last, `manifest.json`. Return the manifest.
 
     Only the kind `bpe` needs `corpus_directory`: it is trained on the training split. The engines of the kind are
-    compared with the reference for `build.json`. Raises UserError for options that do not fit the kind and for
-    unavailable sources.
+    compared with the reference for `build.json`. `log` receives what was switched off or left out. Raises UserError for
+    options that do not fit the kind, for unavailable sources, and for a tokenizer that is no function of the text.
     """
     directory = Path(directory)
     if settings.kind not in TOKENIZERS:
@@ -68,6 +73,10 @@ def build(settings: TokenizerSettings, directory: Path, corpus_directory: Path |
     directory.mkdir(parents=True, exist_ok=True)
     kind = _find_kind(settings.kind)
     path, facts = kind.make(settings, directory, corpus_directory)
+    for note in facts.pop("notes", ()):
+        log(f"tokenizer {settings.name}: {note}")
+    if settings.accepted_loss != TokenizerSettings.accepted_loss:
+        facts["accepted_loss"] = settings.accepted_loss
     manifest = {
         "schema_version": VERSION,
         "name": settings.name,
@@ -85,9 +94,7 @@ def build(settings: TokenizerSettings, directory: Path, corpus_directory: Path |
             "tokenscale": __version__,
             "python": sys.version,
             "machine": platform.node(),
-            "engines": compare_engines(directory, manifest, kind.control_texts(path))
-            if TOKENIZERS[settings.kind].engines
-            else {},
+            "engines": compare_engines(directory, manifest) if TOKENIZERS[settings.kind].engines else {},
         },
     )
     write_json(directory / "manifest.json", manifest)
@@ -105,15 +112,6 @@ def load_tokenizer(directory: Path, engine: str = "auto") -> Tokenizer:
     if manifest["kind"] not in TOKENIZERS:
         raise unknown("tokenizer kind", manifest["kind"], TOKENIZERS, tokenizer=directory)
     for file in [manifest["file"], *manifest.get("derived", [])]:
-        path = directory / file["name"]
-        if not path.is_file():
-            raise UserError("the tokenizer's file is missing.", file=path, next=rebuild_command(directory))
-        if (found := sha256_file(path)) != file["sha256"]:
-            raise UserError(
-                "the tokenizer's file has changed.",
-                file=path,
-                expected=f"sha256 {file['sha256']}  (manifest.json)",
-                found=f"sha256 {found}",
-                next=rebuild_command(directory),
-            )
+        path, next = directory / file["name"], rebuild_command(directory)
+        check_file(path, file["bytes"], file["sha256"], what="tokenizer", next=next, content=True)
     return _find_kind(manifest["kind"]).load(directory / manifest["file"]["name"], manifest, engine)

@@ -22,15 +22,10 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
     return path, {"vocabulary_size": settings.vocabulary_size, "bos_id": 0, "eos_id": 1, "pad_id": 2}
 
 
-def load(path: Path, manifest: dict[str, Any], engine: str = "auto") -> "Numbers":
-    """Load a file written by `make`. `engine` is ignored: this tokenizer needs no package."""
-    return Numbers(path, manifest)
-
-
 class Numbers(Tokenizer):
-    """Tokenizer of decimal numbers."""
+    """Tokenizer of decimal numbers in a file written by `make`. `engine` is ignored: it needs no package."""
 
-    def __init__(self, path: Path, manifest: dict[str, Any]):
+    def __init__(self, path: Path, manifest: dict[str, Any], engine: str = "auto"):
         super().__init__(manifest)
         self._numbers: int = read_json(path, "tokenizer's file")["numbers"]
 

@@ -8,12 +8,17 @@ Mistral-Nemo tokenizer 10. No mask depends on it: padding is identified by lengt
 """
 
 import base64
+import binascii
 import importlib.util
 import json
 import shutil
+from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic, canonical_json, sha256_file, write_text
@@ -21,7 +26,7 @@ from tokenscale.data.tokenizers.backends import EngineTokenizer
 from tokenscale.settings.data import TokenizerSettings
 
 FILE = "tekken_240718.json"
-#: control ids of mistral_common, for files that do not list them
+#: control ids of mistral_common; the file lists none
 CONTROL = {"<unk>": 0, "<s>": 1, "</s>": 2, "<pad>": 11}
 
 
@@ -41,16 +46,15 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
     with atomic(path) as temporary:
         shutil.copyfile(source, temporary)
     data = json.loads(path.read_text(encoding="utf-8"))
-    control = _control_ids(data)
     write_text(directory / "tokenizer.json", canonical_json(make_fast_tokenizer(data)))
     lines = [f"{token['token_bytes']} {token['rank']}\n" for token in _list_entries(data)]
     write_text(directory / "ranks.tiktoken", "".join(lines))
     derived = [directory / "tokenizer.json", directory / "ranks.tiktoken"]
     facts = {
         "vocabulary_size": data["config"]["default_vocab_size"],
-        "bos_id": control["<s>"],
-        "eos_id": control["</s>"],
-        "pad_id": control["<pad>"],
+        "bos_id": CONTROL["<s>"],
+        "eos_id": CONTROL["</s>"],
+        "pad_id": CONTROL["<pad>"],
         "control_ids": data["config"]["default_num_special_tokens"],
         "source": f"mistral_common/data/{FILE}",
         "derived": [{"name": p.name, "bytes": p.stat().st_size, "sha256": sha256_file(p)} for p in derived],
@@ -58,30 +62,25 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
     return path, facts
 
 
-def load(path: Path, manifest: dict[str, Any], engine: str = "auto") -> EngineTokenizer:
-    """Load a file written by `make`."""
+class Tekken(EngineTokenizer):
+    """Tokenizer of a file written by `make`."""
 
-    def decode(ids: list[int]) -> str:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        names = control_names(data)
-        first = len(names)
-        parts = [
-            names[i].encode() if i < first else base64.b64decode(data["vocab"][i - first]["token_bytes"]) for i in ids
-        ]
-        return b"".join(parts).decode("utf-8", errors="replace")
+    @cached_property
+    def _parts(self) -> list[bytes]:
+        """Bytes of each id."""
+        names = control_names(self.manifest["control_ids"])
+        lines = (self.path.parent / "ranks.tiktoken").read_bytes().splitlines()
+        return [*(name.encode() for name in names), *(binascii.a2b_base64(line.partition(b" ")[0]) for line in lines)]
 
-    return EngineTokenizer(path.parent, manifest, decode, engine)
-
-
-def control_texts(path: Path) -> list[str]:
-    """Return the texts of the control tokens of a Tekken file, or of `CONTROL` if it lists none."""
-    return list(_control_ids(json.loads(path.read_text(encoding="utf-8"))))
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        parts = self._parts
+        return b"".join([parts[i] for i in np.asarray(ids).tolist()]).decode("utf-8", errors="replace")
 
 
-def control_names(data: dict[str, Any]) -> list[str]:
-    """Return a name for every control id of a Tekken file, in order; unnamed ids become `<SPECIAL_17>` and the like."""
-    named = {rank: text for text, rank in _control_ids(data).items()}
-    return [named.get(i, f"<SPECIAL_{i}>") for i in range(data["config"]["default_num_special_tokens"])]
+def control_names(count: int) -> list[str]:
+    """Return a name for each of the first `count` ids; those without a name become `<SPECIAL_17>` and the like."""
+    named = {i: text for text, i in CONTROL.items()}
+    return [named.get(i, f"<SPECIAL_{i}>") for i in range(count)]
 
 
 def make_fast_tokenizer(data: dict[str, Any]) -> dict[str, Any]:
@@ -102,22 +101,14 @@ def make_fast_tokenizer(data: dict[str, Any]) -> dict[str, Any]:
     bytes_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {
         "version": "1.0",
-        "truncation": None,
-        "padding": None,
+        **dict.fromkeys(("truncation", "padding", "normalizer", "post_processor")),
         "added_tokens": [],
-        "normalizer": None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, bytes_level]},
-        "post_processor": None,
         "decoder": bytes_level,
         "model": {
             "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
+            **dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")),
+            **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False),
             "vocab": {encoded[token]: rank + first for token, rank in ranks.items()},
             "merges": merges,
         },
@@ -145,8 +136,3 @@ def _byte_letters() -> dict[int, str]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
-
-
-def _control_ids(data: dict[str, Any]) -> dict[str, int]:
-    listed = data.get("special_tokens")
-    return {token["token_str"]: token["rank"] for token in listed} if listed else CONTROL
