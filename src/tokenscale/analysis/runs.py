@@ -137,7 +137,8 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         "code_digest": record.get("code_and_inputs") or record.get("digest"),
         "code": _code(record),
         **_compilation(record),
-        "load_average": _load_average(hardware),
+        "load_average": _number(hardware.get("load_average_1min")),
+        "text_lost": _number(record.get("text_lost")),
         "git_commit": git.get("commit"),
         "git_dirty": git.get("dirty"),
         "versions": canonical_json(record.get("versions") or {}),
@@ -243,10 +244,9 @@ def _code(record: Row) -> str | None:
     return canonical_json({str(name): str(sha256)[:12] for name, sha256 in files.items()})
 
 
-def _load_average(hardware: Row) -> float | None:
-    """Return the machine's load average at the start of a run; None where it was not recorded."""
-    load = hardware.get("load_average_1min")
-    return float(load) if isinstance(load, (int, float)) and not isinstance(load, bool) else None
+def _number(value: Any) -> float | None:
+    """Return a number of a record; None where it was not recorded."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def _compilation(record: Row) -> Row:

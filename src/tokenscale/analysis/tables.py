@@ -104,6 +104,7 @@ TABLES: dict[str, dict[str, str]] = {
         "eager_blocks": "INTEGER",  # of the blocks: ran outside of any graph
         "graph_breaks": "INTEGER",  # in all graphs of all ranks
         "load_average": "DOUBLE",  # of the machine of rank 0 when the run began, over a minute; null where not recorded
+        "text_lost": "DOUBLE",  # largest share of a corpus' bytes that the tokenizer loses; null where not recorded
         "machine": "VARCHAR",  # the name in its file; so the next, of the newest attempt
         "share": "INTEGER",  # runs that had its nodes at the same time
         "node_names": "VARCHAR",

@@ -351,7 +351,9 @@ def open_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target,
         document_end = record["document_end"] if record and record["document_end"] is not None else ids["eos_id"]
     if document_end is not None and document_end >= ids["vocabulary_size"]:
         raise out_of_vocabulary_error("--document-end", document_end, ids["vocabulary_size"])
-    framing = Framing(ids["vocabulary_size"], ids["bos_id"], ids["eos_id"], document_end)
+    known = read_tokenizer(_find_tokenizer_folder(settings.tokenizer)) if settings.tokenizer is not None else {}
+    others = tuple({known.get("pad_id"), known.get("mask_id")} - {None, ids["bos_id"], ids["eos_id"], document_end})
+    framing = Framing(ids["vocabulary_size"], ids["bos_id"], ids["eos_id"], document_end, others)
     eos = _resolve_eos(settings, goal, bool(record and record["eos"] and goal.store))
     _check_eos(eos, ids["eos_id"])
     reader = module.Reader(

@@ -131,7 +131,7 @@ def _write(settings, source, stem, directory, aside, tokenizer, log) -> dict[Pat
     folder = tokenizer.directory or kept
     if not (folder / "manifest.json").is_file():
         folder = aside / "tokenizer"
-        build_tokenizer(tokenizer.settings, folder)
+        build_tokenizer(tokenizer.settings, folder, log=log)
     stores = {}
     for form in dict.fromkeys(settings.format):
         store = StoreSettings(

@@ -199,10 +199,11 @@ def ensure_tokenizer(
 ) -> Path:
     """Return the manifest of a tokenizer. Build it if it is missing; for kind bpe also the corpus it learns from."""
     corpus = ensure_corpus(settings.learnt_from, log) if settings.learnt_from is not None else None
-    directory = directory or RESULTS / "tokenizers" / settings.name
+    given, directory = directory, directory or RESULTS / "tokenizers" / settings.name
     path = directory / "manifest.json"
     if path.is_file():
         found = read_tokenizer(directory)
+        accepted = found.get("accepted_loss", TokenizerSettings.accepted_loss)
         if found["kind"] != settings.kind:
             raise UserError(
                 f"the existing tokenizer {settings.name} is of another kind.",
@@ -211,10 +212,11 @@ def ensure_tokenizer(
                 requested=f"kind {settings.kind}",
                 next="remove its folder, or give the new one another name",
             )
-        if corpus is None or found["corpus_manifest_sha256"] == sha256_file(corpus):
+        same = corpus is None or found["corpus_manifest_sha256"] == sha256_file(corpus)
+        if same and (given or accepted == settings.accepted_loss):
             return path
     with _lock_for_build(directory, f"the tokenizer {settings.name}"):
-        manifest = build_tokenizer(settings, directory, corpus.parent if corpus else None)
+        manifest = build_tokenizer(settings, directory, corpus.parent if corpus else None, log)
         log(f"tokenizer {settings.name} ({settings.kind}): {manifest['vocabulary_size']:,} ids")
     return path
 

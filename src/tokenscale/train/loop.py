@@ -17,6 +17,7 @@ from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Status, Writer
 from tokenscale.runs.records.provenance import Energy, get_boot_id
+from tokenscale.settings.data import LOSS_CAUTION
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.registry import TOKENIZER_LOADER
@@ -123,6 +124,7 @@ class Training:
         self.running: dict[str, Any] = {}
         if world.rank == 0:
             facts = {"kernel": kernel, "budget_steps": self.steps, **self.trainer.facts(), **record.costs(run, shape)}
+            facts["text_lost"] = self.batches.lost
             facts["compilation"] = None  # of all ranks, found at the end; null where nothing was to be compiled
             self.running = record.start(run, directory, attempt, world, self.launched, facts)
         self.timer = timer_of(world.device)
@@ -136,6 +138,8 @@ class Training:
         device = record.device_name(world.device)
         ranks = f"{world.size} rank(s) on {device}"
         self.progress.log(f"{run.identity}  {self.trainer.parameters:,} parameters  {ranks}, attention by {kernel}")
+        if (self.batches.lost or 0) > LOSS_CAUTION:
+            self.progress.log(f"  caution  the tokenizer loses {self.batches.lost:.2%} of the bytes of this text")
         self.done = 0  # steps behind us
         self._carried = 0.0  # seconds of bookkeeping since the last step was handed to the device
         self._compiled: dict[str, int] = {}  # as logged last

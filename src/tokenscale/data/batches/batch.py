@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,8 @@ class Inputs:
     validation_store: Path | None = None
     rank: int = 0
     world_size: int = 1
+    #: share of each corpus's bytes that the tokenizer loses, as far as it is known; added when they are opened
+    losses: list[float] = field(default_factory=list, compare=False)
 
     def require(self, role: str, run: RunSettings, user: str) -> Path:
         """Return the input with this role, which `user` needs. Raises UserError if it was not given."""
@@ -71,6 +73,8 @@ class Inputs:
 class Batches:
     """A rank's shares of the endless sequence of global batches. By default the state is the next step alone."""
 
+    #: largest share of a corpus's bytes that the tokenizer loses; None if it is not known
+    lost: float | None = None
     _step = 0
 
     def __init__(self, run: RunSettings, vocabulary_size: int, inputs: Inputs):
@@ -106,6 +110,7 @@ class WrappedBatches(Batches):
 
     def __init__(self, batches: Batches):
         self.vocabulary_size = batches.vocabulary_size
+        self.lost = batches.lost
         self._batches = batches
 
     def rows_per_epoch(self) -> float:

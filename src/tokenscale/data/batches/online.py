@@ -14,6 +14,7 @@ from tokenscale.data.stores.documents import make_labels, pad_document
 from tokenscale.data.stores.text import check_eos, encode_documents
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
+from tokenscale.data.tokenizers.losses import draw_sample, measure
 from tokenscale.settings.run import RunSettings
 
 #: documents tokenized per call to compute lengths
@@ -22,12 +23,16 @@ LENGTHS_BATCH = 64
 
 def open_documents(run: RunSettings, inputs: Inputs) -> list["OnlineDocuments"]:
     """Open the documents of each corpus of the run with one tokenizer. Raises UserError if corpus or tokenizer are
-    missing.
+    missing, and if the tokenizer loses too much of a corpus.
     """
     user = f"approach {run.approach}, which tokenizes while training,"
     corpus, tokenizer = (inputs.require(role, run, user) for role in ("corpus", "tokenizer"))
     loaded = load_tokenizer(tokenizer, run.engine)
-    return [OnlineDocuments(run, manifest_path(path).parent, loaded) for path in list_sources(run, corpus)]
+    documents = [OnlineDocuments(run, manifest_path(path).parent, loaded) for path in list_sources(run, corpus)]
+    for source in documents:
+        found = measure(loaded, draw_sample(source.text.directory), source.text.manifest["name"])
+        inputs.losses.append(found["lost"])
+    return documents
 
 
 class OnlineDocuments:

@@ -1,6 +1,6 @@
 """Open the batches and the held-out rows of a run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,9 +33,12 @@ def open_batches(run: RunSettings, inputs: Inputs) -> Batches:
         from tokenscale.data.batches import online  # with the tokenizers, which are no code of other runs
 
         openers = online.OPENERS
+    inputs = replace(inputs, losses=[])
     batches = openers[run.approach](run, inputs)
     change = open_change(run, inputs, _read_manifests(run, inputs) if run.labels == "target" else [])
-    return batches if change is UNCHANGED else ChangedBatches(batches, change, run, inputs)
+    batches = batches if change is UNCHANGED else ChangedBatches(batches, change, run, inputs)
+    batches.lost = max(inputs.losses, default=None)
+    return batches
 
 
 def _read_manifests(run: RunSettings, inputs: Inputs) -> list[dict[str, Any]]:

@@ -100,6 +100,7 @@ def read_store_manifest(where: Path) -> dict[str, Any]:
         for file in manifest["files"]:
             check_types(file, {"name": str, "bytes": int, "sha256": str})
             check_relative_path(file["name"])
+        check_types(manifest.get("text_sample", {"lost": 0}), {"lost": (int, float)})
         for file in manifest.get("records", {}).get("files", []):
             check_types(file, {"name": str, "records": int, "bytes": int})
             check_relative_path(file["name"])

@@ -14,14 +14,12 @@ from tokenscale.data.corpus.raw_text import PAIR, RawText, text_bytes
 from tokenscale.data.stores.documents import Chunk, Origin, frame_documents, frame_pairs
 from tokenscale.data.tokenizers.backends import REFERENCE, EngineTokenizer
 from tokenscale.data.tokenizers.base import Texts, Tokenizer
+from tokenscale.data.tokenizers.losses import draw_sample, measure
 
 #: bytes of text per call of an engine
 BATCH_BYTES = 4 << 20
-
-#: bytes and places of the sample on which an engine is compared with the reference
-SAMPLE_BYTES = 128 << 10
-
-SAMPLE_GROUPS = 8
+#: every so many documents of the sample, the engine is compared with the reference, which is slow
+COMPARED = 4
 
 
 def encode_documents(tokenizer: Tokenizer, texts: Texts, eos: bool, pairs: bool = False) -> list[np.ndarray]:
@@ -68,9 +66,9 @@ class EngineDiffers(UserError):
 class TextDocuments:
     """Tokenized documents of a corpus split; see `documents.Documents`.
 
-    While the first chunks are tokenized, a thread compares the engine with the reference on a sample of this text;
-    `confirm` waits for the result. (The engine is compared on hostile texts, which do not depend on the corpus, when
-    the tokenizer is built or loaded.)
+    Opening them measures what the tokenizer loses of a sample of this text (`tokenizers.losses`), and raises UserError
+    if it loses too much. While the first chunks are tokenized, a thread compares the engine with the reference on the
+    sample; `confirm` waits for the result. (It is compared on fuzz texts when the tokenizer is built or loaded.)
 
     `report(documents, utf8_bytes)` is called for each batch.
     """
@@ -84,7 +82,7 @@ class TextDocuments:
         report: Callable[[int, int], None] | None = None,
         batch_documents: int | None = None,
     ):
-        self.text, self._split = RawText(corpus_directory, split), split
+        self.text, self._sample = RawText(corpus_directory, split), draw_sample(corpus_directory, split)
         check_eos(tokenizer, eos, self.text.pairs)
         self.tokenizer, self.eos, self.report = tokenizer, eos, report
         mean = max(1, self.text.split["utf8_bytes"] // max(1, len(self.text)))
@@ -99,6 +97,7 @@ class TextDocuments:
                 "corpus_manifest_sha256": sha256_file(Path(corpus_directory) / "manifest.json"),
                 "text_sha256": self.text.split["text_sha256"],
                 **({"document_parts": "source, EOS, target"} if self.text.pairs else {}),
+                "text_sample": measure(tokenizer, self._sample, self.text.manifest["name"]),
             },
             engine=" ".join(filter(None, (tokenizer.engine, tokenizer.engine_version))),
         )
@@ -140,19 +139,4 @@ class TextDocuments:
         """Compare the engine with the reference on the sample; None if there is no difference."""
         if not isinstance(self.tokenizer, EngineTokenizer) or self.tokenizer.engine == REFERENCE:
             return None
-        return self.tokenizer.difference(self._draw_sample())
-
-    def _draw_sample(self) -> list[str]:
-        """Return documents from all over the split, at most 128 KiB in total."""
-        found: list[str] = []
-        rest = SAMPLE_BYTES
-        text = RawText(self.text.directory, self._split, verify=False)  # a Parquet reader serves one thread
-        for place in np.linspace(0, len(text), SAMPLE_GROUPS, endpoint=False, dtype=np.int64).tolist():
-            share = SAMPLE_BYTES // SAMPLE_GROUPS
-            for column in text.columns(32, place, min(place + 32, len(text))):
-                for document in column.to_pylist():
-                    size = len(document.encode("utf-8"))
-                    if size <= min(share, rest):
-                        found.append(document)
-                        share, rest = share - size, rest - size
-        return found
+        return self.tokenizer.difference(self._sample[::COMPARED])

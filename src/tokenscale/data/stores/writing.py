@@ -37,6 +37,7 @@ from tokenscale.data.stores.text import EngineDiffers, TextDocuments
 from tokenscale.data.tokenizers.backends import REFERENCE
 from tokenscale.data.tokenizers.base import SPECIAL_TOKEN_POLICY, Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
+from tokenscale.data.tokenizers.losses import describe
 from tokenscale.settings.data import StoreSettings
 
 #: int64 [V], how often each id occurs in a part
@@ -361,6 +362,7 @@ def write_store(
     def write(tokenizer: Tokenizer) -> dict[str, Any]:
         documents: Documents
         documents = TextDocuments(corpus_directory, tokenizer, store.split, store.eos, report, batch_documents)
+        log(describe(tokenizer, documents.origin.source["text_sample"]))
         if part is not None and len(documents):
             documents = DocumentRange(documents, *part)
             if len(documents) == 0:

@@ -57,6 +57,7 @@ class Framing:
     bos_id: int
     eos_id: int | None
     document_end: int | None  # id that ends a document in the source
+    others: tuple[int, ...] = ()  # ids of PAD and MASK, if the tokenizer is known
 
 
 @dataclass(frozen=True)
@@ -158,14 +159,15 @@ class ReframedDocuments:
                 next=self.reader.doubt or "name the tokenizer that made it: --tokenizer FOLDER, or --vocabulary-size N",
             )
         first, last = find_texts(ids, lengths, frame.bos_id, frame.document_end)
-        control = [i for i in {frame.bos_id, frame.eos_id, frame.document_end} if i is not None]
+        control = [i for i in {frame.bos_id, frame.eos_id, frame.document_end, *frame.others} if i is not None]
         places = np.flatnonzero(np.isin(ids, control)) if ids.size else np.zeros(0, np.int64)
         document = np.searchsorted(np.cumsum(lengths), places, side="right")
         inside = places[(places >= first[document]) & (places < last[document])]
         if inside.size:
             place = int(inside[0])
             found = int(ids[place])
-            name = "BOS" if found == frame.bos_id else "an id that ends documents"
+            name = "PAD or MASK" if found in frame.others else "an id that ends documents"
+            name = "BOS" if found == frame.bos_id else name
             raise self._document_error(
                 f"{name} lies inside a document.",
                 *(lengths, number, place),
@@ -260,7 +262,9 @@ class StoreDocuments:
     def __init__(self, reader: Any, manifest: dict[str, Any], eos: bool):
         self._reader, self._manifest, self._eos = reader, manifest, eos
         self.report: Callable[[int, int], None] | None = None
-        source_keys = ("corpus_manifest_sha256", "text_sha256", "special_token_policy", "converted_from")
+        source_keys = (
+            *("corpus_manifest_sha256", "text_sha256", "text_sample", "special_token_policy", "converted_from"),
+        )
         self.origin = Origin(
             tokenizer=manifest["tokenizer"],
             vocabulary_size=manifest["vocabulary_size"],

@@ -1,0 +1,121 @@
+"""What a tokenizer loses of a corpus: `decode(encode(text))` compared with the text on a sample.
+
+Compared are the characters other than white space, of the text and of what comes back, both after the tokenizer's own
+normalisation and without unknown ids. A character is **lost** if it does not come back, or if the normalisation removes
+it. It is only **normalised** if the normalisation replaces it by others (lower case, NFKC, a letter without its
+accent). White space is not compared: many tokenizers rejoin words by single spaces.
+"""
+
+import json
+import math
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenscale.base.errors import UserError
+from tokenscale.data.corpus.raw_text import PAIR, RawText
+from tokenscale.data.tokenizers.backends import EngineTokenizer, random_error
+from tokenscale.data.tokenizers.base import Tokenizer
+from tokenscale.settings.data import LOSS_CAUTION
+
+#: places of a corpus that a sample is drawn from, documents at each, and bytes at each; longer documents are cut
+PLACES, DOCUMENTS, PLACE_BYTES = 16, 16, 32 << 10
+
+
+def draw_sample(corpus_directory: Path, split: str = "train") -> list[str]:
+    """Return the beginnings of up to 256 documents from all over a split, at most 512 KiB of UTF-8 in total."""
+    text = RawText(corpus_directory, split, verify=False)  # the whole files are checked when they are read in order
+    places = np.linspace(0, len(text), PLACES + 1, dtype=np.int64).tolist()
+    found: list[str] = []
+    for first, end in zip(places, places[1:], strict=False):
+        room = PLACE_BYTES
+        for column in text.columns(DOCUMENTS, first, min(first + DOCUMENTS, end)):
+            for document in column.to_pylist():
+                encoded = document.encode("utf-8")[:room]
+                found += [encoded.decode("utf-8", errors="ignore")] if encoded else []
+                room -= len(encoded)
+    return found
+
+
+def measure(tokenizer: Tokenizer, sample: Sequence[str], corpus: str) -> dict[str, Any]:
+    """Return counts and shares of a sample, for the manifest of a store: `documents`, `utf8_bytes`, and of its bytes
+    other than white space `lost` and `normalised`, and of its ids `unknown`.
+
+    Raises UserError if the tokenizer loses more than it may (`accepted_loss`), encodes the sample differently a second
+    time, or makes BOS or EOS from text.
+    """
+    texts = [part for text in sample for part in text.split(PAIR)]
+    documents, again = tokenizer.encode_batch(texts), tokenizer.encode(texts)[0]
+    ids = np.concatenate([np.zeros(0, dtype=np.int32), *documents])
+    if not np.array_equal(ids, again):
+        raise random_error(tokenizer.name, corpus=corpus)
+    if np.isin(ids, [i for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None]).any():
+        raise UserError(
+            f"the tokenizer {tokenizer.name} makes control tokens from text.",
+            corpus=corpus,
+            ids=f"BOS {tokenizer.bos_id}, EOS {tokenizer.eos_id}",
+            next="use a tokenizer whose control tokens are not entries for text",
+        )
+    unknown = tokenizer.unknown_id
+    lost: Counter[str] = Counter()
+    replaced: Counter[str] = Counter()
+    for text, document in zip(texts, documents, strict=True):
+        normal = tokenizer.normalize(text)
+        back = tokenizer.decode(document if unknown is None else document[document != unknown])
+        if back != normal:
+            lost += Counter(normal) - Counter(tokenizer.normalize(back))
+        if normal != text:
+            replaced += Counter(text) - Counter(normal)
+    frame = tokenizer.normalize("aa")
+    removed = Counter({c: n for c, n in replaced.items() if tokenizer.normalize(f"a{c}a") == frame})
+    whole = max(1, sum(len("".join(text.split()).encode("utf-8")) for text in texts))
+    found = {
+        "documents": len(sample),
+        "utf8_bytes": sum(len(text.encode("utf-8")) for text in texts),
+        "lost": round(min(1.0, _bytes(lost + removed) / whole), 6),
+        "normalised": round(_bytes(replaced - removed) / whole, 6),
+        "unknown": round(float(np.count_nonzero(ids == unknown)) / max(1, len(ids)), 6) if unknown is not None else 0.0,
+    }
+    if found["lost"] > tokenizer.accepted_loss:
+        raise _loss_error(tokenizer, found, lost + removed, corpus)
+    return found
+
+
+def describe(tokenizer: Tokenizer, found: dict[str, Any]) -> str:
+    """Return the result of `measure` as a line for a log."""
+    caution = "caution: " if found["lost"] > LOSS_CAUTION else ""
+    return (
+        f"{caution}tokenizer {tokenizer.name} loses {found['lost']:.2%} of the bytes of {found['documents']:,} sampled "
+        f"documents ({found['normalised']:.2%} are normalised); {found['unknown']:.2%} of their ids are unknown"
+    )
+
+
+def _bytes(characters: Counter[str]) -> int:
+    """Return the UTF-8 bytes of characters other than white space."""
+    return sum(n * len(c.encode("utf-8")) for c, n in characters.items() if not c.isspace())
+
+
+def _loss_error(tokenizer: Tokenizer, found: dict[str, Any], lost: Counter[str], corpus: str) -> UserError:
+    accepted = math.ceil(10 * found["lost"]) / 10
+    most = sorted(((c, n) for c, n in lost.items() if not c.isspace()), key=lambda item: (-item[1], item[0]))[:5]
+    next = "use a tokenizer with these characters (with byte fallback it loses nothing), or accept the loss:\n"
+    next += f"tokenizers.{tokenizer.name}.accepted_loss: {accepted} in the configuration"
+    if isinstance(tokenizer, EngineTokenizer) and tokenizer.kind == "huggingface":
+        name = f"{tokenizer.name}-lossy"
+        settings = {"name": name, "kind": "huggingface", "source": str(tokenizer.path.parent)}
+        names = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id}
+        settings |= {role: tokenizer.decode([i]) for role, i in names.items() if i is not None}
+        text = shlex.quote(json.dumps(settings | {"accepted_loss": accepted}))
+        next += f"; without one, use the tokenizer {name} after\n"
+        next += f"python -m tokenscale tokenizer --settings {text} --output results/tokenizers/{name}/manifest.json"
+    return UserError(
+        f"the tokenizer {tokenizer.name} loses {found['lost']:.1%} of this text.",
+        corpus=corpus,
+        found=f"{', '.join(f'{c!r} {n:,} times' for c, n in most)} in {found['documents']:,} sampled documents",
+        expected=f"at most {tokenizer.accepted_loss:.1%} of the bytes  (accepted_loss of the tokenizer)",
+        next=next,
+    )
