@@ -17,6 +17,7 @@ from tokenscale.costs.pipeline_schedules import bubble_share
 from tokenscale.report import captions, paired_comparisons
 from tokenscale.report.paired_comparisons import TOO_FEW
 from tokenscale.report.style import number, ordered
+from tokenscale.settings.data import LOSS_CAUTION
 
 #: verdicts of answers that no test decides
 COUNTED, MEASURED, PROVEN, NOT_PROVEN = "counted", "measured", "proven", "not proven"
@@ -263,6 +264,7 @@ def find_cautions(
     """
     found = [
         _describe_validity(runs),
+        _describe_lost_text(runs),
         _describe_compilation(runs),
         _describe_load(runs),
         _describe_drift(runs, throughput),
@@ -283,6 +285,18 @@ def _describe_validity(runs: pd.DataFrame) -> str:
     first = wrong.sort_values("validity", kind="stable").iloc[0]
     reason = (first["reasons"] or "no reason recorded").split("; ")[0]
     return f"{' and '.join(parts)} of {len(runs)} runs: {first['run_id']}: {reason}."
+
+
+def _describe_lost_text(runs: pd.DataFrame) -> str:
+    """Runs whose tokenizer loses a part of their text, with the largest share."""
+    lost = runs["text_lost"].astype(float) if "text_lost" in runs else pd.Series(dtype=float)
+    if not (lossy := lost > LOSS_CAUTION).any():
+        return ""
+    worst = runs.loc[lost.idxmax()]
+    return (
+        f"The tokenizer loses a part of the text of {int(lossy.sum())} of {len(runs)} runs, up to "
+        f"{number(100 * worst['text_lost'], 2)} % of its bytes ({worst['tokenizer']} on {worst['corpus']})."
+    )
 
 
 def _describe_compilation(runs: pd.DataFrame) -> str:

@@ -1,0 +1,302 @@
+"""Tokenizers account for their text: what they lose is measured, their ids are a function, control ids are no text."""
+
+import functools
+import json
+import random
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from tests.corpora import make_corpus, make_run
+from tokenscale.base.errors import UserError
+from tokenscale.cli.convert import ConvertSettings, convert
+from tokenscale.data.batches.batch import Inputs
+from tokenscale.data.batches.open import open_batches
+from tokenscale.data.stores.writing import write_store
+from tokenscale.data.tokenizers import backends, huggingface
+from tokenscale.data.tokenizers.load import build, load_tokenizer
+from tokenscale.data.tokenizers.losses import PLACES, draw_sample, measure
+from tokenscale.report.answers import _describe_lost_text
+from tokenscale.settings.data import StoreSettings, TokenizerSettings
+
+ROLES = {"bos": "<s>", "eos": "</s>", "pad": "<pad>", "mask": "<mask>"}
+CONTROL = {text: i for i, text in enumerate([*ROLES.values(), "<unk>"])}
+LETTERS = sorted(set("abcdefghijklmnopqrstuvwxyz <>/"))
+PLAIN = ["the cat sat on the mat"] * 30
+CJK = [*PLAIN, *["日本語 日本語 日本語"] * 10]
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+@pytest.fixture(autouse=True)
+def few_fuzz_texts(monkeypatch):
+    """Engines are compared on 200 texts, to save time."""
+    monkeypatch.setattr(backends, "make_fuzz_texts", functools.partial(backends.make_fuzz_texts, count=200))
+
+
+def vocabulary(*entries):
+    return {text: i for i, text in enumerate([*CONTROL, *entries])}
+
+
+def characters(**options):
+    """BPE of single letters, without byte level."""
+    return Tokenizer(models.BPE(vocabulary(*LETTERS), [], **options))
+
+
+def byte_level(*merged):
+    """Byte-level BPE that also merges these words from their letters."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    parts = list(dict.fromkeys(word[:n] for word in merged for n in range(2, len(word) + 1)))
+    entries = [*alphabet, *(part for part in parts if part not in CONTROL)]
+    made = Tokenizer(models.BPE(vocabulary(*entries), [(part[:-1], part[-1]) for part in parts]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not {*merged} & {*CONTROL})
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def byte_fallback():
+    return Tokenizer(models.BPE(vocabulary(*LETTERS, *BYTES), [], unk_token="<unk>", byte_fallback=True))
+
+
+def unigram():
+    made = Tokenizer(models.Unigram([(text, 0.0) for text in CONTROL] + [(c, -2.0) for c in (*LETTERS, "▁")], 4))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    return made
+
+
+def words(unknown="<unk>"):
+    made = Tokenizer(models.WordLevel(vocabulary("the", "cat", "sat", "on", "mat"), unk_token=unknown))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return made
+
+
+def pieces():
+    entries = [*LETTERS, *(f"##{c}" for c in LETTERS)]
+    made = Tokenizer(models.WordPiece(vocabulary(*entries), unk_token="<unk>"))
+    made.normalizer, made.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    return made
+
+
+def save(tokenizer, folder, special=None, change=None, roles=None):
+    """A folder as transformers writes it; `special` adds the control tokens with this flag."""
+    folder.mkdir(parents=True)
+    data = json.loads(tokenizer.to_str())
+    flags = {"single_word": False, "lstrip": True, "rstrip": True, "normalized": True, "special": special}
+    if special is not None:
+        data["added_tokens"] = [{"id": i, "content": text, **flags} for text, i in CONTROL.items()]
+    data |= (change or {}).get("file", {})
+    data["model"] |= (change or {}).get("model", {})
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    names = {f"{role}_token": text for role, text in (ROLES | (roles or {})).items()}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    return folder
+
+
+def made(tokenizer, folder, log=print, settings=None, **options):
+    source = save(tokenizer, folder / "source", **options)
+    stated = TokenizerSettings(name="own", kind="huggingface", source=str(source))
+    build(replace(stated, **(settings or {})), folder / "built", log=log)
+    return folder / "built"
+
+
+# ------------------------------------------------------------------------------------------------------ control tokens
+
+
+@pytest.mark.parametrize("special", [True, False, None])
+@pytest.mark.parametrize(
+    "tokenizer", [byte_level(), byte_level(*ROLES.values()), byte_fallback(), unigram(), words(), pieces()], ids=str
+)
+def test_ids_of_the_roles_never_come_from_text(tmp_path, tokenizer, special):
+    folder = made(tokenizer, tmp_path, special=special)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    roles = {manifest[f"{role}_id"] for role in ROLES}
+    assert roles == {0, 1, 2, 3}
+    texts = [*ROLES.values(), *(f"the {text} cat{text}" for text in ROLES.values()), "</s></s>"]
+    for engine in ("auto", "tokenizers"):
+        ids = load_tokenizer(folder, engine).encode(texts)[0]
+        assert ids.size and not roles & set(ids.tolist()), engine
+
+
+def test_a_pad_token_that_stands_for_unknown_text_is_not_the_pad_token(tmp_path):
+    folder = made(words(), tmp_path, roles={"pad": "<unk>"})
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.pad_id == tokenizer.eos_id == 1
+    assert tokenizer.encode(["the dog"])[0].tolist() == [5, 4]
+
+
+def test_an_unknown_token_that_is_bos_too_is_not_used(tmp_path):
+    folder = made(characters(unk_token="<s>"), tmp_path)
+    assert load_tokenizer(folder).encode(["a日b"])[0].tolist() == [
+        CONTROL["<unk>"] + 1 + LETTERS.index(c) for c in "ab"
+    ]
+
+
+@pytest.mark.parametrize("inside", [2, 3])
+def test_pad_and_mask_inside_a_foreign_document_are_refused(tmp_path, inside):
+    np.array([5, inside, 6, 1, 7, 1], "<u2").tofile(tmp_path / "train.bin")
+    settings = ConvertSettings(to="token-list", tokenizer=str(made(byte_level(), tmp_path)))
+    with pytest.raises(UserError, match="PAD or MASK lies inside"):
+        convert(settings, tmp_path / "train.bin", tmp_path / "store")
+
+
+# ---------------------------------------------------------------------------------------------------- ids as a function
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "change", "named"),
+    [
+        (byte_level("there"), {"model": {"dropout": 0.5}}, "dropout"),
+        (
+            byte_level(),
+            {"file": {"truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}}},
+            "truncation",
+        ),
+    ],
+    ids=["dropout", "truncation"],
+)
+def test_what_makes_ids_random_or_cuts_them_is_switched_off_by_name(tmp_path, tokenizer, change, named):
+    said = []
+    folder = made(tokenizer, tmp_path / "a", change=change, log=said.append)
+    plain = load_tokenizer(made(tokenizer, tmp_path / "b"), "tokenizers")
+    assert named in said[0] and "switched off" in said[0]
+    texts = ["there and there again, there"] * 50
+    for engine in ("auto", "tokenizers"):
+        assert np.array_equal(load_tokenizer(folder, engine).encode(texts)[0], plain.encode(texts)[0])
+    assert all(
+        entry.get("exact", True) for entry in json.loads((folder / "build.json").read_text())["engines"].values()
+    )
+
+
+def test_a_tokenizer_that_is_random_is_refused(tmp_path, monkeypatch):
+    tokenizer = load_tokenizer(made(byte_level(), tmp_path))
+    draw = random.Random(0)
+    monkeypatch.setattr(
+        tokenizer, "encode", lambda texts: (np.array([9 + draw.randrange(99) for _ in texts]), np.ones(len(texts), int))
+    )
+    with pytest.raises(UserError, match="no function"):
+        measure(tokenizer, PLAIN, "here")
+
+
+# ----------------------------------------------------------------------------------------------------------- text lost
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "texts", "lost", "normalised", "unknown"),
+    [
+        (byte_level(), CJK, 0, 0, 0),
+        (byte_fallback(), CJK, 0, 0, 0),
+        (characters(), PLAIN, 0, 0, 0),
+        (characters(), CJK, 1, 0, 0),
+        (characters(unk_token="<unk>"), CJK, 1, 0, 1),
+        (unigram(), CJK, 1, 0, 1),
+        (words(), CJK, 1, 0, 1),
+        (pieces(), PLAIN, 0, 0, 0),
+        (pieces(), CJK, 1, 0, 1),
+        (pieces(), ["The Cat", "É"], 0, 1, 0),
+    ],
+)
+def test_lost_bytes_and_unknown_ids_are_measured(tmp_path, tokenizer, texts, lost, normalised, unknown):
+    """Of CJK, 270 of 780 bytes other than white space are lost: 10 · 3 · 3 · 3 of 30 · 17 and these."""
+    folder = made(tokenizer, tmp_path / "t", settings={"accepted_loss": 1.0})
+    corpus = make_corpus(tmp_path / "c", texts)
+    store = tmp_path / "store"
+    said = []
+    write_store(StoreSettings("token-list"), corpus, folder, store, log=said.append)
+    found = json.loads((store / "manifest.json").read_text())["text_sample"]
+    assert found["lost"] == (pytest.approx(270 / 780, abs=1e-6) if lost else 0)
+    assert (found["normalised"] > 0, found["unknown"] > 0) == (normalised, unknown)
+    assert found["documents"] == len(texts) and any(f"{found['lost']:.2%}" in line for line in said)
+
+
+def test_characters_that_a_normalizer_removes_are_lost_and_those_that_it_replaces_are_not(tmp_path):
+    tokenizer = byte_level()
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Lowercase(), normalizers.Replace(Regex("[日本語]"), "")]
+    )
+    corpus = make_corpus(tmp_path / "c", ["THE ﬁx", *CJK])
+    found = measure(
+        load_tokenizer(made(tokenizer, tmp_path / "t", settings={"accepted_loss": 1.0})), draw_sample(corpus), ""
+    )
+    assert found["lost"] == pytest.approx(270 / 787, abs=1e-6)
+    assert found["normalised"] == pytest.approx(6 / 787, abs=1e-6)
+
+
+@pytest.mark.parametrize("tokenizer", [characters(), words(), words("none"), unigram()])
+@pytest.mark.parametrize("door", ["store", "padded", "padding-free"])
+def test_a_tokenizer_that_loses_or_refuses_text_is_one_message_at_every_door(tmp_path, tokenizer, door):
+    folder, corpus = made(tokenizer, tmp_path / "t"), make_corpus(tmp_path / "c", CJK)
+
+    def enter(folder):
+        if door == "store":
+            return write_store(StoreSettings("packed", sequence_length=16), corpus, folder, tmp_path / "store")
+        run = make_run(door, 16, global_batch=2)
+        return open_batches(run, Inputs(corpus=corpus, tokenizer=folder))
+
+    with pytest.raises(UserError, match="loses|cannot encode") as error:
+        enter(folder)
+    assert "next" in error.value.facts and not (tmp_path / "store/manifest.json").exists()
+    if "loses" in error.value.what:
+        opened = enter(made(tokenizer, tmp_path / "again", settings={"accepted_loss": 0.9}))
+        lost = opened["text_sample"]["lost"] if door == "store" else opened.lost
+        assert lost == pytest.approx(270 / 780, abs=1e-6)
+
+
+def test_a_tokenizer_without_unknown_token_serves_text_that_it_covers(tmp_path):
+    folder, corpus = made(words("none"), tmp_path / "t"), make_corpus(tmp_path / "c", PLAIN)
+    manifest = write_store(StoreSettings("token-list"), corpus, folder, tmp_path / "store")
+    assert manifest["tokens_in_documents"] == 7 * len(PLAIN)
+    convert(ConvertSettings(to="packed", sequence_length=8), tmp_path / "store", tmp_path / "converted")
+    converted = json.loads((tmp_path / "converted/manifest.json").read_text())
+    assert converted["text_sample"] == manifest["text_sample"]
+
+
+def test_the_sample_comes_from_all_over_the_corpus_and_has_the_beginnings_of_long_documents(tmp_path):
+    texts = [f"{i} " + "x" * 50_000 for i in range(100)]
+    sample = draw_sample(make_corpus(tmp_path, texts))
+    assert sum(map(len, sample)) <= PLACES * (32 << 10)
+    assert [int(text.split()[0]) for text in sample] == [100 * i // PLACES for i in range(PLACES)]
+
+
+def test_the_report_cautions_of_lost_text():
+    runs = pd.DataFrame(
+        {"run_id": ["a", "b"], "text_lost": [0.0005, 0.02], "tokenizer": "own", "corpus": "mine", "validity": "valid"}
+    )
+    assert "1 of 2 runs, up to 2" in _describe_lost_text(runs) and not _describe_lost_text(runs[:1])
+
+
+# ---------------------------------------------------------------------------------------------------------- long words
+
+
+def test_training_looks_at_long_words_in_pieces_and_at_other_text_as_it_is(tmp_path):
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    cuts = []
+    for text in ("ordinary text\n" * 500, "日本、" * 900, "a" * 1000, ""):
+        assert huggingface._cut_words(text, words, cuts) == [text] and not cuts
+    for text in ("a" * 5000, "x " * 700 + "日" * 2500, " " * 3000 + "b"):
+        cut = huggingface._cut_words(text, words, [])
+        assert "".join(cut) == text
+        assert max(last - first for piece in cut for _, (first, last) in words.pre_tokenize_str(piece)) <= 1000
+    letters = random.Random(0).choices("abcdefghij", k=300_000)
+    corpus = make_corpus(tmp_path / "c", ["".join(letters)])
+    said = []
+    settings = TokenizerSettings(name="b", kind="bpe", corpus="tiny", vocabulary_size=300)
+    build(settings, tmp_path / "t", corpus, said.append)
+    assert "299 times" in said[0]
+
+
+def test_ordinary_text_trains_the_tokenizer_that_the_library_trains(tmp_path):
+    texts = ["some ordinary text, and some more of it"] * 3 + ["123 " * 900]
+    corpus = make_corpus(tmp_path / "c", texts)
+    build(TokenizerSettings(name="b", kind="bpe", corpus="tiny", vocabulary_size=290), tmp_path / "t", corpus)
+    expected = Tokenizer(models.BPE())
+    expected.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    expected.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=290, special_tokens=["<s>", "</s>", "<pad>"], initial_alphabet=alphabet, show_progress=False
+    )
+    expected.train_from_iterator(texts, trainer)
+    assert json.loads((tmp_path / "t/tokenizer.json").read_text()) == json.loads(expected.to_str())
