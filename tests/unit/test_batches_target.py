@@ -168,10 +168,10 @@ def test_a_row_that_begins_inside_a_document_begins_with_a_target():
 @pytest.mark.parametrize(
     "pairs, kind, source, says",
     [
-        ([("a", f"b{PAIR}c")], "parquet", {}, "stands between the two parts of a pair"),
+        ([("a", f"b{PAIR}c")], "parquet", {}, "separates the two texts of a pair"),
         ([("a", "b")], "parquet", {"target_column": "fr"}, "has no column 'fr'"),
         ([("a", "b")], "jsonl", {"target_column": "fr"}, "source.target_column"),
-        ([("a", 3)], "jsonl", {}, "the key 'en' does not hold text"),
+        ([("a", 3)], "jsonl", {}, "does not hold text in the key 'en'"),
         ([("a", "b")], "jsonl", {"format": "text"}, "a text file has no columns to hold pairs"),
     ],
 )
