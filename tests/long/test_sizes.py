@@ -22,7 +22,7 @@ from tests.long import logs
 from tests.workflow.conftest import Project, make_project
 from tokenscale.base.files import canonical_json, sha256_file, sha256_text, write_json
 from tokenscale.data.corpus.build import SPLITS, VERSION
-from tokenscale.data.corpus.parts import DOCUMENT, write_tables
+from tokenscale.data.corpus.parts import write_table
 from tokenscale.data.records import part_folder
 from tokenscale.settings.data import CorpusSettings, SourceSettings
 from tokenscale.settings.options import to_dict
@@ -69,17 +69,13 @@ def write_synthetic_part(directory: Path, settings: CorpusSettings, number: int)
     rng = np.random.default_rng(number)
     splits = {}
     for split in SPLITS:
-        table = np.zeros(PART_DOCUMENTS if split == "train" else 0, dtype=DOCUMENT)
-        if len(table):
-            table["sha256"] = np.frombuffer(rng.bytes(32 * len(table)), dtype="V32")
-            table["characters"] = rng.integers(1, 20_000, len(table))
-            table["utf8_bytes"] = table["characters"]
-        write_tables(folder, split, table)
+        rows, path = PART_DOCUMENTS if split == "train" else 0, folder / f"{split}.documents"
+        lengths = rng.integers(1, 20_000, rows, dtype=np.uint32)
+        write_table(path, rng.integers(0, 256, (rows, 32), dtype=np.uint8), lengths, lengths)
         (folder / f"{split}-00000.parquet").write_bytes(b"x")
-        names = (f"{split}.documents", f"{split}.sorted")
-        tables = [{"name": n, "bytes": (folder / n).stat().st_size, "sha256": sha256_file(folder / n)} for n in names]
-        files = [{"name": f"{split}-00000.parquet", "rows": len(table), "bytes": 1, "sha256": ""}]
-        splits[split] = {"rows": len(table), "files": files, "tables": tables}
+        tables = [{"name": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}]
+        files = [{"name": f"{split}-00000.parquet", "rows": rows, "bytes": 1, "sha256": ""}]
+        splits[split] = {"rows": rows, "files": files, "tables": tables}
     counts = {"read": PART_DOCUMENTS, "duplicates": 0, "kept": PART_DOCUMENTS}
     digest = sha256_text(canonical_json(to_dict(settings)))
     facts = {
@@ -93,8 +89,7 @@ def write_synthetic_part(directory: Path, settings: CorpusSettings, number: int)
     write_json(folder / "manifest.json", {"schema_version": VERSION, "name": "x", **facts})
 
 
-def test_merging_ten_times_as_many_documents_takes_the_same_memory(tmp_path):
-    peaks = {}
+def test_memory_of_merging_is_bounded(tmp_path):
     for parts in (10, 100):
         directory = tmp_path / str(parts)
         source = SourceSettings(kind="files", files=("x",))
@@ -106,9 +101,8 @@ def test_merging_ten_times_as_many_documents_takes_the_same_memory(tmp_path):
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         assert found["rows"] == parts * PART_DOCUMENTS
-        peaks[parts] = found["peak_mib"]
         report(f"merge of {found['rows']:,} documents: {found['seconds']:.1f} s, peak {found['peak_mib']:.0f} MiB")
-    assert peaks[100] < 1.25 * peaks[10]
+        assert found["peak_mib"] < 1700  # parts.MEMORY, Python with its libraries, and the table of a part
 
 
 def write_sources(folder: Path) -> None:

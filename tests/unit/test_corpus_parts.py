@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -18,22 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.corpus import parts as parts_module
+from tokenscale.cli.main import main
 from tokenscale.data.corpus.build import SPLITS, build
 from tokenscale.data.corpus.fingerprint import fingerprint_part
-from tokenscale.data.corpus.parts import (
-    BUCKETS,
-    DOCUMENT,
-    SORTED,
-    SortedTable,
-    build_part,
-    find_duplicates,
-    merge_parts,
-    write_tables,
-)
-from tokenscale.data.corpus.raw_text import RawText, write_text_records
+from tokenscale.data.corpus.parts import Duplicates, build_part, merge_parts, write_table
+from tokenscale.data.corpus.raw_text import RawText, state_held_out, write_text_records
 from tokenscale.data.records import part_folder
-from tokenscale.settings.data import CorpusSettings, SourceSettings
+from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings
 
 
 def write_files(folder, files):
@@ -93,14 +83,44 @@ def test_any_number_of_parts_gives_the_corpus_of_one(tmp_path, files, data):
         assert [t for b in many.batches(4) for t in b] == [t for b in one.batches(4) for t in b]
 
 
-def test_own_validation_files_lose_what_any_part_trains_on(tmp_path):
-    write_files(tmp_path / "raw", [["a", "b"], ["c", "d"], ["e", "f"]])
-    write_files(tmp_path / "held", [["x", "e"], ["y", "a", "x"]])
+@pytest.mark.parametrize("deduplicate", [True, False])
+def test_held_out_texts_that_any_part_trains_on_are_counted(tmp_path, deduplicate):
+    write_files(tmp_path / "raw", [["a", "b", "x"], ["c", "d", "b"], ["e", "f"]])
+    write_files(tmp_path / "held", [["p", "e", "q"], ["y", "a", "p"], ["a", "e", "e"]])
     options = {"validation_files": (str(tmp_path / "held" / "*.parquet"),)}
-    whole = build(corpus_settings(tmp_path / "raw", 1, **options), tmp_path / "one")
-    merged = build_in_parts(corpus_settings(tmp_path / "raw", 3, **options), tmp_path / "many")
+    one, three = (
+        replace(corpus_settings(tmp_path / "raw", n, **options), cleaning=CleaningSettings(deduplicate=deduplicate))
+        for n in (1, 3)
+    )
+    whole, merged = build(one, tmp_path / "one"), build_in_parts(three, tmp_path / "many")
     assert without_files(merged) == without_files(whole)
-    assert [t for t, _ in read_rows(tmp_path / "many", "validation")] == ["x", "y"]
+    assert whole["cleaning"]["documents"]["held_out_in_training"] == 2  # a and e
+    assert "2 distinct held-out texts" in state_held_out(whole)
+    kept = [t for t, _ in read_rows(tmp_path / "many", "validation")]
+    assert kept == (["p", "q", "y"] if deduplicate else ["p", "e", "q", "y", "a", "p", "a", "e", "e"])
+    assert sum(1 for t, _ in read_rows(tmp_path / "many", "train") if t == "b") == (1 if deduplicate else 2)
+
+
+def test_commands_state_held_out_texts_that_are_trained_on(tmp_path, capsys):
+    write_files(tmp_path / "raw", [["a", "b", "x"], ["c", "d", "b"]])
+    write_files(tmp_path / "held", [["p", "a"]])
+    source = {"kind": "files", "files": [f"{tmp_path}/raw/*"], "validation_files": [f"{tmp_path}/held/*"]}
+    settings = {"name": "x", "source": source, "cleaning": {"deduplicate": False}}
+    output = tmp_path / "results/corpus/x/manifest.json"
+    assert main(["corpus", "--settings", json.dumps(settings), "--output", str(output)]) == 0
+    assert main(["verify", str(tmp_path / "results")]) == 0
+    assert capsys.readouterr().out.count("1 distinct held-out texts also occur in the training text and were kept") == 2
+
+
+def test_without_shared_texts_or_held_out_files_nothing_is_counted(tmp_path):
+    write_files(tmp_path / "raw", [["a", "b", "b"], ["c", "a"]])
+    write_files(tmp_path / "held", [["x", "x"], ["y", "x"]])
+    for parts in (1, 2):
+        for own in ({}, {"validation_files": (str(tmp_path / "held" / "*.parquet"),)}):
+            settings = corpus_settings(tmp_path / "raw", parts, **own)
+            directory = tmp_path / f"{parts}-{len(own)}"
+            manifest = build(settings, directory) if parts == 1 else build_in_parts(settings, directory)
+            assert "held_out_in_training" not in manifest["cleaning"]["documents"]
 
 
 def test_records_in_two_processes_are_those_of_one(tmp_path):
@@ -136,39 +156,18 @@ def test_shards_that_lose_documents_are_written_again_and_the_part_stays(tmp_pat
 def test_many_duplicates_of_one_text_over_many_tables(tmp_path):
     rng = np.random.default_rng(3)
     hashes = rng.integers(0, 256, (40, 32), dtype=np.uint8)
-    hashes[:, 0] %= 3  # few buckets
     hashes[7, :8] = hashes[9, :8]  # equal in the first half only
-    found, expected, seen = [], [], set()
+    expected, seen, sets = [], set(), []
     for number in range(6):
-        drawn = rng.integers(0, 40, 50)
-        table = np.zeros(50, dtype=DOCUMENT)
-        table["sha256"] = hashes[drawn].reshape(-1).view("V32")
-        (tmp_path / str(number)).mkdir()
-        write_tables(tmp_path / str(number), "train", table)
+        drawn, lengths = rng.integers(0, 40, 50), np.zeros(50, dtype=np.uint32)
+        write_table(tmp_path / str(number), hashes[drawn], lengths, lengths)
         for row, index in enumerate(drawn.tolist()):
             expected += [(number, row)] * (index in seen)
             seen.add(index)
-    tables = [SortedTable(tmp_path / str(number) / "train.sorted") for number in range(6)]
-    (tmp_path / "drops").mkdir()
-    for number, path in find_duplicates(tables, tmp_path / "drops"):
-        found += [(number, row) for row in np.sort(np.fromfile(path, dtype="<u4")).tolist()]
-    assert found == expected and len(seen) < 300 - len(expected) + 1
-
-
-def test_comparing_in_small_groups_of_buckets_changes_nothing(tmp_path, monkeypatch):
-    rng = random.Random(4)
-    write_files(tmp_path / "raw", [[f"text {rng.randrange(60)}" for _ in range(30)] for _ in range(5)])
-    settings = corpus_settings(tmp_path / "raw", 5)
-    merged = build_in_parts(settings, tmp_path / "c")
-    monkeypatch.setattr(parts_module, "COMPARED_DOCUMENTS", 3)
-    assert merge_parts(settings, tmp_path / "c") == merged
-    assert (
-        BUCKETS * 8
-        + 8
-        + SORTED.itemsize
-        * sum(len(np.fromfile(p, dtype=DOCUMENT)) for p in tmp_path.glob("c/parts/00000/train.documents"))
-        == (tmp_path / "c/parts/00000/train.sorted").stat().st_size
-    )
+        sets.append(set(drawn.tolist()))
+    found = Duplicates([tmp_path / str(number) for number in range(6)], tmp_path)
+    assert [(n, row) for n in range(6) for row in found.read(n).tolist()] == expected
+    assert found.count_shared(3) == len((sets[0] | sets[1] | sets[2]) & (sets[3] | sets[4] | sets[5]))
 
 
 def flip_byte(path, at=-1):
@@ -177,7 +176,7 @@ def flip_byte(path, at=-1):
     path.write_bytes(data)
 
 
-DAMAGE = ["missing", "truncated shard", "documents", "sorted", "shard", "of another number", "of other settings"]
+DAMAGE = ["missing", "truncated shard", "documents", "shard", "of another number", "of other settings"]
 
 
 @pytest.mark.parametrize("what", DAMAGE)

@@ -297,15 +297,18 @@ def test_options_of_the_store_are_comparisons_of_their_own_with_one_baseline():
 
 
 FILES = {"kind": "files", "files": ("a.txt",), "validation_files": ("b.txt",)}
+STREAM = {"kind": "stream", "repository": "a/b", "revision": "0" * 40, "validation_split": "validation"}
 
 
 @pytest.mark.parametrize(
     ("corpus", "words"),
     [
-        ({"source": FILES, "cleaning": {"deduplicate": False}}, "also occur in its training files are trained on"),
+        ({"source": FILES, "cleaning": {"deduplicate": False}}, "also occur in its training text are trained on"),
+        ({"source": STREAM, "cleaning": {"deduplicate": False}}, "also occur in its training text are trained on"),
         ({"source": {**FILES, "validation_files": ("a.txt",)}}, "a.txt is used for training and for validation"),
         ({"validation_share": 0.0}, "holds out no documents"),
         ({"source": FILES}, None),
+        ({"source": STREAM}, None),
         ({"cleaning": {"deduplicate": False}}, None),
     ],
 )

@@ -535,6 +535,16 @@ def test_a_quiet_campaign_has_no_cautions():
     assert find_cautions(*make_campaign()) == []
 
 
+def test_held_out_texts_that_are_trained_on_are_a_caution():
+    stores = pd.DataFrame(
+        [("web", 3, True), ("web", 3, True), ("own", 1200, False), ("clean", 0, True), ("elsewhere", None, None)],
+        columns=["corpus", "held_out_in_training", "held_out_dropped"],
+    )
+    own, web = find_cautions(*make_campaign(), stores=stores)
+    assert "own: 1,200 " in own and "too low" in own and "web: 3 " in web and "were dropped" in web
+    assert find_cautions(*make_campaign(), stores=stores[["corpus"]]) == []  # tables of an earlier version
+
+
 def test_invalid_runs_and_open_verdicts_are_cautions():
     runs, throughput, scaling = make_campaign()
     runs.loc[3, ["validity", "reasons"]] = ["invalid", "a step that took no time; negative rows"]

@@ -194,7 +194,7 @@ def test_the_keys_say_the_kind():
 
 def cleaned(texts, **options):
     counts: dict[str, int] = {}
-    kept = [d.text for d in clean(((t, "") for t in texts), CleaningSettings(**options), counts)]
+    kept = [d.text for d in clean(((t, "") for t in texts), CleaningSettings(**options), counts, set())]
     return kept, counts
 
 

@@ -164,7 +164,8 @@ def write_store(folder, corpus=None, build=None, **changes):
 
 def test_a_store_says_what_it_holds_and_what_it_took(tmp_path):
     corpus = tmp_path / "corpus.json"
-    corpus.write_text(json.dumps({"splits": {"train": {"utf8_bytes": 5000}}}))
+    cleaning = {"documents": {"held_out_in_training": 3}, "deduplicate": True}
+    corpus.write_text(json.dumps({"splits": {"train": {"utf8_bytes": 5000}}, "cleaning": cleaning}))
     sha = sha256_file(corpus)
     path = write_store(tmp_path / "web/bpe/packed", sha, {"duration_s": 2.5, "engine": "bpe"})
     (row,) = store_rows([path], [corpus])
@@ -174,6 +175,8 @@ def test_a_store_says_what_it_holds_and_what_it_took(tmp_path):
         "eos": True,
         "documents_cut": 0,
         "text_bytes": 5000,
+        "held_out_in_training": 3,
+        "held_out_dropped": True,
         "manifest_sha256": sha256_file(path),
         "corpus_sha256": sha,
         "ids": 850,

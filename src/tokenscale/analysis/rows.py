@@ -121,23 +121,31 @@ def store_rows(manifests: list[Path], corpora: Sequence[Path] = ()) -> list[Row]
     `…/<corpus>/<tokenizer>/<store>/manifest.json`, each with its `build.json` beside it, where it has not been lost.
 
     `corpora` are manifests of corpora: a store whose own manifest names one of them by its hash gets the bytes of the
-    text that it was made of. Raises UserError for a file that is no manifest.
+    text that it was made of, and how many held-out texts its training text also holds. Raises UserError for a file
+    that is no manifest.
     """
     texts = dict(map(_corpus, corpora))
     found = [_store_row(path, texts) for path in manifests]
     return sorted(found, key=lambda row: (row["corpus"], row["tokenizer"], row["store"]))
 
 
-def _corpus(path: Path) -> tuple[str, dict[str, int]]:
-    """(hash of a corpus' manifest, split → bytes of its text)."""
+def _corpus(path: Path) -> tuple[str, Row]:
+    """(hash of a corpus' manifest, its facts: split → bytes of its text, and the columns of held-out texts)."""
     manifest = read_json(path, "corpus' manifest", next=f"snakemake {path} --cores 2")
     with report_malformed(path, "corpus' manifest", next=f"snakemake -f {path} --cores 2"):
-        return sha256_file(path), {split: found["utf8_bytes"] for split, found in manifest["splits"].items()}
+        cleaning = manifest["cleaning"]
+        held_out = {
+            "held_out_in_training": cleaning["documents"].get("held_out_in_training", 0),
+            "held_out_dropped": cleaning["deduplicate"],
+        }
+        bytes_ = {split: found["utf8_bytes"] for split, found in manifest["splits"].items()}
+        return sha256_file(path), {"text_bytes": bytes_, "held_out": held_out}
 
 
 def _store_row(path: Path, texts: dict[str, Row]) -> Row:
     manifest = read_json(path, "store's manifest", next=f"snakemake {path} --cores 2")
     try:
+        text = texts.get(manifest.get("corpus_manifest_sha256"), {})
         padding = manifest["places"] - manifest["tokens_stored"]
         return {
             "corpus": path.parts[-4],
@@ -156,7 +164,8 @@ def _store_row(path: Path, texts: dict[str, Row]) -> Row:
             "vocabulary_size": manifest["vocabulary_size"],
             "entropy_bits": manifest["bits_per_token"]["order_0_entropy"],
             "stored_bytes": sum(file["bytes"] for file in manifest["files"]),
-            "text_bytes": texts.get(manifest.get("corpus_manifest_sha256"), {}).get(manifest["split"]),
+            "text_bytes": text.get("text_bytes", {}).get(manifest["split"]),
+            **text.get("held_out", {}),
             "manifest_sha256": sha256_file(path),
             "corpus_sha256": manifest.get("corpus_manifest_sha256"),
             **_build(path.with_name("build.json")),

@@ -307,6 +307,9 @@ TABLES: dict[str, dict[str, str]] = {
         "entropy_bits": "DOUBLE",  # of an id of its documents, by how often it occurs
         "stored_bytes": "BIGINT",
         "text_bytes": "BIGINT",  # UTF-8, of the documents; null where the corpus is not at hand
+        # distinct held-out texts that the corpus' training text also holds; null where the corpus is not at hand
+        "held_out_in_training": "BIGINT",
+        "held_out_dropped": "BOOLEAN",  # whether they were dropped from the held-out text
         "manifest_sha256": "VARCHAR",
         "corpus_sha256": "VARCHAR",  # of the corpus' manifest
         "engine": "VARCHAR",  # what made the ids

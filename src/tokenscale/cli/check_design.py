@@ -431,8 +431,8 @@ def check_validation(design: Design) -> list[Problem]:
         if shared := sorted(set(own or ()) & set(corpus.source.files or ())):
             what = f"corpus {corpus.name}: {_join(shared)} is used for training and for validation"
             found.append(Problem("refuse", what, f"corpora.{corpus.name}.source.validation_files", "name other files"))
-        elif own and not corpus.cleaning.deduplicate:
-            what = f"corpus {corpus.name}: validation documents that also occur in its training files are trained on"
+        elif corpus.source.has_own_validation and not corpus.cleaning.deduplicate:
+            what = f"corpus {corpus.name}: validation documents that also occur in its training text are trained on"
             cure = f"corpora.{corpus.name}.cleaning.deduplicate: true"
             found.append(Problem("refuse", what, f"corpora.{corpus.name}.cleaning.deduplicate", cure))
         elif not corpus.source.has_own_validation and corpus.validation_share == 0:

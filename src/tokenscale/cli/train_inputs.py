@@ -20,7 +20,7 @@ from tokenscale.cli.pretokenize_file import reword_for_flags
 from tokenscale.cli.train_request import Request, check_run, shorten_warmup, vocabulary_error
 from tokenscale.data.corpus.build import build as build_corpus
 from tokenscale.data.corpus.files import describe
-from tokenscale.data.corpus.raw_text import RawText, read_corpus_manifest, write_text_records
+from tokenscale.data.corpus.raw_text import RawText, read_corpus_manifest, state_held_out, write_text_records
 from tokenscale.data.stores.manifest import open_store, read_store_manifest
 from tokenscale.data.stores.text import encode_documents
 from tokenscale.data.stores.writing import write_store
@@ -173,6 +173,8 @@ def ensure_corpus(settings: CorpusSettings, log: Callable[[str], None] = print) 
             progress.close()
         rows = ", ".join(f"{name} {split['rows']:,}" for name, split in manifest["splits"].items())
         log(f"{progress.line()}; {rows}")
+        if overlap := state_held_out(manifest):
+            log(overlap)
     return directory / "manifest.json"
 
 

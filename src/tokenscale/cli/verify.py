@@ -14,7 +14,7 @@ from typing import Any
 from tokenscale.analysis import tables
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, report_malformed, sha256_file
-from tokenscale.data.corpus.raw_text import RawText, check_file
+from tokenscale.data.corpus.raw_text import RawText, check_file, state_held_out
 from tokenscale.data.corpus.raw_text import read_corpus_manifest as read_corpus
 from tokenscale.data.corpus.raw_text import rebuild_command as rebuild_corpus
 from tokenscale.data.mixtures import read_mixture
@@ -138,6 +138,8 @@ def format_summary(results: Path, found: list[Finding], counts: Counter[str]) ->
 def _verify_corpus(folder: Path) -> Iterator[Finding]:
     manifest = read_corpus(folder)
     parts = [part_folder(folder, number) for number in range(manifest.get("parts", 0))]
+    if overlap := state_held_out(manifest):
+        yield Finding(overlap, note=True)
     beside = frozenset({"records", "parts"} if parts else {"records"})
     yield from _verify_files(folder, _list_corpus_files(manifest), "corpus", rebuild_corpus(folder), beside)
     listed = {file["name"]: file for split in manifest["splits"].values() for file in split["files"]}

@@ -256,13 +256,15 @@ def find_cautions(
     scaling: pd.DataFrame,
     stragglers: pd.DataFrame | None = None,
     verdicts: list[str] | None = None,
+    stores: pd.DataFrame | None = None,
 ) -> list[str]:
     """Return the cautions of an experiment; nothing for a quiet campaign with enough runs.
 
     `runs`, `throughput`, `scaling` and `stragglers` are the rows of the queries `inventory`, `throughput`, `scaling`
-    and `stragglers`; `verdicts` those of its comparisons.
+    and `stragglers`; `verdicts` those of its comparisons; `stores` the table.
     """
     found = [
+        *_describe_held_out(stores),
         _describe_validity(runs),
         _describe_lost_text(runs),
         _describe_compilation(runs),
@@ -297,6 +299,18 @@ def _describe_lost_text(runs: pd.DataFrame) -> str:
         f"The tokenizer loses a part of the text of {int(lossy.sum())} of {len(runs)} runs, up to "
         f"{number(100 * worst['text_lost'], 2)} % of its bytes ({worst['tokenizer']} on {worst['corpus']})."
     )
+
+
+def _describe_held_out(stores: pd.DataFrame | None) -> list[str]:
+    """Corpora of which held-out texts also occur in the training text."""
+    if stores is None or "held_out_in_training" not in stores:  # tables of an earlier version
+        return []
+    corpora = stores[stores["held_out_in_training"].fillna(0) > 0].drop_duplicates("corpus").sort_values("corpus")
+    return [
+        f"Corpus {row.corpus}: {int(row.held_out_in_training):,} distinct held-out texts also occur in its training "
+        f"text; they were {'dropped' if row.held_out_dropped else 'kept, so validation losses are too low'}."
+        for row in corpora.itertuples()
+    ]
 
 
 def _describe_compilation(runs: pd.DataFrame) -> str:

@@ -96,6 +96,7 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
                 scaling,
                 rows("stragglers"),
                 [c["verdict"] for c in compared if c.get("primary", True)],
+                opened.connection.execute("FROM stores").df(),
             ),
             "answers": answers.find_answers(rows, compared, proof, figures, caution(scaling)),
             "design": campaign_quality.design(runs, planned, head.get("left_out") or []),

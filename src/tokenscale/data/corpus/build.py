@@ -15,8 +15,9 @@ import sys
 import time
 import unicodedata
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,10 +32,12 @@ from tokenscale.base.files import (
     move_files,
     remove_manifest,
     sha256_file,
+    sha256_text,
     utc_now,
     write_json,
 )
 from tokenscale.data.corpus import docstrings, dummy, files, stream
+from tokenscale.data.corpus.raw_text import HELD_OUT_IN_TRAINING
 from tokenscale.settings.data import CleaningSettings, CorpusSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.registry import SOURCES
@@ -62,17 +65,18 @@ def clean(
     documents: Iterable[tuple[str | None, str]],
     settings: CleaningSettings,
     counts: dict[str, int],
-    seen: set[bytes] | None = None,
+    seen: set[bytes] | None,
+    trained: Set[bytes] = frozenset(),
 ) -> Iterator[Document]:
     """Yield the cleaned documents and add to `counts`, one number per outcome in `FATES`.
 
-    Calls that share `seen` also drop duplicates across calls. Null texts are dropped, as are texts with lone
-    surrogates, which cannot be encoded as UTF-8. Duplicates are found by the first 128 bits of their SHA-256: memory
-    holds about 100 bytes per document, not the texts. A corpus of many documents is built in parts (see `parts`).
+    Null texts are dropped, as are texts with lone surrogates, which cannot be encoded as UTF-8. Duplicates are found by
+    the first 128 bits of their SHA-256, which are added to `seen` if it is not None: memory holds about 100 bytes per
+    document, not the texts. Distinct texts that are in `trained` are counted as `HELD_OUT_IN_TRAINING`, and dropped as
+    duplicates are. A corpus of many documents is built in parts (see `parts`).
     """
     for name in FATES:
         counts.setdefault(name, 0)
-    seen = set() if seen is None else seen
     for text, origin in documents:
         counts["read"] += 1
         if text is None:
@@ -101,11 +105,15 @@ def clean(
             counts["too_long"] += 1
             continue
         sha256 = hashlib.sha256(encoded).digest()
-        if settings.deduplicate:
-            if sha256[:16] in seen:
+        if seen is not None:
+            key = sha256[:16]
+            again = key in seen
+            if key in trained and not again:
+                counts[HELD_OUT_IN_TRAINING] = counts.get(HELD_OUT_IN_TRAINING, 0) + 1
+            seen.add(key)
+            if settings.deduplicate and (again or key in trained):
                 counts["duplicates"] += 1
                 continue
-            seen.add(sha256[:16])
         counts["kept"] += 1
         yield Document(text, origin, encoded, sha256)
 
@@ -189,43 +197,51 @@ def build_from(
     is None, a share is held out by hash. The shards are first written to a temporary folder. Raises UserError if there
     are no training documents.
     """
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
-    building = directory / ".building"
-    shutil.rmtree(building, ignore_errors=True)
-    building.mkdir()
-    try:
-        splits = {name: SplitWriter(building, name, settings.row_group_rows) for name in SPLITS}
-        counts = write_splits(splits, settings, documents, validation, report)
-        entries = {name: split.close() for name, split in splits.items()}
+    directory, started = Path(directory), time.monotonic()
+    with building_folder(directory) as building:
+        counts, entries = write_splits(SplitWriter, building, settings, documents, validation, report)
         manifest = describe_corpus(settings, description, counts, entries, directory)
         _replace_shards(building, directory, manifest)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    write_build_record(directory, manifest, settings, started)
-    write_json(directory / "manifest.json", manifest)
+    write_manifest(directory, manifest, settings, started)
     return manifest
 
 
+@contextmanager
+def building_folder(directory: Path) -> Iterator[Path]:
+    """Make an empty folder in `directory` for what is being built, and remove it afterwards."""
+    building = directory / ".building"
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    try:
+        yield building
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
 def write_splits(
-    splits: "dict[str, SplitWriter]",
+    writer: "type[SplitWriter]",
+    building: Path,
     settings: CorpusSettings,
     documents: Iterable[tuple[str | None, str]],
     validation: Iterable[tuple[str | None, str]] | None,
     report: Callable[[int, int], None] | None,
-) -> dict[str, int]:
-    """Clean the documents, add each to the writer of its split, and return the counts of `clean`."""
+) -> tuple[dict[str, int], dict[str, dict[str, Any]]]:
+    """Clean the documents, write each with the writer of its split, and return the counts of `clean` and the manifest
+    entry of each split.
+    """
+    splits = {name: writer(building, name, settings.row_group_rows) for name in SPLITS}
     counts: dict[str, int] = {}
-    seen: set[bytes] = set()
+    trained: Set[bytes] = frozenset()
     for declared_split, texts in (("train", documents), ("validation", validation or ())):
-        for document in clean(texts, settings.cleaning, counts, seen):
+        seen: set[bytes] | None = set() if settings.cleaning.deduplicate or validation is not None else None
+        for document in clean(texts, settings.cleaning, counts, seen, trained):
             by_hash = validation is None
             split = assign_split(document.sha256, settings.validation_share) if by_hash else declared_split
             splits[split].add(document)
             if report is not None:
                 report(1, len(document.encoded))
-    return counts
+        trained = seen if writer.compares_splits and seen is not None else trained
+    return counts, {name: split.close() for name, split in splits.items()}
 
 
 def describe_corpus(
@@ -260,15 +276,17 @@ def describe_corpus(
     }
 
 
-def write_build_record(
+def write_manifest(
     directory: Path, manifest: dict[str, Any], settings: CorpusSettings, started: float, **facts: Any
 ) -> None:
-    """Write `build.json`: when, where and with which versions a corpus or a part was built, and `facts`."""
+    """Write `build.json`: when, where and with which versions a corpus or a part was built, and `facts`. Then write
+    the manifest.
+    """
     write_json(
         directory / "build.json",
         {
             "manifest": manifest,
-            "manifest_sha256": _hash_manifest(manifest),
+            "manifest_sha256": sha256_text(canonical_json(manifest)),
             "settings": to_dict(settings),
             "created_utc": utc_now(),
             "duration_s": time.monotonic() - started,
@@ -280,6 +298,7 @@ def write_build_record(
             **facts,
         },
     )
+    write_json(directory / "manifest.json", manifest)
 
 
 def assign_split(sha256: bytes, validation_share: float) -> str:
@@ -302,6 +321,9 @@ def summarize_lengths(lengths: np.ndarray, counts: np.ndarray) -> dict[str, int]
 
 class SplitWriter:
     """Writer of one split's shards. A thread compresses a row group while the next one is collected."""
+
+    #: whether held-out documents are compared with training documents while they are written
+    compares_splits = True
 
     def __init__(self, directory: Path, name: str, row_group_rows: int):
         self.directory, self.name, self.row_group_rows = directory, name, min(row_group_rows, SHARD_DOCUMENTS)
@@ -375,10 +397,6 @@ class SplitWriter:
 
 def open_shard(path: Path) -> pq.ParquetWriter:
     return pq.ParquetWriter(path, SCHEMA, compression="zstd", compression_level=3, use_dictionary=False)
-
-
-def _hash_manifest(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(canonical_json(manifest).encode("utf-8")).hexdigest()
 
 
 def _replace_shards(building: Path, directory: Path, manifest: dict[str, Any]) -> None:

@@ -1,21 +1,18 @@
 """Corpora built in parts: one job for each group of source files, and one job that merges the parts.
 
-A part is a folder `parts/NNNNN` with shards, a manifest and two tables for each split:
-
-- `SPLIT.documents`: `DOCUMENT` [documents], hash and lengths of each document, in order;
-- `SPLIT.sorted`: uint64 [BUCKETS + 1], the first row of each bucket, then `SORTED` [documents], the documents by hash.
-  A bucket has the hashes with equal first `BUCKET_BITS` bits.
+A part is a folder `parts/NNNNN` with shards, a manifest and, for each split, the table `SPLIT.documents` (Parquet,
+`COLUMNS`): hash and lengths of each document, in order.
 
 Merging reads the tables, not the texts. It finds documents that occur in several parts, and rewrites only the shards
 that lose documents, to `deduplicated/`. The corpus then has the documents, the splits and the `text_sha256` of a corpus
-that is built in one part; only the shard boundaries differ. Memory holds the tables of one part, and one group of
-buckets of all parts.
+that is built in one part; only the shard boundaries differ. Memory holds the table of one part, and `MEMORY`.
 """
 
 import hashlib
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +31,6 @@ from tokenscale.base.files import (
     sha256_file,
     sha256_text,
     sync_tree,
-    write_json,
 )
 from tokenscale.base.processes import map_processes
 from tokenscale.data.corpus.build import (
@@ -43,27 +39,25 @@ from tokenscale.data.corpus.build import (
     VERSION,
     Document,
     SplitWriter,
+    building_folder,
     describe_corpus,
     find_source,
     open_shard,
     summarize_lengths,
-    write_build_record,
+    write_manifest,
     write_splits,
 )
 from tokenscale.data.corpus.files import list_files, too_many_parts_error
-from tokenscale.data.corpus.raw_text import check_file, rebuild_command
+from tokenscale.data.corpus.raw_text import HELD_OUT_IN_TRAINING, check_file, rebuild_command
 from tokenscale.data.records import part_folder, remove_other_parts
 from tokenscale.settings.data import FILE_LISTS, CorpusSettings
 from tokenscale.settings.options import to_dict
 
-#: a document's SHA-256, its characters and its UTF-8 bytes
-DOCUMENT = np.dtype([("sha256", "V32"), ("characters", "<u4"), ("utf8_bytes", "<u4")])
-#: the first 128 bits of a document's SHA-256, and its number in the split of the part
-SORTED = np.dtype([("high", "<u8"), ("low", "<u8"), ("document", "<u4")])
-BUCKET_BITS = 12
-BUCKETS = 1 << BUCKET_BITS
-#: documents whose hashes are compared at once
-COMPARED_DOCUMENTS = 1 << 20
+#: columns of a table of documents, uint64: the SHA-256 of each, in four parts; then its lengths, uint32
+HASH = ("high", "low", "third", "fourth")
+COLUMNS = [*HASH, "characters", "utf8_bytes"]
+#: main memory in which duplicates are found
+MEMORY = "1GB"
 
 
 def build_part(
@@ -90,13 +84,8 @@ def build_part(
     own = settings.source.has_own_validation
     validation = source.validation_documents(settings.source, downloads, part) if own else None
     documents = source.documents(settings.source, downloads, part)
-    building = directory / ".building"
-    shutil.rmtree(building, ignore_errors=True)
-    building.mkdir(parents=True)
-    try:
-        splits: dict[str, SplitWriter] = {name: _PartWriter(building, name, settings.row_group_rows) for name in SPLITS}
-        counts = write_splits(splits, settings, documents, validation, report)
-        entries = {name: split.close() for name, split in splits.items()}
+    with building_folder(directory) as building:
+        counts, entries = write_splits(_PartWriter, building, settings, documents, validation, report)
         if (now := _list_stamps(settings, part)) != stamps:
             raise UserError(
                 "a source file changed while it was read.",
@@ -106,11 +95,9 @@ def build_part(
             )
         remove_manifest(directory / "manifest.json")
         for path in directory.iterdir():
-            if path.is_file() and path.suffix in (".json", ".parquet", ".documents", ".sorted"):
+            if path.is_file() and path.suffix in (".json", ".parquet", ".documents"):
                 path.unlink()
         move_files(building, directory, sorted(path.name for path in building.iterdir()))
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
     manifest = {
         "schema_version": VERSION,
         "name": settings.name,
@@ -123,8 +110,7 @@ def build_part(
     }
     hashes = {key: {file["name"]: file["sha256"] for file in description.get(key, [])} for key in FILE_LISTS}
     files = [stamp | {"sha256": hashes[stamp["key"]][stamp["name"]]} for stamp in stamps]
-    write_build_record(directory, manifest, settings, started, files=files, content=content)
-    write_json(directory / "manifest.json", manifest)
+    write_manifest(directory, manifest, settings, started, files=files, content=content)
     return manifest
 
 
@@ -140,100 +126,68 @@ def _list_stamps(settings: CorpusSettings, part: tuple[int, int]) -> list[dict[s
 
 
 class _PartWriter(SplitWriter):
-    """Writer of the shards and tables of one split of a part. Holds 40 bytes per document in memory."""
+    """Writer of the shards and the table of one split of a part. Holds 40 bytes per document in memory."""
+
+    compares_splits = False  # merging does, of all parts
 
     def __init__(self, directory: Path, name: str, row_group_rows: int):
         super().__init__(directory, name, row_group_rows)
-        self._hashes, self._utf8_bytes = bytearray(), np.zeros(1024, dtype="<u4")
-        self._documents = 0
+        self._hashes, self._utf8_bytes = bytearray(), array("I")
 
     def add(self, document: Document) -> None:
         super().add(document)
-        if self._documents == len(self._utf8_bytes):
-            self._utf8_bytes = np.concatenate([self._utf8_bytes, np.zeros_like(self._utf8_bytes)])
-        self._utf8_bytes[self._documents] = len(document.encoded)
-        self._documents += 1
         self._hashes += document.sha256
+        self._utf8_bytes.append(len(document.encoded))
 
     def close(self) -> dict[str, Any]:
-        entry = super().close()
-        table = np.zeros(self._documents, dtype=DOCUMENT)
-        table["sha256"] = np.frombuffer(bytes(self._hashes), dtype="V32") if self._hashes else table["sha256"]
-        table["characters"] = np.array(self.characters, dtype=np.uint32)
-        table["utf8_bytes"] = self._utf8_bytes[: self._documents]
-        write_tables(self.directory, self.name, table)
-        names = [f"{self.name}.documents", f"{self.name}.sorted"]
-        entry["tables"] = [
-            {"name": n, "bytes": (self.directory / n).stat().st_size, "sha256": sha256_file(self.directory / n)}
-            for n in names
-        ]
-        return entry
+        hashes = np.frombuffer(self._hashes, dtype=np.uint8).reshape(-1, 32)
+        path = self.directory / f"{self.name}.documents"
+        write_table(path, hashes, np.array(self.characters, "<u4"), np.array(self._utf8_bytes, "<u4"))
+        table = {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        return super().close() | {"tables": [table]}
 
 
-def write_tables(directory: Path, split: str, table: np.ndarray) -> None:
-    """Write the two tables of a split from `DOCUMENT` [documents]."""
-    table.tofile(directory / f"{split}.documents")
-    halves = np.ascontiguousarray(table["sha256"]).view(">u8").reshape(-1, 4)[:, :2].astype("<u8")
-    order = np.lexsort((halves[:, 1], halves[:, 0]))  # stable: equal hashes stay in the order of documents
-    found = np.zeros(len(table), dtype=SORTED)
-    found["high"], found["low"], found["document"] = halves[order, 0], halves[order, 1], order
-    buckets = (found["high"] >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
-    first_rows = np.searchsorted(buckets, np.arange(BUCKETS + 1)).astype("<u8")
-    with open(directory / f"{split}.sorted", "wb") as file:
-        file.write(first_rows.tobytes())
-        file.write(found.tobytes())
+def write_table(path: Path, hashes: np.ndarray, characters: np.ndarray, utf8_bytes: np.ndarray) -> None:
+    """Write the table of a split: SHA-256 of each document, uint8 [documents, 32], and its lengths, uint32 [documents].
 
-
-class SortedTable:
-    """Documents of one split of a part, by hash, read one range of buckets at a time."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.first_rows = np.fromfile(path, dtype="<u8", count=BUCKETS + 1).astype(np.int64)
-
-    def read(self, first: int, last: int) -> np.ndarray:
-        """Return the documents of buckets [first, last), `SORTED` [n]."""
-        start, end = self.first_rows[first], self.first_rows[last]
-        if start == end:
-            return np.zeros(0, dtype=SORTED)
-        offset = (BUCKETS + 1) * 8 + int(start) * SORTED.itemsize
-        return np.fromfile(self.path, dtype=SORTED, count=int(end - start), offset=offset)
-
-
-def find_duplicates(tables: Sequence[SortedTable], folder: Path) -> Iterator[tuple[int, Path]]:
-    """Find duplicates of documents in earlier tables, and in earlier rows of the same table.
-
-    Writes the numbers of the documents to drop to a file for each table in `folder`, uint32, in no order, and yields
-    (number of the table, file). Memory does not depend on the number of documents: about 60 bytes for each of
-    `COMPARED_DOCUMENTS` or for the largest bucket, and 32 KiB for each table.
+    The hash is stored as four numbers, which are compared faster than bytes.
     """
-    sizes = np.zeros(BUCKETS, dtype=np.int64)
-    for table in tables:
-        sizes += np.diff(table.first_rows)
-    files: dict[int, Path] = {}
-    first, ends = 0, np.cumsum(sizes)
-    while first < BUCKETS:
-        before = int(ends[first - 1]) if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, before + COMPARED_DOCUMENTS, side="right")))
-        for number, documents in _compare_buckets(tables, first, last):
-            files.setdefault(number, folder / f"{number:05d}.drop")
-            with open(files[number], "ab") as file:
-                file.write(documents.astype("<u4").tobytes())
-        first = last
-    yield from sorted(files.items())
+    numbers = hashes.view(">u8").astype("<u8")
+    columns = dict(zip(HASH, numbers.T, strict=True)) | {"characters": characters, "utf8_bytes": utf8_bytes}
+    pq.write_table(pa.table({n: np.ascontiguousarray(c) for n, c in columns.items()}), path, use_dictionary=False)
 
 
-def _compare_buckets(tables: Sequence[SortedTable], first: int, last: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (table, documents to drop) of a range of buckets."""
-    slices = [table.read(first, last) for table in tables]
-    of_table = np.repeat(np.arange(len(tables), dtype=np.uint32), [len(part) for part in slices])
-    rows = np.concatenate(slices) if slices else np.zeros(0, dtype=SORTED)
-    # stable sorting keeps the order of tables and of documents among equal hashes
-    order = np.lexsort((rows["low"], rows["high"]))
-    high, low = rows["high"][order], rows["low"][order]
-    again = order[1:][(high[1:] == high[:-1]) & (low[1:] == low[:-1])]
-    for number in np.unique(of_table[again]).tolist():
-        yield number, rows["document"][again[of_table[again] == number]]
+class Duplicates:
+    """Documents of several tables whose text an earlier table, or an earlier row of the same table, holds already.
+
+    The first 128 bits of the hashes are compared. DuckDB holds at most `MEMORY` in main memory, the rest in `folder`.
+    """
+
+    def __init__(self, tables: Sequence[Path], folder: Path, threads: int = 1):
+        import duckdb  # only merging needs it
+
+        limits = {"memory_limit": MEMORY, "temp_directory": str(folder / "duckdb"), "threads": threads}
+        self._database = duckdb.connect(config=limits)
+        self._database.execute("SET VARIABLE tables = ?", [[str(table) for table in tables]])
+        self._database.execute(
+            """CREATE TEMP TABLE dropped AS
+            SELECT file_index AS number, file_row_number AS document
+            FROM read_parquet(getvariable('tables'), file_row_number = true)
+            QUALIFY row_number() OVER (PARTITION BY high, low ORDER BY file_index, file_row_number) > 1
+            ORDER BY ALL"""
+        )
+
+    def read(self, number: int) -> np.ndarray:
+        """Return the documents to drop from a table, int64 [n], ascending."""
+        query = "SELECT document FROM dropped WHERE number = ? ORDER BY ALL"
+        return self._database.execute(query, [number]).fetchnumpy()["document"]
+
+    def count_shared(self, first: int) -> int:
+        """Return how many distinct hashes of the tables from `first` on are also in a table before it."""
+        query = """SELECT count(*) FROM (
+            SELECT 1 FROM read_parquet(getvariable('tables')) GROUP BY high, low
+            HAVING min(file_index) < $first AND max(file_index) >= $first)"""
+        return self._database.execute(query, {"first": first}).fetchone()[0]
 
 
 def merge_parts(settings: CorpusSettings, directory: Path, processes: int = 1) -> dict[str, Any]:
@@ -245,32 +199,24 @@ def merge_parts(settings: CorpusSettings, directory: Path, processes: int = 1) -
     started = time.monotonic()
     directory = Path(directory)
     parts = [_read_part(settings, directory, number) for number in range(settings.parts)]
-    building = directory / ".building"
-    shutil.rmtree(building, ignore_errors=True)
-    (building / "deduplicated").mkdir(parents=True)
-    try:
+    with building_folder(directory) as building:
+        (building / "deduplicated").mkdir()
         keys = [(split, number) for split in SPLITS for number in range(len(parts))]
-        drops: dict[tuple[str, int], Path] = {}
-        if settings.cleaning.deduplicate:
-            for split, number in keys:
-                _check_table(directory, parts[number], split, "sorted")
-            tables = [SortedTable(part_folder(directory, number) / f"{split}.sorted") for split, number in keys]
-            drops = {keys[table]: path for table, path in find_duplicates(tables, building)}
+        tables = [_check_table(directory, parts[number], split) for split, number in keys]
+        counts = {name: sum(part["documents"][name] for part in parts) for name in parts[0]["documents"]}
+        duplicates = None
+        if settings.cleaning.deduplicate or settings.source.has_own_validation:
+            duplicates = Duplicates(tables, building, processes)
+            if shared := duplicates.count_shared(len(parts)):
+                counts[HELD_OUT_IN_TRAINING] = shared
         merged = {name: _MergedSplit() for name in SPLITS}
         rewrites = []
-        for split, number in keys:
-            _check_table(directory, parts[number], split, "documents")
-            dropped = np.zeros(0, dtype="<u4")
-            if (split, number) in drops:
-                dropped = np.sort(np.fromfile(drops[split, number], dtype="<u4"))
-            table = np.fromfile(part_folder(directory, number) / f"{split}.documents", dtype=DOCUMENT)
-            rewrites += merged[split].add(parts[number]["splits"][split], number, table, dropped)
+        for table, (split, number) in enumerate(keys):
+            dropped = duplicates.read(table) if settings.cleaning.deduplicate else np.zeros(0, dtype=np.int64)
+            rewrites += merged[split].add(parts[number]["splits"][split], number, tables[table], dropped)
         jobs = [(directory, building, *job) for job in rewrites]
-        for entry, written in zip(
-            [job[0] for job in rewrites], map_processes(_rewrite_shard, jobs, processes), strict=True
-        ):
-            entry.update(written)
-        counts = {name: sum(part["documents"][name] for part in parts) for name in parts[0]["documents"]}
+        for job, written in zip(rewrites, map_processes(_rewrite_shard, jobs, processes), strict=True):
+            job[0].update(written)
         dropped_documents = sum(split.dropped for split in merged.values())
         counts["duplicates"] += dropped_documents
         counts["kept"] -= dropped_documents
@@ -285,10 +231,7 @@ def merge_parts(settings: CorpusSettings, directory: Path, processes: int = 1) -
         for path in directory.glob("*.parquet"):  # of an earlier build in one part
             path.unlink()
         remove_other_parts(directory, settings.parts)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    write_build_record(directory, manifest, settings, started, dropped_while_merging=dropped_documents)
-    write_json(directory / "manifest.json", manifest)
+    write_manifest(directory, manifest, settings, started, dropped_while_merging=dropped_documents)
     return manifest
 
 
@@ -302,19 +245,19 @@ class _MergedSplit:
         self._lengths, self._counts = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
 
     def add(
-        self, split: dict[str, Any], number: int, table: np.ndarray, dropped: np.ndarray
+        self, split: dict[str, Any], number: int, table: Path, dropped: np.ndarray
     ) -> list[tuple[dict[str, Any], str, int, np.ndarray]]:
         """Add the split of the next part.
 
         Returns (entry to complete, name, part, rows to drop) of the shards to write again."""
-        kept = np.ones(len(table), dtype=bool)
+        columns = {n: c.to_numpy() for n, c in zip(COLUMNS, pq.read_table(table, columns=COLUMNS).columns, strict=True)}
+        kept = np.ones(len(columns["high"]), dtype=bool)
         kept[dropped] = False
-        table = table[kept]
-        self._digest.update(np.ascontiguousarray(table["sha256"]).tobytes())
-        self.rows += len(table)
+        self._digest.update(np.stack([columns[name][kept] for name in HASH], axis=1).astype(">u8").tobytes())
+        self.rows += int(kept.sum())
         self.dropped += len(dropped)
-        self.utf8_bytes += int(table["utf8_bytes"].sum(dtype=np.int64))
-        lengths, counts = np.unique(table["characters"].astype(np.int64), return_counts=True)
+        self.utf8_bytes += int(columns["utf8_bytes"][kept].sum(dtype=np.int64))
+        lengths, counts = np.unique(columns["characters"][kept].astype(np.int64), return_counts=True)
         self._lengths, inverse = np.unique(np.concatenate([self._lengths, lengths]), return_inverse=True)
         summed = np.zeros(len(self._lengths), dtype=np.int64)
         np.add.at(summed, inverse, np.concatenate([self._counts, counts]))
@@ -327,7 +270,7 @@ class _MergedSplit:
                 self._files.append(entry)
             elif lost < file["rows"]:
                 entry["name"] = f"deduplicated/{number:05d}-{file['name']}"
-                rewrites.append((entry, file["name"], number, dropped[bounds[0] : bounds[1]].astype(np.int64) - first))
+                rewrites.append((entry, file["name"], number, dropped[bounds[0] : bounds[1]] - first))
                 self._files.append(entry)
             first += file["rows"]
         return rewrites
@@ -398,11 +341,13 @@ def _hash_settings(settings: CorpusSettings) -> str:
     return sha256_text(canonical_json(to_dict(settings)))
 
 
-def _check_table(directory: Path, part: dict[str, Any], split: str, ending: str) -> None:
-    (file,) = (file for file in part["splits"][split]["tables"] if file["name"] == f"{split}.{ending}")
-    path = part_folder(directory, part["part"]) / file["name"]
-    next = rebuild_command(part_folder(directory, part["part"]))
-    check_file(path, file["bytes"], file["sha256"], what="corpus", next=next, content=True)
+def _check_table(directory: Path, part: dict[str, Any], split: str) -> Path:
+    """Return the path of a part's table. Raises UserError if its content has changed."""
+    (file,) = part["splits"][split]["tables"]
+    folder = part_folder(directory, part["part"])
+    next = rebuild_command(folder)
+    check_file(folder / file["name"], file["bytes"], file["sha256"], what="corpus", next=next, content=True)
+    return folder / file["name"]
 
 
 def _merge_sources(parts: list[dict[str, Any]]) -> dict[str, Any]:
