@@ -168,6 +168,7 @@ class Duplicates:
 
         limits = {"memory_limit": MEMORY, "temp_directory": str(folder / "duckdb"), "threads": threads}
         self._database = duckdb.connect(config=limits)
+        self._database.execute("SET enable_progress_bar = false")
         self._database.execute("SET VARIABLE tables = ?", [[str(table) for table in tables]])
         self._database.execute(
             """CREATE TEMP TABLE dropped AS
@@ -204,11 +205,10 @@ def merge_parts(settings: CorpusSettings, directory: Path, processes: int = 1) -
         keys = [(split, number) for split in SPLITS for number in range(len(parts))]
         tables = [_check_table(directory, parts[number], split) for split, number in keys]
         counts = {name: sum(part["documents"][name] for part in parts) for name in parts[0]["documents"]}
-        duplicates = None
-        if settings.cleaning.deduplicate or settings.source.has_own_validation:
-            duplicates = Duplicates(tables, building, processes)
-            if shared := duplicates.count_shared(len(parts)):
-                counts[HELD_OUT_IN_TRAINING] = shared
+        own = settings.source.has_own_validation
+        duplicates = Duplicates(tables, building, processes) if settings.cleaning.deduplicate or own else None
+        if own and (shared := duplicates.count_shared(len(parts))):
+            counts[HELD_OUT_IN_TRAINING] = shared
         merged = {name: _MergedSplit() for name in SPLITS}
         rewrites = []
         for table, (split, number) in enumerate(keys):
