@@ -20,6 +20,8 @@ class Web:
     silent_s: float = 0.0
     #: path → status codes of the next answers, without content
     answers: dict[str, list[int]] = field(default_factory=dict)
+    #: path → (status code, headers, content) of the next answers
+    canned: dict[str, list[tuple[int, dict[str, str], bytes]]] = field(default_factory=dict)
     content_types: dict[str, str] = field(default_factory=dict)
     redirects: dict[str, str] = field(default_factory=dict)
     ranges: bool = True
@@ -66,6 +68,15 @@ class _Handler(BaseHTTPRequestHandler):
             return self._empty(302, Location=web.redirects[path])
         if web.answers.get(path):
             return self._empty(web.answers[path].pop(0))
+        if web.canned.get(path):
+            status, headers, content = web.canned[path].pop(0)
+            self.send_response(status)
+            for name, value in ({"Content-Length": str(len(content))} | headers).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+            self.close_connection = True
+            return
         if path not in web.files:
             return self._empty(404, **({"X-Error-Code": "EntryNotFound"} if "/resolve/" in path else {}))
         content = web.files[path]

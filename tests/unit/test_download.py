@@ -1,11 +1,14 @@
 """Downloads against a server on the loopback interface: cut, busy, changed, wrong; and the hub through its client."""
 
+import gzip
 import hashlib
 import json
 import os
 import random
 import subprocess
 import sys
+import time
+from email.utils import formatdate
 
 import pytest
 
@@ -82,7 +85,7 @@ def test_a_server_that_falls_silent_is_asked_again_for_the_rest(web, tmp_path, m
     fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
     assert (tmp_path / "stories.txt").read_bytes() == CONTENT
     assert ranges(web) == [None, "bytes=4000-"]
-    assert "the connection timed out after 4,000 of" in capsys.readouterr().out
+    assert "timed out (4,000 bytes" in capsys.readouterr().out
 
 
 def test_what_came_before_the_end_is_kept_for_a_later_call(web, tmp_path):
@@ -115,7 +118,7 @@ def test_servers_that_cannot_continue_are_asked_for_the_whole(web, tmp_path, ran
 
 
 def test_a_part_longer_than_the_file_is_begun_anew(web, tmp_path):
-    (tmp_path / "stories.txt.arriving.part").write_bytes(b"x" * (len(CONTENT) + 5))
+    (tmp_path / "stories.txt.part").write_bytes(b"x" * (len(CONTENT) + 5))
     fetch_corpus(corpus_of(f"{web.address}/a/stories.txt#sha256={SHA256}"), tmp_path)
     assert (tmp_path / "stories.txt").read_bytes() == CONTENT
 
@@ -124,6 +127,91 @@ def test_a_busy_server_is_asked_again(web, tmp_path):
     web.answers["/a/stories.txt"] = [503, 429, 500]
     fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
     assert len(ranges(web)) == 4
+
+
+OTHER = CONTENT[::-1]
+CUT = (200, {"Content-Length": str(len(CONTENT)), "ETag": '"one"'}, CONTENT[:1000])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [  # to a request of the bytes from 1,000 on, of content with the tag "one"
+        (206, {"Content-Range": f"bytes 0-499/{len(OTHER)}"}, OTHER[:500]),
+        (206, {"Content-Range": f"bytes 1000-1999/{len(OTHER)}", "ETag": '"two"'}, OTHER[1000:2000]),
+        (206, {"Content-Range": f"bytes 1000-1999/{len(OTHER) + 1}"}, OTHER[1000:2000]),
+        (206, {}, OTHER[1000:2000]),
+        (416, {"Content-Range": f"bytes */{len(OTHER)}"}, b""),
+        (200, {"ETag": '"two"', "Content-Length": str(len(OTHER))}, OTHER[:2000]),
+        (200, {"Content-Encoding": "gzip", "Content-Length": "900"}, gzip.compress(OTHER)[:500]),
+    ],
+    ids=["another start", "another tag", "another size", "no range", "too short", "whole and cut", "gzip and cut"],
+)
+def test_bytes_of_another_file_are_never_appended(web, tmp_path, answer):
+    web.files["/a/stories.txt"] = OTHER
+    web.canned["/a/stories.txt"] = [CUT, answer]
+    fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
+    assert (tmp_path / "stories.txt").read_bytes() == OTHER
+    assert not list(tmp_path.glob("*.part*"))
+
+
+def test_a_range_that_ends_early_is_continued(web, tmp_path):
+    tag, size = {"ETag": '"one"'}, len(CONTENT)
+    web.canned["/a/stories.txt"] = [CUT] + [
+        (206, tag | {"Content-Range": f"bytes {at}-{at + 999}/{size}"}, CONTENT[at : at + 1000]) for at in (1000, 2000)
+    ]
+    web.canned["/a/stories.txt"] += [(206, tag | {"Content-Range": f"bytes 3000-{size - 1}/*"}, CONTENT[3000:])]
+    fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
+    assert (tmp_path / "stories.txt").read_bytes() == CONTENT and ranges(web)[-1] == "bytes=3000-"
+
+
+@pytest.mark.parametrize(
+    "name, encoding", [("a.txt", "gzip"), ("a.txt", "x-gzip"), ("a.gz", "gzip"), ("a.gz", "x-gzip")]
+)
+def test_a_file_is_kept_as_it_is_however_it_was_sent(web, tmp_path, name, encoding):
+    sent = gzip.compress(CONTENT, mtime=0)
+    web.canned[f"/{name}"] = [(200, {"Content-Encoding": encoding}, sent)]
+    fetch_corpus(corpus_of(f"{web.address}/{name}"), tmp_path)
+    assert (tmp_path / name).read_bytes() == (sent if name.endswith("gz") else CONTENT)
+
+
+def test_an_encoding_that_nobody_requested_is_refused(web, tmp_path):
+    web.canned["/a/stories.txt"] = [(200, {"Content-Encoding": "br"}, b"?")]
+    with pytest.raises(UserError) as error:
+        fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
+    assert error.value.facts["found"] == "br" and len(web.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "wait, least, most",
+    [("7", 7, 7), ("100000", 600, 600), ("in a while", 1, 1), (None, 30, 40)],
+)
+def test_a_pause_that_a_server_demands_is_kept(web, tmp_path, monkeypatch, wait, least, most):
+    pauses = []
+    monkeypatch.setattr(download, "sleep", pauses.append)
+    web.canned["/a/stories.txt"] = [(503, {"Retry-After": wait or formatdate(time.time() + 40, usegmt=True)}, b"")]
+    fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
+    assert least <= pauses[0] <= most and len(pauses) == 1
+
+
+@pytest.mark.parametrize("answers", [[404], [500] * 9, "nowhere"])
+def test_the_signature_of_a_redirect_is_in_no_message_and_no_record(web, tmp_path, capsys, answers):
+    host = "http://127.0.0.1:9" if answers == "nowhere" else web.address
+    web.redirects["/moved.txt"] = f"{host}/signed.txt?X-Amz-Signature=planted&Expires=9"
+    web.answers["/signed.txt"] = list(answers) if answers != "nowhere" else []
+    with pytest.raises(UserError) as error:
+        fetch_corpus(corpus_of(f"{web.address}/moved.txt"), tmp_path)
+    written = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    assert "planted" not in str(error.value) + written + "".join(capsys.readouterr())
+
+
+def test_the_hashes_of_many_files_are_not_written_for_each(web, tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(download, "write_json", lambda path, value: written.append(path.name))
+    web.files |= {f"/{n}.txt": b"text %d" % n for n in range(30)}
+    web.answers["/29.txt"] = [404]
+    with pytest.raises(UserError):
+        fetch_corpus(corpus_of(*(f"{web.address}/{n}.txt" for n in range(30))), tmp_path)
+    assert written.count("hashes.json") == 1  # also after an error
 
 
 def test_redirects_are_followed(web, tmp_path):

@@ -3,6 +3,7 @@
 import io
 import json
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -27,11 +28,15 @@ def server():
     server.stop()
 
 
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    monkeypatch.setattr(download, "sleep", lambda seconds: None)
+
+
 @pytest.fixture
 def s3(server, monkeypatch, tmp_path):
     """An S3 client of a server with one bucket, which is also that of the environment."""
     import boto3
-    import fsspec
 
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
@@ -87,7 +92,7 @@ def test_a_second_download_reads_nothing_and_a_changed_object_is_an_error(s3, tm
     settings = corpus_of("s3://texts/raw/f0.parquet")
     before = fetch_corpus(settings, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setitem(download.DOWNLOADS, "bucket", download.Downloader(download.resolve_objects, None))  # would fail
+        patch.setitem(download.DOWNLOADS, "bucket", (download.resolve_objects, None))  # would fail
         assert fetch_corpus(settings, tmp_path) == before
     put(s3, "raw/f0.parquet", ["other"])
     (tmp_path / "raw/f0.parquet").unlink()
@@ -99,17 +104,20 @@ def test_a_download_that_was_cut_is_resumed(s3, tmp_path, monkeypatch):
     whole = put(s3, "raw/long.parquet", [f"text {i} " * 50 for i in range(3000)])
     monkeypatch.setattr(download, "BUCKET_CHUNK_BYTES", 20_000)
     ranges, failing = [], True
-    read = download._read_range
 
-    def read_range(system, address, start, end):
-        if failing and len(ranges) == 2:
-            raise ConnectionError("cut")
-        ranges.append(start)
-        return read(system, address, start, end)
+    class System:
+        def __getattr__(self, name):
+            return getattr(fsspec.filesystem("s3"), name)
 
-    monkeypatch.setattr(download, "_read_range", read_range)
+        def cat_file(self, address, start, end):
+            if failing and len(ranges) == 2:
+                raise ConnectionError("cut")
+            ranges.append(start)
+            return fsspec.filesystem("s3").cat_file(address, start=start, end=end)
+
+    monkeypatch.setattr(download, "open_system", lambda *_: System())
     settings = corpus_of("s3://texts/raw/long.parquet")
-    with pytest.raises(UserError, match="a request to the bucket failed") as error:
+    with pytest.raises(UserError, match="fails again and again") as error:
         fetch_corpus(settings, tmp_path)
     assert "cut" in error.value.facts["reason"] and not (tmp_path / "manifest.json").exists()
     failing = False
@@ -128,12 +136,34 @@ def test_a_download_that_was_cut_is_resumed(s3, tmp_path, monkeypatch):
     assert ranges[0] == 0 and (tmp_path / "raw/long.parquet").read_bytes() == other
 
 
+def test_an_object_that_changes_while_it_is_read_is_read_again(s3, tmp_path, monkeypatch):
+    whole = put(s3, "raw/long.parquet", [f"text {i} " * 50 for i in range(3000)])
+    monkeypatch.setattr(download, "BUCKET_CHUNK_BYTES", len(whole) // 2)
+    reads, other = [], b"x" * len(whole)
+
+    class System:
+        def __getattr__(self, name):
+            return getattr(fsspec.filesystem("s3"), name)
+
+        def cat_file(self, address, start, end):
+            if len(reads) == 1:
+                s3.put_object(Bucket="texts", Key="raw/long.parquet", Body=other)
+            reads.append(start)
+            return fsspec.filesystem("s3").cat_file(
+                address, start=start, end=end - 100 * (len(reads) == 4)
+            )  # too short
+
+    monkeypatch.setattr(download, "open_system", lambda *_: System())
+    fetch_corpus(corpus_of("s3://texts/raw/long.parquet"), tmp_path)
+    assert (tmp_path / "raw/long.parquet").read_bytes() == other
+
+
 @pytest.mark.parametrize(
     ("files", "message", "following"),
     [
         ("s3://text/raw/f0.parquet", "no such", "AWS_ENDPOINT_URL|list the bucket"),
         ("s3://texts/raw/f9.parquet", "has no such file", "correct the address"),
-        ("s3://texts/raw/*.jsonl", "no file of the bucket fits", "did you mean s3://texts/raw/f|correct"),
+        ("s3://texts/raw/*.jsonl", "no file of the source fits", "did you mean s3://texts/raw/f|correct"),
         ("s3://text/raw/*.parquet", "no such", "AWS_ENDPOINT_URL|correct"),
     ],
 )
@@ -145,7 +175,6 @@ def test_what_is_not_there_is_one_message(s3, tmp_path, files, message, followin
 
 
 def test_without_credentials_the_message_says_what_to_set(s3, tmp_path, monkeypatch):
-    import fsspec
 
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
@@ -157,7 +186,6 @@ def test_without_credentials_the_message_says_what_to_set(s3, tmp_path, monkeypa
 
 
 def test_without_its_package_the_message_says_what_to_install(monkeypatch, tmp_path):
-    import fsspec
 
     def missing(scheme):
         raise ImportError("Install s3fs to access S3")
@@ -169,7 +197,6 @@ def test_without_its_package_the_message_says_what_to_install(monkeypatch, tmp_p
 
 
 def test_a_server_that_does_not_answer_is_one_message(s3, tmp_path, monkeypatch):
-    import fsspec
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")

@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tokenscale.base.errors import SECRET_NAME, UserError, redact_credentials
+from tokenscale.base.errors import SECRET_NAME, UserError, first_line
 from tokenscale.base.files import temporary_path
 
 #: scheme → the package with its file system
 PACKAGES = {"s3": "s3fs"}
+#: what `access_error` reports of errors that may be temporary
+REQUEST_FAILED = "a request to the bucket failed."
 #: shorter values, such as `false`, are settings and occur in any text
 SHORTEST_SECRET = 12
 #: suffixes of records and logs, which are searched for secrets; stores and weights are not
@@ -107,10 +109,10 @@ def open_system(address: str, extra: str, **options: Any) -> Any:
 
 def access_error(address: str, error: Exception) -> UserError:
     """Return the error of a client as a message."""
-    lines = str(error).strip().splitlines() or [""]
+    reason = first_line(error)
     if isinstance(error, FileNotFoundError):
         what, following = "the bucket has no such file.", "correct the address, or list the bucket with its own client"
-        if not address.split("://", 1)[1].partition("/")[2].partition("*")[0] or "bucket" in lines[0].lower():
+        if not address.split("://", 1)[1].partition("/")[2].partition("*")[0] or "bucket" in reason.lower():
             what, following = "there is no such bucket.", "correct the name, or set AWS_ENDPOINT_URL of its server"
     elif isinstance(error, PermissionError) or type(error).__name__ in ("NoCredentialsError", "ProfileNotFound"):
         what = "the bucket refuses access."
@@ -118,11 +120,9 @@ def access_error(address: str, error: Exception) -> UserError:
             "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; FSSPEC_S3_ANON=true if it is public"
         )
     else:
-        what = "a request to the bucket failed."
+        what = REQUEST_FAILED
         following = "check network and AWS_ENDPOINT_URL; the same command goes on where this one ended"
-    return UserError(
-        what, address=address, reason=f"{type(error).__name__}: {redact_credentials(lines[0])[:200]}", next=following
-    )
+    return UserError(what, address=address, reason=f"{type(error).__name__}: {reason}", next=following)
 
 
 def _check_for_secrets(key: str, data: bytes) -> None:

@@ -53,6 +53,11 @@ def redact_credentials(text: str) -> str:
     return _SIGNATURE.sub(r"\1…", _PASSWORD.sub("//…@", text))
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text, or its type, without credentials."""
+    return redact_credentials((str(error).strip().splitlines() or [type(error).__name__])[0])[:200]
+
+
 def find_nearest(word: str, words: Iterable[str]) -> str | None:
     found = get_close_matches(str(word), [str(w) for w in words], n=1, cutoff=0.6)
     return found[0] if found else None

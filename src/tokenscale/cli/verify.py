@@ -75,7 +75,7 @@ BESIDE = {"manifest.json", "build.json", ".lock"}
 OF_RUN = {"run.json", "done.json", "status.json", "dirty.diff", ".lock", "checkpoints", "superseded"}
 #: differing packages that are named
 SHOWN = 5
-LEFT_OVER = (".partial", ".damaged", ".old", ".building", ".tmp", ".part", ".arriving")
+LEFT_OVER = (".partial", ".damaged", ".old", ".building", ".tmp", ".part")
 
 
 @dataclass(frozen=True)

@@ -9,34 +9,39 @@ last, so it lists complete files only.
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatch
+from functools import cache
 from glob import has_magic
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import requests
 import urllib3
 
-from tokenscale.base.bucket import access_error, open_system
-from tokenscale.base.errors import UserError, find_nearest, redact_credentials
+from tokenscale.base.bucket import REQUEST_FAILED, access_error, open_system
+from tokenscale.base.errors import UserError, find_nearest, first_line, redact_credentials
 from tokenscale.base.files import lock_folder, read_json, sha256_file, sync, write_json
 from tokenscale.base.progress import Progress
 from tokenscale.settings.data import FILE_LISTS, CorpusSettings, SourceSettings
 
 VERSION = 1
 RECORD, MANIFEST = "hashes.json", "manifest.json"
-
-
-class Downloader(NamedTuple):
-    """Functions of a kind of source: `resolve(source, files, recorded)` returns {remote name: local name}, where
-    `recorded` are the files of an earlier download, and `fetch(source, name, target, resumable)` gets one file.
-    """
-
-    resolve: Callable[[SourceSettings, tuple[str, ...], list[str]], dict[str, str]]
-    fetch: Callable[..., None]
+#: while many files arrive, their hashes are recorded this often
+RECORD_S = 10.0
+#: attempts in a row without progress, and the bytes that count as progress
+TRIES, PROGRESS_BYTES = 6, 1 << 20
+#: longest pause that a server may demand (Retry-After)
+LONGEST_PAUSE_S = 600.0
+TIMEOUT_S = (10.0, 60.0)  # to connect, and between two reads
+CHUNK_BYTES, BUCKET_CHUNK_BYTES = 1 << 20, 1 << 22
+#: maximum length of a local file name; with prefix and suffix it fits the file system's limit of 255
+LONGEST_NAME_BYTES = 200
+#: status codes to retry: the server or a proxy is busy
+BUSY = {408, 425, 429, 500, 502, 503, 504}
 
 
 def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
@@ -45,49 +50,40 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
     Existing files with the right hash are kept. Raises UserError if a file cannot be downloaded or its hash differs
     from the declared or recorded one. A file with a wrong hash is deleted.
     """
-    directory = Path(directory)
-    source = settings.source
+    directory, source = Path(directory), settings.source
     if source.kind not in DOWNLOADS:
-        raise UserError(
-            "this corpus' source needs no download.",
-            key="source.kind",
-            found=source.kind,
-            expected=", ".join(DOWNLOADS),
-            next="python -m tokenscale corpus --help makes the corpus",
-        )
-    downloader = DOWNLOADS[source.kind]
+        next = "python -m tokenscale corpus --help makes the corpus"
+        raise UserError("this corpus' source needs no download.", key="source.kind", found=source.kind, next=next)
+    resolve, fetch = DOWNLOADS[source.kind]
+    manifest: dict[str, Any] = {"schema_version": VERSION, "kind": source.kind}
+    manifest |= {"repository": source.repository, "revision": source.revision} if source.kind == "hub" else {}
     with lock_folder(directory, f"the download of {settings.name}"):
-        record_path = directory / RECORD
-        record: dict[str, str] = read_json(record_path, "record of hashes") if record_path.exists() else {}
-        parts: dict[str, list[dict[str, Any]]] = {}
-        used_names = {RECORD, MANIFEST}
-        for key in FILE_LISTS:
-            declared = dict(_split_hash(name) for name in getattr(source, key))
-            listed = []
-            for name, local in downloader.resolve(source, tuple(declared), list(record)).items():
-                if local in used_names:  # two lists have a file of the same name
-                    local = f"{key}-{local}"
-                used_names.add(_check_local_name(local, name))
-                target = directory / local
-                sha256 = _download_file(downloader, source, name, target, declared.get(name), record)
-                record[name] = sha256
-                write_json(record_path, record)
-                listed.append({"name": local, "from": name, "bytes": target.stat().st_size, "sha256": sha256})
-            parts[key] = listed
-        manifest = {
-            "schema_version": VERSION,
-            "kind": source.kind,
-            **({"repository": source.repository, "revision": source.revision} if source.kind == "hub" else {}),
-            **{key: listed for key, listed in parts.items() if listed},
-        }
+        record, recorded_at, used_names = directory / RECORD, monotonic(), {RECORD, MANIFEST}
+        hashes: dict[str, str] = read_json(record, "record of hashes") if record.exists() else {}
+        try:
+            for key in FILE_LISTS:
+                declared = dict(file.partition("#sha256=")[::2] for file in getattr(source, key))
+                for name, local in resolve(source, tuple(declared), list(hashes)).items():
+                    if local in used_names:  # two lists have a file of the same name
+                        local = f"{key}-{local}"
+                    used_names.add(_check_local_name(local, name))
+                    target = directory / local
+                    hashes[name] = _fetch_file(fetch, source, name, target, declared.get(name), hashes.get(name))
+                    entry = {"name": local, "from": name, "bytes": target.stat().st_size, "sha256": hashes[name]}
+                    manifest.setdefault(key, []).append(entry)
+                    if monotonic() - recorded_at > RECORD_S:
+                        write_json(record, hashes)
+                        recorded_at = monotonic()
+        finally:
+            if hashes:
+                write_json(record, hashes)
         write_json(directory / MANIFEST, manifest)
     return manifest
 
 
 def _check_local_name(local: str, name: str) -> str:
     """Return the local file name. Raises UserError if it would leave the download folder: names may be untrusted."""
-    parts = local.split("/")
-    if "\0" in local or any(part in ("", ".", "..") for part in parts):
+    if "\0" in local or any(part in ("", ".", "..") for part in local.split("/")):
         raise UserError(
             "a file of the source would be written outside of its folder.",
             file=repr(name),
@@ -98,64 +94,162 @@ def _check_local_name(local: str, name: str) -> str:
     return local
 
 
-def _split_hash(name: str) -> tuple[str, str | None]:
-    bare, _, sha256 = name.partition("#sha256=")
-    return bare, sha256 or None
-
-
-def _download_file(
-    downloader: Downloader,
+def _fetch_file(
+    fetch: Callable[..., None],
     source: SourceSettings,
     name: str,
     target: Path,
     declared: str | None,
-    record: dict[str, str],
+    recorded: str | None,
 ) -> str:
-    """Download the file to `target` unless it is there, and return its hash. Raises UserError for a wrong hash."""
-    expected = declared or record.get(name)
+    """Download the file to `target` unless it is there, and return its hash. Raises UserError if it is not the declared
+    one or, where none is declared, not the recorded one.
+    """
+    expected = declared or recorded
     if expected and target.is_file() and sha256_file(target) == expected:
         print(f"{target.name}: already here", flush=True)
         return expected
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(target.name + ".arriving")
-    downloader.fetch(source, name, partial, resumable=expected is not None)
-    digest = sha256_file(partial)
+    part = target.with_name(target.name + ".part")
+    fetch(source, name, part, bool(expected))
+    digest, size = sha256_file(part), part.stat().st_size
     if expected and digest != expected:
-        size = partial.stat().st_size
-        partial.unlink()
+        part.unlink()
+        changed = f"the source has changed; to accept it, remove its line from {RECORD} in the folder of the download"
         raise UserError(
-            "a downloaded file is not the one that was " + ("declared." if declared else "downloaded first."),
-            file=name,
-            expected=f"sha256 {expected}  ({'config' if declared else target.parent / RECORD})",
+            f"a downloaded file is not the one that was {'declared' if declared else 'downloaded first'}.",
+            address=name,
+            file=target,
+            expected=f"sha256 {expected}",
             found=f"sha256 {digest}  ({size:,} bytes, not kept)",
-            next="check the declared hash and the address"
-            if declared
-            else f"the source has changed; to accept it, remove its line from {target.parent / RECORD}",
+            next="check the declared hash and the address" if declared else changed,
         )
-    sync(partial)
-    partial.replace(target)
+    sync(part)
+    part.replace(target)
     sync(target.parent)
-    print(f"{target.name}: {target.stat().st_size:,} bytes, sha256 {digest}", flush=True)
+    print(f"{target.name}: {size:,} bytes, sha256 {digest}", flush=True)
     return digest
 
 
-TRIES = 6
-TIMEOUT_S = (10.0, 60.0)  # to connect, and between two reads
-CHUNK_BYTES = 1 << 20
-BUCKET_CHUNK_BYTES = 1 << 22
-#: permanent errors, such as redirects to `file:` and `ftp:`
-NO_SUCH_ADDRESS = (
-    requests.exceptions.InvalidSchema,
-    requests.exceptions.InvalidURL,
-    requests.exceptions.MissingSchema,
-    requests.exceptions.TooManyRedirects,
-)
-#: maximum length of a local file name; with prefix and suffix it fits the file system's limit of 255
-LONGEST_NAME_BYTES = 200
-#: an attempt that received this much resets the count of failures
-PROGRESS_BYTES = 1 << 20
-#: status codes to retry: the server or a proxy is busy
-BUSY = {408, 425, 429, 500, 502, 503, 504}
+# --- the loop that downloads one file
+
+
+class Answer(NamedTuple):
+    """Bytes of a file from `start` on, the size of the whole file, and what identifies its content; None if unknown."""
+
+    pieces: Iterator[bytes]
+    start: int
+    size: int | None
+    version: str | None
+
+
+class Retry(Exception):
+    """Temporary failure of one attempt. With `restart`, the bytes received so far are of no use."""
+
+    def __init__(self, reason: str, pause_s: float | None = None, restart: bool = False):
+        super().__init__(reason)
+        self.reason, self.pause_s, self.restart = reason, pause_s, restart
+
+
+#: (address, first byte, version that these bytes must have) → the file from there on, or from its beginning
+Opener = Callable[[str, int, str | None], Answer]
+
+
+def download(open_file: Opener, address: str, part: Path, resumable: bool) -> None:
+    """Download a file to `part`. What was received before a failure is kept and continued, also by a later call.
+
+    It is continued only if the content still has the same version (RFC 9110, 13.1.5) or if `resumable`, when the caller
+    checks a hash. Raises UserError if the server refuses, and after `TRIES` attempts in a row without progress.
+    """
+    record, failures = part.with_name(part.name + ".json"), 0
+    while True:
+        before = _size(part)
+        try:
+            _receive(open_file, address, part, record, resumable)
+            record.unlink(missing_ok=True)
+            return
+        except Retry as retry:
+            reason, pause = retry.reason, retry.pause_s
+            if retry.restart:
+                part.unlink(missing_ok=True)
+                record.unlink(missing_ok=True)
+        failures = 1 if _size(part) - before >= PROGRESS_BYTES else failures + 1
+        if failures >= TRIES:
+            raise UserError(
+                "a download fails again and again.",
+                address=address,
+                tried=f"{failures} times in a row",
+                reason=reason,
+                kept=f"{_size(part):,} bytes in {part}" if _size(part) else None,
+                next="check the network, the address and, of a bucket, AWS_ENDPOINT_URL; the same command goes on "
+                "where this one ended",
+            )
+        kept = f" ({_size(part):,} bytes so far)" if _size(part) else ""
+        print(f"{redact_credentials(address)}: {reason}{kept}; trying again ({failures} of {TRIES - 1})", flush=True)
+        sleep(min(60.0, 2.0 ** (failures - 1)) if pause is None else pause)
+
+
+def _receive(open_file: Opener, address: str, part: Path, record: Path, resumable: bool) -> None:
+    """Request the missing bytes once and append them. Raises Retry if bytes are missing."""
+    known = read_json(record, "record of a begun download") if record.exists() else {}
+    received = _size(part) if known.get("version") or resumable else 0
+    answer = open_file(address, received, known.get("version"))
+    facts = {"size": answer.size, "version": answer.version}
+    if answer.start:
+        changed = any(value is not None and known.get(key) not in (None, value) for key, value in facts.items())
+        if changed or answer.start != received:
+            raise Retry("the server sends other bytes than before; starting over", 0.0, restart=True)
+        facts = {key: known.get(key) if value is None else value for key, value in facts.items()}
+    write_json(record, facts)
+    progress = Progress(urlsplit(address).path.rsplit("/", 1)[-1], total_bytes=facts["size"])
+    with part.open("ab" if answer.start else "wb") as file:
+        for piece in answer.pieces:
+            file.write(piece)
+            progress(0, len(piece))
+    progress.close()
+    if facts["size"] is not None and (size := _size(part)) != facts["size"]:
+        raise Retry(f"the connection ended before {facts['size']:,} bytes", restart=size > facts["size"])
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _expand_patterns(
+    files: tuple[str, ...],
+    recorded: list[str],
+    find: Callable[[str], tuple[list[str], list[str]]],
+    error_of: Callable[[str, Exception], UserError],
+) -> list[str]:
+    """Return the remote files that match names and patterns. `find` returns the files that match a pattern, and names
+    to suggest if none does.
+
+    If the files cannot be listed, patterns are matched against `recorded`, the files of an earlier download of this
+    corpus. Raises UserError for a pattern without a match, or if the files cannot be listed.
+    """
+    found: dict[str, None] = {}
+    for pattern in files:
+        names: list[str] = []
+        try:
+            matches, names = find(pattern) if has_magic(pattern) else ([pattern], [])
+        except Exception as error:  # errors of the clients have no common base but Exception
+            matches = [name for name in recorded if fnmatch(name, pattern)]
+            if not matches:
+                raise error_of(pattern, error) from None
+            print(f"{pattern}: the files cannot be listed; taking those of the earlier download", flush=True)
+        if not matches:
+            near = find_nearest(pattern, names)
+            raise UserError(
+                "no file of the source fits its pattern.",
+                requested=pattern,
+                has=", ".join(names[:8]) + (", …" if len(names) > 8 else ""),
+                next=f"did you mean {near}?" if near else "correct `files` of the source",
+            )
+        found |= dict.fromkeys(sorted(matches))
+    return list(found)
+
+
+# --- web addresses
 
 
 def resolve_urls(source: SourceSettings, files: tuple[str, ...], recorded: list[str]) -> dict[str, str]:
@@ -178,230 +272,149 @@ def _local_name(address: str) -> str:
     return name.lstrip(".") or "file"
 
 
-def fetch_url(source: SourceSettings, address: str, target: Path, *, resumable: bool = True) -> None:
-    """Download a URL to `target`. A partial download is kept beside it and resumed, also by a later call.
-
-    A partial download is resumed only if the server confirms that the content is unchanged (ETag or Last-Modified,
-    RFC 9110, 13.1.5) or if `resumable`, when the caller checks a hash. Raises UserError if the server refuses, after
-    TRIES attempts in a row without progress, and for a web page in place of a file.
-    """
-    part = target.with_name(target.name + ".part")
-    record = target.with_name(target.name + ".part.json")
-    failures = 0
-    while True:
-        before = part.stat().st_size if part.exists() else 0
-        try:
-            _resume_download(address, part, record, resumable)
-            break
-        except _Retry as retry:
-            reason, pause = retry.reason, retry.pause_s
-        except NO_SUCH_ADDRESS as error:
-            raise UserError(
-                "a download leads to something that is not a web address.",
-                address=address,
-                reason=_first_line(error),
-                expected="http:// or https://, also where a server sends it on to",
-                next="use the address of the file itself",
-            ) from None
-        except requests.RequestException as error:
-            reason, pause = _first_line(error), None
-        after = part.stat().st_size if part.exists() else 0
-        failures = 1 if after - before >= PROGRESS_BYTES else failures + 1
-        if failures >= TRIES:
-            raise UserError(
-                "a download fails again and again.",
-                address=address,
-                tried=f"{failures} times in a row",
-                reason=reason,
-                kept=f"{after:,} bytes in {part}" if after else None,
-                next="check the network and the address; the same command goes on where this one ended",
-            )
-        print(f"{redact_credentials(address)}: {reason}; trying again ({failures} of {TRIES - 1})", flush=True)
-        sleep(pause if pause is not None else min(60.0, 2.0 ** (failures - 1)))
-    part.replace(target)
-    record.unlink(missing_ok=True)
-
-
-class _Retry(Exception):
-    """Temporary failure of one attempt."""
-
-    def __init__(self, reason: str, pause_s: float | None = None):
-        super().__init__(reason)
-        self.reason, self.pause_s = reason, pause_s
-
-
-def _resume_download(address: str, part: Path, record: Path, resumable: bool) -> None:
-    """Request the missing bytes once and append them. Raises _Retry if the file is still incomplete."""
-    received = part.stat().st_size if part.exists() else 0
-    validator = read_json(record, "record of a begun download").get("validator") if record.exists() else None
-    if received and not (validator or resumable):
-        received = 0
+def open_url(address: str, start: int, version: str | None) -> Answer:
+    """Open a web address. Raises UserError for what is no file, and Retry for a server that is busy or gone."""
     headers = {"Accept-Encoding": "identity"}
-    if received:
-        headers["Range"] = f"bytes={received}-"
-        if validator:
-            headers["If-Range"] = validator
-    with requests.get(address, headers=headers, stream=True, timeout=TIMEOUT_S) as response:
-        if response.status_code in BUSY:
-            retry_after = response.headers.get("Retry-After", "")
-            raise _Retry(
-                f"the server answers {response.status_code}",
-                min(60.0, float(retry_after)) if retry_after.isdigit() else None,
-            )
-        if response.status_code == 416:  # the partial file is longer than the server's file
-            part.unlink(missing_ok=True)
-            record.unlink(missing_ok=True)
-            raise _Retry("the partial file is longer than the server's; starting over", 0.0)
-        if not response.ok:
-            raise UserError(
-                "a server does not give a file.",
-                address=address,
-                answer=f"{response.status_code} {response.reason}",
-                next="check the address, and whether it needs a login",
-            )
-        page = "html" in response.headers.get("Content-Type", "")
-        if page and not urlsplit(address).path.endswith((".html", ".htm")):
-            raise UserError(
-                "an address gives a web page, not a file.",
-                address=address,
-                found=response.headers["Content-Type"],
-                next="use the address of the file itself (often called `raw` or `resolve`)",
-            )
-        continued = response.status_code == 206 and response.headers.get("Content-Range", "").startswith(
-            f"bytes {received}-"
-        )
-        if received and not continued:
-            received = 0
-        length = response.headers.get("Content-Length", "")
-        total = received + int(length) if length.isdigit() else None
-        write_json(record, {"address": address, "validator": _get_validator(response.headers)})
-        progress = Progress(urlsplit(address).path.rsplit("/", 1)[-1], total_bytes=total)
-        with part.open("ab" if received else "wb") as file:
-            reason = "ended"
-            try:
-                # not `iter_content`, which drops the last bytes before a broken connection
-                while piece := response.raw.read1(CHUNK_BYTES):
-                    file.write(piece)
-                    progress(0, len(piece))
-            except urllib3.exceptions.HTTPError as error:
-                reason = "timed out" if isinstance(error, urllib3.exceptions.TimeoutError) else "broke"
-        progress.close()
-    size = part.stat().st_size
-    if size != total if total is not None else reason != "ended":
-        raise _Retry(f"the connection {reason} after {size:,} of {total or 0:,} bytes")
+    if start:
+        headers |= {"Range": f"bytes={start}-"} | ({"If-Range": version} if version else {})
+    with _translate_web_errors(address):
+        response = requests.get(address, headers=headers, stream=True, timeout=TIMEOUT_S)
+    _check_response(address, response)
+    first, size = 0, response.headers.get("Content-Length", "")
+    if response.status_code == 206:
+        sent = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+        first, size = (int(sent[1]), sent[2]) if sent else (-1, "")
+    tag = response.headers.get("ETag", "W/")
+    version = response.headers.get("Last-Modified") if tag.startswith("W/") else tag
+    encoding = response.headers.get("Content-Encoding", "identity").lower()
+    if encoding == "identity" or (encoding.endswith("gzip") and urlsplit(address).path.endswith((".gz", ".tgz"))):
+        return Answer(_read(address, response), first, int(size) if size.isdigit() else None, version)
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        next = "download the file with another program, and use its path"
+        raise UserError("a server sends a file in an unknown encoding.", address=address, found=encoding, next=next)
+    if first:
+        raise Retry("the server compresses the file; starting over", 0.0, restart=True)
+    return Answer(_read(address, response, decode=True), 0, None, None)
 
 
-def _get_validator(headers: requests.structures.CaseInsensitiveDict) -> str | None:
-    tag = headers.get("ETag")
-    return tag if tag and not tag.startswith("W/") else headers.get("Last-Modified")
+def _read(address: str, response: requests.Response, decode: bool = False) -> Iterator[bytes]:
+    with _translate_web_errors(address), response:
+        # not `iter_content`, which drops the last bytes before a broken connection
+        while piece := response.raw.read1(CHUNK_BYTES, decode_content=decode):
+            yield piece
 
 
-def _first_line(error: Exception) -> str:
-    return redact_credentials((str(error).splitlines() or [type(error).__name__])[0][:200])
+@contextmanager
+def _translate_web_errors(address: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, requests.TooManyRedirects) as error:  # such as a redirect to `file:`
+        raise UserError(
+            "a download leads to something that is not a web address.",
+            address=address,
+            reason=first_line(error),
+            expected="http:// or https://, also where a server sends it on to",
+            next="use the address of the file itself",
+        ) from None
+    except urllib3.exceptions.TimeoutError:
+        raise Retry("the connection timed out") from None
+    except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+        raise Retry(first_line(error)) from None
+
+
+def _check_response(address: str, response: requests.Response) -> None:
+    content_type = response.headers.get("Content-Type", "")
+    if response.status_code in BUSY:
+        try:
+            pause = urllib3.Retry().get_retry_after(response.raw)
+        except urllib3.exceptions.InvalidHeader:
+            pause = None
+        raise Retry(f"the server answers {response.status_code}", pause and min(LONGEST_PAUSE_S, pause))
+    if response.status_code == 416:
+        raise Retry("the partial file is not shorter than the server's; starting over", 0.0, restart=True)
+    if not response.ok:
+        answer, next = f"{response.status_code} {response.reason}", "check the address, and whether it needs a login"
+        raise UserError("a server does not give a file.", address=address, answer=answer, next=next)
+    if "html" in content_type and not urlsplit(address).path.endswith((".html", ".htm")):
+        next = "use the address of the file itself (often called `raw` or `resolve`)"
+        raise UserError("an address gives a web page, not a file.", address=address, found=content_type, next=next)
+
+
+# --- buckets
 
 
 def resolve_objects(source: SourceSettings, files: tuple[str, ...], recorded: list[str]) -> dict[str, str]:
-    """Return {address: local path}, the path within the bucket. Patterns are matched in the bucket.
+    """Return {address: local path}, the path within the bucket. Patterns are matched in the bucket."""
 
-    If the bucket cannot be listed, patterns are matched against `recorded`, the files of an earlier download of this
-    corpus. Raises UserError for a pattern without a match, or if the bucket cannot be listed.
-    """
-    found: dict[str, str] = {}
-    for pattern in files:
-        matches = [pattern] if not has_magic(pattern) else _list_matches(pattern, recorded)
-        found |= {address: address.split("://", 1)[1].partition("/")[2] for address in matches}
-    if len(set(found.values())) < len(found):  # of several buckets
-        return {address: address.split("://", 1)[1] for address in found}
-    return found
+    def find(pattern: str) -> tuple[list[str], list[str]]:
+        scheme, path = pattern.split("://", 1)
+        if matches := system.glob(path):
+            return [f"{scheme}://{name}" for name in matches], []
+        folder = re.split(r"[*?[]", path)[0].rpartition("/")[0]
+        return [], [f"{scheme}://{name}" for name in system.ls(folder, detail=False)]
 
-
-def _list_matches(pattern: str, recorded: list[str]) -> list[str]:
-    scheme, path = pattern.split("://", 1)
-    system = open_system(pattern, "s3")
-    try:
-        matches = sorted(f"{scheme}://{name}" for name in system.glob(path))
-    except Exception as error:  # errors of the clients have no common base but Exception
-        matches = sorted(name for name in recorded if fnmatch(name, pattern))
-        if not matches:
-            raise access_error(pattern, error) from None
-        print(f"{pattern}: the bucket cannot be listed; taking the files of the earlier download", flush=True)
-    if not matches:
-        folder = path.split("*")[0].split("?")[0].split("[")[0].rpartition("/")[0]
-        try:
-            there = [f"{scheme}://{name}" for name in system.ls(folder, detail=False)]
-        except Exception as error:
-            raise access_error(pattern, error) from None
-        raise _no_match_error("bucket", pattern, there)
-    return matches
+    system = open_system(files[0], "s3") if files else None
+    paths = {name: name.split("://", 1)[1] for name in _expand_patterns(files, recorded, find, access_error)}
+    keys = {address: path.partition("/")[2] for address, path in paths.items()}
+    return keys if len(set(keys.values())) == len(keys) else paths  # of several buckets
 
 
-def fetch_object(source: SourceSettings, address: str, target: Path, *, resumable: bool = True) -> None:
-    """Download one file to `target`. A partial download is kept beside it and resumed, also by a later call.
-
-    A partial download is resumed if the bucket reports the same ETag, size and time for the file. Raises UserError with
-    the client's own reason.
-    """
+def open_object(address: str, start: int, version: str | None) -> Answer:
+    """Open an object of a bucket. Raises UserError if it is missing or not allowed, and Retry for other errors."""
     system = open_system(address, "s3")
-    part, record = target.with_name(target.name + ".part"), target.with_name(target.name + ".part.json")
+
+    def inspect() -> tuple[int, str]:
+        with _translate_bucket_errors(address):
+            system.invalidate_cache()
+            facts = system.info(address)
+        return int(facts["size"]), f"{facts.get('ETag')}, {facts.get('LastModified')}"
+
+    def read(first: int) -> Iterator[bytes]:
+        while first < size:
+            with _translate_bucket_errors(address):
+                piece = system.cat_file(address, start=first, end=min(first + BUCKET_CHUNK_BYTES, size))
+            if not piece:
+                return
+            yield piece
+            first += len(piece)
+        if inspect() != (size, now):
+            raise Retry("the file changed meanwhile; starting over", 0.0, restart=True)
+
+    size, now = inspect()
+    first = start if version == now and start <= size else 0
+    return Answer(read(first), first, size, now)
+
+
+@contextmanager
+def _translate_bucket_errors(address: str) -> Iterator[None]:
     try:
-        system.invalidate_cache()
-        facts = system.info(address)
-        size = int(facts["size"])
-        version = {"size": size, "version": str(facts.get("ETag")), "modified": str(facts.get("LastModified"))}
-        known = read_json(record, "record of a begun download") if record.exists() else None
-        received = part.stat().st_size if part.exists() and known == version else 0
-        if received > size:
-            received = 0
-        write_json(record, version)
-        progress = Progress(address.rpartition("/")[2], total_bytes=size)
-        with part.open("ab" if received else "wb") as file:
-            while received < size:
-                piece = _read_range(system, address, received, min(received + BUCKET_CHUNK_BYTES, size))
-                if not piece:
-                    raise EOFError(f"the file ended after {received:,} of {size:,} bytes")
-                file.write(piece)
-                received += len(piece)
-                progress(0, len(piece))
-        progress.close()
-    except Exception as error:
-        raise access_error(address, error) from None
-    part.replace(target)
-    record.unlink(missing_ok=True)
+        yield
+    except Exception as error:  # errors of the clients have no common base but Exception
+        found = access_error(address, error)
+        raise (Retry(found.facts["reason"]) if found.what == REQUEST_FAILED else found) from None
 
 
-def _read_range(system: Any, address: str, start: int, end: int) -> bytes:
-    return system.cat_file(address, start=start, end=end)
+# --- the hub
 
 
 def resolve_hub_files(source: SourceSettings, files: tuple[str, ...], recorded: list[str]) -> dict[str, str]:
-    """Return {path in the repository: local file name}, which are equal. Patterns are matched in the repository.
+    """Return {path in the repository: local file name}, which are equal. Patterns are matched in the repository."""
 
-    Without a network, patterns are matched against `recorded`, the files of an earlier download of this corpus.
-    Raises UserError for a pattern without a match, or if the files cannot be listed.
-    """
-    if not any(has_magic(name) for name in files):
-        return {name: name for name in files}
-    from huggingface_hub import HfApi
+    @cache
+    def list_files() -> list[str]:
+        from huggingface_hub import HfApi
 
-    try:
-        repository_files = HfApi().list_repo_files(source.repository, repo_type="dataset", revision=source.revision)
-    except Exception as error:  # the client's errors have no common base but Exception
-        if not recorded:
-            raise _hub_error(source, ", ".join(files), error) from None
-        print(f"{source.repository}: no list from the hub; taking the files of the earlier download", flush=True)
-        repository_files = recorded
-    found: dict[str, str] = {}
-    for pattern in files:
-        matches = sorted(name for name in repository_files if name == pattern or fnmatch(name, pattern))
-        if not matches:
-            names, dataset = sorted(repository_files), f"{source.repository} at {source.revision}"
-            raise _no_match_error("dataset", pattern, names, dataset=dataset)
-        found |= {name: name for name in matches}
-    return found
+        return HfApi().list_repo_files(source.repository, repo_type="dataset", revision=source.revision)
+
+    def find(pattern: str) -> tuple[list[str], list[str]]:
+        return [name for name in list_files() if fnmatch(name, pattern)], sorted(list_files())
+
+    names = _expand_patterns(files, recorded, find, lambda pattern, error: _hub_error(source, pattern, error))
+    return dict(zip(names, names, strict=True))
 
 
-def fetch_hub_file(source: SourceSettings, name: str, target: Path, *, resumable: bool = True) -> None:
-    """Link one file to `target` from the hub's cache, after downloading it if needed.
+def fetch_hub_file(source: SourceSettings, name: str, part: Path, resumable: bool) -> None:
+    """Link one file to `part` from the hub's cache, after downloading it if needed.
 
     The client honours HF_HOME and HF_HUB_OFFLINE. The file is copied if the cache is on another file system. Raises
     UserError with the client's own reason.
@@ -410,46 +423,33 @@ def fetch_hub_file(source: SourceSettings, name: str, target: Path, *, resumable
 
     try:
         cached = hf_hub_download(source.repository, name, repo_type="dataset", revision=source.revision)
-    except Exception as error:  # as in `resolve_hub_files`
+    except Exception as error:  # the client's errors have no common base but Exception
         raise _hub_error(source, name, error) from None
-    blob = Path(cached).resolve()
-    part = target.with_name(target.name + ".part")
     part.unlink(missing_ok=True)
+    blob = Path(cached).resolve()
     try:
         os.link(blob, part)
     except OSError:
         shutil.copyfile(blob, part)
-    part.replace(target)
-
-
-def _no_match_error(what: str, pattern: str, names: list[str], **facts: str) -> UserError:
-    near = find_nearest(pattern, names)
-    return UserError(
-        f"no file of the {what} fits a source's pattern.",
-        **facts,
-        requested=pattern,
-        has=", ".join(names[:8]) + (", …" if len(names) > 8 else ""),
-        next=f"did you mean {near}?" if near else "correct `files` of the source",
-    )
 
 
 def _hub_error(source: SourceSettings, name: str, error: Exception) -> UserError:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     return UserError(
         "the hub does not give a file of the dataset.",
         dataset=f"{source.repository} at {source.revision}",
         file=name,
-        reason=f"{type(error).__name__}: {lines[0][:200]}",
+        reason=f"{type(error).__name__}: {first_line(error)}",
         next="unset HF_HUB_OFFLINE where there is a network, or bring the hub's cache here (HF_HOME)"
         if offline
         else "check names, revision, network and, for gated data, `hf auth login`",
     )
 
 
-#: kind of source → functions that download its files
-DOWNLOADS = {
-    "url": Downloader(resolve_urls, fetch_url),
-    "bucket": Downloader(resolve_objects, fetch_object),
-    "hub": Downloader(resolve_hub_files, fetch_hub_file),
+#: kind of source → (`resolve(source, files, recorded)`, which returns {remote name: local name}, where `recorded` are
+#: the files of an earlier download, and `fetch(source, name, part, resumable)`, which gets one file)
+DOWNLOADS: dict[str, tuple[Callable[..., dict[str, str]], Callable[..., None]]] = {
+    "url": (resolve_urls, lambda source, *file: download(open_url, *file)),
+    "bucket": (resolve_objects, lambda source, *file: download(open_object, *file)),
+    "hub": (resolve_hub_files, fetch_hub_file),
 }

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tokenscale.base.errors import UserError, redact_credentials
+from tokenscale.base.errors import UserError, first_line
 from tokenscale.base.files import sha256_file
 from tokenscale.data.corpus.columns import get_value, join_pairs, list_columns
 from tokenscale.data.corpus.refusals import damaged, missing_column
@@ -99,7 +99,7 @@ def _open_dataset(source: SourceSettings, split: str, option: str) -> Any:
                 f"the dataset has no split {split!r}.",
                 key=f"source.{option}",
                 dataset=source.repository,
-                reason=_first_line(error),
+                reason=first_line(error),
                 next="choose one of its splits",
             ) from None
         raise _stream_error(source, f"split {split}", error) from None
@@ -122,10 +122,6 @@ def _stream_error(source: SourceSettings, what: str, error: Exception) -> UserEr
         "a dataset cannot be streamed.",
         dataset=f"{source.repository}{f' at {source.revision}' if source.revision else ''}",
         file=what,
-        reason=f"{type(error).__name__}: {_first_line(error)}",
+        reason=f"{type(error).__name__}: {first_line(error)}",
         next="check name, revision, subset, network and, for gated data, `hf auth login`",
     )
-
-
-def _first_line(error: Exception) -> str:
-    return redact_credentials((str(error).strip().splitlines() or [""])[0][:200])
