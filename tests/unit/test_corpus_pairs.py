@@ -118,9 +118,9 @@ def test_a_corpus_of_two_files_is_one_of_pairs_and_its_content_is_both(tmp_path)
     manifest = build(settings, tmp_path / "corpus")
     assert manifest["pairs"] is True and len(RawText(tmp_path / "corpus")) == 3
     assert [file["name"] for file in manifest["source"]["target_files"]] == ["a.en"]
-    before = fingerprint.fingerprint_corpus(settings, tmp_path, tmp_path / "memory.json")
+    before = fingerprint.fingerprint_sources(settings, tmp_path, memory=tmp_path / "memory.json")
     write(en, EN.replace("house", "hut"))
-    assert fingerprint.fingerprint_corpus(settings, tmp_path, tmp_path / "memory.json") != before
+    assert fingerprint.fingerprint_sources(settings, tmp_path, memory=tmp_path / "memory.json") != before
 
 
 def test_two_files_from_the_web(tmp_path):

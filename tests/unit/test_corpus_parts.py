@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
 from tokenscale.data.corpus.build import SPLITS, build
-from tokenscale.data.corpus.fingerprint import fingerprint_part
+from tokenscale.data.corpus.fingerprint import fingerprint_sources
 from tokenscale.data.corpus.parts import Duplicates, build_part, merge_parts, write_table
 from tokenscale.data.corpus.raw_text import RawText, state_held_out, write_text_records
 from tokenscale.data.records import part_folder
@@ -107,7 +107,7 @@ def test_commands_state_held_out_texts_that_are_trained_on(tmp_path, capsys):
     source = {"kind": "files", "files": [f"{tmp_path}/raw/*"], "validation_files": [f"{tmp_path}/held/*"]}
     settings = {"name": "x", "source": source, "cleaning": {"deduplicate": False}}
     output = tmp_path / "results/corpus/x/manifest.json"
-    assert main(["corpus", "--settings", json.dumps(settings), "--output", str(output)]) == 0
+    assert main(["corpus", "--settings", json.dumps(settings), "--content", "--output", str(output)]) == 0
     assert main(["verify", str(tmp_path / "results")]) == 0
     assert capsys.readouterr().out.count("1 distinct held-out texts also occur in the training text and were kept") == 2
 
@@ -248,7 +248,7 @@ def test_the_fingerprint_of_a_part_changes_with_its_own_files_only(tmp_path):
         from tokenscale.data.corpus import fingerprint
 
         fingerprint._list_named_paths.cache_clear()
-        return [fingerprint_part(settings, folder, number, memory) for number in (0, 1)]
+        return [fingerprint_sources(settings, folder, number, memory) for number in (0, 1)]
 
     def rebuild(number, content):
         build_part(settings, number, part_folder(folder / "x", number), content=content)

@@ -223,26 +223,37 @@ def test_a_touch_or_a_copy_keeps_the_fingerprint_and_an_edit_changes_it(tmp_path
     corpus = CorpusSettings(name="c", source=source(tmp_path / "*.parquet"))
 
     def now():
-        return fingerprint.fingerprint_corpus(corpus, tmp_path / "corpus", memory)
+        fingerprint._list_named_paths.cache_clear()
+        return fingerprint.fingerprint_sources(corpus, tmp_path / "corpus", memory=memory)
 
     first = now()
+    build(corpus, tmp_path / "corpus" / "c", content=first)
     read_files = []
     monkeypatch.setattr(fingerprint, "sha256_file", lambda p: read_files.append(p) or files.sha256_file(p))
     assert now() == first and read_files == []
     os.utime(path, (1, 1))
-    assert now() == first and read_files == [path]
+    assert now() == now() == first and read_files == [path]
     memory.unlink()
     assert now() == first
-    build(corpus, tmp_path / "corpus" / "c")
     before = path.read_bytes()
     path.unlink()
-    assert now() == first  # from the manifest: results were copied without their text
+    assert now() == first  # results were copied without their text
     write_parquet(path, ["one", "too"])
+    assert now() != first
+    path.write_bytes(bytes(len(before)))  # of the same size
     assert now() != first
     path.write_bytes(before)
     assert now() == first
     write_parquet(tmp_path / "b.parquet", ["three"])
     assert now() != first
+
+
+@pytest.mark.parametrize("change", [lambda path: path.write_bytes(b"a"), lambda path: path.with_name("b.txt").touch()])
+def test_a_source_file_that_changes_while_it_is_read_is_refused(tmp_path, change):
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(UserError, match="changed while it was read"):
+        build(CorpusSettings(source=source(tmp_path / "*.txt")), tmp_path / "c", lambda *_: change(tmp_path / "a.txt"))
+    assert not list((tmp_path / "c").iterdir())
 
 
 # --- dummy

@@ -151,18 +151,13 @@ wildcard_constraints:
     figure=one_of(FIGURES),
 
 
-def content_of(corpus):
-    """Return the fingerprint of a corpus' source files: as a parameter, it shows Snakemake changes of large files."""
-    return fingerprint.fingerprint_corpus(
-        settings.corpora[corpus], Path("results/corpus")
-    )
-
-
-def content_of_part(corpus, number):
-    """Return the fingerprint of the source files of one part."""
+def content_of(corpus, part=None):
+    """Return the fingerprint of the source files of a corpus or a part: as a parameter, it shows Snakemake changes of
+    large files.
+    """
     try:
-        return fingerprint.fingerprint_part(
-            settings.corpora[corpus], Path("results/corpus"), number
+        return fingerprint.fingerprint_sources(
+            settings.corpora[corpus], Path("results/corpus"), part
         )
     except UserError as error:
         refuse(error)

@@ -44,7 +44,8 @@ rule build_corpus:
     message:
         "corpus {wildcards.corpus}"
     shell:
-        "python -m tokenscale corpus {params.settings:q} --downloads {input.downloads:q} --output {output:q}"
+        "python -m tokenscale corpus {params.settings:q} --downloads {input.downloads:q}"
+        " --content {params.content:q} --output {output:q}"
         " > {log:q} 2>&1"
 
 
@@ -72,7 +73,7 @@ rule corpus_part:
     params:
         settings=lambda w: settings_of(settings.corpora[w.corpus]),
         number=lambda w: int(w.part),
-        content=lambda w: content_of_part(w.corpus, int(w.part)),
+        content=lambda w: content_of(w.corpus, int(w.part)),
     message:
         "corpus {wildcards.corpus}, part {wildcards.part}"
     shell:

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--part", type=int, metavar="N", help="build part N (from 0) of a corpus with several `parts` in its settings"
     )
-    parser.add_argument("--content", default="", help="with --part: fingerprint of its source files, to record")
+    parser.add_argument("--content", nargs="?", default="", const="", help="fingerprint of the source files, to record")
     parser.add_argument(
         "--processes", type=int, default=1, metavar="N", help="processes that merge parts, or write records files"
     )
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> None:
             for split in manifest["splits"].values():
                 progress(split["rows"], split["utf8_bytes"])
         else:
-            manifest = build(settings, directory, progress, downloads)
+            manifest = build(settings, directory, progress, downloads, arguments.content)
     progress.close()
     rows = ", ".join(f"{name} {split['rows']:,}" for name, split in manifest["splits"].items())
     print(f"{progress.line()}; {rows}")

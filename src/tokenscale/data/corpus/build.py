@@ -38,7 +38,7 @@ from tokenscale.base.files import (
 )
 from tokenscale.data.corpus import docstrings, dummy, files, stream
 from tokenscale.data.corpus.raw_text import HELD_OUT_IN_TRAINING
-from tokenscale.settings.data import CleaningSettings, CorpusSettings
+from tokenscale.settings.data import FILE_LISTS, CleaningSettings, CorpusSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.registry import SOURCES
 
@@ -166,20 +166,68 @@ def build(
     directory: Path,
     report: Callable[[int, int], None] | None = None,
     downloads: Path | None = None,
+    content: str = "",
 ) -> dict[str, Any]:
     """Build one corpus from its declared source into `directory` and return its manifest.
 
     `downloads` is the folder written by the command `download`. `report(documents, utf8_bytes)` is called for each kept
-    document. Raises UserError for an unknown source, missing or unreadable files or packages, or an empty training
-    split.
+    document. `content` is the fingerprint of the source files at planning, which is recorded. Raises UserError for an
+    unknown source, missing or unreadable files or packages, a source file that changes while it is read, or an empty
+    training split.
     """
     if settings.source.kind not in SOURCES:
         raise unknown("corpus source", settings.source.kind, SOURCES, key="corpus.source.kind")
-    source = find_source(settings.source.kind)
-    description = source.describe(settings.source, downloads)
-    validation = source.validation_documents(settings.source, downloads) if settings.source.has_own_validation else None
-    documents = source.documents(settings.source, downloads)
-    return build_from(documents, settings, directory, description, report, validation=validation)
+    sources = SourceFiles(settings)
+    description, documents, validation = open_source(settings, downloads)
+    return build_from(
+        documents,
+        settings,
+        directory,
+        description,
+        report,
+        validation=validation,
+        record=lambda: {"files": sources.describe(description), "content": content},
+    )
+
+
+def open_source(
+    settings: CorpusSettings, downloads: Path | None, part: tuple[int, int] | None = None
+) -> tuple[dict[str, Any], Iterable[tuple[str | None, str]], Iterable[tuple[str | None, str]] | None]:
+    """Return the manifest entry of a source or a part of it, its documents, and its own held-out documents if any."""
+    source, own = find_source(settings.source.kind), settings.source.has_own_validation
+    arguments = (settings.source, downloads, *([part] if part is not None else []))
+    validation = source.validation_documents(*arguments) if own else None
+    return source.describe(*arguments), source.documents(*arguments), validation
+
+
+class SourceFiles:
+    """Sizes and modification times (ns) of the source files of a corpus or a part, before they are read."""
+
+    def __init__(self, settings: CorpusSettings, part: tuple[int, int] | None = None):
+        self._settings, self._part = settings, part
+        self._stamps = self._list()
+
+    def _list(self) -> dict[tuple[str, str], tuple[int, int]]:
+        source = self._settings.source
+        lists = {key: files.list_files(source, key, self._part) for key in FILE_LISTS} if source.kind == "files" else {}
+        stats = {(key, name): path.stat() for key, listed in lists.items() for name, path in listed}
+        return {key: (stat.st_size, stat.st_mtime_ns) for key, stat in stats.items()}
+
+    def describe(self, description: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the entries of `build.json`, with the hashes of the source's description. Raises UserError if a file
+        has changed.
+        """
+        if changed := sorted({name for (_, name), _ in self._stamps.items() ^ self._list().items()}):
+            raise UserError(
+                "a source file changed while it was read.",
+                files=", ".join(changed[:8]) + (", …" if len(changed) > 8 else ""),
+                next="run this command again when the files are complete",
+            )
+        hashes = {(key, file["name"]): file["sha256"] for key in FILE_LISTS for file in description.get(key, [])}
+        return [
+            {"key": key, "name": name, "bytes": size, "mtime_ns": mtime, "sha256": hashes[key, name]}
+            for (key, name), (size, mtime) in self._stamps.items()
+        ]
 
 
 def build_from(
@@ -190,19 +238,21 @@ def build_from(
     report: Callable[[int, int], None] | None = None,
     *,
     validation: Iterable[tuple[str | None, str]] | None = None,
+    record: Callable[[], dict[str, Any]] = dict,
 ) -> dict[str, Any]:
     """Build a corpus from any (text, origin) pairs and return its manifest.
 
     `description` is the source's entry in the manifest. `validation` holds the source's own held-out documents; if it
-    is None, a share is held out by hash. The shards are first written to a temporary folder. Raises UserError if there
-    are no training documents.
+    is None, a share is held out by hash. The shards are first written to a temporary folder. `record` returns facts for
+    `build.json` once all documents are read. Raises UserError if there are no training documents.
     """
     directory, started = Path(directory), time.monotonic()
     with building_folder(directory) as building:
         counts, entries = write_splits(SplitWriter, building, settings, documents, validation, report)
         manifest = describe_corpus(settings, description, counts, entries, directory)
+        facts = record()
         _replace_shards(building, directory, manifest)
-    write_manifest(directory, manifest, settings, started)
+    write_manifest(directory, manifest, settings, started, **facts)
     return manifest
 
 

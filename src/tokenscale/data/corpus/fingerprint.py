@@ -1,8 +1,7 @@
 """Fingerprint of a corpus' source files, so that a rule reruns if and only if their content changes.
 
 Snakemake compares large files by modification time, so a copy or a `touch` would rebuild the corpus. Hashes are
-cached by path, size and modification time, so each version of a file is read once. Imports only the standard
-library, because every parse of the workflow runs it.
+cached by path, size and modification time, so each version of a file is read once.
 """
 
 import json
@@ -13,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json, sha256_file, sha256_text, write_json
+from tokenscale.base.files import sha256_file, sha256_text, write_json
 from tokenscale.data.corpus.columns import select_part
-from tokenscale.data.corpus.files import expand_patterns, list_files, shorten_paths, too_many_parts_error
-from tokenscale.settings.data import FILE_LISTS, TRANSLATION_KEYS, CorpusSettings
+from tokenscale.data.corpus.files import list_files, too_many_parts_error
+from tokenscale.data.records import part_folder
+from tokenscale.settings.data import FILE_LISTS, CorpusSettings
 
 #: cache beside Snakemake's own records: specific to this machine, safe to delete
 MEMORY = Path(".snakemake/tokenscale-files.json")
@@ -24,41 +24,25 @@ MEMORY = Path(".snakemake/tokenscale-files.json")
 SILENT_BYTES = 1 << 30
 
 
-def fingerprint_corpus(corpus: CorpusSettings, folder: Path, memory: Path = MEMORY) -> str:
-    """Return a digest of the names and contents of the source files; "" for sources other than `files`.
+def fingerprint_sources(corpus: CorpusSettings, folder: Path, number: int | None = None, memory: Path = MEMORY) -> str:
+    """Return a digest that changes when the source files of a corpus, or of one part, do; "" for sources other than
+    `files`.
 
-    `folder` holds the corpora (results/corpus). If the files are missing but the corpus is built, the digest comes
-    from its manifest, so results copied without their raw text stay valid. Returns "missing" if both are missing.
+    `folder` holds the corpora (results/corpus). Planning does not read large files. Before the corpus is built, the
+    digest is of the names and sizes of its files. `build.json` records that digest, and the hashes and modification
+    times found by the job. The recorded digest stays valid until a size or a hash changes; a file is hashed here only
+    if its modification time changed. If the files are missing, the recorded digest is returned, or "missing". Raises
+    UserError if the corpus has no such part, or more parts than files.
     """
     if corpus.source.kind != "files":
         return ""
-    try:
-        paths = _list_paths(corpus)
-    except UserError:
-        return _fingerprint_manifest(folder / corpus.name / "manifest.json")
-    cache = _load_cache(memory)
-    facts = {key: {name: _hash(path, cache) for name, path in files.items()} for key, files in paths.items()}
-    _save_cache(memory, cache)
-    return _digest(facts)
-
-
-def fingerprint_part(corpus: CorpusSettings, folder: Path, number: int, memory: Path = MEMORY) -> str:
-    """Return a digest that changes when the source files of one part do; "" for sources other than `files`.
-
-    Planning does not read large files. Before the part is built, the digest is of the names and sizes of its files.
-    `build.json` of the part records that digest, and the hashes and modification times found by the job. The recorded
-    digest stays valid until a size or a hash changes; a file is hashed here only if its modification time changed. If
-    the files are missing, the recorded digest is returned, or "missing". Raises UserError if the corpus has no such
-    part, or more parts than files.
-    """
-    if corpus.source.kind != "files":
-        return ""
-    recorded = _load_cache(folder / corpus.name / "parts" / f"{number:05d}" / "build.json")
+    directory = folder / corpus.name if number is None else part_folder(folder / corpus.name, number)
+    recorded = _load_cache(directory / "build.json")
     try:
         listed = _list_named_paths(corpus)
     except UserError:
-        return recorded.get("content", "missing")
-    if number >= corpus.parts:
+        return recorded.get("content") or "missing"
+    if number is not None and number >= corpus.parts:
         raise UserError(
             f"the corpus {corpus.name} has no part {number:05d}.",
             expected=f"00000 to {corpus.parts - 1:05d}",
@@ -66,12 +50,12 @@ def fingerprint_part(corpus: CorpusSettings, folder: Path, number: int, memory: 
         )
     if len(listed["files"]) < corpus.parts:
         raise too_many_parts_error(corpus, len(listed["files"]))
-    part = (number, corpus.parts)
+    part = None if number is None else (number, corpus.parts)
     paths = {(key, name): path for key, files in listed.items() for name, path in select_part(files, part)}
     stats = {key: path.stat() for key, path in paths.items()}
     sizes = {key: stat.st_size for key, stat in stats.items()}
     known = {(file["key"], file["name"]): file for file in recorded.get("files", [])}
-    if "content" not in recorded or sizes != {key: file["bytes"] for key, file in known.items()}:
+    if not recorded.get("content") or sizes != {key: file["bytes"] for key, file in known.items()}:
         return sha256_text(json.dumps([[*key, size] for key, size in sizes.items()]))[:16]
     touched = [key for key, stat in stats.items() if stat.st_mtime_ns != known[key]["mtime_ns"]]
     if touched:
@@ -95,23 +79,6 @@ def check_corpora(corpora: Iterable[CorpusSettings], folder: Path, file_of: Call
             from tokenscale.data.corpus import files  # imports pyarrow, so only if needed
 
             files.check_files(corpus, folder, file_of)
-
-
-def _list_paths(corpus: CorpusSettings) -> dict[str, dict[str, Path]]:
-    return {key: shorten_paths(expand_patterns(getattr(corpus.source, key), key)) for key in FILE_LISTS}
-
-
-def _fingerprint_manifest(manifest: Path) -> str:
-    if not manifest.is_file():
-        return "missing"
-    source = read_json(manifest, "corpus manifest").get("source", {})
-    return _digest({key: {f["name"]: f["sha256"] for f in source.get(key, ())} for key in FILE_LISTS})
-
-
-def _digest(facts: dict[str, dict[str, str]]) -> str:
-    # empty translation lists are omitted, so that corpora without translations keep their digest
-    listed = {key: list(files.items()) for key, files in facts.items() if files or key in TRANSLATION_KEYS}
-    return sha256_text(json.dumps(listed))[:16]
 
 
 def _hash(path: Path, cache: dict[str, Any]) -> str:

@@ -38,16 +38,17 @@ from tokenscale.data.corpus.build import (
     SPLITS,
     VERSION,
     Document,
+    SourceFiles,
     SplitWriter,
     building_folder,
     describe_corpus,
-    find_source,
     open_shard,
+    open_source,
     summarize_lengths,
     write_manifest,
     write_splits,
 )
-from tokenscale.data.corpus.files import list_files, too_many_parts_error
+from tokenscale.data.corpus.files import too_many_parts_error
 from tokenscale.data.corpus.raw_text import HELD_OUT_IN_TRAINING, check_file, rebuild_command
 from tokenscale.data.records import part_folder, remove_other_parts
 from tokenscale.settings.data import FILE_LISTS, CorpusSettings
@@ -76,23 +77,13 @@ def build_part(
     """
     started = time.monotonic()
     directory, part = Path(directory), (number, settings.parts)
-    source = find_source(settings.source.kind)
-    stamps = _list_stamps(settings, part)
-    description = source.describe(settings.source, downloads, part)
+    sources = SourceFiles(settings, part)
+    description, documents, validation = open_source(settings, downloads, part)
     if not description.get("files"):
-        raise too_many_parts_error(settings, len(source.describe(settings.source, downloads).get("files", [])))
-    own = settings.source.has_own_validation
-    validation = source.validation_documents(settings.source, downloads, part) if own else None
-    documents = source.documents(settings.source, downloads, part)
+        raise too_many_parts_error(settings, len(open_source(settings, downloads)[0].get("files", [])))
     with building_folder(directory) as building:
         counts, entries = write_splits(_PartWriter, building, settings, documents, validation, report)
-        if (now := _list_stamps(settings, part)) != stamps:
-            raise UserError(
-                "a source file changed while it was read.",
-                files=", ".join(file["name"] for file in now if file not in stamps) or "the list of files",
-                part=directory,
-                next="run this command again when the files are complete",
-            )
+        facts = {"files": sources.describe(description), "content": content}
         remove_manifest(directory / "manifest.json")
         for path in directory.iterdir():
             if path.is_file() and path.suffix in (".json", ".parquet", ".documents"):
@@ -108,21 +99,8 @@ def build_part(
         "documents": counts,
         "splits": entries,
     }
-    hashes = {key: {file["name"]: file["sha256"] for file in description.get(key, [])} for key in FILE_LISTS}
-    files = [stamp | {"sha256": hashes[stamp["key"]][stamp["name"]]} for stamp in stamps]
-    write_manifest(directory, manifest, settings, started, files=files, content=content)
+    write_manifest(directory, manifest, settings, started, **facts)
     return manifest
-
-
-def _list_stamps(settings: CorpusSettings, part: tuple[int, int]) -> list[dict[str, Any]]:
-    if settings.source.kind != "files":
-        return []
-    found = []
-    for key in FILE_LISTS:
-        for name, path in list_files(settings.source, key, part):
-            stat = path.stat()
-            found.append({"key": key, "name": name, "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns})
-    return found
 
 
 class _PartWriter(SplitWriter):
