@@ -13,6 +13,7 @@ import sysconfig
 import warnings
 from collections.abc import Iterator
 from inspect import cleandoc
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -48,36 +49,24 @@ def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str,
 
 
 def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str, str]]:
-    """Yield (text, origin) by package, file and source order; the origin is `numpy/linalg/_linalg.py::norm`. Raises
+    """Return (text, origin) by package, file and source order; the origin is `numpy/linalg/_linalg.py::norm`. Raises
     UserError for a package that is not installed.
     """
-    number = 0
-    for package in source.packages:
-        for document in _read_topics() if package == "pydoc_data" else _read_package(package):
-            if number == source.maximum_documents:
-                return
-            number += 1
-            yield document
+    packages = (_read_topics() if name == "pydoc_data" else _read_package(name) for name in source.packages)
+    return islice(chain.from_iterable(packages), source.maximum_documents)
 
 
 def _read_package(name: str) -> Iterator[tuple[str, str]]:
     root = _find_root(name)
-    if root.is_file():
-        files = {root.name: root}
-    else:
-        prefix = "" if name == "stdlib" else f"{name}/"
-        files = {prefix + path.relative_to(root).as_posix(): path for path in _list_python_files(root, name)}
-    for origin in sorted(files):
-        tree = _parse(files[origin])
-        if tree is not None:
-            yield from _read_docstrings(tree, origin, "")
-
-
-def _list_python_files(root: Path, package: str) -> Iterator[Path]:
-    excluded = NOT_TEXT | NOT_STDLIB if package == "stdlib" else NOT_TEXT
+    files = {root.name: root} if root.is_file() else {}
+    prefix, excluded = ("", NOT_TEXT | NOT_STDLIB) if name == "stdlib" else (f"{name}/", NOT_TEXT)
     for folder, folders, names in os.walk(root):
         folders[:] = [f for f in folders if f not in excluded and not f.startswith("config-")]
-        yield from (Path(folder, name) for name in names if name.endswith(".py"))
+        paths = [Path(folder, file) for file in names if file.endswith(".py")]
+        files |= {prefix + path.relative_to(root).as_posix(): path for path in paths}
+    for origin, path in sorted(files.items()):
+        if (tree := _parse(path)) is not None:
+            yield from _read_docstrings(tree, origin, "")
 
 
 def _parse(path: Path) -> ast.Module | None:
@@ -127,20 +116,15 @@ def _read_topics() -> Iterator[tuple[str, str]]:
 
 
 def _find_root(name: str) -> Path:
-    if name == "stdlib":
-        return Path(sysconfig.get_path("stdlib"))
-    if name == "pydoc_data":
-        return Path(sysconfig.get_path("stdlib")) / "pydoc_data"
+    if name in ("stdlib", "pydoc_data"):
+        return Path(sysconfig.get_path("stdlib"), "" if name == "stdlib" else name)
     try:
         spec = importlib.util.find_spec(name) if "." not in name else None
     except ValueError:
         spec = None
     if spec is None or spec.origin is None:
-        raise UserError(
-            f"the corpus source docstrings wants package {name!r}, which is not installed.",
-            key="corpus.source.packages",
-            next=f"install {name}, or take it off the list",
-        )
+        what, next = f"the package {name!r} is not installed.", f"install {name}, or take it off the list"
+        raise UserError(what, key="corpus.source.packages", next=next)
     origin = Path(spec.origin)
     return origin.parent if spec.submodule_search_locations else origin
 

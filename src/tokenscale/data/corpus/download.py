@@ -84,13 +84,8 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
 def _check_local_name(local: str, name: str) -> str:
     """Return the local file name. Raises UserError if it would leave the download folder: names may be untrusted."""
     if "\0" in local or any(part in ("", ".", "..") for part in local.split("/")):
-        raise UserError(
-            "a file of the source would be written outside of its folder.",
-            file=repr(name),
-            found=repr(local),
-            expected="a path without `..`, from the folder of the download on",
-            next="name the file by another path, or choose another source",
-        )
+        what, next = "a file of the source would be written outside of its folder.", "name the file by another path"
+        raise UserError(what, file=repr(name), found=repr(local), next=next)
     return local
 
 
@@ -115,15 +110,10 @@ def _fetch_file(
     digest, size = sha256_file(part), part.stat().st_size
     if expected and digest != expected:
         part.unlink()
+        what = f"a downloaded file is not the one that was {'declared' if declared else 'downloaded first'}."
         changed = f"the source has changed; to accept it, remove its line from {RECORD} in the folder of the download"
-        raise UserError(
-            f"a downloaded file is not the one that was {'declared' if declared else 'downloaded first'}.",
-            address=name,
-            file=target,
-            expected=f"sha256 {expected}",
-            found=f"sha256 {digest}  ({size:,} bytes, not kept)",
-            next="check the declared hash and the address" if declared else changed,
-        )
+        next, found = "check the declared hash and the address" if declared else changed, f"{digest}  ({size:,} bytes)"
+        raise UserError(what, address=name, file=target, expected=f"sha256 {expected}", found=found, next=next)
     sync(part)
     part.replace(target)
     sync(target.parent)
@@ -175,15 +165,10 @@ def download(open_file: Opener, address: str, part: Path, resumable: bool) -> No
                 record.unlink(missing_ok=True)
         failures = 1 if _size(part) - before >= PROGRESS_BYTES else failures + 1
         if failures >= TRIES:
-            raise UserError(
-                "a download fails again and again.",
-                address=address,
-                tried=f"{failures} times in a row",
-                reason=reason,
-                kept=f"{_size(part):,} bytes in {part}" if _size(part) else None,
-                next="check the network, the address and, of a bucket, AWS_ENDPOINT_URL; the same command goes on "
-                "where this one ended",
-            )
+            kept = f"{_size(part):,} bytes in {part}; the same command continues there" if _size(part) else None
+            what, tried = "a download fails again and again.", f"{failures} times in a row"
+            next = "check the network, the address and, of a bucket, AWS_ENDPOINT_URL"
+            raise UserError(what, address=address, tried=tried, reason=reason, kept=kept, next=next)
         kept = f" ({_size(part):,} bytes so far)" if _size(part) else ""
         print(f"{redact_credentials(address)}: {reason}{kept}; trying again ({failures} of {TRIES - 1})", flush=True)
         sleep(min(60.0, 2.0 ** (failures - 1)) if pause is None else pause)
@@ -194,7 +179,7 @@ def _receive(open_file: Opener, address: str, part: Path, record: Path, resumabl
     known = read_json(record, "record of a begun download") if record.exists() else {}
     received = _size(part) if known.get("version") or resumable else 0
     answer = open_file(address, received, known.get("version"))
-    facts = {"size": answer.size, "version": answer.version}
+    facts: dict[str, Any] = {"size": answer.size, "version": answer.version}
     if answer.start:
         changed = any(value is not None and known.get(key) not in (None, value) for key, value in facts.items())
         if changed or answer.start != received:
@@ -238,13 +223,9 @@ def _expand_patterns(
                 raise error_of(pattern, error) from None
             print(f"{pattern}: the files cannot be listed; taking those of the earlier download", flush=True)
         if not matches:
-            near = find_nearest(pattern, names)
-            raise UserError(
-                "no file of the source fits its pattern.",
-                requested=pattern,
-                has=", ".join(names[:8]) + (", …" if len(names) > 8 else ""),
-                next=f"did you mean {near}?" if near else "correct `files` of the source",
-            )
+            near, has = find_nearest(pattern, names), ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+            next = f"did you mean {near}?" if near else "correct `files` of the source"
+            raise UserError("no file of the source fits its pattern.", requested=pattern, has=has, next=next)
         found |= dict.fromkeys(sorted(matches))
     return list(found)
 
@@ -309,13 +290,8 @@ def _translate_web_errors(address: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, requests.TooManyRedirects) as error:  # such as a redirect to `file:`
-        raise UserError(
-            "a download leads to something that is not a web address.",
-            address=address,
-            reason=first_line(error),
-            expected="http:// or https://, also where a server sends it on to",
-            next="use the address of the file itself",
-        ) from None
+        what, next = "a download leads to something that is not a web address.", "use the address of the file itself"
+        raise UserError(what, address=address, reason=first_line(error), next=next) from None
     except urllib3.exceptions.TimeoutError:
         raise Retry("the connection timed out") from None
     except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
@@ -434,15 +410,12 @@ def fetch_hub_file(source: SourceSettings, name: str, part: Path, resumable: boo
 
 
 def _hub_error(source: SourceSettings, name: str, error: Exception) -> UserError:
-    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    next = "check names, revision, network and, for gated data, `hf auth login`"
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        next = "unset HF_HUB_OFFLINE where there is a network, or bring the hub's cache here (HF_HOME)"
+    dataset, reason = f"{source.repository} at {source.revision}", f"{type(error).__name__}: {first_line(error)}"
     return UserError(
-        "the hub does not give a file of the dataset.",
-        dataset=f"{source.repository} at {source.revision}",
-        file=name,
-        reason=f"{type(error).__name__}: {first_line(error)}",
-        next="unset HF_HUB_OFFLINE where there is a network, or bring the hub's cache here (HF_HOME)"
-        if offline
-        else "check names, revision, network and, for gated data, `hf auth login`",
+        "the hub does not give a file of the dataset.", dataset=dataset, file=name, reason=reason, next=next
     )
 
 

@@ -144,7 +144,7 @@ class Duplicates:
     def __init__(self, tables: Sequence[Path], folder: Path, threads: int = 1):
         import duckdb  # only merging needs it
 
-        limits = {"memory_limit": MEMORY, "temp_directory": str(folder / "duckdb"), "threads": threads}
+        limits: dict[str, Any] = {"memory_limit": MEMORY, "temp_directory": str(folder / "duckdb"), "threads": threads}
         self._database = duckdb.connect(config=limits)
         self._database.execute("SET enable_progress_bar = false")
         self._database.execute("SET VARIABLE tables = ?", [[str(table) for table in tables]])

@@ -30,12 +30,8 @@ def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str,
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         facts["files"] = [{"name": str(path.relative_to(folder)), "sha256": sha256_file(path)} for path in files]
     elif source.revision is None:
-        raise UserError(
-            "a dataset of the hub needs its commit.",
-            key="source.revision",
-            dataset=source.repository,
-            next="set revision to the 40 hex digits of a commit, or name a folder",
-        )
+        what, next = "a dataset of the hub needs its commit.", "set revision to its 40 hex digits, or name a folder"
+        raise UserError(what, key="source.revision", dataset=source.repository, next=next)
     return facts
 
 
@@ -95,13 +91,11 @@ def _open_dataset(source: SourceSettings, split: str, option: str) -> Any:
         )
     except Exception as error:
         if "split" in str(error):
-            raise UserError(
+            what, facts = (
                 f"the dataset has no split {split!r}.",
-                key=f"source.{option}",
-                dataset=source.repository,
-                reason=first_line(error),
-                next="choose one of its splits",
-            ) from None
+                {"key": f"source.{option}", "dataset": source.repository},
+            )
+            raise UserError(what, **facts, reason=first_line(error), next="choose one of its splits") from None
         raise _stream_error(source, f"split {split}", error) from None
 
 
