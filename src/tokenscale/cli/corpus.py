@@ -54,18 +54,12 @@ def run(arguments: argparse.Namespace) -> None:
         return
     settings = from_json(CorpusSettings, arguments.settings)
     for field, text in settings.problems():
-        raise UserError(
-            "the settings of the corpus do not fit together.", key=field, reason=text, next="change this key"
-        )
+        what = "the settings of the corpus do not fit together."
+        raise UserError(what, key=field, reason=text, next="change this key")
     part = arguments.part
     if part is not None and not 0 <= part < settings.parts:
-        raise UserError(
-            "the corpus has no such part.",
-            flag="--part",
-            found=part,
-            expected=f"0 to {settings.parts - 1}",
-            next="name one of its parts, or change `parts` in its settings",
-        )
+        expected, next = f"0 to {settings.parts - 1}", "name one of its parts, or change `parts` in its settings"
+        raise UserError("the corpus has no such part.", flag="--part", found=part, expected=expected, next=next)
     name = f"corpus {settings.name}" + (f", part {part}" if part is not None else "")
     progress = Progress(name)
     downloads = arguments.downloads.parent if arguments.downloads else None

@@ -218,11 +218,9 @@ class SourceFiles:
         has changed.
         """
         if changed := sorted({name for (_, name), _ in self._stamps.items() ^ self._list().items()}):
-            raise UserError(
-                "a source file changed while it was read.",
-                files=", ".join(changed[:8]) + (", …" if len(changed) > 8 else ""),
-                next="run this command again when the files are complete",
-            )
+            named = ", ".join(changed[:8]) + (", …" if len(changed) > 8 else "")
+            next = "run this command again when the files are complete"
+            raise UserError("a source file changed while it was read.", files=named, next=next)
         hashes = {(key, file["name"]): file["sha256"] for key in FILE_LISTS for file in description.get(key, [])}
         return [
             {"key": key, "name": name, "bytes": size, "mtime_ns": mtime, "sha256": hashes[key, name]}
@@ -281,16 +279,16 @@ def write_splits(
     """
     splits = {name: writer(building, name, settings.row_group_rows) for name in SPLITS}
     counts: dict[str, int] = {}
-    trained: Set[bytes] = frozenset()
-    for declared_split, texts in (("train", documents), ("validation", validation or ())):
-        seen: set[bytes] | None = set() if settings.cleaning.deduplicate or validation is not None else None
+    by_hash, trained = validation is None, set[bytes]()
+    for split, texts in (("train", documents), ("validation", validation or ())):
+        seen = set[bytes]() if settings.cleaning.deduplicate or not by_hash else None
         for document in clean(texts, settings.cleaning, counts, seen, trained):
-            by_hash = validation is None
-            split = assign_split(document.sha256, settings.validation_share) if by_hash else declared_split
+            if by_hash:
+                split = assign_split(document.sha256, settings.validation_share)
             splits[split].add(document)
             if report is not None:
                 report(1, len(document.encoded))
-        trained = seen if writer.compares_splits and seen is not None else trained
+        trained = seen if seen is not None and writer.compares_splits else trained
     return counts, {name: split.close() for name, split in splits.items()}
 
 
@@ -303,23 +301,16 @@ def describe_corpus(
 ) -> dict[str, Any]:
     """Return the manifest of a corpus. Raises UserError if there are no training documents."""
     if splits["train"]["rows"] == 0:
-        raise UserError(
-            "the corpus has no training documents.",
-            corpus=directory,
-            documents=", ".join(f"{k} {v}" for k, v in counts.items()),
-            next="check corpus.source and corpus.cleaning",
-        )
-    own_validation = settings.source.has_own_validation
+        found, next = ", ".join(f"{k} {v}" for k, v in counts.items()), "check corpus.source and corpus.cleaning"
+        raise UserError("the corpus has no training documents.", corpus=directory, documents=found, next=next)
+    own = settings.source.has_own_validation
     return {
         "schema_version": VERSION,
         "name": settings.name,
         "source": description,
-        "cleaning": {
-            **dataclasses.asdict(settings.cleaning),
-            "documents": counts,
-        },
-        "split_rule": OWN_SPLIT_RULE if own_validation else SPLIT_RULE,
-        "validation_share": None if own_validation else settings.validation_share,
+        "cleaning": dataclasses.asdict(settings.cleaning) | {"documents": counts},
+        "split_rule": OWN_SPLIT_RULE if own else SPLIT_RULE,
+        "validation_share": None if own else settings.validation_share,
         "row_group_rows": settings.row_group_rows,
         **({"pairs": True} if settings.source.pairs else {}),
         "splits": splits,

@@ -13,6 +13,7 @@ import shutil
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,10 @@ def build_part(
         "documents": counts,
         "splits": entries,
     }
-    write_manifest(directory, manifest, settings, started, **facts)
+    # without the files of all parts, which the hash of the settings includes
+    lists: dict[str, Any] = dict.fromkeys(FILE_LISTS, ())
+    own = replace(settings, source=replace(settings.source, **lists))
+    write_manifest(directory, manifest, own, started, **facts)
     return manifest
 
 
@@ -268,14 +272,8 @@ def _rewrite_shard(
 ) -> dict[str, Any]:
     """Write a shard of a part without some of its rows, and return its rows, bytes and hash."""
     source, target = part_folder(directory, number) / name, building / entry["name"]
-    check_file(
-        source,
-        entry["bytes"],
-        entry["sha256"],
-        what="corpus",
-        next=rebuild_command(part_folder(directory, number)),
-        content=True,
-    )
+    next = rebuild_command(part_folder(directory, number))
+    check_file(source, entry["bytes"], entry["sha256"], what="corpus", next=next, content=True)
     kept = np.ones(entry["rows"], dtype=bool)
     kept[dropped] = False
     file, first = pq.ParquetFile(source, pre_buffer=False), 0
@@ -301,13 +299,8 @@ def _read_part(settings: CorpusSettings, directory: Path, number: int) -> dict[s
         ]
         for name, found, expected in facts:
             if found != expected:
-                raise UserError(
-                    "a part does not belong to the corpus.",
-                    part=path.parent,
-                    expected=f"{name}: {expected}",
-                    found=f"{name}: {found}",
-                    next=next,
-                )
+                what, wanted = "a part does not belong to the corpus.", f"{name}: {expected}"
+                raise UserError(what, part=path.parent, expected=wanted, found=f"{name}: {found}", next=next)
         for split in SPLITS:
             for file in manifest["splits"][split]["files"]:
                 shard = path.parent / file["name"]
@@ -333,11 +326,9 @@ def _merge_sources(parts: list[dict[str, Any]]) -> dict[str, Any]:
     for part in parts[1:]:
         facts = {key: value for key, value in part["source"].items() if key not in FILE_LISTS}
         if facts != {key: value for key, value in merged.items() if key not in FILE_LISTS}:
-            raise UserError(
-                "parts of the corpus come from different versions of the source.",
-                parts=f"00000 and {part['part']:05d}",
-                next="rm -r the folder `parts` of the corpus, and build it again",
-            )
+            what = "parts of the corpus come from different versions of the source."
+            next = "rm -r the folder `parts` of the corpus, and build it again"
+            raise UserError(what, parts=f"00000 and {part['part']:05d}", next=next)
     for key in FILE_LISTS:
         if files := [file for part in parts for file in part["source"].get(key, [])]:
             merged[key] = files

@@ -91,11 +91,8 @@ def _open_dataset(source: SourceSettings, split: str, option: str) -> Any:
         )
     except Exception as error:
         if "split" in str(error):
-            what, facts = (
-                f"the dataset has no split {split!r}.",
-                {"key": f"source.{option}", "dataset": source.repository},
-            )
-            raise UserError(what, **facts, reason=first_line(error), next="choose one of its splits") from None
+            facts = {"key": f"source.{option}", "dataset": source.repository, "reason": first_line(error)}
+            raise UserError(f"the dataset has no split {split!r}.", **facts, next="choose one of its splits") from None
         raise _stream_error(source, f"split {split}", error) from None
 
 
