@@ -21,9 +21,9 @@ from tokenscale.cli.main import main
 from tokenscale.data.corpus.build import SPLITS, build
 from tokenscale.data.corpus.fingerprint import fingerprint_sources
 from tokenscale.data.corpus.parts import Duplicates, build_part, merge_parts, write_table
-from tokenscale.data.corpus.raw_text import RawText, state_held_out, write_text_records
+from tokenscale.data.corpus.raw_text import RawText, write_text_records
 from tokenscale.data.records import part_folder
-from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings
+from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, state_held_out
 
 
 def write_files(folder, files):

@@ -290,3 +290,16 @@ def test_a_gpu_without_a_known_peak_has_no_price(project, capsys):
 def test_the_shipped_prices_are_read_and_none_is_set():
     prices = read_gpu_prices(ROOT / "config/prices.yaml")
     assert prices and all(price.usd_per_gpu_hour is None for price in prices.values())
+
+
+def test_a_plan_states_held_out_texts_that_are_trained_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cleaning = {"documents": {"held_out_in_training": 3}, "deduplicate": True}
+    manifest = {"name": "docstrings", "cleaning": cleaning, "splits": {"validation": {"rows": 9}}}
+    path = tmp_path / "results/corpus/docstrings/manifest.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(manifest))
+    config = configuration.load_config(root=ROOT)
+    assert any("3 distinct held-out texts" in line for line in plan(config, ["demo"]))
+    path.write_text(json.dumps(manifest | {"cleaning": cleaning | {"documents": {}}}))
+    assert not any("held-out" in line for line in plan(config, ["demo"]))

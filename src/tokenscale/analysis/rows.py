@@ -6,6 +6,7 @@ from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, report_malformed, sha256_file
+from tokenscale.settings.data import HELD_OUT_IN_TRAINING
 
 Row = dict[str, Any]
 
@@ -133,10 +134,10 @@ def _corpus(path: Path) -> tuple[str, Row]:
     """(hash of a corpus' manifest, its facts: split → bytes of its text, and the columns of held-out texts)."""
     manifest = read_json(path, "corpus' manifest", next=f"snakemake {path} --cores 2")
     with report_malformed(path, "corpus' manifest", next=f"snakemake -f {path} --cores 2"):
-        cleaning = manifest["cleaning"]
+        cleaning = manifest.get("cleaning", {})
         held_out = {
-            "held_out_in_training": cleaning["documents"].get("held_out_in_training", 0),
-            "held_out_dropped": cleaning["deduplicate"],
+            "held_out_in_training": cleaning.get("documents", {}).get(HELD_OUT_IN_TRAINING, 0),
+            "held_out_dropped": cleaning.get("deduplicate"),
         }
         bytes_ = {split: found["utf8_bytes"] for split, found in manifest["splits"].items()}
         return sha256_file(path), {"text_bytes": bytes_, "held_out": held_out}

@@ -7,9 +7,9 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.progress import Progress
 from tokenscale.data.corpus.build import build
 from tokenscale.data.corpus.parts import build_part, merge_parts
-from tokenscale.data.corpus.raw_text import state_held_out, write_text_records
+from tokenscale.data.corpus.raw_text import write_text_records
 from tokenscale.runs.launch.lock import hold_run_folder
-from tokenscale.settings.data import CorpusSettings
+from tokenscale.settings.data import CorpusSettings, state_held_out
 from tokenscale.settings.options import from_json
 
 

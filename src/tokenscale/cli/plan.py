@@ -15,6 +15,7 @@ from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, sum_prices
 from tokenscale.runs.launch.submission import format_hours, suggest_budget
 from tokenscale.settings.config import ALL, Config
 from tokenscale.settings.continuation import start_step
+from tokenscale.settings.data import state_held_out
 from tokenscale.settings.experiments import describe_repeats
 from tokenscale.settings.layout import LayoutSettings, geometry
 from tokenscale.settings.machine import Machine
@@ -60,12 +61,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def plan(config: Config, names: list[str]) -> Iterator[str]:
     """Yield each experiment with its world sizes and its memory, then the cost of all of them."""
+    prices = RunPrices(config)
     yield f"scale {config.settings.scale}"
     if names == config.select_experiments([ALL]) and (note := config.left_out_note):
         yield note
     for name in config.list_corpora(names):
         if config.corpora[name].source.downloaded is False:
             yield f"corpus {name}: not downloaded yet with this configuration, so its hashes are not known"
+        if overlap := state_held_out(prices.read_manifest("corpus", name) or {}):
+            yield overlap
     for name in names:
         runs = config.runs(name)
         experiment = config.experiment(name)
@@ -89,7 +93,7 @@ def plan(config: Config, names: list[str]) -> Iterator[str]:
     if shared:
         yield f"{shared} run(s) are shared between experiments and run once"
     yield ""
-    yield from render_prices(config, names, RunPrices(config))
+    yield from render_prices(config, names, prices)
 
 
 def _count_own_steps(run: RunSettings) -> int:

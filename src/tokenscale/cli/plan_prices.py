@@ -79,7 +79,7 @@ class RunPrices:
     def price(self, run: Run) -> Price:
         """Return the price of one run."""
         if run.run_id not in self._prices:
-            settings, manifest = run.settings, self._read_manifest("tokenizers", run.settings.tokenizer.name)
+            settings, manifest = run.settings, self.read_manifest("tokenizers", run.settings.tokenizer.name)
             vocabulary = manifest["vocabulary_size"] if manifest else VOCABULARIES.get(settings.tokenizer.kind)
             self._prices[run.run_id] = estimate_run(settings, self._machine, vocabulary, self._read_rows(settings))
         return self._prices[run.run_id]
@@ -111,7 +111,7 @@ class RunPrices:
         existing, predicted, unknown = [], [], []
         for corpus, tokenizer, directory in self._config.stores(names):
             store = StoreSettings.parse(directory)
-            manifest = self._read_manifest("tokens", corpus, tokenizer, directory)
+            manifest = self.read_manifest("tokens", corpus, tokenizer, directory)
             if manifest is not None:
                 existing.append(manifest["files"] + manifest.get("records", {}).get("files", []))
             elif (similar := self._find_similar_store(corpus, tokenizer, store)) is not None:
@@ -138,7 +138,7 @@ class RunPrices:
             return None
         form = {"padded": "padded", "padding-free": "token-list"}.get(run.approach)
         store = run.store or StoreSettings(form, sequence_length=run.sequence_length, eos=run.eos)
-        manifest = self._read_manifest("tokens", run.corpus.name, run.tokenizer.name, store.directory)
+        manifest = self.read_manifest("tokens", run.corpus.name, run.tokenizer.name, store.directory)
         stream = BATCHES[run.approach].streams
         if manifest is not None:
             rows = _count_tokens(manifest) / run.sequence_length if stream else manifest["rows"]
@@ -158,7 +158,7 @@ class RunPrices:
         corpus = run.corpus
         if (similar := self._find_similar_store(corpus.name, run.tokenizer.name, store)) is not None:
             return similar["documents"], _count_tokens(similar), "another store of the same text"
-        built = self._read_manifest("corpus", corpus.name)
+        built = self.read_manifest("corpus", corpus.name)
         try:
             split = built["splits"]["train"]
             # no tokenizer makes more tokens than bytes; beside them two control tokens for each text of a pair
@@ -171,13 +171,13 @@ class RunPrices:
     def _find_similar_store(self, corpus: str, tokenizer: str, store: StoreSettings) -> dict[str, Any] | None:
         """Return the manifest of any store with the same documents and the same ids."""
         for folder in sorted((self._results / "tokens" / corpus / tokenizer).glob("*/")):
-            manifest = self._read_manifest("tokens", corpus, tokenizer, folder.name)
+            manifest = self.read_manifest("tokens", corpus, tokenizer, folder.name)
             options = (manifest or {}).get("options", {})
             if options.get("split") == store.split and options.get("eos") == store.eos and "tokens_useful" in manifest:
                 return manifest
         return None
 
-    def _read_manifest(self, *where: str) -> dict[str, Any] | None:
+    def read_manifest(self, *where: str) -> dict[str, Any] | None:
         """Read a manifest below results without validating it; prices do not need that. None where it is missing."""
         path = self._results.joinpath(*where, "manifest.json")
         if path not in self._manifests:

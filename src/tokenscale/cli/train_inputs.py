@@ -20,7 +20,7 @@ from tokenscale.cli.pretokenize_file import reword_for_flags
 from tokenscale.cli.train_request import Request, check_run, shorten_warmup, vocabulary_error
 from tokenscale.data.corpus.build import build as build_corpus
 from tokenscale.data.corpus.files import describe
-from tokenscale.data.corpus.raw_text import RawText, read_corpus_manifest, state_held_out, write_text_records
+from tokenscale.data.corpus.raw_text import RawText, read_corpus_manifest, write_text_records
 from tokenscale.data.stores.manifest import open_store, read_store_manifest
 from tokenscale.data.stores.text import encode_documents
 from tokenscale.data.stores.writing import write_store
@@ -28,7 +28,7 @@ from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_toke
 from tokenscale.data.tokenizers.load import build as build_tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings import flags
-from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings
+from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings, state_held_out
 from tokenscale.settings.manifests import list_manifests
 from tokenscale.settings.options import from_dict, to_dict
 from tokenscale.settings.registry import BATCHES, OBJECTIVES, SOURCES

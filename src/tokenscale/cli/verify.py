@@ -14,7 +14,7 @@ from typing import Any
 from tokenscale.analysis import tables
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, report_malformed, sha256_file
-from tokenscale.data.corpus.raw_text import RawText, check_file, state_held_out
+from tokenscale.data.corpus.raw_text import RawText, check_file
 from tokenscale.data.corpus.raw_text import read_corpus_manifest as read_corpus
 from tokenscale.data.corpus.raw_text import rebuild_command as rebuild_corpus
 from tokenscale.data.mixtures import read_mixture
@@ -25,7 +25,7 @@ from tokenscale.data.stores.writing import list_files
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
 from tokenscale.data.tokenizers.base import rebuild_command as restore_tokenizer
 from tokenscale.runs.records.provenance import find_versions, list_installed, name_differences, read_sealed
-from tokenscale.settings.data import StoreSettings
+from tokenscale.settings.data import StoreSettings, state_held_out
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from tokenscale.base.errors import UserError, redact_credentials, unknown
@@ -42,6 +42,9 @@ class LengthSettings:
 #: option that lists files → option that lists their translations, line for line
 TRANSLATION_KEYS = {"files": "target_files", "validation_files": "validation_target_files"}
 FILE_LISTS = (*TRANSLATION_KEYS, *TRANSLATION_KEYS.values())
+#: count in a manifest: distinct texts of the source's own held-out documents that its training documents also hold;
+#: absent if there are none
+HELD_OUT_IN_TRAINING = "held_out_in_training"
 
 
 @settings_class
@@ -220,6 +223,20 @@ def find_address_problem(file: str, kind: str) -> str | None:
     elif _SCHEME.match(file):
         return f"{shown} is not a path of this machine, an http(s) address or an s3 address"
     return None
+
+
+def state_held_out(manifest: dict[str, Any]) -> str:
+    """Return a sentence on held-out texts that the training text of a corpus also holds; "" if there are none."""
+    cleaning = manifest.get("cleaning", {})
+    count = cleaning.get("documents", {}).get(HELD_OUT_IN_TRAINING, 0)
+    if not count:
+        return ""
+    dropped = f"dropped; {manifest['splits']['validation']['rows']:,} held-out documents remain"
+    kept = f"kept, so losses on them are too low; corpora.{manifest['name']}.cleaning.deduplicate: true drops them"
+    return (
+        f"corpus {manifest['name']}: {count:,} distinct held-out texts also occur in the training text and were "
+        f"{dropped if cleaning['deduplicate'] else kept}"
+    )
 
 
 @settings_class

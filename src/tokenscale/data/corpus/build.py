@@ -37,8 +37,7 @@ from tokenscale.base.files import (
     write_json,
 )
 from tokenscale.data.corpus import docstrings, dummy, files, stream
-from tokenscale.data.corpus.raw_text import HELD_OUT_IN_TRAINING
-from tokenscale.settings.data import FILE_LISTS, CleaningSettings, CorpusSettings
+from tokenscale.settings.data import FILE_LISTS, HELD_OUT_IN_TRAINING, CleaningSettings, CorpusSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.registry import SOURCES
 

@@ -50,9 +50,9 @@ from tokenscale.data.corpus.build import (
     write_splits,
 )
 from tokenscale.data.corpus.files import too_many_parts_error
-from tokenscale.data.corpus.raw_text import HELD_OUT_IN_TRAINING, check_file, rebuild_command
+from tokenscale.data.corpus.raw_text import check_file, rebuild_command
 from tokenscale.data.records import part_folder, remove_other_parts
-from tokenscale.settings.data import FILE_LISTS, CorpusSettings
+from tokenscale.settings.data import FILE_LISTS, HELD_OUT_IN_TRAINING, CorpusSettings
 from tokenscale.settings.options import to_dict
 
 #: columns of a table of documents, uint64: the SHA-256 of each, in four parts; then its lengths, uint32

@@ -30,9 +30,6 @@ from tokenscale.data.records import Records, write_records
 VERSION = 2
 #: version of the manifest of records files
 RECORDS_VERSION = 1
-#: count in a manifest: distinct texts of the source's own held-out documents that its training documents also hold;
-#: absent if there are none
-HELD_OUT_IN_TRAINING = "held_out_in_training"
 #: separator of source and translation in a document that is a pair (U+241E)
 PAIR = "␞"
 #: largest split without records files that is decoded into memory for random access
@@ -59,20 +56,6 @@ def read_corpus_manifest(directory: Path) -> dict[str, Any]:
                 check_types(file, {"name": str, "rows": int, "bytes": int, "sha256": str})
                 check_relative_path(file["name"])
     return manifest
-
-
-def state_held_out(manifest: dict[str, Any]) -> str:
-    """Return a sentence on held-out texts that the training text of a corpus also holds; "" if there are none."""
-    cleaning = manifest.get("cleaning", {})
-    count = cleaning.get("documents", {}).get(HELD_OUT_IN_TRAINING, 0)
-    if not count:
-        return ""
-    dropped = f"dropped; {manifest['splits']['validation']['rows']:,} held-out documents remain"
-    kept = f"kept, so losses on them are too low; corpora.{manifest['name']}.cleaning.deduplicate: true drops them"
-    return (
-        f"corpus {manifest['name']}: {count:,} distinct held-out texts also occur in the training text and were "
-        f"{dropped if cleaning['deduplicate'] else kept}"
-    )
 
 
 def check_file(path: Path, size: int, sha256: str, *, what: str, next: str, content: bool) -> None:
