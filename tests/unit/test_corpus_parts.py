@@ -141,15 +141,16 @@ def test_records_in_two_processes_are_those_of_one(tmp_path):
 def test_shards_that_lose_documents_are_written_again_and_the_part_stays(tmp_path):
     write_files(tmp_path / "raw", [["a", "b", "c", "d"], ["x", "b", "y", "d", "z"]])
     settings = corpus_settings(tmp_path / "raw", 2)
-    merged = build_in_parts(settings, tmp_path / "c", processes=2)
+    directory = tmp_path / "c[1]*?'"
+    merged = build_in_parts(settings, directory, processes=2)
     assert merged["cleaning"]["documents"]["duplicates"] == 2
     assert any(file["name"].startswith("deduplicated/00001-") for s in merged["splits"].values() for file in s["files"])
     before = {
-        path: path.read_bytes() for path in tmp_path.glob("c/**/*") if path.is_file() and path.name != "build.json"
+        path: path.read_bytes() for path in directory.glob("**/*") if path.is_file() and path.name != "build.json"
     }
-    shutil.rmtree(tmp_path / "c/parts/00001")
-    build_part(settings, 1, part_folder(tmp_path / "c", 1))
-    merge_parts(settings, tmp_path / "c")
+    shutil.rmtree(directory / "parts/00001")
+    build_part(settings, 1, part_folder(directory, 1))
+    merge_parts(settings, directory)
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -168,6 +169,16 @@ def test_many_duplicates_of_one_text_over_many_tables(tmp_path):
     found = Duplicates([tmp_path / str(number) for number in range(6)], tmp_path)
     assert [(n, row) for n in range(6) for row in found.read(n).tolist()] == expected
     assert found.count_shared(3) == len((sets[0] | sets[1] | sets[2]) & (sets[3] | sets[4] | sets[5]))
+
+
+def test_too_little_memory_is_one_message_and_keeps_the_corpus(tmp_path, monkeypatch):
+    write_files(tmp_path / "raw", [["a", "b"], ["b", "c"]])
+    build_in_parts(corpus_settings(tmp_path / "raw", 2), tmp_path / "c")
+    before = (tmp_path / "c/manifest.json").read_bytes()
+    monkeypatch.setattr("tokenscale.data.corpus.parts.MEMORY", "1KB")
+    with pytest.raises(UserError, match="duplicates"):
+        merge_parts(corpus_settings(tmp_path / "raw", 2), tmp_path / "c")
+    assert (tmp_path / "c/manifest.json").read_bytes() == before and not (tmp_path / "c/.building").exists()
 
 
 def flip_byte(path, at=-1):

@@ -8,6 +8,7 @@ that lose documents, to `deduplicated/`. The corpus then has the documents, the 
 that is built in one part; only the shard boundaries differ. Memory holds the table of one part, and `MEMORY`.
 """
 
+import glob
 import hashlib
 import shutil
 import time
@@ -21,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenscale.base.errors import UserError
+from tokenscale.base.errors import UserError, first_line
 from tokenscale.base.files import (
     canonical_json,
     check_types,
@@ -148,11 +149,15 @@ class Duplicates:
     def __init__(self, tables: Sequence[Path], folder: Path, threads: int = 1):
         import duckdb  # only merging needs it
 
-        limits: dict[str, Any] = {"memory_limit": MEMORY, "temp_directory": str(folder / "duckdb"), "threads": threads}
-        self._database = duckdb.connect(config=limits)
-        self._database.execute("SET enable_progress_bar = false")
-        self._database.execute("SET VARIABLE tables = ?", [[str(table) for table in tables]])
-        self._database.execute(
+        limits: dict[str, Any] = {
+            "memory_limit": MEMORY,
+            "temp_directory": str(folder / "duckdb"),
+            "threads": min(8, threads),
+        }
+        self._database, self._folder, self._error = duckdb.connect(config=limits), folder, duckdb.Error
+        self._execute("SET enable_progress_bar = false")
+        self._execute("SET VARIABLE tables = ?", [[glob.escape(str(table)) for table in tables]])
+        self._execute(
             """CREATE TEMP TABLE dropped AS
             SELECT file_index AS number, file_row_number AS document
             FROM read_parquet(getvariable('tables'), file_row_number = true)
@@ -160,17 +165,24 @@ class Duplicates:
             ORDER BY ALL"""
         )
 
+    def _execute(self, query: str, parameters: Any = None) -> Any:
+        try:
+            return self._database.execute(query, parameters)
+        except self._error as error:
+            what, next = "duplicates cannot be found.", "free space on the disk of this folder, and try again"
+            raise UserError(what, folder=self._folder, reason=first_line(error), next=next) from None
+
     def read(self, number: int) -> np.ndarray:
         """Return the documents to drop from a table, int64 [n], ascending."""
         query = "SELECT document FROM dropped WHERE number = ? ORDER BY ALL"
-        return self._database.execute(query, [number]).fetchnumpy()["document"]
+        return self._execute(query, [number]).fetchnumpy()["document"]
 
     def count_shared(self, first: int) -> int:
         """Return how many distinct hashes of the tables from `first` on are also in a table before it."""
         query = """SELECT count(*) FROM (
             SELECT 1 FROM read_parquet(getvariable('tables')) GROUP BY high, low
             HAVING min(file_index) < $first AND max(file_index) >= $first)"""
-        return self._database.execute(query, {"first": first}).fetchone()[0]
+        return self._execute(query, {"first": first}).fetchone()[0]
 
 
 def merge_parts(settings: CorpusSettings, directory: Path, processes: int = 1) -> dict[str, Any]:
