@@ -12,7 +12,7 @@ class SourceSpec(NamedTuple):
 
     `downloaded`: the command `download` fetches its files, apart, so that a corpus does not depend on how they came.
     `splittable`: it reads files, and its functions take a part of them. `module` is that of a user's own kind and has
-    the functions `describe` and `documents`, see `corpus.build.Source`.
+    the functions `describe` and `documents`, see `corpus.build.find_source`.
     """
 
     description: str

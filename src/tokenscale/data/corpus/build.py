@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -132,31 +133,21 @@ GROUP_BYTES = 256 << 20
 SCHEMA = pa.schema([pa.field("text", pa.string(), nullable=False), pa.field("origin", pa.string(), nullable=False)])
 
 
-class Source(NamedTuple):
-    """Functions of a kind of source, called with (source settings, folder of downloads), and with (number, parts) of a
-    part if it is splittable. `describe` returns the manifest entry, the others yield (text, origin) of documents.
-    """
-
-    describe: Callable[..., dict[str, Any]]
-    documents: Callable[..., Iterator[tuple[str | None, str]]]
-    validation_documents: Callable[..., Iterator[tuple[str | None, str]]] | None = None
-
-
-_DOWNLOADED = Source(files.describe_downloads, files.documents, files.validation_documents)
-#: kind of source → its functions
-KINDS = {
-    "docstrings": Source(docstrings.describe, docstrings.documents),
-    "files": Source(files.describe, files.documents, files.validation_documents),
-    "url": _DOWNLOADED,
-    "bucket": _DOWNLOADED,
-    "hub": _DOWNLOADED,
-    "stream": Source(stream.describe, stream.documents, stream.validation_documents),
-    "dummy": Source(dummy.describe, dummy.documents),
-}
+_DOWNLOADED = SimpleNamespace(
+    describe=files.describe_downloads, documents=files.documents, validation_documents=files.validation_documents
+)
+#: kind of source → its functions, see `find_source`
+KINDS: dict[str, Any] = {"docstrings": docstrings, "files": files, "stream": stream, "dummy": dummy}
+KINDS |= dict.fromkeys(("url", "bucket", "hub"), _DOWNLOADED)
 
 
 def find_source(kind: str) -> Any:
-    """Return the functions of a kind: those of `KINDS`, or a user's own module with functions of the same names."""
+    """Return the functions of a kind: those of `KINDS`, or a user's own module with functions of the same names.
+
+    They are called with (source settings, folder of downloads), and with (number, parts) of a part if the source is
+    splittable. `describe` returns the manifest entry, `documents` and `validation_documents`, which is only needed for
+    a source with its own held-out documents, yield (text, origin).
+    """
     return KINDS[kind] if kind in KINDS else importlib.import_module(SOURCES[kind].module)
 
 
