@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from tokenscale.base.errors import UserError
+from tokenscale.base.errors import UserError, first_line
 from tokenscale.data.corpus.columns import (
     get_column,
     get_type,
@@ -157,7 +157,7 @@ def _read_parquet(path: Path, columns: dict[str, str], span: Span | None) -> Row
         if last == len(groups):
             _check_rows(file, path, row)
     except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
-        raise damaged(path, "damaged", _first_line(error), row=f"{row:,} or after") from None
+        raise damaged(path, "damaged", first_line(error), row=f"{row:,} or after") from None
 
 
 def _decode_texts(column: pa.Array, first: int, path: Path) -> list[str | None]:
@@ -224,7 +224,7 @@ def _decode_json(text: str, path: Path, what: str, label: str = "", number: int 
     except (ValueError, RecursionError) as error:  # also numbers with too many digits, and too deep nesting
         what = "same keys" if isinstance(error, _SameKeysError) else what
         place: dict[str, Any] = {label: number} if label else {}
-        raise damaged(path, what, _first_line(error), **place, begins=repr(text[:60])) from None
+        raise damaged(path, what, first_line(error), **place, begins=repr(text[:60])) from None
 
 
 def _get_texts(row: Any, keys: dict[str, str], path: Path, label: str, number: int) -> tuple[str | None, ...]:
@@ -347,7 +347,7 @@ def read_bytes(path: Path, span: Span | None = None) -> Iterator[bytes]:
                 done += len(data)
                 yield data
     except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
-        raise damaged(path, "damaged", _first_line(error), byte=f"{done:,} (unpacked)") from None
+        raise damaged(path, "damaged", first_line(error), byte=f"{done:,} (unpacked)") from None
 
 
 def decompress_zstd(file: IO[bytes]) -> Iterator[bytes]:
@@ -364,10 +364,6 @@ def decompress_zstd(file: IO[bytes]) -> Iterator[bytes]:
         frame, rest = (None, frame.unused_data) if frame.eof else (frame, b"")
     if frame is not None:
         raise EOFError("the last zstd frame is not complete")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 class Format(NamedTuple):
