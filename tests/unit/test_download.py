@@ -14,6 +14,7 @@ import pytest
 
 from tests.web import Server
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import write_json
 from tokenscale.data.corpus import download
 from tokenscale.data.corpus.build import build
 from tokenscale.data.corpus.download import fetch_corpus
@@ -107,6 +108,35 @@ def test_a_file_that_changed_meanwhile_is_begun_anew(web, tmp_path):
     web.files["/a/stories.txt"] = CONTENT[::-1]
     fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
     assert (tmp_path / "stories.txt").read_bytes() == CONTENT[::-1]
+
+
+def test_a_kill_when_the_file_has_changed_mixes_nothing(web, tmp_path, monkeypatch):
+    web.cut["/a/stories.txt"] = [70_000] + [0] * 20
+    with pytest.raises(UserError):
+        fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
+    web.cut.clear()
+    web.files["/a/stories.txt"] = CONTENT[::-1]
+
+    def die(path, value):
+        write_json(path, value)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as killed:
+        killed.setattr(download, "write_json", die)
+        with pytest.raises(KeyboardInterrupt):
+            fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
+    fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
+    assert (tmp_path / "stories.txt").read_bytes() == CONTENT[::-1]
+
+
+@pytest.mark.parametrize("held_out", ["stories.txt", "validation_files-stories.txt"])
+def test_no_file_replaces_another_of_the_same_name(web, tmp_path, held_out):
+    web.files[f"/b/{held_out}"], web.files["/a/validation_files-stories.txt"] = b"held out", b"trained"
+    files = [f"{web.address}/a/{name}" for name in ("stories.txt", "validation_files-stories.txt")]
+    fetch_corpus(corpus_of(*files, validation_files=(f"{web.address}/b/{held_out}",)), tmp_path)
+    found = json.loads((tmp_path / "manifest.json").read_text())
+    names = [file["name"] for key in ("files", "validation_files") for file in found[key]]
+    assert [(tmp_path / name).read_bytes() for name in names] == [CONTENT, b"trained", b"held out"]
 
 
 @pytest.mark.parametrize("ranges_, etags", [(False, True), (True, False), (False, False)])

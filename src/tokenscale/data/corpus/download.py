@@ -64,7 +64,7 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
             for key in FILE_LISTS:
                 declared = dict(file.partition("#sha256=")[::2] for file in getattr(source, key))
                 for name, local in resolve(source, tuple(declared), list(hashes)).items():
-                    if local in used_names:  # two lists have a file of the same name
+                    while local in used_names:  # two lists have a file of the same name
                         local = f"{key}-{local}"
                     used_names.add(_check_local_name(local, name))
                     target = directory / local
@@ -185,9 +185,10 @@ def _receive(open_file: Opener, address: str, part: Path, record: Path, resumabl
         if changed or answer.start != received:
             raise Retry("the server sends other bytes than before; starting over", 0.0, restart=True)
         facts = {key: known.get(key) if value is None else value for key, value in facts.items()}
-    write_json(record, facts)
     progress = Progress(urlsplit(address).path.rsplit("/", 1)[-1], total_bytes=facts["size"])
     with part.open("ab" if answer.start else "wb") as file:
+        os.fsync(file.fileno())  # bytes of an earlier version are gone before the new one is recorded
+        write_json(record, facts)
         for piece in answer.pieces:
             file.write(piece)
             progress(0, len(piece))
