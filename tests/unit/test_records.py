@@ -1,4 +1,7 @@
+import contextlib
+import errno
 import json
+import os
 
 import pytest
 
@@ -40,6 +43,26 @@ def test_lines_reach_the_file_without_close(tmp_path, monkeypatch):
     assert len(lines(tmp_path / "steps.jsonl")) == 2
     writer.event("run_stop", status="complete")
     assert lines(tmp_path / "events.jsonl")[0]["status"] == "complete"
+
+
+@pytest.mark.parametrize("taken", [0, 1, 30, 10**6])
+def test_lines_that_a_full_disk_took_in_part_are_written_once(tmp_path, monkeypatch, taken):
+    writer, write, limits = Writer(tmp_path / "a/rank=00000"), os.write, [taken]
+
+    def fill_up(descriptor, data):
+        if not limits:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, bytes(data)[: limits.pop()])
+
+    for step in range(3):
+        writer.step(step=step)
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", fill_up)
+        with contextlib.suppress(OSError):
+            writer.flush()
+    writer.close()
+    lines = (writer.directory / "steps.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
 
 
 def test_secrets_stay_out_of_the_record(tmp_path, monkeypatch):

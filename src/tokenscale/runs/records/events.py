@@ -107,6 +107,7 @@ class Writer:
             what = "this attempt has already been logged; a log has one writer."
             raise UserError(what, found=error.filename, next=following) from None
         self._lines: dict[str, list[str]] = {name: [] for name in FIELDS}
+        self._rest = {name: bytearray() for name in FIELDS}  # of lines that the disk took in part
         self._flushed_at = time.monotonic()
         self._epoch = time.time() - time.monotonic()
 
@@ -140,10 +141,11 @@ class Writer:
 
     def flush(self) -> None:
         for name, lines in self._lines.items():
-            data = "".join(f"{line}\n" for line in lines).encode()
-            while data:  # a full disk may take a part
-                data = data[os.write(self._files[name], data) :]
+            rest = self._rest[name]
+            rest += "".join(f"{line}\n" for line in lines).encode()
             lines.clear()
+            while rest:  # a full disk may take a part
+                del rest[: os.write(self._files[name], rest)]
         self._flushed_at = time.monotonic()
 
     def close(self) -> None:
