@@ -160,9 +160,17 @@ def test_a_store_that_another_process_makes_is_waited_for(tmp_path, capfd):
 def test_what_a_killed_writer_left_is_removed_by_the_next_and_a_living_ones_stays(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    mine = f".table.json.{platform.node()}-"
-    left = [tmp_path / f"{mine}{dead.pid}.tmp", tmp_path / f"{mine}1.tmp", tmp_path / ".table.json.elsewhere-1.tmp"]
+    names = [f"{platform.node()}-{dead.pid}", f"{platform.node()}-1", f"elsewhere-{dead.pid}"]
+    left = [tmp_path / f".{name}.table.json.tmp" for name in names]
     for path in left:
         path.write_text("half")
     write_json(tmp_path / "table.json", {})
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(p.name for p in [*left[1:], tmp_path / "table.json"])
+
+
+def test_a_folder_of_many_files_is_not_listed_for_each(tmp_path, monkeypatch):
+    listed, scandir = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or scandir(path))
+    for number in range(20):
+        write_json(tmp_path / f"{number}.json", {})
+    assert len(listed) <= 1

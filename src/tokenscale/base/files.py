@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -79,13 +80,19 @@ def move_files(building: Path, directory: Path, names: list[str]) -> None:
 
 
 def temporary_path(path: Path) -> Path:
-    """Return a temporary path next to `path` for this process, and remove those of ended processes on this node."""
-    mine = f".{path.name}.{platform.node()}-"
-    for left in path.parent.glob(f"{glob.escape(mine)}*.tmp"):
-        process = left.name[len(mine) : -len(".tmp")]
+    """Return a temporary path next to `path` for this process."""
+    _remove_left_over(path.parent)
+    return path.with_name(f".{platform.node()}-{os.getpid()}.{path.name}.tmp")
+
+
+@cache  # a folder of many files is listed once
+def _remove_left_over(folder: Path) -> None:
+    """Remove the temporary files of ended processes on this node."""
+    mine = f".{platform.node()}-"
+    for left in folder.glob(f"{glob.escape(mine)}*.tmp"):
+        process = left.name.removeprefix(mine).partition(".")[0]
         if process.isdigit() and not is_alive(int(process)):
             left.unlink(missing_ok=True)
-    return path.with_name(f"{mine}{os.getpid()}.tmp")
 
 
 def is_alive(process: int) -> bool:
