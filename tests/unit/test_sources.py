@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.corpora import HOSTILE
 from tokenscale.base.errors import UserError
 from tokenscale.data.corpus import dummy, files, fingerprint, read
-from tokenscale.data.corpus.build import build, clean
+from tokenscale.data.corpus.build import FATES, build, clean
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.tokenizers.load import build as build_tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
@@ -193,7 +193,7 @@ def test_the_keys_say_the_kind():
 
 
 def cleaned(texts, **options):
-    counts: dict[str, int] = {}
+    counts = dict.fromkeys(FATES, 0)
     kept = [d.text for d in clean(((t, "") for t in texts), CleaningSettings(**options), counts, set())]
     return kept, counts
 

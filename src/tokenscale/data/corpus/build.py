@@ -14,15 +14,16 @@ import shutil
 import sys
 import time
 import unicodedata
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Set
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -38,6 +39,7 @@ from tokenscale.base.files import (
     write_json,
 )
 from tokenscale.data.corpus import docstrings, dummy, files, stream
+from tokenscale.data.records import remove_other_parts
 from tokenscale.settings.data import FILE_LISTS, HELD_OUT_IN_TRAINING, CleaningSettings, CorpusSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.registry import SOURCES
@@ -68,15 +70,15 @@ def clean(
     seen: set[bytes] | None,
     trained: Set[bytes] = frozenset(),
 ) -> Iterator[Document]:
-    """Yield the cleaned documents and add to `counts`, one number per outcome in `FATES`.
+    """Yield the cleaned documents and add to `counts`, which has a number per outcome in `FATES`.
 
     Null texts are dropped, as are texts with lone surrogates, which cannot be encoded as UTF-8. Duplicates are found by
     the first 128 bits of their SHA-256, which are added to `seen` if it is not None: memory holds about 100 bytes per
     document, not the texts. Distinct texts that are in `trained` are counted as `HELD_OUT_IN_TRAINING`, and dropped as
     duplicates are. A corpus of many documents is built in parts (see `parts`).
     """
-    for name in FATES:
-        counts.setdefault(name, 0)
+    changes = {"collapsed": collapse} if settings.collapse else {}
+    changes |= {"stripped": str.strip} if settings.strip else {}
     for text, origin in documents:
         counts["read"] += 1
         if text is None:
@@ -85,14 +87,10 @@ def clean(
         if settings.nfc and not unicodedata.is_normalized("NFC", text):
             text = unicodedata.normalize("NFC", text)
             counts["composed"] += 1
-        if settings.collapse:
-            collapsed = collapse(text)
-            counts["collapsed"] += collapsed != text
-            text = collapsed
-        if settings.strip:
-            stripped = text.strip()
-            counts["stripped"] += stripped != text
-            text = stripped
+        for name, change in changes.items():
+            changed = change(text)
+            counts[name] += changed != text
+            text = changed
         try:
             encoded = text.encode("utf-8")
         except UnicodeEncodeError:
@@ -123,6 +121,8 @@ def collapse(text: str) -> str:
     return _EMPTY_LINES.sub("\n\n", _LINE_ENDS.sub("\n", _SPACES.sub(" ", text)))
 
 
+#: called with numbers of documents and of UTF-8 bytes
+Report = Callable[[int, int], None]
 VERSION = 2
 SPLITS = ("train", "validation")
 SPLIT_RULE = "validation where the first 64 bits of the text's sha256 / 2**64 < validation_share"
@@ -151,10 +151,52 @@ def find_source(kind: str) -> Any:
     return KINDS[kind] if kind in KINDS else importlib.import_module(SOURCES[kind].module)
 
 
+class Source(NamedTuple):
+    """Documents of a corpus or of a part, (text, origin), their manifest entry, and the source's own held-out ones.
+
+    `stamps` are (size, modification time in ns) of the source files by list and name before they are read.
+    """
+
+    documents: Iterable[tuple[str | None, str]]
+    description: dict[str, Any]
+    validation: Iterable[tuple[str | None, str]] | None = None
+    list_stamps: Callable[[], dict[tuple[str, str], tuple[int, int]]] = dict
+    stamps: Mapping[tuple[str, str], tuple[int, int]] = {}
+
+    def list_read_files(self) -> list[dict[str, Any]]:
+        """Return the files' entries in `build.json`. Raises UserError if a file has changed since it was listed."""
+        if changed := sorted({name for (_, name), _ in self.stamps.items() ^ self.list_stamps().items()}):
+            named = ", ".join(changed[:8]) + (", …" if len(changed) > 8 else "")
+            next = "run this command again when the files are complete"
+            raise UserError("a source file changed while it was read.", files=named, next=next)
+        hashes = {(key, file["name"]): file["sha256"] for key in FILE_LISTS for file in self.description.get(key, [])}
+        return [
+            {"key": key, "name": name, "bytes": size, "mtime_ns": mtime, "sha256": hashes[key, name]}
+            for (key, name), (size, mtime) in self.stamps.items()
+        ]
+
+
+def open_source(settings: CorpusSettings, downloads: Path | None, part: tuple[int, int] | None = None) -> Source:
+    source = settings.source
+    if source.kind not in SOURCES:
+        raise unknown("corpus source", source.kind, SOURCES, key="corpus.source.kind")
+
+    def list_stamps() -> dict[tuple[str, str], tuple[int, int]]:
+        lists = {key: files.list_files(source, key, part) for key in FILE_LISTS} if source.kind == "files" else {}
+        stats = {(key, name): path.stat() for key, listed in lists.items() for name, path in listed}
+        return {key: (stat.st_size, stat.st_mtime_ns) for key, stat in stats.items()}
+
+    functions, stamps = find_source(source.kind), list_stamps()
+    arguments = (source, downloads, *([part] if part is not None else []))
+    description, documents = functions.describe(*arguments), functions.documents(*arguments)
+    validation = functions.validation_documents(*arguments) if source.has_own_validation else None
+    return Source(documents, description, validation, list_stamps, stamps)
+
+
 def build(
     settings: CorpusSettings,
     directory: Path,
-    report: Callable[[int, int], None] | None = None,
+    report: Report | None = None,
     downloads: Path | None = None,
     content: str = "",
 ) -> dict[str, Any]:
@@ -165,83 +207,14 @@ def build(
     unknown source, missing or unreadable files or packages, a source file that changes while it is read, or an empty
     training split.
     """
-    if settings.source.kind not in SOURCES:
-        raise unknown("corpus source", settings.source.kind, SOURCES, key="corpus.source.kind")
-    sources = SourceFiles(settings)
-    description, documents, validation = open_source(settings, downloads)
-    return build_from(
-        documents,
-        settings,
-        directory,
-        description,
-        report,
-        validation=validation,
-        record=lambda: {"files": sources.describe(description), "content": content},
-    )
-
-
-def open_source(
-    settings: CorpusSettings, downloads: Path | None, part: tuple[int, int] | None = None
-) -> tuple[dict[str, Any], Iterable[tuple[str | None, str]], Iterable[tuple[str | None, str]] | None]:
-    """Return the manifest entry of a source or a part of it, its documents, and its own held-out documents if any."""
-    source, own = find_source(settings.source.kind), settings.source.has_own_validation
-    arguments = (settings.source, downloads, *([part] if part is not None else []))
-    validation = source.validation_documents(*arguments) if own else None
-    return source.describe(*arguments), source.documents(*arguments), validation
-
-
-class SourceFiles:
-    """Sizes and modification times (ns) of the source files of a corpus or a part, before they are read."""
-
-    def __init__(self, settings: CorpusSettings, part: tuple[int, int] | None = None):
-        self._settings, self._part = settings, part
-        self._stamps = self._list()
-
-    def _list(self) -> dict[tuple[str, str], tuple[int, int]]:
-        source = self._settings.source
-        lists = {key: files.list_files(source, key, self._part) for key in FILE_LISTS} if source.kind == "files" else {}
-        stats = {(key, name): path.stat() for key, listed in lists.items() for name, path in listed}
-        return {key: (stat.st_size, stat.st_mtime_ns) for key, stat in stats.items()}
-
-    def describe(self, description: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the entries of `build.json`, with the hashes of the source's description. Raises UserError if a file
-        has changed.
-        """
-        if changed := sorted({name for (_, name), _ in self._stamps.items() ^ self._list().items()}):
-            named = ", ".join(changed[:8]) + (", …" if len(changed) > 8 else "")
-            next = "run this command again when the files are complete"
-            raise UserError("a source file changed while it was read.", files=named, next=next)
-        hashes = {(key, file["name"]): file["sha256"] for key in FILE_LISTS for file in description.get(key, [])}
-        return [
-            {"key": key, "name": name, "bytes": size, "mtime_ns": mtime, "sha256": hashes[key, name]}
-            for (key, name), (size, mtime) in self._stamps.items()
-        ]
+    return write_corpus(open_source(settings, downloads), settings, directory, report, content)
 
 
 def build_from(
-    documents: Iterable[tuple[str | None, str]],
-    settings: CorpusSettings,
-    directory: Path,
-    description: dict[str, Any],
-    report: Callable[[int, int], None] | None = None,
-    *,
-    validation: Iterable[tuple[str | None, str]] | None = None,
-    record: Callable[[], dict[str, Any]] = dict,
+    documents: Iterable[tuple[str | None, str]], settings: CorpusSettings, directory: Path, description: dict[str, Any]
 ) -> dict[str, Any]:
-    """Build a corpus from any (text, origin) pairs and return its manifest.
-
-    `description` is the source's entry in the manifest. `validation` holds the source's own held-out documents; if it
-    is None, a share is held out by hash. The shards are first written to a temporary folder. `record` returns facts for
-    `build.json` once all documents are read. Raises UserError if there are no training documents.
-    """
-    directory, started = Path(directory), time.monotonic()
-    with building_folder(directory) as building:
-        counts, entries = write_splits(SplitWriter, building, settings, documents, validation, report)
-        manifest = describe_corpus(settings, description, counts, entries, directory)
-        facts = record()
-        _replace_shards(building, directory, manifest)
-    write_manifest(directory, manifest, settings, started, **facts)
-    return manifest
+    """Build a corpus from any (text, origin) pairs. `description` is the source's entry in the manifest."""
+    return write_corpus(Source(documents, description), settings, directory)
 
 
 @contextmanager
@@ -257,20 +230,15 @@ def building_folder(directory: Path) -> Iterator[Path]:
 
 
 def write_splits(
-    writer: "type[SplitWriter]",
-    building: Path,
-    settings: CorpusSettings,
-    documents: Iterable[tuple[str | None, str]],
-    validation: Iterable[tuple[str | None, str]] | None,
-    report: Callable[[int, int], None] | None,
+    writer: "type[SplitWriter]", building: Path, settings: CorpusSettings, source: Source, report: Report | None
 ) -> tuple[dict[str, int], dict[str, dict[str, Any]]]:
     """Clean the documents, write each with the writer of its split, and return the counts of `clean` and the manifest
     entry of each split.
     """
     splits = {name: writer(building, name, settings.row_group_rows) for name in SPLITS}
-    counts: dict[str, int] = {}
-    by_hash, trained = validation is None, set[bytes]()
-    for split, texts in (("train", documents), ("validation", validation or ())):
+    counts = dict.fromkeys(FATES, 0)
+    by_hash, trained = source.validation is None, set[bytes]()
+    for split, texts in (("train", source.documents), ("validation", source.validation or ())):
         seen = set[bytes]() if settings.cleaning.deduplicate or not by_hash else None
         for document in clean(texts, settings.cleaning, counts, seen, trained):
             if by_hash:
@@ -338,16 +306,23 @@ def assign_split(sha256: bytes, validation_share: float) -> str:
     return "validation" if number < validation_share * 2.0**64 else "train"
 
 
-def summarize_lengths(lengths: np.ndarray, counts: np.ndarray) -> dict[str, int]:
-    """Return quantiles of document lengths from distinct sorted `lengths` and their `counts`, int64 [n], by the method
-    "lower" of `numpy.quantile`.
+def describe_split(
+    rows: int, utf8_bytes: int, text_sha256: str, lengths: Counter[int], files: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the manifest entry of a split. `lengths` has the number of documents of each length in characters;
+    their quantiles are those of the method "lower" of `numpy.quantile`.
     """
     levels = {"minimum": 0, "p05": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "maximum": 1}
-    ends = np.cumsum(counts)
-    if not len(ends):
-        return {}
-    places = [math.floor(level * (int(ends[-1]) - 1)) for level in levels.values()]
-    return {name: int(lengths[np.searchsorted(ends, k, side="right")]) for name, k in zip(levels, places, strict=True)}
+    ordered = sorted(lengths)
+    ends = list(accumulate(lengths[length] for length in ordered))
+    places = {name: math.floor(level * (rows - 1)) for name, level in levels.items() if rows}
+    return {
+        "rows": rows,
+        "utf8_bytes": utf8_bytes,
+        "text_sha256": text_sha256,
+        "characters": {name: ordered[bisect_right(ends, place)] for name, place in places.items()},
+        "files": files,
+    }
 
 
 class SplitWriter:
@@ -360,13 +335,13 @@ class SplitWriter:
         self.directory, self.name, self.row_group_rows = directory, name, min(row_group_rows, SHARD_DOCUMENTS)
         self.texts: list[str] = []
         self.origins: list[str] = []
-        self.characters = array("I")
-        self.rows = self.utf8_bytes = self.shard_rows = self.group_bytes = 0
+        self.lengths = Counter[int]()
+        self.utf8_bytes = self.shard_rows = self.group_bytes = 0
         self.digest = hashlib.sha256()
         self.writer: pq.ParquetWriter | None = None
         self.files: list[dict[str, Any]] = []
         self._pool = ThreadPoolExecutor(1, "compress")
-        self._written: Future[None] | None = None
+        self._written: Future[Any] = self._pool.submit(int)
 
     def add(self, document: Document) -> None:
         """Add the next document."""
@@ -374,7 +349,7 @@ class SplitWriter:
             self._close_shard()
         self.texts.append(document.text)
         self.origins.append(document.origin)
-        self.characters.append(len(document.text))
+        self.lengths[len(document.text)] += 1
         self.utf8_bytes += len(document.encoded)
         self.group_bytes += len(document.encoded)
         self.digest.update(document.sha256)
@@ -385,26 +360,17 @@ class SplitWriter:
         """Close the last shard and return the manifest entry of this split."""
         self._close_shard()
         self._pool.shutdown()
-        lengths, counts = np.unique(np.array(self.characters, dtype=np.int64), return_counts=True)
-        return {
-            "rows": self.rows,
-            "utf8_bytes": self.utf8_bytes,
-            "text_sha256": self.digest.hexdigest(),
-            "characters": summarize_lengths(lengths, counts),
-            "files": self.files,
-        }
+        rows = sum(file["rows"] for file in self.files)
+        return describe_split(rows, self.utf8_bytes, self.digest.hexdigest(), self.lengths, self.files)
 
     def _flush(self) -> None:
         if not self.texts:
             return
         if self.writer is None:
             self.writer = open_shard(self.directory / f"{self.name}-{len(self.files):05d}.parquet")
-        table = pa.Table.from_arrays(
-            [pa.array(self.texts, pa.string()), pa.array(self.origins, pa.string())], schema=SCHEMA
-        )
-        self._wait()
+        table = pa.Table.from_pydict({"text": self.texts, "origin": self.origins}, schema=SCHEMA)
+        self._written.result()
         self._written = self._pool.submit(self.writer.write_table, table, row_group_size=len(self.texts))
-        self.rows += len(self.texts)
         self.shard_rows += len(self.texts)
         self.texts, self.origins, self.group_bytes = [], [], 0
 
@@ -412,7 +378,7 @@ class SplitWriter:
         self._flush()
         if self.writer is None:
             return
-        self._wait()
+        self._written.result()
         self.writer.close()
         path = self.directory / f"{self.name}-{len(self.files):05d}.parquet"
         self.files.append(
@@ -420,24 +386,38 @@ class SplitWriter:
         )
         self.writer, self.shard_rows = None, 0
 
-    def _wait(self) -> None:
-        if self._written is not None:
-            self._written.result()
-            self._written = None
-
 
 def open_shard(path: Path) -> pq.ParquetWriter:
     return pq.ParquetWriter(path, SCHEMA, compression="zstd", compression_level=3, use_dictionary=False)
 
 
-def _replace_shards(building: Path, directory: Path, manifest: dict[str, Any]) -> None:
-    """Delete the old manifest, move the new shards in, then delete shards of the older build."""
+def replace_files(building: Path, directory: Path, names: list[str], parts: int = 1) -> None:
+    """Delete the manifest and the files of an earlier build, all but its first `parts`, and move the new ones in."""
     remove_manifest(directory / "manifest.json")
-    names = {file["name"] for split in manifest["splits"].values() for file in split["files"]}
-    move_files(building, directory, sorted(names))
-    for folder in ("parts", "deduplicated"):  # of an earlier build in parts
+    for path in directory.iterdir():
+        if path.suffix in (".parquet", ".documents"):
+            path.unlink()
+    for folder in ("deduplicated", *(["parts"] if parts == 1 else [])):
         shutil.rmtree(directory / folder, ignore_errors=True)
-    for split in SPLITS:
-        for path in directory.glob(f"{split}-*.parquet"):
-            if path.name not in names:
-                path.unlink()
+    remove_other_parts(directory, parts)
+    move_files(building, directory, names)
+
+
+def write_corpus(
+    source: Source,
+    settings: CorpusSettings,
+    directory: Path,
+    report: Report | None = None,
+    content: str = "",
+    writer: type[SplitWriter] = SplitWriter,
+    describe: Callable[..., dict[str, Any]] = describe_corpus,
+) -> dict[str, Any]:
+    """Write a corpus, or a part with another `writer` and `describe`, in a temporary folder, then to `directory`."""
+    started = time.monotonic()
+    with building_folder(directory) as building:
+        counts, splits = write_splits(writer, building, settings, source, report)
+        manifest = describe(settings, source.description, counts, splits, directory)
+        read = source.list_read_files()
+        replace_files(building, directory, sorted(path.name for path in building.iterdir()))
+    write_manifest(directory, manifest, settings, started, files=read, content=content)
+    return manifest

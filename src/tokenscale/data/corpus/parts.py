@@ -10,13 +10,13 @@ that is built in one part; only the shard boundaries differ. Memory holds the ta
 
 import glob
 import hashlib
-import shutil
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,9 +26,7 @@ from tokenscale.base.errors import UserError, first_line
 from tokenscale.base.files import (
     canonical_json,
     check_types,
-    move_files,
     read_manifest_file,
-    remove_manifest,
     report_malformed,
     sha256_file,
     sha256_text,
@@ -40,19 +38,20 @@ from tokenscale.data.corpus.build import (
     SPLITS,
     VERSION,
     Document,
-    SourceFiles,
+    Report,
     SplitWriter,
     building_folder,
     describe_corpus,
+    describe_split,
     open_shard,
     open_source,
-    summarize_lengths,
+    replace_files,
+    write_corpus,
     write_manifest,
-    write_splits,
 )
 from tokenscale.data.corpus.files import too_many_parts_error
 from tokenscale.data.corpus.raw_text import check_file, rebuild_command
-from tokenscale.data.records import part_folder, remove_other_parts
+from tokenscale.data.records import part_folder
 from tokenscale.settings.data import FILE_LISTS, HELD_OUT_IN_TRAINING, CorpusSettings
 from tokenscale.settings.options import to_dict
 
@@ -67,45 +66,35 @@ def build_part(
     settings: CorpusSettings,
     number: int,
     directory: Path,
-    report: Callable[[int, int], None] | None = None,
+    report: Report | None = None,
     downloads: Path | None = None,
     content: str = "",
 ) -> dict[str, Any]:
     """Build part `number` of `settings.parts` in `directory`, the folder of the part, and return its manifest.
 
-    Duplicates within the part are dropped. `content` is the fingerprint of the source files at planning, which is
-    recorded. Raises UserError as `build.build` does, and for a source file that changes while it is read. A part
-    without training documents is allowed, but not one without files.
+    Duplicates within the part are dropped. Arguments and errors as of `build.build`. A part without training documents
+    is allowed, but not one without files.
     """
-    started = time.monotonic()
-    directory, part = Path(directory), (number, settings.parts)
-    sources = SourceFiles(settings, part)
-    description, documents, validation = open_source(settings, downloads, part)
-    if not description.get("files"):
-        raise too_many_parts_error(settings, len(open_source(settings, downloads)[0].get("files", [])))
-    with building_folder(directory) as building:
-        counts, entries = write_splits(_PartWriter, building, settings, documents, validation, report)
-        facts = {"files": sources.describe(description), "content": content}
-        remove_manifest(directory / "manifest.json")
-        for path in directory.iterdir():
-            if path.is_file() and path.suffix in (".json", ".parquet", ".documents"):
-                path.unlink()
-        move_files(building, directory, sorted(path.name for path in building.iterdir()))
-    manifest = {
-        "schema_version": VERSION,
-        "name": settings.name,
-        "part": number,
-        "parts": settings.parts,
-        "settings_sha256": _hash_settings(settings),
-        "source": description,
-        "documents": counts,
-        "splits": entries,
-    }
-    # without the files of all parts, which the hash of the settings includes
+    source = open_source(settings, downloads, (number, settings.parts))
+    if not source.description.get("files"):
+        raise too_many_parts_error(settings, len(open_source(settings, downloads).description.get("files", [])))
+
+    def describe(own: CorpusSettings, description: dict, counts: dict, splits: dict, directory: Path) -> dict[str, Any]:
+        return {
+            "schema_version": VERSION,
+            "name": settings.name,
+            "part": number,
+            "parts": settings.parts,
+            "settings_sha256": _hash_settings(settings),
+            "source": description,
+            "documents": counts,
+            "splits": splits,
+        }
+
+    # recorded without the files of all parts, which the hash of the settings includes
     lists: dict[str, Any] = dict.fromkeys(FILE_LISTS, ())
     own = replace(settings, source=replace(settings.source, **lists))
-    write_manifest(directory, manifest, own, started, **facts)
-    return manifest
+    return write_corpus(source, own, directory, report, content, _PartWriter, describe)
 
 
 class _PartWriter(SplitWriter):
@@ -115,17 +104,18 @@ class _PartWriter(SplitWriter):
 
     def __init__(self, directory: Path, name: str, row_group_rows: int):
         super().__init__(directory, name, row_group_rows)
-        self._hashes, self._utf8_bytes = bytearray(), array("I")
+        self._hashes, self._characters, self._utf8_bytes = bytearray(), array("I"), array("I")
 
     def add(self, document: Document) -> None:
         super().add(document)
         self._hashes += document.sha256
+        self._characters.append(len(document.text))
         self._utf8_bytes.append(len(document.encoded))
 
     def close(self) -> dict[str, Any]:
         hashes = np.frombuffer(self._hashes, dtype=np.uint8).reshape(-1, 32)
         path = self.directory / f"{self.name}.documents"
-        write_table(path, hashes, np.array(self.characters, "<u4"), np.array(self._utf8_bytes, "<u4"))
+        write_table(path, hashes, np.array(self._characters, "<u4"), np.array(self._utf8_bytes, "<u4"))
         table = {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
         return super().close() | {"tables": [table]}
 
@@ -194,89 +184,74 @@ def merge_parts(settings: CorpusSettings, directory: Path, processes: int = 1) -
     started = time.monotonic()
     directory = Path(directory)
     parts = [_read_part(settings, directory, number) for number in range(settings.parts)]
+    of_splits = {split: [part["splits"][split] for part in parts] for split in SPLITS}
+    tables = [
+        part_folder(directory, number) / split["tables"][0]["name"]
+        for splits in of_splits.values()
+        for number, split in enumerate(splits)
+    ]
+    counts = {name: sum(part["documents"][name] for part in parts) for name in parts[0]["documents"]}
+    own, deduplicate = settings.source.has_own_validation, settings.cleaning.deduplicate
     with building_folder(directory) as building:
         (building / "deduplicated").mkdir()
-        keys = [(split, number) for split in SPLITS for number in range(len(parts))]
-        tables = [_check_table(directory, parts[number], split) for split, number in keys]
-        counts = {name: sum(part["documents"][name] for part in parts) for name in parts[0]["documents"]}
-        own = settings.source.has_own_validation
-        duplicates = Duplicates(tables, building, processes) if settings.cleaning.deduplicate or own else None
+        duplicates = Duplicates(tables, building, processes) if deduplicate or own else None
         if own and (shared := duplicates.count_shared(len(parts))):
             counts[HELD_OUT_IN_TRAINING] = shared
-        merged = {name: _MergedSplit() for name in SPLITS}
-        rewrites = []
-        for table, (split, number) in enumerate(keys):
-            dropped = duplicates.read(table) if settings.cleaning.deduplicate else np.zeros(0, dtype=np.int64)
-            rewrites += merged[split].add(parts[number]["splits"][split], number, tables[table], dropped)
+        dropped = (duplicates.read(n) if deduplicate else np.zeros(0, dtype=np.int64) for n in range(len(tables)))
+        rewrites: list[_Rewrite] = []
+        given = zip(tables, dropped, strict=True)
+        splits = {name: _merge_split(of_parts, given, rewrites) for name, of_parts in of_splits.items()}
         jobs = [(directory, building, *job) for job in rewrites]
         for job, written in zip(rewrites, map_processes(_rewrite_shard, jobs, processes), strict=True):
-            job[0].update(written)
-        dropped_documents = sum(split.dropped for split in merged.values())
-        counts["duplicates"] += dropped_documents
-        counts["kept"] -= dropped_documents
-        splits = {name: split.close() for name, split in merged.items()}
+            job.entry.update(written)
+        lost = counts["kept"] - sum(split["rows"] for split in splits.values())
+        counts["duplicates"] += lost
+        counts["kept"] -= lost
         manifest = describe_corpus(settings, _merge_sources(parts), counts, splits, directory)
         manifest["parts"] = settings.parts
-        remove_manifest(directory / "manifest.json")
-        shutil.rmtree(directory / "deduplicated", ignore_errors=True)
-        if rewrites:
-            sync_tree(building / "deduplicated")
-            (building / "deduplicated").replace(directory / "deduplicated")
-        for path in directory.glob("*.parquet"):  # of an earlier build in one part
-            path.unlink()
-        remove_other_parts(directory, settings.parts)
-    write_manifest(directory, manifest, settings, started, dropped_while_merging=dropped_documents)
+        sync_tree(building / "deduplicated")
+        replace_files(building, directory, ["deduplicated"] if rewrites else [], settings.parts)
+    write_manifest(directory, manifest, settings, started, dropped_while_merging=lost)
     return manifest
 
 
-class _MergedSplit:
-    """One split of all parts."""
+class _Rewrite(NamedTuple):
+    """A shard that loses documents: its entry, to be completed, its name in a part, and its rows to drop."""
 
-    def __init__(self) -> None:
-        self.rows = self.utf8_bytes = self.dropped = 0
-        self._files: list[dict[str, Any]] = []
-        self._digest = hashlib.sha256()
-        self._lengths, self._counts = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    entry: dict[str, Any]
+    name: str
+    number: int
+    dropped: np.ndarray
 
-    def add(
-        self, split: dict[str, Any], number: int, table: Path, dropped: np.ndarray
-    ) -> list[tuple[dict[str, Any], str, int, np.ndarray]]:
-        """Add the split of the next part.
 
-        Returns (entry to complete, name, part, rows to drop) of the shards to write again."""
+def _merge_split(
+    parts: list[dict[str, Any]], given: Iterator[tuple[Path, np.ndarray]], rewrites: list[_Rewrite]
+) -> dict[str, Any]:
+    """Return the entry of one split of all parts, and add the shards to write again to `rewrites`.
+
+    `given` yields the table of each part and its documents to drop, int64 [n], ascending.
+    """
+    digest, lengths, files, rows, utf8_bytes = hashlib.sha256(), Counter[int](), list[dict[str, Any]](), 0, 0
+    for number, split in enumerate(parts):
+        table, lost = next(given)
         columns = {n: c.to_numpy() for n, c in zip(COLUMNS, pq.read_table(table, columns=COLUMNS).columns, strict=True)}
-        kept = np.ones(len(columns["high"]), dtype=bool)
-        kept[dropped] = False
-        self._digest.update(np.stack([columns[name][kept] for name in HASH], axis=1).astype(">u8").tobytes())
-        self.rows += int(kept.sum())
-        self.dropped += len(dropped)
-        self.utf8_bytes += int(columns["utf8_bytes"][kept].sum(dtype=np.int64))
-        lengths, counts = np.unique(columns["characters"][kept].astype(np.int64), return_counts=True)
-        self._lengths, inverse = np.unique(np.concatenate([self._lengths, lengths]), return_inverse=True)
-        summed = np.zeros(len(self._lengths), dtype=np.int64)
-        np.add.at(summed, inverse, np.concatenate([self._counts, counts]))
-        self._counts = summed
-        rewrites, first = [], 0
+        kept = np.delete(np.arange(len(columns["high"])), lost)
+        digest.update(np.stack([columns[name][kept] for name in HASH], axis=1).astype(">u8").tobytes())
+        rows += len(kept)
+        utf8_bytes += int(columns["utf8_bytes"][kept].sum(dtype=np.int64))
+        distinct, times = np.unique(columns["characters"][kept], return_counts=True)
+        lengths.update(dict(zip(distinct.tolist(), times.tolist(), strict=True)))
+        first = 0
         for file in split["files"]:
-            bounds = np.searchsorted(dropped, [first, first + file["rows"]])
+            begin, end = np.searchsorted(lost, [first, first + file["rows"]])
             entry = {**file, "name": f"{part_folder(Path(), number)}/{file['name']}"}
-            if (lost := int(bounds[1] - bounds[0])) == 0:
-                self._files.append(entry)
-            elif lost < file["rows"]:
+            if begin < end < begin + file["rows"]:
                 entry["name"] = f"deduplicated/{number:05d}-{file['name']}"
-                rewrites.append((entry, file["name"], number, dropped[bounds[0] : bounds[1]] - first))
-                self._files.append(entry)
+                rewrites.append(_Rewrite(entry, file["name"], number, lost[begin:end] - first))
+            if end < begin + file["rows"]:
+                files.append(entry)
             first += file["rows"]
-        return rewrites
-
-    def close(self) -> dict[str, Any]:
-        return {
-            "rows": self.rows,
-            "utf8_bytes": self.utf8_bytes,
-            "text_sha256": self._digest.hexdigest(),
-            "characters": summarize_lengths(self._lengths, self._counts),
-            "files": self._files,
-        }
+    return describe_split(rows, utf8_bytes, digest.hexdigest(), lengths, files)
 
 
 def _rewrite_shard(
@@ -314,23 +289,15 @@ def _read_part(settings: CorpusSettings, directory: Path, number: int) -> dict[s
                 what, wanted = "a part does not belong to the corpus.", f"{name}: {expected}"
                 raise UserError(what, part=path.parent, expected=wanted, found=f"{name}: {found}", next=next)
         for split in SPLITS:
-            for file in manifest["splits"][split]["files"]:
-                shard = path.parent / file["name"]
-                check_file(shard, file["bytes"], file["sha256"], what="corpus", next=next, content=False)
+            for key in ("files", "tables"):
+                for file in manifest["splits"][split][key]:
+                    shard, content = path.parent / file["name"], key == "tables"
+                    check_file(shard, file["bytes"], file["sha256"], what="corpus", next=next, content=content)
     return manifest
 
 
 def _hash_settings(settings: CorpusSettings) -> str:
     return sha256_text(canonical_json(to_dict(settings)))
-
-
-def _check_table(directory: Path, part: dict[str, Any], split: str) -> Path:
-    """Return the path of a part's table. Raises UserError if its content has changed."""
-    (file,) = part["splits"][split]["tables"]
-    folder = part_folder(directory, part["part"])
-    next = rebuild_command(folder)
-    check_file(folder / file["name"], file["bytes"], file["sha256"], what="corpus", next=next, content=True)
-    return folder / file["name"]
 
 
 def _merge_sources(parts: list[dict[str, Any]]) -> dict[str, Any]:
