@@ -10,6 +10,7 @@ from pathlib import Path
 from tokenscale.cli import cloud
 from tokenscale.cli import snakemake_internals as internals
 from tokenscale.data.corpus import fingerprint
+from tokenscale.data.corpus.files import check_files
 from tokenscale.arms.environments import list_arms, list_files as list_arm_files
 from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import canonical_json, sha256_text, write_arguments
@@ -183,9 +184,9 @@ def mixed_corpora(mixture, store=None):
 def downloads_of(corpus):
     """Return the manifest of a corpus's download, if it has one. Refuses a corpus whose source files cannot be read."""
     found = settings.corpora[corpus]
-    if workflow.is_main_process:
+    if workflow.is_main_process and found.source.kind == "files":
         try:
-            fingerprint.check_corpora([found], Path("results/corpus"), settings.file_of)
+            check_files(found, Path("results/corpus"), settings.file_of)
         except UserError as error:
             refuse(error)
     downloaded = SOURCES[found.source.kind].downloaded

@@ -229,27 +229,6 @@ def building_folder(directory: Path) -> Iterator[Path]:
         shutil.rmtree(building, ignore_errors=True)
 
 
-def write_splits(
-    writer: "type[SplitWriter]", building: Path, settings: CorpusSettings, source: Source, report: Report | None
-) -> tuple[dict[str, int], dict[str, dict[str, Any]]]:
-    """Clean the documents, write each with the writer of its split, and return the counts of `clean` and the manifest
-    entry of each split.
-    """
-    splits = {name: writer(building, name, settings.row_group_rows) for name in SPLITS}
-    counts = dict.fromkeys(FATES, 0)
-    by_hash, trained = source.validation is None, set[bytes]()
-    for split, texts in (("train", source.documents), ("validation", source.validation or ())):
-        seen = set[bytes]() if settings.cleaning.deduplicate or not by_hash else None
-        for document in clean(texts, settings.cleaning, counts, seen, trained):
-            if by_hash:
-                split = assign_split(document.sha256, settings.validation_share)
-            splits[split].add(document)
-            if report is not None:
-                report(1, len(document.encoded))
-        trained = seen if seen is not None and writer.compares_splits else trained
-    return counts, {name: split.close() for name, split in splits.items()}
-
-
 def describe_corpus(
     settings: CorpusSettings,
     description: dict[str, Any],
@@ -278,25 +257,20 @@ def describe_corpus(
 def write_manifest(
     directory: Path, manifest: dict[str, Any], settings: CorpusSettings, started: float, **facts: Any
 ) -> None:
-    """Write `build.json`: when, where and with which versions a corpus or a part was built, and `facts`. Then write
-    the manifest.
-    """
-    write_json(
-        directory / "build.json",
-        {
-            "manifest": manifest,
-            "manifest_sha256": sha256_text(canonical_json(manifest)),
-            "settings": to_dict(settings),
-            "created_utc": utc_now(),
-            "duration_s": time.monotonic() - started,
-            "tokenscale": __version__,
-            "python": sys.version,
-            "pyarrow": pa.__version__,
-            "machine": platform.node(),
-            "platform": platform.platform(),
-            **facts,
-        },
-    )
+    """Write `build.json`: when, where and with which versions a corpus or a part was built; then the manifest."""
+    facts |= {
+        "manifest": manifest,
+        "manifest_sha256": sha256_text(canonical_json(manifest)),
+        "settings": to_dict(settings),
+        "created_utc": utc_now(),
+        "duration_s": time.monotonic() - started,
+        "tokenscale": __version__,
+        "python": sys.version,
+        "pyarrow": pa.__version__,
+        "machine": platform.node(),
+        "platform": platform.platform(),
+    }
+    write_json(directory / "build.json", facts)
     write_json(directory / "manifest.json", manifest)
 
 
@@ -414,8 +388,20 @@ def write_corpus(
 ) -> dict[str, Any]:
     """Write a corpus, or a part with another `writer` and `describe`, in a temporary folder, then to `directory`."""
     started = time.monotonic()
+    counts = dict.fromkeys(FATES, 0)
+    by_hash, trained = source.validation is None, set[bytes]()
     with building_folder(directory) as building:
-        counts, splits = write_splits(writer, building, settings, source, report)
+        writers = {name: writer(building, name, settings.row_group_rows) for name in SPLITS}
+        for split, texts in (("train", source.documents), ("validation", source.validation or ())):
+            seen = set[bytes]() if settings.cleaning.deduplicate or not by_hash else None
+            for document in clean(texts, settings.cleaning, counts, seen, trained):
+                if by_hash:
+                    split = assign_split(document.sha256, settings.validation_share)
+                writers[split].add(document)
+                if report is not None:
+                    report(1, len(document.encoded))
+            trained = seen if seen is not None and writer.compares_splits else trained
+        splits = {name: of_split.close() for name, of_split in writers.items()}
         manifest = describe(settings, source.description, counts, splits, directory)
         read = source.list_read_files()
         replace_files(building, directory, sorted(path.name for path in building.iterdir()))

@@ -6,7 +6,7 @@ cached by path, size and modification time, so each version of a file is read on
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from tokenscale.settings.data import FILE_LISTS, CorpusSettings
 MEMORY = Path(".snakemake/tokenscale-files.json")
 #: larger files print a line before they are hashed
 SILENT_BYTES = 1 << 30
+#: list and name of a source file
+Key = tuple[str, str]
 
 
 def fingerprint_sources(corpus: CorpusSettings, folder: Path, number: int | None = None, memory: Path = MEMORY) -> str:
@@ -37,17 +39,14 @@ def fingerprint_sources(corpus: CorpusSettings, folder: Path, number: int | None
     if corpus.source.kind != "files":
         return ""
     directory = folder / corpus.name if number is None else part_folder(folder / corpus.name, number)
-    recorded = _load_cache(directory / "build.json")
+    recorded = _load_json(directory / "build.json")
     try:
         listed = _list_named_paths(corpus)
     except UserError:
         return recorded.get("content") or "missing"
     if number is not None and number >= corpus.parts:
-        raise UserError(
-            f"the corpus {corpus.name} has no part {number:05d}.",
-            expected=f"00000 to {corpus.parts - 1:05d}",
-            next="name one of these, or change `parts` of the corpus",
-        )
+        what, expected = f"the corpus {corpus.name} has no part {number:05d}.", f"00000 to {corpus.parts - 1:05d}"
+        raise UserError(what, expected=expected, next="name one of these, or change `parts` of the corpus")
     if len(listed["files"]) < corpus.parts:
         raise too_many_parts_error(corpus, len(listed["files"]))
     part = None if number is None else (number, corpus.parts)
@@ -59,9 +58,7 @@ def fingerprint_sources(corpus: CorpusSettings, folder: Path, number: int | None
         return sha256_text(json.dumps([[*key, size] for key, size in sizes.items()]))[:16]
     touched = [key for key, stat in stats.items() if stat.st_mtime_ns != known[key]["mtime_ns"]]
     if touched:
-        cache = _load_cache(memory)
-        hashes = {key: _hash(paths[key], cache) for key in touched}
-        _save_cache(memory, cache)
+        hashes = _hash_files({key: paths[key] for key in touched}, memory)
         if any(sha256 != known[key]["sha256"] for key, sha256 in hashes.items()):
             return sha256_text(json.dumps([[*key, hashes.get(key)] for key in sizes]))[:16]
     return recorded["content"]
@@ -72,37 +69,24 @@ def _list_named_paths(corpus: CorpusSettings) -> dict[str, list[tuple[str, Path]
     return {key: list_files(corpus.source, key) for key in FILE_LISTS}
 
 
-def check_corpora(corpora: Iterable[CorpusSettings], folder: Path, file_of: Callable[[str], str]) -> None:
-    """Raise UserError for corpora whose source files cannot be read; see `files.check_files`."""
-    for corpus in corpora:
-        if corpus.source.kind == "files":
-            from tokenscale.data.corpus import files  # imports pyarrow, so only if needed
-
-            files.check_files(corpus, folder, file_of)
-
-
-def _hash(path: Path, cache: dict[str, Any]) -> str:
-    stat = path.stat()
-    stamp = [stat.st_size, stat.st_mtime_ns]
-    entry = cache.get(str(path))
-    if entry is None or entry["stamp"] != stamp:
-        if stat.st_size > SILENT_BYTES:
-            print(f"tokenscale: reading {path} ({stat.st_size / 1e9:.1f} GB) once, for its hash", file=sys.stderr)
-        cache[str(path)] = {"stamp": stamp, "sha256": sha256_file(path)}
-    return cache[str(path)]["sha256"]
+def _hash_files(paths: dict[Key, Path], memory: Path) -> dict[Key, str]:
+    """Return the hash of each file, from the cache `memory` or by reading it."""
+    cache, changed = _load_json(memory), False
+    for path in paths.values():
+        stat = path.stat()
+        stamp = [stat.st_size, stat.st_mtime_ns]
+        if cache.get(str(path), {}).get("stamp") != stamp:
+            if stat.st_size > SILENT_BYTES:
+                print(f"tokenscale: reading {path} ({stat.st_size / 1e9:.1f} GB) once, for its hash", file=sys.stderr)
+            cache[str(path)], changed = {"stamp": stamp, "sha256": sha256_file(path)}, True
+    if changed:
+        with suppress(OSError):  # read-only project: the next parse hashes again
+            write_json(memory, cache)
+    return {key: cache[str(path)]["sha256"] for key, path in paths.items()}
 
 
-def _load_cache(memory: Path) -> dict[str, Any]:
+def _load_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(memory.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-
-
-def _save_cache(memory: Path, cache: dict[str, Any]) -> None:
-    if cache == _load_cache(memory):
-        return
-    try:
-        write_json(memory, cache)
-    except OSError:  # read-only project: the next parse hashes again
-        pass
