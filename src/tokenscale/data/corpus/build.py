@@ -77,7 +77,7 @@ def clean(
     document, not the texts. Distinct texts that are in `trained` are counted as `HELD_OUT_IN_TRAINING`, and dropped as
     duplicates are. A corpus of many documents is built in parts (see `parts`).
     """
-    changes = {"collapsed": collapse} if settings.collapse else {}
+    changes: dict[str, Callable[[str], str]] = {"collapsed": collapse} if settings.collapse else {}
     changes |= {"stripped": str.strip} if settings.strip else {}
     for text, origin in documents:
         counts["read"] += 1

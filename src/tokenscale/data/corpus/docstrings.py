@@ -40,12 +40,7 @@ CHANGES = "files that this Python cannot parse are left out; common indentation 
 
 
 def describe(source: SourceSettings, downloads: Path | None = None) -> dict[str, Any]:
-    """Return the manifest entry of the source: packages with their versions and licences."""
-    packages = [
-        {"name": name, "version": _get_version(name), "licence": LICENCES.get(name) or _get_licence(name)}
-        for name in source.packages
-    ]
-    return {"kind": "docstrings", "packages": packages}
+    return {"kind": "docstrings", "packages": [_describe_package(name) for name in source.packages]}
 
 
 def documents(source: SourceSettings, downloads: Path | None = None) -> Iterator[tuple[str, str]]:
@@ -97,9 +92,8 @@ def _read_added_docstrings(call: ast.Call, origin: str) -> Iterator[tuple[str, s
     """Yield docstrings that NumPy adds to compiled objects: add_newdoc("numpy", "ndarray", ("all", \"\"\"…\"\"\"))."""
     if not (isinstance(call.func, ast.Name) and call.func.id == "add_newdoc"):
         return
-    strings = [
-        n.value for a in call.args for n in ast.walk(a) if isinstance(n, ast.Constant) and isinstance(n.value, str)
-    ]
+    constants = (node.value for part in call.args for node in ast.walk(part) if isinstance(node, ast.Constant))
+    strings = [value for value in constants if isinstance(value, str)]
     if len(strings) >= 3:
         *name, text = strings[1:]
         yield cleandoc(text), f"{origin}::{'.'.join(name)}"
@@ -129,19 +123,13 @@ def _find_root(name: str) -> Path:
     return origin.parent if spec.submodule_search_locations else origin
 
 
-def _get_version(name: str) -> str:
+def _describe_package(name: str) -> dict[str, str]:
     if name in ("stdlib", "pydoc_data"):
-        return platform.python_version()
+        return {"name": name, "version": platform.python_version(), "licence": LICENCES[name]}
     _find_root(name)  # raises UserError for a missing package
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def _get_licence(name: str) -> str:
     try:
         metadata: Any = importlib.metadata.metadata(name)
     except importlib.metadata.PackageNotFoundError:
-        return "unknown"
-    return metadata.get("License-Expression") or metadata.get("License") or "unknown"
+        metadata = {}
+    licence = LICENCES.get(name) or metadata.get("License-Expression") or metadata.get("License") or "unknown"
+    return {"name": name, "version": metadata.get("Version", "unknown"), "licence": licence}

@@ -139,21 +139,17 @@ class Duplicates:
     def __init__(self, tables: Sequence[Path], folder: Path, threads: int = 1):
         import duckdb  # only merging needs it
 
-        limits: dict[str, Any] = {
-            "memory_limit": MEMORY,
-            "temp_directory": str(folder / "duckdb"),
-            "threads": min(8, threads),
-        }
+        limits: dict[str, Any] = {"memory_limit": MEMORY, "threads": min(8, threads)}
+        limits["temp_directory"] = str(folder / "duckdb")
         self._database, self._folder, self._error = duckdb.connect(config=limits), folder, duckdb.Error
         self._execute("SET enable_progress_bar = false")
         self._execute("SET VARIABLE tables = ?", [[glob.escape(str(table)) for table in tables]])
-        self._execute(
-            """CREATE TEMP TABLE dropped AS
+        query = """CREATE TEMP TABLE dropped AS
             SELECT file_index AS number, file_row_number AS document
             FROM read_parquet(getvariable('tables'), file_row_number = true)
             QUALIFY row_number() OVER (PARTITION BY high, low ORDER BY file_index, file_row_number) > 1
             ORDER BY ALL"""
-        )
+        self._execute(query)
 
     def _execute(self, query: str, parameters: Any = None) -> Any:
         try:
@@ -301,14 +297,11 @@ def _hash_settings(settings: CorpusSettings) -> str:
 
 
 def _merge_sources(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    merged = dict(parts[0]["source"])
-    for part in parts[1:]:
-        facts = {key: value for key, value in part["source"].items() if key not in FILE_LISTS}
-        if facts != {key: value for key, value in merged.items() if key not in FILE_LISTS}:
+    facts = [{k: v for k, v in part["source"].items() if k not in FILE_LISTS} for part in parts]
+    for number, found in enumerate(facts):
+        if found != facts[0]:
             what = "parts of the corpus come from different versions of the source."
             next = "rm -r the folder `parts` of the corpus, and build it again"
-            raise UserError(what, parts=f"00000 and {part['part']:05d}", next=next)
-    for key in FILE_LISTS:
-        if files := [file for part in parts for file in part["source"].get(key, [])]:
-            merged[key] = files
-    return merged
+            raise UserError(what, parts=f"00000 and {number:05d}", next=next)
+    lists = {key: [file for part in parts for file in part["source"].get(key, [])] for key in FILE_LISTS}
+    return facts[0] | {key: files for key, files in lists.items() if files}

@@ -45,19 +45,18 @@ def validation_documents(source: SourceSettings, downloads: Path | None = None) 
 
 def _stream(source: SourceSettings, split: str, option: str) -> Iterator[tuple[str | None, str]]:
     dataset = _open_dataset(source, split, option)
-    columns = list_columns(source)
-    iterator = iter(dataset)
-    number = -1
+    columns, number = list_columns(source), -1
 
     def rows() -> Iterator[tuple[str | None, ...]]:
         nonlocal number
+        iterator = iter(dataset)
         while True:
             try:
-                row = next(iterator)
-            except StopIteration:
-                return
+                row = next(iterator, None)
             except Exception as error:  # errors of the library have no common base but Exception
                 raise _stream_error(source, f"document {number + 1:,} of split {split}", error) from None
+            if row is None:
+                return
             number += 1
             yield tuple(_get_text(row, name, key, source) for key, name in columns.items())
 
@@ -72,13 +71,10 @@ def import_datasets(needed_for: object) -> Any:
     except ImportError:
         datasets = None
     if datasets is None or int(datasets.__version__.split(".")[0]) < LEAST_VERSION:
-        raise UserError(
-            "streamed sources and folders of Hugging Face data sets need the package datasets.",
-            dataset=needed_for,
-            found="not installed" if datasets is None else f"version {datasets.__version__}",
-            expected=f"version {LEAST_VERSION} or later",
-            next='pip install "tokenscale[datasets]"',
-        )
+        what = "streamed sources and folders of Hugging Face data sets need the package datasets."
+        found = "not installed" if datasets is None else f"version {datasets.__version__}"
+        facts = {"found": found, "expected": f"version {LEAST_VERSION} or later"}
+        raise UserError(what, dataset=needed_for, **facts, next='pip install "tokenscale[datasets]"')
     datasets.disable_progress_bars()
     return datasets
 
@@ -102,17 +98,13 @@ def _get_text(row: dict[str, Any], name: str, option: str, source: SourceSetting
     except (KeyError, TypeError):
         raise missing_column(Path(source.repository), name, list(row), option) from None
     if value is not None and not isinstance(value, str):
-        raise damaged(
-            Path(source.repository), "no text", type(value).__name__, "a string", name=name, key=f"source.{option}"
-        )
+        facts = {"found": type(value).__name__, "expected": "a string", "key": f"source.{option}"}
+        raise damaged(Path(source.repository), "no text", name=name, **facts)
     return value
 
 
 def _stream_error(source: SourceSettings, what: str, error: Exception) -> UserError:
-    return UserError(
-        "a dataset cannot be streamed.",
-        dataset=f"{source.repository}{f' at {source.revision}' if source.revision else ''}",
-        file=what,
-        reason=f"{type(error).__name__}: {first_line(error)}",
-        next="check name, revision, subset, network and, for gated data, `hf auth login`",
-    )
+    dataset = f"{source.repository}{f' at {source.revision}' if source.revision else ''}"
+    reason = f"{type(error).__name__}: {first_line(error)}"
+    next = "check name, revision, subset, network and, for gated data, `hf auth login`"
+    return UserError("a dataset cannot be streamed.", dataset=dataset, file=what, reason=reason, next=next)
