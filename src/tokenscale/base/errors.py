@@ -1,7 +1,7 @@
 """Errors for users: what is wrong, where, what was expected, what to do next."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 #: names of environment variables whose values may be secrets
@@ -56,6 +56,15 @@ def redact_credentials(text: str) -> str:
 def first_line(error: Exception) -> str:
     """Return the first line of an error's text, or its type, without credentials."""
     return redact_credentials((str(error).strip().splitlines() or [type(error).__name__])[0])[:200]
+
+
+def few(words: Sequence[object], shown: int = 3) -> str:
+    """Join the first words of a list.
+
+    >>> few(["a", "b", "c", "d"])
+    'a, b, c and 1 more'
+    """
+    return ", ".join(map(str, words[:shown])) + (f" and {len(words) - shown:,} more" if len(words) > shown else "")
 
 
 def find_nearest(word: str, words: Iterable[str]) -> str | None:

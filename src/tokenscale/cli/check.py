@@ -10,9 +10,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from tokenscale.base.errors import few
 from tokenscale.cli import main
 from tokenscale.cli.check_design import CorpusSize, Design, Problem, find_problems
-from tokenscale.runs.launch.submission import install_hint, shorten_ids
+from tokenscale.runs.launch.submission import install_hint
 from tokenscale.runs.records.provenance import count_cores
 from tokenscale.settings.closure import find_missing_packages
 from tokenscale.settings.config import Config
@@ -97,7 +98,7 @@ def check_packages(config: Config, name: str) -> Iterator[tuple[str, bool]]:
         return
     runs = {run.run_id: run.settings for run in config.runs(name)}
     for package, run_ids in find_missing_packages(runs, machine.container_packages).items():
-        what = f"{len(run_ids)} runs import {package}, which the container's image lacks ({shorten_ids(run_ids)})"
+        what = f"{len(run_ids)} runs import {package}, which the container's image lacks ({few(run_ids)})"
         following = f"({file}: container_packages). Next: {install_hint([package], machine.container)}"
         yield f"  {'refuse':<{_WIDTH}}  {where}: {what} {following}", True
 

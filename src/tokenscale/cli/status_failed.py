@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenscale.base.errors import UserError
+from tokenscale.base.errors import UserError, few
 from tokenscale.cli.snakemake_jobs import Job, read_failed_jobs
 from tokenscale.cli.status_runs import find_logs, read_runs, read_tail
 from tokenscale.cli.status_stale import format_duration
@@ -73,7 +73,7 @@ def _describe_refusal(jobs: list[Job]) -> Iterator[str]:
     Logs that exist are older, and the sbatch call is too long to search for the reason.
     """
     names = [_name(job) for job in jobs]
-    yield ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") + "  refused by sbatch"
+    yield f"{few(names)}  refused by sbatch"
     fields = re.search(r"error message was '(.*)'", jobs[0].message, re.DOTALL)
     for line in (fields[1] if fields else jobs[0].message).splitlines():
         yield f"  sbatch  {line.strip().removeprefix('sbatch: error: ')}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.analysis import tables
-from tokenscale.base.errors import UserError
+from tokenscale.base.errors import UserError, few
 from tokenscale.base.files import read_json, report_malformed, sha256_file
 from tokenscale.data.corpus.raw_text import RawText, check_file
 from tokenscale.data.corpus.raw_text import read_corpus_manifest as read_corpus
@@ -74,7 +74,6 @@ BESIDE = {"manifest.json", "build.json", ".lock"}
 #: entries of a run's folder, beside its attempts
 OF_RUN = {"run.json", "done.json", "status.json", "dirty.diff", ".lock", "checkpoints", "superseded"}
 #: differing packages that are named
-SHOWN = 5
 LEFT_OVER = (".partial", ".damaged", ".old", ".building", ".tmp", ".part")
 
 
@@ -120,7 +119,7 @@ def _note_packages(results: Path) -> Iterator[Finding]:
         except UserError:
             continue  # a finding about the run already
     if runs:
-        named = ", ".join(sorted(runs)[:SHOWN]) + f" and {len(runs) - SHOWN} more" * (len(runs) > SHOWN)
+        named = few(sorted(runs), 5)
         yield Finding(f"{results / 'runs'}: {max(runs.values())} trained with other packages: {named}", note=True)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from tokenscale.analysis import statistics
-from tokenscale.base.errors import UserError
+from tokenscale.base.errors import UserError, few
 from tokenscale.base.files import read_json, sha256_file
 from tokenscale.report import bundle
 from tokenscale.report.style import number
@@ -284,4 +284,4 @@ def _text(values: set) -> str:
     """A few values; digests by their beginning."""
     texts = [v[:12] if isinstance(v, str) and len(v) in (40, 64) else json.dumps(v) if not isinstance(v, str) else v
             for v in sorted(values - {None}, key=str)]  # fmt: skip
-    return ", ".join(texts[:4]) + (f" and {len(texts) - 4} more" if len(texts) > 4 else "") or "not recorded"
+    return few(texts, 4) or "not recorded"

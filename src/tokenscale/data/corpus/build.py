@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenscale import __version__
-from tokenscale.base.errors import UserError, unknown
+from tokenscale.base.errors import UserError, few, unknown
 from tokenscale.base.files import (
     canonical_json,
     move_files,
@@ -166,9 +166,8 @@ class Source(NamedTuple):
     def list_read_files(self) -> list[dict[str, Any]]:
         """Return the files' entries in `build.json`. Raises UserError if a file has changed since it was listed."""
         if changed := sorted({name for (_, name), _ in self.stamps.items() ^ self.list_stamps().items()}):
-            named = ", ".join(changed[:8]) + (", …" if len(changed) > 8 else "")
             next = "run this command again when the files are complete"
-            raise UserError("a source file changed while it was read.", files=named, next=next)
+            raise UserError("a source file changed while it was read.", files=few(changed, 8), next=next)
         hashes = {(key, file["name"]): file["sha256"] for key in FILE_LISTS for file in self.description.get(key, [])}
         return [
             {"key": key, "name": name, "bytes": size, "mtime_ns": mtime, "sha256": hashes[key, name]}

@@ -23,7 +23,7 @@ import requests
 import urllib3
 
 from tokenscale.base.bucket import REQUEST_FAILED, access_error, open_system
-from tokenscale.base.errors import UserError, find_nearest, first_line, redact_credentials
+from tokenscale.base.errors import UserError, few, find_nearest, first_line, redact_credentials
 from tokenscale.base.files import lock_folder, read_json, sha256_file, sync, write_json
 from tokenscale.base.progress import Progress
 from tokenscale.settings.data import FILE_LISTS, CorpusSettings, SourceSettings
@@ -224,9 +224,9 @@ def _expand_patterns(
                 raise error_of(pattern, error) from None
             print(f"{pattern}: the files cannot be listed; taking those of the earlier download", flush=True)
         if not matches:
-            near, has = find_nearest(pattern, names), ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+            near = find_nearest(pattern, names)
             next = f"did you mean {near}?" if near else "correct `files` of the source"
-            raise UserError("no file of the source fits its pattern.", requested=pattern, has=has, next=next)
+            raise UserError("no file of the source fits its pattern.", requested=pattern, has=few(names, 8), next=next)
         found |= dict.fromkeys(sorted(matches))
     return list(found)
 

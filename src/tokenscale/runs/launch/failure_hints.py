@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokenscale.base.errors import few
 from tokenscale.runs.launch.ranks import KILLED, NEXT_IF_KILLED
 
 
@@ -161,8 +162,8 @@ def _read_text(path: Path) -> str:
 
 #: calls in which a rank waits for others: collectives, device synchronisation, and backward, at whose end DDP waits
 WAIT_CALLS = re.compile(r"torch/(?:distributed|cuda|autograd)/|/parallel/\w+\.py\", line \d+ in (?:sum|barrier|wait)")
-#: number of stack lines to show
-MAX_LINES = 8
+#: numbers of stack lines and of ranks to show
+MAX_LINES, SHOWN_RANKS = 8, 4
 
 
 def describe_hang(attempt: Path, world_size: int) -> str | None:
@@ -178,14 +179,17 @@ def describe_hang(attempt: Path, world_size: int) -> str | None:
     silent = [rank for rank in range(world_size) if rank not in stacks]
     stuck = [rank for rank in stacks if rank not in waiting]
     lines = ["tokenscale: the run made no progress and was ended."]
-    for rank in silent:
-        lines.append(f"  rank {rank}  wrote no stack: it is stopped, blocked on a disk, or its node is gone")
-    for rank in stuck or ([] if silent else waiting[:1]):
+    if silent:
+        why = "wrote no stack: it is stopped, blocked on a disk, or its node is gone"
+        lines.append(f"  rank {few(silent, SHOWN_RANKS)}  {why}")
+    for rank in stuck[:SHOWN_RANKS] or ([] if silent else waiting[:1]):
         state = "is stuck here:" if rank in stuck else "waits, as all ranks do, for a message that never came:"
         lines.append(f"  rank {rank}  {state}")
         lines += [f"    | {line}" for line in stacks[rank][:MAX_LINES]]
+    if len(stuck) > SHOWN_RANKS:
+        lines.append(f"  {len(stuck) - SHOWN_RANKS:,} more ranks are stuck")
     if waiting and (silent or stuck):
-        lines.append(f"  waiting for it: rank {', '.join(map(str, waiting))}")
+        lines.append(f"  waiting for it: rank {few(waiting, SHOWN_RANKS)}")
     lines.append(f"  stacks  {attempt}/rank=*/stacks.txt")
     again = "start it again: it resumes from its newest state. Raise `hang_s` in machine.toml if a rank was busy"
     return "\n".join([*lines, f"  next    {again}"])

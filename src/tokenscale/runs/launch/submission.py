@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tokenscale.base.errors import UserError
+from tokenscale.base.errors import UserError, few
 from tokenscale.costs.prices import Total
 
 #: reference to an environment variable: `$ALPS_ACCOUNT`, `${ALPS_ACCOUNT}`
@@ -58,7 +58,7 @@ def missing_package_error(lacking: Mapping[str, list[str]], machine: str, contai
         "runs import packages that the container image lacks.",
         file=machine,
         key="container_packages",
-        runs="\n".join(f"{package}: {shorten_ids(run_ids)}" for package, run_ids in lacking.items()),
+        runs="\n".join(f"{package}: {few(run_ids)}" for package, run_ids in lacking.items()),
         next=install_hint(lacking, container),
     )
 
@@ -67,12 +67,6 @@ def install_hint(packages: Iterable[str], container: str) -> str:
     where = f"in the image ({Path(container).with_name('Containerfile')})"
     again = "build it again, and add the name to container_packages; or choose other runs"
     return f"install {', '.join(packages)} {where}, {again}"
-
-
-def shorten_ids(run_ids: list[str]) -> str:
-    """Format the first ids of a list: `a, b, c and 1 more`."""
-    rest = f" and {len(run_ids) - 3:,} more" if len(run_ids) > 3 else ""
-    return ", ".join(run_ids[:3]) + rest
 
 
 def format_costs(totals: Mapping[str, Total], node_hours: float) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenscale.base.errors import UserError
+from tokenscale.base.errors import UserError, few
 from tokenscale.settings.model import ModelSettings
 from tokenscale.train.models.decoder import LLAMA3
 
@@ -209,14 +209,10 @@ def _check_names(expected: set[str], weights: Iterable[str], where: str) -> None
     if missing or unknown:
         raise UserError(
             f"these are not the weights of {where}.",
-            missing=_few(missing),
-            unknown=_few(unknown),
+            missing=few(missing) or None,
+            unknown=few(unknown) or None,
             next="compare the shape that is stated with the one of the weights",
         )
-
-
-def _few(names: list[str]) -> str | None:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") if names else None
 
 
 # ---------------------------------------------------------------------------------------------------- configurations
