@@ -129,6 +129,17 @@ def test_a_kill_when_the_file_has_changed_mixes_nothing(web, tmp_path, monkeypat
     assert (tmp_path / "stories.txt").read_bytes() == CONTENT[::-1]
 
 
+@pytest.mark.parametrize("other", [CONTENT[::-1], CONTENT[::-1] + b"more"])
+def test_a_begun_file_of_another_address_is_not_continued(web, tmp_path, other):
+    web.etags, web.files["/b/stories.txt"] = False, other
+    web.cut["/a/stories.txt"] = [70_000] + [0] * 20
+    with pytest.raises(UserError, match="again and again"):
+        fetch_corpus(corpus_of(f"{web.address}/a/stories.txt#sha256={SHA256}"), tmp_path)
+    declared = hashlib.sha256(other).hexdigest()
+    fetch_corpus(corpus_of(f"{web.address}/b/stories.txt#sha256={declared}"), tmp_path)
+    assert (tmp_path / "stories.txt").read_bytes() == other
+
+
 @pytest.mark.parametrize("held_out", ["stories.txt", "validation_files-stories.txt"])
 def test_no_file_replaces_another_of_the_same_name(web, tmp_path, held_out):
     web.files[f"/b/{held_out}"], web.files["/a/validation_files-stories.txt"] = b"held out", b"trained"

@@ -24,7 +24,7 @@ import urllib3
 
 from tokenscale.base.bucket import REQUEST_FAILED, access_error, open_system
 from tokenscale.base.errors import UserError, few, find_nearest, first_line, redact_credentials
-from tokenscale.base.files import lock_folder, read_json, sha256_file, sync, write_json
+from tokenscale.base.files import lock_folder, read_json, sha256_file, sha256_text, sync, write_json
 from tokenscale.base.progress import Progress
 from tokenscale.settings.data import FILE_LISTS, CorpusSettings, SourceSettings
 
@@ -177,9 +177,10 @@ def download(open_file: Opener, address: str, part: Path, resumable: bool) -> No
 def _receive(open_file: Opener, address: str, part: Path, record: Path, resumable: bool) -> None:
     """Request the missing bytes once and append them. Raises Retry if bytes are missing."""
     known = read_json(record, "record of a begun download") if record.exists() else {}
-    received = _size(part) if known.get("version") or resumable else 0
+    named = sha256_text(address)  # an address may hold a signature
+    received = _size(part) if (known.get("version") or resumable) and known.get("address", named) == named else 0
     answer = open_file(address, received, known.get("version"))
-    facts: dict[str, Any] = {"size": answer.size, "version": answer.version}
+    facts: dict[str, Any] = {"address": named, "size": answer.size, "version": answer.version}
     if answer.start:
         changed = any(value is not None and known.get(key) not in (None, value) for key, value in facts.items())
         if changed or answer.start != received:
