@@ -99,12 +99,8 @@ def open_system(address: str, extra: str, **options: Any) -> Any:
 
         return fsspec.filesystem(scheme, **options)
     except ImportError:
-        package = PACKAGES[scheme]
-        raise UserError(
-            f"{scheme}:// addresses need the package {package}, which is missing.",
-            address=address,
-            next=f'pip install "tokenscale[{extra}]"',
-        ) from None
+        what = f"{scheme}:// addresses need the package {PACKAGES[scheme]}, which is missing."
+        raise UserError(what, address=address, next=f'pip install "tokenscale[{extra}]"') from None
 
 
 def access_error(address: str, error: Exception) -> UserError:
@@ -116,9 +112,7 @@ def access_error(address: str, error: Exception) -> UserError:
             what, following = "there is no such bucket.", "correct the name, or set AWS_ENDPOINT_URL of its server"
     elif isinstance(error, PermissionError) or type(error).__name__ in ("NoCredentialsError", "ProfileNotFound"):
         what = "the bucket refuses access."
-        following = (
-            "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; FSSPEC_S3_ANON=true if it is public"
-        )
+        following = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; FSSPEC_S3_ANON=true if public"
     else:
         what = REQUEST_FAILED
         following = "check network and AWS_ENDPOINT_URL; the same command goes on where this one ended"
@@ -130,9 +124,5 @@ def _check_for_secrets(key: str, data: bytes) -> None:
         if not SECRET_NAME.search(name) or len(value) < SHORTEST_SECRET or os.path.exists(value):
             continue
         if value.encode("utf-8", "surrogateescape") in data:
-            raise UserError(
-                "a file contains a secret and is not uploaded.",
-                file=key,
-                found=f"the value of {name}",
-                next="remove it from the file",
-            )
+            what, following = "a file contains a secret and is not uploaded.", "remove it from the file"
+            raise UserError(what, file=key, found=f"the value of {name}", next=following)

@@ -388,7 +388,7 @@ def resolve_hub_files(source: SourceSettings, files: tuple[str, ...], recorded: 
         return [name for name in list_files() if fnmatch(name, pattern)], sorted(list_files())
 
     names = _expand_patterns(files, recorded, find, lambda pattern, error: _hub_error(source, pattern, error))
-    return dict(zip(names, names, strict=True))
+    return {name: name for name in names}
 
 
 def fetch_hub_file(source: SourceSettings, name: str, part: Path, resumable: bool) -> None:
@@ -416,9 +416,8 @@ def _hub_error(source: SourceSettings, name: str, error: Exception) -> UserError
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         next = "unset HF_HUB_OFFLINE where there is a network, or bring the hub's cache here (HF_HOME)"
     dataset, reason = f"{source.repository} at {source.revision}", f"{type(error).__name__}: {first_line(error)}"
-    return UserError(
-        "the hub does not give a file of the dataset.", dataset=dataset, file=name, reason=reason, next=next
-    )
+    what = "the hub does not give a file of the dataset."
+    return UserError(what, dataset=dataset, file=name, reason=reason, next=next)
 
 
 #: kind of source → (`resolve(source, files, recorded)`, which returns {remote name: local name}, where `recorded` are

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenscale.base.errors import UserError
+from tokenscale.base.errors import UserError, few
 from tokenscale.base.files import write_arguments
 from tokenscale.runs.launch import attempts, failure_hints, lock, ranks
 from tokenscale.runs.launch.job import Job, job_id, load_job
@@ -214,22 +214,16 @@ class Launch:
         if self.machine.starter != "srun":
             if shape.nodes == 1:
                 return
-            raise UserError(
-                "the run needs several nodes, which only srun can start.",
-                run=needs,
-                machine=f"{self.machine.name}: gpus_per_node {self.machine.gpus_per_node}",
-                next='set starter = "srun" in the machine file, or use a smaller layout',
-            )
+            what, found = "the run needs several nodes, which only srun can start.", self.machine.gpus_per_node
+            following = 'set starter = "srun" in the machine file, or use a smaller layout'
+            raise UserError(what, run=needs, machine=f"{self.machine.name}: gpus_per_node {found}", next=following)
         if self.job is None:
             following = f"snakemake --profile {self.machine.name} {self.directory / 'done.json'}"
             raise UserError(NO_JOB, machine=self.machine.name, next=following)
         if len(self.job.nodes) < shape.nodes:
-            raise UserError(
-                "the job has fewer nodes than the run needs.",
-                run=needs,
-                job=f"{self.job.id} has {', '.join(self.job.nodes)}",
-                next="do not set `nodes` in the profile, or request as many",
-            )
+            job, following = few(self.job.nodes), "do not set `nodes` in the profile, or request as many"
+            what = "the job has fewer nodes than the run needs."
+            raise UserError(what, run=needs, job=f"{self.job.id} has {job}", next=following)
 
 
 def _process_age_s() -> float:

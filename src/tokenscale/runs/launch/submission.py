@@ -38,13 +38,11 @@ def replaced_options_error(lost: Mapping[str, Iterable[str]]) -> UserError | Non
     """Return the error for entries of a profile that options replaced; None without. Jobs would lose their account."""
     if not lost:
         return None
-    options = " and ".join(f"--{name}" for name in lost)
-    return UserError(
-        f"{options} on the command line replaced settings of the profile.",
-        lost="\n".join(f"{name}: {', '.join(keys)}" for name, keys in lost.items()),
-        reason="Snakemake replaces the profile's whole mapping by the option",
-        next="copy the profile's folder and change the value there: profiles/alps/README.md, A profile of your own",
-    )
+    what = f"{' and '.join(f'--{name}' for name in lost)} on the command line replaced settings of the profile."
+    found = "\n".join(f"{name}: {', '.join(keys)}" for name, keys in lost.items())
+    reason = "Snakemake replaces the profile's whole mapping by the option"
+    following = "copy the profile's folder and change the value there: profiles/alps/README.md, A profile of your own"
+    return UserError(what, lost=found, reason=reason, next=following)
 
 
 def missing_package_error(lacking: Mapping[str, list[str]], machine: str, container: str) -> UserError | None:
@@ -54,13 +52,9 @@ def missing_package_error(lacking: Mapping[str, list[str]], machine: str, contai
     """
     if not lacking:
         return None
-    return UserError(
-        "runs import packages that the container image lacks.",
-        file=machine,
-        key="container_packages",
-        runs="\n".join(f"{package}: {few(run_ids)}" for package, run_ids in lacking.items()),
-        next=install_hint(lacking, container),
-    )
+    what = "runs import packages that the container image lacks."
+    runs = "\n".join(f"{package}: {few(run_ids)}" for package, run_ids in lacking.items())
+    return UserError(what, file=machine, key="container_packages", runs=runs, next=install_hint(lacking, container))
 
 
 def install_hint(packages: Iterable[str], container: str) -> str:
