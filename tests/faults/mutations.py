@@ -59,10 +59,13 @@ GUARDS = {
         "tests/unit/test_launch_lock.py",
     ),
     "content of corpora and stores": Guard(
-        "data/corpus/raw_text.py", "    if content and (", "    if False and (", MANIFESTS
+        "data/corpus/raw_text.py", "    if found == expected and content:", "    if False:", MANIFESTS
     ),
     "sizes of corpora and stores": Guard(
-        "data/corpus/raw_text.py", "    if found != size:", "    if False:", MANIFESTS
+        "data/corpus/raw_text.py",
+        "    if found != expected:",
+        "    if found[0] == 's' and found != expected:",
+        MANIFESTS,
     ),
     "a store's manifest hashes itself": Guard(
         "data/stores/manifest.py",
