@@ -12,8 +12,9 @@ import torch
 from tokenscale.base.errors import UserError
 from tokenscale.data.order.permutation import get_samples
 from tokenscale.settings import flags, options, source_studies
-from tokenscale.settings.data import SourceSettings, StoreSettings, TokenizerSettings
+from tokenscale.settings.data import CorpusSettings, SourceSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.layout import LayoutSettings
+from tokenscale.settings.mixture import MixtureStage
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import LARGEST, build, check_problems, from_dict, from_json, to_dict
 from tokenscale.settings.presets import PRESETS
@@ -94,6 +95,22 @@ def refused_keys(decode, *arguments, **named) -> set[str]:
 def fields_of(cls, *kinds):
     hints = typing.get_type_hints(cls)
     return [n for n, hint in hints.items() if {hint, *typing.get_args(hint)} & set(kinds)]
+
+
+@pytest.mark.parametrize(
+    ("cls", "values"),
+    [
+        (OptimizerSettings, {"learning_rate": True}),
+        (OptimizerSettings, {"clip_norm": False}),
+        (CorpusSettings, {"validation_share": False}),
+        (CorpusSettings, {"source": {"kind": "files", "files": ["a.txt"], "separator": ""}}),
+        (MixtureStage, {"weights": [0.5, True]}),
+    ],
+)
+def test_a_boolean_is_no_number_and_an_empty_text_separates_nothing(cls, values):
+    for read in (lambda: from_dict(cls, values), lambda: from_json(cls, json.dumps(values))):
+        with pytest.raises(UserError, match="cannot be"):
+            read()
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)

@@ -35,7 +35,9 @@ class AdviceSettings:
     documents: int = option(5000, "documents in the sample", ge=2, le=100_000)
     text_column: str = option("text", "Parquet and JSON lines: column or key of the text", metavar="NAME")
     separator: str | None = option(
-        None, r"what stands between the documents of a text file, such as '<|endoftext|>' or '\n' (default: it is one)"
+        None,
+        r"what stands between the documents of a text file, such as '<|endoftext|>' or '\n' (default: it is one)",
+        min_length=1,
     )
     json: str | None = option(None, "write the same facts to this file", metavar="FILE", path=True)
 

@@ -91,7 +91,9 @@ class SourceSettings:
         "EOS",
     )
     separator: str | None = option(
-        None, 'text: separator of documents, such as "<|endoftext|>" or "\\n"; null: each file is one document'
+        None,
+        'text: separator of documents, such as "<|endoftext|>" or "\\n"; null: each file is one document',
+        min_length=1,
     )
     repository: str | None = option(
         None, "hub, stream: name of the dataset, such as roneneldan/TinyStories; stream: also a folder", path=True

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from tokenscale.settings.options import PathRule, decode, get_default
 
 #: metadata of a field that limits its values
-BOUNDS = ("ge", "gt", "le", "lt", "pattern", "strict")
+BOUNDS = ("ge", "gt", "le", "lt", "min_length", "pattern", "strict")
 
 
 @dataclasses.dataclass(frozen=True)

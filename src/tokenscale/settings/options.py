@@ -55,6 +55,23 @@ class _Size:
         return {**handler(source), "strict": True, "ge": 0, "le": MOST}
 
 
+class _Number:
+    """Rule for a number that may have a fraction: no boolean, which Python reads as 1 or 0."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        return {
+            "type": "function-before",
+            "function": {"type": "no-info", "function": _refuse_boolean},
+            "schema": handler(source),
+        }
+
+
+def _refuse_boolean(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a number")
+    return value
+
+
 class PathRule:
     """Rule of a field with `path=True`: `~` and `$VARIABLES` are replaced, in each path of a list."""
 
@@ -90,10 +107,13 @@ def settings_class(cls: type[T]) -> type[T]:
             bounds = {"strict": True} | ({"ge": 0, "le": LARGEST} if int in kinds else {})
             field.metadata = types.MappingProxyType({**bounds, **field.metadata})
             setattr(cls, name, field)
+        elif float in kinds:
+            cls.__annotations__[name] = Annotated[hint, _Number()]
         elif getattr(cls.__dict__.get(name), "metadata", {}).get("path"):
             cls.__annotations__[name] = Annotated[hint, PathRule()]
-        elif hint == tuple[int, ...]:
-            cls.__annotations__[name] = tuple[Annotated[int, _Size()], ...]
+        elif hint in (tuple[int, ...], tuple[float, ...]):
+            item = Annotated[int, _Size()] if hint == tuple[int, ...] else Annotated[float, _Number()]
+            cls.__annotations__[name] = tuple[item, ...]  # type: ignore[valid-type]
     cls.__pydantic_config__ = STRICT  # type: ignore[attr-defined]
     return dataclasses.dataclass(frozen=True)(cls)
 
@@ -230,6 +250,7 @@ def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]
         return where, f"the format {value} no longer exists.", {"next": REMOVED[value]}
     near = find_nearest(value, expected.replace(" or ", ", ").split(", ")) if isinstance(value, str) else None
     message = entry["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    message = message.removeprefix("String should have ")
     message = "true or false" if entry["type"].startswith("bool") else message
     message = NAME_RULE if context.get("pattern") == NAME_PATTERN else message.replace("a valid tuple", "a list")
     shown = repr(value) if len(repr(value)) <= 200 else f"{repr(value)[:200]}…"
