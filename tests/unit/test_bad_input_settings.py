@@ -188,9 +188,11 @@ def test_values_of_the_command_line_are_read_as_those_of_files(capsys, pair):
     assert "--config" in message and pair.partition("=")[0] in message
 
 
-@pytest.mark.parametrize("line", ["gpu_memory_gib = inf", "runtime_margin = nan", "environment = {A = 2024-01-01}"])
+@pytest.mark.parametrize(
+    "line", ["gpu_memory_gib = inf", "runtime_margin = nan", "runtime_margin = true", "environment = {A = 2024-01-01}"]
+)
 def test_a_machines_values_are_ones_that_json_can_hold(tmp_path, line):
-    (tmp_path / "m.toml").write_text(line)
+    (tmp_path / "m.toml").write_text(line, encoding="utf-8-sig")
     with pytest.raises(UserError) as error:
         machine.load_machine(tmp_path / "m.toml")
     assert error.value.facts["key"].split(".")[0] == line.split()[0]

@@ -61,6 +61,18 @@ def test_paths_behind_flags_are_expanded_and_texts_are_not(tmp_path, monkeypatch
     assert parsed == argparse.Namespace(output=tmp_path / "x.json", prompt="~/$HOME")
 
 
+def test_a_configuration_file_is_found_behind_a_tilde(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "c.yaml").write_text("scale: nowhere\n")
+    assert main(["check", "--configfile", "~/c.yaml"]) == 2
+    assert f"{tmp_path}/c.yaml" in capsys.readouterr().err
+
+
+def test_an_argument_that_is_not_utf8_is_no_trace(tmp_path, capsys):
+    assert main(["generate", "--checkpoint", str(tmp_path), "--prompt", "no\udcff"]) == 2
+    assert "PYTHONUTF8" in capsys.readouterr().err
+
+
 def test_a_commands_words_come_from_a_file(tmp_path, capsys):
     settings = json.dumps(
         {"name": "c", "source": {"kind": "files", "files": [f"{tmp_path}/{'x' * 200}{i}.txt" for i in range(999)]}}

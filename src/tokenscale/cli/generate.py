@@ -39,9 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Generate text and print it as it comes."""
+    prompts = read_prompts(arguments.prompts_file) if arguments.prompts_file else [arguments.prompt]
+    "".join(prompts).encode()  # raises for an argument that is not UTF-8
     generate_texts(
         arguments.checkpoint,
-        read_prompts(arguments.prompts_file) if arguments.prompts_file else [arguments.prompt],
+        prompts,
         max_new_tokens=arguments.max_new_tokens,
         sampling=Sampling(**asdict(SamplingSettings(**flags.parse_flags(arguments, SAMPLING_FLAGS)))),
         device=arguments.device,

@@ -33,6 +33,10 @@ def translate_error(error: Exception) -> UserError | None:
 
     Libraries that write files themselves raise their own exception types, with the system's message in them.
     """
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
+        found = repr(error.object[max(0, error.start - 40) : error.end + 20])
+        hint = "rename the file; or export PYTHONUTF8=1, if only this terminal is not UTF-8"
+        return UserError("a name or an argument is not UTF-8 text.", found=found, next=hint)
     number = _read_errno(error)
     if number is None:
         number = next((n for n in (*FULL, *LOCKED) if os.strerror(n) in str(error)), None)
@@ -250,14 +254,16 @@ def read_call(arguments: argparse.Namespace) -> "Call":
     """Return what these options add to config/config.yaml. Raise UserError for a missing file or invalid value."""
     from tokenscale.settings.profile import Call, parse_pair
 
-    for file in arguments.configfile:
+    files = tuple(map(expand_path, arguments.configfile))
+    for file in files:
         if not Path(file).is_file():
             raise UserError(
                 "the configuration file is missing.",
                 file=file,
                 next="name an existing file; put names of experiments before --configfile",
             )
-    return Call(tuple(arguments.configfile), dict(map(parse_pair, arguments.config)), arguments.profile)
+    profile = arguments.profile and expand_path(arguments.profile)
+    return Call(files, dict(map(parse_pair, arguments.config)), profile)
 
 
 def load_configuration(arguments: argparse.Namespace, overrides: Mapping[str, Any] | None = None) -> "Config":

@@ -105,7 +105,7 @@ def load_machine(path: str | Path | None, root: str | Path = ".") -> Machine:
 
     file = Path(root) / path
     try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
+        values = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UserError(
             "the machine file is missing.", file=file, next="profiles/alps/machine.toml is an example"
