@@ -5,6 +5,7 @@ Beside them those of test_sources.py. What is legal, and only large or odd, is r
 
 import gzip
 import json
+import os
 import random
 import tracemalloc
 
@@ -59,6 +60,7 @@ def footer_lies(path) -> None:
     path.write_bytes(path.read_bytes()[:-8] + (2**32 - 1).to_bytes(4, "little") + b"PAR1")
 
 
+DICTIONARY = zstandard.train_dictionary(512, [b'{"text": "%d"}' % number for number in range(999)])
 #: file name, what writes it, what the message must hold beside the file
 BAD = [
     ("a.parquet", content(b""), "0 bytes"),
@@ -108,6 +110,11 @@ BAD = [
     ("a.txt.gz", content(b""), "0 bytes"),
     ("a.jsonl.zst", content(b""), "0 bytes"),
     ("a.jsonl.zst", content(zstandard.compress(b'{"text": "a"}\n') + zstandard.compress(b"{}")[:-2]), "not complete"),
+    ("a.jsonl.zst", content(zstandard.ZstdCompressor(dict_data=DICTIONARY).compress(b'{"text": "a"}\n')), "-D DICTION"),
+    ("a.jsonl.zst", content(gzip.compress(b'{"text": "a"}\n')), "rename"),
+    ("a.jsonl.gz", content(b'{"text": "a"}\n'), "rename"),
+    ("a.jsonl", content(gzip.compress(b'{"text": "a"}\n')), "rename"),
+    ("a.tsv", content(zstandard.compress(b"text\nEins\n")), "rename"),
 ]
 
 
@@ -144,6 +151,16 @@ LEGAL = [
     ("a.jsonl", BOM + A + BOM + B, ["a", "b"]),
     ("a.tsv", BOM + b"text\ten\t\n\nEins\tone\t\r\nZwei\t\t", ["Eins", "Zwei"]),
 ]
+
+
+def test_bytes_of_a_file_name_that_are_not_utf8_are_recorded_as_hex(tmp_path):
+    path = tmp_path / os.fsdecode(b"\xff.jsonl")
+    path.write_bytes(A)
+    build(
+        CorpusSettings("c", SourceSettings("files", files=(str(tmp_path / "*.jsonl"),)), validation_share=0), tmp_path
+    )
+    origins = [pq.read_table(shard)["origin"].to_pylist() for shard in tmp_path.rglob("*.parquet")]
+    assert origins == [[r"\xff.jsonl::0"]]
 
 
 def test_a_separator_may_be_nul(tmp_path):

@@ -64,12 +64,18 @@ def test_a_small_data_set_is_taken_whole(tmp_path, form):
     assert found.documents == 50 and found.counted and found.unit_count == 50
 
 
-def test_a_null_is_no_document(tmp_path):
+def test_what_no_corpus_keeps_is_no_document(tmp_path):
     path = parquet(tmp_path / "a.parquet", ["a", None, "b", None, "c", "d"], 2)
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in ["a", None, "b", None, "c", "d"]))
+    lines(tmp_path / "a.jsonl", ["a", None, "b", "\ud800", "c", "d"])
     for file in (path, tmp_path / "a.jsonl"):
         found = draw_sample([file], LINES, 100)
         assert found.texts == ["a", "b", "c", "d"] and found.documents == 4
+
+
+def test_stretches_leave_out_what_no_corpus_keeps(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "READ_BYTES", 1000)
+    path = lines(tmp_path / "a.jsonl", [None, "a \ud800", "b"] * 3000)
+    assert set(draw_sample([path], LINES, 1000).texts) == {"b"}
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])

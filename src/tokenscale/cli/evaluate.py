@@ -17,7 +17,7 @@ from tokenscale.cli.pretokenize_file import reword_for_flags
 from tokenscale.data.batches.batch import Inputs, RowChange, document_ids
 from tokenscale.data.batches.objectives import open_change
 from tokenscale.data.corpus.raw_text import RawText
-from tokenscale.data.corpus.read import read_texts
+from tokenscale.data.corpus.read import read_usable_texts
 from tokenscale.data.stores.manifest import open_store, read_store_manifest, resolve_store
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.stores.text import encode_documents
@@ -325,8 +325,8 @@ def _open_texts(where: str, split: str, text_column: str) -> tuple[Iterator[list
     if not Path(where).is_file():
         built = sorted(path.parent.name for path in CORPORA.glob("*/manifest.json"))
         raise unknown("corpus or file", where, built, folder=CORPORA)
-    found = (text for text in read_texts(Path(where), SourceSettings("files", files=(where,), text_column=text_column)))
-    whole = (text for text in found if text is not None)
+    source = SourceSettings("files", files=(where,), text_column=text_column)
+    whole = read_usable_texts(Path(where), source)
     return iter(lambda: list(itertools.islice(whole, BATCH_DOCUMENTS)), []), False
 
 

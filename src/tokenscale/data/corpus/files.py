@@ -34,6 +34,8 @@ def expand_patterns(patterns: tuple[str, ...], key: str = "files") -> list[Path]
 def shorten_paths(paths: list[Path]) -> dict[str, Path]:
     """Return {path relative to the common parent: absolute path}, so that names hold no local directories.
 
+    Bytes of a name that are not UTF-8 become `\\xNN`.
+
     >>> list(shorten_paths([Path("/data/x/a.txt"), Path("/data/y/a.txt")]))
     ['x/a.txt', 'y/a.txt']
     """
@@ -41,7 +43,7 @@ def shorten_paths(paths: list[Path]) -> dict[str, Path]:
         return {}
     absolute_paths = [path.absolute() for path in paths]
     common = os.path.commonpath([path.parent for path in absolute_paths])
-    return {path.relative_to(common).as_posix(): path for path in absolute_paths}
+    return {os.fsencode(p.relative_to(common)).decode(errors="backslashreplace"): p for p in absolute_paths}
 
 
 def _no_match_error(pattern: str, key: str, matches: list[str]) -> UserError:

@@ -35,6 +35,8 @@ from tokenscale.data.corpus.shards import read_litdata, read_mds
 from tokenscale.settings.data import SourceSettings
 
 COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+#: compression → pattern of the first bytes of its files
+MAGIC = {"gzip": rb"\x1f\x8b", "zstd": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"}
 CHUNK_BYTES = 1 << 20
 #: compressed bytes decoded at once: a few KB can hold 128 MiB of zeros
 ZSTD_BYTES = 1 << 14
@@ -75,6 +77,12 @@ def read_texts(
         yield _read_whole(path, "too long", LONGEST_CHARACTERS)
         return
     yield from join_pairs(rows, path)
+
+
+def read_usable_texts(path: Path, source: SourceSettings, span: Span | None = None) -> Iterator[str]:
+    """Yield the texts that a corpus keeps: all but null, and texts with lone surrogates, which UTF-8 cannot encode."""
+    texts = read_texts(path, source, span=span)
+    return (text for text in texts if text is not None and not re.search("[\ud800-\udfff]", text))
 
 
 def has_documents(path: Path, source: SourceSettings, target: Path | None = None) -> bool:
@@ -320,7 +328,9 @@ def _read_characters(path: Path, span: Span | None = None, nul: bool = False) ->
         try:
             characters = decoder.decode(data, final=not data)
         except UnicodeDecodeError as error:
-            raise damaged(path, "utf-8", error.reason, byte=f"{done - pending + error.start:,}") from None
+            compressed = path.suffix.lower() not in COMPRESSION and _detect_compression(path)
+            what, byte = "compression" if compressed else "utf-8", f"{done - pending + error.start:,}"
+            raise damaged(path, what, compressed or error.reason, byte=byte) from None
         if b"\0" in data and not nul:
             raise damaged(path, "nul", byte=f"{done + data.index(0):,}")
         # holds back "\r" at the end of a chunk until the next character is known
@@ -347,7 +357,17 @@ def read_bytes(path: Path, span: Span | None = None) -> Iterator[bytes]:
                 done += len(data)
                 yield data
     except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
-        raise damaged(path, "damaged", first_line(error), byte=f"{done:,} (unpacked)") from None
+        found = first_line(error)
+        what = "dictionary" if found.endswith("Dictionary mismatch") else "damaged"
+        if not done and path.stat().st_size and _detect_compression(path) != kind:
+            what = "compression"
+        raise damaged(path, what, found, byte=f"{done:,} (unpacked)") from None
+
+
+def _detect_compression(path: Path) -> str | None:
+    with path.open("rb") as file:
+        begins = file.read(4)
+    return next((kind for kind, magic in MAGIC.items() if re.match(magic, begins)), None)
 
 
 def decompress_zstd(file: IO[bytes]) -> Iterator[bytes]:

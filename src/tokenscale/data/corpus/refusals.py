@@ -24,6 +24,16 @@ SHARDS = "mds litdata convert-mds convert-litdata"
 #: reason → `Refusal`; docs/generate.py makes the table of docs/data.md from it
 REFUSALS = {
     "damaged": Refusal(f"parquet jsonl tsv text {SHARDS}", "is truncated or damaged", AGAIN),
+    "compression": Refusal(
+        "jsonl tsv text mds litdata",
+        "has an ending of another compression than its content",
+        "rename it: .gz, .zst, or neither",
+    ),
+    "dictionary": Refusal(
+        "jsonl tsv text mds litdata",
+        "was compressed with a dictionary, which is not in the file",
+        "decompress it: zstd -d --long=31 -D DICTIONARY FILE",
+    ),
     "parquet": Refusal("parquet", "is not readable Parquet", "replace it, or set `format` of the source"),
     "rows": Refusal("parquet", "does not hold the rows that its footer counts", AGAIN),
     "missing column": Refusal("parquet jsonl tsv mds litdata stream", "has no {kind} {name!r}", ""),

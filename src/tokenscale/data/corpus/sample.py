@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from tokenscale.base.errors import UserError
-from tokenscale.data.corpus.read import COMPRESSION, detect_format, find_start, is_array, read_texts
+from tokenscale.data.corpus.read import COMPRESSION, detect_format, find_start, is_array, read_texts, read_usable_texts
 from tokenscale.settings.data import SourceSettings
 
 #: maximum bytes of text in a sample, whatever the requested number of documents
@@ -138,9 +138,7 @@ def _sample_all(paths: list[Path], source: SourceSettings, documents: int, seed:
     draw = random.Random(seed)
     kept: list[tuple[int, str]] = []
     number = done = 0
-    for text in (text for path in paths for text in read_texts(path, source)):
-        if text is None:
-            continue
+    for text in (text for path in paths for text in read_usable_texts(path, source)):
         at = number if number < documents else draw.randrange(number + 1)
         if at < documents:
             kept[at : at + 1] = [(number, text)]
@@ -180,7 +178,7 @@ def _sample_stretches(paths: list[Path], source: SourceSettings, documents: int,
             first -= size
             if begin < end:
                 span = find_start(path, begin, source), find_start(path, end, source)
-                found = [text for text in read_texts(path, source, span=span) if text is not None]
+                found = list(read_usable_texts(path, source, span))
                 texts += found
                 units += [stretch] * len(found)
     estimated = len(texts) * total / (STRETCHES * length)
