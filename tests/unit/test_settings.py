@@ -352,3 +352,5 @@ def test_paths_are_recorded_as_a_shell_expands_them(cls, field, tmp_path, monkey
     assert read("https://host/~user/$DATA") == "https://host/~user/$DATA" and read("plain$") == "plain$"
     with pytest.raises(UserError, match=f"(?s){field}.*NOWHERE"):
         read("$NOWHERE/x")
+    with pytest.raises(UserError, match=field):
+        read("")

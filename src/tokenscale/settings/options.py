@@ -86,6 +86,8 @@ class PathRule:
 def _expand(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(_expand, value))
+    if value == "":
+        raise ValueError("a path, not the empty text that a variable without a value leaves")
     try:
         return value and expand_path(value)
     except UserError as error:
