@@ -9,18 +9,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import lock_folder, read_json, sha256_file
 from tokenscale.base.progress import Progress
 from tokenscale.data.stores.documents import Documents, Origin
-from tokenscale.data.stores.foreign import hf_datasets, litdata, mds, megatron, nanogpt
+from tokenscale.data.stores.foreign.hf_datasets import HfDatasets
+from tokenscale.data.stores.foreign.megatron import Megatron
+from tokenscale.data.stores.foreign.nanogpt import NanoGpt
 from tokenscale.data.stores.foreign.reframe import (
     Counts,
     ExportCounts,
     ExportFraming,
+    ForeignFolder,
     Framing,
     ReframedDocuments,
     StoreDocuments,
@@ -28,6 +30,7 @@ from tokenscale.data.stores.foreign.reframe import (
     read_record,
     write_record,
 )
+from tokenscale.data.stores.foreign.shards import Litdata, Mds
 from tokenscale.data.stores.manifest import (
     SingleFile,
     load_reader,
@@ -44,16 +47,11 @@ from tokenscale.settings.options import option, settings_class
 from tokenscale.settings.registry import FORMATS
 
 Log = Callable[[str], None]
-#: format of another project → module that reads and writes it
-FOREIGN = {"megatron": megatron, "nanogpt": nanogpt, "hf-datasets": hf_datasets, "litdata": litdata, "mds": mds}
-
-
+#: format of another project → class that reads and writes it
+FOREIGN: dict[str, Any] = {
+    **{"megatron": Megatron, "nanogpt": NanoGpt, "hf-datasets": HfDatasets, "litdata": Litdata, "mds": Mds}
+}
 IDS = ("vocabulary_size", "bos_id", "eos_id", "pad_id")
-
-#: foreign formats that are a folder
-FOLDERS = ("hf-datasets", "litdata", "mds")
-
-
 HELP = "python -m tokenscale convert --help"
 
 
@@ -116,8 +114,8 @@ class Target:
     command: str = ""  # command that writes it again
 
     @property
-    def module(self) -> ModuleType:
-        """Return the module that writes a foreign format."""
+    def layout(self) -> Any:
+        """Return the foreign format."""
         return FOREIGN[self.foreign]
 
 
@@ -214,8 +212,8 @@ def _detect_format(path: Path) -> str:
     manifest = find_manifest(path)
     if manifest.is_file() and "format" in read_json(manifest, "manifest"):  # corpora and tokenizers have none
         return "store"
-    for kind, module in FOREIGN.items():
-        if module.detect(path):
+    for kind, layout in FOREIGN.items():
+        if layout.detect(path):
             return kind
     if path.exists() or any(path.with_name(path.name + ending).exists() for ending in (".bin", ".idx")):
         raise UserError(
@@ -261,7 +259,7 @@ def check_target_free(goal: Target, source: Path, kind: str, force: bool) -> Non
         raise UserError("the target's folder is a file.", target=path, folder=parent, next="correct the path")
     ours = [path]
     if goal.foreign:
-        ours = goal.module.list_outputs(path)
+        ours = goal.layout.list_outputs(path)
     elif goal.single:
         ours = goal.single.list_files(path.parent)
     theirs = _list_files(source, kind)
@@ -272,9 +270,9 @@ def check_target_free(goal: Target, source: Path, kind: str, force: bool) -> Non
         known = find_manifest(path).is_file()
     elif goal.foreign:
         there = [p for p in ours if p.exists()]
-        known = goal.module.detect(path) if goal.foreign in FOLDERS else all(p.is_file() for p in there)
-        if known and hasattr(goal.module, "list_files"):
-            _check_folder(path, [*goal.module.list_files(path), "tokenscale.json"], goal.module.NAME)
+        known = goal.layout.detect(path) if issubclass(goal.layout, ForeignFolder) else all(p.is_file() for p in there)
+        if known and hasattr(goal.layout, "list_files"):
+            _check_folder(path, [*goal.layout.list_files(path), "tokenscale.json"], goal.layout.NAME)
     else:
         there = [path] if path.exists() and (path.is_file() or any(_list_visible(path))) else []
         known = path.is_dir() and (path / "manifest.json").is_file()
@@ -343,8 +341,8 @@ def open_own_store(settings: ConvertSettings, path: Path, goal: Target, log: Log
 
 def open_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target, log: Log) -> Source:
     """Open a foreign source, and read it once to count it. Raise UserError if it contradicts the flags."""
-    module = FOREIGN[kind]
-    record = read_record(module.record_path(path))
+    layout = FOREIGN[kind]
+    record = read_record(layout.record_path(path))
     tokenizer, ids = _resolve_tokenizer(settings, record, path)
     document_end = settings.document_end
     if document_end is None:
@@ -356,7 +354,7 @@ def open_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target,
     framing = Framing(ids["vocabulary_size"], ids["bos_id"], ids["eos_id"], document_end, others)
     eos = _resolve_eos(settings, goal, bool(record and record["eos"] and goal.store))
     _check_eos(eos, ids["eos_id"])
-    reader = module.Reader(
+    reader = layout(
         path,
         vocabulary_size=framing.vocabulary_size,
         document_end=document_end,
@@ -366,11 +364,11 @@ def open_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target,
     documents = ReframedDocuments(reader, framing, eos)
     hashes = {file: sha256_file(file) for file in reader.files}
     if record is not None:
-        check_record(record, hashes, module.record_path(path))
+        check_record(record, hashes, layout.record_path(path))
     progress = Progress(f"checking {path.name}", total=len(documents))
     counts = documents.scan(progress)
     progress.close()
-    for line in _describe(path, module.NAME, reader, framing, counts):
+    for line in _describe(path, layout.NAME, reader, framing, counts):
         log(line)
     if goal.store:
         log(f"  added: BOS {framing.bos_id} before each document" + (f", EOS {framing.eos_id} behind" if eos else ""))
@@ -558,10 +556,10 @@ def _lock_target(goal: Target) -> Iterator[None]:
 
 def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: Log) -> None:
     """Write a foreign format, and the record of the facts that its files do not contain."""
-    rule, module, documents = _choose_rule(settings, found, goal), goal.module, found.documents
+    rule, layout, documents = _choose_rule(settings, found, goal), goal.layout, found.documents
     progress, count = Progress(f"writing {goal.path.name}", total=len(documents)), ExportCounts()
     documents.report = progress
-    hashes = module.write(documents, goal.path, rule, count)
+    hashes = layout.write(documents, goal.path, rule, count)
     origin = documents.origin
     facts = {
         "format": goal.foreign,
@@ -574,7 +572,7 @@ def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: L
         "document_end": rule.document_end,
         "source": found.facts,
     }
-    write_record(module.record_path(goal.path), hashes, facts)  # an old record does not match new files and is ignored
+    write_record(layout.record_path(goal.path), hashes, facts)  # an old record does not match new files and is ignored
     progress.close()
     log(progress.line())
     size = sum(file.stat().st_size for file in hashes)
@@ -583,7 +581,7 @@ def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: L
         log(f"  removed: {count.bos_dropped:,} of BOS {origin.bos_id}")
     if rule.document_end is not None:
         log(f"  added after documents: {count.document_ends_added:,} of id {rule.document_end}")
-    for note in module.notes(origin, rule.document_end is not None or found.facts["eos"]):
+    for note in layout.notes(origin, rule.document_end is not None or found.facts["eos"]):
         log(f"  {note}")
 
 
@@ -604,7 +602,7 @@ def _choose_rule(settings: ConvertSettings, found: Source, goal: Target) -> Expo
         end = found.framing.document_end
     if end is not None and end >= origin.vocabulary_size:
         raise out_of_vocabulary_error("--document-end", end, origin.vocabulary_size)
-    keep = goal.module.KEEPS_BOS
+    keep = goal.layout.KEEPS_BOS
     if keep and found.counts is not None:
         keep = found.counts.bos_stripped > 0
     return ExportFraming(keep if settings.bos is None else settings.bos == "keep", end)

@@ -12,14 +12,10 @@ from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import read_json, report_malformed, sha256_file
 from tokenscale.data.corpus.refusals import damaged
 from tokenscale.data.corpus.stream import import_datasets
-from tokenscale.data.stores.documents import Documents, Origin
-from tokenscale.data.stores.foreign.reframe import ExportCounts, ExportFraming, ForeignReader, export_chunks
-from tokenscale.data.stores.foreign.shards import list_outputs as list_outputs
-from tokenscale.data.stores.foreign.shards import record_path as record_path
+from tokenscale.data.stores.documents import Documents
+from tokenscale.data.stores.foreign.reframe import ExportCounts, ExportFraming, ForeignFolder, export_chunks
 from tokenscale.data.stores.foreign.shards import replace_folder
 
-NAME = "a Hugging Face data set"
-KEEPS_BOS = True
 COLUMNS = ("input_ids", "tokens")
 MARKS = ("state.json", "dataset_info.json", "dataset_dict.json")
 #: mean tokens per written file, 500 MB as `save_to_disk` has
@@ -28,16 +24,14 @@ SHARD_TOKENS = 500_000_000 // 4
 END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
-def detect(path: Path) -> bool:
-    return path.is_dir() and any((path / name).is_file() for name in MARKS)
-
-
-def notes(origin: Origin, ended: bool) -> list[str]:
-    return []
-
-
-class Reader(ForeignReader):
+class HfDatasets(ForeignFolder):
     """Reader of a data set. Raises UserError for another kind of folder, a broken file, and a column without ids."""
+
+    NAME = "a Hugging Face data set"
+
+    @staticmethod
+    def detect(path: Path) -> bool:
+        return path.is_dir() and any((path / name).is_file() for name in MARKS)
 
     def __init__(self, path: Path, *, column: str | None = None, **_: object):
         if (path / "dataset_dict.json").is_file():
@@ -100,23 +94,23 @@ class Reader(ForeignReader):
             raise damaged(self._folder, "null", name=self.column)
         return values.to_numpy(), pc.list_value_length(lists).to_numpy().astype(np.int64)
 
-
-def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts) -> dict[Path, str]:
-    """Write the folder: one column `input_ids`, one document per row. Returns file → SHA-256."""
-    datasets = import_datasets(path)
-    schema = pa.schema([pa.field("input_ids", pa.list_(pa.int32()))])
-    with replace_folder(path) as folder:
-        whole = folder / "stream/whole.arrow"
-        whole.parent.mkdir()
-        with pa.ipc.new_stream(str(whole), schema) as stream:
-            for chunk in export_chunks(documents, rule, count):
-                offsets = np.concatenate(([0], np.cumsum(chunk.lengths))).astype(np.int32)
-                lists = pa.ListArray.from_arrays(pa.array(offsets), pa.array(chunk.ids.astype(np.int32)))
-                stream.write_batch(pa.record_batch([lists], schema=schema))
-        documents.confirm()
-        shards = min(len(documents), 1 + count.tokens // SHARD_TOKENS)
-        table = datasets.table.MemoryMappedTable.from_file(str(whole))
-        datasets.Dataset(table, fingerprint=sha256_file(whole)[:16]).save_to_disk(str(folder), num_shards=shards)
-        shutil.rmtree(whole.parent)
-        names = sorted(file.name for file in folder.glob("data-*.arrow"))
-    return {path / name: sha256_file(path / name) for name in names}
+    @staticmethod
+    def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts) -> dict[Path, str]:
+        """Write the folder: one column `input_ids`, one document per row. Returns file → SHA-256."""
+        datasets = import_datasets(path)
+        schema = pa.schema([pa.field("input_ids", pa.list_(pa.int32()))])
+        with replace_folder(path) as folder:
+            whole = folder / "stream/whole.arrow"
+            whole.parent.mkdir()
+            with pa.ipc.new_stream(str(whole), schema) as stream:
+                for chunk in export_chunks(documents, rule, count):
+                    offsets = np.concatenate(([0], np.cumsum(chunk.lengths))).astype(np.int32)
+                    lists = pa.ListArray.from_arrays(pa.array(offsets), pa.array(chunk.ids.astype(np.int32)))
+                    stream.write_batch(pa.record_batch([lists], schema=schema))
+            documents.confirm()
+            shards = min(len(documents), 1 + count.tokens // SHARD_TOKENS)
+            table = datasets.table.MemoryMappedTable.from_file(str(whole))
+            datasets.Dataset(table, fingerprint=sha256_file(whole)[:16]).save_to_disk(str(folder), num_shards=shards)
+            shutil.rmtree(whole.parent)
+            names = sorted(file.name for file in folder.glob("data-*.arrow"))
+        return {path / name: sha256_file(path / name) for name in names}

@@ -15,30 +15,20 @@ import numpy as np
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import HashedFile, atomic
 from tokenscale.data.stores.documents import Documents, Origin
-from tokenscale.data.stores.foreign.reframe import ExportCounts, ExportFraming, ForeignReader, export_chunks
+from tokenscale.data.stores.foreign.reframe import (
+    SMALL_VOCABULARY,
+    ExportCounts,
+    ExportFraming,
+    ForeignFormat,
+    end_note,
+    export_chunks,
+)
 
-NAME = "Megatron-LM's .bin and .idx"
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
 #: code → type of the ids; 6 and 7 are floating point
 TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-#: vocabulary size below which Megatron stores ids as uint16
-SMALL_VOCABULARY = 65_500
-KEEPS_BOS = True
 AGAIN = "copy both files again, or rebuild them with Megatron-LM's preprocess_data.py"
-
-
-def list_outputs(path: Path) -> list[Path]:
-    """Return `.bin` and `.idx`, given their prefix or either file. `.idx` marks the pair, so it is written last.
-
-    >>> [str(file) for file in list_outputs(Path("data/owt_text_document.idx"))]
-    ['data/owt_text_document.bin', 'data/owt_text_document.idx']
-    """
-    return [_add_ending(path, ending) for ending in (".bin", ".idx")]
-
-
-def record_path(path: Path) -> Path:
-    return _add_ending(path, ".tokenscale.json")
 
 
 def _add_ending(path: Path, ending: str) -> Path:
@@ -46,27 +36,38 @@ def _add_ending(path: Path, ending: str) -> Path:
     return prefix.with_name(prefix.name + ending)
 
 
-def detect(path: Path) -> bool:
-    """Return whether the pair has an index with this format's magic bytes."""
-    try:
-        with open(list_outputs(path)[1], "rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False
-
-
-def notes(origin: Origin, ended: bool) -> list[str]:
-    """Return notes for readers of the pair. `ended` says whether an id ends each document."""
-    if ended or origin.eos_id is None:
-        return []
-    return [f"no id ends a document: --document-end {origin.eos_id} puts one, as preprocess_data.py --append-eod does"]
-
-
-class Reader(ForeignReader):
+class Megatron(ForeignFormat):
     """Reader of a pair. Raises UserError for an inconsistent index, and for one that does not match its `.bin`."""
 
+    NAME = "Megatron-LM's .bin and .idx"
+
+    @staticmethod
+    def list_outputs(path: Path) -> list[Path]:
+        """Return `.bin` and `.idx`, given their prefix or either file. `.idx` marks the pair, so it is written last.
+
+        >>> [str(file) for file in Megatron.list_outputs(Path("data/owt_text_document.idx"))]
+        ['data/owt_text_document.bin', 'data/owt_text_document.idx']
+        """
+        return [_add_ending(path, ending) for ending in (".bin", ".idx")]
+
+    @staticmethod
+    def record_path(path: Path) -> Path:
+        return _add_ending(path, ".tokenscale.json")
+
+    @staticmethod
+    def detect(path: Path) -> bool:
+        try:
+            with open(_add_ending(path, ".idx"), "rb") as file:
+                return file.read(len(MAGIC)) == MAGIC
+        except OSError:
+            return False
+
+    @staticmethod
+    def notes(origin: Origin, ended: bool) -> list[str]:
+        return end_note(origin, ended, "as preprocess_data.py --append-eod does")
+
     def __init__(self, path: Path, **_: object):
-        self.files = list_outputs(path)
+        self.files = self.list_outputs(path)
         for file in self.files:
             if not file.is_file():
                 raise UserError("a file of the pair is missing.", file=file, next="name both files by their prefix")
@@ -123,25 +124,25 @@ class Reader(ForeignReader):
     def _error(self, what: str, found: str, expected: str) -> UserError:
         return UserError(f"Megatron's .idx {what}.", file=self.files[1], found=found, expected=expected, next=AGAIN)
 
-
-def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts) -> dict[Path, str]:
-    """Write the pair, one sequence per document. Returns file → SHA-256."""
-    size = documents.origin.vocabulary_size
-    code, dtype = (8, "<u2") if size < SMALL_VOCABULARY else (4, "<i4")
-    binary, index = list_outputs(path)
-    lengths = []
-    with ExitStack() as stack:  # renamed in the reverse order: the index appears last
-        temporary_index, temporary_binary = stack.enter_context(atomic(index)), stack.enter_context(atomic(binary))
-        with HashedFile(temporary_binary) as bin_file:
-            for chunk in export_chunks(documents, rule, count):
-                bin_file.write(chunk.ids.astype(dtype))
-                lengths.append(chunk.lengths)
-        documents.confirm()
-        sizes = np.concatenate(lengths)
-        with HashedFile(temporary_index) as idx_file:
-            idx_file.write(HEADER.pack(MAGIC, 1, code, len(sizes), len(sizes) + 1))
-            idx_file.write(sizes.astype("<i4"))
-            idx_file.write(((np.cumsum(sizes) - sizes) * np.dtype(dtype).itemsize).astype("<i8"))
-            idx_file.write(np.arange(len(sizes) + 1, dtype="<i8"))
-        index.unlink(missing_ok=True)  # an old index must not be read with the new ids
-    return {binary: bin_file.sha256, index: idx_file.sha256}
+    @staticmethod
+    def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts) -> dict[Path, str]:
+        """Write the pair, one sequence per document. Returns file → SHA-256."""
+        size = documents.origin.vocabulary_size
+        code, dtype = (8, "<u2") if size < SMALL_VOCABULARY else (4, "<i4")
+        binary, index = Megatron.list_outputs(path)
+        lengths = []
+        with ExitStack() as stack:  # renamed in the reverse order: the index appears last
+            temporary_index, temporary_binary = stack.enter_context(atomic(index)), stack.enter_context(atomic(binary))
+            with HashedFile(temporary_binary) as bin_file:
+                for chunk in export_chunks(documents, rule, count):
+                    bin_file.write(chunk.ids.astype(dtype))
+                    lengths.append(chunk.lengths)
+            documents.confirm()
+            sizes = np.concatenate(lengths)
+            with HashedFile(temporary_index) as idx_file:
+                idx_file.write(HEADER.pack(MAGIC, 1, code, len(sizes), len(sizes) + 1))
+                idx_file.write(sizes.astype("<i4"))
+                idx_file.write(((np.cumsum(sizes) - sizes) * np.dtype(dtype).itemsize).astype("<i8"))
+                idx_file.write(np.arange(len(sizes) + 1, dtype="<i8"))
+            index.unlink(missing_ok=True)  # an old index must not be read with the new ids
+        return {binary: bin_file.sha256, index: idx_file.sha256}

@@ -17,40 +17,31 @@ from tokenscale.data.stores.foreign.reframe import (
     BLOCK_TOKENS,
     ExportCounts,
     ExportFraming,
-    ForeignReader,
+    ForeignFormat,
     export_chunks,
 )
 
-NAME = "nanoGPT's .bin"
-KEEPS_BOS = False
 #: first int32 of the files of llm.c and modded-nanogpt, which have a header
 HEADERS = (20240520, 20240801)
 
 
-def detect(path: Path) -> bool:
-    return path.is_file() and path.suffix == ".bin" and not path.with_suffix(".idx").exists()
-
-
-def list_outputs(path: Path) -> list[Path]:
-    return [path]
-
-
-def record_path(path: Path) -> Path:
-    return path.with_name(path.name + ".tokenscale.json")
-
-
-def notes(origin: Origin, ended: bool) -> list[str]:
-    """Return notes for readers of the file."""
-    if smallest_dtype(origin.vocabulary_size).itemsize == 2:
-        return []
-    return ["ids are uint32: nanoGPT's train.py reads uint16, so change its np.memmap to dtype=np.uint32"]
-
-
-class Reader(ForeignReader):
+class NanoGpt(ForeignFormat):
     """Reader of a `.bin`; finds the documents in one pass over the file.
 
     Raises UserError for a file whose last document does not end, or in which no document ends.
     """
+
+    NAME, KEEPS_BOS = "nanoGPT's .bin", False
+
+    @staticmethod
+    def detect(path: Path) -> bool:
+        return path.is_file() and path.suffix == ".bin" and not path.with_suffix(".idx").exists()
+
+    @staticmethod
+    def notes(origin: Origin, ended: bool) -> list[str]:
+        if smallest_dtype(origin.vocabulary_size).itemsize == 2:
+            return []
+        return ["ids are uint32: nanoGPT's train.py reads uint16, so change its np.memmap to dtype=np.uint32"]
 
     def __init__(
         self, path: Path, *, vocabulary_size: int, document_end: int | None, dtype: str | None = None, **_: object
@@ -59,7 +50,7 @@ class Reader(ForeignReader):
             raise UserError("the source is not a file.", file=path, next="name the .bin")
         if document_end is None:
             raise UserError(
-                f"{NAME} does not say which id ends a document.",
+                f"{self.NAME} does not say which id ends a document.",
                 file=path,
                 next="--document-end ID (50256 for GPT-2's tokenizer), or a tokenizer that has one: --tokenizer FOLDER",
             )
@@ -70,7 +61,9 @@ class Reader(ForeignReader):
         size, width = path.stat().st_size, self._type.itemsize
         if size == 0 or size % width:
             expected = f"a multiple of {width}, for ids of {self.dtype}" + (", and some" if size == 0 else "")
-            raise self._error(f"{NAME} is cut short.", f"{size:,} bytes", expected, "copy it again, or correct --dtype")
+            raise self._error(
+                f"{self.NAME} is cut short.", f"{size:,} bytes", expected, "copy it again, or correct --dtype"
+            )
         with open(path, "rb") as file:
             head = int.from_bytes(file.read(4), "little")
         if head in HEADERS:
@@ -116,22 +109,22 @@ class Reader(ForeignReader):
     def _error(self, what: str, found: str, expected: str, next: str) -> UserError:
         return UserError(what, file=self.files[0], found=found, expected=expected, next=next)
 
-
-def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts) -> dict[Path, str]:
-    """Write the file. Returns file → SHA-256. Raises UserError if the id that ends documents occurs inside one."""
-    dtype = smallest_dtype(documents.origin.vocabulary_size)
-    with atomic(path) as temporary:
-        with HashedFile(temporary) as file:
-            for chunk in export_chunks(documents, rule, count):
-                ends = np.flatnonzero(chunk.ids == rule.document_end)
-                if len(ends) != len(chunk.lengths):
-                    document = int(np.flatnonzero(ends[: len(chunk.lengths)] != np.cumsum(chunk.lengths) - 1)[0])
-                    raise UserError(
-                        "the id that ends documents lies inside one: readers would split it there.",
-                        document=f"{count.documents - len(chunk.lengths) + document:,} of {len(documents):,}",
-                        found=f"id {rule.document_end}",
-                        next="--document-end with an id that no document holds",
-                    )
-                file.write(chunk.ids.astype(dtype))
-        documents.confirm()
-    return {path: file.sha256}
+    @staticmethod
+    def write(documents: Documents, path: Path, rule: ExportFraming, count: ExportCounts) -> dict[Path, str]:
+        """Write the file. Returns file → SHA-256. Raises UserError if the id that ends documents occurs inside one."""
+        dtype = smallest_dtype(documents.origin.vocabulary_size)
+        with atomic(path) as temporary:
+            with HashedFile(temporary) as file:
+                for chunk in export_chunks(documents, rule, count):
+                    ends = np.flatnonzero(chunk.ids == rule.document_end)
+                    if len(ends) != len(chunk.lengths):
+                        document = int(np.flatnonzero(ends[: len(chunk.lengths)] != np.cumsum(chunk.lengths) - 1)[0])
+                        raise UserError(
+                            "the id that ends documents lies inside one: readers would split it there.",
+                            document=f"{count.documents - len(chunk.lengths) + document:,} of {len(documents):,}",
+                            found=f"id {rule.document_end}",
+                            next="--document-end with an id that no document holds",
+                        )
+                    file.write(chunk.ids.astype(dtype))
+            documents.confirm()
+        return {path: file.sha256}

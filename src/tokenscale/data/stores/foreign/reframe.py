@@ -17,13 +17,21 @@ from tokenscale.data.stores.documents import Chunk, Documents, Origin, frame_doc
 
 #: tokens per read; a longer document is read alone
 BLOCK_TOKENS = 1 << 20
+#: vocabulary size below which Megatron stores ids as uint16, and we do so in shards
+SMALL_VOCABULARY = 65_500
 
 Report = Callable[[int, int], None]
 
 
-class ForeignReader:
-    """Reader of the documents of a foreign format, unchanged. By default the first file has ids of `_type` alone."""
+class ForeignFormat:
+    """Foreign format, and reader of a source's documents, unchanged.
 
+    `detect(path)` says whether a source has this format, `write(documents, path, rule, count)` writes one and returns
+    file → SHA-256. By default a source is one file, and the first file has ids of `_type` alone.
+    """
+
+    NAME: str
+    KEEPS_BOS = True
     files: list[Path]
     dtype: str  # type of the ids
     _type: np.dtype
@@ -32,6 +40,20 @@ class ForeignReader:
     padding_dropped = 0  # tokens excluded by an attention mask so far
     _bounds: np.ndarray  # starts of documents and the end of the source, in tokens, int64 [documents + 1]
     _firsts = np.zeros(0, dtype=np.int64)  # number of documents up to the end of each file of `files`, ascending
+
+    @staticmethod
+    def list_outputs(path: Path) -> list[Path]:
+        """Return what a conversion writes."""
+        return [path]
+
+    @staticmethod
+    def record_path(path: Path) -> Path:
+        return path.with_name(path.name + ".tokenscale.json")
+
+    @staticmethod
+    def notes(origin: Origin, ended: bool) -> list[str]:
+        """Return notes for readers of what was written. `ended` says whether an id ends each document."""
+        return []
 
     def __len__(self) -> int:
         return len(self._bounds) - 1
@@ -47,6 +69,21 @@ class ForeignReader:
 
     def _ids(self, start: int, end: int) -> np.ndarray:
         return np.fromfile(self.files[0], self._type, end - start, offset=start * self._type.itemsize)
+
+
+class ForeignFolder(ForeignFormat):
+    """Foreign format whose sources are folders."""
+
+    @staticmethod
+    def record_path(path: Path) -> Path:
+        return path / "tokenscale.json"
+
+
+def end_note(origin: Origin, ended: bool, reason: str) -> list[str]:
+    """Return the note that no id ends a document, unless one does or the tokenizer has none."""
+    if ended or origin.eos_id is None:
+        return []
+    return [f"no id ends a document: --document-end {origin.eos_id} puts one, {reason}"]
 
 
 @dataclass(frozen=True)
@@ -91,7 +128,7 @@ def find_texts(ids: np.ndarray, lengths: np.ndarray, bos_id: int, end_id: int | 
 class ReframedDocuments:
     """Documents of a foreign source. Call `scan` first: it checks the whole source before anything is written."""
 
-    def __init__(self, reader: ForeignReader, framing: Framing, eos: bool, report: Report | None = None):
+    def __init__(self, reader: ForeignFormat, framing: Framing, eos: bool, report: Report | None = None):
         self.reader, self.framing, self.eos, self.report = reader, framing, eos, report
         self.origin: Origin
         self._seen = [self._stamp(path) for path in reader.files]
