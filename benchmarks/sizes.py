@@ -137,7 +137,7 @@ def _build_run(settings: DataBenchmarkSettings, approach: str, tokenizer_directo
 def _is_current(where: Path, store: Any, corpus: Path) -> bool:
     if not (where / "manifest.json").exists():
         return False
-    manifest = open_store(where, store, verify=False)
+    manifest = open_store(where, store)
     return manifest["corpus_manifest_sha256"] == sha256_file(corpus / "manifest.json")
 
 

@@ -33,7 +33,7 @@ def documents(lab):
 
 def opened(lab, store, path=None):
     path = path or lab.store(store)
-    return PackedStore(path, open_store(path, store, verify=False))
+    return PackedStore(path, open_store(path, store))
 
 
 @pytest.mark.parametrize("store", STORES, ids=lambda s: s.packing)

@@ -238,7 +238,6 @@ def ensure_store(store: StoreSettings, corpus: Path, tokenizer: Path, log: Calla
                 tokenizer_name=tokenizer_facts["name"],
                 tokenizer_sha256=tokenizer_facts["file"]["sha256"],
                 corpus_manifest_sha256=sha256_file(corpus),
-                verify=False,  # each rank verifies
             )
             return path
         except UserError:

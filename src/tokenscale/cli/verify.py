@@ -188,7 +188,7 @@ def _verify_store(folder: Path) -> Iterator[Finding]:
         folder / "manifest.json", "manifest of the token store", f"snakemake -f {folder}/manifest.json"
     ):
         settings = StoreSettings(manifest["format"], **manifest["options"])
-    open_store(folder, settings, verify=False)
+    open_store(folder, settings)
     yield from _verify_store_files(folder, manifest)
     listed = {file["name"]: file for file in manifest["files"]}
     for part in (folder / entry["folder"] for entry in manifest.get("parts", [])):
@@ -232,7 +232,7 @@ def _verify_files(
         try:
             path = folder / file["name"]
             size = path.stat().st_size if file["bytes"] < 0 and path.is_file() else file["bytes"]
-            check_file(path, size, file["sha256"], what=what, next=next, content=True)
+            check_file(path, size, file["sha256"], what=what, next=next)
         except UserError as error:
             yield _finding_from_error(error)
     known = {file["name"].split("/")[0] for file in files} | BESIDE | beside

@@ -93,7 +93,7 @@ def describe_downloads(
         manifest[key] = select_part(manifest[key], part)
         for file in manifest[key]:
             path, next = downloads / file["name"], f"snakemake -f {downloads / 'manifest.json'}"
-            check_file(path, file["bytes"], file["sha256"], what="download", next=next, content=True)
+            check_file(path, file["bytes"], file["sha256"], what="download", next=next)
     return {k: v for k, v in manifest.items() if k != "schema_version"}
 
 

@@ -256,7 +256,7 @@ def _rewrite_shard(
     """Write a shard of a part without some of its rows, and return its rows, bytes and hash."""
     source, target = part_folder(directory, number) / name, building / entry["name"]
     next = rebuild_command(part_folder(directory, number))
-    check_file(source, entry["bytes"], entry["sha256"], what="corpus", next=next, content=True)
+    check_file(source, entry["bytes"], entry["sha256"], what="corpus", next=next)
     kept = np.ones(entry["rows"], dtype=bool)
     kept[dropped] = False
     file, first = pq.ParquetFile(source, pre_buffer=False), 0
@@ -287,8 +287,8 @@ def _read_part(settings: CorpusSettings, directory: Path, number: int) -> dict[s
         for split in SPLITS:
             for key in ("files", "tables"):
                 for file in manifest["splits"][split][key]:
-                    shard, content = path.parent / file["name"], key == "tables"
-                    check_file(shard, file["bytes"], file["sha256"], what="corpus", next=next, content=content)
+                    sha256 = file["sha256"] if key == "tables" else None
+                    check_file(path.parent / file["name"], file["bytes"], sha256, what="corpus", next=next)
     return manifest
 
 

@@ -58,12 +58,12 @@ def read_corpus_manifest(directory: Path) -> dict[str, Any]:
     return manifest
 
 
-def check_file(path: Path, size: int, sha256: str, *, what: str, next: str, content: bool) -> None:
-    """Raise UserError if a file is missing or has another size, or another hash if `content`."""
+def check_file(path: Path, size: int, sha256: str | None = None, *, what: str, next: str) -> None:
+    """Raise UserError if a file is missing or has another size, or another hash if one is given."""
     if not path.is_file():
         raise UserError(f"a file of the {what} is missing.", file=path, expected=f"{size:,} bytes", next=next)
     expected, found = f"{size:,} bytes", f"{path.stat().st_size:,} bytes"
-    if found == expected and content:
+    if found == expected and sha256:
         expected, found = f"sha256 {sha256}", f"sha256 {sha256_file(path)}"
     if found != expected:
         what, expected = f"a file of the {what} has changed.", f"{expected}  (manifest.json)"
@@ -134,7 +134,7 @@ class RawText:
         self.split = self.manifest["splits"][split]
         self._first = [0, *itertools.accumulate(file["rows"] for file in self.split["files"])]
         for file in self.split["files"]:
-            self._check(file, content=False)
+            self._check(file, None)
         self._verified: set[str] = set()
         self._documents: Callable[[int], str] | None = None
 
@@ -192,13 +192,13 @@ class RawText:
     def _open_shard(self, number: int) -> pq.ParquetFile:
         file = self.split["files"][number]
         if self._verify and file["name"] not in self._verified:
-            self._check(file, content=True)
+            self._check(file, file["sha256"])
             self._verified.add(file["name"])
         return pq.ParquetFile(self.directory / file["name"], pre_buffer=False)  # pre-buffering keeps read bytes
 
-    def _check(self, file: dict[str, Any], *, content: bool) -> None:
+    def _check(self, file: dict[str, Any], sha256: str | None) -> None:
         path, next = self.directory / file["name"], rebuild_command(self.directory, file["name"])
-        check_file(path, file["bytes"], file["sha256"], what="corpus", next=next, content=content)
+        check_file(path, file["bytes"], sha256, what="corpus", next=next)
 
     def open_records(self) -> Records | None:
         """Open the records files, or return None if this split and build have none."""
@@ -213,7 +213,7 @@ class RawText:
             for entry in manifest["files"]:
                 check_types(entry, {"name": str, "records": int, "bytes": int})
                 check_relative_path(entry["name"])
-                check_file(path.parent / entry["name"], entry["bytes"], "", what="corpus", next=next, content=False)
+                check_file(path.parent / entry["name"], entry["bytes"], what="corpus", next=next)
             entries = manifest["files"]
         return Records(path.parent, entries, np.dtype("u1"), what="corpus", rebuild=lambda name: next)
 

@@ -116,39 +116,43 @@ def open_store(
     tokenizer_sha256: str | None = None,
     vocabulary_size: int | None = None,
     corpus_manifest_sha256: str | None = None,
-    verify: bool = True,
 ) -> dict[str, Any]:
     """Check a store (its folder, or the path of its manifest) and return its manifest.
 
     Parameters that are None are not compared. `vocabulary_size` is the largest vocabulary that the reader supports, and
-    `requested_by` is shown in errors. File sizes are always checked. Records and the files of packed stores are
-    verified by their reader when they are first read, files of other formats here, unless `verify` is False. Raises
-    UserError with both values and the command that rebuilds the store.
+    `requested_by` is shown in errors. File sizes are checked; contents are verified by the store's reader when they are
+    first read. Raises UserError with both values and the command that rebuilds the store.
     """
     manifest = read_store_manifest(where)
-
-    def compare(name: str, requested: Any, found: Any) -> None:
-        if requested is not None and requested != found:
-            raise _mismatch_error(where, requested_by, name, requested, found)
-
-    compare("format", expected.format, manifest["format"])
-    for name, value in expected.options().items():
-        found = manifest["options"].get(name)
-        if value != found:
-            raise _mismatch_error(where, requested_by, name, value, found)
-    compare("tokenizer", tokenizer_name, manifest["tokenizer"]["name"])
-    compare("tokenizer file, sha256", tokenizer_sha256, manifest["tokenizer"]["file_sha256"])
-    compare("corpus manifest, sha256", corpus_manifest_sha256, manifest.get("corpus_manifest_sha256"))
+    folder, path = resolve_store(where)
+    given = {
+        "tokenizer": (tokenizer_name, manifest["tokenizer"]["name"]),
+        "tokenizer file, sha256": (tokenizer_sha256, manifest["tokenizer"]["file_sha256"]),
+        "corpus manifest, sha256": (corpus_manifest_sha256, manifest.get("corpus_manifest_sha256")),
+    }
+    facts = {"format": (expected.format, manifest["format"])}
+    facts |= {name: (value, manifest["options"].get(name)) for name, value in expected.options().items()}
+    facts |= {name: pair for name, pair in given.items() if pair[0] is not None}
     if vocabulary_size is not None and vocabulary_size < manifest["vocabulary_size"]:
-        raise _mismatch_error(
-            where, requested_by, "vocabulary of at most", vocabulary_size, manifest["vocabulary_size"]
-        )
-    folder, next = resolve_store(where)[0], rebuild_command(where)
-    by_reader = bool(manifest.keys() & {"parts", "records"}) or any("checked_by" in file for file in manifest["files"])
+        facts["vocabulary of at most"] = vocabulary_size, manifest["vocabulary_size"]
+    for name, (requested, found) in facts.items():
+        if requested != found:
+            single = path.name != "manifest.json"
+            has = f"{folder / (path.name.removesuffix('.manifest.json') + '.parquet') if single else folder} has"
+            wants = f"{requested_by} wants {name}"
+            width = max(len(wants), len(has))
+            # rebuilding a folder uses the options in its name; the command of a single file contains them
+            next = "wrote it: change its options, or the settings of the run" if single else "rebuilds it"
+            raise UserError(
+                "the token store does not match this run.",
+                run=f"{wants:<{width}}  {requested}",
+                store=f"{has:<{width}}  {found}  ({path.name})",
+                next=f"{rebuild_command(where)}   {next}",
+            )
+    next = rebuild_command(where)
     for file in (*manifest.get("records", {}).get("files", []), *manifest["files"]):
-        path, content = folder / file["name"], verify and not by_reader
         restore = rebuild_command(where, file["name"]) if "parts" in manifest else next
-        check_file(path, file["bytes"], file.get("sha256", ""), what="token store", next=restore, content=content)
+        check_file(folder / file["name"], file["bytes"], what="token store", next=restore)
     return manifest
 
 
@@ -164,22 +168,6 @@ def open_records(where: Path, manifest: dict[str, Any]) -> Records:
         what="token store",
         rebuild=partial(rebuild_command, where),
         vocabulary_size=manifest["vocabulary_size"],
-    )
-
-
-def _mismatch_error(where: Path, requested_by: str, name: str, requested: Any, found: Any) -> UserError:
-    folder, manifest = resolve_store(where)
-    single = manifest.name != "manifest.json"
-    wants = f"{requested_by} wants {name}"
-    has = f"{folder / (manifest.name.removesuffix('.manifest.json') + '.parquet') if single else folder} has"
-    width = max(len(wants), len(has))
-    # rebuilding a folder uses the options in its name; the command of a single file contains them
-    next = "wrote it: change its options, or the settings of the run" if single else "rebuilds it"
-    return UserError(
-        "the token store does not match this run.",
-        run=f"{wants:<{width}}  {requested}",
-        store=f"{has:<{width}}  {found}  ({manifest.name})",
-        next=f"{rebuild_command(where)}   {next}",
     )
 
 

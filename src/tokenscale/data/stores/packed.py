@@ -112,7 +112,7 @@ class _Part:
         path, file = self.where / f"{name}.npy", self._files.get(f"{name}.npy")
         if file is not None:
             next = rebuild_command(self.where)
-            check_file(path, file["bytes"], file["sha256"], what="token store", next=next, content=True)
+            check_file(path, file["bytes"], file["sha256"], what="token store", next=next)
         setattr(self, name, _map_table(path))
         return self.__dict__[name]
 
@@ -189,7 +189,7 @@ class PackedStore:
         if self._in_memory and len(self._parts) == 1:
             self._tokens.take(indices, axis=0, out=into.ids, mode="clip")  # other modes copy twice
         else:  # page faults of a mapping would read a row's pages one by one
-            for (number, position), target in zip(self._positions(indices), into.row_bytes, strict=True):
+            for (number, position), target in zip(self._places(indices, self._row_bytes), into.row_bytes, strict=True):
                 os.preadv(self._open[number], [target], position)
         if plan.checksums is not None:
             if list(map(xxh3_64_intdigest, into.row_bytes)) != plan.checksums[i]:
@@ -214,9 +214,10 @@ class PackedStore:
         self._calls += 1
         if self._in_memory and self._calls % 8:
             return
-        self._resident = self._resident + 1 if self._is_resident(*next(self._positions(indices[:1]))) else 0
+        place = next(self._places(indices[:1], self._row_bytes))
+        self._resident = self._resident + 1 if self._is_resident(*place) else 0
         if not self._in_memory:
-            for number, position in self._positions(indices):
+            for number, position in self._places(indices, self._row_bytes):
                 os.posix_fadvise(self._open[number], position, self._row_bytes, os.POSIX_FADV_WILLNEED)
 
     def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -308,26 +309,19 @@ class PackedStore:
     def _part_numbers(self, indices: np.ndarray) -> np.ndarray:
         return np.searchsorted(self._first_rows, indices, side="right") - 1
 
-    def _positions(self, indices: np.ndarray) -> Iterator[tuple[int, int]]:
-        """Yield (part, byte in its tokens.bin) of each row."""
+    def _places(self, indices: np.ndarray, size: int = 1) -> Iterator[tuple[int, int]]:
+        """Yield (part, place in it) of each row, in rows or in rows of `size` bytes."""
         numbers = self._part_numbers(indices)
-        return zip(numbers.tolist(), ((indices - self._first_rows[numbers]) * self._row_bytes).tolist(), strict=True)
+        return zip(numbers.tolist(), ((indices - self._first_rows[numbers]) * size).tolist(), strict=True)
 
     def _row_checksums(self, indices: np.ndarray) -> np.ndarray:
         """Return the stored checksums of rows, uint64 of the shape of `indices`."""
         if len(self._parts) == 1:
             return self._parts[0].checksums[indices]
-        flat = indices.reshape(-1)
-        numbers, checksums = self._part_numbers(flat), np.empty(flat.size, dtype="<u8")
-        order = np.argsort(numbers, kind="stable")
-        found, first = np.unique(numbers[order], return_index=True)
-        for number, places in zip(found.tolist(), np.split(order, first)[1:], strict=True):
-            part = self._parts[number]
-            checksums[places] = part.checksums[flat[places] - part.first_row]
-        return checksums.reshape(indices.shape)
+        found = [self._parts[number].checksums[row] for number, row in self._places(indices.reshape(-1))]
+        return np.array(found, dtype="<u8").reshape(indices.shape)
 
-    def _is_unseen(self, indices: np.ndarray) -> np.ndarray:
-        """Return which rows have not been verified, bool of the shape of `indices`."""
+    def _is_unseen(self, indices: np.ndarray) -> np.ndarray:  # bool of the shape of `indices`
         return (self._unseen[indices >> 3] >> (indices & 7).astype(np.uint8) & 1).astype(bool)
 
     def _verify(self, indices: np.ndarray) -> None:
@@ -366,9 +360,7 @@ class PackedStore:
         """Return (pieces of each row [n], their lengths, row by row [pieces]) of rows of several parts."""
         counts: list[int] = []
         sizes: list[int] = []
-        numbers = self._part_numbers(indices)
-        rows = indices - self._first_rows[numbers]
-        for number, row in zip(numbers.tolist(), rows.tolist(), strict=True):  # a few rows of each of many parts
+        for number, row in self._places(indices):  # a few rows of each of many parts
             pointers, pieces = self._parts[number].views
             first, last = pointers[row], pointers[row + 1]
             counts.append(last - first)

@@ -322,9 +322,8 @@ def _check_part(
                 next=rebuild_command(folder),
             )
     for file in list_files(manifest):
-        path, content = folder / file["name"], file["name"] == OCCURRENCES
-        next = rebuild_command(folder)
-        check_file(path, file["bytes"], file.get("sha256", ""), what="token store", next=next, content=content)
+        sha256 = file["sha256"] if file["name"] == OCCURRENCES else None
+        check_file(folder / file["name"], file["bytes"], sha256, what="token store", next=rebuild_command(folder))
 
 
 def _move_file(file: dict[str, Any], folder: str) -> dict[str, Any]:

@@ -113,5 +113,5 @@ def load_tokenizer(directory: Path, engine: str = "auto") -> Tokenizer:
         raise unknown("tokenizer kind", manifest["kind"], TOKENIZERS, tokenizer=directory)
     for file in [manifest["file"], *manifest.get("derived", [])]:
         path, next = directory / file["name"], rebuild_command(directory)
-        check_file(path, file["bytes"], file["sha256"], what="tokenizer", next=next, content=True)
+        check_file(path, file["bytes"], file["sha256"], what="tokenizer", next=next)
     return _find_kind(manifest["kind"]).load(directory / manifest["file"]["name"], manifest, engine)
