@@ -65,9 +65,8 @@ def open_ends(run, inputs):
     documents, tokenizer, width = join(sources), sources[0].tokenizer, run.sequence_length + 1
 
     def read(indices):
-        rows = [pad_document(document[-width:], width, tokenizer.pad_id) for document in documents.documents(indices)]
-        tokens = np.stack([row for row, _ in rows]).astype(np.int64)
-        return tokens[:, :-1], make_labels(tokens, lengths=np.array([length for _, length in rows]))
+        ends = [documents.document(i)[-width:] for i in indices.tolist()]
+        return pad_documents(ends, width, tokenizer.pad_id)
 
     order = open_order(run, [len(source) for source in sources])
     return RowBatches(read, order, run, tokenizer.vocabulary_size, inputs)

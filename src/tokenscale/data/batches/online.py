@@ -10,7 +10,7 @@ from tokenscale.data.batches.batch import Batches, Inputs, RowBatches
 from tokenscale.data.batches.streams import StreamBatches, join
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.mixtures import list_sources, manifest_path, open_order
-from tokenscale.data.stores.documents import make_labels, pad_document
+from tokenscale.data.stores.documents import pad_documents
 from tokenscale.data.stores.text import check_eos, encode_documents
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
@@ -22,9 +22,7 @@ LENGTHS_BATCH = 64
 
 
 def open_documents(run: RunSettings, inputs: Inputs) -> list["OnlineDocuments"]:
-    """Open the documents of each corpus of the run with one tokenizer. Raises UserError if corpus or tokenizer are
-    missing, and if the tokenizer loses too much of a corpus.
-    """
+    """Open the documents of each corpus of the run. Raises UserError as `Inputs.require`, and for lost text."""
     user = f"approach {run.approach}, which tokenizes while training,"
     corpus, tokenizer = (inputs.require(role, run, user) for role in ("corpus", "tokenizer"))
     loaded = load_tokenizer(tokenizer, run.engine)
@@ -41,7 +39,7 @@ class OnlineDocuments:
     def __init__(self, run: RunSettings, corpus_directory: Path, tokenizer: Tokenizer):
         self.text = RawText(corpus_directory, "train")
         self._read_text = self.text.open_documents()
-        self.tokenizer, self.eos = tokenizer, run.eos
+        self.tokenizer, self.eos, self._sequence_length = tokenizer, run.eos, run.sequence_length
         check_eos(self.tokenizer, self.eos, self.text.pairs)
         model_size = run.model.vocabulary_size
         if model_size is not None and model_size < self.tokenizer.vocabulary_size:
@@ -69,6 +67,10 @@ class OnlineDocuments:
             self.tokenizer, [self._read_text(i) for i in np.asarray(indices).tolist()], self.eos, self.text.pairs
         )
 
+    def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return inputs and labels of rows, int64 [n, T]; labels are −100 on padding."""
+        return pad_documents(self.documents(indices), self._sequence_length + 1, self.tokenizer.pad_id)
+
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
         parts = [indices[k : k + LENGTHS_BATCH] for k in range(0, len(indices), LENGTHS_BATCH)]
         return np.array([len(ids) for part in parts for ids in self.documents(part)], dtype=np.int64)
@@ -77,18 +79,8 @@ class OnlineDocuments:
 def open_padded(run: RunSettings, inputs: Inputs) -> RowBatches:
     """Open batches from raw text, bit-identical to those of `pretokenized-padded`."""
     sources = open_documents(run, inputs)
-    documents, tokenizer = join(sources), sources[0].tokenizer
-    width, pad_id = run.sequence_length + 1, tokenizer.pad_id
-
-    def read(indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        tokens = np.empty((len(indices), width), dtype=np.int64)
-        lengths = np.empty(len(indices), dtype=np.int64)
-        for n, document in enumerate(documents.documents(indices)):
-            tokens[n], lengths[n] = pad_document(document, width, pad_id)
-        return tokens[:, :-1], make_labels(tokens, lengths=lengths)
-
     order = open_order(run, [len(source) for source in sources])
-    return RowBatches(read, order, run, tokenizer.vocabulary_size, inputs)
+    return RowBatches(join(sources).rows, order, run, sources[0].tokenizer.vocabulary_size, inputs)
 
 
 def open_padding_free(run: RunSettings, inputs: Inputs) -> StreamBatches:

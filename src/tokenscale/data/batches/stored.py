@@ -11,7 +11,7 @@ from tokenscale.data.batches.batch import Batch, Batches, Inputs, RowBatches, do
 from tokenscale.data.batches.streams import StreamBatches, join
 from tokenscale.data.mixtures import list_sources, manifest_path, open_order
 from tokenscale.data.order.permutation import permute
-from tokenscale.data.stores.documents import make_labels
+from tokenscale.data.stores.documents import pad_documents
 from tokenscale.data.stores.manifest import load_reader, open_store
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
@@ -157,22 +157,14 @@ class BucketedBatches(RowBatches):
         """Return a batch as wide as its longest document over all ranks."""
         lengths = self._lengths[i]
         width = min(self._sequence_length, -(-(int(lengths.max()) - 1) // MULTIPLE) * MULTIPLE or MULTIPLE) + 1
-        tokens = np.full((len(self.slots), width), self._pad_id, dtype=np.int64)
-        for row, document in zip(tokens, self._indices[i].tolist(), strict=True):
-            ids = self._store.document(document)[:width]
-            row[: len(ids)] = ids
-        labels = make_labels(tokens, lengths=np.minimum(lengths[self.slots], width))
-        return Batch.from_arrays(tokens[:, :-1], labels, order_digest)
-
-
-def open_length_bucketed(run: RunSettings, inputs: Inputs) -> BucketedBatches:
-    return BucketedBatches(*_open_readers(run, inputs), run, inputs)
+        documents = [self._store.document(document) for document in self._indices[i].tolist()]
+        return Batch.from_arrays(*pad_documents(documents, width, self._pad_id), order_digest)
 
 
 #: approach → function that opens its batches
 OPENERS: dict[str, Callable[[RunSettings, Inputs], Batches]] = {
     "pretokenized-padded": open_pretokenized_padded,
     "packed": open_packed,
-    "length-bucketed": open_length_bucketed,
+    "length-bucketed": lambda run, inputs: BucketedBatches(*_open_readers(run, inputs), run, inputs),
     **{name: open_streamed for name, form in FORMATS.items() if form.streamed},
 }

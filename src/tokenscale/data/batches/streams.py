@@ -25,7 +25,7 @@ def join(sources: Sequence[Any]) -> Any:
 
 
 class JoinedSources:
-    """Several sources, documents or rows of `padded` stores, whose samples are numbered one source after the other."""
+    """Several sources of documents or rows, whose samples are numbered one source after the other."""
 
     def __init__(self, sources: Sequence[Any]):
         self.sources = sources
@@ -37,14 +37,6 @@ class JoinedSources:
     def document(self, i: int) -> np.ndarray:
         source = int(np.searchsorted(self._firsts, i, side="right")) - 1
         return self.sources[source].document(i - int(self._firsts[source]))
-
-    def documents(self, indices: np.ndarray) -> list[np.ndarray]:
-        """Return the ids of several documents."""
-        found: list[np.ndarray | None] = [None] * len(indices)
-        for source, places, own in self._split(indices):
-            for place, document in zip(places.tolist(), source.documents(own), strict=True):
-                found[place] = document
-        return found  # type: ignore[return-value]
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
         """Return the lengths of documents in tokens, int64 [n]."""

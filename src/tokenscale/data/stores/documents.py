@@ -180,9 +180,10 @@ def make_labels(
     return labels[:, 1:]
 
 
-def pad_document(document: np.ndarray, width: int, pad_id: int) -> tuple[np.ndarray, int]:
-    """Return a document cut or right-padded to `width` tokens, int32, and its number of own tokens."""
-    length = min(len(document), width)
-    row = np.full(width, pad_id, dtype=np.int32)
-    row[:length] = document[:length]
-    return row, length
+def pad_documents(documents: Sequence[np.ndarray], width: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return inputs and labels, int64 [n, width − 1], of documents cut or right-padded to `width` tokens."""
+    tokens = np.full((len(documents), width), pad_id, dtype=np.int64)
+    lengths = [min(len(document), width) for document in documents]
+    for row, document, length in zip(tokens, documents, lengths, strict=True):
+        row[:length] = document[:length]
+    return tokens[:, :-1], make_labels(tokens, lengths=np.array(lengths, dtype=np.int64))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenscale.data.stores.documents import Chunk, make_labels
+from tokenscale.data.stores.documents import Chunk, pad_documents
 from tokenscale.data.stores.manifest import open_records
 
 #: documents per chunk that is read in order
@@ -34,13 +34,8 @@ class PaddedStore:
 
     def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs and labels of rows, int64 [n, T]; labels are −100 on padding."""
-        tokens = np.empty((len(indices), self.sequence_length + 1), dtype=np.int64)
-        lengths = np.empty(len(indices), dtype=np.int64)
-        for n, i in enumerate(np.asarray(indices).tolist()):
-            own = self._records.read(i)
-            lengths[n] = len(own)
-            tokens[n, : len(own)], tokens[n, len(own) :] = own, self._pad_id
-        return tokens[:, :-1], make_labels(tokens, lengths=lengths)
+        documents = [self._records.read(i) for i in np.asarray(indices).tolist()]
+        return pad_documents(documents, self.sequence_length + 1, self._pad_id)
 
 
 class TokenListStore:
