@@ -39,10 +39,7 @@ def smallest_dtype(vocabulary_size: int) -> np.dtype:
 
 
 def write_records(path: Path, parts: Iterable[tuple[np.ndarray, np.ndarray]], dtype: np.dtype) -> dict[str, Any]:
-    """Write a records file and return its entry for a manifest.
-
-    `parts` are (values, lengths): the values of some records, one after another, and the length of each, int64.
-    """
+    """Write a records file of (values of some records, lengths int64) and return its entry for a manifest."""
     table: list[np.ndarray] = []
     first = number = 0
     with open(path, "wb") as file:
@@ -139,12 +136,12 @@ class Records:
                 table = self._tables[number] = memoryview(self._read_table(number)).cast("B")
             start, checksum, end = _ENTRY.unpack_from(table, row * _ROW)
         if not 0 <= start <= end <= file["bytes"] // width:
-            raise self._changed(number, record=f"{row:,} of {file['records']:,}", found="impossible positions")
+            raise self._changed(number, None, "impossible positions", record=f"{row:,} of {file['records']:,}")
         values = np.empty(end - start, dtype=self._dtype)
         os.preadv(descriptor, [values], start * width)
         if (found := xxh3_64_intdigest(values, row)) != checksum:
             place = f"{row:,} of {file['records']:,}, byte {start * width:,} on"
-            raise self._changed(number, record=place, expected=f"XXH3 {checksum:016x}", found=f"XXH3 {found:016x}")
+            raise self._changed(number, f"XXH3 {checksum:016x}", f"XXH3 {found:016x}", record=place)
         if self._limit and end > start and values[values.argmax()] >= self._limit:  # faster than max()
             raise vocabulary_error(self._paths[number], int(values.max()), self._limit, self._rebuild(file["name"]))
         return values
@@ -169,13 +166,18 @@ class Records:
         table = np.fromfile(self._paths[number], dtype="<u8", offset=position).reshape(-1, 2)
         checksum, table[-1, 1] = int(table[-1, 1]), 0
         if (found := xxh3_64_intdigest(table)) != checksum:
-            place = f"from byte {position:,} on"
-            raise self._changed(number, table=place, expected=f"XXH3 {checksum:016x}", found=f"XXH3 {found:016x}")
+            expected, place = f"XXH3 {checksum:016x}", f"from byte {position:,} on"
+            raise self._changed(number, expected, f"XXH3 {found:016x}", table=place)
         return table
 
-    def _changed(self, number: int, **facts: str) -> UserError:
+    def _changed(self, number: int, expected: str | None, found: str, **place: str) -> UserError:
         next = self._rebuild(self._files[number]["name"])
-        return UserError(f"a file of the {self._what} has changed.", file=self._paths[number], **facts, next=next)
+        return changed_error(f"a file of the {self._what}", self._paths[number], expected, found, next, **place)
+
+
+def changed_error(what: str, file: Path, expected: str | None, found: str, next: str, **place: str) -> UserError:
+    """Return the error for content with another hash or size than when it was written."""
+    return UserError(f"{what} has changed.", file=file, **place, expected=expected, found=found, next=next)
 
 
 def vocabulary_error(file: Path, found: int, vocabulary_size: int, next: str) -> UserError:

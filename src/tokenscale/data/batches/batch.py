@@ -34,11 +34,9 @@ class Batch:
 
     @classmethod
     def from_arrays(cls, tokens_bt: np.ndarray, labels_bt: np.ndarray, order_digest: int) -> "Batch":
-        """Return a batch of these arrays, with useful tokens counted."""
         return cls(tokens_bt, labels_bt, count_labels(labels_bt), tokens_bt.size, order_digest)
 
     def copy(self) -> "Batch":
-        """Return the batch with copied arrays."""
         ids = None if self.document_ids_bt is None else self.document_ids_bt.copy()
         return replace(self, tokens_bt=self.tokens_bt.copy(), labels_bt=self.labels_bt.copy(), document_ids_bt=ids)
 
@@ -83,17 +81,11 @@ class Batches:
         self.slots = np.array(rank_slots(run.global_batch, inputs.rank, inputs.world_size), dtype=np.int64)
 
     def rows_per_epoch(self) -> float:
-        """Return the rows of one pass over the data. For a stream: its tokens divided by the sequence length.
-
-        A stream of raw text tokenizes all documents to count them.
-        """
+        """Return the rows of one pass over the data. Of a stream: tokens (of raw text, counted) / sequence length."""
         raise NotImplementedError
 
     def next(self) -> Batch:
-        """Return this rank's share of the next global batch.
-
-        Its arrays may be overwritten by the second next batch. Use `Batch.copy` to keep them longer.
-        """
+        """Return this rank's share of the next global batch, to be copied: the second next may overwrite its arrays."""
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
@@ -147,7 +139,6 @@ class ChangedBatches(WrappedBatches):
         self._batches, self._change = batches, change
 
     def next(self) -> Batch:
-        """Return this rank's share of the next global batch."""
         numbers = self._batches.state()["step"] * self._global_batch + self.slots
         batch = self._batches.next()
         tokens, labels = self._change.apply(batch.tokens_bt, batch.labels_bt, numbers)
@@ -185,11 +176,7 @@ class Prefetcher(WrappedBatches):
         self._ahead: Future[tuple[Batch, dict[str, Any]]]
 
     def next(self) -> Batch:
-        """Return the next batch.
-
-        An error of the source is raised after the batches before it, and ends the thread. Another call continues at the
-        source's state, as without this class.
-        """
+        """Return the next batch. After an error, another call continues at the source's state, in a new thread."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "tokenscale-prefetch")
             self._ahead = self._pool.submit(self._read)
@@ -261,7 +248,6 @@ class RowBatches(Batches):
         self._indices = indices
 
     def batch(self, i: int, step: int, order_digest: int) -> Batch:
-        """Return batch i of the prepared ones."""
         tokens_bt, labels_bt = self._read(self._indices[i])
         return Batch.from_arrays(tokens_bt, labels_bt, order_digest)
 
@@ -269,7 +255,6 @@ class RowBatches(Batches):
         return self._order.rows
 
     def next(self) -> Batch:
-        """Return this rank's share of the next global batch."""
         step = self._step
         i = step - self._first
         if not 0 <= i < len(self._digests):

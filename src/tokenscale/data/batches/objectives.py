@@ -89,9 +89,7 @@ def mask_tokens(
 
 
 def ignore_sources(tokens_bt: np.ndarray, labels_bt: np.ndarray, bos_id: int, eos_id: int) -> None:
-    """Set the labels of sources and of the EOS after them to −100, in place; int64 [n, T]. A row that begins inside a
-    document longer than a row is assumed to begin with a target.
-    """
+    """Set labels of sources and of their EOS to −100, in place; int64 [n, T]. A row without BOS begins in a target."""
     positions = np.arange(tokens_bt.shape[1])
     begun = np.maximum.accumulate(np.where(tokens_bt == bos_id, positions, -1), axis=1)
     ended = np.maximum.accumulate(np.where(tokens_bt == eos_id, positions, -1), axis=1)

@@ -98,7 +98,6 @@ class StreamBatches(Batches):
         return sum(documents.total_tokens for documents in self._sources) / self._sequence_length
 
     def next(self) -> Batch:
-        """Return this rank's share of the next global batch."""
         rows = len(self._streams)
         tokens = np.empty((rows, self._sequence_length + 1), dtype=np.int64)
         chosen = self._choose_streams()

@@ -53,10 +53,7 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
         return self.__getitems__([i])[0]
 
     def __getitems__(self, indices: list[int]) -> list[dict[str, torch.Tensor]]:
-        """Return several rows, read at once, as a DataLoader requests them.
-
-        Raises IndexError for a row that does not exist.
-        """
+        """Return several rows, read at once, for a DataLoader. Raises IndexError for a row that does not exist."""
         store = self._store()
         if FORMATS[self.manifest["format"]].streamed:
             return [{"input_ids": torch.from_numpy(store.document(int(i)).astype(np.int64))} for i in indices]

@@ -103,9 +103,7 @@ def select_part(files: Sequence[Named], part: tuple[int, int] | None) -> Sequenc
 
 
 def join_pairs(rows: Iterator[tuple[str | None, ...]], path: Path) -> Iterator[str | None]:
-    """Yield rows of one text unchanged, and two texts joined by `PAIR`; None for nulls. Raises UserError for a text
-    with `PAIR`.
-    """
+    """Yield single texts unchanged, and two joined by `PAIR`; None for nulls. Raises UserError for `PAIR` in a text."""
     for number, row in enumerate(rows):
         if len(row) == 1:
             yield row[0]
@@ -121,9 +119,7 @@ def join_pairs(rows: Iterator[tuple[str | None, ...]], path: Path) -> Iterator[s
 def read_line_pairs(
     first: Iterator[str], second: Iterator[str], path: Path, target: Path
 ) -> Iterator[tuple[str | None, str | None]]:
-    """Yield line n of one file with line n of the other; blank lines become None. Raises UserError for other line
-    counts.
-    """
+    """Yield the lines of two files by number; blank lines become None. Raises UserError for other line counts."""
     count = 0
     for line, translation in zip_longest(first, second):
         if line is None or translation is None:

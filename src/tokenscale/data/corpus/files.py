@@ -69,9 +69,7 @@ def _no_match_error(pattern: str, key: str, matches: list[str]) -> UserError:
 def describe(
     source: SourceSettings, downloads: Path | None = None, part: tuple[int, int] | None = None
 ) -> dict[str, Any]:
-    """Return the source's entry: name, size and hash of each file of a part. Raises UserError for a pattern without a
-    match.
-    """
+    """Return the source's entry: name, size and hash of each file of a part."""
     described = {
         key: [
             {"name": name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
@@ -85,9 +83,7 @@ def describe(
 def describe_downloads(
     source: SourceSettings, downloads: Path | None = None, part: tuple[int, int] | None = None
 ) -> dict[str, Any]:
-    """Check the files of a part against the download's manifest and return the source's entry. Raises UserError for a
-    missing or changed file.
-    """
+    """Return the source's entry. Raises UserError for a missing or changed file of a part."""
     manifest = _read_manifest(downloads)
     for key in (key for key in FILE_LISTS if key in manifest):
         manifest[key] = select_part(manifest[key], part)

@@ -24,7 +24,7 @@ from tokenscale.base.files import (
     write_json,
 )
 from tokenscale.base.processes import map_processes
-from tokenscale.data.records import Records, write_records
+from tokenscale.data.records import Records, changed_error, write_records
 
 #: newest manifest version that this code reads
 VERSION = 2
@@ -66,8 +66,7 @@ def check_file(path: Path, size: int, sha256: str | None = None, *, what: str, n
     if found == expected and sha256:
         expected, found = f"sha256 {sha256}", f"sha256 {sha256_file(path)}"
     if found != expected:
-        what, expected = f"a file of the {what} has changed.", f"{expected}  (manifest.json)"
-        raise UserError(what, file=path, expected=expected, found=found, next=next)
+        raise changed_error(f"a file of the {what}", path, f"{expected}  (manifest.json)", found, next)
 
 
 def records_manifest(directory: Path) -> Path:

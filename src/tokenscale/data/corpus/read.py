@@ -86,9 +86,7 @@ def read_usable_texts(path: Path, source: SourceSettings, span: Span | None = No
 
 
 def has_documents(path: Path, source: SourceSettings, target: Path | None = None) -> bool:
-    """Return whether a file has any document, from its Parquet footer or its beginning. Raises UserError as
-    `read_texts` does.
-    """
+    """Return whether a file has any document, from its footer or beginning. Raises UserError as `read_texts` does."""
     form = "pairs" if target is not None else detect_format(path, source)
     if form == "parquet":
         return _open_parquet(path, list_columns(source)).metadata.num_rows > 0
@@ -287,9 +285,7 @@ def _split_text(path: Path, separator: str, span: Span | None = None) -> Iterato
 
 
 def find_start(path: Path, position: int, source: SourceSettings) -> int:
-    """Return the first byte at or after `position` at which a document of a file of JSON lines or text begins, or the
-    size of the file.
-    """
+    """Return the first byte from `position` on at which a line, or a document of text, begins, or the file's size."""
     if not position:
         return 0
     separator = (source.separator if detect_format(path, source) == "text" else "\n").replace("\r\n", "\n").encode()
@@ -371,10 +367,7 @@ def _detect_compression(path: Path) -> str | None:
 
 
 def decompress_zstd(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the content of all zstd frames of a file, each with the window that its header asks for, up to 2 GiB.
-
-    Raises EOFError for a last frame that is not complete, and ZstdError.
-    """
+    """Yield the content of all zstd frames, of windows up to 2 GiB. Raises EOFError for a cut frame, and ZstdError."""
     context = zstandard.ZstdDecompressor(max_window_size=1 << 31)
     frame, rest = None, b""
     while data := rest or file.read(ZSTD_BYTES):

@@ -42,9 +42,7 @@ class Sample:
 
 
 def draw_sample(paths: list[Path], source: SourceSettings, documents: int, seed: int = 0) -> Sample:
-    """Sample about `documents` documents from the files, or all. Raises UserError for unreadable or empty files, and
-    for fewer than two documents.
-    """
+    """Sample about `documents` documents, or all. Raises UserError for bad files, and for fewer than two documents."""
     for path in paths:
         if path.stat().st_size == 0:
             raise UserError("the input file is empty.", file=path, next="choose another")
@@ -158,10 +156,7 @@ def _sample_all(paths: list[Path], source: SourceSettings, documents: int, seed:
 
 
 def _sample_stretches(paths: list[Path], source: SourceSettings, documents: int, seed: int) -> Sample:
-    """Sample the documents that begin in one of `STRETCHES` byte ranges, one range in each equal part of the data set.
-
-    Every byte is equally likely to lie in a range, so long documents are not preferred.
-    """
+    """Sample the documents that begin in byte ranges, one in each equal part, without preferring long documents."""
     total = sum(path.stat().st_size for path in paths)
     beginning = find_start(paths[0], 1 << 18, source)
     mean = beginning / max(1, sum(1 for _ in read_texts(paths[0], source, span=(0, beginning))))

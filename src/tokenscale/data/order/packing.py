@@ -49,9 +49,7 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray,
         assigned.append(row)
     row_of = np.array(assigned, dtype=np.int64)
     order = np.argsort(row_of, kind="stable")
-    pointers = np.zeros(rows + 1, dtype=np.int64)
-    np.cumsum(np.bincount(row_of, minlength=rows), out=pointers[1:])
-    return decreasing[order], pointers
+    return decreasing[order], np.concatenate(([0], np.cumsum(np.bincount(row_of, minlength=rows))))
 
 
 def pack(lengths: np.ndarray, capacity: int, window: int = 1 << 18) -> tuple[np.ndarray, np.ndarray]:
@@ -80,8 +78,7 @@ def concatenate(lengths: np.ndarray, sequence_length: int, order: np.ndarray) ->
     last_tokens = np.minimum(first_tokens + T + 1, total)
     first = np.searchsorted(ends, first_tokens, side="right")
     counts = np.searchsorted(ends, last_tokens - 1, side="right") - first + 1
-    pointers = np.zeros(len(counts) + 1, dtype=np.int64)
-    np.cumsum(counts, out=pointers[1:])
+    pointers = np.concatenate(([0], np.cumsum(counts)))
     row = np.repeat(np.arange(len(counts)), counts)
     position = first[row] + np.arange(pointers[-1]) - pointers[row]
     starts = np.maximum(begins[position], first_tokens[row])

@@ -134,9 +134,6 @@ def micro_steps(global_batch: int, world_size: int, micro_batch: int) -> int:
 
 
 def shard_rows(rows: int, index: int, count: int) -> range:
-    """Return the rows of shard `index` of `count`, as torch.chunk and FSDP2 split them.
-
-    All shards are equal except for the last ones, which may be smaller or empty.
-    """
+    """Return the rows of shard `index` of `count`, as torch.chunk and FSDP2 split them: the last may be smaller."""
     each = -(-rows // count)
     return range(min(index * each, rows), min((index + 1) * each, rows))

@@ -27,7 +27,7 @@ from tokenscale.base.files import (
     write_json,
 )
 from tokenscale.data.corpus.raw_text import check_file
-from tokenscale.data.records import Records
+from tokenscale.data.records import Records, changed_error
 from tokenscale.settings.data import StoreSettings, unknown_format_error
 from tokenscale.settings.registry import FORMATS
 
@@ -87,13 +87,8 @@ def read_store_manifest(where: Path) -> dict[str, Any]:
     if stated != (found := sha256_text(canonical_json(manifest))) or path.read_text(encoding="utf-8") != pretty_json(
         manifest | {"self_sha256": stated}
     ):
-        raise UserError(
-            "the manifest of the token store has changed.",
-            file=path,
-            expected=f"sha256 {stated}  (self_sha256)",
-            found=f"sha256 {found}",
-            next=rebuild_command(where),
-        )
+        expected, next = f"sha256 {stated}  (self_sha256)", rebuild_command(where)
+        raise changed_error("the manifest of the token store", path, expected, f"sha256 {found}", next)
     with report_malformed(path, "manifest of the token store", rebuild_command(where)):
         if manifest["format"] not in FORMATS:
             raise unknown_format_error(manifest["format"], store=path)

@@ -25,7 +25,7 @@ from xxhash import xxh3_64_intdigest
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.raw_text import check_file
-from tokenscale.data.records import OpenFiles, vocabulary_error
+from tokenscale.data.records import OpenFiles, changed_error, vocabulary_error
 from tokenscale.data.stores.documents import IGNORED, Chunk
 from tokenscale.data.stores.manifest import rebuild_command, resolve_store
 
@@ -53,12 +53,6 @@ def _map_file(path: Path) -> mmap.mmap:
         with suppress(OSError):  # before Linux 5.14
             memory.madvise(mmap.MADV_RANDOM if len(memory) > POPULATE_BYTES else MADV_POPULATE_READ)
     return memory
-
-
-def _map_table(path: Path) -> np.ndarray:
-    """Map a .npy file. (Indexing a memmap object costs many times as much as a plain view.)"""
-    table = np.load(path, mmap_mode="r")
-    return np.frombuffer(_map_file(path), dtype=table.dtype, offset=table.offset, count=table.size)
 
 
 class Buffers:
@@ -113,7 +107,8 @@ class _Part:
         if file is not None:
             next = rebuild_command(self.where)
             check_file(path, file["bytes"], file["sha256"], what="token store", next=next)
-        setattr(self, name, _map_table(path))
+        table = np.load(path, mmap_mode="r")  # indexing this object costs many times as much as a plain view
+        self.__dict__[name] = np.frombuffer(_map_file(path), table.dtype, table.size, table.offset)
         return self.__dict__[name]
 
     @cached_property
@@ -181,9 +176,9 @@ class PackedStore:
         return Plan(indices, flat, ends, self._row_checksums(indices).tolist() if fresh else None)
 
     def read(self, plan: Plan, i: int, into: Buffers) -> None:
-        """Read batch i of a plan into `tokens_bt` and `labels_bt` of the buffers, [n, T].
+        """Read batch i of a plan into the buffers; labels are −100 on padding and on each piece's first token.
 
-        Labels are −100 on padding and on each piece's first token. Raises UserError for a changed row.
+        Raises UserError for a changed row.
         """
         indices = plan.indices[i]
         if self._in_memory and len(self._parts) == 1:
@@ -192,8 +187,8 @@ class PackedStore:
             for (number, position), target in zip(self._places(indices, self._row_bytes), into.row_bytes, strict=True):
                 os.preadv(self._open[number], [target], position)
         if plan.checksums is not None:
-            if list(map(xxh3_64_intdigest, into.row_bytes)) != plan.checksums[i]:
-                raise self._changed_row_error(indices, into, plan.checksums[i])
+            if (hashes := list(map(xxh3_64_intdigest, into.row_bytes))) != plan.checksums[i]:
+                raise self._changed_row_error(indices, hashes, plan.checksums[i])
             if (largest := int(into.ids.max(initial=0))) >= self.manifest["vocabulary_size"]:
                 part = self._parts[self._part_numbers(indices[into.ids.max(axis=1).argmax()])]
                 size, next = self.manifest["vocabulary_size"], rebuild_command(part.where)
@@ -252,9 +247,7 @@ class PackedStore:
         return marks[:, : self.sequence_length]
 
     def chunks(self, first: int, last: int) -> Iterator[Chunk]:
-        """Yield documents [first, last), reassembled, in chunks of about `CHUNK_TOKENS`. Raises UserError for a changed
-        row.
-        """
+        """Yield documents [first, last), reassembled. Raises UserError for a changed row."""
         ends = [*(part.first_document for part in self._parts[1:]), self.manifest["documents"]]
         for part, end in zip(self._parts, ends, strict=True):
             if part.first_document < last and end > first:
@@ -367,19 +360,13 @@ class PackedStore:
             sizes += pieces[first:last]
         return np.array(counts, dtype=np.int64), np.array(sizes, dtype=np.int64)
 
-    def _changed_row_error(self, indices: np.ndarray, found: Buffers, right: list[int]) -> UserError:
-        hashes = list(map(xxh3_64_intdigest, found.row_bytes))
-        n = next(n for n, (a, b) in enumerate(zip(hashes, right, strict=True)) if a != b)
-        row = int(indices[n])
-        part = self._parts[self._part_numbers(indices[n])]
-        return UserError(
-            "a row of the token store has changed.",
-            file=part.tokens_path,
-            row=f"{row:,} of {len(self):,}, byte {(row - part.first_row) * self._row_bytes:,} on",
-            expected=f"XXH3 {right[n]:016x}  (checksums.npy)",
-            found=f"XXH3 {hashes[n]:016x}",
-            next=rebuild_command(part.where),
-        )
+    def _changed_row_error(self, indices: np.ndarray, hashes: list[int], right: list[int]) -> UserError:
+        n = int(np.flatnonzero(np.array(hashes, np.uint64) != np.array(right, np.uint64))[0])
+        row, part = int(indices[n]), self._parts[self._part_numbers(indices[n])]
+        place = f"{row:,} of {len(self):,}, byte {(row - part.first_row) * self._row_bytes:,} on"
+        expected, found = f"XXH3 {right[n]:016x}  (checksums.npy)", f"XXH3 {hashes[n]:016x}"
+        next = rebuild_command(part.where)
+        return changed_error("a row of the token store", part.tokens_path, expected, found, next, row=place)
 
 
 def _list_parts(where: Path, manifest: dict[str, Any], verify: bool, row: int, document: int) -> list[_Part]:

@@ -23,9 +23,7 @@ COMPARED = 4
 
 
 def encode_documents(tokenizer: Tokenizer, texts: Texts, eos: bool, pairs: bool = False) -> list[np.ndarray]:
-    """Tokenize texts to [BOS] + ids (+ [EOS]), int32; pairs to BOS + source + EOS + target + EOS. Raises UserError as
-    `check_eos` does.
-    """
+    """Tokenize texts to [BOS] + ids (+ [EOS]), int32; pairs to BOS + source + EOS + target + EOS; see `check_eos`."""
     return list(encode_chunk(tokenizer, texts, eos, pairs).documents())
 
 

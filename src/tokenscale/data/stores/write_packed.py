@@ -25,9 +25,7 @@ IDS = "documents.ids"
 
 
 def write_packed(store: StoreSettings, documents: Documents, directory: Path) -> dict[str, Any]:
-    """Write the store and return its manifest. Ids are written to disk first and rows gathered from there: memory holds
-    about 50 bytes per document, and a block of rows.
-    """
+    """Write the store and return its manifest. Memory holds about 50 bytes per document; ids are gathered on disk."""
     dtype = smallest_dtype(documents.origin.vocabulary_size)
     with open_store_writer(store, documents, directory) as writer:
         lengths = []
@@ -54,8 +52,7 @@ def _write_rows(
     rows = len(pointers) - 1
     stored = permute(np.arange(rows), rows, STORAGE_SEED)
     counts = np.diff(pointers)[stored]
-    new_pointers = np.zeros(rows + 1, dtype=np.int64)
-    np.cumsum(counts, out=new_pointers[1:])
+    new_pointers = np.concatenate(([0], np.cumsum(counts)))
     order = np.repeat(pointers[stored], counts) + np.arange(len(packed)) - np.repeat(new_pointers[:-1], counts)
     packed = packed[order]
     document, starts, sizes = document[packed], starts[packed], sizes[packed]

@@ -1,4 +1,7 @@
-"""Writers of the formats `padded` and `token-list`: Parquet shards, and records files from the finished shards."""
+"""Writers of the formats `padded` and `token-list`: Parquet shards, and records files from the finished shards.
+
+Memory holds one row group.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,9 +30,7 @@ Lists = tuple[np.ndarray, np.ndarray]
 def write_padded(
     store: StoreSettings, documents: Documents, directory: Path, *, single: SingleFile | None = None
 ) -> dict[str, Any]:
-    """Write the store, or with `single` one file, and return its manifest. Row i is document i; memory holds one row
-    group.
-    """
+    """Write the store, or with `single` one file, and return its manifest. Row i is document i."""
     width, pad_id = store.sequence_length + 1, documents.origin.pad_id
     counts = {"tokens_useful": 0, "tokens_cut": 0, "documents_cut": 0}
 
@@ -68,9 +69,7 @@ def write_padded(
 def write_token_list(
     store: StoreSettings, documents: Documents, directory: Path, *, single: SingleFile | None = None
 ) -> dict[str, Any]:
-    """Write the store, or with `single` one file, and return its manifest. Row i is document i; memory holds one row
-    group. Raises UserError for ids that are not read back as they were written.
-    """
+    """As `write_padded`. Raises UserError for ids that are not read back as they were written."""
     read = IdsDigest()
 
     def add_to_digest(group: dict[str, Lists]) -> Lists:
@@ -166,8 +165,7 @@ class Shard:
 
     def _array(self, field: pa.Field) -> pa.ListArray:
         lengths = np.concatenate([part[field.name].lengths for part in self._pending])
-        offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=offsets[1:])
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
         if offsets[-1] > GROUP_VALUES:
             raise UserError(
                 "a row group has too many ids.",

@@ -216,9 +216,7 @@ COMPUTED = ("fill", "ids_digest", "bits_per_token", "files", "records", "part")
 
 
 def merge_store(store: StoreSettings, corpus_directory: Path, directory: Path, parts: int) -> dict[str, Any]:
-    """Merge the parts of a store in `directory` and return its manifest. Raises UserError for a missing, damaged or
-    foreign part, and without documents.
-    """
+    """Merge the parts of a store and return its manifest. Raises UserError unless all parts are there and fit."""
     directory = Path(directory)
     corpus = sha256_file(Path(corpus_directory) / "manifest.json")
     first: dict[str, Any] | None = None
@@ -327,8 +325,7 @@ def _check_part(
 
 
 def _move_file(file: dict[str, Any], folder: str) -> dict[str, Any]:
-    moved = file | {"name": f"{folder}/{file['name']}"}
-    return moved | {"checked_by": f"{folder}/{file['checked_by']}"} if "checked_by" in file else moved
+    return file | {key: f"{folder}/{file[key]}" for key in ("name", "checked_by") if key in file}
 
 
 def write_store(

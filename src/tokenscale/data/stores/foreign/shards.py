@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_hexdigest
 
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import (
@@ -69,6 +69,8 @@ OFFSETS_END = 1 << 32
 COLUMNS = ("tokens", "input_ids")
 #: MDS: encoding of a column of arrays; with its length, where all arrays have one
 ARRAY = re.compile(r"ndarray:(u?int(?:8|16|32|64))(:\d+)?")
+#: MDS: hashes in an index that are compared
+HASHES = {"sha256": lambda data: hashlib.sha256(data).hexdigest(), "xxh3_64": xxh3_64_hexdigest}
 KINDS = "ndarray:uint16, uint32, int32 or int64"
 #: MDS: type of the ids in columns of bytes, which LLM Foundry reads
 BYTES_TYPE = "int64"
@@ -412,15 +414,8 @@ class Mds(ShardFolder):
 
 def _check_hashes(data: np.ndarray, facts: dict[str, Any], file: Path) -> None:
     """Raise UserError if data do not have a hash of the index. Unknown algorithms are skipped."""
-    hashes = facts.get("hashes") or {}
-    for name, expected in hashes.items():
-        if name == "sha256":
-            found = hashlib.sha256(data).hexdigest()
-        elif name == "xxh3_64":
-            found = f"{xxh3_64_intdigest(data):016x}"
-        else:
-            continue
-        if found != expected:
+    for name, expected in (facts.get("hashes") or {}).items():
+        if name in HASHES and (found := HASHES[name](data)) != expected:
             raise damaged(file, "hash", f"{name} {found}", f"{name} {expected}  ({INDEX})")
 
 
