@@ -85,10 +85,10 @@ def test_one_wrong_id_and_nothing_is_recorded(held, tmp_path, monkeypatch, store
 
 
 def test_a_label_on_padding_is_found(held, tmp_path, monkeypatch):
-    from tokenscale.data.stores import parquet
+    from tokenscale.data.stores import documents
 
-    right = parquet.make_labels
-    monkeypatch.setattr(parquet, "make_labels", lambda tokens, lengths: right(tokens, lengths=lengths + 1))
+    right = documents.make_labels
+    monkeypatch.setattr(documents, "make_labels", lambda tokens, lengths: right(tokens, lengths=lengths + 1))
     with pytest.raises(UserError, match="does not return the written ids"):
         storage._measure_store(StoreSettings("padded", sequence_length=T), held, tmp_path, SHORT)
 

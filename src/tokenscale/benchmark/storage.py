@@ -26,7 +26,7 @@ from tokenscale.benchmark import machine
 from tokenscale.benchmark.rounds import group_by, interleave
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.order.permutation import permute
-from tokenscale.data.stores.documents import Chunk, Origin, pad_documents
+from tokenscale.data.stores.documents import IGNORED, Chunk, Origin
 from tokenscale.data.stores.manifest import load_reader, load_writer, open_store
 from tokenscale.data.stores.text import TextDocuments, encode_chunk
 from tokenscale.data.stores.writing import list_files
@@ -214,8 +214,9 @@ def check_store(store: StoreSettings, where: Path, tokenized: TokenizedText) -> 
     if store.format == "padded":
         width, pad_id = store.sequence_length + 1, tokenized.origin.pad_id
         for i, document in enumerate(tokenized.whole.documents()):
-            right = pad_documents([document], width, pad_id)
-            if not all(map(np.array_equal, reader.rows(np.array([i])), right)):
+            (tokens,), (labels,) = reader.rows(np.array([i]))
+            own, rest = document[:width].tolist(), max(0, width - len(document))
+            if [*tokens.tolist(), *labels.tolist()] != [*own, *[pad_id] * rest][:-1] + own[1:] + [IGNORED] * rest:
                 raise _difference_error(store, f"row {i}")
         return
     found = list(reader.chunks(0, manifest["documents"]))

@@ -16,8 +16,7 @@ from tokenscale.base.files import lock_folder, read_json, sha256_file
 from tokenscale.base.progress import Progress
 from tokenscale.data.stores.documents import Documents, Origin
 from tokenscale.data.stores.foreign.hf_datasets import HfDatasets
-from tokenscale.data.stores.foreign.megatron import Megatron
-from tokenscale.data.stores.foreign.nanogpt import NanoGpt
+from tokenscale.data.stores.foreign.id_files import Megatron, NanoGpt
 from tokenscale.data.stores.foreign.reframe import (
     Counts,
     ExportCounts,

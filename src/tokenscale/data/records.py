@@ -182,13 +182,9 @@ def changed_error(what: str, file: Path, expected: str | None, found: str, next:
 
 def vocabulary_error(file: Path, found: int, vocabulary_size: int, next: str) -> UserError:
     """Return the error for an id outside of the manifest's vocabulary in a file with a valid hash."""
-    return UserError(
-        "the token store has ids outside of its vocabulary.",
-        file=file,
-        expected=f"below {vocabulary_size:,}  (vocabulary_size of the manifest)",
-        found=f"{found:,}",
-        next=next,
-    )
+    what = "the token store has ids outside of its vocabulary."
+    expected = f"below {vocabulary_size:,}  (vocabulary_size of the manifest)"
+    return UserError(what, file=file, expected=expected, found=f"{found:,}", next=next)
 
 
 def part_folder(directory: Path, number: int) -> Path:

@@ -11,7 +11,7 @@ from tests.peers import Peers
 from tests.unit.conftest import T
 from tokenscale.base.errors import UserError
 from tokenscale.cli.convert import ConvertSettings, convert
-from tokenscale.data.stores.foreign import nanogpt, reframe
+from tokenscale.data.stores.foreign import id_files, reframe
 from tokenscale.data.stores.manifest import open_store, read_store_manifest
 from tokenscale.data.stores.parquet import TokenListStore
 from tokenscale.settings.data import StoreSettings
@@ -23,7 +23,7 @@ KNOWN = {"vocabulary_size": 100, "bos_id": 0, "eos_id": 1}
 @pytest.fixture
 def small_blocks(monkeypatch):
     monkeypatch.setattr(reframe, "BLOCK_TOKENS", 50)
-    monkeypatch.setattr(nanogpt, "BLOCK_TOKENS", 50)
+    monkeypatch.setattr(id_files, "BLOCK_TOKENS", 50)
 
 
 def ours(lab, form="packed", eos=False):

@@ -49,12 +49,8 @@ def shorten_paths(paths: list[Path]) -> dict[str, Path]:
 def _no_match_error(pattern: str, key: str, matches: list[str]) -> UserError:
     folder = Path(pattern).parent
     if matches:
-        return UserError(
-            "a source names a folder, not files.",
-            key=f"source.{key}",
-            found=pattern,
-            next=f"name its files: {Path(pattern) / '*.parquet'}",
-        )
+        what, next = "a source names a folder, not files.", f"name its files: {Path(pattern) / '*.parquet'}"
+        return UserError(what, key=f"source.{key}", found=pattern, next=next)
     names = sorted(p.name for p in folder.iterdir() if p.is_file()) if folder.is_dir() else []
     near = find_nearest(Path(pattern).name, names)
     return UserError(
@@ -126,12 +122,9 @@ def check_files(corpus: CorpusSettings, folder: Path, file_of: Callable[[str], s
             pairs = list(match_targets(list(shorten_paths(paths).items()), targets, TRANSLATION_KEYS[key]))
             nonempty = [has_documents(path, corpus.source, target) for (_, path), target in pairs]
             if nonempty and not any(nonempty):
+                found, next = f"{len(paths)} file(s), all empty", "put text there, or name other files"
                 raise UserError(
-                    "a source has no documents.",
-                    file=paths[0],
-                    key=f"source.{key}",
-                    found=f"{len(paths)} file(s), all empty",
-                    next="put text there, or name other files",
+                    "a source has no documents.", file=paths[0], key=f"source.{key}", found=found, next=next
                 )
         except UserError as error:
             if built and error.what in (MISSING, NO_MATCH):

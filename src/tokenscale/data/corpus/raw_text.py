@@ -218,11 +218,10 @@ class RawText:
 
     def _decode_all(self) -> Callable[[int], str]:
         if self.needs_records:
+            what = "the corpus is too large to read documents in random order without its records files."
+            found = f"{self.split['utf8_bytes']:,} bytes of text; {MEMORY_BYTES:,} fit in memory"
             raise UserError(
-                "the corpus is too large to read documents in random order without its records files.",
-                corpus=self.directory,
-                found=f"{self.split['utf8_bytes']:,} bytes of text; {MEMORY_BYTES:,} fit in memory",
-                next=f"snakemake {records_manifest(self.directory)}",
+                what, corpus=self.directory, found=found, next=f"snakemake {records_manifest(self.directory)}"
             )
         texts = pa.chunked_array(list(self.columns(RECORDS_BATCH)), pa.string()).combine_chunks()
         return lambda i: texts[i].as_py()

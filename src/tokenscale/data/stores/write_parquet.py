@@ -167,14 +167,11 @@ class Shard:
         lengths = np.concatenate([part[field.name].lengths for part in self._pending])
         offsets = np.concatenate(([0], np.cumsum(lengths)))
         if offsets[-1] > GROUP_VALUES:
-            raise UserError(
-                "a row group has too many ids.",
-                file=self.path,
-                rows=f"{len(lengths):,} in a group, row_group_rows is {self._group_rows:,}",
-                found=f"{offsets[-1]:,} ids in the column {field.name}",
-                expected=f"at most {GROUP_VALUES:,}",
-                next="set a lower `storage.row_group_rows`, or `cleaning.maximum_characters` of the corpus",
-            )
+            rows = f"{len(lengths):,} in a group, row_group_rows is {self._group_rows:,}"
+            found, expected = f"{offsets[-1]:,} ids in the column {field.name}", f"at most {GROUP_VALUES:,}"
+            facts = {"file": self.path, "rows": rows, "found": found, "expected": expected}
+            next = "set a lower `storage.row_group_rows`, or `cleaning.maximum_characters` of the corpus"
+            raise UserError("a row group has too many ids.", **facts, next=next)
         values = np.concatenate([part[field.name].ids for part in self._pending])
         values = values.astype(field.type.value_type.to_pandas_dtype(), copy=False)
         return pa.ListArray.from_arrays(_to_arrow(offsets.astype(np.int32)), _to_arrow(values), type=field.type)

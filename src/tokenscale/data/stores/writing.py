@@ -246,13 +246,10 @@ def merge_store(store: StoreSettings, corpus_directory: Path, directory: Path, p
         listed.append({"folder": name, "rows": manifest["rows"], "documents": manifest["documents"]})
     expected = read_corpus_manifest(Path(corpus_directory))["splits"][store.split]["rows"]
     if first is None or documents != expected:
-        raise UserError(
-            "the parts of the token store do not have all documents.",
-            store=directory,
-            expected=f"{expected:,} documents of the split {store.split}",
-            found=f"{documents:,} in {parts} parts",
-            next=f"rm -r {directory}, and build it again: {rebuild_command(directory)}",
-        )
+        what, whole = "the parts of the token store do not have all documents.", f"{expected:,} documents of the split"
+        next = f"rm -r {directory}, and build it again: {rebuild_command(directory)}"
+        found = f"{documents:,} in {parts} parts"
+        raise UserError(what, store=directory, expected=f"{whole} {store.split}", found=found, next=next)
     merged["fill"] = round(merged["tokens_stored"] / merged["places"], 6)
     merged["ids_digest"] = {"algorithm": IdsDigest.ALGORITHM, "value": IdsDigest.combine(groups)}
     merged["bits_per_token"] = measure_bits(merged["files"], occurrences)
@@ -312,13 +309,9 @@ def _check_part(
             facts += [(key, manifest.get(key), first.get(key)) for key in same]
     for name, found, wanted in facts:
         if found != wanted:
-            raise UserError(
-                "a part does not belong to the token store.",
-                part=folder,
-                expected=f"{name}: {wanted}",
-                found=f"{name}: {found}",
-                next=rebuild_command(folder),
-            )
+            what, both = "a part does not belong to the token store.", {"expected": wanted, "found": found}
+            stated = {label: f"{name}: {value}" for label, value in both.items()}
+            raise UserError(what, part=folder, **stated, next=rebuild_command(folder))
     for file in list_files(manifest):
         sha256 = file["sha256"] if file["name"] == OCCURRENCES else None
         check_file(folder / file["name"], file["bytes"], sha256, what="token store", next=rebuild_command(folder))

@@ -354,11 +354,7 @@ def check_record(record: dict[str, Any], hashes: dict[Path, str], path: Path) ->
     for file, sha256 in hashes.items():
         if sha256 not in known.values():
             same = [known[n] for n in (file.name, *known) if n in known and n[-4:] == file.name[-4:]]
-            raise UserError(
-                "the source is not what its record describes.",
-                record=path,
-                file=file.name,
-                expected=f"sha256 {same[0] if same else '(none of this kind)'}",
-                found=f"sha256 {sha256}",
-                next="convert it again; or remove the record, if the file was changed on purpose",
-            )
+            what, expected = "the source is not what its record describes.", same[0] if same else "(none of this kind)"
+            hashes_of = {"expected": f"sha256 {expected}", "found": f"sha256 {sha256}"}
+            next = "convert it again; or remove the record, if the file was changed on purpose"
+            raise UserError(what, record=path, file=file.name, **hashes_of, next=next)

@@ -311,13 +311,8 @@ class Mds(ShardFolder):
         if match is None:
             raise damaged(index, "no ids", encoding, f"{KINDS}, or bytes", name=column)
         if dtype is not None and dtype != match[1]:
-            raise UserError(
-                "--dtype contradicts the column of the MDS folder.",
-                file=index,
-                found=f"{column} is {encoding}",
-                requested=dtype,
-                next="leave it out",
-            )
+            what, found_type = "--dtype contradicts the column of the MDS folder.", f"{column} is {encoding}"
+            raise UserError(what, file=index, found=found_type, requested=dtype, next="leave it out")
         return column, np.dtype(match[1]).newbyteorder("<"), match[2] is not None
 
     def _find_file(self, path: Path, shard: dict[str, Any]) -> Path:
@@ -325,16 +320,12 @@ class Mds(ShardFolder):
         raw = path / check_relative_path(shard["raw_data"]["basename"])
         if not shard.get("zip_data") or raw.is_file():
             return raw
-        name = shard["compression"]
+        name, zipped = shard["compression"], path / check_relative_path(shard["zip_data"]["basename"])
         if name.split(":")[0] != "zstd":
-            raise UserError(
-                "a shard of the MDS folder has a compression that is not read here.",
-                file=path / check_relative_path(shard["zip_data"]["basename"]),
-                found=name,
-                expected="zstd, or no compression",
-                next="decompress the files (shard.00000.mds.… → shard.00000.mds), or write them again without it",
-            )
-        return path / check_relative_path(shard["zip_data"]["basename"])
+            what = "a shard of the MDS folder has a compression that is not read here."
+            next = "decompress the files (shard.00000.mds.… → shard.00000.mds), or write them again without it"
+            raise UserError(what, file=zipped, found=name, expected="zstd, or no compression", next=next)
+        return zipped
 
     def _open(self, file: Path, entry: dict[str, Any]) -> _Shard:
         """Return a shard whose size, hashes, offsets and samples have been checked."""
@@ -495,10 +486,7 @@ def pack_offsets(sizes: np.ndarray, gap: int, name: str) -> np.ndarray:
     head = np.concatenate(([len(sizes), 0], np.cumsum(sizes)))
     head[1:] += 4 * len(head) + gap
     if head[-1] >= OFFSETS_END:
-        raise UserError(
-            f"a document is too long for {name}.",
-            found=f"{head[-1]:,} bytes",
-            expected=f"fewer than {OFFSETS_END:,} bytes, which its offsets can count",
-            next="choose another format: --to megatron",
-        )
+        found, expected = f"{head[-1]:,} bytes", f"fewer than {OFFSETS_END:,} bytes, which its offsets can count"
+        next = "choose another format: --to megatron"
+        raise UserError(f"a document is too long for {name}.", found=found, expected=expected, next=next)
     return head.astype("<u4")
