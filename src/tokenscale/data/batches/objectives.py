@@ -99,20 +99,13 @@ def ignore_sources(tokens_bt: np.ndarray, labels_bt: np.ndarray, bos_id: int, eo
 def _read_ids(manifest: dict[str, Any], run: RunSettings) -> tuple[int, int]:
     """Return (BOS id, EOS id). Raises UserError for documents that are not pairs, or one id for BOS and EOS."""
     if not manifest.get("document_parts"):
-        raise UserError(
-            "labels: target needs pairs, but the documents are not pairs.",
-            run=run.identity,
-            corpus=run.corpus.name,
-            key="labels",
-            next="set `target_column` or `target_files` of the corpus' source, or labels: all",
-        )
+        facts = {"run": run.identity, "corpus": run.corpus.name, "key": "labels"}
+        next = "set `target_column` or `target_files` of the corpus' source, or labels: all"
+        raise UserError("labels: target needs pairs, but the documents are not pairs.", **facts, next=next)
     if manifest["bos_id"] == manifest["eos_id"]:
-        raise UserError(
-            "labels: target needs different ids for BOS and EOS, but the tokenizer has one for both.",
-            run=run.identity,
-            tokenizer=f"{run.tokenizer.name}, id {manifest['bos_id']}",
-            next="use another tokenizer (kind bpe trains one on the corpus), or labels: all",
-        )
+        what = "labels: target needs different ids for BOS and EOS, but the tokenizer has one for both."
+        next, name = "use another tokenizer (kind bpe trains one on the corpus), or labels: all", run.tokenizer.name
+        raise UserError(what, run=run.identity, tokenizer=f"{name}, id {manifest['bos_id']}", next=next)
     return manifest["bos_id"], manifest["eos_id"]
 
 

@@ -43,13 +43,12 @@ class OnlineDocuments:
         check_eos(self.tokenizer, self.eos, self.text.pairs)
         model_size = run.model.vocabulary_size
         if model_size is not None and model_size < self.tokenizer.vocabulary_size:
-            raise UserError(
+            what, next = (
                 "the model's vocabulary is smaller than the tokenizer's.",
-                run=run.identity,
-                model=f"vocabulary_size {model_size}",
-                tokenizer=f"{self.tokenizer.name} has {self.tokenizer.vocabulary_size} ids",
-                next="remove model.vocabulary_size, or raise it",
+                "remove model.vocabulary_size, or raise it",
             )
+            has = f"{self.tokenizer.name} has {self.tokenizer.vocabulary_size} ids"
+            raise UserError(what, run=run.identity, model=f"vocabulary_size {model_size}", tokenizer=has, next=next)
 
     def __len__(self) -> int:
         return len(self.text)

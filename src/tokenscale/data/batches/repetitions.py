@@ -32,15 +32,11 @@ def check_repetitions(run: RunSettings, manifests: dict[str, Path]) -> None:
         limit, name = source.maximum_repetitions, source.corpus.name
         if limit is not None and sequences > limit * per_pass:
             passes = f"{sequences / per_pass:.3g} passes over its {per_pass:,.0f}" if per_pass else "it has none"
-            raise UserError(
-                "the run needs more text of a source than its maximum number of repetitions allows.",
-                mixture=run.corpus.name,
-                source=name,
-                needed=f"{sequences:,} sequences: {passes}",
-                allowed=f"{limit:g}  (maximum_repetitions)",
-                next=f"raise mixtures.{run.corpus.name}.maximum_repetitions, lower the weight of {name}, or train "
-                "fewer steps",
-            )
+            what = "the run needs more text of a source than its maximum number of repetitions allows."
+            needs = {"needed": f"{sequences:,} sequences: {passes}", "allowed": f"{limit:g}  (maximum_repetitions)"}
+            key = f"mixtures.{run.corpus.name}.maximum_repetitions"
+            next = f"raise {key}, lower the weight of {name}, or train fewer steps"
+            raise UserError(what, mixture=run.corpus.name, source=name, **needs, next=next)
 
 
 def count_sequences(run: RunSettings, manifests: dict[str, Path], needed: list[int]) -> list[float]:

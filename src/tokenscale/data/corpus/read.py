@@ -109,12 +109,9 @@ def detect_format(path: Path, source: SourceSettings | None = None) -> str:
     for form, endings in ENDINGS.items():
         if name.endswith(endings):
             return form
-    raise UserError(
-        "the ending of a source file does not say what it holds.",
-        file=path,
-        known=", ".join(e for endings in ENDINGS.values() for e in endings) + "; each but Parquet also .gz, .zst",
-        next="set `format` of the source to one of " + ", ".join(ENDINGS),
-    )
+    what, next = "the ending of a source file does not say what it holds.", "set `format` of the source to one of "
+    known = ", ".join(e for endings in ENDINGS.values() for e in endings) + "; each but Parquet also .gz, .zst"
+    raise UserError(what, file=path, known=known, next=next + ", ".join(ENDINGS))
 
 
 # ---------------------------------------------------------------------------------------------------------- Parquet

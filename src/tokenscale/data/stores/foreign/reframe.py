@@ -149,13 +149,10 @@ class ReframedDocuments:
             if report is not None:
                 report(len(lengths), ids.nbytes)
         if 0 < counts.begin_with_bos < counts.documents - counts.empty_documents:
-            raise UserError(
-                "some documents begin with BOS and others do not: the BOS id may be wrong.",
-                source=self.reader.files[0],
-                found=f"{counts.begin_with_bos:,} of {counts.documents:,} begin with id {self.framing.bos_id}",
-                expected="all or none",
-                next="correct --bos-id, or the source",
-            )
+            what = "some documents begin with BOS and others do not: the BOS id may be wrong."
+            found = f"{counts.begin_with_bos:,} of {counts.documents:,} begin with id {self.framing.bos_id}"
+            source, next = self.reader.files[0], "correct --bos-id, or the source"
+            raise UserError(what, source=source, found=found, expected="all or none", next=next)
         return counts
 
     def chunks(self, first: int, last: int) -> Iterator[Chunk]:
