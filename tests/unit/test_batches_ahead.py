@@ -45,7 +45,7 @@ class Source:
     """Batches of an approach that count how often they were asked; can fail, and can be held up."""
 
     def __init__(self, batches):
-        self._batches, self.vocabulary_size = batches, batches.vocabulary_size
+        self._batches, self.vocabulary_size, self.lost = batches, batches.vocabulary_size, batches.lost
         self.asked, self.fails_at, self.gate = 0, None, threading.Event()
         self.gate.set()
 
