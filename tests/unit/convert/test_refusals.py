@@ -89,7 +89,7 @@ def test_a_source_is_never_its_own_target(lab, tmp_path, foreign):
         ("corpus", {"to": "packed"}, "format of the source is unknown"),
         ("packed", {"to": "megatrn"}, "did you mean 'megatron'"),
         ("packed", {}, "--to is missing"),
-        ("packed", {"to": "packed-codec=zstd"}, "unknown option of format packed"),
+        ("packed", {"to": "packed-codec=zstd"}, "expected  packed"),
         ("packed", {"to": "megatron", "eos": True}, "--eos does not apply"),
         ("packed", {"to": "megatron", "vocabulary_size": 5}, "--vocabulary-size does not apply from store"),
         ("packed", {"to": "token-list", "document_end": 5}, "--document-end does not apply"),
