@@ -33,7 +33,7 @@ from tokenscale.data.corpus.read import FORMATS
 from tokenscale.data.corpus.refusals import REFUSALS
 from tokenscale.report.claims import describe_reason, read_claims, replication_tables, verdict_words
 from tokenscale.report.table import Table, markdown
-from tokenscale.settings import closure, resuming
+from tokenscale.settings import closure
 from tokenscale.settings.claims import Claim, ClaimsFile, Document
 from tokenscale.settings.config import Config, ConfigFile, load_config
 from tokenscale.settings.data import FILE_LISTS, CorpusSettings, TokenizerSettings
@@ -41,6 +41,7 @@ from tokenscale.settings.experiments import (
     SCALES,
     STUDIES,
     Experiment,
+    ResumeFrom,
     SourceStudy,
     describe_primary,
     describe_repeats,
@@ -51,7 +52,6 @@ from tokenscale.settings.mixture import NamedMixture, NamedStage
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import LARGEST, get_default
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.resuming import ResumeFrom
 from tokenscale.settings.run import RunSettings
 
 ROOT = Path(__file__).parents[1]
@@ -263,8 +263,8 @@ def build_schemas() -> dict[str, dict[str, Any]]:
     for name in ("MixtureSettings", "MixtureSource", "MixtureStage"):
         definitions.pop(name)
     run["properties"]["corpus"]["description"] = "name of a corpus or a mixture in config.yaml"
-    run["properties"][resuming.KEY]["anyOf"].append({"$ref": "#/$defs/ResumeFrom"})
-    definitions["ResumeFrom"] = pydantic.TypeAdapter(resuming.ResumeFrom).json_schema()
+    run["properties"]["resume_from"]["anyOf"].append({"$ref": "#/$defs/ResumeFrom"})
+    definitions["ResumeFrom"] = pydantic.TypeAdapter(ResumeFrom).json_schema()
     experiment.setdefault("$defs", {}).update({**definitions, "Runs": run})
     experiment["properties"]["runs"] = {"$ref": "#/$defs/Runs"}
     # a name with a comma: keys that vary together

@@ -89,8 +89,7 @@ def test_a_source_that_is_gone_is_trained_again_and_so_is_what_went_on_from_it(l
     "file, trained",
     [
         ("train/parallel/ddp.py", 2),
-        ("settings/continuation.py", 2),
-        ("settings/resuming.py", 0),
+        ("settings/experiments.py", 0),
     ],
 )
 def test_an_edit_of_a_trainings_code_reruns_the_source_and_what_resumes_from_it(left, file, trained):

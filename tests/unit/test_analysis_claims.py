@@ -314,7 +314,7 @@ claims:
         ("  fast:", "  Fast one:", "cannot have this name"),
         ("{number} times", "{number:.3f} times", "is not a placeholder"),
         ("{number} times", "{number.__class__} times", "is not a placeholder"),
-        ("{number} times", "{number times", "braces"),
+        ("{number} times", "{number times", "A brace is written {{"),
         ("direction: above", "direction: above\n    holds_at: [dem]", "did you mean 'demo'"),
         ("    claim: it is fast\n", "", "key is missing"),
     ],

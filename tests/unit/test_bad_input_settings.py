@@ -240,9 +240,8 @@ def test_names_of_plain_letters_are_taken(tmp_path):
 
 @pytest.mark.parametrize("change", [{"repeats": 10**9}, {"factors": {f"k{i}": list(range(10)) for i in range(12)}}])
 def test_more_runs_than_anyone_can_start_are_counted_not_listed(tmp_path, change):
-    with pytest.raises(UserError, match="too many runs") as error:
+    with pytest.raises(UserError, match="too many runs: [0-9,]*000,000,000"):
         project(tmp_path, {**EXPERIMENT, **change}).runs("e")
-    assert "000,000,000" in error.value.facts["found"]
 
 
 @pytest.mark.parametrize("path", ["a\0b", ".", "config"])

@@ -119,9 +119,9 @@ def test_an_overlay_removes_a_factor_by_null(tmp_path):
 
 def test_a_scale_of_no_experiment_names_the_scales_that_exist(tmp_path):
     config = project(tmp_path, {**EXPERIMENT, "scales": {"alps": {}}}, scale="study")
-    with pytest.raises(UserError, match="no experiment has settings for scale study") as error:
+    with pytest.raises(UserError, match="unknown scale of the experiments 'study'") as error:
         config.select_experiments(["all_experiments"])
-    assert error.value.facts["found"] == "demo, alps"
+    assert error.value.facts["allowed"] == "alps, demo"
 
 
 def test_an_experiment_without_an_overlay_is_none_of_all_and_refused_by_its_name(tmp_path):

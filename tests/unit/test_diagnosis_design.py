@@ -19,7 +19,7 @@ from tokenscale.settings.experiments import (
     set_dotted,
 )
 from tokenscale.settings.machine import Machine
-from tokenscale.settings.options import from_dict
+from tokenscale.settings.options import decode
 from tokenscale.settings.run import RunSettings
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def design(factors, runs=(), texts=TEXTS, repeats=10, left_out=(), question="?",
         values = merge_settings(merge_settings(RUNS, dict(runs)), {"repeat": repeat})
         for key, level in cell.items():
             set_dotted(values, key, level)
-        table.append(Run(from_dict(RunSettings, values), cell, repeat, position))
+        table.append(Run(decode(RunSettings, values), cell, repeat, position))
     return Design(experiment, table, texts, **machine)
 
 
@@ -230,9 +230,7 @@ def test_data_that_only_the_larger_world_sizes_repeat_are_refused():
     ],
 )
 def test_passes_over_the_text_are_counted_as_each_approach_reads_it(run, expected):
-    settings = from_dict(
-        RunSettings, merge_settings({**RUNS, "budget": {}}, run) if "budget" in run else {**RUNS, **run}
-    )
+    settings = decode(RunSettings, merge_settings({**RUNS, "budget": {}}, run) if "budget" in run else {**RUNS, **run})
     texts = {("docstrings", "tekken", False): CorpusSize(1000, 32_000, {"packed-sequence_length=64": 700})}
     assert count_epochs(settings, texts) == expected
 

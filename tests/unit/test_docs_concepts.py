@@ -14,7 +14,7 @@ from tokenscale.costs.memory import largest_memory
 from tokenscale.costs.pipeline_schedules import bubble_share, build_schedule, max_in_flight
 from tokenscale.data.order.permutation import micro_steps
 from tokenscale.settings.layout import LayoutSettings
-from tokenscale.settings.options import from_dict
+from tokenscale.settings.options import decode
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import RunSettings
 
@@ -27,7 +27,7 @@ DIAGRAMS = re.findall(r"^```mermaid\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL
 @pytest.fixture(scope="module")
 def example() -> RunSettings:
     stated = yaml.safe_load(re.search(r"^```yaml\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)[1])
-    return replace(from_dict(RunSettings, stated | {"model": {}}), model=PRESETS[stated["model"]])
+    return replace(decode(RunSettings, stated | {"model": {}}), model=PRESETS[stated["model"]])
 
 
 def rows(*heads: str) -> list[list[str]]:
@@ -39,7 +39,7 @@ def rows(*heads: str) -> list[list[str]]:
 def with_cell(run: RunSettings, cell: str) -> RunSettings:
     """The run with a cell's layout, and what else it says in a second pair of braces."""
     layout, *more = (yaml.safe_load(part) for part in re.findall(r"`(\{.*?\})`", cell))
-    run = replace(run, layout=from_dict(LayoutSettings, layout), **(more[0] if more else {}))
+    run = replace(run, layout=decode(LayoutSettings, layout), **(more[0] if more else {}))
     assert run.problems() == []
     return run
 

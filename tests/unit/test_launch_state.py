@@ -10,8 +10,7 @@ from tokenscale.base.files import read_json, write_json
 from tokenscale.runs.launch.attempts import hash_identity, prepare_attempt
 from tokenscale.runs.launch.start import open_run
 from tokenscale.runs.records import provenance
-from tokenscale.settings.continuation import state_path
-from tokenscale.settings.run import RunSettings
+from tokenscale.settings.run import RunSettings, state_path
 
 WRITER = "packed-llama-micro-single-w1-0123456789"
 

@@ -16,7 +16,7 @@ from tokenscale.settings.data import CorpusSettings, SourceSettings, StoreSettin
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.mixture import MixtureStage
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.options import LARGEST, build, check_problems, from_dict, from_json, to_dict
+from tokenscale.settings.options import LARGEST, decode, from_json, raise_errors, to_dict
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import OptimizerSettings, RunSettings, StorageSettings
 from tokenscale.train.parallel.world import World
@@ -121,11 +121,11 @@ def test_no_number_is_without_bounds_and_none_is_converted(cls):
     for values in ((10**30, float("inf")), (1 << 63, float("nan")), (-(10**30), -float("inf")), ("x", "x")):
         wrong = {n: [values[n in numbers]] if n in lists else values[n in numbers] for n in integers + numbers}
         named = {f"{name}.0" if name in lists else name for name in wrong}
-        assert not wrong or named <= refused_keys(build, cls, wrong, file="f.yaml")
+        assert not wrong or named <= refused_keys(decode, cls, wrong, file="f.yaml")
         assert not wrong or named <= refused_keys(from_json, cls, json.dumps(wrong))
     for name in set(integers) - set(lists):
         for value in (True, "5", 2.5):
-            assert name in refused_keys(build, cls, {name: value}, file="f.yaml")
+            assert name in refused_keys(decode, cls, {name: value}, file="f.yaml")
 
 
 @pytest.mark.parametrize("flag", source_studies.RUN_FLAGS + source_studies.TRAIN_FLAGS, ids=lambda flag: flag.name)
@@ -140,14 +140,13 @@ def test_flags_have_the_bounds_of_their_settings(flag):
 
 def test_patterns_hold_at_every_door():
     (arm,) = [flag for flag in source_studies.RUN_FLAGS if flag.key == "arm"]
-    for decode in (
+    for door in (
         lambda: flags.parse_value(arm, "../x"),
         lambda: from_json(RunSettings, '{"arm": "../x"}'),
-        lambda: from_dict(RunSettings, {"arm": "../x"}),
-        lambda: build(RunSettings, {"arm": "../x"}, file="f"),
+        lambda: decode(RunSettings, {"arm": "../x"}),
     ):
         with pytest.raises(UserError, match="letters, digits"):
-            decode()
+            door()
 
 
 def test_all_problems_are_listed_with_the_nearest_spelling():
@@ -158,13 +157,13 @@ def test_all_problems_are_listed_with_the_nearest_spelling():
         "model": {"layers": 10**9},
     }
     keys = {"layout.dta", "layout.shard", "approach", "budget.steps", "model.layers"}
-    assert refused_keys(build, RunSettings, wrong, file="f.yaml", key="runs") == {f"runs.{key}" for key in keys}
+    assert refused_keys(decode, RunSettings, wrong, file="f.yaml", key="runs") == {f"runs.{key}" for key in keys}
     with pytest.raises(UserError) as error:
-        build(RunSettings, wrong, file=lambda key: f"file of {key}")
+        decode(RunSettings, wrong, file=lambda key: f"file of {key}")
     assert error.value.facts["file"] == "file of layout.dta" and "did you mean 'data'" in error.value.facts["next"]
     assert "did you mean 'packed'?" in error.value.facts["also"]
     problems = [("seed", "one"), ("layout.data", "another")]
-    assert refused_keys(check_problems, problems, file="f.yaml") == {"seed", "layout.data"}
+    assert refused_keys(raise_errors, problems, file="f.yaml") == {"seed", "layout.data"}
 
 
 def test_a_seed_of_63_bits_trains_and_repeats_do_not_leave_them():
@@ -345,7 +344,7 @@ def test_paths_are_recorded_as_a_shell_expands_them(cls, field, tmp_path, monkey
     many = field.endswith("files")
 
     def read(path):
-        value = getattr(from_dict(cls, {field: [path] if many else path}), field)
+        value = getattr(decode(cls, {field: [path] if many else path}), field)
         return value[0] if many else value
 
     assert read("~/a/*.parquet") == f"{tmp_path}/a/*.parquet" and read("${DATA}/x") == "/scratch/x"

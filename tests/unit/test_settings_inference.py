@@ -45,7 +45,7 @@ def test_settings_pass_through_json_as_the_rule_passes_them_on(tmp_path):
         (
             RUNS,
             {"new_tokens": [8, 57]},
-            ["exceed the sequence length", "8 + 57 tokens", "at most sequence_length, 64"],
+            ["65 prompt and new tokens exceed the sequence length 64"],
         ),
         (RUNS, {"new_tokens": [1]}, ["inference_benchmark.new_tokens", "at least 2"]),
         (RUNS, {"batches": []}, ["inference_benchmark.batches"]),

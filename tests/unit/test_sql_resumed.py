@@ -13,8 +13,8 @@ from tokenscale.analysis.runs import grouping, run_row, science
 from tokenscale.report import campaign_quality
 from tokenscale.report.drawings import loss_over_time
 from tokenscale.settings.claims import load_claims
-from tokenscale.settings.continuation import state_path
 from tokenscale.settings.options import to_dict
+from tokenscale.settings.run import state_path
 
 LEDGER = Path(__file__).parents[2] / "config/claims.yaml"
 KIND = "resumed and uninterrupted"

@@ -14,7 +14,7 @@ from tests.workflow.conftest import ROOT, Project, copy_of, make_project
 from tokenscale.analysis.claims import VERDICTS
 from tokenscale.analysis.queries import query
 from tokenscale.settings import config as configuration
-from tokenscale.settings import yaml_files
+from tokenscale.settings import options
 from tokenscale.settings.config import ALL
 from tokenscale.settings.experiments import Experiment, expand_cells
 from tokenscale.settings.options import to_dict
@@ -79,7 +79,7 @@ def cut(values, file):
         changed[kind] = values[kind] | {"settings": BENCHMARKS[kind]}
     if "inference_benchmark" in values:
         changed["inference_benchmark"] = values["inference_benchmark"] | WRITTEN
-    every = expand_cells(yaml_files.build(Experiment, values, file=file))
+    every = expand_cells(options.decode(Experiment, values, file=file))
     if every:
         keys = list(every[0])
         levels = [[small(key, cell[key]) for key in keys] for cell in few(every, MORE.get(Path(file).stem, MOST))]

@@ -149,8 +149,6 @@ ROOMS = [
     ("settings/options.py", CORPUS),
     ("settings/run.py", BENCHMARK | RUNS),
     ("settings/config.py", {}),
-    ("settings/continuation.py", RUNS),
-    ("settings/resuming.py", {}),
     ("settings/presets.py", {}),
     ("settings/registry.py", {}),
     ("costs/flops.py", RUNS),

@@ -19,7 +19,7 @@ from tokenscale.runs.launch.lock import use_this_python
 from tokenscale.settings import profile as profiles
 from tokenscale.settings.closure import ONLINE, write_listing, training_modules
 from tokenscale.settings.config import ALL, Config, list_benchmark_stores
-from tokenscale.settings.continuation import parse_run_id
+from tokenscale.settings.run import parse_run_id
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.layout import geometry
 from tokenscale.settings.claims import load_claims as read_ledger

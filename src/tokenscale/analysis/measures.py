@@ -13,7 +13,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, sha256_file
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import FIELDS, VERSION
-from tokenscale.settings.options import from_dict
+from tokenscale.settings.options import decode
 from tokenscale.settings.run import RunSettings
 
 #: first steps of an attempt that are left out of the rates of the whole run
@@ -273,7 +273,7 @@ def _settings(stated: dict[str, Any]) -> tuple[dict[str, Value], int | None]:
     """(all settings, the seed that follows from seed and repeat); only the stated ones where another version made
     them."""
     try:
-        run = from_dict(RunSettings, stated)
+        run = decode(RunSettings, stated)
     except (UserError, TypeError, AttributeError, ValueError):
         return flat(stated), None
     return flat(asdict(run)), run.effective_seed

@@ -12,13 +12,20 @@ from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, parameters
 from tokenscale.costs.memory import largest_memory
 from tokenscale.costs.peaks import find_peak
-from tokenscale.settings.continuation import parse_run_id, start_step
 from tokenscale.settings.data import StorageSettings
 from tokenscale.settings.experiments import flatten_cell, format_cell
 from tokenscale.settings.layout import DEGREES, LayoutSettings
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.options import from_dict, to_dict
-from tokenscale.settings.run import APPROACHES, OURS, BudgetSettings, RunSettings, reads_parquet
+from tokenscale.settings.options import decode, to_dict
+from tokenscale.settings.run import (
+    APPROACHES,
+    OURS,
+    BudgetSettings,
+    RunSettings,
+    parse_run_id,
+    reads_parquet,
+    start_step,
+)
 
 Row = dict[str, Any]
 
@@ -67,7 +74,7 @@ def columns(record: Row, row: Row) -> Row:
 def model(stated: Row | None) -> ModelSettings | None:
     """The model with its vocabulary that a run describes; None where it describes none that can be read."""
     try:
-        shape = from_dict(ModelSettings, stated["shape"])
+        shape = decode(ModelSettings, stated["shape"])
     except (KeyError, UserError, TypeError, AttributeError, ValueError):
         return None
     return shape if shape.vocabulary_size is not None and shape.transformers is None else None
@@ -192,7 +199,7 @@ def _steps_requested(stated: int, record: Row) -> int:
 def _run(values: Row | None) -> RunSettings | None:
     """A run's settings; None where they cannot be read."""
     try:
-        return None if values is None else from_dict(RunSettings, values)
+        return None if values is None else decode(RunSettings, values)
     except (UserError, TypeError, AttributeError, ValueError):
         return None
 

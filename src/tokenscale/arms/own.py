@@ -9,7 +9,7 @@ from tokenscale.arms.contract import Contract
 from tokenscale.data.batches.batch import Batch
 from tokenscale.parity.recorder import ParityRecorder
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.options import from_dict
+from tokenscale.settings.options import decode
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.models.attention import choose_kernel
 from tokenscale.train.parallel.world import join
@@ -24,7 +24,7 @@ def main() -> None:
     world = join(1, run.device)
     dtype = torch.float32 if run.precision == "fp32" else torch.bfloat16
     kernel = choose_kernel(run.attention, device=world.device, bounds=False, dtype=dtype, dropout=0.0)
-    trainer = Trainer(run, from_dict(ModelSettings, contract.shape), world, kernel)
+    trainer = Trainer(run, decode(ModelSettings, contract.shape), world, kernel)
     module, timer = trainer.parallel.module, timer_of(world.device)
     recorder = ParityRecorder(contract.facts["recording"], module, trainer.optimizer)
     labels = contract.rows * contract.sequence_length

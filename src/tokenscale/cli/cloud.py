@@ -210,7 +210,7 @@ def _raise_changed(file: Path, expected: str) -> None:
 
 def _sort(runs: "list[RunSettings]") -> "list[RunSettings]":
     """Return the runs in their order of starting, each behind the run that it resumes from."""
-    from tokenscale.settings.continuation import parse_run_id
+    from tokenscale.settings.run import parse_run_id
 
     writers = {settings.identity: parse_run_id(settings.resume_from or "") for settings in runs}
 
@@ -352,9 +352,9 @@ def train_run(bucket: Bucket, settings: "RunSettings", every_s: float) -> int:
     from tokenscale.runs.launch import attempts
     from tokenscale.runs.launch.failure_hints import describe_hang
     from tokenscale.runs.launch.start import Launch, open_run
-    from tokenscale.settings.continuation import parse_run_id
     from tokenscale.settings.machine import Machine
     from tokenscale.settings.manifests import done_file, list_manifests
+    from tokenscale.settings.run import parse_run_id
 
     output = Path(done_file(settings.identity))
     manifests = {role: Path(path) for role, path in list_manifests(settings).items()}

@@ -14,12 +14,11 @@ from tokenscale.costs.peaks import peak_flops
 from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, sum_prices
 from tokenscale.runs.launch.submission import format_hours, suggest_budget
 from tokenscale.settings.config import ALL, Config
-from tokenscale.settings.continuation import start_step
 from tokenscale.settings.data import state_held_out
 from tokenscale.settings.experiments import describe_repeats
 from tokenscale.settings.layout import LayoutSettings, geometry
 from tokenscale.settings.machine import Machine
-from tokenscale.settings.run import RunSettings
+from tokenscale.settings.run import RunSettings, start_step
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

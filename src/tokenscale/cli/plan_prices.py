@@ -20,7 +20,7 @@ from tokenscale.costs.prices import (
     store_bytes,
     sum_prices,
 )
-from tokenscale.settings import yaml_files
+from tokenscale.settings import options
 from tokenscale.settings.config import Config
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.experiments import Run
@@ -64,7 +64,7 @@ def read_gpu_prices(file: Path) -> dict[str, GpuPrice]:
     for name, values in read_yaml(file).items():
         if find_peak(str(name)) is None:
             raise unknown("GPU", str(name), [f"NVIDIA {n}" for peak in PEAKS for n in peak.names], file=file)
-        prices[name] = yaml_files.build(GpuPrice, values, file=str(file), key=name)
+        prices[name] = options.decode(GpuPrice, values, file=str(file), key=name)
     return prices
 
 

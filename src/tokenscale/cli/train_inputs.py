@@ -30,7 +30,7 @@ from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings import flags
 from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings, state_held_out
 from tokenscale.settings.manifests import list_manifests
-from tokenscale.settings.options import from_dict, to_dict
+from tokenscale.settings.options import decode, to_dict
 from tokenscale.settings.registry import BATCHES, OBJECTIVES, SOURCES
 from tokenscale.settings.run import RunSettings
 
@@ -186,7 +186,7 @@ def _is_current(settings: CorpusSettings, directory: Path) -> bool:
     if (directory / "build.json").is_file():  # missing if the corpus was copied
         before = read_json(directory / "build.json", "record of the corpus").get("settings", {})
         try:
-            before = from_dict(CorpusSettings, before)
+            before = decode(CorpusSettings, before)
         except UserError:  # written by a version with other settings
             return False
         if to_dict(before, science_only=True) != to_dict(settings, science_only=True):

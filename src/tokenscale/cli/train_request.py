@@ -21,7 +21,7 @@ from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSet
 from tokenscale.settings.layout import DEGREES
 from tokenscale.settings.mixture import MixtureSettings
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.options import from_dict, to_dict
+from tokenscale.settings.options import decode, to_dict
 from tokenscale.settings.run import RunSettings
 from tokenscale.settings.source_studies import StudyFile, TrainOptions, find_flag, resolve_approach
 
@@ -114,7 +114,7 @@ def parse_request(arguments: argparse.Namespace, world_size: int | None = None) 
 
 def check_run(run: RunSettings, *, steps_known: bool = True) -> None:
     """Raise UserError for a value out of bounds, and the first of a run's problems, naming the flag."""
-    from_dict(RunSettings, to_dict(run))
+    decode(RunSettings, to_dict(run))
     for key, text in run.problems():
         if steps_known or key != "schedule.warmup_steps":
             raise UserError(

@@ -15,12 +15,11 @@ from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_p
 from tokenscale.costs.peaks import peak_flops
 from tokenscale.costs.pipeline_schedules import bubble_share
 from tokenscale.data.order.permutation import micro_steps
-from tokenscale.settings.continuation import start_step
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.layout import geometry
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.run import RunSettings
+from tokenscale.settings.run import RunSettings, start_step
 
 #: assumed share of the peak during a step, without pipeline bubbles. The source studies' DDP runs on GH200 (1.4 B
 #: weights, bf16) reached 27 to 32 %, their 8 B weights on one GPU 31 to 38 %.

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from tokenscale.base.errors import UserError
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.options import option, settings_class
 from tokenscale.settings.registry import FORMATS
@@ -77,9 +76,6 @@ class StorageBenchmarkSettings:
         return tuple(found.values())
 
 
-KEY = "inference_benchmark"
-
-
 @settings_class
 class SamplingSettings:
     """Sampling of the next token."""
@@ -129,28 +125,18 @@ class InferenceBenchmarkSettings:
             f"without: {tokens:,} tokens; {answers:,} answers to prompts"
         )
 
-    def find_errors(self, runs: list[RunSettings]) -> Iterator[UserError]:
-        """Yield the errors of empty lists, and of runs whose models cannot generate such texts."""
+    def problems(self, runs: list[RunSettings]) -> Iterator[tuple[str, str]]:
+        """Yield (field, what is wrong) for empty lists, and for runs whose models cannot generate such texts."""
         for name, least in {"prompts": 0, "sampling": 0, "prompt_tokens": 1, "new_tokens": 2, "batches": 1}.items():
             values = getattr(self, name)
             if not values or least and min(values) < least:
-                what = f"{name} needs at least one value" + f", each at least {least}" * bool(least)
-                yield UserError(f"{what}.", key=f"{KEY}.{name}", next="change the list")
+                yield name, "needs at least one value" + f", each at least {least}" * bool(least)
         if not runs:
-            what = "the inference benchmark needs runs, but the experiment has none."
-            yield UserError(what, key=KEY, next="add `runs`")
-        if masked := [run for run in runs if run.objective == "masked"]:
-            what = "a model of objective masked cannot generate text."
-            yield UserError(what, key=KEY, run=masked[0].identity, next="use objective causal")
-        if unsaved := [run for run in runs if not run.checkpoints.final]:
-            next = "set runs: {checkpoints: {final: true}}"
-            yield UserError("the runs do not save their weights.", key=KEY, run=unsaved[0].identity, next=next)
-        prompt, new = max(self.prompt_tokens, default=0), max(self.new_tokens, default=0)
-        if short := [run for run in runs if prompt + new > run.sequence_length]:
-            yield UserError(
-                "prompt and new tokens exceed the sequence length.",
-                key=KEY,
-                found=f"{prompt} + {new} tokens",
-                expected=f"at most sequence_length, {short[0].sequence_length}, of {short[0].identity}",
-                next="reduce prompt_tokens or new_tokens, or raise sequence_length",
-            )
+            yield "", "the inference benchmark needs runs, but the experiment has none"
+        if any(run.objective == "masked" for run in runs):
+            yield "", "a model of objective masked cannot generate text: use causal"
+        if not all(run.checkpoints.final for run in runs):
+            yield "", "the runs do not save their weights: set runs: {checkpoints: {final: true}}"
+        tokens = max(self.prompt_tokens, default=0) + max(self.new_tokens, default=0)
+        if tokens > (length := min((run.sequence_length for run in runs), default=tokens)):
+            yield "", f"{tokens} prompt and new tokens exceed the sequence length {length}"

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.settings.experiments import SCALES
-from tokenscale.settings.options import option, settings_class
+from tokenscale.settings.options import decode, option, raise_errors, settings_class
 
 #: placeholders that every sentence may use, besides columns of its SQL
 PLACEHOLDERS = ("number", "spread", "n", "cells")
@@ -75,20 +75,15 @@ class ClaimsFile:
     claims: dict[str, Claim] = option(description="name → claim")
 
 
-def parse_placeholders(sentence: str, **where: object) -> list[str]:
-    """Return the placeholders of a sentence. Raises UserError for braces that do not contain a name."""
-    try:
-        found = [(name, spec, convert) for _, name, spec, convert in string.Formatter().parse(sentence)]
-    except ValueError as error:
-        what, next = "the braces of a sentence do not match.", "write {name}, or {{ for a brace"
-        raise UserError(what, reason=error, **where, next=next) from None
+def parse_placeholders(sentence: str) -> list[str]:
+    """Return the placeholders of a sentence. Raises ValueError for braces that do not contain a name."""
+    found = [(name, spec, convert) for _, name, spec, convert in string.Formatter().parse(sentence) if name is not None]
     for name, spec, convert in found:
-        if name is not None and (spec or convert or not name.isidentifier()):
-            expected = f"{', '.join(PLACEHOLDERS)}, or a column of the claim's SQL"
-            raise UserError(
-                f"{{{name}}} is not a placeholder.", **where, expected=expected, next="correct the sentence"
+        if spec or convert or not name.isidentifier():
+            raise ValueError(
+                f"{{{name}}} is not a placeholder, but {', '.join(PLACEHOLDERS)} and the SQL's columns are"
             )
-    return [name for name, *_ in found if name is not None]
+    return [name for name, *_ in found]
 
 
 #: pattern of claims' names, from which LaTeX macros are derived
@@ -97,31 +92,28 @@ CLAIM_NAME = r"[a-z][a-z0-9]*(-[a-z0-9]+)*"
 
 def load_claims(path: Path) -> ClaimsFile:
     """Load and validate a file of claims. Raises UserError for invalid ones."""
-    from tokenscale.settings import yaml_files  # with pydantic, which the report is read without
+    from tokenscale.settings.yaml_files import read_yaml  # PyYAML, which the report is read without
 
-    ledger: ClaimsFile = yaml_files.build(ClaimsFile, yaml_files.read_yaml(path), file=str(path))
-    yaml_files.raise_errors(_find_errors(ledger), file=str(path))
+    ledger: ClaimsFile = decode(ClaimsFile, read_yaml(path), file=str(path))
+    raise_errors(_find_errors(ledger), file=str(path))
     return ledger
 
 
-def _find_errors(ledger: ClaimsFile) -> Iterator[UserError]:
+def _find_errors(ledger: ClaimsFile) -> Iterator[UserError | tuple[str, str]]:
     for name, claim in ledger.claims.items():
         key = f"claims.{name}"
         if not re.fullmatch(CLAIM_NAME, name):
-            expected = "small letters and digits, with dashes"
-            yield UserError("a claim cannot have this name.", key=key, expected=expected, next="rename the claim")
+            yield key, "a claim cannot have this name: use small letters and digits, with dashes"
         if claim.document not in ledger.documents:
             yield unknown("document", claim.document, ledger.documents, key=f"{key}.document")
         for scale in claim.holds_at:
             if scale not in SCALES:
                 yield unknown("scale", scale, SCALES, key=f"{key}.holds_at")
         if claim.direction == "equal" and not claim.margin:
-            what, next = "direction equal needs a margin above zero.", "set a margin, as a share of the bound"
-            yield UserError(what, key=f"{key}.margin", next=next)
+            yield f"{key}.margin", "direction equal needs a margin above zero, as a share of the bound"
         if claim.direction == "equal" and not claim.bound:
-            what, next = "direction equal needs a bound other than zero.", "use direction above or below"
-            yield UserError(what, key=f"{key}.bound", next=next)
+            yield f"{key}.bound", "direction equal needs a bound other than zero: use direction above or below"
         try:
-            parse_placeholders(claim.sentence, key=f"{key}.sentence")
-        except UserError as error:
-            yield error
+            parse_placeholders(claim.sentence)
+        except ValueError as error:
+            yield f"{key}.sentence", f"{error}. A brace is written {{{{"

@@ -1,7 +1,6 @@
 """Configuration files → settings and run tables. Host only (pydantic)."""
 
 import functools
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,56 +11,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.base.files import canonical_json
-from tokenscale.settings import machine, resuming, yaml_files
-from tokenscale.settings.continuation import parse_run_id
-from tokenscale.settings.data import (
-    FILE_LISTS,
-    CorpusSettings,
-    SourceSettings,
-    StoreSettings,
-    TokenizerSettings,
-)
-from tokenscale.settings.experiments import (
-    BASE_SCALE,
-    EXTERNAL_PREFIX,
-    SCALES,
-    STUDIES,
-    Experiment,
-    Run,
-    count_repeats,
-    describe_primary,
-    expand_cells,
-    factor_keys,
-    find_cell,
-    find_factor_errors,
-    find_primary_errors,
-    format_cell,
-    matches,
-    merge_settings,
-    order_runs,
-    varied_keys,
-)
+from tokenscale.settings import experiments as design
+from tokenscale.settings import machine, options
+from tokenscale.settings.data import FILE_LISTS, CorpusSettings, SourceSettings, StoreSettings, TokenizerSettings
+from tokenscale.settings.experiments import BASE_SCALE, SCALES, Experiment, Run, merge_settings
 from tokenscale.settings.layout import geometry
 from tokenscale.settings.mixture import MixtureSettings, NamedMixture, find_mixture_problems, resolve_mixture
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.options import NAME_PATTERN, NAME_RULE, option, settings_class, to_dict
+from tokenscale.settings.options import NAME_PATTERN, NAME_RULE, collect, option, settings_class, to_dict
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.profile import CONFIG_FILE, Call, list_configfiles, load_profile
-from tokenscale.settings.registry import FIGURES, TOKENIZERS
-from tokenscale.settings.run import OURS, RunSettings
-from tokenscale.settings.yaml_files import read_yaml
+from tokenscale.settings.registry import TOKENIZERS
+from tokenscale.settings.run import OURS, RunSettings, parse_run_id
+from tokenscale.settings.yaml_files import find_foreign_values, read_yaml
 
 #: target of all experiments' figures and one report; also stands for all their names
 ALL = "all_experiments"
-#: largest number of runs of one experiment: listing more would exhaust this machine's memory
-MAX_RUNS = 100_000
 #: targets and pages of the workflow, which no experiment may be named after
-TARGETS = (
-    ALL,
-    *("all", "corpus", "tokens", "runs", "tables", "figures", "report"),
-    *("claims", "report_now", "index"),
-)
+TARGETS = (ALL, *"all corpus tokens runs tables figures report claims report_now index".split())
 
 
 @settings_class
@@ -119,8 +86,8 @@ class Config:
         if isinstance(values.get("experiments"), str):  # `--config experiments=demo`
             values["experiments"] = [values["experiments"]]
         self._values, self._file, self._layers = values, file, list(layers)
-        yaml_files.raise_errors(yaml_files.find_foreign_values(values), file=self.file_of)
-        settings: ConfigFile = yaml_files.build(ConfigFile, values, file=self.file_of)
+        options.raise_errors(find_foreign_values(values), file=self.file_of)
+        settings: ConfigFile = options.decode(ConfigFile, values, file=self.file_of)
         self.settings, self.root = settings, Path(root)
         paths = (self.root / settings.experiments_folder).glob("*.yaml")
         self.available = {path.stem: path for path in sorted(paths)}
@@ -136,17 +103,17 @@ class Config:
         self.unusable: dict[str, UserError] = {}
         errors: list[UserError] = []
         for name, given in settings.corpora.items():
-            with yaml_files.collect(errors):
+            with collect(errors):
                 self.corpora[name] = self._build_named(CorpusSettings, "corpora", name, given)
         for name, given in settings.tokenizers.items():
-            with yaml_files.collect(errors):
+            with collect(errors):
                 self.tokenizers[name] = self._build_tokenizer(name, given)
         for name, given in settings.mixtures.items():
-            with yaml_files.collect(errors):
+            with collect(errors):
                 self.mixtures[name] = self._build_mixture(name, given)
-        with yaml_files.collect(errors):
+        with collect(errors):
             self.machine = machine.load_machine(settings.machine, root)
-        yaml_files.raise_errors([*errors, *self._find_errors()], file=self.file_of)
+        options.raise_errors([*errors, *self._find_errors()], file=self.file_of)
 
     def file_of(self, key: str) -> str:
         """Return the file that sets a dotted key: the last merged file that has the key or its nearest parent."""
@@ -160,20 +127,17 @@ class Config:
                     return file
         return self._file
 
-    def _find_errors(self) -> Iterator[UserError]:
-        """Yield the errors of scale, corpus and experiments."""
+    def _find_errors(self) -> Iterator[UserError | tuple[str, str]]:
         settings = self.settings
         if settings.scale not in SCALES:
             yield unknown("scale", settings.scale, SCALES, key="scale")
         if settings.corpus in settings.mixtures:
-            what = "`corpus` replaces the corpus of every experiment and cannot be a mixture."
-            next = "name the mixture as runs.corpus of an experiment"
-            yield UserError(what, key="corpus", found=settings.corpus, next=next)
+            yield "corpus", "a mixture cannot replace every corpus: name it as runs.corpus of an experiment"
         elif settings.corpus is not None and settings.corpus not in settings.corpora:
             yield unknown("corpus", settings.corpus, settings.corpora, key="corpus")
         for name, times in Counter(settings.experiments).items():
             if times > 1:
-                yield UserError("an experiment is listed twice.", key="experiments", found=name, next="list it once")
+                yield "experiments", f"{name} is listed twice: list it once"
             if name not in self.available:
                 yield unknown("experiment", name, self.available, key="experiments")
 
@@ -185,8 +149,8 @@ class Config:
         if cls is CorpusSettings and isinstance(source, dict):
             lists = {k: [v] for k, v in source.items() if k in FILE_LISTS and isinstance(v, str)}
             values = {**values, "source": {"kind": SourceSettings.infer_kind(source), **source, **lists}}
-        found: Any = yaml_files.build(cls, {**values, "name": name}, file=self.file_of, key=key)
-        yaml_files.check_problems(found.problems(), file=self.file_of, key=key)
+        found: Any = options.decode(cls, {**values, "name": name}, file=self.file_of, key=key)
+        options.raise_errors(found.problems(), file=self.file_of, key=key)
         return found
 
     def _build_tokenizer(self, name: str, values: dict[str, Any]) -> TokenizerSettings:
@@ -204,15 +168,10 @@ class Config:
         if not re.fullmatch(NAME_PATTERN, name) or name in known:
             taken = f"another name than those of the corpora: {NAME_RULE}"
             raise UserError(f"a mixture cannot be named {name!r}.", key=key, expected=taken, next="rename it")
-        named: NamedMixture = yaml_files.build(NamedMixture, values, file=self.file_of, key=key)
-        errors = [UserError(what, key=f"{key}.{at}", next=next) for at, what, next in find_mixture_problems(named)]
-        errors += [
-            unknown("corpus", corpus, known, key=f"{key}.{at}.{corpus}")
-            for at, weights in named.weights_by_key.items()
-            for corpus in weights
-            if corpus not in known
-        ]
-        yaml_files.raise_errors(errors, file=self.file_of)
+        named: NamedMixture = options.decode(NamedMixture, values, file=self.file_of, key=key)
+        used = [(corpus, f"{at}.{corpus}") for at, weights in named.weights_by_key.items() for corpus in weights]
+        errors = [unknown("corpus", corpus, known, key=at) for corpus, at in used if corpus not in known]
+        options.raise_errors([*find_mixture_problems(named), *errors], file=self.file_of, key=key)
         if not named.names <= self.corpora.keys():
             return MixtureSettings()  # a corpus has errors
         return resolve_mixture(named, self.corpora)
@@ -222,15 +181,9 @@ class Config:
         if list(names) != [ALL]:
             return list(names or self.settings.experiments)
         if not self.at_scale:
-            found = [scale for name in self.available for scale in self._read_experiment(name).get("scales") or ()]
-            raise UserError(
-                f"no experiment has settings for scale {self.settings.scale}.",
-                file=self.file_of("scale"),
-                key="scale",
-                found=", ".join(dict.fromkeys([BASE_SCALE, *found])),
-                folder=self.settings.experiments_folder,
-                next="choose one of these scales, or add an overlay to an experiment",
-            )
+            scales = [scale for name in self.available for scale in self._read_experiment(name).get("scales") or ()]
+            where = {"file": self.file_of("scale"), "folder": self.settings.experiments_folder}
+            raise unknown("scale of the experiments", self.settings.scale, {BASE_SCALE, *scales}, key="scale", **where)
         return [name for name in self.at_scale if name not in self._not_on_corpus]
 
     @property
@@ -287,19 +240,17 @@ class Config:
         if name in TARGETS or not re.fullmatch(NAME_PATTERN, name):
             what, reserved = "an experiment cannot have this name.", ", ".join(TARGETS)
             raise UserError(what, file=file, reserved=reserved, next=f"rename the file: {NAME_RULE}")
-        base: Experiment = yaml_files.build(Experiment, raw, file=file)
-        wrong = [unknown("scale", found, SCALES, key="scales") for found in base.scales if found not in SCALES]
-        yaml_files.raise_errors(wrong, file=file)
+        base: Experiment = options.decode(Experiment, raw, file=file)
+        for found in base.scales.keys() - SCALES:
+            raise unknown("scale", found, SCALES, file=file, key="scales")
         overlay = base.scales.get(scale, {})
         if not self.has_scale(name):
-            raise UserError(
-                f"the experiment {name} has no settings for scale {scale}.",
-                file=file,
-                key=f"scales.{scale}",
-                found=", ".join(dict.fromkeys([BASE_SCALE, *base.scales])),
-                next=f"choose another scale: --config scale={next(reversed(base.scales), BASE_SCALE)};\n"
-                f"or add the overlay: `scales: {{{scale}: {{}}}}` keeps the settings of {BASE_SCALE}",
+            what, scales = f"the experiment {name} has no settings for scale {scale}.", [BASE_SCALE, *base.scales]
+            hint = (
+                f"choose another scale: --config scale={scales[-1]};\nor add the overlay: `scales: {{{scale}: {{}}}}`"
             )
+            hint += f" keeps the settings of {BASE_SCALE}"
+            raise UserError(what, file=file, key=f"scales.{scale}", found=", ".join(dict.fromkeys(scales)), next=hint)
         if "scales" in overlay:
             raise UserError("an overlay has no scales.", file=file, key=f"scales.{scale}.scales", next="remove the key")
         values = merge_settings({k: v for k, v in raw.items() if k != "scales"}, overlay)
@@ -307,11 +258,12 @@ class Config:
             values["factors"] = {key: levels for key, levels in factors.items() if levels is not None}
         # the file is valid without its overlay
         key = f"scales.{scale}" if overlay else ""
-        experiment: Experiment = yaml_files.build(Experiment, values, file=file, key=key)
-        yaml_files.raise_errors(find_factor_errors(experiment.factors), file=file)
+        experiment: Experiment = options.decode(Experiment, values, file=file, key=key)
+        options.raise_errors(design.find_factor_errors(experiment.factors), file=file)
         if self.settings.corpus is not None:
             experiment = self._replace_corpus(experiment, self.settings.corpus, file)
-        yaml_files.raise_errors(self._find_experiment_errors(experiment), file=file)
+        errors = design.find_errors(experiment, corpus=self.corpora, tokenizer=self.tokenizers)
+        options.raise_errors(errors, file=file)
         return experiment
 
     def _replace_corpus(self, experiment: Experiment, corpus: str, file: str) -> Experiment:
@@ -321,7 +273,7 @@ class Config:
         text.
         """
         factors = experiment.factors
-        if "corpus" in varied_keys(factors):
+        if "corpus" in design.varied_keys(factors):
             next = "remove the factor, or set `corpus` for another experiment"
             raise UserError("the experiment compares corpora.", file=file, key="factors.corpus", next=next)
         swap = partial(self._replace_tokenizer, corpus, file)
@@ -332,14 +284,13 @@ class Config:
         if experiment.has_runs:
             own = {"tokenizer": swap("runs", experiment.runs["tokenizer"])} if "tokenizer" in experiment.runs else {}
             changes["runs"] = experiment.runs | {"corpus": corpus} | own
-        for factor in factors:
-            keys = factor_keys(factor)
-            if keys == ["tokenizer"]:
-                factors = factors | {factor: [swap("factors", level) for level in factors[factor]]}
-            elif "tokenizer" in keys:
-                named = [list(zip(keys, level, strict=True)) for level in factors[factor]]
-                levels = [[swap("factors", v) if key == "tokenizer" else v for key, v in level] for level in named]
-                factors = factors | {factor: levels}
+        for factor, levels in factors.items():
+            if "tokenizer" in (keys := design.factor_keys(factor)):
+                rows = [dict(zip(keys, level if len(keys) > 1 else [level], strict=True)) for level in levels]
+                rows = [row | {"tokenizer": swap("factors", row["tokenizer"])} for row in rows]
+                factors = factors | {
+                    factor: [list(row.values()) if len(keys) > 1 else row["tokenizer"] for row in rows]
+                }
         return replace(experiment, **changes, factors=factors)
 
     def _replace_tokenizer(self, corpus: str, file: str, section: str, name: Any) -> Any:
@@ -349,8 +300,7 @@ class Config:
             return name
         if configured.kind == "numbers" and self.corpora[corpus].source.kind != "dummy":
             what = f"the tokenizer {name} reads numbers, but the corpus is text."
-            next = "choose a tokenizer that reads text, or a corpus of numbers"
-            raise UserError(what, file=file, key=f"{section}.tokenizer", next=next)
+            raise UserError(what, file=file, key=f"{section}.tokenizer", next="choose one that reads text")
         if configured.corpus is None:
             return name
         twin = f"{name}-{corpus}"
@@ -360,49 +310,6 @@ class Config:
             raise UserError(what, file=self.file_of(key), key=key, next="rename the configured tokenizer")
         self._replaced_tokenizers[twin] = name
         return twin
-
-    def _find_experiment_errors(self, experiment: Experiment) -> Iterator[UserError]:
-        """Yield the errors of an experiment's design. Its factors can be expanded into cells."""
-        factors = experiment.factors
-        repeats = max(experiment.repeats, experiment.primary_repeats or 1)
-        if (requested := repeats * math.prod(map(len, factors.values()))) > MAX_RUNS:
-            found, expected = f"{requested:,}", f"at most {MAX_RUNS:,}"
-            next = "use fewer levels or repeats, or several experiments"
-            what = "the experiment has too many runs."
-            yield UserError(what, key="factors, repeats", found=found, expected=expected, next=next)
-            return  # cells cannot be listed
-        if "seed" in varied_keys(factors) and experiment.repeats > 1:
-            what = "seed cannot be a factor of an experiment with repeats: seed 0, repeat 1 equals seed 1, repeat 0."
-            yield UserError(what, key="factors.seed", next="use repeats alone")
-        for study in experiment.original.studies:
-            if study not in STUDIES:
-                yield unknown("study", study, STUDIES, key="original.studies")
-        for number, group in enumerate(experiment.external):
-            if not group.runs.startswith(EXTERNAL_PREFIX) or "/" in group.runs:
-                what = "the folders of other programs' runs need the prefix of external runs."
-                where, expected = f"external.{number}.runs", f"a name or pattern that begins with {EXTERNAL_PREFIX}"
-                yield UserError(what, key=where, found=group.runs, expected=expected, next="rename the folders")
-        for figure in experiment.figures:
-            if figure not in FIGURES:
-                yield unknown("figure", figure, FIGURES, key="figures")
-        for kind, benchmark in experiment.benchmarks.items():
-            for key, known in (("corpus", self.corpora), ("tokenizer", self.tokenizers)):
-                if (value := getattr(benchmark, key)) not in known:
-                    yield unknown(key, value, known, key=f"{kind}_benchmark.{key}")
-        every = expand_cells(replace(experiment, left_out=()))
-        for number, left in enumerate(experiment.left_out):
-            if not left.cells or not any(matches(cell, left.cells) for cell in every):
-                what, found = "this entry matches no cell of the experiment.", canonical_json(left.cells)
-                next = "use levels of the factors, or remove the entry"
-                yield UserError(what, key=f"left_out.{number}.cells", found=found, next=next)
-        if every and not expand_cells(experiment):
-            yield UserError("every cell is left out.", key="left_out", next="remove entries")
-        yield from find_primary_errors(experiment)
-        errors: list[UserError] = []
-        if experiment.canary is not None:
-            with yaml_files.collect(errors):
-                find_cell(experiment, experiment.canary.cell, "canary.cell")
-        yield from errors
 
     def runs(self, name: str) -> list[Run]:
         """Return the run table of an experiment, in the randomised order of starting."""
@@ -444,48 +351,41 @@ class Config:
                 raise
             # raises the experiment's own error, if it also fails without that corpus
             Config({**self._values, "corpus": None}, root=self.root, file=self._file, layers=self._layers).runs(name)
-            raise UserError(
-                f"the experiment {name} cannot run on the corpus {self.settings.corpus}.",
-                file=self.file_of("corpus"),
-                key="corpus",
-                experiment=self.available[name],
-                reason=error.facts.get("reason", error.what),
-                next="remove it from `experiments`, or choose a corpus that fits",
-            ) from None
+            what = f"the experiment {name} cannot run on the corpus {self.settings.corpus}."
+            next = "remove it from `experiments`, or choose a corpus that fits"
+            facts = {"experiment": self.available[name], "reason": error.facts.get("reason", error.what), "next": next}
+            raise UserError(what, file=self.file_of("corpus"), key="corpus", **facts) from None
 
     def _build_runs(self, experiment: Experiment, file: str) -> list[Run]:
         table: list[Run] = []
-        errors: list[UserError] = []
-        for position, (cell, repeat) in enumerate(order_runs(experiment)):
+        errors: list[Any] = []
+        for position, (cell, repeat) in enumerate(design.order_runs(experiment)):
             if errors and repeat:
                 break  # further repeats have the same errors
             build = partial(self.run_settings, repeat=repeat, file=file)
-            with yaml_files.collect(errors):
-                table.append(Run(resuming.resolve_settings(experiment, cell, build, file), cell, repeat, position))
-        yaml_files.raise_errors(errors, file=file)
-        ids = Counter(run.run_id for run in table)
-        if repeated := [run_id for run_id, times in ids.items() if times > 1]:
-            what, next = "two cells of the experiment are the same run.", "make the levels of each factor differ"
-            raise UserError(what, file=file, key="factors", run=repeated[0], next=next)
+            with collect(errors):
+                table.append(Run(design.resolve_settings(experiment, cell, build, file), cell, repeat, position))
+        options.raise_errors(errors, file=file)
+        ids, errors = Counter(run.run_id for run in table), []
+        for run_id in (run_id for run_id, times in ids.items() if times > 1):
+            errors = [("factors", f"two cells of the experiment are the same run: {run_id}")]
         for run in table:  # those of further repeats of a cell may be missing
-            resumes = isinstance(run.cell.get(resuming.KEY), dict)
+            resumes = isinstance(run.cell.get("resume_from"), dict)
             if resumes and parse_run_id(run.settings.resume_from) not in ids:
-                what = "a cell with more repeats resumes from a cell that does not have as many."
-                key = "canary.cell" if run.repeat >= max(count_repeats(experiment).values()) else "primary_repeats"
-                raise UserError(what, file=file, key=key, next="choose a cell whose runs start from scratch")
+                key = (
+                    "canary.cell" if run.repeat >= max(design.count_repeats(experiment).values()) else "primary_repeats"
+                )
+                errors = errors or [(key, "a cell with more repeats resumes from a cell that does not have as many")]
+        options.raise_errors(errors, file=file)
         if (benchmark := experiment.inference_benchmark) is not None:
-            yaml_files.raise_errors(benchmark.find_errors([run.settings for run in table]), file=file)
+            problems = benchmark.problems([run.settings for run in table])
+            options.raise_errors(problems, file=file, key="inference_benchmark")
         return table
 
     def run_settings(self, values: dict[str, Any], *, repeat: int, file: str) -> RunSettings:
         """Build a run from an experiment's values; names of corpus, tokenizer and preset become their settings."""
-        errors: list[UserError] = []
-        if "repeat" in values:
-            what, next = "repeat cannot be set for a run.", "use `repeats` of the experiment"
-            errors.append(UserError(what, key="runs.repeat", next=next))
-        if "mixture" in values:
-            what, next = "this key is filled in automatically.", "name a mixture of config.yaml as `corpus`"
-            errors.append(UserError(what, key="runs.mixture", next=next))
+        filled = {"repeat": "use `repeats` of the experiment", "mixture": "name a mixture of config.yaml as `corpus`"}
+        errors: list = [(f"runs.{key}", f"is filled in: {hint}") for key, hint in filled.items() if key in values]
         given = merge_settings(values, {"repeat": repeat})
         given.pop("mixture", None)
         if (mixture := str(given.get("corpus"))) in self.mixtures:
@@ -495,36 +395,34 @@ class Config:
         for key in ("corpus", "tokenizer", "model", "approach"):
             found = given.get(key)
             if isinstance(found, list):
-                levels = ", ".join(map(str, found))
-                next = f"to compare them, move the list to `factors`: {{{key}: [{levels}]}}"
-                errors.append(UserError(f"a run has one {key}.", key=f"runs.{key}", found=levels, next=next))
+                text = (
+                    f"a run has one {key}: to compare several, use `factors`: {{{key}: [{', '.join(map(str, found))}]}}"
+                )
+                errors.append((f"runs.{key}", text))
             elif key not in known:
                 continue
             elif found is None:
-                names = ", ".join(known[key])
-                errors.append(UserError("a key is missing.", key=f"runs.{key}", allowed=names, next="add it"))
+                errors.append((f"runs.{key}", f"is missing: {', '.join(known[key])}"))
             elif not isinstance(found, str) or found not in known[key]:
                 errors.append(unknown(key, str(found), known[key], key=f"runs.{key}"))
             else:
                 given[key] = known[key][found]
                 continue
             given.pop(key, None)  # the other settings are validated with its default
-        with yaml_files.collect(errors):
+        with collect(errors):
             given["model"] = self._build_model(given.pop("model", "llama-tiny"), file)
-        with yaml_files.collect(errors):
-            run: RunSettings = yaml_files.build(RunSettings, given, file=file, key="runs")
-        yaml_files.raise_errors(errors, file=file)
-        problems = run.problems()
+        with collect(errors):
+            run: RunSettings = options.decode(RunSettings, given, file=file, key="runs")
+        options.raise_errors(errors, file=file)
         if run.arm != OURS and run.arm not in self._arms:
             errors.append(unknown("arm", run.arm, [OURS, *self._arms], key="runs.arm"))
+        errors += [(f"runs.{key}", text) for key, text in run.problems()]
         # fail before anything runs if the ranks do not fill whole nodes
-        with yaml_files.collect(errors):
+        with collect(errors):
             shape = geometry(run.layout.world_size, self.machine.gpus_per_node)
             if (problem := run.layout.node_problem(shape.ranks_per_node)) is not None:
-                problems.append(("layout.tensor", problem))
-        with yaml_files.collect(errors):
-            yaml_files.check_problems(problems, file=file, key="runs")
-        yaml_files.raise_errors(errors, file=file)
+                errors.append(("runs.layout.tensor", problem))
+        options.raise_errors(errors, file=file)
         return run
 
     @cached_property
@@ -541,7 +439,7 @@ class Config:
             return base
         # a changed preset must not keep the preset's name
         values = {f.name: getattr(base, f.name) for f in fields(base)} | {"name": f"{base.name}-changed"} | changes
-        return yaml_files.build(ModelSettings, values, file=file, key="runs.model")
+        return options.decode(ModelSettings, values, file=file, key="runs.model")
 
     def all_runs(self, names: Iterable[str]) -> dict[str, Run]:
         """Return run id → run of several experiments. A run that two of them share appears once."""
@@ -603,9 +501,9 @@ class Config:
             "factors": experiment.factors,
             "left_out": [to_dict(left) for left in experiment.left_out],
             "repeats": experiment.repeats,
-            "cell_repeats": count_repeats(experiment),
-            "primary": describe_primary(experiment),
-            "cells": expand_cells(experiment),
+            "cell_repeats": design.count_repeats(experiment),
+            "primary": design.describe_primary(experiment),
+            "cells": design.expand_cells(experiment),
             "target_loss": experiment.target_loss,
             "figures": list(experiment.figures),
             "runs": [
@@ -618,8 +516,8 @@ class Config:
 
     def compared_trainers(self, name: str) -> list[tuple[str, str]]:
         """Return (run of an arm, this project's run with otherwise equal levels) for the first repeat of each cell."""
-        first = {format_cell(run.cell): run for run in self.runs(name) if run.repeat == 0}
-        pairs = [(run, first.get(format_cell(run.cell | {"arm": OURS}))) for run in first.values()]
+        first = {design.format_cell(run.cell): run for run in self.runs(name) if run.repeat == 0}
+        pairs = [(run, first.get(design.format_cell(run.cell | {"arm": OURS}))) for run in first.values()]
         return [(run.run_id, ours.run_id) for run, ours in pairs if run.settings.arm != OURS and ours is not None]
 
     def external(self, name: str) -> list[dict[str, Any]]:

@@ -1,18 +1,20 @@
-"""Experiments: the runs that answer a question. Plain dataclasses; `config.py` reads and validates the YAML."""
+"""Experiments: the runs that answer a question, and the state that a run resumes from. `config.py` reads the YAML."""
 
 import copy
 import itertools
+import math
 import random
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from tokenscale.base.errors import UserError
+from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.settings.benchmarks import DataBenchmarkSettings, InferenceBenchmarkSettings, StorageBenchmarkSettings
-from tokenscale.settings.options import option, settings_class, to_dict
-from tokenscale.settings.run import RunSettings
+from tokenscale.settings.options import collect, decode, option, raise_errors, settings_class, to_dict
+from tokenscale.settings.registry import FIGURES
+from tokenscale.settings.run import RunSettings, find_difference, state_path
 
 STUDIES = {
     "000": "Pretokenization and DDP on Alps (ETH Zürich, 2025)",
@@ -21,8 +23,6 @@ STUDIES = {
     "003": "Distributed training and parallelism for GPT-2 (LLM Systems, 2025)",
     "004": "Distributed LLM Trainer, a learning project",
 }
-
-
 #: compared approaches, as (approach, baseline): offline over online, and packed over both
 COMPARISONS = (
     ("pretokenized-padded", "padded"),
@@ -33,7 +33,11 @@ COMPARISONS = (
 
 #: primary comparisons of one experiment
 MAX_PRIMARY = 3
-
+#: largest number of runs of one experiment: listing more would exhaust this machine's memory
+MAX_RUNS = 100_000
+#: scale of an experiment's own settings; other scales are overlays in its file
+BASE_SCALE = "demo"
+SCALES = (BASE_SCALE, "workstation", "alps", "study")
 #: prefix of the run ids of other programs, which tells them from this project's
 EXTERNAL_PREFIX = "external-"
 
@@ -104,6 +108,17 @@ class External:
 
 
 @settings_class
+class ResumeFrom:
+    """Run of the same experiment and repeat, and the step after which another run resumes from it."""
+
+    run: dict[str, Any] = option(
+        description="dotted key → level; enough levels to identify the cell. Other factors have the same level as in "
+        "this run. A run that was itself resumed is selected only with `resume_from` among the levels"
+    )
+    step: int = option(description="optimizer step after which that run keeps a resume state", ge=0)
+
+
+@settings_class
 class SourceStudy:
     """Source studies with the same question: their results, and what this experiment corrects."""
 
@@ -166,11 +181,8 @@ class Experiment:
     @property
     def benchmarks(self) -> dict[str, DataBenchmark | StorageBenchmark]:
         """Kind (data, storage) → benchmark."""
-        by_kind: dict[str, DataBenchmark | StorageBenchmark | None] = {
-            "data": self.data_benchmark,
-            "storage": self.storage_benchmark,
-        }
-        return {kind: benchmark for kind, benchmark in by_kind.items() if benchmark is not None}
+        found = {kind: getattr(self, f"{kind}_benchmark") for kind in ("data", "storage")}
+        return {kind: benchmark for kind, benchmark in found.items() if benchmark is not None}
 
     @property
     def has_runs(self) -> bool:
@@ -268,25 +280,58 @@ def factor_level(cell: dict[str, Any], factor: str) -> Any:
     return values if len(values) > 1 else values[0]
 
 
-def find_factor_errors(factors: dict[str, list[Any]]) -> Iterator[UserError]:
-    """Yield an error for each factor that cannot be expanded into cells."""
+def find_factor_errors(factors: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:
+    """Yield (key, what is wrong) for each factor that cannot be expanded into cells."""
     seen: set[str] = set()
     for factor, levels in factors.items():
-        keys = factor_keys(factor)
-        where = {"key": f"factors.{factor}", "next": "change the levels of this factor"}
+        keys, where = factor_keys(factor), f"factors.{factor}"
         if not levels:
-            yield UserError("a factor has no levels.", expected="a list of one or more levels", **where)
+            yield where, "the factor has no levels"
         if not all(keys):
-            expected = "dotted keys, separated by single commas"
-            yield UserError("a factor's name has an empty part.", expected=expected, **where)
+            yield where, "a factor's name has an empty part: separate dotted keys by single commas"
         for key in keys:
             if key in seen:
-                yield UserError(f"{key} appears twice among the factors.", expected="each setting once", **where)
+                yield where, f"{key} appears twice among the factors"
             seen.add(key)
         for level in levels if len(keys) > 1 else ():
             if not isinstance(level, list) or len(level) != len(keys):
-                what = f"the level {canonical_json(level)} does not have one value per key."
-                yield UserError(what, expected=f"a list of {len(keys)} values", **where)
+                yield where, f"the level {canonical_json(level)} is not a list of {len(keys)} values, one per key"
+
+
+def find_errors(experiment: Experiment, **known: Mapping[str, Any]) -> Iterator[UserError | tuple[str, str]]:
+    """Yield the errors of a design whose factors can be expanded. `known` are each `corpus` and `tokenizer`."""
+    factors = experiment.factors
+    repeats = max(experiment.repeats, experiment.primary_repeats or 1)
+    if (requested := repeats * math.prod(map(len, factors.values()))) > MAX_RUNS:
+        text = f"too many runs: {requested:,}, at most {MAX_RUNS:,}. Use fewer levels or repeats, or more experiments"
+        yield "factors, repeats", text
+        return  # cells cannot be listed
+    if "seed" in varied_keys(factors) and experiment.repeats > 1:
+        yield "factors.seed", "seed 0, repeat 1 equals seed 1, repeat 0: use repeats alone"
+    used: list[tuple[str, Iterable[str], Iterable[str], str]] = [
+        ("study", experiment.original.studies, STUDIES, "original.studies")
+    ]
+    used += [("figure", experiment.figures, FIGURES, "figures")]
+    for kind, benchmark in experiment.benchmarks.items():
+        used += [(w, (getattr(benchmark, w),), names, f"{kind}_benchmark.{w}") for w, names in known.items()]
+    for word, found, names, key in used:
+        yield from (unknown(word, name, names, key=key) for name in found if name not in names)
+    for number, group in enumerate(experiment.external):
+        if not group.runs.startswith(EXTERNAL_PREFIX) or "/" in group.runs:
+            text = f"{group.runs} is not the name or pattern of folders that begin with {EXTERNAL_PREFIX}"
+            yield f"external.{number}.runs", text
+    every = expand_cells(replace(experiment, left_out=()))
+    for number, left in enumerate(experiment.left_out):
+        if not left.cells or not any(matches(cell, left.cells) for cell in every):
+            yield f"left_out.{number}.cells", f"no cell of the experiment has {canonical_json(left.cells)}: remove it"
+    if every and not expand_cells(experiment):
+        yield "left_out", "every cell is left out"
+    yield from _find_primary_errors(experiment)
+    if experiment.canary is not None:
+        errors: list[UserError] = []
+        with collect(errors):
+            find_cell(experiment, experiment.canary.cell, "canary.cell")
+        yield from errors
 
 
 def expand_cells(experiment: Experiment) -> list[dict[str, Any]]:
@@ -334,15 +379,11 @@ def find_cell(
     return found[0]
 
 
-def find_primary_errors(experiment: Experiment) -> Iterator[UserError]:
-    """Yield the errors of the primary comparisons."""
-    if (count := len(experiment.primary or ())) > MAX_PRIMARY:
-        what = "too many comparisons are primary: each one more raises the number of repeats that all need."
-        next = "keep those that answer the question; all others are shown without a verdict"
-        yield UserError(what, key="primary", found=count, expected=f"at most {MAX_PRIMARY}", next=next)
+def _find_primary_errors(experiment: Experiment) -> Iterator[UserError | tuple[str, str]]:
+    if len(experiment.primary or ()) > MAX_PRIMARY:
+        yield "primary", f"each comparison raises the number of repeats that all need: keep at most {MAX_PRIMARY}"
     if experiment.primary_repeats is not None and not experiment.primary:
-        next = "name them under `primary`, or raise `repeats`"
-        yield UserError("primary_repeats needs primary comparisons.", key="primary_repeats", next=next)
+        yield "primary_repeats", "needs primary comparisons: name them under `primary`, or raise `repeats`"
     try:
         described = describe_primary(experiment) or []
     except UserError as error:
@@ -350,8 +391,7 @@ def find_primary_errors(experiment: Experiment) -> Iterator[UserError]:
         return
     for number, comparison in enumerate(described):
         if comparison in described[:number]:
-            what = "a primary comparison is listed twice."
-            yield UserError(what, key=f"primary.{number}", next="remove one of them")
+            yield f"primary.{number}", "this primary comparison is listed twice"
 
 
 def describe_primary(experiment: Experiment) -> list[dict[str, Any]] | None:
@@ -405,11 +445,6 @@ def count_repeats(experiment: Experiment) -> dict[str, int]:
     return {name: more if name in primary else experiment.repeats for name in names}
 
 
-def co_varied_keys(experiment: Experiment, key: str) -> list[str]:
-    """Return the keys that vary together with `key`; empty if no factor varies it."""
-    return next((keys for keys in map(factor_keys, experiment.factors) if key in keys), [])
-
-
 def order_runs(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
     """Return (cell, repeat) in the order of starting: one block per repeat, shuffled from `order_seed`.
 
@@ -446,6 +481,72 @@ def _count_predecessors(level: Any) -> int:
     return isinstance(level, dict) + (_count_predecessors(earlier) if earlier is not None else 0)
 
 
-#: scale of an experiment's own settings; other scales are overlays in its file
-BASE_SCALE = "demo"
-SCALES = (BASE_SCALE, "workstation", "alps", "study")
+def resolve_settings(
+    experiment: Experiment,
+    cell: dict[str, Any],
+    build: Callable[[dict[str, Any]], RunSettings],
+    file: str,
+    resumed_by: tuple[dict[str, Any], ...] = (),
+) -> RunSettings:
+    """Return the settings of a cell's run. `build` turns an experiment's values into settings.
+
+    `resumed_by` are the cells that resume from this one. Raises UserError if the run to resume from is not in the
+    experiment, keeps no state after that step, or has incompatible settings.
+    """
+    values, key = cell_values(experiment, cell), "runs.resume_from"
+    if not isinstance(values.get("resume_from"), dict):
+        return build(values)
+    wanted: ResumeFrom = decode(ResumeFrom, values["resume_from"], file=file, key=key)
+    errors: list[Any] = []
+    with collect(errors):
+        other = _find_cell(experiment, cell, wanted.run)
+        if other in resumed_by:
+            errors = [(f"{key}.run", "runs resume from each other in a circle: let one start anew: resume_from: null")]
+    raise_errors(errors, file=file)
+    theirs = resolve_settings(experiment, other, build, file, (*resumed_by, cell))
+    mine = replace(build(values | {"resume_from": None}), resume_from=state_path(theirs.identity, wanted.step))
+    raise_errors(_find_state_errors(theirs, mine, wanted.step), file=file)
+    return mine
+
+
+def _find_cell(experiment: Experiment, cell: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
+    given = flatten_cell(run)
+    ignored = next((keys for keys in map(factor_keys, experiment.factors) if "resume_from" in keys), [])
+    same = {
+        key: level
+        for key, level in cell.items()
+        if key not in ignored and not any(name == key or name.startswith(f"{key}.") for name in given)
+    }
+    # `matches` expects mappings, not null, so `resume_from: null` is handled here
+    levels = {key: level for key, level in run.items() if (key, level) != ("resume_from", None)}
+    resumed = any(key.split(".")[0] == "resume_from" for key in levels)
+
+    def fits(other: dict[str, Any]) -> bool:
+        from_scratch = cell_values(experiment, other).get("resume_from") is None
+        return other != cell and all(other[k] == v for k, v in same.items()) and (resumed or from_scratch)
+
+    return find_cell(experiment, levels, "runs.resume_from.run", fits)
+
+
+def list_kept_steps(run: RunSettings) -> list[int]:
+    """Return the steps whose resume states remain after a run without interruption; empty if unknown."""
+    policy, budget = run.checkpoints, run.budget
+    if not policy.keep_resume_state or budget.kind != "steps" or policy.each_epoch:
+        return []
+    written = {0} if policy.at_start else set()
+    written |= {*range(policy.every, budget.steps, policy.every)} if policy.every else set()
+    return sorted(written | {budget.steps})[-policy.keep_last :]
+
+
+def _find_state_errors(theirs: RunSettings, mine: RunSettings, step: int) -> Iterator[tuple[str, str]]:
+    steps, key, run = list_kept_steps(theirs), "runs.resume_from", theirs.identity
+    if step not in steps:
+        needs = "needs a budget in steps, and checkpoints.keep_resume_state without each_epoch"
+        kept = f"keeps those of {', '.join(map(str, steps))}: change its checkpoints" if steps else needs
+        yield f"{key}.step", f"{run} keeps no state after this step: it {kept}"
+    elif mine.budget.kind == "steps" and step >= mine.budget.steps:
+        yield f"{key}.step", f"no steps are left after this step: budget.steps = {mine.budget.steps}"
+    if (other := find_difference(theirs, mine)) is not None:
+        setting, there, here = other
+        text = f"{run} has another {setting}, {there}, than this run, {here}"
+        yield f"{key}.run", f"{text}: only layout, budget and evaluation may differ"

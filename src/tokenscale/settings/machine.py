@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from tokenscale.base.errors import UserError
-from tokenscale.settings.options import option, settings_class
+from tokenscale.settings.options import decode, option, raise_errors, settings_class
 
 
 @settings_class
@@ -101,20 +101,18 @@ def load_machine(path: str | Path | None, root: str | Path = ".") -> Machine:
     """Load a machine's file; None gives this machine. Raises UserError for a missing, unreadable or invalid file."""
     if not path:
         return Machine()
-    from tokenscale.settings import yaml_files
+    from tokenscale.settings.yaml_files import find_foreign_values  # PyYAML
 
     file = Path(root) / path
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise UserError(
-            "the machine file is missing.", file=file, next="profiles/alps/machine.toml is an example"
-        ) from None
+        next = "profiles/alps/machine.toml is an example"
+        raise UserError("the machine file is missing.", file=file, next=next) from None
     except (ValueError, RecursionError, OSError) as error:  # also an invalid file name
-        raise UserError(
-            "the machine file is not readable TOML.", file=file, reason=error, next="correct it, or use another file"
-        ) from None
-    yaml_files.raise_errors(yaml_files.find_foreign_values(values), file=str(file))
-    machine: Machine = yaml_files.build(Machine, values, file=str(file))
-    yaml_files.check_problems(machine.problems(), file=str(file))
+        what, next = "the machine file is not readable TOML.", "correct it, or use another file"
+        raise UserError(what, file=file, reason=error, next=next) from None
+    raise_errors(find_foreign_values(values), file=str(file))
+    machine: Machine = decode(Machine, values, file=str(file))
+    raise_errors(machine.problems(), file=str(file))
     return machine

@@ -133,40 +133,39 @@ def resolve_mixture(named: NamedMixture, corpora: Mapping[str, CorpusSettings]) 
     )
 
 
-def find_mixture_problems(named: NamedMixture) -> Iterator[tuple[str, str, str]]:
-    """Yield (key, what is wrong, next step) for the problems of a mixture in config.yaml."""
+def find_mixture_problems(named: NamedMixture) -> Iterator[tuple[str, str]]:
+    """Yield (key, what is wrong) for the problems of a mixture in config.yaml."""
     if bool(named.weights) == bool(named.stages):
         both = "keep one of them; the keys of several configuration files are merged"
-        next = both if named.weights else "weights: {CORPUS: 0.7, OTHER: 0.3}"
-        yield "weights", "a mixture has either `weights` or `stages`.", next
+        hint = both if named.weights else "weights: {CORPUS: 0.7, OTHER: 0.3}"
+        yield "weights", f"a mixture has either `weights` or `stages`: {hint}"
         return
     *earlier, last = [stage.tokens for stage in named.stages] or [None]
     for number, tokens in enumerate(earlier):
         if tokens is None:
-            yield f"stages.{number}.tokens", "a stage needs its length in tokens.", "set `tokens`"
+            yield f"stages.{number}.tokens", "a stage needs its length in tokens"
     if last is not None:
-        yield f"stages.{len(earlier)}.tokens", "the last stage of a mixture lasts to the end.", "remove `tokens`"
+        yield f"stages.{len(earlier)}.tokens", "the last stage of a mixture lasts to the end: remove `tokens`"
     for key, weights in named.weights_by_key.items():
         wrong = [name for name, weight in weights.items() if not (_is_number(weight) and 0 <= weight <= LARGEST_WEIGHT)]
         for name in wrong:
-            what = f"a weight must be a number from 0 to {LARGEST_WEIGHT:g}, not {weights[name]!r}."
-            yield f"{key}.{name}", what, "with 0 the corpus is validated, but not trained on"
+            yield f"{key}.{name}", f"a weight is a number from 0 to {LARGEST_WEIGHT:g}, not {weights[name]!r}"
         total = 0 if wrong else math.fsum(weights.values())
         if not total and not wrong:
-            yield key, "the weights of a mixture add up to 0.", "give at least one corpus a weight above 0"
+            yield key, "the weights of a mixture add up to 0: give a corpus a weight above 0"
         for name in weights if total else ():
             if 0 < weights[name] / total < SMALLEST_SHARE:
-                what = f"a weight is below {SMALLEST_SHARE:g} of the sum, which cannot be kept exactly."
-                yield f"{key}.{name}", what, "raise it, or set it to 0"
+                yield (
+                    f"{key}.{name}",
+                    f"below {SMALLEST_SHARE:g} of the sum no share can be kept exactly: use more, or 0",
+                )
     limits = named.maximum_repetitions
     by_key = {f".{name}": limit for name, limit in limits.items()} if isinstance(limits, dict) else {"": limits}
     for key, limit in by_key.items():
         if key and key[1:] not in named.names:
-            next = "remove it, or give the corpus a weight"
-            yield f"maximum_repetitions{key}", "the mixture has no such corpus.", next
+            yield f"maximum_repetitions{key}", "the mixture has no such corpus"
         elif limit is not None and not (_is_number(limit) and 0 < limit <= LARGEST_WEIGHT):
-            what = f"a number of passes must be above 0, not {limit!r}."
-            yield f"maximum_repetitions{key}", what, "1, for example; null: no limit"
+            yield f"maximum_repetitions{key}", f"a number of passes is above 0 (null: no limit), not {limit!r}"
 
 
 def _is_number(value: Any) -> bool:

@@ -8,7 +8,8 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from tokenscale.base.errors import UserError, find_nearest
@@ -171,28 +172,10 @@ def type_adapter(hint: Any) -> "pydantic.TypeAdapter":
     return pydantic.TypeAdapter(hint, config=config)
 
 
-def from_json(cls: type[T], text: str) -> T:
-    """Return a settings object from JSON. Raises UserError for other text and invalid values."""
-    return decode(cls, text, "json")
-
-
-def from_dict(cls: type[T], values: dict[str, Any]) -> T:
-    """Return a settings object from the plain values of a record. Raises UserError for invalid ones."""
-    return decode(cls, values)
-
-
-def build(cls: type[T], values: Any, *, file: str | Callable[[str], str], key: str = "") -> T:
-    """Return a settings object from the plain values at `key` of a file. Raises one UserError for all invalid ones.
-
-    `file` is a name, or a function from a dotted key to the file that sets it.
-    """
-    return decode(cls, values, file=file, key=key)
-
-
 def decode(hint: Any, values: Any, form: str = "python", *, key: str = "", label: str = "key", **where: Any) -> Any:
     """Return values of a form (`python`, `json`: text, `strings`: each value as text) as settings.
 
-    Raises one UserError for all invalid values. `label` names the fact with the key, `where` are further facts.
+    Raises one UserError for all invalid values. `label` names the fact with the key, `where` are facts for `combine`.
     """
     import pydantic
 
@@ -205,12 +188,34 @@ def decode(hint: Any, values: Any, form: str = "python", *, key: str = "", label
     raise combine(found, label, **where)
 
 
-def check_problems(problems: Iterable[tuple[str, str]], *, key: str = "", label: str = "key", **where: Any) -> None:
-    """Raise one UserError for all problems, which are (field, what is wrong), if there are any."""
-    what, next = "the settings do not fit together.", "change this key, or the one that it conflicts with"
-    found = [(join_key(key, field), what, {"reason": text, "next": next}) for field, text in problems]
+def from_json(cls: type[T], text: str) -> T:
+    """Return a settings object from JSON. Raises UserError for other text and invalid values."""
+    return decode(cls, text, "json")
+
+
+def raise_errors(errors: Iterable[UserError | tuple[str, str]], *, key: str = "", **where: Any) -> None:
+    """Raise one UserError for all errors, if there are any: UserErrors, and (field, what is wrong) of `problems()`.
+
+    `key` is the parent of their keys. `where` are facts for `combine`.
+    """
+    found = []
+    for error in errors:
+        if isinstance(error, tuple):
+            facts = {"key": error[0], "reason": error[1], "next": "change this key, or the one that it conflicts with"}
+            error = UserError("the settings do not fit together.", **facts)
+        facts = {**error.facts}
+        found.append((join_key(key, facts.pop("key", "")), error.what, facts))
     if found:
-        raise combine(found, label, **where)
+        raise combine(found, **where) from None
+
+
+@contextmanager
+def collect(errors: list[UserError]) -> Iterator[None]:
+    """Add the UserError of a `with` block to a list, to report it together with others by `raise_errors`."""
+    try:
+        yield
+    except UserError as error:
+        errors.append(error)
 
 
 def combine(found: list[tuple[str, str, dict[str, Any]]], label: str = "key", **where: Any) -> UserError:

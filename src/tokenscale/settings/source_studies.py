@@ -9,7 +9,7 @@ from tokenscale.base.errors import UserError, unknown
 from tokenscale.settings import flags
 from tokenscale.settings.layout import DEGREES
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.options import option, settings_class
+from tokenscale.settings.options import decode, option, settings_class
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import RunSettings
 
@@ -273,13 +273,13 @@ class StudyFile:
 
 def load_preset_file(path: str) -> StudyFile:
     """Load a preset file. Raises UserError for an unreadable file and for unknown keys or values."""
-    from tokenscale.settings import yaml_files  # needs PyYAML
+    from tokenscale.settings.yaml_files import read_yaml  # needs PyYAML
 
-    values = yaml_files.read_yaml(path)
+    values = read_yaml(path)
     distributed = values.get("distributed")
     if isinstance(distributed, dict) and distributed.get("mixed_precision") is False:  # YAML's `no`
         values = {**values, "distributed": {**distributed, "mixed_precision": "no"}}
-    return yaml_files.build(StudyFile, values, file=path)
+    return decode(StudyFile, values, file=path)
 
 
 def find_preset(name: str, flag: str) -> ModelSettings:

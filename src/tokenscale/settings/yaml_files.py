@@ -1,17 +1,15 @@
-"""Read YAML files as plain values, and report the errors of a file: each one is a user's error."""
+"""Read YAML files as plain values: each error of a file is a user's error."""
 
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from tokenscale.base.errors import UserError, find_nearest
-from tokenscale.settings.options import build, check_problems, combine, join_key  # noqa: F401
+from tokenscale.settings.options import join_key, raise_errors
 
 
 def read_yaml(path: Path | str) -> dict[str, Any]:
@@ -127,24 +125,6 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
             seen.add(key) if isinstance(key, str) else None
         return super().construct_mapping(node, deep)
-
-
-def raise_errors(errors: Iterable[UserError], *, file: str | Callable[[str], str] = "") -> None:
-    """Raise one error for a file's errors, if there are any. `file` is that of errors that name none."""
-    found = [(error.facts.get("key", ""), error.what, {**error.facts}) for error in errors]
-    for _, _, facts in found:
-        facts.pop("key", None)
-    if found:
-        raise combine(found, file=file) from None
-
-
-@contextmanager
-def collect(errors: list[UserError]) -> Iterator[None]:
-    """Add the UserError of a `with` block to a list, to report it together with others by `raise_errors`."""
-    try:
-        yield
-    except UserError as error:
-        errors.append(error)
 
 
 def main(files: list[str]) -> int:

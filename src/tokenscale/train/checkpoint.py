@@ -32,7 +32,7 @@ from xxhash import xxh3_128
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic, check_types, read_json, report_malformed, sync, write_json
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.options import from_dict
+from tokenscale.settings.options import decode
 
 VERSION = 1
 RECORD = "checkpoint.json"
@@ -411,7 +411,7 @@ def read_model(folder: str | Path) -> tuple[ModelSettings, dict[str, Tensor]]:
     """Return (shape, parameters by name) of a checkpoint of any layout. The shape's vocabulary is resolved."""
     checkpoint = Checkpoint(folder)
     with report_malformed(checkpoint.folder / RECORD, "checkpoint's record", NEXT):
-        shape = from_dict(ModelSettings, checkpoint.record["model"])
+        shape = decode(ModelSettings, checkpoint.record["model"])
     weights = {
         name: torch.empty(checkpoint.shapes["model." + name], dtype=checkpoint.dtypes["model." + name])
         for name in checkpoint.names("model.")

@@ -13,9 +13,8 @@ from safetensors import SafetensorError
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import sync_tree
 from tokenscale.data.batches.batch import merge_states
-from tokenscale.settings.continuation import find_difference
-from tokenscale.settings.options import from_dict
-from tokenscale.settings.run import RunSettings
+from tokenscale.settings.options import decode
+from tokenscale.settings.run import RunSettings, find_difference
 from tokenscale.train.checkpoint import PARTIAL, RECORD, Checkpoint, State, commit, partial_of, write_rank
 from tokenscale.train.parallel.world import World
 
@@ -93,7 +92,7 @@ class Checkpoints:
                 checkpoint=where,
                 next="run the other one with checkpoints.keep_resume_state",
             )
-        if (other := find_difference(from_dict(RunSettings, found.record["run"]), self._run)) is not None:
+        if (other := find_difference(decode(RunSettings, found.record["run"]), self._run)) is not None:
             setting, there, here = other
             raise UserError(
                 "the checkpoint is of another run.",

@@ -20,11 +20,10 @@ from tokenscale.runs.launch import attempts, failure_hints, lock, ranks
 from tokenscale.runs.launch.job import Job, job_id, load_job
 from tokenscale.runs.launch.ranks import THREADS
 from tokenscale.settings.closure import training_code
-from tokenscale.settings.continuation import parse_run_id
 from tokenscale.settings.layout import Geometry, geometry
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.manifests import done_file
-from tokenscale.settings.run import RunSettings
+from tokenscale.settings.run import RunSettings, parse_run_id
 
 NO_JOB = "this machine starts processes by srun, but this process is not in a SLURM job."
 #: rendezvous ports, chosen by job number because nodes may be shared; below Linux's range of ephemeral ports
