@@ -122,28 +122,20 @@ class SourceSettings:
 
     def problems(self) -> list[tuple[str, str]]:
         """Options that do not fit the kind, as (field, what is wrong)."""
-        needed, known = SOURCES[self.kind].needs, SOURCES[self.kind].options
-        found = [(name, f"kind {self.kind} needs it") for name in needed if not getattr(self, name)]
-        fields = {f.name: f for f in dataclasses.fields(self)}
-        for name in fields.keys() - {"kind", "maximum_documents", *needed, *known}:
+        spec, fields = SOURCES[self.kind], {f.name: f for f in dataclasses.fields(self)}
+        found = [(name, f"kind {self.kind} needs it") for name in spec.needs if not getattr(self, name)]
+        for name in fields.keys() - {"kind", "maximum_documents", *spec.needs, *spec.options}:
             if getattr(self, name) != get_default(fields[name]):
                 found.append((name, f"has no meaning for kind {self.kind}"))
         if self.kind in ("hub", "stream") and self.revision and not re.fullmatch(r"[0-9a-f]{40}", self.revision):
             found.append(("revision", f"{self.revision!r} is not a commit (40 hex digits)"))
-        for name in FILE_LISTS:
-            found += [(name, text) for f in getattr(self, name) if (text := find_address_problem(f, self.kind))]
-        if SOURCES[self.kind].downloaded:
-            for name in FILE_LISTS:
-                hashes = [f.partition("#sha256=")[2] for f in getattr(self, name) if "#sha256=" in f]
-                found += [
-                    (name, f"{h!r} is not a SHA-256 hash (64 hex digits)") for h in hashes if not SHA256.fullmatch(h)
-                ]
+        for name, file in [(key, one) for key in FILE_LISTS for one in getattr(self, key)]:
+            found += [(name, text)] if (text := find_address_problem(file, self.kind)) else []
+            _, sign, sha256 = file.partition("#sha256=")
+            if spec.downloaded and sign and not SHA256.fullmatch(sha256):
+                found.append((name, f"{sha256!r} is not a SHA-256 hash (64 hex digits)"))
         if self.lengths.minimum > self.lengths.maximum:
             found.append(("lengths.minimum", f"{self.lengths.minimum} is more than maximum = {self.lengths.maximum}"))
-        return sorted(found + self._pair_problems())
-
-    def _pair_problems(self) -> list[tuple[str, str]]:
-        found = []
         if self.target_files and self.target_column is not None:
             found.append(("target_column", "translations come from a column or from target_files: remove one"))
         if self.target_files and self.format not in ("auto", "text"):
@@ -151,13 +143,8 @@ class SourceSettings:
         if self.target_files and self.separator not in (None, "\n"):
             found.append(("separator", "with target_files every line is a document: remove separator"))
         if bool(self.validation_target_files) != bool(self.target_files and self.validation_files):
-            found.append(
-                (
-                    "validation_target_files",
-                    "validation_target_files needs target_files and validation_files, and vice versa",
-                )
-            )
-        return found
+            found.append(("validation_target_files", "needs target_files and validation_files, and vice versa"))
+        return sorted(found)
 
     @property
     def pairs(self) -> bool:
@@ -209,19 +196,13 @@ def find_address_problem(file: str, kind: str) -> str | None:
         if not host or any(ord(c) <= 32 for c in file):
             return f"{shown!r} is not a complete address: https://HOST/PATH"
         if shown != file:
-            return (
-                f"{shown} holds a password or a signature, which would appear in logs and records: put the password "
-                "into ~/.netrc, or download the file from a signed address and use its path"
-            )
+            return f"{shown} holds a password or signature: put it into ~/.netrc, or download the file and use its path"
     elif kind == "bucket":
         bucket, _, path = file.partition("#sha256=")[0][len("s3://") :].partition("/")
         if not _BUCKET.match(file) or not bucket or not path:
             return f"{shown!r} is not an address in a bucket: s3://BUCKET/PATH"
         if "@" in bucket or ":" in bucket or "?" in bucket:
-            return (
-                f"s3://…/{path}: a bucket's name has no password or options. Credentials belong into AWS_PROFILE or "
-                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-            )
+            return f"s3://…/{path}: a bucket's name has no password or options: put credentials into AWS_PROFILE"
     elif _SCHEME.match(file):
         return f"{shown} is not a path of this machine, an http(s) address or an s3 address"
     return None
@@ -404,12 +385,8 @@ class StoreSettings:
         values = {"format": store_format, **{key: text for key, _, text in items}}
         store: StoreSettings = decode(cls, values, "strings", store=directory)
         if store.directory != directory:
-            raise UserError(
-                "the store's name is not in canonical form.",
-                store=directory,
-                expected=store.directory,
-                next="use the expected name",
-            )
+            what = "the store's name is not in canonical form."
+            raise UserError(what, store=directory, expected=store.directory, next="use the expected name")
         return store
 
 

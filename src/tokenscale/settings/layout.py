@@ -1,13 +1,14 @@
 """Parallel layout of a run: degrees, their constraints, and the mesh coordinate of each rank."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Literal
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.order.permutation import micro_steps
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.options import MOST, option, settings_class
+from tokenscale.settings.options import MOST, as_list, option, settings_class
 from tokenscale.settings.registry import REPLICATION
 
 #: parallel degrees, from the least to the most communication between ranks
@@ -116,107 +117,91 @@ class LayoutSettings:
             rank, index[degree] = divmod(rank, getattr(self, degree))
         return MeshCoordinate(**index, data_rank=index["data"] * self.shard + index["shard"])
 
+    @as_list
     def problems(
-        self, model: ModelSettings, *, global_batch: int, micro_batch: int, sequence_length: int
-    ) -> list[tuple[str, str]]:
+        self, model: ModelSettings, global_batch: int, micro_batch: int, sequence_length: int
+    ) -> Iterator[tuple[str, str]]:
         """Violations of a model's and its batches' constraints, as (field, what is wrong, with the nearest fix)."""
-        found = []
         if self.data_parallel_size > global_batch:
             field = "data" if self.data > 1 else "shard"
             text = f"{self.data_parallel_size} ranks share {global_batch} sequences: some would have none"
-            found.append((field, f"{text}; at most {global_batch} ranks, or a larger global_batch"))
+            yield field, f"{text}; at most {global_batch} ranks, or a larger global_batch"
         if self.shard == 1 and self.sharding != _DEFAULT["sharding"]:
-            found.append(("sharding", f"{self.sharding} needs several ranks: set layout.shard"))
+            yield "sharding", f"{self.sharding} needs several ranks: set layout.shard"
         buckets = self.pipeline == 1 and self.methods[-1] in ("ddp", "zero1")
         for name in ("bucket_megabytes", "compression"):
             if getattr(self, name) != _DEFAULT[name] and not buckets:
-                found.append(
-                    (name, f"{self.method} has no gradient buckets: only ddp and zero1 without a pipeline have")
-                )
-        found += self._fsdp_problems(model)
+                yield name, f"{self.method} has no gradient buckets: only ddp and zero1 without a pipeline have"
+        yield from self._fsdp_problems(model)
         if self.copies != _DEFAULT["copies"] and self.copies not in self.methods:
-            found.append(("copies", "needs full replicas: set layout.data, without shard"))
+            yield "copies", "needs full replicas: set layout.data, without shard"
         if self.shard > 1 and self.sharding == "zero1" and self.data > 1:
             text = "zero1 shards the optimizer state over all ranks, without replicas"
-            found.append(("data", f"{text}: use data 1 and shard {self.data_parallel_size}, or sharding zero2"))
+            yield "data", f"{text}: use data 1 and shard {self.data_parallel_size}, or sharding zero2"
         if model.transformers is not None:
             text = f"models of transformers ({model.transformers}) cannot be split: use data or shard"
-            found += [(name, text) for name in ("tensor", "pipeline") if getattr(self, name) > 1]
-            return found
-        return (
-            found
-            + self._tensor_problems(model, sequence_length)
-            + self._pipeline_problems(model, micro_steps(global_batch, self.data_parallel_size, micro_batch))
-        )
+            yield from [(name, text) for name in ("tensor", "pipeline") if getattr(self, name) > 1]
+            return
+        micro_batches = micro_steps(global_batch, self.data_parallel_size, micro_batch)
+        yield from self._tensor_problems(model, sequence_length)
+        yield from self._pipeline_problems(model, micro_batches)
 
-    def _fsdp_problems(self, model: ModelSettings) -> list[tuple[str, str]]:
-        found = []
+    def _fsdp_problems(self, model: ModelSettings) -> Iterator[tuple[str, str]]:
         whole = self.methods[-1] not in ("fsdp", "hsdp")
         for name in ("gather", "reshard_to", "embedding_group", "head_group"):
             if getattr(self, name) == _DEFAULT[name]:
                 continue
             if whole:
-                found.append((name, "weights are not sharded: set layout.shard, with sharding zero2 or zero3"))
+                yield name, "weights are not sharded: set layout.shard, with sharding zero2 or zero3"
             elif name in ("reshard_to", "embedding_group") and self.sharding != "zero3":
-                found.append((name, f"{self.sharding} keeps weights gathered until backward: use zero3"))
+                yield name, f"{self.sharding} keeps weights gathered until backward: use zero3"
         alone = "is for data and shard alone"
         if self.gather != "stored" and (self.tensor > 1 or self.pipeline > 1):
-            found.append(("gather", f"{self.gather} {alone}: use stored with tensor or pipeline"))
+            yield "gather", f"{self.gather} {alone}: use stored with tensor or pipeline"
         if self.head_group and (self.tensor > 1 or self.pipeline > 1):
-            found.append(("head_group", f"{alone}: remove it with tensor or pipeline"))
-        if (
-            not whole
-            and self.reshard_to is not None
-            and (self.shard % self.reshard_to or self.reshard_to >= self.shard)
-        ):
+            yield "head_group", f"{alone}: remove it with tensor or pipeline"
+        if not whole and self.reshard_to and (self.shard % self.reshard_to or self.reshard_to >= self.shard):
             fitting = [d for d in _divisors(self.shard) if 1 < d < self.shard]
             works = _nearest(self.reshard_to, fitting) if fitting else "leave it out"
-            found.append(("reshard_to", f"no divisor of shard {self.shard} below it: {works}"))
+            yield "reshard_to", f"no divisor of shard {self.shard} below it: {works}"
         if model.tied_embeddings or model.transformers is not None:
             why = "are one weight" if model.tied_embeddings else "are the library's"
             for name in ("embedding_group", "head_group"):
                 if getattr(self, name):
-                    found.append((name, f"embedding and output head of {model.name} {why}: remove {name}"))
-        return found
+                    yield name, f"embedding and output head of {model.name} {why}: remove {name}"
 
     def _tensor_problems(self, model: ModelSettings, sequence_length: int) -> list[tuple[str, str]]:
-        shared = {
-            "model.heads": model.heads,
-            "model.key_value_heads": model.key_value_heads,
-            "model.hidden": model.hidden,
-            "sequence_length": sequence_length,
-        }
+        shared = {f"model.{name}": getattr(model, name) for name in ("heads", "key_value_heads", "hidden")}
+        shared["sequence_length"] = sequence_length
         wrong = [f"{name} {count}" for name, count in shared.items() if count % self.tensor]
         if not wrong:
             return []
         nearest = _nearest(self.tensor, _divisors(math.gcd(*shared.values())))
         return [("tensor", f"{self.tensor} ranks cannot share {', '.join(wrong)} evenly: {nearest}")]
 
-    def _pipeline_problems(self, model: ModelSettings, micro_batches: int) -> list[tuple[str, str]]:
+    def _pipeline_problems(self, model: ModelSettings, micro_batches: int) -> Iterator[tuple[str, str]]:
         if self.pipeline == 1:
-            changed = [name for name in ("schedule", "stages_per_rank") if getattr(self, name) != _DEFAULT[name]]
-            return [(name, "needs a pipeline: set layout.pipeline") for name in changed]
-        found = []
+            for name in ("schedule", "stages_per_rank"):
+                if getattr(self, name) != _DEFAULT[name]:
+                    yield name, "needs a pipeline: set layout.pipeline"
+            return
         if self.stages > model.layers:
             fitting = model.layers // self.stages_per_rank
             most = f"; at most {fitting}" if fitting > 1 else ": too few for a pipeline"
-            found.append(("pipeline", f"{self.stages} stages are more than the model's {model.layers} layers{most}"))
+            yield "pipeline", f"{self.stages} stages are more than the model's {model.layers} layers{most}"
         if self.schedule == "interleaved":
             if self.stages_per_rank == 1:
-                found.append(
-                    ("stages_per_rank", "interleaved needs at least 2 stages per rank; with one it equals 1f1b")
-                )
+                yield "stages_per_rank", "interleaved needs at least 2 stages per rank; with one it equals 1f1b"
             if micro_batches % self.pipeline:
                 nearest = max(self.pipeline, micro_batches // self.pipeline * self.pipeline)
                 text = f"interleaved needs a multiple of {self.pipeline} micro-batches per step, not {micro_batches}"
                 change = f"change global_batch or micro_batch to get {nearest}, or use 1f1b"
-                found.append(("schedule", f"{text}: {change}"))
+                yield "schedule", f"{text}: {change}"
         elif self.schedule == "zero-bubble" and self.shard > 1 and self.sharding != "zero1":
             text = f"zero-bubble computes weight gradients after {self.sharding} has resharded the weights"
-            found.append(("schedule", f"{text}: use 1f1b, or sharding zero1"))
+            yield "schedule", f"{text}: use 1f1b, or sharding zero1"
         if self.schedule != "interleaved" and self.stages_per_rank > 1:
-            found.append(("stages_per_rank", f"{self.schedule} has one stage per rank: use interleaved for several"))
-        return found
+            yield "stages_per_rank", f"{self.schedule} has one stage per rank: use interleaved for several"
 
     def node_problem(self, ranks_per_node: int) -> str | None:
         """Return why the layout does not suit nodes with this number of ranks, or None: tensor groups stay within a

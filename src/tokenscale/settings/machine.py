@@ -2,11 +2,12 @@
 
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from tokenscale.base.errors import UserError
-from tokenscale.settings.options import decode, option, raise_errors, settings_class
+from tokenscale.settings.options import as_list, decode, option, raise_errors, settings_class
 
 
 @settings_class
@@ -75,26 +76,25 @@ class Machine:
         """Options of a training job besides its resources. The signal goes to ranks, not to the batch script."""
         return f"--signal=USR1@{self.signal_s}" if self.signal_s else ""
 
-    def problems(self) -> list[tuple[str, str]]:
+    @as_list
+    def problems(self) -> Iterator[tuple[str, str]]:
         """Violations of rules over several fields, as (field, what is wrong)."""
-        found = []
         if self.container is not None and self.starter != "srun":
-            found.append(("container", 'needs starter = "srun"; or start the whole workflow in the container'))
+            yield "container", 'needs starter = "srun"; or start the whole workflow in the container'
         if self.container_digest is not None and not re.fullmatch("sha256:[0-9a-f]{64}", self.container_digest):
-            found.append(("container_digest", f"{self.container_digest!r} is not sha256: and 64 hex digits"))
+            yield "container_digest", f"{self.container_digest!r} is not sha256: and 64 hex digits"
         if self.signal_s >= 60 * self.minutes:
-            found.append(("signal_s", f"{self.signal_s} s is not shorter than minutes = {self.minutes}"))
+            yield "signal_s", f"{self.signal_s} s is not shorter than minutes = {self.minutes}"
         if self.gpu_bind != "task" and self.starter != "srun":
-            found.append(("gpu_bind", 'needs starter = "srun"; other launchers show every rank all GPUs'))
+            yield "gpu_bind", 'needs starter = "srun"; other launchers show every rank all GPUs'
         if self.starter == "srun" and self.gpus_per_node is None:
-            found.append(("gpus_per_node", 'starter = "srun" needs the number of ranks per node'))
+            yield "gpus_per_node", 'starter = "srun" needs the number of ranks per node'
         if self.environment_by_local_rank and self.gpus_per_node is None:
-            found.append(("environment_by_local_rank", "needs gpus_per_node: one value per rank of a node"))
+            yield "environment_by_local_rank", "needs gpus_per_node: one value per rank of a node"
         for name, values in self.environment_by_local_rank.items():
             if self.gpus_per_node is not None and len(values) != self.gpus_per_node:
                 text = f"{name} has {len(values)} values for {self.gpus_per_node} ranks per node"
-                found.append(("environment_by_local_rank", text))
-        return found
+                yield "environment_by_local_rank", text
 
 
 def load_machine(path: str | Path | None, root: str | Path = ".") -> Machine:

@@ -1,10 +1,11 @@
 """Settings of a model."""
 
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Literal
 
 from tokenscale.base.errors import UserError
-from tokenscale.settings.options import LARGEST_VOCABULARY, MOST, NAME_PATTERN, option, settings_class
+from tokenscale.settings.options import LARGEST_VOCABULARY, MOST, NAME_PATTERN, as_list, option, settings_class
 
 #: fields that do not apply to a model of `transformers`, which has its own configuration
 OWN = (
@@ -88,30 +89,29 @@ class ModelSettings:
         """Return whether a linear layer of a block has a bias, by its name (`query`, `output`, `up`, …)."""
         return self.biases or linear in ATTENTION_BIASES[self.attention_biases]
 
-    def problems(self) -> list[tuple[str, str]]:
+    @as_list
+    def problems(self) -> Iterator[tuple[str, str]]:
         """Violations of rules over several fields, as (field, what is wrong)."""
-        found = []
         odd = self.positions == "rotary" and self.head_dimension % 2
         if self.head_dim is not None and odd:
-            found.append(("head_dim", f"rotary positions need an even width, not {self.head_dim}"))
+            yield "head_dim", f"rotary positions need an even width, not {self.head_dim}"
         elif self.head_dim is None and (self.dimension % self.heads or odd):
-            found.append(("heads", f"{self.heads} heads do not divide dimension {self.dimension} into even widths"))
+            yield "heads", f"{self.heads} heads do not divide dimension {self.dimension} into even widths"
         if self.biases and self.attention_biases is not None:
-            found.append(("attention_biases", "biases: true covers attention: remove one of the two"))
+            yield "attention_biases", "biases: true covers attention: remove one of the two"
         if self.heads % self.key_value_heads:
-            found.append(("key_value_heads", f"{self.key_value_heads} does not divide heads = {self.heads}"))
+            yield "key_value_heads", f"{self.key_value_heads} does not divide heads = {self.heads}"
         rotary = self.positions == "rotary"
         if self.transformers is None and rotary and self.maximum_positions is not None:
-            found.append(("maximum_positions", "applies to positions: learned only"))
+            yield "maximum_positions", "applies to positions: learned only"
         if self.rope_scaling != "none" and not rotary:
-            found.append(("rope_scaling", "applies to positions: rotary only"))
+            yield "rope_scaling", "applies to positions: rotary only"
         if self.rope_scaling == "none" and self.rope_factor != type(self).rope_factor:
-            found.append(("rope_factor", "applies to rope_scaling: llama3 only"))
+            yield "rope_factor", "applies to rope_scaling: llama3 only"
         if self.transformers is not None:
             own = next((f.name for f in fields(self) if f.name in OWN and getattr(self, f.name) != f.default), None)
             if own is not None:
-                found.append((own, f"a model of transformers ({self.transformers}) defines it itself: remove it"))
-        return found
+                yield own, f"a model of transformers ({self.transformers}) defines it itself: remove it"
 
     def with_positions(self, sequence_length: int) -> "ModelSettings":
         """Return the model with `maximum_positions` set to the sequence length, if it is needed and not set."""

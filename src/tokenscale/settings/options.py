@@ -193,6 +193,11 @@ def from_json(cls: type[T], text: str) -> T:
     return decode(cls, text, "json")
 
 
+def as_list(function: Callable[..., Iterator[T]]) -> Callable[..., list[T]]:
+    """Make a generator return a list."""
+    return functools.wraps(function)(lambda *values, **named: list(function(*values, **named)))
+
+
 def raise_errors(errors: Iterable[UserError | tuple[str, str]], *, key: str = "", **where: Any) -> None:
     """Raise one UserError for all errors, if there are any: UserErrors, and (field, what is wrong) of `problems()`.
 

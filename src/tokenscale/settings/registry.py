@@ -8,83 +8,56 @@ from typing import NamedTuple
 
 
 class SourceSpec(NamedTuple):
-    """A kind of source. `needs` and `options` are the fields of `SourceSettings` that it must have and may have.
-
-    `downloaded`: the command `download` fetches its files, apart, so that a corpus does not depend on how they came.
-    `splittable`: it reads files, and its functions take a part of them. `module` is that of a user's own kind and has
-    the functions `describe` and `documents`, see `corpus.build.find_source`.
-    """
+    """A kind of source."""
 
     description: str
-    needs: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-    downloaded: bool = False
-    splittable: bool = False
-    module: str | None = None
+    needs: tuple[str, ...] = ()  # fields of `SourceSettings` that it must have, and
+    options: tuple[str, ...] = ()  # those that it may have
+    downloaded: bool = False  # its files are fetched by `download`, so that a corpus does not depend on how they came
+    splittable: bool = False  # it reads files, and its functions take a part of them
+    module: str | None = None  # of a user's own kind: has `describe` and `documents`, see `corpus.build.find_source`
 
 
 class TokenizerSpec(NamedTuple):
-    """A kind of tokenizer. `needs` and `options` are the fields of `TokenizerSettings` that it must have and may have.
+    """A kind of tokenizer."""
 
-    `engines` are the packages that can encode its text, fastest first. `module` is that of a user's own kind and has
-    the functions `make` and `load`, see `tokenizers.load.Kind`.
-    """
-
-    needs: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-    engines: tuple[str, ...] = ()
-    module: str | None = None
+    needs: tuple[str, ...] = ()  # fields of `TokenizerSettings` that it must have, and
+    options: tuple[str, ...] = ()  # those that it may have
+    engines: tuple[str, ...] = ()  # packages that can encode its text, fastest first
+    module: str | None = None  # of a user's own kind: has `make` and `load`, see `tokenizers.load.Kind`
 
 
 class Format(NamedTuple):
-    """Storage format of tokens. `reader` is the class that opens a store and `writer` the function that writes one, as
-    `module:name`: in two modules, so that an edit of the writer reruns no training.
-
-    `options` are the fields of `StoreSettings` that apply. `streamed`: the reader returns whole documents by number,
-    and an approach with the name of the format trains on them as endless streams. `splittable`: stores of corpora with
-    several parts are written in as many.
+    """Storage format of tokens. `reader` is a class and `writer` a function, as `module:name`: in two modules, so that
+    an edit of the writer reruns no training.
     """
 
     reader: str
     writer: str
-    options: tuple[str, ...]
-    streamed: bool = False
-    splittable: bool = False
+    options: tuple[str, ...]  # fields of `StoreSettings` that apply
+    streamed: bool = False  # documents are read by number; the approach of this name trains on them as endless streams
+    splittable: bool = False  # stores of corpora with several parts are written in as many
 
 
 class Approach(NamedTuple):
-    """Data-loading strategy. `data/batches/stored.py` or `online.py` has the function that opens its batches.
+    """Data-loading strategy. `data/batches/stored.py` or `online.py` has the function that opens its batches."""
 
-    `format` is the store format it reads (None: raw text, tokenized while training). `twin` is the approach that makes
-    bit-identical batches from raw text. `streams`: sequences are cut from an endless stream, at any token.
-    """
-
-    format: str | None = None
-    twin: str | None = None
-    streams: bool = False
+    format: str | None = None  # store format that it reads; None: raw text, tokenized while training
+    twin: str | None = None  # approach that makes bit-identical batches from raw text
+    streams: bool = False  # sequences are cut from an endless stream, at any token
 
 
 class ObjectiveSpec(NamedTuple):
-    """Training objective. `data/batches/objectives.py` has its batches, `train/models/build.py` the class of its loss.
+    """Objective. Its batches are in `data/batches/objectives.py`, the class of its loss in `train/models/build.py`."""
 
-    `causal`: each position attends to earlier positions only. `special_ids`: it reads the tokenizer's manifest.
-    `whole_model`: its loss needs the whole model on each rank. `flops` per token are relative to next-token training.
-    """
-
-    causal: bool = True
-    special_ids: bool = False
-    whole_model: bool = False
-    flops: float = 1.0
+    causal: bool = True  # each position attends to earlier positions only
+    special_ids: bool = False  # it reads the tokenizer's manifest
+    whole_model: bool = False  # its loss needs the whole model on each rank
+    flops: float = 1.0  # per token, relative to next-token training
 
 
-_READ = (
-    "validation_files",
-    "target_files",
-    "validation_target_files",
-    "format",
-    "text_column",
-    "target_column",
-    "separator",
+_READ = tuple(
+    "validation_files target_files validation_target_files format text_column target_column separator".split()
 )
 _FETCHED = (*_READ, "downloaded", "published_documents")
 #: source kind → its options
@@ -93,13 +66,7 @@ SOURCES = {
     "files": SourceSpec("Parquet, JSONL, TSV or text files", ("files",), _READ, splittable=True),
     "url": SourceSpec("such files from the web", ("files",), _FETCHED, downloaded=True, splittable=True),
     "bucket": SourceSpec("such files from an S3 bucket", ("files",), _FETCHED, downloaded=True, splittable=True),
-    "hub": SourceSpec(
-        "files of a Hugging Face dataset",
-        ("repository", "revision", "files"),
-        _FETCHED,
-        downloaded=True,
-        splittable=True,
-    ),
+    "hub": SourceSpec("files of a Hugging Face dataset", ("repository", "revision", "files"), _FETCHED, True, True),
     "stream": SourceSpec(
         "documents of a Hugging Face dataset, streamed",
         ("repository",),

@@ -1,6 +1,7 @@
 """Settings of one run: everything that affects its result, the run id derived from it, and resuming from another."""
 
 import re
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from tokenscale.base.files import canonical_json, sha256_text
@@ -8,7 +9,7 @@ from tokenscale.settings.data import CorpusSettings, StorageSettings, StoreSetti
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.mixture import MixtureSettings
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.options import LARGEST, MOST, NAME_PATTERN, from_json, option, settings_class, to_dict
+from tokenscale.settings.options import LARGEST, MOST, NAME_PATTERN, as_list, from_json, option, settings_class, to_dict
 from tokenscale.settings.registry import BATCHES, FORMATS, OBJECTIVES
 
 #: value of `arm` for this project's own trainer
@@ -279,184 +280,148 @@ class RunSettings:
         """Whether the raw corpus is an input: to tokenize it while training, or to translate it at the end."""
         return self.store is None or self.validation.bleu > 0
 
-    def problems(self) -> list[tuple[str, str]]:
+    @as_list
+    def problems(self) -> Iterator[tuple[str, str]]:
         """Violations of rules over several fields, as (field, what is wrong)."""
-        found = [(f"model.{f}", text) for f, text in self.model.problems()]
-        found += [(f"tokenizer.{f}", text) for f, text in self.tokenizer.problems()]
+        yield from ((f"model.{f}", text) for f, text in self.model.problems())
+        yield from ((f"tokenizer.{f}", text) for f, text in self.tokenizer.problems())
         if self.model.maximum_positions is not None and self.model.maximum_positions < self.sequence_length:
             text = f"{self.model.maximum_positions} is less than sequence_length {self.sequence_length}"
-            found.append(("model.maximum_positions", text))
+            yield "model.maximum_positions", text
         if self.model.transformers and self.attention not in ("auto", "sdpa"):
-            found.append(("attention", f"models of transformers ({self.model.transformers}) use their own attention"))
-        found += [(f"layout.{field}", text) for field, text in self._layout_problems()]
+            yield "attention", f"models of transformers ({self.model.transformers}) use their own attention"
+        yield from [(f"layout.{field}", text) for field, text in self._layout_problems()]
         if self.budget.kind == "steps" and self.schedule.warmup_steps > self.budget.steps:
             text = f"{self.schedule.warmup_steps} is more than budget.steps = {self.budget.steps}"
-            found.append(("schedule.warmup_steps", text))
+            yield "schedule.warmup_steps", text
         budgets = [name for name in BUDGETS if getattr(self.budget, name) is not None]
         if len(budgets) > 1 or (budgets and self.budget.steps != BudgetSettings().steps):
-            found.append((f"budget.{budgets[0]}", "a run has one budget: remove the others"))
+            yield f"budget.{budgets[0]}", "a run has one budget: remove the others"
         if self.document_mask and self.approach != "packed":
-            found.append(
-                ("document_mask", f"approach {self.approach} does not record document boundaries; packed does")
-            )
+            yield "document_mask", f"approach {self.approach} does not record document boundaries; packed does"
         if self.document_mask and self.model.transformers:
-            found.append(
-                ("document_mask", f"models of transformers ({self.model.transformers}) do not support document_mask")
-            )
+            yield "document_mask", f"models of transformers ({self.model.transformers}) do not support document_mask"
         if self.labels == "target":
             if BATCHES[self.approach].streams or self.packing == "concatenate":
                 cuts = f"approach {self.approach}" if self.packing == "best-fit" else "packing concatenate"
-                found.append(("labels", f"{cuts} cuts pairs anywhere, so sequences do not show where targets begin"))
+                yield "labels", f"{cuts} cuts pairs anywhere, so sequences do not show where targets begin"
             if not self.eos:
-                found.append(("labels", "the target of a pair follows EOS: set eos: true"))
+                yield "labels", "the target of a pair follows EOS: set eos: true"
             if not OBJECTIVES[self.objective].causal:
-                found.append(("labels", f"objective {self.objective} chooses its own targets"))
+                yield "labels", f"objective {self.objective} chooses its own targets"
         if self.effective_seed > LARGEST:
-            found.append(("seed", f"seed + repeat is {self.effective_seed}, more than {LARGEST}"))
+            yield "seed", f"seed + repeat is {self.effective_seed}, more than {LARGEST}"
         pairs = [corpus.name for corpus in self.corpora if corpus.source.pairs]
         if pairs and not self.eos:
-            found.append(("eos", f"the two texts of a pair (corpus {pairs[0]}) end with EOS: set eos: true"))
-        found += self._mixture_problems()
-        found += [(f"validation.{field}", text) for field, text in self._translation_problems()]
+            yield "eos", f"the two texts of a pair (corpus {pairs[0]}) end with EOS: set eos: true"
+        yield from self._mixture_problems()
+        yield from [(f"validation.{field}", text) for field, text in self._translation_problems()]
         if self.checkpoints.best and self.validation.rows == 0:
-            found.append(("checkpoints.best", "needs a validation loss: set validation.rows"))
+            yield "checkpoints.best", "needs a validation loss: set validation.rows"
         if self.attention in ("flex", "varlen") and not self.document_mask and not self.model.transformers:
-            found.append(
-                ("attention", f"{self.attention} is used only with document_mask: set it, or remove attention")
-            )
-        found += self._kernel_problems()
+            yield "attention", f"{self.attention} is used only with document_mask: set it, or remove attention"
+        yield from self._kernel_problems()
         if self.objective != "masked" and self.masking != MaskingSettings():
-            found.append(("masking", f"objective {self.objective} does not mask tokens"))
+            yield "masking", f"objective {self.objective} does not mask tokens"
         if not reads_parquet(self.approach) and self.storage != StorageSettings():
-            found.append(("storage", f"approach {self.approach} does not read a Parquet store"))
+            yield "storage", f"approach {self.approach} does not read a Parquet store"
         if self.labels == "stream" and (self.approach != "packed" or self.packing != "concatenate"):
-            found.append(("labels", "stream needs approach packed and packing concatenate"))
+            yield "labels", "stream needs approach packed and packing concatenate"
         if self.arm != OURS:
-            found += self._arm_problems()
+            yield from self._arm_problems()
         if self.packing != "best-fit" and self.approach != "packed":
-            found.append(("packing", f"approach {self.approach} does not pack documents"))
+            yield "packing", f"approach {self.approach} does not pack documents"
         if self.storage.codec != "zstd" and self.storage.codec_level != 3:
-            found.append(("storage.codec_level", f"codec {self.storage.codec} has no level"))
-        return found
+            yield "storage.codec_level", f"codec {self.storage.codec} has no level"
 
     def _arm_problems(self) -> list[tuple[str, str]]:
         """Settings that no other trainer takes: it gets weights, batches, learning rates and the optimizer's values."""
+        no = "not supported"
         wrong = {
-            "labels": self.labels != "stream",
-            "objective": self.objective != "causal",
-            "budget": self.budget.kind != "steps",
-            "validation.rows": self.validation.rows > 0,
-            "model.transformers": self.model.transformers is not None,
-            "model.dropout": self.model.dropout > 0,
-            "document_mask": self.document_mask,
-            "float8": self.float8,
-            "precision": self.precision not in ("fp32", "bf16"),
-            "checkpoints": self.checkpoints != CheckpointSettings(),
-            "profile": self.profile != ProfileSettings(),
-            "resume_from": self.resume_from is not None,
-            "layout": self.layout.world_size != self.layout.data,
+            "labels": self.labels != "stream" and "needs stream: other trainers cannot ignore labels",
+            "objective": self.objective != "causal" and no,
+            "budget": self.budget.kind != "steps" and no,
+            "validation.rows": self.validation.rows and "needs 0: only training is compared",
+            "model.transformers": self.model.transformers and no,
+            "model.dropout": self.model.dropout and "needs 0: random numbers differ",
+            "document_mask": self.document_mask and no,
+            "float8": self.float8 and no,
+            "precision": self.precision not in ("fp32", "bf16") and f"needs fp32 or bf16, not {self.precision}",
+            "checkpoints": self.checkpoints != CheckpointSettings() and no,
+            "profile": self.profile != ProfileSettings() and no,
+            "resume_from": self.resume_from and no,
+            "layout": self.layout.world_size != self.layout.data and "needs data parallelism alone",
         }
-        texts = {
-            "labels": "needs stream: other trainers cannot ignore labels",
-            "validation.rows": "needs 0: only training is compared",
-            "model.dropout": "needs 0: random numbers differ",
-            "precision": f"needs fp32 or bf16, not {self.precision}",
-            "layout": "needs data parallelism alone",
-        }
-        return [
-            (name, f"arm {self.arm}: {texts.get(name, 'not supported')}")
-            for name, is_wrong in wrong.items()
-            if is_wrong
-        ]
+        return [(name, f"arm {self.arm}: {text}") for name, text in wrong.items() if text]
 
-    def _kernel_problems(self) -> list[tuple[str, str]]:
-        found, kernel = [], self.attention
+    def _kernel_problems(self) -> Iterator[tuple[str, str]]:
+        kernel = self.attention
         if self.device == "cpu":
             if kernel not in ("auto", "sdpa"):
-                found.append(("attention", f"{kernel} needs a GPU, and device is cpu: use sdpa"))
+                yield "attention", f"{kernel} needs a GPU, and device is cpu: use sdpa"
             if self.float8:
-                found.append(("float8", "needs a GPU, and device is cpu: remove float8, or use device auto"))
+                yield "float8", "needs a GPU, and device is cpu: remove float8, or use device auto"
         if kernel in ("varlen", "flash") and self.precision == "fp32":
             works = "flex" if self.document_mask and not self.model.dropout else "sdpa"
-            found.append(("attention", f"{kernel} computes in 16 bits only: use {works}, or precision bf16"))
+            yield "attention", f"{kernel} computes in 16 bits only: use {works}, or precision bf16"
         if kernel in ("flex", "varlen") and self.model.dropout:
-            found.append(("attention", f"{kernel} has no dropout: use sdpa, or model.dropout 0"))
+            yield "attention", f"{kernel} has no dropout: use sdpa, or model.dropout 0"
         if self.float8 and self.model.dimension % 16:
             below = self.model.dimension // 16 * 16
             fitting = " and ".join(str(width) for width in (below, below + 16) if width)
             text = f"no product with a width of {self.model.dimension} can be float8: {fitting} are multiples of 16"
-            found.append(("model.dimension", text))
-        return found
+            yield "model.dimension", text
 
-    def _mixture_problems(self) -> list[tuple[str, str]]:
+    def _mixture_problems(self) -> Iterator[tuple[str, str]]:
         if self.mixture is None:
-            return []
-        found = []
+            return
         if self.budget.kind == "epochs":
-            found.append(("budget.epochs", "a mixture has no epochs: set budget.steps"))
+            yield "budget.epochs", "a mixture has no epochs: set budget.steps"
         for section in ("validation", "checkpoints"):
             if getattr(self, section).each_epoch:
-                found.append((f"{section}.each_epoch", f"a mixture has no epochs: set {section}.every"))
+                yield f"{section}.each_epoch", f"a mixture has no epochs: set {section}.every"
         if self.budget.kind != "steps" and any(s.maximum_repetitions is not None for s in self.mixture.sources):
-            text = (
-                "only a budget of steps fixes the sequences of each source in advance: set budget.steps, or "
-                f"maximum_repetitions: null of the mixture {self.corpus.name}"
-            )
-            found.append((f"budget.{self.budget.kind}", text))
+            text = "only a budget of steps fixes the sequences of each source in advance: set budget.steps, or "
+            yield f"budget.{self.budget.kind}", f"{text}maximum_repetitions: null of the mixture {self.corpus.name}"
         if self.labels == "target":
-            unpaired = [corpus.name for corpus in self.corpora if not corpus.source.pairs]
-            found += [("labels", f"documents of corpus {name} are not pairs: they have no target") for name in unpaired]
-        return found
+            for corpus in (corpus for corpus in self.corpora if not corpus.source.pairs):
+                yield "labels", f"documents of corpus {corpus.name} are not pairs: they have no target"
 
-    def _translation_problems(self) -> list[tuple[str, str]]:
+    def _translation_problems(self) -> Iterator[tuple[str, str]]:
         if not self.validation.bleu:
-            return [("bleu_each_epoch", "nothing is translated: set validation.bleu")] * self.validation.bleu_each_epoch
-        found = []
+            if self.validation.bleu_each_epoch:
+                yield "bleu_each_epoch", "nothing is translated: set validation.bleu"
+            return
         if self.mixture is not None:
-            found.append(f"{self.corpus.name} is a mixture: evaluate --bleu translates the pairs of one corpus")
+            yield "bleu", f"{self.corpus.name} is a mixture: evaluate --bleu translates the pairs of one corpus"
         elif not self.corpus.source.pairs:
-            found.append(f"documents of corpus {self.corpus.name} are not pairs: there is nothing to translate")
+            yield "bleu", f"documents of corpus {self.corpus.name} are not pairs: there is nothing to translate"
         if not OBJECTIVES[self.objective].causal:
-            found.append(f"a model of objective {self.objective} cannot generate text")
+            yield "bleu", f"a model of objective {self.objective} cannot generate text"
         if self.float8:
-            found.append(
-                "float8 products need 16 rows, generation has fewer: set checkpoints.final, then evaluate --bleu"
-            )
-        return [("bleu", text) for text in found]
+            yield "bleu", "float8 products need more rows: set checkpoints.final, then evaluate --bleu"
 
-    def _layout_problems(self) -> list[tuple[str, str]]:
-        found = []
+    def _layout_problems(self) -> Iterator[tuple[str, str]]:
         if OBJECTIVES[self.objective].whole_model:
             text = f"objective {self.objective} needs the whole model on each rank: use data, or sharding zero1"
-            found += [(name, text) for name in ("tensor", "pipeline") if getattr(self.layout, name) > 1]
-            found += [("sharding", text)] * (self.layout.shard > 1 and self.layout.sharding != "zero1")
+            yield from [(name, text) for name in ("tensor", "pipeline") if getattr(self.layout, name) > 1]
+            yield from [("sharding", text)] * (self.layout.shard > 1 and self.layout.sharding != "zero1")
         if self.layout.gather == "bf16" and self.precision != "bf16":
-            found.append(("gather", f"bf16 needs precision bf16, not {self.precision}: use stored"))
+            yield "gather", f"bf16 needs precision bf16, not {self.precision}: use stored"
         if self.layout.gather == "bf16" and self.validation.bleu:
-            text = "translation needs weights as they are stored: set checkpoints.final, then evaluate --bleu"
-            found.append(("gather", text))
+            yield "gather", "translation needs stored weights: set checkpoints.final, then evaluate --bleu"
         if self.float8 and self.layout.tensor > 1:
-            found.append(
-                ("tensor", "float8 layers cannot be sharded by tensor: remove float8, or use data, shard or pipeline")
-            )
+            yield "tensor", "float8 layers cannot be sharded by tensor: remove float8, or use data, shard or pipeline"
         if self.layout.pipeline > 1 and self.layout.schedule == "zero-bubble" and (self.float8 or self.compile):
             option_name = "float8" if self.float8 else "compile"
-            found.append(("schedule", f"zero-bubble does not support {option_name}: use 1f1b"))
-        return found + self.layout.problems(
-            self.model,
-            global_batch=self.global_batch,
-            micro_batch=self.micro_batch,
-            sequence_length=self.sequence_length,
-        )
+            yield "schedule", f"zero-bubble does not support {option_name}: use 1f1b"
+        yield from self.layout.problems(self.model, self.global_batch, self.micro_batch, self.sequence_length)
 
     def to_json(self) -> str:
         """Return canonical JSON without defaults, as a workflow rule passes it to the trainer."""
         return canonical_json(to_dict(self))
 
-    @classmethod
-    def from_json(cls, text: str) -> "RunSettings":
-        """Return the run that `to_json` wrote (see `options.from_json`)."""
-        return from_json(cls, text)
+    from_json = classmethod(from_json)  # type: ignore[var-annotated]
 
 
 #: settings that may differ; all others determine the data, the model or the computation of a step
