@@ -21,9 +21,7 @@ class DataBenchmarkSettings:
     batches: int = option(16, "batches per arm and round", ge=1)
     rounds: int = option(5, "rounds; every arm runs once per round", ge=1)
     workers: tuple[int, ...] = option((), "numbers of DataLoader worker processes to measure, such as [0, 2]")
-    engines: tuple[Engine, ...] = option(
-        ("tokenizers",), "further engines for tokenizing on the fly, besides that of auto, if installed and exact"
-    )
+    engines: tuple[Engine, ...] = option(("tokenizers",), "further engines for tokenizing, if installed and exact")
 
 
 @settings_class
@@ -41,9 +39,7 @@ class StorageBenchmarkSettings:
         ("none", "snappy", "lz4", "zstd-1", "zstd-3", "zstd-9", "zstd-22"), "compression of the Parquet formats"
     )
     row_group_rows: tuple[int, ...] = option((1000,), "rows per Parquet row group")
-    engines: tuple[Engine, ...] = option(
-        ("tokenizers",), "further engines for tokenizing on the fly, besides that of auto, if installed and exact"
-    )
+    engines: tuple[Engine, ...] = option(("tokenizers",), "further engines for tokenizing, if installed and exact")
     sequence_length: int = option(1024, "tokens per sequence", ge=8)
     documents: int | None = option(None, "number of first documents of the training split to use; null: all", ge=1)
     rows: int = option(8, "rows per read", ge=1)
@@ -90,12 +86,8 @@ class SamplingSettings:
 class InferenceBenchmarkSettings:
     """Inference benchmark: generated texts, and the time per length with and without a key-value cache, interleaved."""
 
-    prompts: tuple[str, ...] = option(
-        ("Once upon a time,",), "prompts to continue; repeated to the lengths that are timed"
-    )
-    sampling: tuple[SamplingSettings, ...] = option(
-        (SamplingSettings(),), "sampling settings; each prompt is continued with each of them"
-    )
+    prompts: tuple[str, ...] = option(("Once upon a time,",), "prompts to continue; repeated to the timed lengths")
+    sampling: tuple[SamplingSettings, ...] = option((SamplingSettings(),), "sampling settings of each continuation")
     sample_tokens: int = option(50, "largest number of tokens per continuation", ge=1)
     prompt_tokens: tuple[int, ...] = option((16, 128), "lengths of the timed prompts, including BOS")
     new_tokens: tuple[int, ...] = option((32, 128), "numbers of new tokens to time for each prompt length")

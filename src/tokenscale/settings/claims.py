@@ -29,37 +29,26 @@ class Claim:
 
     document: str = option(description="document that makes the claim")
     claim: str = option(description="claim of the document, paraphrased")
-    experiments: tuple[str, ...] = option(
-        description="experiments whose tables are queried; the first one with rows is used"
-    )
+    experiments: tuple[str, ...] = option(description="experiments to query; the first one with rows is used")
     sql: str = option(
         description="one SELECT with the column `value`, or `value` and `baseline`, whose quotient is then the number; "
         "with `run_id`, `other_run_id` (and further `…_run_id`), `cell`, and columns used in the sentence. All tables "
         "and named queries are available; no run may be in two points of a cell; external runs are left out"
     )
-    sentence: str = option(
-        description="sentence of the report with {number}, {spread}, {n} (points), {cells}, and columns of the SQL"
-    )
-    direction: Literal["above", "below", "equal"] = option(
-        description="required position of the number relative to `bound`"
-    )
+    sentence: str = option(description="sentence with {number}, {spread}, {n} (points), {cells}, columns of the SQL")
+    direction: Literal["above", "below", "equal"] = option(description="position of the number relative to `bound`")
     figure: str = option("", "number in the document")
     published: tuple[float, ...] = option(
-        tuple, "the figure as numbers of the sentence's kind, one or a lowest and a highest, to say if it is reproduced"
+        tuple, "the figure as numbers: one, or lowest and highest, to say if reproduced"
     )
     corrected: tuple[float, ...] = option(
-        tuple, "the published figure as it should be, which `remark` explains; the replication table compares with it"
+        tuple, "published figure as it should be (see `remark`), for the replication table"
     )
     bound: float = option(1.0, "value that the number is compared with")
-    margin: float = option(
-        0.0, "share of the bound within which the number is equal; above and below must differ by more", ge=0
-    )
+    margin: float = option(0.0, "share of the bound that counts as equal; above and below must differ by more", ge=0)
     exact: bool = option(False, "the number does not vary between runs (a count of tokens), so that one run is enough")
     cells: Literal["all", "largest"] = option("all", "cells in which the claim must hold: all, or the largest")
-    compares: str | None = option(
-        None,
-        "setting that may differ between the runs (approach, world_size, layout, or a factor); others are left out",
-    )
+    compares: str | None = option(None, "setting that may differ between runs (approach, world_size, layout, factor)")
     unit: Literal["ratio", "percent", "plain"] = option("ratio", "format of the number")
     shown_in: str | None = option(None, "figure of the experiment that shows the number")
     needs: str = option("", "what a test needs, if these tables cannot test the claim")

@@ -42,29 +42,19 @@ class SubmissionBudget:
 class ConfigFile:
     """config/config.yaml."""
 
-    scale: str = option(
-        BASE_SCALE, "overlay of the experiments: demo, workstation, alps, study (the source studies' own cells)"
-    )
+    scale: str = option(BASE_SCALE, "overlay of the experiments: demo, workstation, alps, study (source studies)")
     experiments: tuple[str, ...] = option(("demo",), "experiments of the report, named as their files")
     experiments_folder: str = option("config/experiments", "folder of the experiments' files", path=True)
-    machine: str | None = option(
-        None, "file that describes the machine, set by cluster profiles; by default this machine", path=True
-    )
+    machine: str | None = option(None, "file of the machine, from cluster profiles; by default this one", path=True)
     budget: SubmissionBudget = option(SubmissionBudget, "limits on submitted jobs")
     engine: Literal["auto", "gigatoken", "tokenizers", "tiktoken", "mistral-common"] = option(
         "auto",
         "library that tokenizes for token stores; auto: the fastest installed one with exact ids. It never changes ids",
     )
-    corpus: str | None = option(
-        None, "corpus for all experiments, instead of their own; their BPE tokenizers are trained on it"
-    )
+    corpus: str | None = option(None, "corpus for all experiments, instead of theirs; BPE tokenizers are trained on it")
     claims: str = option("config/claims.yaml", "file of the claims that the report tests against the data", path=True)
-    strict_claims: bool = option(
-        False, "true: `snakemake claims` fails if a claim no longer holds at a scale of its `holds_at`"
-    )
-    bucket: str | None = option(
-        None, "s3://BUCKET/PREFIX of `tokenscale cloud`: `snakemake report_now` first fetches the finished runs from it"
-    )
+    strict_claims: bool = option(False, "true: `snakemake claims` fails if a claim no longer holds at its `holds_at`")
+    bucket: str | None = option(None, "s3://BUCKET/PREFIX of `tokenscale cloud`; `report_now` fetches from it")
     corpora: dict[str, dict[str, Any]] = option(dict, "name → CorpusSettings")
     mixtures: dict[str, dict[str, Any]] = option(dict, "name → NamedMixture: weighted mixtures of the corpora")
     tokenizers: dict[str, dict[str, Any]] = option(dict, "name → TokenizerSettings")

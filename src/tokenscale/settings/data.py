@@ -66,9 +66,7 @@ class SourceSettings:
         "records the hash",
         path=True,
     )
-    validation_files: tuple[str, ...] = option(
-        (), "files of validation documents, instead of holding out a share of `files`", path=True
-    )
+    validation_files: tuple[str, ...] = option((), "files of validation documents, not a held-out share", path=True)
     target_files: tuple[str, ...] = option(
         (),
         "text: files with the translations of `files`, line by line (Moses format); a document is then a pair of lines",
@@ -95,18 +93,12 @@ class SourceSettings:
         'text: separator of documents, such as "<|endoftext|>" or "\\n"; null: each file is one document',
         min_length=1,
     )
-    repository: str | None = option(
-        None, "hub, stream: name of the dataset, such as roneneldan/TinyStories; stream: also a folder", path=True
-    )
+    repository: str | None = option(None, "hub, stream: name of the dataset; stream: also a folder", path=True)
     revision: str | None = option(None, "hub, stream: commit of the dataset (40 hex digits), which fixes the data")
     subset: str | None = option(None, "stream: configuration of the dataset")
     split: str = option("train", "stream: split of the training documents")
-    validation_split: str | None = option(
-        None, "stream: split of validation documents, instead of holding out a share of `split`"
-    )
-    downloaded: bool | None = option(
-        None, "false: not yet downloaded with this configuration, which `plan` reports", science=False
-    )
+    validation_split: str | None = option(None, "stream: split of validation documents, instead of a held-out share")
+    downloaded: bool | None = option(None, "false: not yet downloaded with this configuration (`plan`)", science=False)
     published_documents: int | None = option(
         None,
         "url, hub: number of training documents as published; used to estimate the cost of an epoch before the corpus "
@@ -227,9 +219,7 @@ class CleaningSettings:
     """Cleaning of each document before the split. The manifest counts everything removed or changed."""
 
     nfc: bool = option(False, "compose characters (Unicode normalisation form C)")
-    collapse: bool = option(
-        False, "replace runs of spaces and tabs by one space, keep at most one empty line, strip lines at the end"
-    )
+    collapse: bool = option(False, "replace runs of blanks by one, keep at most one empty line, strip ends of lines")
     strip: bool = option(True, "remove white space at both ends")
     minimum_characters: int = option(1, "drop shorter documents", ge=0)
     maximum_characters: int | None = option(None, "drop longer documents (they are never cut)", ge=1)
@@ -243,12 +233,7 @@ class CorpusSettings:
     name: str = option("docstrings", "folder below results/corpus", science=False, pattern=NAME_PATTERN)
     source: SourceSettings = option(SourceSettings, "source of the text")
     cleaning: CleaningSettings = option(CleaningSettings, "cleaning of the documents")
-    validation_share: float = option(
-        0.05,
-        "share of documents held out, by document hash; unused if the source has validation files",
-        ge=0,
-        lt=1,
-    )
+    validation_share: float = option(0.05, "share of documents held out, by hash, without own validation", ge=0, lt=1)
     row_group_rows: int = option(1000, "documents per Parquet row group", ge=1, le=MOST)
     parts: int = option(
         1,
@@ -293,16 +278,8 @@ class TokenizerSettings:
     eos: str | None = option(None, "huggingface: text of the end-of-document token, if the file does not define it")
     corpus: str | None = option(None, "bpe: corpus whose training split the tokenizer is trained on", science=False)
     learnt_from: CorpusSettings | None = option(None, "settings of that corpus, filled in automatically")
-    vocabulary_size: int | None = option(
-        None, "bpe: size, including control tokens; numbers: control tokens plus numbers", ge=5, le=LARGEST_VOCABULARY
-    )
-    accepted_loss: float = option(
-        0.05,
-        "largest share of a text's bytes that the tokenizer may lose; above it, nothing is tokenized",
-        science=False,
-        ge=0,
-        le=1,
-    )
+    vocabulary_size: int | None = option(None, "bpe, numbers: size with control tokens", ge=5, le=LARGEST_VOCABULARY)
+    accepted_loss: float = option(0.05, "largest share of a text's bytes that may be lost", science=False, ge=0, le=1)
 
     @property
     def from_hub(self) -> bool:

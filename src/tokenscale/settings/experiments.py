@@ -66,9 +66,7 @@ class DataBenchmark(Benchmark):
 class StorageBenchmark(Benchmark):
     """Benchmark of token stores (bytes, writing, reading), as part of an experiment."""
 
-    settings: StorageBenchmarkSettings = option(
-        StorageBenchmarkSettings, "storage formats, and size of the measurement"
-    )
+    settings: StorageBenchmarkSettings = option(StorageBenchmarkSettings, "storage formats and size of the measurement")
 
 
 @settings_class
@@ -122,9 +120,7 @@ class ResumeFrom:
 class SourceStudy:
     """Source studies with the same question: their results, and what this experiment corrects."""
 
-    studies: tuple[str, ...] = option(
-        tuple, "numbers of the studies, such as 000; empty for a question of this project"
-    )
+    studies: tuple[str, ...] = option(tuple, "numbers of the studies, such as 000; empty for own questions")
     measured: str = option("", "what the studies measured, with their figures")
     wrong: str = option("", "what was wrong with that measurement")
     ours: str = option("", "what this experiment measures, and why the numbers differ")
@@ -143,9 +139,7 @@ class Experiment:
         "dotted key of a run's setting → its levels. A level that is a mapping is merged over `runs`. Several keys, "
         "separated by commas, vary together: each level is then a list with one value per key",
     )
-    left_out: tuple[LeftOut, ...] = option(
-        tuple, "combinations that are not run: `cells` (dotted keys and their levels) and the `reason`"
-    )
+    left_out: tuple[LeftOut, ...] = option(tuple, "combinations that are not run: `cells` (levels by key) and `reason`")
     repeats: int = option(1, "runs per cell; each has its own seed", ge=1)
     primary: tuple[PrimaryComparison, ...] | None = option(
         None,
@@ -154,12 +148,8 @@ class Experiment:
     )
     primary_repeats: int | None = option(None, "runs per cell of a primary comparison, if more than `repeats`", ge=1)
     order_seed: int = option(0, "seed of the randomised order in which runs start", ge=0)
-    canary: Canary | None = option(
-        None, "further repeats of one cell, spread over the campaign, to measure its noise floor and drift"
-    )
-    external: tuple[External, ...] = option(
-        tuple, "runs of other programs, shown next to this project's and marked as external"
-    )
+    canary: Canary | None = option(None, "further repeats of one cell, spread over the campaign: noise floor and drift")
+    external: tuple[External, ...] = option(tuple, "runs of other programs, shown next to this project's")
     target_loss: float | None = option(
         None,
         "validation loss (nats per useful token) for time to target, chosen before the runs; by default the highest "

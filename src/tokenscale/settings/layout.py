@@ -58,18 +58,10 @@ class LayoutSettings:
         le=MOST,
     )
     embedding_group: bool = option(
-        False, "sharding zero3: gather the input embedding separately, and reshard it after its lookup"
+        False, "sharding zero3: gather the embedding separately, reshard it after its lookup"
     )
-    head_group: bool = option(
-        False,
-        "sharding zero2 and zero3: gather the output head separately, before the loss, and reduce its gradient first",
-    )
-    tensor: int = option(
-        1,
-        "tensor-parallel degree: ranks that share each matrix, and sequences between blocks (TP, SP)",
-        ge=1,
-        le=MOST,
-    )
+    head_group: bool = option(False, "sharding zero2 and zero3: gather the head separately, reduce its gradient first")
+    tensor: int = option(1, "tensor-parallel degree: ranks that share each matrix (TP, SP)", ge=1, le=MOST)
     pipeline: int = option(1, "pipeline-parallel degree: ranks that the layers are divided among (PP)", ge=1, le=MOST)
     schedule: Literal["naive", "gpipe", "1f1b", "interleaved", "zero-bubble"] = option(
         "1f1b", "pipeline schedule; naive: one micro-batch at a time, so that only one rank works"
@@ -77,9 +69,7 @@ class LayoutSettings:
     stages_per_rank: int = option(1, "schedule interleaved: stages per rank of the pipeline", ge=1, le=MOST)
     copies: Literal[*REPLICATION] = option("ddp", "method that synchronises full replicas (data alone)")  # type: ignore[valid-type]
     bucket_megabytes: int = option(25, "size of the gradient buckets of DDP and zero1", ge=1, le=MOST)
-    compression: Literal["none", "bf16"] = option(
-        "none", "bf16: gradients in buckets are rounded to bf16 before they are reduced"
-    )
+    compression: Literal["none", "bf16"] = option("none", "bf16: round gradients in buckets before they are reduced")
 
     @property
     def world_size(self) -> int:

@@ -13,9 +13,7 @@ class MixtureSource:
     """Corpus of a mixture."""
 
     corpus: CorpusSettings = option(CorpusSettings, "settings of the corpus")
-    maximum_repetitions: float | None = option(
-        1.0, "passes that a run may make over the corpus; null: no limit", science=False
-    )
+    maximum_repetitions: float | None = option(1.0, "passes over the corpus; null: no limit", science=False)
 
 
 @settings_class

@@ -51,18 +51,12 @@ class BudgetSettings:
     """Length of a run: `steps`, or one of the other budgets instead."""
 
     steps: int = option(100, "optimizer steps; used when no other budget is set", ge=1, le=10**12)
-    epochs: float | None = option(
-        None, "passes over the training data of the approach, rounded up to whole steps", gt=0, le=10**9
-    )
+    epochs: float | None = option(None, "passes over the training data, rounded up to whole steps", gt=0, le=10**9)
     useful_tokens: int | None = option(
-        None, "target tokens that count in the loss, over all ranks; the step that reaches the number is the last", ge=1
+        None, "target tokens that count in the loss, all ranks; rounded up to steps", ge=1
     )
-    flops: float | None = option(
-        None, "training FLOPs (convention `full`, padding included), rounded up to whole steps", gt=0
-    )
-    wall_s: float | None = option(
-        None, "seconds spent in training steps; the first step that begins after them is the last", gt=0
-    )
+    flops: float | None = option(None, "training FLOPs (convention `full`, with padding), rounded up to steps", gt=0)
+    wall_s: float | None = option(None, "seconds of training steps; the first step that begins later is the last", gt=0)
 
     @property
     def kind(self) -> str:
@@ -108,12 +102,7 @@ class MaskingSettings:
     The masked positions depend on (seed, global sample, position) alone.
     """
 
-    share: float = option(
-        0.15,
-        "share of the useful tokens to predict: 80 % are masked, 10 % replaced at random, 10 % unchanged",
-        gt=0,
-        le=1,
-    )
+    share: float = option(0.15, "share of useful tokens to predict: 80 % masked, 10 % random, 10 % as is", gt=0, le=1)
 
 
 @settings_class
@@ -132,7 +121,7 @@ class RunSettings:
     tokenizer: TokenizerSettings = option(TokenizerSettings, "tokenizer of the text")
     model: ModelSettings = option(ModelSettings, "shape of the model")
     approach: Literal[*BATCHES] = option(  # type: ignore[valid-type]
-        "packed", "data-loading strategy: how documents become sequences, and when they are tokenized"
+        "packed", "data-loading strategy: how documents become sequences"
     )
     engine: Literal["auto", "gigatoken", "tokenizers", "tiktoken", "mistral-common"] = option(
         "auto",
@@ -147,30 +136,20 @@ class RunSettings:
         "approach packed. best-fit: fill sequences, cut only documents that are longer than one; concatenate: cut "
         "wherever a sequence ends",
     )
-    arm: str = option(
-        OURS,
-        "trainer: tokenscale, or another one by the name of its folder in workflow/arms (docs/arms.md)",
-        pattern=NAME_PATTERN,
-    )
+    arm: str = option(OURS, "trainer: tokenscale, or a folder in workflow/arms", pattern=NAME_PATTERN)
     global_batch: int = option(8, "global batch size: sequences per optimizer step, over all ranks", ge=1, le=MOST)
     micro_batch: int = option(8, "largest number of sequences per forward pass of one rank", ge=1, le=MOST)
-    prefetch: bool | None = option(
-        None, "read one batch ahead in a thread; by default on GPUs only; batches do not change"
-    )
+    prefetch: bool | None = option(None, "read one batch ahead in a thread; by default on GPUs only")
     layout: LayoutSettings = option(LayoutSettings, "parallel degrees")
-    device: Literal["auto", "cpu"] = option(
-        "auto", "auto: one GPU per rank if the machine has GPUs; cpu: never use a GPU"
-    )
+    device: Literal["auto", "cpu"] = option("auto", "auto: one GPU per rank if there are GPUs; cpu: never a GPU")
     precision: Literal["fp32", "bf16", "fp16", "bf16-true"] = option(
         "fp32",
         "bf16: autocast with fp32 weights; fp16: the same with loss scaling; bf16-true: weights, gradients and "
         "optimizer moments in bf16, as in the source studies",
     )
-    float8: bool = option(
-        False, "float8 matrix products in the blocks' linear layers (Hopper GPUs or later, needs torchao)"
-    )
+    float8: bool = option(False, "float8 matrix products in the blocks (Hopper GPUs or later, needs torchao)")
     objective: Literal[*OBJECTIVES] = option(  # type: ignore[valid-type]
-        "causal", "training objective: predict the next token, or masked tokens"
+        "causal", "objective: predict the next token, or masked ones"
     )
     masking: MaskingSettings = option(MaskingSettings, "objective masked: which tokens are predicted")
     labels: Literal["all", "target", "stream"] = option(
@@ -184,11 +163,7 @@ class RunSettings:
         "auto",
         "attention kernel; auto: the fastest that device and mask allow. The run's records name the kernel used",
     )
-    loss_chunk: int = option(
-        0,
-        "positions whose logits are computed at once; 0: all, which needs much memory with a vocabulary of 131k",
-        ge=0,
-    )
+    loss_chunk: int = option(0, "positions whose logits are computed at once; 0: all", ge=0)
     activation_checkpointing: Literal["none", "block", "selective"] = option(
         "none",
         "activations recomputed in the backward pass. block: whole blocks; selective: all but matrix products and "

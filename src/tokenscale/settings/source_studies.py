@@ -48,14 +48,12 @@ class TrainOptions:
         "a file, `dummy` (random numbers over the model's vocabulary), or a corpus or mixture in config/config.yaml",
         path=True,
     )
-    data_path: str | None = option(
-        None, "local file to use instead of the corpus's download", metavar="FILE", path=True
-    )
+    data_path: str | None = option(None, "local file instead of the corpus's download", metavar="FILE", path=True)
     dataset_type: Literal["padded", "padding-free", "token-list", "packed", "length-bucketed"] | None = option(
         None, "how documents become sequences (default: packed, or the format of a pretokenized file)"
     )
     pretokenized: bool = option(
-        False, "the dataset is a file of `pretokenize` or a store of `convert`; a corpus is tokenized before training"
+        False, "the dataset is a file of `pretokenize` or `convert`; a corpus is tokenized before"
     )
     tokenizer_name: str | None = option(
         None,
@@ -66,28 +64,18 @@ class TrainOptions:
         path=True,
     )
     text_column: str | None = option(None, "column or key of a file's text (default text)", metavar="NAME")
-    target_column: str | None = option(
-        None, "column or key of the translations; a document is then a text with its translation", metavar="NAME"
-    )
-    separator: str | None = option(
-        None, r"separator of documents in a text file, such as '<|endoftext|>' or '\n' (default: one document per file)"
-    )
+    target_column: str | None = option(None, "column or key of the translations", metavar="NAME")
+    separator: str | None = option(None, "separator of documents in a text file (default: one document per file)")
     model: str | None = option(None, f"{', '.join(PRESETS)} (default llama-tiny)", metavar="PRESET")
     model_size: Literal["small", "medium"] | None = option(None, "short for --model study-SIZE")
     batch_size: int | None = option(None, "sequences per forward pass of one rank", ge=1)
-    gradient_accumulation_steps: int | None = option(
-        None, "forward passes per optimizer step; the global batch is batch size x world size x this number", ge=1
-    )
+    gradient_accumulation_steps: int | None = option(None, "forward passes per optimizer step", ge=1)
     epochs: float | None = option(None, "passes over the training data, instead of --training-steps", gt=0, le=10**9)
-    world_size: int | None = option(
-        None, "number of ranks to start here; --layout.data is then derived from it and the other degrees", ge=1
-    )
+    world_size: int | None = option(None, "number of ranks to start here; sets --layout.data", ge=1)
     distributed: bool = option(False, "use the ranks of torchrun; implied under torchrun")
     config: str | None = option(None, "preset file such as config/presets/small_model.yaml", metavar="FILE", path=True)
     output_dir: str = option("results/runs", "parent of the run's folder", metavar="DIR", path=True)
-    n_epochs: int | None = option(
-        None, "study 003: --epochs. With a flag of that study, --batch-size counts the sequences of all ranks", ge=1
-    )
+    n_epochs: int | None = option(None, "study 003: --epochs; --batch-size counts the sequences of all ranks", ge=1)
     model_max_length: int | None = option(None, "study 003: --sequence-length", ge=8)
     model_parallel_mode: Literal["model_parallel", "pipeline_parallel"] | None = option(
         None,
@@ -223,7 +211,7 @@ class StudyDistributed:
     backend: Literal["nccl", "gloo"] | None = option(None, "for information: the device decides")
     mixed_precision: Literal["bf16", "fp16", "fp32", "no"] | None = option(None, "16 bits: autocast over fp32 weights")
     sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"] | None = option(
-        None, "FSDP over all ranks: zero3, zero2, or full replicas"
+        None, "FSDP over all ranks: zero3, zero2, or replicas"
     )
     activation_checkpointing: bool | None = option(None, "compute the activations of each block again")
 
