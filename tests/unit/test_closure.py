@@ -218,7 +218,7 @@ def project(tmp_path, monkeypatch):
 def listed():
     """The listing of the one verb, as another process finds it."""
     for function in (
-        closure._write_listing,
+        closure.write_listing,
         closure._list_files,
         closure._closure,
         closure._find_module_file,

@@ -185,27 +185,20 @@ def _scan_source(path: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
         if name == "FILES":
             data += [path.parent / item for item in ast.literal_eval(value)]
         else:
-            queries = (
-                [*sql.glob("*.sql")]
-                if value == ALL_QUERIES
-                else [sql / f"{item}.sql" for item in ast.literal_eval(value)]
-            )
-            data += [*queries, *(sql / f"{view}.sql" for view in VIEWS)]
+            queries = [f.stem for f in sql.glob("*.sql")] if value == ALL_QUERIES else ast.literal_eval(value)
+            data += [sql / f"{query}.sql" for query in (*queries, *VIEWS)]
     return tuple(name for name in dict.fromkeys(imports) if _find_module_file(name) is not None), tuple(data)
 
 
-def write_listing(*modules: str | None) -> str:
-    """Update the file that lists `import_closure(*modules)` with hashes, and return its path.
+@cache  # thousands of jobs share a dozen listings
+def write_listing(*given: str | None) -> str:
+    """Update the file that lists `import_closure(*given)` with hashes, and return its path.
 
     Equal content is not written again, so touching a source file changes nothing. The path depends on the modules only,
     so that an edit that adds an import can be accepted for a rule (`--consider-ancient train=code`). Earlier contents
     are kept for `list_changes`. Raises UserError if the file cannot be written.
     """
-    return _write_listing(tuple(filter(None, modules)))
-
-
-@cache  # thousands of jobs share a dozen listings
-def _write_listing(modules: tuple[str, ...]) -> str:
+    modules = tuple(filter(None, given))
     files = _list_files(modules)
     text = pretty_json({"modules": modules, "files": dict(map(_hash_source, files))})
     name = f"{modules[0].rpartition('.')[2]}-{sha256_text(' '.join(modules))[:8]}"
@@ -225,10 +218,7 @@ def _write_listing(modules: tuple[str, ...]) -> str:
             os.utime(path, (newest, newest))
     except OSError as error:
         if _read_text(path) != text:  # unless another Snakemake process has written the same
-            what, next = (
-                "the listing of a job's source files cannot be written.",
-                "make the folder results/code writable",
-            )
+            what, next = "the listing of a job's files cannot be written.", "make the folder results/code writable"
             raise UserError(what, file=path, reason=error.strerror, next=next) from None
     return str(path)
 

@@ -20,7 +20,7 @@ from tokenscale.settings.mixture import MixtureSettings, NamedMixture, find_mixt
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import NAME_PATTERN, NAME_RULE, collect, option, settings_class, to_dict
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.profile import CONFIG_FILE, Call, list_configfiles, load_profile
+from tokenscale.settings.profile import CONFIG_FILE, Call, list_texts, load_profile
 from tokenscale.settings.registry import TOKENIZERS
 from tokenscale.settings.run import OURS, RunSettings, parse_run_id
 from tokenscale.settings.yaml_files import find_foreign_values, read_yaml
@@ -553,7 +553,7 @@ def load_config(
     the profile, and `overrides` (`--config key=value`). Raises UserError for a missing or unreadable file.
     """
     if profile is not None:
-        configfiles = configfiles or list_configfiles(load_profile(profile, root)[1])
+        configfiles = configfiles or list_texts(load_profile(profile, root)[1].get("configfile"))
     layers = Call(tuple(map(str, configfiles)), overrides or {}, profile).layers(root, file)
     values = functools.reduce(merge_settings, (dict(layer) for _, layer in layers))
     return Config(values, root=root, file=str(file), layers=layers)

@@ -245,10 +245,6 @@ def geometry(world_size: int, gpus_per_node: int | None) -> Geometry:
     if world_size % nodes:
         fitting = [n for n in range(1, 2 * world_size) if n % -(-n // gpus_per_node) == 0]
         below, above = max(n for n in fitting if n < world_size), min(n for n in fitting if n > world_size)
-        raise UserError(
-            "the world size does not fill its nodes evenly.",
-            world_size=world_size,
-            gpus_per_node=gpus_per_node,
-            next=f"use {below} or {above}",
-        )
+        what, facts = "the world size does not fill its nodes evenly.", {"gpus_per_node": gpus_per_node}
+        raise UserError(what, world_size=world_size, **facts, next=f"use {below} or {above}")
     return Geometry(world_size, nodes, world_size // nodes)

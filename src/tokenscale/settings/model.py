@@ -9,19 +9,17 @@ from tokenscale.settings.options import LARGEST_VOCABULARY, MOST, NAME_PATTERN, 
 
 #: fields that do not apply to a model of `transformers`, which has its own configuration
 OWN = (
-    "tied_embeddings",
-    "rope_theta",
-    "norm_epsilon",
-    "initial_deviation",
-    "norm",
-    "positions",
-    "activation",
-    "biases",
-    "attention_biases",
-    "query_key_norm",
-    "head_dim",
-    "rope_scaling",
-    "rope_factor",
+    *(
+        "tied_embeddings",
+        "rope_theta",
+        "norm_epsilon",
+        "initial_deviation",
+        "norm",
+        "positions",
+        "activation",
+        "biases",
+    ),
+    *("attention_biases", "query_key_norm", "head_dim", "rope_scaling", "rope_factor"),
 )
 
 #: linear layers with a bias, by `attention_biases`
@@ -111,12 +109,12 @@ class ModelSettings:
     def check_positions(self, sequence_length: int) -> None:
         """Raise UserError if the model has fewer positions than the sequence."""
         if self.maximum_positions is not None and self.maximum_positions < sequence_length:
-            raise UserError(
+            what, next = (
                 "the model has fewer positions than the sequence.",
-                model=f"{self.name} has maximum_positions {self.maximum_positions}",
-                requested=f"sequence_length {sequence_length}",
-                next="shorten the sequence, or raise model.maximum_positions",
+                "shorten the sequence, or use another model",
             )
+            facts = {"model": f"{self.name} has maximum_positions {self.maximum_positions}", "next": next}
+            raise UserError(what, requested=f"sequence_length {sequence_length}", **facts)
 
     def with_vocabulary(self, size: int) -> "ModelSettings":
         """Return the model with the tokenizer's vocabulary size, if none is set."""

@@ -28,15 +28,11 @@ MAPS = ("default-resources", "set-resources", "set-threads")
 def load_profile_config(profile: str, root: Path | str = ".") -> dict[str, Any]:
     """Load a profile's `configfile:`, overridden by its `config:`. Raises UserError if there is no such profile."""
     file, values = load_profile(profile, root)
-    read = [read_yaml(Path(root) / name) for name in list_configfiles(values)]
+    read = [read_yaml(Path(root) / name) for name in list_texts(values.get("configfile"))]
     return functools.reduce(merge_settings, [*read, parse_config(file, values)])
 
 
-def list_configfiles(values: Mapping[str, Any]) -> list[str]:
-    return _list_texts(values.get("configfile"))
-
-
-def _list_texts(value: Any) -> list[str]:
+def list_texts(value: Any) -> list[str]:
     """Return the texts of an option of a profile, which may be one value or a list."""
     return [str(one) for one in (value if isinstance(value, list) else [value] if value else [])]
 
@@ -44,7 +40,7 @@ def _list_texts(value: Any) -> list[str]:
 def parse_config(file: Path | str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Parse a profile's `config:`, a mapping or `key=value` texts. Raises UserError for a text without `=`."""
     config = values.get("config")
-    return dict(config) if isinstance(config, Mapping) else dict(parse_pair(t, str(file)) for t in _list_texts(config))
+    return dict(config) if isinstance(config, Mapping) else dict(parse_pair(t, str(file)) for t in list_texts(config))
 
 
 def load_profile(profile: str, root: Path | str = ".") -> tuple[Path, dict[str, Any]]:
@@ -55,13 +51,9 @@ def load_profile(profile: str, root: Path | str = ".") -> tuple[Path, dict[str, 
     if isinstance(file, Path):
         return file, values
     available = sorted({path.parent.name for path in Path(root).glob("profiles/*/*.yaml")})
-    raise UserError(
-        "there is no such profile.",
-        profile=profile,
-        expected=f"config.yaml in {Path(root) / profile} or {Path(root) / 'profiles' / profile}",
-        found=", ".join(available) or "no profile",
-        next="use the name of a profile, or the folder that holds its config.yaml",
-    )
+    expected = f"config.yaml in {Path(root) / profile} or {Path(root) / 'profiles' / profile}"
+    facts = {"expected": expected, "found": ", ".join(available) or "no profile"}
+    raise UserError("there is no such profile.", profile=profile, **facts, next="use a profile's name or folder")
 
 
 def _load_known(profile: str | None, root: Path | str = ".") -> tuple[Path | str, dict[str, Any]]:

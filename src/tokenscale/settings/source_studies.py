@@ -32,7 +32,6 @@ FLAG_ALIASES = {
     "budget.steps": ("--training-steps", "--max-steps"),
 }
 
-
 #: flags of study 003 only; with any of them --batch-size counts the sequences of all ranks, as in that study
 STUDY_003 = ("n_epochs", "model_max_length", "model_parallel_mode", "n_chunk")
 #: default number of micro-batches of a pipeline in study 003
@@ -121,14 +120,12 @@ def resolve_approach(dataset_type: str, pretokenized: bool) -> str:
     try:
         return APPROACH_OF[dataset_type, pretokenized]
     except KeyError:
-        requested = f"--dataset-type {dataset_type}" + (" --pretokenized" if pretokenized else "")
-        pairs = [f"--dataset-type {form}{' --pretokenized' if beforehand else ''}" for form, beforehand in APPROACH_OF]
-        raise UserError(
-            "this dataset type does not support this mode.",
-            requested=requested,
-            allowed="\n".join(pairs),
-            next="run `python -m tokenscale pretokenize`, then add --pretokenized",
-        ) from None
+        requested, *pairs = (
+            f"--dataset-type {form}{' --pretokenized' * before}"
+            for form, before in [(dataset_type, pretokenized), *APPROACH_OF]
+        )
+        facts = {"allowed": "\n".join(pairs), "next": "run `python -m tokenscale pretokenize`, then add --pretokenized"}
+        raise UserError("this dataset type does not support this mode.", requested=requested, **facts) from None
 
 
 def translate_study_flags(
@@ -228,13 +225,9 @@ class StudyFile:
         """Return the model settings, named as a matching preset; None if the file has no section `model`."""
         if self.model is None:
             return None
-        shape = {
-            "dimension": self.model.hidden_size,
-            "layers": self.model.num_layers,
-            "heads": self.model.num_heads,
-            "key_value_heads": self.model.num_heads,
-            "hidden": 4 * self.model.hidden_size,
-        }
+        wide, heads = self.model.hidden_size, self.model.num_heads
+        shape = {"dimension": wide, "layers": self.model.num_layers, "hidden": 4 * wide}
+        shape |= {"heads": heads, "key_value_heads": heads}
         common = {f.name: getattr(PRESETS["study-small"], f.name) for f in fields(ModelSettings)} | shape
         known = [p for p in PRESETS.values() if all(getattr(p, k) == v for k, v in (common | {"name": p.name}).items())]
         label = known[0].name if known else re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-") or "custom"
