@@ -108,7 +108,7 @@ def fields_of(cls, *kinds):
     ],
 )
 def test_a_boolean_is_no_number_and_an_empty_text_separates_nothing(cls, values):
-    for read in (lambda: from_dict(cls, values), lambda: from_json(cls, json.dumps(values))):
+    for read in (lambda: decode(cls, values), lambda: from_json(cls, json.dumps(values))):
         with pytest.raises(UserError, match="cannot be"):
             read()
 
