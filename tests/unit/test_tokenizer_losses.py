@@ -3,6 +3,8 @@
 import functools
 import json
 import random
+import shlex
+import unicodedata
 from dataclasses import replace
 
 import numpy as np
@@ -60,8 +62,9 @@ def byte_fallback():
     return Tokenizer(models.BPE(vocabulary(*LETTERS, *BYTES), [], unk_token="<unk>", byte_fallback=True))
 
 
-def unigram():
-    made = Tokenizer(models.Unigram([(text, 0.0) for text in CONTROL] + [(c, -2.0) for c in (*LETTERS, "▁")], 4))
+def unigram(others=()):
+    entries = [(text, 0.0) for text in CONTROL] + [(c, -2.0) for c in (*LETTERS, "▁", *others)]
+    made = Tokenizer(models.Unigram(entries, 4, byte_fallback=bool(others)))
     made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     return made
 
@@ -222,6 +225,60 @@ def test_characters_that_a_normalizer_removes_are_lost_and_those_that_it_replace
     )
     assert found["lost"] == pytest.approx(270 / 787, abs=1e-6)
     assert found["normalised"] == pytest.approx(6 / 787, abs=1e-6)
+
+
+FRENCH, HTML = "Élève, déjà reçu", "<b>bold</b> and <i>thin</i> 12345"
+BERT, UNTAGGED = normalizers.BertNormalizer(), normalizers.Replace(Regex("<[^>]+>"), "")
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "text", "lost", "normalised"),
+    [
+        (BERT, FRENCH, 0, 10 / 19),
+        (BERT, unicodedata.normalize("NFD", FRENCH), 0, 10 / 19),
+        (BERT, "हिन्दी", 3 / 18, 0),  # the sign that joins two letters
+        (normalizers.NFD(), FRENCH, 0, 0),
+        (UNTAGGED, HTML, 14 / 30, 0),
+        (normalizers.Sequence([UNTAGGED, normalizers.Lowercase()]), HTML.upper(), 14 / 30, 11 / 30),
+        (normalizers.Replace(Regex("[0-9]{3,}"), ""), HTML, 5 / 30, 0),
+        (normalizers.NFKC(), "ｶﾞｷﾞ ﬁ", 0, 1),
+        (normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁"), UNTAGGED]), HTML, 14 / 30, 0),
+        (normalizers.ByteLevel(), "日本 é", 0, 0),
+    ],
+)
+def test_accents_and_width_are_normalised_and_what_a_pattern_deletes_is_lost(
+    tmp_path, normalizer, text, lost, normalised
+):
+    """Shares are of the bytes of the text other than white space, with composed letters."""
+    tokenizer = byte_level("▁")
+    tokenizer.normalizer = normalizer
+    if "ByteLevel" in repr(normalizer):
+        tokenizer.pre_tokenizer = tokenizer.decoder = None
+    loaded = load_tokenizer(made(tokenizer, tmp_path, settings={"accepted_loss": 1.0}))
+    found = measure(loaded, [text], "")
+    assert (found["lost"], found["normalised"]) == (pytest.approx(lost, abs=0.01), pytest.approx(normalised, abs=0.01))
+
+
+@pytest.mark.parametrize("decoder", [None, decoders.Metaspace(), decoders.WordPiece()])
+@pytest.mark.parametrize("tokenizer", [byte_level, byte_fallback, lambda: unigram(BYTES)])
+def test_a_decoder_that_does_not_join_bytes_is_no_loss_of_text(tmp_path, tokenizer, decoder):
+    own = tokenizer()
+    own.decoder = decoder
+    assert measure(load_tokenizer(made(own, tmp_path)), CJK, "")["lost"] == 0
+
+
+def test_the_command_that_accepts_a_loss_names_bos_as_the_vocabulary_does(tmp_path):
+    name = "<｜begin▁of▁text｜>"
+    own = unigram()
+    own.add_special_tokens([name])
+    folder = made(own, tmp_path, roles={"bos": name})
+    with pytest.raises(UserError) as error:
+        measure(load_tokenizer(folder), CJK, "")
+    command = next(line for line in error.value.facts["next"].splitlines() if line.startswith("python"))
+    settings = json.loads(shlex.split(command)[5])
+    assert settings["bos"] == name
+    build(TokenizerSettings(**settings), tmp_path / "again")
+    assert 0 < measure(load_tokenizer(tmp_path / "again"), CJK, "")["lost"] < settings["accepted_loss"]
 
 
 @pytest.mark.parametrize("tokenizer", [characters(), words(), words("none"), unigram()])

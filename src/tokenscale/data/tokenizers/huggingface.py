@@ -146,18 +146,15 @@ class JsonTokenizer(backends.EngineTokenizer):
 
     @cached_property
     def _library(self) -> Any:
-        """The file as the package `tokenizers` reads it. A missing decoder is the inverse of its pre-tokenizer."""
+        """The file as the package `tokenizers` reads it, with a decoder that joins the bytes which the file makes."""
         tokenizers = import_library(self.kind)
         tokenizer = tokenizers.Tokenizer.from_file(str(self.path))
-        if (
-            tokenizer.decoder is None
-            and tokenizer.pre_tokenizer
-            and b'"ByteLevel"' in tokenizer.pre_tokenizer.__getstate__()
-        ):
-            tokenizer.decoder = tokenizers.decoders.ByteLevel()
-        elif tokenizer.decoder is None and getattr(tokenizer.model, "byte_fallback", False):
-            decoders = tokenizers.decoders
-            tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+        decoders, decoder = tokenizers.decoders, repr(tokenizer.decoder)
+        makes_bytes = "ByteLevel" in f"{tokenizer.normalizer!r} {tokenizer.pre_tokenizer!r}"
+        if makes_bytes and "ByteLevel" not in decoder:
+            tokenizer.decoder = decoders.ByteLevel()
+        elif backends.read_fast_json(self.path)["model"].get("byte_fallback") and "ByteFallback" not in decoder:
+            tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), tokenizer.decoder or decoders.Fuse()])
         return tokenizer
 
     @cached_property
@@ -169,7 +166,12 @@ class JsonTokenizer(backends.EngineTokenizer):
 
     def normalize(self, text: str) -> str:
         normalizer = self._library.normalizer
-        return normalizer.normalize_str(text) if normalizer else text
+        normal = normalizer.normalize_str(text) if normalizer else text
+        return self._library.decoder.decode([normal]) if "ByteLevel" in repr(normalizer) else normal
+
+    def token_name(self, number: int) -> str:
+        """Return the name of an id in the vocabulary."""
+        return self._library.id_to_token(number)
 
 
 def _fetch(settings: TokenizerSettings) -> tuple[Any, dict[str, str]]:
