@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from tests.corpora import make_corpus, make_run
 from tokenscale.base.errors import UserError
@@ -121,6 +121,22 @@ def test_ids_of_the_roles_never_come_from_text(tmp_path, tokenizer, special):
     for engine in ("auto", "tokenizers"):
         ids = load_tokenizer(folder, engine).encode(texts)[0]
         assert ids.size and not roles & set(ids.tolist()), engine
+
+
+@pytest.mark.parametrize("place", ["in the vocabulary", "after it"])
+@pytest.mark.parametrize("tokenizer", [byte_level, byte_fallback, unigram, words, pieces])
+def test_added_tokens_of_a_user_keep_their_ids(tmp_path, tokenizer, place):
+    """The package counts their ids from the size of the vocabulary, which is smaller without control tokens."""
+    own = tokenizer()
+    if place == "after it":
+        own.add_special_tokens(["<|a|>", "<|b|>"])
+    own.add_tokens(["<user>", AddedToken("<tool>", lstrip=True, normalized=True)])
+    roles = {"bos": "<|a|>", "eos": "<|b|>"} if place == "after it" else {}
+    folder = made(own, tmp_path, roles=roles)
+    for engine in ("auto", "tokenizers"):
+        found = load_tokenizer(folder, engine).encode_batch(["cat <user> on", "<tool>", "<user><tool>"])
+        expected = own.encode_batch(["cat <user> on", "<tool>", "<user><tool>"], add_special_tokens=False)
+        assert [ids.tolist() for ids in found] == [e.ids for e in expected], engine
 
 
 def test_a_pad_token_that_stands_for_unknown_text_is_not_the_pad_token(tmp_path):

@@ -99,16 +99,22 @@ def remove_control(data: dict[str, Any], manifest: dict[str, Any]) -> dict[str, 
     if unknown in {manifest.get(role) for role in ROLES}:
         model |= {"unk_id": None} if "unk_id" in model else {"unk_token": None if model["type"] == "BPE" else ""}
         unknown = None
+    # the package `tokenizers` takes the ids of added tokens from the model, and otherwise counts from its size
+    added = [token for token in data["added_tokens"] if token["id"] not in control]
     if isinstance(model["vocab"], list):  # Unigram: ids are places in the list, and an empty piece matches nothing
-        model["vocab"] = [["" if i in control else text, score] for i, (text, score) in enumerate(model["vocab"])]
+        beyond = {token["id"]: token["content"] for token in added}
+        least = min((score for _, score in model["vocab"]), default=0.0)
+        end = max(len(model["vocab"]), *(i + 1 for i in beyond), 0)
+        entries = [*model["vocab"], *([beyond.get(i, ""), least] for i in range(len(model["vocab"]), end))]
+        model["vocab"] = [["" if i in control else text, score] for i, (text, score) in enumerate(entries)]
     else:
         names = {text for text, i in model["vocab"].items() if i in control and i != unknown}
         model["vocab"] = {text: i for text, i in model["vocab"].items() if text not in names}
+        model["vocab"] |= {token["content"]: token["id"] for token in added}
         if "merges" in model and names:
             prefix = model.get("continuing_subword_prefix") or ""
             pairs = (merge if isinstance(merge, list) else merge.split(" ") for merge in model["merges"])
             model["merges"] = [p for p in pairs if names.isdisjoint((*p, p[0] + p[1].removeprefix(prefix)))]
-    added = [token for token in data["added_tokens"] if token["id"] not in control]
     return data | {"added_tokens": added, "model": model}
 
 
@@ -243,13 +249,13 @@ ENGINES = {
 }
 
 
-def make_fuzz_texts(control: Sequence[str] = (), count: int = FUZZ_TEXTS, seed: int = 0) -> list[str]:
+def make_fuzz_texts(own: Sequence[str] = (), count: int = FUZZ_TEXTS, seed: int = 0) -> list[str]:
     """Return deterministic fuzz texts: mixed scripts, white space, digits, broken words, control-token text.
 
-    `control` adds the tokenizer's own control tokens to the well-known ones.
+    `own` adds tokens of the tokenizer to the well-known ones.
     """
     generator = random.Random(seed)
-    names = [*CONTROL_TEXTS, *control]
+    names = [*CONTROL_TEXTS, *own]
 
     def piece() -> str:
         kind = generator.random()
@@ -382,10 +388,11 @@ def compare_engines(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     Returns {name: {version, exact, texts, first_difference}}, or {name: {unavailable}}. Raises UserError if the
     reference gives other ids a second time.
     """
-    reference, control = ENGINES[REFERENCE](folder, manifest), {}
+    reference, names = ENGINES[REFERENCE](folder, manifest), {}
     if "derived" not in manifest:  # those of Tekken are known
-        control = find_control(read_fast_json(folder / manifest["file"]["name"]), manifest)
-    texts = _list_encodable(reference, make_fuzz_texts(list(control.values())))
+        data = read_fast_json(folder / manifest["file"]["name"])
+        names = find_control(data, manifest) | {token["id"]: token["content"] for token in data["added_tokens"]}
+    texts = _list_encodable(reference, make_fuzz_texts(list(names.values())))
     if difference := find_difference(reference, reference, texts):
         raise random_error(manifest["name"], **difference)
     results: dict[str, Any] = {}

@@ -33,14 +33,17 @@ def draw_sample(corpus_directory: Path, split: str = "train") -> list[str]:
     """Return the beginnings of up to 256 documents from all over a split, at most 512 KiB of UTF-8 in total."""
     text = RawText(corpus_directory, split, verify=False)  # the whole files are checked when they are read in order
     places = np.linspace(0, len(text), PLACES + 1, dtype=np.int64).tolist()
+    step = DOCUMENTS if text.split["utf8_bytes"] < PLACE_BYTES * len(text) else 1  # a long document fills a place
     found: list[str] = []
     for first, end in zip(places, places[1:], strict=False):
         room = PLACE_BYTES
-        for column in text.columns(DOCUMENTS, first, min(first + DOCUMENTS, end)):
+        for column in text.columns(step, first, min(first + DOCUMENTS, end)):
             for document in column.to_pylist():
-                encoded = document.encode("utf-8")[:room]
+                encoded = document[:room].encode("utf-8")[:room]
                 found += [encoded.decode("utf-8", errors="ignore")] if encoded else []
                 room -= len(encoded)
+            if room <= 0:
+                break
     return found
 
 
