@@ -146,6 +146,24 @@ def test_a_pad_token_that_stands_for_unknown_text_is_not_the_pad_token(tmp_path)
     assert tokenizer.encode(["the dog"])[0].tolist() == [5, 4]
 
 
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("role", ["pad", "mask"])
+@pytest.mark.parametrize("tokenizer", [byte_level, unigram, pieces])
+def test_a_letter_that_pads_stays_a_letter(tmp_path, tokenizer, role, special):
+    tokenizer = tokenizer()
+    tokenizer.add_tokens([AddedToken("a", special=special)])
+    folder = made(tokenizer, tmp_path, roles={role: "a"})
+    assert json.loads((folder / "manifest.json").read_text()).get(f"{role}_id") in (1 if role == "pad" else None, 1)
+    assert measure(load_tokenizer(folder), ["a cat"], "")["lost"] == 0
+
+
+@pytest.mark.parametrize("role", ["bos", "eos"])
+def test_white_space_that_ends_documents_is_refused(tmp_path, role):
+    own = Tokenizer(models.BPE(vocabulary(*LETTERS, "\n"), []))
+    with pytest.raises(UserError, match="white space"):
+        made(own, tmp_path, roles={role: "\n"})
+
+
 def test_an_unknown_token_that_is_bos_too_is_not_used(tmp_path):
     folder = made(characters(unk_token="<s>"), tmp_path)
     assert load_tokenizer(folder).encode(["a日b"])[0].tolist() == [

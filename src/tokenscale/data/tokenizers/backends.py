@@ -95,10 +95,11 @@ def remove_control(data: dict[str, Any], manifest: dict[str, Any]) -> dict[str, 
     model then has no unknown token, and drops or refuses what it does not know.
     """
     control, model = find_control(data, manifest), dict(data["model"])
-    unknown = find_unknown(model)
-    if unknown in {manifest.get(role) for role in ROLES}:
+    roles, unknown = {manifest.get(role) for role in ROLES}, find_unknown(model)
+    if unknown in roles:
         model |= {"unk_id": None} if "unk_id" in model else {"unk_token": None if model["type"] == "BPE" else ""}
         unknown = None
+    letters = {i for i, text in control.items() if len(text) == 1} - roles
     # the package `tokenizers` takes the ids of added tokens from the model, and otherwise counts from its size
     added = [token for token in data["added_tokens"] if token["id"] not in control]
     if isinstance(model["vocab"], list):  # Unigram: ids are places in the list, and an empty piece matches nothing
@@ -106,9 +107,11 @@ def remove_control(data: dict[str, Any], manifest: dict[str, Any]) -> dict[str, 
         least = min((score for _, score in model["vocab"]), default=0.0)
         end = max(len(model["vocab"]), *(i + 1 for i in beyond), 0)
         entries = [*model["vocab"], *([beyond.get(i, ""), least] for i in range(len(model["vocab"]), end))]
-        model["vocab"] = [["" if i in control else text, score] for i, (text, score) in enumerate(entries)]
+        model["vocab"] = [
+            ["" if i in control.keys() - letters else text, score] for i, (text, score) in enumerate(entries)
+        ]
     else:
-        names = {text for text, i in model["vocab"].items() if i in control and i != unknown}
+        names = {text for text, i in model["vocab"].items() if i in control.keys() - letters - {unknown}}
         model["vocab"] = {text: i for text, i in model["vocab"].items() if text not in names}
         model["vocab"] |= {token["content"]: token["id"] for token in added}
         if "merges" in model and names:

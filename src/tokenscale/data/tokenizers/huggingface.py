@@ -52,8 +52,20 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
             key="tokenizer.bos",
             next="set `bos` to the text of that token; many tokenizers without one use their end-of-text token",
         )
-    if ids.get("pad") == backends.find_unknown(json.loads(tokenizer.model.__getstate__())):
-        ids.pop("pad", None)  # its id comes from text
+    unknown = backends.find_unknown(json.loads(tokenizer.model.__getstate__()))
+    names = {role: tokenizer.id_to_token(i) for role, i in ids.items()}
+    for role in ("pad", "mask"):
+        if role in ids and (ids[role] == unknown or len(names[role]) == 1):
+            del ids[role]  # it stands for text: CLIP pads with "!"
+    for role in ("bos", "eos"):
+        if names.get(role, "text").isspace():
+            raise UserError(
+                f"the token {names[role]!r} of tokenizer {settings.name} is white space of a text, so no document can "
+                "begin or end with it.",
+                key=f"tokenizer.{role}",
+                source=settings.source,
+                next=f"set `{role}` to another token, one that stands for no text",
+            )
     path = directory / "tokenizer.json"
     with atomic(path) as temporary:
         tokenizer.save(str(temporary), pretty=True)
