@@ -366,7 +366,7 @@ def test_training_looks_at_long_words_in_pieces_and_at_other_text_as_it_is(tmp_p
     cuts = []
     for text in ("ordinary text\n" * 500, "日本、" * 900, "a" * 1000, ""):
         assert huggingface._cut_words(text, words, cuts) == [text] and not cuts
-    for text in ("a" * 5000, "x " * 700 + "日" * 2500, " " * 3000 + "b"):
+    for text in ("a" * 5000, "x " * 700 + "日" * 2500, " " * 3000 + "b", "\x1c=" * 2500):
         cut = huggingface._cut_words(text, words, [])
         assert "".join(cut) == text
         assert max(last - first for piece in cut for _, (first, last) in words.pre_tokenize_str(piece)) <= 1000

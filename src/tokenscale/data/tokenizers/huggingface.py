@@ -34,6 +34,8 @@ CUSTOMARY = {
 }
 #: characters of a word that training of BPE looks at in one piece
 WORD_CHARACTERS = 1000
+#: white space between words in Unicode, without the control characters that only Python counts, and other characters
+SPACE, OTHER = re.compile(r"[^\S\x1c-\x1f]"), re.compile(r"[\S\x1c-\x1f]")
 
 
 def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | None) -> tuple[Path, dict[str, Any]]:
@@ -141,8 +143,7 @@ def _cut_words(text: str, pre_tokenizer: Any, cuts: list[int]) -> list[str]:
     """
     half = WORD_CHARACTERS // 2
     for first in range(0, len(text) - half, half):  # a longer word fills one of these windows, or leaves it blank
-        words = text[first : first + half].split(None, 1)
-        if not words or len(words[0]) == half:
+        if not (SPACE.search(text, first, first + half) and OTHER.search(text, first, first + half)):
             break
     else:
         return [text]
