@@ -14,6 +14,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from tests.corpora import make_corpus, make_run
 from tokenscale.base.errors import UserError
+from tokenscale.cli.advise import advise
+from tokenscale.cli.advise_sample import AdviceSettings
 from tokenscale.cli.convert import ConvertSettings, convert
 from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.batches.open import open_batches
@@ -333,6 +335,16 @@ def test_a_tokenizer_that_loses_or_refuses_text_is_one_message_at_every_door(tmp
         opened = enter(made(tokenizer, tmp_path / "again", settings={"accepted_loss": 0.9}))
         lost = opened["text_sample"]["lost"] if door == "store" else opened.lost
         assert lost == pytest.approx(270 / 780, abs=1e-6)
+
+
+def test_advice_says_what_the_tokenizer_loses(tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in CJK), "utf-8")
+    settings, said = AdviceSettings(tokenizer=str(made(characters(), tmp_path / "t"))), []
+    with pytest.raises(UserError, match="loses"):
+        advise(settings, (str(tmp_path / "a.jsonl"),))
+    tokenizer = made(characters(), tmp_path / "again", settings={"accepted_loss": 0.9})
+    advise(replace(settings, tokenizer=str(tokenizer)), (str(tmp_path / "a.jsonl"),), said.append)
+    assert any("caution" in line and "34.6" in line for line in said)
 
 
 def test_a_tokenizer_without_unknown_token_serves_text_that_it_covers(tmp_path):

@@ -21,6 +21,7 @@ from tokenscale.costs import data as costs
 from tokenscale.data.corpus.files import expand_patterns
 from tokenscale.data.corpus.sample import draw_sample
 from tokenscale.data.order.packing import best_fit_decreasing, split_documents
+from tokenscale.data.tokenizers import losses
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.huggingface import BUILT, resolve_tokenizer
 from tokenscale.data.tokenizers.load import build, load_tokenizer
@@ -42,6 +43,10 @@ class Estimate:
         """Return the numbers for JSON, with null for infinity."""
         numbers = {"value": self.value, "low": self.low, "high": self.high}
         return {name: float(n) if math.isfinite(n) else None for name, n in numbers.items()}
+
+
+#: most documents, and characters at the beginning of each, that are decoded to measure what the tokenizer loses
+LOSS_DOCUMENTS, LOSS_CHARACTERS = 256, 2048
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,6 +95,8 @@ def advise(settings: AdviceSettings, files: tuple[str, ...], log: Callable[[str]
         raise _reword_for_flags(error) from None
     with tempfile.TemporaryDirectory(prefix="tokenscale-") as folder:
         tokenizer = _load_tokenizer(settings.tokenizer, Path(folder), log)
+        some = found.texts[:: -(-len(found.texts) // LOSS_DOCUMENTS)]
+        log(losses.describe(tokenizer, losses.measure(tokenizer, [text[:LOSS_CHARACTERS] for text in some], files[0])))
         measured = measure(found, tokenizer, settings.sequence_length, Path(folder))
     size = sum(path.stat().st_size for path in paths)
     return _collect_facts(settings, files, [str(path) for path in paths], size, measured)
