@@ -99,19 +99,16 @@ def remove_control(data: dict[str, Any], manifest: dict[str, Any]) -> dict[str, 
     if unknown in roles:
         model |= {"unk_id": None} if "unk_id" in model else {"unk_token": None if model["type"] == "BPE" else ""}
         unknown = None
-    letters = {i for i, text in control.items() if len(text) == 1} - roles
+    silent = {i for i, text in control.items() if len(text) > 1 or i in roles}  # other letters stay letters
     # the package `tokenizers` takes the ids of added tokens from the model, and otherwise counts from its size
     added = [token for token in data["added_tokens"] if token["id"] not in control]
     if isinstance(model["vocab"], list):  # Unigram: ids are places in the list, and an empty piece matches nothing
-        beyond = {token["id"]: token["content"] for token in added}
-        least = min((score for _, score in model["vocab"]), default=0.0)
-        end = max(len(model["vocab"]), *(i + 1 for i in beyond), 0)
-        entries = [*model["vocab"], *([beyond.get(i, ""), least] for i in range(len(model["vocab"]), end))]
-        model["vocab"] = [
-            ["" if i in control.keys() - letters else text, score] for i, (text, score) in enumerate(entries)
-        ]
+        entries, beyond = list(model["vocab"]), {token["id"]: token["content"] for token in added}
+        least = min((score for _, score in entries), default=0.0)
+        entries += [[beyond.get(i, ""), least] for i in range(len(entries), max(beyond, default=-1) + 1)]
+        model["vocab"] = [["" if i in silent else text, score] for i, (text, score) in enumerate(entries)]
     else:
-        names = {text for text, i in model["vocab"].items() if i in control.keys() - letters - {unknown}}
+        names = {text for text, i in model["vocab"].items() if i in silent - {unknown}}
         model["vocab"] = {text: i for text, i in model["vocab"].items() if text not in names}
         model["vocab"] |= {token["content"]: token["id"] for token in added}
         if "merges" in model and names:
