@@ -333,7 +333,7 @@ def test_a_tokenizer_that_loses_or_refuses_text_is_one_message_at_every_door(tmp
     assert "next" in error.value.facts and not (tmp_path / "store/manifest.json").exists()
     if "loses" in error.value.what:
         opened = enter(made(tokenizer, tmp_path / "again", settings={"accepted_loss": 0.9}))
-        lost = opened["text_sample"]["lost"] if door == "store" else opened.lost
+        lost = opened["text_sample"]["lost"] if door == "store" else opened.lost["lost"]
         assert lost == pytest.approx(270 / 780, abs=1e-6)
 
 
@@ -364,10 +364,11 @@ def test_the_sample_comes_from_all_over_the_corpus_and_has_the_beginnings_of_lon
 
 
 def test_the_report_cautions_of_lost_text():
-    runs = pd.DataFrame(
-        {"run_id": ["a", "b"], "text_lost": [0.0005, 0.02], "tokenizer": "own", "corpus": "mine", "validity": "valid"}
-    )
-    assert "1 of 2 runs, up to 2" in _describe_lost_text(runs) and not _describe_lost_text(runs[:1])
+    shares = {"text_lost": [0.0005, 0.02], "text_unknown": [0, 0.03]}
+    runs = pd.DataFrame({"run_id": ["a", "b"], "tokenizer": "own", "corpus": "mine", "validity": "valid"} | shares)
+    said = _describe_lost_text(runs)
+    assert "1 of 2 runs, up to 2" in said and "; 3 % of the ids are unknown)" in said
+    assert not _describe_lost_text(runs[:1])
 
 
 # ---------------------------------------------------------------------------------------------------------- long words

@@ -443,6 +443,7 @@ RECORD_FIELDS = {
     "hardware.memory_bytes": (1 << 26, 1 << 60),
     "hardware.load_average_1min": (0, 1e7),
     "text_lost": (0, 1),
+    "text_unknown": (0, 1),
     "launch.share": (1, 1e4),
     "outcome.steps": (0, 1e12),
     "outcome.begins_at": (0, 1e12),
@@ -464,5 +465,6 @@ DEVICE_WATTS = 20_000
 RECORD_FRACTIONS = {
     *("started_unix_s", "outcome.ended_unix_s", "outcome.energy_j", "hardware.load_average_1min"),
     "text_lost",
+    "text_unknown",
     *("flops_per_token.full", "flops_per_token.causal", "flops_per_token.hardware"),
 }

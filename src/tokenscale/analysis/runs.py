@@ -146,6 +146,7 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         **_compilation(record),
         "load_average": _number(hardware.get("load_average_1min")),
         "text_lost": _number(record.get("text_lost")),
+        "text_unknown": _number(record.get("text_unknown")),
         "git_commit": git.get("commit"),
         "git_dirty": git.get("dirty"),
         "versions": canonical_json(record.get("versions") or {}),

@@ -105,6 +105,7 @@ TABLES: dict[str, dict[str, str]] = {
         "graph_breaks": "INTEGER",  # in all graphs of all ranks
         "load_average": "DOUBLE",  # of the machine of rank 0 when the run began, over a minute; null where not recorded
         "text_lost": "DOUBLE",  # largest share of a corpus' bytes that the tokenizer loses; null where not recorded
+        "text_unknown": "DOUBLE",  # the same of its ids that are unknown
         "machine": "VARCHAR",  # the name in its file; so the next, of the newest attempt
         "share": "INTEGER",  # runs that had its nodes at the same time
         "node_names": "VARCHAR",

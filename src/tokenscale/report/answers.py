@@ -295,9 +295,10 @@ def _describe_lost_text(runs: pd.DataFrame) -> str:
     if not (lossy := lost > LOSS_CAUTION).any():
         return ""
     worst = runs.loc[lost.idxmax()]
+    unknown = f"; {number(100 * worst['text_unknown'], 2)} % of the ids are unknown" * bool(worst["text_unknown"] > 0)
     return (
         f"The tokenizer loses a part of the text of {int(lossy.sum())} of {len(runs)} runs, up to "
-        f"{number(100 * worst['text_lost'], 2)} % of its bytes ({worst['tokenizer']} on {worst['corpus']})."
+        f"{number(100 * worst['text_lost'], 2)} % of its bytes ({worst['tokenizer']} on {worst['corpus']}{unknown})."
     )
 
 

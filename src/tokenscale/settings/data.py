@@ -262,6 +262,8 @@ class CorpusSettings:
 
 #: share of a text's bytes lost by its tokenizer from which on the log and the report caution
 LOSS_CAUTION = 0.001
+#: shares of a text that its tokenizer loses, as in manifests of stores
+LOST = ("lost", "unknown")
 
 
 @settings_class

@@ -92,7 +92,7 @@ def _expand(value: Any) -> Any:
     try:
         return value and expand_path(value)
     except UserError as error:
-        raise ValueError(f"a path whose variables are set: {error.what}") from None
+        raise ValueError(f"a path whose variables are set ({error.facts['next']})") from None
 
 
 @typing.dataclass_transform(frozen_default=True)
@@ -282,6 +282,6 @@ def _list_fields(cls: Any, location: tuple) -> list[str]:
             continue
         hint = typing.get_type_hints(cls).get(part) if dataclasses.is_dataclass(cls) else None
         if typing.get_origin(hint) in (typing.Union, types.UnionType):
-            hint = next((h for h in typing.get_args(hint) if dataclasses.is_dataclass(h)), None)
+            hint = next(h for h in typing.get_args(hint) if h is not type(None))
         cls = hint
     return [f.name for f in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []

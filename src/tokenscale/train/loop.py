@@ -124,7 +124,7 @@ class Training:
         self.running: dict[str, Any] = {}
         if world.rank == 0:
             facts = {"kernel": kernel, "budget_steps": self.steps, **self.trainer.facts(), **record.costs(run, shape)}
-            facts["text_lost"] = self.batches.lost
+            facts |= {f"text_{share}": value for share, value in self.batches.lost.items()}
             facts["compilation"] = None  # of all ranks, found at the end; null where nothing was to be compiled
             self.running = record.start(run, directory, attempt, world, self.launched, facts)
         self.timer = timer_of(world.device)
@@ -138,8 +138,10 @@ class Training:
         device = record.device_name(world.device)
         ranks = f"{world.size} rank(s) on {device}"
         self.progress.log(f"{run.identity}  {self.trainer.parameters:,} parameters  {ranks}, attention by {kernel}")
-        if (self.batches.lost or 0) > LOSS_CAUTION:
-            self.progress.log(f"  caution  the tokenizer loses {self.batches.lost:.2%} of the bytes of this text")
+        if self.batches.lost.get("lost", 0) > LOSS_CAUTION:
+            self.progress.log(
+                f"  caution  the tokenizer loses {self.batches.lost['lost']:.2%} of the bytes of this text"
+            )
         self.done = 0  # steps behind us
         self._carried = 0.0  # seconds of bookkeeping since the last step was handed to the device
         self._compiled: dict[str, int] = {}  # as logged last

@@ -1,6 +1,6 @@
 """Batch of a training step, the interface of batch sources, and batches of rows in the global order."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -55,7 +55,7 @@ class Inputs:
     rank: int = 0
     world_size: int = 1
     #: share of each corpus's bytes that the tokenizer loses, as far as it is known; added when they are opened
-    losses: list[float] = field(default_factory=list, compare=False)
+    losses: list[dict[str, float]] = field(default_factory=list, compare=False)
 
     def require(self, role: str, run: RunSettings, user: str) -> Path:
         """Return the input with this role, which `user` needs. Raises UserError if it was not given."""
@@ -71,8 +71,8 @@ class Inputs:
 class Batches:
     """A rank's shares of the endless sequence of global batches. By default the state is the next step alone."""
 
-    #: largest share of a corpus's bytes that the tokenizer loses; None if it is not known
-    lost: float | None = None
+    #: largest shares of a corpus that the tokenizer loses (`LOST`); empty if they are not known
+    lost: Mapping[str, float] = {}
     _step = 0
 
     def __init__(self, run: RunSettings, vocabulary_size: int, inputs: Inputs):

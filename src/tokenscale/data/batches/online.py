@@ -29,7 +29,7 @@ def open_documents(run: RunSettings, inputs: Inputs) -> list["OnlineDocuments"]:
     documents = [OnlineDocuments(run, manifest_path(path).parent, loaded) for path in list_sources(run, corpus)]
     for source in documents:
         found = measure(loaded, draw_sample(source.text.directory), source.text.manifest["name"])
-        inputs.losses.append(found["lost"])
+        inputs.losses.append(found)
     return documents
 
 

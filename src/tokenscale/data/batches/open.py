@@ -15,6 +15,7 @@ from tokenscale.data.order.permutation import rank_slots
 from tokenscale.data.stores.manifest import open_store, read_store_manifest
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
+from tokenscale.settings.data import LOST
 from tokenscale.settings.registry import BATCHES
 from tokenscale.settings.run import RunSettings
 
@@ -37,7 +38,7 @@ def open_batches(run: RunSettings, inputs: Inputs) -> Batches:
     batches = openers[run.approach](run, inputs)
     change = open_change(run, inputs, _read_manifests(run, inputs) if run.labels == "target" else [])
     batches = batches if change is UNCHANGED else ChangedBatches(batches, change, run, inputs)
-    batches.lost = max(inputs.losses, default=None)
+    batches.lost = {share: max(found[share] for found in inputs.losses) for share in LOST if inputs.losses}
     return batches
 
 

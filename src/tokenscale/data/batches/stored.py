@@ -48,7 +48,7 @@ def open_run_stores(run: RunSettings, inputs: Inputs) -> list[tuple[Path, dict[s
             corpus_manifest_sha256=sha256_file(corpus) if corpus is not None else None,
         )
         opened.append((where, manifest))
-        inputs.losses.extend([manifest["text_sample"]["lost"]] if "text_sample" in manifest else [])
+        inputs.losses.extend([manifest["text_sample"]] if "text_sample" in manifest else [])
     return opened
 
 

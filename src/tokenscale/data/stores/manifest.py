@@ -28,7 +28,7 @@ from tokenscale.base.files import (
 )
 from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.records import Records, changed_error
-from tokenscale.settings.data import StoreSettings, unknown_format_error
+from tokenscale.settings.data import LOST, StoreSettings, unknown_format_error
 from tokenscale.settings.registry import FORMATS
 
 VERSION = 2
@@ -95,7 +95,7 @@ def read_store_manifest(where: Path) -> dict[str, Any]:
         for file in manifest["files"]:
             check_types(file, {"name": str, "bytes": int, "sha256": str})
             check_relative_path(file["name"])
-        check_types(manifest.get("text_sample", {"lost": 0}), {"lost": (int, float)})
+        check_types(manifest.get("text_sample", dict.fromkeys(LOST, 0)), dict.fromkeys(LOST, (int, float)))
         for file in manifest.get("records", {}).get("files", []):
             check_types(file, {"name": str, "records": int, "bytes": int})
             check_relative_path(file["name"])
