@@ -394,7 +394,9 @@ def test_kill_9_at_a_random_moment(lab, tmp_path, world_size):
     """Real processes and a real signal, at a moment nobody chose; then the same command again."""
     run = run_of(world_size=world_size, budget=BudgetSettings(steps=60), checkpoints=CheckpointSettings(every=4))
     run = replace(run, validation=ValidationSettings(rows=0), device="cpu")
-    assert launch(lab, run, tmp_path / "whole").wait(120) == 0
+    whole = launch(lab, run, tmp_path / "whole")
+    _, said = whole.communicate(timeout=120)
+    assert whole.returncode == 0, said
     process = launch(lab, run, tmp_path / "cut")
     log = tmp_path / "cut/checkpoints"
     deadline = time.monotonic() + 100

@@ -125,6 +125,8 @@ def main() -> None:
         mount(project / "results", "-t", "tmpfs", "-o", f"size={MEGABYTES}m")
         if (lab / start / "project/results").exists():
             shutil.copytree(lab / start / "project/results", project / "results", symlinks=True, dirs_exist_ok=True)
+        arguments = "project/results/arguments"  # files of them, which Snakemake writes and which is not here
+        shutil.copytree(lab / behind / arguments, project / "results/arguments", dirs_exist_ok=True)
         jobs = [path for path in (lab / "jobs" / behind).iterdir() if path.name.isdigit()]
         launched = False
         for job in sorted(jobs, key=lambda path: path.stat().st_mtime):
