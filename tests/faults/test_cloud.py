@@ -41,7 +41,9 @@ EXPERIMENT = {
     "figures": ["loss_over_time"],
 }
 BEAT = "        self.watch.beat()\n        self.trace.before(step)\n"
-HOLD = "        while step == 9 and Path('hold').exists():\n            time.sleep(0.02)\n"
+HOLD = """        while step == 9 and Path('hold').exists() and self.signals.stop_requested is None:
+            time.sleep(0.02)
+"""
 SECRET = "wJalrXUtnFEMI/" + planted.VALUE
 LIMIT_S = 240.0
 
@@ -119,9 +121,8 @@ class Machine:
             self.kill()
 
     def stop(self) -> None:
-        """Tell the worker to end, as a provider does before it takes the machine away; then let the ranks go on."""
+        """Tell the worker to end, as a provider does before it takes the machine away: its ranks hold until then."""
         os.kill(self._process.pid, signal.SIGTERM)
-        (self.folder / "hold").unlink()
         try:
             assert self._process.wait(LIMIT_S) == 75, self.log
         finally:
