@@ -286,7 +286,7 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(tmp_path, kind, us
 
 @pytest.mark.parametrize("query", ["X-Amz-Signature=planted", "a=1&sig=planted%2B&b=2", "TOKEN=planted"])
 def test_an_address_that_is_signed_is_refused_and_its_signature_not_repeated(tmp_path, query):
-    with pytest.raises(UserError, match="holds a password or a signature") as error:
+    with pytest.raises(UserError, match="holds a password or signature") as error:
         project(tmp_path, corpora={"c": {"source": {"files": f"https://host/x.txt?{query}"}}})
     assert "host/x.txt" in str(error.value) and "planted" not in str(error.value)
 

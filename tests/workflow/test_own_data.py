@@ -138,14 +138,14 @@ def test_every_command_reads_the_configuration_of_snakemakes_options(shipped):
         assert "absent.yaml" in missing and "Traceback" not in missing
 
 
-def test_status_uses_the_configuration_of_the_last_call(shipped):
+def test_status_uses_the_configuration_of_the_last_call(shipped, monkeypatch):
     file = configure(shipped, files="my data/mine.parquet", text_column="body")
     target = "results/corpus/mine/manifest.json"
     assert "configuration of the last call" not in tokenscale(shipped, "status", "--stale", "corpus")
     shipped.snakemake("--cores", "1", target, "--configfile", file)
     shipped.snakemake("-n", "corpus")
-    last = profile.load_last_call(shipped.root / profile.RECORD)
-    assert last.configfiles == (file,), "dry runs are no calls"
+    monkeypatch.chdir(shipped.root)
+    assert profile.load_last_call().configfiles == (file,), "dry runs are no calls"
     told = tokenscale(shipped, "status", "--stale", target)
     assert f"snakemake --configfile {file}" in told and "nothing is stale" in told
 

@@ -156,8 +156,9 @@ MISTAKES = [
         "snakemake results/corpus/own/parts/00007/manifest.json --configfile mine.yaml",
         ("own", "00007", "00000 to 00001"),
         lambda root: (
-            file("own.txt", TEXT)(root),
-            config({"corpora": {"own": {"source": {"files": "own.txt"}, "parts": 2}}})(root),
+            file("own1.txt", TEXT)(root),
+            file("own2.txt", TEXT)(root),
+            config({"corpora": {"own": {"source": {"files": "own*.txt"}, "parts": 2}}})(root),
         ),
     ),
     Mistake(
