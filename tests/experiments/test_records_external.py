@@ -256,7 +256,7 @@ def test_an_experiment_lists_the_runs_whose_logs_are_there(tmp_path):
 
 @pytest.mark.parametrize("pattern", ["packed-*", "external-../x", "*"])
 def test_patterns_of_other_folders_are_refused(tmp_path, pattern):
-    with pytest.raises(UserError, match="the prefix of external runs"):
+    with pytest.raises(UserError, match="name or pattern of folders that begin with"):
         config(tmp_path, [{"runs": pattern}]).table("one")
 
 

@@ -114,7 +114,7 @@ def test_a_setting_of_the_source_trains_both_anew_and_another_step_the_rest_alon
 def test_a_state_that_is_not_kept_or_of_other_samples_is_refused_before_anything_runs(left):
     for cell, words in [
         ([2, FROM_ONE | {"step": 3}, 0], "keeps no state after this step"),
-        ([2, FROM_ONE, 7], "a run cannot resume from one with other settings"),
+        ([2, FROM_ONE, 7], "only layout, budget and evaluation may differ"),
     ]:
         experiment = LEFT | {"factors": {"layout.data, resume_from, seed": [[1, None, 0], cell]}}
         with changed(left.root / "config/experiments/left.yaml", lambda text, new=experiment: json.dumps(new)):

@@ -183,7 +183,7 @@ def with_run(**changes):
         (with_run(model={"preset": "llama-micro", "heads": 3}), ["3 heads", "runs.model.heads"]),
         (with_run(corpus="web"), ["'web'", "runs.corpus"]),
         (with_run(optimizer={"learning_rat": 1}), ["runs.optimizer.learning_rat", "'learning_rate'"]),
-        (with_run(optimizer={"learning_rate": -1}), ["runs.optimizer.learning_rate", "greater than 0"]),
+        (with_run(optimizer={"learning_rate": -1}), ["runs.optimizer.learning_rate", "> 0"]),
         (with_run(global_batch="8"), ["runs.global_batch", "'8'"]),
         (with_run(global_batch=1), ["layout.data", "2 ranks"]),
         (with_run(schedule={"warmup_steps": 500}), ["warmup_steps", "500"]),
@@ -191,7 +191,7 @@ def with_run(**changes):
         ({**EXPERIMENT, "factors": {"approach": ["packed", "packed"]}}, ["same run"]),
         ({**EXPERIMENT, "factors": {"aproach": ["packed"]}}, ["'aproach'", "'approach'"]),
         (with_run(repeat=3), ["runs.repeat", "repeats"]),
-        ({**EXPERIMENT, "repeats": 0}, ["repeats", "greater than or equal to 1"]),
+        ({**EXPERIMENT, "repeats": 0}, ["repeats", "≥ 1"]),
         (
             {**EXPERIMENT, "data_benchmark": {"corpus": "c", "tokenizer": "tekkn"}},
             ["'tekkn'", "data_benchmark.tokenizer"],
@@ -204,7 +204,7 @@ def with_run(**changes):
             ["factors.layout.data, global_batch", "[2,8,9]", "a list of 2 values"],
         ),
         ({**EXPERIMENT, "factors": {"layout.data, global_batch": [1]}}, ["the level 1", "a list of 2 values"]),
-        ({**EXPERIMENT, "target_loss": 0}, ["target_loss", "greater than 0"]),
+        ({**EXPERIMENT, "target_loss": 0}, ["target_loss", "> 0"]),
         ({**EXPERIMENT, "original": {"studies": ["0000"]}}, ["'0000'", "original.studies", "did you mean '000'"]),
         ({**EXPERIMENT, "factors": {"layout.data,": [[1, 4]]}}, ["factors.layout.data,", "empty part"]),
         (

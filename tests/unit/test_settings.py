@@ -12,6 +12,7 @@ import torch
 from tokenscale.base.errors import UserError
 from tokenscale.data.order.permutation import get_samples
 from tokenscale.settings import flags, options, source_studies
+from tokenscale.settings.config import ConfigFile
 from tokenscale.settings.data import CorpusSettings, SourceSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.mixture import MixtureStage
@@ -126,6 +127,12 @@ def test_no_number_is_without_bounds_and_none_is_converted(cls):
     for name in set(integers) - set(lists):
         for value in (True, "5", 2.5):
             assert name in refused_keys(decode, cls, {name: value}, file="f.yaml")
+
+
+def test_true_and_false_are_taken_as_text_as_snakemake_passes_them():
+    assert [decode(ConfigFile, {"strict_claims": text}).strict_claims for text in ("true", "false")] == [True, False]
+    for value in ("yes", "1", 1, "True "):
+        assert refused_keys(decode, ConfigFile, {"strict_claims": value}, file="f.yaml") == {"strict_claims"}
 
 
 @pytest.mark.parametrize("flag", source_studies.RUN_FLAGS + source_studies.TRAIN_FLAGS, ids=lambda flag: flag.name)

@@ -350,7 +350,7 @@ MISTAKES = [
         "tokenscale pretokenize --store archive-eos=true --corpus c/manifest.json --output o/manifest.json",
         ("archive no longer exists", "codec: zstd"),
     ),
-    Mistake("negative steps", "tokenscale train --training-steps -5", ("-5", "1")),
+    Mistake("negative steps", "tokenscale train --training-steps -5", ("-5", "≥")),
     Mistake("a word for a number of steps", "tokenscale train --training-steps many", ("many", "integer")),
     Mistake("a learning rate that is none", "tokenscale train --learning-rate nan", ("nan",)),
     Mistake("more degrees than ranks", "tokenscale train --world-size 2 --layout.tensor 4", ("4", "2")),

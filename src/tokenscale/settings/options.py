@@ -35,6 +35,8 @@ STRICT = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings":
 REMOVED = {"archive": "use the format token-list or padded with `codec: zstd`, which is their default"}
 #: pydantic's error types for an unknown key
 UNKNOWN_KEY = ("unexpected_keyword_argument", "extra_forbidden")
+#: pydantic's name of a bound → its sign; beginning of its error types → what a text should be
+SIGNS, EXPECTED = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}, {"int": "an integer", "float": "a number"}
 #: number of further errors that a message lists
 MAX_LISTED = 20
 
@@ -56,18 +58,24 @@ class _Size:
         return {**handler(source), "strict": True, "ge": 0, "le": MOST}
 
 
-class _Number:
-    """Rule for a number that may have a fraction: no boolean, which Python reads as 1 or 0."""
+class _Rule:
+    """Rule of a type: a function that gets the value first."""
+
+    def __init__(self, read: Callable[[Any], Any]):
+        self._read = read
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        return {
-            "type": "function-before",
-            "function": {"type": "no-info", "function": _refuse_boolean},
-            "schema": handler(source),
-        }
+        function = {"type": "no-info", "function": self._read}
+        return {"type": "function-before", "function": function, "schema": handler(source)}
+
+
+def _read_boolean(value: Any) -> Any:
+    """Return the boolean that a text names: Snakemake passes `--config key=true` as text."""
+    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 
 def _refuse_boolean(value: Any) -> Any:
+    """Return the value unless it is a boolean, which Python reads as the number 1 or 0."""
     if isinstance(value, bool):
         raise ValueError("a number")
     return value
@@ -99,8 +107,9 @@ def _expand(value: Any) -> Any:
 def settings_class(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass whose fields are settings.
 
-    Unknown keys, infinity and NaN are refused. Integers and booleans are never converted from other types, except from
-    the text of a flag; an integer is not negative and has at most 63 bits; those of a list are at most `MOST`.
+    Unknown keys, infinity and NaN are refused. Integers and booleans are never converted from other types, but for the
+    text of a flag, `true` and `false`; an integer is not negative and has at most 63 bits; those of a list are at most
+    `MOST`.
     """
     for name, hint in cls.__annotations__.items():
         kinds = set(typing.get_args(hint)) if isinstance(hint, types.UnionType) else {hint}
@@ -110,12 +119,14 @@ def settings_class(cls: type[T]) -> type[T]:
             bounds = {"strict": True} | ({"ge": 0, "le": LARGEST} if int in kinds else {})
             field.metadata = types.MappingProxyType({**bounds, **field.metadata})
             setattr(cls, name, field)
+            if bool in kinds:
+                cls.__annotations__[name] = Annotated[hint, _Rule(_read_boolean)]
         elif float in kinds:
-            cls.__annotations__[name] = Annotated[hint, _Number()]
+            cls.__annotations__[name] = Annotated[hint, _Rule(_refuse_boolean)]
         elif getattr(cls.__dict__.get(name), "metadata", {}).get("path"):
             cls.__annotations__[name] = Annotated[hint, PathRule()]
         elif hint in (tuple[int, ...], tuple[float, ...]):
-            item = Annotated[int, _Size()] if hint == tuple[int, ...] else Annotated[float, _Number()]
+            item = Annotated[int, _Size()] if hint == tuple[int, ...] else Annotated[float, _Rule(_refuse_boolean)]
             cls.__annotations__[name] = tuple[item, ...]  # type: ignore[valid-type]
     cls.__pydantic_config__ = STRICT  # type: ignore[attr-defined]
     return dataclasses.dataclass(frozen=True)(cls)
@@ -263,8 +274,14 @@ def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]
     near = find_nearest(value, expected.replace(" or ", ", ").split(", ")) if isinstance(value, str) else None
     message = entry["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     message = message.removeprefix("String should have ")
+    message = "".join(f"{sign} {context[name]}" for name, sign in SIGNS.items() if name in context) or message
+    message = EXPECTED.get(entry["type"].partition("_")[0], message) if "parsing" in entry["type"] else message
     message = "true or false" if entry["type"].startswith("bool") else message
-    message = NAME_RULE if context.get("pattern") == NAME_PATTERN else message.replace("a valid tuple", "a list")
+    message = (
+        NAME_RULE
+        if context.get("pattern") == NAME_PATTERN
+        else message.replace("a valid tuple", "a list").replace("a valid integer", "an integer")
+    )
     shown = repr(value) if len(repr(value)) <= 200 else f"{repr(value)[:200]}…"
     next = f"did you mean {near!r}?" if near else "use an expected value"
     return where, f"{where or 'the settings'} cannot be {shown}.", {"expected": expected or message, "next": next}

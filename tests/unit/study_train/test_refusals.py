@@ -8,12 +8,12 @@ from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
 
 REFUSED = {
-    "--training-steps 0": ["--training-steps cannot be '0'", "greater than or equal to 1"],
-    "--learning-rate 0": ["--learning-rate", "greater than 0"],
+    "--training-steps 0": ["--training-steps cannot be '0'", "≥ 1"],
+    "--learning-rate 0": ["--learning-rate", "> 0"],
     "--learning-rate nan": ["--learning-rate", "a finite number"],
     "--learning-rate inf": ["--learning-rate", "a finite number"],
-    "--optimizer.beta2 1": ["less than 1"],
-    "--optimizer.clip-norm -1": ["greater than 0"],
+    "--optimizer.beta2 1": ["< 1"],
+    "--optimizer.clip-norm -1": ["> 0"],
     "--eos maybe": ["true or false"],
     "--precision fp8": ["'fp8'", "fp32", "bf16-true"],
     "--schedule.shape cosin": ["did you mean 'cosine'"],
