@@ -30,7 +30,7 @@ from tokenscale.base.files import (
     report_malformed,
     sha256_file,
     sha256_text,
-    sync_tree,
+    sync,
 )
 from tokenscale.base.processes import map_processes
 from tokenscale.data.corpus.build import (
@@ -205,7 +205,8 @@ def merge_parts(settings: CorpusSettings, directory: Path, processes: int = 1) -
         counts["kept"] -= lost
         manifest = describe_corpus(settings, _merge_sources(parts), counts, splits, directory)
         manifest["parts"] = settings.parts
-        sync_tree(building / "deduplicated")
+        for job in rewrites:  # `replace_files` writes the folder with their names
+            sync(building / job.entry["name"])
         replace_files(building, directory, ["deduplicated"] if rewrites else [], settings.parts)
     write_manifest(directory, manifest, settings, started, dropped_while_merging=lost)
     return manifest
