@@ -66,7 +66,7 @@ class SourceSettings:
         "records the hash",
         path=True,
     )
-    validation_files: tuple[str, ...] = option((), "files of validation documents, not a held-out share", path=True)
+    validation_files: tuple[str, ...] = option((), "files of validation documents, not a share of `files`", path=True)
     target_files: tuple[str, ...] = option(
         (),
         "text: files with the translations of `files`, line by line (Moses format); a document is then a pair of lines",
@@ -97,7 +97,7 @@ class SourceSettings:
     revision: str | None = option(None, "hub, stream: commit of the dataset (40 hex digits), which fixes the data")
     subset: str | None = option(None, "stream: configuration of the dataset")
     split: str = option("train", "stream: split of the training documents")
-    validation_split: str | None = option(None, "stream: split of validation documents, instead of a held-out share")
+    validation_split: str | None = option(None, "stream: split of validation documents, not a share of `split`")
     downloaded: bool | None = option(None, "false: not yet downloaded with this configuration (`plan`)", science=False)
     published_documents: int | None = option(
         None,
@@ -233,7 +233,7 @@ class CorpusSettings:
     name: str = option("docstrings", "folder below results/corpus", science=False, pattern=NAME_PATTERN)
     source: SourceSettings = option(SourceSettings, "source of the text")
     cleaning: CleaningSettings = option(CleaningSettings, "cleaning of the documents")
-    validation_share: float = option(0.05, "share of documents held out, by hash, without own validation", ge=0, lt=1)
+    validation_share: float = option(0.05, "share of documents for validation, if the source has none", ge=0, lt=1)
     row_group_rows: int = option(1000, "documents per Parquet row group", ge=1, le=MOST)
     parts: int = option(
         1,
