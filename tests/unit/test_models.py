@@ -11,7 +11,7 @@ from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.models.build import build
 from tokenscale.train.models.build import initialise as initialise_any
-from tokenscale.train.models.decoder import Decoder, initialise, rotary_tables, rotate
+from tokenscale.train.models.decoder import Decoder, initialise, rotary_frequencies, rotate
 from tokenscale.train.models.losses import cross_entropy_sum
 
 pytestmark = pytest.mark.slow(19)
@@ -160,9 +160,10 @@ def test_slowed_frequencies_are_those_of_llama_3_2():
         hidden_size=2048, num_attention_heads=32, max_position_embeddings=131_072, rope_parameters=scaling
     )
     expected, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
-    cosine, sine = rotary_tables(2, 64, 500_000.0, 32.0)
-    torch.testing.assert_close(torch.atan2(sine[1], cosine[1]), expected, rtol=1e-6, atol=1e-9)
-    assert not torch.allclose(rotary_tables(2, 64, 500_000.0)[1][1], sine[1], rtol=1e-3, atol=1e-9)
+    shape = PRESETS["llama-3.2-1b"]
+    slowed = rotary_frequencies(shape)
+    torch.testing.assert_close(slowed.float(), expected, rtol=1e-6, atol=1e-9)
+    assert not torch.allclose(rotary_frequencies(replace(shape, rope_scaling="none")), slowed, rtol=1e-3, atol=1e-9)
 
 
 # -- generation

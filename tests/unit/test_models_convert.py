@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tokenscale.base.errors import UserError
 from tokenscale.settings.presets import PRESETS
 from tokenscale.train.models.convert_hf import ROPE_SCALING, from_hf, to_hf
-from tokenscale.train.models.decoder import Decoder, initialise
+from tokenscale.train.models.decoder import Decoder, initialise, rotary_frequencies
 
 LENGTH = 48
 LLAMA = replace(PRESETS["llama-tiny"], vocabulary_size=96, initial_deviation=0.2)
@@ -117,6 +118,52 @@ def test_there_and_back_every_bit_is_the_same(name):
     assert all(torch.equal(back[key], weight) and back[key].is_contiguous() for key, weight in named(model).items())
     again = to_hf(shape, back, LENGTH)
     assert again[0] == config and all(torch.equal(again[1][key], weight) for key, weight in there.items())
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "llama-3.2", "qwen2", "qwen3", "gpt2"])
+def test_a_base_model_alone_is_read(name):
+    """`GPT2Model.save_pretrained` and gpt2 on the hub have names without `transformer.`, and no head."""
+    model = ours(replace(SHAPES[name], tied_embeddings=True))
+    config, there = to_hf(model.settings, named(model), LENGTH)
+    base = {key.removeprefix("transformer.").removeprefix("model."): weight for key, weight in there.items()}
+    assert all(torch.equal(from_hf(config, base)[1][key], weight) for key, weight in named(model).items())
+    with pytest.raises(UserError, match="head"):  # an untied head is nowhere to be found
+        from_hf(config | {"tie_word_embeddings": False}, base)
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "qwen3", "gpt2"])
+def test_a_head_that_differs_from_the_tied_embedding_is_kept(name, tokens, tmp_path):
+    """The library (5) unties such ends; a head alone is also the embedding."""
+    model = ours(SHAPES[name])
+    config, there = to_hf(model.settings, named(model), LENGTH)
+    (embedding,) = (key for key in there if key.endswith(("embed_tokens.weight", "wte.weight")))
+    assert from_hf(config, there | {"lm_head.weight": there[embedding].clone()})[0].tied_embeddings
+    alone = {key: weight for key, weight in there.items() if key != embedding} | {"lm_head.weight": there[embedding]}
+    assert torch.equal(from_hf(config, alone)[1]["embedding.weight"], there[embedding])
+    other = there | {"lm_head.weight": there[embedding].flip(0).contiguous()}
+    shape, weights = from_hf(config, other)
+    assert not shape.tied_embeddings
+    library = theirs(config)
+    library.save_pretrained(tmp_path)
+    save_file(other, tmp_path / "model.safetensors", {"format": "pt"})
+    library = type(library).from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(filled(shape, weights)(tokens), library(input_ids=tokens).logits, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "llama-3.1"])
+def test_constants_of_older_files_are_left_out_only_if_they_are_what_the_decoder_computes(name):
+    model = ours(SHAPES[name])
+    config, there = to_hf(model.settings, named(model), LENGTH)
+    if name == "gpt2":
+        key, right = "transformer.h.0.attn.bias", torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.uint8).tril()
+    else:
+        key, right = "model.layers.1.self_attn.rotary_emb.inv_freq", rotary_frequencies(model.settings).bfloat16()
+    _, weights = from_hf(config, there | {key: right})
+    assert set(weights) == set(named(model))
+    for wrong in (right.flip(-1), right * 2, right[..., :-1]):
+        with pytest.raises(UserError, match="inv_freq|attn.bias"):
+            from_hf(config, there | {key: wrong})
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])

@@ -9,6 +9,7 @@ joined. So a way there and back gives the same bits.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from tokenscale.base.errors import UserError, few
 from tokenscale.settings.model import ModelSettings
-from tokenscale.train.models.decoder import LLAMA3
+from tokenscale.train.models.decoder import LLAMA3, rotary_frequencies
 
 Weights = dict[str, Tensor]
 
@@ -80,8 +81,6 @@ GPT2 = {
 JOINED, PARTS = "attn.c_attn", ("attention.query", "attention.key", "attention.value")
 #: the library's own defaults are ids of its tokenizers
 SPECIAL_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-#: constants that older files hold beside the weights
-CONSTANTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 
 
 def family(shape: ModelSettings) -> str:
@@ -143,8 +142,10 @@ def to_hf(shape: ModelSettings, weights: Weights, sequence_length: int) -> tuple
 def from_hf(config: dict[str, Any], weights: Weights) -> tuple[ModelSettings, Weights]:
     """Return (shape, weights by the decoder's names) of a library model, from its config.json and its weights.
 
-    Raises UserError for a type that is not among `ARCHITECTURES`, for a setting that the decoder does not have, and for
-    weights that are missing or unknown.
+    The base model alone, whose names have no prefix, and files of before 2023, which hold constants beside the weights,
+    are read as the library does. Ends that the configuration ties and the file holds as two different matrices stay
+    two. Raises UserError for a type that is not among `ARCHITECTURES`, for a setting that the decoder does not have,
+    and for weights that are missing or unknown.
     """
     kind = config.get("model_type")
     if kind not in ARCHITECTURES:
@@ -154,9 +155,17 @@ def from_hf(config: dict[str, Any], weights: Weights) -> tuple[ModelSettings, We
             next="convert one of these",
         )
     shape = _gpt2_shape(config) if kind == "gpt2" else _llama_shape(config, kind)
-    weights = {name: w for name, w in weights.items() if not name.endswith(CONSTANTS)}
-    if shape.tied_embeddings:  # files may hold the one matrix twice
-        weights.pop("lm_head.weight", None)
+    whole = GPT2 if kind == "gpt2" else LLAMA
+    prefix, head = whole["norm"].partition(".")[0] + ".", f"{whole['head']}.weight"
+    if not any(name.startswith(prefix) for name in weights):
+        weights = {name if name == head else prefix + name: w for name, w in weights.items()}
+    weights = {name: w for name, w in weights.items() if not _is_constant(name, w, shape)}
+    if shape.tied_embeddings and head in weights:
+        tied = weights.setdefault(f"{whole['embedding']}.weight", weights[head])
+        if torch.equal(tied, weights[head]):
+            del weights[head]
+        else:
+            shape = replace(shape, tied_embeddings=False)
     renamed = _names(shape, kind)
     expected = set(renamed.values())
     if kind == "gpt2":
@@ -170,6 +179,21 @@ def from_hf(config: dict[str, Any], weights: Weights) -> tuple[ModelSettings, We
                 parts = whole.chunk(3)
                 found |= {f"{ours}{part}.{suffix}": p.contiguous() for part, p in zip(PARTS, parts, strict=True)}
     return shape, found
+
+
+def _is_constant(name: str, values: Tensor, shape: ModelSettings) -> bool:
+    """Return whether a tensor holds what the decoder computes itself, as files of before 2023 do: GPT-2's causal mask
+    (its value for masked scores is any large negative number), and rotary frequencies.
+    """
+    if name.endswith(".attn.masked_bias"):
+        return values.numel() == 1 and values.item() <= -1e4
+    if name.endswith(".attn.bias"):
+        square = values.dim() >= 2 and values.shape[-1] == values.shape[-2]
+        return square and torch.equal(values, torch.ones_like(values).tril())
+    if name.endswith(".rotary_emb.inv_freq"):
+        expected = rotary_frequencies(shape)
+        return values.shape == expected.shape and torch.allclose(values.double(), expected, rtol=1e-2, atol=0)
+    return False
 
 
 # ------------------------------------------------------------------------------------------------------------- names

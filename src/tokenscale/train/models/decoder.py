@@ -50,21 +50,24 @@ def norm_of(model: ModelSettings) -> nn.Module:
     return nn.LayerNorm(model.dimension, model.norm_epsilon, bias=model.biases)
 
 
-def rotary_tables(
-    length: int, head_dimension: int, theta: float, llama3_factor: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines [T, head_dimension / 2] of rotary position embedding (Su et al. 2021), fp32 from fp64
-    angles.
+def rotary_frequencies(model: ModelSettings) -> Tensor:
+    """Return the radians per position of each pair in a head [head_dimension / 2] (Su et al. 2021), fp64.
 
-    `llama3_factor` slows the low frequencies down, so that positions beyond the original context get angles that were
-    seen in it (Llama 3.1, Dubey et al. 2024, section 3.4; constants in LLAMA3).
+    `rope_scaling: llama3` slows the low frequencies down by `rope_factor`, so that positions beyond the original
+    context get angles that were seen in it (Llama 3.1, Dubey et al. 2024, section 3.4; constants in LLAMA3).
     """
-    frequencies = theta ** (-torch.arange(0, head_dimension, 2, dtype=torch.float64) / head_dimension)
-    if llama3_factor is not None:
+    width = model.head_dimension
+    frequencies = model.rope_theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    if model.rope_scaling == "llama3":
         turns = LLAMA3["original_positions"] * frequencies / (2 * math.pi)
         kept = (turns - LLAMA3["low_turns"]) / (LLAMA3["high_turns"] - LLAMA3["low_turns"])
         kept = kept.clamp(0, 1)
-        frequencies = frequencies * (kept + (1 - kept) / llama3_factor)
+        frequencies = frequencies * (kept + (1 - kept) / model.rope_factor)
+    return frequencies
+
+
+def rotary_tables(length: int, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines [T, head_dimension / 2] of rotary position embedding, fp32 from fp64 angles."""
     angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)
     return angles.cos().float(), angles.sin().float()
 
@@ -242,8 +245,7 @@ class Decoder(LanguageModel):
         if model.positions == "learned":
             return None
         if self._rotation is None or self._rotation[0].device != device:
-            factor = model.rope_factor if model.rope_scaling == "llama3" else None
-            tables = rotary_tables(self.sequence_length, model.head_dimension, model.rope_theta, factor)
+            tables = rotary_tables(self.sequence_length, rotary_frequencies(model))
             self._rotation = (tables[0].to(device), tables[1].to(device))
         return self._rotation[0][start : start + length], self._rotation[1][start : start + length]
 
