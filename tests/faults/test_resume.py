@@ -294,6 +294,45 @@ def test_a_state_serves_a_run_with_another_kind_of_budget(lab, tmp_path, budget)
         assert sum(tokens) >= 1500 > sum(tokens[:-1])
 
 
+@pytest.mark.parametrize(
+    ("shape", "budget", "named"),
+    [
+        ("cosine", {"steps": 20}, {"steps": STEPS}),
+        ("linear", {"useful_tokens": 1500}, {"steps": STEPS}),
+        ("cosine", {"steps": STEPS}, None),
+        ("constant", {"steps": 20}, None),
+    ],
+)
+def test_learning_rates_of_another_budget_are_named(lab, tmp_path, shape, budget, named):
+    """The steps before the state followed the schedule of the other run's budget."""
+    keep = CheckpointSettings(every=6, keep_resume_state=True, keep_last=9)
+    schedule = ScheduleSettings(shape=shape, warmup_steps=2)
+    first = run_of(checkpoints=keep, schedule=schedule)
+    start(first, lab.inputs(first), tmp_path / "first")
+    state = str(tmp_path / "first/checkpoints/step=00000006")
+    second = run_of(budget=BudgetSettings(**budget), schedule=schedule, resume_from=state)
+    start(second, lab.inputs(second), tmp_path / "second")
+    assert read_sealed(tmp_path / "second/run.json").get("earlier_budget") == named
+
+
+def test_dropout_never_repeats_its_masks(lab, tmp_path, monkeypatch):
+    """Not after a resumption at another world size, where one rank has rows that two had."""
+    keep = CheckpointSettings(every=4, keep_resume_state=True, keep_last=9)
+    two, one = (
+        run_of(world_size=n, checkpoints=keep, model=replace(PRESETS["llama-micro"], dropout=0.3)) for n in (2, 1)
+    )
+    start(two, lab.inputs(two), tmp_path / "two")
+    seeds: list[list[int]] = []
+    manual_seed = torch.manual_seed
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: (seeds[-1].append(seed), manual_seed(seed))[1])
+    for resumed in (one, replace(one, resume_from=str(tmp_path / "two/checkpoints/step=00000004"))):
+        seeds.append([])
+        train(resumed, lab.inputs(resumed), tmp_path / str(len(seeds)), World(0, 1, 0, torch.device("cpu")))
+    whole, rest = (seen[-steps:] for seen, steps in zip(seeds, (STEPS, STEPS - 4), strict=True))
+    assert len({seed % 2**32 for seed in whole}) == STEPS  # of which the CPU's generator takes the lower half
+    assert rest == whole[4:]
+
+
 def tokens_of(directory: Path) -> list[int]:
     lines = (directory / "attempt=00/rank=00000/steps.jsonl").read_text().splitlines()
     return [json.loads(line)["useful_tokens"] for line in lines]

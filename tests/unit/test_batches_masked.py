@@ -71,6 +71,22 @@ def test_shares_are_those_stated(seed, share):
     assert np.array_equal(inputs[~chosen], tokens[~chosen])
 
 
+@pytest.mark.parametrize("length", [1, 2, 3, 8])
+def test_every_row_that_can_be_masked_predicts_something(length):
+    """Documents of a few tokens: 15 % of them is none."""
+    tokens, labels = plain(400, 64)
+    labels[:, length:], tokens[:, length + 1 :] = IGNORED, PAD
+    tokens[::5, 1], labels[::5] = EOS, IGNORED  # rows with nothing to predict
+    inputs, targets = mask_tokens(tokens, labels, np.arange(400), seed=0, **OPTIONS)
+    counted = (targets != IGNORED).sum(axis=1)
+    able = np.arange(400) % 5 > 0
+    assert (counted[able] >= 1).all() and not counted[~able].any()
+    if length <= 3:
+        where = (targets[able, 1 : length + 1] != IGNORED).mean(axis=0)
+        assert abs(where - where.mean()).max() < 0.12  # no place is preferred
+    assert 0.75 < (inputs[targets != IGNORED] == MASK).mean() < 0.85
+
+
 def test_draws_come_from_all_of_the_vocabulary_but_special_ids():
     for special, mask_id in (((), 12), ((0, 1, 2), 12), ((5, 11, 3, 3), 0), ((7,), 4)):
         tokens = np.full((400, 64), 6)

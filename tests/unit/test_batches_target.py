@@ -50,8 +50,8 @@ def pairs_corpus(directory, pairs, kind="parquet", validation_share=0.1, **sourc
 class Pairs(Lab):
     """As `Lab`, with a corpus of pairs."""
 
-    def __init__(self, directory, **corpus):
-        self.directory, self.corpus = directory, pairs_corpus(directory, PAIRS, **corpus)
+    def __init__(self, directory, pairs=PAIRS, **corpus):
+        self.directory, self.corpus = directory, pairs_corpus(directory, pairs, **corpus)
         self.tokenizer = make_tokenizer(directory / "tokenizer", self.corpus, 300)
 
 

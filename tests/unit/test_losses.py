@@ -104,6 +104,21 @@ def test_chunks_err_no_more_than_the_plain_loss_does(precision, vocabulary):
     assert all(b <= max(1.5 * a, floor) for a, b in zip(plain, chunked, strict=True))
 
 
+@pytest.mark.parametrize("precision", ["bf16", "bf16-true"])
+def test_the_factor_of_a_loss_is_not_rounded_to_16_bits(precision):
+    """1 / 358 lies between two numbers of bf16 that are 0.4 % apart: all gradients would be off by up to 0.2 %."""
+    dtype = torch.bfloat16 if precision == "bf16-true" else torch.float32
+    hidden, head, labels = made(512, 64, dtype=dtype)
+    for factor in (1 / 358, 1 / 611, 0.7777):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+            loss = linear_cross_entropy_sum(hidden, head, labels, 100)
+        once = torch.autograd.grad(loss, [hidden, head.weight], retain_graph=True)
+        scaled = torch.autograd.grad(loss * factor, [hidden, head.weight])
+        for a, b in zip(scaled, once, strict=True):
+            ratio = (a.double() * b.double()).sum() / b.double().square().sum() / factor
+            assert abs(ratio.item() - 1) < 2e-4
+
+
 def test_small_probabilities_are_not_lost_in_fp16():
     """A vocabulary of 131,072, all as likely: each gradient is below fp16's normal numbers."""
     vocabulary = 131_072

@@ -11,6 +11,7 @@ import torch
 
 from tests.corpora import Lab, make_run
 from tests.graphs import inductor_replaced
+from tests.unit.test_batches_target import Pairs
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json
 from tokenscale.costs.flops import Convention, flops_per_token
@@ -25,6 +26,7 @@ from tokenscale.settings.run import (
     ScheduleSettings,
     ValidationSettings,
 )
+from tokenscale.train import loop
 from tokenscale.train.loop import train
 from tokenscale.train.parallel.world import World
 
@@ -124,6 +126,34 @@ def test_a_warm_up_longer_than_the_budget_is_refused(lab, tmp_path):
     run = run_of(budget=BudgetSettings(epochs=0.01), schedule=ScheduleSettings(warmup_steps=50))
     with pytest.raises(UserError, match="warm-up"):
         trained(lab, tmp_path, run)
+
+
+@pytest.mark.parametrize(
+    ("budget", "found"),
+    [({"steps": 3}, "3 "), ({"steps": 400}, "100 "), ({"useful_tokens": 10**6}, "100 "), ({"epochs": 1}, "7 ")],
+)
+def test_a_run_without_labels_ends_and_is_not_complete(tmp_path, capsys, budget, found):
+    """Sources fill the rows, so that no target is in any: nor can a budget of useful tokens be reached."""
+    lab = Pairs(tmp_path, [(" ".join(WORDS * 4), f"short {i}") for i in range(40)])
+    off = {"validation": ValidationSettings(rows=0), "schedule": ScheduleSettings(warmup_steps=0)}
+    run = replace(run_of("padded", labels="target", budget=BudgetSettings(**budget), **off), eos=True)
+    with pytest.raises(UserError, match="no label") as error:
+        train(run, lab.inputs(run), tmp_path / "run", WORLD)
+    assert error.value.facts["found"].startswith(found)
+    out = capsys.readouterr().out
+    assert "labels   0 of the first" in out and "loss –" in out and "loss 0" not in out
+    assert read_json(tmp_path / "run/run.json")["outcome"] == {"status": "running"}
+
+
+def test_held_out_rows_without_labels_are_refused(lab, tmp_path, monkeypatch):
+    load = loop.load_held_out
+
+    def without_labels(*arguments):
+        return [replace(held_out, labels_bt=held_out.labels_bt * 0 - 100) for held_out in load(*arguments)]
+
+    monkeypatch.setattr(loop, "load_held_out", without_labels)
+    with pytest.raises(UserError, match="held-out slice keeps a label"):
+        trained(lab, tmp_path, run_of())
 
 
 def test_two_budgets_are_refused():

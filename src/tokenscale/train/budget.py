@@ -28,6 +28,10 @@ def epoch_ends(step: int, rows_per_epoch: float, global_batch: int) -> bool:
     return (step + 1) * global_batch // rows_per_epoch > step * global_batch // rows_per_epoch
 
 
+#: steps in a row without a single label that end a run: it learns nothing, and no budget of tokens is reached
+UNLABELLED_STEPS = 100
+
+
 class Budget:
     """Compute the used share of the budget before each step, and whether the step was the last one after it.
 
@@ -55,6 +59,7 @@ class Budget:
         self._warm = 0.0  # share behind us when the warm-up ended
         self._exchanged: tuple[Tensor, torch.cuda.Event | None] | None = None
         self._previous: tuple[Tensor, torch.cuda.Event | None] | None = None  # of the step before
+        self._unlabelled = 0  # steps in a row without a useful token, on all ranks
         self.stop = False  # some rank has been told to stop; all ranks say so after the same step
 
     def share(self, step: int) -> float:
@@ -78,6 +83,7 @@ class Budget:
         useful_tokens = useful_tokens if self._counts else 0
         if self._world.size == 1 and self.steps is not None:
             self._alone += useful_tokens
+            self._unlabelled = 0 if useful_tokens else self._unlabelled + 1
             self.stop = stop_requested
             return torch.scalar_tensor(useful_tokens, device=device)
         clock = self._seconds if self._world.rank == 0 else 0.0
@@ -98,8 +104,22 @@ class Budget:
             useful, clock, _ = _read(*self._exchanged)
             self._done = self._done + useful if self._counts_tokens else clock
         if self._previous is not None:
-            self.stop = _read(*self._previous)[2] > 0
+            useful, _, stop_requested = _read(*self._previous)
+            self._unlabelled, self.stop = 0 if useful else self._unlabelled + 1, stop_requested > 0
         return self.ended(step + 1)
+
+    def check_labels(self, ended: bool) -> None:
+        """Raise UserError on every rank after `UNLABELLED_STEPS` steps without a label, or at the end of a run that has
+        had none.
+        """
+        if self._unlabelled < UNLABELLED_STEPS and not (ended and self.state()["useful_tokens"] == 0):
+            return
+        raise UserError(
+            "the rows of this run keep no label: nothing is predicted, and nothing is learned.",
+            found=f"{max(self._unlabelled, 1)} steps in a row without a label",
+            budget=f"{self.share(self.steps or 0):.1%} used" if self.steps is None else None,
+            next="raise sequence_length, so that rows reach a target or hold more than one token; or set labels: all",
+        )
 
     def ended(self, done: int) -> bool:
         return done >= self.steps if self.steps is not None else self._done >= self._goal

@@ -52,7 +52,7 @@ RESUME = WEIGHTS | {
     **{"budget": {"useful_tokens": NUMBER, "seconds": NUMBER, "warm": NUMBER}, "loss_scale": dict},
 }
 RANK = {"file": str, "index": dict, "state": dict}
-RANK_RESUME = {"data": {"step": int}, "random": {"cpu": str}}
+RANK_RESUME = {"data": {"step": int}}
 #: threads that hash and read files
 THREADS = 8
 #: how long rank 0 waits for the files of the others
@@ -195,8 +195,6 @@ class Checkpoint:
     def _add(self, rank: dict[str, Any], header: dict[str, "_Stored"] | None) -> None:
         if self.record["kind"] == "resume":
             check_types(rank["state"], RANK_RESUME)
-            for state in rank["state"]["random"].values():
-                bytes.fromhex(state)
         self.ranks.append(rank["state"])
         file, index = rank["file"], rank["index"]
         self._indices[file] = index
@@ -439,12 +437,3 @@ def _hash(path: Path) -> str:
         while block := file.read(1 << 22):
             digest.update(block)
     return digest.hexdigest()
-
-
-def to_json_bytes(state: Tensor) -> str:
-    """Return a byte tensor (a random generator's state) as hex text."""
-    return bytes(state.tolist()).hex()
-
-
-def from_json_bytes(text: str) -> Tensor:
-    return torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)

@@ -12,14 +12,14 @@ import torch
 from tokenscale.base.errors import UserError
 from tokenscale.costs.flops import Convention, flops_per_token
 from tokenscale.data.batches.batch import Batches, Inputs, Prefetcher
-from tokenscale.data.batches.open import HeldOutSlice, load_held_out, open_batches
+from tokenscale.data.batches.open import HeldOutSlice, count_labelled_rows, load_held_out, open_batches
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Status, Writer
 from tokenscale.runs.records.provenance import Energy, get_boot_id
 from tokenscale.settings.data import LOSS_CAUTION
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.options import to_dict
+from tokenscale.settings.options import decode, to_dict
 from tokenscale.settings.registry import TOKENIZER_LOADER
 from tokenscale.settings.run import RunSettings
 from tokenscale.train import profiling as memory
@@ -95,6 +95,7 @@ class Training:
         self.checkpoints = self._checkpoints(shape, inputs)
         self.begins_at = 0  # steps that another run did for this one, and the useful tokens of these
         self.begins_at_useful_tokens = 0
+        self.earlier_budget: dict[str, Any] | None = None  # whose schedule the steps of another run had, if not ours
         state = self._find_state()
         self.trainer = Trainer(run, shape, world, kernel, unset=state is not None)
         self.rows_per_epoch = float("inf")
@@ -125,6 +126,8 @@ class Training:
         if world.rank == 0:
             facts = {"kernel": kernel, "budget_steps": self.steps, **self.trainer.facts(), **record.costs(run, shape)}
             facts |= {f"text_{share}": value for share, value in self.batches.lost.items()}
+            if self.earlier_budget is not None:
+                facts["earlier_budget"] = self.earlier_budget
             facts["compilation"] = None  # of all ranks, found at the end; null where nothing was to be compiled
             self.running = record.start(run, directory, attempt, world, self.launched, facts)
         self.timer = timer_of(world.device)
@@ -142,6 +145,8 @@ class Training:
             self.progress.log(
                 f"  caution  the tokenizer loses {self.batches.lost['lost']:.2%} of the bytes of this text"
             )
+        if world.rank == 0 and batches is None:
+            self._describe_rows(inputs)
         self.done = 0  # steps behind us
         self._carried = 0.0  # seconds of bookkeeping since the last step was handed to the device
         self._compiled: dict[str, int] = {}  # as logged last
@@ -149,6 +154,15 @@ class Training:
         if state is not None:
             self._resume(state)
         self.writer.event("init_done", duration_s=time.monotonic() - started)
+
+    def _describe_rows(self, inputs: Inputs) -> None:
+        run = self.settings
+        if (found := count_labelled_rows(run, inputs)) is not None:
+            self.progress.log(f"  labels   {found[0]} of the first {found[1]} rows keep a label")
+        if run.store is not None and (rows := self.batches.rows_per_epoch()) < run.global_batch:
+            self.progress.log(
+                f"  caution  {rows:.0f} rows of data for batches of {run.global_batch}: each batch repeats them"
+            )
 
     def run(self) -> torch.nn.Module:
         """Run the loop to its end and return the trained model."""
@@ -169,6 +183,7 @@ class Training:
             while not (ended or self.budget.stop):
                 ended = self.step()
                 garbage.after(self.done)
+                self.budget.check_labels(ended)
         finally:
             garbage.close()
         self.trace.close()
@@ -198,6 +213,7 @@ class Training:
         if first:
             model, reshard_to = self.trainer.model, run.layout.reshard_to
             probe = memory.Probe(model, self.world.device, compiled=run.compile, reshard_to=reshard_to)
+        self.trainer.seed(step)
         own = self._carried + time.monotonic() - began - waited
         stepped = self.trainer.step(batch, useful, rate, self.timer, probe)
         handed, self.log.waited_s = time.monotonic(), 0.0
@@ -239,7 +255,7 @@ class Training:
     def _read(self) -> None:
         self.log.read()
         line = self.log.last
-        mean = line["loss_sum"] / max(line["useful_tokens"], 1)
+        mean = line["loss_sum"] / line["useful_tokens"] if line["useful_tokens"] else None
         speed = line["useful_tokens"] * self.settings.layout.data_parallel_size / line["step_s"]
         self.progress.step(self.done, mean, speed, self.budget.share(self.done))
         if self.world.rank == 0:
@@ -278,13 +294,20 @@ class Training:
                 accuracy=self.settings.validation.accuracy,
             )
             sums.append(found)
+            if found.useful_tokens == 0:
+                raise UserError(
+                    "no row of the held-out slice keeps a label: there is no validation loss.",
+                    corpus=held_out.corpus,
+                    found=f"{held_out.global_rows} rows",
+                    next="raise sequence_length or validation.rows, or set validation.rows: 0",
+                )
             if self.settings.mixture is not None:
                 self._log_validation(
                     "source_validation", found, held_out.global_rows, began_slice, corpus=held_out.corpus
                 )
         total = add_sums(sums)
         self._log_validation("validation", total, sum(held_out.global_rows for held_out in self.held_out), began)
-        return total.loss_sum / max(total.useful_tokens, 1)
+        return total.loss_sum / total.useful_tokens
 
     def _log_validation(self, event: str, found: ValidationSums, rows: int, began: float, **fields: str) -> None:
         if self.world.rank == 0:
@@ -338,7 +361,7 @@ class Training:
         state = State(self.trainer.pieces(resume=resume))
         if resume:
             self._state_after = self.done
-            state.rank_record = {"data": self.batches.state(), "random": self.trainer.random_state()}
+            state.rank_record = {"data": self.batches.state()}
         facts = {
             "step": self.done,
             "begins_at": self.begins_at,
@@ -358,6 +381,9 @@ class Training:
             found = self.checkpoints.named(self.settings.resume_from)
             self.begins_at = found.record["step"]
             self.begins_at_useful_tokens = round(found.record["budget"]["useful_tokens"])
+            budget = decode(RunSettings, found.record["run"]).budget
+            if self.settings.schedule.shape != "constant" and budget != self.settings.budget:
+                self.earlier_budget = {budget.kind: getattr(budget, budget.kind)}
         return found
 
     def _resume(self, found: Checkpoint) -> None:
@@ -372,6 +398,12 @@ class Training:
             )
         self.writer.event("resume", step=self.done, status=found.folder.name)
         self.progress.log(f"goes on after step {self.done}, from {found.folder}")
+        if self.earlier_budget is not None:
+            earlier = ", ".join(f"{name} {value}" for name, value in self.earlier_budget.items())
+            self.progress.log(
+                f"  caution  steps before {self.done} had the learning rates of another budget ({earlier}): "
+                "this is not the run that one with this budget would have been from its start"
+            )
 
     def _restore(self, found: Checkpoint) -> None:
         self.batches.seek(data_state(found))
@@ -380,8 +412,6 @@ class Training:
         if found.folder.parent == self.checkpoints.folder:  # another run's best weights are not here
             self.checkpoints.best = found.record["best_validation_loss"]
         self.done = found.record["step"]
-        if len(found.ranks) == self.world.size:
-            self.trainer.load_random_state(found.ranks[self.world.rank]["random"])
 
     def _interrupt(self, joules: float | None) -> None:
         """Write a resume state and logs; leave the record unsealed. Raises Interrupted once all ranks have written."""

@@ -198,8 +198,8 @@ class Progress:
         if self.enabled:
             print(("\r\033[K" if self.live else "") + text, flush=True)
 
-    def step(self, done: int, loss: float, useful_per_s: float, share: float) -> None:
-        """Print the progress after `done` steps; `share` of the budget is used."""
+    def step(self, done: int, loss: float | None, useful_per_s: float, share: float) -> None:
+        """Print the progress after `done` steps; `share` of the budget is used. `loss` is None without a label."""
         if not self.enabled:
             return
         now = time.monotonic()
@@ -209,7 +209,8 @@ class Progress:
         if not last and now - self._last < (0.2 if self.live else self.every_s) and done > 1:
             return
         self._last = now
-        text = f"step {done}/{self.steps or '?'}  loss {loss:.4f}  {useful_per_s:,.0f} useful tokens/s"
+        written = "–" if loss is None else f"{loss:.4f}"
+        text = f"step {done}/{self.steps or '?'}  loss {written}  {useful_per_s:,.0f} useful tokens/s"
         if share > self._first:
             text += f"  {(now - self._start) / (share - self._first) * (1 - share):.0f} s left"
         if self.live:

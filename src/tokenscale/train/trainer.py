@@ -5,16 +5,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import Batch
-from tokenscale.data.order.permutation import micro_steps
+from tokenscale.data.order.permutation import micro_steps, mix64
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.settings.run import RunSettings
-from tokenscale.train.checkpoint import Checkpoint, Piece, from_json_bytes, to_json_bytes
+from tokenscale.train.checkpoint import Checkpoint, Piece
 from tokenscale.train.models.build import build, initialise, objective_of
 from tokenscale.train.models.decoder import initialise_part
 from tokenscale.train.models.objective import MicroBatch, micro_batch
@@ -81,13 +82,20 @@ class Trainer:
         self.autocast = autocast_of(run.precision, world.device) if run.autocasts else nullcontext
         self.loss_scale = LossScale(run.precision, world.device)
         self.micro_steps = micro_steps(run.global_batch, run.layout.data_parallel_size, run.micro_batch)
-        # only dropout draws from here: each rank its own numbers, whatever part of the model it has
-        torch.manual_seed((run.effective_seed * 1_000_003 + world.rank) % (1 << 64))
 
     def _initialise(self, shape: ModelSettings, seed: int) -> None:
         for name, shard in self.shards.by_name.items():
             initialise_part(shape, seed, name, shard.tensor, shard.offsets, shard.global_shape)
         self.shards.all_gather_parameters()
+
+    def seed(self, step: int) -> None:
+        """Seed what a step draws, which is dropout: other numbers in each step and on each rank, and the same ones in a
+        run that was resumed.
+        """
+        key = np.array([self.run.effective_seed % (1 << 64)], dtype=np.uint64)
+        for number in (self.world.rank, step):
+            key = mix64(key ^ np.uint64(number))
+        torch.manual_seed(int(key[0]))
 
     def step(self, batch: Batch, useful: Tensor, rate: float, timer: Timer, probe: Probe | None = None) -> StepResult:
         """Train on this rank's share of a global batch with `useful` useful tokens over all ranks. A collective."""
@@ -172,19 +180,6 @@ class Trainer:
             wanted.append((key, () if scalar else shard.offsets, value))
         checkpoint.read(wanted)
         self.shards.all_gather_parameters()
-
-    def random_state(self) -> dict[str, str]:
-        """Return the state of this rank's random generators, as text."""
-        states = {"cpu": to_json_bytes(torch.get_rng_state())}
-        if self.world.device.type == "cuda":
-            states["cuda"] = to_json_bytes(torch.cuda.get_rng_state(self.world.device))
-        return states
-
-    def load_random_state(self, states: dict[str, str]) -> None:
-        """Restore what `random_state` returned."""
-        torch.set_rng_state(from_json_bytes(states["cpu"]))
-        if self.world.device.type == "cuda" and "cuda" in states:
-            torch.cuda.set_rng_state(from_json_bytes(states["cuda"]), self.world.device)
 
     def facts(self) -> dict[str, Any]:
         """Return what the run's record states about the computation."""

@@ -54,8 +54,9 @@ def mask_tokens(
     """Return (inputs, labels) of a masked-LM batch, new arrays int64 [n, T]; labels are −100 except where chosen.
 
     `tokens_bt` and `labels_bt` [n, T] come from any batch. Each useful token (not padding, BOS or a token repeated from
-    the previous piece, as the labels show) is chosen with probability `share`. Of the chosen tokens 80 % become
-    `mask_id`, 10 % a uniformly drawn token, and 10 % stay. Special ids and `mask_id` are neither chosen nor drawn.
+    the previous piece, as the labels show) is chosen with probability `share`, and in a row where that chooses none,
+    one of them. Of the chosen tokens 80 % become `mask_id`, 10 % a uniformly drawn token, and 10 % stay. Special ids
+    and `mask_id` are neither chosen nor drawn.
     `mask_id` may equal `vocabulary_size` (one more embedding) if the tokenizer has no mask token.
 
     `samples` [n] numbers the rows. The choice depends on (seed, sample, position) alone, not on batch, rank or world
@@ -70,7 +71,10 @@ def mask_tokens(
 
     key = mix64(np.asarray(samples, dtype=np.int64).astype(np.uint64) ^ mix64(np.array([seed & _ALL], dtype=np.uint64)))
     bits = mix64(key[:, None] ^ mix64(np.arange(T, dtype=np.uint64))[None, :])
-    chosen = useful & ((bits >> np.uint64(32)) < np.uint64(round(share * _HALF)))
+    draws = bits >> np.uint64(32)
+    chosen = useful & (draws < np.uint64(round(share * _HALF)))
+    (empty,) = np.nonzero(useful.any(axis=1) & ~chosen.any(axis=1))
+    chosen[empty, np.where(useful[empty], draws[empty], _HALF).argmin(axis=1)] = True
     rows, columns = np.nonzero(chosen)
     bits = bits[rows, columns]
     kind = bits & np.uint64(_HALF - 1)

@@ -7,11 +7,12 @@ import numpy as np
 
 from tokenscale.base.errors import unknown
 from tokenscale.data.batches.batch import Batches, ChangedBatches, Inputs, document_ids
-from tokenscale.data.batches.objectives import UNCHANGED, open_change
+from tokenscale.data.batches.objectives import OBJECTIVES, UNCHANGED, open_change
 from tokenscale.data.batches.stored import OPENERS
 from tokenscale.data.corpus.raw_text import read_corpus_manifest
 from tokenscale.data.mixtures import list_sources, manifest_path
 from tokenscale.data.order.permutation import rank_slots
+from tokenscale.data.stores.documents import IGNORED
 from tokenscale.data.stores.manifest import open_store, read_store_manifest
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
@@ -40,6 +41,21 @@ def open_batches(run: RunSettings, inputs: Inputs) -> Batches:
     batches = batches if change is UNCHANGED else ChangedBatches(batches, change, run, inputs)
     batches.lost = {share: max(found[share] for found in inputs.losses) for share in LOST if inputs.losses}
     return batches
+
+
+def count_labelled_rows(run: RunSettings, inputs: Inputs, most: int = 256) -> tuple[int, int] | None:
+    """Return (rows with at least one label, rows) of the first global batches; None where every row has labels.
+
+    `labels: target` leaves none where a source fills its row, `objective: masked` none in a row without ordinary text.
+    """
+    if run.labels == "all" and run.objective not in OBJECTIVES:
+        return None
+    batches, labelled, rows = open_batches(run, replace(inputs, rank=0, world_size=1)), 0, 0
+    while rows < most:
+        labels = batches.next().labels_bt
+        labelled += int((labels != IGNORED).any(axis=1).sum())
+        rows += len(labels)
+    return labelled, rows
 
 
 def _read_manifests(run: RunSettings, inputs: Inputs) -> list[dict[str, Any]]:

@@ -155,13 +155,13 @@ def from_hf(config: dict[str, Any], weights: Weights) -> tuple[ModelSettings, We
             next="convert one of these",
         )
     shape = _gpt2_shape(config) if kind == "gpt2" else _llama_shape(config, kind)
-    whole = GPT2 if kind == "gpt2" else LLAMA
-    prefix, head = whole["norm"].partition(".")[0] + ".", f"{whole['head']}.weight"
+    ends = GPT2 if kind == "gpt2" else LLAMA
+    prefix, head = ends["norm"].partition(".")[0] + ".", f"{ends['head']}.weight"
     if not any(name.startswith(prefix) for name in weights):
         weights = {name if name == head else prefix + name: w for name, w in weights.items()}
     weights = {name: w for name, w in weights.items() if not _is_constant(name, w, shape)}
     if shape.tied_embeddings and head in weights:
-        tied = weights.setdefault(f"{whole['embedding']}.weight", weights[head])
+        tied = weights.setdefault(f"{ends['embedding']}.weight", weights[head])
         if torch.equal(tied, weights[head]):
             del weights[head]
         else:

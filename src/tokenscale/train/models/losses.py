@@ -158,8 +158,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = (None if kept is None else kept * factor.to(kept.dtype) for kept in ctx.saved_tensors)
-        return *gradients, None, None, None, None, None, None
+        return *(_times(kept, factor) for kept in ctx.saved_tensors), None, None, None, None, None, None
+
+
+def _times(gradient: Tensor | None, factor: Tensor) -> Tensor | None:
+    """Multiply in fp32, whatever the gradient's format: the factor would lose up to 0.4 % in bf16."""
+    if gradient is None or gradient.dtype == factor.dtype:
+        return None if gradient is None else gradient * factor
+    scaled = torch.empty_like(gradient)
+    for part in _parts(len(gradient), 4096):  # without a copy of all of it
+        scaled[part] = gradient[part].float() * factor
+    return scaled
 
 
 def _parts(count: int, chunk: int) -> Iterator[slice]:
