@@ -2,15 +2,19 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.corpora import make_run
+from tests.unit.test_batches_target import Pairs
 from tests.unit.test_config import BASE, EXPERIMENT
-from tokenscale.cli.check import count_gpus_and_cores
+from tokenscale.cli.check import check_labels, count_gpus_and_cores
 from tokenscale.cli.main import main
 from tokenscale.settings import config as configuration
 from tokenscale.settings.experiments import SCALES
+from tokenscale.settings.manifests import list_manifests
 
 ROOT = Path(__file__).parents[2]
 #: one of the study's approaches at local batch 1 was at another sequence length than all others
@@ -196,3 +200,19 @@ def test_no_shipped_experiment_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("tokenscale.cli.check.count_gpus_and_cores", lambda: (0, 2))
     assert main(["check"]) == 0
     assert "refuse" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "level"), [(2, "note"), (40, "refuse")])
+def test_the_share_of_rows_that_keep_a_label_is_stated(tmp_path, words, level):
+    """Targets behind sources of a few words, and of more than a row holds; nothing before the tokens are built."""
+    lab = Pairs(tmp_path / "lab", [(f"{i} " * words, f"short {i}") for i in range(40)])
+    run = replace(make_run("padded", 32, labels="target"), eos=True)
+    assert not list(check_labels([run], tmp_path / "results"))
+    folders = {"corpus": lab.corpus, "tokenizer": lab.tokenizer} | {
+        role: lab.store(store) for role in ("store", "validation_store") if (store := getattr(run, role)) is not None
+    }
+    for role, path in list_manifests(run).items():
+        (tmp_path / path).parent.parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).parent.symlink_to(folders[role])
+    (problem,) = check_labels([run], tmp_path / "results")
+    assert problem.level == level and "rows keep a label" in problem.what

@@ -13,10 +13,14 @@ from pathlib import Path
 from tokenscale.base.errors import few
 from tokenscale.cli import main
 from tokenscale.cli.check_design import CorpusSize, Design, Problem, find_problems
+from tokenscale.data.batches.batch import Inputs
+from tokenscale.data.batches.open import count_labelled_rows
 from tokenscale.runs.launch.submission import install_hint
 from tokenscale.runs.records.provenance import count_cores
 from tokenscale.settings.closure import find_missing_packages
 from tokenscale.settings.config import Config
+from tokenscale.settings.manifests import list_manifests
+from tokenscale.settings.run import RunSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +87,27 @@ def check(
         )
         for problem in find_problems(design):
             yield _format_problem(config, name, problem), problem.level == "refuse"
+        for problem in check_labels([run.settings for run in runs], results):
+            yield _format_problem(config, name, problem), problem.level == "refuse"
         yield from check_packages(config, name)
+
+
+def check_labels(runs: list[RunSettings], results: Path) -> Iterator[Problem]:
+    """Yield the share of rows that keep a label, of runs that do not predict all tokens and whose inputs are built."""
+    asked = set()
+    for run in runs:
+        places = {role: results.parent / path for role, path in list_manifests(run).items()}
+        which = (*places.values(), run.approach, run.labels, run.objective, run.sequence_length)
+        if (run.labels == "all" and run.objective != "masked") or which in asked:
+            continue
+        asked.add(which)
+        if not all(path.is_file() for path in places.values()):
+            continue
+        folders = {role: path if "store" in role else path.parent for role, path in places.items()}
+        labelled, rows = count_labelled_rows(run, Inputs(**folders))
+        level = "refuse" if labelled == 0 else "warn" if labelled < rows / 2 else "note"
+        what = f"{run.approach} of {run.corpus.name}: {labelled} of the first {rows} rows keep a label"
+        yield Problem(level, what, "runs.sequence_length", "raise it, so that rows reach their targets")
 
 
 def check_packages(config: Config, name: str) -> Iterator[tuple[str, bool]]:
