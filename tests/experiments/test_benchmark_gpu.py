@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
+import torch
 
 from tokenscale.benchmark import gpu
 from tokenscale.cli.main import main
@@ -22,6 +23,18 @@ def test_a_case_says_what_it_measured(tmp_path, name):
     assert record["memory_peak_bytes"] is None and record["joules_per_token"] is None
     assert record["roofline_s"] is None and record["compile_s"] is None and len(record["warm_up_s"]) == 5
     assert (record["parts_s"] is None) == case["peer"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-true"])
+def test_utilisation_is_of_the_peak_of_the_cases_own_number_format(tmp_path, monkeypatch, precision):
+    peaks = {"fp32": 1e12, "bf16": 15e12}
+    case = replace(next(c for c in gpu.TOY if c.name == "llama-micro-b2"), name="one", precision=precision)
+    monkeypatch.setattr(gpu, "TOY", [case])
+    monkeypatch.setattr(gpu, "peak_flops", lambda device, number="bf16": peaks[number])
+    record = gpu.run_case("one", tmp_path)
+    flops = record["tokens_per_s"] * record["flops_per_token"]["full"]
+    assert record["mfu"]["full"] == pytest.approx(flops / peaks[precision.removesuffix("-true")])
+    assert torch.get_float32_matmul_precision() == "highest", "as a training runs"
 
 
 def test_cases_that_are_there_are_kept_and_a_failed_one_is_told(tmp_path, capsys, monkeypatch):

@@ -223,7 +223,7 @@ def roofline(case: Case, device_name: str) -> dict[str, float] | None:
     unknown device.
     """
     bandwidth = memory_bandwidth(device_name)
-    number = {"fp32": "tf32", "fp16": "fp16"}.get(case.precision, "bf16")
+    number = case.precision.removesuffix("-true")
     peak, fast = peak_flops(device_name, number), peak_flops(device_name, "fp8" if case.float8 else number)
     if peak is None or fast is None or bandwidth is None:
         return None
@@ -359,9 +359,7 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
         raise unknown("case", name, (c.name for c in list_cases()))
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", 0) if cuda else torch.device("cpu")
-    if cuda:
-        torch.set_float32_matmul_precision("high")
-    else:
+    if not cuda:
         case = replace(case, compile=False)
     shape, name_of_device = case.shape, _read_device()[0] if cuda else "cpu"
     energy = Energy(pci_bus_id(device))
@@ -376,7 +374,7 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
         used = None if joules is None else energy.joules() - joules
         loss = float(step(0))
     tokens, median = case.rows * case.sequence_length, statistics.median(seconds)
-    peak, floor = peak_flops(name_of_device), roofline(case, name_of_device)
+    peak, floor = peak_flops(name_of_device, case.run.number_format), roofline(case, name_of_device)
     flops = {c.value: flops_per_token(shape, case.sequence_length, c) for c in Convention}
     record = {
         "schema": 2,
@@ -515,9 +513,11 @@ def _build_peer_step(case: Case, shape: ModelSettings, device: torch.device) -> 
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1)
     batches = [torch.from_numpy(batch.tokens_bt) for batch in _make_batches(case)]
+    if device.type == "cuda":  # copied as the trainer's are, without waiting
+        batches = [batch.pin_memory() for batch in batches]
 
     def step(k: int) -> torch.Tensor:
-        tokens = batches[k % len(batches)].to(device)
+        tokens = batches[k % len(batches)].to(device, non_blocking=True)
         loss = model(input_ids=tokens, labels=tokens).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tokenscale.base.errors import few
 from tokenscale.cli import main
@@ -103,7 +104,7 @@ def check_labels(runs: list[RunSettings], results: Path) -> Iterator[Problem]:
         asked.add(which)
         if not all(path.is_file() for path in places.values()):
             continue
-        folders = {role: path if "store" in role else path.parent for role, path in places.items()}
+        folders: dict[str, Any] = {role: path if "store" in role else path.parent for role, path in places.items()}
         labelled, rows = count_labelled_rows(run, Inputs(**folders))
         level = "refuse" if labelled == 0 else "warn" if labelled < rows / 2 else "note"
         what = f"{run.approach} of {run.corpus.name}: {labelled} of the first {rows} rows keep a label"
