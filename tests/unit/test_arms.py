@@ -5,25 +5,28 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.corpora import Lab, make_run
 from tokenscale.analysis.ingest import one_run
 from tokenscale.arms import environments
-from tokenscale.arms.contract import digest_rows
+from tokenscale.arms.contract import Contract, digest_rows
 from tokenscale.arms.environments import list_arms, load_arm, prepare
 from tokenscale.arms.record import record
-from tokenscale.arms.train import _end, train
+from tokenscale.arms.train import _end, train, write_contract
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
-from tokenscale.data.batches.batch import Inputs
+from tokenscale.data.batches.batch import Batch, Inputs
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.stores.documents import IGNORED
 from tokenscale.parity.recording import read_recording
+from tokenscale.runs.records.events import Writer
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
@@ -33,6 +36,10 @@ from tokenscale.settings.run import (
     ScheduleSettings,
     ValidationSettings,
 )
+from tokenscale.train.parallel.world import World
+from tokenscale.train.phase_timer import CudaTimer
+from tokenscale.train.record import StepLog
+from tokenscale.train.trainer import StepResult
 
 T, STEPS = 16, 4
 #: a trainer that only measures how often each token occurs; faults replace one line
@@ -389,3 +396,77 @@ def test_every_arm_is_described_pinned_and_short(monkeypatch):
         assert len((folder / "adapter.py").read_text().splitlines()) <= 150
         locks = [file for file in files if file.endswith(".txt")]
         assert locks and all("--hash=sha256:" in (folder / lock).read_text() for lock in locks)
+
+
+class FakeEvent:
+    """A moment in the stream of a device."""
+
+    def __init__(self, enable_timing=False):
+        pass
+
+    def record(self, stream=None):
+        self.at = time.monotonic()
+
+    def synchronize(self):
+        FakeEvent.waits += 1
+
+    def elapsed_time(self, other):
+        return (other.at - self.at) * 1e3
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """A function that returns how often it was waited for the device since its last call; the CPU is in its place."""
+    counts = {"cuda": 0}
+    FakeEvent.waits = 0
+    for name in ("item", "tolist", "__float__", "__int__", "__bool__"):
+        method = getattr(torch.Tensor, name)
+
+        def counted(self, method=method):
+            counts["cuda"] += 1
+            return method(self)
+
+        monkeypatch.setattr(torch.Tensor, name, counted)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: 1)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: FakeEvent().synchronize())
+
+    def take() -> int:
+        found, counts["cuda"], FakeEvent.waits = counts["cuda"] + FakeEvent.waits, 0, 0
+        return found
+
+    return take
+
+
+def test_an_arm_waits_for_its_device_no_more_often_than_we_do(tmp_path, lab, waits):
+    """One event a step; losses and tokens stay on the device and are read every `log_every` steps."""
+    run, steps = run_of(budget=BudgetSettings(steps=15), log_every=5), 15
+    model = torch.nn.Embedding(300, 300)
+    optimizer = torch.optim.SGD(model.parameters())
+    write_contract(run, open_batches(run, Inputs(store=lab.store(run.store))), tmp_path / "arm", device="cuda")
+    contract = Contract(str(tmp_path / "arm/contract.json"))
+    contract.watch(model, optimizer)
+    waits()
+    for step in range(steps):
+        tokens = torch.from_numpy(contract.tokens[step].astype(np.int64))
+        loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        contract.loss(loss)
+        loss.backward()
+        optimizer.step()
+    contract.close()
+    theirs = waits()
+    lines = [json.loads(line) for line in (tmp_path / "arm/steps.jsonl").read_text().splitlines()]
+    assert [line["rows"] for line in lines] == [6] * steps and all(line["step_s"] > 0 for line in lines)
+
+    batch = Batch.from_arrays(*np.ones((2, 6, T), dtype=np.int64), 0)
+    device, one = torch.device("cuda"), torch.ones(())
+    log = StepLog(Writer(tmp_path / "ours"), timer := CudaTimer(device), World(0, 1, 0, device), scaled=False)
+    waits()
+    for step in range(steps):
+        log.add(step, batch, 1e-3, 1, StepResult(one, one, one, one * 0, one), wait_s=0, own_s=0)
+        timer.end()
+        if len(log) >= run.log_every or not step:
+            log.read()
+    log.read()
+    assert 2 <= theirs <= waits() <= 2 * (2 + steps // run.log_every)

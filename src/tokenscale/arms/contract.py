@@ -68,10 +68,13 @@ class Contract:
         self.weights_folder = Path(facts["weights"])
         self.tokens: np.ndarray = np.load(facts["tokens"], mmap_mode="r")  # int32 [steps, rows, T + 1]
         self._log = open(facts["log"], "w", encoding="utf-8")
-        self._step, self._rows, self._digest = 0, 0, 0
+        self._step = 0
         self._losses: list[Any] = []
         self._inputs: list[Any] = []
-        self._last, self._paused = time.monotonic(), 0.0
+        #: steps that are not read yet: (loss, the model's inputs, begin, end); begin and end as `_mark` has them
+        self._pending: list[tuple[Any, list[Any], Any, Any]] = []
+        self._last: Any = None
+        self._paused = 0.0
         self._recorder: Any = None
         self._began = False
 
@@ -96,9 +99,11 @@ class Contract:
     def watch(self, model: Any, optimizer: Any) -> None:
         """Log the steps of a torch model and optimizer through hooks. Call it before the first step.
 
-        Hooks measure the time from the end of an update to the end of the next, and hash the tokens that the model
-        receives in training. Where a parity recording is requested, the recorder is attached as well. Pass the model as
-        it is before it is compiled or wrapped.
+        Hooks measure the time from the end of an update to the end of the next, on a GPU by events in its stream, and
+        keep losses and the tokens that the model receives in training where they are. Every `log_every` steps, as this
+        project's own trainer does, all of them are read, and tokens hashed, between two steps and in none's time. Where
+        a parity recording is requested, the recorder is attached as well. Pass the model as it is before it is compiled
+        or wrapped.
         """
         if folder := self.facts.get("recording"):
             from recorder import ParityRecorder
@@ -109,7 +114,7 @@ class Contract:
         # torch.compile would trace the hook
         model.register_forward_pre_hook(torch.compiler.disable(self._take_inputs), with_kwargs=True)
         optimizer.register_step_post_hook(lambda *_: self._end_of_step())
-        self._last = time.monotonic()
+        self._last = self._mark()
 
     def loss(self, value: Any) -> None:
         """Add the loss of one backward pass: of a micro-batch, divided by their number."""
@@ -125,18 +130,18 @@ class Contract:
         `loss` is the mean in nats, `tokens_bt` [rows, T] are the model's input tokens. `fields` are data_wait_s,
         memory_peak_bytes and paused_s, the time since the previous step that belongs to no step.
         """
-        self._rows, self._digest = len(tokens_bt), digest_rows(tokens_bt)
-        self._write(loss, step_s, ended_mono_s, fields)
+        self._write(loss, step_s, ended_mono_s, len(tokens_bt), digest_rows(tokens_bt), fields)
 
     def close(self, **facts: Any) -> None:
         """Complete the log. `facts` (text and numbers) go to the run's record, such as compiler and versions."""
+        self._read()
         self._log.close()
         if self._recorder is not None:
             self._recorder.close()
         from importlib.metadata import distributions
 
         versions = {str(d.metadata["Name"]).lower(): d.version for d in distributions()}
-        result = {"steps": self._step, "versions": versions, "facts": facts}
+        result = {"steps": self._step, "versions": versions, "facts": facts, "threads": _count_threads()}
         Path(self.facts["result"]).write_text(json.dumps(result), encoding="utf-8")
 
     # --- internals -----------------------------------------------------------------------------------------------
@@ -150,28 +155,67 @@ class Contract:
         if not found:
             return
         if not self._began:  # building the model and the first validation are not part of the first step
-            self._began, self._last = True, time.monotonic()
+            self._began, self._last = True, self._mark()
         self._inputs.append(found[0].detach().clone())
 
+    def _mark(self) -> Any:
+        """Return the present moment: on a GPU an event in its stream, else seconds of the monotonic clock."""
+        if self.device != "cuda":
+            return time.monotonic()
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
     def _end_of_step(self) -> None:
-        loss = float(sum(float(value) for value in self._losses)) if self._losses else float("nan")
+        end = self._mark()
+        self._pending.append((sum(self._losses) if self._losses else float("nan"), self._inputs, self._last, end))
+        self._losses, self._inputs, self._last = [], [], end
+        if len(self._pending) >= self.facts["log_every"] or not self._step:
+            self._read()
+            self._last = self._mark()
+
+    def _read(self) -> None:
+        """Write the pending steps. Waits for the device once; what it takes is `paused_s` of the next step."""
+        if not self._pending:
+            return
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        losses, inputs, begins, ends = zip(*self._pending, strict=True)
         if self.device == "cuda":
             import torch
 
-            torch.cuda.synchronize()
+            ends[-1].synchronize()
+            now = time.monotonic()
+            seconds = [begin.elapsed_time(end) / 1e3 for begin, end in zip(begins, ends, strict=True)]
+            ends = tuple(now - end.elapsed_time(ends[-1]) / 1e3 for end in ends)
             peak = torch.cuda.max_memory_allocated()
-        now = time.monotonic()
-        for tokens_bt in self._inputs:  # hashed between two steps, so that no step is longer
-            self._rows += len(tokens_bt)
-            self._digest = (self._digest + digest_rows(tokens_bt.cpu().numpy())) % MODULUS
-        self._inputs = []
-        self._write(loss, now - self._last, now, {"memory_peak_bytes": peak, "paused_s": self._paused})
-        self._last = time.monotonic()
-        self._paused = self._last - now
+        else:
+            now = time.monotonic()
+            seconds = [end - begin for begin, end in zip(begins, ends, strict=True)]
+        if all(hasattr(loss, "detach") for loss in losses):  # one copy for all of them
+            import torch
 
-    def _write(self, loss: float, step_s: float, ended_mono_s: float, fields: dict[str, Any]) -> None:
-        line = {"step": self._step, "loss": loss, "step_s": step_s, "ended_mono_s": ended_mono_s, "rows": self._rows}
-        self._log.write(json.dumps({**line, "digest": self._digest, **fields}) + "\n")
+            losses = tuple(torch.stack([loss.reshape(()).double() for loss in losses]).tolist())
+        for loss, tokens, step_s, ended_mono_s in zip(losses, inputs, seconds, ends, strict=True):
+            hosts = [tokens_bt.cpu().numpy() for tokens_bt in tokens]
+            digest = sum(map(digest_rows, hosts)) % MODULUS
+            fields = {"memory_peak_bytes": peak, "paused_s": self._paused}
+            self._write(float(loss), step_s, ended_mono_s, sum(map(len, hosts)), digest, fields)
+            self._paused = 0.0
+        self._pending = []
+        self._paused = time.monotonic() - now
+
+    def _write(
+        self, loss: float, step_s: float, ended_mono_s: float, rows: int, digest: int, fields: dict[str, Any]
+    ) -> None:
+        line = {"step": self._step, "loss": loss, "step_s": step_s, "ended_mono_s": ended_mono_s, "rows": rows}
+        self._log.write(json.dumps({**line, "digest": digest, **fields}) + "\n")
         self._log.flush()
-        self._step, self._rows, self._digest, self._losses = self._step + 1, 0, 0, []
+        self._step += 1
+
+
+def _count_threads() -> int | None:
+    """Return the threads that torch computes with in this process; None without torch."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else torch.get_num_threads()

@@ -58,9 +58,13 @@ def _record_once(run: RunSettings, store: Path, environment: Path | None, folder
         reason = run_adapter(run.arm, environment, work, variables=variables, hang_s=HANG_S)
     else:
         command = [sys.executable, "-m", "tokenscale.arms.own", str((work / "contract.json").resolve())]
-        done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, errors="replace")
-        lines = (done.stdout + done.stderr).strip().splitlines()[-LOG_LINES:]
-        reason = f"recording failed: {' | '.join(lines)}" if done.returncode else None
+        options = {"capture_output": True, "text": True, "errors": "replace", "timeout": HANG_S}
+        try:
+            done = subprocess.run(command, env=os.environ | variables, **options)
+            lines = (done.stdout + done.stderr).strip().splitlines()[-LOG_LINES:]
+            reason = f"recording failed: {' | '.join(lines)}" if done.returncode else None
+        except subprocess.TimeoutExpired:
+            reason = f"recording failed: it did not end within {HANG_S} s"
     written = (folder / f"floor-{floor}" if floor else folder) / "recording.json"
     if reason is None and not written.is_file():
         reason = "the arm wrote no recording"

@@ -47,6 +47,8 @@ LINE = {"step": int, "loss": float, "step_s": float, "ended_mono_s": float, "row
 REFUSED = 3
 #: seconds that the arm's process has to end
 GRACE_S = 10
+#: seconds that rank 0 waits for the other ranks after its own end
+PATIENCE_S = 1800
 #: last lines of the process's output that a reason quotes
 LOG_LINES = 3
 
@@ -128,6 +130,7 @@ def write_contract(
             "tokens": str(here / "tokens.npy"),
             "log": str(here / "steps.jsonl"),
             "result": str(here / "result.json"),
+            "log_every": 1 if recording else run.log_every,
             "recording": str(recording.resolve()) if recording else None,
         },
     )
@@ -218,7 +221,8 @@ def _end(process: subprocess.Popen, *, grace_s: float = GRACE_S) -> None:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(grace_s)
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with suppress(subprocess.TimeoutExpired):  # a process that waits for a lost file system cannot be killed
+        process.wait(GRACE_S)
 
 
 def read_steps(folder: Path, expected: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str | None]:
@@ -328,7 +332,10 @@ def train(
 def _seal(run: RunSettings, directory: Path, attempt: Path, state: dict[str, Any], steps: list[dict[str, Any]]) -> None:
     """Wait for the other ranks, and seal the record with the reason of the first rank that failed."""
     ranks = [attempt / f"rank={rank:05d}" / "arm" for rank in range(run.layout.world_size)]
+    since = time.monotonic()
     while not all((rank / "ended.txt").is_file() for rank in ranks):
+        if time.monotonic() - since > PATIENCE_S:
+            raise TimeoutError(f"a rank of the arm has not ended {PATIENCE_S} s after rank 0")
         time.sleep(0.05)  # the launcher ends this process if another one dies
     reasons = [(rank / "failed.txt").read_text(encoding="utf-8") for rank in ranks if (rank / "failed.txt").is_file()]
     outcome: dict[str, Any] = {"status": "failed" if reasons else "complete", "steps": len(steps)}
@@ -337,7 +344,9 @@ def _seal(run: RunSettings, directory: Path, attempt: Path, state: dict[str, Any
         outcome["reason"] = reasons[0]
         print(f"tokenscale: {run.identity} is invalid.\n  reason  {reasons[0]}", flush=True)
     result = ranks[0] / "result.json"
-    state["arm"]["result"] = read_json(result) if result.is_file() else None
+    state["arm"]["result"] = found = read_json(result) if result.is_file() else None
+    if found and found.get("threads"):
+        state["hardware"]["threads_per_rank"] = found["threads"]  # of the arm's process, not of this one
     for rank in ranks:
         for name in ("weights", "work", "lib"):  # of the inputs, the contract and the log are kept
             shutil.rmtree(rank / name, ignore_errors=True)
