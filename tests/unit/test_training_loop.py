@@ -26,7 +26,7 @@ from tokenscale.settings.run import (
     ScheduleSettings,
     ValidationSettings,
 )
-from tokenscale.train import loop
+from tokenscale.train.evaluation import held_out
 from tokenscale.train.loop import train
 from tokenscale.train.parallel.world import World
 
@@ -146,12 +146,12 @@ def test_a_run_without_labels_ends_and_is_not_complete(tmp_path, capsys, budget,
 
 
 def test_held_out_rows_without_labels_are_refused(lab, tmp_path, monkeypatch):
-    load = loop.load_held_out
+    load = held_out.load_held_out
 
     def without_labels(*arguments):
-        return [replace(held_out, labels_bt=held_out.labels_bt * 0 - 100) for held_out in load(*arguments)]
+        return [replace(rows, labels_bt=rows.labels_bt * 0 - 100) for rows in load(*arguments)]
 
-    monkeypatch.setattr(loop, "load_held_out", without_labels)
+    monkeypatch.setattr(held_out, "load_held_out", without_labels)
     with pytest.raises(UserError, match="held-out slice keeps a label"):
         trained(lab, tmp_path, run_of())
 

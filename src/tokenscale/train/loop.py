@@ -1,6 +1,5 @@
 """The training loop of one run on one rank."""
 
-import importlib
 import math
 import time
 from dataclasses import replace
@@ -12,27 +11,24 @@ import torch
 from tokenscale.base.errors import UserError
 from tokenscale.costs.flops import Convention, flops_per_token
 from tokenscale.data.batches.batch import Batches, Inputs, Prefetcher
-from tokenscale.data.batches.open import HeldOutSlice, count_labelled_rows, load_held_out, open_batches
-from tokenscale.data.tokenizers.base import Tokenizer
+from tokenscale.data.batches.open import count_labelled_rows, open_batches
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Status, Writer
 from tokenscale.runs.records.provenance import Energy, get_boot_id
 from tokenscale.settings.data import LOSS_CAUTION
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import decode, to_dict
-from tokenscale.settings.registry import TOKENIZER_LOADER
 from tokenscale.settings.run import RunSettings
 from tokenscale.train import profiling as memory
 from tokenscale.train import record
 from tokenscale.train.budget import Budget, epoch_ends, steps_of
 from tokenscale.train.checkpoint import Checkpoint, State
 from tokenscale.train.compilation import describe_compilation
-from tokenscale.train.evaluation.generation import Pair, TextModel, held_out_pairs, translate
-from tokenscale.train.evaluation.validation import ValidationSums, add_sums, validate
+from tokenscale.train.evaluation.held_out import HeldOut
 from tokenscale.train.models.attention import choose_kernel
 from tokenscale.train.optimizer import learning_rate
 from tokenscale.train.parallel.world import World
-from tokenscale.train.phase_timer import timer_of
+from tokenscale.train.phase_timer import HostClock, timer_of
 from tokenscale.train.profiling import Garbage, Trace
 from tokenscale.train.record import Progress, StepLog
 from tokenscale.train.resume import Checkpoints, data_state, log_checkpoints
@@ -114,14 +110,8 @@ class Training:
         self.budget = Budget(
             run.budget, self.steps, world, run.schedule.warmup_steps, counts=self.place.is_group_leader
         )
-        #: one slice, or one for each corpus of a mixture; empty without validation
-        self.held_out: list[HeldOutSlice] = []
-        if run.validation.rows:
-            self.held_out = load_held_out(run, inputs, self.batches.vocabulary_size)
-        self.translator: tuple[list[Pair], Tokenizer] | None = None
-        if run.validation.bleu:  # read now, so that what is missing is told before the first step
-            tokenizer = importlib.import_module(TOKENIZER_LOADER).load_tokenizer(inputs.tokenizer)
-            self.translator = held_out_pairs(inputs.corpus, run.validation.bleu), tokenizer
+        vocabulary_size = self.batches.vocabulary_size
+        self.held_out = HeldOut(run, inputs, vocabulary_size, self.trainer, self.writer, self.watch.beat)
         self.running: dict[str, Any] = {}
         if world.rank == 0:
             facts = {"kernel": kernel, "budget_steps": self.steps, **self.trainer.facts(), **record.costs(run, shape)}
@@ -148,7 +138,7 @@ class Training:
         if world.rank == 0 and batches is None:
             self._describe_rows(inputs)
         self.done = 0  # steps behind us
-        self._carried = 0.0  # seconds of bookkeeping since the last step was handed to the device
+        self.clock = HostClock()
         self._compiled: dict[str, int] = {}  # as logged last
         self._state_after: int | None = None  # the step of the newest state to go on from
         if state is not None:
@@ -176,7 +166,7 @@ class Training:
         run, joules = self.settings, self.energy.joules()
         ended = self.done > 0 and self.budget.ended(self.done)  # killed between its last step and its seal
         if self.done == 0:
-            self._between(at_start=True)
+            self._between(self._due(last=False))
         garbage = Garbage(run.garbage_every)
         try:
             self.timer.restart()
@@ -198,46 +188,58 @@ class Training:
 
     def step(self) -> bool:
         """Run an optimizer step, and validation and checkpoints that are due. Return whether it was the last step."""
-        run, step = self.settings, self.done
+        run, step, clock = self.settings, self.done, self.clock
         self.watch.beat()
         self.trace.before(step)
-        began = time.monotonic()
+        first = step == 0 or not self.log.last  # of this attempt: memory is measured in it
+
+        clock.begin()
         batch = self.batches.next()
-        waited = time.monotonic() - began
+        clock.receive_batch()
         useful = self.budget.exchange(batch.useful_tokens, stop_requested=self.signals.stop_requested is not None)
         since = self.budget.since_warmup(step) if self.steps is None else 0.0
         rate = learning_rate(step, self.steps, run.optimizer.learning_rate, run.schedule, since)
-        first = step == 0 or not self.log.last  # of this attempt: memory is measured in it
-        self.timer.lap("own")  # the batch, which is timed apart, and our bookkeeping since the end of the last step
-        probe = None
-        if first:
-            model, reshard_to = self.trainer.model, run.layout.reshard_to
-            probe = memory.Probe(model, self.world.device, compiled=run.compile, reshard_to=reshard_to)
         self.trainer.seed(step)
-        own = self._carried + time.monotonic() - began - waited
+        self.timer.lap("own")  # the batch, which is timed apart, and our bookkeeping since the end of the last step
+        probe = self._probe() if first else None
+        clock.hand_over()
         stepped = self.trainer.step(batch, useful, rate, self.timer, probe)
-        handed, self.log.waited_s = time.monotonic(), 0.0
-        self.log.add(step, batch, rate, self.trainer.micro_steps, stepped, wait_s=waited, own_s=own)
+        clock.handed_over()
+        self.log.add(step, batch, rate, self.trainer.micro_steps, stepped, wait_s=clock.wait_s, own_s=clock.own_s)
         self.timer.end()
+
         self.done = step + 1
-        last = self.budget.after(step, time.monotonic() - began)
-        epoch_ended = epoch_ends(step, self.rows_per_epoch, run.global_batch)
+        last = self.budget.after(step, clock.since_begin())
         self.trace.after(self.done)
-        validating = self._validates(epoch_ended, last)
-        saving = self.checkpoints.due(self.done, epoch_ended=epoch_ended, last=last)
-        translating = run.validation.bleu_each_epoch and epoch_ended and not last
-        if last or validating or saving or translating or len(self.log) >= run.log_every or first or self.budget.stop:
+        due = self._due(last)
+        if last or due or len(self.log) >= run.log_every or first or self.budget.stop:
             self._read()
-        self._carried = time.monotonic() - handed - self.log.waited_s
+        clock.end(self.log.waited_s)
         if probe is not None:
             self.writer.event("memory", step=step, **probe.bytes)
             self._log_compilation()
         if self.log.stopped_at is not None:
             return True
-        if validating or saving or translating:
-            self._between(validating=validating, saving=saving, translating=translating)
+        if due:
+            self._between(due)
             self.timer.restart()
         return last
+
+    def _probe(self) -> memory.Probe:
+        run = self.settings
+        reshard_to = run.layout.reshard_to
+        return memory.Probe(self.trainer.model, self.world.device, compiled=run.compile, reshard_to=reshard_to)
+
+    def _due(self, last: bool) -> set[str]:
+        """Return what is due after the steps that are done: validate, translate, save."""
+        run, done = self.settings, self.done
+        epoch_ended = done > 0 and epoch_ends(done - 1, self.rows_per_epoch, run.global_batch)
+        asked = {
+            "validate": self.held_out.due(done, epoch_ended=epoch_ended, last=last),
+            "translate": run.validation.bleu_each_epoch and epoch_ended and not last,
+            "save": self.checkpoints.due(done, epoch_ended=epoch_ended, last=last),
+        }
+        return {name for name, is_due in asked.items() if is_due}
 
     def _log_compilation(self) -> None:
         compilation = self.trainer.parallel.compilation
@@ -246,11 +248,6 @@ class Training:
         self._compiled = counts
         self.writer.event("compilation", step=self.done, **counts)
         self.progress.log(describe_compilation(counts))
-
-    def _validates(self, epoch_ended: bool, last: bool) -> bool:
-        policy = self.settings.validation
-        due = bool(policy.every and self.done % policy.every == 0) or (policy.each_epoch and epoch_ended)
-        return bool(self.held_out) and (policy.at_end if last else due)
 
     def _read(self) -> None:
         self.log.read()
@@ -261,85 +258,18 @@ class Training:
         if self.world.rank == 0:
             self.status.update(step=self.done, steps=self.steps, loss=mean, state="running")
 
-    def _between(
-        self, *, validating: bool = False, saving: bool = False, translating: bool = False, at_start: bool = False
-    ) -> None:
-        if at_start:
-            validating = bool(self.held_out) and self.settings.validation.at_start
-            saving = self.checkpoints.due(0, epoch_ended=False, last=False)
-        if validating:
-            loss = self._validate()
+    def _between(self, due: set[str]) -> None:
+        if "validate" in due:
+            loss = self.held_out.validate(self.done)
             best = self.checkpoints.best
             if self.settings.checkpoints.best and math.isfinite(loss) and (best is None or loss < best):
                 self.checkpoints.best = loss
                 self._save("best", "model")
-        if translating:  # before the resume state, behind which nothing of this step is done again
-            self._translate()
-        if saving:
+        if "translate" in due:  # before the resume state, behind which nothing of this step is done again
+            self.held_out.translate(self.done)
+        if "save" in due:
             self._save(f"step={self.done:08d}", "resume")
         log_checkpoints(self.writer.event, self.checkpoints)
-
-    def _validate(self) -> float:
-        """Validate on each held-out slice and return the loss over all of them, in nats per useful token."""
-        began, sums = time.monotonic(), []
-        for held_out in self.held_out:
-            self.watch.beat()
-            began_slice = time.monotonic()
-            found = validate(
-                self.trainer.parallel,
-                held_out,
-                self.settings.micro_batch,
-                self.trainer.mesh,
-                self.trainer.autocast,
-                accuracy=self.settings.validation.accuracy,
-            )
-            sums.append(found)
-            if found.useful_tokens == 0:
-                raise UserError(
-                    "no row of the held-out slice keeps a label: there is no validation loss.",
-                    corpus=held_out.corpus,
-                    found=f"{held_out.global_rows} rows",
-                    next="raise sequence_length or validation.rows, or set validation.rows: 0",
-                )
-            if self.settings.mixture is not None:
-                self._log_validation(
-                    "source_validation", found, held_out.global_rows, began_slice, corpus=held_out.corpus
-                )
-        total = add_sums(sums)
-        self._log_validation("validation", total, sum(held_out.global_rows for held_out in self.held_out), began)
-        return total.loss_sum / total.useful_tokens
-
-    def _log_validation(self, event: str, found: ValidationSums, rows: int, began: float, **fields: str) -> None:
-        if self.world.rank == 0:
-            self.writer.event(
-                event,
-                step=self.done,
-                loss_sum=found.loss_sum,
-                useful_tokens=found.useful_tokens,
-                correct_tokens=found.correct_tokens,
-                rows=rows,
-                duration_s=time.monotonic() - began,
-                **fields,
-            )
-
-    def _translate(self) -> None:
-        """Translate the held-out pairs, each reader its share. BLEU is computed when the logs are read."""
-        model, device = TextModel(self.trainer.parallel, self.world.device), self.world.device
-        positions, readers = self.settings.sequence_length, self.settings.layout.data_parallel_size
-        pairs, tokenizer = self.translator
-        for found in translate(model, pairs, tokenizer, positions, device, self.place.data_rank, readers):
-            self.watch.beat()
-            if not self.place.is_group_leader:  # its group translates the same
-                continue
-            self.writer.event(
-                "translation",
-                step=self.done,
-                number=found.pair.number,
-                source=found.pair.source,
-                hypothesis=found.hypothesis,
-                reference=found.pair.reference,
-                duration_s=found.duration_s,
-            )
 
     def _checkpoints(self, shape: ModelSettings, inputs: Inputs) -> Checkpoints:
         run = self.settings
@@ -441,8 +371,8 @@ class Training:
         if self._compiled:
             totals = self.world.sum(*self._compiled.values(), integer=True)
             self.running["compilation"] = dict(zip(self._compiled, totals, strict=True))
-        if stopped is None and self.translator is not None:
-            self._translate()
+        if stopped is None and self.held_out.pairs:
+            self.held_out.translate(done)
         self.checkpoints.wait()
         log_checkpoints(self.writer.event, self.checkpoints)
         self.writer.event("run_stop", status=state, step=done, energy_j=joules)

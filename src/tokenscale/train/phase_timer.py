@@ -101,3 +101,31 @@ Timer = HostTimer | CudaTimer
 
 def timer_of(device: torch.device) -> Timer:
     return CudaTimer(device) if device.type == "cuda" else HostTimer()
+
+
+class HostClock:
+    """Seconds of a step in which the host neither computes nor hands work to the device: `wait_s` for its batch, and
+    `own_s` for bookkeeping since the step before was handed over.
+    """
+
+    def __init__(self) -> None:
+        self.wait_s = self.own_s = self._carried = self._began = self._handed = 0.0
+
+    def begin(self) -> None:
+        self._began = time.monotonic()
+
+    def receive_batch(self) -> None:
+        self.wait_s = self.since_begin()
+
+    def hand_over(self) -> None:
+        self.own_s = self._carried + self.since_begin() - self.wait_s
+
+    def handed_over(self) -> None:
+        self._handed = time.monotonic()
+
+    def since_begin(self) -> float:
+        return time.monotonic() - self._began
+
+    def end(self, waited_s: float) -> None:
+        """End the bookkeeping of a step; `waited_s` of it was waiting for the device."""
+        self._carried = time.monotonic() - self._handed - waited_s

@@ -140,6 +140,7 @@ class StepLog:
             "order_digest": self._share * batch.order_digest,
         }
         self._pending.append((line, stepped))
+        self.waited_s = 0.0
 
     def __len__(self) -> int:
         return len(self._pending)
