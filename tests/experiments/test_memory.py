@@ -11,6 +11,7 @@ from tokenscale.costs.memory import memory
 from tokenscale.data.batches.batch import Batch
 from tokenscale.data.order.permutation import rank_slots
 from tokenscale.settings.layout import LayoutSettings
+from tokenscale.settings.run import OptimizerSettings
 from tokenscale.train.models.objective import MicroBatch
 from tokenscale.train.phase_timer import HostTimer
 from tokenscale.train.profiling import Probe
@@ -43,6 +44,7 @@ CASES = {
     "GPT-2's parts": run_of(model=GPT2),
     "GPT-2's parts, dropout, document mask": run_of(model=replace(GPT2, dropout=0.1), document_mask=True),
     "GPT-2's parts, bf16-true": run_of(model=GPT2, precision="bf16-true"),
+    "bf16-true, moments in fp32": run_of(precision="bf16-true", optimizer=OptimizerSettings(moments="fp32")),
     # two ranks
     "data, bf16": run_of(LayoutSettings(data=2), precision="bf16"),
     "zero1": run_of(LAYOUTS["zero1@2"]),

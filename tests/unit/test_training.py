@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -125,3 +126,23 @@ def test_cosine_is_halfway_in_the_middle():
 def test_a_schedule_without_warm_up_starts_at_the_peak():
     assert learning_rate(0, 10, 1.0, ScheduleSettings(warmup_steps=0)) == 1.0
     assert learning_rate(0, 1, 1.0, ScheduleSettings(warmup_steps=0)) == 1.0
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_moments_in_fp32_decay_and_are_those_of_fp32_weights(fused):
+    """In bf16 a second moment stays where it is: 0.05 * 0.999 rounds to 0.05."""
+    settings = OptimizerSettings(learning_rate=1e-3, beta2=0.999, weight_decay=0, fused=fused, clip_norm=None)
+    found = {}
+    for name, moments in (("bf16", "weights"), ("mixed", "fp32"), ("fp32", "weights")):
+        dtype = torch.float32 if name == "fp32" else torch.bfloat16
+        weight = torch.nn.Parameter(torch.full((4, 4), 0.5, dtype=dtype))
+        optimizer = adamw([weight], replace(settings, moments=moments))
+        for step in range(600):
+            weight.grad = torch.full_like(weight, 1.0 if step < 10 else 0.0)
+            update(optimizer, torch.ones(()), None, torch.ones(()))
+        state = optimizer.state[weight]
+        second, first = state["exp_avg_sq"][0, 0].item(), state["exp_avg"]
+        found[name] = second, first.dtype, state["step"].item(), weight[0, 0].item()
+    exact = found["fp32"][0]
+    assert found["mixed"][0] == pytest.approx(exact, rel=1e-4) and found["bf16"][0] > 1.5 * exact
+    assert found["mixed"][1:3] == found["fp32"][1:3] and found["mixed"][3] == pytest.approx(found["fp32"][3], rel=4e-3)

@@ -486,6 +486,23 @@ def check_devices(design: Design) -> list[Problem]:
     return found
 
 
+def check_number_formats(design: Design) -> list[Problem]:
+    """Find updates that bf16 loses: its numbers are 2**-8 of their size apart, and the half of it is rounded away."""
+    found = {}
+    for _, run in design.settings:
+        if run.precision != "bf16-true":
+            continue
+        optimizer, weight = run.optimizer, run.model.initial_deviation
+        if optimizer.moments == "weights" and 1 - optimizer.beta2 < 2**-9:
+            what = f"bf16-true with beta2 {optimizer.beta2}: a second moment in bf16 never decays"
+            found[what] = Problem("warn", what, "runs.optimizer.moments", "optimizer.moments: fp32")
+        if optimizer.learning_rate < weight * 2**-9:
+            what = f"bf16-true with a peak rate of {optimizer.learning_rate:g}: updates of weights above "
+            what += f"{optimizer.learning_rate * 2**9:.2g} (initial deviation {weight:g}) are mostly rounded away"
+            found[what] = Problem("warn", what, "runs.precision", "precision: bf16, which keeps fp32 weights")
+    return list(found.values())
+
+
 CHECKS = (
     check_confounding,
     check_compound_levels,
@@ -497,6 +514,7 @@ CHECKS = (
     check_repeats,
     check_validation,
     check_devices,
+    check_number_formats,
 )
 
 

@@ -94,7 +94,8 @@ def memory(run: RunSettings, rank: int, device: Device = "cpu") -> Memory:
         whole, scalars = sum(prod(w.shape) for w in local) if layout.sharding == "zero1" else sum(mine), len(mine)
         if not (run.compile or run.float8):
             activations = _Forward(run, coordinate, device).total_bytes(local)
-    return Memory(size * whole, size * whole, 2 * size * sum(mine) + 4 * scalars, activations)
+    moment = 4 if run.optimizer.moments == "fp32" else size
+    return Memory(size * whole, size * whole, 2 * moment * sum(mine) + 4 * scalars, activations)
 
 
 def largest_memory(run: RunSettings, device: Device = "cpu") -> Memory:

@@ -34,6 +34,9 @@ class OptimizerSettings:
     epsilon: float = option(1e-8, "added to the root of the second moment", gt=0)
     weight_decay: float = option(0.1, "decoupled weight decay", ge=0)
     clip_norm: float | None = option(1.0, "largest global gradient norm; null: no clipping", gt=0)
+    moments: Literal["weights", "fp32"] = option(
+        "weights", "number format: that of the weights, or fp32 over weights in bf16 (precision bf16-true)"
+    )
     fused: bool = option(True, "update all weights in one kernel, which also clips and unscales the gradients")
 
 
@@ -302,6 +305,8 @@ class RunSettings:
             yield "storage", f"approach {self.approach} does not read a Parquet store"
         if self.labels == "stream" and (self.approach != "packed" or self.packing != "concatenate"):
             yield "labels", "stream needs approach packed and packing concatenate"
+        if self.optimizer.moments != "weights" and self.precision != "bf16-true":
+            yield "optimizer.moments", f"precision {self.precision} has fp32 weights, and moments like them"
         if self.arm != OURS:
             yield from self._arm_problems()
         if self.packing != "best-fit" and self.approach != "packed":

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim.adamw import adamw as adamw_function
 
 from tokenscale.base.errors import UserError
 from tokenscale.settings.run import OptimizerSettings, ScheduleSettings
@@ -23,7 +24,8 @@ def adamw(weights: Iterable[Tensor], settings: OptimizerSettings) -> torch.optim
         {"params": [p for p in weights if p.dim() >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in weights if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
+    kind = Fp32MomentsAdamW if settings.moments == "fp32" else torch.optim.AdamW
+    return kind(
         [group for group in groups if group["params"]],
         lr=settings.learning_rate,
         betas=(settings.beta1, settings.beta2),
@@ -31,6 +33,30 @@ def adamw(weights: Iterable[Tensor], settings: OptimizerSettings) -> torch.optim
         fused=settings.fused,
         foreach=None if settings.fused else True,
     )
+
+
+class Fp32MomentsAdamW(torch.optim.AdamW):
+    """AdamW with moments and arithmetic in fp32 over weights in 16 bits, which are rounded once an update.
+
+    In bf16 a second moment does not decay where 1 - beta2 is below 2**-9. One weight's copy in fp32 exists at a time.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        scaling = {name: getattr(self, name, None) for name in ("grad_scale", "found_inf")}
+        for group in self.param_groups:
+            options = {name: group[name] for name in ("lr", "weight_decay", "eps", "maximize", "fused", "foreach")}
+            options |= dict(zip(("beta1", "beta2"), group["betas"], strict=True)) | {"amsgrad": False} | scaling
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if not state:
+                    state["step"] = torch.zeros((), device=weight.device if group["fused"] else "cpu")
+                    state |= {name: torch.zeros_like(weight, dtype=torch.float32) for name in ("exp_avg", "exp_avg_sq")}
+                exact, first, second = weight.float(), [state["exp_avg"]], [state["exp_avg_sq"]]
+                adamw_function([exact], [weight.grad.float()], first, second, [], [state["step"]], **options)
+                weight.copy_(exact)
 
 
 def update(
