@@ -80,10 +80,12 @@ raise SystemExit(start_run(run, done, {{"store": Path({str(manifest)!r})}}, mach
     assert seen == {""}, text  # they listen, but nowhere else
 
 
-def test_ranks_that_a_user_starts_by_torchrun_listen_on_loopback_alone(tmp_path):
+@pytest.mark.parametrize("options", [[], ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file"]])
+def test_ranks_that_a_user_starts_by_torchrun_open_no_port_of_their_own(tmp_path, options):
     """torchrun itself listens on every interface, unless its rendezvous is a file (docs/operations.md)."""
     (tmp_path / "joiner.py").write_text(JOINER)
-    argv = [sys.executable, *TORCHRUN, f"--master-port={free_port()}", str(tmp_path / "joiner.py")]
-    seen, text = watched(argv, tmp_path, TMPDIR=str(tmp_path))
+    variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if options else {}
+    argv = [sys.executable, *TORCHRUN, *(options or [f"--master-port={free_port()}"]), str(tmp_path / "joiner.py")]
+    seen, text = watched(argv, tmp_path, **variables)
     assert text.count("joined") == 2
-    assert "" in seen and len({where.split()[1] for where in seen if where}) == 1, seen
+    assert len({where.split()[1] for where in seen if where}) == (0 if options else 1), seen

@@ -6,11 +6,8 @@ import gc
 import os
 import platform
 import re
-import shutil
 import socket
-import stat
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +20,6 @@ import torch.distributed as dist
 from torch.distributed import Store
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import is_alive
 from tokenscale.settings.layout import RENDEZVOUS_SECRET
 
 #: the line of NCCL's log that names the network between nodes; the second form since 2.27
@@ -204,16 +200,15 @@ def _choose_interface(size: int) -> None:
 def _open_store(rank: int, size: int, nodes: int | None) -> dist.Store:
     """Return the store through which the ranks find each other.
 
-    Under torchrun on one machine it is a file: torchrun's own store listens on every interface. Else rank 0 listens, on
-    the interface of MASTER_ADDR alone. Keys begin with the run's secret where the launcher has set one, so that
-    processes of another job that use this port by mistake neither read nor overwrite them. Raises PortTaken.
+    Torchrun listens itself, on every interface, and its store is used, unless its own rendezvous is a file
+    (docs/operations.md). Else rank 0 listens: on the loopback interface where all ranks are on this machine, or on that
+    of MASTER_ADDR. Keys begin with the run's secret where the launcher has set one, so that processes of another job
+    that use this port by mistake neither read nor overwrite them. Raises PortTaken.
     """
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        agent = _find_agent() if os.environ.get("LOCAL_WORLD_SIZE") == str(size) else None
-        if agent is not None:
-            return dist.FileStore(str(_store_of_agent(agent)), size)
-        return next(dist.rendezvous("env://"))[0]  # several nodes, or ranks that are no descendants of torchrun
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return next(dist.rendezvous("env://"))[0]
+    here = os.environ.get("LOCAL_WORLD_SIZE") == str(size)
+    address, port = "127.0.0.1" if here else os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     listener = listen(address, port, nodes) if rank == 0 else None
     store = dist.TCPStore(address, port, size, rank == 0, master_listen_fd=listener)
     return dist.PrefixStore(os.environ.get(RENDEZVOUS_SECRET, ""), store)
@@ -234,44 +229,6 @@ def listen(address: str, port: int, nodes: int | None) -> int:
             port=f"{address}:{port}",
             next="start it again; if it stays, look for a process that an earlier job left on the first node",
         ) from None
-
-
-def _find_agent() -> int | None:
-    """Return the process of torchrun among the ancestors of this rank: wrapper scripts may lie between. Linux only."""
-    process = os.getppid()
-    while process > 1:
-        try:
-            command = Path(f"/proc/{process}/cmdline").read_bytes()
-            parent = int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
-        except OSError:
-            return None
-        if b"torch.distributed.run" in command or b"torch/distributed/run" in command or b"torchrun" in command:
-            return process
-        process = parent
-    return None
-
-
-def _store_of_agent(process: int) -> Path:
-    """Return a file for the store of this torchrun's ranks, in a folder that only this user can open.
-
-    Its name comes from torchrun's process and the number of its restarts.
-    """
-    ticks = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[19]
-    agent = f"{process}-{ticks}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
-    prefix = f"tokenscale-{os.getuid()}-"
-    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*-*-*"):
-        if not is_alive(int(left.name.removeprefix(prefix).split("-")[0])):
-            shutil.rmtree(left, ignore_errors=True)
-    folder = Path(tempfile.gettempdir(), prefix + agent)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise UserError(
-            "the folder in which the ranks of torchrun find each other is open to other users.",
-            folder=folder,
-            next="set TMPDIR to a folder of yours, and start torchrun again",
-        )
-    return folder / "store"
 
 
 #: seconds a rank waits before it reports a lost peer, so that the original failure is reported first
