@@ -1,6 +1,7 @@
 """Logs of an experiment's runs → typed Parquet. Equal logs give equal bytes: no clock, no absolute path enters."""
 
 import json
+import os
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -111,7 +112,7 @@ def ingest(
     threads: int = 1,
 ) -> dict[str, int]:
     """Write every table of `tables.TABLES` as `<output>/<table>.parquet`, `experiment.json`, and last the manifest with
-    the SHA-256 of each file; return row counts.
+    the SHA-256 of each file; return row counts. `experiment.json` names the inputs relative to the parent of `runs`.
 
     All logs are read on every call. A run without logs is listed as missing; a broken line goes to quarantine. Raises
     UserError only where the experiment's own table, a benchmark file or a manifest cannot be read, or where the table
@@ -151,9 +152,43 @@ def ingest(
     # Close the generator here. If it were collected while a thread starts, both would wait for each other.
     with closing(_ahead(read, list(listed), threads)) as runs_tables:
         counts = _write(output, runs_tables, others, experiment)
-    write_json(output / tables.EXPERIMENT, {"schema": 1, **{key: table.get(key) for key in DESCRIBED}})
+    files = {"benchmarks": benchmarks, "stores": stores, "corpora": corpora, "certificates": certificates}
+    inputs: Row = {kind: sorted(os.path.relpath(path, runs.parent) for path in paths) for kind, paths in files.items()}
+    inputs["table"] = os.path.relpath(experiment, runs.parent)
+    described = {key: table.get(key) for key in DESCRIBED} | {"inputs": inputs}
+    write_json(output / tables.EXPERIMENT, {"schema": 1, **described})
     tables.write_manifest(output)
     return counts
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What an experiment's tables are made of beside the logs of its runs, as paths below the folder of results.
+
+    `table` is the run table, which holds the resolved settings of every run; by default the one of the workflow.
+    """
+
+    experiment: str
+    benchmarks: tuple[str, ...] = ()
+    stores: tuple[str, ...] = ()  # manifests; so the next
+    corpora: tuple[str, ...] = ()
+    certificates: tuple[str, ...] = ()
+    table: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "table", self.table or f"experiments/{self.experiment}/runs.json")
+
+    def ingest(self, results: Path, output: Path) -> None:
+        """Write the tables of the logs and files below `results` to the folder `output`."""
+        kinds = ("benchmarks", "stores", "corpora", "certificates")
+        files = {kind: [results / name for name in getattr(self, kind)] for kind in kinds}
+        ingest(results / self.table, results / "runs", output, threads=2, **files)
+
+
+def read_inputs(folder: Path) -> Inputs:
+    """Return the inputs of which `ingest` made an experiment's tables."""
+    with report_malformed(folder / tables.EXPERIMENT, "experiment's description", tables.restore_command(folder)):
+        return Inputs(folder.name, **tables.read_experiment(folder).get("inputs", {}))
 
 
 def _write(

@@ -444,9 +444,31 @@ def read_experiment(folder: Path) -> dict[str, Any]:
     return json.loads((folder / EXPERIMENT).read_text(encoding="utf-8"))
 
 
+def first_difference(path: Path, other: Path) -> str:
+    """Name the first row and column in which a table differs from one made again; empty if all rows are equal.
+
+    Files with equal rows differ in bytes where other releases of pyarrow wrote them.
+    """
+    try:
+        found, again = (pq.read_table(file, use_threads=False) for file in (path, other))
+    except (OSError, pa.ArrowException) as error:
+        return f"it cannot be read: {str(error).splitlines()[0]}"
+    if found.schema != again.schema:
+        return "its columns are others"
+    for column in found.column_names:
+        pairs = enumerate(zip(found[column].to_pylist(), again[column].to_pylist(), strict=False))
+        for row, (a, b) in pairs:
+            if a != b and not (a != a and b != b):
+                run = f" of {found['run_id'][row]}" if "run_id" in found.column_names else ""
+                return f"row {row + 1:,}{run} has {column} {a!r} where the logs give {b!r}"
+    return "" if len(found) == len(again) else f"{len(found):,} rows where the logs give {len(again):,}"
+
+
 def restore_command(folder: Path) -> str:
     """Return the command that makes an experiment's tables again from its logs."""
     shown = Path(os.path.relpath(folder))
     if shown.parts[:-1] == ("results", "tables"):
         return f"snakemake -f {shown}/runs.parquet --cores 2"
-    return f"python -m tokenscale ingest --experiment results/experiments/NAME/runs.json --output {folder}"
+    results = shown.parent.parent
+    table = results / "experiments" / shown.name / "runs.json"
+    return f"python -m tokenscale ingest --experiment {table} --runs {results / 'runs'} --output {shown}"

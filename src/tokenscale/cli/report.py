@@ -7,8 +7,6 @@ import argparse
 from pathlib import Path
 
 from tokenscale.base.errors import UserError
-from tokenscale.cli import main
-from tokenscale.settings.manifests import corpus_manifest, store_manifest
 
 RESULTS = Path("results")
 REPORT = RESULTS / "report"
@@ -54,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pack = parts.add_parser("pack", help="an archive of all logs that a report is made of, for rebuild")
     pack.add_argument("--experiments", nargs="+", required=True, help="names of experiments, in order")
     pack.add_argument("--output", type=Path, required=True, metavar="FILE", help="the archive, such as logs.json.xz")
-    main.add_configuration_arguments(pack)
     rebuild = parts.add_parser("rebuild", help="tables, claims and report from an archive that pack wrote")
     rebuild.add_argument("archive", type=Path, metavar="FILE")
     rebuild.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="folder laid out like results/")
@@ -170,22 +167,14 @@ def _build_bundle(arguments: argparse.Namespace) -> Path:
 
 
 def _pack(arguments: argparse.Namespace) -> str:
+    from tokenscale.analysis.ingest import read_inputs
     from tokenscale.report import build
 
-    config = main.load_configuration(arguments)
     if len(set(arguments.experiments)) < len(arguments.experiments):
         raise UserError(
             "an experiment is named twice.", experiments=", ".join(arguments.experiments), next="name it once"
         )
-    inputs = []
-    for name in arguments.experiments:
-        files = {
-            "benchmarks": config.experiment(name).benchmark_files(name),
-            "stores": [store_manifest(*store) for store in config.stores([name])],
-            "corpora": [corpus_manifest(corpus) for corpus in config.list_corpora([name])],
-        }
-        below = {kind: tuple(str(Path(path).relative_to(RESULTS)) for path in paths) for kind, paths in files.items()}
-        inputs.append(build.Inputs(name, **below))
+    inputs = [read_inputs(RESULTS / "tables" / name) for name in arguments.experiments]
     count, left_out = build.pack(inputs, RESULTS, arguments.output)
     size = arguments.output.stat().st_size
     lines = [f"{arguments.output}: {count} runs, {size:,} bytes"]

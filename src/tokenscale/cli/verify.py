@@ -1,6 +1,7 @@
-"""Verify that figures, pages and reports match their data and code, and results their manifests.
+"""Verify results and reports: files against the lists that name them, and what follows from other files against these.
 
-A report is identical, data changed, code changed, or not ours. For results, every changed file is listed.
+Tables are made again from the logs, figures and claims from the tables, and the page from all of them. Exit code 0: all
+agree. 1: a file differs. 3: nothing differs, but something could not be checked, such as tables without their logs.
 """
 
 import argparse
@@ -11,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenscale.analysis import tables
 from tokenscale.base.errors import UserError, few
-from tokenscale.base.files import read_json, report_malformed, sha256_file
-from tokenscale.data.corpus.raw_text import RawText, check_file
+from tokenscale.base.files import read_json, report_malformed
+from tokenscale.base.manifests import SUMS, UNLISTED, walk
+from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.corpus.raw_text import read_corpus_manifest as read_corpus
 from tokenscale.data.corpus.raw_text import rebuild_command as rebuild_corpus
 from tokenscale.data.mixtures import read_mixture
@@ -24,6 +25,7 @@ from tokenscale.data.stores.manifest import rebuild_command as rebuild_store
 from tokenscale.data.stores.writing import list_files
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
 from tokenscale.data.tokenizers.base import rebuild_command as restore_tokenizer
+from tokenscale.report import verification
 from tokenscale.runs.records.provenance import find_versions, list_installed, name_differences, read_sealed
 from tokenscale.settings.data import StoreSettings, state_held_out
 
@@ -35,12 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="a figure (SVG, PDF, PNG), report.pdf, a report's folder or its SHA256SUMS; or a "
-        "folder of results, whose stores, weights, logs and tables are read",
+        help="a report's folder, or a file of a report; or a folder of results, of which all stores, weights, logs, "
+        "tables and the report are checked",
     )
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder with the tables to draw from")
-    ledger = Path("config/claims.yaml")
-    parser.add_argument("--ledger", type=Path, default=ledger, metavar="FILE", help="the claims, to test them again")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder with a report's logs and tables")
+    parser.add_argument(
+        "--ledger", type=Path, default=verification.LEDGER, metavar="FILE", help="the claims, to test them again"
+    )
     parser.add_argument(
         "--signers",
         type=Path,
@@ -50,48 +53,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings. Return 0 if nothing changed, else 1."""
-
-    wrong = False
-    reports = [path for path in arguments.files if not is_results(path)]
+    """Print what was found; return the exit code."""
+    codes = set()
     for path in arguments.files:
-        if path not in reports:
-            found, counts = verify_results(path)
+        if is_results(path):
+            found, counts = verify_results(path, arguments.ledger)
             print(format_summary(path, found, counts))
-            wrong |= any(not finding.note for finding in found)
-    if reports:
-        from tokenscale.report.verification import IDENTICAL, text, verify
-
-        where = (arguments.results, arguments.ledger, arguments.signers)
-        drawn = [finding for path in reports for finding in verify(path, *where)]
-        print(text(drawn))
-        wrong |= any(finding.verdict != IDENTICAL for finding in drawn)
-    return int(wrong)
+            codes.add(1 if any(not f.note for f in found) else 3 if any(f.unchecked for f in found) else 0)
+        else:
+            chain = verification.verify(path, arguments.results, arguments.ledger, arguments.signers)
+            print(chain)
+            codes.add(chain.code)
+    return next((code for code in (1, 3) if code in codes), 0)
 
 
 #: files beside those that a manifest lists
 BESIDE = {"manifest.json", "build.json", ".lock"}
 #: entries of a run's folder, beside its attempts
 OF_RUN = {"run.json", "done.json", "status.json", "dirty.diff", ".lock", "checkpoints", "superseded"}
-#: differing packages that are named
+#: endings of what a killed writer leaves
 LEFT_OVER = (".partial", ".damaged", ".old", ".building", ".tmp", ".part")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One file that is not as it was written. A `note` is not a fault: a run that has not ended, for example."""
+    """One file that is not as it was written. A `note` is no fault, such as a run that has not ended."""
 
     what: str
     note: bool = False
+    unchecked: bool = False
 
 
 def is_results(path: Path) -> bool:
     """Return whether a folder holds results: at least one of the kinds that are verified here."""
-    report = (path / "SHA256SUMS").is_file()  # its folder `tables` holds Markdown
-    return path.is_dir() and not report and any((path / name).is_dir() for name, _, _ in KINDS)
+    report = (path / SUMS).is_file()  # its folder `tables` holds Markdown
+    return path.is_dir() and not report and any((path / name).is_dir() for name in ("tables", *(k for k, *_ in KINDS)))
 
 
-def verify_results(results: Path) -> tuple[list[Finding], Counter[str]]:
+def verify_results(results: Path, ledger: Path = verification.LEDGER) -> tuple[list[Finding], Counter[str]]:
     """Return (findings, number of records read of each kind). Damage never raises; it is a finding."""
     found: list[Finding] = []
     counts: Counter[str] = Counter()
@@ -103,7 +102,40 @@ def verify_results(results: Path) -> tuple[list[Finding], Counter[str]]:
             except UserError as error:
                 found.append(_finding_from_error(error))
         found += _find_unknown_entries(results / name, pattern)
+    checked = {}
+    for path in sorted(results.glob("tables/*/manifest.json")):
+        counts["tables"] += 1
+        checked[path.parent.name] = verification.check_tables(path.parent, results)
+        found += _findings_about_tables(checked[path.parent.name])
+    found += _find_unknown_entries(results / "tables", "*/manifest.json")
+    if (results / "report" / SUMS).is_file():
+        counts["report"] += 1
+        found += _verify_report(results, ledger, checked)
     return found + list(_note_packages(results)), counts
+
+
+def _verify_report(results: Path, ledger: Path, checked: dict[str, verification.Link]) -> Iterator[Finding]:
+    """Check the report of results, and the drawings that it was made of; the tables are `checked` already."""
+    report = results / "report"
+    if importlib.util.find_spec("matplotlib") is None:
+        yield Finding(f"{report}: not checked, because matplotlib is not installed", note=True, unchecked=True)
+        return
+    try:
+        chain = verification.check_report(report, results, ledger, checked=checked, figures=results / "figures")
+    except UserError as error:
+        yield _finding_from_error(error)
+        return
+    for name in ("logs", "figures", "page"):
+        link = chain.links[name]
+        if link.differs or link.unchecked:
+            yield Finding(f"{report}: {name} {link}", note=not link.differs, unchecked=bool(link.unchecked))
+    yield from (Finding(f"{report}: {note}", note=True) for note in chain.notes)
+
+
+def _findings_about_tables(link: verification.Link) -> Iterator[Finding]:
+    yield from (Finding(f"{text}; next {link.next}") for text in link.differs)
+    yield from (Finding(f"not checked because {text}", note=True, unchecked=True) for text in link.unchecked)
+    yield from (Finding(text, note=True) for text in link.notes)
 
 
 def _note_packages(results: Path) -> Iterator[Finding]:
@@ -178,7 +210,7 @@ def _verify_download(folder: Path) -> Iterator[Finding]:
 
 def _verify_tokenizer(folder: Path) -> Iterator[Finding]:
     manifest = read_tokenizer(folder)
-    files = [file | {"bytes": file.get("bytes", -1)} for file in (manifest["file"], *manifest.get("derived", []))]
+    files = [manifest["file"], *manifest.get("derived", [])]
     yield from _verify_files(folder, files, "tokenizer", restore_tokenizer(folder))
 
 
@@ -228,15 +260,11 @@ def _verify_files(
     folder: Path, files: list[dict[str, Any]], what: str, next: str, beside: frozenset[str] = frozenset()
 ) -> Iterator[Finding]:
     """Check the files of a manifest byte by byte, and find files that it does not list."""
-    for file in files:
-        try:
-            path = folder / file["name"]
-            size = path.stat().st_size if file["bytes"] < 0 and path.is_file() else file["bytes"]
-            check_file(path, size, file["sha256"], what=what, next=next)
-        except UserError as error:
-            yield _finding_from_error(error)
-    known = {file["name"].split("/")[0] for file in files} | BESIDE | beside
-    yield from (_extra_finding(path) for path in sorted(folder.iterdir()) if path.name not in known)
+    for name, fault in walk(folder, files, BESIDE | beside):
+        if fault == UNLISTED:
+            yield _extra_finding(folder / name)
+        else:
+            yield Finding(f"{folder / name}: a file of the {what} is {fault}; next {next}")
 
 
 def _verify_run(folder: Path) -> Iterator[Finding]:
@@ -258,22 +286,8 @@ def _verify_run(folder: Path) -> Iterator[Finding]:
 
 
 def _verify_sealed(folder: Path, record: dict[str, Any]) -> Iterator[Finding]:
-    with report_malformed(folder / "run.json", "run's record", "train the run again"):
-        logs = dict(record["outcome"].get("logs") or {})
-        digest = (record.get("git") or {}).get("diff_sha256")
-    next = "restore it from a copy, or train the run again"
-    for name, sha256 in sorted(logs.items()):
-        path = folder / name
-        if not path.is_file():
-            yield Finding(f"{path}: missing; {next}")
-        elif sha256_file(path) != sha256:
-            yield Finding(f"{path}: changed after it was sealed; {next}")
-    for path in sorted(folder.glob("attempt=*/rank=*/*.jsonl")):
-        if path.relative_to(folder).as_posix() not in logs:
-            yield Finding(f"{path}: a log that is not in the sealed record")
-    diff = folder / "dirty.diff"
-    if digest and (not diff.is_file() or sha256_file(diff) != digest):
-        yield Finding(f"{diff}: {'changed' if diff.is_file() else 'missing'}; it holds the uncommitted changes")
+    for fault in verification.check_sealed(folder, record):
+        yield Finding(f"{fault}; restore it from a copy, or train the run again")
     if (folder / "done.json").is_file():
         done = read_json(folder / "done.json", "mark of a run's end", f"snakemake --touch {folder / 'done.json'}")
         if not isinstance(done, dict) or done.get("seal") != record["seal"]:
@@ -297,11 +311,6 @@ def _verify_checkpoints(folder: Path) -> Iterator[Finding]:
             yield from (_extra_finding(file) for file in sorted(path.iterdir()) if file.name not in names)
         except UserError as error:
             yield _finding_from_error(error)
-
-
-def _verify_tables(folder: Path) -> Iterator[Finding]:
-    files = tables.read_manifest(folder)["files"]
-    yield from _verify_files(folder, files, "table", tables.restore_command(folder))
 
 
 # --- entries without an owner -------------------------------------------------------------------------------------
@@ -340,5 +349,4 @@ KINDS: tuple[tuple[str, str, Callable[[Path], Iterator[Finding]]], ...] = (
     ("tokens", "*/*/*/manifest.json", _verify_store),
     ("mixtures", "**/manifest.json", _verify_mixture),
     ("runs", "*/run.json", _verify_run),
-    ("tables", "*/manifest.json", _verify_tables),
 )

@@ -8,11 +8,11 @@ import json
 import lzma
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from tokenscale.analysis import claims as judging
-from tokenscale.analysis.ingest import ingest
+from tokenscale.analysis.ingest import Inputs
 from tokenscale.analysis.replication import measure
 from tokenscale.analysis.tables import read_experiment
 from tokenscale.base.errors import UserError
@@ -91,21 +91,6 @@ ENCODING = ("utf-8", "surrogateescape")
 OF_RUN = ("run.json", "done.json", "dirty.diff", "**/attempt.json", "**/rank=*/*.jsonl")
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """What an experiment's tables are made of beside the logs of its runs, as paths below the folder of results."""
-
-    experiment: str
-    benchmarks: tuple[str, ...] = ()
-    stores: tuple[str, ...] = ()  # manifests; so the next
-    corpora: tuple[str, ...] = ()
-
-    @property
-    def table(self) -> str:
-        """The run table, which holds the resolved settings of every run."""
-        return f"experiments/{self.experiment}/runs.json"
-
-
 def pack(experiments: Sequence[Inputs], results: Path, output: Path) -> tuple[int, list[str]]:
     """Write the archive; return the number of runs in it, and the ids of those left out because they have not ended.
 
@@ -115,7 +100,7 @@ def pack(experiments: Sequence[Inputs], results: Path, output: Path) -> tuple[in
     runs: set[str] = set()
     left_out: set[str] = set()
     for inputs in experiments:
-        names |= {inputs.table, *inputs.benchmarks, *inputs.stores, *inputs.corpora}
+        names |= {inputs.table, *inputs.benchmarks, *inputs.stores, *inputs.corpora, *inputs.certificates}
         builds = (str(Path(store).with_name("build.json")) for store in inputs.stores)
         names |= {name for name in builds if (results / name).is_file()}
         path = results / inputs.table
@@ -164,7 +149,7 @@ def rebuild(archive: Path, output: Path, ledger: Path, workflow: Path, citation:
     return write(experiments, *folders, ledger=ledger, workflow=workflow, citation=citation)
 
 
-def restore(archive: Path, output: Path, threads: int = 2) -> list[str]:
+def restore(archive: Path, output: Path) -> list[str]:
     """Unpack the logs of an archive below `output` and ingest them; return the names of the experiments, in order.
 
     `output` is laid out like `results/`. A folder that an earlier call made is replaced. Raises UserError for a damaged
@@ -182,18 +167,7 @@ def restore(archive: Path, output: Path, threads: int = 2) -> list[str]:
         path.write_bytes(content)
     write_json(output / INDEX, [asdict(inputs) for inputs in experiments])
     for inputs in experiments:
-        found = {
-            name: [output / file for file in getattr(inputs, name)] for name in ("benchmarks", "stores", "corpora")
-        }
-        ingest(
-            output / inputs.table,
-            output / "runs",
-            output / "tables" / inputs.experiment,
-            found["benchmarks"],
-            stores=found["stores"],
-            corpora=found["corpora"],
-            threads=threads,
-        )
+        inputs.ingest(output, output / "tables" / inputs.experiment)
     return [inputs.experiment for inputs in experiments]
 
 

@@ -18,9 +18,11 @@ from tokenscale import __version__
 from tokenscale.analysis.queries import PARAMETERS, connect, damage_reported, sql
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic, canonical_json, read_json, sha256_file, sha256_text, write_text
+from tokenscale.base.manifests import SUMS
 from tokenscale.report import crate, save, summary
 from tokenscale.report.table import Table, latex, markdown
 from tokenscale.runs.records import provenance
+from tokenscale.settings.closure import hash_closure
 from tokenscale.settings.registry import FIGURES
 
 #: read here, in this order
@@ -60,10 +62,9 @@ def measured_runs(rows: Callable[[str], pd.DataFrame]) -> pd.DataFrame:
 #: read by name
 FILES = ("bundle.md",)
 #: packages that made the folder
-PACKAGES = (*save.LIBRARIES, "jinja2", "pyarrow", "pypdf", "snakemake")
+PACKAGES = ("duckdb", "fonttools", "jinja2", "matplotlib", "numpy", "pandas", "pillow", "pyarrow", "pypdf", "snakemake")
 #: folders that hold nothing but what this module writes
 FOLDERS = ("figures", "data", "sql", "tables", "workflow")
-SUMS = "SHA256SUMS"
 #: column of the table `runs` → its name in `provenance.json`
 _OF_RUN = {
     "seal": "seal",
@@ -103,7 +104,7 @@ def write(
         files["CITATION.cff"] = citation.read_bytes()
     files["README.md"] = _readme(experiments, files).encode()
     _settle(output, files)
-    write_text(output / "provenance.json", canonical_json(origin(parts, tables, figures)) + "\n")
+    write_text(output / "provenance.json", canonical_json(origin(parts, tables)) + "\n")
     _list(output, {name: sha256_file(output / name) for name in (*files, "provenance.json")})
 
 
@@ -119,38 +120,21 @@ def _lines(files: dict[str, str]) -> str:
     return "".join(f"{files[name]}  {name}\n" for name in sorted(files))
 
 
-def read_sums(folder: Path) -> dict[str, str]:
-    """File → SHA-256 as the folder's list has it. Raises UserError where there is no such list."""
-    path = folder / SUMS
-    if not path.is_file():
-        raise UserError("this is no report's folder: it has no list of checksums.", file=path, next="snakemake report")
-    lines = [line.split("  ", 1) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    if not all(len(line) == 2 and len(line[0]) == 64 for line in lines):
-        raise UserError(
-            "the list of checksums cannot be read.",
-            file=path,
-            expected="a SHA-256, two spaces, a name",
-            next="snakemake -f results/report/SHA256SUMS",
-        )
-    return {name: sha256 for sha256, name in lines}
-
-
-def origin(parts: dict[str, dict[str, Any]], tables: Path, figures: Path) -> dict[str, Any]:
+def origin(parts: dict[str, dict[str, Any]], tables: Path) -> dict[str, Any]:
     """What `provenance.json` holds: the code that built the report, and what each experiment was made from.
 
-    `code` names every source file of the report with its SHA-256; `figures` the digests that a figure's metadata have.
+    `code` names every source file of the report with its SHA-256.
     """
     roots = ("tokenscale.report.bundle", "tokenscale.report.page", "tokenscale.report.pdf", "tokenscale.report.save")
     return {
         "schema": 1,
         **built_by(),
-        "code": save.files(*roots, *FIGURES.values()),
+        "code": hash_closure(*roots, *FIGURES.values()),
         "order": list(parts),
         "experiments": {
             name: {
                 "tables": part["digest"],
                 "data_from": part["data_from"],
-                "figures": {f: _carried(figures / name / f"{f}.svg") for f in part["figures"]},
                 "runs": runs(tables / name),
             }
             for name, part in parts.items()
@@ -169,12 +153,6 @@ def built_by() -> dict[str, Any]:
     }
 
 
-def _carried(path: Path) -> dict[str, Any]:
-    """Return the data, code and queries of a figure's metadata."""
-    found = save.read(path) or {}
-    return {key: found[key] for key in ("data", "code", "queries") if key in found}
-
-
 def runs(tables: Path) -> dict[str, dict[str, Any]]:
     """Run id → what its record tells of its origin; what it does not tell is left out."""
     with connect(tables) as connection, damage_reported(connection):
@@ -186,13 +164,6 @@ def runs(tables: Path) -> dict[str, dict[str, Any]]:
         packages = json.loads(row["versions"] or "{}")
         found[row["run_id"]] = known | {"manifests": manifests, "packages": packages}
     return found
-
-
-def missing_runs(tables: Path) -> list[str]:
-    """Return the runs of an experiment's plan that have no logs, by id."""
-    with connect(tables) as connection, damage_reported(connection):
-        rows = connection.execute("SELECT run_id FROM runs WHERE status = 'missing' ORDER BY run_id").fetchall()
-    return [run for (run,) in rows]
 
 
 def _there(output: Path, also: tuple[Path, ...]) -> Iterator[str]:

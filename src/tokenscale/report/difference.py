@@ -14,6 +14,7 @@ import pandas as pd
 from tokenscale.analysis import statistics
 from tokenscale.base.errors import UserError, few
 from tokenscale.base.files import read_json, sha256_file
+from tokenscale.base.manifests import read_sums
 from tokenscale.report import bundle
 from tokenscale.report.style import number
 from tokenscale.report.table import Table
@@ -76,7 +77,7 @@ def read(folder: Path) -> Report:
 
 def _check_sums(folder: Path) -> None:
     """Compare the files that `read` reads with SHA256SUMS, where the folder has this list."""
-    listed = bundle.read_sums(folder) if (folder / bundle.SUMS).is_file() else {}
+    listed = read_sums(folder) if (folder / bundle.SUMS).is_file() else {}
     for name, expected in listed.items():
         path = folder / name
         read = name in ("provenance.json", "claims.json") or path.name == "cells.parquet"

@@ -13,16 +13,15 @@ from typing import Any
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 from pypdf import PageObject, PdfReader, PdfWriter
+from pypdf.errors import PyPdfError
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject, StreamObject
 
-from tokenscale.base.errors import UserError
-from tokenscale.base.files import atomic, sha256_file
+from tokenscale.base.files import atomic
 from tokenscale.report import captions, paired_comparisons, save, summary
 from tokenscale.report.claims import claims_table, count_verdicts, read_claims
 from tokenscale.report.pdf_pages import Drawing, PageWriter
 from tokenscale.report.style import style
 from tokenscale.report.table import Table
-from tokenscale.settings.registry import FIGURES
 
 #: tables of `summary.experiment` → their headings, in this order
 TABLES = {
@@ -61,8 +60,8 @@ def write(
 ) -> None:
     """Draw all pages from the tables; equal tables give equal bytes.
 
-    `claims` is what the command `claims` wrote. `figures` is the folder of figures drawn before: one whose metadata
-    match the tables and the code is not drawn again.
+    `claims` is what the command `claims` wrote. `figures` is the folder of figures drawn before: one that shows the
+    same data is not drawn again.
     """
     title = "tokenscale report"
     rows = read_claims(claims) if claims else []
@@ -83,22 +82,9 @@ def write(
     for text, number, begins_chapter in outline:
         item = writer.add_outline_item(title=text, page_number=number, parent=None if begins_chapter else parent)
         parent = item if begins_chapter else parent
-    metadata = of_report(experiments, tables, claims)
-    writer.metadata = {"/Title": title, "/Subject": save.text(metadata)}
+    writer.metadata = {"/Title": title}
     with atomic(output) as temporary, open(temporary, "wb") as file:
         writer.write(file)
-
-
-def of_report(experiments: list[str], tables: Path, claims: Path | None) -> save.Metadata:
-    """Return the provenance metadata of the whole document."""
-    return {
-        "passport": save.VERSION,
-        "report": {name: save.digest(tables / name) for name in experiments},
-        "order": experiments,
-        "claims": sha256_file(claims) if claims else None,
-        "code": save.code("tokenscale.report.pdf", *FIGURES.values()),
-        "libraries": save.libraries(),
-    }
 
 
 def _lay_out(
@@ -188,7 +174,7 @@ def _experiment(part: dict[str, Any], tables: Path, figures: Path | None, method
                 folded.append(f"{name} ({why})")
                 continue
             drawing = _drawn(loaded, figures / part["name"]) if figures else None
-            drawing = drawing or save.draw(loaded, kinds=("pdf",))["pdf"]
+            drawing = drawing or save.draw(loaded, ("pdf",))["pdf"]
             text, method = captions.split_caption(loaded.figure.caption())
             heading = loaded.figure.finding()
             methods += [(f"{part['name']}: {name}", method)] if method else []
@@ -214,10 +200,10 @@ def _table_section(title: str, table: Table) -> Write:
 
 
 def _drawn(loaded: save.LoadedFigure, folder: Path) -> bytes | None:
-    """Return the figure's PDF from the folder, if it was drawn from the same data by the same code."""
-    path = folder / f"{loaded.name}.pdf"
-    with suppress(UserError, OSError):  # draw a missing or broken one again
-        if save.read(path) == loaded.metadata:
+    """Return the figure's PDF from the folder, if it was drawn from the same data."""
+    path, data = (folder / f"{loaded.name}.{kind}" for kind in ("pdf", "csv"))
+    with suppress(PyPdfError, OSError):  # draw a missing or broken one again
+        if data.read_bytes() == loaded.csv.encode() and len(PdfReader(path).pages) == 1:
             return path.read_bytes()
     return None
 

@@ -10,8 +10,9 @@ from typing import Any
 import pandas as pd
 
 from tokenscale.analysis import campaign, comparability
+from tokenscale.analysis.tables import MANIFEST, read_experiment
 from tokenscale.analysis.tables import check as check_tables
-from tokenscale.analysis.tables import read_experiment
+from tokenscale.base.files import sha256_file
 from tokenscale.report import answers, campaign_quality, paired_comparisons, save
 from tokenscale.report.captions import caution, kinds, left_out, sentence, spread
 from tokenscale.report.style import number, ordered
@@ -57,7 +58,7 @@ def experiment(name: str, tables: Path) -> dict[str, Any]:
     """Everything that is said about `<tables>/<name>`; see the keys below. Empty tables give empty parts."""
     folder = tables / name
     check_tables(folder)  # a description from the cache holds as long as the tables are those of the manifest
-    return dict(_experiment(name, folder, save.digest(folder)))
+    return dict(_experiment(name, folder, sha256_file(folder / MANIFEST)))
 
 
 @lru_cache(maxsize=64)

@@ -1,412 +1,331 @@
-"""Check whether a file of a report is what its data and its code draw. Draw everything again and name what differs.
+"""Check which of logs → tables → figures → page agree: each is made again from the one before, and bytes are compared.
 
-A file is `identical` if nothing that its metadata name has changed and the same bytes are drawn again. It is `data
-changed` or `code changed` if tables or source files are not those that the metadata name. It is `not ours` if it has no
-metadata of tokenscale, or shows something else than they say.
+Checksums and seals can be renewed by whoever edits a file. What follows from another file cannot: tables follow from
+sealed logs, figures, data and claims from tables, and the page from all of them.
 """
 
-import io
 import subprocess
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from PIL import Image
-from pypdf import PdfReader
+import pyarrow.parquet as pq
 
-from tokenscale.base.errors import UserError
-from tokenscale.base.files import check_file_name, read_json, report_malformed, sha256_file
-from tokenscale.report import build, bundle, crate, pdf, save
-from tokenscale.report.claims import read_claims
-from tokenscale.report.pdf_pages import content, shown
-from tokenscale.runs.records.provenance import find_versions, name_differences, read_sealed
-from tokenscale.settings.closure import list_changes
-from tokenscale.settings.registry import FIGURES
+from tokenscale.analysis import tables
+from tokenscale.analysis.ingest import read_inputs
+from tokenscale.base.errors import UserError, few
+from tokenscale.base.files import check_file_name, check_types, read_json, report_malformed, sha256_file
+from tokenscale.base.manifests import SUMS, read_sums, walk
+from tokenscale.runs.records.provenance import find_versions, list_installed, name_differences, read_sealed
 
-#: keys of a judged claim that the ledger states; all others follow from the tables
-STATED = ("document", "where", "claim", "figure", "unit", "direction", "bound", "margin", "remark", "sql_sha256")
 #: what a signature is for, so that one made for something else is none
 NAMESPACE = "tokenscale"
 #: where a project has its claims
 LEDGER = Path("config/claims.yaml")
-IDENTICAL, DATA, CODE, FOREIGN = "identical", "data changed", "code changed", "not ours"
-#: names in a list that are printed
-SHOWN = 5
-_NEXT = {
-    DATA: "snakemake report makes tables and report from the logs at hand; python -m tokenscale diff A B compares two",
-    CODE: "snakemake report draws it with this code; git checkout of the commit in provenance.json draws it as it was",
-    FOREIGN: "take the file from the report's folder, whose SHA256SUMS names all that belongs to it",
-}
+LINKS = ("logs", "tables", "figures", "page")
 
 
 @dataclass
-class Finding:
-    """What was found of one file, or of one page of it: the verdicts, and what differs, in sentences."""
+class Link:
+    """What was found of one link of the chain: where it differs from what it follows from, or why nobody can tell, and
+    the commands that make it again."""
+
+    differs: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    next: str = ""
+
+    def __str__(self) -> str:
+        if self.differs:
+            return f"differs at {few(self.differs, 5)}"
+        return f"not checked because {'; '.join(self.unchecked)}" if self.unchecked else "agrees"
+
+
+@dataclass
+class Chain:
+    """What was found of a report: a link for each of `LINKS`, and notes, which are no faults."""
 
     what: str
-    verdicts: list[str] = field(default_factory=list)
-    differs: list[str] = field(default_factory=list)
+    links: dict[str, Link] = field(default_factory=lambda: {name: Link() for name in LINKS})
     notes: list[str] = field(default_factory=list)
 
     @property
-    def verdict(self) -> str:
-        """All verdicts, most often one."""
-        return ", ".join(dict.fromkeys(self.verdicts)) or IDENTICAL
+    def code(self) -> int:
+        """0: all links agree; 1: one differs; 3: none differs, but not all could be checked."""
+        found = self.links.values()
+        return 1 if any(link.differs for link in found) else 3 if any(link.unchecked for link in found) else 0
 
-    def add(self, verdict: str, *sentences: str) -> None:
-        """One more thing that is not as it was."""
-        self.verdicts.append(verdict)
-        self.differs += sentences
-
-    def lines(self) -> list[str]:
-        """The verdict, then what differs."""
-        return [f"{self.what}: {self.verdict}", *(f"  {line}" for line in (*self.differs, *self.notes))]
+    def __str__(self) -> str:
+        lines = [self.what, *(f"  {name}: {link}" for name, link in self.links.items())]
+        lines += [f"  note: {note}" for note in self.notes]
+        steps = dict.fromkeys(link.next for link in self.links.values() if link.differs and link.next)
+        return "\n".join([*lines, *(f"  next: {step}" for step in steps)])
 
 
-def text(findings: list[Finding]) -> str:
-    """All findings as printed, and below them what to do about them."""
-    verdicts = dict.fromkeys(verdict for finding in findings for verdict in finding.verdicts)
-    lines = [line for finding in findings for line in finding.lines()]
-    return "\n".join([*lines, *(f"next: {_NEXT[verdict]}" for verdict in verdicts)])
+# --- tables ---------------------------------------------------------------------------------------------------------
 
 
-def queries(names: list[str]) -> str:
-    return f"{'query' if len(names) == 1 else 'queries'} {few(names)}"
-
-
-def few(names: list[str]) -> str:
-    """The first few of them."""
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def verify(path: Path, results: Path, ledger: Path = LEDGER, signers: Path | None = None) -> list[Finding]:
-    """Return the findings about a figure, a report's PDF, or a report's folder (also by `index.html` or `SHA256SUMS`).
-
-    `results` holds the tables to draw from; claims are judged again by the `ledger`. The signature of a report's folder
-    must be that of one of the `signers`, if they are given. Raises UserError where a file, the tables or, for a report
-    with claims, the ledger are missing.
-    """
-    if path.is_dir() or path.name in (bundle.SUMS, "index.html"):
-        return _folder(path if path.is_dir() else path.parent, results, ledger, signers)
-    if path.suffix.lower() == ".pdf" and "report" in (save.read(path) or {}):
-        return [_document(path, results, ledger)]
-    return [_figure(path, results)]
-
-
-# --- one figure -----------------------------------------------------------------------------------------------------
-
-
-def _figure(path: Path, results: Path) -> Finding:
-    """An SVG or PNG, or a figure's PDF."""
-    finding = Finding(str(path))
-    carried = save.read(path)
-    made = _made(finding, carried, results)
-    if made is None:
-        return finding
-    _compare(finding, carried, made, _places(path, results))
-    if not finding.verdicts:
-        kind = path.suffix[1:].lower()
-        if not _same(kind, save.draw(made, carried)[kind], path.read_bytes(), finding):
-            finding.add(FOREIGN, "edited: this is not what the data and the code of its metadata draw")
-    _data_beside(finding, carried, path)
-    return finding
-
-
-def _made(finding: Finding, carried: save.Metadata | None, results: Path) -> save.LoadedFigure | None:
-    """Load the figure that metadata name, from the tables at hand; None where they name none."""
-    if carried is None:
-        finding.add(FOREIGN, "it carries no metadata of tokenscale")
-        return None
-    if not _whole(carried):
-        finding.add(FOREIGN, "its metadata are not those that tokenscale writes")
-        return None
-    with save.Tables(_tables(carried["experiment"], results)) as opened:
-        return save.load_figure(carried["figure"], opened)
-
-
-def _whole(carried: save.Metadata) -> bool:
-    """Has it the keys and kinds of values that we write?"""
-    queries, runs = carried.get("queries"), carried.get("runs")
-    return (
-        carried.keys() == save.KEYS
-        and carried["figure"] in FIGURES
-        and all(isinstance(carried[key], str) for key in ("experiment", "data", "code", "tables"))
-        and isinstance(carried["libraries"], dict)
-        and isinstance(runs, dict)
-        and isinstance(queries, dict)
-        and all(isinstance(query, dict) and query.keys() == {"sql", "rows"} for query in queries.values())
-    )
-
-
-def _tables(experiment: str, results: Path) -> Path:
-    """The folder of an experiment's tables; its name comes from a file, and is looked up, never joined to a path."""
-    folder = results / "tables"
-    known = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    if experiment not in known:
-        raise UserError(
-            f"there are no tables of experiment {experiment!r} to draw from.",
-            folder=folder,
-            found=", ".join(known) or "(none)",
-            next="--results names the folder with the tables; snakemake tables makes them",
-        )
-    return folder / experiment
-
-
-def _compare(finding: Finding, carried: save.Metadata, made: save.LoadedFigure, places: list[Path]) -> None:
-    """Compare the metadata with what is at hand. `places` are folders in which a report may lie.
-
-    If the tables have not changed, other rows come from other code. If the code has not changed either, the metadata
-    state what never was.
-    """
-    now = made.metadata
-    _compare_code(finding, carried, now, places)
-    verdict = DATA if carried["tables"] != now["tables"] else CODE if finding.verdicts else FOREIGN
-    if carried["queries"].keys() == now["queries"].keys():
-        changed = [q for q in now["queries"] if carried["queries"][q]["rows"] != now["queries"][q]["rows"]]
-        if changed:
-            finding.add(verdict, f"rows of {queries(changed)} differ")
-    if carried["data"] != now["data"]:
-        finding.add(verdict, *_rows(carried["data"], made, places))
-    if differing := _runs(carried["runs"], now["runs"]):
-        finding.add(verdict, *differing)
-    if verdict == DATA and DATA not in finding.verdicts:
-        finding.notes.append("the experiment's tables have changed since, in nothing that this figure shows")
-
-
-def _compare_code(finding: Finding, carried: save.Metadata, now: save.Metadata, places: list[Path]) -> None:
-    sql = [q for q in sorted(now["queries"].keys() | carried["queries"].keys())
-           if carried["queries"].get(q, {}).get("sql") != now["queries"].get(q, {}).get("sql")]  # fmt: skip
-    if sql:
-        finding.add(CODE, f"the definition of {queries(sql)} has changed")
-    if carried["code"] != now["code"]:
-        named = _changed_files(carried, places)
-        finding.add(CODE, f"source files have changed: {few(named)}" if named else "source files have changed")
-    libraries = [
-        f"{name} {carried['libraries'].get(name, 'none')} then, {now['libraries'].get(name, 'none')} now"
-        for name in sorted(now["libraries"].keys() | carried["libraries"].keys())
-        if carried["libraries"].get(name) != now["libraries"].get(name)
-    ]
-    if libraries:
-        finding.add(CODE, f"other packages: {few(libraries)}")
-
-
-def _changed_files(carried: save.Metadata, places: list[Path]) -> list[str]:
-    """Name the source files that differ from those of the metadata, where what they were can be found out."""
-    figure = carried["figure"]
-    for record in _records(places):
-        then = record.get("experiments", {}).get(carried["experiment"], {}).get("figures", {}).get(figure, {})
-        if carried["code"] == then.get("code"):
-            now = save.files(*save.modules(figure))
-            gone = [name for name in record["code"] if not (save.PACKAGE.parent / name).is_file()]
-            return sorted([name for name in now if now[name] != record["code"].get(name)] + gone)
-    for listing in sorted(Path("results/code").glob("*/sources.json")):
-        if listing.with_name(f"{carried['code']}.json").is_file():
-            return list_changes(listing, carried["code"])
-    return []
-
-
-def _places(path: Path, results: Path) -> list[Path]:
-    """Folders in which the report may lie that a file is of: those above it, and that of the results at hand."""
-    return [*path.resolve().parents[:3], results / "report"]
-
-
-def _records(places: list[Path]) -> Iterator[dict[str, Any]]:
-    """Records of a report's origin, those that can be read."""
-    for record in (place / "provenance.json" for place in places):
-        if record.is_file():
-            try:
-                value = read_json(record)
-            except UserError:
-                continue
-            if isinstance(value, dict):
-                yield value
-
-
-def _rows(sha256: str, made: save.LoadedFigure, places: list[Path]) -> list[str]:
-    """Which rows of the data differ, where the data of then are at hand."""
-    name = f"{made.name}.csv"
-    experiment = made.metadata["experiment"]
-    for csv in (folder / name for place in places for folder in (place, place / "data" / experiment)):
-        if csv.is_file() and sha256_file(csv) == sha256:
-            before, after = csv.read_text("utf-8").splitlines(), made.csv.splitlines()
-            gone = [line for line in before if line not in set(after)]
-            new = [line for line in after if line not in set(before)]
-            of = sorted({run for run in made.metadata["runs"] for line in gone + new if run in line})
-            named = f", of {few(of)}" if of else ""
-            return [f"{max(len(gone), len(new))} of {len(before) - 1} rows of its data differ{named}"]
-    return ["its data differ"]
-
-
-def _runs(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Runs that came, went, or have another record."""
-    sentences = []
-    for change, found in (
-        ("runs that it was drawn from are not in the tables", sorted(then.keys() - now.keys())),
-        ("runs have come since", sorted(now.keys() - then.keys())),
-        ("runs have another record", sorted(run for run in then.keys() & now.keys() if then[run] != now[run])),
-    ):
-        if found:
-            sentences.append(f"{change}: {few(found)}")
-    return sentences
-
-
-def _data_beside(finding: Finding, carried: save.Metadata, path: Path) -> None:
-    """The CSV of the figure, beside it or in the folder of the report's data, is compared with the metadata, too."""
-    name, experiment = f"{carried['figure']}.csv", carried["experiment"]
-    folders = (folder / "data" / experiment for folder in path.resolve().parents[2:3])
-    beside = [path.with_name(name), *(folder / name for folder in folders)]
-    for csv in beside:
-        if csv.is_file() and sha256_file(csv) != carried["data"]:
-            finding.add(DATA, f"{csv} is not the data of this figure")
-
-
-def _same(kind: str, drawn: bytes, found: bytes, finding: Finding) -> bool:
-    """Equal bytes; of a PNG or PDF that another program has saved again, equal pixels or an equal page."""
-    if drawn == found:
-        return True
-    equal = (kind == "png" and _pixels(drawn) == _pixels(found)) or (kind == "pdf" and _pages(drawn) == _pages(found))
-    if equal:
-        finding.notes.append("saved again by another program, which changed nothing that is seen")
-    return equal
-
-
-def _pixels(png: bytes) -> tuple[Any, bytes]:
-    with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
-        return image.size, image.convert("RGBA").tobytes()
-
-
-def _pages(document: bytes) -> list[str]:
-    return [content(page) for page in PdfReader(io.BytesIO(document)).pages]
-
-
-# --- the PDF of a report --------------------------------------------------------------------------------------------
-
-
-def _document(path: Path, results: Path, ledger: Path) -> Finding:
-    """Write the whole report again and name the pages that differ."""
-    finding = Finding(str(path))
-    carried = save.read(path)
-    experiments = carried.get("order")
-    if not isinstance(experiments, list) or not all(isinstance(name, str) for name in experiments):
-        finding.add(FOREIGN, "its metadata are not those that tokenscale writes")
-        return finding
-    for name in experiments:
-        _tables(name, results)
-    with TemporaryDirectory() as folder:
-        again, claims = Path(folder) / "report.pdf", None
-        if carried.get("claims"):
-            claims = build.judge(ledger, results / "tables", experiments, Path(folder))
-        pdf.write(experiments, results / "tables", again, claims=claims)
-        if again.read_bytes() == path.read_bytes():
-            return finding
-        _compare_report(finding, carried, pdf.of_report(experiments, results / "tables", claims))
-        if claims is not None and carried["claims"] != sha256_file(claims):
-            _compare_claims_of(finding, carried["claims"], path, claims)
-        drawn = save.open_pdf(again)
-    _compare_pages(finding, save.open_pdf(path), drawn)
-    return finding
-
-
-def _compare_pages(finding: Finding, found: PdfReader, drawn: PdfReader) -> None:
-    """Name the pages that show something else than those drawn again."""
-    if not finding.verdicts and [content(p) for p in found.pages] == [content(p) for p in drawn.pages]:
-        finding.notes.append("saved again by another program, which changed nothing that is seen")
-        return
-    before, now = ([shown(p) for p in reader.pages] for reader in (found, drawn))
-    titles: dict[int | None, list[str]] = {}
-    for item in _entries(drawn.outline):
-        titles.setdefault(drawn.get_destination_page_number(item), []).append(str(item.title))
-    names = [
-        f"{number + 1} ({'; '.join(titles[number])})" if number in titles else str(number + 1)
-        for number, digest in enumerate(before)
-        if digest not in now[number : number + 1]
-    ]
-    differs = f"pages that differ: {few(names)}" if names else "pages are missing" if len(before) < len(now) else ""
-    if not finding.verdicts:
-        finding.add(FOREIGN, f"edited: {differs or 'its fonts are not those of the report'}")
-    elif differs:
-        finding.differs.append(differs)
-
-
-def _entries(outline: list[Any]) -> Iterator[Any]:
-    """Yield all entries of an outline, those of chapters before those below them."""
-    for item in outline:
-        yield from _entries(item) if isinstance(item, list) else (item,)
-
-
-def _compare_claims_of(finding: Finding, sha256: str, path: Path, now: Path) -> None:
-    """Name the claims that a document shows otherwise, where the file it was made with is beside it or here."""
-    beside = (folder / build.CLAIMS for folder in (path.parent, Path("results/report")))
-    then = next((file for file in beside if file.is_file() and sha256_file(file) == sha256), None)
-    if then is None:
-        finding.add(DATA, "its claims are not those that are judged now; which, the claims.json of then would tell")
-    else:
-        compare_claims(finding, then, now)
-
-
-def _compare_report(finding: Finding, carried: save.Metadata, now: save.Metadata) -> None:
-    then = carried["report"] if isinstance(carried["report"], dict) else {}
-    changed = [name for name, digest in now["report"].items() if then.get(name) != digest]
-    if changed:
-        finding.add(DATA, f"the tables of {few(changed)} have changed")
-    if carried.get("code") != now["code"]:
-        finding.add(CODE, "source files of the report have changed")
-    if carried.get("libraries") != now["libraries"]:
-        finding.add(CODE, "other packages than then")
-
-
-# --- the folder of a report -----------------------------------------------------------------------------------------
-
-
-def _folder(report: Path, results: Path, ledger: Path, signers: Path | None) -> list[Finding]:
-    """The whole folder: its signature, its checksums, the records of its runs, and all files made again."""
-    listed = bundle.read_sums(report)
-    record = read_json(report / "provenance.json", "record of the report's origin", next="snakemake report")
-    experiments = record.get("order") if isinstance(record, dict) else None
-    if not isinstance(experiments, list) or not experiments:
-        raise UserError(
-            "the record of the report's origin names no experiments.",
-            file=report / "provenance.json",
-            next="build the report again",
-        )
-    for name in experiments:
-        _tables(name, results)
-    finding = Finding(str(report))
-    _check_signature(finding, report, signers)
-    edited = _edited(finding, report, listed)
-    _compare_records(finding, record, report, results)
-    details = []
+def check_tables(folder: Path, results: Path) -> Link:
+    """Ingest the logs below `results` again, and compare every table of the folder with them, byte by byte."""
+    link = Link(next=tables.restore_command(folder))
+    try:
+        files = tables.read_manifest(folder)["files"]
+    except UserError as error:
+        (link.differs if folder.is_dir() else link.unchecked).append(_one_line(error))
+        return link
+    if faults := [f"{folder / name}: {fault}" for name, fault in walk(folder, files)]:
+        link.differs += faults
+        return link
+    runs = pq.read_table(folder / "runs.parquet", columns=["run_id", "status"], use_threads=False).to_pylist()
+    ended = [run["run_id"] for run in runs if run["status"] != "missing"]
+    if ended and not any((results / "runs" / run / "run.json").is_file() for run in ended):
+        link.unchecked.append(f"logs are not at hand in {results / 'runs'}: tables of {folder.name} not proven")
+        return link
     with TemporaryDirectory() as temporary:
-        again = _again(experiments, results / "tables", Path(temporary), report, ledger)
-        for name, sha256 in listed.items():
-            if name in edited or not (again / name).is_file() or name in ("provenance.json", crate.NAME):
-                continue
-            if sha256_file(again / name) != sha256:
-                details.append(name)
-        _compare_origins(finding, record, read_json(again / "provenance.json"))
-        if (again / build.CLAIMS).is_file():
-            compare_claims(finding, report / build.CLAIMS, again / build.CLAIMS)
-    if details and not finding.verdicts:
-        finding.add(FOREIGN, f"not what the data and the code draw: {few(details)}")
-    elif details:
-        finding.notes.append(f"made again they differ: {few(details)}")
-    figures = [n for n in [*edited, *details] if n.startswith("figures/") and (report / n).is_file()]
-    return [finding, *(_figure(report / name, results) for name in figures)]
+        again = Path(temporary, folder.name)
+        try:
+            read_inputs(folder).ingest(results, again)
+        except UserError as error:
+            link.unchecked.append(_one_line(error))
+            return link
+        _compare_tables(link, folder, again)
+    going = [run["run_id"] for run in runs if _goes_on(results / "runs" / run["run_id"] / "run.json")]
+    if link.differs and going:
+        link.unchecked.append(f"runs have not ended, and tables may be older than their logs: {few(going)}")
+        link.differs.clear()
+    return link
 
 
-def _check_signature(finding: Finding, report: Path, signers: Path | None) -> None:
+def _goes_on(path: Path) -> bool:
+    """Return whether a run has a record that is not sealed."""
+    with suppress(UserError):
+        record = read_json(path)
+        return isinstance(record, dict) and "seal" not in record
+    return False
+
+
+def _compare_tables(link: Link, folder: Path, again: Path) -> None:
+    for name in tables.file_names():
+        path, other = folder / name, again / name
+        if path.read_bytes() == other.read_bytes():
+            continue
+        if path.suffix != ".parquet":
+            link.differs.append(f"{path}: not what the logs give")
+        elif difference := tables.first_difference(path, other):
+            link.differs.append(f"{path}: {difference}")
+        else:
+            link.notes.append(f"{path}: equal rows in other bytes, as another release of pyarrow writes them")
+
+
+# --- reports --------------------------------------------------------------------------------------------------------
+
+
+def verify(path: Path, results: Path, ledger: Path = LEDGER, signers: Path | None = None) -> Chain:
+    """Check the report that a path is, or is a file of (by name, or by its hash in the report's SHA256SUMS).
+
+    `results` holds logs and tables; claims are judged again by the `ledger`. The report must be signed by one of the
+    `signers`, if they are given. Raises UserError where a file is missing, or belongs to no report at hand.
+    """
+    if path.is_dir() or path.name in (SUMS, "index.html"):
+        return check_report(path if path.is_dir() else path.parent, results, ledger, signers)
+    if not path.is_file():
+        raise UserError("there is no such file.", file=path, next="correct the path")
+    places = [folder for folder in [*path.resolve().parents[:4], results / "report"] if (folder / SUMS).is_file()]
+    if not places:
+        reason = "no report at hand lists it"
+        raise UserError("the file cannot be verified.", file=path, reason=reason, next="--results names the folder")
+    sha256 = sha256_file(path)
+    for report in places:
+        names = [name for name, listed in read_sums(report).items() if listed == sha256]
+        if names:
+            chain = check_report(report, results, ledger, signers)
+            chain.notes.insert(0, f"{path} is {' and '.join(names)} of this report")
+            return chain
+    chain = check_report(places[0], results, ledger, signers)
+    fault = f"{path}: no file of {places[0]} has its hash"
+    chain.links["figures" if path.suffix in (".svg", ".png", ".csv", ".parquet") else "page"].differs.insert(0, fault)
+    return chain
+
+
+def check_report(
+    report: Path,
+    results: Path,
+    ledger: Path = LEDGER,
+    signers: Path | None = None,
+    *,
+    checked: dict[str, Link] | None = None,
+    figures: Path | None = None,
+) -> Chain:
+    """Check the folder of a report. `checked` are the links of tables that are known; `figures` are the drawings that
+    the report was made of, to be compared, too."""
+    listed, chain = read_sums(report), Chain(str(report))
+    record = read_json(report / "provenance.json", "record of the report's origin", next="snakemake report")
+    with report_malformed(report / "provenance.json", "record of the report's origin", next="snakemake report"):
+        check_types(record, {"order": list, "experiments": dict, "code": dict, "packages": dict, "git": dict})
+        experiments = [check_file_name(name) for name in record["order"]]
+        runs = {check_file_name(run): dict(facts) for name in experiments
+                for run, facts in record["experiments"][name]["runs"].items()}  # fmt: skip
+        _note_environments(chain, record, runs)
+    _check_signature(chain, report, signers)
+    _check_files(chain, report, listed)
+    _check_logs(chain.links["logs"], {run: facts.get("seal") for run, facts in runs.items()}, results / "runs")
+    for name in experiments:
+        link = (checked or {}).get(name) or check_tables(results / "tables" / name, results)
+        chain.links["tables"].differs += link.differs
+        chain.links["tables"].unchecked += link.unchecked
+        chain.links["tables"].next = chain.links["tables"].next or link.next * bool(link.differs)
+        chain.notes += link.notes
+    _check_rebuilt(chain, report, record, listed, results, ledger, figures)
+    return chain
+
+
+def _check_logs(link: Link, seals: dict[str, str | None], runs: Path) -> None:
+    """Compare the sealed records of runs with those that the report names, and their logs with the records."""
+    link.next = "restore the folders of runs from a copy, or train the runs again"
+    found = {run: runs / run for run in seals if (runs / run / "run.json").is_file()}
+    if seals and not found:
+        link.unchecked.append(f"logs are not at hand in {runs}")
+        return
+    link.differs += [f"{runs / run}: the run is gone" for run in sorted(seals.keys() - found.keys())]
+    for run, folder in sorted(found.items()):
+        record = read_sealed(folder / "run.json")
+        if seals[run] is None:
+            if record is not None:
+                link.differs.append(f"{folder}: sealed since the report was built")
+        elif record is None:
+            link.differs.append(f"{folder / 'run.json'}: edited after it was sealed")
+        elif record["seal"] != seals[run]:
+            link.differs.append(f"{folder / 'run.json'}: another sealed record than the report's")
+        else:
+            link.differs += check_sealed(folder, record)
+
+
+def check_sealed(folder: Path, record: dict[str, Any]) -> list[str]:
+    """Return what is wrong with the files that a run's sealed record names: its logs and its diff."""
+    with report_malformed(folder / "run.json", "run's record", "train the run again"):
+        files = [{"name": name, "sha256": sha256} for name, sha256 in (record["outcome"].get("logs") or {}).items()]
+        if digest := (record.get("git") or {}).get("diff_sha256"):
+            files.append({"name": "dirty.diff", "sha256": digest})
+    listed = {file["name"] for file in files}
+    logs = (path.relative_to(folder).as_posix() for path in sorted(folder.glob("attempt=*/rank=*/*.jsonl")))
+    extra = [f"{folder / name}: a log that is not in the sealed record" for name in logs if name not in listed]
+    return [f"{folder / name}: {fault}" for name, fault in walk(folder, files)] + extra
+
+
+def _check_files(chain: Chain, report: Path, listed: dict[str, str]) -> None:
+    """Compare the files of a report with its checksums, and find files in its folders that have none."""
+    from tokenscale.report.bundle import FOLDERS
+
+    others = {path.name for path in report.iterdir() if path.name not in FOLDERS}
+    files = [{"name": name, "sha256": sha256} for name, sha256 in listed.items()]
+    for name, fault in walk(report, files, others):
+        _of(chain, name).differs.append(f"{name}: {fault}")
+
+
+def _of(chain: Chain, name: str) -> Link:
+    """Return the link that a file of a report belongs to."""
+    drawn = name.startswith(("figures/", "data/", "sql/", "tables/", "claims."))
+    return chain.links["figures" if drawn else "page"]
+
+
+def _check_rebuilt(
+    chain: Chain,
+    report: Path,
+    record: dict[str, Any],
+    listed: dict[str, str],
+    results: Path,
+    ledger: Path,
+    figures: Path | None,
+) -> None:
+    """Build the report again from the tables at hand, and compare every file."""
+    from tokenscale.report import build
+
+    chain.links["figures"].next = chain.links["page"].next = (
+        f"python -m tokenscale report all --experiments {' '.join(record['order'])} --tables {results / 'tables'} "
+        f"--figures {results / 'figures'} --output {report}"
+    )
+    edited = {text.partition(": ")[0] for link in chain.links.values() for text in link.differs}
+    with TemporaryDirectory() as temporary:
+        again = Path(temporary, "report")
+        try:
+            build.write(
+                record["order"],
+                results / "tables",
+                Path(temporary, "figures"),
+                again,
+                ledger=ledger if (report / build.CLAIMS).is_file() else None,
+                workflow=report / "workflow/Snakefile",
+                citation=report / "CITATION.cff",
+            )
+        except UserError as error:
+            for name in ("figures", "page"):
+                chain.links[name].unchecked.append(_one_line(error))
+            return
+        for name in sorted(listed.keys() - edited - {"provenance.json", "ro-crate-metadata.json"}):
+            _of(chain, name).differs += _compare(name, report / name, again / name)
+        for other in sorted(Path(temporary, "figures").rglob("*.*")) if figures else ():
+            path = Path(figures or "") / other.relative_to(Path(temporary, "figures"))
+            if path.is_file():
+                chain.links["figures"].differs += _compare(str(path), path, other)
+        now = read_json(again / "provenance.json")
+    stale = [n for n, part in now["experiments"].items() if record["experiments"][n].get("tables") != part["tables"]]
+    if stale:
+        chain.notes.append(f"the tables have changed since the report was built: {few(stale)}")
+    elif record["experiments"] != now["experiments"] and "provenance.json" not in edited:
+        chain.links["page"].differs.append("provenance.json: its runs are not those of the tables")
+    code = record["code"]
+    changed = sorted(name for name in code.keys() | now["code"].keys() if code.get(name) != now["code"].get(name))
+    if changed:
+        commit = record["git"].get("commit")
+        remedy = f"; git checkout {commit} makes it as it was" if commit else ""
+        chain.notes.append(f"source files have changed since the report was built: {few(changed, 5)}{remedy}")
+
+
+def _compare(name: str, path: Path, again: Path) -> list[str]:
+    """Return in what a file differs from the one made again; empty if it does not."""
+    if not again.is_file():
+        return [f"{name}: the tables give no such file"]
+    found, made = path.read_bytes(), again.read_bytes()
+    if found == made:
+        return []
+    if path.name == "claims.json":
+        return [f"{name}: {_compare_claims(path, again)}"]
+    if path.suffix in (".svg", ".png", ".pdf", ".parquet"):
+        return [name]
+    lines = zip(found.splitlines(), made.splitlines(), strict=False)
+    number = next((number for number, (a, b) in enumerate(lines, 1) if a != b), "")
+    return [f"{name} line {number}" if number else f"{name}: shorter or longer"]
+
+
+def _compare_claims(path: Path, again: Path) -> str:
+    """Name the claims that were judged otherwise, the verdict before all else."""
+    from tokenscale.report.claims import read_claims
+
+    try:
+        before, now = ({row["id"]: row for row in read_claims(file)} for file in (path, again))
+    except (UserError, KeyError, TypeError):
+        return "it is not one that tokenscale writes"
+    differing = []
+    for name in sorted(before.keys() | now.keys()):
+        one, two = before.get(name, {}), now.get(name, {})
+        key = next((key for key in ("verdict", *two, *one) if one.get(key) != two.get(key)), None)
+        if key:
+            differing.append(f"{name} has {key} {one.get(key)!r}; judged again, {two.get(key)!r}")
+    return few(differing) or "its replication is not what the tables give"
+
+
+def _check_signature(chain: Chain, report: Path, signers: Path | None) -> None:
     """Check who signed the list of checksums: `ssh-keygen -Y sign -n tokenscale -f KEY SHA256SUMS`."""
-    sums, signature = report / bundle.SUMS, report / f"{bundle.SUMS}.sig"
+    sums, signature, link = report / SUMS, report / f"{SUMS}.sig", chain.links["page"]
     if signers is None:
         if signature.is_file():
-            finding.notes.append("signed; --signers FILE tells by whom, and whether it still fits")
+            chain.notes.append("signed; --signers FILE tells by whom, and whether it still fits")
         return
     for path in (signers, signature):
         if not path.is_file():
-            finding.add(FOREIGN, f"not signed: there is no file {path}")
+            link.differs.append(f"{sums}: not signed, there is no file {path}")
             return
 
     def ssh_keygen(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -421,139 +340,28 @@ def _check_signature(finding: Finding, report: Path, signers: Path | None) -> No
 
     names = ssh_keygen("find-principals").stdout.splitlines()
     if not names:
-        finding.add(FOREIGN, f"signed by nobody whom {signers} names")
+        link.differs.append(f"{sums}: signed by nobody whom {signers} names")
     elif ssh_keygen("verify", "-n", NAMESPACE, "-I", names[0]).returncode:
-        finding.add(FOREIGN, f"{sums.name} is not what {names[0]} signed")
+        link.differs.append(f"{sums}: it is not what {names[0]} signed")
     else:
-        finding.notes.append(f"signed by {names[0]}")
+        chain.notes.append(f"signed by {names[0]}")
 
 
-def _compare_records(finding: Finding, record: dict[str, Any], report: Path, results: Path) -> None:
-    """Name runs whose records are not those of the report: edited, spliced and sealed anew, or gone."""
-    missing = [run for name in record["order"] for run in bundle.missing_runs(results / "tables" / name)]
-    if missing:
-        finding.notes.append(f"runs of the plan that are missing: {few(missing)}")
-    if not (results / "runs").is_dir():
-        return
-    with report_malformed(report / "provenance.json", "record of the report's origin", "build the report again"):
-        parts = [part["runs"] for part in record["experiments"].values()]
-        seals = {check_file_name(run): facts.get("seal") for runs in parts for run, facts in runs.items()}
-    found = {run: results / "runs" / run / "run.json" for run in seals}
-    gone = sorted(run for run, path in found.items() if not path.is_file())
-    broken = [run for run, path in found.items() if seals[run] and path.is_file() and read_sealed(path) is None]
-    other = [
-        run
-        for run, path in found.items()
-        if seals[run] and run not in [*gone, *broken] and read_json(path).get("seal") != seals[run]
-    ]
-    for change, names in (
-        ("records of runs were edited", sorted(broken)),
-        ("runs have another sealed record than the report's", sorted(other)),
-        ("records of runs are gone", gone),
-    ):
-        if names:
-            finding.add(DATA, f"{change}: {few(names)}")
-
-
-def _edited(finding: Finding, folder: Path, listed: dict[str, str]) -> list[str]:
-    """Files that are not as the list of checksums has them."""
-    gone = [name for name in listed if not (folder / name).is_file()]
-    changed = [name for name in listed if name not in gone and sha256_file(folder / name) != listed[name]]
-    found = (path for part in bundle.FOLDERS for path in sorted((folder / part).rglob("*")) if path.is_file())
-    extra = [name for name in (path.relative_to(folder).as_posix() for path in found) if name not in listed]
-    data = [name for name in changed if name.startswith("data/")]
-    for verdict, change, names in (
-        (DATA, "changed since the report was built", data),
-        (FOREIGN, "changed since the report was built", [name for name in changed if name not in data]),
-        (FOREIGN, "missing", gone),
-        (FOREIGN, "in no list of the report", extra),
-    ):
-        if names:
-            finding.add(verdict, f"{change}: {few(names)}")
-    return [*changed, *gone, *extra]
-
-
-def _again(experiments: list[str], tables: Path, folder: Path, report: Path, ledger: Path) -> Path:
-    """Build the report anew from tables and ledger, with the further files of `report`; return its folder."""
-    output = folder / "report"
-    build.write(
-        experiments,
-        tables,
-        folder / "figures",
-        output,
-        ledger=ledger if (report / build.CLAIMS).is_file() else None,
-        workflow=report / crate.MAIN,
-        citation=report / "CITATION.cff",
-    )
-    return output
-
-
-def _compare_origins(finding: Finding, then: dict[str, Any], now: dict[str, Any]) -> None:
-    for name, part in now["experiments"].items():
-        before = then.get("experiments", {}).get(name, {})
-        if before.get("tables") != part["tables"]:
-            seals = [{r: v.get("seal") for r, v in (o.get("runs") or {}).items()} for o in (before, part)]
-            finding.add(DATA, f"the tables of {name} have changed", *_runs(*seals))
-    code = then.get("code") or {}
-    changed = sorted(f for f in code.keys() | now["code"].keys() if code.get(f) != now["code"].get(f))
-    if changed:
-        finding.add(CODE, f"source files have changed: {few(changed)}")
-    packages = [p for p in save.LIBRARIES if (then.get("packages") or {}).get(p) != now["packages"].get(p)]
-    if packages:
-        finding.add(CODE, f"other packages: {few(packages)}")
-    _note_environments(finding, then, now)
-
-
-def _note_environments(finding: Finding, then: dict[str, Any], now: dict[str, Any]) -> None:
+def _note_environments(chain: Chain, record: dict[str, Any], runs: dict[str, dict[str, Any]]) -> None:
     """Note packages that differ between this environment and those of the report and its runs, which is no fault."""
-    with report_malformed(Path(finding.what) / "provenance.json", "record of the report's origin", "snakemake report"):
-        here = find_versions() | now["packages"] | now["installed"]
-        built = then.get("installed") or then.get("packages") or {}
-        runs = {run: facts for part in then["experiments"].values() for run, facts in part["runs"].items()}
-        trained: dict[str, None] = {}
-        for facts in runs.values():
-            own = {name: version for name, version in facts.get("packages", {}).items() if name != "tokenscale"}
-            trained |= dict.fromkeys(name_differences(own, here))
-        differ = {"the report was built": name_differences(built, here), "runs were trained": list(trained)}
-    for what, packages in differ.items():
+    here = find_versions(tuple(record["packages"])) | find_versions() | list_installed()
+    here["tokenscale"] = ""
+    built = name_differences(record["packages"] | record.get("installed", {}) | {"tokenscale": ""}, here)
+    trained = dict.fromkeys(
+        text for facts in runs.values() for text in name_differences(facts["packages"] | {"tokenscale": ""}, here)
+    )
+    for what, packages in (("the report was built", built), ("runs were trained", [*trained])):
         if packages:
-            finding.notes.append(f"{what} with other packages: {few(packages)}")
+            chain.notes.append(f"{what} with other packages: {few(packages, 5)}")
 
 
-# --- claims -----------------------------------------------------------------------------------------------------------
-
-
-def compare_claims(finding: Finding, then: Path, now: Path) -> None:
-    """Name the claims of the file `then` that are others in `now`.
-
-    Where data or code have changed, which `finding` says already, so have verdicts; else somebody has edited them.
-    """
-    try:
-        rows = {row["id"]: row for row in read_claims(then)}
-    except (UserError, KeyError, TypeError):
-        finding.add(FOREIGN, f"{then.name} is not one that tokenscale writes")
-        return
-    found = {row["id"]: row for row in read_claims(now)}
-    both = [name for name in found if name in rows]
-    restated = [name for name in both if any(rows[name].get(key) != found[name][key] for key in STATED)]
-    for change, names in (
-        ("the ledger has no such claims", [name for name in rows if name not in found]),
-        ("the ledger has further claims", [name for name in found if name not in rows]),
-        ("the ledger states these claims otherwise", restated),
-    ):
-        if names:
-            finding.add(CODE, f"{then.name}: {change}: {few(names)}")
-    others = [name for name in both if name not in restated and rows[name] != found[name]]
-    verdict = next((known for known in (DATA, CODE) if known in finding.verdicts), FOREIGN)
-    sentences = [f"{then.name}: {name} {_difference(rows[name], found[name])}" for name in others[:SHOWN]]
-    if len(others) > SHOWN:
-        sentences.append(f"{then.name}: {len(others) - SHOWN} further claims are others")
-    if sentences:
-        finding.add(verdict, *sentences)
-
-
-def _difference(then: dict[str, Any], now: dict[str, Any]) -> str:
-    """The first thing that differs, the verdict before all else."""
-    keys = ["verdict", *now, *then]
-    key = next(key for key in keys if then.get(key) != now.get(key))
-    return f"has {key} {then.get(key)!r}; judged again, {now.get(key)!r}"
+def _one_line(error: UserError) -> str:
+    """Return an error as one line: where, what, and the next step."""
+    where = ", ".join(error.facts[name] for name in ("file", "path", "folder") if name in error.facts)
+    next = f"; next {error.facts['next']}" if "next" in error.facts else ""
+    return f"{where}: {error.what.rstrip('.')}{next}"

@@ -200,7 +200,7 @@ def write_listing(*given: str | None) -> str:
     """
     modules = tuple(filter(None, given))
     files = _list_files(modules)
-    text = pretty_json({"modules": modules, "files": dict(map(_hash_source, files))})
+    text = pretty_json({"modules": modules, "files": hash_closure(*modules)})
     name = f"{modules[0].rpartition('.')[2]}-{sha256_text(' '.join(modules))[:8]}"
     # One folder per listing: Snakemake reads a folder once and would miss files added for later jobs.
     path = LISTINGS / name / "sources.json"
@@ -221,6 +221,11 @@ def write_listing(*given: str | None) -> str:
             what, next = "the listing of a job's files cannot be written.", "make the folder results/code writable"
             raise UserError(what, file=path, reason=error.strerror, next=next) from None
     return str(path)
+
+
+def hash_closure(*modules: str) -> dict[str, str]:
+    """Return source file → SHA-256, of all that these modules import or list."""
+    return dict(map(_hash_source, _list_files(modules)))
 
 
 @cache

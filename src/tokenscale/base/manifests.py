@@ -1,0 +1,72 @@
+"""Files against the list that names them: one walker for stores, corpora, runs, tables and reports."""
+
+from collections.abc import Container, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import sha256_file
+
+#: list of checksums in the folder of a report
+SUMS = "SHA256SUMS"
+#: what is wrong with a file that is not listed
+UNLISTED = "not in any manifest"
+
+
+def walk(
+    folder: Path, files: Iterable[dict[str, Any]], beside: Container[str] | None = None
+) -> Iterator[tuple[str, str]]:
+    """Yield (name, what is wrong) of each listed file that is missing or changed, and of each file that is not listed.
+
+    A listed file has a `name` below the folder, `sha256` (or None), and where it is known `bytes`. `beside` are entries
+    of the folder that no list has to name; None: anything may lie beside the listed files.
+    """
+    listed = {file["name"]: file for file in files}
+    for name, file in listed.items():
+        if fault := _compare(folder / name, file.get("bytes"), file["sha256"]):
+            yield name, fault
+    if beside is not None:
+        known = {"/".join(name.split("/")[: n + 1]) for name in listed for n in range(name.count("/") + 1)}
+        for path in _entries(folder, known):
+            name = path.relative_to(folder).as_posix()
+            if name.split("/")[0] not in beside:
+                yield name, UNLISTED
+
+
+def _compare(path: Path, size: int | None, sha256: str | None) -> str | None:
+    try:
+        if not path.is_file():
+            return "missing"
+        if size is not None and path.stat().st_size != size:
+            return f"changed: {path.stat().st_size:,} bytes, listed {size:,} bytes"
+        if sha256 is not None and (found := sha256_file(path)) != sha256:
+            return f"changed: sha256 {found}, listed {sha256}"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return None
+
+
+def _entries(folder: Path, known: Container[str], below: str = "") -> Iterator[Path]:
+    """Yield the entries that are not `known`, at any depth; the content of an unknown folder is not listed."""
+    for path in sorted(folder.iterdir()):
+        name = f"{below}{path.name}"
+        if name not in known:
+            yield path
+        elif path.is_dir():
+            yield from _entries(path, known, f"{name}/")
+
+
+def read_sums(folder: Path) -> dict[str, str]:
+    """File → SHA-256 as the folder's list has it. Raises UserError where there is no such list."""
+    path = folder / SUMS
+    if not path.is_file():
+        raise UserError("this is no report's folder: it has no list of checksums.", file=path, next="snakemake report")
+    lines = [line.split("  ", 1) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    if not all(len(line) == 2 and len(line[0]) == 64 for line in lines):
+        raise UserError(
+            "the list of checksums cannot be read.",
+            file=path,
+            expected="a SHA-256, two spaces, a name",
+            next="snakemake -f results/report/SHA256SUMS",
+        )
+    return {name: sha256 for sha256, name in lines}
