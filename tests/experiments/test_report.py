@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from pypdf import PdfReader
 
 from tests import logs
 from tokenscale.analysis import queries
@@ -437,7 +438,7 @@ def test_the_page_is_rebuilt_with_equal_bytes_and_the_pdf_has_a_page_of_every_fi
     page.write(["demo"], folder / "tables", folder / "figures", folder / "again.html")
     assert (folder / "again.html").read_text() == text
     assert whole.read_bytes().startswith(b"%PDF")
-    pages = save.open_pdf(whole).pages
+    pages = PdfReader(whole).pages
     drawn = {name: json.loads((folder / f"figures/demo/{name}.json").read_text()) for name in FIGURES}
     said = [" ".join(found.extract_text().split()) for found in pages]
     placed = [sum(name.startswith("/Figure") for name in found["/Resources"]["/XObject"]) for found in pages]
@@ -447,9 +448,7 @@ def test_the_page_is_rebuilt_with_equal_bytes_and_the_pdf_has_a_page_of_every_fi
     assert placed[0] == 1 and "Contents" in said[0], "answers, a picture and the contents come first"
 
 
-def test_a_drawn_figure_is_taken_where_it_is_of_the_same_data_and_code_and_drawn_again_elsewhere(
-    site, whole, monkeypatch
-):
+def test_a_drawn_figure_is_taken_where_it_is_of_the_same_data_and_drawn_again_elsewhere(site, whole, monkeypatch):
     folder, drawn = site[0], []
     figures = folder / "figures/demo"
 
@@ -462,17 +461,20 @@ def test_a_drawn_figure_is_taken_where_it_is_of_the_same_data_and_code_and_drawn
     pdf.write(["demo"], folder / "tables", folder / "taken.pdf", figures=folder / "figures")
     assert drawn == []
     assert (folder / "taken.pdf").read_bytes() == whole.read_bytes()
-    names = ("loss_over_time", "padding_share", "data_stall_share")
-    kept = {name: (figures / f"{name}.pdf").read_bytes() for name in names}
+    names = ("loss_over_time.csv", "padding_share.pdf", "data_stall_share.pdf")
+    kept = {name: (figures / name).read_bytes() for name in names}
     try:
-        (figures / "loss_over_time.pdf").write_bytes(kept["padding_share"])  # another figure's
-        (figures / "padding_share.pdf").write_bytes(kept["padding_share"][:2000])
+        (figures / "loss_over_time.csv").write_bytes(kept["loss_over_time.csv"] + b"0\n")  # of other data
+        (figures / "padding_share.pdf").write_bytes(kept["padding_share.pdf"][:2000])
         (figures / "data_stall_share.pdf").unlink()
         pdf.write(["demo"], folder / "tables", folder / "taken.pdf", figures=folder / "figures")
     finally:
         for name, content in kept.items():
-            (figures / f"{name}.pdf").write_bytes(content)
-    assert sorted(drawn) == sorted(kept) and (folder / "taken.pdf").read_bytes() == whole.read_bytes()
+            (figures / name).write_bytes(content)
+    assert (
+        sorted(drawn) == sorted(name[:-4] for name in kept)
+        and (folder / "taken.pdf").read_bytes() == whole.read_bytes()
+    )
 
 
 @pytest.mark.parametrize("listed", [0, 4])

@@ -79,9 +79,9 @@ def test_one_experiment_is_shown_on_the_first_page(tables, tmp_path, monkeypatch
 
 def test_a_query_is_run_once_for_all_figures(tables, monkeypatch):
     with save.Tables(tables / "demo") as opened:
-        rows = opened.rows_of("stalls")
+        rows = opened.rows("stalls")
         monkeypatch.setattr(save, "query", lambda *_: pytest.fail("queried again"))
-        assert opened.rows("stalls") is rows.frame
+        assert opened.rows("stalls") is rows
 
 
 def test_no_figure_is_drawn_twice(tables, tmp_path, monkeypatch):

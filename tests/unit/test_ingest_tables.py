@@ -123,7 +123,7 @@ def test_every_flipped_bit_is_refused_and_named_until_the_tables_are_ingested_ag
         if name != MANIFEST:  # a changed hash in the manifest speaks of its table
             assert refused.value.facts["path"] == str(folder / name) and str(folder / name) in found[0].what
         (folder / name).write_bytes(before[name])
-    assert verify_results(lab.root / "results")[0] == []
+    assert not [finding for finding in verify_results(lab.root / "results")[0] if not finding.note]
     (folder / "steps.parquet").write_bytes(before["steps.parquet"][:-1])
     assert lab.tables("results/tables/demo") == before
 

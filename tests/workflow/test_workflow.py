@@ -14,8 +14,7 @@ from tests.refusals import refused
 from tests.workflow import forked
 from tests.workflow.conftest import EXPERIMENTS, OFFLINE, ROOT, RUNS
 from tests.workflow.jobs import REPORT
-from tokenscale.base.files import sha256_file, sha256_text
-from tokenscale.report import save
+from tokenscale.base.files import sha256_file
 from tokenscale.runs.records import provenance
 
 pytestmark = [pytest.mark.slow(20), pytest.mark.workflow]
@@ -128,19 +127,16 @@ def test_no_secret_of_the_environment_is_in_anything_that_was_made(built):
 
 
 def test_every_figure_leads_back_to_logs_code_environment_and_raw_text(built):
-    """From the file alone: metadata → sealed records → logs, versions, manifests → the bytes of tokens and text."""
+    """The report's provenance → sealed records → logs, versions, manifests → the bytes of tokens and text."""
     results = built.root / "results"
     manifests = {sha256_file(path): path for path in results.glob("[ct]o*/**/manifest.json")}
     drawn = sorted((results / "report/figures").rglob("*.svg"))
     assert len(drawn) >= 3
-    for drawing in drawn:
-        found = save.read(drawing)
-        data = results / "report/data" / found["experiment"] / f"{found['figure']}.csv"
-        assert sha256_text(data.read_text()) == found["data"]
-        assert found["runs"], drawing
-        for run_id, seal in found["runs"].items():
+    for part in read_json(results / "report/provenance.json")["experiments"].values():
+        assert part["runs"]
+        for run_id, facts in part["runs"].items():
             record = provenance.read_sealed(results / "runs" / run_id / "run.json")
-            assert record["seal"].startswith(seal) and record["environment"] and record["versions"]["torch"]
+            assert record["seal"] == facts["seal"] and record["environment"] and record["versions"]["torch"]
             for name, digest in record["outcome"]["logs"].items():
                 assert sha256_file(results / "runs" / run_id / name) == digest
             for role, digest in record["inputs"].items():

@@ -115,6 +115,9 @@ def pack(experiments: Sequence[Inputs], results: Path, output: Path) -> tuple[in
     for run_id in runs:
         folder = results / "runs" / run_id
         names |= {path.relative_to(results).as_posix() for pattern in OF_RUN for path in folder.glob(pattern)}
+    if outside := [name for name in sorted(names) if ".." in Path(name).parts]:
+        what, next = "an input of the tables lies outside of the folder of results.", "move it there, and ingest again"
+        raise UserError(what, path=results / outside[0], next=next)
     files = {name: _read(results / name).decode(*ENCODING) for name in names}
     content = {"schema": 1, "experiments": [asdict(inputs) for inputs in experiments], "files": files}
     packed = lzma.compress(json.dumps(content, sort_keys=True).encode(), preset=9 | lzma.PRESET_EXTREME)
