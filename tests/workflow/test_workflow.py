@@ -14,7 +14,7 @@ from tests.refusals import refused
 from tests.workflow import forked
 from tests.workflow.conftest import EXPERIMENTS, OFFLINE, ROOT, RUNS
 from tests.workflow.jobs import REPORT
-from tokenscale.base.files import sha256_file
+from tokenscale.base.files import read_json, sha256_file
 from tokenscale.runs.records import provenance
 
 pytestmark = [pytest.mark.slow(20), pytest.mark.workflow]

@@ -88,7 +88,7 @@ rule build_pdf:
             table=TABLES,
         ),
         claims="results/report/claims.json",
-        # existing figures are reused if their data and code are unchanged
+        # existing figures are reused if their data are unchanged
         figures=figure_files(EXPERIMENTS),
         code=lambda w: code("tokenscale.report.pdf", *FIGURES.values()),
     output:
