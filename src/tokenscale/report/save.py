@@ -85,7 +85,12 @@ def draw(loaded: LoadedFigure, kinds: Sequence[str] = DRAWN) -> dict[str, bytes]
         for kind in kinds:
             options: dict[str, Any] = {"facecolor": "white", "pil_kwargs": _PACKED} if kind == "png" else {}
             with io.BytesIO() as buffer:
-                figure.savefig(buffer, format=kind, metadata=_METADATA[kind], **options)
+                figure.savefig(
+                    buffer,
+                    format=kind,
+                    metadata=_METADATA[kind] | {"Description": loaded.name} if kind == "svg" else _METADATA[kind],
+                    **options,
+                )
                 drawn[kind] = buffer.getvalue()
     return drawn
 
