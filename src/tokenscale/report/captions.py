@@ -1,6 +1,7 @@
 """Sentences that captions share. Every number in them is counted from the tables."""
 
 import re
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -36,6 +37,19 @@ def comparable(rows: pd.DataFrame, inventory: pd.DataFrame, factor: str) -> tupl
     """Return (rows of runs that are comparable along the factor, sentences on the runs that are not)."""
     found = comparability.refusals(comparability.compared_columns(inventory), factor)
     return rows[~rows["run_id"].isin(comparability.refused(found))], comparability.sentences(found)
+
+
+def common_repeats(rows: pd.DataFrame, by: Sequence[str] = ("series", "world_size")) -> pd.DataFrame:
+    """Return the rows whose `repeat` every cell has; none if the cells share no repeat. `by` names a cell.
+
+    Medians of cells are comparable over these rows alone: other repeats ran at other times, on other data.
+
+    >>> rows = pd.DataFrame({"series": ["padded", "packed", "packed"], "world_size": 1, "repeat": [0, 0, 1]})
+    >>> common_repeats(rows)["repeat"].tolist()
+    [0, 0]
+    """
+    repeats = rows.groupby(list(by), dropna=False)["repeat"].agg(set)
+    return rows[rows["repeat"].isin(set.intersection(*repeats) if len(repeats) else ())]
 
 
 def nothing(runs: pd.DataFrame, refused: str) -> str:
