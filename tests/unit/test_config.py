@@ -1,3 +1,4 @@
+import itertools
 import json
 import re
 import shutil
@@ -44,12 +45,43 @@ def test_every_cell_is_there_once_per_repeat(tmp_path):
     }
 
 
-def test_repeats_are_blocks_in_a_seeded_random_order(tmp_path):
-    runs = project(tmp_path).runs("e")
-    assert [r.repeat for r in runs] == [0] * 4 + [1] * 4
-    assert [r.run_id for r in runs] == [r.run_id for r in project(tmp_path).runs("e")]
-    other = project(tmp_path, {**EXPERIMENT, "order_seed": 5}).runs("e")
-    assert {r.run_id for r in other} == {r.run_id for r in runs}
+PRIMARY = {"primary": [{"of": {"approach": "packed"}, "over": {"approach": "padded"}, "at": {"layout.data": 1}}]}
+
+
+@pytest.mark.parametrize("order_seed", range(4))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"repeats": 6},
+        {"repeats": 7},
+        {"repeats": 1, "primary_repeats": 6} | PRIMARY,
+        {"repeats": 3, "primary_repeats": 8} | PRIMARY,
+    ],
+)
+def test_pairs_of_cells_alternate_in_order(tmp_path, changes, order_seed):
+    """Every other block is reversed: each pair runs in both orders equally often, an odd number of repeats but for one,
+    and a linear drift adds up to nothing in a primary comparison."""
+    runs = project(tmp_path, {**EXPERIMENT, **changes, "order_seed": order_seed}).runs("e")
+    assert [r.repeat for r in runs] == sorted(r.repeat for r in runs)
+    place = {(format_cell(r.cell), r.repeat): r.position for r in runs}
+    for of, over in itertools.combinations({cell for cell, _ in place}, 2):
+        apart = [place[of, k] - place[over, k] for k in range(9) if {(of, k), (over, k)} <= place.keys()]
+        assert all((one > 0) != (two > 0) for one, two in zip(apart[::2], apart[1::2], strict=False))
+    of, over = ("approach=packed, layout.data=1", "approach=padded, layout.data=1")
+    apart = [place[of, k] - place[over, k] for k in range(changes.get("primary_repeats", changes["repeats"]))]
+    assert sum(apart[: len(apart) // 2 * 2]) == 0
+    if "primary" in changes:
+        assert {abs(distance) for distance in apart} == {1}
+
+
+def test_an_order_is_random_and_repeatable(tmp_path):
+    first, again, other = (
+        project(tmp_path, {**EXPERIMENT, "repeats": 8, "order_seed": seed}).runs("e") for seed in (0, 0, 5)
+    )
+    assert [r.run_id for r in first] == [r.run_id for r in again] != [r.run_id for r in other]
+    assert {r.run_id for r in first} == {r.run_id for r in other}
+    blocks = [[r.cell for r in first if r.repeat == k] for k in (0, 2, 4, 6)]
+    assert any(block != blocks[0] for block in blocks)
 
 
 def test_approaches_of_one_repeat_share_their_seed(tmp_path):

@@ -99,6 +99,8 @@ if workflow.is_main_process and ALL in WORDS and settings.left_out_note:
 
 # More threads than any machine has: a timed rule uses every core of its machine.
 ALL_CORES = 1024
+# of what runs read: else a run whose data is there overtakes those planned before it (settings/experiments.py: order_runs)
+BEFORE_RUNS = 20_000
 TABLES = [
     f"{name}.parquet"
     for name in (

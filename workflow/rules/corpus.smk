@@ -10,6 +10,7 @@ rule download:
         corpus=one_of(
             n for n, c in settings.corpora.items() if SOURCES[c.source.kind].downloaded
         ),
+    priority: BEFORE_RUNS
     localrule: True
     params:
         settings=lambda w: settings_of(settings.corpora[w.corpus].download),
@@ -34,6 +35,7 @@ rule build_corpus:
         "results/logs/corpus/{corpus}.tsv"
     wildcard_constraints:
         corpus=one_of(set(settings.corpora) - set(IN_PARTS)),
+    priority: BEFORE_RUNS
     threads: 1
     resources:
         mem_mb=8000,
@@ -64,6 +66,7 @@ rule corpus_part:
         "results/logs/corpus/{corpus}-part-{part}.tsv"
     wildcard_constraints:
         corpus=one_of(IN_PARTS),
+    priority: BEFORE_RUNS
     group:
         "corpus_parts"
     threads: 1
@@ -94,6 +97,7 @@ rule merge_corpus:
         "results/logs/corpus/{corpus}.tsv"
     wildcard_constraints:
         corpus=one_of(IN_PARTS),
+    priority: BEFORE_RUNS
     threads: 8
     resources:
         mem_mb=lambda w, threads: 4000 + 600 * threads,
@@ -118,6 +122,7 @@ rule corpus_records:
         "results/logs/corpus/{corpus}-records.log",
     benchmark:
         "results/logs/corpus/{corpus}-records.tsv"
+    priority: BEFORE_RUNS
     threads: 8
     resources:
         mem_mb=lambda w, threads: 1000 + 500 * threads,
@@ -137,6 +142,7 @@ rule mix_corpora:
         "results/mixtures/{mixture}/manifest.json",
     log:
         "results/logs/mixture/{mixture}.log",
+    priority: BEFORE_RUNS
     localrule: True
     params:
         sources=lambda w, input: arguments(

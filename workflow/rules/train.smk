@@ -11,6 +11,7 @@ rule arm:
         "results/arms/{arm}/environment.json",
     log:
         "results/logs/arms/{arm}.log",
+    priority: BEFORE_RUNS
     localrule: True
     message:
         "environment of {wildcards.arm}"

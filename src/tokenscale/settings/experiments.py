@@ -438,16 +438,23 @@ def count_repeats(experiment: Experiment) -> dict[str, int]:
 def order_runs(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
     """Return (cell, repeat) in the order of starting: one block per repeat, shuffled from `order_seed`.
 
-    Blocks keep drift over time (a warm machine, a busy neighbour) from being confounded with the factors. Within a
-    block, a run that resumes from another run's state follows it. Canary runs are interleaved; their repeats are
+    Blocks keep drift over time (a warm machine, a busy neighbour) from being confounded with the factors. Every other
+    block has the reverse order of the one before it, so that drift changes sides between pairs of cells (ABBA); the
+    last of an odd number of blocks has no counterpart. Cells with more repeats than others stand side by side. Within
+    a block, a run that resumes from another run's state follows it. Canary runs are interleaved; their repeats are
     numbered after those of all cells.
     """
     result = []
     repeats = count_repeats(experiment)
     most = max(repeats.values(), default=0)
     for repeat in range(most):
-        block = [cell for cell in expand_cells(experiment) if repeat < repeats[format_cell(cell)]]
-        random.Random(f"{experiment.order_seed}/{repeat}").shuffle(block)
+        chance = random.Random(f"{experiment.order_seed}/{repeat // 2}")
+        cells = [(cell, repeats[format_cell(cell)]) for cell in expand_cells(experiment)]
+        groups = [[cell for cell, of in cells if of == most], *([cell] for cell, of in cells if of < most)]
+        chance.shuffle(groups[0])
+        chance.shuffle(groups)
+        block = [cell for group in groups for cell in group][:: -1 if repeat % 2 else 1]
+        block = [cell for cell in block if repeat < repeats[format_cell(cell)]]
         block.sort(key=lambda cell: _count_predecessors(cell.get("resume_from")))
         result += [(cell, repeat) for cell in block]
     if experiment.canary is None:
