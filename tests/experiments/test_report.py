@@ -8,7 +8,6 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from pypdf import PdfReader
@@ -17,7 +16,6 @@ from tests import logs
 from tokenscale.analysis import queries
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
-from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
 from tokenscale.report import campaign_quality, page, paired_comparisons, pdf, pdf_pages, save, summary
 from tokenscale.report.captions import SHARED_CORES
@@ -68,7 +66,8 @@ def whole(site, asked_for_whole):
 
 def compared_answers(part):
     """Answers that are comparisons of cells."""
-    return [answer for answer in part["answers"] if answer["verdict"] in paired_comparisons.VERDICT_WORDS]
+    words = paired_comparisons.VERDICT_WORDS
+    return [answer for answer in part["answers"] if answer["verdict"].split(",")[0] in words]
 
 
 class Reader(HTMLParser):
@@ -165,7 +164,7 @@ def test_few_runs_never_get_a_confident_word(site):
 def test_enough_runs_get_a_verdict(tmp_path):
     text = build(tmp_path, drawn=False, world_sizes=(1,), repeats=9)
     part = summary.experiment("demo", tmp_path / "tables")
-    assert {a["verdict"] for a in compared_answers(part)} == {"faster"}
+    assert {a["verdict"] for a in compared_answers(part)} == {"faster, with drift"}, "each repeat is 1 % slower"
     assert "order-statistic interval" in text
 
 
@@ -179,7 +178,7 @@ def primary(of, over, **fields):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("repeats", "verdict"), [(6, "faster"), (5, "too few runs")])
+@pytest.mark.parametrize(("repeats", "verdict"), [(6, "faster, with drift"), (5, "too few runs")])
 def test_only_primary_comparisons_are_tested_and_answer(tmp_path, repeats, verdict):
     chosen = [primary("packed", "padded")]
     build(tmp_path, drawn=False, world_sizes=(1,), repeats=repeats, primary=chosen)
@@ -300,15 +299,6 @@ def test_two_storages_of_one_approach_are_two_comparisons(tmp_path):
         ["token-list", "padding-free", "storage.dtype=int32", "3"],
         ["token-list", "padding-free", "storage.dtype=int64", "3"],
     ]
-
-
-def test_two_runs_in_one_place_are_refused_in_words(site):
-    with connect(site[0] / "tables" / "demo") as connection:
-        rows, runs = query("throughput", connection), query("inventory", connection)
-    rows = rows[rows["approach"].isin(["packed", "padded"])]
-    row = rows[rows["approach"] == "padded"].iloc[:1].assign(approach="packed", run_id="another")
-    with pytest.raises(UserError, match="same repeat of the same cell"):
-        paired_comparisons.comparisons(pd.concat([rows, row]), runs)
 
 
 @pytest.mark.parametrize(("device", "told"), [({}, True), ({"device": "A test GPU", "device_kind": "cuda"}, False)])

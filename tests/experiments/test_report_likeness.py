@@ -123,7 +123,7 @@ def test_equivalent_is_said_with_its_margin(tmp_path, monkeypatch):
     runs = [logs.settings(a, repeat=k) for a in ("padded", "packed") for k in range(8)]
     part = summary.experiment("demo", made(tmp_path, runs))
     (answer,) = [a for a in part["answers"] if a["part"] == "throughput"]
-    assert answer["verdict"] == "equivalent" and answer["spread"].endswith("within 1 ± 0.01")
+    assert answer["verdict"] == "equivalent, with drift" and "within 1 ± 0.01; throughput drifted" in answer["spread"]
     assert "lies within 1 ± 0.01" in part["comparisons"].caption
 
 

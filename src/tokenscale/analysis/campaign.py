@@ -46,9 +46,13 @@ def noise_floor(values: Sequence[float]) -> Noise:
 
 @dataclass(frozen=True)
 class Drift:
-    """What a value changed by from the first start to the last, as a share, and whether chance alone does that."""
+    """What a value changed by from the first start to the last, as a share, and whether chance alone does that.
+
+    `slope` is the change of its logarithm in a second.
+    """
 
     n: int
+    slope: float
     share: float
     p: float
     smallest_p: float
@@ -85,11 +89,10 @@ def drift(started_s: Sequence[float], values: Sequence[float], cells: Sequence[H
             if start[i] != start[j]:
                 slopes.append((log[j] - log[i]) / (start[j] - start[i]))
     if not slopes:
-        return Drift(sum(map(len, groups)), math.nan, 1.0, 1.0)
-    used = np.concatenate(groups)
-    campaign = np.ptp(start[used])
+        return Drift(sum(map(len, groups)), math.nan, math.nan, 1.0, 1.0)
+    used, slope = np.concatenate(groups), float(np.median(slopes))
     p, smallest = _permuted(start, centred, groups)
-    return Drift(len(used), float(np.expm1(np.median(slopes) * campaign)), p, smallest)
+    return Drift(len(used), slope, float(np.expm1(slope * np.ptp(start[used]))), p, smallest)
 
 
 def _permuted(start: np.ndarray, centred: np.ndarray, groups: list[np.ndarray]) -> tuple[float, float]:

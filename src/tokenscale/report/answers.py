@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tokenscale.analysis import campaign
 from tokenscale.analysis.statistics import summary
 from tokenscale.costs.pipeline_schedules import bubble_share
 from tokenscale.report import captions, paired_comparisons
@@ -48,7 +47,7 @@ _AGREE = {
 
 def find_answers(
     rows: Callable[[str], pd.DataFrame],
-    compared: Sequence[dict[str, Any]],
+    compared: Sequence[paired_comparisons.Judged],
     proof: Mapping[str, Any],
     figures: Sequence[str],
     caution: str = "",
@@ -61,10 +60,7 @@ def find_answers(
     """
     inventory = rows("inventory")
     found = answer_padding(captions.comparable(rows("padding"), inventory, "approach")[0])
-    primary = [comparison for comparison in compared if comparison["primary"]]
-    for comparison, answer in zip(primary, paired_comparisons.answers(primary), strict=True):
-        part = "loss" if comparison["quantity"] == "validation_loss" else "throughput"
-        found.append({"part": part, **answer})
+    found += paired_comparisons.answers(compared)
     found += answer_loss(captions.comparable(rows("validation"), inventory, "approach")[0])
     found += answer_scaling(rows("scaling")) if not caution else []
     # part of the question only where a figure of the experiment shows it
@@ -355,13 +351,7 @@ def _describe_load(runs: pd.DataFrame) -> str:
 
 
 def _describe_drift(runs: pd.DataFrame, throughput: pd.DataFrame) -> str:
-    started = runs[["run_id", "started_unix_s", "external"]]
-    timed = throughput.merge(started, on="run_id").dropna(subset=["started_unix_s"]).sort_values("started_unix_s")
-    timed = timed[~timed["external"].fillna(False).astype(bool)]
-    if len(timed) < 2:
-        return ""
-    cells = list(zip(timed["series"], timed["world_size"], strict=True))
-    drift = campaign.drift(timed["started_unix_s"], timed["useful_tokens_per_s"], cells)
+    drift = paired_comparisons.measure_drift(throughput, runs)
     if drift.verdict != "drift":
         return ""
     return (

@@ -1,19 +1,23 @@
-"""Comparisons of cells in pairs of runs: effect, interval, verdict, and how many runs would settle them.
+"""Comparisons of cells in pairs of runs: effect, interval, verdict, and what a reader must know beside it.
 
 An experiment's primary comparisons answer its question. They are one family (Holm 1979), and only they get a verdict.
 All other pairs of approaches are exploratory: shown with their spread, without a test, since the more comparisons are
 tested, the more runs each of them needs. Without primary comparisons every pair of approaches is tested.
+
+A verdict counts all pairs. It is marked where some have a suspect run, and there is none where half of them do. Where
+throughput drifted, the drift is taken out of every run: a verdict that does not stand then is none.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+import textwrap
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from tokenscale.analysis import comparability, statistics
-from tokenscale.base.errors import UserError
+from tokenscale.analysis import campaign, comparability, statistics
 from tokenscale.report.style import number
 from tokenscale.report.table import Table
 from tokenscale.settings.experiments import COMPARISONS
@@ -22,6 +26,10 @@ from tokenscale.settings.experiments import COMPARISONS
 TOO_FEW = "too few runs"
 #: in place of a verdict, where a comparison is not among the primary ones
 EXPLORATORY = "exploratory"
+#: in place of a verdict: half of the pairs or more have a suspect run; the effect does not stand without the drift
+SUSPECT, DRIFTED = "no verdict: suspect runs", "not told from drift"
+#: after a verdict that stands
+WITH_DRIFT, WITH_SUSPECT, UNEQUAL_UPDATES = ", with drift", ", with suspect runs", ", unequal updates"
 _MARGIN = f"1 ± {statistics.MARGIN:g}"
 #: after a verdict, where the effect is smaller than what matters
 SMALL = f" by less than {100 * statistics.MARGIN:g} %"
@@ -30,11 +38,15 @@ QUANTITIES = {
     "useful_tokens_per_s": ("faster", "slower", "useful tokens per second"),
     "validation_loss": ("higher loss", "lower loss", "final validation loss"),
 }
-#: every verdict of a comparison
+#: every verdict of a comparison, without its marks
 VERDICT_WORDS = (
     *(f"{word}{by}" for above, below, _ in QUANTITIES.values() for word in (above, below) for by in ("", SMALL)),
-    *(TOO_FEW, "no difference shown", "equivalent", EXPLORATORY),
+    *(TOO_FEW, "no difference shown", "equivalent", EXPLORATORY, SUSPECT, DRIFTED),
 )
+#: verdicts that decide nothing, and so have no marks
+UNDECIDED = (TOO_FEW, EXPLORATORY, SUSPECT, DRIFTED)
+#: of the runs that a comparison leaves out: reasons that are named, and letters of each
+REASONS, LETTERS = 3, 90
 
 
 def comparisons(
@@ -43,27 +55,42 @@ def comparisons(
     primary: Sequence[Mapping[str, Any]] | None = None,
     validation: pd.DataFrame | None = None,
     certificates: pd.DataFrame | None = None,
-) -> tuple[list[dict[str, Any]], str]:
+) -> tuple[list["Judged"], str]:
     """(comparisons, primary ones first; sentences on runs that are in none because they are not comparable).
 
     `primary` is what `settings.experiments.describe_primary` wrote; None tests all pairs of approaches. `throughput`,
     `runs`, `validation` and `certificates` are rows of the queries `throughput`, `inventory`, `validation` and
-    `certificates`. Runs of other programs are in no pair: they have no repeats of ours. Raises UserError where two runs
-    are the same repeat of a cell.
+    `certificates`. Runs of other programs are in no pair: they have no repeats of ours.
     """
-    pairs, refused = _approach_pairs(throughput, runs)
-    if primary is None:
-        return _judged(pairs), refused
-    main, refused_primary = _primary_pairs(throughput, runs, primary, validation)
-    main = [replace(pair, parity=_find_parity(pair, runs, certificates)) for pair in main]
-    tested = {(pair.of, pair.over) for pair in main if pair.quantity == "useful_tokens_per_s"}
-    others = [pair for pair in pairs if (pair.of, pair.over) not in tested]
-    sentences = dict.fromkeys(filter(None, [refused_primary, refused]))
-    return _judged(main) + [_describe(p, EXPLORATORY, np.nan, np.nan) for p in others], " ".join(sentences)
+    pairs, sentences = _approach_pairs(throughput, runs)
+    others: list[Pair] = []
+    if primary is not None:
+        main, refused = _primary_pairs(throughput, runs, primary, validation)
+        main = [replace(pair, parity=_find_parity(pair, runs, certificates)) for pair in main]
+        tested = {(pair.of, pair.over) for pair in main if pair.quantity == "useful_tokens_per_s"}
+        others = [pair for pair in pairs if (pair.of, pair.over) not in tested]
+        pairs, sentences = main, refused + sentences
+    started = runs.dropna(subset=["started_unix_s"]).set_index("run_id")["started_unix_s"].to_dict()
+    judged = judge(pairs, measure_drift(throughput, runs), started)
+    found = [_add_notes(comparison, runs, validation) for comparison in judged]
+    exploratory = [Judged(pair, pair.result(), np.nan, np.nan, EXPLORATORY) for pair in others]
+    return found + exploratory, " ".join(dict.fromkeys(sentences))
+
+
+def measure_drift(throughput: pd.DataFrame, runs: pd.DataFrame) -> campaign.Drift:
+    """Return the drift of useful tokens per second over the starts of our own runs, within their cells."""
+    started = _ours(runs)[["run_id", "started_unix_s"]].dropna()
+    timed = throughput.merge(started, on="run_id").sort_values("started_unix_s", kind="stable")
+    cells = list(zip(timed["series"], timed["world_size"], strict=True))
+    return campaign.drift(timed["started_unix_s"], timed["useful_tokens_per_s"], cells)
+
+
+def _ours(runs: pd.DataFrame) -> pd.DataFrame:
+    return runs[~runs["external"].fillna(False).astype(bool)]
 
 
 @dataclass(frozen=True)
-class _Pair:
+class Pair:
     """Two cells with the numbers of their runs, repeat → (run id, number)."""
 
     of: str
@@ -73,43 +100,134 @@ class _Pair:
     quantity: str
     values: Mapping[Any, tuple[str, float]]
     bases: Mapping[Any, tuple[str, float]]
+    refused: Mapping[str, str]  # runs that are not comparable: run id → what differs
     parity: str = ""  # of two trainers: their certificate in words
+
+    @property
+    def ids(self) -> list[tuple[str, str]]:
+        """The ids of both runs of each repeat that both cells have."""
+        return [(self.values[k][0], self.bases[k][0]) for k in sorted(self.values.keys() & self.bases.keys())]
 
     def result(self) -> statistics.Comparison:
         values, bases = ({repeat: x for repeat, (_, x) in side.items()} for side in (self.values, self.bases))
         return statistics.ratio_of_medians(values, bases)
 
+    def without_drift(self, slope: float, started: Mapping[str, float]) -> "Pair":
+        """The same with `slope` (of the logarithm, a second) taken out of all runs whose start is known."""
+        last = max(started.values())
+        sides = [
+            {k: (run, x * math.exp(slope * (last - started[run]))) for k, (run, x) in side.items() if run in started}
+            for side in (self.values, self.bases)
+        ]
+        return replace(self, values=sides[0], bases=sides[1])
 
-def _judged(pairs: Sequence[_Pair]) -> list[dict[str, Any]]:
-    """Comparisons with verdicts, corrected over all of them."""
+
+@dataclass(frozen=True)
+class Judged:
+    """A comparison: p and smallest possible p after correction, the verdict, and what a reader must know beside it."""
+
+    pair: Pair
+    result: statistics.Comparison
+    p: float
+    smallest_p: float
+    verdict: str
+    notes: tuple[str, ...] = ()
+
+    def mark(self, mark: str, *notes: str) -> "Judged":
+        """The same with notes, and with a mark if the verdict decides anything."""
+        verdict = self.verdict if self.verdict in UNDECIDED else self.verdict + mark
+        return replace(self, verdict=verdict, notes=(*self.notes, *filter(None, notes)))
+
+
+def judge(pairs: Sequence[Pair], drift: campaign.Drift, started: Mapping[str, float]) -> list[Judged]:
+    """Return the verdicts of comparisons that are one family, corrected over all of them.
+
+    Where throughput drifted, a difference or equivalence of rates that is not found without the drift is `DRIFTED`.
+    `started` is run id → start in seconds.
+    """
     results = [pair.result() for pair in pairs]
     corrected = statistics.holm([result.p for result in results])
     reachable = statistics.holm([result.smallest_p for result in results])
     found = []
     for pair, c, p, smallest in zip(pairs, results, corrected, reachable, strict=True):
-        spread = statistics.Summary(c.n, c.paired, c.low, c.high, c.kind)
-        verdict = statistics.verdict(spread, p, smallest)
-        above, below, _ = QUANTITIES[pair.quantity]
-        words = {"faster": above, "slower": below}
-        for word, own in words.items():
+        verdict = statistics.verdict(statistics.Summary(c.n, c.paired, c.low, c.high, c.kind), p, smallest)
+        for word, own in zip(("faster", "slower"), QUANTITIES[pair.quantity], strict=False):
             verdict = verdict.replace(word, own)
-        found.append(_describe(pair, verdict, p, smallest))
-    return found
+        found.append(Judged(pair, c, p, smallest, verdict))
+    drifted = drift.verdict == "drift" and any(pair.quantity == "useful_tokens_per_s" for pair in pairs)
+    steady = judge([p.without_drift(drift.slope, started) for p in pairs], replace(drift, p=1.0), {}) if drifted else []
+    for i, without in enumerate(steady):
+        word = found[i].verdict.removesuffix(SMALL)
+        if pairs[i].quantity == "useful_tokens_per_s":
+            if word in ("faster", "slower", "equivalent") and without.verdict.removesuffix(SMALL) != word:
+                found[i] = replace(found[i], verdict=DRIFTED)
+            ratio = f", without the drift {format_ratio(without.result.paired)}×" if without.result.n else ""
+            found[i] = found[i].mark(WITH_DRIFT, f"throughput drifted by {number(100 * drift.share, 2)} %{ratio}")
+    return [_add_order(judged, started) for judged in found] if started else found
 
 
-def _describe(pair: _Pair, verdict: str, p: float, smallest_p: float) -> dict[str, Any]:
-    return {
-        "approach": pair.names[0],
-        "baseline": pair.names[1],
-        "group": pair.at,
-        "quantity": pair.quantity,
-        "primary": verdict != EXPLORATORY,
-        "result": pair.result(),
-        "p": p,
-        "smallest_p": smallest_p,
-        "verdict": verdict,
-        "parity": pair.parity,
-    }
+def _add_order(judged: Judged, started: Mapping[str, float]) -> Judged:
+    """Note which cell ran first in how many pairs, where throughput drifted or it is one cell in six or more."""
+    pair = judged.pair
+    known = [started[a] < started[b] for a, b in pair.ids if a in started and b in started]
+    if known and (judged.notes or (len(known) > 5 and len(set(known)) == 1)):
+        return judged.mark("", f"{pair.names[0]} ran first in {sum(known)} of {in_pairs(len(known))}")
+    return judged
+
+
+def _add_notes(judged: Judged, runs: pd.DataFrame, validation: pd.DataFrame | None) -> Judged:
+    """Mark suspect runs and unequal updates, and name the runs that are left out."""
+    pair = judged.pair
+    used = {run_id for ids in pair.ids for run_id in ids}
+    suspect = set(runs.loc[runs["validity"] == "suspect", "run_id"])
+    doubtful = [ids for ids in pair.ids if suspect.intersection(ids)]
+    if doubtful:
+        if 2 * len(doubtful) >= len(pair.ids) and judged.verdict not in UNDECIDED:
+            judged = replace(judged, verdict=SUSPECT)
+        named = runs[runs["run_id"].isin(used & suspect)]
+        judged = judged.mark(
+            WITH_SUSPECT, f"suspect runs in {len(doubtful)} of {in_pairs(len(pair.ids))}: {_name_runs(_reasons(named))}"
+        )
+    if pair.quantity == "validation_loss" and validation is not None and used:
+        last = validation[validation["last"].astype(bool)].set_index("run_id")
+        for column, unit, mark in (("step", "updates", UNEQUAL_UPDATES), ("useful_tokens_seen", "useful tokens", "")):
+            of, over = (round(last.loc[list(side), column].median()) for side in zip(*pair.ids, strict=True))
+            if of != over:
+                judged = judged.mark(mark, f"after {number(of, 6)} against {number(over, 6)} {unit}")
+    rows = _ours(runs)
+    return judged.mark("", describe_left_out(rows[rows["cell"].isin([pair.of, pair.over])], used, pair.refused))
+
+
+def describe_left_out(runs: pd.DataFrame, used: Set[str], refused: Mapping[str, str]) -> str:
+    """Return which of these runs a comparison does not use, and why; empty if it uses all.
+
+    `refused` is run id → what makes it not comparable.
+    """
+    reasons = {run_id: f"not comparable: {refused[run_id]}" for run_id in refused if run_id in set(runs["run_id"])}
+    reasons = _reasons(runs[~runs["validity"].isin(["valid", "suspect"])]) | reasons
+    rest = [run_id for run_id in runs["run_id"] if run_id not in reasons]
+    reasons |= dict.fromkeys(rest, "nothing measured, or nothing in this repeat to compare it with")
+    left = {run_id: reason for run_id, reason in reasons.items() if run_id not in used}
+    return f"left out: {_name_runs(left)}" if left else ""
+
+
+def _reasons(runs: pd.DataFrame) -> dict[str, str]:
+    """Run id → its validity and the first reason for it."""
+    texts = [f"{r.validity}: {(r.reasons or 'no reason recorded').split('; ')[0]}" for r in runs.itertuples()]
+    return dict(zip(runs["run_id"], texts, strict=True))
+
+
+def _name_runs(reasons: Mapping[str, str]) -> str:
+    """Return runs with their reasons, those of one reason together: `a, b (missing: not started)`."""
+    by_reason: dict[str, list[str]] = {}
+    for run_id, reason in reasons.items():
+        by_reason.setdefault(reason, []).append(run_id)
+    texts = [
+        f"{', '.join(ids) if len(ids) < 3 else f'{len(ids)} runs'} ({textwrap.shorten(reason, LETTERS)})"
+        for reason, ids in by_reason.items()
+    ]
+    more = len(reasons) - sum(map(len, list(by_reason.values())[:REASONS]))
+    return ", ".join(texts[:REASONS]) + (f" and {more} more" if more else "")
 
 
 def describe_certificate(certificate: Mapping[str, Any] | None) -> str:
@@ -128,7 +246,7 @@ def describe_certificate(certificate: Mapping[str, Any] | None) -> str:
     return f"different: {cause if isinstance(cause, str) else certificate['first_difference']}"
 
 
-def _find_parity(pair: _Pair, runs: pd.DataFrame, certificates: pd.DataFrame | None) -> str:
+def _find_parity(pair: Pair, runs: pd.DataFrame, certificates: pd.DataFrame | None) -> str:
     """Return the certificate of a comparison of trainers in words; empty where one trainer is compared with itself."""
     arms = [set(runs.loc[runs["cell"] == cell, "arm"].dropna()) for cell in (pair.of, pair.over)]
     if arms[0] == arms[1]:
@@ -144,25 +262,30 @@ def _primary_pairs(
     runs: pd.DataFrame,
     primary: Sequence[Mapping[str, Any]],
     validation: pd.DataFrame | None,
-) -> tuple[list[_Pair], str]:
+) -> tuple[list[Pair], list[str]]:
     """(the primary comparisons, also those without any pair of runs; sentences on runs that are not comparable)."""
-    ours = runs[~runs["external"].fillna(False).astype(bool)]
+    ours = _ours(runs)
     found, sentences = [], []
     for comparison in primary:
         of, over, quantity = comparison["of"], comparison["over"], comparison["quantity"]
         rows = ours[ours["cell"].isin([of, over])]
-        refused = comparability.refusals(rows, comparison["factor"])
-        sentences += [refusal.sentence for refusal in refused]
-        rows = rows[~rows["run_id"].isin(comparability.refused(refused))]
-        numbers = _numbers(quantity, throughput, validation)
-        sides = []
-        for cell in (of, over):
-            of_cell = rows[(rows["cell"] == cell) & rows["run_id"].isin(numbers)]
-            sides.append({r.repeat: (r.run_id, numbers[r.run_id]) for r in of_cell.itertuples()})
-        names = tuple(map(_shorten, comparison["names"]))
+        refusals = comparability.refusals(rows, comparison["factor"])
+        sentences += [refusal.sentence for refusal in refusals]
+        refused, numbers = _differences(refusals), _numbers(quantity, throughput, validation)
+        rows = rows[~rows["run_id"].isin(refused) & rows["run_id"].isin(numbers)]
+        values, bases = (
+            {r.repeat: (r.run_id, numbers[r.run_id]) for r in rows[rows["cell"] == cell].itertuples()}
+            for cell in (of, over)
+        )
+        of_name, over_name = map(_shorten, comparison["names"])
         at = _shorten(comparison["at"])
-        found.append(_Pair(of, over, (names[0], names[1]), at, quantity, sides[0], sides[1]))
-    return found, " ".join(dict.fromkeys(sentences))
+        found.append(Pair(of, over, (of_name, over_name), at, quantity, values, bases, refused))
+    return found, sentences
+
+
+def _differences(refusals: Sequence[comparability.Refusal]) -> dict[str, str]:
+    """Run id → what makes it not comparable."""
+    return {run_id: "; ".join(refusal.differs) for refusal in refusals for run_id in refusal.run_ids}
 
 
 def _numbers(quantity: str, throughput: pd.DataFrame, validation: pd.DataFrame | None) -> dict[str, float]:
@@ -190,65 +313,34 @@ def _shorten(cell: str) -> str:
     return ", ".join(levels)
 
 
-def _approach_pairs(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[_Pair], str]:
+def _approach_pairs(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[Pair], list[str]]:
     """(the pairs of `COMPARISONS`, one a group; sentences on runs that are not comparable).
 
     A group is what both have in common: all factors but the approach, at the smallest world size that both have.
     Factors of the Parquet store are those of the approach that is compared; its baseline reads none.
     """
-    refused = comparability.refusals(runs, "approach")
-    out = comparability.refused(refused) | set(runs.loc[runs["external"].fillna(False).astype(bool), "run_id"])
-    cells = _cells(throughput[~throughput["run_id"].isin(out)])
-    names = dict(zip(runs["run_id"], runs["cell"], strict=True))
-    found = []
+    refusals = comparability.refusals(runs, "approach")
+    refused, ours = _differences(refusals), set(_ours(runs)["run_id"])
+    cells: dict[tuple, dict[Any, tuple[str, float]]] = {}
+    for row in throughput[throughput["run_id"].isin(ours - refused.keys())].itertuples():
+        cell = (row.approach, row.factors, row.storage, row.layout, row.world_size)
+        cells.setdefault(cell, {})[row.repeat] = row.run_id, row.useful_tokens_per_s
+    smallest: dict[tuple, tuple] = {}
     for approach, baseline in COMPARISONS:
-        groups = {(c.factors, c.storage, c.layout) for c in cells if c.approach == approach}
-        for factors, storage, layout in sorted(groups):
-            of = _Cell(approach, factors, storage, layout, 0)
-            over = _Cell(baseline, factors, "", layout, 0)
-            worlds = [c.world_size for c in cells if c == replace(of, world_size=c.world_size)]
-            shared = [w for w in worlds if replace(over, world_size=w) in cells]
-            if not shared:
-                continue
-            of, over = (replace(cell, world_size=min(shared)) for cell in (of, over))
-            sides = [{k: (r.run_id, r.useful_tokens_per_s) for k, r in cells[c].items()} for c in (of, over)]
-            if sides[0].keys() & sides[1].keys():
-                of_cell, over_cell = (names[next(iter(side.values()))[0]] for side in sides)
-                at = [factors, storage, layout, of.world_size]
-                found.append((of_cell, over_cell, (approach, baseline), at, sides))
-    sizes = {at[3] for *_, at, _ in found}
+        for cell in sorted(cell for cell in cells if cell[0] == approach):
+            over = (baseline, cell[1], "", *cell[3:])
+            if over in cells:
+                smallest.setdefault((approach, baseline, *cell[1:4]), (cell, over))
+    groups = [key for key, (of, over) in smallest.items() if cells[of].keys() & cells[over].keys()]
+    several = len({smallest[key][0][-1] for key in groups}) > 1
+    names = dict(zip(runs["run_id"], runs["cell"], strict=True))
     pairs = []
-    for of_cell, over_cell, both, (*levels, world), sides in found:
-        group = ", ".join(filter(None, [*levels, f"world size {world}" if len(sizes) > 1 else ""]))
-        pairs.append(_Pair(of_cell, over_cell, both, group, "useful_tokens_per_s", sides[0], sides[1]))
-    return pairs, comparability.sentences(refused)
-
-
-@dataclass(frozen=True)
-class _Cell:
-    """What the repeats of a cell share; see `analysis/tables.py`."""
-
-    approach: str
-    factors: str
-    storage: str
-    layout: str
-    world_size: int
-
-
-def _cells(throughput: pd.DataFrame) -> dict[_Cell, dict[Any, Any]]:
-    """Cell → repeat → row of `throughput.sql`."""
-    cells: dict[_Cell, dict[Any, Any]] = {}
-    for row in throughput.itertuples():
-        cell = _Cell(row.approach, row.factors, row.storage, row.layout, row.world_size)
-        other = cells.setdefault(cell, {}).setdefault(row.repeat, row)
-        if other is not row:
-            raise UserError(
-                "two runs are the same repeat of the same cell.",
-                cell=f"{row.series}, world size {row.world_size}, repeat {row.repeat}",
-                runs=f"{other.run_id}, {row.run_id}",
-                next="name what tells them apart as a factor of the experiment",
-            )
-    return cells
+    for key in groups:
+        values, bases = (cells[cell] for cell in smallest[key])
+        of, over = (names[next(iter(side.values()))[0]] for side in (values, bases))
+        group = ", ".join(filter(None, [*key[2:], f"world size {smallest[key][0][-1]}" * several]))
+        pairs.append(Pair(of, over, key[:2], group, "useful_tokens_per_s", values, bases, refused))
+    return pairs, [refusal.sentence for refusal in refusals]
 
 
 def select_answers(answers: list[dict[str, str]], most: int) -> tuple[list[dict[str, str]], str]:
@@ -264,26 +356,35 @@ def select_answers(answers: list[dict[str, str]], most: int) -> tuple[list[dict[
     return shown, left
 
 
-def answers(compared: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Return a line for each primary comparison: effect, spread, verdict."""
-    return [{"text": _sentence(c), "spread": _spread(c), "verdict": c["verdict"]} for c in compared if c["primary"]]
+def answers(compared: Sequence[Judged]) -> list[dict[str, str]]:
+    """Return an answer for each comparison that is not exploratory: effect, spread with notes, verdict."""
+    return [
+        {
+            "part": "loss" if c.pair.quantity == "validation_loss" else "throughput",
+            "text": _sentence(c),
+            "spread": "; ".join([_spread(c), *c.notes]),
+            "verdict": c.verdict,
+        }
+        for c in compared
+        if c.verdict != EXPLORATORY
+    ]
 
 
-def _sentence(c: dict[str, Any]) -> str:
-    of, over, ratio = c["approach"], c["baseline"], format_ratio(c["result"].paired)
-    start = f"{c['group']}: " if c["group"] else ""
-    if not c["result"].n:
+def _sentence(c: Judged) -> str:
+    (of, over), ratio = c.pair.names, format_ratio(c.result.paired)
+    start = f"{c.pair.at}: " if c.pair.at else ""
+    if not c.result.n:
         return f"{start}{of} against {over}: no pair of runs"
-    if c["quantity"] == "validation_loss":
+    if c.pair.quantity == "validation_loss":
         return f"{start}{of} ends at {ratio}× the validation loss of {over}"
-    parity = f" (parity: {c['parity']})" if c["parity"] else ""
+    parity = f" (parity: {c.pair.parity})" if c.pair.parity else ""
     return f"{start}{of} trains on {ratio}× as many useful tokens per second as {over}{parity}"
 
 
-def _spread(c: dict[str, Any]) -> str:
-    r = c["result"]
+def _spread(c: Judged) -> str:
+    r = c.result
     text = f"{format_ratio(r.low)}–{format_ratio(r.high)}, {in_pairs(r.n)}, {r.kind}"
-    return text + (f", within {_MARGIN}" if c["verdict"] == "equivalent" else "")
+    return text + (f", within {_MARGIN}" if c.verdict.startswith("equivalent") else "")
 
 
 def format_ratio(value: float) -> str:
@@ -300,27 +401,26 @@ def in_pairs(n: int) -> str:
     return f"{n} pair{'s' * (n != 1)}"
 
 
-def comparison_table(compared: list[dict[str, Any]], refused: str = "") -> Table:
+def comparison_table(compared: Sequence[Judged], refused: str = "") -> Table:
     """Return a row for each comparison: ratios, test and verdict; a column for groups only where there are any."""
-    grouped = any(c["group"] for c in compared)
-    losses = any(c["quantity"] != "useful_tokens_per_s" for c in compared)
+    grouped = any(c.pair.at for c in compared)
+    losses = any(c.pair.quantity != "useful_tokens_per_s" for c in compared)
     columns = [("of", False), ("against", False), *([("at", False)] if grouped else [])]
     columns += [("compared", False)] if losses else []
     columns += [("pairs", True), ("ratio of medians", True), ("median of paired ratios", True), ("spread", True)]
     columns += [("what the spread is", False), ("p (Holm)", True), ("smallest possible p", True), ("verdict", False)]
-    trainers = any(c["parity"] for c in compared)
+    trainers = any(c.pair.parity for c in compared)
     columns += [("parity of the trainers", False)] if trainers else []
     rows = []
     for c in compared:
-        r = c["result"]
-        names = [c["approach"], c["baseline"], *([c["group"]] if grouped else [])]
-        names += [QUANTITIES[c["quantity"]][2]] if losses else []
+        r = c.result
+        names = [*c.pair.names, *[c.pair.at] * grouped, *[QUANTITIES[c.pair.quantity][2]] * losses]
         spread = f"{format_ratio(r.low)}–{format_ratio(r.high)}"
         rows.append(
             [*names, str(r.n), format_ratio(r.ratio), format_ratio(r.paired), spread]
-            + [r.kind, number(c["p"], 2), number(c["smallest_p"], 2), c["verdict"], *[c["parity"]] * trainers]
+            + [r.kind, number(c.p, 2), number(c.smallest_p, 2), c.verdict, *[c.pair.parity] * trainers]
         )
-    exploratory = any(not c["primary"] for c in compared)
+    exploratory = any(c.verdict == EXPLORATORY for c in compared)
     notes = [
         "Ratios in pairs of runs of one repeat, all other factors equal"
         + ("." if losses else ": useful tokens per second."),

@@ -96,7 +96,7 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
                 throughput,
                 scaling,
                 rows("stragglers"),
-                [c["verdict"] for c in compared if c.get("primary", True)],
+                [c.verdict for c in compared if c.verdict != paired_comparisons.EXPLORATORY],
                 opened.connection.execute("FROM stores").df(),
             ),
             "answers": answers.find_answers(rows, compared, proof, figures, caution(scaling)),
@@ -144,20 +144,14 @@ def campaign_text(throughput: pd.DataFrame, runs: pd.DataFrame, planned: Mapping
     negation = "not " if order.verdict.startswith("not ") else ""
     text = f"Runs were {negation}started {order.verdict.removeprefix('not ')}"
     text += f" ({order.inversions} of {order.pairs} pairs reversed)" if order.inversions else ""
-    timed = throughput.merge(runs[["run_id", "cell", "started_unix_s", "external"]], on="run_id")
-    timed = timed.dropna(subset=["started_unix_s"])
-    timed = timed.sort_values("started_unix_s")
-    drift = campaign.drift(
-        timed["started_unix_s"],
-        timed["useful_tokens_per_s"],
-        list(zip(timed["series"], timed["world_size"], strict=True)),
-    )
+    drift = paired_comparisons.measure_drift(throughput, runs)
     text += f". Drift of useful tokens per second over the campaign: {drift.verdict}"
     if drift.verdict != "too few runs":
         text += f" ({number(100 * drift.share, 2)} % from first to last start, p = {number(drift.p, 2)})"
-    canary = timed[campaign_quality.of_canary(timed, planned)]
+    timed = throughput.merge(runs[["run_id", "cell", "started_unix_s", "external"]], on="run_id")
+    canary = timed[campaign_quality.of_canary(timed, planned)].dropna(subset=["started_unix_s"])
     if len(canary) > 1:
-        noise = campaign.noise_floor(canary["useful_tokens_per_s"])
+        noise = campaign.noise_floor(canary.sort_values("started_unix_s")["useful_tokens_per_s"])
         difference = noise.difference
         text += (
             f". Noise floor: neighbouring runs of the canary ({canary['series'].iloc[0]}) differ by "
