@@ -8,6 +8,7 @@ import pytest
 
 from tokenscale.report import answers, captions
 from tokenscale.report.drawings.tokenization_benchmark import DRAWN, drawn_arms
+from tokenscale.report.style import number
 
 
 def padding(**shares):
@@ -17,6 +18,7 @@ def padding(**shares):
             "approach": name,
             "series": name,
             "world_size": world,
+            "repeat": i,
             "not_useful_share": share + i / 50,
         }
         for name, share in shares.items()
@@ -37,13 +39,22 @@ def test_padding_is_counted_by_approach_at_the_fewest_ranks():
 
 def validation(curves, tokens_per_step):
     rows = [
-        {"run_id": f"{name}-{i}", "series": name, "world_size": 1, "step": step, "last": step == 24}
+        {"run_id": f"{name}-{i}", "series": name, "world_size": 1, "repeat": i, "step": step, "last": step == 24}
         | {"useful_tokens_seen": step * tokens_per_step[name], "loss": loss + i * noise}
         for name, (losses, repeats, noise) in curves.items()
-        for i in range(repeats)
+        for i in repeats
         for step, loss in zip((0, 8, 16, 24), losses, strict=True)
     ]
     return pd.DataFrame(rows)
+
+
+def answer_loss(rows, *invalid):
+    """The answer of these runs and of invalid ones."""
+    runs = rows[["run_id", "world_size"]].drop_duplicates().assign(validity="valid", reasons="")
+    more = [
+        {"run_id": run_id, "world_size": 1, "validity": "invalid", "reasons": "no seal; more"} for run_id in invalid
+    ]
+    return answers.answer_loss(rows, pd.concat([runs, pd.DataFrame(more)]), {})
 
 
 LINE = (8.0, 7.0, 6.0, 5.0)
@@ -62,19 +73,44 @@ LINE = (8.0, 7.0, 6.0, 5.0)
 def test_losses_are_compared_at_equal_useful_tokens(losses, repeats, noise, verdict, said):
     """`padded` sees half as many useful tokens, so it ends (at 5.0) where the other has done 12 of 24 steps."""
     rows = validation(
-        {"padded": (LINE, repeats, noise), "packed": (losses, repeats, noise)}, {"padded": 10, "packed": 20}
+        {"padded": (LINE, range(repeats), noise), "packed": (losses, range(repeats), noise)},
+        {"padded": 10, "packed": 20},
     )
-    (answer,) = answers.answer_loss(rows)
+    (answer,) = answer_loss(rows)
     assert answer["text"].startswith("After 240 useful tokens") and said in answer["text"]
-    assert answer["verdict"] == verdict, answer
+    assert answer["verdict"] == f"{verdict}, unequal updates", answer
     assert "(step 24)" in answer["text"] and "(step 12)" in answer["text"]
+    assert re.search("after (24 against 12|12 against 24) updates", answer["spread"])
+
+
+@pytest.mark.parametrize(
+    ("repeats", "verdict", "of"),
+    [([0], "one run each", {0}), ([0, 2], "beyond the spread of repeats", {0, 2}), ([0, 1, 2], "beyond", {0, 1, 2})],
+)
+def test_losses_are_those_of_repeats_that_all_series_have(repeats, verdict, of):
+    curves = {"padded": (LINE, [0, 1, 2], 1.0), "packed": ((8.0, 7.0, 6.0, 1.0), repeats, 1.0)}
+    (answer,) = answer_loss(validation(curves, {"padded": 10, "packed": 10}), "packed-9")
+    middle = sorted(of)[len(of) // 2] if len(of) % 2 else sum(of) / 2
+    assert answer["verdict"].startswith(verdict) and f"{number(1.0 + middle, 4)} with packed" in answer["text"]
+    assert "packed-9 (invalid: no seal)" in answer["spread"]
+    assert len(of) == 3 or "(nothing to compare in their repeat)" in answer["spread"]
+
+
+def test_series_without_a_common_repeat_are_not_compared():
+    curves = {"padded": (LINE, [1, 2], 0.0), "packed": (LINE, [0], 0.0)}
+    (answer,) = answer_loss(validation(curves, {"padded": 10, "packed": 10}))
+    assert answer["verdict"] == "too few runs" and "apart" not in answer["text"]
+    rows = padding(padded=0.6, packed=0.01)
+    (answer,) = answers.answer_padding(rows.assign(repeat=range(len(rows))))
+    assert answer["verdict"] == "too few runs" and "%" not in answer["text"]
 
 
 def test_equal_losses_are_called_equal_and_no_validation_is_no_answer():
-    rows = validation({"padded": (LINE, 2, 0.0), "token-list": (LINE, 2, 0.0)}, {"padded": 10, "token-list": 10})
-    (answer,) = answers.answer_loss(rows)
+    curves = {"padded": (LINE, range(2), 0.0), "token-list": (LINE, range(2), 0.0)}
+    rows = validation(curves, {"padded": 10, "token-list": 10})
+    (answer,) = answer_loss(rows)
     assert "are equal: 5 nats" in answer["text"] and answer["verdict"] == answers.WITHIN
-    assert answers.answer_loss(rows[:0]) == [] == answers.answer_loss(rows[rows["series"] == "padded"])
+    assert answer_loss(rows[:0]) == [] == answer_loss(rows[rows["series"] == "padded"])
 
 
 def order(largest=1e-6, kind="world sizes"):
@@ -105,7 +141,7 @@ def test_equal_data_is_answered_by_the_proof(state, largest, verdict, said):
 
 def test_scaling_is_one_sentence_over_all_series():
     rows = pd.DataFrame(
-        {"series": s, "world_size": w, "base_world_size": 1, "efficiency": e / w}
+        {"series": s, "world_size": w, "base_world_size": 1, "repeat": 0, "efficiency": e / w}
         for s, e in (("padded", 3.0), ("packed", 3.6))
         for w in (1, 2, 4)
     )
@@ -116,7 +152,7 @@ def test_scaling_is_one_sentence_over_all_series():
 
 def test_memory_is_compared_at_the_most_ranks_that_have_several_methods():
     cells = [("single", 1, 112e6), ("ddp", 2, 112e6), ("tp", 2, 57e6), ("tp", 2, 59e6), ("tp", 4, 30e6)]
-    rows = pd.DataFrame(cells, columns=["method", "world_size", "memory_bytes"]).assign(factors="")
+    rows = pd.DataFrame(cells, columns=["method", "world_size", "memory_bytes"]).assign(factors="", repeat=0)
     (answer,) = answers.answer_memory(rows)
     assert answer["text"] == "The fullest of 2 ranks holds 58 MB with tp to 112 MB with ddp"
     assert answer["spread"] == "3 runs, in their first step; 112 MB on one rank" and answer["part"] == "memory"
@@ -135,7 +171,7 @@ def test_waiting_is_compared_at_the_most_micro_batches_that_have_several_schedul
         ("1f1b", 16, 0.1),
     ]
     rows = pd.DataFrame(cells, columns=["schedule", "micro_batches", "bubble_share"]).assign(
-        pipeline=2, stages_per_rank=1
+        pipeline=2, stages_per_rank=1, repeat=0
     )
     (answer,) = answers.answer_waiting(rows)
     assert (

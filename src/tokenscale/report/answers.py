@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tokenscale.analysis import comparability
 from tokenscale.analysis.statistics import summary
 from tokenscale.costs.pipeline_schedules import bubble_share
 from tokenscale.report import captions, paired_comparisons
@@ -59,9 +60,11 @@ def find_answers(
     cores), scaling is not answered.
     """
     inventory = rows("inventory")
-    found = answer_padding(captions.comparable(rows("padding"), inventory, "approach")[0])
+    refused = paired_comparisons.differences(comparability.refusals(inventory, "approach"))
+    padding, validation = (found[~found["run_id"].isin(refused)] for found in map(rows, ("padding", "validation")))
+    found = answer_padding(padding)
     found += paired_comparisons.answers(compared)
-    found += answer_loss(captions.comparable(rows("validation"), inventory, "approach")[0])
+    found += answer_loss(validation, inventory, refused)
     found += answer_scaling(rows("scaling")) if not caution else []
     # part of the question only where a figure of the experiment shows it
     found += answer_memory(rows("parallelism")) if any(name in figures for name in FIGURES["memory"]) else []
@@ -77,9 +80,12 @@ def answer_padding(padding: pd.DataFrame) -> list[Answer]:
     Such a token is padding, or its label is ignored because it begins a document.
     """
     rows = _fewest_ranks(padding.dropna(subset=["not_useful_share"]))
-    shares = {name: rows.loc[rows["approach"] == name, "not_useful_share"] for name in ordered(rows["approach"])}
+    names, rows = ordered(rows["approach"]), captions.common_repeats(rows, ["approach"])
+    shares = {name: rows.loc[rows["approach"] == name, "not_useful_share"] for name in names}
     if len(shares) < 2:
         return []
+    if rows.empty:
+        return _not_compared("padding", names)
     texts: dict[str, list[str]] = {}
     for name in sorted(shares, key=lambda name: -shares[name].median()):
         texts.setdefault(f"{number(100 * shares[name].median())} %", []).append(name)
@@ -99,14 +105,22 @@ def answer_padding(padding: pd.DataFrame) -> list[Answer]:
     ]
 
 
-def answer_loss(validation: pd.DataFrame) -> list[Answer]:
+def answer_loss(validation: pd.DataFrame, inventory: pd.DataFrame, refused: Mapping[str, str]) -> list[Answer]:
     """Return how far validation losses lie apart at equal useful tokens; from rows of `validation.sql`.
 
-    Losses are compared at the fewest useful tokens that a run trained on, interpolated linearly between the
-    validations before and after. A falling, convex loss lies between that value and the later validation, so the
-    distance of the two bounds the error. With more error than difference, the answer is open.
+    Losses are compared over the repeats that all series have, at the fewest useful tokens that a run trained on,
+    interpolated linearly between the validations before and after. A falling, convex loss lies between that value and
+    the later validation, so the distance of the two bounds the error. With more error than difference, the answer is
+    open. `inventory` and `refused` (run id → what makes it not comparable) name the runs that are left out.
     """
     rows = _fewest_ranks(validation)
+    if rows["series"].nunique() < 2:
+        return []
+    planned = inventory[inventory["world_size"] == rows["world_size"].min()]
+    names, rows = ordered(rows["series"]), captions.common_repeats(rows, ["series"])
+    left_out = paired_comparisons.describe_left_out(planned, set(rows["run_id"]), refused)
+    if rows.empty:
+        return _not_compared("loss", names, left_out)
     tokens = float(rows.loc[rows["last"].astype(bool), "useful_tokens_seen"].min())
     losses: dict[str, list[float]] = {}
     steps: dict[str, list[float]] = {}
@@ -116,27 +130,30 @@ def answer_loss(validation: pd.DataFrame) -> list[Answer]:
         losses.setdefault(str(name), []).append(float(np.interp(tokens, seen, loss)))
         steps.setdefault(str(name), []).append(float(np.interp(tokens, seen, run["step"])))
         error = max(error, losses[str(name)][-1] - float(loss[np.searchsorted(seen, tokens)]))
-    if len(losses) < 2:
-        return []
-    medians = {name: float(np.median(losses[name])) for name in ordered(list(losses))}
+    medians = {name: float(np.median(losses[name])) for name in names}
+    updates = {name: round(float(np.median(steps[name]))) for name in names}
     low, high = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
     apart = medians[high] - medians[low]
     text = f"After {number(tokens, 3)} useful tokens, validation losses are "
     if apart:
-        ends = (f"{number(medians[n], 4)} with {n} (step {round(np.median(steps[n]))})" for n in (low, high))
+        ends = (f"{number(medians[n], 4)} with {n} (step {updates[n]})" for n in (low, high))
         text += f"{_nats(apart)} nats apart: {', '.join(ends)}"
     else:
         text += f"equal: {number(medians[low], 4)} nats"
-    noise = max(max(values) - min(values) for values in losses.values())
-    spread = f"repeats differ by up to {_nats(noise)} nats" if max(map(len, losses.values())) > 1 else "one run each"
-    spread += f", interpolation by up to {_nats(error)}" if error >= 1e-4 else ""
-    if max(map(len, losses.values())) == 1:
+    noise, repeats = max(max(values) - min(values) for values in losses.values()), len(losses[low])
+    spread = [f"repeats differ by up to {_nats(noise)} nats"] if repeats > 1 else []
+    spread += [f"interpolation is off by up to {_nats(error)}"] if error >= 1e-4 else []
+    if repeats == 1:
         verdict = ONE_RUN
     elif apart > noise + error:
         verdict = BEYOND
     else:
         verdict = WITHIN if error <= noise else OPEN
-    return [{"part": "loss", "text": text, "spread": spread, "verdict": verdict}]
+    if updates[low] != updates[high]:
+        verdict += paired_comparisons.UNEQUAL_UPDATES
+        spread.append(f"after {updates[low]} against {updates[high]} updates")
+    spread += [left_out] if left_out else []
+    return [{"part": "loss", "text": text, "spread": "; ".join(spread), "verdict": verdict}]
 
 
 def answer_scaling(scaling: pd.DataFrame) -> list[Answer]:
@@ -146,6 +163,9 @@ def answer_scaling(scaling: pd.DataFrame) -> list[Answer]:
         return []
     world = int(rows["world_size"].max())
     rows = rows[rows["world_size"] == world]
+    names, rows = ordered(rows["series"]), captions.common_repeats(rows, ["series"])
+    if rows.empty:
+        return _not_compared("scaling", names)
     base = _numbers(sorted(rows["base_world_size"].unique()))
     medians = 100 * rows.groupby("series")["efficiency"].median()
     values = summary(100 * rows["efficiency"]) if len(medians) == 1 else None
@@ -168,6 +188,9 @@ def answer_memory(parallelism: pd.DataFrame) -> list[Answer]:
         return []
     world = int(methods[methods > 1].index.max())
     alone, rows = rows[rows["world_size"] == 1], rows[rows["world_size"] == world]
+    names, rows = sorted(rows["method"].unique()), captions.common_repeats(rows, ["method"])
+    if rows.empty:
+        return _not_compared("memory", names)
     least = captions.extremes(1e-6 * rows.groupby("method")["memory_bytes"].median(), " MB").split(" (")[0]
     spread = f"{len(rows)} runs, in their first step"
     if len(alone):
@@ -184,6 +207,9 @@ def answer_waiting(pipeline: pd.DataFrame) -> list[Answer]:
         return []
     stages, count = schedules[schedules > 1].index.max()
     rows = rows[(rows["pipeline"] == stages) & (rows["micro_batches"] == count)]
+    names, rows = sorted(rows["schedule"].unique()), captions.common_repeats(rows, ["schedule", "stages_per_rank"])
+    if rows.empty:
+        return _not_compared("waiting", names)
     texts, most = [], 0
     for (schedule, chunks), group in rows.groupby(["schedule", "stages_per_rank"]):
         share = group["bubble_share"].median()
@@ -218,6 +244,12 @@ def answer_data(order: pd.DataFrame, proof: Mapping[str, Any]) -> list[Answer]:
         spread = f"exact counts of {paired_comparisons.in_pairs(len(pairs))}"
         found.append({"part": "data", "text": text, "spread": spread, "verdict": PROVEN})
     return found
+
+
+def _not_compared(part: str, names: list[str], left_out: str = "") -> list[Answer]:
+    """The answer where cells share no repeat."""
+    text = f"{part.capitalize()} is not compared: no repeat was run with all of {captions.listing(names)}"
+    return [{"part": part, "text": text, "spread": left_out, "verdict": TOO_FEW}]
 
 
 def _fewest_ranks(rows: pd.DataFrame) -> pd.DataFrame:

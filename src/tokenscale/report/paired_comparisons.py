@@ -206,7 +206,7 @@ def describe_left_out(runs: pd.DataFrame, used: Set[str], refused: Mapping[str, 
     reasons = {run_id: f"not comparable: {refused[run_id]}" for run_id in refused if run_id in set(runs["run_id"])}
     reasons = _reasons(runs[~runs["validity"].isin(["valid", "suspect"])]) | reasons
     rest = [run_id for run_id in runs["run_id"] if run_id not in reasons]
-    reasons |= dict.fromkeys(rest, "nothing measured, or nothing in this repeat to compare it with")
+    reasons |= dict.fromkeys(rest, "nothing to compare in their repeat")
     left = {run_id: reason for run_id, reason in reasons.items() if run_id not in used}
     return f"left out: {_name_runs(left)}" if left else ""
 
@@ -271,7 +271,7 @@ def _primary_pairs(
         rows = ours[ours["cell"].isin([of, over])]
         refusals = comparability.refusals(rows, comparison["factor"])
         sentences += [refusal.sentence for refusal in refusals]
-        refused, numbers = _differences(refusals), _numbers(quantity, throughput, validation)
+        refused, numbers = differences(refusals), _numbers(quantity, throughput, validation)
         rows = rows[~rows["run_id"].isin(refused) & rows["run_id"].isin(numbers)]
         values, bases = (
             {r.repeat: (r.run_id, numbers[r.run_id]) for r in rows[rows["cell"] == cell].itertuples()}
@@ -283,7 +283,7 @@ def _primary_pairs(
     return found, sentences
 
 
-def _differences(refusals: Sequence[comparability.Refusal]) -> dict[str, str]:
+def differences(refusals: Sequence[comparability.Refusal]) -> dict[str, str]:
     """Run id → what makes it not comparable."""
     return {run_id: "; ".join(refusal.differs) for refusal in refusals for run_id in refusal.run_ids}
 
@@ -320,7 +320,7 @@ def _approach_pairs(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[
     Factors of the Parquet store are those of the approach that is compared; its baseline reads none.
     """
     refusals = comparability.refusals(runs, "approach")
-    refused, ours = _differences(refusals), set(_ours(runs)["run_id"])
+    refused, ours = differences(refusals), set(_ours(runs)["run_id"])
     cells: dict[tuple, dict[Any, tuple[str, float]]] = {}
     for row in throughput[throughput["run_id"].isin(ours - refused.keys())].itertuples():
         cell = (row.approach, row.factors, row.storage, row.layout, row.world_size)

@@ -1,0 +1,74 @@
+"""Simulate how often the report calls equal cells faster or slower, in the order of the design and under drift.
+
+python -m benchmarks.verdicts                      # about 15 minutes on one core: a row a drift and number of repeats
+"""
+
+import argparse
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from tokenscale.analysis import campaign
+from tokenscale.report.paired_comparisons import Pair, judge
+from tokenscale.settings.experiments import Experiment, order_runs
+
+#: distribution of the logarithm of a run's throughput: normal, heavy tails (t with 2 degrees of freedom), one-sided
+NOISE = {
+    "normal": lambda random, size: random.normal(size=size),
+    "heavy tails": lambda random, size: random.standard_t(2, size=size),
+    "one side": lambda random, size: -random.exponential(size=size),
+}
+SCALES, DRIFTS = (0.01, 0.05), (0.0, 0.1, 0.25)
+#: (comparisons with one baseline, repeats)
+FAMILIES = ((1, 6), (1, 7), (1, 8), (1, 10), (3, 7), (3, 8))
+
+
+def simulate(family: int, repeats: int, noise: str, scale: float, drift: float, campaigns: int) -> tuple[float, float]:
+    """Return the shares of campaigns with a comparison that is called faster, and slower.
+
+    A campaign has `family` cells and their baseline. `scale` is that of the noise; throughput falls linearly by the
+    share `drift` from the first run to the last.
+    """
+    random, wrong = np.random.default_rng([family, repeats]), np.zeros(2)
+    cells = list(range(family + 1))
+    for number in range(campaigns):
+        experiment = Experiment(
+            question="", runs={}, factors={"micro_batch": cells}, repeats=repeats, order_seed=number
+        )
+        order = [(cell["micro_batch"], repeat) for cell, repeat in order_runs(experiment)]
+        places = np.linspace(0.0, 1.0, len(order))
+        values = np.exp(scale * NOISE[noise](random, len(order))) * (1 - drift * places)
+        found = campaign.drift(places, values, [cell for cell, _ in order])
+        runs = [
+            {k: (f"{cell} {k}", x) for (of, k), x in zip(order, values, strict=True) if of == cell} for cell in cells
+        ]
+        started = {f"{cell} {k}": place for (cell, k), place in zip(order, places, strict=True)}
+        pairs = [Pair(str(i), "0", (str(i), "0"), "", "useful_tokens_per_s", runs[i], runs[0], {}) for i in cells[1:]]
+        words = [judged.verdict for judged in judge(pairs, found, started)]
+        wrong += [any(word.startswith(start) for word in words) for start in ("faster", "slower")]
+    return wrong[0] / campaigns, wrong[1] / campaigns
+
+
+def tabulate(campaigns: int) -> Iterator[str]:
+    """Yield lines of a Markdown table: percentages over all kinds and scales of noise."""
+    yield "| drift | comparisons | repeats | faster (%) | slower (%) | most of one noise (%) |"
+    yield "|---|---|---|---|---|---|"
+    for drift, (family, repeats) in itertools.product(DRIFTS, FAMILIES):
+        settings = itertools.product(NOISE, SCALES)
+        found = 100 * np.array([simulate(family, repeats, *noise, drift, campaigns) for noise in settings])
+        faster, slower = found.mean(axis=0)
+        most = found.sum(axis=1).max()
+        yield f"| {100 * drift:g} % | {family} | {repeats} | {faster:.1f} | {slower:.1f} | {most:.1f} |"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--campaigns", type=int, default=1000, help="simulated campaigns of each setting")
+    for line in tabulate(parser.parse_args().campaigns):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""What stands beside a verdict on pairs of runs: drift, order, suspect runs, unequal updates, and what is left out."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tokenscale.report.paired_comparisons import answers, comparisons
+
+CELLS = {"packed": "approach=packed", "padded": "approach=padded"}
+PRIMARY = {
+    "of": CELLS["packed"], "over": CELLS["padded"], "names": list(CELLS.values()), "at": "", "factor": "approach",
+    "quantity": "useful_tokens_per_s",
+}  # fmt: skip
+ABBA, LAST = "ABBAABBAABBA", "BBBBBBAAAAAA"  # A is packed; the letters are runs in order of their starts
+
+
+def campaign(order=ABBA, ratio=1.0, drift=0.0, validity=None):
+    """Rows of `throughput` and `inventory`: noise of 0.3 %, a drift by that share to the last run."""
+    random, repeats, rows = np.random.default_rng(1), {"A": 0, "B": 0}, []
+    for place, letter in enumerate(order):
+        name = "packed" if letter == "A" else "padded"
+        rate = (ratio if letter == "A" else 1.0) * np.exp(0.003 * random.normal()) * (1 + drift * place / len(order))
+        rows.append(
+            {"run_id": f"{name}-{repeats[letter]}", "approach": name, "series": name, "cell": CELLS[name]}
+            | {"repeat": repeats[letter], "useful_tokens_per_s": rate, "started_unix_s": 100.0 * place}
+        )
+        repeats[letter] += 1
+    runs = pd.DataFrame(rows).assign(
+        factors="", storage="", layout="", world_size=1, external=False, seed=lambda r: r["repeat"], science="s",
+        code_digest="c", steps_asked=24, global_batch=8, sequence_length=256, validity="valid", reasons="",
+        versions=None, arm=None,
+    )  # fmt: skip
+    for run_id, (word, reason) in (validity or {}).items():
+        runs.loc[runs["run_id"] == run_id, ["validity", "reasons"]] = word, reason
+    return runs[runs["validity"].isin(["valid", "suspect"])].drop(columns="started_unix_s"), runs
+
+
+def answer(throughput, runs, *frames, **changes):
+    compared, _ = comparisons(throughput, runs, [PRIMARY | changes], *frames)
+    return answers(compared)[0]
+
+
+@pytest.mark.parametrize(
+    ("order", "ratio", "drift", "verdict"),
+    [
+        (ABBA, 1.2, 0.0, "faster"),
+        (ABBA, 1.2, 0.25, "faster, with drift"),
+        (ABBA, 1.0, 0.25, "no difference shown, with drift"),
+        (LAST, 1.0, 0.25, "not told from drift"),
+        (LAST, 1.0, -0.25, "not told from drift"),
+        (LAST, 0.8, -0.1, "slower, with drift"),
+        ("BABABABABABA", 1.0, 0.25, "not told from drift"),
+        ("BABABABABABA", 1 / 1.025, 0.25, "not told from drift"),  # hidden by the drift: no equivalence
+        ("ABBAABBAAB", 1.2, 0.25, "too few runs"),
+    ],
+)
+def test_a_verdict_is_not_what_drift_makes(order, ratio, drift, verdict):
+    found = answer(*campaign(order, ratio, drift))
+    assert found["verdict"] == verdict, found
+    assert ("throughput drifted by" in found["spread"] and "ran first in" in found["spread"]) is bool(drift)
+
+
+def test_one_order_in_all_pairs_is_said_without_drift_too():
+    assert "packed ran first in 0 of 6 pairs" in answer(*campaign(LAST, 1.2))["spread"]
+    assert "ran first" not in answer(*campaign(ABBA, 1.2))["spread"]
+
+
+@pytest.mark.parametrize(
+    ("suspect", "verdict"),
+    [
+        (["packed-0"], "faster, with suspect runs"),
+        (["packed-0", "padded-0"], "faster, with suspect runs"),  # one pair
+        (["packed-0", "padded-1"], "faster, with suspect runs"),
+        ([f"packed-{k}" for k in range(6)], "no verdict: suspect runs"),
+        ([f"padded-{k}" for k in range(6)], "no verdict: suspect runs"),
+        (["packed-0", "packed-1", "padded-2"], "no verdict: suspect runs"),  # half of the pairs
+    ],
+)
+def test_what_makes_runs_suspect_reaches_the_verdict(suspect, verdict):
+    reasons = {run_id: ("suspect", "overlaps run x by 3 s; later reason") for run_id in suspect}
+    found = answer(*campaign(ratio=2.2, validity=reasons))
+    assert found["verdict"] == verdict and "overlaps run x by 3 s" in found["spread"]
+    assert "later reason" not in found["spread"] and "2.2" in found["text"]
+
+
+@pytest.mark.parametrize(
+    ("validity", "said"),
+    [
+        ({"packed-6": ("invalid", "no seal; and more")}, "packed-6 (invalid: no seal)"),
+        ({"padded-6": ("missing", "not started")}, "padded-6 (missing: not started)"),
+        (
+            {"packed-6": ("invalid", "no seal"), "padded-6": ("missing", "m")},
+            "packed-6 (invalid: no seal), padded-6 (m",
+        ),
+        ({f"packed-{k}": ("invalid", f"reason {k}") for k in range(1, 7)}, "(invalid: reason 3)"),
+        ({f"packed-{k}": ("invalid", "no seal") for k in range(1, 7)}, "left out: 6 runs (invalid: no seal)"),
+    ],
+)
+def test_runs_that_are_left_out_stand_at_the_verdict_with_their_reasons(validity, said):
+    found = answer(*campaign(ABBA + "AB", 1.2, validity=validity))
+    assert said in found["spread"] and "and more" not in found["spread"]
+    assert ("more" in found["spread"]) is (len({reason for _, reason in validity.values()}) > 3)
+    assert ("nothing to compare in their repeat" in found["spread"]) is (len(validity) == 1 or "6 runs" in said)
+    assert "left out" not in answer(*campaign(ABBA + "AB", 1.2))["spread"]
+
+
+def test_a_run_that_is_not_comparable_is_left_out_with_what_differs():
+    throughput, runs = campaign(ABBA + "AB", 1.2)
+    runs.loc[runs["run_id"] == "packed-6", "sequence_length"] = 512
+    found = answer(throughput, runs)
+    assert "packed-6 (not comparable: " in found["spread"] and "512" in found["spread"]
+
+
+@pytest.mark.parametrize(("step", "tokens", "marked"), [(24, 480, False), (7, 480, True), (24, 140, False)])
+def test_losses_after_unequal_updates_say_so(step, tokens, marked):
+    throughput, runs = campaign()
+    losses = runs[["run_id"]].assign(last=True, step=24, useful_tokens_seen=480, loss=5.0)
+    losses.loc[runs["approach"] == "packed", ["step", "useful_tokens_seen", "loss"]] = step, tokens, 6.0
+    found = answer(throughput, runs, losses, quantity="validation_loss")
+    assert found["verdict"] == "higher loss" + ", unequal updates" * marked
+    assert ("after 7 against 24 updates" in found["spread"]) is marked
+    assert ("after 140 against 480 useful tokens" in found["spread"]) is (tokens == 140)
