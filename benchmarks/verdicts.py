@@ -24,27 +24,27 @@ SCALES, DRIFTS = (0.01, 0.05), (0.0, 0.1, 0.25)
 FAMILIES = ((1, 6), (1, 7), (1, 8), (1, 10), (3, 7), (3, 8))
 
 
-def simulate(family: int, repeats: int, noise: str, scale: float, drift: float, campaigns: int) -> tuple[float, float]:
+def simulate(
+    family: int, repeats: int, noise: str, scale: float, drift: float, campaigns: int, order_seed: int = 0
+) -> tuple[float, float]:
     """Return the shares of campaigns with a comparison that is called faster, and slower.
 
-    A campaign has `family` cells and their baseline. `scale` is that of the noise; throughput falls linearly by the
-    share `drift` from the first run to the last.
+    A campaign has `family` cells and their baseline, whose runs start in the order of one design. `scale` is that of
+    the noise; throughput falls linearly by the share `drift` from the first run to the last.
     """
     random, wrong = np.random.default_rng([family, repeats]), np.zeros(2)
-    cells = list(range(family + 1))
-    for number in range(campaigns):
-        experiment = Experiment(
-            question="", runs={}, factors={"micro_batch": cells}, repeats=repeats, order_seed=number
-        )
-        order = [(cell["micro_batch"], repeat) for cell, repeat in order_runs(experiment)]
-        places = np.linspace(0.0, 1.0, len(order))
+    factors = {"micro_batch": list(range(family + 1))}
+    design = Experiment(question="", runs={}, factors=factors, repeats=repeats, order_seed=order_seed)
+    order = [(cell["micro_batch"], repeat) for cell, repeat in order_runs(design)]
+    places = np.linspace(0.0, 1.0, len(order))
+    started = {f"{cell} {k}": place for (cell, k), place in zip(order, places, strict=True)}
+    for _ in range(campaigns):
         values = np.exp(scale * NOISE[noise](random, len(order))) * (1 - drift * places)
         found = campaign.drift(places, values, [cell for cell, _ in order])
-        runs = [
-            {k: (f"{cell} {k}", x) for (of, k), x in zip(order, values, strict=True) if of == cell} for cell in cells
-        ]
-        started = {f"{cell} {k}": place for (cell, k), place in zip(order, places, strict=True)}
-        pairs = [Pair(str(i), "0", (str(i), "0"), "", "useful_tokens_per_s", runs[i], runs[0], {}) for i in cells[1:]]
+        runs: list[dict] = [{} for _ in range(family + 1)]
+        for (cell, k), value in zip(order, values, strict=True):
+            runs[cell][k] = f"{cell} {k}", value
+        pairs = [Pair("", "", ("", ""), "", "useful_tokens_per_s", of, runs[0], {}) for of in runs[1:]]
         words = [judged.verdict for judged in judge(pairs, found, started)]
         wrong += [any(word.startswith(start) for word in words) for start in ("faster", "slower")]
     return wrong[0] / campaigns, wrong[1] / campaigns

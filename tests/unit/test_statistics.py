@@ -5,12 +5,13 @@ import math
 
 import numpy as np
 import pytest
+from benchmarks import verdicts
 
 from tokenscale.analysis.statistics import (
+    compare_pairs,
     fewest_pairs,
     holm,
     order_statistic_rank,
-    ratio_of_medians,
     sign_flip_p,
     summary,
     verdict,
@@ -107,6 +108,11 @@ def cells(ratio, n=8, noise=0.004):
     return {i: 100.0 * ratio * math.exp(noise[i]) for i in range(n)}, {i: 100.0 for i in range(n)}
 
 
+def judge(values, baseline):
+    found = compare_pairs(values, baseline)
+    return verdict(found.spread, found.p, found.smallest_p)
+
+
 @pytest.mark.parametrize(
     ("ratio", "n", "noise", "word"),
     [
@@ -119,16 +125,16 @@ def cells(ratio, n=8, noise=0.004):
     ],
 )
 def test_verdicts(ratio, n, noise, word):
-    assert ratio_of_medians(*cells(ratio, n, noise)).verdict == word
+    assert judge(*cells(ratio, n, noise)) == word
 
 
 def test_only_repeats_that_both_have_are_paired():
-    found = ratio_of_medians({0: 2.0, 1: 4.0, 7: 9.0}, {0: 1.0, 1: 2.0, 8: 1.0})
-    assert (found.n, found.ratio, found.paired) == (2, 2.0, 2.0)
+    found = compare_pairs({0: 2.0, 1: 4.0, 7: 9.0}, {0: 1.0, 1: 2.0, 8: 1.0})
+    assert (found.spread.n, found.ratio, found.spread.median) == (2, 2.0, 2.0)
 
 
 def test_nothing_to_pair_is_too_few():
-    assert ratio_of_medians({0: 1.0}, {1: 1.0}).verdict == "too few runs"
+    assert judge({0: 1.0}, {1: 1.0}) == "too few runs"
 
 
 def test_holm_keeps_the_order_and_never_falls():
@@ -148,12 +154,11 @@ def test_p_is_that_of_scipy():
     assert sign_flip_p(differences)[0] == pytest.approx(expected.pvalue)
 
 
-def test_an_equivalence_is_within_the_margin_that_is_asked_for():
-    assert ratio_of_medians(*cells(1.004, 8, 0.001)).verdict == "equivalent"
-    assert ratio_of_medians(*cells(1.004, 8, 0.001), margin=0.002).verdict == "faster"
-    assert ratio_of_medians(*cells(1.006, 8, 0.0055)).verdict == "faster by less than 1 %"
-    assert ratio_of_medians(*cells(1 / 1.006, 8, 0.0055)).verdict == "slower by less than 1 %"
-    assert ratio_of_medians(*cells(1.004, 5, 0.001)).verdict == "too few runs"
+def test_an_equivalence_is_within_the_margin():
+    assert judge(*cells(1.004, 8, 0.001)) == "equivalent"
+    assert judge(*cells(1.006, 8, 0.0055)) == "faster by less than 1 %"
+    assert judge(*cells(1 / 1.006, 8, 0.0055)) == "slower by less than 1 %"
+    assert judge(*cells(1.004, 5, 0.001)) == "too few runs"
 
 
 @pytest.mark.parametrize("family", [1, 2, 4, 10])
@@ -163,22 +168,12 @@ def test_the_fewest_pairs_are_those_that_holm_leaves_a_chance(family):
     assert n == 6 or holm([sign_flip_p([1.0] * (n - 1))[0]] * family)[0] >= 0.05
 
 
-@pytest.mark.parametrize("noise", ["normal", "heavy tails", "one side"])
-@pytest.mark.parametrize(("family", "n"), [(1, 6), (2, 7), (3, 7)])
-def test_a_family_of_primary_comparisons_is_wrong_in_at_most_5_percent_of_campaigns(family, n, noise):
-    """Campaigns without any difference, whose comparisons share one baseline, as packed and padded rows do."""
-    random, campaigns, wrong = np.random.default_rng(family), 3000, 0
-    draw = {
-        "normal": random.normal,
-        "heavy tails": lambda size: random.standard_t(2, size),
-        "one side": lambda size: random.exponential(1.0, size),
-    }[noise]
-    for _ in range(campaigns):
-        baseline = np.exp(0.05 * draw(size=n))
-        ratios = [np.exp(0.05 * draw(size=n)) / baseline for _ in range(family)]
-        tests = [sign_flip_p(np.log(r)) for r in ratios]
-        ps, smallest = holm([p for p, _ in tests]), holm([s for _, s in tests])
-        words = [verdict(summary(r), p, s) for r, p, s in zip(ratios, ps, smallest, strict=True)]
-        assert "too few runs" not in words
-        wrong += any(word.startswith(("faster", "slower")) for word in words)
-    assert wrong / campaigns <= 0.05
+@pytest.mark.parametrize("drift", [0.0, 0.1, 0.25])
+@pytest.mark.parametrize("noise", verdicts.NOISE)
+@pytest.mark.parametrize(("family", "n"), [(1, 6), (1, 9), (3, 7)])
+def test_equal_cells_are_rarely_called_different_and_as_often_faster_as_slower(family, n, noise, drift):
+    """In the order of the design; cells share one baseline, as packed and padded rows do. Measured with more campaigns:
+    docs/report.md. Bounds are those of 200 campaigns: 3.5 standard errors above 5 %, and of 2.5 % on each side."""
+    faster, slower = verdicts.simulate(family, n, noise, 0.02, drift, 200)
+    assert faster + slower <= 0.05 + 3.5 * math.sqrt(0.05 * 0.95 / 200)
+    assert max(faster, slower) <= 0.025 + 3.5 * math.sqrt(0.025 * 0.975 / 200)

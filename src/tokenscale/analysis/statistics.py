@@ -105,53 +105,44 @@ def sign_flip_p(differences: Iterable[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One cell against a baseline, paired by repeat. `ratio` is the ratio of medians; `paired` the median of the ratios
-    of the pairs, to which `low`, `high` and `kind` belong."""
+    """One cell against a baseline, paired by repeat: ratio of medians, and the spread of the ratios of the pairs."""
 
-    n: int
     ratio: float
-    paired: float
-    low: float
-    high: float
-    kind: str
+    spread: Summary
     p: float
     smallest_p: float
-    verdict: str
 
 
-def ratio_of_medians(
-    values: Mapping[object, float], baseline: Mapping[object, float], *, level: float = LEVEL, margin: float = MARGIN
-) -> Comparison:
+def compare_pairs(values: Mapping[object, float], baseline: Mapping[object, float]) -> Comparison:
     """Compare two cells given as repeat → value (> 0, higher is faster); repeats that both have form the pairs.
 
-    The verdict is `faster` or `slower` where the exact test and the interval agree (`… by less than 1 %` where the
-    median is within 1 ± `margin`, the smallest effect that matters), `equivalent` where the whole interval lies within
-    1 ± `margin` (Schuirmann 1987: two one-sided tests, here at 2.5 % each), `too few runs` where no data could reach
-    the level, else `no difference shown`.
+    The p-values are those of the exact sign-flip test on log ratios, without a correction. Raises ValueError for values
+    that are not above zero.
     """
     pairs = sorted(values.keys() & baseline.keys(), key=str)
     a = np.array([values[k] for k in pairs], dtype=float)
     b = np.array([baseline[k] for k in pairs], dtype=float)
     if len(pairs) and not (np.isfinite(a).all() and np.isfinite(b).all() and (a > 0).all() and (b > 0).all()):
         raise ValueError("ratios need values above zero")
-    spread = summary(a / b)
-    p, smallest = sign_flip_p(np.log(a / b))
     ratio = float(np.median(a) / np.median(b)) if len(pairs) else math.nan
-    return Comparison(
-        len(pairs), ratio, spread.median, spread.low, spread.high, spread.kind, p, smallest,
-        verdict(spread, p, smallest, level=level, margin=margin),
-    )  # fmt: skip
+    return Comparison(ratio, summary(a / b), *sign_flip_p(np.log(a / b)))
 
 
-def verdict(spread: Summary, p: float, smallest_p: float, *, level: float = LEVEL, margin: float = MARGIN) -> str:
-    """The word for a spread of ratios and its p (after Holm's correction where there is a family)."""
-    if smallest_p >= level or order_statistic_rank(spread.n) is None:
+def verdict(spread: Summary, p: float, smallest_p: float) -> str:
+    """The word for a spread of ratios and its p (after Holm's correction where there is a family).
+
+    It is `faster` or `slower` where the exact test and the interval agree (`… by less than 1 %` where the median is
+    within 1 ± `MARGIN`, the smallest effect that matters), `equivalent` where the whole interval lies within
+    1 ± `MARGIN` (Schuirmann 1987: two one-sided tests, here at 2.5 % each), `too few runs` where no data could reach
+    the level, else `no difference shown`.
+    """
+    if smallest_p >= LEVEL or order_statistic_rank(spread.n) is None:
         return "too few runs"
-    if 1 - margin <= spread.low and spread.high <= 1 + margin:
+    if 1 - MARGIN <= spread.low and spread.high <= 1 + MARGIN:
         return "equivalent"
-    if p < level and not spread.low <= 1 <= spread.high:
+    if p < LEVEL and not spread.low <= 1 <= spread.high:
         word = "faster" if spread.low > 1 else "slower"
-        return word if abs(spread.median - 1) > margin else f"{word} by less than {100 * margin:g} %"
+        return word if abs(spread.median - 1) > MARGIN else f"{word} by less than {100 * MARGIN:g} %"
     return "no difference shown"
 
 

@@ -110,7 +110,7 @@ class Pair:
 
     def result(self) -> statistics.Comparison:
         values, bases = ({repeat: x for repeat, (_, x) in side.items()} for side in (self.values, self.bases))
-        return statistics.ratio_of_medians(values, bases)
+        return statistics.compare_pairs(values, bases)
 
     def without_drift(self, slope: float, started: Mapping[str, float]) -> "Pair":
         """The same with `slope` (of the logarithm, a second) taken out of all runs whose start is known."""
@@ -150,7 +150,7 @@ def judge(pairs: Sequence[Pair], drift: campaign.Drift, started: Mapping[str, fl
     reachable = statistics.holm([result.smallest_p for result in results])
     found = []
     for pair, c, p, smallest in zip(pairs, results, corrected, reachable, strict=True):
-        verdict = statistics.verdict(statistics.Summary(c.n, c.paired, c.low, c.high, c.kind), p, smallest)
+        verdict = statistics.verdict(c.spread, p, smallest)
         for word, own in zip(("faster", "slower"), QUANTITIES[pair.quantity], strict=False):
             verdict = verdict.replace(word, own)
         found.append(Judged(pair, c, p, smallest, verdict))
@@ -161,7 +161,9 @@ def judge(pairs: Sequence[Pair], drift: campaign.Drift, started: Mapping[str, fl
         if pairs[i].quantity == "useful_tokens_per_s":
             if word in ("faster", "slower", "equivalent") and without.verdict.removesuffix(SMALL) != word:
                 found[i] = replace(found[i], verdict=DRIFTED)
-            ratio = f", without the drift {format_ratio(without.result.paired)}×" if without.result.n else ""
+            ratio = (
+                f", without the drift {format_ratio(without.result.spread.median)}×" if without.result.spread.n else ""
+            )
             found[i] = found[i].mark(WITH_DRIFT, f"throughput drifted by {number(100 * drift.share, 2)} %{ratio}")
     return [_add_order(judged, started) for judged in found] if started else found
 
@@ -371,9 +373,9 @@ def answers(compared: Sequence[Judged]) -> list[dict[str, str]]:
 
 
 def _sentence(c: Judged) -> str:
-    (of, over), ratio = c.pair.names, format_ratio(c.result.paired)
+    (of, over), ratio = c.pair.names, format_ratio(c.result.spread.median)
     start = f"{c.pair.at}: " if c.pair.at else ""
-    if not c.result.n:
+    if not c.result.spread.n:
         return f"{start}{of} against {over}: no pair of runs"
     if c.pair.quantity == "validation_loss":
         return f"{start}{of} ends at {ratio}× the validation loss of {over}"
@@ -382,7 +384,7 @@ def _sentence(c: Judged) -> str:
 
 
 def _spread(c: Judged) -> str:
-    r = c.result
+    r = c.result.spread
     text = f"{format_ratio(r.low)}–{format_ratio(r.high)}, {in_pairs(r.n)}, {r.kind}"
     return text + (f", within {_MARGIN}" if c.verdict.startswith("equivalent") else "")
 
@@ -402,25 +404,25 @@ def in_pairs(n: int) -> str:
 
 
 def comparison_table(compared: Sequence[Judged], refused: str = "") -> Table:
-    """Return a row for each comparison: ratios, test and verdict; a column for groups only where there are any."""
-    grouped = any(c.pair.at for c in compared)
+    """Return a row for each comparison: ratios, test and verdict; some columns only where there is anything in them."""
     losses = any(c.pair.quantity != "useful_tokens_per_s" for c in compared)
-    columns = [("of", False), ("against", False), *([("at", False)] if grouped else [])]
-    columns += [("compared", False)] if losses else []
-    columns += [("pairs", True), ("ratio of medians", True), ("median of paired ratios", True), ("spread", True)]
-    columns += [("what the spread is", False), ("p (Holm)", True), ("smallest possible p", True), ("verdict", False)]
-    trainers = any(c.pair.parity for c in compared)
-    columns += [("parity of the trainers", False)] if trainers else []
-    rows = []
-    for c in compared:
-        r = c.result
-        names = [*c.pair.names, *[c.pair.at] * grouped, *[QUANTITIES[c.pair.quantity][2]] * losses]
-        spread = f"{format_ratio(r.low)}–{format_ratio(r.high)}"
-        rows.append(
-            [*names, str(r.n), format_ratio(r.ratio), format_ratio(r.paired), spread]
-            + [r.kind, number(c.p, 2), number(c.smallest_p, 2), c.verdict, *[c.pair.parity] * trainers]
-        )
-    exploratory = any(c.verdict == EXPLORATORY for c in compared)
+    spreads = [c.result.spread for c in compared]
+    columns = {
+        ("of", False): [c.pair.names[0] for c in compared],
+        ("against", False): [c.pair.names[1] for c in compared],
+        ("at", False): [c.pair.at for c in compared],
+        ("compared", False): [QUANTITIES[c.pair.quantity][2] * losses for c in compared],
+        ("pairs", True): [str(r.n) for r in spreads],
+        ("ratio of medians", True): [format_ratio(c.result.ratio) for c in compared],
+        ("median of paired ratios", True): [format_ratio(r.median) for r in spreads],
+        ("spread", True): [f"{format_ratio(r.low)}–{format_ratio(r.high)}" for r in spreads],
+        ("what the spread is", False): [r.kind for r in spreads],
+        ("p (Holm)", True): [number(c.p, 2) for c in compared],
+        ("smallest possible p", True): [number(c.smallest_p, 2) for c in compared],
+        ("verdict", False): [c.verdict for c in compared],
+        ("parity of the trainers", False): [c.pair.parity for c in compared],
+    }
+    shown = {head: cells for head, cells in columns.items() if any(cells) or not compared}
     notes = [
         "Ratios in pairs of runs of one repeat, all other factors equal"
         + ("." if losses else ": useful tokens per second."),
@@ -429,8 +431,11 @@ def comparison_table(compared: Sequence[Judged], refused: str = "") -> Table:
         f"“equivalent”: the whole interval lies within {_MARGIN}, the smallest effect that matters.",
         "Parity: whether both trainers compute the same from the same weights and batches; A is the second of the two, "
         "B the first (docs/parity.md)."
-        if trainers
+        if ("parity of the trainers", False) in shown and compared
         else "",
-        "“exploratory”: not a primary comparison of this experiment, so it is not tested." if exploratory else "",
+        "“exploratory”: not a primary comparison of this experiment, so it is not tested."
+        if any(c.verdict == EXPLORATORY for c in compared)
+        else "",
     ]
-    return Table(columns, rows, " ".join(filter(None, [*notes, refused])))
+    rows = [list(row) for row in zip(*shown.values(), strict=True)]
+    return Table(list(shown), rows, " ".join(filter(None, [*notes, refused])))
