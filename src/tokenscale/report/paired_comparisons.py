@@ -33,9 +33,10 @@ WITH_DRIFT, WITH_SUSPECT, UNEQUAL_UPDATES = ", with drift", ", with suspect runs
 _MARGIN = f"1 ± {statistics.MARGIN:g}"
 #: after a verdict, where the effect is smaller than what matters
 SMALL = f" by less than {100 * statistics.MARGIN:g} %"
+RATE = "useful_tokens_per_s"
 #: quantity → (words for a ratio above and below 1, what is compared)
 QUANTITIES = {
-    "useful_tokens_per_s": ("faster", "slower", "useful tokens per second"),
+    RATE: ("faster", "slower", "useful tokens per second"),
     "validation_loss": ("higher loss", "lower loss", "final validation loss"),
 }
 #: every verdict of a comparison, without its marks
@@ -67,7 +68,7 @@ def comparisons(
     if primary is not None:
         main, refused = _primary_pairs(throughput, runs, primary, validation)
         main = [replace(pair, parity=_find_parity(pair, runs, certificates)) for pair in main]
-        tested = {(pair.of, pair.over) for pair in main if pair.quantity == "useful_tokens_per_s"}
+        tested = {(pair.of, pair.over) for pair in main if pair.quantity == RATE}
         others = [pair for pair in pairs if (pair.of, pair.over) not in tested]
         pairs, sentences = main, refused + sentences
     started = runs.dropna(subset=["started_unix_s"]).set_index("run_id")["started_unix_s"].to_dict()
@@ -82,7 +83,7 @@ def measure_drift(throughput: pd.DataFrame, runs: pd.DataFrame) -> campaign.Drif
     started = _ours(runs)[["run_id", "started_unix_s"]].dropna()
     timed = throughput.merge(started, on="run_id").sort_values("started_unix_s", kind="stable")
     cells = list(zip(timed["series"], timed["world_size"], strict=True))
-    return campaign.drift(timed["started_unix_s"], timed["useful_tokens_per_s"], cells)
+    return campaign.drift(timed["started_unix_s"], timed[RATE], cells)
 
 
 def _ours(runs: pd.DataFrame) -> pd.DataFrame:
@@ -113,7 +114,9 @@ class Pair:
         return statistics.compare_pairs(values, bases)
 
     def without_drift(self, slope: float, started: Mapping[str, float]) -> "Pair":
-        """The same with `slope` (of the logarithm, a second) taken out of all runs whose start is known."""
+        """The same with `slope` (of the logarithm, a second) taken out of all rates whose run's start is known."""
+        if self.quantity != RATE:
+            return self
         last = max(started.values())
         sides = [
             {k: (run, x * math.exp(slope * (last - started[run]))) for k, (run, x) in side.items() if run in started}
@@ -154,18 +157,21 @@ def judge(pairs: Sequence[Pair], drift: campaign.Drift, started: Mapping[str, fl
         for word, own in zip(("faster", "slower"), QUANTITIES[pair.quantity], strict=False):
             verdict = verdict.replace(word, own)
         found.append(Judged(pair, c, p, smallest, verdict))
-    drifted = drift.verdict == "drift" and any(pair.quantity == "useful_tokens_per_s" for pair in pairs)
-    steady = judge([p.without_drift(drift.slope, started) for p in pairs], replace(drift, p=1.0), {}) if drifted else []
-    for i, without in enumerate(steady):
-        word = found[i].verdict.removesuffix(SMALL)
-        if pairs[i].quantity == "useful_tokens_per_s":
-            if word in ("faster", "slower", "equivalent") and without.verdict.removesuffix(SMALL) != word:
-                found[i] = replace(found[i], verdict=DRIFTED)
-            ratio = (
-                f", without the drift {format_ratio(without.result.spread.median)}×" if without.result.spread.n else ""
-            )
-            found[i] = found[i].mark(WITH_DRIFT, f"throughput drifted by {number(100 * drift.share, 2)} %{ratio}")
-    return [_add_order(judged, started) for judged in found] if started else found
+    if drift.verdict == "drift":
+        steady = judge([pair.without_drift(drift.slope, started) for pair in pairs], replace(drift, p=1.0), {})
+        found = [_hold_against(*both, drift) for both in zip(found, steady, strict=True)]
+    return [_add_order(judged, started) for judged in found]
+
+
+def _hold_against(judged: Judged, steady: Judged, drift: campaign.Drift) -> Judged:
+    """Mark a comparison of rates, or take its verdict away if it has another one without the drift."""
+    if judged.pair.quantity != RATE or not judged.result.spread.n:
+        return judged
+    word = judged.verdict.removesuffix(SMALL)
+    if word in ("faster", "slower", "equivalent") and steady.verdict.removesuffix(SMALL) != word:
+        judged = replace(judged, verdict=DRIFTED)
+    ratio = f"without the drift {format_ratio(steady.result.spread.median)}×"
+    return judged.mark(WITH_DRIFT, f"throughput drifted by {number(100 * drift.share, 2)} %, {ratio}")
 
 
 def _add_order(judged: Judged, started: Mapping[str, float]) -> Judged:
@@ -250,13 +256,10 @@ def describe_certificate(certificate: Mapping[str, Any] | None) -> str:
 
 def _find_parity(pair: Pair, runs: pd.DataFrame, certificates: pd.DataFrame | None) -> str:
     """Return the certificate of a comparison of trainers in words; empty where one trainer is compared with itself."""
-    arms = [set(runs.loc[runs["cell"] == cell, "arm"].dropna()) for cell in (pair.of, pair.over)]
-    if arms[0] == arms[1]:
-        return ""
-    found = [] if certificates is None else certificates.to_dict("records")
-    return describe_certificate(
-        next((row for row in found if (row["of_cell"], row["over_cell"]) == (pair.of, pair.over)), None)
-    )
+    of, over = (set(runs.loc[runs["cell"] == cell, "arm"].dropna()) for cell in (pair.of, pair.over))
+    rows = [] if certificates is None else certificates.to_dict("records")
+    found = {(row["of_cell"], row["over_cell"]): row for row in reversed(rows)}
+    return "" if of == over else describe_certificate(found.get((pair.of, pair.over)))
 
 
 def _primary_pairs(
@@ -295,7 +298,7 @@ def _numbers(quantity: str, throughput: pd.DataFrame, validation: pd.DataFrame |
     if quantity == "validation_loss":
         last = None if validation is None else validation[validation["last"].astype(bool)]
         return {} if last is None else dict(zip(last["run_id"], last["loss"].astype(float), strict=True))
-    return dict(zip(throughput["run_id"], throughput["useful_tokens_per_s"].astype(float), strict=True))
+    return dict(zip(throughput["run_id"], throughput[RATE].astype(float), strict=True))
 
 
 def _shorten(cell: str) -> str:
@@ -341,7 +344,7 @@ def _approach_pairs(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[
         values, bases = (cells[cell] for cell in smallest[key])
         of, over = (names[next(iter(side.values()))[0]] for side in (values, bases))
         group = ", ".join(filter(None, [*key[2:], f"world size {smallest[key][0][-1]}" * several]))
-        pairs.append(Pair(of, over, key[:2], group, "useful_tokens_per_s", values, bases, refused))
+        pairs.append(Pair(of, over, key[:2], group, RATE, values, bases, refused))
     return pairs, [refusal.sentence for refusal in refusals]
 
 
@@ -405,7 +408,7 @@ def in_pairs(n: int) -> str:
 
 def comparison_table(compared: Sequence[Judged], refused: str = "") -> Table:
     """Return a row for each comparison: ratios, test and verdict; some columns only where there is anything in them."""
-    losses = any(c.pair.quantity != "useful_tokens_per_s" for c in compared)
+    losses = any(c.pair.quantity != RATE for c in compared)
     spreads = [c.result.spread for c in compared]
     columns = {
         ("of", False): [c.pair.names[0] for c in compared],

@@ -450,10 +450,10 @@ def order_runs(experiment: Experiment) -> list[tuple[dict[str, Any], int]]:
     for repeat in range(most):
         chance = random.Random(f"{experiment.order_seed}/{repeat // 2}")
         cells = [(cell, repeats[format_cell(cell)]) for cell in expand_cells(experiment)]
-        groups = [[cell for cell, of in cells if of == most], *([cell] for cell, of in cells if of < most)]
-        chance.shuffle(groups[0])
-        chance.shuffle(groups)
-        block = [cell for group in groups for cell in group][:: -1 if repeat % 2 else 1]
+        units = [[cell for cell, of in cells if of == most], *([cell] for cell, of in cells if of < most)]
+        chance.shuffle(units[0])
+        chance.shuffle(units)
+        block = [cell for unit in units for cell in unit][:: -1 if repeat % 2 else 1]
         block = [cell for cell in block if repeat < repeats[format_cell(cell)]]
         block.sort(key=lambda cell: _count_predecessors(cell.get("resume_from")))
         result += [(cell, repeat) for cell in block]
