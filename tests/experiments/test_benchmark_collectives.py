@@ -1,4 +1,4 @@
-"""The sweep of collectives: on two gloo ranks at tiny sizes; its record, its table, and what `predict` reads of it."""
+"""The sweep of collectives: on two gloo ranks at tiny sizes; its record, its table, and its fits."""
 
 import json
 import statistics

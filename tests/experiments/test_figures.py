@@ -159,6 +159,7 @@ FITTING = {
     "pipeline_bubble": "laid_out",
     "pipeline_vs_model_parallel": "laid_out",
     "scaling_weak": "weak",
+    "scaling_model": "weak",
     "translation": "translated",
     "inference_tokens_per_second": "written",
     "inference_step_time": "written",

@@ -247,14 +247,15 @@ def test_the_held_out_world_size_tests_the_model(tmp_path):
     assert any("a model" in axes.get_title(loc=side) for axes in figure.axes for side in ("left", "right"))
     assert "A model, not a measurement" in kind(*rows).caption()
     assert "at 4 predicted over measured" in kind(*rows).caption()
+    assert (
+        model.index.max() == 16 and "32 ranks cannot be predicted from these sizes: measure 4" in kind(*rows).caption()
+    )
 
 
-def test_a_size_that_cannot_be_predicted_is_not_drawn(gpus):
-    """The runs of this fixture are no faster on two GPUs than on one."""
+def test_strong_scaling_has_no_model_and_says_why(gpus):
     kind, rows = parts("scaling_model", gpus)
-    found = kind(*rows).data()
-    assert found.loc[found["kind"] == "model", "world_size"].max() == 2
-    assert "4 ranks cannot be predicted from these sizes: measure 4" in kind(*rows).caption()
+    assert set(kind(*rows).data()["kind"]) == {"measured, fitted", "measured, not fitted"}
+    assert "No model of packed: strong scaling" in kind(*rows).caption()
 
 
 def test_a_series_that_cannot_be_fitted_says_why(tmp_path):

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", choices=("auto", "cpu"), default="auto", help="cpu: gloo, even where there is a GPU"
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="the JSON to write, which `predict` reads")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="the JSON to write")
 
 
 def run(arguments: argparse.Namespace) -> None:

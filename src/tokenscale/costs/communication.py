@@ -4,7 +4,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -41,64 +40,33 @@ def hops(collective: str, ranks: int, latency: Latency) -> float:
     return (2 if collective == "all_reduce" else 1) * (ranks - 1)
 
 
-def collective_s(collective: str, size_bytes: float, ranks: int, link: Link) -> float:
-    """Return the seconds of a collective over a buffer of `size_bytes`: alpha x hops + beta x bus factor x bytes."""
-    per_byte = bus_factor(collective, ranks) * link.beta_s_per_byte
-    return hops(collective, ranks, link.latency) * link.alpha_s + per_byte * size_bytes
-
-
 def bandwidths(collective: str, size_bytes: float, ranks: int, seconds: float) -> tuple[float, float]:
     """Return (algorithm, bus) bandwidth in bytes/s, as nccl-tests defines them."""
     return size_bytes / seconds, size_bytes / seconds * bus_factor(collective, ranks)
 
 
-def split_hierarchy(ranks: int, ranks_per_node: int) -> tuple[int, int]:
-    """Return (ranks per node, nodes) of a hierarchical collective: inside nodes first, then between nodes."""
-    return min(ranks, ranks_per_node), -(-ranks // ranks_per_node)
-
-
-@cache
-def expected_maximum(ranks: int) -> float:
-    """Return the mean maximum of N standard normal values, the expected lag of the slowest of N equal ranks.
-
-    The integral of x N phi(x) Phi(x)^(N - 1) (David & Nagaraja, Order Statistics, 3rd edition, section 3.1), by the
-    trapezoidal rule; below sqrt(2 ln N), which it approaches slowly.
-    """
-    if ranks == 1:
-        return 0.0
-    step, total = 0.002, 0.0
-    for i in range(-4500, 4501):
-        x = i * step
-        total += x * math.exp(-x * x / 2) * (math.erfc(-x / math.sqrt(2)) / 2) ** (ranks - 1)
-    return ranks * total * step / math.sqrt(2 * math.pi)
-
-
 def solve_nonnegative(columns: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Solve least squares with constants of at least zero exactly, by trying every set of the few columns.
 
-    `columns` [points, terms], `targets` [points] or [points, draws]; returns [terms] or [terms, draws].
+    `columns` [points, terms], `targets` [points]; returns [terms].
     """
-    wanted = targets.reshape(len(targets), -1)
-    terms = columns.shape[1]
     scale = np.linalg.norm(columns, axis=0)
-    best, found = (wanted**2).sum(axis=0), np.zeros((terms, wanted.shape[1]))
-    for size in range(1, terms + 1):
-        for chosen in itertools.combinations(np.flatnonzero(scale), size):
-            part = columns[:, chosen] / scale[list(chosen)]
-            constants = np.linalg.pinv(part) @ wanted  # faster than lstsq for many draws
-            error = ((part @ constants - wanted) ** 2).sum(axis=0)
-            better = (constants >= 0).all(axis=0) & (error < best * (1 - 1e-12))
-            best = np.where(better, error, best)
-            full = np.zeros((terms, wanted.shape[1]))
-            full[list(chosen)] = constants / scale[list(chosen), None]
-            found = np.where(better, full, found)
-    return found[:, 0] if targets.ndim == 1 else found
+    best, found = float(targets @ targets), np.zeros(len(scale))
+    for size in range(1, len(scale) + 1):
+        for chosen in map(list, itertools.combinations(np.flatnonzero(scale), size)):
+            part = columns[:, chosen] / scale[chosen]
+            constants = np.linalg.pinv(part) @ targets
+            error = float(((part @ constants - targets) ** 2).sum())
+            if (constants >= 0).all() and error < best * (1 - 1e-12):
+                best, found = error, np.zeros(len(scale))
+                found[chosen] = constants / scale[chosen]
+    return found
 
 
 def fit_link(
     collective: str, sizes: Sequence[float], seconds: Sequence[float], ranks: int, latency: Latency
 ) -> tuple[Link, list[float]]:
-    """Return (link, residuals) of a sweep over sizes in bytes: alpha and beta of `collective_s`.
+    """Return (link, residuals) of a sweep over sizes in bytes: seconds = alpha x hops + beta x bus factor x bytes.
 
     Fitted by relative least squares; residuals are predicted over measured - 1. Raises UserError with one size.
     """
