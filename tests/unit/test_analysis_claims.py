@@ -155,6 +155,13 @@ def test_a_supported_direction_says_whether_the_figure_is_reproduced(tmp_path, p
     assert verdict_words(row) == expected
 
 
+def test_an_interval_that_is_near_a_figure_in_part_decides_nothing(tmp_path):
+    lab(tmp_path, [0.5, 0.5, 0.5, 0.5, 0.5, 0.4])
+    book = ledger(one=claim(published=(2.0,)))
+    (row,) = claims.as_rows(book, claims.judge(book, tmp_path, ["demo"]))
+    assert row["reproduced"] is None and verdict_words(row) == ["direction supported", "figure not decided"]
+
+
 @pytest.mark.parametrize("truth", ["all at the bound", "one far, one at the bound"])
 def test_false_verdicts_of_a_claim_are_as_rare_as_its_level(truth):
     """Simulated claims over three cells of seven runs, of which at least one is exactly at the bound."""

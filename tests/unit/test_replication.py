@@ -8,7 +8,17 @@ import pytest
 
 from tests import tables
 from tokenscale.analysis import replication
-from tokenscale.analysis.replication import DIRECTION, NOT_RUN, OF_RUNS, OTHER, SAME, load_figures, measure, replicate
+from tokenscale.analysis.replication import (
+    DIRECTION,
+    NOT_RUN,
+    OF_RUNS,
+    OTHER,
+    SAME,
+    UNDECIDED,
+    load_figures,
+    measure,
+    replicate,
+)
 from tokenscale.analysis.runs import grouping
 from tokenscale.settings.claims import load_claims
 from tokenscale.settings.config import ALL, load_config
@@ -152,23 +162,35 @@ def test_the_cells_of_scale_study_have_the_studies_settings():
     assert {run.global_batch // run.layout.world_size for run in small} == {32}
 
 
-def of_figure(number, low, high, **changes):
+def of_figure(number, low, high, n=6, **changes):
     """(ratio, verdict) of a figure with this number of ours."""
     figure = replace(load_figures()[0], **{"published": 2.0, "corrected": None, "quantity": "speed-up"} | changes)
-    ours = {"number": number, "low": low, "high": high, "n": 6, "kind": "interval", "experiment": "e", "scale": "s"}
+    ours = {"number": number, "low": low, "high": high, "n": n, "kind": "interval", "experiment": "e", "scale": "s"}
     row = replication._of_figure(figure, ours)
     return row.ratio, row.verdict
 
 
-def test_a_figure_is_reproduced_within_5_percent_and_as_corrected_where_it_is():
-    assert of_figure(2.3, 2.1, 2.4) == ("1.15 (1.05 to 1.2, interval)", SAME)
-    assert of_figure(2.3, 2.11, 2.4)[1] == DIRECTION and of_figure(0.9, 0.8, 1.1)[1] == OTHER
-    assert of_figure(2.3, 2.11, 2.4, quantity="MFU %")[1] == OTHER, "no side of 1"
+def test_a_figure_is_reproduced_where_the_whole_interval_is_within_5_percent():
+    assert of_figure(2.0, 1.9, 2.1) == ("1 (0.95 to 1.05, interval)", SAME)
+    assert of_figure(2.3, 2.11, 2.4)[1] == DIRECTION and of_figure(2.0, 1.5, 2.5)[1] == DIRECTION
+    assert of_figure(0.9, 0.8, 1.1)[1] == OTHER and of_figure(2.0, 0.9, 3.0)[1] == UNDECIDED
+    speed = {"quantity": "MFU %"}  # no side of 1
+    assert of_figure(2.3, 2.11, 2.4, **speed)[1] == OTHER and of_figure(1.8, 1.7, 1.89, **speed)[1] == OTHER
+    assert of_figure(2.0, 1.8, 2.05, **speed)[1] == UNDECIDED and of_figure(9.0, 2.05, 20.0, **speed)[1] == UNDECIDED
     assert (
-        of_figure(2.0, 2.0, 2.0, corrected=1.0) == ("2", OTHER) and of_figure(1.0, 1.0, 1.0, corrected=1.0)[1] == SAME
+        of_figure(1.0, 1.0, 1.0, corrected=1.0) == ("1", SAME) and of_figure(2.0, 2.0, 2.0, corrected=1.0)[1] == OTHER
     )
     never = {"published": 404.6, "corrected": float("inf"), "quantity": "seconds of training"}
     assert of_figure(None, None, None, **never) == ("–", SAME) and of_figure(9.0, 9.0, 9.0, **never) == ("–", OTHER)
+    assert of_figure(9.0, 9.0, None, **never)[1] == UNDECIDED
+
+
+@pytest.mark.parametrize("number", [2.0, 9.0])
+def test_what_is_measured_needs_the_runs_of_an_interval_and_a_count_needs_one(number):
+    for n in (1, 3, 5):
+        assert of_figure(number, number, number, n)[1] == UNDECIDED
+        expected = SAME if number == 2 else OTHER
+        assert of_figure(number, number, number, n, quantity="GB of weights")[1] == expected
 
 
 CLAIM = {
@@ -189,11 +211,14 @@ CLAIM |= {"published": [2.0], "corrected": []}
     [
         ({}, SAME),
         ({"number": 3.0, "low": 3.0, "high": 3.0}, DIRECTION),
-        ({"verdict": "inconclusive"}, OTHER),
+        ({"low": 1.0}, DIRECTION),
+        ({"verdict": "inconclusive"}, UNDECIDED),
+        ({"verdict": "inconclusive", "number": 9.0, "low": 9.0, "high": 9.0}, UNDECIDED),
         ({"verdict": "contradicted", "number": 0.5, "low": 0.5, "high": 0.5}, OTHER),
         ({"verdict": "contradicted", "corrected": [2.0], "published": [9.0]}, SAME),
         ({"published": []}, SAME),
-        ({"published": [], "verdict": "inconclusive"}, OTHER),
+        ({"verdict": "contradicted", "corrected": [2.0], "low": 1.0}, UNDECIDED),
+        ({"published": [], "verdict": "inconclusive"}, UNDECIDED),
         ({"experiment": None, "number": None, "low": None, "high": None}, NOT_RUN),
     ],
 )

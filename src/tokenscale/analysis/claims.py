@@ -166,16 +166,23 @@ def summed_up(cells: Sequence[Cell]) -> tuple[float | None, float | None, float 
 
 
 def is_reproduced(claim: Claim, low: float | None, high: float | None) -> bool | None:
-    """Whether the interval of a claim's number comes within `REPRODUCED` of its published figure; None without one.
+    """`is_near` of the claim's number and its published figure; None also where one of them is missing.
 
     A direction can hold while the figure does not: "around 75 %" is another number than 67 to 70 %.
     """
     return None if not claim.published or low is None or high is None else is_near(low, high, claim.published)
 
 
-def is_near(low: float, high: float, figures: Sequence[float]) -> bool:
-    """Whether an interval comes within `REPRODUCED` of a figure, or of a range of figures."""
-    return low <= max(figures) * (1 + REPRODUCED) and high >= min(figures) * (1 - REPRODUCED)
+def is_near(low: float, high: float, figures: Sequence[float]) -> bool | None:
+    """Whether an interval lies within `REPRODUCED` of a figure, or of a range of figures; None where it does in part.
+
+    >>> is_near(0.96, 1.04, [1.0]), is_near(1.06, 1.2, [1.0]), is_near(0.9, 1.1, [1.0])
+    (True, False, None)
+    """
+    ends = sorted(x * (1 + share) for x in figures for share in (-REPRODUCED, REPRODUCED))
+    if ends[0] <= low and high <= ends[-1]:
+        return True
+    return False if low > ends[-1] or high < ends[0] else None
 
 
 def written(number: float | None, unit: str, digits: int = 3) -> str:

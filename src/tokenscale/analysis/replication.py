@@ -8,17 +8,20 @@ scale `study`, whose cells are the studies' own. A claim's figure is that of `co
 import csv
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from tokenscale.analysis import statistics
-from tokenscale.analysis.claims import SUPPORTED, ClaimTables, is_near, written
+from tokenscale.analysis.claims import CONTRADICTED, SUPPORTED, ClaimTables, is_near, written
 
 FILES = ("published/studies.csv",)
-VERDICTS = ("reproduced", "direction only", "not reproduced", "not run")
-SAME, DIRECTION, OTHER, NOT_RUN = VERDICTS
+VERDICTS = ("reproduced", "direction only", "not decided", "not reproduced", "not run")
+SAME, DIRECTION, UNDECIDED, OTHER, NOT_RUN = VERDICTS
+#: quantities that are counted: one run suffices. All others are measured and need an interval
+COUNTS = ("useful share %", "GB of weights", "GB of optimizer state", "bytes a document")
+COUNTS += ("GB of weights, gradients and optimizer state",)
 #: scale of the studies' own cells
 SCALE = "study"
 
@@ -177,16 +180,16 @@ def measure(tables: Path, experiments: Sequence[str]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the replication table, in words."""
+    """One row of the replication table, as text."""
 
     study: str
     table: str
     cell: str
     published: str
-    corrected: str
-    ours: str
-    ratio: str
-    verdict: str
+    corrected: str = "–"
+    ours: str = "–"
+    ratio: str = "–"
+    verdict: str = NOT_RUN
 
     @property
     def texts(self) -> list[str]:
@@ -205,32 +208,46 @@ def replicate(claims: Iterable[dict[str, Any]], measured: Iterable[dict[str, Any
 def _of_figure(figure: Figure, ours: dict[str, Any] | None) -> Row:
     expected = figure.published if figure.corrected is None else figure.corrected
     corrected = figure.reason if figure.corrected is None else f"{_text(figure.corrected)} ({figure.reason})"
-    our_text, ratio, verdict = "–", "–", NOT_RUN
-    if ours is not None:
-        number, low, high = (math.inf if ours[k] is None else ours[k] for k in ("number", "low", "high"))
-        runs = f"; n = {ours['n']}" if ours["n"] > 1 else ""
-        our_text = f"{_text(number)} ({ours['experiment']} at {ours['scale']}{runs})"
-        ratio = _ratio(number, low, high, expected, ours["kind"])
-        same_side = figure.quantity.startswith("speed-up") and (low > 1 if expected > 1 else high < 1)
-        same = number == expected if math.isinf(expected) else is_near(low, high, (expected,))
-        verdict = SAME if same else DIRECTION if same_side else OTHER
     cell = f"{figure.cell}: {figure.quantity}"
-    return Row(figure.study, figure.table, cell, _text(figure.published), corrected or "–", our_text, ratio, verdict)
+    row = Row(figure.study, figure.table, cell, _text(figure.published), corrected or "–")
+    if ours is None:
+        return row
+    number, low, high = _spread(ours)
+    runs = f"; n = {ours['n']}" if ours["n"] > 1 else ""
+    text = f"{_text(number)} ({ours['experiment']} at {ours['scale']}{runs})"
+    verdict = UNDECIDED
+    if figure.quantity in COUNTS or statistics.order_statistic_rank(ours["n"]):
+        verdict = {True: SAME, False: OTHER, None: UNDECIDED}[is_near(low, high, (expected,))]
+        same_side = low > 1 if expected > 1 else high < 1
+        verdict = DIRECTION if verdict != SAME and figure.quantity.startswith("speed-up") and same_side else verdict
+    return replace(row, ours=text, ratio=_ratio(number, low, high, expected, ours["kind"]), verdict=verdict)
 
 
 def _of_claim(claim: dict[str, Any]) -> Row:
     corrected = " to ".join(written(one, claim["unit"]) for one in claim["corrected"])
     corrected = f"{corrected} ({claim['remark']})" if corrected else "–"
-    our_text, ratio, verdict = "–", "–", NOT_RUN
-    if claim["experiment"] is not None:
-        number, low, high = (math.inf if claim[k] is None else claim[k] for k in ("number", "low", "high"))
-        our_text = f"{written(number, claim['unit'])} ({claim['experiment']} at {claim['scale']}; {claim['verdict']})"
-        expected = claim["corrected"] or claim["published"]
-        ratio = _ratio(number, low, high, expected[0], claim["kind"]) if len(expected) == 1 else "–"
-        holds, near = claim["verdict"] == SUPPORTED, not expected or is_near(low, high, expected)
-        verdict = SAME if near and (holds or claim["corrected"]) else DIRECTION if holds else OTHER
-    published = claim["figure"] or "–"
-    return Row(claim["study"], "Claims", claim["claim"], published, corrected, our_text, ratio, verdict)
+    row = Row(claim["study"], "Claims", claim["claim"], claim["figure"] or "–", corrected)
+    if claim["experiment"] is None:
+        return row
+    number, low, high = _spread(claim)
+    text = f"{written(number, claim['unit'])} ({claim['experiment']} at {claim['scale']}; {claim['verdict']})"
+    expected = claim["corrected"] or claim["published"]
+    ratio = _ratio(number, low, high, expected[0], claim["kind"]) if len(expected) == 1 else "–"
+    near = is_near(low, high, expected) if expected else True
+    if claim["verdict"] not in (SUPPORTED, CONTRADICTED):
+        verdict = UNDECIDED
+    elif claim["verdict"] == SUPPORTED:
+        verdict = SAME if near else DIRECTION
+    elif claim["corrected"]:
+        verdict = {True: SAME, False: OTHER, None: UNDECIDED}[near]
+    else:
+        verdict = OTHER
+    return replace(row, ours=text, ratio=ratio, verdict=verdict)
+
+
+def _spread(ours: dict[str, Any]) -> list[float]:
+    """(number, low, high); JSON has null for infinity."""
+    return [math.inf if ours[key] is None else ours[key] for key in ("number", "low", "high")]
 
 
 def _ratio(number: float, low: float, high: float, expected: float, kind: str) -> str:

@@ -11,8 +11,8 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json, write_text
 from tokenscale.report.table import Table, in_latex
 
-#: a supported claim whose published figure is another number
-DIRECTION, NOT_REPRODUCED = "direction supported", "figure not reproduced"
+#: words for a supported claim whose number is not the published figure, or may be another one
+DIRECTION, NOT_REPRODUCED, UNDECIDED = "direction supported", "figure not reproduced", "figure not decided"
 #: what a macro's name ends in, for the parts of a sentence
 _PARTS = ("", "Number", "Low", "High", "N", "Verdict")
 #: LaTeX names have letters only
@@ -88,11 +88,11 @@ def describe_verdict(claim: dict[str, Any]) -> dict[str, Any]:
 def verdict_words(claim: dict[str, Any]) -> list[str]:
     """The verdict, and beside it whether a supported claim's published figure is reproduced.
 
-    >>> verdict_words({"verdict": "supported", "reproduced": False})
+    >>> verdict_words({"verdict": "supported", "published": [2.0], "reproduced": False})
     ['direction supported', 'figure not reproduced']
     """
-    if claim["verdict"] == SUPPORTED and claim.get("reproduced") is False:
-        return [DIRECTION, NOT_REPRODUCED]
+    if claim["verdict"] == SUPPORTED and claim["published"] and not claim["reproduced"]:
+        return [DIRECTION, UNDECIDED if claim["reproduced"] is None else NOT_REPRODUCED]
     return [claim["verdict"]]
 
 

@@ -20,6 +20,7 @@ from tokenscale.report import answers, paired_comparisons, style, summary
 from tokenscale.report.claims import (
     DIRECTION,
     NOT_REPRODUCED,
+    UNDECIDED,
     VERDICTS,
     count_verdicts,
     describe_verdict,
@@ -49,7 +50,7 @@ WORDS = (
     *answers.WORDS,
     *replication.VERDICTS,
     *VERDICTS,
-    *(DIRECTION, NOT_REPRODUCED),
+    *(DIRECTION, NOT_REPRODUCED, UNDECIDED),
 )
 #: rows of a figure's data that the page shows; the CSV file beside the figure has all
 SHOWN_ROWS = 60
