@@ -125,10 +125,10 @@ def order(largest=1e-6, kind="world sizes"):
             "proven",
             1e-6,
             "proven",
-            "2 ranks train on the same data as 1: equal samples and useful tokens at every step, and",
+            "2 ranks train on the same data as 1: equal samples and useful tokens at every step, losses",
         ),
-        ("proven", 1e-6, "proven", "losses differ by at most 1e-6 nats"),
-        ("proven", 0.0, "proven", "losses are bit-identical"),
+        ("proven", 1e-6, "proven", "losses within rounding (1e-6 nats)"),
+        ("proven", 0.0, "proven", "bit-identical losses"),
         ("broken", 7.2, "not proven", "1 of 2 pairs have other losses"),
     ],
 )

@@ -239,8 +239,8 @@ def answer_data(order: pd.DataFrame, proof: Mapping[str, Any]) -> list[Answer]:
         worlds = sorted(set(pairs["other_world_size"]) - set(base))
         text = _AGREE[part["kind"]].format(worlds=_numbers(worlds), base=_numbers(base))
         largest = pairs["largest_loss_difference"].max()
-        same = "losses are bit-identical" if largest == 0 else f"losses differ by at most {_nats(largest, 1)} nats"
-        text += f": equal samples and useful tokens at every step, and {same}"
+        losses = "bit-identical losses" if largest == 0 else f"losses within rounding ({_nats(largest, 1)} nats)"
+        text += f": equal samples and useful tokens at every step, {losses}"
         spread = f"exact counts of {paired_comparisons.in_pairs(len(pairs))}"
         found.append({"part": "data", "text": text, "spread": spread, "verdict": PROVEN})
     return found

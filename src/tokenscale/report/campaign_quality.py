@@ -56,10 +56,13 @@ def energy(rows: pd.DataFrame) -> str:
 RESUMED = "resumed and uninterrupted"
 #: kind of pair → (what the sentence is about, what is true of a proven pair)
 _PROOFS = {
-    "world sizes": ("across world sizes", "the same samples, the same useful tokens and the same losses at every step"),
+    "world sizes": (
+        "across world sizes",
+        "the same samples and useful tokens at every step, and losses within rounding",
+    ),
     RESUMED: (
         "after resuming from another run's state",
-        "the same samples, the same useful tokens and the same losses at every step that is left",
+        "the same samples and useful tokens at every step that is left, and losses within rounding",
     ),
     "online and offline": (
         "online against offline",
@@ -72,7 +75,7 @@ def proof(order: pd.DataFrame) -> dict[str, Any]:
     """Return a sentence and a table for each kind of pair: whether its runs trained on the same batches.
 
     The digest names samples, not their content. Losses are proof of the content: online against offline they must be
-    bit-identical, across world sizes and after a resumption they must agree within `loss_tolerance` (`order.sql`).
+    bit-identical, across world sizes and after a resumption they must agree within rounding (`order.sql`).
     """
     parts = []
     for kind, (what, true) in _PROOFS.items():
@@ -92,9 +95,9 @@ def proof(order: pd.DataFrame) -> dict[str, Any]:
             text = f"Same data {what}: not proven. {proven} of {in_pairs(len(pairs))} have {true}; {others}."
         if kind != "online and offline" and len(pairs):
             text += (
-                f" Losses differ by up to {pairs['largest_loss_difference'].max():.2g} nats a useful token; "
-                f"{pairs['loss_tolerance'].min():.2g} are allowed in the first 20 steps and "
-                f"{pairs['late_loss_tolerance'].min():.2g} later, as the sums of a step are in another order."
+                f" Losses differ by up to {pairs['largest_loss_difference'].max():.2g} nats a useful token. Rounding "
+                f"explains {pairs['loss_tolerance'].min():.2g} in the first 20 steps, growing to "
+                f"{pairs['late_loss_tolerance'].min():.2g} at the last step (query order)."
             )
         parts.append({"kind": kind, "state": state, "text": text, "table": _proof_table(pairs)})
     return {"parts": parts}

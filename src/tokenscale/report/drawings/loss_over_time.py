@@ -230,9 +230,7 @@ class DdpVerificationLoss(Figure):
         if self.rows.empty:
             return self.title
         largest = self.rows["largest_difference"].max()
-        if largest == 0:
-            return "Losses of several ranks are bit-identical to those of the fewest"
-        return f"Losses of several ranks differ by at most {f'{largest:.0e}'.replace('e-0', 'e-')} nats from the fewest"
+        return f"Largest loss difference to the run with the fewest ranks: {largest:.1g} nats".replace("e-0", "e-")
 
     def prepare(self) -> None:
         """Add the largest difference of a pair up to each point."""
@@ -293,9 +291,9 @@ class DdpVerificationLoss(Figure):
         expected = self.inventory[more | self.inventory["resumed_from"].notna()]
         text = (
             "Largest absolute difference of training losses so far, between a run and the run of the same repeat at "
-            f"the smallest world size; {captions.counted(pairs, expected)}. Expected: rounding only, which training "
-            "amplifies. A wrong sum of gradients would show at the first steps. Both runs have the same settings, "
-            "train on the same samples at every step, and sum in a different order. A run has at most 100 points. "
+            f"the smallest world size; {captions.counted(pairs, expected)}. Expected: rounding only, as sums are in "
+            "another order, which training amplifies. A wrong sum of gradients would show at the first steps. Both runs "
+            "have the same settings. A run has at most 100 points. "
         )
         if resumed := self.rows.loc[self.rows["resumed_from"].notna(), "run_id"].nunique():
             text += (
