@@ -432,7 +432,9 @@ def test_a_fault_that_other_runs_show_is_named(experiment, fault, magnitude):
     assert row["validity"] == validity, row["reasons"]
 
 
-@pytest.mark.parametrize(("step", "nats"), [(50, 7.2), (50, 0.2), (50, 0.03), (20, 0.02), (20, 0.003), (5, 0.001), (5, 5e-5)])
+@pytest.mark.parametrize(
+    ("step", "nats"), [(50, 7.2), (50, 0.2), (50, 0.03), (20, 0.02), (20, 0.003), (5, 0.001), (5, 5e-5)]
+)
 def test_unequal_losses_are_no_proof_of_equal_data(experiment, step, nats):
     folder = experiment.of("two-ranks")
     useful = sum(folder.lines(rank=rank)[step]["useful_tokens"] for rank in ("00000", "00001"))

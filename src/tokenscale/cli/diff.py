@@ -14,15 +14,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the differences."""
+    """Print the differences, and write them as Markdown."""
     from tokenscale.base.files import write_text
     from tokenscale.report import difference, table
 
     a, b = difference.read(arguments.a), difference.read(arguments.b)
-    sections = difference.difference(a, b).sections()
+    found = difference.difference(a, b).items()
     head = f"A is {a.name}, B is {b.name}."
-    print("\n".join([head, *(f"\n{title}\n\n{table.plain(rows)}" for title, rows in sections)]), end="")
+    print("\n".join([head, *(f"\n{title}\n\n{table.plain(rows)}" for title, rows in found)]), end="")
     if arguments.output:
-        parts = [f"# Two reports\n\n{head}\n", *(f"## {title}\n\n{table.markdown(rows)}" for title, rows in sections)]
+        parts = [f"# Two reports\n\n{head}\n", *(f"## {title}\n\n{table.markdown(rows)}" for title, rows in found)]
         write_text(arguments.output, "\n".join(parts))
     return 0

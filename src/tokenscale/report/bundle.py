@@ -76,6 +76,12 @@ _OF_RUN = {
     "device": "device",
     "cpu": "cpu",
     "cores": "cores",
+    "threads_per_rank": "threads",
+    "load_average": "load",
+    "corpus": "corpus",
+    "tokenizer": "tokenizer",
+    "validation_tokens": "held_out_tokens",
+    "science": "science",
 }
 _MANIFESTS = ("corpus", "tokenizer", "store", "validation_store")
 

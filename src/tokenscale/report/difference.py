@@ -1,7 +1,7 @@
-"""Two reports' folders held against each other: measures cell by cell, claims, and where the runs come from.
+"""Compare two reports' folders: measures cell by cell, claims, and what may explain a difference.
 
-Runs of two reports are no pairs, whatever their repeats are called: they are compared as two samples
-(`analysis/statistics.py`), and a difference may be that of code, machines, packages or inputs. `suspects` lists those.
+Runs of two reports are not paired, and machine, code and inputs may differ. Medians, their ratio and the spread of the
+runs are shown, without a test.
 """
 
 import json
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from tokenscale.analysis import statistics
 from tokenscale.base.errors import UserError, few
 from tokenscale.base.files import read_json, sha256_file
 from tokenscale.base.manifests import read_sums
@@ -19,23 +19,35 @@ from tokenscale.report import bundle
 from tokenscale.report.style import number
 from tokenscale.report.table import Table
 
-#: fields of a run's origin, those first that explain most: (name in `provenance.json`, in words, how it could matter)
+#: facts of a run's origin, those first that explain most: (name in `provenance.json`, in words, what it could change)
 SUSPECTS = (
+    ("corpus", "corpus", "all measures"),
+    ("tokenizer", "tokenizer", "all measures"),
+    ("held_out_tokens", "held-out tokens", "losses"),
+    ("manifests", "inputs", "losses, padding, speed"),
+    ("science", "settings", "all measures"),
     ("device", "device", "speed"),
     ("cpu", "CPU", "speed"),
     ("cores", "cores", "speed"),
+    ("threads", "threads of a rank", "speed"),
+    ("load", "load average when runs began", "speed"),
     ("machine", "machine", "speed"),
-    ("manifests", "inputs", "losses, padding, speed"),
     ("code_digest", "code and inputs of the training", "all measures"),
     ("packages", "packages of the training", "speed, and last digits of losses"),
     ("commit", "commit", "all measures, if the training's code changed with it"),
     ("dirty", "uncommitted changes", "all measures"),
 )
+#: the first facts: with other text or settings, runs are other trainings, and none is better or worse
+SAME = [name for name, *_ in SUSPECTS[:5]]
+#: runs of a cell in each report for a verdict: 4 and 4 that differ by chance have separate ranges in 3 % of all cases
+FEWEST = 4
+#: median load averages that differ by less explain nothing
+LOAD = 1.0
 
 
 @dataclass(frozen=True)
 class Report:
-    """One report's folder: its name as given, cells by experiment, origin, and claims where it has any."""
+    """One report's folder: its name as given, cells by experiment, origin, and claims if it has any."""
 
     name: str
     cells: dict[str, pd.DataFrame]
@@ -43,24 +55,8 @@ class Report:
     claims: dict[str, dict[str, Any]] | None
 
 
-@dataclass(frozen=True)
-class Difference:
-    """What differs between two reports, as tables with their headings."""
-
-    cells: Table
-    only_in_one: Table
-    claims: Table
-    suspects: Table
-
-    def sections(self) -> list[tuple[str, Table]]:
-        """Those that have something to say."""
-        titled = [("Cells", self.cells), ("In one report only", self.only_in_one),
-                  ("Claims whose verdict differs", self.claims), ("What may explain it", self.suspects)]  # fmt: skip
-        return [(title, table) for title, table in titled if table.rows]
-
-
 def read(folder: Path) -> Report:
-    """A report's folder. Raises UserError where it is none, or where a file that is read is not that of its list."""
+    """Read a report's folder. Raises UserError for another folder, and for a file that differs from its checksum."""
     if not (folder / "provenance.json").is_file():
         raise UserError(
             "this is no report's folder.",
@@ -68,174 +64,128 @@ def read(folder: Path) -> Report:
             expected="provenance.json and data/<experiment>/cells.parquet, as in results/report",
             next="snakemake report makes one",
         )
-    _check_sums(folder)
-    origin = read_json(folder / "provenance.json", "record of the report's origin")
-    found = {path.parent.name: _cells(path) for path in sorted((folder / "data").glob("*/cells.parquet"))}
-    claims = folder / "claims.json"
-    return Report(str(folder), found, origin, _claims(read_json(claims, "claims")) if claims.is_file() else None)
-
-
-def _check_sums(folder: Path) -> None:
-    """Compare the files that `read` reads with SHA256SUMS, where the folder has this list."""
+    claims, cells = folder / "claims.json", sorted((folder / "data").glob("*/cells.parquet"))
     listed = read_sums(folder) if (folder / bundle.SUMS).is_file() else {}
-    for name, expected in listed.items():
-        path = folder / name
-        read = name in ("provenance.json", "claims.json") or path.name == "cells.parquet"
-        if read and path.is_file() and (found := sha256_file(path)) != expected:
-            raise UserError(
-                "a file of a report has changed since it was built.",
-                file=path,
-                expected=f"sha256 {expected}  ({bundle.SUMS})",
-                found=f"sha256 {found}",
-                next="build that report again, or name another one",
-            )
-
-
-def _cells(path: Path) -> pd.DataFrame:
+    again = "build that report again, or name another one"
+    for path in (folder / "provenance.json", claims, *cells):
+        expected = listed.get(path.relative_to(folder).as_posix())
+        if expected and path.is_file() and (found := sha256_file(path)) != expected:
+            sums = {"expected": f"sha256 {expected}  ({bundle.SUMS})", "found": f"sha256 {found}"}
+            raise UserError("a file of a report has changed since it was built.", file=path, **sums, next=again)
     try:
-        rows = pd.read_parquet(path)
-        return rows[[*bundle.IDENTITY, *bundle.NAMES]]
+        rows = {path.parent.name: pd.read_parquet(path)[[*bundle.IDENTITY, *bundle.NAMES]] for path in cells}
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(
-            "the cells of a report cannot be read.",
-            file=path,
-            reason=str(error).split("\n")[0],
-            next="build that report again, or name another one",
-        ) from None
+        reason = str(error).split("\n")[0]
+        raise UserError("the cells of a report cannot be read.", folder=folder, reason=reason, next=again) from None
+    origin = read_json(folder / "provenance.json", "record of the report's origin")
+    return Report(str(folder), rows, origin, _claims(read_json(claims, "claims")) if claims.is_file() else None)
 
 
 def _claims(value: Any) -> dict[str, dict[str, Any]]:
-    """Claim's id → claim, from a list, or from a mapping with the list under `claims`."""
+    """Return claim's id → claim, from a list, or from a mapping with the list under `claims`."""
     listed = value.get("claims") if isinstance(value, dict) else value
     return {str(claim["id"]): claim for claim in listed or [] if isinstance(claim, dict) and "id" in claim}
 
 
-def difference(a: Report, b: Report) -> Difference:
-    """What `b` differs in from `a`."""
-    return Difference(_cell_table(a, b), _only_in_one(a, b), _claim_table(a, b), suspects(a, b))
+def difference(a: Report, b: Report) -> dict[str, Table]:
+    """Return heading → table of how `b` differs from `a`, without empty tables."""
+    before, after = _grouped(a), _grouped(b)
+    rows = [
+        [*_place(key), measure, *_compare(measure, sides, _other_text(a, b, sides))]
+        for key in after
+        for measure in bundle.NAMES
+        if len(sides := [g[key][np.isfinite(g[key][measure])] for g in (before, after) if key in g]) == 2
+        and min(map(len, sides))
+    ]
+    numeric = ("runs, A and B", "median, A", "median, B", "B / A", "spread")
+    names = ("experiment", "cell", "measure", *numeric, "verdict")
+    text = (
+        "Valid and suspect runs of cells that both reports have. Spread: the lowest run of B over the highest of A, to "
+        f"the highest over the lowest. A verdict needs {FEWEST} runs in each report whose ranges do not overlap, of "
+        "the same text and settings."
+    )
+    only = [
+        [*_place(key), report.name, str(len(groups[key]))]
+        for report, groups, others in ((a, before, after), (b, after, before))
+        for key in groups.keys() - others.keys()
+    ]
+    headings = [("experiment", False), ("cell", False), ("only in", False), ("runs", True)]
+    found = {
+        "Cells": Table([(name, name in numeric) for name in names], rows, text),
+        "In one report only": Table(headings, sorted(only)),
+        "Claims whose verdict differs": _claim_table(a, b),
+        "What may explain it": suspects(a, b),
+    }
+    return {heading: table for heading, table in found.items() if table.rows}
 
 
 def _grouped(report: Report) -> dict[tuple, pd.DataFrame]:
-    """(experiment, cell, world size, external) → runs that count."""
+    """Return (experiment, cell, world size, external) → runs that count."""
     groups = {}
     for experiment, rows in report.cells.items():
-        counted = rows[rows["validity"].isin(["valid", "suspect"])]
+        counted = rows[rows["validity"].isin(["valid", "suspect"])].astype({name: float for name in bundle.NAMES})
         known = counted.assign(world_size=counted["world_size"].fillna(0), cell=counted["cell"].fillna(""))
         for key, group in known.groupby(["cell", "world_size", "external"], sort=False):
             groups[(experiment, *key)] = group
     return groups
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """A measure of a cell in both reports; `found` is None where nothing can be tested, and `why` says so."""
-
-    place: tuple[str, str, str]
-    runs: tuple[int, int]
-    medians: tuple[float, float]
-    found: statistics.Unpaired | None
-    why: str
+def _place(key: tuple) -> list[str]:
+    return [key[0], (key[1] or "(one cell)") + " (external)" * bool(key[3])]
 
 
-def _cell_table(a: Report, b: Report) -> Table:
-    """A row a cell and measure that both have."""
-    before, after = _grouped(a), _grouped(b)
-    pairs = [
-        pair
-        for key in after
-        if key in before
-        for measure in bundle.NAMES
-        if (pair := _pair(key, measure, before[key], after[key]))
-    ]
-    corrected = _corrected(pairs)
-    rows = []
-    for pair in pairs:
-        texts = [*pair.place, f"{pair.runs[0]}, {pair.runs[1]}", *(number(m, 5) for m in pair.medians)]
-        if pair.found:
-            p, smallest = corrected[pair.place]
-            word = _judged(statistics.compare_unpaired(pair.found, p, smallest), pair.place[2])
-            spread = f"{number(pair.found.low, 4)}–{number(pair.found.high, 4)}"
-            rows.append([*texts, number(pair.found.ratio, 4), spread, number(p, 2), word])
-        else:
-            rows.append([*texts, "–", "–", "–", pair.why])
-    columns = [("experiment", False), ("cell", False), ("measure", False), ("runs, A and B", True)]
-    columns += [("median, A", True), ("median, B", True), ("B / A", True), ("spread", True), ("p (Holm)", True)]
-    return Table([*columns, ("verdict", False)], rows, _caption(pairs))
-
-
-def _corrected(pairs: list[_Pair]) -> dict[tuple[str, str, str], tuple[float, float]]:
-    """Place → (p, smallest possible p) after Holm over the cells of one measure in one experiment."""
-    families: dict[tuple[str, str], list[_Pair]] = {}
-    for pair in pairs:
-        if pair.found:
-            families.setdefault((pair.place[0], pair.place[2]), []).append(pair)
-    corrected: dict[tuple[str, str, str], tuple[float, float]] = {}
-    for family in families.values():
-        ps = statistics.holm([pair.found.p for pair in family])
-        smallest = statistics.holm([pair.found.smallest_p for pair in family])
-        corrected |= dict(zip((pair.place for pair in family), zip(ps, smallest, strict=True), strict=True))
-    return corrected
-
-
-def _pair(key: tuple, measure: str, before: pd.DataFrame, after: pd.DataFrame) -> _Pair | None:
-    """One measure of one cell; None where one of the two has no value of it."""
-    x, y = (rows.dropna(subset=[measure]) for rows in (before, after))
-    if x.empty or y.empty:
-        return None
-    experiment, cell, _, external = key
-    place = (experiment, (cell or "(one cell)") + " (external)" * bool(external), measure)
-    old, new = x[measure].astype(float), y[measure].astype(float)
-    found, why = None, ""
-    if x["seal"].notna().all() and set(x["seal"]) == set(y["seal"]):
-        why = "the same runs"
-    elif (old <= 0).any() or (new <= 0).any():
-        why = "not compared: values not above zero"
+def _compare(measure: str, sides: list[pd.DataFrame], other: str) -> list[str]:
+    """Return the columns behind the measure: runs, medians, ratio, spread and verdict."""
+    x, y = (rows[measure] for rows in sides)
+    texts = [f"{len(x)}, {len(y)}", number(x.median(), 5), number(y.median(), 5)]
+    if min(x.min(), y.min()) > 0:
+        texts += [number(y.median() / x.median(), 4), f"{number(y.min() / x.max(), 4)}–{number(y.max() / x.min(), 4)}"]
     else:
-        found = statistics.compare(new, old)
-    return _Pair(place, (len(x), len(y)), (old.median(), new.median()), found, why)
+        texts += ["–", "–"]
+    if sides[0]["seal"].notna().all() and set(sides[0]["seal"]) == set(sides[1]["seal"]):
+        verdict = "the same runs"
+    elif other:
+        verdict = f"not judged: other or unrecorded {other}"
+    elif min(len(x), len(y)) < FEWEST:
+        verdict = "too few runs"
+    elif y.min() <= x.max() and x.min() <= y.max():
+        verdict = "within the spread of the runs"
+    else:
+        lower = y.max() < x.min()
+        better = lower == (measure in bundle.LESS_IS_BETTER)
+        verdict = f"{'lower' if lower else 'higher'} ({'better' if better else 'worse'})"
+    return [*texts, verdict]
 
 
-def _judged(word: str, measure: str) -> str:
-    """The word, and for whom it is good."""
-    if word not in ("higher", "lower"):
-        return word
-    return f"{word} ({'better' if (word == 'lower') == (measure in bundle.LESS_IS_BETTER) else 'worse'})"
+def _other_text(a: Report, b: Report, sides: list[pd.DataFrame]) -> str:
+    """Return what differs of the text or settings of the runs of two cells; empty where nothing does."""
+    x, y = (_facts(report, set(rows["run_id"])) for report, rows in zip((a, b), sides, strict=True))
+    different = {name for name, _ in x.keys() | y.keys() if x.get((name, _)) != y.get((name, _))}
+    known = all(any(name in SAME for name, _ in facts) for facts in (x, y))
+    return ", ".join(words for name, words, _ in SUSPECTS if name in SAME and (name in different or not known))
 
 
-def _caption(pairs: list[_Pair]) -> str:
-    kinds = ", ".join(sorted({pair.found.kind for pair in pairs if pair.found}))
-    return (
-        "Valid and suspect runs of cells that both reports have, by their medians. Runs of two reports are not paired: "
-        "exact permutation test on logarithms, Holm-corrected over the cells of a measure in an experiment, and the "
-        f"spread of the ratios of every run of B to every run of A{f' ({kinds})' if kinds else ''}. “Too few runs”: no "
-        f"data from so few could reach p < {statistics.LEVEL:g}; “equivalent”: the whole interval lies within "
-        f"1 ± {statistics.MARGIN:g}."
-    )
-
-
-def _only_in_one(a: Report, b: Report) -> Table:
-    """Cells that one of the two lacks."""
-    before, after = _grouped(a), _grouped(b)
-    rows = [
-        [experiment, cell or "(one cell)", report.name, str(len(group))]
-        for report, groups, others in ((a, before, after), (b, after, before))
-        for (experiment, cell, *rest), group in groups.items()
-        if (experiment, cell, *rest) not in others
-    ]
-    return Table([("experiment", False), ("cell", False), ("only in", False), ("runs", True)], rows)
+def _facts(report: Report, runs: set[str] | None = None) -> dict[tuple[str, str], set]:
+    """Return (fact, key of a mapping or "") → its values over these runs, or all runs, that have a record."""
+    found: dict[tuple[str, str], set] = {}
+    for experiment in (report.origin.get("experiments") or {}).values():
+        for run, facts in (experiment.get("runs") or {}).items():
+            for name, value in facts.items() if runs is None or run in runs else ():
+                for key, one in value.items() if isinstance(value, dict) else [("", value)]:
+                    found.setdefault((name, key), set()).add(one)
+    return found
 
 
 def _claim_table(a: Report, b: Report) -> Table:
-    """Claims with another verdict, or that one of the two lacks; empty where a report has no claims at all."""
+    """Return claims with another verdict, or that one of the two lacks; empty where a report has no claims at all."""
     columns = [("claim", False), ("number, A", True), ("verdict, A", False), ("number, B", True), ("verdict, B", False)]
     if a.claims is None or b.claims is None:
         return Table(columns, [])
-    rows = []
-    for claim in sorted(a.claims.keys() | b.claims.keys()):
-        x, y = a.claims.get(claim, {}), b.claims.get(claim, {})
-        if x.get("verdict") != y.get("verdict"):
-            rows.append([claim, _number(x), x.get("verdict") or "–", _number(y), y.get("verdict") or "–"])
-    return Table(columns, rows)
+    pairs = [(name, a.claims.get(name, {}), b.claims.get(name, {})) for name in sorted(a.claims.keys() | b.claims)]
+    return Table(columns, [
+        [name, _number(x), x.get("verdict") or "–", _number(y), y.get("verdict") or "–"]
+        for name, x, y in pairs if x.get("verdict") != y.get("verdict")
+    ])  # fmt: skip
 
 
 def _number(claim: dict[str, Any]) -> str:
@@ -244,45 +194,39 @@ def _number(claim: dict[str, Any]) -> str:
 
 
 def suspects(a: Report, b: Report) -> Table:
-    """Fields of the runs' origin that differ, in the order of `SUSPECTS`, then those of the reports themselves."""
+    """Return what may explain a difference: facts of the runs in the order of `SUSPECTS`, their spread, the reports."""
+    x, y = _facts(a), _facts(b)
     rows = []
     for name, words, matters in SUSPECTS:
-        for detail, x, y in _values(a, b, name):
-            rows.append([words + (f": {detail}" if detail else ""), _text(x), _text(y), matters])
+        for key in sorted(key for fact, key in x.keys() | y.keys() if fact == name):
+            of = [facts.get((name, key), set()) for facts in (x, y)]
+            near = name == "load" and all(of) and abs(np.median([*of[0]]) - np.median([*of[1]])) < LOAD
+            if of[0] != of[1] and not near:
+                rows.append([words + (f": {key}" if key else ""), *map(_text, of), matters])
+    spreads = [_spread(report) for report in (a, b)]
+    if max(spreads) > 0:
+        rows.append(["spread of the runs of a cell, up to", *(f"{number(100 * s, 2)} %" for s in spreads), "speed"])
     for name, words in (("git", "commit of the report"), ("packages", "packages of the report")):
         ours, theirs = a.origin.get(name) or {}, b.origin.get(name) or {}
         for key in sorted(ours.keys() | theirs.keys()):
-            x, y = ours.get(key), theirs.get(key)
-            if x != y:
-                rows.append([f"{words}: {key}", _text({x}), _text({y}), "definitions and drawings"])
-    rows = [[str(rank), *row] for rank, row in enumerate(rows, 1)]
+            if (values := (ours.get(key), theirs.get(key)))[0] != values[1]:
+                rows.append([f"{words}: {key}", *(_text({value}) for value in values), "definitions and drawings"])
     columns = [("rank", True), ("what differs", False), ("A", False), ("B", False), ("what it could change", False)]
-    return Table(columns, rows, "Values over all runs of a report that have a record, those first that explain most.")
+    text = "Values over all runs of a report that have a record, those first that explain most."
+    return Table(columns, [[str(rank), *row] for rank, row in enumerate(rows, 1)], text)
 
 
-def _values(a: Report, b: Report, name: str) -> list[tuple[str, set, set]]:
-    """(key of a mapping, or nothing; values in A; values in B) of a field that differs."""
-    found = []
-    x, y = (_of_runs(report, name) for report in (a, b))
-    for key in sorted(x.keys() | y.keys()):
-        if x.get(key, set()) != y.get(key, set()):
-            found.append((key, x.get(key, set()), y.get(key, set())))
-    return found
-
-
-def _of_runs(report: Report, name: str) -> dict[str, set]:
-    """Key ("" of a plain value) → values, of experiments and runs."""
-    values: dict[str, set] = {}
-    for experiment in (report.origin.get("experiments") or {}).values():
-        for run in (experiment.get("runs") or {}).values():
-            value = run.get(name)
-            for key, one in value.items() if isinstance(value, dict) else [("", value)]:
-                values.setdefault(key, set()).add(one)
-    return values
+def _spread(report: Report) -> float:
+    """Return the largest range of throughput over its median, of all cells."""
+    rates = [rows["useful_tokens_per_s"].dropna() for rows in _grouped(report).values()]
+    return max(((x.max() - x.min()) / x.median() for x in rates if len(x) and x.median() > 0), default=0.0)
 
 
 def _text(values: set) -> str:
-    """A few values; digests by their beginning."""
-    texts = [v[:12] if isinstance(v, str) and len(v) in (40, 64) else json.dumps(v) if not isinstance(v, str) else v
-            for v in sorted(values - {None}, key=str)]  # fmt: skip
+    """Return a few values, digests by their beginning; of numbers, the range."""
+    known = sorted(values - {None}, key=str)
+    if len(known) > 1 and all(isinstance(v, float) for v in known):
+        return f"{number(min(known))} to {number(max(known))}"
+    texts = [v[:12] if isinstance(v, str) and len(v) in (16, 40, 64) else v if isinstance(v, str) else json.dumps(v)
+             for v in known]  # fmt: skip
     return few(texts, 4) or "not recorded"
