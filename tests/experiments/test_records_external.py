@@ -4,7 +4,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
@@ -13,12 +15,14 @@ from tests.unit.test_ingest import rows
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import write_json
+from tokenscale.base.files import sha256_file, write_json
+from tokenscale.report import save, summary
 from tokenscale.runs.records.external import ExternalRun
 from tokenscale.runs.records.provenance import seal_record
 from tokenscale.settings.config import Config
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.presets import PRESETS
+from tokenscale.settings.registry import FIGURES
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
 
@@ -167,6 +171,79 @@ def test_facts_of_another_type_in_a_record_of_other_hands_count_as_not_stated(tm
     (row,) = rows(tables(tmp_path), "runs")
     assert row["validity"] == "valid"
     assert [row[key] for key in ("seed", "parameters", "flops_per_token", "mfu_stated")] == [None] * 4
+
+
+def damaged(folder, change_step=None, change_validation=None, **facts):
+    """A sealed record of other hands: values of every step, of the validation, and facts."""
+    train(folder)
+    log = folder / "attempt=00/rank=00000"
+    for name, changes in (("steps", change_step), ("events", change_validation)):
+        lines = [json.loads(line) for line in (log / f"{name}.jsonl").read_text().splitlines()]
+        lines = [x | (changes or {}) if name == "steps" or x["event"] == "validation" else x for x in lines]
+        (log / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    record = json.loads((folder / "run.json").read_text())
+    record["external"] |= facts
+    hashes = {path.relative_to(folder).as_posix(): sha256_file(path) for path in log.glob("*.jsonl")}
+    seal_record(folder, record, record["outcome"] | {"logs": hashes})
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"change_step": {"step_s": 0}}, "a step that took no time"),
+        ({"change_step": {"step_s": -0.5}}, "a step that took no time"),
+        ({"change_step": {"step_s": 1e-300}}, "step_s below any that is possible"),
+        ({"change_step": {"step_s": 1e300}}, "step_s above any that is possible"),
+        ({"change_step": {"total_tokens": 0, "useful_tokens": 0, "loss_sum": 0}}, "no tokens at step 0"),
+        ({"change_step": {"total_tokens": None, "useful_tokens": None}}, "no tokens at step 0"),
+        ({"change_step": {"memory_peak_bytes": 0}}, "memory_peak_bytes of 0"),
+        ({"change_step": {"loss_sum": 1e300}}, "loss_sum above any that is possible"),
+        ({"change_step": {"forward_s": 1e9}}, "forward_s above any that is possible"),
+        ({"change_validation": {"useful_tokens": 0}}, "over 0 useful tokens"),
+        ({"change_validation": {"loss_sum": None}}, "a loss_sum of None"),
+        ({"change_validation": {"loss_sum": -1.0}}, "a loss_sum of -1.0"),
+        ({"change_validation": {"loss_sum": 1e300}}, "a loss_sum of 1e+300"),
+        ({"change_validation": {"correct_tokens": 51}}, "correct_tokens of 51"),
+        ({"world_size": 0}, "world_size must be a whole number"),
+        ({"world_size": None}, "world_size must be a whole number"),
+        ({"steps": -4}, "steps must be a whole number"),
+        ({"global_batch": 2.5}, "global_batch must be a whole number"),
+        ({"approach": ""}, "approach must be a text"),
+    ],
+)
+def test_values_that_no_training_has_are_refused_with_one_reason(tmp_path, values, reason):
+    damaged(tmp_path / "runs/external-mine-0", **values)
+    (row,) = rows(tables(tmp_path), "runs")
+    assert row["validity"] == "invalid" and row["reasons"].count(reason) == 1, row["reasons"]
+
+
+#: values of logs and facts of other hands, some of which no training has
+VALUES = (0, -1, 1, 512, None, 0.5, 1e-300, 1e300, 2**53)
+STEP_FIELDS = ("step_s", "loss_sum", "useful_tokens", "total_tokens", "rows", "memory_peak_bytes", "data_wait_s",
+               "grad_norm", "learning_rate", "t_mono_s", "correct_tokens", "forward_s", "bubble_s")  # fmt: skip
+STATED = ("steps", "global_batch", "sequence_length", "world_size", "micro_batch", "seed", "parameters", "mfu",
+          "flops_per_token", "model", "precision", "shape")  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pages_and_figures_survive_whatever_ingest_accepts(tmp_path, seed):
+    random = Random(seed)
+    ours = [logs.settings(approach, repeat=repeat) for approach in ("padded", "packed") for repeat in range(2)]
+    for run in ours:
+        logs.write_run(tmp_path / "runs", run)
+    for number in range(10):
+        pick = lambda names: {name: random.choice(VALUES) for name in random.sample(names, random.choice((0, 0, 1, 2)))}  # noqa: E731
+        validation = pick(("loss_sum", "useful_tokens", "rows", "duration_s"))
+        damaged(tmp_path / f"runs/external-{number}", pick(STEP_FIELDS), validation, **pick(STATED))
+    folder = tables(tmp_path, ours, approach="Trainer")
+    assert "valid" in {row["validity"] for row in rows(folder, "runs") if row["external"]}
+    summary.experiment("tables", tmp_path)
+    with save.Tables(folder) as opened:
+        for name in FIGURES:
+            figure = save.load_figure(name, opened).figure
+            plt.close(figure.draw())
+            assert figure.caption() and figure.alt() and figure.finding()
+            figure.data(), figure.table(), figure.folded()
 
 
 @pytest.mark.parametrize("external", [None, "yes", [1]])

@@ -28,6 +28,8 @@ NEVER_NEGATIVE = (
     *("optimizer_s", "loss_sum", "useful_tokens", "total_tokens", "rows", "micro_steps", "learning_rate", "grad_norm"),
     *("grad_norm_clipped", "memory_peak_bytes", "loss_scale"),
 )
+#: seconds of a step, and nats a token, that no training has
+LEAST_S, MOST_S, MOST_NATS = 1e-7, 1e7, 1e5
 #: phases of a step that do not overlap (`PhaseTimer`'s laps)
 PHASES = ("h2d_s", "forward_s", "backward_s", "bubble_s", "exposed_communication_s", "optimizer_s")
 #: seconds that two readings of one clock may differ by, and what other clocks may: seconds, and a share of the step
@@ -51,7 +53,7 @@ def find_faults(run: Row, raw: "Steps", steps: "Steps", events: list[Row], spans
     """
     if not len(raw):
         return []
-    found = _find_negative(raw)
+    found = _find_negative(raw) + _find_impossible(raw, steps, events)
     found += _find_excess_phases(run, raw)
     found += _find_impossible_speed(run, steps, events)
     found += [] if run.get("external") else _find_validation_sizes(events)
@@ -206,6 +208,29 @@ def _find_negative(raw: "Steps") -> list[str]:
         wrong = np.flatnonzero(raw[name] < (-1e-6 if name.endswith("_s") else 0))
         if len(wrong):
             found.append(f"negative {name} ({raw[name][wrong[0]]:.6g} at step {raw['step'][wrong[0]]:.0f})")
+    return found
+
+
+def _find_impossible(raw: "Steps", steps: "Steps", events: list[Row]) -> list[str]:
+    """Values that no training has, and that no rate, loss or share can be computed from."""
+    found = []
+    if (empty := steps.whole() & (steps.sums("total_tokens") < 1)).any():
+        found.append(f"no tokens at step {steps.numbers[empty][0]}")
+    most = {name: MOST_S for name in ("step_s", "data_wait_s", *PHASES)} | {
+        "loss_sum": MOST_NATS * raw["useful_tokens"]
+    }
+    found += [f"{name} above any that is possible" for name, limit in most.items() if (raw[name] > limit).any()]
+    if ((raw["step_s"] > 0) & (raw["step_s"] < LEAST_S)).any():
+        found.append("step_s below any that is possible")
+    if (raw["memory_peak_bytes"] < 1).any():
+        found.append("memory_peak_bytes of 0")
+    for event in (event for event in events if event["event"] == "validation"):
+        useful, loss = event["useful_tokens"] or 0, event["loss_sum"]
+        if useful < 1 or loss is None or not 0 <= loss <= MOST_NATS * useful:
+            found.append(f"validation at step {event['step']} has a loss_sum of {loss} over {useful} useful tokens")
+        for name, limit in {"rows": math.inf, "correct_tokens": useful, "duration_s": MOST_S}.items():
+            if not 0 <= (event[name] or 0) <= limit:
+                found.append(f"validation at step {event['step']} has {name} of {event[name]}")
     return found
 
 

@@ -12,6 +12,7 @@ from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, parameters
 from tokenscale.costs.memory import largest_memory
 from tokenscale.costs.peaks import find_peak
+from tokenscale.runs.records.external import COUNTS, check_facts
 from tokenscale.settings.data import StorageSettings
 from tokenscale.settings.experiments import flatten_cell, format_cell
 from tokenscale.settings.layout import DEGREES, LayoutSettings
@@ -59,9 +60,13 @@ SHARED = ("sequence_length", "global_batch", "steps_asked", "model", "corpus", "
 
 
 def columns(record: Row, row: Row) -> Row:
-    """Columns of the table `runs`; a fact of another type counts as not stated."""
+    """Columns of the table `runs`; an optional fact of another type or below its least counts as not stated.
+
+    Raises UserError for a required fact that is wrong.
+    """
     stated = record["external"]
-    found = {column: _of(stated.get(name), kind) for column, (name, kind) in FACTS.items()}
+    check_facts({name: stated.get(name) for name in ("approach", *COUNTS)})
+    found = {column: _of(stated.get(name), kind, -1 if name == "seed" else 0) for column, (name, kind) in FACTS.items()}
     found["science"] = "external-" + sha256_text(canonical_json({name: found[name] for name in SHARED}))[:16]
     shape, length = model(stated), found["sequence_length"]
     if shape is not None and length:
@@ -96,9 +101,9 @@ def doubts(record: Row, row: Row, tokens: float, seconds: float) -> list[str]:
     return [words + of.words for words, of in found.items() if of.fault]
 
 
-def _of(value: Any, kind: type) -> Any:
+def _of(value: Any, kind: type, above: int = 0) -> Any:
     fits = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
-    return kind(value) if fits else None
+    return kind(value) if fits and (kind is str or above < value < math.inf) else None
 
 
 def peak_columns(row: Row, number: str | None) -> Row:

@@ -80,7 +80,7 @@ def left_out(runs: pd.DataFrame) -> str:
 
 def kinds(groups: list[pd.Series]) -> str:
     """What the spread of the groups is, in one sentence."""
-    found = {summary(values).kind for values in groups if len(values)}
+    found = {summary(values).kind for values in map(finite, groups) if len(values)}
     sentences = []
     if "single run" in found:
         sentences.append("One run a cell: no spread is known.")
@@ -104,9 +104,15 @@ def reasons(left_out: pd.DataFrame, column: str) -> str:
     return f"Left out: {'; '.join(texts)}. " if texts else ""
 
 
+def finite(values: pd.Series) -> pd.Series:
+    """Values that are known and finite."""
+    values = values.astype(float)
+    return values[values.abs() < float("inf")]
+
+
 def spread(values: pd.Series, digits: int = 3) -> str:
-    """Median with its range or interval: `1 230 (1 200–1 260)`."""
-    s = summary(values)
+    """Median with its range or interval: `1 230 (1 200–1 260)`. Values that are not finite are left out."""
+    s = summary(finite(values))
     if s.n == 0:
         return "–"
     if s.low == s.high:

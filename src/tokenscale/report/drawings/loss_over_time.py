@@ -292,8 +292,8 @@ class DdpVerificationLoss(Figure):
         text = (
             "Largest absolute difference of training losses so far, between a run and the run of the same repeat at "
             f"the smallest world size; {captions.counted(pairs, expected)}. Expected: rounding only, as sums are in "
-            "another order, which training amplifies. A wrong sum of gradients would show at the first steps. Both runs "
-            "have the same settings. A run has at most 100 points. "
+            "another order, which training amplifies. A wrong sum of gradients would show at the first steps. Both "
+            "runs have the same settings. A run has at most 100 points. "
         )
         if resumed := self.rows.loc[self.rows["resumed_from"].notna(), "run_id"].nunique():
             text += (

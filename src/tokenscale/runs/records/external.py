@@ -61,7 +61,7 @@ class ExternalRun:
             raise unknown("run fact", name, OPTIONAL_FACTS)
         counts = dict(zip(COUNTS, (steps, global_batch, sequence_length, world_size), strict=True))
         facts = {"approach": approach, **counts, **stated}
-        _check_facts(facts)
+        check_facts(facts)
         if not 0 <= rank < world_size:
             found = {"found": rank, "expected": f"0 to {world_size - 1}"}
             raise UserError("the rank is out of range.", **found, next="pass a rank in the expected range")
@@ -140,7 +140,7 @@ class ExternalRun:
             provenance.seal_record(self.folder, self._record, {"status": status, "steps": self._step, "logs": hashes})
 
 
-def _check_facts(facts: dict[str, Any]) -> None:
+def check_facts(facts: dict[str, Any]) -> None:
     """Raise UserError for a fact that does not have the type of the tables, an empty text and a count below 1."""
     for name, value in facts.items():
         kind = int if name in COUNTS else OPTIONAL_FACTS.get(name, str)
