@@ -169,7 +169,7 @@ def answer_scaling(scaling: pd.DataFrame) -> list[Answer]:
     base = _numbers(sorted(rows["base_world_size"].unique()))
     medians = 100 * rows.groupby("series")["efficiency"].median()
     values = summary(100 * rows["efficiency"]) if len(medians) == 1 else None
-    text = f"{world} ranks reach {captions.extremes(medians, ' %').split(' (')[0]} of ideal scaling from {base}"
+    text = f"{world} ranks reach {captions.extremes(medians, ' %')} of ideal scaling from {base}"
     if values is None:
         spread = f"medians of {len(medians)} series, {len(rows)} runs"
     else:
@@ -191,7 +191,7 @@ def answer_memory(parallelism: pd.DataFrame) -> list[Answer]:
     names, rows = sorted(rows["method"].unique()), captions.common_repeats(rows, ["method"])
     if rows.empty:
         return _not_compared("memory", names)
-    least = captions.extremes(1e-6 * rows.groupby("method")["memory_bytes"].median(), " MB").split(" (")[0]
+    least = captions.extremes(1e-6 * rows.groupby("method")["memory_bytes"].median(), " MB")
     spread = f"{len(rows)} runs, in their first step"
     if len(alone):
         spread += f"; {number(1e-6 * alone['memory_bytes'].median())} MB on one rank"

@@ -83,7 +83,7 @@ def kinds(groups: list[pd.Series]) -> str:
     found = {summary(values).kind for values in map(finite, groups) if len(values)}
     sentences = []
     if "single run" in found:
-        sentences.append("One run a cell: no spread is known.")
+        sentences.append(("A cell with one run has" if len(found) > 1 else "One run a cell:") + " no known spread.")
     if "range, not an interval" in found:
         sentences.append("With fewer than 6 runs a cell the spread is a range, not an interval.")
     intervals = sorted(kind for kind in found if kind.startswith("order-statistic"))
@@ -144,17 +144,16 @@ def medians(rows: pd.DataFrame, column: str, factor: float = 1.0, unit: str = ""
 
 
 def extremes(values: pd.Series, unit: str = "") -> str:
-    """Smallest and largest of named values, with their ratio; of one value, the value.
+    """Smallest and largest of named values; of one value, the value. A ratio belongs to the tested comparisons.
 
     >>> extremes(pd.Series({"padded": 400.0, "packed": 1000.0}), " tokens/s")
-    '400 tokens/s with padded to 1\u202f000 tokens/s with packed (2.5×)'
+    '400 tokens/s with padded to 1\u202f000 tokens/s with packed'
     """
     values = values.dropna().astype(float)
     texts = [f"{number(values[name])}{unit} with {name}" for name in (values.idxmin(), values.idxmax())]
     if len(values) == 1 or texts[0].split(" with ")[0] == texts[1].split(" with ")[0]:
         return f"{number(values.max())}{unit} with {f'all {len(values)}' if len(values) > 1 else values.index[0]}"
-    ratio = f" ({number(values.max() / values.min())}×)" if values.min() > 0 else ""
-    return f"{texts[0]} to {texts[1]}{ratio}"
+    return f"{texts[0]} to {texts[1]}"
 
 
 def by_cell(rows: pd.DataFrame, column: str) -> list[pd.Series]:

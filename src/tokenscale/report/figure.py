@@ -62,11 +62,14 @@ class Figure:
         """Return what the figure shows, with its main number; the title where no single number states it."""
         return self.title
 
-    def extremes(self, text: str, column: str, unit: str = "", *, factor: float = 1.0, ratio: bool = True) -> str:
-        """Return `text` with the smallest and largest median of all series and their ratio; the title without any."""
-        medians = factor * self.rows.groupby("series")[column].median().dropna()
-        found = captions.extremes(medians, unit) if len(medians) else ""
-        return f"{text} {found if ratio else found.split(' (')[0]}" if found else self.title
+    def extremes(self, text: str, column: str, unit: str = "", *, factor: float = 1.0) -> str:
+        """Return `text` with the smallest and largest median of the series over the repeats that all have.
+
+        The title if they share no repeat.
+        """
+        shared = captions.common_repeats(self.rows.dropna(subset=[column]), ["series"])
+        medians = factor * shared.groupby("series")[column].median()
+        return f"{text} {captions.extremes(medians, unit)}" if len(medians) else self.title
 
     def folded(self) -> str:
         """Return why the figure has nothing to show here, so that the page folds it away; empty where it has."""

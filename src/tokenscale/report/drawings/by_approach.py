@@ -138,7 +138,8 @@ class TotalTrainingTime(ByApproach):
     def finding(self) -> str:
         """Return shortest and longest median, of the smallest world size."""
         rows = self.rows[self.rows["world_size"] == self.rows["world_size"].min()]
-        medians = rows.groupby("series")[self.main].median().dropna()
+        rows = captions.common_repeats(rows.dropna(subset=[self.main]), ["series"])
+        medians = rows.groupby("series")[self.main].median()
         return f"Training steps take {captions.extremes(medians, ' s')}" if len(medians) else self.title
 
     def sentences(self) -> str:
@@ -243,7 +244,7 @@ class PaddingShare(ByApproach):
 
     def finding(self) -> str:
         """Return smallest and largest median share."""
-        return self.extremes("Processed tokens that are not useful:", self.main, " %", factor=100, ratio=False)
+        return self.extremes("Processed tokens that are not useful:", self.main, " %", factor=100)
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw one row per cell: every run a dot; stacked behind them, what its store holds in a whole epoch."""

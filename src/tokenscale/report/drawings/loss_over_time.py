@@ -27,7 +27,7 @@ class LossOverTime(Figure):
         medians = final.groupby("series")["loss"].median().dropna()
         if medians.empty:
             return self.title
-        return f"Final validation loss: {captions.extremes(medians, ' nats').split(' (')[0]}"
+        return f"Final validation loss: {captions.extremes(medians, ' nats')}"
 
     def prepare(self) -> None:
         """Choose the points of runs that count, of those that stopped, and of validation."""

@@ -97,6 +97,7 @@ class ParallelMethods(Figure):
         """Return the range of memory at the most ranks."""
         rows = self.rows.dropna(subset=["memory_bytes"])
         rows = rows[rows["world_size"] == rows["world_size"].max()]
+        rows = captions.common_repeats(rows, ["method"])
         if rows["method"].nunique() < 2:
             return self.title
         memory = 1e-6 * rows.groupby("method")["memory_bytes"].median()

@@ -20,7 +20,7 @@ def efficiency_finding(rows: pd.DataFrame, warning: str = "") -> str:
         return ""
     world = int(above["world_size"].max())
     medians = 100 * above[above["world_size"] == world].groupby("series")["efficiency"].median()
-    text = f"Efficiency at world size {world}: {captions.extremes(medians, ' %').split(' (')[0]}"
+    text = f"Efficiency at world size {world}: {captions.extremes(medians, ' %')}"
     return f"{text}; no scaling measurement" if warning else text
 
 
@@ -158,7 +158,7 @@ class MfuComparison(Figure):
 
     def finding(self) -> str:
         """Return smallest and largest median under the convention palm."""
-        return self.extremes("MFU (palm):", "mfu_palm", " %", factor=100, ratio=False)
+        return self.extremes("MFU (palm):", "mfu_palm", " %", factor=100)
 
     def folded(self) -> str:
         """Return that no peak is known."""
