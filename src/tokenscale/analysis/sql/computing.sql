@@ -15,24 +15,13 @@ WITH measured AS (
     HAVING sum(step_s) > 0
 )
 SELECT
-    r.run_id,
-    r.approach,
-    r.series,
-    r.world_size,
-    r.repeat,
-    r.model,
-    r.device,
-    r.number_format,
-    r.flops_per_token,
-    r.peak_flops,
-    r.peak_source,
-    m.total_tokens_per_s,
+    r.run_id, r.approach, r.series, r.world_size, r.repeat, r.model, r.device, r.number_format, r.flops_per_token,
+    r.peak_flops, r.peak_source, m.total_tokens_per_s,
     1e-12 * m.total_tokens_per_s * r.flops_per_token AS tflops_per_s,
     1e-12 * m.total_tokens_per_s * r.flops_per_token / r.world_size AS tflops_per_device_s,
     m.total_tokens_per_s * r.flops_per_token / (r.world_size * r.peak_flops) AS mfu_palm,
     m.total_tokens_per_s * r.flops_per_token_causal / (r.world_size * r.peak_flops) AS mfu_causal,
     m.useful_share * m.total_tokens_per_s * r.flops_per_token / (r.world_size * r.peak_flops) AS mfu_useful,
     m.total_tokens_per_s * r.flops_per_token_hardware / (r.world_size * r.peak_flops) AS hfu
-FROM measured AS m
-JOIN runs AS r USING (run_id)
+FROM measured AS m JOIN runs AS r USING (run_id)
 ORDER BY r.series, r.world_size, r.repeat, r.run_id;

@@ -15,11 +15,7 @@ tokens AS (
     GROUP BY run_id, attempt
 )
 SELECT
-    r.run_id,
-    r.approach,
-    r.series,
-    r.world_size,
-    r.repeat,
+    r.run_id, r.approach, r.series, r.world_size, r.repeat,
     CASE WHEN bool_and(c.ranks = r.world_size) THEN sum(c.energy_j) END AS energy_j,
     CASE WHEN bool_and(c.ranks = r.world_size) THEN sum(c.energy_j) / nullif(sum(t.useful_tokens), 0) END AS j_per_useful_token
 FROM runs AS r

@@ -8,8 +8,7 @@
 WITH twins(approach, format) AS (VALUES ('padded', 'padded'), ('padding-free', 'token-list')),
 stored AS (
     SELECT r.run_id, s.*
-    FROM runs AS r
-    JOIN stores AS s ON s.manifest_sha256 = r.store_sha256
+    FROM runs AS r JOIN stores AS s ON s.manifest_sha256 = r.store_sha256
     UNION ALL
     SELECT r.run_id, s.*
     FROM runs AS r
@@ -22,21 +21,17 @@ stored AS (
 epoch AS (                                             -- stores that differ in their codec only hold the same tokens
     SELECT
         s.run_id,
-        min(s.useful_tokens) AS useful_tokens,
-        min(s.documents) AS documents,
+        min(s.useful_tokens) AS useful_tokens, min(s.documents) AS documents,
         CASE WHEN any_value(r.approach) = 'length-bucketed' THEN min(s.documents)
              ELSE min(s.total_tokens) / any_value(r.sequence_length) END AS rows
-    FROM stored AS s
-    JOIN runs AS r USING (run_id)
+    FROM stored AS s JOIN runs AS r USING (run_id)
     GROUP BY s.run_id
     HAVING min(s.total_tokens) = max(s.total_tokens)
 ),
 trained AS (
     SELECT
         run_id,
-        count(*) AS steps,
-        sum(step_s) AS training_s,
-        sum(rows)::BIGINT AS rows,
+        count(*) AS steps, sum(step_s) AS training_s, sum(rows)::BIGINT AS rows,
         sum(rows) FILTER (attempt_step >= $warmup_steps AND step_s IS NOT NULL)
             / nullif(sum(step_s) FILTER (attempt_step >= $warmup_steps), 0) AS rows_per_s
     FROM steps_global
@@ -52,24 +47,12 @@ between_steps AS (
     GROUP BY run_id
 )
 SELECT
-    r.run_id,
-    r.approach,
-    r.series,
-    r.world_size,
-    r.repeat,
-    t.steps,
-    t.training_s,
-    b.validation_s,
-    b.checkpoint_s,
+    r.run_id, r.approach, r.series, r.world_size, r.repeat, t.steps, t.training_s, b.validation_s, b.checkpoint_s,
     b.start_s,
     r.stopped_unix_s - r.started_unix_s AS wall_s,
-    t.rows,
-    t.rows_per_s,
-    e.rows AS epoch_rows,
-    e.useful_tokens AS epoch_useful_tokens,
+    t.rows, t.rows_per_s, e.rows AS epoch_rows, e.useful_tokens AS epoch_useful_tokens,
     e.documents AS epoch_documents,
-    t.rows / e.rows AS epochs,
-    e.rows / t.rows_per_s AS epoch_s
+    t.rows / e.rows AS epochs, e.rows / t.rows_per_s AS epoch_s
 FROM trained AS t
 JOIN runs AS r USING (run_id)
 LEFT JOIN between_steps AS b USING (run_id)

@@ -24,18 +24,8 @@ memory AS (
     GROUP BY run_id
 )
 SELECT
-    r.run_id,
-    r.cell,
-    r.arm,
-    r.model,
-    r.world_size,
-    r.repeat,
-    r.science,
-    s.useful_tokens_per_s,
-    s.median_step_s,
-    m.memory_bytes,
-    f.final_loss,
-    f.steps
+    r.run_id, r.cell, r.arm, r.model, r.world_size, r.repeat, r.science, s.useful_tokens_per_s, s.median_step_s,
+    m.memory_bytes, f.final_loss, f.steps
 FROM speed AS s
 JOIN runs AS r USING (run_id)
 LEFT JOIN memory AS m USING (run_id)

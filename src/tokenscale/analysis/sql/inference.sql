@@ -6,27 +6,16 @@
 -- with the cache over without it, in the same round) is given only for such cells, since a cell that differs does other work.
 WITH cells AS (
     SELECT
-        benchmark,
-        of_run,
-        batch,
-        prompt_tokens,
-        new_tokens,
-        cached,
-        round,
-        any_value(model) AS model,
-        any_value(model_step) AS model_step,
-        any_value(dtype) AS dtype,
+        benchmark, of_run, batch, prompt_tokens, new_tokens, cached, round,
+        any_value(model) AS model, any_value(model_step) AS model_step, any_value(dtype) AS dtype,
         sum(CASE WHEN part = 'prompt' THEN seconds END) AS prefill_s,
         sum(CASE WHEN part = 'decode' THEN seconds END) AS decode_s,
         sum(CASE WHEN part = 'decode' THEN tokens END) AS decode_tokens,
-        any_value(rows_equal) AS rows_equal,
-        min(first_difference) AS first_difference,
+        any_value(rows_equal) AS rows_equal, min(first_difference) AS first_difference,
         any_value(cache_bytes) AS cache_bytes,
         any_value(2 * layers * key_value_heads * head_dimension * (prompt_tokens + new_tokens)::BIGINT * number_bytes
             * batch) AS formula_bytes,
-        any_value(peak_bytes) AS peak_bytes,
-        any_value(device) AS device,
-        any_value(cpu) AS cpu,
+        any_value(peak_bytes) AS peak_bytes, any_value(device) AS device, any_value(cpu) AS cpu,
         any_value(threads) AS threads
     FROM inference_benchmarks
     WHERE left_out IS NULL
@@ -40,30 +29,16 @@ rates AS (
     FROM cells
 )
 SELECT
-    r.benchmark,
-    r.of_run AS run_id,
-    r.model,
-    r.model_step,
-    r.dtype,
-    r.batch,
-    r.prompt_tokens,
-    r.new_tokens,
-    r.cached,
-    r.round,
-    r.prefill_s,
+    r.benchmark, r.of_run AS run_id, r.model, r.model_step, r.dtype, r.batch, r.prompt_tokens, r.new_tokens,
+    r.cached, r.round, r.prefill_s,
     r.batch * r.prompt_tokens / nullif(r.prefill_s, 0) AS prefill_tokens_per_s,
     r.tokens_per_s,
     1e3 * r.decode_s / nullif(r.decode_tokens, 0) AS ms_per_token,
-    r.rows_equal,
-    r.first_difference,
-    r.same_text,
+    r.rows_equal, r.first_difference, r.same_text,
     CASE WHEN r.cached AND r.same_text THEN r.tokens_per_s / u.tokens_per_s END AS speed_up,
     r.cache_bytes,
     CASE WHEN r.cached THEN r.formula_bytes ELSE 0 END AS formula_bytes,
-    r.peak_bytes,
-    r.device,
-    r.cpu,
-    r.threads,
+    r.peak_bytes, r.device, r.cpu, r.threads,
     NULL::VARCHAR AS left_out
 FROM rates AS r
 LEFT JOIN rates AS u ON NOT u.cached AND r.cached AND u.benchmark = r.benchmark AND u.of_run = r.of_run

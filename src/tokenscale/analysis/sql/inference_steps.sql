@@ -9,17 +9,7 @@ WITH decoding AS (
         AND prompt_tokens = min(prompt_tokens) OVER (PARTITION BY benchmark, of_run, batch)
 )
 SELECT
-    benchmark,
-    of_run AS run_id,
-    model,
-    batch,
-    prompt_tokens,
-    new_tokens,
-    cached,
-    round,
-    position,
-    tokens,
-    1e3 * seconds / tokens AS ms_per_token,
-    rows_equal = batch AS same_text
+    benchmark, of_run AS run_id, model, batch, prompt_tokens, new_tokens, cached, round, position, tokens,
+    1e3 * seconds / tokens AS ms_per_token, rows_equal = batch AS same_text
 FROM decoding
 ORDER BY benchmark, model, run_id, batch, cached, round, position;

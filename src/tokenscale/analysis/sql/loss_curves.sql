@@ -9,23 +9,15 @@ WITH shown AS (
     SELECT run_id, step, useful_tokens, total_tokens, loss_sum, step_s FROM steps_global
     UNION ALL
     SELECT s.run_id, s.step, sum(s.useful_tokens)::BIGINT, sum(s.total_tokens)::BIGINT, sum(s.loss_sum), max(s.step_s)
-    FROM steps AS s
-    JOIN runs AS r USING (run_id)
+    FROM steps AS s JOIN runs AS r USING (run_id)
     WHERE r.status = 'nonfinite' AND r.validity = 'invalid'
     GROUP BY s.run_id, s.step
     HAVING count(*) = any_value(s.world_size) AND NOT bool_or(s.nonfinite)
 ),
 placed AS (
     SELECT
-        run_id,
-        step,
-        useful_tokens,
-        total_tokens,
-        loss_sum,
-        step_s,
-        row_number() OVER so_far - 1 AS place,
-        sum(useful_tokens) OVER so_far AS seen,
-        count(*) OVER whole AS steps,
+        run_id, step, useful_tokens, total_tokens, loss_sum, step_s,
+        row_number() OVER so_far - 1 AS place, sum(useful_tokens) OVER so_far AS seen, count(*) OVER whole AS steps,
         sum(useful_tokens) OVER whole AS total
     FROM shown
     WINDOW so_far AS (PARTITION BY run_id ORDER BY step), whole AS (PARTITION BY run_id)
@@ -34,12 +26,8 @@ points AS (
     SELECT
         run_id,
         CASE WHEN steps <= $points THEN place ELSE greatest(seen - 1, 0) * $points // greatest(total, 1) END AS point,
-        max(step) AS step,
-        count(*) AS steps,
-        sum(useful_tokens) AS useful_tokens,
-        sum(total_tokens) AS total_tokens,
-        sum(loss_sum) AS loss_sum,
-        sum(step_s) AS seconds,
+        max(step) AS step, count(*) AS steps, sum(useful_tokens) AS useful_tokens,
+        sum(total_tokens) AS total_tokens, sum(loss_sum) AS loss_sum, sum(step_s) AS seconds,
         tokens_per_s(useful_tokens, step_s) AS useful_tokens_per_s,
         tokens_per_s(total_tokens, step_s) AS total_tokens_per_s,
         min(loss_sum / nullif(useful_tokens, 0)) AS lowest,
@@ -48,23 +36,13 @@ points AS (
     GROUP BY ALL
 )
 SELECT
-    p.run_id,
-    r.approach,
-    r.series,
-    r.world_size,
-    r.repeat,
+    p.run_id, r.approach, r.series, r.world_size, r.repeat,
     r.status = 'nonfinite' AS stopped,
-    p.step,
-    p.steps,
+    p.step, p.steps,
     p.useful_tokens::BIGINT AS useful_tokens,
     sum(p.useful_tokens) OVER so_far::BIGINT + coalesce(r.tokens_before, 0) AS useful_tokens_seen,
-    sum(p.seconds) OVER so_far AS training_s,
-    p.loss_sum / nullif(p.useful_tokens, 0) AS loss,
-    p.lowest AS loss_lowest,
-    p.highest AS loss_highest,
-    p.useful_tokens_per_s,
-    p.total_tokens_per_s
-FROM points AS p
-JOIN runs AS r USING (run_id)
+    sum(p.seconds) OVER so_far AS training_s, p.loss_sum / nullif(p.useful_tokens, 0) AS loss,
+    p.lowest AS loss_lowest, p.highest AS loss_highest, p.useful_tokens_per_s, p.total_tokens_per_s
+FROM points AS p JOIN runs AS r USING (run_id)
 WINDOW so_far AS (PARTITION BY p.run_id ORDER BY p.step)
 ORDER BY r.series, r.world_size, r.repeat, p.run_id, p.step;

@@ -4,12 +4,7 @@
 -- `peak_bytes` is the most that any rank allocated in any step (on a CPU: its resident set, the program included).
 WITH measured AS (
     SELECT
-        run_id,
-        rank,
-        parameters_bytes,
-        gradients_bytes,
-        optimizer_bytes,
-        activations_bytes,
+        run_id, rank, parameters_bytes, gradients_bytes, optimizer_bytes, activations_bytes,
         parameters_bytes + gradients_bytes + optimizer_bytes + activations_bytes AS bytes
     FROM events
     WHERE event = 'memory'
@@ -33,30 +28,11 @@ predicted AS (
     WHERE validity IN ('valid', 'suspect')
 )
 SELECT
-    p.run_id,
-    p.approach,
-    p.series,
-    p.model,
-    p.method,
-    p.world_size,
-    p.repeat,
-    p.micro_batch,
-    p.sequence_length,
-    p.precision,
-    p.device_kind,
-    m.rank,
-    m.parameters_bytes,
-    p.predicted_parameters_bytes,
-    m.gradients_bytes,
-    p.predicted_gradients_bytes,
-    m.optimizer_bytes,
-    p.predicted_optimizer_bytes,
-    m.activations_bytes,
-    p.predicted_activations_bytes,
-    m.bytes,
-    p.predicted_bytes,
-    p.predicted_bytes / nullif(m.bytes, 0) AS predicted_per_measured,
-    k.peak_bytes
+    p.run_id, p.approach, p.series, p.model, p.method, p.world_size, p.repeat, p.micro_batch, p.sequence_length,
+    p.precision, p.device_kind, m.rank,
+    m.parameters_bytes, p.predicted_parameters_bytes, m.gradients_bytes, p.predicted_gradients_bytes,
+    m.optimizer_bytes, p.predicted_optimizer_bytes, m.activations_bytes, p.predicted_activations_bytes,
+    m.bytes, p.predicted_bytes, p.predicted_bytes / nullif(m.bytes, 0) AS predicted_per_measured, k.peak_bytes
 FROM predicted AS p
 JOIN measured AS m USING (run_id)
 LEFT JOIN peaks AS k USING (run_id)

@@ -6,8 +6,7 @@
 WITH measured AS (
     SELECT
         run_id,
-        sum(useful_tokens)::BIGINT AS useful_tokens,
-        sum(total_tokens)::BIGINT AS total_tokens
+        sum(useful_tokens)::BIGINT AS useful_tokens, sum(total_tokens)::BIGINT AS total_tokens
     FROM steps_global
     WHERE attempt_step >= $warmup_steps
     GROUP BY run_id
@@ -22,16 +21,9 @@ stored AS (
     GROUP BY manifest_sha256
 )
 SELECT
-    r.run_id,
-    r.approach,
-    r.series,
-    r.world_size,
-    r.repeat,
-    m.useful_tokens,
-    m.total_tokens,
+    r.run_id, r.approach, r.series, r.world_size, r.repeat, m.useful_tokens, m.total_tokens,
     1 - m.useful_tokens / m.total_tokens AS not_useful_share,
-    s.padding_share,
-    s.ignored_share
+    s.padding_share, s.ignored_share
 FROM measured AS m
 JOIN runs AS r USING (run_id)
 LEFT JOIN stored AS s

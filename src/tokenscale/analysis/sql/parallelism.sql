@@ -7,11 +7,7 @@
 -- degree where there are several.
 WITH gathered AS MATERIALIZED (                       -- asked four times, and gathering the ranks is most of the work
     SELECT
-        run_id,
-        step,
-        attempt_step,
-        step_s,
-        useful_tokens,
+        run_id, step, attempt_step, step_s, useful_tokens,
         loss_sum / nullif(useful_tokens, 0) AS loss,
         order_digest
     FROM steps_global
@@ -42,11 +38,7 @@ named AS (
 ),
 held AS (
     SELECT
-        run_id,
-        parameters_bytes,
-        gradients_bytes,
-        optimizer_bytes,
-        activations_bytes,
+        run_id, parameters_bytes, gradients_bytes, optimizer_bytes, activations_bytes,
         parameters_bytes + gradients_bytes + optimizer_bytes + activations_bytes AS memory_bytes,
         row_number() OVER (
             PARTITION BY run_id
@@ -77,43 +69,25 @@ final AS (
 ),
 referenced AS MATERIALIZED (                           -- else both are joined by their steps alone first
     SELECT p.run_id, g.step, g.loss, g.order_digest
-    FROM pairs AS p
-    JOIN gathered AS g ON g.run_id = p.single
+    FROM pairs AS p JOIN gathered AS g ON g.run_id = p.single
 ),
 agreed AS (
     SELECT
         a.run_id,
         max(abs(a.loss - b.loss)) AS largest_loss_difference,
         count(*) = count(*) FILTER (a.order_digest = b.order_digest) AS same_data
-    FROM gathered AS a
-    JOIN referenced AS b USING (run_id, step)
+    FROM gathered AS a JOIN referenced AS b USING (run_id, step)
     GROUP BY a.run_id
 )
 SELECT
-    m.run_id,
-    m.approach,
-    m.factors,
-    m.storage,
-    m.method,
-    m.layout,
-    m.world_size,
-    m.repeat,
-    m.device,
-    m.device_kind,
-    m.oversubscribed,
-    m.threads_per_rank,
-    s.threads_per_rank AS single_threads_per_rank,
-    m.useful_tokens_per_s,
+    m.run_id, m.approach, m.factors, m.storage, m.method, m.layout, m.world_size, m.repeat, m.device, m.device_kind,
+    m.oversubscribed, m.threads_per_rank, s.threads_per_rank AS single_threads_per_rank, m.useful_tokens_per_s,
     s.useful_tokens_per_s AS single_useful_tokens_per_s,
     m.useful_tokens_per_s / (m.world_size * s.useful_tokens_per_s) AS efficiency,
-    h.parameters_bytes::DOUBLE AS parameters_bytes,
-    h.gradients_bytes::DOUBLE AS gradients_bytes,
-    h.optimizer_bytes::DOUBLE AS optimizer_bytes,
-    h.activations_bytes::DOUBLE AS activations_bytes,
+    h.parameters_bytes::DOUBLE AS parameters_bytes, h.gradients_bytes::DOUBLE AS gradients_bytes,
+    h.optimizer_bytes::DOUBLE AS optimizer_bytes, h.activations_bytes::DOUBLE AS activations_bytes,
     h.memory_bytes::DOUBLE AS memory_bytes,
-    f.final_loss,
-    a.largest_loss_difference,
-    a.same_data
+    f.final_loss, a.largest_loss_difference, a.same_data
 FROM measured AS m
 JOIN final AS f USING (run_id)
 LEFT JOIN held AS h ON h.run_id = m.run_id AND h.place = 1

@@ -4,24 +4,17 @@
 -- `largest_loss_difference` is over all steps, against schedule naive with the fewest micro-batches of the same repeat.
 WITH gathered AS MATERIALIZED (                       -- asked four times, and of a few runs alone
     SELECT
-        g.run_id,
-        g.step,
-        g.attempt_step,
-        g.step_s,
-        g.useful_tokens,
+        g.run_id, g.step, g.attempt_step, g.step_s, g.useful_tokens,
         g.loss_sum / nullif(g.useful_tokens, 0) AS loss,
         g.order_digest
-    FROM steps_global AS g
-    JOIN runs AS r USING (run_id)
+    FROM steps_global AS g JOIN runs AS r USING (run_id)
     WHERE r.pipeline > 1
 ),
 waited AS (
     SELECT
         s.run_id,
-        max(s.micro_steps) AS micro_batches,
-        sum(s.bubble_s) AS bubble_s,
-        sum(s.forward_s + s.backward_s) AS passes_s,
-        count(DISTINCT s.step) AS steps
+        max(s.micro_steps) AS micro_batches, sum(s.bubble_s) AS bubble_s,
+        sum(s.forward_s + s.backward_s) AS passes_s, count(DISTINCT s.step) AS steps
     FROM steps AS s
     JOIN gathered AS g USING (run_id, step)            -- steps of all ranks, of runs that count
     WHERE s.attempt_step >= $warmup_steps
@@ -60,37 +53,23 @@ speed AS (
 ),
 referenced AS MATERIALIZED (                           -- else both are joined by their steps alone first
     SELECT p.run_id, g.step, g.loss, g.order_digest
-    FROM reference AS p
-    JOIN gathered AS g ON g.run_id = p.naive
+    FROM reference AS p JOIN gathered AS g ON g.run_id = p.naive
 ),
 agreed AS (
     SELECT
         a.run_id,
         max(abs(a.loss - b.loss)) AS largest_loss_difference,
         count(*) = count(*) FILTER (a.order_digest = b.order_digest) AS same_data
-    FROM gathered AS a
-    JOIN referenced AS b USING (run_id, step)
+    FROM gathered AS a JOIN referenced AS b USING (run_id, step)
     GROUP BY a.run_id
 )
 SELECT
-    m.run_id,
-    m.schedule,
-    m.pipeline,
-    m.stages_per_rank,
-    m.world_size,
-    m.micro_batches,
-    m.micro_batch,
-    m.repeat,
-    m.device_kind,
-    m.oversubscribed,
-    m.steps,
-    m.bubble_s,
-    m.passes_s,
+    m.run_id, m.schedule, m.pipeline, m.stages_per_rank, m.world_size, m.micro_batches, m.micro_batch, m.repeat,
+    m.device_kind, m.oversubscribed, m.steps, m.bubble_s, m.passes_s,
     m.bubble_s / (m.bubble_s + m.passes_s) AS bubble_share,
     m.useful_tokens_per_s,
     m.useful_tokens_per_s / n.useful_tokens_per_s AS speed_up,
-    a.largest_loss_difference,
-    a.same_data
+    a.largest_loss_difference, a.same_data
 FROM measured AS m
 LEFT JOIN speed AS p ON p.run_id = m.run_id
 LEFT JOIN measured AS n ON n.run_id = p.naive

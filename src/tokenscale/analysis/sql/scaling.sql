@@ -17,14 +17,12 @@ measured AS (
         t.useful_tokens_per_s,
         min(r.world_size) OVER (PARTITION BY r.series) AS base_world_size,
         max(r.world_size) OVER (PARTITION BY r.series) AS largest_world_size
-    FROM throughput AS t
-    JOIN runs AS r USING (run_id)
+    FROM throughput AS t JOIN runs AS r USING (run_id)
 ),
 paired AS (
     SELECT
         m.*,
-        b.useful_tokens_per_s AS base_useful_tokens_per_s,
-        b.threads_per_rank AS base_threads_per_rank,
+        b.useful_tokens_per_s AS base_useful_tokens_per_s, b.threads_per_rank AS base_threads_per_rank,
         CASE
             WHEN m.base_world_size > 1 AND m.largest_world_size = m.base_world_size
                 THEN 'no other world size of its series was measured'
@@ -42,19 +40,9 @@ paired AS (
         ON b.series = m.series AND b.repeat = m.repeat AND b.world_size = m.base_world_size
 )
 SELECT
-    run_id,
-    approach,
-    series,
-    world_size,
-    repeat,
-    device,
-    device_kind,
-    oversubscribed,
-    threads_per_rank,
+    run_id, approach, series, world_size, repeat, device, device_kind, oversubscribed, threads_per_rank,
     CASE WHEN not_compared IS NULL THEN base_threads_per_rank END AS single_threads_per_rank,
-    global_batch,
-    useful_tokens_per_s,
-    base_world_size,
+    global_batch, useful_tokens_per_s, base_world_size,
     CASE WHEN not_compared IS NULL THEN base_useful_tokens_per_s END AS base_useful_tokens_per_s,
     CASE WHEN not_compared IS NULL THEN useful_tokens_per_s / base_useful_tokens_per_s END AS speed_up,
     CASE WHEN not_compared IS NULL

@@ -14,22 +14,19 @@ WITH throughput AS (
 ),
 measured AS (
     SELECT r.*, t.useful_tokens_per_s, r.global_batch / r.world_size AS rows_per_rank
-    FROM throughput AS t
-    JOIN runs AS r USING (run_id)
+    FROM throughput AS t JOIN runs AS r USING (run_id)
 ),
 lines AS (
     SELECT
         approach, storage, layout, micro_batch, science_per_rank, rows_per_rank,
-        min(world_size) AS base_world_size,
-        max(world_size) AS largest_world_size
+        min(world_size) AS base_world_size, max(world_size) AS largest_world_size
     FROM measured
     GROUP BY ALL
 ),
 paired AS (
     SELECT
         m.*,
-        l.base_world_size,
-        b.useful_tokens_per_s AS base_useful_tokens_per_s,
+        l.base_world_size, b.useful_tokens_per_s AS base_useful_tokens_per_s,
         CASE
             WHEN m.science_per_rank IS NULL
                 THEN 'its settings are not known'
@@ -50,18 +47,8 @@ paired AS (
     ) = 1
 )
 SELECT
-    run_id,
-    approach,
-    series,
-    world_size,
-    repeat,
-    device,
-    device_kind,
-    oversubscribed,
-    global_batch,
-    rows_per_rank,
-    useful_tokens_per_s,
-    base_world_size,
+    run_id, approach, series, world_size, repeat, device, device_kind, oversubscribed, global_batch, rows_per_rank,
+    useful_tokens_per_s, base_world_size,
     CASE WHEN not_compared IS NULL THEN base_useful_tokens_per_s END AS base_useful_tokens_per_s,
     CASE WHEN not_compared IS NULL THEN useful_tokens_per_s / base_useful_tokens_per_s END AS speed_up,
     CASE WHEN not_compared IS NULL

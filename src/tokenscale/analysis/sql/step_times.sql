@@ -13,16 +13,9 @@ behind AS (
     SELECT run_id, median(late_s) AS late_s FROM ranks GROUP BY run_id
 )
 SELECT
-    r.run_id,
-    r.approach,
-    r.series,
-    r.world_size,
-    r.repeat,
-    count(*) AS steps,
-    median(g.step_s) AS median_s,
-    quantile_cont(g.step_s, 0.95) AS p95_s,
-    quantile_cont(g.step_s, 0.99) AS p99_s,
-    max(g.step_s) AS slowest_s,
+    r.run_id, r.approach, r.series, r.world_size, r.repeat,
+    count(*) AS steps, median(g.step_s) AS median_s, quantile_cont(g.step_s, 0.95) AS p95_s,
+    quantile_cont(g.step_s, 0.99) AS p99_s, max(g.step_s) AS slowest_s,
     (quantile_cont(g.step_s, 0.75) - quantile_cont(g.step_s, 0.25)) / nullif(median(g.step_s), 0) AS iqr_share,
     any_value(b.late_s) AS late_s
 FROM measured_steps($warmup_steps) AS g

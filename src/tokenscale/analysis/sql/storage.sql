@@ -5,15 +5,8 @@
 -- UTF-8 text that it stands for, where no document is cut. A store below the entropy uses which ids stand beside
 -- each other. Validation splits are left out.
 SELECT
-    corpus,
-    tokenizer,
-    store,
-    format,
-    ids,
-    vocabulary_size,
-    stored_bytes,
-    stored_bytes / nullif(ids, 0) AS bytes_per_id,
-    entropy_bits / 8 AS entropy_bytes,
+    corpus, tokenizer, store, format, ids, vocabulary_size, stored_bytes,
+    stored_bytes / nullif(ids, 0) AS bytes_per_id, entropy_bits / 8 AS entropy_bytes,
     ceil(log2(vocabulary_size)) / 8 AS fixed_bytes,
     CASE WHEN documents_cut = 0 THEN text_bytes / nullif(ids, 0) END AS text_bytes,
     documents_cut

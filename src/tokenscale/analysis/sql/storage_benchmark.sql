@@ -9,8 +9,7 @@
 -- text before; in later epochs those that remember words are faster.
 WITH fly AS (
     SELECT
-        benchmark,
-        round,
+        benchmark, round,
         max(CASE WHEN auto THEN sequential_s END) AS auto_s,
         max(CASE WHEN engine = 'tokenizers' THEN sequential_s END) AS tokenizers_s,
         max(CASE WHEN auto THEN bulk_s END) AS bulk_s
@@ -23,25 +22,13 @@ timed AS (
         s.*,
         coalesce(s.shuffled_s, s.sequential_s) AS epoch_s,
         f.bulk_s + s.write_s AS preprocessing_s,
-        f.auto_s AS auto_s,
-        f.tokenizers_s AS tokenizers_s
+        f.auto_s AS auto_s, f.tokenizers_s AS tokenizers_s
     FROM storage_benchmarks AS s
     LEFT JOIN fly AS f ON f.benchmark = s.benchmark AND f.round = s.round AND s.format <> 'text'
 )
 SELECT
-    benchmark,
-    store,
-    format,
-    dtype,
-    codec,
-    row_group_rows,
-    round,
-    engine,
-    documents,
-    documents_cut,
-    ids,
-    useful_tokens,
-    stored_bytes,
+    benchmark, store, format, dtype, codec, row_group_rows, round, engine, documents, documents_cut, ids,
+    useful_tokens, stored_bytes,
     stored_bytes / nullif(ids, 0) AS bytes_per_id,
     stored_bytes / nullif(useful_tokens, 0) AS bytes_per_useful_token,
     entropy_bits / 8 AS entropy_bytes,
@@ -57,11 +44,6 @@ SELECT
          WHEN auto_s IS NOT NULL THEN 'inf'::DOUBLE END AS break_even_epochs,
     CASE WHEN tokenizers_s > epoch_s THEN preprocessing_s / (tokenizers_s - epoch_s)
          WHEN tokenizers_s IS NOT NULL THEN 'inf'::DOUBLE END AS break_even_epochs_tokenizers,
-    left_out,
-    tokenizer,
-    corpus,
-    sequence_length,
-    cpu,
-    cores
+    left_out, tokenizer, corpus, sequence_length, cpu, cores
 FROM timed
 ORDER BY benchmark, format, store, round;

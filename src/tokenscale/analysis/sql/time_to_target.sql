@@ -18,14 +18,9 @@ target AS (
 ),
 following AS (
     SELECT
-        v.run_id,
-        v.step,
-        v.useful_tokens_seen,
-        v.training_s,
-        v.loss,
+        v.run_id, v.step, v.useful_tokens_seen, v.training_s, v.loss,
         lag(v.training_s) OVER (PARTITION BY v.run_id ORDER BY v.step) AS seconds_before,
-        max(v.loss) OVER within AS highest,
-        count(*) OVER within AS validations,
+        max(v.loss) OVER within AS highest, count(*) OVER within AS validations,
         max(v.useful_tokens_seen) OVER (PARTITION BY v.run_id)
             >= v.useful_tokens_seen + coalesce($window_tokens::BIGINT, 0) AS whole_window
     FROM checks AS v
@@ -43,21 +38,13 @@ first AS (
 ),
 reached AS (
     SELECT
-        r.run_id,
-        r.approach,
-        r.series,
-        r.world_size,
-        r.repeat,
-        t.target,
-        t.target_stated,
+        r.run_id, r.approach, r.series, r.world_size, r.repeat, t.target, t.target_stated,
         f.run_id IS NOT NULL AS reached,
         f.step,
         coalesce(f.training_s, 'inf'::DOUBLE) AS seconds,
         f.seconds_before,
         coalesce(f.useful_tokens_seen, 'inf'::DOUBLE) AS useful_tokens,
-        f.loss,
-        f.validations,
-        f.whole_window
+        f.loss, f.validations, f.whole_window
     FROM (SELECT DISTINCT run_id FROM checks) AS v
     JOIN runs AS r USING (run_id)
     CROSS JOIN target AS t

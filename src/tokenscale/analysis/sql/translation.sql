@@ -9,8 +9,7 @@
 WITH timed AS (
     SELECT
         run_id,
-        sum(rows)::BIGINT AS rows,
-        count(*) AS steps
+        sum(rows)::BIGINT AS rows, count(*) AS steps
     FROM steps_global
     GROUP BY run_id
 ),
@@ -23,23 +22,9 @@ speed AS (
     GROUP BY run_id
 )
 SELECT
-    r.run_id,
-    r.approach,
-    r.series,
-    r.world_size,
-    r.repeat,
-    r.global_batch,
-    t.steps,
-    t.rows,
-    s.target_tokens_per_s,
-    s.positions_per_s,
-    v.loss AS validation_loss,
-    r.bleu,
-    r.bleu_low,
-    r.bleu_high,
-    r.bleu_sentences,
-    r.bleu_signature,
-    b.bleu_by_epoch
+    r.run_id, r.approach, r.series, r.world_size, r.repeat, r.global_batch, t.steps, t.rows, s.target_tokens_per_s,
+    s.positions_per_s, v.loss AS validation_loss, r.bleu, r.bleu_low, r.bleu_high, r.bleu_sentences,
+    r.bleu_signature, b.bleu_by_epoch
 FROM runs AS r
 JOIN timed AS t USING (run_id)
 LEFT JOIN speed AS s USING (run_id)

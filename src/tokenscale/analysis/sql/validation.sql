@@ -7,8 +7,7 @@
 -- that have the largest logit: of next tokens, or of masked ones; null where the run did not count them.
 WITH reported AS (
     SELECT e.run_id, coalesce(e.step, 0) AS step, e.loss_sum, e.useful_tokens, e.correct_tokens
-    FROM events AS e
-    JOIN runs AS r USING (run_id)
+    FROM events AS e JOIN runs AS r USING (run_id)
     WHERE e.event = 'validation' AND e.useful_tokens > 0 AND r.validity IN ('valid', 'suspect')
     QUALIFY row_number() OVER (
         PARTITION BY e.run_id, coalesce(e.step, 0) ORDER BY e.attempt DESC, e.rank, e.t_mono_s DESC
@@ -23,11 +22,8 @@ strides AS (                                           -- steps that no validati
 strode AS (
     SELECT
         g.run_id,
-        (g.step // s.stride + 1) * s.stride AS step,
-        sum(g.useful_tokens) AS useful_tokens,
-        sum(g.step_s) AS seconds
-    FROM steps_global AS g
-    JOIN strides AS s USING (run_id)
+        (g.step // s.stride + 1) * s.stride AS step, sum(g.useful_tokens) AS useful_tokens, sum(g.step_s) AS seconds
+    FROM steps_global AS g JOIN strides AS s USING (run_id)
     GROUP BY ALL
 ),
 gone AS (
@@ -41,17 +37,11 @@ texts AS (
     GROUP BY manifest_sha256
 )
 SELECT
-    v.run_id,
-    r.approach,
-    r.series,
-    r.world_size,
-    r.repeat,
-    v.step,
+    v.run_id, r.approach, r.series, r.world_size, r.repeat, v.step,
     coalesce(g.useful_tokens, 0)::BIGINT + coalesce(r.tokens_before, 0) AS useful_tokens_seen,
     coalesce(g.seconds, 0) AS training_s,
     v.useful_tokens AS validation_tokens,
-    v.loss_sum / v.useful_tokens AS loss,
-    exp(v.loss_sum / v.useful_tokens) AS perplexity,
+    v.loss_sum / v.useful_tokens AS loss, exp(v.loss_sum / v.useful_tokens) AS perplexity,
     CASE WHEN r.objective = 'causal' AND r.labels = 'all'
          THEN v.loss_sum / v.useful_tokens / ln(2) * t.tokens_per_byte END AS bits_per_byte,
     v.correct_tokens / v.useful_tokens AS accuracy,
