@@ -5,15 +5,6 @@
 -- not told apart. `useful`: palm, for useful tokens alone, so that padding is no work. `hardware`: palm and what backward
 -- computes again. MFU is the first over the peak of all devices in the run's number format (`peak_flops` a device, from
 -- `peak_source`), HFU the last; both null where no peak is known, as on a CPU.
-WITH measured AS (
-    SELECT
-        run_id,
-        tokens_per_s(total_tokens, step_s) AS total_tokens_per_s,
-        sum(useful_tokens) / sum(total_tokens) AS useful_share
-    FROM measured_steps($warmup_steps)
-    GROUP BY run_id
-    HAVING sum(step_s) > 0
-)
 SELECT
     r.run_id, r.approach, r.series, r.world_size, r.repeat, r.model, r.device, r.number_format, r.flops_per_token,
     r.peak_flops, r.peak_source, m.total_tokens_per_s,
@@ -23,5 +14,5 @@ SELECT
     m.total_tokens_per_s * r.flops_per_token_causal / (r.world_size * r.peak_flops) AS mfu_causal,
     m.useful_share * m.total_tokens_per_s * r.flops_per_token / (r.world_size * r.peak_flops) AS mfu_useful,
     m.total_tokens_per_s * r.flops_per_token_hardware / (r.world_size * r.peak_flops) AS hfu
-FROM measured AS m JOIN runs AS r USING (run_id)
+FROM run_rates($warmup_steps) AS m JOIN runs AS r USING (run_id)
 ORDER BY r.series, r.world_size, r.repeat, r.run_id;

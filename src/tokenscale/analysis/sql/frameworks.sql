@@ -1,16 +1,7 @@
 -- Trainers beside each other: useful tokens per second (sum over sum after warm-up), the median step, the memory of the
 -- fullest rank (peak allocated on a GPU, peak resident set on a CPU, Python and libraries included) and the loss of the
 -- last step.
-WITH speed AS (
-    SELECT
-        run_id,
-        tokens_per_s(useful_tokens, step_s) AS useful_tokens_per_s,
-        median(step_s) AS median_step_s
-    FROM measured_steps($warmup_steps)
-    GROUP BY run_id
-    HAVING sum(step_s) > 0
-),
-final AS (
+WITH final AS (
     SELECT
         run_id,
         arg_max(loss_sum / nullif(useful_tokens, 0), step) AS final_loss,
@@ -26,7 +17,7 @@ memory AS (
 SELECT
     r.run_id, r.cell, r.arm, r.model, r.world_size, r.repeat, r.science, s.useful_tokens_per_s, s.median_step_s,
     m.memory_bytes, f.final_loss, f.steps
-FROM speed AS s
+FROM run_rates($warmup_steps) AS s
 JOIN runs AS r USING (run_id)
 LEFT JOIN memory AS m USING (run_id)
 LEFT JOIN final AS f USING (run_id)

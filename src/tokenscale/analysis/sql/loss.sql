@@ -2,15 +2,6 @@
 -- of the ranks' means), against the useful tokens that the run has trained on, this step included. A run whose training
 -- stopped at a loss that was not finite is invalid and counts for no statistic; its steps before the stop are listed here
 -- alone, marked `stopped`.
-WITH shown AS (
-    SELECT run_id, step, useful_tokens, loss_sum FROM steps_global
-    UNION ALL
-    SELECT s.run_id, s.step, sum(s.useful_tokens)::BIGINT, sum(s.loss_sum)
-    FROM steps AS s JOIN runs AS r USING (run_id)
-    WHERE r.status = 'nonfinite' AND r.validity = 'invalid'
-    GROUP BY s.run_id, s.step
-    HAVING count(*) = any_value(s.world_size) AND NOT bool_or(s.nonfinite)
-)
 SELECT
     g.run_id, r.approach, r.series, r.world_size, r.repeat,
     r.status = 'nonfinite' AS stopped,
@@ -18,5 +9,5 @@ SELECT
     sum(g.useful_tokens) OVER (PARTITION BY g.run_id ORDER BY g.step)::BIGINT + coalesce(r.tokens_before, 0)
         AS useful_tokens_seen,                         -- those of a run that it goes on from included
     g.loss_sum / nullif(g.useful_tokens, 0) AS loss
-FROM shown AS g JOIN runs AS r USING (run_id)
+FROM shown_steps AS g JOIN runs AS r USING (run_id)
 ORDER BY r.series, r.world_size, r.repeat, g.run_id, g.step;

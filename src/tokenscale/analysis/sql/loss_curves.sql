@@ -5,21 +5,12 @@
 -- and `training_s` are what the run has trained on at the point, including what the run that it continues from trained on,
 -- and the time of its own steps. A run of at most $points steps has one point per step. Losses, and which steps of which
 -- runs count, are those of loss.sql; steps before the stop of a training whose loss was not finite are marked `stopped`.
-WITH shown AS (
-    SELECT run_id, step, useful_tokens, total_tokens, loss_sum, step_s FROM steps_global
-    UNION ALL
-    SELECT s.run_id, s.step, sum(s.useful_tokens)::BIGINT, sum(s.total_tokens)::BIGINT, sum(s.loss_sum), max(s.step_s)
-    FROM steps AS s JOIN runs AS r USING (run_id)
-    WHERE r.status = 'nonfinite' AND r.validity = 'invalid'
-    GROUP BY s.run_id, s.step
-    HAVING count(*) = any_value(s.world_size) AND NOT bool_or(s.nonfinite)
-),
-placed AS (
+WITH placed AS (
     SELECT
         run_id, step, useful_tokens, total_tokens, loss_sum, step_s,
         row_number() OVER so_far - 1 AS place, sum(useful_tokens) OVER so_far AS seen, count(*) OVER whole AS steps,
         sum(useful_tokens) OVER whole AS total
-    FROM shown
+    FROM shown_steps
     WINDOW so_far AS (PARTITION BY run_id ORDER BY step), whole AS (PARTITION BY run_id)
 ),
 points AS (

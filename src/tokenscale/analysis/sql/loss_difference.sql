@@ -4,34 +4,11 @@
 -- nats a useful token), with the reference's loss there. At one global batch both train on the same samples at every
 -- step (`same_data`: the digests of all steps of the point are equal), so that nothing but rounding should differ: sums
 -- in another order, which training then carries on. Runs of weak scaling have other batches, and no pair here.
-WITH RECURSIVE comparable AS (
-    SELECT run_id, approach, series, science, repeat, world_size, resumed_from, resumed_at
-    FROM runs
-    WHERE validity IN ('valid', 'suspect')
-),
-begun AS (
-    SELECT * FROM comparable WHERE resumed_from IS NULL
-),
-smallest AS (
-    SELECT series, science, repeat, min(world_size) AS world_size FROM begun GROUP BY ALL
-),
-back AS (                                              -- from a resumed run to the one before it, and so on
-    SELECT run_id, resumed_from AS earlier FROM comparable WHERE resumed_from IS NOT NULL
-    UNION
-    SELECT b.run_id, c.resumed_from FROM back AS b JOIN comparable AS c ON c.run_id = b.earlier
-    WHERE c.resumed_from IS NOT NULL
-),
-pairs AS (
-    SELECT b.*, a.run_id AS reference, a.world_size AS reference_world_size
-    FROM begun AS a
-    JOIN smallest USING (series, science, repeat, world_size)
-    JOIN begun AS b ON b.series = a.series AND b.science = a.science AND b.repeat = a.repeat
-        AND b.world_size > a.world_size
-    UNION ALL
-    SELECT b.*, a.run_id, a.world_size
-    FROM back
-    JOIN begun AS a ON a.run_id = back.earlier
-    JOIN comparable AS b ON b.run_id = back.run_id AND b.science = a.science AND b.repeat = a.repeat
+WITH pairs AS (
+    SELECT b.*, p.reference, a.world_size AS reference_world_size
+    FROM reference_pairs AS p
+    JOIN runs AS a ON a.run_id = p.reference
+    JOIN runs AS b ON b.run_id = p.compared
 ),
 referenced AS MATERIALIZED (                           -- else both are joined by their steps alone first
     SELECT p.run_id, g.step, g.loss_sum / nullif(g.useful_tokens, 0) AS loss, g.order_digest

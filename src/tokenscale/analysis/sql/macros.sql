@@ -12,3 +12,48 @@ CREATE MACRO measured_steps(warmup_steps) AS TABLE
 CREATE MACRO loss_tolerance(precision, steps) AS
     2.0 ** (CASE WHEN precision = 'fp32' THEN least(-8, -18 + greatest(0, steps - 19) / 5)
         ELSE least(-5, -9 + greatest(0, steps - 19) / 5) END);
+
+-- Rates of each run over its measured steps.
+CREATE MACRO run_rates(warmup_steps) AS TABLE
+    SELECT run_id, tokens_per_s(useful_tokens, step_s) AS useful_tokens_per_s,
+        tokens_per_s(total_tokens, step_s) AS total_tokens_per_s, median(step_s) AS median_step_s,
+        sum(useful_tokens) / sum(total_tokens) AS useful_share
+    FROM measured_steps(warmup_steps)
+    GROUP BY run_id
+    HAVING sum(step_s) > 0;
+
+-- Steps for loss curves: those that count, and those before the stop of a run whose loss was not finite.
+CREATE VIEW shown_steps AS
+    SELECT run_id, step, useful_tokens, total_tokens, loss_sum, step_s FROM steps_global
+    UNION ALL
+    SELECT s.run_id, s.step, sum(s.useful_tokens)::BIGINT, sum(s.total_tokens)::BIGINT, sum(s.loss_sum), max(s.step_s)
+    FROM steps AS s JOIN runs AS r USING (run_id)
+    WHERE r.status = 'nonfinite' AND r.validity = 'invalid'
+    GROUP BY s.run_id, s.step
+    HAVING count(*) = any_value(s.world_size) AND NOT bool_or(s.nonfinite);
+
+-- Runs that trained on the same batches: at the smallest world size and at another one, with all else equal; and the
+-- run at the start of a chain of resumed runs, which was never interrupted, with each run that goes on from its state.
+CREATE VIEW reference_pairs AS
+    WITH RECURSIVE comparable AS (
+        SELECT run_id, series, science, repeat, world_size, resumed_from FROM runs WHERE validity IN ('valid', 'suspect')
+    ),
+    begun AS (
+        SELECT *, min(world_size) OVER (PARTITION BY series, science, repeat) AS smallest
+        FROM comparable
+        WHERE resumed_from IS NULL
+    ),
+    back AS (                                          -- from a resumed run to the one before it, and so on
+        SELECT run_id, resumed_from AS earlier FROM comparable WHERE resumed_from IS NOT NULL
+        UNION
+        SELECT b.run_id, c.resumed_from FROM back AS b JOIN comparable AS c ON c.run_id = b.earlier
+        WHERE c.resumed_from IS NOT NULL
+    )
+    SELECT 'world sizes' AS kind, a.run_id AS reference, b.run_id AS compared
+    FROM begun AS a JOIN begun AS b USING (series, science, repeat)
+    WHERE a.world_size = a.smallest AND b.world_size > a.world_size
+    UNION ALL
+    SELECT 'resumed and uninterrupted', a.run_id, b.run_id
+    FROM back
+    JOIN begun AS a ON a.run_id = back.earlier
+    JOIN comparable AS b ON b.run_id = back.run_id AND b.science = a.science AND b.repeat = a.repeat;

@@ -10,36 +10,14 @@
 -- `late_loss_tolerance` is that of the last step. Measured with llama-micro over 400 steps, micro-batches of 4 rows
 -- against 16: in fp32 1e-7 in the first 20 steps, at a learning rate of 0.01 3e-5 at step 50 and 3e-3 at step 100; in
 -- bf16 5e-5, then 2e-2 and 4e-2 (at 0.001 3e-7 in all of fp32, 3e-3 in all of bf16). Longer runs had 1e-3 and 1e-2.
-WITH RECURSIVE twins(online, offline) AS (VALUES ('padded', 'pretokenized-padded'), ('padding-free', 'token-list')),
+WITH twins(online, offline) AS (VALUES ('padded', 'pretokenized-padded'), ('padding-free', 'token-list')),
 comparable AS (
-    SELECT run_id, approach, series, factors, layout, world_size, micro_batch, science, repeat, resumed_from, resumed_at,
-        precision
+    SELECT run_id, approach, series, factors, layout, world_size, micro_batch, science, repeat, resumed_at, precision
     FROM runs
     WHERE validity IN ('valid', 'suspect')
 ),
-begun AS (
-    SELECT * FROM comparable WHERE resumed_from IS NULL
-),
-smallest AS (
-    SELECT series, science, repeat, min(world_size) AS world_size FROM begun GROUP BY series, science, repeat
-),
-back AS (                                              -- from a resumed run to the one before it, and so on
-    SELECT run_id, resumed_from AS earlier FROM comparable WHERE resumed_from IS NOT NULL
-    UNION
-    SELECT b.run_id, c.resumed_from FROM back AS b JOIN comparable AS c ON c.run_id = b.earlier
-    WHERE c.resumed_from IS NOT NULL
-),
 pairs AS (
-    SELECT 'world sizes' AS kind, a.run_id AS reference, b.run_id AS compared
-    FROM begun AS a
-    JOIN smallest USING (series, science, repeat, world_size)
-    JOIN begun AS b ON a.series = b.series AND a.science = b.science AND a.repeat = b.repeat
-        AND a.world_size < b.world_size
-    UNION ALL
-    SELECT 'resumed and uninterrupted', a.run_id, b.run_id
-    FROM back
-    JOIN begun AS a ON a.run_id = back.earlier
-    JOIN comparable AS b ON b.run_id = back.run_id AND a.science = b.science AND a.repeat = b.repeat
+    SELECT * FROM reference_pairs
     UNION ALL
     SELECT 'online and offline', a.run_id, b.run_id
     FROM comparable AS a

@@ -5,21 +5,8 @@
 -- step of the latest attempt. `final_loss` is that of the last step; `largest_loss_difference` is over all steps, the last
 -- included; `same_data` says that all steps have the reference's digests. A method goes by the degrees above one, with the
 -- degree where there are several.
-WITH gathered AS MATERIALIZED (                       -- asked four times, and gathering the ranks is most of the work
-    SELECT
-        run_id, step, attempt_step, step_s, useful_tokens,
-        loss_sum / nullif(useful_tokens, 0) AS loss,
-        order_digest
-    FROM steps_global
-),
-throughput AS (
-    SELECT
-        run_id,
-        tokens_per_s(useful_tokens, step_s) AS useful_tokens_per_s
-    FROM gathered
-    WHERE attempt_step >= $warmup_steps AND step_s IS NOT NULL
-    GROUP BY run_id
-    HAVING sum(step_s) > 0
+WITH gathered AS MATERIALIZED (                       -- asked three times, and gathering the ranks is most of the work
+    SELECT run_id, step, loss_sum / nullif(useful_tokens, 0) AS loss, order_digest FROM steps_global
 ),
 named AS (
     SELECT
@@ -50,7 +37,7 @@ held AS (
 ),
 measured AS (
     SELECT r.* EXCLUDE (method), n.method, n.parts, t.useful_tokens_per_s
-    FROM throughput AS t
+    FROM run_rates($warmup_steps) AS t
     JOIN runs AS r USING (run_id)
     JOIN named AS n USING (run_id)
 ),
@@ -63,9 +50,7 @@ pairs AS (
     QUALIFY row_number() OVER (PARTITION BY m.run_id ORDER BY s.run_id <> m.run_id, s.layout, s.run_id) = 1
 ),
 final AS (
-    SELECT run_id, arg_max(loss, step) AS final_loss
-    FROM gathered
-    GROUP BY run_id
+    SELECT run_id, arg_max(loss, step) AS final_loss FROM gathered GROUP BY run_id
 ),
 referenced AS MATERIALIZED (                           -- else both are joined by their steps alone first
     SELECT p.run_id, g.step, g.loss, g.order_digest

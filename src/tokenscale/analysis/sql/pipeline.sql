@@ -2,11 +2,8 @@
 -- and the time of their forward and backward passes; sums over all ranks and steps after warm-up ($warmup_steps steps an
 -- attempt). `speed_up` is useful tokens per second over those of schedule naive with as many micro-batches, all else equal.
 -- `largest_loss_difference` is over all steps, against schedule naive with the fewest micro-batches of the same repeat.
-WITH gathered AS MATERIALIZED (                       -- asked four times, and of a few runs alone
-    SELECT
-        g.run_id, g.step, g.attempt_step, g.step_s, g.useful_tokens,
-        g.loss_sum / nullif(g.useful_tokens, 0) AS loss,
-        g.order_digest
+WITH gathered AS MATERIALIZED (                       -- asked three times, and of a few runs alone
+    SELECT g.run_id, g.step, g.loss_sum / nullif(g.useful_tokens, 0) AS loss, g.order_digest
     FROM steps_global AS g JOIN runs AS r USING (run_id)
     WHERE r.pipeline > 1
 ),
@@ -21,18 +18,11 @@ waited AS (
         AND s.bubble_s IS NOT NULL AND s.forward_s IS NOT NULL AND s.backward_s IS NOT NULL
     GROUP BY s.run_id
 ),
-throughput AS (
-    SELECT run_id, tokens_per_s(useful_tokens, step_s) AS useful_tokens_per_s
-    FROM gathered
-    WHERE attempt_step >= $warmup_steps AND step_s IS NOT NULL
-    GROUP BY run_id
-    HAVING sum(step_s) > 0
-),
 measured AS (
     SELECT r.*, w.micro_batches, w.bubble_s, w.passes_s, w.steps, t.useful_tokens_per_s
     FROM waited AS w
     JOIN runs AS r USING (run_id)
-    JOIN throughput AS t USING (run_id)
+    JOIN run_rates($warmup_steps) AS t USING (run_id)
     WHERE w.bubble_s + w.passes_s > 0
 ),
 pairs AS (

@@ -3,21 +3,13 @@
 -- world size measured of a series (the approach and all other factors); each run is held against the run there of the
 -- same settings, micro-batch and repeat, whose absolute T(N0) stands beside it. A run without such a partner has no
 -- efficiency, and `not_compared` says why; a run at world size 1 is its own base.
-WITH throughput AS (
-    SELECT
-        run_id,
-        tokens_per_s(useful_tokens, step_s) AS useful_tokens_per_s
-    FROM measured_steps($warmup_steps)
-    GROUP BY run_id
-    HAVING sum(step_s) > 0
-),
-measured AS (
+WITH measured AS (
     SELECT
         r.*,
         t.useful_tokens_per_s,
         min(r.world_size) OVER (PARTITION BY r.series) AS base_world_size,
         max(r.world_size) OVER (PARTITION BY r.series) AS largest_world_size
-    FROM throughput AS t JOIN runs AS r USING (run_id)
+    FROM run_rates($warmup_steps) AS t JOIN runs AS r USING (run_id)
 ),
 paired AS (
     SELECT

@@ -4,17 +4,9 @@
 -- (`base_world_size`) is the smallest world size measured of a line, and each run is held against the run there of the
 -- same repeat, whose absolute T(N0) stands beside it. A run without such a partner has no efficiency, and `not_compared`
 -- says why.
-WITH throughput AS (
-    SELECT
-        run_id,
-        tokens_per_s(useful_tokens, step_s) AS useful_tokens_per_s
-    FROM measured_steps($warmup_steps)
-    GROUP BY run_id
-    HAVING sum(step_s) > 0
-),
-measured AS (
+WITH measured AS (
     SELECT r.*, t.useful_tokens_per_s, r.global_batch / r.world_size AS rows_per_rank
-    FROM throughput AS t JOIN runs AS r USING (run_id)
+    FROM run_rates($warmup_steps) AS t JOIN runs AS r USING (run_id)
 ),
 lines AS (
     SELECT

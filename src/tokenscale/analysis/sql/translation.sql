@@ -7,27 +7,15 @@
 -- `bleu_signature` names what was computed. `bleu_by_epoch` are the scores after each epoch, where a run translated more
 -- than once. Only runs that translated something have a row.
 WITH timed AS (
-    SELECT
-        run_id,
-        sum(rows)::BIGINT AS rows, count(*) AS steps
-    FROM steps_global
-    GROUP BY run_id
-),
-speed AS (
-    SELECT
-        run_id,
-        tokens_per_s(useful_tokens, step_s) AS target_tokens_per_s,
-        tokens_per_s(total_tokens, step_s) AS positions_per_s
-    FROM measured_steps($warmup_steps)
-    GROUP BY run_id
+    SELECT run_id, sum(rows)::BIGINT AS rows, count(*) AS steps FROM steps_global GROUP BY run_id
 )
 SELECT
-    r.run_id, r.approach, r.series, r.world_size, r.repeat, r.global_batch, t.steps, t.rows, s.target_tokens_per_s,
-    s.positions_per_s, v.loss AS validation_loss, r.bleu, r.bleu_low, r.bleu_high, r.bleu_sentences,
-    r.bleu_signature, b.bleu_by_epoch
+    r.run_id, r.approach, r.series, r.world_size, r.repeat, r.global_batch, t.steps, t.rows,
+    s.useful_tokens_per_s AS target_tokens_per_s, s.total_tokens_per_s AS positions_per_s, v.loss AS validation_loss,
+    r.bleu, r.bleu_low, r.bleu_high, r.bleu_sentences, r.bleu_signature, b.bleu_by_epoch
 FROM runs AS r
 JOIN timed AS t USING (run_id)
-LEFT JOIN speed AS s USING (run_id)
+LEFT JOIN run_rates($warmup_steps) AS s USING (run_id)
 LEFT JOIN (
     SELECT run_id, string_agg(printf('%.1f', bleu), ', ' ORDER BY step) AS bleu_by_epoch
     FROM bleu
