@@ -39,7 +39,7 @@ SELECT
     p.resumed_at,
     max(c.step) AS step,
     count(*) AS steps,
-    arg_max(c.reference_loss, c.difference) AS reference_loss,
+    arg_max(c.reference_loss, c.difference ORDER BY c.step) AS reference_loss,
     max(c.difference) AS largest_difference,
     bool_and(c.same_data) AS same_data
 FROM compared AS c
