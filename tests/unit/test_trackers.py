@@ -14,7 +14,7 @@ import pytest
 from tests import logs
 from tokenscale.analysis import queries
 from tokenscale.analysis.ingest import ingest
-from tokenscale.analysis.measures import curves, read_points
+from tokenscale.analysis.measures import read_points
 from tokenscale.analysis.trackers import track
 from tokenscale.base.errors import UserError
 from tokenscale.cli import main as cli
@@ -163,7 +163,11 @@ def test_a_step_that_is_not_finite_has_no_loss_and_says_so(tmp_path):
     ((point,), _) = read_points(tmp_path, ended=True)
     assert "train/loss" not in point.values and "step/loss_sum" not in point.values
     assert point.values["step/nonfinite"] == 1 and point.values["train/grad_norm"] == 1.5
-    assert "train/loss" not in curves([{"loss_sum": 3.0, "useful_tokens": 1, "nonfinite": 1}])[0]
+    with open(tmp_path / "attempt=00/rank=00001/steps.jsonl", "a") as file:  # a log that says it beside a number
+        file.write(json.dumps(row(0, 1, 1) | {"nonfinite": True}) + "\n")
+    with open(tmp_path / "attempt=00/rank=00000/steps.jsonl", "a") as file:
+        file.write(json.dumps(row(0, 0, 1)) + "\n")
+    assert "train/loss" not in read_points(tmp_path, ended=True)[0][1].values
 
 
 # -- beside a run that writes

@@ -3,6 +3,7 @@
 One thread: equal tables give equal digits.
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from importlib import resources
@@ -10,22 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+import pyarrow as pa
 
 from tokenscale.analysis import tables
 from tokenscale.analysis.log_values import WARM_UP_STEPS
-from tokenscale.base.errors import unknown
+from tokenscale.analysis.tables import TABLES
+from tokenscale.base.errors import UserError, unknown
+from tokenscale.runs.records.events import FIELDS, VERSION
+from tokenscale.runs.records.provenance import read_sealed
 
 if TYPE_CHECKING:
     import pandas as pd
-import json
-import re
-from collections.abc import Iterable, Sequence
-
-import pyarrow as pa
-
-from tokenscale.analysis.tables import ARROW, TABLES
-from tokenscale.runs.records.events import FIELDS
-from tokenscale.runs.records.provenance import read_sealed
 
 WARM_UP = {"warmup_steps": WARM_UP_STEPS}
 TARGET = {"target": None, "window_tokens": None}
@@ -152,12 +148,40 @@ def query(name: str, source: str | Path | duckdb.DuckDBPyConnection, **parameter
 
 #: bytes read at the end of each rank's log for the current throughput: about a hundred steps
 TAIL_BYTES = 50_000
-_RATES = """
-SELECT sum(loss_sum) / nullif(sum(useful_tokens), 0), tokens_per_s(useful_tokens, step_s),
-    tokens_per_s(total_tokens, step_s), sum(data_wait_s) / nullif(sum(step_s), 0)
-FROM rows GROUP BY number ORDER BY number
+_PLACE = r"attempt=(\d+)/rank=(\d+)/\w+\.jsonl$"
+#: the tables of a run that are read from its logs; where a line was logged
+LOGS, LOGGED = ("steps", "events"), {"attempt": "INTEGER", "rank": "INTEGER", "line": "BIGINT"}
+#: whole lines, in the order of attempts, ranks and lines
+_LOAD = f"""
+INSERT INTO logged_{{kind}} BY NAME
+SELECT * EXCLUDE (filename), regexp_extract(filename, '{_PLACE}', 1)::INTEGER AS attempt,
+    regexp_extract(filename, '{_PLACE}', 2)::INTEGER AS rank, row_number() OVER () AS line
+FROM read_json(?, columns = ?, format = 'newline_delimited', ignore_errors = true, filename = true,
+    hive_partitioning = false)
 """
-_SUMS = ("loss_sum", "useful_tokens", "total_tokens", "data_wait_s", "step_s")
+#: tables of one run. Of steps that several attempts logged, the last attempt's count, as in `ingest`; a step that is
+#: not finite is in `latest_steps` alone.
+_RUN = """
+CREATE TABLE logged_attempts AS
+    SELECT attempt, min(step) AS first_step, coalesce(max(world_size), count(DISTINCT rank)) AS world_size,
+        max(world_size) IS NOT NULL AS stated
+    FROM logged_steps LEFT JOIN (
+        SELECT attempt, max(world_size) AS world_size FROM logged_events GROUP BY attempt
+    ) USING (attempt)
+    GROUP BY attempt;
+CREATE TABLE latest_steps AS
+    SELECT 'run' AS run_id, s.*, s.step - a.first_step AS attempt_step, a.world_size
+    FROM logged_steps AS s JOIN logged_attempts AS a USING (attempt)
+    WHERE s.step IS NOT NULL
+    QUALIFY s.attempt = max(s.attempt) OVER (PARTITION BY s.step)
+        AND row_number() OVER (PARTITION BY s.step, s.attempt, s.rank ORDER BY s.line) = 1
+    ORDER BY s.attempt, s.rank, s.line;
+CREATE VIEW steps AS FROM latest_steps WHERE nonfinite IS DISTINCT FROM true;
+CREATE VIEW events AS SELECT 'run' AS run_id, * FROM logged_events;
+INSERT INTO runs BY NAME
+    SELECT 'run' AS run_id, coalesce(max_by(world_size, attempt), 1) AS world_size, 'valid' AS validity
+    FROM logged_attempts;
+"""
 
 
 def run_summary(directory: Path) -> dict[str, Any] | None:
@@ -170,12 +194,12 @@ def run_summary(directory: Path) -> dict[str, Any] | None:
     if record is None:
         return None
     found = {"status": record["outcome"]["status"], "steps": record["outcome"]["steps"]}
-    with closing(connect_logs(directory, record["attempt"])) as connection:
-        losses = [row["loss"] for row in _rows(connection, "loss") if row["loss"] is not None]
-        held_out = _rows(connection, "validation")
+    with closing(connect_logs(directory)) as connection:
+        losses = [row["loss"] for row in query_rows(connection, "loss") if row["loss"] is not None]
+        held_out = query_rows(connection, "validation")
         mixed = bool(record.get("run", {}).get("mixture"))
-        sources = [row for row in _rows(connection, "source_validation") if row["last"]] if mixed else []
-        speed = next(iter(_rows(connection, "throughput")), {})
+        sources = [row for row in query_rows(connection, "source_validation") if row["last"]] if mixed else []
+        speed = next(iter(query_rows(connection, "throughput")), {})
     return found | {
         "loss": losses[-1] if losses else None,
         "held_out_loss": held_out[-1]["loss"] if held_out else None,
@@ -215,99 +239,56 @@ def current_throughput(attempt: Path) -> dict[str, float] | None:
     if not rows:
         return None
     with closing(_connect()) as connection:
-        steps = _insert(connection, rows)
-        if not steps:
-            return None
-        speed = next(iter(_rows(connection, "throughput")), None)
+        connection.register("tails", pa.Table.from_pylist(rows))
+        connection.execute("INSERT INTO logged_steps BY NAME FROM tails")
+        _create_run(connection)
+        speed = next(iter(query_rows(connection, "throughput")), None)
     return speed and {"step_s": speed["median_step_s"], "useful_tokens_per_s": speed["useful_tokens_per_s"]}
 
 
-def step_rates(steps: Iterable[dict[str, float]]) -> list[dict[str, float | None]]:
-    """Return loss, tokens per second and share of data waiting of each step, from its sums over all ranks."""
-    columns = [{name: step.get(name) for name in _SUMS} for step in steps]
-    if not columns:
-        return []
-    table = pa.Table.from_pylist(columns, schema=pa.schema([(name, pa.float64()) for name in _SUMS]))
-    with closing(_connect()) as connection:
-        connection.register("rows", table.append_column("number", pa.array(range(len(columns)))))
-        found = connection.execute(_RATES).fetchall()
-    names = ("loss", "useful_tokens_per_s", "total_tokens_per_s", "data_wait_share")
-    return [dict(zip(names, row, strict=True)) for row in found]
+def connect_logs(directory: Path) -> duckdb.DuckDBPyConnection:
+    """Open a connection whose tables `steps`, `runs` and `events` hold one run's logs, also while the run trains.
 
-
-def connect_logs(directory: Path, last_attempt: int) -> duckdb.DuckDBPyConnection:
-    """Open a connection whose tables `steps`, `runs` and `events` hold one run's logs up to an attempt.
-
-    Of steps that several attempts logged, the last attempt's count, as in `ingest`.
+    Raises UserError for logs of a newer version.
     """
     connection = _connect()
-    steps, events = [], []
-    for number in range(last_attempt + 1):
-        attempt = directory / f"attempt={number:02d}"
-        steps += _read(connection, attempt, "steps")
-        events += _read(connection, attempt, "events")
-    _insert(connection, steps, events)
+    for kind in LOGS:
+        files = [str(path) for path in sorted(directory.glob(f"attempt=*/rank=*/{kind}.jsonl"))]
+        if files:
+            connection.execute(_LOAD.format(kind=kind), [files, FIELDS[kind]])
+        (newest,) = connection.execute(f"SELECT max(schema) FROM logged_{kind}").fetchone()
+        if newest is not None and newest > VERSION:
+            raise UserError(
+                "this run's logs were written by a newer tokenscale.",
+                path=directory,
+                found=f"schema {newest}",
+                expected=f"at most {VERSION}",
+                next="upgrade tokenscale",
+            )
+    _create_run(connection)
     return connection
-
-
-def _read(connection: duckdb.DuckDBPyConnection, attempt: Path, kind: str) -> list[dict[str, Any]]:
-    files = [str(path) for path in sorted(attempt.glob(f"rank=*/{kind}.jsonl"))]
-    if not files:
-        return []
-    columns = FIELDS[kind]
-    rows = _dicts(
-        connection.execute(
-            "FROM read_json(?, columns = ?, format = 'newline_delimited', ignore_errors = true, filename = true)",
-            [files, columns],
-        )
-    )
-    for row in rows:
-        row["attempt"], row["rank"] = map(int, re.findall(r"(?:attempt|rank)=(\d+)", row.pop("filename"))[-2:])
-    return rows
 
 
 def _connect() -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(":memory:")
     connection.execute("SET threads = 1")
     connection.execute("SET VARIABLE target_loss = NULL::DOUBLE")
-    for table, fields in TABLES.items():
-        typed = ", ".join(f'"{name}" {kind}' for name, kind in fields.items())
-        connection.execute(f"CREATE TABLE {table} ({typed})")
-    create_views(connection)
+    logs = {f"logged_{kind}": FIELDS[kind] | LOGGED for kind in LOGS}
+    for table, fields in (TABLES | logs).items():
+        if table not in LOGS:
+            typed = ", ".join(f'"{name}" {kind}' for name, kind in fields.items())
+            connection.execute(f"CREATE TABLE {table} ({typed})")
     return connection
 
 
-def _insert(
-    connection: duckdb.DuckDBPyConnection, steps: list[dict[str, Any]], events: Sequence[dict[str, Any]] = ()
-) -> int:
-    """Fill the tables with the log lines of one run; return the number of steps."""
-    latest: dict[int, int] = {}
-    first: dict[int, int] = {}
-    ranks: dict[int, set[int]] = {}
-    for row in steps:
-        latest[row["step"]] = max(latest.get(row["step"], 0), row["attempt"])
-        first[row["attempt"]] = min(first.get(row["attempt"], row["step"]), row.get("first_step", row["step"]))
-        ranks.setdefault(row["attempt"], set()).add(row["rank"])
-    world = {attempt: len(found) for attempt, found in ranks.items()}
-    world |= {event["attempt"]: event["world_size"] for event in events if event.get("world_size")}
-    kept = [row for row in steps if latest[row["step"]] == row["attempt"] and not row.get("nonfinite")]
-    for row in kept:
-        row |= {"run_id": "run", "attempt_step": row["step"] - first[row["attempt"]]}
-        row["world_size"] = world[row["attempt"]]
-    for event in events:
-        event["run_id"] = "run"
-    size = world[max(world)] if world else 1
-    for table, rows in (
-        ("steps", kept), ("events", list(events)),
-        ("runs", [{"run_id": "run", "world_size": size, "validity": "valid"}]),
-    ):  # fmt: skip
-        schema = pa.schema([(name, ARROW[kind]) for name, kind in TABLES[table].items()])
-        connection.register("incoming", pa.Table.from_pylist(rows, schema=schema))
-        connection.execute(f"INSERT INTO {table} FROM incoming")
-    return len(kept)
+def _create_run(connection: duckdb.DuckDBPyConnection) -> None:
+    """Create the tables of a run from its log lines, and the views that queries read."""
+    connection.execute(_RUN)
+    create_views(connection)
 
 
-def _rows(connection: duckdb.DuckDBPyConnection, name: str) -> list[dict[str, Any]]:
+def query_rows(connection: duckdb.DuckDBPyConnection, name: str) -> list[dict[str, Any]]:
+    """Return the rows of a query with its default parameters, as dictionaries."""
     return _dicts(connection.execute(sql(name), PARAMETERS[name] or None))
 
 
@@ -317,18 +298,17 @@ def _dicts(result: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
 
 
 def _tail(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines at the end of a rank's log that state a step, its time and its tokens."""
+    """Return the first line and the whole lines at the end of a rank's log that state a step, its time and tokens."""
     try:
         with path.open("rb") as file:
-            first = _parse(file.readline())
-            size = file.seek(0, 2)
-            file.seek(max(0, size - TAIL_BYTES))
+            first = file.readline()
+            start = max(len(first), file.seek(0, 2) - TAIL_BYTES)
+            file.seek(start)
             lines = file.read().split(b"\n")
     except OSError:
         return []
-    rank, attempt = int(path.parent.name[5:]), int(path.parent.parent.name[8:])
-    known = {"rank": rank, "attempt": attempt} | ({"first_step": first["step"]} if first else {})
-    return [row | known for row in map(_parse, lines[size > TAIL_BYTES : -1]) if row]
+    place = {"rank": int(path.parent.name[5:]), "attempt": int(path.parent.parent.name[8:])}
+    return [row | place for row in map(_parse, [first, *lines[start > len(first) : -1]]) if row]
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

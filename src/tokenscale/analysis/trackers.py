@@ -24,21 +24,17 @@ STATUS = {"complete": "FINISHED", "nonfinite": "FAILED"}
 
 
 class TensorBoard:
-    """TensorBoard: one folder per run, `<output>/<run id>/`. Needs neither TensorFlow nor torch.
-
-    Scalars at the time they were logged, hyperparameters, texts. Event files of an earlier export are removed.
-    """
+    """TensorBoard: one folder per run, `<output>/<run id>/`. Event files of an earlier export are removed."""
 
     def __init__(self, output: Path, run_folder: Path, facts: Facts):
-        from tensorboard.plugins.hparams import summary_v2 as hparams
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+        from torch.utils.tensorboard import SummaryWriter
 
         for earlier in run_folder.glob("events.out.tfevents.*"):
             earlier.unlink()
-        self._writer = EventFileWriter(str(run_folder))
-        self._last = 0
+        self._writer, self._last = SummaryWriter(str(run_folder)), 0
         started = facts.started_unix_s
-        self._summary(hparams.hparams_pb(dict(facts.settings), facts.run_id, started or None), 0, started)
+        self._write(hparams_pb(dict(facts.settings), facts.run_id, started or None), started)
         self._texts(facts, started)
         self._writer.flush()
 
@@ -50,41 +46,31 @@ class TensorBoard:
     def add(self, points: list[Point]) -> None:
         """Write and flush."""
         for point in points:
-            self._scalars(point.values, point.step, point.t_unix_s)
+            for tag, value in point.values.items():
+                self._writer.add_scalar(tag, value, point.step, point.t_unix_s, new_style=True)
+        self._last = points[-1].step
         self._writer.flush()
 
     def close(self, facts: Facts, summary: dict[str, float], ended: bool) -> None:
-        """Values of the whole run at its last step, its outcome, and its last attempt's facts."""
+        """Write the values of the whole run at its last step, its outcome, and its last attempt's facts."""
         if ended:
             at = facts.ended_unix_s or 0.0
-            self._scalars(summary, self._last, at)
+            self.add([Point(self._last, at, summary)])
             self._texts(facts, at)
-            self._summary(_session_end(facts.status == "complete", at), self._last, at)
+            self._write(_session_end(facts.status == "complete", at), at)
         self._writer.close()
 
     def _texts(self, facts: Facts, at: float) -> None:
-        self._text("run/outcome", facts.status, at)
-        self._text("run/settings", _table(facts.settings), at)
-        self._text("run/provenance", _table(facts.provenance), at)
-        if facts.diff:
-            self._text("run/dirty.diff", f"~~~~diff\n{facts.diff[:TEXT]}\n~~~~", at)
-
-    def _text(self, tag: str, text: str, at: float) -> None:
         from tensorboard.plugins.text.summary_v2 import text_pb
 
-        self._summary(text_pb(tag, text), self._last, at)
+        texts = {"outcome": facts.status, "settings": _table(facts.settings), "provenance": _table(facts.provenance)}
+        if facts.diff:
+            texts["dirty.diff"] = f"~~~~diff\n{facts.diff[:TEXT]}\n~~~~"
+        for name, text in texts.items():
+            self._write(text_pb(f"run/{name}", text), at)
 
-    def _scalars(self, values: dict[str, float], step: int, at: float) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
-
-        self._last = step  # one record a step: a record costs more than what is in it
-        self._summary(Summary(value=[scalar_pb(tag, value).value[0] for tag, value in values.items()]), step, at)
-
-    def _summary(self, summary, step: int, at: float) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-
-        self._writer.add_event(Event(wall_time=at, step=step, summary=summary))
+    def _write(self, summary, at: float) -> None:
+        self._writer._get_file_writer().add_summary(summary, self._last, at)
 
 
 def _session_end(success: bool, at: float):
@@ -95,8 +81,9 @@ def _session_end(success: bool, at: float):
     status = api_pb2.Status.Value("STATUS_SUCCESS" if success else "STATUS_FAILURE")
     end = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=at)
     hparams = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_end_info=end))
-    value = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=hparams, tensor=metadata.NULL_TENSOR)
-    return Summary(value=[value])
+    return Summary(
+        value=[Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=hparams, tensor=metadata.NULL_TENSOR)]
+    )
 
 
 def _table(values: Mapping[str, object]) -> str:
