@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenscale.analysis import log_values
+from tokenscale.analysis.expectations import Steps
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, weights
 from tokenscale.settings.model import ModelSettings
 
@@ -17,51 +18,6 @@ Row = dict[str, Any]
 
 #: order in which a rank must report, once an attempt
 ORDER = ("run_start", "init_done", "run_stop")
-
-
-class Steps:
-    """Columns of step rows as float64 arrays, null as NaN; sums per step over the ranks that reported it."""
-
-    def __init__(self, rows: pa.Table):
-        self._rows = rows
-        self._cache: dict[str, np.ndarray] = {}
-        self.numbers, self._place = np.unique(self["step"].astype(np.int64), return_inverse=True)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self._cache:
-            column = self._rows[name]
-            column = column.cast(pa.int8()) if pa.types.is_boolean(column.type) else column
-            self._cache[name] = column.cast(pa.float64(), safe=False).to_numpy().astype(np.float64)
-        return self._cache[name]
-
-    def sums(self, name: str) -> np.ndarray:
-        """Sum over ranks, null as 0; one value for each of `numbers`."""
-        weights = np.nan_to_num(self[name], posinf=0.0, neginf=0.0)
-        return np.bincount(self._place, weights=weights, minlength=len(self.numbers))
-
-    def largest(self, name: str) -> np.ndarray:
-        """Maximum over ranks; one value for each of `numbers`, NaN where no rank has one."""
-        result = np.full(len(self.numbers), np.nan)
-        np.fmax.at(result, self._place, self[name])
-        return result
-
-    def whole(self) -> np.ndarray:
-        """For each of `numbers`: has every rank of its attempt's world size reported it?"""
-        return np.bincount(self._place, minlength=len(self.numbers)) == self.largest("world_size")
-
-    def totals(self) -> tuple[float, float]:
-        """(total tokens, seconds) of the complete steps that have a time, all ranks together."""
-        times = self.largest("step_s")
-        timed = self.whole() & (times > 0)
-        return float(self.sums("total_tokens")[timed].sum()), float(times[timed].sum())
-
-
-def complete_steps(steps: Steps) -> int:
-    """Number of steps that have a row of every rank."""
-    return int(steps.whole().sum()) if len(steps) else 0
 
 
 def check(

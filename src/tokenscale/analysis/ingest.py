@@ -12,8 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from tokenscale.analysis import compliance, tables
+from tokenscale.analysis import compliance, steadiness, tables  # noqa: F401
 from tokenscale.analysis.campaign import Siblings
+from tokenscale.analysis.expectations import Evidence, Steps, complete_steps, judge
 from tokenscale.analysis.logs import merge, read_run
 from tokenscale.analysis.rows import benchmark_rows, certificate_rows, store_rows
 from tokenscale.analysis.runs import doubts, grouping, launches, run_row
@@ -267,7 +268,7 @@ def _rows(entry: Row, experiment: str, runs: Path, record: Row | None, sealed: b
         return {"runs": tables.of_rows("runs", [row]), **{t: tables.schema(t).empty_table() for t in OF_RUNS}}
     log = read_run(folder, run_id, (record or {}).get("digest"))
     steps = merge(log.steps, log.events)
-    whole = compliance.Steps(steps)
+    whole = Steps(steps)
     stops = [e["status"] for e in log.events if e["event"] == "run_stop"]
     if row["status"] == "running" and "nonfinite" in stops:
         row["status"] = "nonfinite"
@@ -278,7 +279,7 @@ def _rows(entry: Row, experiment: str, runs: Path, record: Row | None, sealed: b
         "overlap_rows": len(log.steps) - len(steps),
         "quarantined": len(log.quarantine),
         "quarantined_benign": sum(q["benign"] for q in log.quarantine),
-        "steps_seen": compliance.complete_steps(whole),
+        "steps_seen": complete_steps(whole),
     }
     translated = [{"run_id": run_id, **found} for found in bleu_rows(log.events)] if sealed else []
     if translated:
@@ -287,7 +288,7 @@ def _rows(entry: Row, experiment: str, runs: Path, record: Row | None, sealed: b
     row["validation_tokens"] = log.validation_tokens()
     row["validity"], row["reasons"] = compliance.check(
         row,
-        compliance.Steps(log.steps),
+        Steps(log.steps),
         whole,
         log.events,
         log.spans,
@@ -297,6 +298,8 @@ def _rows(entry: Row, experiment: str, runs: Path, record: Row | None, sealed: b
         copies=log.copies(),
         doubts=doubts(record or {}, row, *whole.totals()),
     )
+    evidence = Evidence(row, record or {}, None, None, Steps(log.steps), whole, log.events, log.spans)
+    row = judge(evidence).add_to(row)
     return {
         "runs": tables.of_rows("runs", [row]),
         "attempts": tables.of_rows("attempts", log.attempts(steps)),

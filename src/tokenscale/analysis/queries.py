@@ -14,7 +14,7 @@ import duckdb
 import pyarrow as pa
 
 from tokenscale.analysis import tables
-from tokenscale.analysis.log_values import WARM_UP_STEPS
+from tokenscale.analysis.expectations import WARM_UP_STEPS
 from tokenscale.analysis.tables import TABLES
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.runs.records.events import FIELDS, VERSION

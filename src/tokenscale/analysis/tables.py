@@ -87,7 +87,9 @@ TABLES: dict[str, dict[str, str]] = {
         "tokens_before": "BIGINT",  # useful tokens of these
         "status": "VARCHAR",  # of run.json; missing: listed, never started
         "validity": "VARCHAR",  # valid, suspect, invalid, missing
-        "reasons": "VARCHAR",  # in words, parted by "; "
+        "reasons": "VARCHAR",  # in words, separated by "; "; so the next two
+        "cautions": "VARCHAR",  # what a reader of its numbers should know
+        "unchecked": "VARCHAR",  # values that nothing at hand could be compared with
         "sealed": "BOOLEAN",
         "attempts": "INTEGER",
         "steps_seen": "BIGINT",  # steps with a row of every rank
