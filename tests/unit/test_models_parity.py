@@ -6,12 +6,13 @@ import torch
 import torch.nn.functional as F
 
 from tests.unit.test_models_convert import LENGTH, SHAPES, named, theirs
+from tokenscale.costs.schedule import learning_rate
 from tokenscale.data.batches.batch import Batch
 from tokenscale.settings.run import OptimizerSettings, ScheduleSettings
 from tokenscale.train.models.build import build, initialise
 from tokenscale.train.models.convert_hf import from_hf, to_hf
 from tokenscale.train.models.objective import Objective
-from tokenscale.train.optimizer import adamw, learning_rate, total_norm, update
+from tokenscale.train.optimizer import adamw, total_norm, update
 from tokenscale.train.parallel.sharding import ParallelModel
 from tokenscale.train.phase_timer import HostTimer
 from tokenscale.train.trainer import forward_backward

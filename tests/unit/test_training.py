@@ -4,11 +4,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tokenscale.costs.schedule import learning_rate
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import OptimizerSettings, ScheduleSettings
 from tokenscale.train.models.decoder import Decoder, initialise
 from tokenscale.train.models.losses import cross_entropy_sum
-from tokenscale.train.optimizer import LossScale, adamw, learning_rate, total_norm, update
+from tokenscale.train.optimizer import LossScale, adamw, total_norm, update
 
 #: the epsilon keeps Adam from magnifying rounding where a gradient is nearly zero
 SETTINGS = OptimizerSettings(learning_rate=1e-2, epsilon=1e-4)

@@ -26,6 +26,7 @@ from tokenscale.arms.contract import digest_rows
 from tokenscale.arms.prepared import ARMS, python_of, read_record, source_of
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
+from tokenscale.costs.schedule import learning_rate
 from tokenscale.data.batches.batch import Batches, Inputs
 from tokenscale.data.batches.open import open_batches
 from tokenscale.parity import recorder
@@ -39,7 +40,6 @@ from tokenscale.settings.run import RunSettings
 from tokenscale.train import record as records
 from tokenscale.train.models.build import build, initialise
 from tokenscale.train.models.convert_hf import to_hf
-from tokenscale.train.optimizer import learning_rate
 
 #: facts that an adapter's lines must have, with their types
 LINE = {"step": int, "loss": float, "step_s": float, "ended_mono_s": float, "rows": int, "digest": int}

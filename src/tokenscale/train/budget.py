@@ -1,31 +1,11 @@
 """The budget of a run: how much of it is used, and when it ends; equal on every rank."""
 
-import math
-
 import torch
 from torch import Tensor
 
 from tokenscale.base.errors import UserError
 from tokenscale.settings.run import BudgetSettings
 from tokenscale.train.parallel.world import World
-
-
-def steps_of(budget: BudgetSettings, *, rows_per_epoch: float, global_batch: int, flops_per_row: float) -> int | None:
-    """Return the optimizer steps of a budget that fixes them in advance; None for useful tokens and for wall time."""
-    if budget.kind == "epochs":
-        return max(1, math.ceil(budget.epochs * rows_per_epoch / global_batch))
-    if budget.kind == "flops":
-        return max(1, math.ceil(budget.flops / (flops_per_row * global_batch)))
-    return budget.steps if budget.kind == "steps" else None
-
-
-def epoch_ends(step: int, rows_per_epoch: float, global_batch: int) -> bool:
-    """Return whether an epoch ends in step `step` (from 0): its last row is read in it.
-
-    >>> [epoch_ends(k, rows_per_epoch=10, global_batch=4) for k in range(5)]
-    [False, False, True, False, True]
-    """
-    return (step + 1) * global_batch // rows_per_epoch > step * global_batch // rows_per_epoch
 
 
 #: steps in a row without a single label that end a run: it learns nothing, and no budget of tokens is reached

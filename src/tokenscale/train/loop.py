@@ -10,6 +10,7 @@ import torch
 
 from tokenscale.base.errors import UserError
 from tokenscale.costs.flops import Convention, flops_per_token
+from tokenscale.costs.schedule import epoch_ends, learning_rate, steps_of
 from tokenscale.data.batches.batch import Batches, Inputs, Prefetcher
 from tokenscale.data.batches.open import count_labelled_rows, open_batches
 from tokenscale.runs.records import provenance
@@ -21,12 +22,11 @@ from tokenscale.settings.options import decode, to_dict
 from tokenscale.settings.run import RunSettings
 from tokenscale.train import profiling as memory
 from tokenscale.train import record
-from tokenscale.train.budget import Budget, epoch_ends, steps_of
+from tokenscale.train.budget import Budget
 from tokenscale.train.checkpoint import Checkpoint, State
 from tokenscale.train.compilation import describe_compilation
 from tokenscale.train.evaluation.held_out import HeldOut
 from tokenscale.train.models.attention import choose_kernel
-from tokenscale.train.optimizer import learning_rate
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import HostClock, timer_of
 from tokenscale.train.profiling import Garbage, Trace
