@@ -21,7 +21,9 @@ from typing import Any
 
 import pydantic
 
+from tokenscale.analysis import campaign, clocks, run_values, stated_flops, steadiness  # noqa: F401  # they register
 from tokenscale.analysis.claims import SUPPORTED
+from tokenscale.analysis.expectations import BETWEEN_RUNS, OF_A_RUN
 from tokenscale.analysis.replication import replicate
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, pretty_json, read_json, write_text
@@ -112,6 +114,7 @@ def render_files() -> Iterator[tuple[Path, str]]:
     evidence = Path("evidence")
     yield replace_generated(Path("docs/settings.md"), f"\n{render_settings()}\n")
     yield replace_generated(Path("docs/data.md"), render_readers())
+    yield replace_generated(Path("docs/report.md"), f"\n{render_expectations()}\n")
     yield replace_generated(Path("docs/results.md"), render_findings(evidence))
     yield replace_generated(Path("docs/replication.md"), render_replication(evidence))
     yield replace_times(
@@ -129,6 +132,13 @@ def replace_generated(page: Path, generated: str) -> tuple[Path, str]:
     """Return (page, its text with `generated` between the markers)."""
     before, rest = page.read_text(encoding="utf-8").split(BEGIN)
     return page, f"{before}{BEGIN}\n{generated}{END}{rest.split(END)[1]}"
+
+
+def render_expectations() -> str:
+    """Return the table of what recorded values must be."""
+    names = ("value", "must be", "known from", "tolerance", "result")
+    lines = [[e.value, e.must, e.known_from, e.tolerance, e.word] for e in [*OF_A_RUN, *BETWEEN_RUNS]]
+    return markdown(Table([(name, False) for name in names], lines))
 
 
 # -- docs/data.md

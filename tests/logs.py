@@ -2,12 +2,16 @@
 
 import json
 import math
+import zlib
 from functools import reduce
 from pathlib import Path
 
-from tokenscale.analysis.log_values import PHASES
+import numpy as np
+
+from tokenscale.analysis.clocks import PHASES
 from tokenscale.base.files import write_json
-from tokenscale.data.order.permutation import MODULUS
+from tokenscale.costs import flops
+from tokenscale.data.order.permutation import get_samples, micro_steps, rank_slots, row_digests
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
 from tokenscale.settings.layout import LayoutSettings
@@ -37,35 +41,66 @@ def settings(approach="packed", world_size=1, repeat=0, steps=12, **fields) -> R
     )
 
 
-def digest(run: RunSettings, step: int, rank: int) -> int:
-    """A rank's share of a number that only step and repeat decide; the ranks add up to it modulo 2**52."""
-    world = run.layout.world_size
-    whole = (1 + step) * 2**47 * 17 + run.repeat
-    share = whole // world
-    return (share if rank else whole - (world - 1) * share) % MODULUS
+#: entries of a tokenizer that does not state them, and rows of every store
+VOCABULARY, ROWS = 4096, 10_000
+
+
+def digests(run: RunSettings, steps: range, reader: int) -> list[int]:
+    """Order digests of a reader's rows, of one store for all approaches."""
+    slots = np.array(rank_slots(run.global_batch, reader, run.layout.data_parallel_size))
+    rows = get_samples(np.array(steps)[:, None] * run.global_batch + slots, ROWS, run.effective_seed)
+    return row_digests(np.array(steps), slots, rows)
+
+
+def learning_rate(run: RunSettings, step: int) -> float:
+    schedule, peak, floor = run.schedule, run.optimizer.learning_rate, run.schedule.floor
+    if step < (warmup := schedule.warmup_steps):
+        return peak * (step + 1) / warmup
+    start = max(warmup - 1, 0)
+    done = min((step - start) / max(run.budget.steps - 1 - start, 1), 1.0)
+    left = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[schedule.shape]
+    return peak if schedule.shape == "constant" else peak * (floor + (1 - floor) * left)
+
+
+def began_s(run: RunSettings) -> float:
+    """Seconds from the first run's start to this one's: no two runs of a machine overlap, repeats follow each other."""
+    return 1e7 * run.repeat + 100 * (zlib.crc32(run.identity.encode()) % 100_000)
 
 
 def write_attempt(
-    folder: Path, run: RunSettings, attempt=0, start=0, stop=None, stopped=True, t0=1.7e9, diverges=None, boot_s=None
+    folder: Path,
+    run: RunSettings,
+    attempt=0,
+    start=0,
+    stop=None,
+    stopped=True,
+    t0=1.7e9,
+    diverges=None,
+    boot_s=None,
+    boot="a boot of a test",
 ) -> None:
     """Event files of all ranks of one attempt: steps start … stop - 1; or up to the step that `diverges`, inclusive.
 
-    `boot_s`: its start on the monotonic clock.
+    `boot_s`: its start on the monotonic clock, which counts from `boot`.
     """
-    boot_s = 100.0 + 1000 * attempt if boot_s is None else boot_s
-    world = run.layout.world_size
-    began = t0 + 1000 * attempt + 100 * run.repeat
+    boot_s = 100.0 + 1000 * attempt + began_s(run) if boot_s is None else boot_s
+    began = t0 + 1000 * attempt + began_s(run)
     stop = run.budget.steps if stop is None else stop
     stop = stop if diverges is None else diverges + 1
     step_s, wait_s, useful_share = SHAPES[run.approach]
     step_s *= 1 + 0.01 * run.repeat
-    for rank in range(world):
+    readers = run.layout.data_parallel_size
+    whole = int(run.global_batch * run.sequence_length * useful_share)
+    limit = run.optimizer.clip_norm
+    for rank in range(run.layout.world_size):
         writer = Writer(folder / f"attempt={attempt:02d}" / f"rank={rank:05d}")
         clock = boot_s + rank  # monotonic, seconds
         ahead = began - boot_s
-        rows = run.global_batch // world + (rank < run.global_batch % world)
-        before = rank * (run.global_batch // world) + min(rank, run.global_batch % world)  # rows of lower ranks
-        total, whole = rows * run.sequence_length, int(run.global_batch * run.sequence_length * useful_share)
+        place = run.layout.coordinate(rank)
+        slots, counts = rank_slots(run.global_batch, place.data_rank, readers), int(place.is_group_leader)
+        rows = len(slots)
+        useful = whole * slots.stop // run.global_batch - whole * slots.start // run.global_batch
+        order = digests(run, range(start, stop), place.data_rank)
 
         def event(name, at, writer=writer, ahead=ahead, **fields):
             writer._add("events", {"event": name, "t_unix_s": ahead + at, "t_mono_s": at, **fields})
@@ -75,25 +110,26 @@ def write_attempt(
                 loss = 2.0 + 6.0 * math.exp(-step / 8) + 0.01 * run.repeat
                 event("validation", at, step=step, loss_sum=5000 * loss, useful_tokens=5000, rows=16, duration_s=0.2)
 
-        event("run_start", clock, world_size=world)
+        event("run_start", clock, world_size=run.layout.world_size, **({"boot": boot} if boot else {}))
         clock += 0.5
         event("init_done", clock, duration_s=0.5)
         clock += 0.2
         if start == 0:
             validate(0, clock)
         for step in range(start, stop):
-            useful = whole * (before + rows) // run.global_batch - whole * before // run.global_batch
             loss = 2.0 + 6.0 * math.exp(-step / 8) + 0.03 * math.sin(7 * step + run.repeat)
             bad = step == diverges
-            loss_sum = math.nan if bad else loss * useful
             took = step_s * (1 if step else 5)
             clock += took
             writer.step(
                 step=step, t_unix_s=ahead + clock, t_mono_s=clock, step_s=took,
-                loss_sum=loss_sum, useful_tokens=useful, total_tokens=total, rows=rows, micro_steps=1,
+                loss_sum=math.nan if bad else counts * loss * useful, useful_tokens=counts * useful,
+                total_tokens=counts * rows * run.sequence_length, rows=counts * rows,
+                micro_steps=micro_steps(run.global_batch, readers, run.micro_batch),
                 data_wait_s=wait_s, forward_s=0.3 * step_s, backward_s=0.4 * step_s, optimizer_s=0.1 * step_s,
-                learning_rate=1e-3, grad_norm=1.5, grad_norm_clipped=1.0, order_digest=digest(run, step, rank),
-                memory_peak_bytes=10**8, nonfinite=bad,
+                learning_rate=learning_rate(run, step), grad_norm=1.5,
+                grad_norm_clipped=1.5 / max((1.5 + 1e-6) / limit if limit else 1.0, 1.0),
+                order_digest=counts * order[step - start], memory_peak_bytes=10**9, nonfinite=bad,
             )  # fmt: skip
         clock += 0.2
         if diverges is not None:
@@ -134,17 +170,28 @@ def write_run(runs: Path, run: RunSettings, status="complete", hardware=HARDWARE
     folder = runs / run.identity
     for number, options in enumerate(attempts or [{}]):
         write_attempt(folder, run, number, **options)
+    shape = run.model.with_vocabulary(run.tokenizer.vocabulary_size or VOCABULARY).with_positions(run.sequence_length)
+    convention = {
+        c.value: flops.flops_per_token(shape, run.sequence_length, c, run.objective) for c in flops.Convention
+    }
+    again = flops.hardware_flops_per_token(
+        shape, run.sequence_length, flops.Convention.FULL, run.activation_checkpointing, run.objective
+    )
     record = {
         "schema": 1,
         "run_id": run.identity,
         "run": to_dict(run),
         "attempt": len(attempts or [{}]) - 1,
         "digest": "d" * 64,
-        "parameters": 123456,
+        "budget_steps": run.budget.steps,
+        "parameters": flops.parameters(shape),
+        "micro_steps": micro_steps(run.global_batch, run.layout.data_parallel_size, run.micro_batch),
+        "flops_per_token": convention | {"hardware": again},
+        "number_format": run.number_format,
         "git": {"commit": "0123456789abcdef0123456789abcdef01234567", "dirty": False},
         "versions": {"python": "3.11.7", "torch": "2.13.0", "tokenscale": "0.1.0"},
         "environment": {},
-        "hardware": hardware,
+        "hardware": {"world_size": run.layout.world_size, **hardware},
         **fields,
     }
     diverges = (attempts or [{}])[-1].get("diverges")

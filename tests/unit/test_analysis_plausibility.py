@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenscale.analysis.compliance import counted, flops_of_mfu
+from tokenscale.analysis.stated_flops import counted, flops_of_mfu
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, weights
 from tokenscale.settings.presets import PRESETS
 

@@ -75,7 +75,7 @@ def test_a_whole_run_is_valid_and_fully_counted(tmp_path):
     tables = tables_of(tmp_path, [run])
     (row,) = rows(tables, "runs")
     assert (row["validity"], row["reasons"], row["steps_seen"], row["attempts"]) == ("valid", "", 7, 1)
-    assert (row["world_size"], row["oversubscribed"], row["parameters"]) == (3, False, 123456)
+    assert (row["world_size"], row["oversubscribed"], row["parameters"]) == (3, False, 622_912)
     assert len(rows(tables, "steps")) == 21
     assert len(rows(tables, "quarantine")) == 0
 
@@ -154,7 +154,7 @@ def change(**fields):
         (lambda lines: lines[:-2], "invalid", "10 of 12 steps"),
         (change(t_mono_s=1.0), "invalid", "the monotonic clock goes back"),
         (lambda lines: lines[:4] + lines[3:], "suspect", "steps skip or repeat"),
-        (change(total_tokens=8 * 1024 + 1), "invalid", "8193 tokens at step 3, 8 rows of 1024 hold at most 8192"),
+        (change(total_tokens=8 * 1024 + 1), "invalid", "8193 tokens at step 3, 8 rows of 1024 hold 8192"),
         (lambda lines: [], "invalid", "its logs hold no step"),
     ],
 )
@@ -222,7 +222,9 @@ def test_an_attempt_or_a_rank_that_is_a_copy_is_named(tmp_path):
 
 def test_two_attempts_at_one_time_are_suspect(tmp_path):
     run = logs.settings(steps=10)
-    logs.write_run(tmp_path / "runs", run, attempts=[{"stop": 8, "stopped": False}, {"start": 4, "t0": 1.7e9 - 999}])
+    logs.write_run(
+        tmp_path / "runs", run, attempts=[{"stop": 8, "stopped": False}, {"start": 4, "t0": 1.7e9 - 999, "boot": None}]
+    )
     (row,) = rows(tables_of(tmp_path, [run]), "runs")
     assert row["validity"] == "suspect"
     assert row["reasons"] == "attempt 1 took its first step before an earlier attempt had taken its last"
@@ -230,7 +232,7 @@ def test_two_attempts_at_one_time_are_suspect(tmp_path):
 
 def test_of_one_boot_the_monotonic_clock_says_what_was_at_one_time(tmp_path):
     run = logs.settings(steps=10)
-    attempts = [{"stop": 8, "stopped": False}, {"start": 4, "boot_s": 101.0}]
+    attempts = [{"stop": 8, "stopped": False, "boot": None}, {"start": 4, "boot_s": 101.0, "boot": None}]
     folder = logs.write_run(tmp_path / "runs", run, attempts=attempts)
     assert rows(tables_of(tmp_path, [run]), "runs")[0]["validity"] == "valid", "by the wall clock, one after the other"
     for events in folder.glob("attempt=*/rank=*/events.jsonl"):
@@ -240,7 +242,7 @@ def test_of_one_boot_the_monotonic_clock_says_what_was_at_one_time(tmp_path):
 
 def test_more_flops_than_the_devices_can_do_are_no_measurement(tmp_path, monkeypatch):
     run = logs.settings(world_size=2)
-    logs.write_run(tmp_path / "runs", run)
+    logs.write_run(tmp_path / "runs", run, flops_per_token=None)
     tokens, seconds = 12 * run.global_batch * run.sequence_length, (12 + 4) * 0.25
     for share, validity in ((2.5, "invalid"), (0.99, "valid")):
         costs = {"peak_flops": 1e12, "flops_per_token": share * 2 * 1e12 * seconds / tokens}
@@ -298,9 +300,8 @@ def test_a_record_that_was_sealed_anew_with_impossible_fields_is_not_valid(tmp_p
 def test_a_record_or_a_log_that_was_edited_later_is_found(tmp_path):
     one, two = logs.settings(), logs.settings(repeat=1)
     folder = logs.write_run(tmp_path / "runs", one)
-    write_json(folder / "run.json", read_json(folder / "run.json") | {"parameters": 1})
-    logs.write_run(tmp_path / "runs", two)
-    folder = tmp_path / "runs" / two.identity
+    write_json(folder / "run.json", read_json(folder / "run.json") | {"versions": {}})
+    folder = logs.write_run(tmp_path / "runs", two)
     record = read_json(folder / "run.json")
     outcome = record["outcome"] | {"logs": {"attempt=00/rank=00000/steps.jsonl": "0" * 64}}
     logs.provenance.seal_record(folder, record, outcome)

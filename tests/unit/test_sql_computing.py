@@ -46,7 +46,7 @@ def test_of_an_unknown_shape_the_record_is_believed_and_without_it_nothing_is(tm
     stated = table(tmp_path / "a", small(), parameters=7, flops_per_token={"full": 5, "causal": 4.0})
     assert (stated["flops_per_token"], stated["flops_per_token_causal"]) == (5.0, 4.0)
     assert pd.isna(stated["flops_per_token_hardware"])
-    assert pd.isna(table(tmp_path / "b", small(), parameters=7)["flops_per_token"])
+    assert pd.isna(table(tmp_path / "b", small(), parameters=7, flops_per_token=None)["flops_per_token"])
     assert pd.isna(table(tmp_path / "c", small(), parameters=7, flops_per_token=[1])["flops_per_token"])
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenscale.analysis.log_values import CLOCK_S
+from tokenscale.analysis.clocks import CLOCK_S
 from tokenscale.analysis.statistics import LEVEL, Summary, spread_of_pairs, summary
 
 #: up to so many runs every order is tried, else so many random ones

@@ -1,26 +1,31 @@
-"""What recorded values must equal or lie within: one table, from which every run's validity follows.
+"""What recorded values must equal or lie within: one table, from which the validity of every run follows.
 
 An expectation states the value, what it must be, what that is known from, its tolerance, and the word for a run that
-does not meet it. `invalid`: a number from the run would be wrong. `suspect`: its numbers may be right, and a person
-should look. `caution`: its numbers are right, and a reader should know. An expectation whose reference is absent is
-listed as not checked, and never passes.
+violates it. `invalid`: a number from the run would be wrong. `suspect`: the numbers may be right, and a person should
+look. `caution`: the numbers are right, and a reader should know. An expectation without its reference is listed as not
+checked. It never passes.
 """
 
-from collections.abc import Callable, Iterable
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from tokenscale.data.order.permutation import MODULUS
 from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.run import RunSettings
+from tokenscale.settings.run import OURS, RunSettings
+
+if TYPE_CHECKING:
+    from tokenscale.data.batches.recount import Recount
 
 Row = dict[str, Any]
 Word = Literal["invalid", "suspect", "caution"]
 WORDS: tuple[Word, ...] = ("invalid", "suspect", "caution")
-
-
 #: steps at the beginning of each attempt that no rate counts (`warmup_steps` of the queries)
 WARM_UP_STEPS = 3
 
@@ -63,23 +68,23 @@ def expect(
 
 @dataclass
 class Findings:
-    """Sentences about one run by word, and the values that were not checked, with the reasons."""
+    """Sentences about one run by word, and the values that were not checked by reason."""
 
     sentences: dict[Word, list[str]] = field(default_factory=lambda: {word: [] for word in WORDS})
-    unchecked: list[str] = field(default_factory=list)
+    unchecked: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def add_to(self, row: Row) -> Row:
         """Return a row of the table `runs` with validity, reasons, cautions and unchecked values extended by these."""
         if row.get("validity") == "missing":
             return row
         worst = next((word for word in WORDS[:2] if self.sentences[word] or row.get("validity") == word), "valid")
-        reasons = [*self.sentences["invalid"], *self.sentences["suspect"]]
-        columns = {"reasons": reasons, "cautions": self.sentences["caution"], "unchecked": self.unchecked}
-        return row | {"validity": worst} | {c: _join(row.get(c), texts) for c, texts in columns.items()}
-
-
-def _join(before: str | None, texts: list[str]) -> str:
-    return "; ".join(dict.fromkeys(filter(None, [before, *texts])))
+        texts = {"reasons": [*self.sentences["invalid"], *self.sentences["suspect"]]}
+        texts |= {"cautions": self.sentences["caution"]}
+        texts |= {"unchecked": [f"{', '.join(dict.fromkeys(v))}: {reason}" for reason, v in self.unchecked.items()]}
+        joined = {
+            column: "; ".join(dict.fromkeys(filter(None, [row.get(column), *added]))) for column, added in texts.items()
+        }
+        return row | {"validity": worst} | joined
 
 
 def judge(evidence: "Evidence") -> Findings:
@@ -87,9 +92,10 @@ def judge(evidence: "Evidence") -> Findings:
     found = Findings()
     for expectation in OF_A_RUN:
         try:
-            found.sentences[expectation.word] += expectation.find(evidence)
+            for sentence in expectation.find(evidence) or ():
+                found.sentences[expectation.word].append(sentence)
         except NotCheckedError as reason:
-            found.unchecked.append(f"{expectation.value} ({reason})")
+            found.unchecked[str(reason)].append(expectation.value)
     return found
 
 
@@ -101,35 +107,24 @@ def judge_together(evidence: Any, run_ids: Iterable[str]) -> dict[str, Findings]
     found = {run_id: Findings() for run_id in run_ids}
     for expectation in BETWEEN_RUNS:
         try:
-            for run_id, sentence in expectation.find(evidence):
+            for run_id, sentence in expectation.find(evidence) or ():
                 found[run_id].sentences[expectation.word].append(sentence)
         except NotCheckedError as reason:
             for findings in found.values():
-                findings.unchecked.append(f"{expectation.value} ({reason})")
+                findings.unchecked[str(reason)].append(expectation.value)
     return found
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """What is at hand of one run."""
-
-    row: Row  # of the table `runs`
-    record: Row  # run.json; empty where it is not readable
-    run: RunSettings | None
-    shape: ModelSettings | None  # the model with its vocabulary
-    raw: "Steps"  # of all merged attempts, by attempt and rank in the order of the files
-    steps: "Steps"  # merged
-    events: list[Row]
-    spans: pa.Table
-
-
 class Steps:
-    """Columns of step rows as float64 arrays, null as NaN; sums per step over the ranks that reported it."""
+    """Columns of step rows as float64 arrays, null as NaN; sums per step over the ranks that reported it.
+
+    `numbers` are the steps, ascending, and `place` is the index of each row's step in them.
+    """
 
     def __init__(self, rows: pa.Table):
         self._rows = rows
         self._cache: dict[str, np.ndarray] = {}
-        self.numbers, self._place = np.unique(self["step"].astype(np.int64), return_inverse=True)
+        self.numbers, self.place = np.unique(self["step"].astype(np.int64), return_inverse=True)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -144,17 +139,23 @@ class Steps:
     def sums(self, name: str) -> np.ndarray:
         """Sum over ranks, null as 0; one value for each of `numbers`."""
         weights = np.nan_to_num(self[name], posinf=0.0, neginf=0.0)
-        return np.bincount(self._place, weights=weights, minlength=len(self.numbers))
+        return np.bincount(self.place, weights=weights, minlength=len(self.numbers))
+
+    def digests(self) -> np.ndarray:
+        """Order digest of the global batch for each of `numbers`, int64."""
+        found = np.zeros(len(self.numbers), dtype=np.int64)
+        np.add.at(found, self.place, pc.fill_null(self._rows["order_digest"], 0).to_numpy())
+        return found % MODULUS
 
     def largest(self, name: str) -> np.ndarray:
         """Maximum over ranks; one value for each of `numbers`, NaN where no rank has one."""
         result = np.full(len(self.numbers), np.nan)
-        np.fmax.at(result, self._place, self[name])
+        np.fmax.at(result, self.place, self[name])
         return result
 
     def whole(self) -> np.ndarray:
         """For each of `numbers`: has every rank of its attempt's world size reported it?"""
-        return np.bincount(self._place, minlength=len(self.numbers)) == self.largest("world_size")
+        return np.bincount(self.place, minlength=len(self.numbers)) == self.largest("world_size")
 
     def totals(self) -> tuple[float, float]:
         """(total tokens, seconds) of the complete steps that have a time, all ranks together."""
@@ -162,7 +163,96 @@ class Steps:
         timed = self.whole() & (times > 0)
         return float(self.sums("total_tokens")[timed].sum()), float(times[timed].sum())
 
+    def logs(self) -> Iterator[tuple[int, int, slice]]:
+        """Yield (attempt, rank, its rows) of rows by attempt and rank."""
+        attempt, rank = self["attempt"], self["rank"]
+        edges = np.flatnonzero((np.diff(attempt) != 0) | (np.diff(rank) != 0)) + 1
+        for first, last in zip([0, *edges], [*edges, len(attempt)], strict=True):
+            if last > first:
+                yield int(attempt[first]), int(rank[first]), slice(first, last)
 
-def complete_steps(steps: Steps) -> int:
-    """Number of steps that have a row of every rank."""
-    return int(steps.whole().sum()) if len(steps) else 0
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is at hand of one run. A text in place of a recount says why there is none."""
+
+    row: Row  # of the table `runs`
+    record: Row  # run.json; empty where it is not readable
+    run: RunSettings | None
+    raw: Steps  # of all merged attempts, by attempt and rank in the order of the files
+    steps: Steps  # merged
+    events: list[Row]
+    spans: pa.Table
+    planned: RunSettings | None = None  # settings in the run table
+    trouble: str | None = None  # why run.json is not readable
+    changed: tuple[str, ...] = ()  # logs that differ from their sealed hashes
+    copies: tuple[str, ...] = ()  # logs that repeat another one, in words
+    vocabulary_size: int | None = None  # of the inputs
+    counted: "Recount | str" = "the store or text that it trained on is not at hand"
+    held_out: "dict[str, tuple[int, int]] | str" = "the held-out store is not at hand"  # corpus → (rows, useful tokens)
+
+    @property
+    def settings(self) -> RunSettings:
+        """Settings of a run that this project's code logged."""
+        if self.row.get("external"):
+            raise NotCheckedError("another program's run has no settings")
+        if self.run is None:
+            raise NotCheckedError("the settings are not readable")
+        return self.run
+
+    @property
+    def own(self) -> RunSettings:
+        """Settings of a run of this project's trainer."""
+        if self.settings.arm != OURS:
+            raise NotCheckedError("an arm's trainer does not log it")
+        return self.settings
+
+    @property
+    def shape(self) -> ModelSettings:
+        """Model with its vocabulary."""
+        model = self.settings.model.with_positions(self.settings.sequence_length)
+        if model.transformers is not None:
+            raise NotCheckedError("a model of a library is counted by the library")
+        if model.vocabulary_size is None and self.vocabulary_size is None:
+            raise NotCheckedError("the vocabulary size is not at hand")
+        return model.with_vocabulary(self.vocabulary_size or model.vocabulary_size)
+
+    def get(self, path: str) -> Any:
+        """Return a field of run.json by its dotted path; None where there is none."""
+        value: Any = self.record
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    def recorded(self, path: str) -> Any:
+        """Return a field of run.json. Raises NotCheckedError where there is none."""
+        if (value := self.get(path)) is None:
+            raise NotCheckedError("run.json does not have it")
+        return value
+
+    def column(self, name: str) -> np.ndarray:
+        """Return a column of the merged step rows. Raises NotCheckedError where no row has a value."""
+        if np.isnan(values := self.steps[name]).all():
+            raise NotCheckedError("the logs do not have it")
+        return values
+
+    def named(self, event: str) -> list[Row]:
+        """Return the events of a name, in the order of the logs."""
+        return [found for found in self.events if found["event"] == event]
+
+
+def at_step(steps: Steps, name: str, wrong: np.ndarray, must: np.ndarray | float | str) -> Iterator[str]:
+    """Yield a sentence on the first of the rows that are `wrong`."""
+    places = np.flatnonzero(wrong)
+    if len(places):
+        found, at = steps[name][places[0]], int(steps["step"][places[0]])
+        expected = must if isinstance(must, str) else f"{np.broadcast_to(must, len(steps))[places[0]]:.12g}"
+        yield f"{name} is {found:.12g} at step {at}, expected {expected} ({len(places)} of {len(steps)} rows)"
+
+
+def differ(what: str, found: Any, expected: Any, tolerance: float = 0.0) -> Iterator[str]:
+    """Yield a sentence if a recorded value is not the expected one."""
+    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (found, expected))
+    same = math.isclose(found, expected, rel_tol=tolerance) if numbers and tolerance else found == expected
+    if not same:
+        yield f"{what} {found}, expected {expected}"

@@ -3,24 +3,29 @@
 import json
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from tokenscale.analysis import compliance, steadiness, tables  # noqa: F401
+from tokenscale.analysis import clocks, run_values, stated_flops, steadiness, tables  # noqa: F401  # they register
 from tokenscale.analysis.campaign import Siblings
-from tokenscale.analysis.expectations import Evidence, Steps, complete_steps, judge
+from tokenscale.analysis.expectations import Evidence, Steps, judge
 from tokenscale.analysis.logs import merge, read_run
 from tokenscale.analysis.rows import benchmark_rows, certificate_rows, store_rows
-from tokenscale.analysis.runs import doubts, grouping, launches, run_row
+from tokenscale.analysis.runs import grouping, launches, read_settings, run_row
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import check_types, read_json, report_malformed, write_json
+from tokenscale.base.files import check_types, read_json, report_malformed, sha256_file, write_json
+from tokenscale.data.batches.batch import Inputs
+from tokenscale.data.batches.recount import recount_held_out, recount_steps
 from tokenscale.runs.records import provenance
+from tokenscale.settings.manifests import list_manifests
+from tokenscale.settings.registry import OBJECTIVES
+from tokenscale.settings.run import RunSettings
 
 #: samples of the bootstrap, each of as many sentences drawn with replacement (Koehn 2004)
 SAMPLES = 1000
@@ -147,8 +152,10 @@ def ingest(
         "certificates": certificate_rows(certificates),
     }
 
+    manifests = {sha256_file(path): path for path in (*stores, *corpora)}
+
     def read(run_id: str) -> Tables:
-        return one_run(listed[run_id], table["experiment"], runs)
+        return one_run(listed[run_id], table["experiment"], runs, manifests)
 
     # Close the generator here. If it were collected while a thread starts, both would wait for each other.
     with closing(_ahead(read, list(listed), threads)) as runs_tables:
@@ -240,21 +247,30 @@ def _ahead(work: Callable[[str], Tables], items: list[str], threads: int) -> Gen
                 future.cancel()
 
 
-def one_run(entry: Row, experiment: str, runs: Path) -> Tables:
+def one_run(entry: Row, experiment: str, runs: Path, manifests: Mapping[str, Path] | None = None) -> Tables:
     """All rows of one run, by table. A record of other hands may hold anything: what no row can be made of counts as
-    one that cannot be read, and says why."""
+    one that cannot be read, and says why. `manifests`: SHA-256 → manifest of a store or corpus."""
+    manifests = manifests or {}
     record, sealed, trouble = _record(runs / entry["run_id"] / "run.json")
     try:
-        return _rows(entry, experiment, runs, record, sealed, trouble)
+        return _rows(entry, experiment, runs, manifests, record, sealed, trouble)
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, UserError) as error:
         if record is None:
             raise
         reason = (str(error).splitlines() or [""])[0]
         trouble = f"run.json does not hold what this version writes ({type(error).__name__}: {reason})"
-    return _rows(entry, experiment, runs, None, False, trouble)
+    return _rows(entry, experiment, runs, manifests, None, False, trouble)
 
 
-def _rows(entry: Row, experiment: str, runs: Path, record: Row | None, sealed: bool, trouble: str | None) -> Tables:
+def _rows(
+    entry: Row,
+    experiment: str,
+    runs: Path,
+    manifests: Mapping[str, Path],
+    record: Row | None,
+    sealed: bool,
+    trouble: str | None,
+) -> Tables:
     run_id = entry["run_id"]
     folder = runs / run_id
     row = run_row(entry, experiment, record)
@@ -279,26 +295,29 @@ def _rows(entry: Row, experiment: str, runs: Path, record: Row | None, sealed: b
         "overlap_rows": len(log.steps) - len(steps),
         "quarantined": len(log.quarantine),
         "quarantined_benign": sum(q["benign"] for q in log.quarantine),
-        "steps_seen": complete_steps(whole),
+        "steps_seen": int(whole.whole().sum()) if len(whole) else 0,
     }
     translated = [{"run_id": run_id, **found} for found in bleu_rows(log.events)] if sealed else []
     if translated:
         row |= {column: value for column, value in translated[-1].items() if column.startswith("bleu")}
     row |= log.lasted()
     row["validation_tokens"] = log.validation_tokens()
-    row["validity"], row["reasons"] = compliance.check(
+    run = None if row["external"] else read_settings((record or {}).get("run"))
+    evidence = Evidence(
         row,
+        record or {},
+        run,
         Steps(log.steps),
         whole,
         log.events,
         log.spans,
-        record,
-        changed=log.changed(record) if sealed else [],
+        planned=read_settings(entry.get("run")),
         trouble=trouble,
-        copies=log.copies(),
-        doubts=doubts(record or {}, row, *whole.totals()),
+        changed=tuple(log.changed(record)) if sealed else (),
+        copies=tuple(log.copies()),
     )
-    evidence = Evidence(row, record or {}, None, None, Steps(log.steps), whole, log.events, log.spans)
+    if run is not None and sealed:
+        evidence = _count_again(evidence, run, manifests, runs.absolute().parents[1])
     row = judge(evidence).add_to(row)
     return {
         "runs": tables.of_rows("runs", [row]),
@@ -309,6 +328,53 @@ def _rows(entry: Row, experiment: str, runs: Path, record: Row | None, sealed: b
         "bleu": tables.of_rows("bleu", translated),
         "quarantine": tables.of_rows("quarantine", log.quarantine),
     }
+
+
+def _count_again(evidence: Evidence, run: RunSettings, manifests: Mapping[str, Path], project: Path) -> Evidence:
+    """Return the evidence with counts of the run's inputs, as far as they are at hand with the hashes that it read.
+
+    Inputs are those of `manifests`, or lie where the workflow writes them below `project`.
+    """
+    found: dict[str, Path] = {}
+    reasons: dict[str, str] = {}
+    for role, name in list_manifests(run).items():
+        what, recorded = role.replace("_", " ").replace("validation", "held-out"), evidence.get(f"inputs.{role}")
+        path = manifests.get(recorded, project / name)
+        if not path.is_file():
+            reasons[role] = f"the {what} is not at hand"
+        elif recorded != sha256_file(path):
+            reasons[role] = f"the {what} at hand is not the one that the run read"
+        else:
+            found[role] = path.parent if role == "tokenizer" else path
+    store, size = found.get("store"), None
+    if store is not None and run.mixture is None and not OBJECTIVES[run.objective].special_ids:
+        size = read_json(store, "manifest of the token store").get("vocabulary_size")
+    corpus, tokenizer, store, held_out_store = map(found.get, ("corpus", "tokenizer", "store", "validation_store"))
+    inputs = Inputs(corpus, tokenizer, store, held_out_store)
+
+    def attempt(role: str, count: Callable[[], Any]) -> Any:
+        needed = [role] if role != "store" or run.store is not None else ["corpus", "tokenizer"]
+        missing = [
+            reasons[name]
+            for name in (*needed, *["tokenizer"] * OBJECTIVES[run.objective].special_ids)
+            if name in reasons
+        ]
+        try:
+            return missing[0] if missing else count()
+        except (UserError, ImportError, OSError) as error:
+            return f"the inputs were not read again: {str(error).splitlines()[0].removeprefix('tokenscale: ')}"
+
+    numbers = evidence.steps.numbers
+    counted = (
+        attempt("store", lambda: recount_steps(run, inputs, int(numbers[0]), int(numbers[-1]) + 1))
+        if len(numbers)
+        else "the logs hold no step"
+    )
+    size = size if isinstance(counted, str) else counted.vocabulary_size
+    held_out = (
+        attempt("validation_store", lambda: recount_held_out(run, inputs, 1 << 31)) if run.validation.rows else {}
+    )
+    return replace(evidence, counted=counted, held_out=held_out, vocabulary_size=size)
 
 
 def _own_place(row: Row, places: dict[tuple, str], experiment: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.analysis import logs
-from tokenscale.analysis.compliance import counted, flops_of_mfu
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, parameters
@@ -85,22 +84,6 @@ def model(stated: Row | None) -> ModelSettings | None:
     return shape if shape.vocabulary_size is not None and shape.transformers is None else None
 
 
-def doubts(record: Row, row: Row, tokens: float, seconds: float) -> list[str]:
-    """What is wrong with the FLOPs that a run states, or that its MFU implies, in words. Needs its model's shape;
-    `tokens` are all positions that all ranks computed on in `seconds`. Nothing of our own runs."""
-    shape = model(record.get("external"))
-    if shape is None or not row["sequence_length"]:
-        return []
-    claims = {"it states ": row["flops_per_token_stated"]}
-    if row["mfu_stated"] and row["peak_flops"] and tokens and row["world_size"]:
-        implied = flops_of_mfu(row["mfu_stated"], tokens, seconds, row["peak_flops"], row["world_size"])
-        claims[f"its MFU of {100 * row['mfu_stated']:.4g} % implies "] = implied
-    found = {
-        words: counted(flops, shape, row["sequence_length"]) for words, flops in claims.items() if (flops or 0) > 0
-    }
-    return [words + of.words for words, of in found.items() if of.fault]
-
-
 def _of(value: Any, kind: type, above: int = 0) -> Any:
     fits = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
     return kind(value) if fits and (kind is str or above < value < math.inf) else None
@@ -136,7 +119,7 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         "status": "missing",
     }
     if record is None:
-        return row | _settings(_run(entry.get("run")))
+        return row | _settings(read_settings(entry.get("run")))
     outcome, hardware, git = (record.get(key) or {} for key in ("outcome", "hardware", "git"))
     row |= {
         "status": outcome.get("status", "unknown"),
@@ -160,8 +143,8 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
     }
     if isinstance(record.get("external"), dict):
         return row | columns(record, row)
-    run = _run(record.get("run"))
-    shape = _shape(run, row["parameters"])
+    run = read_settings(record.get("run"))
+    shape = find_shape(run, row["parameters"])
     row |= _settings(run) | _predicted(run, shape, row) | _computing(record, run, shape, row)
     row["tokens_before"] = outcome.get("begins_at_useful_tokens")
     if row.get("steps_asked") is not None:
@@ -202,7 +185,7 @@ def _steps_requested(stated: int, record: Row) -> int:
     return stated - (outcome.get("begins_at") or 0)
 
 
-def _run(values: Row | None) -> RunSettings | None:
+def read_settings(values: Row | None) -> RunSettings | None:
     """A run's settings; None where they cannot be read."""
     try:
         return None if values is None else decode(RunSettings, values)
@@ -278,7 +261,7 @@ def _inputs(record: Row) -> Row:
     return {column: value if isinstance(value, str) else None for column, value in hashes.items()}
 
 
-def _shape(run: RunSettings | None, count: int | None) -> ModelSettings | None:
+def find_shape(run: RunSettings | None, count: int | None) -> ModelSettings | None:
     """The model with its vocabulary, which a record does not name but gives away: by the number of its parameters. None
     of settings that do not fit together."""
     if run is None or run.problems():

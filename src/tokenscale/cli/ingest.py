@@ -26,6 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ingest the logs and report the number of rows of each table."""
+    import pyarrow.parquet as pq
+
     from tokenscale.analysis.ingest import ingest
 
     counts = ingest(
@@ -39,4 +41,12 @@ def run(arguments: argparse.Namespace) -> int:
         threads=max(arguments.threads, 1),
     )
     print(f"{arguments.output}: " + ", ".join(f"{n} {table}" for table, n in counts.items()))
+    runs = pq.read_table(arguments.output / "runs.parquet", columns=["run_id", "cautions", "unchecked"]).to_pylist()
+    for column, word in (("cautions", "caution"), ("unchecked", "not checked")):
+        texts: dict[str, list[str]] = {}
+        for row in runs:
+            texts.setdefault(row[column] or "", []).append(row["run_id"])
+        for text, ids in texts.items():
+            if text:
+                print(f"  {word}  {ids[0] if len(ids) == 1 else f'{len(ids)} runs'}: {text}")
     return 0

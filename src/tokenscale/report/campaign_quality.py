@@ -208,13 +208,21 @@ def inventory_table(runs: pd.DataFrame) -> Table:
     rows = []
     for r in runs.itertuples():
         rows.append(
-            [r.run_id, r.validity, r.status, r.reasons or "", count(r.position), count(r.attempts)]
+            [
+                r.run_id,
+                r.validity,
+                r.status,
+                "; ".join(filter(None, [r.reasons, r.cautions])),
+                count(r.position),
+                count(r.attempts),
+            ]
             + [f"{count(r.steps_seen)} of {count(r.steps_asked)}", count(r.overlap_rows)]
             + [f"{count(r.quarantined)}" + (f" ({count(r.quarantined_benign)} benign)" if r.quarantined else "")]
             + ["yes" if r.sealed else "no"]
             + ([r.node_names or "", count(r.queue_s), _newest_log(r)] if queued else [])
         )
-    return Table(columns, rows)
+    unchecked = runs["unchecked"].dropna().loc[lambda texts: texts != ""].value_counts()
+    return Table(columns, rows, " ".join(f"Not checked in {n} runs: {text}." for text, n in unchecked.items()))
 
 
 def _newest_log(run: Any) -> str:

@@ -7,7 +7,6 @@ from tokenscale.base.errors import UserError
 from tokenscale.settings.run import BudgetSettings
 from tokenscale.train.parallel.world import World
 
-
 #: steps in a row without a single label that end a run: it learns nothing, and no budget of tokens is reached
 UNLABELLED_STEPS = 100
 

@@ -1,0 +1,317 @@
+"""Times in a run's logs against each other, against its clocks, and against what its devices can do.
+
+On a CPU `step_s` is the difference of two readings of the clock of `t_mono_s` (`train/phase_timer.py`): both agree to
+the nanosecond. On a GPU events are timed by the device and `t_mono_s` by the host, and another program's log may be as
+inexact as it likes: there a share of the step is allowed.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tokenscale.analysis.expectations import Evidence, NotCheckedError, Row, expect
+
+#: fields of a step that cannot be below zero
+NEVER_NEGATIVE = (
+    *("step", "data_wait_s", "own_s", "h2d_s", "forward_s", "backward_s", "bubble_s", "exposed_communication_s"),
+    *("optimizer_s", "loss_sum", "useful_tokens", "total_tokens", "rows", "micro_steps", "learning_rate", "grad_norm"),
+    *("grad_norm_clipped", "memory_peak_bytes", "loss_scale"),
+)
+#: phases of a step that do not overlap (`PhaseTimer`'s laps)
+PHASES = ("h2d_s", "forward_s", "backward_s", "bubble_s", "exposed_communication_s", "optimizer_s")
+#: seconds that two readings of one clock may differ by, and what other clocks may: seconds, and a share of the step
+EXACT_S, LOOSE_S, LOOSE_SHARE = 1e-5, 0.01, 0.01
+#: seconds by which wall clocks of one machine may differ
+CLOCK_S = 60.0
+#: number format → FLOP/s that no core exceeds. fp32: two AVX-512 FMA units are 64 FLOP a cycle (Intel Optimization
+#: Reference Manual, 248966), 0.4 TFLOP/s at 6 GHz. Others: an AMX tile unit is 2,048 bf16 FLOP a cycle (the same,
+#: chapter 20), 12 TFLOP/s at 6 GHz. Twice that is out of reach of every core.
+CORE_FLOPS = {"fp32": 0.8e12}
+ANY_CORE_FLOPS = 25e12
+#: events with a duration that lie between two steps
+BETWEEN = ("validation", "checkpoint", "translation")
+#: order in which a rank must report, once an attempt
+ORDER = ("run_start", "init_done", "run_stop")
+
+
+@expect("counts, times and norms of steps", "not negative", "definition", "invalid", "1 µs")
+def _negative(e: Evidence) -> Iterator[str]:
+    for name in NEVER_NEGATIVE:
+        wrong = np.flatnonzero(e.raw[name] < (-1e-6 if name.endswith("_s") else 0))
+        if len(wrong):
+            yield f"negative {name} ({e.raw[name][wrong[0]]:.6g} at step {e.raw['step'][wrong[0]]:.0f})"
+    if (e.steps["step_s"] <= 0).any():
+        yield "a step that took no time"
+
+
+@expect("FLOP/s", "at most the peak of the devices or cores", "device", "invalid")
+def _speed(e: Evidence) -> Iterator[str]:
+    row, (tokens, seconds) = e.row, e.steps.totals() if len(e.steps) else (0.0, 0.0)
+    flops, nodes = row.get("flops_per_token"), len({event["boot"] for event in e.named("run_start")}) or 1
+    peak, cores = (row.get("peak_flops") or 0) * (row.get("world_size") or 0), (row.get("cores") or 0) * nodes
+    limit = cores * CORE_FLOPS.get(row.get("number_format") or "", ANY_CORE_FLOPS) * (row.get("device_kind") == "cpu")
+    if not (flops and (peak or limit) and seconds > 0):
+        raise NotCheckedError("FLOPs or the device's peak are not known")
+    if peak and tokens * flops > peak * seconds:
+        yield f"MFU of {100 * tokens * flops / (peak * seconds):.0f} %: more than the devices can do"
+    rate = tokens * (row.get("flops_per_token_causal") or flops) / seconds
+    if limit and rate > limit:
+        yield (
+            f"{tokens:,.0f} tokens in {seconds:.3g} s are {rate / 1e12:,.3g} TFLOP/s: more than {cores} cores can do "
+            f"({limit / 1e12:.3g})"
+        )
+
+
+@expect("phases of a step and its wait", "together at most step_s", "same record", "invalid", "10 µs; 5 % on a GPU")
+def _phases(e: Evidence) -> Iterator[str]:
+    """The host of a GPU waits for data ahead of the device, so that only the sums of waits are compared there."""
+    raw, exact = e.raw, e.row.get("device_kind") == "cpu" and not e.row.get("external")
+    took, wait = raw["step_s"], np.nan_to_num(raw["data_wait_s"])
+    if not e.row.get("external"):
+        phases = sum((np.nan_to_num(raw[name]) for name in PHASES), np.zeros(len(took)))
+        phases += wait if exact else 0
+        longer = np.flatnonzero(phases > took * (1 if exact else 1.001) + EXACT_S)
+        if len(longer):
+            at = longer[0]
+            if wait[at] > took[at] + EXACT_S:
+                times = f"{wait[at]:.6g} s in {took[at]:.6g} s"
+                yield f"a wait longer than its step ({times} at step {raw['step'][at]:.0f})"
+            else:
+                yield (
+                    f"the phases of step {raw['step'][at]:.0f} last {phases[at]:.6g} s, the step {took[at]:.6g} s "
+                    f"(so at {len(longer)} of {len(took)} rows)"
+                )
+    if not exact and np.nansum(wait) > 1.05 * np.nansum(took) + 1.0:
+        yield f"waits for data of {np.nansum(wait):.3g} s in steps of {np.nansum(took):.3g} s"
+
+
+@expect(
+    "times of steps and events in each log",
+    "what its clocks leave for them",
+    "clocks",
+    "invalid",
+    "10 µs; 10 ms and 1 % on a GPU",
+)
+def _log_clocks(e: Evidence) -> Iterator[str]:
+    if not len(e.raw):
+        raise NotCheckedError("the logs hold no step")
+    by_log: dict[tuple[int, int], list[Row]] = defaultdict(list)
+    for event in e.events:
+        by_log[event["attempt"], event["rank"]].append(event)
+    marks, pauses = _find_marks(e.events), _find_pauses(e)
+    for attempt, rank, rows in e.raw.logs():
+        log = _RankLog(e, rows, by_log[attempt, rank])
+        for text in log.find_faults(marks[attempt], pauses[attempt, rank]):
+            yield f"{text} (attempt {attempt}, rank {rank})"
+
+
+class _RankLog:
+    """Clocks of one rank in one attempt."""
+
+    def __init__(self, e: Evidence, rows: slice, events: list[Row]):
+        self.own = not e.row.get("external")
+        self.exact = e.row.get("device_kind") == "cpu" and self.own
+        self.step, self.ended, self.took = (e.raw[name][rows] for name in ("step", "t_mono_s", "step_s"))
+        self.offset = e.raw["t_unix_s"][rows] - self.ended
+        self.events = events
+        self.slack = np.full(len(self.step), EXACT_S) if self.exact else LOOSE_S + LOOSE_SHARE * np.abs(self.took)
+        begun = self._time("init_done", first=True)
+        self.before = np.concatenate([[begun], self.ended[:-1]])
+        self.gap = self.ended - self.before - self.took
+        #: rows whose predecessor is the step before; of the first row the end of the set-up
+        self.follows = np.concatenate([[math.isfinite(begun)], np.diff(self.step) == 1])
+
+    def find_faults(self, marks: dict[int, float], pauses: list[tuple[float, float]]) -> Iterator[str]:
+        """`marks`: step → recorded seconds before it; `pauses`: (begin, seconds) of spans."""
+        yield from self._find_long_steps()
+        yield from self._find_unrecorded(marks, pauses)
+        yield from self._find_misplaced_events()
+        yield from self._find_clock_change()
+
+    def _time(self, name: str, first: bool) -> float:
+        times = [e["t_mono_s"] for e in self.events if e["event"] == name and e["t_mono_s"] is not None]
+        return math.nan if not times else times[0] if first else times[-1]
+
+    def _find_long_steps(self) -> Iterator[str]:
+        wrong = np.flatnonzero(self.follows & (self.gap < -self.slack))
+        if len(wrong):
+            at = wrong[0]
+            between = self.ended[at] - self.before[at]
+            yield (
+                f"step_s exceeds the time that t_mono_s leaves for it at {len(wrong)} of {len(self.step)} steps: "
+                f"{self.took[at]:.6g} s in {between:.6g} s at step {self.step[at]:.0f}"
+            )
+
+    def _find_unrecorded(self, marks: dict[int, float], pauses: list[tuple[float, float]]) -> Iterator[str]:
+        """Time between two steps belongs to a validation, a checkpoint or a span that is recorded there."""
+        places = np.array([-2, *sorted(marks)])
+        seconds_of = np.array([0.0, *(marks[step] for step in sorted(marks))])
+        at_mark = np.clip(np.searchsorted(places, self.step), 0, len(places) - 1)
+        known = places[at_mark] == self.step
+        recorded = np.where(known, seconds_of[at_mark], 0.0)
+        for begin, seconds in pauses:
+            at = int(np.searchsorted(self.ended, begin))
+            if at < len(recorded):
+                recorded[at] += seconds
+                known[at] = True
+        inside = self.follows & np.isfinite(self.gap) & (self.gap > self.slack)
+        inside[0] = False  # state is loaded and the first validation runs before it
+        gaps = np.where(inside, self.gap, 0.0)
+        elapsed = float(np.nansum(np.diff(self.ended))) or math.nan
+        bare = inside & ~known
+        cut = math.isnan(self._time("run_stop", first=False))  # a killed process has not logged its last checkpoint
+        allowed = 0 if self.exact else 0.1 * elapsed
+        if bare.sum() > 2 * cut and gaps[bare].sum() > allowed:
+            yield (
+                f"step_s falls short of t_mono_s at {bare.sum()} of {len(self.step)} steps where nothing else is "
+                f"recorded: {gaps[bare].sum():.3g} s of {elapsed:.3g} s, from step {self.step[bare][0]:.0f} on"
+            )
+        stated = recorded[known & inside].sum() + marks.get(-1, 0.0)
+        more = gaps[known].sum() - 2 * stated - 0.1 * known.sum()
+        if more > max(0.0, 0.05 * elapsed):
+            yield (
+                f"{gaps[known].sum():.3g} s between steps are explained by {stated:.3g} s of "
+                "validation, checkpoints and pauses"
+            )
+
+    def _find_misplaced_events(self) -> Iterator[str]:
+        """A validation lies between the steps that it is between; the end of the run lies behind its last step."""
+        slack = EXACT_S if self.exact else LOOSE_S + LOOSE_SHARE * float(np.nanmax(self.took, initial=0.0))
+        for event in self.events:
+            time, step = event["t_mono_s"], event["step"]
+            if time is None:
+                continue
+            if event["event"] == "validation" and self.own and step is not None:
+                before, after = (np.flatnonzero(self.step == k) for k in (step - 1, step))
+                begun = time - (event["duration_s"] or 0.0)
+                wrong = (self.ended[before] > begun + slack).any()
+                wrong |= ((self.ended - self.took)[after] < time - slack).any()
+            else:
+                wrong = event["event"] == "run_stop" and (self.ended > time + slack).any()
+            if wrong:
+                yield f"{event['event']} (step {step}) was logged at a time when the steps beside it ran"
+                return
+
+    def _find_clock_change(self) -> Iterator[str]:
+        """A log's wall-clock times are its monotonic times plus one constant (`Writer.unix_s`)."""
+        pairs = [(e["t_unix_s"], e["t_mono_s"]) for e in self.events]
+        offsets = np.concatenate([self.offset, [u - m for u, m in pairs if u is not None and m is not None]])
+        offsets = offsets[np.isfinite(offsets)]
+        if len(offsets) and np.ptp(offsets) > (1e-3 if self.own else CLOCK_S):
+            yield f"the wall clock and the monotonic clock of the log diverge by {np.ptp(offsets):.4g} s"
+
+
+def _find_marks(events: list[Row]) -> dict[int, dict[int, float]]:
+    """Attempt → step → seconds of what was recorded before that step, on whichever rank; −1: before an unknown one."""
+    marks: dict[int, dict[int, float]] = defaultdict(dict)
+    for event in events:
+        if event["event"] not in BETWEEN:
+            continue
+        step = event["step"]
+        if event["event"] == "checkpoint":
+            named = re.fullmatch(r"step=(\d+)", event["status"] or "")
+            step = int(named[1]) if named else -1
+        if step is not None:
+            of = marks[event["attempt"]]
+            of[step] = of.get(step, 0.0) + max(0.0, event["duration_s"] or 0.0)
+    return marks
+
+
+def _find_pauses(e: Evidence) -> dict[tuple[int, int], list[tuple[float, float]]]:
+    """(attempt, rank) → (begin on the monotonic clock, seconds) of its spans."""
+    found: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for row in e.spans.select(["attempt", "rank", "start_mono_s", "duration_s"]).to_pylist():
+        if row["start_mono_s"] is not None and (row["duration_s"] or 0) > 0:
+            found[row["attempt"], row["rank"]].append((row["start_mono_s"], row["duration_s"]))
+    return found
+
+
+@expect("steps and t_mono_s of an attempt", "each step follows the one before", "logs", "suspect")
+def _monotone(e: Evidence) -> Iterator[str]:
+    raw = e.raw
+    if len(raw) < 2:
+        return
+    same = (np.diff(raw["attempt"]) == 0) & (np.diff(raw["rank"]) == 0)
+    if (same & (np.diff(raw["step"]) != 1)).any():
+        yield "steps skip or repeat inside an attempt"
+    if (same & (np.diff(raw["t_mono_s"]) < 0)).any():
+        yield "the monotonic clock goes back inside an attempt"
+
+
+@expect("first step of an attempt", "after the last step of the attempt before", "clocks", "suspect")
+def _apart(e: Evidence) -> Iterator[str]:
+    """Of one boot of one machine by the monotonic clock, which nobody sets; else by the wall clock."""
+    raw = e.raw
+    boots: dict[int, set[str | None]] = defaultdict(set)
+    for event in e.named("run_start"):
+        boots[event["attempt"]].add(event["boot"])
+    numbers = np.unique(raw["attempt"]).tolist()
+    for place, later in enumerate(numbers):
+        for earlier in numbers[:place]:
+            one_boot = boots[later] == boots[earlier] and len(boots[later] - {None}) == len(boots[later]) == 1
+            clock = raw["t_mono_s" if one_boot else "t_unix_s"]
+            begun, ended = (clock[(raw["attempt"] == n) & np.isfinite(clock)] for n in (later, earlier))
+            if len(begun) and begun.min() < ended.max(initial=-np.inf):
+                yield f"attempt {int(later)} took its first step before an earlier attempt had taken its last"
+                return
+
+
+@expect(
+    "run_start, init_done, run_stop of each rank",
+    "once, in this order, as long apart as stated",
+    "clocks",
+    "suspect",
+    "0.25 s and 5 %",
+)
+def _start(e: Evidence) -> Iterator[str]:
+    named: dict[tuple[int, int], list[Row]] = defaultdict(list)
+    for event in e.events:
+        if event["event"] in ORDER:
+            named[event["attempt"], event["rank"]].append(event)
+    orders = {log: [event["event"] for event in events] for log, events in named.items()}
+    if any(names != [name for name in ORDER if name in names] for names in orders.values()):
+        yield "events out of order or repeated inside an attempt"
+        return
+    last = max((attempt for attempt, _ in named), default=None)
+    if e.row["status"] == "complete" and any(a == last and "run_stop" not in names for (a, _), names in orders.items()):
+        yield "a rank of the last attempt reported no run_stop"
+    for (attempt, rank), events in named.items():
+        times = [event["t_mono_s"] for event in events if event["t_mono_s"] is not None]
+        if times != sorted(times):
+            yield f"the clock of attempt {attempt}, rank {rank} goes back between its start and its end"
+        by_name = {event["event"]: event for event in events}
+        if not e.row.get("external") and {"run_start", "init_done"} <= by_name.keys():
+            took, stated = by_name["init_done"]["t_mono_s"], by_name["init_done"]["duration_s"]
+            begun = by_name["run_start"]["t_mono_s"]
+            if None not in (took, stated, begun) and abs(stated - (took - begun)) > 0.25 + 0.05 * (took - begun):
+                yield f"init_done of rank {rank} states {stated:.4g} s, its clock has {took - begun:.4g} s"
+
+
+@expect(
+    "wall clocks of ranks on one boot, and started_unix_s", "those of rank 0", "clocks", "suspect", f"{CLOCK_S:g} s"
+)
+def _wall_clocks(e: Evidence) -> Iterator[str]:
+    if e.row.get("external"):
+        raise NotCheckedError("another program's clocks")
+    offsets: dict[tuple[int, Any], dict[int, float]] = defaultdict(dict)
+    first: dict[str, float] = {}
+    for event in e.events:
+        if event["t_unix_s"] is None or event["t_mono_s"] is None:
+            continue
+        if event["event"] == "run_start" and event["boot"]:
+            offsets[event["attempt"], event["boot"]][event["rank"]] = event["t_unix_s"] - event["t_mono_s"]
+        if event["attempt"] == e.get("attempt") and event["rank"] == 0:
+            first[event["event"]] = event["t_unix_s"]
+    for (attempt, _), of in offsets.items():
+        apart = max(of.values()) - min(of.values())
+        if apart > CLOCK_S:
+            yield f"wall clocks of ranks on one machine are {apart:.4g} s apart in attempt {attempt}"
+    started, low, high = e.get("started_unix_s"), first.get("run_start"), first.get("init_done")
+    if isinstance(started, (int, float)) and low is not None and high is not None:  # the end may follow a clock change
+        apart = max(low - started, started - high)
+        if apart > CLOCK_S:
+            yield f"started_unix_s of run.json is {apart:.4g} s {'before' if started < low else 'after'} the log's"

@@ -1,0 +1,567 @@
+"""Values of a run's logs and record against its settings, its inputs and each other."""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from tokenscale.analysis.expectations import Evidence, NotCheckedError, Steps, at_step, differ, expect
+from tokenscale.analysis.runs import find_shape
+from tokenscale.costs.flops import parameters
+from tokenscale.costs.memory import memory
+from tokenscale.costs.schedule import epoch_ends, learning_rate, steps_of
+from tokenscale.data.order.permutation import micro_steps, rank_slots
+from tokenscale.settings.options import to_dict
+from tokenscale.settings.run import OURS, RunSettings, start_step
+
+# -- how the run ended
+
+
+@expect("run.json", "readable, with settings of this version", "record", "invalid")
+def _readable(e: Evidence) -> Iterator[str]:
+    if e.trouble:
+        yield e.trouble
+    elif e.row.get("steps_asked") is None:
+        yield "the settings in run.json are not readable by this version"
+    elif not e.row["sealed"] and e.row["status"] == "running":
+        yield "the run has not ended (run.json is not sealed)"
+
+
+@expect("seal of run.json", "the hash of its content", "record", "suspect")
+def _sealed(e: Evidence) -> Iterator[str]:
+    if not (e.trouble or e.row.get("steps_asked") is None or e.row["sealed"] or e.row["status"] == "running"):
+        yield "run.json does not match its seal"
+
+
+@expect("status", "complete", "record", "invalid")
+def _complete(e: Evidence) -> Iterator[str]:
+    if e.row["status"] == "nonfinite":
+        first = _first_nonfinite(e.steps)
+        where = "" if first is None else f" at step {first} of {e.row.get('steps_asked') or 'an unknown number'}"
+        yield f"training stopped: loss or gradient not finite{where}"
+    elif e.row["status"] not in ("complete", "running", "unreadable"):
+        yield e.get("outcome.reason") or f"status {e.row['status']}"
+
+
+@expect("hashes of the logs", "those sealed in run.json, each another", "record", "invalid")
+def _logs(e: Evidence) -> Iterator[str]:
+    if e.changed:
+        yield f"logs differ from the hashes sealed into run.json: {', '.join(e.changed)}"
+    yield from e.copies
+
+
+@expect("source files", "unchanged while the run trained", "record", "suspect")
+def _code(e: Evidence) -> Iterator[str]:
+    if changed := e.get("outcome.code_changed"):
+        yield f"source files were edited while it trained: {', '.join(map(str, changed))}"
+
+
+@expect("log lines", "readable, but for the last line of a killed process", "logs", "suspect")
+def _broken(e: Evidence) -> Iterator[str]:
+    if red := e.row["quarantined"] - e.row["quarantined_benign"]:
+        yield f"{red} broken log line{'s' * (red > 1)} that no killed process explains"
+
+
+@expect("runs on its nodes", "one", "launcher", "suspect")
+def _alone(e: Evidence) -> Iterator[str]:
+    if (e.row.get("share") or 1) > 1:
+        yield f"{e.row['share']} runs had its node at once: its times are not those of a run alone"
+
+
+def _first_nonfinite(steps: Steps) -> int | None:
+    bad = (steps["nonfinite"] > 0) | (np.isnan(steps["loss_sum"]) & (steps["useful_tokens"] > 0))
+    return int(steps["step"][bad].min()) if bad.any() else None
+
+
+# -- steps and counts
+
+
+@expect("steps", "all of the budget, of all ranks, finite", "settings", "invalid")
+def _steps(e: Evidence) -> Iterator[str]:
+    if e.trouble or e.row.get("steps_asked") is None or e.row["status"] == "nonfinite":
+        return
+    if not len(e.steps) and e.row["steps_asked"]:
+        yield "its logs hold no step"
+    elif e.row["steps_seen"] != e.row["steps_asked"]:
+        yield f"{e.row['steps_seen']} of {e.row['steps_asked']} steps are in the logs of all ranks"
+    if (first := _first_nonfinite(e.steps)) is not None:
+        yield f"loss or gradient not finite at step {first}"
+
+
+@expect("rows of each rank and step", "the rank's share of the global batch", "settings", "invalid")
+def _rows(e: Evidence) -> Iterator[str]:
+    if e.row.get("global_batch") is None or not len(e.steps):
+        raise NotCheckedError("the global batch size is not known" if len(e.steps) else "the logs hold no step")
+    rows = e.steps.sums("rows")
+    for wrong in np.flatnonzero(e.steps.whole() & (rows != e.row["global_batch"]))[:1]:
+        step, batch = e.steps.numbers[wrong], e.row["global_batch"]
+        yield f"ranks hold {int(rows[wrong])} rows at step {step}, the global batch is {batch}"
+        return
+    if not e.row.get("external"):
+        of_rank = {}
+        for rank in np.unique(e.steps["rank"]).astype(int).tolist():
+            place, readers = e.settings.layout.coordinate(rank), e.settings.layout.data_parallel_size
+            slots = rank_slots(e.settings.global_batch, place.data_rank, readers)
+            of_rank[rank] = len(slots) * place.is_group_leader
+        must = np.array([of_rank[int(rank)] for rank in e.steps["rank"]])
+        yield from at_step(e.steps, "rows", e.steps["rows"] != must, must)
+
+
+@expect("total_tokens of each rank", "rows × sequence length; length-bucketed: at most", "settings", "invalid")
+def _total_tokens(e: Evidence) -> Iterator[str]:
+    if (length := e.row.get("sequence_length")) is None:
+        raise NotCheckedError("the sequence length is not known")
+    total, room = e.column("total_tokens"), e.steps["rows"] * length
+    fixed = not e.row.get("external") and e.row["approach"] != "length-bucketed"
+    for at in np.flatnonzero((total != room) if fixed else (total > room))[:1]:
+        held = f"{e.steps['rows'][at]:.0f} rows of {length} hold {'' if fixed else 'at most '}{room[at]:.0f}"
+        yield f"a rank reports {total[at]:.0f} tokens at step {e.steps['step'][at]:.0f}, {held}"
+
+
+@expect("seconds, tokens, bytes and losses", "values from which rates can be computed", "arithmetic", "invalid")
+def _computable(e: Evidence) -> Iterator[str]:
+    if (empty := e.steps.whole() & (e.steps.sums("total_tokens") < 1)).any():
+        yield f"no tokens at step {e.steps.numbers[empty][0]}"
+    most = dict.fromkeys(("step_s", "data_wait_s", *PHASES), MOST_S) | {"loss_sum": MOST_NATS * e.raw["useful_tokens"]}
+    yield from (f"{name} above any that is possible" for name, limit in most.items() if (e.raw[name] > limit).any())
+    if ((e.raw["step_s"] > 0) & (e.raw["step_s"] < LEAST_S)).any():
+        yield "step_s below any that is possible"
+    if (e.raw["memory_peak_bytes"] < 1).any():
+        yield "memory_peak_bytes of 0"
+    for event in e.named("validation"):
+        where, useful, loss = f"validation at step {event['step']} has", event["useful_tokens"] or 0, event["loss_sum"]
+        if useful < 1 or loss is None or not 0 <= loss <= MOST_NATS * useful:
+            yield f"{where} a loss_sum of {loss} over {useful} useful tokens"
+        for name, limit in {"rows": math.inf, "correct_tokens": useful, "duration_s": MOST_S}.items():
+            if not 0 <= (event[name] or 0) <= limit:
+                yield f"{where} {name} of {event[name]}"
+
+
+@expect("useful_tokens", "at most total_tokens", "same record", "invalid")
+def _useful_tokens(e: Evidence) -> Iterator[str]:
+    if (e.column("useful_tokens") > e.steps["total_tokens"]).any():
+        yield "more useful tokens than tokens"
+
+
+@expect("tokens and order digest of each step", "those of its samples, read again", "store or text", "invalid")
+def _recounted(e: Evidence) -> Iterator[str]:
+    _ = e.settings
+    if isinstance(counted := e.counted, str):
+        raise NotCheckedError(counted)
+    place = np.searchsorted(e.steps.numbers, counted.steps)
+    known = np.isin(counted.steps, e.steps.numbers[e.steps.whole()])
+    logged = {name: e.steps.sums(name) for name in ("useful_tokens", "total_tokens")}
+    logged["order_digest"] = e.steps.digests()
+    for (name, values), must in zip(logged.items(), (counted.useful, counted.total, counted.digests), strict=True):
+        found, expected = values[place[known]], must[known]
+        for wrong in np.flatnonzero(found != expected)[:1]:
+            step, n = counted.steps[known][wrong], int((found != expected).sum())
+            batch = f"the batch has {expected[wrong]} ({n} of {len(found)} steps)"
+            yield f"{name} is {found[wrong]:.0f} at step {step}, {batch}"
+    if len(counted.steps) < len(e.steps.numbers):
+        raise NotCheckedError(f"{len(counted.steps)} of {len(e.steps.numbers)} steps were counted again")
+
+
+@expect("useful_tokens", "above zero in some step", "logs", "invalid")
+def _predicts(e: Evidence) -> Iterator[str]:
+    if len(e.steps) and not e.steps.sums("useful_tokens").any():
+        yield "no step has a label: the run predicts nothing"
+
+
+@expect("useful_tokens of each step", "above zero", "logs", "caution")
+def _labels(e: Evidence) -> Iterator[str]:
+    empty = e.steps.sums("useful_tokens") == 0
+    if 0 < empty.sum() < len(empty):
+        yield f"{empty.sum()} of {len(empty)} steps ({empty.mean():.1%}) have no label"
+
+
+@expect("micro_steps", "passes for the largest share of the global batch", "settings", "invalid")
+def _micro_steps(e: Evidence) -> Iterator[str]:
+    run = e.settings
+    must = np.full(len(e.steps), micro_steps(run.global_batch, run.layout.data_parallel_size, run.micro_batch))
+    if run.arm != OURS:  # of the rank's own rows
+        must = np.ceil(e.steps["rows"] / run.micro_batch)
+    yield from at_step(e.steps, "micro_steps", e.column("micro_steps") != must, must)
+    if run.arm == OURS and (stated := e.get("micro_steps")) is not None and len(must):
+        yield from differ("run.json has micro_steps", stated, int(must[0]))
+
+
+@expect("learning_rate of each step", "that of the schedule", "settings", "invalid", "1e-9 of it")
+def _learning_rate(e: Evidence) -> Iterator[str]:
+    run, numbers = e.own, e.steps.numbers
+    found, steps, shares = e.column("learning_rate"), _budget_steps(e), np.zeros(len(numbers))
+    if steps is None and run.schedule.shape != "constant":
+        if run.budget.useful_tokens is None:
+            raise NotCheckedError("the budget in seconds decides it")
+        before = (e.get("outcome.begins_at_useful_tokens") or 0) + np.cumsum(e.steps.sums("useful_tokens"))
+        share = np.minimum((before - e.steps.sums("useful_tokens")) / run.budget.useful_tokens, 1.0)
+        last_warm = max(run.schedule.warmup_steps - 1, 0)
+        if last_warm not in numbers:
+            raise NotCheckedError("the warm-up was in another run")
+        warm = share[np.searchsorted(numbers, last_warm)]
+        shares = (share - warm) / (1 - warm) if warm < 1 else np.ones(len(share))
+    peak, schedule = run.optimizer.learning_rate, run.schedule
+    rates = [learning_rate(k, steps, peak, schedule, s) for k, s in zip(numbers.tolist(), shares.tolist(), strict=True)]
+    must = np.array(rates)[e.steps.place]
+    yield from at_step(e.steps, "learning_rate", ~np.isclose(found, must, rtol=1e-9, atol=0), must)
+
+
+@expect("grad_norm_clipped", "grad_norm, scaled to at most clip_norm", "settings, same record", "invalid", "1e-4 of it")
+def _clipped(e: Evidence) -> Iterator[str]:
+    limit, norm, clipped = e.own.optimizer.clip_norm, e.column("grad_norm"), e.column("grad_norm_clipped")
+    must = norm if limit is None else norm / np.maximum((norm + 1e-6) / limit, 1)
+    wrong = ~np.isclose(clipped, must, rtol=1e-4, atol=1e-30, equal_nan=True)
+    yield from at_step(e.steps, "grad_norm_clipped", wrong, must)
+
+
+@expect("skipped", "fp16 steps without a finite gradient, never all", "settings, same record", "invalid")
+def _skipped(e: Evidence) -> Iterator[str]:
+    skipped = e.column("skipped") > 0
+    if not skipped.any():
+        return
+    share = f"{skipped.sum()} of {len(skipped)} rows are marked skipped"
+    if skipped.all():
+        yield f"{share}: no step changed a weight"
+    elif not e.row.get("external") and e.own.precision != "fp16":
+        yield f"{share}, but precision {e.own.precision} has no loss scaling"
+    elif (finite := skipped & np.isfinite(e.steps["grad_norm"])).any():
+        yield f"{share}, {finite.sum()} of them with a finite gradient"
+
+
+@expect("skipped", "no step", "logs", "caution")
+def _skips(e: Evidence) -> Iterator[str]:
+    if (skipped := e.steps.largest("skipped") > 0).any():
+        yield f"{skipped.sum()} of {len(skipped)} steps ({skipped.mean():.1%}) were skipped: their gradient overflowed"
+
+
+@expect("loss_scale", "halved by a skipped step, else the same or doubled", "same record", "invalid")
+def _loss_scale(e: Evidence) -> Iterator[str]:
+    scale = e.steps["loss_scale"]
+    if np.isnan(scale).all():
+        return
+    if not e.row.get("external") and e.own.precision != "fp16":
+        yield f"a loss scale, but precision {e.own.precision} has none"
+        return
+    following = (np.diff(e.raw["step"]) == 1) & (np.diff(e.raw["rank"]) == 0) & (np.diff(e.raw["attempt"]) == 0)
+    ratio = e.raw["loss_scale"][1:] / e.raw["loss_scale"][:-1]
+    halved = e.raw["skipped"][:-1] > 0
+    wrong = np.concatenate([[False], following & ~np.where(halved, ratio == 0.5, (ratio == 1) | (ratio == 2))])
+    yield from at_step(
+        e.raw, "loss_scale", wrong, f"half, or one or two times that of the step before ({scale[0]:g} at first)"
+    )
+
+
+def _budget_steps(e: Evidence) -> int | None:
+    """Optimizer steps of the budget, those of earlier runs included; None if tokens or the clock end the run."""
+    run = e.settings
+    if run.budget.kind in ("useful_tokens", "wall_s", "steps"):
+        return steps_of(run.budget, rows_per_epoch=1, global_batch=1, flops_per_row=1)
+    return int(e.recorded("budget_steps"))
+
+
+# -- the record
+
+
+@expect("settings", "those of the run table and of the run id", "plan", "invalid")
+def _settings(e: Evidence) -> Iterator[str]:
+    if e.get("run_id") not in (None, e.row["run_id"]):
+        yield f"run.json is of the run {e.get('run_id')}"
+        return
+    planned, found = e.planned, e.settings
+    if planned is None:
+        raise NotCheckedError("the run table has no settings")
+    if found.identity != planned.identity:
+        there, here = (to_dict(run, science_only=True) for run in (planned, found))
+        names = sorted(k for k in there.keys() | here.keys() if there.get(k) != here.get(k))
+        yield f"the settings in run.json are not those of the run table: {', '.join(names)}"
+
+
+@expect("fields of run.json", "of their type, within what is possible", "record", "invalid")
+def _fields(e: Evidence) -> Iterator[str]:
+    for path, (least, most, whole) in FIELDS.items():
+        if (value := e.get(path)) is None:
+            continue
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or not least <= value <= most or (whole and value != int(value)):
+            yield f"run.json has {path} {value!r}"
+    for path, expected in TEXTS.items():
+        value = e.get(path)
+        if value is not None and not (isinstance(value, str) and re.fullmatch(expected, value)):
+            yield f"run.json has {path} {value!r}"
+
+
+@expect(
+    "parameters", "the weights of the model with the vocabulary of its inputs", "settings, store manifest", "invalid"
+)
+def _parameters(e: Evidence) -> Iterator[str]:
+    stated, model = e.recorded("parameters"), e.settings.model.with_positions(e.settings.sequence_length)
+    if model.transformers is None and e.vocabulary_size is None and model.vocabulary_size is None:
+        none, one = (parameters(model.with_vocabulary(size)) for size in (0, 1))
+        if stated <= none or (stated - none) % (one - none):
+            yield f"parameters are {stated}, which no vocabulary gives: {none} + {one - none} × its size"
+    yield from differ("run.json has parameters", stated, parameters(e.shape))
+
+
+@expect("flops_per_token by each convention", "those of the model", "settings, parameters", "invalid", "1e-9 of it")
+def _flops(e: Evidence) -> Iterator[str]:
+    _ = e.settings
+    ordered = [e.get(f"flops_per_token.{name}") for name in ("causal", "full", "hardware")]
+    if None not in ordered and ordered != sorted(ordered):
+        yield f"run.json has flops_per_token causal, full, hardware {ordered}, which must not decrease"
+        return
+    columns = {"full": "flops_per_token", "causal": "flops_per_token_causal", "hardware": "flops_per_token_hardware"}
+    for name, column in columns.items():
+        stated, counted = e.recorded(f"flops_per_token.{name}"), e.row.get(column)
+        if e.row.get("predicted_parameters_bytes") is None:
+            raise NotCheckedError("the vocabulary size is not at hand")
+        yield from differ(f"run.json has flops_per_token.{name}", stated, counted, 1e-9)
+
+
+@expect("number_format", "that of the precision", "settings", "invalid")
+def _number_format(e: Evidence) -> Iterator[str]:
+    yield from differ("run.json has number_format", e.recorded("number_format"), e.settings.number_format)
+
+
+@expect("device_kind", "cpu if the settings say so", "settings", "invalid")
+def _device(e: Evidence) -> Iterator[str]:
+    if e.settings.device == "cpu":
+        yield from differ("run.json has hardware.device_kind", e.row.get("device_kind"), "cpu")
+
+
+@expect("budget_steps", "steps of the budget", "settings, store", "invalid")
+def _budget(e: Evidence) -> Iterator[str]:
+    run = e.settings
+    if "budget_steps" not in e.record:
+        raise NotCheckedError("run.json does not have it")
+    epoch, flops = math.nan, 1.0
+    if run.budget.kind == "epochs":
+        epoch = math.nan if isinstance(e.counted, str) else e.counted.rows_per_epoch
+        if math.isnan(epoch):
+            raise NotCheckedError("the rows of an epoch are not at hand")
+    if run.budget.kind == "flops":
+        flops = run.sequence_length * (e.row.get("flops_per_token") or math.nan)
+    must = steps_of(run.budget, rows_per_epoch=epoch, global_batch=run.global_batch, flops_per_row=flops)
+    yield from differ("run.json has budget_steps", e.record["budget_steps"], must)
+    if run.budget.useful_tokens is not None and e.row["status"] == "complete" and len(e.steps):
+        useful = e.steps.sums("useful_tokens")
+        done, goal = (e.get("outcome.begins_at_useful_tokens") or 0) + useful.sum(), run.budget.useful_tokens
+        if not done - useful[-1] < goal <= done:
+            yield f"the run ended after {done:.0f} useful tokens, its budget is {goal}"
+
+
+@expect("outcome, attempt, ranks and nodes", "those of the logs", "logs, settings", "invalid")
+def _outcome(e: Evidence) -> Iterator[str]:
+    run = e.settings
+    world, nodes = e.get("hardware.world_size"), e.get("hardware.nodes")
+    if world is not None:
+        yield from differ("run.json has hardware.world_size", world, run.layout.world_size)
+    if nodes is not None and not (isinstance(nodes, list) and len(nodes) <= run.layout.world_size):
+        yield f"run.json has hardware.nodes {nodes!r}"
+    begins, before = e.get("outcome.begins_at"), e.get("outcome.begins_at_useful_tokens")
+    if begins is not None:
+        yield from differ("run.json has outcome.begins_at", begins, start_step(run))
+    if begins == 0 and before:
+        yield f"run.json has outcome.begins_at 0, and outcome.begins_at_useful_tokens {before}"
+    if e.row["status"] == "complete" and e.get("outcome.stopped_at") is not None:
+        yield "run.json has the status complete, and outcome.stopped_at"
+    if len(e.raw):
+        attempt, last, steps = e.get("attempt"), int(e.raw["attempt"].max()), e.get("outcome.steps")
+        if attempt is not None and attempt != last:
+            yield f"run.json is of attempt {attempt}, the last one that logged steps is {last}"
+        if e.row["status"] == "complete" and steps is not None:
+            yield from differ("run.json has outcome.steps", steps, int(e.raw["step"].max()) + 1)
+
+
+@expect("world_size that ranks observed", "that of the layout", "settings", "invalid")
+def _world(e: Evidence) -> Iterator[str]:
+    asked = e.row.get("world_size")
+    seen = sorted({event["world_size"] for event in e.named("run_start") if event["world_size"] is not None})
+    if asked is not None and not seen:
+        yield "no rank reported its start"
+    elif asked is not None and seen != [asked]:
+        yield f"ranks observed world size {', '.join(map(str, seen))}, asked was {asked}"
+
+
+# -- events
+
+
+@expect("steps of validations", "those of the validation settings", "settings", "invalid")
+def _validation_steps(e: Evidence) -> Iterator[str]:
+    policy, numbers = e.own.validation, e.steps.numbers.tolist()
+    if e.row["status"] != "complete" or not numbers:
+        raise NotCheckedError("the run did not end")
+    begin, end, found = start_step(e.own), numbers[-1] + 1, {event["step"] for event in e.named("validation")}
+    must = {k for k in range(begin + 1, end) if policy.every and k % policy.every == 0}
+    must |= ({0} if policy.at_start and begin == 0 else set()) | ({end} if policy.at_end else set())
+    must = must if policy.rows else set()
+    if policy.rows and policy.each_epoch:
+        if isinstance(e.counted, str) or math.isnan(e.counted.rows_per_epoch):
+            raise NotCheckedError("the rows of an epoch are not at hand")
+        epoch = e.counted.rows_per_epoch
+        must |= {k + 1 for k in numbers[:-1] if epoch_ends(k, epoch, e.own.global_batch)}
+    for what, steps in (("no validation", must - found), ("a validation", found - must)):
+        if steps:
+            yield f"{what} at step {min(steps)} ({len(steps)} so), against the validation settings"
+
+
+@expect("rows and useful_tokens of validations", "those of the held-out slice", "settings, held-out store", "invalid")
+def _validation_sizes(e: Evidence) -> Iterator[str]:
+    events = e.named("validation") + e.named("source_validation")
+    for event in events:
+        where, useful = (
+            f"of the {event['event'].replace('_', ' ')} at step {event['step']}",
+            event["useful_tokens"] or 0,
+        )
+        if (event["correct_tokens"] or 0) > useful:
+            yield f"correct_tokens {where} are {event['correct_tokens']}, of {useful} useful tokens"
+            return
+    if not events:
+        return
+    run = e.own
+    for event in events:
+        where = f"of the {event['event'].replace('_', ' ')} at step {event['step']}"
+        corpora = len(run.corpora) if event["event"] == "validation" else 1
+        rows, useful = event["rows"] or 0, event["useful_tokens"] or 0
+        if not isinstance(e.held_out, str):
+            names = list(e.held_out) if event["event"] == "validation" else [event["corpus"]]
+            must = tuple(map(sum, zip(*(e.held_out.get(name, (0, 0)) for name in names), strict=True)))
+            if (rows, useful) != must:
+                slice_has = f"the slice has {must[0]} and {must[1]}"
+                yield f"{where.removeprefix('of the ')} validated on {rows} rows and {useful} useful tokens, {slice_has}"
+                return
+        if rows > run.validation.rows * corpora or useful > rows * run.sequence_length:
+            yield f"{useful} useful tokens in {rows} rows {where}: more than {run.validation.rows} rows a corpus hold"
+            return
+        if (event["correct_tokens"] is not None) != run.validation.accuracy:
+            found = "missing" if run.validation.accuracy else "logged"
+            yield f"correct_tokens {where} are {found}, against the settings"
+            return
+    sizes = {(event["rows"], event["useful_tokens"]) for event in e.named("validation")}
+    if len(sizes) > 1:
+        yield f"validated on {' and '.join(str(n) for _, n in sorted(sizes, key=str))} useful tokens: it is fixed"
+    if isinstance(e.held_out, str):
+        raise NotCheckedError(e.held_out)
+
+
+@expect("bytes of weights, gradients, moments", "those of the rank's share of the model", "settings", "invalid")
+def _memory(e: Evidence) -> Iterator[str]:
+    if not (events := e.named("memory")):
+        raise NotCheckedError("the logs do not have it")
+    run = _with_shape(e)
+    for event in events:
+        of = memory(run, event["rank"], e.row["device_kind"])
+        for kind in ("parameters", "gradients", "optimizer"):
+            if event[f"{kind}_bytes"] is not None and event[f"{kind}_bytes"] != getattr(of, kind):
+                found = f"{kind}_bytes of rank {event['rank']} are {event[f'{kind}_bytes']}"
+                yield f"{found}, its share of the model has {getattr(of, kind)}"
+                return
+
+
+@expect("memory_peak_bytes", "from the model's to the machine's bytes, never falling", "settings, record", "invalid")
+def _peak(e: Evidence) -> Iterator[str]:
+    peak = e.column("memory_peak_bytes")
+    for _, _, rows in e.raw.logs():
+        fell = np.concatenate([[False], np.diff(e.raw["memory_peak_bytes"][rows]) < 0])
+        if fell.any():
+            at = rows.start + int(np.flatnonzero(fell)[0])
+            yield f"memory_peak_bytes falls to {e.raw['memory_peak_bytes'][at]:.0f} at step {e.raw['step'][at]:.0f}"
+            return
+    named = re.search(r"(\d+) ?GB", e.row.get("device") or "")
+    most = int(named[1]) * 1.1e9 if named else e.get("hardware.memory_bytes")
+    if most is not None and (e.row.get("device_kind") == "cpu" or named):
+        yield from at_step(e.steps, "memory_peak_bytes", peak > most, f"at most {most:.0f}")
+    run = _with_shape(e)
+    held = {rank: memory(run, rank, e.row["device_kind"]) for rank in np.unique(e.steps["rank"]).astype(int).tolist()}
+    least = np.array([(m := held[int(rank)]).parameters + m.gradients + m.optimizer for rank in e.steps["rank"]])
+    yield from at_step(e.steps, "memory_peak_bytes", peak < least, least)
+
+
+def _with_shape(e: Evidence) -> RunSettings:
+    """Settings with the model's vocabulary, by the number of parameters where the inputs are not at hand."""
+    shape = find_shape(e.own, e.get("parameters")) if e.vocabulary_size is None else e.shape
+    if shape is None:
+        raise NotCheckedError("the vocabulary size is not at hand")
+    return replace(e.own, model=shape)
+
+
+@expect("step of resume, memory and run_stop", "first and last step of the attempt", "logs", "invalid")
+def _event_steps(e: Evidence) -> Iterator[str]:
+    _ = e.own
+    spans: dict[int, tuple[int, int]] = {}
+    for attempt, _, rows in e.raw.logs():
+        low, high = spans.get(attempt, (1 << 62, -1))
+        steps = e.raw["step"][rows]
+        spans[attempt] = min(low, int(steps.min())), max(high, int(steps.max()))
+    for event in e.events:
+        if (span := spans.get(event["attempt"])) is None or event["step"] is None:
+            continue
+        first, last = span
+        must = {"resume": first, "memory": first, "run_stop": last + (event["status"] != "nonfinite")}
+        if event["event"] in must:
+            yield from differ(
+                f"step of {event['event']} in attempt {event['attempt']}", event["step"], must[event["event"]]
+            )
+
+
+@expect("energy_j", "watts of a device, over the attempt; in run.json, the sum over ranks", "clocks, device", "invalid")
+def _energy(e: Evidence) -> Iterator[str]:
+    joules = [(event["attempt"], event["rank"], event["energy_j"]) for event in e.named("run_stop")]
+    known = [entry for entry in joules if entry[2] is not None]
+    total = e.get("outcome.energy_j")
+    if not known and total is None:
+        return
+    seconds = {(a, r): float(np.ptp(e.raw["t_mono_s"][rows]) + e.raw["step_s"][rows][0]) for a, r, rows in e.raw.logs()}
+    for attempt, rank, energy in known:
+        took = seconds.get((attempt, rank), math.nan)
+        if energy < 0 or energy > MOST_WATTS * (took + 60) or (took > 10 and energy < LEAST_WATTS * took):
+            yield f"energy_j of rank {rank} is {energy:.4g} in {took:.4g} s: {energy / took:.3g} W"
+            return
+    if (
+        total is not None
+        and (of := [energy for attempt, _, energy in joules if attempt == e.get("attempt")])
+        and None not in of
+    ):
+        yield from differ("run.json has outcome.energy_j", total, sum(of), 1e-6)
+    elif total is not None and not known:
+        took = sum(seconds.values())
+        if total > MOST_WATTS * (10 * took + 3600):
+            yield f"run.json has outcome.energy_j {total:.4g} for {took:.4g} s of steps of all ranks"
+
+
+#: seconds of a step, and nats a token, that no training has
+LEAST_S, MOST_S, MOST_NATS = 1e-7, 1e7, 1e5
+#: watts of a device: more than any takes, and less than any running one
+MOST_WATTS, LEAST_WATTS = 3_000, 1
+#: field of run.json → its least and its largest value, and whether it is a whole number
+FIELDS: dict[str, tuple[float, float, bool]] = {
+    "schema": (1, 1, True),
+    "attempt": (0, 1e6, True),
+    "parameters": (1, 1e15, True),
+    "budget_steps": (1, 1e12, True),
+    "micro_steps": (1, 1e9, True),
+    "started_unix_s": (1e9, 1e11, False),
+    **{f"flops_per_token.{name}": (1, 1e17, False) for name in ("full", "causal", "hardware")},
+    "hardware.cores": (1, 1 << 16, True),
+    "hardware.threads_per_rank": (1, 1 << 16, True),
+    "hardware.world_size": (1, 1e7, True),
+    "hardware.memory_bytes": (1 << 26, 1 << 60, True),
+    "hardware.load_average_1min": (0, 1e7, False),
+    "text_lost": (0, 1, False),
+    "text_unknown": (0, 1, False),
+    "launch.share": (1, 1e4, True),
+    "outcome.steps": (0, 1e12, True),
+    "outcome.begins_at": (0, 1e12, True),
+    "outcome.begins_at_useful_tokens": (0, 1e18, True),
+    "outcome.ended_unix_s": (1e9, 1e11, False),
+    "outcome.energy_j": (0, 1e15, False),
+}
+#: field of run.json → pattern of its text
+TEXTS = {
+    "number_format": "fp32|bf16|fp16|fp8",
+    "hardware.device": r"\S.*",
+    "hardware.device_kind": "cpu|cuda|mps|xpu|tpu",
+    "git.commit": "[0-9a-f]{40}|[0-9a-f]{64}",
+    "digest": "[0-9a-f]{64}",
+}
