@@ -429,7 +429,7 @@ def _validation_sizes(e: Evidence) -> Iterator[str]:
             must = tuple(map(sum, zip(*(e.held_out.get(name, (0, 0)) for name in names), strict=True)))
             if (rows, useful) != must:
                 slice_has = f"the slice has {must[0]} and {must[1]}"
-                yield f"{where.removeprefix('of the ')} validated on {rows} rows and {useful} useful tokens, {slice_has}"
+                yield f"{where.removeprefix('of the ')} validated on {rows} rows and {useful} useful, {slice_has}"
                 return
         if rows > run.validation.rows * corpora or useful > rows * run.sequence_length:
             yield f"{useful} useful tokens in {rows} rows {where}: more than {run.validation.rows} rows a corpus hold"
