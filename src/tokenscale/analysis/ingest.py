@@ -335,6 +335,10 @@ def _count_again(evidence: Evidence, run: RunSettings, manifests: Mapping[str, P
 
     Inputs are those of `manifests`, or lie where the workflow writes them below `project`.
     """
+    changes, objectives = "data/batches/objectives.py", Path(__file__).parents[1] / "data/batches/objectives.py"
+    if OBJECTIVES[run.objective].special_ids and (evidence.get("code") or {}).get(changes) != sha256_file(objectives):
+        reason = "the run chose labels by another version of the code"
+        return replace(evidence, counted=reason, held_out=reason)
     found: dict[str, Path] = {}
     reasons: dict[str, str] = {}
     for role, name in list_manifests(run).items():
