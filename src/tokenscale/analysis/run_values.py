@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tokenscale.analysis.clocks import PHASES
 from tokenscale.analysis.expectations import Evidence, NotCheckedError, Steps, at_step, differ, expect
 from tokenscale.analysis.runs import find_shape
 from tokenscale.costs.flops import parameters
