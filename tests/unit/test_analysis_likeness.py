@@ -82,6 +82,9 @@ def test_runs_that_differ_in_the_factor_alone_are_compared():
         ({"device": "A100"}, "device A100 vs GH200"),
         ({"oversubscribed": True}, "oversubscribed True vs False"),
         ({"versions": '{"torch":"2.12.0"}'}, "torch 2.12.0 vs 2.13.0"),
+        ({"environment": '{"OMP_NUM_THREADS":"1"}'}, "environment variable OMP_NUM_THREADS 1 vs 2"),
+        ({"environment": '{"MALLOC_ARENA_MAX":"1","OMP_NUM_THREADS":"2"}'}, "MALLOC_ARENA_MAX 1 vs not set"),
+        ({"environment": '{"NCCL_ALGO":"Ring"}'}, "OMP_NUM_THREADS not set vs 2"),
         ({"model": "llama-1b"}, "model llama-1b vs llama-8b"),
         ({"steps_asked": 200, "science": "t"}, "positions trained on 3,276,800 vs 1,638,400"),
         ({"seed": 5, "science": "t"}, "seed 5 vs 0"),
@@ -89,11 +92,19 @@ def test_runs_that_differ_in_the_factor_alone_are_compared():
     ],
 )
 def test_what_tells_a_run_apart_is_named(change, words):
-    same = {"tokenizer_sha256": "a" * 64}
+    same = {"tokenizer_sha256": "a" * 64, "environment": '{"OMP_NUM_THREADS":"2"}'}
     runs = table(("padded", same), ("packed", same), ("token-list", same | change))
     (found,) = refusals(runs, "approach")
     assert found.run_ids == ("run-2",)
     assert words in found.sentence
+
+
+def test_more_ranks_have_fewer_threads_each_and_that_is_no_difference():
+    one, two = ({"environment": f'{{"OMP_NUM_THREADS":"{threads}"}}', "world_size": 2 // threads} for threads in (2, 1))
+    assert refusals(table(("packed", one), ("packed", two)), "world_size") == []
+    set_ = two | {"environment": '{"MALLOC_ARENA_MAX":"1"}'}
+    assert "MALLOC_ARENA_MAX" in sentences(refusals(table(("packed", one), ("packed", set_)), "world_size"))
+    assert refusals(table(("padded", one), ("packed", {})), "approach") == []  # not recorded
 
 
 def test_settings_without_a_column_are_found_by_their_digest():

@@ -5,7 +5,7 @@ sequence length. All recorded facts of the table `runs` are compared here before
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ VALIDATION_CHANGE = ("sequence_length", "objective", "labels", "eos", "validatio
 #: the columns that are compared, a fourth of the table's
 COMPARED = (
     *("run_id", "validity", "cell", "repeat", "seed", "external", "science", "code_digest", "code", "versions"),
-    *("steps_asked", "validation_tokens"),
+    *("environment", "steps_asked", "validation_tokens"),
     *SETTINGS,
     *PLACES,
     *RANKS,
@@ -112,19 +112,14 @@ def sentences(found: Iterable[Refusal]) -> str:
 
 
 def _of_group(group: pd.DataFrame, rest: str, factor: str) -> list[Refusal]:
-    levels = group["cell"].map(lambda cell: _level(cell, factor)) + group["external"].map({True: " (external)"}).fillna(
-        ""
-    )
-    wanted, section = _wanted(group, factor), factor.split(".")[0]
-    same_slice = section not in VALIDATION_CHANGE
-    alike = _filled({row.Index: _facts(row, wanted, same_slice=same_slice) for row in group.itertuples()})
-    stays, others = _parted(alike, levels)
+    outside = group["external"].map({True: " (external)", False: ""})
+    levels = group["cell"].map(lambda cell: _level(cell, factor)) + outside
+    alike = _filled(_facts(group, factor))
+    stays, left = _parted(alike, levels)
     found = []
-    if others:
-        left = [i for part in others for i in part]
+    if left:
         where = ", ".join(dict.fromkeys(levels[left])) + (f" at {rest}" if rest else "")
-        differs = _against(alike, stays, left) if stays else _each(alike, levels)
-        found.append(Refusal(tuple(group.loc[left, "run_id"]), where, differs))
+        found.append(Refusal(tuple(group.loc[left, "run_id"]), where, _differences(alike, stays, levels)))
     return found + _digests(group.loc[stays], factor)
 
 
@@ -132,10 +127,12 @@ def _wanted(group: pd.DataFrame, factor: str) -> dict[str, str]:
     """The columns to hold against each other, with their names."""
     section = factor.split(".")[0]
     free = () if factor in LEVELS else FOLLOWING.get(section, (section,))
+    ours = group[~group["external"]]
+    same_science = (ours.groupby("repeat")["science"].nunique() <= 1).all()
     if factor in RANKS_CHANGE and _weak(group):
         free = ("global_batch", "positions")
-    elif factor in LEVELS and _own_steps(group[~group["external"]]):
-        free = ("positions",)
+    elif factor in LEVELS and same_science and ours["positions"].nunique() > 1:
+        free = ("positions",)  # an equal budget of tokens or seconds is a number of steps for each approach
     wanted = {**SETTINGS, **PLACES, **({} if factor in RANKS_CHANGE else RANKS)}
     return {column: name for column, name in wanted.items() if column in group and column not in free}
 
@@ -146,75 +143,74 @@ def _weak(group: pd.DataFrame) -> bool:
     return group["global_batch"].nunique() > 1 and rows.nunique() == 1
 
 
-def _own_steps(ours: pd.DataFrame) -> bool:
-    """Do runs of equal settings train on unequal positions? An equal budget of tokens or seconds is a number of steps
-    for each approach."""
-    equal = (ours.groupby("repeat")["science"].nunique() <= 1).all()
-    return bool(equal and ours["positions"].nunique() > 1)
+def _facts(group: pd.DataFrame, factor: str) -> dict[Any, dict[str, Any]]:
+    """Return index → name → value of the facts that a row states.
 
-
-def _facts(row: Any, wanted: Mapping[str, str], *, same_slice: bool) -> dict[str, Any]:
-    """Return name → value of the facts that a row states.
-
-    Among them are versions of packages, the hashes of the run's own source files (runs that import different files
-    share the facts of those that both import), and with `same_slice` the tokens that it validated on, which may differ
-    between repeats where labels are drawn.
+    Among them are versions of packages, environment variables (of threads only where all have as many ranks), the
+    hashes of the run's own source files (runs that import different files share the facts of those that both import),
+    and the tokens that it validated on, which may differ between repeats where labels are drawn.
     """
-    stated = {name: getattr(row, column) for column, name in wanted.items()}
-    if not row.external:
-        packages = json.loads(row.versions) if isinstance(row.versions, str) else {}
-        packages.pop("tokenscale", None)
-        code = getattr(row, "code", None)
-        files = json.loads(code) if isinstance(code, str) else {}
-        stated |= packages | {f"source file {name}": sha256 for name, sha256 in files.items()}
-        if same_slice:
-            stated[f"useful tokens validated on in repeat {row.repeat}"] = getattr(row, "validation_tokens", None)
-    return {name: value for name, value in stated.items() if not pd.isna(value)}
+    wanted, found = _wanted(group, factor), {}
+    for row in group.itertuples():
+        stated = {name: getattr(row, column) for column, name in wanted.items()}
+        if not row.external:
+            stated |= {name: value for name, value in _decoded(row, "versions").items() if name != "tokenscale"}
+            stated |= {f"source file {name}": sha256 for name, sha256 in _decoded(row, "code").items()}
+            if factor.split(".")[0] not in VALIDATION_CHANGE:
+                stated[f"useful tokens validated on in repeat {row.repeat}"] = getattr(row, "validation_tokens", None)
+        found[row.Index] = {name: value for name, value in stated.items() if not pd.isna(value)}
+    environments = {
+        row.Index: set_ for row in group.itertuples() if not row.external and (set_ := _decoded(row, "environment"))
+    }
+    for name in sorted({name for set_ in environments.values() for name in set_}):
+        if factor not in RANKS_CHANGE or not name.endswith("_NUM_THREADS"):
+            for i, set_ in environments.items():
+                found[i][f"environment variable {name}"] = set_.get(name, "not set")
+    return found
+
+
+def _decoded(row: Any, column: str) -> dict[str, Any]:
+    """The JSON object of a column; empty where it is not recorded."""
+    text = getattr(row, column, None)
+    return json.loads(text) if isinstance(text, str) else {}
 
 
 def _filled(facts: dict[Any, dict[str, Any]]) -> dict[Any, tuple[tuple[str, Any], ...]]:
     """Index → all facts that not all runs share; what a run does not state is as most of the others have it."""
-    names = dict.fromkeys(name for stated in facts.values() for name in stated)
-    values = {name: [stated[name] for stated in facts.values() if name in stated] for name in names}
+    values: dict[str, list] = {}
+    for stated in facts.values():
+        for name, value in stated.items():
+            values.setdefault(name, []).append(value)
     varied = {name: max(v, key=v.count) for name, v in values.items() if len(set(v)) > 1}
     return {i: tuple((name, stated.get(name, most)) for name, most in varied.items()) for i, stated in facts.items()}
 
 
-def _parted(alike: dict[Any, Any], levels: pd.Series) -> tuple[list, list[list]]:
-    """(the part that stays, empty where none does, and the other parts), each a list of indices."""
+def _parted(alike: dict[Any, Any], levels: pd.Series) -> tuple[list, list]:
+    """(indices of the part that stays, empty where none does, and of the others)."""
     parts: dict[Any, list] = {}
     for i, facts in alike.items():
         parts.setdefault(facts, []).append(i)
-    least = min(2, levels.nunique())
-    first, *others = sorted(parts.values(), key=lambda part: _size(levels, part), reverse=True)
-    if not others or (_size(levels, first) > _size(levels, others[0]) and levels[first].nunique() >= least):
-        return first, others
-    return [], [first, *others]
+    sizes = {facts: (levels[part].nunique(), len(part)) for facts, part in parts.items()}
+    first, *others = sorted(parts, key=lambda facts: sizes[facts], reverse=True)
+    alone = not others or (sizes[first] > sizes[others[0]] and sizes[first][0] >= min(2, levels.nunique()))
+    return (parts[first] if alone else []), [i for facts in ([] if alone else [first]) + others for i in parts[facts]]
 
 
-def _size(levels: pd.Series, part: list) -> tuple[int, int]:
-    return levels[part].nunique(), len(part)
-
-
-def _against(alike: dict[Any, Any], stays: list, left: list) -> tuple[str, ...]:
-    """What tells runs from those that stay: `sequence_length 4096 vs 2048`."""
-    found = []
-    for name, value in alike[stays[0]]:
-        other = dict.fromkeys(_text(dict(alike[i])[name]) for i in left)
-        other.pop(_text(value), None)
-        if other:
-            found.append(f"{name} {', '.join(other)} vs {_text(value)}")
-    return tuple(found)
-
-
-def _each(alike: dict[Any, Any], levels: pd.Series) -> tuple[str, ...]:
-    """What tells all from each other: `sequence_length 4096 (padding-free) vs 2048 (token-list)`."""
+def _differences(alike: dict[Any, Any], stays: list, levels: pd.Series) -> tuple[str, ...]:
+    """What tells runs from those that stay: `sequence_length 4096 vs 2048`; where none does, all from each other:
+    `sequence_length 4096 (padding-free) vs 2048 (token-list)`."""
     values: dict[str, dict[str, dict[str, None]]] = {}
     for i, facts in alike.items():
         for name, value in facts:
             values.setdefault(name, {}).setdefault(_text(value), {})[levels[i]] = None
-    sides = {name: [f"{value} ({', '.join(of)})" for value, of in found.items()] for name, found in values.items()}
-    return tuple(f"{name} {' vs '.join(differing)}" for name, differing in sides.items())
+    found = []
+    kept = {name: _text(value) for name, value in alike[stays[0]]} if stays else {}
+    for name, of in values.items():
+        if not stays:
+            found.append(f"{name} " + " vs ".join(f"{value} ({', '.join(where)})" for value, where in of.items()))
+        elif others := [value for value in of if value != kept[name]]:
+            found.append(f"{name} {', '.join(others)} vs {kept[name]}")
+    return tuple(found)
 
 
 def _digests(group: pd.DataFrame, factor: str) -> list[Refusal]:

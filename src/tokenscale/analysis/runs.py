@@ -1,6 +1,7 @@
 """One row of the table `runs`, from a run's settings, its record and its launcher; also of other programs' runs."""
 
 import math
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from tokenscale.settings.run import (
 
 Row = dict[str, Any]
 
+#: environment variables that say where a run is, or where it writes
+_PLACE_VARIABLES = re.compile("RANK$|LOCAL_RANK$|WORLD_SIZE$|MASTER_|SLURM_|CUDA_VISIBLE_DEVICES$|.*(FILE|DIR|PATH)$")
 #: convention, as a record names it → column
 FLOPS = {
     "full": "flops_per_token",
@@ -138,6 +141,7 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         "git_commit": git.get("commit"),
         "git_dirty": git.get("dirty"),
         "versions": canonical_json(record.get("versions") or {}),
+        "environment": _environment(record),
         "seal": record.get("seal"),
         **_inputs(record),
     }
@@ -238,6 +242,14 @@ def _code(record: Row) -> str | None:
     if not isinstance(files, dict) or not files:
         return None
     return canonical_json({str(name): str(sha256)[:12] for name, sha256 in files.items()})
+
+
+def _environment(record: Row) -> str | None:
+    """Return the environment variables of a run that may change its times or numbers, as JSON; not which run it is."""
+    found = record.get("environment")
+    if not isinstance(found, dict):
+        return None
+    return canonical_json({str(k): str(v) for k, v in found.items() if not _PLACE_VARIABLES.match(str(k))})
 
 
 def _number(value: Any) -> float | None:

@@ -139,6 +139,7 @@ TABLES: dict[str, dict[str, str]] = {
         "git_commit": "VARCHAR",
         "git_dirty": "BOOLEAN",
         "versions": "VARCHAR",  # canonical JSON: package → version
+        "environment": "VARCHAR",  # canonical JSON: variable → value, of those that may change times or numbers
         "started_unix_s": "DOUBLE",
         "stopped_unix_s": "DOUBLE",
         "seal": "VARCHAR",
