@@ -4,7 +4,6 @@ import math
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from tokenscale.analysis import tables

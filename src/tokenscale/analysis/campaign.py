@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenscale.analysis.clocks import CLOCK_S
+from tokenscale.analysis.expectations import Evidence, NotCheckedError, expect, judge_together
 from tokenscale.analysis.statistics import LEVEL, Summary, spread_of_pairs, summary
 
 #: up to so many runs every order is tried, else so many random ones
@@ -154,14 +155,13 @@ def _positive(values: Sequence[float]) -> np.ndarray:
 
 
 Row = dict[str, Any]
+Found = Iterator[tuple[str, str]]
 
-#: timings of a step that the host's clock gives
+#: fields that differ between logs: timings of a step that the host's clock gives, and the loss of runs of other seeds
 TIMED = ("step_s", "data_wait_s", "own_s", "forward_s", "backward_s", "optimizer_s")
-#: fewest steps that can show a copy, and the share of them that does
-FEWEST, COPIED = 4, 0.5
-#: share of a log's timings that must differ from each other, so that equal ones mean something
-DISTINCT = 0.9
-#: timings kept of each log and field: within a run, and of all runs of an experiment
+#: fewest steps that can show a copy, the share of them that does, and the share of values that differ inside a log
+FEWEST, COPIED, DISTINCT = 4, 0.5, 0.9
+#: values kept of each log and field: within a run, and of all runs of an experiment
 OF_LOG, OF_RUN = 4096, 256
 #: of order digests (data/order/permutation.py)
 MODULUS = 1 << 52
@@ -169,13 +169,19 @@ MODULUS = 1 << 52
 FIRST_STEPS, STRIDE = 256, 64
 #: approaches whose batches are equal: the online one and its offline twin
 TWINS = {"pretokenized-padded": "padded", "token-list": "padding-free"}
-#: standard errors by which a run's share of useful tokens may differ from its store's (of documents whose lengths
-#: vary by as much as they are long)
-STORE_ERRORS = 6.0
+#: relative difference of losses of the same weights on the same text that another order of sums makes, by precision:
+#: 5e-8 was measured in fp32 between parallel layouts
+SAME_LOSS, SAME_LOSS_16 = 1e-6, 2e-3
+#: how far a run's loss lies from its repeats': so many spreads of theirs, and least ratio
+LOSS_SPREADS, LOSS_RATIO = 6.5, 1.1
+#: ratio of losses → what they are in
+UNITS = {1 / math.log(2): "bits", 1 / math.log(10): "decimal digits", math.log(2): "nats beside bits"}
+#: seconds that wall clocks of one machine may overlap by without a run having company
+WALL_S = 2.0
 
 
-class Timings:
-    """Distinct timings of logs, by field, to find logs that repeat another one's.
+class Values:
+    """Distinct values of logs, by field, to find logs that repeat another one's.
 
     Clocks count nanoseconds, so that two logs share hardly any value. Two that share half of the values of any one
     field are copies, whatever was shifted, renumbered or edited in the other fields. A field whose values repeat inside
@@ -183,12 +189,12 @@ class Timings:
     """
 
     def __init__(self, size: int, fields: tuple[str, ...] = TIMED):
-        self._size, self._fields = size, fields
+        self._size = size
         self._kept: dict[str, dict[str, np.ndarray]] = {field: {} for field in fields}
 
     def add(self, name: str, rows: pa.Table) -> None:
         """Add the step rows of one log."""
-        for field in self._fields:
+        for field, logs in self._kept.items():
             values = np.asarray(rows[field].to_numpy(), dtype=float)
             values = values[np.isfinite(values) & (values > 0)]
             distinct = np.unique(values)
@@ -200,147 +206,291 @@ class Timings:
             bits = distinct.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
             kept = distinct[(bits >> np.uint64(40)) % np.uint64(every) == 0]
             if len(kept) >= FEWEST:
-                self._kept[field][name] = kept
+                logs[name] = kept
 
-    def find_copies(self) -> dict[tuple[str, str], tuple[str, int, int]]:
-        """(log, other log that was added before) → (field, values that both have, values compared)."""
-        found: dict[tuple[str, str], tuple[str, int, int]] = {}
-        for field, logs in self._kept.items():
-            names = list(logs)
-            if len(names) < 2:
-                continue
-            values = np.concatenate([logs[name] for name in names])
-            owner = np.repeat(np.arange(len(names)), [len(logs[name]) for name in names])
-            order = np.lexsort((owner, values))
-            values, owner = values[order], owner[order]
-            same = np.flatnonzero(np.diff(values) == 0)
-            for (one, other), n in Counter(zip(owner[same + 1].tolist(), owner[same].tolist(), strict=True)).items():
-                compared = min(len(logs[names[one]]), len(logs[names[other]]))
-                if n >= COPIED * compared:
-                    found.setdefault((names[one], names[other]), (field, n, compared))
-        return found
+    def find_copies(self, field: str) -> Iterator[tuple[str, str, str]]:
+        """(log, other log that was added before, words) of the logs that share values of a field."""
+        logs = self._kept[field]
+        names = list(logs)
+        values = np.concatenate([*logs.values(), np.zeros(0)])
+        owner = np.repeat(np.arange(len(names)), [len(logs[name]) for name in names])
+        order = np.lexsort((owner, values))
+        same = np.flatnonzero(np.diff(values[order]) == 0)
+        pairs = zip(owner[order][same + 1].tolist(), owner[order][same].tolist(), strict=True)
+        for (one, other), n in sorted(Counter(pairs).items()):
+            compared = min(len(logs[names[one]]), len(logs[names[other]]))
+            if n >= COPIED * compared:
+                yield names[one], names[other], f"{n} of {compared} values of {field} are equal"
 
 
 def find_copied_logs(logs: Mapping[str, pa.Table]) -> list[str]:
     """Return which logs of one run (name → step rows) repeat the timings of another one, in words."""
-    if len(logs) < 2:
-        return []
-    timings = Timings(OF_LOG)
+    values = Values(OF_LOG)
     for name, rows in logs.items():
-        timings.add(name, rows)
-    return [
-        f"{name} is a copy of {other}: {n} of {compared} values of {field} are equal"
-        for (name, other), (field, n, compared) in sorted(timings.find_copies().items())
-    ]
+        values.add(name, rows)
+    found = {(one, other): words for field in reversed(TIMED) for one, other, words in values.find_copies(field)}
+    return [f"{one} is a copy of {other}: {words}" for (one, other), words in sorted(found.items())]
 
 
 class Siblings:
     """What is kept of each run of an experiment while its tables are written, to compare the runs at the end."""
 
     def __init__(self) -> None:
-        self._timings = Timings(OF_RUN, ("step_s", "own_s"))
-        self._counts: dict[str, np.ndarray] = {}
-        self._totals: dict[str, tuple[int, int, int]] = {}
-        self._clocks: dict[str, list[tuple[float, str, float]]] = defaultdict(list)
+        self.values = Values(OF_RUN, ("step_s", "own_s", "loss_sum", "order_digest"))
+        #: run → rows of (step, order digest, useful tokens), and mean loss of its last third of steps
+        self.counts: dict[str, np.ndarray] = {}
+        self.losses: dict[str, float] = {}
+        #: run → loss of the validation before step 0
+        self.first_validation: dict[str, float] = {}
+        #: boot → (monotonic start, run, wall clock ahead of it)
+        self.clocks: dict[str, list[tuple[float, str, float]]] = defaultdict(list)
+        #: run → (boot, begin, end on its monotonic clock), and its begin and end on the wall clock
+        self.times: dict[str, list[tuple[str, float, float]]] = defaultdict(list)
+        #: rows of the tables `runs`, of valid and suspect runs, and `stores`, by the SHA-256 of their manifests
+        self.rows: dict[str, Row] = {}
+        self.stores: dict[str, Row] = {}
 
     def add(self, run_id: str, steps: pa.Table, events: pa.Table) -> None:
         """Add the merged step rows and the events of one run."""
         if len(steps):
             ranks = steps["rank"].to_numpy()
             for rank in np.unique(ranks).tolist():
-                self._timings.add(f"{run_id} rank {rank}", steps.filter(pa.array(ranks == rank)))
-            self._counts[run_id] = _count_tokens(steps)
-            useful, total, rows = (
-                pc.sum(steps[name]).as_py() or 0 for name in ("useful_tokens", "total_tokens", "rows")
-            )
-            self._totals[run_id] = useful, total, rows
-        starts = events.filter(pc.equal(events["event"], "run_start"))
-        for row in starts.select(["boot", "t_unix_s", "t_mono_s"]).to_pylist():
-            if row["boot"] and row["t_unix_s"] is not None and row["t_mono_s"] is not None:
-                self._clocks[row["boot"]].append((row["t_mono_s"], run_id, row["t_unix_s"] - row["t_mono_s"]))
+                self.values.add(f"{run_id} rank {rank}", steps.filter(pa.array(ranks == rank)))
+            self.counts[run_id] = _count_tokens(steps)
+            last = steps.filter(pc.greater_equal(steps["step"], 2 * (pc.max(steps["step"]).as_py() + 1) // 3))
+            loss, useful = (pc.sum(last[name]).as_py() or 0 for name in ("loss_sum", "useful_tokens"))
+            if loss > 0 and useful > 0 and not last["loss_sum"].null_count:
+                self.losses[run_id] = loss / useful
+        columns = ("event", "attempt", "rank", "step", "boot", "t_unix_s", "t_mono_s", "loss_sum", "useful_tokens")
+        rows = events.select(columns).to_pylist()
+        for row in rows:
+            if row["event"] == "validation" and row["step"] == 0 and row["loss_sum"] and row["useful_tokens"]:
+                self.first_validation[run_id] = row["loss_sum"] / row["useful_tokens"]
+        boots = {(row["attempt"], row["rank"]): row["boot"] for row in rows if row["event"] == "run_start"}
+        spans: dict[tuple[int, str], list[float]] = defaultdict(list)
+        ended = steps.group_by(["attempt", "rank"]).aggregate([("t_mono_s", "max")]).to_pylist()
+        rows += [row | {"event": "step", "t_mono_s": row["t_mono_s_max"]} for row in ended]
+        for row in rows:
+            if (boot := boots.get((row["attempt"], row["rank"]))) and row["t_mono_s"] is not None:
+                spans[row["attempt"], boot].append(row["t_mono_s"])
+                if row["event"] == "run_start" and row["t_unix_s"] is not None:
+                    self.clocks[boot].append((row["t_mono_s"], run_id, row["t_unix_s"] - row["t_mono_s"]))
+        self.times[run_id] = [(boot, min(times), max(times)) for (_, boot), times in spans.items()]
 
     def judge(self, runs: list[Row], stores: Iterable[Row]) -> list[Row]:
         """Return the rows of the table `runs` with validity and reasons after comparison with each other."""
-        counted = {row["run_id"]: row for row in runs if row["validity"] in ("valid", "suspect")}
-        invalid: dict[str, dict[str, None]] = defaultdict(dict)
-        suspect: dict[str, dict[str, None]] = defaultdict(dict)
-        for (one, other), (field, n, compared) in sorted(self._timings.find_copies().items()):
+        self.rows = {row["run_id"]: row for row in runs if row["validity"] in ("valid", "suspect")}
+        self.stores = {store["manifest_sha256"]: store for store in stores if store.get("manifest_sha256")}
+        found = judge_together(self, [row["run_id"] for row in runs])
+        return [found[row["run_id"]].add_to(row) for row in runs]
+
+    def groups(self, *columns: str) -> Iterator[list[str]]:
+        """Ids of our own counted runs, by what their rows have in these columns."""
+        found: dict[tuple, list[str]] = defaultdict(list)
+        for run_id, row in self.rows.items():
+            if not row["external"]:
+                found[tuple(row[column] for column in columns)].append(run_id)
+        yield from found.values()
+
+    def find_copies(self, field: str) -> Iterator[tuple[str, str, str]]:
+        """(run, other run, words) of runs with logs that share values; of one run's own see `find_copied_logs`."""
+        for one, other, words in self.values.find_copies(field):
             a, b = one.partition(" ")[0], other.partition(" ")[0]
-            if a != b:  # of one run's own logs see `find_copied_logs`
-                for run_id, of in ((a, b), (b, a)):
-                    invalid[run_id][f"a copy of run {of}: {n} of {compared} values of {field} are equal"] = None
-        for run_id, text in self._find_other_counts(counted):
-            invalid[run_id][text] = None
-        for run_id, text in self._find_other_shares(counted, stores):
-            invalid[run_id][text] = None
-        for run_id, text in self._find_clocks_ahead():
-            suspect[run_id][text] = None
-        return [_add_reasons(row, [*invalid[row["run_id"]]], [*suspect[row["run_id"]]]) for row in runs]
+            if a != b:
+                yield a, b, words
 
-    def _find_other_counts(self, runs: Mapping[str, Row]) -> list[tuple[str, str]]:
-        """Equal order digests are equal samples, which have equal numbers of useful tokens."""
-        groups: dict[tuple, list[str]] = defaultdict(list)
-        for run_id, row in runs.items():
-            if run_id in self._counts and not row["external"]:
-                family = TWINS.get(row["approach"], row["approach"])
-                storage = "" if row["approach"] in TWINS else row["storage"]
-                groups[family, row["factors"], storage, row["science"], row["repeat"]].append(run_id)
-        found = []
-        for ids in groups.values():
-            texts: dict[str, str] = {}
-            by_batch: dict[tuple[float, float], dict[str, float]] = defaultdict(dict)
-            for run_id in ids:
-                for step, digest, useful in self._counts[run_id].tolist():
-                    by_batch[step, digest][run_id] = useful
-            for (step, _), of in by_batch.items():
-                if len(set(of.values())) < 2:
-                    continue
-                (most, n), *others = Counter(of.values()).most_common()
-                alone = not others or n > others[0][1]
-                for run_id, useful in of.items():
-                    if alone and useful == most:
-                        continue
-                    other = next(i for i, count in of.items() if count != useful)
-                    texts.setdefault(
-                        run_id,
-                        f"{useful:.0f} useful tokens at step {step:.0f}, where {other} has {of[other]:.0f} in the same "
-                        "samples (equal order digest)",
-                    )
-            found += list(texts.items())
-        return found
+    def family(self, run_id: str) -> tuple:
+        """What runs share whose batches are equal: the approach or its twin, and the storage of one without a twin."""
+        row = self.rows[run_id]
+        twin = TWINS.get(row["approach"], row["approach"])
+        return twin, "" if row["approach"] in TWINS else row["storage"]
 
-    def _find_other_shares(self, runs: Mapping[str, Row], stores: Iterable[Row]) -> list[tuple[str, str]]:
-        """The share of useful tokens of a run is its store's, as far as so many rows can tell. Targets of pairs are
-        a part of what a store counts, so that their share is at most the store's."""
-        shares = {
-            s["manifest_sha256"]: s["useful_tokens"] / s["total_tokens"]
-            for s in stores
-            if s.get("manifest_sha256") and s.get("useful_tokens") and s.get("total_tokens")
-        }
-        found = []
-        for run_id, row in runs.items():
-            share, counts = shares.get(row["store_sha256"]), self._totals.get(run_id)
-            if share is None or counts is None or row["mixture"] or row["objective"] != "causal":
+
+@expect(
+    "timings and losses of steps", "not those of another run", "other runs", "invalid", "half of them", between=True
+)
+def _find_copied_runs(siblings: Siblings) -> Found:
+    """Runs of one seed and one family of batches may have equal losses; equal timings no two runs have."""
+    for field in ("step_s", "own_s", "loss_sum"):
+        for a, b, words in siblings.find_copies(field):
+            rows = [siblings.rows[run_id] for run_id in (a, b) if run_id in siblings.rows]
+            if field == "loss_sum" and (
+                len(rows) < 2
+                or any(row["external"] for row in rows)
+                or (rows[0]["seed"] == rows[1]["seed"] and siblings.family(a)[0] == siblings.family(b)[0])
+            ):
                 continue
-            useful, total, rows = counts
-            excess = useful / total / share - 1 if total else 0.0
-            if rows and (excess if row["labels"] == "target" else abs(excess)) > STORE_ERRORS / rows**0.5:
-                text = f"{100 * useful / total:.1f} % of its tokens are useful, {100 * share:.1f} % of its store's"
-                found.append((run_id, text))
-        return found
+            yield a, f"a copy of run {b}: {words}"
+            yield b, f"a copy of run {a}: {words}"
 
-    def _find_clocks_ahead(self) -> list[tuple[str, str]]:
-        """The wall clock of one boot goes ahead of the monotonic one (while the machine sleeps), never back."""
-        found = []
-        for starts in self._clocks.values():
-            least = float("inf")
-            for _, run_id, offset in sorted(starts, reverse=True):
-                if offset > least + CLOCK_S:
-                    found.append(
-                        (run_id, f"its wall clock is {offset - least:.4g} s ahead of later runs' on this machine")
-                    )
-                least = min(least, offset)
-        return found
+
+@expect("useful tokens of a step", "those of a run with its samples", "other runs", "invalid", between=True)
+def _find_other_counts(siblings: Siblings) -> Found:
+    """Equal order digests are equal samples, which have equal numbers of useful tokens."""
+    for ids in siblings.groups("factors", "science", "repeat"):
+        by_batch: dict[tuple, dict[str, float]] = defaultdict(dict)
+        for run_id in ids:
+            for step, digest, useful in siblings.counts.get(run_id, np.zeros((0, 3))).tolist():
+                by_batch[siblings.family(run_id), step, digest][run_id] = useful
+        named = set()
+        for (_, step, _), of in by_batch.items():
+            (most, n), *others = Counter(of.values()).most_common()
+            alone = not others or n > others[0][1]
+            for run_id, useful in of.items():
+                if run_id in named or (alone and useful == most):
+                    continue
+                named.add(run_id)
+                other = next(i for i, count in of.items() if count != useful)
+                yield (
+                    run_id,
+                    f"{useful:.0f} useful tokens at step {step:.0f}, where {other} has {of[other]:.0f} in the same "
+                    "samples (equal order digest)",
+                )
+
+
+@expect("order of samples", "another one in each step and each repeat", "other runs", "suspect", between=True)
+def _find_repeated_orders(siblings: Siblings) -> Found:
+    """A digest is made from the step and the samples of its slots: no two steps of a run have the same."""
+    known = {run_id: counts for run_id in siblings.rows if len(counts := siblings.counts.get(run_id, ()))}
+    if not known:
+        raise NotCheckedError("no log holds order digests")
+    for run_id, counts in known.items():
+        if repeated := len(counts) - len(np.unique(counts[:, 1])):
+            yield run_id, f"{repeated} of {len(counts)} steps have the samples of another step (equal order digest)"
+    for a, b, words in siblings.find_copies("order_digest"):
+        if a in known and b in known and siblings.rows[a]["seed"] != siblings.rows[b]["seed"]:
+            for run_id, other in ((a, b), (b, a)):
+                yield run_id, f"it trained on the samples of run {other}, which has another seed: {words}"
+
+
+@expect(
+    "validation before step 0",
+    "equal in all approaches of a repeat",
+    "other runs",
+    "suspect",
+    f"{SAME_LOSS:g} in fp32, {SAME_LOSS_16:g} in 16-bit formats",
+    between=True,
+)
+def _find_other_first_validations(siblings: Siblings) -> Found:
+    """Equal weights have equal losses on equal text."""
+    for ids in siblings.groups("science", "arm", "precision", "validation_store_sha256", "validation_tokens"):
+        losses = {run_id: siblings.first_validation[run_id] for run_id in ids if run_id in siblings.first_validation}
+        if not losses:
+            continue
+        median = sorted(losses.values())[len(losses) // 2]
+        limit = SAME_LOSS if siblings.rows[ids[0]]["precision"] == "fp32" else SAME_LOSS_16
+        if len(losses) == 2:  # which of the two is right, nobody knows
+            median = sum(losses.values()) / 2
+        for run_id, loss in losses.items():
+            if abs(loss / median - 1) > limit / 2:
+                other = min((i for i in losses if i != run_id), key=lambda i: abs(losses[i] - median))
+                yield run_id, f"its validation before step 0 gave {loss:.6g}, that of {other} {losses[other]:.6g}"
+
+
+@expect(
+    "loss in the last third of the steps",
+    "near that of its repeats",
+    "other runs",
+    "suspect",
+    f"{LOSS_SPREADS:g} spreads of theirs and {LOSS_RATIO:g}×",
+    between=True,
+)
+def _find_outlying_losses(siblings: Siblings) -> Found:
+    """A loss in other units, below what any repeat reached, or diverged. Two runs do not say which is wrong."""
+    for ids in siblings.groups("factors", "approach", "storage", "science_per_rank", "global_batch", "steps_asked"):
+        losses = {run_id: math.log(siblings.losses[run_id]) for run_id in ids if run_id in siblings.losses}
+        for run_id, loss in losses.items() if len(losses) > 2 else ():
+            others = np.array([value for other, value in losses.items() if other != run_id])
+            middle = float(np.median(others))
+            spread = math.sqrt(math.pi / 2) * float(np.abs(others - middle).mean())
+            if abs(loss - middle) <= max(LOSS_SPREADS * spread, math.log(LOSS_RATIO)):
+                continue
+            ratio = math.exp(loss - middle)
+            unit = next((f", as in {unit}" for of, unit in UNITS.items() if abs(ratio / of - 1) < 0.03), "")
+            words = (
+                "is below what any of its repeats reached" if ratio < 1 else "is above that of its repeats (diverged?)"
+            )
+            yield run_id, f"its loss {words}: {ratio:.3g} × theirs in the last third of the steps{unit}"
+
+
+@expect("validation", "on held-out text", "store manifest", "invalid", between=True)
+def _find_training_splits(siblings: Siblings) -> Found:
+    """The rows validated on are those of a store of another split than the training's."""
+    for run_id, row in siblings.rows.items():
+        sha256 = row["validation_store_sha256"]
+        if sha256 and (sha256 == row["store_sha256"] or siblings.stores.get(sha256, {}).get("split") == "train"):
+            yield run_id, "it validated on text of the training split"
+
+
+@expect("validation loss", "not the training loss of a step beside it", "the run's own steps", "invalid", "1e-9")
+def _find_training_losses(evidence: Evidence) -> Iterator[str]:
+    """After step 0, where a model that knows nothing may have the same loss on any text."""
+    if not len(evidence.steps):
+        return
+    loss, useful = (evidence.steps.sums(name) for name in ("loss_sum", "useful_tokens"))
+    mean = dict(zip(evidence.steps.numbers.tolist(), (loss / np.maximum(useful, 1)).tolist(), strict=True))
+    for event in evidence.events:
+        if event["event"] != "validation" or not (event["step"] and event["loss_sum"] and event["useful_tokens"]):
+            continue
+        value = event["loss_sum"] / event["useful_tokens"]
+        for step in (event["step"] - 1, event["step"]):
+            if abs(mean.get(step, math.inf) / value - 1) < 1e-9:
+                yield f"the validation loss at step {event['step']} is the training loss of step {step}"
+                return
+
+
+@expect("wall clock", "not ahead of later runs' on one boot", "other runs", "suspect", f"{CLOCK_S:g} s", between=True)
+def _find_clocks_ahead(siblings: Siblings) -> Found:
+    """The wall clock of one boot goes ahead of the monotonic one (while the machine sleeps), never back."""
+    for starts in siblings.clocks.values():
+        least = float("inf")
+        for _, run_id, offset in sorted(starts, reverse=True):
+            if offset > least + CLOCK_S:
+                yield run_id, f"its wall clock is {offset - least:.4g} s ahead of later runs' on this machine"
+            least = min(least, offset)
+
+
+@expect("time of a run", "no other run of the experiment on its machine", "other runs", "suspect", between=True)
+def _find_overlaps(siblings: Siblings) -> Found:
+    """Runs of one boot by its monotonic clock; of nodes that state no boot by the wall clock. Runs that the launcher
+    lets share a node are no surprise, and what runs of other experiments did at the time is not known here."""
+    spans: dict[tuple[str, str], list[tuple[float, float, str]]] = defaultdict(list)
+    for run_id, row in siblings.rows.items():
+        for boot, begin, end in siblings.times.get(run_id, []):
+            spans["boot", boot].append((begin, end, run_id))
+        begin, end = row.get("started_unix_s"), row.get("stopped_unix_s")
+        if not siblings.times.get(run_id) and begin is not None and end is not None:
+            for node in filter(None, (row.get("node_names") or "").split(", ")):
+                spans["node", node].append((begin, end - WALL_S, run_id))
+    if not spans:
+        raise NotCheckedError("no log states the boot or the node that it was written on")
+    most: dict[str, tuple[float, str]] = {}
+    for of in spans.values():
+        running: list[tuple[float, str]] = []
+        for begin, end, run_id in sorted(of):
+            running = [(until, other) for until, other in running if until > begin]
+            for until, other in running:
+                shared = min((siblings.rows[i].get("share") or 1) for i in (run_id, other)) > 1
+                if other != run_id and not shared:
+                    overlap = min(until, end) - begin
+                    most[run_id] = max(most.get(run_id, (0.0, "")), (overlap, other))
+                    most[other] = max(most.get(other, (0.0, "")), (overlap, run_id))
+            running.append((end, run_id))
+    for run_id, (seconds, other) in most.items():
+        yield run_id, f"overlaps run {other} by {seconds:.3g} s on one machine: its times are not those of a run alone"
+
+
+@expect("boot of the machine", "the one of the other runs", "other runs", "caution", between=True)
+def _find_other_boots(siblings: Siblings) -> Found:
+    """Times of two machines of one type, or of one machine before and after a restart, may differ."""
+    boots = {run_id: of[0][0] for run_id, of in siblings.times.items() if of and run_id in siblings.rows}
+    if len(set(boots.values())) < 2:
+        return
+    most = max(boots.values(), key=list(boots.values()).count)
+    other = next(run_id for run_id, boot in boots.items() if boot == most)
+    for run_id, boot in boots.items():
+        if boot != most:
+            yield run_id, f"it ran on another machine than {other}, or after a restart (other boot)"
 
 
 def _count_tokens(steps: pa.Table) -> np.ndarray:
@@ -362,10 +512,3 @@ def _count_tokens(steps: pa.Table) -> np.ndarray:
     np.fmax.at(most, place, world[kept])
     whole = known & (ranks == most)
     return np.column_stack([numbers, digest, useful])[whole]
-
-
-def _add_reasons(row: Row, invalid: list[str], suspect: list[str]) -> Row:
-    if not (invalid or suspect) or row["validity"] == "missing":
-        return row
-    validity = "invalid" if invalid else "suspect" if row["validity"] == "valid" else row["validity"]
-    return row | {"validity": validity, "reasons": "; ".join(filter(None, [row["reasons"], *invalid, *suspect]))}

@@ -1,0 +1,190 @@
+"""What the runs of an experiment show about each other: faults are named at small magnitudes, honest runs are not."""
+
+import json
+import math
+import shutil
+
+import pandas as pd
+import pytest
+
+from tests import logs
+from tokenscale.analysis.ingest import ingest
+from tokenscale.base.files import sha256_file, write_json
+
+STEPS = 12
+RUNS = {
+    f"{approach}-{repeat}": logs.settings(approach, repeat=repeat, steps=STEPS)
+    for repeat in range(4)
+    for approach in ("packed", "padded", "pretokenized-padded")
+}
+ID = {name: run.identity for name, run in RUNS.items()}
+
+
+class Experiment:
+    """Runs one after the other on one boot."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        for number, run in enumerate(RUNS.values()):
+            start = {"boot_s": 100.0 + 50 * number, "t0": 1.7e9 + 50 * number - 100 * run.repeat}
+            logs.write_run(folder / "runs", run, attempts=[start])
+            self.edit(list(RUNS)[number], "events", set_boot("boot-1"))
+        logs.write_table(folder / "runs.json", list(RUNS.values()))
+
+    def edit(self, name, kind, change):
+        for path in (self.folder / "runs" / ID[name]).glob(f"attempt=*/rank=*/{kind}.jsonl"):
+            lines = [change(json.loads(line)) for line in path.read_text().splitlines()]
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def shift(self, name, seconds, boot=None):
+        for kind in ("steps", "events"):
+            self.edit(name, kind, lambda e: e | {c: e[c] + seconds for c in ("t_mono_s", "t_unix_s")})
+        if boot:
+            self.edit(name, "events", set_boot(boot))
+
+    def share(self, name, runs):
+        path = self.folder / "runs" / ID[name] / "attempt=00/attempt.json"
+        write_json(path, {"launch": {"share": runs}})
+
+    def ingest(self, **manifests):
+        ingest(self.folder / "runs.json", self.folder / "runs", self.folder / "tables", **manifests)
+        return pd.read_parquet(self.folder / "tables/runs.parquet").set_index("run_id")
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    return Experiment(tmp_path)
+
+
+def set_boot(boot):
+    return lambda event: event | ({"boot": boot} if event["event"] == "run_start" else {})
+
+
+def of_validation(change, step=None):
+    def edit(event):
+        wanted = event["event"] == "validation" and step in (None, event["step"])
+        return event | ({"loss_sum": change(event)} if wanted else {})
+
+    return edit
+
+
+def copy_losses(experiment, share):
+    path = experiment.folder / "runs" / ID["packed-0"] / "attempt=00/rank=00000/steps.jsonl"
+    loss = {e["step"]: e["loss_sum"] for e in map(json.loads, path.read_text().splitlines())}
+    experiment.edit(
+        "packed-1", "steps", lambda e: e | ({"loss_sum": loss[e["step"]]} if e["step"] < share * STEPS else {})
+    )
+
+
+def scale_losses(name):
+    def plant(experiment, m):
+        experiment.edit(name, "steps", lambda e: e | {"loss_sum": m * e["loss_sum"]})
+
+    return plant
+
+
+def copy_order(experiment, m):
+    """packed-1 has the samples of packed-0; or `m` steps of it those of the first."""
+    digest = [logs.digest(RUNS["packed-0"], step, 0) for step in range(STEPS)]
+    own = logs.digest(RUNS["packed-1"], 0, 0)
+    experiment.edit(
+        "packed-1",
+        "steps",
+        lambda e: (
+            e | {"order_digest": digest[e["step"]] if m == "all" else own if e["step"] <= m else e["order_digest"]}
+        ),
+    )
+
+
+def validate_in_training(experiment, _):
+    path = experiment.folder / "runs" / ID["packed-1"] / "attempt=00/rank=00000/steps.jsonl"
+    last = json.loads(path.read_text().splitlines()[-1])
+    loss = last["loss_sum"] / last["useful_tokens"]
+    experiment.edit("packed-1", "events", of_validation(lambda e: loss * e["useful_tokens"], step=STEPS))
+
+
+#: fault → (plant(experiment, magnitude), magnitudes down to the smallest that is found, run, validity, reason)
+FAULTS = {
+    "overlap": (lambda e, m: e.shift("packed-1", -40 - m), (10.0, 5.0), "packed-1", "suspect", "overlaps run"),
+    "overlap, the other": (
+        lambda e, m: e.shift("packed-1", 46.0 + m),
+        (3.0, 0.5),
+        "padded-1",
+        "suspect",
+        f"overlaps run {ID['packed-1']}",
+    ),
+    "overlap, one of them shared": (
+        lambda e, m: (e.shift("packed-1", 46.0 + m), e.share("padded-1", 2)),
+        (3.0,),
+        "packed-1",
+        "suspect",
+        "overlaps run",
+    ),
+    "loss copied": (copy_losses, (1.0, 0.5), "packed-1", "invalid", f"a copy of run {ID['packed-0']}"),
+    "loss of another approach": (
+        lambda e, m: (
+            e.edit("padded-0", "steps", lambda s: s | {"loss_sum": 3.25 + s["step"] * m})
+            or e.edit("packed-0", "steps", lambda s: s | {"loss_sum": 3.25 + s["step"] * m})
+        ),
+        (1.0,),
+        "padded-0",
+        "invalid",
+        "values of loss_sum are equal",
+    ),
+    "loss in bits": (scale_losses("packed-2"), (1 / math.log(2),), "packed-2", "suspect", "as in bits"),
+    "loss in decimal digits": (
+        scale_losses("packed-2"),
+        (1 / math.log(10),),
+        "packed-2",
+        "suspect",
+        "as in decimal digits",
+    ),
+    "loss too low": (scale_losses("packed-2"), (0.1, 0.5, 0.85), "packed-2", "suspect", "below what any"),
+    "loss diverged": (scale_losses("packed-2"), (30.0, 1.3, 1.15), "packed-2", "suspect", "diverged"),
+    "order of another repeat": (copy_order, ("all",), "packed-1", "suspect", "which has another seed"),
+    "order repeated": (copy_order, (5, 1), "packed-1", "suspect", "equal order digest"),
+    "first validation": (
+        lambda e, m: e.edit("padded-1", "events", of_validation(lambda v: v["loss_sum"] * (1 + m), step=0)),
+        (0.1, 1e-3, 2e-6),
+        "padded-1",
+        "suspect",
+        "validation before step 0",
+    ),
+    "validation in training": (validate_in_training, (None,), "packed-1", "invalid", "is the training loss"),
+}
+PLANTS = [pytest.param(fault, m, id=f"{fault}, {m}") for fault, row in FAULTS.items() for m in row[1]]
+
+
+@pytest.mark.parametrize(("fault", "magnitude"), PLANTS)
+def test_a_fault_that_other_runs_show_is_named(experiment, fault, magnitude):
+    plant, _, name, validity, reason = FAULTS[fault]
+    plant(experiment, magnitude)
+    runs = experiment.ingest()
+    assert reason in runs.loc[ID[name], "reasons"]
+    assert runs.loc[ID[name], "validity"] == validity
+
+
+def test_honest_runs_raise_nothing(experiment):
+    runs = experiment.ingest()
+    assert set(runs["validity"]) == {"valid"} and set(runs["cautions"]) == {""}, runs[["reasons", "cautions"]].to_dict()
+
+
+@pytest.mark.parametrize("name", ["packed-1", "padded-3"])
+def test_runs_at_once_on_other_nodes_or_in_a_shared_job_do_not_overlap(experiment, name):
+    experiment.shift(name, -30.0, boot="boot-2")
+    runs = experiment.ingest()
+    assert set(runs["validity"]) == {"valid"}
+    assert "other boot" in runs.loc[ID[name], "cautions"] and (runs["cautions"] == "").sum() == len(runs) - 1
+    experiment.edit(name, "events", set_boot("boot-1"))
+    for run in RUNS:
+        experiment.share(run, 4)
+    assert not experiment.ingest()["reasons"].str.contains("overlaps").any()
+
+
+def test_a_run_validated_on_the_training_split_is_invalid(experiment):
+    (store,) = logs.write_stores(experiment.folder, {"packed": 4})
+    folder = experiment.folder / "runs" / ID["packed-0"]
+    logs.write_table(experiment.folder / "runs.json", [RUNS["packed-0"]])
+    shutil.rmtree(folder)
+    logs.write_run(experiment.folder / "runs", RUNS["packed-0"], inputs={"validation_store": sha256_file(store)})
+    assert "training split" in experiment.ingest(stores=[store]).loc[ID["packed-0"], "reasons"]
