@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tokenscale.analysis.clocks import PHASES
-from tokenscale.base.files import write_json
+from tokenscale.base.files import canonical_json, sha256_text, write_json
 from tokenscale.costs import flops
 from tokenscale.data.order.permutation import get_samples, micro_steps, rank_slots, row_digests
 from tokenscale.runs.records import provenance
@@ -227,7 +227,8 @@ def write_table(path: Path, runs: list[RunSettings], further=(), **fields) -> Pa
         "factors": factors,
         "repeats": 1 + max((r.repeat for r in runs), default=0),
     }
-    write_json(path, {**head, **fields, "runs": entries})
+    table = {**head, **fields, "runs": entries}
+    write_json(path, table | {"seal": sha256_text(canonical_json(table))})
     return path
 
 

@@ -3,13 +3,17 @@
 import json
 import math
 import shutil
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
 from tests import logs
+from tokenscale.analysis.campaign import _find_other_levels
 from tokenscale.analysis.ingest import ingest
-from tokenscale.base.files import sha256_file, write_json
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import canonical_json, sha256_file, sha256_text, write_json
+from tokenscale.report.answers import find_cautions
 
 STEPS = 12
 RUNS = {
@@ -29,7 +33,7 @@ class Experiment:
             start = {"boot_s": 100.0 + 50 * number, "t0": 1.7e9 + 50 * number - 100 * run.repeat}
             logs.write_run(folder / "runs", run, attempts=[start])
             self.edit(list(RUNS)[number], "events", set_boot("boot-1"))
-        logs.write_table(folder / "runs.json", list(RUNS.values()))
+        logs.write_table(folder / "experiments/demo/runs.json", list(RUNS.values()))
 
     def edit(self, name, kind, change):
         for path in (self.folder / "runs" / ID[name]).glob(f"attempt=*/rank=*/{kind}.jsonl"):
@@ -47,7 +51,7 @@ class Experiment:
         write_json(path, {"launch": {"share": runs}})
 
     def ingest(self, **manifests):
-        ingest(self.folder / "runs.json", self.folder / "runs", self.folder / "tables", **manifests)
+        ingest(self.folder / "experiments/demo/runs.json", self.folder / "runs", self.folder / "tables", **manifests)
         return pd.read_parquet(self.folder / "tables/runs.parquet").set_index("run_id")
 
 
@@ -184,7 +188,82 @@ def test_runs_at_once_on_other_nodes_or_in_a_shared_job_do_not_overlap(experimen
 def test_a_run_validated_on_the_training_split_is_invalid(experiment):
     (store,) = logs.write_stores(experiment.folder, {"packed": 4})
     folder = experiment.folder / "runs" / ID["packed-0"]
-    logs.write_table(experiment.folder / "runs.json", [RUNS["packed-0"]])
+    logs.write_table(experiment.folder / "experiments/demo/runs.json", [RUNS["packed-0"]])
     shutil.rmtree(folder)
     logs.write_run(experiment.folder / "runs", RUNS["packed-0"], inputs={"validation_store": sha256_file(store)})
     assert "training split" in experiment.ingest(stores=[store]).loc[ID["packed-0"], "reasons"]
+
+
+def edit_table(experiment, change, seal=True):
+    path = experiment.folder / "experiments/demo/runs.json"
+    table = json.loads(path.read_text())
+    change(table)
+    table.pop("seal")
+    write_json(path, table | ({"seal": sha256_text(canonical_json(table))} if seal else {}))
+
+
+def keep(wanted):
+    return lambda table: table.update(runs=[run for run in table["runs"] if wanted(run)])
+
+
+def renumber(table):
+    """Keep repeats 0 to 2, as if no others had been planned."""
+    keep(lambda run: run["repeat"] < 3)(table)
+    table.update(repeats=3)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (keep(lambda run: run["repeat"] != 2), "no repeat 2 of approach=packed"),
+        (keep(lambda run: run["position"] != 4), "no run at position 4"),
+        (renumber, f"does not list {ID['packed-3']}, "),
+        (lambda table: table.update(cell_repeats={"approach=packed, layout.data=1": 6}), "no repeat 4, 5 of"),
+        (lambda table: None, "has no seal"),
+    ],
+)
+def test_what_the_run_table_lacks_is_stated(experiment, change, words):
+    edit_table(experiment, change, seal="seal" not in words)
+    runs = experiment.ingest()
+    assert all(words in text for text in runs["cautions"]), set(runs["cautions"])
+    assert any(text.startswith("All runs: the run table") for text in find_cautions(*tables_of(runs)))
+
+
+def tables_of(runs):
+    empty = {"series": [], "world_size": [], "useful_tokens_per_s": [], "run_id": [], "base_world_size": []}
+    frame = pd.DataFrame(empty | {"efficiency": [], "device_kind": []})
+    return runs.reset_index(), frame, frame
+
+
+def test_runs_that_another_experiment_lists_are_not_missed(tmp_path):
+    experiment = Experiment(tmp_path)
+    for name, repeats in (("a", 3), ("demo", 4)):
+        logs.write_table(
+            tmp_path / "experiments" / name / "runs.json", [r for r in RUNS.values() if r.repeat < repeats]
+        )
+    ingest(tmp_path / "experiments/a/runs.json", experiment.folder / "runs", tmp_path / "tables")
+    assert set(pd.read_parquet(tmp_path / "tables/runs.parquet")["cautions"]) == {""}
+
+
+@pytest.mark.parametrize("change", [lambda t: t["runs"][3].update(repeat=9), lambda t: t["runs"].pop()])
+def test_a_run_table_that_was_edited_is_refused(experiment, change):
+    path = experiment.folder / "experiments/demo/runs.json"
+    table = json.loads(path.read_text())
+    change(table)
+    write_json(path, table)
+    with pytest.raises(UserError, match="has changed since it was planned"):
+        experiment.ingest()
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"repeat": 1, "cell": "approach=packed"}, "its settings repeat 0"),
+        ({"repeat": 0, "cell": "approach=padded, layout.data=1"}, "its settings have packed"),
+        ({"repeat": 0, "cell": "approach=packed, layout.data=2"}, "its settings have 1"),
+        ({"repeat": 0, "cell": "approach=packed, layout.data=1, precision=fp32"}, None),
+    ],
+)
+def test_a_row_of_the_run_table_is_compared_with_the_settings(row, words):
+    found = list(_find_other_levels(SimpleNamespace(run=RUNS["packed-0"], row={"external": False, **row})))
+    assert words in found[0] if words else not found

@@ -4,7 +4,10 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,9 @@ import pyarrow.compute as pc
 from tokenscale.analysis.clocks import CLOCK_S
 from tokenscale.analysis.expectations import Evidence, NotCheckedError, expect, judge_together
 from tokenscale.analysis.statistics import LEVEL, Summary, spread_of_pairs, summary
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import canonical_json, read_json
+from tokenscale.settings.experiments import flatten_cell, format_cell
 
 #: up to so many runs every order is tried, else so many random ones
 EXACT_RUNS, DRAWS = 7, 10_000
@@ -176,6 +182,8 @@ SAME_LOSS, SAME_LOSS_16 = 1e-6, 2e-3
 LOSS_SPREADS, LOSS_RATIO = 6.5, 1.1
 #: ratio of losses → what they are in
 UNITS = {1 / math.log(2): "bits", 1 / math.log(10): "decimal digits", math.log(2): "nats beside bits"}
+#: at most so many runs, positions or repeats are named
+NAMED = 6
 #: seconds that wall clocks of one machine may overlap by without a run having company
 WALL_S = 2.0
 
@@ -235,7 +243,9 @@ def find_copied_logs(logs: Mapping[str, pa.Table]) -> list[str]:
 class Siblings:
     """What is kept of each run of an experiment while its tables are written, to compare the runs at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, gaps: Sequence[str] = ()) -> None:
+        #: what the run table lacks, in words
+        self.gaps = gaps
         self.values = Values(OF_RUN, ("step_s", "own_s", "loss_sum", "order_digest"))
         #: run → rows of (step, order digest, useful tokens), and mean loss of its last third of steps
         self.counts: dict[str, np.ndarray] = {}
@@ -491,6 +501,73 @@ def _find_other_boots(siblings: Siblings) -> Found:
     for run_id, boot in boots.items():
         if boot != most:
             yield run_id, f"it ran on another machine than {other}, or after a restart (other boot)"
+
+
+@expect("run table", "all runs of its design", "the plan", "caution", between=True)
+def _find_gaps(siblings: Siblings) -> Found:
+    """Runs that were taken out of the table, or are not in it, may be those that did not fit."""
+    for run_id in siblings.rows if siblings.gaps else ():
+        yield run_id, f"the run table {', '.join(siblings.gaps)}"
+
+
+def find_gaps(table: Row, path: Path, runs: Path) -> list[str]:
+    """Return what the run table at `path` lacks, in words: positions, repeats of its cells, runs of these cells in the
+    folder `runs` that no run table beside it lists, and its seal."""
+    ours = [entry for entry in table["runs"] if not entry.get("external")]
+    found = [] if "seal" in table else ["has no seal"]
+    positions = {entry["position"] for entry in ours if isinstance(entry.get("position"), int)}
+    if missing := sorted(set(range(max(positions, default=-1) + 1)) - positions):
+        found.append(f"has no run at position {_listed(missing)}")
+    repeats: dict[str, set[int]] = defaultdict(set)
+    for entry in ours:
+        if isinstance(entry.get("repeat"), int):
+            repeats[format_cell(flatten_cell(entry.get("cell") or {}))].add(entry["repeat"])
+    planned = table.get("cell_repeats") or {}
+    for cell in sorted({*repeats, *planned}):
+        if missing := sorted(set(range(max(planned.get(cell) or 0, *repeats[cell], 0))) - repeats[cell]):
+            found.append(f"has no repeat {_listed(missing)} of {cell or 'its cell'}")
+    if unlisted := _find_unlisted(ours, path, runs):
+        found.append(f"does not list {_listed(unlisted)}, which its cells have in {runs.name}")
+    return found
+
+
+def _find_unlisted(ours: list[Row], path: Path, runs: Path) -> list[str]:
+    """Ids of runs in the folder `runs` whose settings are those of a listed run but for the repeat."""
+    known = {entry["run_id"] for entry in ours}
+    settings = {_without_repeat(entry["run"]) for entry in ours if isinstance(entry.get("run"), dict)}
+    names = {run_id.rpartition("-")[0] for run_id in known}
+    found = []
+    for record in sorted(runs.glob("*/run.json")):
+        if record.parent.name not in known and record.parent.name.rpartition("-")[0] in names:
+            with suppress(UserError, ValueError):
+                run = read_json(record, "run record").get("run")
+                if isinstance(run, dict) and _without_repeat(run) in settings:
+                    found.append(record.parent.name)
+    others = path.parent.parent.glob(f"*/{path.name}") if found else ()
+    listed = "".join(other.read_text(encoding="utf-8", errors="replace") for other in others if other != path)
+    return [run_id for run_id in found if f'"{run_id}"' not in listed]
+
+
+def _without_repeat(run: Row) -> str:
+    return canonical_json({key: value for key, value in run.items() if key != "repeat"})
+
+
+def _listed(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values[:NAMED])) + (f" and {len(values) - NAMED} more" if len(values) > NAMED else "")
+
+
+@expect("repeat and levels of a cell", "those of the run's settings", "the plan", "invalid")
+def _find_other_levels(evidence: Evidence) -> Iterator[str]:
+    """The run table says which cell a run belongs to, its settings say what it did."""
+    if evidence.run is None or evidence.row.get("external"):
+        return
+    repeat = evidence.row["repeat"]
+    if repeat is not None and repeat != evidence.run.repeat:
+        yield f"the run table calls it repeat {repeat}, its settings repeat {evidence.run.repeat}"
+    for key, level in (part.partition("=")[::2] for part in (evidence.row["cell"] or "").split(", ")):
+        value = reduce(lambda of, name: getattr(of, name, None), key.split("."), evidence.run)
+        if isinstance(value, (int, float, str)) and level != format_cell({key: value}).partition("=")[2]:
+            yield f"the run table calls it {key}={level}, its settings have {value}"
 
 
 def _count_tokens(steps: pa.Table) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from tokenscale.analysis import clocks, run_values, stated_flops, steadiness, tables  # noqa: F401  # they register
-from tokenscale.analysis.campaign import Siblings
+from tokenscale.analysis.campaign import Siblings, find_gaps
 from tokenscale.analysis.expectations import Evidence, Steps, judge
 from tokenscale.analysis.logs import merge, read_run
 from tokenscale.analysis.rows import benchmark_rows, certificate_rows, store_rows
@@ -136,6 +136,13 @@ def ingest(
         check_types(table, {"experiment": str})
         for entry in table["runs"]:
             check_types(entry, {"run_id": str})
+    if "seal" in table and provenance.read_sealed(experiment) is None:
+        raise UserError(
+            "the run table has changed since it was planned.",
+            path=experiment,
+            found="a seal that is not the digest of its content",
+            next=f"snakemake -f {experiment} --cores 2",
+        )
     listed = {entry["run_id"]: entry for entry in sorted(table["runs"], key=lambda r: r["run_id"])}
     if len(listed) < len(table["runs"]):
         twice = [run_id for run_id, n in Counter(r["run_id"] for r in table["runs"]).items() if n > 1]
@@ -159,7 +166,7 @@ def ingest(
 
     # Close the generator here. If it were collected while a thread starts, both would wait for each other.
     with closing(_ahead(read, list(listed), threads)) as runs_tables:
-        counts = _write(output, runs_tables, others, experiment)
+        counts = _write(output, runs_tables, others, experiment, find_gaps(table, experiment, runs))
     files = {"benchmarks": benchmarks, "stores": stores, "corpora": corpora, "certificates": certificates}
     inputs: Row = {kind: sorted(os.path.relpath(path, runs.parent) for path in paths) for kind, paths in files.items()}
     inputs["table"] = os.path.relpath(experiment, runs.parent)
@@ -170,7 +177,7 @@ def ingest(
 
 
 @dataclass(frozen=True)
-class Inputs:
+class TableInputs:
     """What an experiment's tables are made of beside the logs of its runs, as paths below the folder of results.
 
     `table` is the run table, which holds the resolved settings of every run; by default the one of the workflow.
@@ -193,19 +200,23 @@ class Inputs:
         ingest(results / self.table, results / "runs", output, threads=2, **files)
 
 
-def read_inputs(folder: Path) -> Inputs:
+def read_inputs(folder: Path) -> TableInputs:
     """Return the inputs of which `ingest` made an experiment's tables."""
     with report_malformed(folder / tables.EXPERIMENT, "experiment's description", tables.restore_command(folder)):
-        return Inputs(folder.name, **tables.read_experiment(folder).get("inputs", {}))
+        return TableInputs(folder.name, **tables.read_experiment(folder).get("inputs", {}))
 
 
 def _write(
-    output: Path, runs: Iterator[tuple[str, Tables]], others: dict[str, list[Row]], experiment: Path
+    output: Path,
+    runs: Iterator[tuple[str, Tables]],
+    others: dict[str, list[Row]],
+    experiment: Path,
+    gaps: Sequence[str],
 ) -> dict[str, int]:
     """Write the tables of all runs and the others; return row counts."""
     counts: Counter[str] = Counter()
     places: dict[tuple, str] = {}
-    siblings = Siblings()
+    siblings = Siblings(gaps)
     small: dict[str, list[pa.Table]] = {name: [tables.schema(name).empty_table()] for name in tables.TABLES}
     with ExitStack() as stack:
         add = {name: stack.enter_context(tables.writer(output / f"{name}.parquet", name)) for name in tables.TABLES}

@@ -17,6 +17,8 @@ SPREADS, LEAST_RATIO = 6.5, 1.25
 LEAST_SPREAD = 0.02
 #: steps that are so many times as long as the median are single ones, which count from this share of all time on
 SINGLE_RATIO, SINGLE_SHARE = 2.0, 0.22
+#: why a run's steps do not tell
+TOO_NOISY = "its steps vary so much"
 #: places at which a part of the steps may begin or end, and steps that are looked at (of longer runs a random sample)
 PLACES, SAMPLE = 24, 2400
 
@@ -56,7 +58,7 @@ def find_unsteadiness(evidence: Evidence) -> list[str]:
         ]
     if limit > math.log(2):
         unseen = f"less than {math.exp(limit):.1f}×" if limit < math.log(10) else "even 10×"
-        raise NotCheckedError(f"its steps vary so much that {unseen} in a part of them is not seen")
+        raise NotCheckedError(f"{TOO_NOISY} that {unseen} in a part of them is not seen")
     return []
 
 

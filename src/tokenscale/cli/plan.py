@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan, or write the run table of one experiment."""
     from tokenscale.base.errors import UserError
-    from tokenscale.base.files import write_json
+    from tokenscale.base.files import canonical_json, sha256_text, write_json
     from tokenscale.settings.config import Config
 
     overrides = {key: value for key in ("scale", "machine") if (value := getattr(arguments, key)) is not None}
@@ -48,7 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output:
         if len(names) != 1:
             raise UserError("--output takes one experiment.", found=", ".join(names), next="name one experiment")
-        write_json(arguments.output, config.table(names[0]))
+        table = config.table(names[0])
+        write_json(arguments.output, table | {"seal": sha256_text(canonical_json(table))})
         return 0
     gpus = read_gpu_prices(arguments.prices) if arguments.prices is not None else {}
     for line in plan(config, names):

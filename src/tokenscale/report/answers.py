@@ -4,6 +4,7 @@ Counts come before timings: they are exact and need one run. An answer is given 
 experiment without approaches says nothing of padding, and one with a single world size nothing of scaling.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +14,7 @@ import pandas as pd
 
 from tokenscale.analysis import comparability
 from tokenscale.analysis.statistics import summary
+from tokenscale.analysis.steadiness import TOO_NOISY
 from tokenscale.costs.pipeline_schedules import bubble_share
 from tokenscale.report import captions, paired_comparisons
 from tokenscale.report.paired_comparisons import TOO_FEW
@@ -294,6 +296,7 @@ def find_cautions(
     found = [
         *_describe_held_out(stores),
         _describe_validity(runs),
+        *_describe_run_cautions(runs),
         _describe_lost_text(runs),
         _describe_compilation(runs),
         _describe_load(runs),
@@ -315,6 +318,21 @@ def _describe_validity(runs: pd.DataFrame) -> str:
     first = wrong.sort_values("validity", kind="stable").iloc[0]
     reason = (first["reasons"] or "no reason recorded").split("; ")[0]
     return f"{' and '.join(parts)} of {len(runs)} runs: {first['run_id']}: {reason}."
+
+
+def _describe_run_cautions(runs: pd.DataFrame) -> list[str]:
+    """What a reader of the runs' numbers should know, with the number of runs; and whether slow steps can be told."""
+    if "cautions" not in runs:  # tables of an earlier version
+        return []
+    texts = Counter(text for of in runs["cautions"].dropna() for text in of.split("; ") if text)
+    found = [f"{f'{n} of {len(runs)} runs' if n < len(runs) else 'All runs'}: {text}." for text, n in texts.items()]
+    noisy = runs["unchecked"].fillna("").str.contains(TOO_NOISY)
+    if noisy.any():
+        found.append(
+            f"In {int(noisy.sum())} of {len(runs)} runs the steps vary so much that a part of them that is twice as "
+            "slow as the rest would not be found."
+        )
+    return found
 
 
 def _describe_lost_text(runs: pd.DataFrame) -> str:

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tokenscale.analysis import claims as judging
-from tokenscale.analysis.ingest import Inputs
+from tokenscale.analysis.ingest import TableInputs
 from tokenscale.analysis.replication import measure
 from tokenscale.analysis.tables import read_experiment
 from tokenscale.base.errors import UserError
@@ -91,7 +91,7 @@ ENCODING = ("utf-8", "surrogateescape")
 OF_RUN = ("run.json", "done.json", "dirty.diff", "**/attempt.json", "**/rank=*/*.jsonl")
 
 
-def pack(experiments: Sequence[Inputs], results: Path, output: Path) -> tuple[int, list[str]]:
+def pack(experiments: Sequence[TableInputs], results: Path, output: Path) -> tuple[int, list[str]]:
     """Write the archive; return the number of runs in it, and the ids of those left out because they have not ended.
 
     Raises UserError for an input that is missing, and for a file that names the project's or the user's folder.
@@ -174,7 +174,7 @@ def restore(archive: Path, output: Path) -> list[str]:
     return [inputs.experiment for inputs in experiments]
 
 
-def _unpacked(archive: Path) -> tuple[list[Inputs], dict[str, bytes]]:
+def _unpacked(archive: Path) -> tuple[list[TableInputs], dict[str, bytes]]:
     """Experiments, and file → content, of an archive. Raises UserError for a missing or damaged archive."""
     next = "take the archive from the repository again"
     try:
@@ -184,6 +184,6 @@ def _unpacked(archive: Path) -> tuple[list[Inputs], dict[str, bytes]]:
     except (lzma.LZMAError, EOFError, OSError, ValueError, RecursionError) as error:
         raise UserError("the archive of logs cannot be read.", path=archive, reason=error, next=next) from None
     with report_malformed(archive, "archive of logs", next=next):
-        experiments = [Inputs(**inputs) for inputs in content["experiments"]]
+        experiments = [TableInputs(**inputs) for inputs in content["experiments"]]
         files = {check_relative_path(name): text.encode(*ENCODING) for name, text in content["files"].items()}
     return experiments, files
