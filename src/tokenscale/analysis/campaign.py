@@ -361,7 +361,7 @@ def _find_other_counts(siblings: Siblings) -> Found:
 @expect("order of samples", "another one in each step and each repeat", "other runs", "suspect", between=True)
 def _find_repeated_orders(siblings: Siblings) -> Found:
     """A digest is made from the step and the samples of its slots: no two steps of a run have the same."""
-    known = {run_id: counts for run_id in siblings.rows if len(counts := siblings.counts.get(run_id, ()))}
+    known = {run_id: counts for run_id, counts in siblings.counts.items() if run_id in siblings.rows and len(counts)}
     if not known:
         raise NotCheckedError("no log holds order digests")
     for run_id, counts in known.items():
