@@ -117,7 +117,7 @@ def write_attempt(
         if start == 0:
             validate(0, clock)
         for step in range(start, stop):
-            loss = 2.0 + 6.0 * math.exp(-step / 8) + 0.03 * math.sin(7 * step + run.repeat)
+            loss = 2.0 + 6.0 * math.exp(-step / 8) + 0.03 * math.sin(7 * step + run.effective_seed)
             bad = step == diverges
             took = step_s * (1 if step else 5)
             clock += took
