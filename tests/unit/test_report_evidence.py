@@ -19,7 +19,7 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
 from tokenscale.cli.main import main
 from tokenscale.report import build
-from tokenscale.report.build import INDEX, Inputs, pack, rebuild, restore
+from tokenscale.report.build import INDEX, TableInputs, pack, rebuild, restore
 
 pytestmark = pytest.mark.slow(20)
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 COPIED = {"workflow": ROOT / "workflow/Snakefile", "citation": ROOT / "CITATION.cff"}
 LEDGER = ROOT / "config/claims.yaml"
 EVIDENCE = {path.parent.name for path in ROOT.glob("evidence/*/claims.json")}
-INPUTS = Inputs(
+INPUTS = TableInputs(
     "demo",
     ("benchmarks/data/bench.json",),
     ("tokens/web/bpe/packed/manifest.json",),
