@@ -63,8 +63,10 @@ def learning_rate(run: RunSettings, step: int) -> float:
 
 
 def began_s(run: RunSettings) -> float:
-    """Seconds from the first run's start to this one's: no two runs of a machine overlap, repeats follow each other."""
-    return 1e7 * run.repeat + 100 * (zlib.crc32(run.identity.encode()) % 100_000)
+    """Seconds from the first run's start to this one's: in the order of repeats, approaches and world sizes, and no two
+    runs at one time."""
+    slot = 100 * (zlib.crc32(run.identity.encode()) % 999)
+    return 1e8 * run.repeat + 1e7 * APPROACHES.index(run.approach) + 1e5 * min(run.layout.world_size, 99) + slot
 
 
 def write_attempt(

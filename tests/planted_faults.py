@@ -1,0 +1,553 @@
+"""Faults in the values of logs, planted as a wrong trainer, a wrong script or a hand would leave them: one table.
+
+A fault is sealed again, as by a hand that puts the hashes right, so that only values give it away.
+"""
+
+import json
+import math
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests import logs
+from tests.corpora import Lab, make_run
+from tests.distributed.ranks import run_ranks
+from tokenscale.base.files import read_json, write_json
+from tokenscale.runs.launch.attempts import hash_identity, prepare_attempt
+from tokenscale.runs.records import provenance
+from tokenscale.settings.closure import training_code
+from tokenscale.settings.layout import LayoutSettings
+from tokenscale.settings.presets import PRESETS
+from tokenscale.settings.run import BudgetSettings, RunSettings, ScheduleSettings, ValidationSettings
+from tokenscale.train.loop import train
+from tokenscale.train.record import log_hashes
+
+STEPS, BATCH, EVERY = 80, 6, 20
+WORDS = "the loss of a model falls when it reads what it has read before and then some more of it".split()
+
+
+def make_settings(approach: str, world_size: int, repeat: int, **changes: Any) -> RunSettings:
+    fields = {
+        "model": PRESETS["llama-micro"],
+        "global_batch": BATCH,
+        "micro_batch": BATCH,
+        "layout": LayoutSettings(data=world_size),
+        "budget": BudgetSettings(steps=STEPS),
+        "schedule": ScheduleSettings(warmup_steps=2),
+        "validation": ValidationSettings(rows=4, every=EVERY, accuracy=True),
+        "repeat": repeat,
+    }
+    return make_run(approach, 64, **fields | changes)
+
+
+#: name → run. `twin` computes what `padded` computes, `two-ranks` what `packed` does.
+RUNS = {
+    "packed": make_settings("packed", 1, 0),
+    "packed-1": make_settings("packed", 1, 1),
+    "packed-2": make_settings("packed", 1, 2),
+    "two-ranks": make_settings("packed", 2, 0),
+    "padded": make_settings("padded", 1, 0),
+    "twin": make_settings("pretokenized-padded", 1, 0),
+}
+#: steps of synthetic experiments of two approaches in three repeats, whose steps take a quiet machine's times
+LENGTHS = (24, 200)
+SYNTHETIC = {
+    (length, name if not repeat else f"{name}-{repeat}"): logs.settings(name, 1, repeat, steps=length)
+    for length in LENGTHS
+    for name in ("packed", "padded")
+    for repeat in range(3)
+}
+
+
+def _train(world, run, inputs, folder):
+    train(run, inputs, folder, world)
+
+
+def train_run(lab: Lab, run: RunSettings, target: Path) -> None:
+    """Train a run, as the launcher does."""
+    inputs = lab.inputs(run)
+    manifests = {"validation_store": inputs.validation_store / "manifest.json"} if run.validation.rows else {}
+    if run.store is not None:
+        manifests["store"] = inputs.store / "manifest.json"
+    prepare_attempt(target, run, hash_identity([Path(file) for file in training_code(run)], manifests))
+    run_ranks(_train, run.layout.world_size, run, inputs, target)
+
+
+def make_lab(folder: Path) -> Lab:
+    pick = random.Random(0)
+    texts = [" ".join(pick.choices(WORDS, k=pick.choice([2, 5, 9, 14]))) for _ in range(600)]
+    return Lab(folder, texts, validation_share=0.1)
+
+
+def make_bases(folder: Path) -> None:
+    """`lab` and, for each base (`trained`, `24`, `200`), `runs` and `runs.json`."""
+    lab = make_lab(folder / "lab")
+    for run in RUNS.values():
+        train_run(lab, run, folder / "trained/runs" / run.identity)
+    logs.write_table(folder / "trained/runs.json", list(RUNS.values()))
+    for length in LENGTHS:
+        runs = [run for (steps, _), run in SYNTHETIC.items() if steps == length]
+        for run in runs:
+            path = logs.write_run(folder / str(length) / "runs", run)
+            Folder(path).retime(lambda k, median, run=run: steady(k + 5 * run.repeat, median))
+        logs.write_table(folder / str(length) / "runs.json", runs)
+
+
+def steady(k: int, median: float) -> float:
+    """A quiet machine's times: 3 % around the median."""
+    return median * (1 + 0.03 * math.sin(7.3 * k))
+
+
+class Folder:
+    """A copy of one run's folder, to plant faults in."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def edit(self, change, kind="steps", rank="*", attempt="*") -> "Folder":
+        """Replace every line (a mapping) by what `change` makes of it (None: leave it out), and seal again."""
+        for path in sorted(self.path.glob(f"attempt={attempt}/rank={rank}/{kind}.jsonl")):
+            lines = [change(json.loads(line)) for line in path.read_text().splitlines()]
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines if line is not None))
+        return self.seal()
+
+    def seal(self, **changes) -> "Folder":
+        """Seal the record with the hashes of the logs as they are; names with `__` change its fields."""
+        record = self.record
+        record["outcome"] |= {"logs": log_hashes(self.path)}
+        for name, value in changes.items():
+            *parents, last = name.split("__")
+            at = record
+            for key in parents:
+                at = at[key]
+            at[last] = value(at.get(last)) if callable(value) else value
+        provenance.seal_record(self.path, record, record["outcome"])
+        return self
+
+    @property
+    def record(self) -> dict:
+        return read_json(self.path / "run.json")
+
+    def lines(self, kind="steps", rank="00000") -> list[dict]:
+        path = self.path / f"attempt=00/rank={rank}/{kind}.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def retime(self, seconds) -> "Folder":
+        """Give step k `seconds(k, median)`, with all clocks, phases and events as a training writes them."""
+        steps = self.lines()
+        median = float(np.median([line["step_s"] for line in steps]))
+        new = [seconds(line["step"], median) for line in steps]
+        late = np.cumsum([n - line["step_s"] for n, line in zip(new, steps, strict=True)])
+
+        def change(line):
+            k = line["step"]
+            ratio = new[k] / line["step_s"]
+            scaled = {name: ratio * v for name, v in line.items() if name.endswith("_s") and not name.startswith("t_")}
+            return line | scaled | {"t_mono_s": line["t_mono_s"] + late[k], "t_unix_s": line["t_unix_s"] + late[k]}
+
+        ends = [line["t_mono_s"] for line in steps]
+
+        def move(line):
+            after = int(np.searchsorted(ends, line["t_mono_s"]))
+            shift = late[after - 1] if after else 0.0
+            return line | {"t_mono_s": line["t_mono_s"] + shift, "t_unix_s": line["t_unix_s"] + shift}
+
+        self.edit(move, "events").edit(change)
+        outcome = self.record["outcome"]
+        ended = {"outcome__ended_unix_s": outcome["ended_unix_s"] + late[-1]} if "ended_unix_s" in outcome else {}
+        return self.seal(**ended)
+
+    def shift(self, seconds: float, clocks=("t_mono_s", "t_unix_s"), **selected) -> "Folder":
+        """Move the clocks of steps and events, and where both move those of the record."""
+        for kind in ("steps", "events"):
+            self.edit(lambda line: line | {name: line[name] + seconds for name in clocks}, kind, **selected)
+        return self
+
+
+class Experiment:
+    """A copy of a base: its runs and its run table."""
+
+    def __init__(self, bases: Path, base: str, target: Path):
+        self.base, self.bases, self.target = base, bases, target
+        shutil.copytree(bases / base, target, dirs_exist_ok=True)
+
+    def run_id(self, name: str) -> str:
+        return (RUNS[name] if self.base == "trained" else SYNTHETIC[int(self.base), name]).identity
+
+    def of(self, name: str) -> Folder:
+        return Folder(self.target / "runs" / self.run_id(name))
+
+    def table(self, change: Callable[[dict], Any]) -> None:
+        """Edit the run table."""
+        table = read_json(self.target / "runs.json")
+        change(table)
+        write_json(self.target / "runs.json", table)
+
+
+Plant = Callable[[Experiment, Any], Any]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`plant(experiment, magnitude)`; `magnitudes` go from large to the smallest that is found. `run` has the fault,
+    `says` is found in what is said (a regular expression), `word` is the least that is said: invalid, suspect, caution
+    (a statement without a word for the run), or silent, with the reason why nobody can know (`says`)."""
+
+    kind: str
+    name: str
+    plant: Plant
+    magnitudes: tuple
+    says: str
+    run: str = "packed"
+    word: str = "suspect"
+    base: str = "trained"
+
+
+def put(**fields) -> Callable[[dict], dict]:
+    """Change a line's fields; a function makes the value from the line."""
+    return lambda line: line | {name: v(line) if callable(v) else v for name, v in fields.items()}
+
+
+def at(k: int, **fields) -> Callable[[dict], dict]:
+    """Change fields of step k (of steps that log it, of events after it)."""
+    return lambda line: put(**fields)(line) if line.get("step") == k else line
+
+
+def times(field: str, m: float) -> dict[str, Callable]:
+    return {field: lambda line: type(line[field])(m * line[field])}
+
+
+def plus(field: str, m: float) -> dict[str, Callable]:
+    return {field: lambda line: line[field] + m}
+
+
+def steps(change: Callable[..., Callable], run="packed", kind="steps", **selected) -> Plant:
+    """`change(m)` makes the function of a line."""
+    return lambda e, m: e.of(run).edit(change(m), kind, **selected)
+
+
+def events(change: Callable[..., Callable], event="validation", run="packed", **selected) -> Plant:
+    def of(m):
+        return lambda line: change(m)(line) if line["event"] == event else line
+
+    return steps(of, run, "events", **selected)
+
+
+def record(run="packed", **fields) -> Plant:
+    """Fields of run.json: `m` itself, or a function of (old value, m)."""
+
+    def plant(e, m):
+        e.of(run).seal(**{n: (lambda old, f=f: f(old, m)) if callable(f) else f for n, f in fields.items()})
+
+    return plant
+
+
+def all_of(*plants: Plant) -> Plant:
+    def plant(e, m):
+        for one in plants:
+            one(e, m)
+
+    return plant
+
+
+def settings_rate(run: RunSettings, step: int) -> float:
+    return logs.learning_rate(run, step)
+
+
+def rate(of: Callable[[RunSettings, int, Any], float]) -> Plant:
+    return steps(lambda m: put(learning_rate=lambda line: of(RUNS["packed"], line["step"], m)))
+
+
+def longer(run: RunSettings, m: int) -> RunSettings:
+    from dataclasses import replace
+
+    return replace(run, budget=BudgetSettings(steps=m))
+
+
+def scale_losses(e: Experiment, m: float, run="packed", of=("steps", "events"), start=0) -> None:
+    def change(line):
+        here = line.get("loss_sum") is not None and line.get("step", 0) >= start
+        return line | ({"loss_sum": m * line["loss_sum"]} if here else {})
+
+    for kind in of:
+        e.of(run).edit(change, kind)
+
+
+def from_other(e: Experiment, run: str, source: str, *fields: str, kind="steps", event: str | None = None) -> None:
+    """Fields of `run` are those of `source`, line by line."""
+    lines = iter([line for line in e.of(source).lines(kind) if event in (None, line.get("event"))])
+
+    def change(line):
+        return (
+            line | {n: v for n, v in next(lines).items() if n in fields} if event in (None, line.get("event")) else line
+        )
+
+    e.of(run).edit(change, kind)
+
+
+def scale_clocks(e: Experiment, m: float, events=True, clocks=True) -> None:
+    folder = e.of("packed")
+    first = folder.lines("events" if events else "steps")[0]
+
+    def change(line):
+        moved = {name: first[name] + m * (line[name] - first[name]) for name in ("t_mono_s", "t_unix_s") if clocks}
+        return line | {n: m * v for n, v in line.items() if n.endswith("_s") and not n.startswith("t_")} | moved
+
+    if events:
+        folder.edit(change, "events")
+    folder.edit(change)
+
+
+def copy_attempt(e: Experiment, m: float) -> None:
+    """Attempt 1 is attempt 0, later by m seconds."""
+    folder = e.of("packed")
+    shutil.copytree(folder.path / "attempt=00", folder.path / "attempt=01")
+    folder.shift(m, attempt="01")
+    folder.seal(attempt=1, started_unix_s=lambda old: old + m)
+
+
+def copy_rank(e: Experiment, m: float) -> None:
+    """Rank 1's steps are rank 0's, one of them m seconds longer."""
+    folder = e.of("two-ranks")
+    source = folder.path / "attempt=00/rank=00000/steps.jsonl"
+    shutil.copy(source, folder.path / "attempt=00/rank=00001/steps.jsonl")
+    folder.edit(at(9, **plus("step_s", m)), rank="00001")
+
+
+def copy_run(e: Experiment, m: str) -> None:
+    """packed-1 logs what packed logged: to the byte, shifted in time, or with nothing but `own_s` untouched."""
+    source, target = e.of("packed"), e.of("packed-1")
+    own = {line["step"]: line["own_s"] for line in target.lines()}
+    shutil.copytree(source.path / "attempt=00", target.path / "attempt=00", dirs_exist_ok=True)
+    if m == "shifted":
+        target.shift(100)
+    elif m == "own_s":
+        target.retime(lambda k, median: steady(k, 2 * median)).edit(put(own_s=lambda line: own[line["step"]]))
+    target.seal()
+
+
+def overlap(e: Experiment, m: float, run="packed-1", other="packed") -> None:
+    """`run` began m seconds (of a share: times the other's length) before `other` ended."""
+    events = e.of(other).lines("events")
+    start, end = events[0]["t_mono_s"], events[-1]["t_mono_s"]
+    folder = e.of(run)
+    late = end - (m if m < 1 else (end - start) * 0.9) - folder.lines("events")[0]["t_mono_s"]
+    folder.shift(late)
+    folder.seal(started_unix_s=lambda old: old + late, outcome__ended_unix_s=lambda old: old + late)
+
+
+def boot(run="packed-1") -> Plant:
+    return events(lambda m: put(boot=m), "run_start", run)
+
+
+def slow(where: Callable[[int, int], bool], base: int, run: tuple[str, ...] = ("packed",)) -> Plant:
+    """Steps that `where(step, steps)` selects take m times as long."""
+
+    def plant(e, m):
+        for name in run:
+            e.of(name).retime(lambda k, median: steady(k, median) * (m if where(k, base) else 1))
+
+    return plant
+
+
+#: name → which steps of n
+PARTS = {
+    "first third": lambda k, n: k < n // 3,
+    "middle third": lambda k, n: n // 3 <= k < 2 * n // 3,
+    "last third": lambda k, n: k >= 2 * n // 3,
+    "every second step": lambda k, n: k % 2 == 0,
+    "every fourth step": lambda k, n: k % 4 == 0,
+    "a tenth in the middle": lambda k, n: n // 2 <= k < n // 2 + max(n // 10, 2),
+    "single step": lambda k, n: k == 2 * n // 3,
+    "compiling until step 6": lambda k, n: k < 6,
+}
+TIMES = (8.0, 4.0, 2.0, 1.6, 1.3, 1.15)
+STEADY = "stead|slower|faster|kinds of steps|spread|step_s"
+
+
+def drop_run(e: Experiment, m: str) -> None:
+    e.table(lambda table: table["runs"].remove(next(r for r in table["runs"] if r["run_id"] == e.run_id(m))))
+
+
+def renumber(e: Experiment, m: Any) -> None:
+    """Leave out a repeat, and close the hole in numbers and positions."""
+
+    def change(table):
+        table["runs"] = [r for r in table["runs"] if r["run_id"] != e.run_id("packed-1")]
+        table["repeats"] = 2
+        for position, entry in enumerate(table["runs"]):
+            entry |= {"position": position, "repeat": min(entry["repeat"], 1)}
+
+    e.table(change)
+
+
+def swap_repeats(e: Experiment, m: Any) -> None:
+    def change(table):
+        one, two = (next(r for r in table["runs"] if r["run_id"] == e.run_id(n)) for n in ("packed", "packed-2"))
+        one["repeat"], two["repeat"] = two["repeat"], one["repeat"]
+
+    e.table(change)
+
+
+def in_table(change: Callable[[list, Any], Any]) -> Plant:
+    return lambda e, m: e.table(lambda table: change(table["runs"], m))
+
+
+A, B, C, D, P, N = "settings and store", "other runs", "machine", "steadiness", "plan", "predicts nothing"
+X = "invalid"
+FACTORS = (10.0, 2.0, 1.1, 1.01, 1.001, 1.0001, 1.00001)
+LOSS = "loss"
+
+TABLE = [
+    # ---- settings and store know
+    Fault(A, "learning rate, all steps", steps(lambda m: put(**times("learning_rate", m))), (0.0, *FACTORS), "learning.rate", word=X),
+    Fault(A, "learning rate, one step", steps(lambda m: at(40, **times("learning_rate", m))), (0.0, *FACTORS), "learning.rate", word=X),
+    Fault(A, "learning rate of a longer budget", rate(lambda run, k, m: settings_rate(longer(run, m), k)), (800, 160, 90, 81), "learning.rate", word=X),
+    Fault(A, "learning rate of the step before", rate(lambda run, k, m: settings_rate(run, max(k - m, 0))), (20, 2, 1), "learning.rate", word=X),
+    Fault(A, "learning rate without warm-up", rate(lambda run, k, m: settings_rate(run, max(k, m))), (2, 1), "learning.rate", word=X),
+    Fault(A, "learning rate constant", rate(lambda run, k, m: run.optimizer.learning_rate), (1,), "learning.rate", word=X),
+    Fault(A, "learning rate of one rank", steps(lambda m: put(**times("learning_rate", m)), "two-ranks", rank="00001"), FACTORS, "learning.rate", "two-ranks", X),
+    Fault(A, "total tokens, all steps", steps(lambda m: put(**times("total_tokens", m))), (3, 2, 1.2, 1.01), "total_tokens|tokens", word=X),
+    Fault(A, "total tokens, one step", steps(lambda m: at(40, **plus("total_tokens", m))), (64, 8, 1), "total_tokens|tokens", word=X),
+    Fault(A, "rows, one step", steps(lambda m: at(40, **plus("rows", m))), (6, 1, -1), "rows", word=X),
+    Fault(A, "rows and tokens, all steps", steps(lambda m: put(**times("rows", m), **times("total_tokens", m), **times("useful_tokens", m))), (2, 0.5), "rows|tokens", word=X),
+    Fault(A, "micro-steps, all steps", steps(lambda m: put(micro_steps=m)), (8, 2, 0), "micro.steps", word=X),
+    Fault(A, "micro-steps, one step", steps(lambda m: at(40, micro_steps=m)), (8, 2, 0), "micro.steps", word=X),
+    Fault(A, "parameters", record(parameters=lambda old, m: old + m), (-(10**6), 10**6, 1000, 48, 1, -1), "parameters", word=X),
+    Fault(A, "micro-steps of the record", record(micro_steps=lambda old, m: m), (8, 2), "micro.steps"),
+    Fault(A, "FLOPs per token", record(flops_per_token__full=lambda old, m: m * old), FACTORS, "FLOPs", word="suspect"),
+    Fault(A, "FLOPs per token, causal", record(flops_per_token__causal=lambda old, m: m * old), FACTORS, "FLOPs", word="suspect"),
+    Fault(A, "FLOPs per token of the hardware", record(flops_per_token__hardware=lambda old, m: m * old), FACTORS, "FLOPs", word="suspect"),
+    Fault(A, "number format", record(number_format=lambda old, m: m), ("bf16", "fp16", "tf32"), "number.format|precision"),
+    Fault(A, "optimizer", record(optimizer=lambda old, m: m), ("SGD", "AdamW, foreach"), "optimizer"),
+    Fault(A, "clipped norm above the norm", steps(lambda m: at(40, grad_norm_clipped=lambda line: m * line["grad_norm"])), FACTORS, "clipped|norm", word=X),
+    Fault(A, "norms not clipped", steps(lambda m: put(grad_norm=m, grad_norm_clipped=m)), (10.0, 1.5, 1.01, 1.001), "clip", word=X),
+    Fault(A, "clipped without need", steps(lambda m: at(40, **times("grad_norm_clipped", m))), (0.1, 0.9, 0.99, 0.999), "clip", word=X),
+    Fault(A, "gradient norm zero", steps(lambda m: put(grad_norm=0.0, grad_norm_clipped=0.0)), (1,), "norm", word="suspect"),
+    Fault(A, "gradient norm zero, one step", steps(lambda m: at(40, grad_norm=0.0, grad_norm_clipped=0.0)), (1,), "norm", word="suspect"),
+    Fault(A, "gradient norm negative", steps(lambda m: at(40, grad_norm=-m, grad_norm_clipped=-m)), (1.0, 1e-3, 1e-6), "norm", word=X),
+    Fault(A, "gradient norm missing", steps(lambda m: put(grad_norm=None)), (1,), "norm"),
+    Fault(A, "correct above useful tokens", events(lambda m: at(40, correct_tokens=lambda line: line["useful_tokens"] + m)), (100, 1), "correct", word=X),
+    Fault(A, "correct tokens negative", events(lambda m: at(40, correct_tokens=-m)), (100, 1), "correct", word=X),
+    Fault(A, "useful above total tokens, one step", steps(lambda m: at(40, useful_tokens=lambda line: line["total_tokens"] + m)), (100, 1), "useful", word=X),
+    Fault(A, "useful tokens, all steps", steps(lambda m: put(**times("useful_tokens", m))), (0.5, 0.9, 0.99), "useful", word=X),
+    Fault(A, "useful tokens, one step", steps(lambda m: at(40, **plus("useful_tokens", -m))), (50, 5, 1), "useful", word=X),
+    Fault(A, "useful tokens of repeat 1, one step", steps(lambda m: at(40, **plus("useful_tokens", -m)), "packed-1"), (50, 5, 1), "useful", "packed-1", X),
+    Fault(A, "useful tokens moved between steps", steps(lambda m: lambda line: at(41, **plus("useful_tokens", m))(at(40, **plus("useful_tokens", -m))(line))), (5, 1), "useful", word=X),
+    Fault(A, "useful tokens of both twins", all_of(steps(lambda m: put(**times("useful_tokens", m)), "padded"), steps(lambda m: put(**times("useful_tokens", m)), "twin")), (3, 2, 1.4, 1.1, 1.02), "useful|store", "twin", X),
+    Fault(A, "negative tokens", steps(lambda m: at(9, useful_tokens=-m)), (10**6, 100, 1), "useful_tokens", word=X),
+    Fault(A, "memory peak below the weights", steps(lambda m: put(memory_peak_bytes=m)), (0, 1000, 170_000), "memory", word="suspect"),
+    Fault(A, "memory peak falls", steps(lambda m: at(40, **times("memory_peak_bytes", m))), (0.0, 0.5, 0.9), "memory"),
+    Fault(A, "bytes of parameters", events(lambda m: put(**times("parameters_bytes", m)), "memory"), (0.0, 0.5, 0.99), "parameters|memory"),
+    Fault(A, "bytes of gradients", events(lambda m: put(**times("gradients_bytes", m)), "memory"), (0.0, 0.5, 0.99), "gradients|memory"),
+    Fault(A, "bytes of the optimizer", events(lambda m: put(**times("optimizer_bytes", m)), "memory"), (0.0, 0.5, 0.99), "optimizer|memory"),
+    Fault(A, "all steps skipped", steps(lambda m: put(skipped=True)), (1,), "skipped", word=X),
+    Fault(A, "one step skipped", steps(lambda m: at(40, skipped=True)), (1,), "skipped", word=X),
+    Fault(A, "loss scale in fp32", steps(lambda m: put(loss_scale=m)), (65536.0, 1.0), "loss.scale"),
+    Fault(A, "a step not finite in a complete run", steps(lambda m: at(40, nonfinite=True)), (1,), "finite", word=X),
+    Fault(A, "loss missing, one step", steps(lambda m: at(40, loss_sum=None)), (1,), LOSS, word=X),
+    Fault(A, "loss negative, one step", steps(lambda m: at(40, loss_sum=-m)), (100.0, 1e-3), LOSS, word=X),
+    Fault(A, "validation loss negative", events(lambda m: at(40, loss_sum=-m)), (100.0, 1e-3), LOSS, word=X),
+    Fault(A, "loss that no guess needs", events(lambda m: at(0, loss_sum=lambda line: m * math.log(300) * line["useful_tokens"])), (3.0, 1.5, 1.2), LOSS),
+    Fault(A, "budget of the record", record(budget_steps=lambda old, m: old + m), (80, -80, -1, 1), "budget", word=X),
+    Fault(A, "begins at a step", record(outcome__begins_at=lambda old, m: m), (40, 1), "begins", word="suspect"),
+    Fault(A, "useful tokens before its start", record(outcome__begins_at_useful_tokens=lambda old, m: m), (10**6, 1), "begins"),
+    Fault(A, "steps of the outcome", record(outcome__steps=lambda old, m: old + m), (-160, -1, 1), "steps", word=X),
+    Fault(A, "world size", record(hardware__world_size=lambda old, m: m), (-1, 0, 2), "world_size", word=X),
+    Fault(A, "cores", record(hardware__cores=lambda old, m: m), (-2, 0, 1.5), "cores", word=X),
+    Fault(A, "attempt", record(attempt=lambda old, m: m), (-1, 1), "attempt", word=X),
+    Fault(A, "another run's record", record(run_id=lambda old, m: m), ("packed-other",), "of the run packed-o", word=X),
+    Fault(A, "settings of the record", lambda e, m: e.of("packed").seal(run=lambda old: old | m), ({"seed": 5}, {"global_batch": 12}, {"optimizer": {"learning_rate": 0.1}}), "settings|run table|identity|run_id"),
+    Fault(A, "compiled, although not asked for", record(compilation=lambda old, m: {"graphs": 2, "blocks": m, "eager_blocks": 0, "graph_breaks": 0, "recompiles": 0}), (2,), "compil"),
+    Fault(A, "energy on a machine that counts none", record(outcome__energy_j=lambda old, m: m), (-5.0, 1e9, 0.0), "energy"),
+    Fault(A, "energy of the run's stop", events(lambda m: put(energy_j=m), "run_stop"), (-5.0, 1e9), "energy"),
+    Fault(A, "validation left out", steps(lambda m: lambda line: None if line["event"] == "validation" and line["step"] in m else line, kind="events"), ((0, 20, 40, 60, 80), (0,), (40,), (80,)), "validat"),
+    Fault(A, "validation that was not asked for", all_of(steps(lambda m: lambda line: line | {"step": line["step"] + m} if line["event"] == "validation" and line["step"] == 40 else line, kind="events")), (10, 1), "validat"),
+    Fault(A, "held-out tokens of all validations", events(lambda m: put(**plus("useful_tokens", -m))), (50, 1), "validat|useful", word="caution"),
+    Fault(A, "held-out rows", events(lambda m: put(rows=m)), (400, 5, 3), "rows|validat"),
+    Fault(A, "validations of unequal size", events(lambda m: at(20, **plus("useful_tokens", -m))), (50, 10, 1), "validat", word=X),
+    Fault(A, "text that the tokenizer loses", record(text_lost=lambda old, m: m), (0.04, 0.5, -0.1), "lose|lost|text", word="caution"),
+    Fault(A, "a step missing", steps(lambda m: lambda line: None if line["step"] == m else line), (40, 79, 0), "step", word=X),
+    Fault(A, "a step logged twice", steps(lambda m: at(m, step=lambda line: line["step"] - 1)), (40, 79), "step", word=X),
+    Fault(A, "times of steps scaled", lambda e, m: scale_clocks(e, m, events=False, clocks=False), (0.5, 2.0, 0.99), "t_mono_s", word=X),
+    Fault(A, "times and clocks of steps scaled", lambda e, m: scale_clocks(e, m, events=False), (0.5, 0.9, 0.99), "validation", word=X),
+    Fault(A, "all times scaled", scale_clocks, (1e-9, 1e-6, 2e-5), "more than 2 cores can do", word=X),
+    Fault(A, "negative wait", steps(lambda m: at(9, data_wait_s=-m)), (1.0, 1e-3, 2e-6), "data_wait_s", word=X),
+    Fault(A, "wait longer than its step", steps(lambda m: at(9, data_wait_s=lambda line: line["step_s"] + m)), (1.0, 0.01, 2e-5), "wait", word=X),
+    Fault(A, "phase longer than its step", steps(lambda m: at(9, backward_s=lambda line: line["step_s"] + m)), (1.0, 0.01, 2e-5), "phases", word=X),
+    Fault(A, "wall clock of a log ahead", lambda e, m: e.of("packed").shift(m, ["t_unix_s"]), (3600.0, 600.0, 65.0), "run.json"),
+    Fault(A, "wall clock of a step ahead", steps(lambda m: at(9, **plus("t_unix_s", m))), (3600.0, 1.0, 0.002), "clock", word=X),
+    Fault(A, "start of the record", record(started_unix_s=lambda old, m: old + m), (-1e6, 3600.0, 65.0), "started_unix_s"),
+    Fault(A, "end of the record", record(outcome__ended_unix_s=lambda old, m: old + m), (-1e6, 3600.0, 65.0), "ended"),
+    Fault(A, "duration of a validation", events(lambda m: at(40, duration_s=m)), (-1.0, 1e6), "duration|validation", word=X),
+    Fault(A, "duration of the start", events(lambda m: put(duration_s=m), "init_done"), (-1.0, 1e6), "duration|start|init"),
+    Fault(A, "log changed after sealing", lambda e, m: (e.of("packed").path / "attempt=00/rank=00000/steps.jsonl").open("ab").write(m), (b"{}\n", b"\n"), "logs differ", word=X),
+    Fault(A, "attempt copied", copy_attempt, (1e5, 1e3, 100.0), "copy", word=X),
+    Fault(A, "rank copied", copy_rank, (1e-3, 1e-6, 1e-9), "copy", "two-ranks", X),
+    # ---- predicts nothing
+    Fault(N, "no label in any step", steps(lambda m: put(useful_tokens=0, loss_sum=0.0)), (1,), "useful|label|predict", word=X),
+    Fault(N, "no label in some steps", steps(lambda m: lambda line: line | ({"useful_tokens": 0, "loss_sum": 0.0} if line["step"] % m == 1 else {})), (2, 8, 40), "useful|label|predict", word="caution"),
+    Fault(N, "losses of zero", steps(lambda m: put(loss_sum=0.0)), (1,), LOSS),
+    Fault(N, "no label held out", events(lambda m: put(useful_tokens=0, correct_tokens=0, loss_sum=0.0)), (1,), "useful|label|predict|validat", word="suspect"),
+    # ---- other runs know
+    Fault(B, "validation before the first step", events(lambda m: at(0, loss_sum=lambda line: line["loss_sum"] + m * line["useful_tokens"]), run="padded"), (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5), "validat|before", "padded"),
+    Fault(B, "digest of a step", steps(lambda m: at(40, order_digest=lambda line: (line["order_digest"] + m) % 2**52), "two-ranks", rank="00000"), (10**9, 1), "digest|order|data", "two-ranks", "caution"),
+    Fault(B, "digests of another repeat", lambda e, m: from_other(e, "packed-1", "packed", "order_digest"), (1,), "digest|order|data", "packed-1"),
+    Fault(B, "digests all equal", steps(lambda m: put(order_digest=m)), (5, 0), "digest|order|data"),
+    Fault(B, "digest of the step before", lambda e, m: e.of("packed").edit(at(40, order_digest=e.of("packed").lines()[40 - m]["order_digest"])), (39, 1), "digest|order|data"),
+    Fault(B, "losses in other units", scale_losses, (1 / math.log(2), 1 / math.log(10)), LOSS),
+    Fault(B, "validations in other units", lambda e, m: scale_losses(e, m, of=["events"]), (1 / math.log(2), 1 / math.log(10)), LOSS),
+    Fault(B, "losses of steps in other units", lambda e, m: scale_losses(e, m, of=["steps"]), (1 / math.log(2), 1 / math.log(10)), LOSS),
+    Fault(B, "last validation lower than any", lambda e, m: scale_losses(e, m, of=["events"], start=STEPS), (0.1, 0.5, 0.8, 0.9, 0.95), LOSS),
+    Fault(B, "losses of steps lower than any", lambda e, m: scale_losses(e, m, of=["steps"], start=60), (0.1, 0.5, 0.8, 0.9, 0.95), LOSS),
+    Fault(B, "diverged in one repeat", lambda e, m: scale_losses(e, m, "packed-1", start=40), (10.0, 3.0, 1.5, 1.2), "loss|diverg", "packed-1"),
+    Fault(B, "a validation logged twice", lambda e, m: e.of("packed").edit(lambda line: line | ({"loss_sum": next(v["loss_sum"] for v in e.of("packed").lines("events") if v.get("step") == 40 - m and v["event"] == "validation")} if line["event"] == "validation" and line["step"] == 40 else {}), "events"), (20,), "validat|loss"),
+    Fault(B, "validations are those of training", lambda e, m: e.of("packed").edit(lambda line: line | ({"loss_sum": line["useful_tokens"] * e.of("packed").lines()[line["step"] - 1]["loss_sum"] / e.of("packed").lines()[line["step"] - 1]["useful_tokens"]} if line["event"] == "validation" and line["step"] else {}), "events"), (1,), "validat|loss"),
+    Fault(B, "validations of another repeat", lambda e, m: from_other(e, "packed-1", "packed", "loss_sum", kind="events", event="validation"), (1,), "validat|loss|copy", "packed-1"),
+    Fault(B, "losses of another repeat", lambda e, m: from_other(e, "packed-1", "packed", "loss_sum"), (1,), "loss|copy", "packed-1"),
+    Fault(B, "norms of another repeat", lambda e, m: from_other(e, "packed-1", "packed", "grad_norm", "grad_norm_clipped"), (1,), "norm|copy", "packed-1"),
+    Fault(B, "times of another repeat", lambda e, m: (times_of := {line["step"]: line["step_s"] for line in e.of("packed").lines()}) and e.of("packed-1").retime(lambda k, _: times_of[k]), (1,), "copy|step_s", "packed-1"),
+    Fault(B, "useful tokens of an arm", steps(lambda m: put(**times("useful_tokens", m)), "padded"), (2, 1.2, 1.05), "useful", "padded", X),
+    Fault(B, "useful tokens of an arm, one step", steps(lambda m: at(7, **plus("useful_tokens", m)), "padded"), (5, 1), "useful", "padded", X),
+    Fault(B, "losses of a twin", lambda e, m: scale_losses(e, m, "twin", of=["steps"], start=40), (2.0, 1.1, 1.03, 1.01), "loss|data|batches", "twin", "caution"),
+    Fault(B, "losses of two ranks", lambda e, m: scale_losses(e, m, "two-ranks", of=["steps"], start=20), (2.0, 1.1, 1.03, 1.01, 1.003), "loss|data", "two-ranks", "caution"),
+    Fault(B, "run copied", copy_run, ("bytes", "shifted", "own_s"), "copy", "packed-1", X),
+    Fault(B, "the original of a copy", copy_run, ("bytes",), "copy", "packed", X),
+    Fault(B, "held-out slice", events(lambda m: put(**times("useful_tokens", m)), run="padded"), (0.5, 0.99), "validat", "padded", "caution"),
+    Fault(B, "one source file", record("padded", code=lambda old, m: old | {m: "f" * 64}), ("train/loop.py",), "train/loop.py", "padded", "caution"),
+    # ---- the machine knows
+    Fault(C, "overlaps another run", overlap, (1, 0.5, 0.1, 0.01), "overlap|at one time|same time", "packed-1"),
+    Fault(C, "overlaps another approach's", lambda e, m: overlap(e, m, "padded", "packed"), (1, 0.1), "overlap|at one time|same time", "padded"),
+    Fault(C, "another boot", boot(), ("another",), "boot", "packed-1", "caution"),
+    Fault(C, "allocator", record("padded", environment=lambda old, m: old | {"MALLOC_ARENA_MAX": m}), ("1",), "MALLOC", "padded", "caution"),
+    Fault(C, "thread variable", record("padded", environment=lambda old, m: old | {"OMP_NUM_THREADS": m}), ("64", "2"), "OMP_NUM_THREADS|thread", "padded", "caution"),
+    Fault(C, "threads", record("padded", hardware__threads_per_rank=lambda old, m: old + m), (64, 1), "thread", "padded", "caution"),
+    Fault(C, "CPU", record("padded", hardware__cpu=lambda old, m: m), ("Another CPU",), "Another CPU", "padded", "caution"),
+    Fault(C, "memory of the machine", record("padded", hardware__memory_bytes=lambda old, m: int(m * old)), (0.5, 2.0), "memory", "padded", "caution"),
+    Fault(C, "version of torch", record("padded", versions=lambda old, m: old | {"torch": m}), ("1.0", "2.12.0"), "torch", "padded", "caution"),
+    Fault(C, "kernel", record("padded", kernel=lambda old, m: m), ("flash",), "kernel|attention", "padded", "caution"),
+    Fault(C, "wall clock of a rank ahead", lambda e, m: e.of("two-ranks").shift(m, ["t_unix_s"], rank="00001"), (3600.0, 600.0, 65.0), "wall clock", "two-ranks"),
+    Fault(C, "clock of a run ahead of later runs", lambda e, m: e.of("packed").shift(m, ["t_unix_s"]), (3600.0, 600.0, 65.0), "ahead of later runs|run.json"),
+    # ---- the plan knows
+    Fault(P, "a repeat that the table does not list", drop_run, ("packed-2", "packed-1"), "list|repeat|position", "packed-1", "caution"),
+    Fault(P, "an approach that the table does not list", drop_run, ("padded",), "list|repeat|position", "padded", "caution"),
+    Fault(P, "a repeat left out and the rest renumbered", renumber, (1,), "list|repeat|position|table", "packed-2", "caution"),
+    Fault(P, "repeats swapped", swap_repeats, (1,), "repeat|table", "packed", "caution"),
+    Fault(P, "positions swapped", in_table(lambda runs, m: [r.update(position=len(runs) - 1 - r["position"]) for r in runs]), (1,), "position|order|table", "packed", "caution"),
+    Fault(P, "settings of the table", in_table(lambda runs, m: runs[0]["run"].update(m)), ({"seed": 5}, {"optimizer": {"learning_rate": 0.1}}), "settings|table", "packed", "caution"),
+    Fault(P, "a cell of the table", in_table(lambda runs, m: runs[4]["cell"].update(approach=m)), ("token-list",), "cell|table|approach", "padded", "caution"),
+    # ---- steadiness: one run of six; and all runs of one approach
+    *(
+        Fault(D, f"slow in {part}, {length} steps", slow(where, length), TIMES, STEADY, base=str(length))
+        for part, where in PARTS.items()
+        for length in LENGTHS
+    ),
+    Fault(D, "slow in first third, all packed runs", slow(PARTS["first third"], 24, ("packed", "packed-1", "packed-2")), TIMES, STEADY, base="24"),
+    Fault(D, "still warming up, 200 steps", lambda e, m: e.of("packed").retime(lambda k, median: steady(k, median) * (1 + (m - 1) * math.exp(-k / 50))), TIMES, STEADY, base="200"),
+    Fault(D, "one long step", lambda e, m: e.of("packed").retime(lambda k, median: m if k == 40 else steady(k, median)), (3600.0, 60.0, 10.0, 1.0, 0.1), STEADY),
+]  # fmt: skip
