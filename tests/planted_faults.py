@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Faults in the values of logs, planted as a wrong trainer, a wrong script or a hand would leave them: one table.
 
 A fault is sealed again, as by a hand that puts the hashes right, so that only values give it away.

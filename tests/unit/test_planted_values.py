@@ -3,19 +3,25 @@
 import re
 import sys
 import tempfile
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from tests import logs
 from tests.once import once
-from tests.planted_faults import TABLE, Experiment, Fault, make_bases
+from tests.planted_faults import LENGTHS, TABLE, Experiment, Fault, make_bases
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.runs import run_row
 from tokenscale.base.errors import UserError
 from tokenscale.report import summary
 from tokenscale.report.answers import find_cautions
+from tokenscale.report.build import restore
+from tokenscale.settings.layout import DEGREES, LayoutSettings
+from tokenscale.settings.presets import PRESETS
+from tokenscale.settings.run import ScheduleSettings
 
 pytestmark = pytest.mark.slow(60)
 
@@ -96,6 +102,57 @@ def test_a_fault_is_named_at_its_smallest_magnitude(bases, fault):
         assert word == "silent", "it can be known now: say so in the table"
     else:
         assert STRENGTH.index(word) >= STRENGTH.index(fault.word), (word, sentence)
+
+
+#: what may be true of an honest run on a busy or shared machine
+STATED = re.compile("no steady state|overlaps|cores")
+#: layouts of two and four ranks
+LAYOUTS = ({"data": 2}, {"shard": 2}, {"tensor": 2}, {"pipeline": 2}, {"data": 2, "shard": 2}, {"data": 2, "tensor": 2})
+
+
+def make_honest(folder: Path) -> None:
+    """`runs` and `runs.json` of approaches, world sizes and repeats, resumed runs, layouts, precisions, objectives."""
+    runs = [logs.settings(a, w, r) for r in range(3) for a in logs.APPROACHES for w in (1, 2)]
+    runs += [logs.settings(repeat=3 + r) for r in range(3)]  # resumed below
+    base = logs.settings(model=PRESETS["llama-small"])
+    runs += [replace(base, layout=LayoutSettings(**layout), micro_batch=4) for layout in LAYOUTS]
+    runs += [replace(base, precision="bf16", repeat=r) for r in range(3)]
+    runs += [replace(base, schedule=ScheduleSettings(shape=s)) for s in ("linear", "constant")]
+    hardware = logs.HARDWARE | {"cores": 8}
+    for run in runs:
+        resumed = [{"stop": 6, "stopped": False}, {"start": 4}] if run.repeat > 2 else None
+        logs.write_run(folder / "runs", run, hardware=hardware, attempts=resumed)
+    further = (*(f"layout.{degree}" for degree in DEGREES[1:]), "micro_batch", "model", "precision", "schedule.shape")
+    logs.write_table(folder / "runs.json", runs, further=further)
+
+
+def honest_runs(bases: Path, folder: Path) -> pd.DataFrame:
+    """The tables `runs` of honest logs: the bases', synthetic ones, those of the evidence, and of the demo if here."""
+    found = []
+    for base in ("trained", *map(str, LENGTHS)):
+        found.append(read(Experiment(bases, base, folder / base)).reset_index())
+    make_honest(folder / "synthetic")
+    ingest(folder / "synthetic/runs.json", folder / "synthetic/runs", folder / "synthetic/tables")
+    found.append(pd.read_parquet(folder / "synthetic/tables/runs.parquet"))
+    for archive in sorted(Path("evidence").glob("*/logs.json.xz")):
+        for name in restore(archive, folder / archive.parent.name):
+            found.append(pd.read_parquet(folder / archive.parent.name / f"tables/{name}/runs.parquet"))
+    for table in sorted(Path("results/experiments").glob("*.json")):
+        stores = sorted(Path("results/tokens").rglob("manifest.json"))
+        ingest(table, Path("results/runs"), folder / table.stem, stores=stores)
+        found.append(pd.read_parquet(folder / table.stem / "runs.parquet"))
+    return pd.concat(found)
+
+
+def test_honest_logs_raise_nothing(bases, tmp_path):
+    runs = honest_runs(bases, tmp_path)
+    said = {
+        (run.run_id, reason)
+        for run in runs[~runs["external"].astype(bool)].itertuples()
+        for reason in run.reasons.split("; ")
+        if reason and run.validity != "missing" and not STATED.search(reason)
+    }
+    assert len(runs) >= 100 and not said
 
 
 def print_table(only: str = "") -> None:
