@@ -122,7 +122,7 @@ def make_honest(folder: Path) -> None:
     for run in runs:
         resumed = [{"stop": 6, "stopped": False}, {"start": 4}] if run.repeat > 2 else None
         logs.write_run(folder / "runs", run, hardware=hardware, attempts=resumed)
-    further = (*(f"layout.{degree}" for degree in DEGREES[1:]), "micro_batch", "model", "precision", "schedule.shape")
+    further = (*(f"layout.{degree}" for degree in DEGREES), "micro_batch", "model.name", "precision", "schedule.shape")
     logs.write_table(folder / "runs.json", runs, further=further)
 
 
