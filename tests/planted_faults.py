@@ -18,7 +18,7 @@ import numpy as np
 from tests import logs
 from tests.corpora import Lab, make_run
 from tests.distributed.ranks import run_ranks
-from tokenscale.base.files import read_json, write_json
+from tokenscale.base.files import canonical_json, read_json, sha256_text, write_json
 from tokenscale.runs.launch.attempts import hash_identity, prepare_attempt
 from tokenscale.runs.records import provenance
 from tokenscale.settings.closure import training_code
@@ -183,10 +183,12 @@ class Experiment:
     def of(self, name: str) -> Folder:
         return Folder(self.target / "runs" / self.run_id(name))
 
-    def table(self, change: Callable[[dict], Any]) -> None:
-        """Edit the run table."""
+    def table(self, change: Callable[[dict], Any], seal: bool = True) -> None:
+        """Edit the run table, and seal it again."""
         table = read_json(self.target / "runs.json")
+        sealed = table.pop("seal")
         change(table)
+        table["seal"] = sha256_text(canonical_json(table)) if seal else sealed
         write_json(self.target / "runs.json", table)
 
 
@@ -535,13 +537,14 @@ TABLE = [
     Fault(C, "wall clock of a rank ahead", lambda e, m: e.of("two-ranks").shift(m, ["t_unix_s"], rank="00001"), (3600.0, 600.0, 65.0), "wall clock", "two-ranks"),
     Fault(C, "clock of a run ahead of later runs", lambda e, m: e.of("packed").shift(m, ["t_unix_s"]), (3600.0, 600.0, 65.0), "ahead of later runs|run.json"),
     # ---- the plan knows
-    Fault(P, "a repeat that the table does not list", drop_run, ("packed-2", "packed-1"), "list|repeat|position", "packed-1", "caution"),
+    Fault(P, "a repeat that the table does not list", drop_run, ("packed-2",), "list|repeat|position", "packed-2", "caution"),
     Fault(P, "an approach that the table does not list", drop_run, ("padded",), "list|repeat|position", "padded", "caution"),
     Fault(P, "a repeat left out and the rest renumbered", renumber, (1,), "list|repeat|position|table", "packed-2", "caution"),
     Fault(P, "repeats swapped", swap_repeats, (1,), "repeat|table", "packed", "caution"),
     Fault(P, "positions swapped", in_table(lambda runs, m: [r.update(position=len(runs) - 1 - r["position"]) for r in runs]), (1,), "position|order|table", "packed", "caution"),
     Fault(P, "settings of the table", in_table(lambda runs, m: runs[0]["run"].update(m)), ({"seed": 5}, {"optimizer": {"learning_rate": 0.1}}), "settings|table", "packed", "caution"),
     Fault(P, "a cell of the table", in_table(lambda runs, m: runs[4]["cell"].update(approach=m)), ("token-list",), "cell|table|approach", "padded", "caution"),
+    Fault(P, "a note of the table, not sealed again", lambda e, m: e.table(lambda table: table.update(note=m), seal=False), ("Faster.",), "table|seal", word="caution"),
     # ---- steadiness: one run of six; and all runs of one approach
     *(
         Fault(D, f"slow in {part}, {length} steps", slow(where, length), TIMES, STEADY, base=str(length))

@@ -137,10 +137,10 @@ def honest_runs(bases: Path, folder: Path) -> pd.DataFrame:
     for archive in sorted(Path("evidence").glob("*/logs.json.xz")):
         for name in restore(archive, folder / archive.parent.name):
             found.append(pd.read_parquet(folder / archive.parent.name / f"tables/{name}/runs.parquet"))
-    for table in sorted(Path("results/experiments").glob("*.json")):
+    for table in sorted(Path("results/experiments").glob("*/runs.json")):
         stores = sorted(Path("results/tokens").rglob("manifest.json"))
-        ingest(table, Path("results/runs"), folder / table.stem, stores=stores)
-        found.append(pd.read_parquet(folder / table.stem / "runs.parquet"))
+        ingest(table, Path("results/runs"), folder / "results" / table.parent.name, stores=stores)
+        found.append(pd.read_parquet(folder / "results" / table.parent.name / "runs.parquet"))
     return pd.concat(found)
 
 
