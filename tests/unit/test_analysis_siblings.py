@@ -30,7 +30,7 @@ class Experiment:
     def __init__(self, folder):
         self.folder = folder
         for number, run in enumerate(RUNS.values()):
-            start = {"boot_s": 100.0 + 50 * number, "t0": 1.7e9 + 50 * number - 100 * run.repeat}
+            start = {"boot_s": 100.0 + 50 * number, "t0": 1.7e9 + 50 * number - logs.began_s(run)}
             logs.write_run(folder / "runs", run, attempts=[start])
             self.edit(list(RUNS)[number], "events", set_boot("boot-1"))
         logs.write_table(folder / "experiments/demo/runs.json", list(RUNS.values()))
@@ -89,8 +89,8 @@ def scale_losses(name):
 
 def copy_order(experiment, m):
     """packed-1 has the samples of packed-0; or `m` steps of it those of the first."""
-    digest = [logs.digest(RUNS["packed-0"], step, 0) for step in range(STEPS)]
-    own = logs.digest(RUNS["packed-1"], 0, 0)
+    digest = logs.digests(RUNS["packed-0"], range(STEPS), 0)
+    own = logs.digests(RUNS["packed-1"], range(1), 0)[0]
     experiment.edit(
         "packed-1",
         "steps",

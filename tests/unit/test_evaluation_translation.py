@@ -9,10 +9,8 @@ import torch
 
 from tests import logs
 from tests.corpora import Lab, make_tokenizer, pairs_source
-from tokenscale.analysis.campaign import Siblings
 from tokenscale.analysis.ingest import bleu, bleu_rows, ingest
 from tokenscale.analysis.queries import query
-from tokenscale.analysis.tables import of_rows
 from tokenscale.base.errors import UserError
 from tokenscale.cli.evaluate import evaluate
 from tokenscale.data.corpus.build import build
@@ -200,22 +198,6 @@ def test_runs_that_cannot_translate_are_refused(changes, says):
 )
 def test_runs_of_every_layout_translate(layout):
     assert not [text for field, text in make_run(layout=layout).problems() if field == "validation.bleu"]
-
-
-@pytest.mark.parametrize(
-    "labels, useful, validity", [("target", 30, "valid"), ("target", 90, "invalid"), ("all", 30, "invalid")]
-)
-def test_targets_are_a_part_of_the_useful_tokens_of_a_store(labels, useful, validity):
-    steps = [
-        {"step": n, "rank": 0, "world_size": 1, "useful_tokens": useful, "total_tokens": 100, "rows": 10}
-        for n in range(200)
-    ]
-    siblings = Siblings()
-    siblings.add("run", of_rows("steps", steps), of_rows("events", []))
-    row = {"run_id": "run", "validity": "valid", "reasons": "", "external": False, "approach": "padded", "storage": ""}
-    row |= {"factors": "", "science": "", "repeat": 0, "mixture": None, "objective": "causal", "store_sha256": "0"}
-    stores = [{"manifest_sha256": "0", "useful_tokens": 70, "total_tokens": 100}]
-    assert siblings.judge([row | {"labels": labels}], stores)[0]["validity"] == validity
 
 
 def test_of_a_sentence_that_two_attempts_translated_the_newest_counts():

@@ -104,7 +104,8 @@ def test_the_command_prints_row_counts_and_leaves_only_the_tables(lab, read, cap
     assert cli.main(call) == 0 and cli.main(call) == 0 and len(read) == 6
     assert [path.name for path in (lab.root / "out").iterdir()] == ["demo"]
     said = capsys.readouterr().out.splitlines()
-    assert len(set(said)) == 1 and "3 runs" in said[0] and "4 attempts" in said[0]
+    counts = {line for line in said if "not checked" not in line}
+    assert len(counts) == 1 and "3 runs" in said[0] and "4 attempts" in said[0]
 
 
 def test_every_flipped_bit_is_refused_and_named_until_the_tables_are_ingested_again(lab):
