@@ -1,5 +1,7 @@
 """Runs that are not like for like are found, and what tells them apart is named."""
 
+import json
+
 import pandas as pd
 import pytest
 
@@ -105,6 +107,17 @@ def test_more_ranks_have_fewer_threads_each_and_that_is_no_difference():
     set_ = two | {"environment": '{"MALLOC_ARENA_MAX":"1"}'}
     assert "MALLOC_ARENA_MAX" in sentences(refusals(table(("packed", one), ("packed", set_)), "world_size"))
     assert refusals(table(("padded", one), ("packed", {})), "approach") == []  # not recorded
+
+
+def test_variables_of_communication_are_compared_where_there_is_any():
+    """One rank sets none; of several they are among what makes a difference."""
+
+    def ranks(number, **variables):
+        return ("packed", {"world_size": number, "environment": json.dumps(variables)})
+
+    assert refusals(table(ranks(1), ranks(2, NCCL_ALGO="Ring"), ranks(4, NCCL_ALGO="Ring")), "world_size") == []
+    found = sentences(refusals(table(ranks(1), ranks(2, NCCL_ALGO="Ring"), ranks(4, FI_PROVIDER="cxi")), "world_size"))
+    assert "NCCL_ALGO" in found and "FI_PROVIDER" in found
 
 
 def test_settings_without_a_column_are_found_by_their_digest():

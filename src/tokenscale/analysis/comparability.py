@@ -35,6 +35,8 @@ RANKS = {
 }
 #: what is compared → keys of cells that are its levels
 LEVELS = {"approach": ("approach", "storage"), "world_size": ("layout.data",), "layout": ("layout",)}
+#: environment variables that only several ranks read
+COMMUNICATION = ("NCCL_", "TORCH_NCCL_", "FI_", "GLOO_")
 #: what changes the number of ranks
 RANKS_CHANGE = ("world_size", "layout")
 #: section of a factor's key → columns that follow from it; of other factors the column of their name
@@ -146,9 +148,10 @@ def _weak(group: pd.DataFrame) -> bool:
 def _facts(group: pd.DataFrame, factor: str) -> dict[Any, dict[str, Any]]:
     """Return index → name → value of the facts that a row states.
 
-    Among them are versions of packages, environment variables (of threads only where all have as many ranks), the
-    hashes of the run's own source files (runs that import different files share the facts of those that both import),
-    and the tokens that it validated on, which may differ between repeats where labels are drawn.
+    Among them are versions of packages, environment variables (of threads only where all have as many ranks, of
+    communication only where there is any), the hashes of the run's own source files (runs that import different files
+    share the facts of those that both import), and the tokens that it validated on, which may differ between repeats
+    where labels are drawn.
     """
     wanted, found = _wanted(group, factor), {}
     for row in group.itertuples():
@@ -160,12 +163,15 @@ def _facts(group: pd.DataFrame, factor: str) -> dict[Any, dict[str, Any]]:
                 stated[f"useful tokens validated on in repeat {row.repeat}"] = getattr(row, "validation_tokens", None)
         found[row.Index] = {name: value for name, value in stated.items() if not pd.isna(value)}
     environments = {
-        row.Index: set_ for row in group.itertuples() if not row.external and (set_ := _decoded(row, "environment"))
+        row.Index: (row.world_size, set_)
+        for row in group.itertuples()
+        if not row.external and (set_ := _decoded(row, "environment"))
     }
-    for name in sorted({name for set_ in environments.values() for name in set_}):
+    for name in sorted({name for _, set_ in environments.values() for name in set_}):
         if factor not in RANKS_CHANGE or not name.endswith("_NUM_THREADS"):
-            for i, set_ in environments.items():
-                found[i][f"environment variable {name}"] = set_.get(name, "not set")
+            for i, (ranks, set_) in environments.items():
+                if ranks > 1 or not name.startswith(COMMUNICATION):
+                    found[i][f"environment variable {name}"] = set_.get(name, "not set")
     return found
 
 

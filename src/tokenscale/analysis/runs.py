@@ -31,7 +31,9 @@ from tokenscale.settings.run import (
 Row = dict[str, Any]
 
 #: environment variables that say where a run is, or where it writes
-_PLACE_VARIABLES = re.compile("RANK$|LOCAL_RANK$|WORLD_SIZE$|MASTER_|SLURM_|CUDA_VISIBLE_DEVICES$|.*(FILE|DIR|PATH)$")
+_PLACE_VARIABLES = re.compile(
+    "RANK$|LOCAL_RANK$|WORLD_SIZE$|MASTER_|SLURM_|CUDA_VISIBLE_DEVICES$|.*(FILE|DIR|PATH|IFNAME)$"
+)
 #: convention, as a record names it → column
 FLOPS = {
     "full": "flops_per_token",
