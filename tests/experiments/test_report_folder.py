@@ -20,7 +20,7 @@ from tests.once import once
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.tables import write_manifest, writer
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json, sha256_file, write_json
+from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256_text, write_json
 from tokenscale.base.manifests import read_sums
 from tokenscale.cli.main import main
 from tokenscale.report import build, bundle, page, pdf, save, verification
@@ -248,8 +248,27 @@ SOURCES = {
         {"tables": "benchmarks.parquet"}),
     "the run table": (
         lambda results: edit_json(results / "runs.json", runs=read_json(results / "runs.json")["runs"][:-1]),
-        {"tables": "runs.parquet"}),
+        {"tables": "runs.json: the run table has changed"}),
+    "the run table's seal": (
+        lambda results: edit_json(results / "runs.json", seal="0" * 64),
+        {"tables": "runs.json: the run table has changed"}),
+    "the settings of a run in the run table, sealed again": (
+        lambda results: seal_table(results, lambda entry: entry["run"].update(seed=7)), {"tables": "runs.parquet"}),
+    "the repeat of a run in the run table, sealed again": (
+        lambda results: seal_table(results, lambda entry: entry.update(repeat=9)), {"tables": "runs.parquet"}),
+    "a run table that is cut short": (
+        lambda results: os.truncate(results / "runs.json", 200), {"tables": "runs.json: "}),
+    "a benchmark's file that is cut short": (
+        lambda results: os.truncate(results / "bench.json", 9), {"tables": "bench.json: "}),
 }  # fmt: skip
+
+
+def seal_table(results, edit):
+    """Edit the first run of the run table, and seal it again."""
+    table = read_json(results / "runs.json")
+    edit(table["runs"][0])
+    body = {key: value for key, value in table.items() if key != "seal"}
+    write_json(results / "runs.json", body | {"seal": sha256_text(canonical_json(body))})
 
 
 def write_benchmark_again(results):

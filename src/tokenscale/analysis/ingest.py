@@ -193,6 +193,10 @@ class TableInputs:
     def __post_init__(self) -> None:
         object.__setattr__(self, "table", self.table or f"experiments/{self.experiment}/runs.json")
 
+    def names(self) -> tuple[str, ...]:
+        """Return the paths of all inputs."""
+        return (self.table, *self.benchmarks, *self.stores, *self.corpora, *self.certificates)
+
     def ingest(self, results: Path, output: Path) -> None:
         """Write the tables of the logs and files below `results` to the folder `output`."""
         kinds = ("benchmarks", "stores", "corpora", "certificates")

@@ -100,7 +100,7 @@ def pack(experiments: Sequence[TableInputs], results: Path, output: Path) -> tup
     runs: set[str] = set()
     left_out: set[str] = set()
     for inputs in experiments:
-        names |= {inputs.table, *inputs.benchmarks, *inputs.stores, *inputs.corpora, *inputs.certificates}
+        names |= {*inputs.names()}
         builds = (str(Path(store).with_name("build.json")) for store in inputs.stores)
         names |= {name for name in builds if (results / name).is_file()}
         path = results / inputs.table

@@ -80,15 +80,17 @@ def check_tables(folder: Path, results: Path) -> Link:
         return link
     runs = pq.read_table(folder / "runs.parquet", columns=["run_id", "status"], use_threads=False).to_pylist()
     ended = [run["run_id"] for run in runs if run["status"] != "missing"]
-    if ended and not any((results / "runs" / run / "run.json").is_file() for run in ended):
-        link.unchecked.append(f"logs are not at hand in {results / 'runs'}: tables of {folder.name} not proven")
-        return link
+    inputs = read_inputs(folder)
     with TemporaryDirectory() as temporary:
         again = Path(temporary, folder.name)
         try:
-            read_inputs(folder).ingest(results, again)
-        except UserError as error:
-            link.unchecked.append(_one_line(error))
+            inputs.ingest(results, again)
+        except UserError as error:  # an input that is at hand and cannot be read is not the one of these tables
+            at_hand = all((results / name).is_file() for name in inputs.names())
+            (link.differs if at_hand else link.unchecked).append(_one_line(error))
+            return link
+        if ended and not any((results / "runs" / run / "run.json").is_file() for run in ended):
+            link.unchecked.append(f"logs are not at hand in {results / 'runs'}: tables of {folder.name} not proven")
             return link
         _compare_tables(link, folder, again)
     going = [run["run_id"] for run in runs if _goes_on(results / "runs" / run["run_id"] / "run.json")]
