@@ -99,6 +99,14 @@ def test_a_verdict_takes_the_whole_interval_and_enough_points(tmp_path, seconds,
     assert len(found.run_ids) == 2 * len(seconds)
 
 
+@pytest.mark.parametrize("suspect", [["packed-1"], ["padded-0", "packed-5"], []])
+def test_suspect_runs_of_a_claim_are_counted_beside_its_verdict(tmp_path, suspect):
+    changes = {run_id: {"validity": "suspect"} for run_id in suspect}
+    found = judged(lab(tmp_path, [0.5] * 6, changes=changes), claim())
+    assert found.verdict == SUPPORTED
+    assert found.reason == (f"suspect runs: {len(suspect)} of 12" if suspect else "")
+
+
 def test_the_sentence_has_the_numbers_and_columns_of_the_rows(tmp_path):
     one = claim(
         sql=PAIRS.replace("t.run_id,", "t.run_id, 'H100' AS device, 17 AS rows,"),

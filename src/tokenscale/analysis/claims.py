@@ -429,16 +429,19 @@ def _judged(
         if cell.verdict == verdict and cell.reason:
             reasons.setdefault(cell.reason, []).append(cell.name)
     shown = rows[rows["cell"].isin([cell.name for cell in cells])]
-    ids = [set(shown[column].dropna()) for column in _ids(shown)]
+    used = set().union(*(shown[column].dropna() for column in _ids(shown)))
+    inventory = experiment_tables.inventory
+    suspect = inventory["run_id"].isin(used) & (inventory["validity"] == "suspect")
+    marks = [f"suspect runs: {int(suspect.sum())} of {len(used)}"] if suspect.any() else []
     return Judged(
         name,
         verdict,
-        "; ".join(_of_cells(reason, names, len(cells)) for reason, names in reasons.items()),
+        "; ".join([*(_of_cells(reason, names, len(cells)) for reason, names in reasons.items()), *marks]),
         _sentence(claim, shown, cells),
         experiment_tables.name,
         experiment_tables.scale,
         cells,
-        tuple(sorted(set().union(*ids))),
+        tuple(sorted(used)),
         refused,
         # an experiment that was not made for the claim may have its rows without its figure
         claim.shown_in if not experiment_tables.figures or claim.shown_in in experiment_tables.figures else None,
