@@ -7,33 +7,31 @@ import duckdb
 import pandas as pd
 
 from tokenscale.analysis.queries import damage_reported
-from tokenscale.report.captions import spread
+from tokenscale.report.captions import cells, spread, used
 from tokenscale.report.paired_comparisons import in_pairs
-from tokenscale.report.style import number, ordered
-from tokenscale.report.table import Link, Table, count
+from tokenscale.report.style import number
+from tokenscale.report.table import Link, Table, columns, count
 from tokenscale.settings.experiments import flatten_cell
 
 
 def steadiness(step_times: pd.DataFrame, throughput: pd.DataFrame) -> Table:
     """A row a series and world size: how steps spread inside a run, and throughput between runs."""
-    columns = [("approach", False), ("world size", True), ("runs", True), ("median step (ms)", True)]
-    columns += [("p95 / median", True), ("p99 / median", True), ("slowest / median", True)]
-    columns += [("within a run: IQR (%)", True), ("between runs: range (%)", True)]
     late = step_times["late_s"].notna().any()
-    columns += [("slowest rank behind (ms)", True)] if late else []
     rows = []
-    for name in ordered(step_times["series"]):
-        for world, group in step_times[step_times["series"] == name].groupby("world_size"):
-            of = throughput[(throughput["series"] == name) & (throughput["world_size"] == world)]["useful_tokens_per_s"]
-            between = number(100 * (of.max() - of.min()) / of.median(), 2) if len(of) > 1 else "–"
-            rows.append(
-                [name, str(world), str(len(group)), spread(1e3 * group["median_s"])]
-                + [number((group[f"{tail}_s"] / group["median_s"]).median()) for tail in ("p95", "p99", "slowest")]
-                + [number(100 * group["iqr_share"].median(), 2), between]
-                + ([spread(1e3 * group["late_s"].dropna())] if late else [])
-            )
+    for name, world, group in cells(step_times):
+        of = throughput[(throughput["series"] == name) & (throughput["world_size"] == world)]["useful_tokens_per_s"]
+        between = number(100 * (of.max() - of.min()) / of.median(), 2) if len(of) > 1 else "–"
+        rows.append([
+            *(name, str(world), str(len(group)), spread(1e3 * group["median_s"])),
+            *(number((group[f"{tail}_s"] / group["median_s"]).median()) for tail in ("p95", "p99", "slowest")),
+            *(number(100 * group["iqr_share"].median(), 2), between),
+            *([spread(1e3 * group["late_s"].dropna())] if late else []),
+        ])  # fmt: skip
+    heads = columns("approach", ">world size", ">runs", ">median step (ms)", ">p95 / median", ">p99 / median",
+                    ">slowest / median", ">within a run: IQR (%)", ">between runs: range (%)",
+                    *([">slowest rank behind (ms)"] if late else []))  # fmt: skip
     return Table(
-        columns,
+        heads,
         rows,
         "After warm-up; steps are as long as on the slowest rank. Quantiles are of one run's steps, medians over runs. "
         "Between runs: highest less lowest throughput over the median.",
@@ -45,30 +43,23 @@ def energy(rows: pd.DataFrame) -> str:
     counted = rows.dropna(subset=["energy_j"])
     if counted.empty:
         return ""
-    texts = []
-    for name in ordered(counted["series"]):
-        for world, group in counted[counted["series"] == name].groupby("world_size"):
-            each = spread(1e3 * group["j_per_useful_token"])
-            texts.append(f"{name}, world size {world}: {each} mJ a useful token")
+    texts = [
+        f"{name}, world size {world}: {spread(1e3 * group['j_per_useful_token'])} mJ a useful token"
+        for name, world, group in cells(counted)
+    ]
     return f"Energy of the devices' boards, by their own counters ({len(counted)} runs): {'; '.join(texts)}."
 
 
 RESUMED = "resumed and uninterrupted"
 #: kind of pair → (what the sentence is about, what is true of a proven pair)
+_SAME = "the same samples and useful tokens at every step"
 _PROOFS = {
-    "world sizes": (
-        "across world sizes",
-        "the same samples and useful tokens at every step, and losses within rounding",
-    ),
-    RESUMED: (
-        "after resuming from another run's state",
-        "the same samples and useful tokens at every step that is left, and losses within rounding",
-    ),
+    "world sizes": ("across world sizes", f"{_SAME}, and losses within rounding"),
+    RESUMED: ("after resuming from another run's state", f"{_SAME} that is left, and losses within rounding"),
     "online and offline": (
-        "online against offline",
-        "the same samples, the same useful tokens, and bit-identical losses at every step",
+        "online against offline", "the same samples, the same useful tokens, and bit-identical losses at every step"
     ),
-}
+}  # fmt: skip
 
 
 def proof(order: pd.DataFrame) -> dict[str, Any]:
@@ -87,7 +78,8 @@ def proof(order: pd.DataFrame) -> dict[str, Any]:
         if pairs.empty:
             state, text = "none", f"Same data {what}: no pair of runs to compare."
         elif proven == len(pairs):
-            state, text = "proven", f"Same data {what}: proven. {_all(proven)} {true}."
+            all_have = f"All {in_pairs(proven)} have" if proven > 1 else "The one pair has"
+            state, text = "proven", f"Same data {what}: proven. {all_have} {true}."
         else:
             why = pairs.loc[pairs["finding"] != "proven", "finding"].value_counts(sort=False)
             others = "; ".join(f"{in_pairs(n)}: {finding}" for finding, n in why.items())
@@ -116,43 +108,21 @@ def _finding(kind: str, pair: Any) -> str:
     return "proven"
 
 
-def _all(n: int) -> str:
-    return f"All {in_pairs(n)} have" if n > 1 else "The one pair has"
-
-
 def _proof_table(pairs: pd.DataFrame) -> Table:
     """A row for the pairs of two series and two world sizes."""
-    columns = [
-        ("approach", False),
-        ("against", False),
-        ("world sizes", False),
-        ("pairs", True),
-        ("steps with equal digests", True),
-        ("same useful tokens", False),
-        ("losses bit-identical", False),
-        ("largest loss difference (nats)", True),
-        ("finding", False),
+    heads = columns("approach", "against", "world sizes", ">pairs", ">steps with equal digests", "same useful tokens",
+                    "losses bit-identical", ">largest loss difference (nats)", "finding")  # fmt: skip
+    rows = [
+        [
+            *(a, b, str(w) if w == v else f"{w} and {v}", str(len(group))),
+            f"{group['steps_equal'].sum()} of {group['steps_compared'].sum()}",
+            *("yes" if group[column].all() else "no" for column in ("same_useful_tokens", "losses_identical")),
+            f"{group['largest_loss_difference'].max():.2g}",
+            "; ".join(dict.fromkeys(group["finding"])),
+        ]
+        for (a, b, w, v), group in pairs.groupby(["series", "other_series", "world_size", "other_world_size"])
     ]
-    rows = []
-    for (a, b, w, v), group in pairs.groupby(["series", "other_series", "world_size", "other_world_size"]):
-        rows.append(
-            [
-                a,
-                b,
-                str(w) if w == v else f"{w} and {v}",
-                str(len(group)),
-                f"{group['steps_equal'].sum()} of {group['steps_compared'].sum()}",
-                "yes" if group["same_useful_tokens"].all() else "no",
-                "yes" if group["losses_identical"].all() else "no",
-                f"{group['largest_loss_difference'].max():.2g}",
-                "; ".join(dict.fromkeys(group["finding"])),
-            ]
-        )
-    return Table(
-        columns,
-        rows,
-        "Digests name the samples of a step by their numbers, not their content.",
-    )
+    return Table(heads, rows, "Digests name the samples of a step by their numbers, not their content.")
 
 
 def of_canary(runs: pd.DataFrame, planned: Mapping[str, int | None]) -> pd.Series:
@@ -168,61 +138,42 @@ def design(runs: pd.DataFrame, planned: Mapping[str, int | None], not_run: Seque
     """
     canary = runs[of_canary(runs, planned)]
     runs = runs.drop(canary.index)
-    columns = [
-        ("cell", False),
-        *((f"repeat {r}", False) for r in sorted(runs["repeat"].dropna().unique())),
-        ("done", True),
-    ]
+    repeats = sorted(runs["repeat"].dropna().unique())
     rows = []
     for (cell, external), group in runs.groupby(["cell", "external"], sort=False):
         by_repeat = {r.repeat: "nonfinite" if r.status == "nonfinite" else r.validity for r in group.itertuples()}
-        done = int(group["validity"].isin(["valid", "suspect"]).sum())
-        marks = [by_repeat.get(r, "–") for r in sorted(runs["repeat"].dropna().unique())]
         wanted = len(group) if external else planned.get(cell) or len(group)
-        rows.append([(cell or "(one cell)") + " (external)" * external, *marks, f"{done} of {wanted}"])
+        name = (cell or "(one cell)") + " (external)" * external
+        rows.append([name, *(by_repeat.get(r, "–") for r in repeats), f"{len(used(group))} of {wanted}"])
     without = [
         f"{', '.join(f'{key}={level}' for key, level in flatten_cell(left['cells']).items())} ({left['reason']})"
         for left in not_run
     ]
     notes = [f"Not run: {'; '.join(without)}."] if without else []
     if len(canary):
-        done = int(canary["validity"].isin(["valid", "suspect"]).sum())
-        notes.append(f"Canary, between the others: {done} of {len(canary)} runs of {canary['cell'].iloc[0]}.")
-    return Table(columns, rows, " ".join(notes))
+        notes.append(
+            f"Canary, between the others: {len(used(canary))} of {len(canary)} runs of {canary['cell'].iloc[0]}."
+        )
+    return Table(columns("cell", *(f"repeat {r}" for r in repeats), ">done"), rows, " ".join(notes))
 
 
 def inventory_table(runs: pd.DataFrame) -> Table:
     """Every run, also those that count for nothing."""
-    columns = [
-        ("run", False),
-        ("validity", False),
-        ("status", False),
-        ("reasons", False),
-        ("order", True),
-        ("attempts", True),
-    ]
-    columns += [("steps", True), ("repeated rows", True), ("broken lines", True), ("sealed", False)]
     queued = runs["job_ids"].notna().any()
-    if queued:
-        columns += [("nodes", False), ("queued s", True), ("SLURM log", False)]
-    rows = []
-    for r in runs.itertuples():
-        rows.append(
-            [
-                r.run_id,
-                r.validity,
-                r.status,
-                "; ".join(filter(None, [r.reasons, r.cautions])),
-                count(r.position),
-                count(r.attempts),
-            ]
-            + [f"{count(r.steps_seen)} of {count(r.steps_asked)}", count(r.overlap_rows)]
-            + [f"{count(r.quarantined)}" + (f" ({count(r.quarantined_benign)} benign)" if r.quarantined else "")]
-            + ["yes" if r.sealed else "no"]
-            + ([r.node_names or "", count(r.queue_s), _newest_log(r)] if queued else [])
-        )
+    heads = columns("run", "validity", "status", "reasons", ">order", ">attempts", ">steps", ">repeated rows",
+                    ">broken lines", "sealed", *(["nodes", ">queued s", "SLURM log"] if queued else []))  # fmt: skip
+    rows = [
+        [
+            *(r.run_id, r.validity, r.status, "; ".join(filter(None, [r.reasons, r.cautions])), count(r.position)),
+            *(count(r.attempts), f"{count(r.steps_seen)} of {count(r.steps_asked)}", count(r.overlap_rows)),
+            f"{count(r.quarantined)}" + (f" ({count(r.quarantined_benign)} benign)" if r.quarantined else ""),
+            "yes" if r.sealed else "no",
+            *([r.node_names or "", count(r.queue_s), _newest_log(r)] if queued else []),
+        ]
+        for r in runs.itertuples()
+    ]
     unchecked = runs["unchecked"].dropna().loc[lambda texts: texts != ""].value_counts()
-    return Table(columns, rows, " ".join(f"Not checked in {n} runs: {text}." for text, n in unchecked.items()))
+    return Table(heads, rows, " ".join(f"Not checked in {n} runs: {text}." for text, n in unchecked.items()))
 
 
 def _newest_log(run: Any) -> str:
@@ -239,5 +190,5 @@ def quarantine_table(connection: duckdb.DuckDBPyConnection) -> Table:
         rows = connection.execute(
             "SELECT file, line, reason, benign, text FROM quarantine ORDER BY benign, file, line LIMIT 100"
         ).fetchall()
-    columns = [("file", False), ("line", True), ("reason", False), ("benign", False), ("text", False)]
-    return Table(columns, [[f, str(n), why, "yes" if benign else "no", text[:120]] for f, n, why, benign, text in rows])
+    heads = columns("file", ">line", "reason", "benign", "text")
+    return Table(heads, [[f, str(n), why, "yes" if benign else "no", text[:120]] for f, n, why, benign, text in rows])

@@ -1,13 +1,13 @@
 """Sentences that captions share. Every number in them is counted from the tables."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
 from tokenscale.analysis import comparability
 from tokenscale.analysis.statistics import summary
-from tokenscale.report.style import number
+from tokenscale.report.style import number, ordered
 
 #: letters of a caption that is read with its figure: three lines beside the answers, fewer elsewhere
 SHORT = 230
@@ -154,6 +154,13 @@ def extremes(values: pd.Series, unit: str = "") -> str:
     if len(values) == 1 or texts[0].split(" with ")[0] == texts[1].split(" with ")[0]:
         return f"{number(values.max())}{unit} with {f'all {len(values)}' if len(values) > 1 else values.index[0]}"
     return f"{texts[0]} to {texts[1]}"
+
+
+def cells(rows: pd.DataFrame) -> Iterator[tuple[str, int, pd.DataFrame]]:
+    """(series, world size, rows) of each cell, series in the order of the palette."""
+    for name in ordered(rows["series"]):
+        for world, group in rows[rows["series"] == name].groupby("world_size"):
+            yield name, int(world), group
 
 
 def by_cell(rows: pd.DataFrame, column: str) -> list[pd.Series]:

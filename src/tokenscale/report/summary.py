@@ -14,9 +14,9 @@ from tokenscale.analysis.tables import MANIFEST, read_experiment
 from tokenscale.analysis.tables import check as check_tables
 from tokenscale.base.files import sha256_file
 from tokenscale.report import answers, campaign_quality, paired_comparisons, save
-from tokenscale.report.captions import caution, kinds, left_out, sentence, spread
-from tokenscale.report.style import number, ordered
-from tokenscale.report.table import Table, count
+from tokenscale.report.captions import by_cell, caution, cells, kinds, left_out, sentence, spread
+from tokenscale.report.style import number
+from tokenscale.report.table import Table, columns, count
 from tokenscale.settings.experiments import STUDIES
 from tokenscale.settings.registry import FIGURES
 
@@ -37,13 +37,12 @@ def describe_source_study(original: Mapping[str, Any]) -> dict[str, str]:
 
 def source_study_table(parts: Iterable[Mapping[str, Any]]) -> Table:
     """A row for each experiment that has an original, as `describe_source_study` has them."""
-    columns = [("experiment", False), *((heading, False) for heading in HEADINGS.values())]
     rows = [
         [part["name"], *(part["original"].get(heading, "") for heading in HEADINGS.values())]
         for part in parts
         if part["original"]
     ]
-    return Table(columns, rows)
+    return Table(columns("experiment", *HEADINGS.values()), rows)
 
 
 #: queries of an experiment's description
@@ -167,78 +166,42 @@ def throughput_table(throughput: pd.DataFrame, stalls: pd.DataFrame, runs: pd.Da
     uses are counted beside the others."""
     refusals = comparability.refusals(runs, "approach")
     refused = comparability.refused(refusals)
-    columns = [
-        ("approach", False),
-        ("world size", True),
-        ("runs", True),
-        ("useful tokens / s", True),
-        ("total tokens / s", True),
-    ]
-    columns += [("not useful (%)", True), ("median step (ms)", True), ("data stall (%)", True)]
     rows = []
-    for name in ordered(throughput["series"]):
-        for world, group in throughput[throughput["series"] == name].groupby("world_size"):
-            stall = stalls[(stalls["series"] == name) & (stalls["world_size"] == world)]["data_stall_share"]
-            rows.append(
-                [
-                    name,
-                    str(world),
-                    str(len(group))
-                    + (f" ({out} not compared)" if (out := group["run_id"].isin(refused).sum()) else ""),
-                    spread(group["useful_tokens_per_s"]),
-                    spread(group["total_tokens_per_s"]),
-                ]
-                + [
-                    number(100 * group["not_useful_share"].median()),
-                    spread(1e3 * group["median_step_s"]),
-                    spread(100 * stall),
-                ]
-            )
-    kind = kinds([group for _, group in throughput.groupby(["series", "world_size"])["useful_tokens_per_s"]])
+    for name, world, group in cells(throughput):
+        stall = stalls[(stalls["series"] == name) & (stalls["world_size"] == world)]["data_stall_share"]
+        out = f" ({n} not compared)" if (n := group["run_id"].isin(refused).sum()) else ""
+        rows.append([
+            *(name, str(world), f"{len(group)}{out}"),
+            *(spread(group[f"{kind}_tokens_per_s"]) for kind in ("useful", "total")),
+            *(number(100 * group["not_useful_share"].median()), spread(1e3 * group["median_step_s"])),
+            spread(100 * stall),
+        ])  # fmt: skip
+    heads = columns("approach", ">world size", ">runs", ">useful tokens / s", ">total tokens / s", ">not useful (%)",
+                    ">median step (ms)", ">data stall (%)")  # fmt: skip
     text = "Medians over runs, their spread in brackets; after warm-up, sum over sum."
-    return Table(
-        columns,
-        rows,
-        " ".join(filter(None, [text, kind, left_out(runs), comparability.sentences(refusals)])),
-    )
+    notes = [text, kinds(by_cell(throughput, "useful_tokens_per_s")), left_out(runs), comparability.sentences(refusals)]
+    return Table(heads, rows, " ".join(filter(None, notes)))
 
 
 def validation_table(validation: pd.DataFrame) -> Table:
     """A row a series and world size: the loss after the last step."""
-    columns = [
-        ("approach", False),
-        ("world size", True),
-        ("runs", True),
-        ("steps", True),
-        ("useful tokens trained on", True),
-    ]
-    columns += [("first loss", True), ("last loss", True), ("perplexity", True)]
     counted = validation["accuracy"].notna().any()
-    columns += [("accuracy (%)", True)] if counted else []
     rows = []
-    for name in ordered(validation["series"]):
-        for world, group in validation[validation["series"] == name].groupby("world_size"):
-            last, first = group[group["last"].astype(bool)], group[group["step"] == 0]
-            rows.append(
-                [
-                    name,
-                    str(world),
-                    str(len(last)),
-                    spread(last["step"]),
-                    spread(last["useful_tokens_seen"]),
-                    spread(first["loss"], 5),
-                ]
-                + [spread(last["loss"], 5), spread(last["perplexity"])]
-                + ([spread(100 * last["accuracy"].dropna())] if counted else [])
-            )
-    final = validation[validation["last"].astype(bool)]
-    kind = kinds([group for _, group in final.groupby(["series", "world_size"])["loss"]])
+    for name, world, group in cells(validation):
+        last, first = group[group["last"].astype(bool)], group[group["step"] == 0]
+        rows.append([
+            *(name, str(world), str(len(last)), spread(last["step"]), spread(last["useful_tokens_seen"])),
+            *(spread(first["loss"], 5), spread(last["loss"], 5), spread(last["perplexity"])),
+            *([spread(100 * last["accuracy"].dropna())] if counted else []),
+        ])  # fmt: skip
+    heads = columns("approach", ">world size", ">runs", ">steps", ">useful tokens trained on", ">first loss",
+                    ">last loss", ">perplexity", *([">accuracy (%)"] if counted else []))  # fmt: skip
     text = (
         "Nats a useful token on one fixed held-out slice, the same rows for every approach; medians, their spread in "
         "brackets."
     )
     text += " Accuracy: labels that have the largest logit." if counted else ""
-    return Table(columns, rows, f"{text} {kind}")
+    return Table(heads, rows, f"{text} {kinds(by_cell(validation[validation['last'].astype(bool)], 'loss'))}")
 
 
 def _text(runs: pd.DataFrame) -> str:
@@ -282,14 +245,13 @@ def _versions(runs: pd.DataFrame) -> list[tuple[str, str]]:
 
 def generations_table(generations: pd.DataFrame) -> Table:
     """A row an answer of `generations.sql`: prompt, text, how it was chosen, its tokens, model and steps."""
-    columns = [("prompt", False), ("text behind it", False), ("sampling", False), ("tokens", True)]
-    columns += [("model", False), ("steps", True), ("run", False)]
+    heads = columns("prompt", "text behind it", "sampling", ">tokens", "model", ">steps", "run")
     rows = [
         [_printable(r.prompt), _printable(r.text), _sampling(r), count(r.tokens)]
         + [str(r.model), count(r.model_step), str(r.run_id)]
         for r in generations.itertuples()
     ]
-    return Table(columns, rows, _generations_caption(generations))
+    return Table(heads, rows, _generations_caption(generations))
 
 
 def _generations_caption(generations: pd.DataFrame) -> str:

@@ -31,6 +31,11 @@ class Table:
     caption: str = ""
 
 
+def columns(*names: str) -> list[tuple[str, bool]]:
+    """Columns of these names; one that begins with `>` is aligned to the right."""
+    return [(name.removeprefix(">"), name.startswith(">")) for name in names]
+
+
 def count(value: Any) -> str:
     """A whole number as text; a dash where it is not known."""
     return "–" if pd.isna(value) else str(int(value))
