@@ -17,7 +17,7 @@ import pandas as pd
 from tokenscale import __version__
 from tokenscale.analysis.queries import PARAMETERS, connect, damage_reported, sql
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import atomic, canonical_json, read_json, sha256_file, sha256_text, write_text
+from tokenscale.base.files import atomic, canonical_json, read_json, sha256_file, write_text
 from tokenscale.base.manifests import SUMS
 from tokenscale.report import crate, save, summary
 from tokenscale.report.table import Table, latex, markdown
@@ -110,20 +110,11 @@ def write(
         files["CITATION.cff"] = citation.read_bytes()
     files["README.md"] = _readme(experiments, files).encode()
     _settle(output, files)
-    write_text(output / "provenance.json", canonical_json(origin(parts, tables)) + "\n")
-    _list(output, {name: sha256_file(output / name) for name in (*files, "provenance.json")})
-
-
-def _list(output: Path, files: dict[str, str]) -> None:
-    """Describe files (with their SHA-256) in the crate and in SHA256SUMS."""
-    crated = crate.text(output, sorted(files), read_json(output / "provenance.json", "record of the report's origin"))
-    write_text(output / crate.NAME, crated)
-    write_text(output / SUMS, _lines(files | {crate.NAME: sha256_text(crated)}))
-
-
-def _lines(files: dict[str, str]) -> str:
-    """What `sha256sum --check SHA256SUMS` reads: a line a file, by name."""
-    return "".join(f"{files[name]}  {name}\n" for name in sorted(files))
+    made_from = origin(parts, tables)
+    write_text(output / "provenance.json", canonical_json(made_from) + "\n")
+    write_text(output / crate.NAME, crate.text(output, sorted([*files, "provenance.json"]), made_from))
+    sums = {name: sha256_file(output / name) for name in sorted([*files, "provenance.json", crate.NAME])}
+    write_text(output / SUMS, "".join(f"{sha256}  {name}\n" for name, sha256 in sums.items()))
 
 
 def origin(parts: dict[str, dict[str, Any]], tables: Path) -> dict[str, Any]:
@@ -138,11 +129,7 @@ def origin(parts: dict[str, dict[str, Any]], tables: Path) -> dict[str, Any]:
         "code": hash_closure(*roots, *FIGURES.values()),
         "order": list(parts),
         "experiments": {
-            name: {
-                "tables": part["digest"],
-                "data_from": part["data_from"],
-                "runs": runs(tables / name),
-            }
+            name: {"tables": part["digest"], "data_from": part["data_from"], "runs": runs(tables / name)}
             for name, part in parts.items()
         },
     }
@@ -176,16 +163,11 @@ def _there(output: Path, also: tuple[Path, ...]) -> Iterator[str]:
     """Names of the files of the folder that others have made."""
     for path in (output / "index.html", output / "report.pdf", *also):
         if not path.is_file():
-            raise UserError(
-                "a file of the report is missing.", file=path, next="snakemake report, or python -m tokenscale report"
-            )
+            next = "snakemake report, or python -m tokenscale report"
+            raise UserError("a file of the report is missing.", file=path, next=next)
         if not path.resolve().is_relative_to(output.resolve()):
-            raise UserError(
-                "a file of the report lies outside its folder.",
-                file=path,
-                folder=output,
-                next="write the file below the folder of the report",
-            )
+            what, next = "a file of the report lies outside its folder.", "write it below the folder of the report"
+            raise UserError(what, file=path, folder=output, next=next)
         yield path.resolve().relative_to(output.resolve()).as_posix()
 
 
@@ -197,9 +179,8 @@ def _figures(parts: dict[str, dict[str, Any]], figures: Path) -> dict[str, bytes
             for kind in (*save.DRAWN, "csv", "parquet"):
                 path = figures / experiment / f"{figure}.{kind}"
                 if not path.is_file():
-                    raise UserError(
-                        "a figure's file is missing.", file=path, next=f"snakemake {path.with_suffix('.svg')}"
-                    )
+                    next = f"snakemake {path.with_suffix('.svg')}"
+                    raise UserError("a figure's file is missing.", file=path, next=next)
                 folder = "figures" if kind in save.DRAWN else "data"
                 files[f"{folder}/{experiment}/{path.name}"] = path.read_bytes()
     return files

@@ -35,14 +35,18 @@ TYPES = {
     "svg": "image/svg+xml",
     "tex": "application/x-tex",
 }
-_SNAKEMAKE = "https://snakemake.github.io"
 
 
 def text(folder: Path, files: list[str], origin: dict[str, Any]) -> str:
     """The crate's metadata: `files` of the folder, and what `provenance.json` tells (`origin`)."""
     main = MAIN if MAIN in files else None
     profiles = PROCESS | (WORKFLOW if main else {})
+    days = sorted(e["data_from"].split()[-1] for e in origin["experiments"].values() if e["data_from"])
+    named = ", ".join(origin["experiments"])
     described = [_file(folder, name) for name in files]
+    program = _workflow(described, origin) if main else {
+        "@id": "#tokenscale", "@type": "SoftwareApplication", "name": "tokenscale", "softwareVersion": _version(origin)
+    }  # fmt: skip
     graph = [
         {
             "@id": NAME,
@@ -50,59 +54,35 @@ def text(folder: Path, files: list[str], origin: dict[str, Any]) -> str:
             "about": {"@id": "./"},
             "conformsTo": _ids([ROCRATE] + [p for p in WORKFLOW if main and "workflowhub" in p]),
         },
-        _root(files, origin, list(profiles), main),
+        {
+            "@id": "./",
+            "@type": "Dataset",
+            "name": f"tokenscale report: {named}",
+            "description": "Measurements of LLM pretraining: figures, tables, the data they show, the definition of "
+            "every quantity, and what it all was made from.",
+            **({"datePublished": days[-1]} if days else {}),
+            "conformsTo": _ids([*profiles]),
+            "hasPart": _ids(files),
+            "mentions": {"@id": "#report"},
+            **({"mainEntity": {"@id": main}} if main else {}),
+        },
         *({"@id": i, "@type": "CreativeWork", "name": n, "version": i.rpartition("/")[2]} for i, n in profiles.items()),
-        *(_program(origin) if main is None else _workflow(described, origin)),
-        _action(files, origin, main),
+        program,
+        {
+            "@id": "#report",
+            "@type": "CreateAction",
+            "name": f"Report on {named}",
+            "description": "Figures, tables and pages, drawn from the tables of the runs.",
+            "instrument": {"@id": main or "#tokenscale"},
+            "actionStatus": {"@id": "http://schema.org/CompletedActionStatus"},
+            "result": _ids([n for n in files if not n.startswith("workflow/") and n != "CITATION.cff"]),
+        },
         *described,
     ]
     return pretty_json({"@context": [f"{ROCRATE}/context", RUN_TERMS], "@graph": graph})
 
 
-def _root(files: list[str], origin: dict[str, Any], profiles: list[str], main: str | None) -> dict[str, Any]:
-    named = ", ".join(origin["experiments"])
-    days = sorted(e["data_from"].split()[-1] for e in origin["experiments"].values() if e["data_from"])
-    return {
-        "@id": "./",
-        "@type": "Dataset",
-        "name": f"tokenscale report: {named}",
-        "description": "Measurements of LLM pretraining: figures, tables, the data they show, the definition of every "
-        "quantity, and what it all was made from.",
-        **({"datePublished": days[-1]} if days else {}),
-        "conformsTo": _ids(profiles),
-        "hasPart": _ids(files),
-        "mentions": {"@id": "#report"},
-        **({"mainEntity": {"@id": main}} if main else {}),
-    }
-
-
-def _action(files: list[str], origin: dict[str, Any], main: str | None) -> dict[str, Any]:
-    """The run that made the report."""
-    results = [name for name in files if not name.startswith("workflow/") and name != "CITATION.cff"]
-    return {
-        "@id": "#report",
-        "@type": "CreateAction",
-        "name": f"Report on {', '.join(origin['experiments'])}",
-        "description": "Figures, tables and pages, drawn from the tables of the runs.",
-        "instrument": {"@id": main or "#tokenscale"},
-        "actionStatus": {"@id": "http://schema.org/CompletedActionStatus"},
-        "result": _ids(results),
-    }
-
-
-def _program(origin: dict[str, Any]) -> list[dict[str, Any]]:
-    """The program, where the workflow that called it is not at hand."""
-    return [
-        {
-            "@id": "#tokenscale",
-            "@type": "SoftwareApplication",
-            "name": "tokenscale",
-            "softwareVersion": _version(origin),
-        }
-    ]
-
-
-def _workflow(described: list[dict[str, Any]], origin: dict[str, Any]) -> list[dict[str, Any]]:
+def _workflow(described: list[dict[str, Any]], origin: dict[str, Any]) -> dict[str, Any]:
     """The workflow's language; its file among those `described` is marked as the workflow, with its rules as parts."""
     rules = [entity["@id"] for entity in described if entity["@id"].startswith("workflow/rules/")]
     for entity in described:
@@ -117,16 +97,9 @@ def _workflow(described: list[dict[str, Any]], origin: dict[str, Any]) -> list[d
             }
         elif entity["@id"] in rules:
             entity |= {"@type": ["File", "SoftwareSourceCode"], "version": _version(origin)}
+    language = {"@id": "#snakemake", "@type": "ComputerLanguage", "name": "Snakemake"}
     version = origin["packages"].get("snakemake")
-    return [
-        {
-            "@id": "#snakemake",
-            "@type": "ComputerLanguage",
-            "name": "Snakemake",
-            "url": {"@id": _SNAKEMAKE},
-            **({"version": version} if version else {}),
-        }
-    ]
+    return language | {"url": {"@id": "https://snakemake.github.io"}} | ({"version": version} if version else {})
 
 
 def _version(origin: dict[str, Any]) -> str:
@@ -139,15 +112,9 @@ def _version(origin: dict[str, Any]) -> str:
 def _file(folder: Path, name: str) -> dict[str, Any]:
     path = folder / name
     kind = TYPES.get(path.suffix[1:])
-    return {
-        "@id": name,
-        "@type": "File",
-        "name": path.name,
-        "contentSize": str(path.stat().st_size),
-        "sha256": sha256_file(path),
-        **({"encodingFormat": kind} if kind else {}),
-        **({"about": {"@id": "./"}} if name == "README.md" else {}),
-    }
+    described = {"@id": name, "@type": "File", "name": path.name, "contentSize": str(path.stat().st_size)}
+    described |= {"sha256": sha256_file(path)} | ({"encodingFormat": kind} if kind else {})
+    return described | ({"about": {"@id": "./"}} if name == "README.md" else {})
 
 
 def _ids(names: list[str]) -> list[dict[str, str]]:

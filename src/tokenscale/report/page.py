@@ -62,14 +62,7 @@ FACTS = ("text", "scale", "data_from")
 ANSWERS = 3
 
 
-def write(
-    experiments: Sequence[str],
-    tables: Path,
-    figures: Path,
-    output: Path,
-    *,
-    claims: Path | None = None,
-) -> None:
+def write(experiments: Sequence[str], tables: Path, figures: Path, output: Path, *, claims: Path | None = None) -> None:
     """Write the first page for the named experiments, in that order; `claims` is what the verb `claims` wrote.
 
     One experiment is shown in full; of several, their own pages (`write_experiment`) are linked.

@@ -263,10 +263,7 @@ def _find_parity(pair: Pair, runs: pd.DataFrame, certificates: pd.DataFrame | No
 
 
 def _primary_pairs(
-    throughput: pd.DataFrame,
-    runs: pd.DataFrame,
-    primary: Sequence[Mapping[str, Any]],
-    validation: pd.DataFrame | None,
+    throughput: pd.DataFrame, runs: pd.DataFrame, primary: Sequence[Mapping[str, Any]], validation: pd.DataFrame | None
 ) -> tuple[list[Pair], list[str]]:
     """(the primary comparisons, also those without any pair of runs; sentences on runs that are not comparable)."""
     ours = _ours(runs)

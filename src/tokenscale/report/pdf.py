@@ -51,12 +51,7 @@ class _Chapter:
 
 
 def write(
-    experiments: list[str],
-    tables: Path,
-    output: Path,
-    *,
-    claims: Path | None = None,
-    figures: Path | None = None,
+    experiments: list[str], tables: Path, output: Path, *, claims: Path | None = None, figures: Path | None = None
 ) -> None:
     """Draw all pages from the tables; equal tables give equal bytes.
 
