@@ -9,12 +9,10 @@ from tokenscale.analysis import replication
 from tokenscale.analysis.claims import SUPPORTED, VERDICTS, written
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json, write_text
-from tokenscale.report.table import Table, in_latex
+from tokenscale.report.table import Table, columns, in_latex
 
 #: words for a supported claim whose number is not the published figure, or may be another one
 DIRECTION, NOT_REPRODUCED, UNDECIDED = "direction supported", "figure not reproduced", "figure not decided"
-#: what a macro's name ends in, for the parts of a sentence
-_PARTS = ("", "Number", "Low", "High", "N", "Verdict")
 #: LaTeX names have letters only
 _DIGITS = dict(
     zip("0123456789", ("Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine"), strict=True)
@@ -44,7 +42,7 @@ def read_replication(path: Path) -> list[replication.Row]:
 
 def replication_tables(rows: Iterable[replication.Row]) -> list[tuple[str, str, Table]]:
     """(study, how many figures have which verdict, table of all of them) of each study; what was run comes first."""
-    columns = [(name, False) for name in ("table, cell", "verdict", "published", "ours", "ratio", "corrected (why)")]
+    heads = columns("table, cell", "verdict", "published", "ours", "ratio", "corrected (why)")
     by_study: dict[str, list[replication.Row]] = {}
     for row in rows:
         by_study.setdefault(row.study, []).append(row)
@@ -55,7 +53,7 @@ def replication_tables(rows: Iterable[replication.Row]) -> list[tuple[str, str, 
         for row in sorted(of, key=lambda r: r.verdict == replication.NOT_RUN):
             cell, published, corrected, ours, ratio, verdict = row.texts
             texts.append([f"{row.table}: {cell}", verdict, published, ours, ratio, corrected])
-        found.append((study, f"{len(of)} figures: {counts}", Table(columns, texts)))
+        found.append((study, f"{len(of)} figures: {counts}", Table(heads, texts)))
     return found
 
 
@@ -67,15 +65,16 @@ def count_verdicts(claims: Iterable[dict[str, Any]]) -> dict[str, int]:
 
 def claims_table(claims: Iterable[dict[str, Any]], document: str) -> Table:
     """A row a claim of one document, as paper has room for it."""
-    columns = [("claim", False), ("its figure", False), ("what the data say", False), ("verdict", False)]
     rows = []
     for c in claims:
         if c["document"] == document:
             of = describe_verdict(c)
             held = f"Holds {of['rule']}." if c["experiment"] else ""
-            text = " ".join(filter(None, [c["sentence"], of["because"], held, c["remark"], c["refused"], _from(c)]))
+            shown = f", {c['shown_in']}" if c["shown_in"] else ""
+            came = f"From {c['experiment']}{shown}." if c["experiment"] else ""
+            text = " ".join(filter(None, [c["sentence"], of["because"], held, c["remark"], c["refused"], came]))
             rows.append([c["claim"], c["figure"] or "–", text, ", ".join(verdict_words(c))])
-    return Table(columns, rows)
+    return Table(columns("claim", "its figure", "what the data say", "verdict"), rows)
 
 
 def describe_verdict(claim: dict[str, Any]) -> dict[str, Any]:
@@ -125,21 +124,16 @@ def _p(claim: dict[str, Any]) -> str:
     return " to ".join(dict.fromkeys(f"{p:.2g}" for p in (min(ps), max(ps)))) + (" in each cell" * (len(ps) > 1))
 
 
-def _from(claim: dict[str, Any]) -> str:
-    if not claim["experiment"]:
-        return ""
-    shown = f", {claim['shown_in']}" if claim["shown_in"] else ""
-    return f"From {claim['experiment']}{shown}."
-
-
 def macros(claims: Iterable[dict[str, Any]]) -> str:
-    """LaTeX: `\\claimIsolatedSpeedUp` is the sentence; …Number, …Low, …High, …N and …Verdict are its parts."""
+    """LaTeX: `\\claimIsolatedSpeedUp` is the sentence; …Number, …Low, …High, …N and …Verdict are its parts.
+
+    Raises UserError where two claims would define one macro.
+    """
     lines = [
         "% Numbers and verdicts of the claims ledger. Made by: python -m tokenscale claims",
         "% A claim that is not tested has a verdict, and dashes for numbers.",
     ]
-    claims = list(claims)
-    _check_macros(claims)
+    taken: dict[str, str] = {}
     for claim in claims:
         name = f"claim{_macro(claim['id'])}"
         parts = {
@@ -148,24 +142,13 @@ def macros(claims: Iterable[dict[str, Any]]) -> str:
             "N": str(claim["n"]),
             "Verdict": ", ".join(verdict_words(claim)),
         }
-        lines += [f"\\newcommand{{\\{name}{part}}}{{{in_latex(text)}}}" for part, text in parts.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _check_macros(claims: list[dict[str, Any]]) -> None:
-    """Raises UserError where two claims would define one macro: `a-1` and `a-one`, or `a` and `a-low`."""
-    taken: dict[str, str] = {}
-    for claim in claims:
-        for part in _PARTS:
-            macro = f"claim{_macro(claim['id'])}{part}"
-            if macro in taken:
-                raise UserError(
-                    "two claims have one LaTeX macro.",
-                    macro=f"\\{macro}",
-                    claims=f"{taken[macro]}, {claim['id']}",
-                    next="rename one of them: a macro has letters only, without dashes, digits spelled out",
-                )
+        for macro, text in ((f"\\{name}{part}", text) for part, text in parts.items()):
+            if macro in taken:  # `a-1` and `a-one`, or `a` and `a-low`
+                what, next = "two claims have one LaTeX macro.", "rename one of them: a macro spells out digits"
+                raise UserError(what, macro=macro, claims=f"{taken[macro]}, {claim['id']}", next=next)
             taken[macro] = claim["id"]
+            lines.append(f"\\newcommand{{{macro}}}{{{in_latex(text)}}}")
+    return "\n".join(lines) + "\n"
 
 
 def _macro(name: str) -> str:

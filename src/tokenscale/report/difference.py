@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 
 from tokenscale.base.errors import UserError, few
-from tokenscale.base.files import read_json, sha256_file
-from tokenscale.base.manifests import read_sums
+from tokenscale.base.files import read_json
+from tokenscale.base.manifests import read_sums, walk
 from tokenscale.report import bundle
 from tokenscale.report.style import number
-from tokenscale.report.table import Table
+from tokenscale.report.table import Table, columns
 
 #: facts of a run's origin, those first that explain most: (name in `provenance.json`, in words, what it could change)
 SUSPECTS = (
@@ -68,10 +68,10 @@ def read(folder: Path) -> Report:
     listed = read_sums(folder) if (folder / bundle.SUMS).is_file() else {}
     again = "build that report again, or name another one"
     for path in (folder / "provenance.json", claims, *cells):
-        expected = listed.get(path.relative_to(folder).as_posix())
-        if expected and path.is_file() and (found := sha256_file(path)) != expected:
-            sums = {"expected": f"sha256 {expected}  ({bundle.SUMS})", "found": f"sha256 {found}"}
-            raise UserError("a file of a report has changed since it was built.", file=path, **sums, next=again)
+        listing = {"name": path.name, "sha256": listed.get(path.relative_to(folder).as_posix())}
+        for _, fault in walk(path.parent, [listing]) if path.is_file() else ():
+            what = "a file of a report has changed since it was built."
+            raise UserError(what, file=path, found=f"{fault}  ({bundle.SUMS})", next=again)
     try:
         rows = {path.parent.name: pd.read_parquet(path)[[*bundle.IDENTITY, *bundle.NAMES]] for path in cells}
     except (OSError, ValueError, KeyError) as error:
@@ -97,8 +97,6 @@ def difference(a: Report, b: Report) -> dict[str, Table]:
         if len(sides := [g[key][np.isfinite(g[key][measure])] for g in (before, after) if key in g]) == 2
         and min(map(len, sides))
     ]
-    numeric = ("runs, A and B", "median, A", "median, B", "B / A", "spread")
-    names = ("experiment", "cell", "measure", *numeric, "verdict")
     text = (
         "Valid and suspect runs of cells that both reports have. Spread: the lowest run of B over the highest of A, to "
         f"the highest over the lowest. A verdict needs {FEWEST} runs in each report whose ranges do not overlap, of "
@@ -109,10 +107,10 @@ def difference(a: Report, b: Report) -> dict[str, Table]:
         for report, groups, others in ((a, before, after), (b, after, before))
         for key in groups.keys() - others.keys()
     ]
-    headings = [("experiment", False), ("cell", False), ("only in", False), ("runs", True)]
+    numeric = (">runs, A and B", ">median, A", ">median, B", ">B / A", ">spread")
     found = {
-        "Cells": Table([(name, name in numeric) for name in names], rows, text),
-        "In one report only": Table(headings, sorted(only)),
+        "Cells": Table(columns("experiment", "cell", "measure", *numeric, "verdict"), rows, text),
+        "In one report only": Table(columns("experiment", "cell", "only in", ">runs"), sorted(only)),
         "Claims whose verdict differs": _claim_table(a, b),
         "What may explain it": suspects(a, b),
     }
@@ -178,11 +176,11 @@ def _facts(report: Report, runs: set[str] | None = None) -> dict[tuple[str, str]
 
 def _claim_table(a: Report, b: Report) -> Table:
     """Return claims with another verdict, or that one of the two lacks; empty where a report has no claims at all."""
-    columns = [("claim", False), ("number, A", True), ("verdict, A", False), ("number, B", True), ("verdict, B", False)]
+    heads = columns("claim", ">number, A", "verdict, A", ">number, B", "verdict, B")
     if a.claims is None or b.claims is None:
-        return Table(columns, [])
+        return Table(heads, [])
     pairs = [(name, a.claims.get(name, {}), b.claims.get(name, {})) for name in sorted(a.claims.keys() | b.claims)]
-    return Table(columns, [
+    return Table(heads, [
         [name, _number(x), x.get("verdict") or "–", _number(y), y.get("verdict") or "–"]
         for name, x, y in pairs if x.get("verdict") != y.get("verdict")
     ])  # fmt: skip
@@ -211,9 +209,9 @@ def suspects(a: Report, b: Report) -> Table:
         for key in sorted(ours.keys() | theirs.keys()):
             if (values := (ours.get(key), theirs.get(key)))[0] != values[1]:
                 rows.append([f"{words}: {key}", *(_text({value}) for value in values), "definitions and drawings"])
-    columns = [("rank", True), ("what differs", False), ("A", False), ("B", False), ("what it could change", False)]
+    heads = columns(">rank", "what differs", "A", "B", "what it could change")
     text = "Values over all runs of a report that have a record, those first that explain most."
-    return Table(columns, [[str(rank), *row] for rank, row in enumerate(rows, 1)], text)
+    return Table(heads, [[str(rank), *row] for rank, row in enumerate(rows, 1)], text)
 
 
 def _spread(report: Report) -> float:

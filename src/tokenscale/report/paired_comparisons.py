@@ -9,6 +9,7 @@ throughput drifted, the drift is taken out of every run: a verdict that does not
 """
 
 import math
+import re
 import textwrap
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ import pandas as pd
 
 from tokenscale.analysis import campaign, comparability, statistics
 from tokenscale.report.style import number
-from tokenscale.report.table import Table
+from tokenscale.report.table import Table, columns
 from tokenscale.settings.experiments import COMPARISONS
 
 #: the verdict where no data from so few pairs could reach a small p
@@ -110,8 +111,7 @@ class Pair:
         return [(self.values[k][0], self.bases[k][0]) for k in sorted(self.values.keys() & self.bases.keys())]
 
     def result(self) -> statistics.Comparison:
-        values, bases = ({repeat: x for repeat, (_, x) in side.items()} for side in (self.values, self.bases))
-        return statistics.compare_pairs(values, bases)
+        return statistics.compare_pairs(*({k: x for k, (_, x) in side.items()} for side in (self.values, self.bases)))
 
     def without_drift(self, slope: float, started: Mapping[str, float]) -> "Pair":
         """The same with `slope` (of the logarithm, a second) taken out of all rates whose run's start is known."""
@@ -187,15 +187,12 @@ def _add_notes(judged: Judged, runs: pd.DataFrame, validation: pd.DataFrame | No
     """Mark suspect runs and unequal updates, and name the runs that are left out."""
     pair = judged.pair
     used = {run_id for ids in pair.ids for run_id in ids}
-    suspect = set(runs.loc[runs["validity"] == "suspect", "run_id"])
-    doubtful = [ids for ids in pair.ids if suspect.intersection(ids)]
-    if doubtful:
-        if 2 * len(doubtful) >= len(pair.ids) and judged.verdict not in UNDECIDED:
+    suspect = _reasons(runs[runs["run_id"].isin(used) & (runs["validity"] == "suspect")])
+    if doubtful := sum(not suspect.keys().isdisjoint(ids) for ids in pair.ids):
+        if 2 * doubtful >= len(pair.ids) and judged.verdict not in UNDECIDED:
             judged = replace(judged, verdict=SUSPECT)
-        named = runs[runs["run_id"].isin(used & suspect)]
-        judged = judged.mark(
-            WITH_SUSPECT, f"suspect runs in {len(doubtful)} of {in_pairs(len(pair.ids))}: {_name_runs(_reasons(named))}"
-        )
+        note = f"suspect runs in {doubtful} of {in_pairs(len(pair.ids))}: {_name_runs(suspect)}"
+        judged = judged.mark(WITH_SUSPECT, note)
     if pair.quantity == "validation_loss" and validation is not None and used:
         last = validation[validation["last"].astype(bool)].set_index("run_id")
         for column, unit, mark in (("step", "updates", UNEQUAL_UPDATES), ("useful_tokens_seen", "useful tokens", "")):
@@ -211,10 +208,10 @@ def describe_left_out(runs: pd.DataFrame, used: Set[str], refused: Mapping[str, 
 
     `refused` is run id → what makes it not comparable.
     """
-    reasons = {run_id: f"not comparable: {refused[run_id]}" for run_id in refused if run_id in set(runs["run_id"])}
-    reasons = _reasons(runs[~runs["validity"].isin(["valid", "suspect"])]) | reasons
-    rest = [run_id for run_id in runs["run_id"] if run_id not in reasons]
-    reasons |= dict.fromkeys(rest, "nothing to compare in their repeat")
+    ids = set(runs["run_id"])
+    reasons = _reasons(runs[~runs["validity"].isin(["valid", "suspect"])])
+    reasons |= {run_id: f"not comparable: {why}" for run_id, why in refused.items() if run_id in ids}
+    reasons |= {run_id: "nothing to compare in their repeat" for run_id in runs["run_id"] if run_id not in reasons}
     left = {run_id: reason for run_id, reason in reasons.items() if run_id not in used}
     return f"left out: {_name_runs(left)}" if left else ""
 
@@ -275,13 +272,12 @@ def _primary_pairs(
         sentences += [refusal.sentence for refusal in refusals]
         refused, numbers = differences(refusals), _numbers(quantity, throughput, validation)
         rows = rows[~rows["run_id"].isin(refused) & rows["run_id"].isin(numbers)]
-        values, bases = (
+        sides: list[dict[Any, tuple[str, float]]] = [
             {r.repeat: (r.run_id, numbers[r.run_id]) for r in rows[rows["cell"] == cell].itertuples()}
             for cell in (of, over)
-        )
-        of_name, over_name = map(_shorten, comparison["names"])
-        at = _shorten(comparison["at"])
-        found.append(Pair(of, over, (of_name, over_name), at, quantity, values, bases, refused))
+        ]
+        of_name, over_name, at = map(_shorten, (*comparison["names"], comparison["at"]))
+        found.append(Pair(of, over, (of_name, over_name), at, quantity, sides[0], sides[1], refused))
     return found, sentences
 
 
@@ -304,15 +300,9 @@ def _shorten(cell: str) -> str:
     >>> _shorten("approach=packed, layout.data=2")
     'packed, 2 data-parallel ranks'
     """
-    levels = []
-    for level in cell.split(", "):
-        ranks = level.removeprefix("layout.data=")
-        if ranks != level:
-            level = f"{ranks} data-parallel rank{'s' * (ranks != '1')}"
-        for prefix in ("approach=", "arm=", "layout."):
-            level = level.removeprefix(prefix)
-        levels.append(level)
-    return ", ".join(levels)
+    text = re.sub(r"(^|, )layout\.data=([^,]*)", r"\1\2 data-parallel ranks", cell)
+    text = re.sub(r"(^|, )1 data-parallel ranks", r"\g<1>1 data-parallel rank", text)
+    return re.sub(r"(^|, )(?:approach=|arm=|layout\.)", r"\1", text)
 
 
 def _approach_pairs(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[Pair], list[str]]:
@@ -399,30 +389,29 @@ def format_ratio(value: float) -> str:
 
 
 def in_pairs(n: int) -> str:
-    """`1 pair`, `2 pairs`."""
     return f"{n} pair{'s' * (n != 1)}"
 
 
 def comparison_table(compared: Sequence[Judged], refused: str = "") -> Table:
     """Return a row for each comparison: ratios, test and verdict; some columns only where there is anything in them."""
     losses = any(c.pair.quantity != RATE for c in compared)
-    spreads = [c.result.spread for c in compared]
-    columns = {
-        ("of", False): [c.pair.names[0] for c in compared],
-        ("against", False): [c.pair.names[1] for c in compared],
-        ("at", False): [c.pair.at for c in compared],
-        ("compared", False): [QUANTITIES[c.pair.quantity][2] * losses for c in compared],
-        ("pairs", True): [str(r.n) for r in spreads],
-        ("ratio of medians", True): [format_ratio(c.result.ratio) for c in compared],
-        ("median of paired ratios", True): [format_ratio(r.median) for r in spreads],
-        ("spread", True): [f"{format_ratio(r.low)}–{format_ratio(r.high)}" for r in spreads],
-        ("what the spread is", False): [r.kind for r in spreads],
-        ("p (Holm)", True): [number(c.p, 2) for c in compared],
-        ("smallest possible p", True): [number(c.smallest_p, 2) for c in compared],
-        ("verdict", False): [c.verdict for c in compared],
-        ("parity of the trainers", False): [c.pair.parity for c in compared],
+    cells = {
+        "of": lambda c, r: c.pair.names[0],
+        "against": lambda c, r: c.pair.names[1],
+        "at": lambda c, r: c.pair.at,
+        "compared": lambda c, r: QUANTITIES[c.pair.quantity][2] * losses,
+        ">pairs": lambda c, r: str(r.n),
+        ">ratio of medians": lambda c, r: format_ratio(c.result.ratio),
+        ">median of paired ratios": lambda c, r: format_ratio(r.median),
+        ">spread": lambda c, r: f"{format_ratio(r.low)}–{format_ratio(r.high)}",
+        "what the spread is": lambda c, r: r.kind,
+        ">p (Holm)": lambda c, r: number(c.p, 2),
+        ">smallest possible p": lambda c, r: number(c.smallest_p, 2),
+        "verdict": lambda c, r: c.verdict,
+        "parity of the trainers": lambda c, r: c.pair.parity,
     }
-    shown = {head: cells for head, cells in columns.items() if any(cells) or not compared}
+    found = {head: [cell(c, c.result.spread) for c in compared] for head, cell in cells.items()}
+    shown = {head: texts for head, texts in found.items() if any(texts) or not compared}
     notes = [
         "Ratios in pairs of runs of one repeat, all other factors equal"
         + ("." if losses else ": useful tokens per second."),
@@ -431,11 +420,11 @@ def comparison_table(compared: Sequence[Judged], refused: str = "") -> Table:
         f"“equivalent”: the whole interval lies within {_MARGIN}, the smallest effect that matters.",
         "Parity: whether both trainers compute the same from the same weights and batches; A is the second of the two, "
         "B the first (docs/parity.md)."
-        if ("parity of the trainers", False) in shown and compared
+        if "parity of the trainers" in shown and compared
         else "",
         "“exploratory”: not a primary comparison of this experiment, so it is not tested."
         if any(c.verdict == EXPLORATORY for c in compared)
         else "",
     ]
     rows = [list(row) for row in zip(*shown.values(), strict=True)]
-    return Table(list(shown), rows, " ".join(filter(None, [*notes, refused])))
+    return Table(columns(*shown), rows, " ".join(filter(None, [*notes, refused])))
