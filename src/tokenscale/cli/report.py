@@ -15,8 +15,7 @@ LEDGER = Path("config/claims.yaml")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add one sub-command for each part of the report."""
-    kinds = "all | figure | page | experiment | pdf | bundle | pack | rebuild"
-    parts = parser.add_subparsers(dest="part", required=True, metavar=kinds)
+    parts = parser.add_subparsers(dest="part", required=True, metavar=" | ".join(PARTS))
     whole = parts.add_parser("all", help="everything below, and the claims, from tables alone")
     _add_experiments(whole)
     _add_copied_files(whole)
@@ -83,35 +82,31 @@ def _add_tables(part: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Build the requested part and print its path."""
-    print({
-        "all": _build_all,
-        "figure": _build_figure,
-        "page": _build_page,
-        "experiment": _build_experiment,
-        "pdf": _build_pdf,
-        "bundle": _build_bundle,
-        "pack": _pack,
-        "rebuild": _rebuild,
-    }[arguments.part](arguments))  # fmt: skip
+    print(PARTS[arguments.part](arguments))
     return 0
 
 
-def _build_all(arguments: argparse.Namespace) -> str:
+def _list_claims(report: Path, written: list[Path]) -> str:
+    """Return the judged claims of a report, a line each, and the paths of the files for a reader."""
     from tokenscale.report import build, claims
+
+    judged = report / build.CLAIMS
+    return "\n".join(
+        [*(claims.claim_lines(claims.read_claims(judged)) if judged in written else ()), *map(str, written)]
+    )
+
+
+def _build_all(arguments: argparse.Namespace) -> str:
+    from tokenscale.report import build
 
     output = arguments.output or REPORT
     ledger = arguments.ledger or (LEDGER if LEDGER.is_file() else None)
-    written = build.write(
-        arguments.experiments,
-        arguments.tables,
-        arguments.figures,
-        output,
-        ledger=ledger,
-        workflow=arguments.workflow,
-        citation=arguments.citation,
-    )
-    judged = claims.claim_lines(claims.read_claims(output / build.CLAIMS)) if ledger else []
-    return "\n".join([*judged, *map(str, written)])
+    copied = {"ledger": ledger, "workflow": arguments.workflow, "citation": arguments.citation}
+    return _list_claims(output, build.write(*_inputs(arguments), output, **copied))
+
+
+def _inputs(arguments: argparse.Namespace) -> tuple[list[str], Path, Path]:
+    return arguments.experiments, arguments.tables, arguments.figures
 
 
 def _build_figure(arguments: argparse.Namespace) -> str:
@@ -130,7 +125,7 @@ def _build_page(arguments: argparse.Namespace) -> Path:
     from tokenscale.report import page
 
     output = arguments.output or REPORT / page.HOME
-    page.write(arguments.experiments, arguments.tables, arguments.figures, output, claims=arguments.claims)
+    page.write(*_inputs(arguments), output, claims=arguments.claims)
     return output
 
 
@@ -154,15 +149,8 @@ def _build_bundle(arguments: argparse.Namespace) -> Path:
     from tokenscale.report import bundle
 
     output = arguments.output or REPORT
-    bundle.write(
-        arguments.experiments,
-        arguments.tables,
-        arguments.figures,
-        output,
-        workflow=arguments.workflow,
-        citation=arguments.citation,
-        also=tuple(arguments.also),
-    )
+    copied = {"workflow": arguments.workflow, "citation": arguments.citation, "also": tuple(arguments.also)}
+    bundle.write(*_inputs(arguments), output, **copied)
     return output / bundle.SUMS
 
 
@@ -171,22 +159,23 @@ def _pack(arguments: argparse.Namespace) -> str:
     from tokenscale.report import build
 
     if len(set(arguments.experiments)) < len(arguments.experiments):
-        raise UserError(
-            "an experiment is named twice.", experiments=", ".join(arguments.experiments), next="name it once"
-        )
+        named = ", ".join(arguments.experiments)
+        raise UserError("an experiment is named twice.", experiments=named, next="name it once")
     inputs = [read_inputs(RESULTS / "tables" / name) for name in arguments.experiments]
     count, left_out = build.pack(inputs, RESULTS, arguments.output)
-    size = arguments.output.stat().st_size
-    lines = [f"{arguments.output}: {count} runs, {size:,} bytes"]
-    if left_out:
-        lines.append(f"left out, because they have not ended: {', '.join(left_out)}")
-    return "\n".join(lines)
+    text = f"{arguments.output}: {count} runs, {arguments.output.stat().st_size:,} bytes"
+    return text + (f"\nleft out, because they have not ended: {', '.join(left_out)}" if left_out else "")
 
 
 def _rebuild(arguments: argparse.Namespace) -> str:
-    from tokenscale.report import build, claims
+    from tokenscale.report import build
 
     copied = {"ledger": arguments.ledger, "workflow": arguments.workflow, "citation": arguments.citation}
     written = build.rebuild(arguments.archive, arguments.output, **copied)
-    judged = claims.claim_lines(claims.read_claims(arguments.output / "report" / build.CLAIMS))
-    return "\n".join([*judged, *map(str, written)])
+    return _list_claims(arguments.output / "report", written)
+
+
+PARTS = {
+    "all": _build_all, "figure": _build_figure, "page": _build_page, "experiment": _build_experiment,
+    "pdf": _build_pdf, "bundle": _build_bundle, "pack": _pack, "rebuild": _rebuild,
+}  # fmt: skip

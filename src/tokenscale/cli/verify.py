@@ -71,6 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 BESIDE = {"manifest.json", "build.json", ".lock"}
 #: entries of a run's folder, beside its attempts
 OF_RUN = {"run.json", "done.json", "status.json", "dirty.diff", ".lock", "checkpoints", "superseded"}
+RESTORE_RUN = "restore it from a copy, or train the run again"
 #: endings of what a killed writer leaves
 LEFT_OVER = (".partial", ".damaged", ".old", ".building", ".tmp", ".part")
 
@@ -105,8 +106,10 @@ def verify_results(results: Path, ledger: Path = verification.LEDGER) -> tuple[l
     checked = {}
     for path in sorted(results.glob("tables/*/manifest.json")):
         counts["tables"] += 1
-        checked[path.parent.name] = verification.check_tables(path.parent, results)
-        found += _findings_about_tables(checked[path.parent.name])
+        link = checked[path.parent.name] = verification.check_tables(path.parent, results)
+        found += (Finding(f"{text}; next {link.next}") for text in link.differs)
+        found += (Finding(f"not checked because {text}", note=True, unchecked=True) for text in link.unchecked)
+        found += (Finding(text, note=True) for text in link.notes)
     found += _find_unknown_entries(results / "tables", "*/manifest.json")
     if (results / "report" / SUMS).is_file():
         counts["report"] += 1
@@ -130,12 +133,6 @@ def _verify_report(results: Path, ledger: Path, checked: dict[str, verification.
         if link.differs or link.unchecked:
             yield Finding(f"{report}: {name} {link}", note=not link.differs, unchecked=bool(link.unchecked))
     yield from (Finding(f"{report}: {note}", note=True) for note in chain.notes)
-
-
-def _findings_about_tables(link: verification.Link) -> Iterator[Finding]:
-    yield from (Finding(f"{text}; next {link.next}") for text in link.differs)
-    yield from (Finding(f"not checked because {text}", note=True, unchecked=True) for text in link.unchecked)
-    yield from (Finding(text, note=True) for text in link.notes)
 
 
 def _note_packages(results: Path) -> Iterator[Finding]:
@@ -177,9 +174,8 @@ def _verify_corpus(folder: Path) -> Iterator[Finding]:
     for part in parts:
         try:
             path = part / "manifest.json"
-            found = read_json(path, "manifest of the part", rebuild_corpus(part))
             with report_malformed(path, "manifest of the part", rebuild_corpus(part)):
-                files = _list_corpus_files(found)
+                files = _list_corpus_files(read_json(path, "manifest of the part", rebuild_corpus(part)))
                 yield from _verify_files(part, files, "corpus", rebuild_corpus(part))
                 yield from _compare_entries(folder, part, files, listed, rebuild_corpus(folder))
         except UserError as error:
@@ -194,18 +190,12 @@ def _list_corpus_files(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     return [file for file in files if not file["name"].startswith("parts/")]
 
 
-def _verify_mixture(folder: Path) -> Iterator[Finding]:
-    read_mixture(folder / "manifest.json")
-    yield from ()
-
-
 def _verify_download(folder: Path) -> Iterator[Finding]:
     next = f"snakemake -f {folder / 'manifest.json'}"
     manifest = read_json(folder / "manifest.json", "manifest of the download", next)
     with report_malformed(folder / "manifest.json", "manifest of the download", next):
         files = [file for listed in manifest.values() if isinstance(listed, list) for file in listed]
-        found = list(_verify_files(folder, files, "download", next, beside=frozenset({"hashes.json"})))
-    yield from found
+        yield from _verify_files(folder, files, "download", next, beside=frozenset({"hashes.json"}))
 
 
 def _verify_tokenizer(folder: Path) -> Iterator[Finding]:
@@ -216,9 +206,8 @@ def _verify_tokenizer(folder: Path) -> Iterator[Finding]:
 
 def _verify_store(folder: Path) -> Iterator[Finding]:
     manifest = read_store_manifest(folder)
-    with report_malformed(
-        folder / "manifest.json", "manifest of the token store", f"snakemake -f {folder}/manifest.json"
-    ):
+    path = folder / "manifest.json"
+    with report_malformed(path, "manifest of the token store", f"snakemake -f {path}"):
         settings = StoreSettings(manifest["format"], **manifest["options"])
     open_store(folder, settings)
     yield from _verify_store_files(folder, manifest)
@@ -269,14 +258,11 @@ def _verify_files(
 
 def _verify_run(folder: Path) -> Iterator[Finding]:
     """Check the seal of a run's record, its logs against the record, and its checkpoints."""
-    record = read_json(folder / "run.json", "run's record", "restore it from a copy, or train the run again")
+    record = read_json(folder / "run.json", "run's record", RESTORE_RUN)
     if not isinstance(record, dict) or "seal" not in record:
         yield Finding(f"{folder}: the run has not ended; its logs are not sealed", note=True)
-        record = None
     elif read_sealed(folder / "run.json") is None:
-        yield Finding(
-            f"{folder / 'run.json'}: edited after it was sealed; restore it from a copy, or train the run again"
-        )
+        yield Finding(f"{folder / 'run.json'}: edited after it was sealed; {RESTORE_RUN}")
     else:
         yield from _verify_sealed(folder, record)
     yield from _verify_checkpoints(folder / "checkpoints")
@@ -287,7 +273,7 @@ def _verify_run(folder: Path) -> Iterator[Finding]:
 
 def _verify_sealed(folder: Path, record: dict[str, Any]) -> Iterator[Finding]:
     for fault in verification.check_sealed(folder, record):
-        yield Finding(f"{fault}; restore it from a copy, or train the run again")
+        yield Finding(f"{fault}; {RESTORE_RUN}")
     if (folder / "done.json").is_file():
         done = read_json(folder / "done.json", "mark of a run's end", f"snakemake --touch {folder / 'done.json'}")
         if not isinstance(done, dict) or done.get("seal") != record["seal"]:
@@ -295,7 +281,7 @@ def _verify_sealed(folder: Path, record: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _verify_checkpoints(folder: Path) -> Iterator[Finding]:
-    there = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    there = sorted(path for path in folder.glob("*") if path.is_dir())
     if there and importlib.util.find_spec("torch") is None:
         yield Finding(f"{folder}: not verified, because torch is not installed", note=True)
         return
@@ -321,10 +307,10 @@ def _find_unknown_entries(folder: Path, pattern: str) -> Iterator[Finding]:
     if "**" in pattern:  # folders of several levels
         return
     depth = pattern.count("/")
-    for path in sorted(folder.glob("/".join(["*"] * depth))) if folder.is_dir() else ():
-        if path.is_dir() and not (path / pattern.rsplit("/", 1)[1]).is_file():
-            purged = pattern.endswith("manifest.json")
-            yield Finding(f"{path}: holds no {pattern.rsplit('/', 1)[1]}", note=not purged)
+    record = pattern.rsplit("/", 1)[1]
+    for path in sorted(folder.glob("/".join(["*"] * depth))):
+        if path.is_dir() and not (path / record).is_file():
+            yield Finding(f"{path}: holds no {record}", note=record != "manifest.json")
         elif not path.is_dir():
             yield _extra_finding(path)
 
@@ -347,6 +333,6 @@ KINDS: tuple[tuple[str, str, Callable[[Path], Iterator[Finding]]], ...] = (
     ("corpus", "*/manifest.json", _verify_corpus),
     ("tokenizers", "*/manifest.json", _verify_tokenizer),
     ("tokens", "*/*/*/manifest.json", _verify_store),
-    ("mixtures", "**/manifest.json", _verify_mixture),
+    ("mixtures", "**/manifest.json", lambda folder: iter(read_mixture(folder / "manifest.json") and ())),
     ("runs", "*/run.json", _verify_run),
 )
