@@ -355,10 +355,10 @@ def test_an_experiment_with_many_answers_fills_neither_the_first_page_nor_the_co
     part["question"] = "Which of the many ways from text to rows trains fastest, and does that depend on the rows? " * 3
     other = summary.experiment("second", tmp_path / "tables") | {"text": "corpus other, tokenizer other"}
     of_pages = [found | {"href": f"{found['name']}.html"} for found in (part, other)]
-    said = page.render("page.html.j2", of_pages, "x", [], claims=None)
+    said = page.render(of_pages, "x", [])
     assert said.count("as many useful tokens") < 10 and "37 more answers" in said
     assert f"<dt>text, all others</dt><dd>{part['text']}" in said and "<dt>text</dt><dd>corpus other" in said
-    assert page.render("page.html.j2", of_pages[:1], "x", [], claims=None).count("as many useful tokens") >= 40
+    assert page.render(of_pages[:1], "x", []).count("as many useful tokens") >= 40
     cover = front([part])
     lines = " ".join(text.get_text() for text in cover.texts)
     edges = [text.get_window_extent(FigureCanvasAgg(cover).get_renderer()) for text in cover.texts]

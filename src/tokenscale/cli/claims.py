@@ -50,12 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     if experiments is None:
         experiments = sorted(path.parent.name for path in tables.glob("*/experiment.json"))
     elif missing := [name for name in experiments if not (tables / name / "experiment.json").is_file()]:
-        raise UserError(
-            "there are no tables of this experiment.",
-            experiment=", ".join(missing),
-            folder=tables,
-            next=f"snakemake results/tables/{missing[0]}/runs.parquet",
-        )
+        what, next = "there are no tables of this experiment.", f"snakemake results/tables/{missing[0]}/runs.parquet"
+        raise UserError(what, experiment=", ".join(missing), folder=tables, next=next)
     judged = judging.judge(known, tables, experiments)
     rows = judging.as_rows(known, judged)
     for line in claims.claim_lines(rows):
@@ -65,11 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
         claims.write_claims(rows, arguments.output, measure(tables, experiments))
     scales = {read_experiment(tables / name).get("scale") for name in experiments}
     lost = judging.lost(known, judged, scales, experiments)
+    next = f"look at its runs in the report, or take the scale out of holds_at in {ledger}"
     for one in lost if arguments.strict else ():
-        print(f"tokenscale: a sentence no longer holds: {one.id}.", file=sys.stderr)
-        print(f"  verdict  {one.verdict}{f' ({one.reason})' if one.reason else ''}", file=sys.stderr)
-        print(f"  says     {one.sentence}", file=sys.stderr)
-        print(
-            f"  next     look at its runs in the report, or take the scale out of holds_at in {ledger}", file=sys.stderr
-        )
+        verdict = f"{one.verdict}{f' ({one.reason})' if one.reason else ''}"
+        found = UserError(f"a sentence no longer holds: {one.id}.", verdict=verdict, says=one.sentence, next=next)
+        print(found, file=sys.stderr)
     return 1 if arguments.strict and lost else 0

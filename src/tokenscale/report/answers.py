@@ -96,15 +96,9 @@ def answer_padding(padding: pd.DataFrame) -> list[Answer]:
         listed = [listed[0], listed[-1]]
     apart = max(100 * (values.max() - values.min()) for values in shares.values())
     text = f"Processed tokens that are not useful (padding, ignored labels): {captions.listing(listed)}"
-    return [
-        {
-            "part": "padding",
-            "text": text,
-            "spread": f"exact counts of {len(rows)} runs"
-            + (f"; repeats differ by up to {number(apart, 2)} points" if apart else ""),
-            "verdict": COUNTED,
-        }
-    ]
+    spread = f"exact counts of {len(rows)} runs"
+    spread += f"; repeats differ by up to {number(apart, 2)} points" if apart else ""
+    return [{"part": "padding", "text": text, "spread": spread, "verdict": COUNTED}]
 
 
 def answer_loss(validation: pd.DataFrame, inventory: pd.DataFrame, refused: Mapping[str, str]) -> list[Answer]:
@@ -322,8 +316,6 @@ def _describe_validity(runs: pd.DataFrame) -> str:
 
 def _describe_run_cautions(runs: pd.DataFrame) -> list[str]:
     """What a reader of the runs' numbers should know, with the number of runs; and whether slow steps can be told."""
-    if "cautions" not in runs:  # tables of an earlier version
-        return []
     texts = Counter(text for of in runs["cautions"].dropna() for text in of.split("; ") if text)
     found = [f"{f'{n} of {len(runs)} runs' if n < len(runs) else 'All runs'}: {text}." for text, n in texts.items()]
     noisy = runs["unchecked"].fillna("").str.contains(TOO_NOISY)
@@ -350,7 +342,7 @@ def _describe_lost_text(runs: pd.DataFrame) -> str:
 
 def _describe_held_out(stores: pd.DataFrame | None) -> list[str]:
     """Corpora of which held-out texts also occur in the training text."""
-    if stores is None or "held_out_in_training" not in stores:  # tables of an earlier version
+    if stores is None:
         return []
     corpora = stores[stores["held_out_in_training"].fillna(0) > 0].drop_duplicates("corpus").sort_values("corpus")
     return [
@@ -362,8 +354,6 @@ def _describe_held_out(stores: pd.DataFrame | None) -> list[str]:
 
 def _describe_compilation(runs: pd.DataFrame) -> str:
     """Runs that asked for compile and ran blocks eagerly, with the counts of the first."""
-    if "eager_blocks" not in runs:  # tables of an earlier version
-        return ""
     requested = runs.dropna(subset=["blocks", "eager_blocks"])
     eager = requested[requested["eager_blocks"] > 0]
     if eager.empty:
@@ -382,8 +372,6 @@ def _describe_load(runs: pd.DataFrame) -> str:
     before this one, too; they are taken to be as many as the largest run of the experiment has.
     """
     known = runs[runs["validity"].isin(["valid", "suspect"]) & (runs["device_kind"] == "cpu")]
-    if "load_average" not in known:  # tables of an earlier version
-        return ""
     known = known.dropna(subset=["load_average", "cores", "world_size"])
     if known.empty:
         return ""
@@ -402,12 +390,9 @@ def _describe_load(runs: pd.DataFrame) -> str:
 
 def _describe_drift(runs: pd.DataFrame, throughput: pd.DataFrame) -> str:
     drift = paired_comparisons.measure_drift(throughput, runs)
-    if drift.verdict != "drift":
-        return ""
-    return (
-        f"Throughput drifted by {number(100 * drift.share, 2)} % from the first run to the last "
-        f"({drift.n} runs, p = {number(drift.p, 2)})."
-    )
+    share, p = number(100 * drift.share, 2), number(drift.p, 2)
+    text = f"Throughput drifted by {share} % from the first run to the last ({drift.n} runs, p = {p})."
+    return text if drift.verdict == "drift" else ""
 
 
 def _describe_spread(throughput: pd.DataFrame) -> str:
@@ -449,20 +434,15 @@ def _describe_efficiency(scaling: pd.DataFrame) -> str:
     if above.empty:
         return ""
     worst = above.loc[above["efficiency"].idxmax()]
+    where = f"{worst['series']} at world size {int(worst['world_size'])}"
     shared = (above["device_kind"] == "cpu").any()
+    next = "ranks that share cores do not measure scaling" if shared else "look at the run that it is measured from"
     return (
         f"Scaling efficiency is above 100 % in {len(above)} of {len(known)} runs, up to "
-        f"{number(100 * worst['efficiency'], 3)} % ({worst['series']} at world size {int(worst['world_size'])})"
-        + (
-            ": ranks that share cores do not measure scaling."
-            if shared
-            else ": look at the run that it is measured from."
-        )
+        f"{number(100 * worst['efficiency'], 3)} % ({where}): {next}."
     )
 
 
 def _describe_too_few(verdicts: list[str]) -> str:
-    few = sum(verdict == TOO_FEW for verdict in verdicts)
-    if not few:
-        return ""
-    return f"{few} of {len(verdicts)} comparisons have too few runs for a verdict."
+    few = verdicts.count(TOO_FEW)
+    return f"{few} of {len(verdicts)} comparisons have too few runs for a verdict." if few else ""

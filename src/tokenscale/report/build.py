@@ -40,11 +40,10 @@ def write(
     Raises UserError for an experiment that is named twice or has no tables, before anything is written.
     """
     experiments = list(experiments)
-    shown = {name: _figures_of(tables / name) for name in experiments}
+    heads = {name: read_experiment(tables / name) for name in experiments}
+    shown = {name: [f for f in head.get("figures") or FIGURES if f in FIGURES] for name, head in heads.items()}
     if len(shown) < len(experiments):
-        raise UserError(
-            "an experiment is named twice.", experiments=", ".join(experiments), next="name each experiment once"
-        )
+        raise UserError("an experiment is named twice.", experiments=", ".join(experiments), next="name each once")
     judged = judge(ledger, tables, experiments, output) if ledger is not None else None
     also = []
     for name in experiments:
@@ -76,11 +75,6 @@ def judge(ledger: Path, tables: Path, experiments: Sequence[str], output: Path) 
     judged = judging.as_rows(known, judging.judge(known, tables, experiments))
     claims.write_claims(judged, output, measure(tables, experiments))
     return output / CLAIMS
-
-
-def _figures_of(folder: Path) -> list[str]:
-    """Return the names of the figures that an experiment shows."""
-    return [figure for figure in read_experiment(folder).get("figures") or FIGURES if figure in FIGURES]
 
 
 #: in a folder that was made from an archive: the list of its experiments and their inputs
@@ -133,12 +127,9 @@ def _read(path: Path) -> bytes:
     content = path.read_bytes()
     for folder in {Path.cwd(), Path.home()} - {Path("/")}:
         if f"{folder}/".encode() in content:
-            raise UserError(
-                "a file for the archive names a folder of this machine.",
-                path=path,
-                found=f"{folder}/",
-                next="name the corpus and other inputs by paths relative to the project, and run the experiment again",
-            )
+            next = "name the corpus and other inputs by paths relative to the project, and run the experiment again"
+            what = "a file for the archive names a folder of this machine."
+            raise UserError(what, path=path, found=f"{folder}/", next=next)
     return content
 
 

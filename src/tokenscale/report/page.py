@@ -17,40 +17,22 @@ from tokenscale import __version__
 from tokenscale.analysis import queries, replication
 from tokenscale.base.files import canonical_json, read_json, sha256_text, write_text
 from tokenscale.report import answers, paired_comparisons, style, summary
-from tokenscale.report.claims import (
-    DIRECTION,
-    NOT_REPRODUCED,
-    UNDECIDED,
-    VERDICTS,
-    count_verdicts,
-    describe_verdict,
-    read_claims,
-    read_replication,
-    replication_tables,
-)
+from tokenscale.report import claims as judged
 from tokenscale.report.figures import figure_class
 from tokenscale.report.table import Table
 
 QUERIES = tuple(queries.PARAMETERS)
 #: files of this folder that the pages are made of
-FILES = (
-    "page.html.j2",
-    "layout.html.j2",
-    "macros.html.j2",
-    "box.html.j2",
-    "claims.html.j2",
-    "experiment.html.j2",
-    "end.html.j2",
-    "page.css",
-)
+FILES = ("page.html.j2", "layout.html.j2", "macros.html.j2", "box.html.j2", "claims.html.j2", "experiment.html.j2",
+         "end.html.j2", "page.css")  # fmt: skip
 #: words that are shown as badges
 WORDS = (
     *summary.VALIDITY,
     *("nonfinite", *paired_comparisons.VERDICT_WORDS),
     *answers.WORDS,
     *replication.VERDICTS,
-    *VERDICTS,
-    *(DIRECTION, NOT_REPRODUCED, UNDECIDED),
+    *judged.VERDICTS,
+    *(judged.DIRECTION, judged.NOT_REPRODUCED, judged.UNDECIDED),
 )
 #: rows of a figure's data that the page shows; the CSV file beside the figure has all
 SHOWN_ROWS = 60
@@ -70,17 +52,14 @@ def write(experiments: Sequence[str], tables: Path, figures: Path, output: Path,
     parts = [summary.experiment(name, tables) for name in experiments]
     alone = len(parts) == 1
     for part in parts:
-        if alone:
-            part["drawn"] = _drawn(part, figures)
-        else:
-            part["href"] = f"{part['name']}.html"
+        part |= {"drawn": _drawn(part, figures)} if alone else {"href": f"{part['name']}.html"}
     claims_html = _claims(claims, parts)
     contents = [("claims", "#claims"), ("replication", "#replication")] if claims_html else []
     contents += [("originals", "#originals")] if not alone and summary.source_study_table(parts).rows else []
     contents += _sections(parts[0]["name"]) if alone else [(p["name"], p["href"]) for p in parts]
     contents += [("definitions", "#definitions"), ("methods", "#methods")]
     heading = (parts[0]["question"] or parts[0]["name"]) if alone else f"Report on {len(parts)} experiments"
-    write_text(output, render("page.html.j2", parts, heading, contents, claims=claims_html))
+    write_text(output, render(parts, heading, contents, claims=claims_html))
 
 
 def write_experiment(name: str, tables: Path, figures: Path, output: Path) -> None:
@@ -88,8 +67,7 @@ def write_experiment(name: str, tables: Path, figures: Path, output: Path) -> No
     part = summary.experiment(name, tables)
     part["drawn"] = _drawn(part, figures)
     contents = [("all experiments", HOME), *_sections(name)]
-    heading = part["question"] or name
-    write_text(output, render("page.html.j2", [part], heading, contents, claims=None, home=HOME))
+    write_text(output, render([part], part["question"] or name, contents, home=HOME))
 
 
 def _picture(parts: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -120,7 +98,7 @@ def _claims(path: Path | None, parts: list[dict[str, Any]]) -> dict[str, Any] | 
         return None
     pages = {part["name"]: part.get("href") or f"#{part['name']}" for part in parts}
     drawn = {part["name"]: part["figures"] for part in parts}
-    rows = [row | describe_verdict(row) for row in read_claims(path)]
+    rows = [row | judged.describe_verdict(row) for row in judged.read_claims(path)]
     documents: dict[str, dict[str, Any]] = {}
     for row in rows:
         document = documents.setdefault(row["document"], {"title": row["document"], "where": row["where"]})
@@ -129,17 +107,16 @@ def _claims(path: Path | None, parts: list[dict[str, Any]]) -> dict[str, Any] | 
         if row["href"] and row["shown_in"] in drawn.get(row["experiment"], ()):
             row["href"] = f"{row['href'].partition('#')[0]}#{row['experiment']}-figure-{row['shown_in']}"
         document["tested" if row["experiment"] else "untested"].append(row)
-    figures = replication_tables(read_replication(path))
-    return {"counts": count_verdicts(rows), "documents": list(documents.values()), "replication": figures}
+    figures = judged.replication_tables(judged.read_replication(path))
+    return {"counts": judged.count_verdicts(rows), "documents": list(documents.values()), "replication": figures}
 
 
 def render(
-    template: str,
     parts: list[dict[str, Any]],
     heading: str,
     contents: list[tuple[str, str]],
     *,
-    claims: dict[str, Any] | None,
+    claims: dict[str, Any] | None = None,
     home: str = "",
 ) -> str:
     """The page's text. Everything from the tables is escaped; only figures and the style sheet are markup."""
@@ -147,7 +124,7 @@ def render(
         loader=FunctionLoader(_read), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     shared, cautions = _shared(parts), summary.shared_cautions(parts)
-    text = environment.get_template(template).render(
+    text = environment.get_template("page.html.j2").render(
         style=Markup(_read("page.css")),
         version=__version__,
         title=f"tokenscale report: {', '.join(p['name'] for p in parts) or heading}",
@@ -165,8 +142,8 @@ def render(
         total={word: sum(p["validity"][word] for p in parts) for word in summary.VALIDITY},
         runs=sum(p["runs"] for p in parts),
         digest=sha256_text(canonical_json([p["digest"] for p in parts])),
-        machines=_distinct(p["machines"] for p in parts),
-        commits=_distinct(p["commits"] for p in parts),
+        machines=list(dict.fromkeys(machine for p in parts for machine in p["machines"])),
+        commits=[dict(c) for c in dict.fromkeys(tuple(c.items()) for p in parts for c in p["commits"])],
         versions=_versions(parts),
         definitions=[(name, queries.definition(name), _statement(name)) for name in QUERIES],
     )
@@ -207,13 +184,12 @@ def figure(name: str, folder: Path, prefix: str) -> dict[str, Any]:
         header, *rows = list(csv.reader(file)) or [[]]
     numeric = [bool(rows) and all(_numeric(row[i]) for row in rows) for i in range(len(header))]
     columns = list(zip(header, numeric, strict=True))
-    shown = Table(columns, [[_short(v) for v in row] for row in rows[:SHOWN_ROWS]])
     return {
         "name": name,
         **words,
         "table": Table(**words["table"]) if "table" in words else None,
         "svg": Markup(drawing),
-        "data": shown,
+        "data": Table(columns, [[_short(v) for v in row] for row in rows[:SHOWN_ROWS]]),
         "rows": len(rows),
         "left_out": max(0, len(rows) - SHOWN_ROWS),
     }
@@ -227,20 +203,11 @@ def _identifier(text: str) -> str:
     return "".join(c if c.isalnum() or c == "-" else "-" for c in text)
 
 
-def _distinct(lists: Any) -> list:
-    found = []
-    for values in lists:
-        found += [v for v in values if v not in found]
-    return found
-
-
 def _versions(parts: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    found: dict[str, list[str]] = {}
-    for part in parts:
-        for package, version in part["versions"]:
-            found.setdefault(package, [])
-            found[package] += [v for v in version.split(", ") if v not in found[package]]
-    return [(package, ", ".join(v)) for package, v in sorted(found.items())]
+    found: dict[str, dict[str, None]] = {}
+    for package, versions in (pair for part in parts for pair in part["versions"]):
+        found.setdefault(package, {}).update(dict.fromkeys(versions.split(", ")))
+    return [(package, ", ".join(versions)) for package, versions in sorted(found.items())]
 
 
 def _numeric(text: str) -> bool:

@@ -51,6 +51,11 @@ class Chain:
     links: dict[str, Link] = field(default_factory=lambda: {name: Link() for name in LINKS})
     notes: list[str] = field(default_factory=list)
 
+    def of(self, name: str) -> Link:
+        """Return the link that a file of a report belongs to."""
+        drawn = name.startswith(("figures/", "data/", "sql/", "tables/", "claims."))
+        return self.links["figures" if drawn else "page"]
+
     @property
     def code(self) -> int:
         """0: all links agree; 1: one differs; 3: none differs, but not all could be checked."""
@@ -109,8 +114,7 @@ def _goes_on(path: Path) -> bool:
 
 
 def _compare_tables(link: Link, folder: Path, again: Path) -> None:
-    for name in tables.file_names():
-        path, other = folder / name, again / name
+    for path, other in ((folder / name, again / name) for name in tables.file_names()):
         if path.read_bytes() == other.read_bytes():
             continue
         if path.suffix != ".parquet":
@@ -223,13 +227,7 @@ def _check_files(chain: Chain, report: Path, listed: dict[str, str]) -> None:
     others = {path.name for path in report.iterdir() if path.name not in FOLDERS}
     files = [{"name": name, "sha256": sha256} for name, sha256 in listed.items()]
     for name, fault in walk(report, files, others):
-        _of(chain, name).differs.append(f"{name}: {fault}")
-
-
-def _of(chain: Chain, name: str) -> Link:
-    """Return the link that a file of a report belongs to."""
-    drawn = name.startswith(("figures/", "data/", "sql/", "tables/", "claims."))
-    return chain.links["figures" if drawn else "page"]
+        chain.of(name).differs.append(f"{name}: {fault}")
 
 
 def _check_rebuilt(
@@ -266,7 +264,7 @@ def _check_rebuilt(
                 chain.links[name].unchecked.append(_one_line(error))
             return
         for name in sorted(listed.keys() - edited - {"provenance.json", "ro-crate-metadata.json"}):
-            _of(chain, name).differs += _compare(name, report / name, again / name)
+            chain.of(name).differs += _compare(name, report / name, again / name)
         for other in sorted(Path(temporary, "figures").rglob("*.*")) if figures else ():
             path = Path(figures or "") / other.relative_to(Path(temporary, "figures"))
             if path.is_file():
@@ -336,9 +334,8 @@ def _check_signature(chain: Chain, report: Path, signers: Path | None) -> None:
             with open(sums, "rb") as signed:
                 return subprocess.run(command, stdin=signed, capture_output=True, encoding="utf-8", errors="replace")
         except FileNotFoundError:
-            raise UserError(
-                "signatures need ssh-keygen.", file=signature, next="install OpenSSH 8.2 or newer"
-            ) from None
+            next = "install OpenSSH 8.2 or newer"
+            raise UserError("signatures need ssh-keygen.", file=signature, next=next) from None
 
     names = ssh_keygen("find-principals").stdout.splitlines()
     if not names:
