@@ -190,6 +190,11 @@ def _list_corpus_files(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     return [file for file in files if not file["name"].startswith("parts/")]
 
 
+def _verify_mixture(folder: Path) -> Iterator[Finding]:
+    read_mixture(folder / "manifest.json")
+    yield from ()
+
+
 def _verify_download(folder: Path) -> Iterator[Finding]:
     next = f"snakemake -f {folder / 'manifest.json'}"
     manifest = read_json(folder / "manifest.json", "manifest of the download", next)
@@ -333,6 +338,6 @@ KINDS: tuple[tuple[str, str, Callable[[Path], Iterator[Finding]]], ...] = (
     ("corpus", "*/manifest.json", _verify_corpus),
     ("tokenizers", "*/manifest.json", _verify_tokenizer),
     ("tokens", "*/*/*/manifest.json", _verify_store),
-    ("mixtures", "**/manifest.json", lambda folder: iter(read_mixture(folder / "manifest.json") and ())),
+    ("mixtures", "**/manifest.json", _verify_mixture),
     ("runs", "*/run.json", _verify_run),
 )
