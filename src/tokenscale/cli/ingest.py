@@ -41,12 +41,15 @@ def run(arguments: argparse.Namespace) -> int:
         threads=max(arguments.threads, 1),
     )
     print(f"{arguments.output}: " + ", ".join(f"{n} {table}" for table, n in counts.items()))
-    runs = pq.read_table(arguments.output / "runs.parquet", columns=["run_id", "cautions", "unchecked"]).to_pylist()
-    for column, word in (("cautions", "caution"), ("unchecked", "not checked")):
-        texts: dict[str, list[str]] = {}
-        for row in runs:
-            texts.setdefault(row[column] or "", []).append(row["run_id"])
-        for text, ids in texts.items():
-            if text:
-                print(f"  {word}  {ids[0] if len(ids) == 1 else f'{len(ids)} runs'}: {text}")
+    said: dict[tuple[str, str], list[str]] = {}
+    unchecked = 0
+    for row in pq.read_table(arguments.output / "runs.parquet").to_pylist():
+        unchecked += bool(row["unchecked"])
+        for word, texts in ((row["validity"], row["reasons"]), ("caution", row["cautions"])):
+            for text in filter(None, (texts or "").split("; ")):
+                said.setdefault((word, text), []).append(row["run_id"])
+    for (word, text), ids in said.items():
+        print(f"  {word}  {ids[0] if len(ids) == 1 else f'{len(ids)} runs'}: {text}")
+    if unchecked:
+        print(f"  not checked  some values of {unchecked} runs: column `unchecked` of the table runs")
     return 0

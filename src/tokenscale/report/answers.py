@@ -289,7 +289,7 @@ def find_cautions(
     """
     found = [
         *_describe_held_out(stores),
-        _describe_validity(runs),
+        *_describe_validity(runs),
         *_describe_run_cautions(runs),
         _describe_lost_text(runs),
         _describe_compilation(runs),
@@ -303,22 +303,26 @@ def find_cautions(
     return [text for text in found if text]
 
 
-def _describe_validity(runs: pd.DataFrame) -> str:
-    """Runs that are not valid, with the reason of the first."""
-    wrong = runs[runs["validity"].isin(["invalid", "suspect"])]
-    if wrong.empty:
-        return ""
-    parts = [f"{n} {word}" for word in ("invalid", "suspect") if (n := int((wrong["validity"] == word).sum()))]
-    first = wrong.sort_values("validity", kind="stable").iloc[0]
-    reason = (first["reasons"] or "no reason recorded").split("; ")[0]
-    return f"{' and '.join(parts)} of {len(runs)} runs: {first['run_id']}: {reason}."
+def _describe_validity(runs: pd.DataFrame) -> list[str]:
+    """Runs that are not valid: their first reasons, of which three are named."""
+    found = []
+    for word in ("invalid", "suspect"):
+        wrong = runs[runs["validity"] == word]
+        of: dict[str, list[str]] = {}
+        for run_id, reasons in zip(wrong["run_id"], wrong["reasons"], strict=True):
+            of.setdefault((reasons or "no reason recorded").split("; ")[0], []).append(run_id)
+        texts = [f"{text} ({ids[0] if len(ids) == 1 else f'{len(ids)} runs'})" for text, ids in of.items()]
+        more = [f"{len(texts) - 3} more reasons"] if len(texts) > 4 else texts[3:]
+        if texts:
+            found.append(f"{len(wrong)} {word} of {len(runs)} runs: {'; '.join(texts[:3] + more)}.")
+    return found
 
 
 def _describe_run_cautions(runs: pd.DataFrame) -> list[str]:
     """What a reader of the runs' numbers should know, with the number of runs; and whether slow steps can be told."""
     texts = Counter(text for of in runs["cautions"].dropna() for text in of.split("; ") if text)
     found = [f"{f'{n} of {len(runs)} runs' if n < len(runs) else 'All runs'}: {text}." for text, n in texts.items()]
-    noisy = runs["unchecked"].fillna("").str.contains(TOO_NOISY)
+    noisy = runs["unchecked"].fillna("").str.contains(TOO_NOISY) & runs["validity"].isin(["valid", "suspect"])
     if noisy.any():
         found.append(
             f"In {int(noisy.sum())} of {len(runs)} runs the steps vary so much that a part of them that is twice as "

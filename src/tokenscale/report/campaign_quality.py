@@ -1,5 +1,6 @@
 """How good the measurements of an experiment are: spread inside a run and between runs, and what stands behind them."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import duckdb
 import pandas as pd
 
 from tokenscale.analysis.queries import damage_reported
+from tokenscale.analysis.steadiness import TOO_NOISY
 from tokenscale.report.captions import cells, spread, used
 from tokenscale.report.paired_comparisons import in_pairs
 from tokenscale.report.style import number
@@ -164,7 +166,7 @@ def inventory_table(runs: pd.DataFrame) -> Table:
                     ">broken lines", "sealed", *(["nodes", ">queued s", "SLURM log"] if queued else []))  # fmt: skip
     rows = [
         [
-            *(r.run_id, r.validity, r.status, "; ".join(filter(None, [r.reasons, r.cautions])), count(r.position)),
+            *(r.run_id, r.validity, r.status, "; ".join(filter(pd.notna, filter(None, [r.reasons, r.cautions]))), count(r.position)),
             *(count(r.attempts), f"{count(r.steps_seen)} of {count(r.steps_asked)}", count(r.overlap_rows)),
             f"{count(r.quarantined)}" + (f" ({count(r.quarantined_benign)} benign)" if r.quarantined else ""),
             "yes" if r.sealed else "no",
@@ -172,8 +174,8 @@ def inventory_table(runs: pd.DataFrame) -> Table:
         ]
         for r in runs.itertuples()
     ]
-    unchecked = runs["unchecked"].dropna().loc[lambda texts: texts != ""].value_counts()
-    return Table(heads, rows, " ".join(f"Not checked in {n} runs: {text}." for text, n in unchecked.items()))
+    unchecked = Counter(text for of in runs["unchecked"].dropna() for text in of.split("; ") if TOO_NOISY not in text)
+    return Table(heads, rows, " ".join(f"Not checked in {n} runs: {text}." for text, n in unchecked.items() if text))
 
 
 def _newest_log(run: Any) -> str:

@@ -163,6 +163,22 @@ def cells(rows: pd.DataFrame) -> Iterator[tuple[str, int, pd.DataFrame]]:
             yield name, int(world), group
 
 
+def common_extremes(rows: pd.DataFrame, column: str, unit: str = "", *, factor: float = 1.0) -> str:
+    """Extremes of the series' medians over the repeats that all have, and which these are; empty without any.
+
+    >>> rows = pd.DataFrame({"series": ["padded", "packed", "packed"], "repeat": [0, 0, 1], "s": [4.0, 1.0, 9.0]})
+    >>> common_extremes(rows, "s", " s")
+    '1 s with packed to 4 s with padded (repeat 0)'
+    """
+    rows = rows.dropna(subset=[column])
+    shared = common_repeats(rows, ["series"])
+    if shared.empty:
+        return ""
+    repeats = sorted(shared["repeat"].unique())
+    named = "" if len(shared) == len(rows) else f" (repeat{'s' * (len(repeats) > 1)} {listing([str(r) for r in repeats])})"
+    return extremes(factor * shared.groupby("series")[column].median(), unit) + named
+
+
 def by_cell(rows: pd.DataFrame, column: str) -> list[pd.Series]:
     """Values of each series at each world size, for `kinds`."""
     return [group for _, group in rows.dropna(subset=[column]).groupby(["series", "world_size"])[column]]

@@ -67,9 +67,8 @@ class Figure:
 
         The title if they share no repeat.
         """
-        shared = captions.common_repeats(self.rows.dropna(subset=[column]), ["series"])
-        medians = factor * shared.groupby("series")[column].median()
-        return f"{text} {captions.extremes(medians, unit)}" if len(medians) else self.title
+        found = captions.common_extremes(self.rows, column, unit, factor=factor)
+        return f"{text} {found}" if found else self.title
 
     def folded(self) -> str:
         """Return why the figure has nothing to show here, so that the page folds it away; empty where it has."""

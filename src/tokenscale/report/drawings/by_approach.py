@@ -138,9 +138,8 @@ class TotalTrainingTime(ByApproach):
     def finding(self) -> str:
         """Return shortest and longest median, of the smallest world size."""
         rows = self.rows[self.rows["world_size"] == self.rows["world_size"].min()]
-        rows = captions.common_repeats(rows.dropna(subset=[self.main]), ["series"])
-        medians = rows.groupby("series")[self.main].median()
-        return f"Training steps take {captions.extremes(medians, ' s')}" if len(medians) else self.title
+        found = captions.common_extremes(rows, self.main, " s")
+        return f"Training steps take {found}" if found else self.title
 
     def sentences(self) -> str:
         """Return what is counted, for how many steps."""

@@ -23,11 +23,8 @@ class LossOverTime(Figure):
 
     def finding(self) -> str:
         """Return lowest and highest median of the last validation losses."""
-        final = self.held_out[self.held_out["last"].astype(bool)].dropna(subset=["loss"])
-        medians = captions.common_repeats(final, ["series"]).groupby("series")["loss"].median()
-        if medians.empty:
-            return self.title
-        return f"Final validation loss: {captions.extremes(medians, ' nats')}"
+        found = captions.common_extremes(self.held_out[self.held_out["last"].astype(bool)], "loss", " nats")
+        return f"Final validation loss: {found}" if found else self.title
 
     def prepare(self) -> None:
         """Choose the points of runs that count, of those that stopped, and of validation."""
