@@ -8,6 +8,7 @@ from tokenscale.base.files import read_json, sha256_file, write_json
 from tokenscale.cli.main import main
 from tokenscale.report import bundle
 from tokenscale.report.difference import difference, read
+from tokenscale.report.table import Table
 
 RATES = (100.0, 101.0, 102.0, 103.0, 104.0)
 
@@ -71,6 +72,20 @@ def test_trainings_on_other_text_are_not_better_or_worse(tmp_path, origin, named
     found = compared(tmp_path, b=changed | {"origin": origin})
     assert all(named in word and "better" not in word and "worse" not in word for word in verdicts(found))
     assert any(row["what differs"].startswith(named) for row in rows_of(found["What may explain it"]))
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_fewer_repeats_are_no_other_settings(tmp_path, changed):
+    a, b = folder(tmp_path / "a", rates=(*RATES, 105.0), validation_loss=[1.0] * 6), folder(tmp_path / "b", seal="b")
+    for path in (a, b):
+        record = read_json(path / "provenance.json")
+        for run, facts in record["experiments"]["demo"]["runs"].items():
+            facts["science"] = run if path == a or not changed else f"{run}-other"
+        write_json(path / "provenance.json", record)
+    found = difference(read(a), read(b))
+    assert all(("settings" in word) == changed for word in verdicts(found))
+    named = [row["what differs"] for row in rows_of(found.get("What may explain it", Table([], [])))]
+    assert ("settings" in named) == changed
 
 
 def test_without_any_record_of_the_text_nothing_is_judged(tmp_path):

@@ -108,6 +108,8 @@ def write(
         files |= _tables(name, part, figures / name) | _cells(name, tables)
     if citation is not None and citation.is_file():
         files["CITATION.cff"] = citation.read_bytes()
+    else:
+        (output / "CITATION.cff").unlink(missing_ok=True)
     files["README.md"] = _readme(experiments, files).encode()
     _settle(output, files)
     made_from = origin(parts, tables)

@@ -174,8 +174,8 @@ def common_extremes(rows: pd.DataFrame, column: str, unit: str = "", *, factor: 
     shared = common_repeats(rows, ["series"])
     if shared.empty:
         return ""
-    repeats = sorted(shared["repeat"].unique())
-    named = "" if len(shared) == len(rows) else f" (repeat{'s' * (len(repeats) > 1)} {listing([str(r) for r in repeats])})"
+    repeats = [str(repeat) for repeat in sorted(shared["repeat"].unique())]
+    named = "" if len(shared) == len(rows) else f" (repeat{'s' * (len(repeats) > 1)} {listing(repeats)})"
     return extremes(factor * shared.groupby("series")[column].median(), unit) + named
 
 

@@ -157,7 +157,10 @@ def _compare(measure: str, sides: list[pd.DataFrame], other: str) -> list[str]:
 
 def _other_text(a: Report, b: Report, sides: list[pd.DataFrame]) -> str:
     """Return what differs of the text or settings of the runs of two cells; empty where nothing does."""
-    x, y = (_facts(report, set(rows["run_id"])) for report, rows in zip((a, b), sides, strict=True))
+    # each repeat has settings of its own: fewer repeats are no other settings
+    repeats = set.intersection(*(set(rows["repeat"]) for rows in sides))
+    ids = [set(rows.loc[rows["repeat"].isin(repeats) | (not repeats), "run_id"]) for rows in sides]
+    x, y = (_facts(report, runs) for report, runs in zip((a, b), ids, strict=True))
     different = {name for name, _ in x.keys() | y.keys() if x.get((name, _)) != y.get((name, _))}
     known = all(any(name in SAME for name, _ in facts) for facts in (x, y))
     return ", ".join(words for name, words, _ in SUSPECTS if name in SAME and (name in different or not known))
@@ -199,7 +202,8 @@ def suspects(a: Report, b: Report) -> Table:
         for key in sorted(key for fact, key in x.keys() | y.keys() if fact == name):
             of = [facts.get((name, key), set()) for facts in (x, y)]
             near = name == "load" and all(of) and abs(np.median([*of[0]]) - np.median([*of[1]])) < LOAD
-            if of[0] != of[1] and not near:
+            fewer = name == "science" and all(of) and (of[0] <= of[1] or of[1] <= of[0])
+            if of[0] != of[1] and not near and not fewer:
                 rows.append([words + (f": {key}" if key else ""), *map(_text, of), matters])
     spreads = [_spread(report) for report in (a, b)]
     if max(spreads) > 0:

@@ -310,7 +310,7 @@ def _compare_claims(path: Path, again: Path) -> str:
     differing = []
     for name in sorted(before.keys() | now.keys()):
         one, two = before.get(name, {}), now.get(name, {})
-        key = next((key for key in ("verdict", *two, *one) if one.get(key) != two.get(key)), None)
+        key = next((key for key in ("verdict", "number", *two, *one) if one.get(key) != two.get(key)), None)
         if key:
             differing.append(f"{name} has {key} {one.get(key)!r}; judged again, {two.get(key)!r}")
     return few(differing) or "its replication is not what the tables give"
