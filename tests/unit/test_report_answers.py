@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from tokenscale.report import answers, captions
+from tokenscale.report.campaign_quality import inventory_table
 from tokenscale.report.drawings.tokenization_benchmark import DRAWN, drawn_arms
 from tokenscale.report.style import number
 
@@ -221,3 +222,18 @@ def test_no_rule_of_the_style_sheet_is_wider_than_a_phone():
         widths = re.findall(r"(?<!max-)(?<![-\w])(?:min-)?width: ([\d.]+)rem", body)
         wide = [width for width in widths if 16 * float(width) > 390 - 64]
         assert not wide or selector.strip() == ".drawing svg", selector
+
+
+def test_a_run_that_has_not_started_is_in_the_inventory():
+    names = "run_id validity status reasons cautions unchecked".split()
+    runs = pd.DataFrame(
+        [
+            ["a", "valid", "complete", "", "odd", "x: no y; z: its steps vary so much"],
+            ["b", "missing", "", "no run.json", None, None],
+        ],
+        columns=names,
+    ).assign(job_ids=None, sealed=True, quarantined=0, quarantined_benign=0)
+    runs[["position", "attempts", "steps_seen", "steps_asked", "overlap_rows"]] = 1
+    table = inventory_table(runs)
+    assert [row[3] for row in table.rows] == ["odd", "no run.json"]
+    assert "1 run: x: no y." in table.caption and "vary" not in table.caption

@@ -166,7 +166,8 @@ def inventory_table(runs: pd.DataFrame) -> Table:
                     ">broken lines", "sealed", *(["nodes", ">queued s", "SLURM log"] if queued else []))  # fmt: skip
     rows = [
         [
-            *(r.run_id, r.validity, r.status, "; ".join(filter(pd.notna, filter(None, [r.reasons, r.cautions]))), count(r.position)),
+            *(r.run_id, r.validity, r.status),
+            *("; ".join(text for text in (r.reasons, r.cautions) if pd.notna(text) and text), count(r.position)),
             *(count(r.attempts), f"{count(r.steps_seen)} of {count(r.steps_asked)}", count(r.overlap_rows)),
             f"{count(r.quarantined)}" + (f" ({count(r.quarantined_benign)} benign)" if r.quarantined else ""),
             "yes" if r.sealed else "no",
@@ -175,7 +176,8 @@ def inventory_table(runs: pd.DataFrame) -> Table:
         for r in runs.itertuples()
     ]
     unchecked = Counter(text for of in runs["unchecked"].dropna() for text in of.split("; ") if TOO_NOISY not in text)
-    return Table(heads, rows, " ".join(f"Not checked in {n} runs: {text}." for text, n in unchecked.items() if text))
+    parts = (f"Not checked in {n} run{'s' * (n > 1)}: {text}." for text, n in unchecked.items() if text)
+    return Table(heads, rows, " ".join(parts))
 
 
 def _newest_log(run: Any) -> str:
