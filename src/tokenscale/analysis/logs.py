@@ -400,10 +400,7 @@ def merge(rows: pa.Table, events: list[Row]) -> pa.Table:
     kept = _kept(attempt, rank, step)
     world = _worlds(events)
     sizes = np.array([world[n] if n in world else len(np.unique(rank[attempt == n])) for n in numbers.tolist()])
-    filled = {
-        "world_size": sizes[of_attempt[kept]],
-        "attempt_step": (step - first[of_attempt])[kept],
-    }
+    filled = {"world_size": sizes[of_attempt[kept]], "attempt_step": (step - first[of_attempt])[kept]}
     columns = [
         pa.array(filled[c.name], c.type) if c.name in filled else _taken(rows[c.name], kept) for c in rows.schema
     ]

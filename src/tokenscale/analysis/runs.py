@@ -35,11 +35,7 @@ _PLACE_VARIABLES = re.compile(
     "RANK$|LOCAL_RANK$|WORLD_SIZE$|MASTER_|SLURM_|CUDA_VISIBLE_DEVICES$|.*(FILE|DIR|PATH|IFNAME)$"
 )
 #: convention, as a record names it → column
-FLOPS = {
-    "full": "flops_per_token",
-    "causal": "flops_per_token_causal",
-    "hardware": "flops_per_token_hardware",
-}
+FLOPS = {"full": "flops_per_token", "causal": "flops_per_token_causal", "hardware": "flops_per_token_hardware"}
 NUMBER_FORMATS = ("bf16", "fp16", "tf32", "fp32", "fp8")
 
 #: column → (the fact's name in the record, its type)

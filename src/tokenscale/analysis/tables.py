@@ -40,66 +40,52 @@ ARROW = {
 }
 #: Arrow type → encoding in the files, where a dictionary of the values would be as long as the column
 ENCODINGS = {pa.float64(): "BYTE_STREAM_SPLIT", pa.int64(): "DELTA_BINARY_PACKED"}
-_PLACE = {"run_id": "VARCHAR", "attempt": "INTEGER", "rank": "INTEGER"}
+
+
+def _typed(columns: str) -> dict[str, str]:
+    """Names, then their type: `run_id folder VARCHAR, attempt INTEGER`."""
+    return {name: kind for part in columns.split(", ") for *names, kind in [part.split()] for name in names}
+
+
+_PLACE = _typed("run_id VARCHAR, attempt rank INTEGER")
+_BLEU = _typed("bleu bleu_low bleu_high DOUBLE, bleu_sentences INTEGER, bleu_signature VARCHAR")
 
 #: table → column → SQL type; this order is the order of the columns in the Parquet files
 TABLES: dict[str, dict[str, str]] = {
     "runs": {
-        "experiment": "VARCHAR",
-        "run_id": "VARCHAR",
+        **_typed("experiment run_id VARCHAR"),
         "external": "BOOLEAN",  # another program's run, which states its settings itself
         "cell": "VARCHAR",  # the factors and their levels, as text
-        "repeat": "INTEGER",
-        "position": "INTEGER",  # place in the randomised order
+        **_typed("repeat position INTEGER"),
         "arm": "VARCHAR",  # the trainer: tokenscale, or the name of an arm
         "approach": "VARCHAR",
         "series": "VARCHAR",  # the approach and the three below: what figures show as one line
-        "factors": "VARCHAR",  # further factors and their levels, as text
+        "factors": "VARCHAR",
         "storage": "VARCHAR",  # those of the Parquet store, where the approach reads one
         "layout": "VARCHAR",  # those of the layout, but the data-parallel degree
-        "model": "VARCHAR",
-        "world_size": "INTEGER",
-        "method": "VARCHAR",
+        **_typed("model VARCHAR, world_size INTEGER, method VARCHAR"),
         "pipeline": "INTEGER",  # the degrees, whose product is the world size
-        "data": "INTEGER",
-        "shard": "INTEGER",
-        "tensor": "INTEGER",
+        **_typed("data shard tensor INTEGER"),
         "sharding": "VARCHAR",  # where shard is above 1: zero1, zero2, zero3
         "copies": "VARCHAR",  # what keeps copies alike, where data is above 1 and shard is not: ddp
-        "schedule": "VARCHAR",  # where pipeline is above 1
-        "stages_per_rank": "INTEGER",
-        "sequence_length": "INTEGER",
-        "global_batch": "INTEGER",
-        "micro_batch": "INTEGER",
-        "tokenizer": "VARCHAR",
-        "corpus": "VARCHAR",
+        **_typed("schedule VARCHAR, stages_per_rank sequence_length global_batch micro_batch INTEGER"),
+        **_typed("tokenizer corpus VARCHAR"),
         "mixture": "VARCHAR",  # JSON: corpus → its share of the sequences; null without a mixture, or if not known
-        "precision": "VARCHAR",
-        "seed": "BIGINT",
-        "objective": "VARCHAR",
-        "labels": "VARCHAR",
-        "eos": "BOOLEAN",
+        **_typed("precision VARCHAR, seed BIGINT, objective labels VARCHAR, eos BOOLEAN"),
         "science": "VARCHAR",  # digest of all settings but approach, storage, layout, micro-batch and resume_from
         "science_per_rank": "VARCHAR",  # the same without global batch, budget and repeat, for weak scaling
         "steps_asked": "BIGINT",
         "resumed_from": "VARCHAR",  # id of the run (or path of the state) that it goes on from; null: of none
-        "resumed_at": "BIGINT",  # steps that were done by then
-        "tokens_before": "BIGINT",  # useful tokens of these
+        **_typed("resumed_at tokens_before BIGINT"),
         "status": "VARCHAR",  # of run.json; missing: listed, never started
-        "validity": "VARCHAR",  # valid, suspect, invalid, missing
+        "validity": "VARCHAR",
         "reasons": "VARCHAR",  # in words, separated by "; "; so the next two
-        "cautions": "VARCHAR",  # what a reader of its numbers should know
+        "cautions": "VARCHAR",
         "unchecked": "VARCHAR",  # values that nothing at hand could be compared with
-        "sealed": "BOOLEAN",
-        "attempts": "INTEGER",
+        **_typed("sealed BOOLEAN, attempts INTEGER"),
         "steps_seen": "BIGINT",  # steps with a row of every rank
         "overlap_rows": "BIGINT",  # rows of earlier attempts that a later one repeats
-        "quarantined": "BIGINT",
-        "quarantined_benign": "BIGINT",
-        "device": "VARCHAR",
-        "device_kind": "VARCHAR",  # cpu, cuda
-        "cpu": "VARCHAR",
-        "cores": "INTEGER",
+        **_typed("quarantined quarantined_benign BIGINT, device device_kind cpu VARCHAR, cores INTEGER"),
         "threads_per_rank": "INTEGER",
         "oversubscribed": "BOOLEAN",  # on a CPU: ranks × threads exceed the cores
         "blocks": "INTEGER",  # of all ranks, if the run asks for compile; null: it does not, or not recorded
@@ -113,64 +99,34 @@ TABLES: dict[str, dict[str, str]] = {
         "node_names": "VARCHAR",
         "job_ids": "VARCHAR",  # of SLURM, of all attempts, parted by ", "; so their logs
         "slurm_logs": "VARCHAR",  # below the project's folder
-        "queue_s": "DOUBLE",  # of all attempts together
-        "parameters": "BIGINT",
+        **_typed("queue_s DOUBLE, parameters BIGINT"),
         "predicted_parameters_bytes": "BIGINT",  # of the rank with the most (costs/memory.py); so the three below
-        "predicted_gradients_bytes": "BIGINT",
-        "predicted_optimizer_bytes": "BIGINT",
-        "predicted_activations_bytes": "BIGINT",
+        **_typed("predicted_gradients_bytes predicted_optimizer_bytes predicted_activations_bytes BIGINT"),
         # model FLOPs of a position's forward and backward pass (costs/flops.py): attention in full, or without what the
         # causal mask leaves out; with what backward computes again; and the first of them as the record states it
-        "flops_per_token": "DOUBLE",
-        "flops_per_token_causal": "DOUBLE",
-        "flops_per_token_hardware": "DOUBLE",
+        **_typed("flops_per_token flops_per_token_causal flops_per_token_hardware DOUBLE"),
         "mfu_stated": "DOUBLE",  # as another program's run says it itself, a share of 1
         "flops_per_token_stated": "DOUBLE",
         "number_format": "VARCHAR",  # of matrix products: bf16, fp16, fp32, fp8
         "peak_flops": "DOUBLE",  # FLOP/s of one device in that format; null on a CPU and where nobody knows it
         "peak_source": "VARCHAR",
         "corpus_sha256": "VARCHAR",  # of the manifests that it read; null where it read none of the kind
-        "tokenizer_sha256": "VARCHAR",
-        "store_sha256": "VARCHAR",
-        "validation_store_sha256": "VARCHAR",
+        **_typed("tokenizer_sha256 store_sha256 validation_store_sha256 VARCHAR"),
         "validation_tokens": "BIGINT",  # useful tokens of the held-out slice; null without validation
         "code_digest": "VARCHAR",
         "code": "VARCHAR",  # canonical JSON: source file below the package → first 12 digits of its SHA-256
-        "git_commit": "VARCHAR",
-        "git_dirty": "BOOLEAN",
-        "versions": "VARCHAR",  # canonical JSON: package → version
+        **_typed("git_commit VARCHAR, git_dirty BOOLEAN, versions VARCHAR"),
         "environment": "VARCHAR",  # canonical JSON: variable → value, of those that may change times or numbers
-        "started_unix_s": "DOUBLE",
-        "stopped_unix_s": "DOUBLE",
-        "seal": "VARCHAR",
-        "bleu": "DOUBLE",  # of translations at the end (analysis/ingest.py); null without any; so the rest
-        "bleu_low": "DOUBLE",
-        "bleu_high": "DOUBLE",
-        "bleu_sentences": "INTEGER",
-        "bleu_signature": "VARCHAR",
+        **_typed("started_unix_s stopped_unix_s DOUBLE, seal VARCHAR"),
+        **_BLEU,  # of translations at the end (analysis/ingest.py); null without any
     },
-    "bleu": {  # a row for each step after which a run translated
-        "run_id": "VARCHAR",
-        "step": "BIGINT",
-        "bleu": "DOUBLE",
-        "bleu_low": "DOUBLE",
-        "bleu_high": "DOUBLE",
-        "bleu_sentences": "INTEGER",
-        "bleu_signature": "VARCHAR",
-    },
+    "bleu": {"run_id": "VARCHAR", "step": "BIGINT", **_BLEU},  # a row for each step after which a run translated
     "attempts": {  # superseded ones too, wherever they lie
-        "run_id": "VARCHAR",
-        "folder": "VARCHAR",  # below the run's
-        "attempt": "INTEGER",
+        **_typed("run_id folder VARCHAR, attempt INTEGER"),
         "superseded": "BOOLEAN",  # made by other code or inputs than the run's record: never merged
-        "digest": "VARCHAR",  # of its code and inputs
-        "ranks": "INTEGER",
-        "first_step": "BIGINT",
-        "last_step": "BIGINT",
-        "step_rows": "BIGINT",  # of all ranks
+        **_typed("digest VARCHAR, ranks INTEGER, first_step last_step step_rows BIGINT"),
         "merged_rows": "BIGINT",  # of these, those that no later attempt repeats
-        "started_unix_s": "DOUBLE",
-        "stopped_unix_s": "DOUBLE",
+        **_typed("started_unix_s stopped_unix_s DOUBLE"),
     },
     "steps": {**_PLACE, "world_size": "INTEGER", "attempt_step": "BIGINT", **FIELDS["steps"]},
     "spans": {**_PLACE, **FIELDS["spans"]},
@@ -178,50 +134,28 @@ TABLES: dict[str, dict[str, str]] = {
     "quarantine": {
         "run_id": "VARCHAR",
         "file": "VARCHAR",  # relative to the folder of runs
-        "line": "BIGINT",  # from 1
-        "reason": "VARCHAR",
-        "text": "VARCHAR",  # the first 500 characters
+        **_typed("line BIGINT, reason text VARCHAR"),
         "benign": "BOOLEAN",  # a partial last line, as a killed process leaves it
     },
     "benchmarks": {
-        "benchmark": "VARCHAR",
-        "arm": "VARCHAR",
-        "round": "INTEGER",
-        "open_s": "DOUBLE",
+        **_typed("benchmark arm VARCHAR, round INTEGER, open_s DOUBLE"),
         "seconds": "DOUBLE",  # for all batches
-        "batches": "BIGINT",
-        "useful_tokens": "BIGINT",
-        "total_tokens": "BIGINT",
-        "sequence_length": "INTEGER",
-        "rows": "INTEGER",
-        "tokenizer": "VARCHAR",
-        "corpus": "VARCHAR",
+        **_typed("batches useful_tokens total_tokens BIGINT, sequence_length rows INTEGER, tokenizer corpus VARCHAR"),
         "cache": "VARCHAR",  # warm, or cold: the files that the arm reads were dropped from the page cache before
         "engine": "VARCHAR",  # what tokenizes; null where tokens come from a store
         "workers": "INTEGER",  # of torch's DataLoader; null where none is between
         "left_out": "VARCHAR",  # why the arm did not run; null where it did
-        "cpu": "VARCHAR",
-        "cores": "INTEGER",
+        **_typed("cpu VARCHAR, cores INTEGER"),
     },
     "storage_benchmarks": {  # a row a way to store and round; an engine that tokenizes the text instead has them, too
         "benchmark": "VARCHAR",
         "store": "VARCHAR",  # as its folder would be called; or "text" and the engine
-        "format": "VARCHAR",  # of the store; or text
-        "dtype": "VARCHAR",
-        "codec": "VARCHAR",  # with its level; this and the next: null where the format has none
-        "row_group_rows": "INTEGER",
-        "round": "INTEGER",
-        "engine": "VARCHAR",  # what tokenizes; null for stores
-        "auto": "BOOLEAN",  # it is the engine that auto takes
-        "documents": "BIGINT",
-        "documents_cut": "BIGINT",
-        "text_bytes": "BIGINT",  # UTF-8, of all documents
+        **_typed("format dtype codec VARCHAR, row_group_rows round INTEGER, engine VARCHAR, auto BOOLEAN"),
+        **_typed("documents documents_cut text_bytes BIGINT"),
         "ids": "BIGINT",  # that are held, padding left out
-        "useful_tokens": "BIGINT",
-        "vocabulary_size": "INTEGER",
+        **_typed("useful_tokens BIGINT, vocabulary_size INTEGER"),
         "entropy_bits": "DOUBLE",  # of an id, by how often it occurs
-        "stored_bytes": "BIGINT",
-        "rows": "BIGINT",
+        **_typed("stored_bytes rows BIGINT"),
         "write_s": "DOUBLE",  # from ids in memory, hashes and manifest included
         "sequential_s": "DOUBLE",  # opening, and all rows in order; of a text: tokenizing some documents at a time
         "shuffled_s": "DOUBLE",  # the same in random order, with the cache that trainings have
@@ -230,79 +164,43 @@ TABLES: dict[str, dict[str, str]] = {
         "single_rows_s": "DOUBLE",  # so many of them in random order, where no decoded row group is kept
         "bulk_s": "DOUBLE",  # of a text: tokenizing all documents at once
         "left_out": "VARCHAR",  # why the engine did not run, or why nothing is cold
-        "tokenizer": "VARCHAR",
-        "corpus": "VARCHAR",
-        "sequence_length": "INTEGER",
-        "cpu": "VARCHAR",
-        "cores": "INTEGER",
+        **_typed("tokenizer corpus VARCHAR, sequence_length INTEGER, cpu VARCHAR, cores INTEGER"),
     },
     "inference_benchmarks": {  # a row a stretch of positions: the prompt's, then those of new tokens
         "benchmark": "VARCHAR",
         "of_run": "VARCHAR",  # id of the run whose weights wrote; these rows are of a benchmark, not of that run's logs
-        "model": "VARCHAR",
-        "model_step": "BIGINT",  # steps that they were trained for
-        "dtype": "VARCHAR",  # of the weights
-        "batch": "INTEGER",  # prompts at once
-        "prompt_tokens": "INTEGER",  # of each
-        "new_tokens": "INTEGER",  # of each
-        "cached": "BOOLEAN",  # with a cache of keys and values
-        "round": "INTEGER",
+        **_typed("model VARCHAR, model_step BIGINT, dtype VARCHAR, batch prompt_tokens new_tokens INTEGER"),
+        **_typed("cached BOOLEAN, round INTEGER"),
         "part": "VARCHAR",  # prompt: until the first new token is known; decode: those behind it
-        "position": "INTEGER",  # the first of the stretch
+        "position": "INTEGER",
         "tokens": "BIGINT",  # of each row: read for the prompt, written behind it
         "seconds": "DOUBLE",
         "rows_equal": "INTEGER",  # rows whose new tokens are those that the cache gave when nothing was timed
         "first_difference": "INTEGER",  # position of the first token that is another, of all rows; null where none is
         "cache_bytes": "BIGINT",  # of the cache's tensors; 0 without one
-        "layers": "INTEGER",
-        "key_value_heads": "INTEGER",
-        "head_dimension": "INTEGER",
-        "number_bytes": "INTEGER",  # of a number in the cache
+        **_typed("layers key_value_heads head_dimension number_bytes INTEGER"),
         "peak_bytes": "BIGINT",  # most that was allocated beside the weights; null where the device does not count
         "left_out": "VARCHAR",  # why there is no such cell; null where there is one
-        "device": "VARCHAR",
-        "cpu": "VARCHAR",
-        "cores": "INTEGER",
-        "threads": "INTEGER",
+        **_typed("device cpu VARCHAR, cores threads INTEGER"),
     },
     "generations": {  # a row an answer to a prompt
-        "benchmark": "VARCHAR",
-        "of_run": "VARCHAR",
-        "model": "VARCHAR",
-        "model_step": "BIGINT",
-        "number": "INTEGER",  # of the prompt
-        "prompt": "VARCHAR",
-        "prompt_tokens": "INTEGER",
-        "temperature": "DOUBLE",
-        "top_k": "INTEGER",
-        "top_p": "DOUBLE",
-        "seed": "BIGINT",  # that this prompt was answered with
-        "text": "VARCHAR",
-        "tokens": "INTEGER",  # of the answer, EOS included
+        **_typed("benchmark of_run model VARCHAR, model_step BIGINT, number INTEGER, prompt VARCHAR"),
+        **_typed("prompt_tokens INTEGER, temperature DOUBLE, top_k INTEGER, top_p DOUBLE, seed BIGINT, text VARCHAR"),
+        "tokens": "INTEGER",
         "same_uncached": "BOOLEAN",  # without the cache it is the same, token by token
     },
     "certificates": {  # parity of two trainers on the same weights and batches, a row a compared pair of runs
-        "run_id": "VARCHAR",
-        "over": "VARCHAR",  # id of the run that it is compared with
+        **_typed("run_id over VARCHAR"),
         "verdict": "VARCHAR",  # equal, equal to rounding, different; none: there is no certificate
-        "reason": "VARCHAR",  # where there is none, why
-        "steps": "INTEGER",
-        "first_difference": "VARCHAR",
+        **_typed("reason VARCHAR, steps INTEGER, first_difference VARCHAR"),
         "cause": "VARCHAR",  # null where no tested hypothesis explains the difference
         "loss_difference": "DOUBLE",  # the largest of all steps, relative; so the floor
-        "loss_floor": "DOUBLE",
-        "certificate_sha256": "VARCHAR",
+        **_typed("loss_floor DOUBLE, certificate_sha256 VARCHAR"),
     },
     "stores": {  # token stores that the runs read, or that hold what others of them tokenize while training
-        "corpus": "VARCHAR",
-        "tokenizer": "VARCHAR",
-        "store": "VARCHAR",  # its folder's name
-        "format": "VARCHAR",
-        "split": "VARCHAR",
+        **_typed("corpus tokenizer store format split VARCHAR"),
         "sequence_length": "INTEGER",  # null where the format has none
-        "eos": "BOOLEAN",
-        "documents": "BIGINT",
-        "documents_cut": "BIGINT",
+        **_typed("eos BOOLEAN, documents documents_cut BIGINT"),
         "useful_tokens": "BIGINT",  # labels that count, in one epoch; so the next two
         "total_tokens": "BIGINT",
         "padding_tokens": "BIGINT",  # the rest that is not useful: labels that are a BOS
@@ -314,9 +212,7 @@ TABLES: dict[str, dict[str, str]] = {
         # distinct held-out texts that the corpus' training text also holds; null where the corpus is not at hand
         "held_out_in_training": "BIGINT",
         "held_out_dropped": "BOOLEAN",  # whether they were dropped from the held-out text
-        "manifest_sha256": "VARCHAR",
-        "corpus_sha256": "VARCHAR",  # of the corpus' manifest
-        "engine": "VARCHAR",  # what made the ids
+        **_typed("manifest_sha256 corpus_sha256 engine VARCHAR"),
         "seconds": "DOUBLE",  # of the whole build; null where the record is lost or tells of a part
     },
 }

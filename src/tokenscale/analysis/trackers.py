@@ -237,11 +237,7 @@ Tracker = TensorBoard | Mlflow | Wandb
 #:   .add(points)                         steps ascending; on disk when it returns
 #:   .close(facts, summary, ended)        `ended`: the run is sealed; else the export was stopped before
 #:   .look(output)                        the command that shows it
-TRACKERS: dict[str, type[Tracker]] = {
-    "tensorboard": TensorBoard,
-    "mlflow": Mlflow,
-    "wandb": Wandb,
-}
+TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": Mlflow, "wandb": Wandb}
 
 
 def track(
