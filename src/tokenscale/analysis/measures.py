@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.analysis.queries import connect_logs, query_rows
+from tokenscale.analysis.runs import read_settings
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, sha256_file
-from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import FIELDS
-from tokenscale.settings.options import decode
-from tokenscale.settings.run import RunSettings
+from tokenscale.settings.experiments import flatten_cell
 
 #: places, clocks and names that happen to be numbers
 NOT_MEASURED = {"schema", "step", "t_unix_s", "t_mono_s", "order_digest", "world_size"}
@@ -144,39 +143,20 @@ class Facts:
     provenance: dict[str, Value]  # git.commit, inputs.store (SHA-256 of its manifest), versions.torch, …
     files: tuple[Path, ...]  # run.json, and dirty.diff where the tree was dirty
 
-    @property
-    def commit(self) -> str | None:
-        """The commit, where it is known."""
-        commit = self.provenance.get("git.commit")
-        return str(commit) if commit else None
-
-    @property
-    def diff(self) -> str:
-        """What had been changed since that commit, "" where nothing was."""
-        texts = [p.read_text(encoding="utf-8", errors="replace") for p in self.files if p.name == "dirty.diff"]
-        return "".join(texts)
-
-
-def is_sealed(directory: Path) -> bool:
-    """Whether the run in this folder has ended and its record is whole."""
-    return provenance.read_sealed(directory / "run.json") is not None
-
 
 def read_facts(directory: Path) -> Facts:
     """The facts of a run that has started. Raises UserError for a record that is missing or broken."""
     record = read_json(directory / "run.json", "run's record", next="name a folder of a run: results/runs/RUN_ID")
     if not isinstance(record, dict) or "run_id" not in record:
-        raise UserError(
-            "this run.json is no record of a run.",
-            path=directory / "run.json",
-            next="name the folder of a run, such as results/runs/RUN_ID",
-        )
+        next = "name the folder of a run, such as results/runs/RUN_ID"
+        raise UserError("this run.json is no record of a run.", path=directory / "run.json", next=next)
     rest = {name: value for name, value in record.items() if name not in LEFT_OUT}
-    rest |= {"tokenizer": _tokenizer(record)} if _tokenizer(record) else {}
-    outcome = record.get("outcome") or {}
-    settings, effective = _settings(record.get("run") or {})
-    if effective is not None:
-        rest["effective_seed"] = effective
+    if tokenizer := _tokenizer(record):
+        rest["tokenizer"] = tokenizer
+    outcome, stated = record.get("outcome") or {}, record.get("run") or {}
+    run = read_settings(stated)  # None where another version made them
+    if run is not None:
+        rest["effective_seed"] = run.effective_seed
     diff = directory / "dirty.diff"
     dirty = diff.is_file() and (record.get("git") or {}).get("diff_sha256") == sha256_file(diff)
     return Facts(
@@ -184,20 +164,10 @@ def read_facts(directory: Path) -> Facts:
         status=outcome.get("status", "unknown"),
         started_unix_s=float(record.get("started_unix_s") or 0.0),
         ended_unix_s=outcome.get("ended_unix_s"),
-        settings=settings,
-        provenance=flat(rest),
+        settings=_flat(stated if run is None else asdict(run)),
+        provenance=_flat(rest),
         files=(directory / "run.json", *([diff] if dirty else [])),
     )
-
-
-def _settings(stated: dict[str, Any]) -> tuple[dict[str, Value], int | None]:
-    """(all settings, the seed that follows from seed and repeat); only the stated ones where another version made
-    them."""
-    try:
-        run = decode(RunSettings, stated)
-    except (UserError, TypeError, AttributeError, ValueError):
-        return flat(stated), None
-    return flat(asdict(run)), run.effective_seed
 
 
 def _tokenizer(record: dict[str, Any]) -> Any:
@@ -210,17 +180,7 @@ def _tokenizer(record: dict[str, Any]) -> Any:
     return None
 
 
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Value]:
-    """Nested values by dotted names; lists as JSON; null as the word.
-
-    >>> flat({"optimizer": {"beta1": 0.9, "clip_norm": None}, "sizes": [1, 2]})
-    {'optimizer.beta1': 0.9, 'optimizer.clip_norm': 'null', 'sizes': '[1,2]'}
-    """
-    found: dict[str, Value] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            scalar = isinstance(value, (bool, int, float, str))
-            found[f"{prefix}{name}"] = value if scalar else canonical_json(value)
-    return found
+def _flat(values: dict[str, Any]) -> dict[str, Value]:
+    """Nested values by dotted names; lists and null as JSON."""
+    found = {name: value for name, value in flatten_cell(values).items() if value != {}}
+    return {k: v if isinstance(v, (bool, int, float, str)) else canonical_json(v) for k, v in found.items()}

@@ -5,13 +5,14 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 
-from tokenscale.analysis.measures import Facts, Point, is_sealed, read_facts, read_points
+from tokenscale.analysis.measures import Facts, Point, read_facts, read_points
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import lock_folder
+from tokenscale.runs.records.provenance import read_sealed
 
 #: name of the experiment in MLflow, of the project in Weights & Biases
 PROJECT = "tokenscale"
@@ -26,6 +27,8 @@ STATUS = {"complete": "FINISHED", "nonfinite": "FAILED"}
 class TensorBoard:
     """TensorBoard: one folder per run, `<output>/<run id>/`. Event files of an earlier export are removed."""
 
+    look = "tensorboard --logdir {output} --samples_per_plugin scalars=100000"
+
     def __init__(self, output: Path, run_folder: Path, facts: Facts):
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
         from torch.utils.tensorboard import SummaryWriter
@@ -37,11 +40,6 @@ class TensorBoard:
         self._write(hparams_pb(dict(facts.settings), facts.run_id, started or None), started)
         self._texts(facts, started)
         self._writer.flush()
-
-    @staticmethod
-    def look(output: Path) -> str:
-        """Return the command that shows the export."""
-        return f"tensorboard --logdir {output} --samples_per_plugin scalars=100000"
 
     def add(self, points: list[Point]) -> None:
         """Write and flush."""
@@ -64,8 +62,9 @@ class TensorBoard:
         from tensorboard.plugins.text.summary_v2 import text_pb
 
         texts = {"outcome": facts.status, "settings": _table(facts.settings), "provenance": _table(facts.provenance)}
-        if facts.diff:
-            texts["dirty.diff"] = f"~~~~diff\n{facts.diff[:TEXT]}\n~~~~"
+        for path in facts.files[1:]:
+            changes = path.read_text(encoding="utf-8", errors="replace")
+            texts[path.name] = f"~~~~diff\n{changes[:TEXT]}\n~~~~"
         for name, text in texts.items():
             self._write(text_pb(f"run/{name}", text), at)
 
@@ -98,13 +97,16 @@ class Mlflow:
     Runs of earlier exports are deleted as MLflow deletes: hidden, until `mlflow gc`.
     """
 
+    look = "mlflow ui --backend-store-uri sqlite:///{absolute}/mlflow.db"
+
     def __init__(self, output: Path, run_folder: Path, facts: Facts):
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # it reports to its makers otherwise
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
         output.mkdir(parents=True, exist_ok=True)
-        self._client = MlflowClient(_uri(output), _uri(output))
+        uri = f"sqlite:///{output.resolve() / 'mlflow.db'}"
+        self._client = MlflowClient(uri, uri)
         known = self._client.get_experiment_by_name(PROJECT)
         place = (output / "artifacts").resolve().as_uri()
         experiment = known.experiment_id if known else self._client.create_experiment(PROJECT, place)
@@ -117,15 +119,8 @@ class Mlflow:
             run_name=facts.run_id,
         )
         self._run, self._last = run.info.run_id, 0
-        settings = [Param(name, str(value)[:VALUE]) for name, value in facts.settings.items()]
-        for start in range(0, len(settings), PARAMETERS):
-            self._client.log_batch(self._run, params=settings[start : start + PARAMETERS])
+        self._write("params", [Param(name, str(value)[:VALUE]) for name, value in facts.settings.items()], PARAMETERS)
         self._facts(facts)
-
-    @staticmethod
-    def look(output: Path) -> str:
-        """Return the command that shows the export."""
-        return f"mlflow ui --backend-store-uri {_uri(output)}"
 
     def add(self, points: list[Point]) -> None:
         """Many in a call: a call takes milliseconds."""
@@ -136,8 +131,7 @@ class Mlflow:
             for point in points
             for name, value in point.values.items()
         ]
-        for start in range(0, len(metrics), METRICS):
-            self._client.log_batch(self._run, metrics=metrics[start : start + METRICS])
+        self._write("metrics", metrics, METRICS)
         self._last = points[-1].step
 
     def close(self, facts: Facts, summary: dict[str, float], ended: bool) -> None:
@@ -149,19 +143,19 @@ class Mlflow:
         self._facts(facts)
         self._client.set_terminated(self._run, STATUS.get(facts.status, "KILLED"), int(at * 1000) or None)
 
+    def _write(self, kind: str, values: list, most: int) -> None:
+        for start in range(0, len(values), most):
+            self._client.log_batch(self._run, **{kind: values[start : start + most]})
+
     def _facts(self, facts: Facts) -> None:
         from mlflow.entities import RunTag
 
         tags = {**facts.provenance, "status": facts.status}
-        if facts.commit:
-            tags["mlflow.source.git.commit"] = facts.commit
+        if commit := facts.provenance.get("git.commit"):
+            tags["mlflow.source.git.commit"] = commit
         self._client.log_batch(self._run, tags=[RunTag(name, str(value)[:VALUE]) for name, value in tags.items()])
         for path in facts.files:
             self._client.log_artifact(self._run, str(path))
-
-
-def _uri(output: Path) -> str:
-    return f"sqlite:///{output.resolve() / 'mlflow.db'}"
 
 
 class Wandb:
@@ -169,6 +163,8 @@ class Wandb:
 
     The offline run has the run's id. The folder of an earlier export is removed.
     """
+
+    look = "wandb sync {output}/*/wandb/offline-run-*"  # from a machine with a network and an account
 
     def __init__(self, output: Path, run_folder: Path, facts: Facts):
         # nothing of it leaves the machine, and nothing lies in the user's home
@@ -180,31 +176,15 @@ class Wandb:
         shutil.rmtree(run_folder / "wandb", ignore_errors=True)
         (run_folder / "wandb").mkdir(parents=True)
         quiet = wandb.Settings(
-            console="off",
-            silent=True,
-            disable_git=True,  # the run's commit, not the one that lies here now
-            disable_code=True,
-            save_code=False,
-            x_disable_stats=True,
-            x_disable_meta=True,  # nor this process's machine: the run's is in the config
-            x_save_requirements=False,
+            **{"console": "off", "silent": True},
+            # nothing of this process's commit, code and machine: the run's are in the config
+            **dict.fromkeys(("disable_git", "disable_code", "x_disable_stats", "x_disable_meta"), True),
+            **dict.fromkeys(("save_code", "x_save_requirements"), False),
         )
-        self._run = wandb.init(
-            project=PROJECT,
-            id=facts.run_id,
-            name=facts.run_id,
-            dir=str(run_folder),
-            mode="offline",
-            reinit="create_new",
-            config=_config(facts),
-            settings=quiet,
-        )
+        named = {"project": PROJECT, "id": facts.run_id, "name": facts.run_id, "dir": str(run_folder)}
+        how = {"mode": "offline", "reinit": "create_new", "settings": quiet}
+        self._run = wandb.init(**named, **how, config=_config(facts))
         self._files(facts)
-
-    @staticmethod
-    def look(output: Path) -> str:
-        """Return the command that sends the export, from a machine with a network and an account."""
-        return f"wandb sync {output}/*/wandb/offline-run-*"
 
     def add(self, points: list[Point]) -> None:
         """One row a step; a validation joins the row of the step it was made before."""
@@ -236,7 +216,7 @@ Tracker = TensorBoard | Mlflow | Wandb
 #: Tracker(output, run_folder, facts)     begins anew: what an earlier export of this run left in `output` is replaced
 #:   .add(points)                         steps ascending; on disk when it returns
 #:   .close(facts, summary, ended)        `ended`: the run is sealed; else the export was stopped before
-#:   .look(output)                        the command that shows it
+#:   .look                                the command that shows it
 TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": Mlflow, "wandb": Wandb}
 
 
@@ -248,108 +228,76 @@ def track(
     Raises UserError where the tracker's package is missing, a folder is no run's, or a run has not ended and is not
     followed; nothing is written then.
     """
-    tracker = _find_tracker(to)
-    names = Counter(_checked(directory, follow) or str(directory.resolve()) for directory in directories)
-    twice = [name for name, n in names.items() if n > 1]
-    if twice:
-        raise UserError("a run is named twice.", run=", ".join(twice), next="name each run once")
-    with ExitStack() as stack:
-        jobs = [stack.enter_context(_Job(directory, tracker, output, log)) for directory in directories]
-        began = time.monotonic()
-        while jobs := [job for job in jobs if not job.turn()]:
-            time.sleep(max(every_s, 10 * (time.monotonic() - began)))  # each turn reads the whole logs
-            began = time.monotonic()
-    log(f"look   {tracker.look(output)}")
-
-
-def _find_tracker(to: str) -> type[Tracker]:
-    """Return the tracker's class, if its package is installed."""
     if to not in TRACKERS:
         raise unknown("tracker", to, TRACKERS)
     if importlib.util.find_spec(to) is None:  # not imported yet: its class sets what it reads at its import
         raise UserError(f"the package {to} is not installed.", next=f"python -m pip install {to}")
-    return TRACKERS[to]
+    names = Counter(_checked(directory, follow) or str(directory.resolve()) for directory in directories)
+    if twice := [name for name, n in names.items() if n > 1]:
+        raise UserError("a run is named twice.", run=", ".join(twice), next="name each run once")
+    with ExitStack() as stack:
+        jobs = [stack.enter_context(closing(_export(path, TRACKERS[to], output, log))) for path in directories]
+        began = time.monotonic()
+        while jobs := [job for job in jobs if next(job, "ended") != "ended"]:
+            time.sleep(max(every_s, 10 * (time.monotonic() - began)))  # each turn reads the whole logs
+            began = time.monotonic()
+    log(f"look   {TRACKERS[to].look.format(output=output, absolute=output.resolve())}")
 
 
 def _checked(directory: Path, follow: bool) -> str | None:
     """The run's id; None for a run that is about to start."""
-    if not (directory / "run.json").is_file():
+    path = directory / "run.json"
+    if not path.is_file():
         starting = any(directory.glob("attempt=*"))
         if follow and starting:
             return None
-        raise UserError(
-            "the run has not started yet." if starting else "there is no run in this folder.",
-            path=directory / "run.json",
-            next="--follow waits for it" if starting else "name a folder of a run: results/runs/RUN_ID",
-        )
+        what = "the run has not started yet." if starting else "there is no run in this folder."
+        next = "--follow waits for it" if starting else "name a folder of a run: results/runs/RUN_ID"
+        raise UserError(what, path=path, next=next)
     found = read_facts(directory)
-    if not follow and not is_sealed(directory):
-        raise UserError(
-            "the run has not ended.",
-            path=directory / "run.json",
-            found=f"status {found.status}, not sealed" if found.status == "running" else "its seal does not match",
-            next="--follow exports it while it runs, or wait for its end",
-        )
+    if not follow and read_sealed(path) is None:
+        reason = f"status {found.status}, not sealed" if found.status == "running" else "its seal does not match"
+        next = "--follow exports it while it runs, or wait for its end"
+        raise UserError("the run has not ended.", path=path, found=reason, next=next)
     return found.run_id
 
 
-class _Job:
-    """One run on its way to a tracker."""
-
-    def __init__(self, directory: Path, tracker: type[Tracker], output: Path, log: Callable[[str], None]):
-        self._directory, self._tracker, self._output, self._log = directory, tracker, output, log
-        self._stack = ExitStack()
-        self._locked = False
-        self._exporter: Tracker | None = None
-        self._summary: dict[str, float] = {}
-        #: step and time of each point that has been handed on
-        self._handed: list[tuple[int, float]] = []
-
-    def __enter__(self) -> "_Job":
-        return self
-
-    def __exit__(self, *error: object) -> None:
+def _export(
+    directory: Path, tracker: type[Tracker], output: Path, log: Callable[[str], None]
+) -> Generator[None, None, None]:
+    """Hand on what is new in a run each time it is asked, until the run is sealed and all of it has been handed on."""
+    while not (directory / "run.json").is_file():
+        yield
+    exporter: Tracker | None = None
+    summary: dict[str, float] = {}
+    done = False
+    handed: list[tuple[int, float]] | None = None  # step and time of each point that has been handed on
+    with ExitStack() as stack:
         try:
-            if self._exporter is not None:  # stopped before the run's end
-                self._close(ended=False)
+            while True:
+                ended = read_sealed(directory / "run.json") is not None  # before reading: nothing is written after it
+                points, summary = read_points(directory, ended=ended)
+                facts, marks = read_facts(directory), [(point.step, point.t_unix_s) for point in points]
+                folder = output / facts.run_id
+                if handed is None:
+                    if (folder / "run.json").exists():
+                        next = "--output another folder"
+                        raise UserError("the output is the folder of the run itself.", output=folder, next=next)
+                    stack.enter_context(lock_folder(folder, f"the export of {facts.run_id}"))
+                elif marks[: len(handed)] != handed and exporter is not None:
+                    log(f"anew   {directory.name}: a later attempt repeats steps, or logs were moved away")
+                    exporter.close(facts, summary, False)
+                    exporter, handed = None, []
+                exporter, handed = exporter or tracker(output, folder, facts), handed or []
+                if new := points[len(handed) :]:
+                    exporter.add(new)
+                handed = marks
+                if ended:
+                    break
+                yield
+            done = True
         finally:
-            self._stack.close()
-
-    def turn(self) -> bool:
-        """Hand on what is new. True when the run is sealed and all of it has been handed on."""
-        if not (self._directory / "run.json").is_file():
-            return False
-        ended = is_sealed(self._directory)  # before reading: nothing is written after it
-        points, self._summary = read_points(self._directory, ended=ended)
-        marks = [(point.step, point.t_unix_s) for point in points]
-        if marks[: len(self._handed)] != self._handed:
-            self._log(f"anew   {self._directory.name}: a later attempt repeats steps, or logs were moved away")
-            if self._exporter is not None:
-                self._close(ended=False)
-            self._handed = []
-        if self._exporter is None:
-            self._exporter = self._open()
-        if new := points[len(self._handed) :]:
-            self._exporter.add(new)
-        self._handed = marks
-        if ended:
-            self._close(ended=True)
-            last = f"up to step {points[-1].step}" if points else "no step"
-            self._log(f"run    {self._directory.name}: {len(points)} points, {last}")
-        return ended
-
-    def _open(self) -> Tracker:
-        found = read_facts(self._directory)
-        folder = self._output / found.run_id
-        if (folder / "run.json").exists():
-            raise UserError(
-                "the output is the folder of the run itself.", output=folder, next="--output another folder"
-            )
-        if not self._locked:
-            self._stack.enter_context(lock_folder(folder, f"the export of {found.run_id}"))
-            self._locked = True
-        return self._tracker(self._output, folder, found)
-
-    def _close(self, ended: bool) -> None:
-        exporter, self._exporter = self._exporter, None
-        exporter.close(read_facts(self._directory), self._summary, ended)
+            if exporter is not None:  # also where it is stopped before the run's end
+                exporter.close(read_facts(directory), summary, done)
+    last = f"up to step {points[-1].step}" if points else "no step"
+    log(f"run    {directory.name}: {len(points)} points, {last}")
