@@ -10,6 +10,7 @@ are none of these points.
 
 import functools
 import math
+import operator
 import re
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
@@ -31,16 +32,19 @@ VERDICTS = ("supported", "contradicted", "inconclusive", "not tested at this sca
 SUPPORTED, CONTRADICTED, INCONCLUSIVE, NOT_TESTED = VERDICTS
 #: a published figure is reproduced where the interval comes this close to it, as a share of the figure
 REPRODUCED = 0.05
+#: what `as_rows` takes as it is from a claim, and from what is judged of it
+OF_CLAIM = ("claim", "figure", "unit", "direction", "bound", "margin", "remark")
+OF_VERDICT = ("id", "sentence", "verdict", "reason", "experiment", "scale", "shown_in", "refused")
 #: stands for infinity (a target that was never reached) where numbers are ordered and tested
 NEVER = 1e12
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The points of one cell: their median, what `low` and `high` are, and the test.
+    """The points of one cell: their median, what `low` and `high` are (`kind`), and the test.
 
-    `p` and the smallest p that so many points can give are those of the cell alone, `corrected_p` and
-    `corrected_smallest_p` those after Holm's correction over the claim's cells.
+    `p` and the smallest p that so many points can give are those of the cell alone; the corrected ones are Holm's over
+    the claim's cells.
     """
 
     name: str
@@ -79,19 +83,23 @@ def judge(ledger: ClaimsFile, tables: Path, experiments: Sequence[str]) -> list[
 
     Raises UserError for SQL that DuckDB refuses or that lacks the columns it needs.
     """
-    found = {name: ClaimTables(name, tables / name) for name in experiments if _queries_of(ledger, name)}
-    points = {name: _points(name, claim, found) for name, claim in ledger.claims.items()}
-    tested = {name: _cells(ledger.claims[name], rows) for name, (_, rows, _) in points.items() if rows is not None}
+    asked = {name for claim in ledger.claims.values() for name in claim.experiments}
+    found = {name: ClaimTables(name, tables / name) for name in experiments if name in asked}
     judged = []
     for name, claim in ledger.claims.items():
-        experiment_tables, rows, refused = points[name]
+        experiment_tables, rows, refused = _points(name, claim, found)
         if rows is None:
             reason = "" if refused or claim.needs else "no experiment of this report has the runs that it needs"
             needs = f"Needs {claim.needs}." if claim.needs else ""
             judged.append(Judged(name, NOT_TESTED, reason, needs, refused=refused))
             continue
-        cells = tuple(_with_verdict(claim, cell) for cell in _counting(claim, tested[name]))
-        judged.append(_judged(name, claim, experiment_tables, rows, cells, refused))
+        cells = _cells(claim, rows)
+        if claim.cells != "all":  # chosen after the correction, which knows of the others
+            largest = min if claim.direction == "below" else max
+            cells = [largest(cells, key=operator.attrgetter("number"))]
+        verdicts = [verdict_of(claim, cell) for cell in cells]
+        cells = [replace(cell, verdict=v, reason=why) for cell, (v, why) in zip(cells, verdicts, strict=True)]
+        judged.append(_judged(name, claim, experiment_tables, rows, tuple(cells), refused))
     for experiment_tables in found.values():
         experiment_tables.close()
     return judged
@@ -105,37 +113,21 @@ def as_rows(ledger: ClaimsFile, judged: Iterable[Judged]) -> list[dict[str, Any]
         number, low, high, n = summed_up(one.cells)
         document = ledger.documents[claim.document]
         rows.append(
-            {
-                "id": one.id,
+            {name: getattr(one, name) for name in OF_VERDICT}
+            | {name: getattr(claim, name) for name in OF_CLAIM}
+            | {
                 "document": document.title,
                 "study": document.study,
                 "where": document.where,
-                "claim": claim.claim,
-                "figure": claim.figure,
                 "published": list(claim.published),
                 "corrected": list(claim.corrected),
-                "sentence": one.sentence,
-                "verdict": one.verdict,
-                "reproduced": is_reproduced(claim, low, high),
-                "reason": one.reason,
-                "number": _finite(number),
-                "low": _finite(low),
-                "high": _finite(high),
-                "n": n,
+                "reproduced": is_near(low, high, claim.published) if claim.published and one.cells else None,
+                **{"number": _finite(number), "low": _finite(low), "high": _finite(high), "n": n},
                 "kind": _kinds(one.cells) or None,
-                "unit": claim.unit,
-                "direction": claim.direction,
-                "bound": claim.bound,
-                "margin": claim.margin,
-                "experiment": one.experiment,
-                "scale": one.scale,
-                "shown_in": one.shown_in,
-                "remark": claim.remark,
-                "refused": one.refused,
                 "run_ids": list(one.run_ids),
                 "sql_sha256": sha256_text(claim.sql),
                 "in_cells": claim.cells,
-                "cells": [_plain(cell) for cell in one.cells],
+                "cells": [{key: _finite(value) for key, value in vars(cell).items()} for cell in one.cells],
             }
         )
     return rows
@@ -162,16 +154,10 @@ def summed_up(cells: Sequence[Cell]) -> tuple[float | None, float | None, float 
     return number, min(c.low for c in cells), max(c.high for c in cells), min(c.n for c in cells)
 
 
-def is_reproduced(claim: Claim, low: float | None, high: float | None) -> bool | None:
-    """`is_near` of the claim's number and its published figure; None also where one of them is missing.
-
-    A direction can hold while the figure does not: "around 75 %" is another number than 67 to 70 %.
-    """
-    return None if not claim.published or low is None or high is None else is_near(low, high, claim.published)
-
-
 def is_near(low: float, high: float, figures: Sequence[float]) -> bool | None:
     """Whether an interval lies within `REPRODUCED` of a figure, or of a range of figures; None where it does in part.
+
+    A direction can hold while the figure does not: "around 75 %" is another number than 67 to 70 %.
 
     >>> is_near(0.96, 1.04, [1.0]), is_near(1.06, 1.2, [1.0]), is_near(0.9, 1.1, [1.0])
     (True, False, None)
@@ -207,9 +193,6 @@ def digits_of(claim: Claim) -> int:
     return max(3, math.ceil(-math.log10(claim.margin)) + 2) if claim.direction == "equal" else 3
 
 
-# ---------------------------------------------------------------------------------------------------------- asking
-
-
 class ClaimTables:
     """The tables of one experiment, with the named queries as tables made when they are first asked for."""
 
@@ -230,7 +213,11 @@ class ClaimTables:
             kinds = [statement.type for statement in self.connection.extract_statements(sql)]
             if kinds == [duckdb.StatementType.SELECT]:
                 with queries.damage_reported(self.connection):
-                    self._make(re.findall(r'\b(?:from|join)\s+"?(\w+)', sql, re.IGNORECASE))
+                    wanted = {name.lower() for name in re.findall(r'\b(?:from|join)\s+"?(\w+)', sql, re.IGNORECASE)}
+                    for query in sorted(wanted & set(QUERIES) - set(queries.VIEWS) - self._made):
+                        text, parameters = queries.sql(query), queries.PARAMETERS[query]
+                        self.connection.execute(f'CREATE TEMP TABLE "{query}" AS {text}', parameters or None)
+                        self._made.add(query)
                     return self.connection.execute(sql).df()
             reason = "it has to be one SELECT, which changes nothing for the others"
         except duckdb.Error as error:
@@ -238,20 +225,8 @@ class ClaimTables:
         next = "correct the query of this claim in the claims file"
         raise UserError("a claim's SQL does not run.", claim=claim, experiment=self.name, reason=reason, next=next)
 
-    def _make(self, names: Iterable[str]) -> None:
-        """Create tables of the named queries among `names`."""
-        wanted = {name.lower() for name in names} & set(QUERIES)
-        for query in sorted(wanted - set(queries.VIEWS) - self._made):
-            text, parameters = queries.sql(query), queries.PARAMETERS[query]
-            self.connection.execute(f'CREATE TEMP TABLE "{query}" AS {text}', parameters or None)
-            self._made.add(query)
-
     def close(self) -> None:
         self.connection.close()
-
-
-def _queries_of(ledger: ClaimsFile, experiment: str) -> bool:
-    return any(experiment in claim.experiments for claim in ledger.claims.values())
 
 
 def _points(
@@ -264,7 +239,11 @@ def _points(
             continue
         experiment_tables = found[experiment]
         rows = experiment_tables.rows(name, claim.sql)
-        _check_columns(name, claim, rows)
+        wanted = {"value", *_columns_of(claim), *(["run_id"] if claim.compares is not None else [])}
+        if missing := sorted(wanted - set(rows.columns)):
+            listed = {"column": ", ".join(missing), "found": ", ".join(rows.columns)}
+            next = "select it, or leave it out of the sentence"
+            raise UserError("a claim's SQL lacks a column.", claim=name, **listed, next=next)
         rows = rows[rows["value"].notna() & (rows["baseline"].notna() if "baseline" in rows else True)]
         rows, found_refused = _comparable(claim, rows, experiment_tables.inventory)
         refused = found_refused or refused
@@ -300,30 +279,14 @@ def _numbers(name: str, rows: pd.DataFrame, column: str) -> pd.Series:
         return rows[column].astype(float)
     except (TypeError, ValueError):
         found = rows[column].iloc[0]
-        raise UserError(
-            "a claim's SQL gives no number.",
-            claim=name,
-            column=column,
-            found=found,
-            next="have the query return one number in this column",
-        ) from None
+        next = "have the query return one number in this column"
+        what = "a claim's SQL gives no number."
+        raise UserError(what, claim=name, column=column, found=found, next=next) from None
 
 
-def _check_columns(name: str, claim: Claim, rows: pd.DataFrame) -> None:
-    wanted = {"value", *(set(parse_placeholders(claim.sentence)) - set(PLACEHOLDERS))}
-    if claim.compares is not None:
-        wanted.add("run_id")
-    if missing := sorted(wanted - set(rows.columns)):
-        raise UserError(
-            "a claim's SQL lacks a column.",
-            claim=name,
-            column=", ".join(missing),
-            found=", ".join(rows.columns),
-            next="select it, or leave it out of the sentence",
-        )
-
-
-# --------------------------------------------------------------------------------------------------------- judging
+def _columns_of(claim: Claim) -> set[str]:
+    """The columns of the SQL that the sentence shows."""
+    return set(parse_placeholders(claim.sentence)) - set(PLACEHOLDERS)
 
 
 def _cells(claim: Claim, rows: pd.DataFrame) -> list[Cell]:
@@ -366,23 +329,8 @@ def _tested(claim: Claim, x: np.ndarray) -> tuple[float, float]:
         tried = (near, far) if near <= median <= far else (near if median < near else far,)
     else:
         tried = (far if claim.direction == "above" else near,)
-    return max(statistics.sign_flip_p(_distances(x, edge)) for edge in tried)
-
-
-def _distances(x: np.ndarray, bound: float) -> np.ndarray:
-    return np.log(x / bound) if (x > 0).all() and bound > 0 else x - bound
-
-
-def _counting(claim: Claim, cells: list[Cell]) -> list[Cell]:
-    """All cells, or the largest: chosen after the correction, which knows of the others."""
-    if claim.cells == "all":
-        return cells
-    return [max(cells, key=lambda cell: -cell.number if claim.direction == "below" else cell.number)]
-
-
-def _with_verdict(claim: Claim, cell: Cell) -> Cell:
-    verdict, reason = verdict_of(claim, cell)
-    return replace(cell, verdict=verdict, reason=reason)
+    distances = (np.log(x / edge) if (x > 0).all() and edge > 0 else x - edge for edge in tried)
+    return max(map(statistics.sign_flip_p, distances))
 
 
 def verdict_of(claim: Claim, cell: Cell) -> tuple[str, str]:
@@ -436,7 +384,8 @@ def _judged(
     return Judged(
         name,
         verdict,
-        "; ".join([*(_of_cells(reason, names, len(cells)) for reason, names in reasons.items()), *marks]),
+        # after the cells that it is true of, where it is not true of all
+        "; ".join([*(r if len(of) == len(cells) else f"{', '.join(of)}: {r}" for r, of in reasons.items()), *marks]),
         _sentence(claim, shown, cells),
         experiment_tables.name,
         experiment_tables.scale,
@@ -446,11 +395,6 @@ def _judged(
         # an experiment that was not made for the claim may have its rows without its figure
         claim.shown_in if not experiment_tables.figures or claim.shown_in in experiment_tables.figures else None,
     )
-
-
-def _of_cells(reason: str, names: list[str], cells: int) -> str:
-    """A reason, after the cells that it is true of where it is not true of all."""
-    return reason if len(names) == cells else f"{', '.join(names)}: {reason}"
 
 
 def _sentence(claim: Claim, rows: pd.DataFrame, cells: tuple[Cell, ...]) -> str:
@@ -464,7 +408,7 @@ def _sentence(claim: Claim, rows: pd.DataFrame, cells: tuple[Cell, ...]) -> str:
         "n": str(n),
         "cells": ", ".join(filter(None, (cell.name for cell in cells))),
     }
-    for name in set(parse_placeholders(claim.sentence)) - set(PLACEHOLDERS):
+    for name in _columns_of(claim):
         values[name] = ", ".join(dict.fromkeys(map(_text, rows[name])))
     return claim.sentence.format(**values)
 
@@ -476,10 +420,6 @@ def _kinds(cells: Sequence[Cell]) -> str:
 
 def _text(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _plain(cell: Cell) -> dict[str, Any]:
-    return {key: _finite(value) for key, value in vars(cell).items()}
 
 
 def _finite(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """Rows of the tables that hold no training: benchmarks, generated texts, token stores and parity certificates."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,25 @@ from tokenscale.settings.data import HELD_OUT_IN_TRAINING
 Row = dict[str, Any]
 
 BENCHMARK_TABLES = ("benchmarks", "storage_benchmarks", "inference_benchmarks", "generations")
-#: what a record states of all its stretches
-_CELL = ("batch", "prompt_tokens", "new_tokens", "cached", "round", "rows_equal", "first_difference")
-_BYTES = ("cache_bytes", "peak_bytes")
+#: what a record states of all its stretches, a model of itself, and an answer of itself
+_CELL = (
+    *("batch", "prompt_tokens", "new_tokens", "cached", "round", "rows_equal", "first_difference"),
+    *("cache_bytes", "peak_bytes"),
+)
 _MODEL = ("of_run", "model", "model_step", "dtype", "layers", "key_value_heads", "head_dimension", "number_bytes")
-_SAMPLING = ("temperature", "top_k", "top_p", "seed")
-_ANSWER = ("number", "prompt", "prompt_tokens", *_SAMPLING, "text", "tokens", "same_uncached")
+_ANSWER = (
+    *("number", "prompt", "prompt_tokens", "temperature", "top_k", "top_p", "seed"),
+    *("text", "tokens", "same_uncached"),
+)
+#: column of `stores` → field of a store's manifest
+_STORE = {
+    **{"useful_tokens": "tokens_useful", "total_tokens": "tokens_total", "ids": "tokens_stored"},
+    **{name: name for name in ("format", "split", "documents", "vocabulary_size")},
+}
+
+
+def _picked(content: Row, names: Iterable[str]) -> Row:
+    return {name: content[name] for name in names}
 
 
 def benchmark_rows(paths: list[Path]) -> dict[str, list[Row]]:
@@ -26,95 +39,81 @@ def benchmark_rows(paths: list[Path]) -> dict[str, list[Row]]:
     for path in sorted(paths, key=lambda p: p.name):
         content = read_json(path, "benchmark file", next=f"snakemake {path}")
         try:
-            if content.get("benchmark") == "storage":
-                found["storage_benchmarks"] += _of_storage(path.stem, content)
-            elif content.get("benchmark") == "inference":
-                found["inference_benchmarks"] += _of_inference(path.stem, content)
+            kind = content.get("benchmark")
+            of_kind = {
+                "storage": ("storage_benchmarks", _of_storage),
+                "inference": ("inference_benchmarks", _of_inference),
+            }
+            table, read = of_kind.get(kind, ("benchmarks", _of_data))
+            hardware = content.get("hardware") or {}
+            common = {
+                "benchmark": path.stem,
+                **{key: hardware.get(key) for key in ("device", "cpu", "cores", "threads")},
+            }
+            found[table] += read(common, content, sorted((content.get("left_out") or {}).items()))
+            if kind == "inference":
                 found["generations"] += _generations(path.stem, content)
-            else:
-                found["benchmarks"] += _of_data(path.stem, content)
         except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(
-                "this is no benchmark of data, storage or inference.", path=path, missing=error, next="write it anew"
-            ) from None
+            what = "this is no benchmark of data, storage or inference."
+            raise UserError(what, path=path, missing=error, next="write it anew") from None
     return found
 
 
-def _of_data(name: str, content: Row) -> list[Row]:
-    """The rows of one file; an arm that was left out has one with the reason, and without a round."""
+Reasons = list[tuple[str, str]]  # what was left out, and why: a row with the reason, and without a round
+
+
+def _of_data(common: Row, content: Row, left_out: Reasons) -> list[Row]:
     settings = content["settings"]
-    common = {
-        "benchmark": name,
-        "sequence_length": settings.get("sequence_length"),
-        "rows": settings.get("rows"),
-        "tokenizer": content.get("tokenizer"),
-        "corpus": content.get("corpus"),
-        **_machine(content),
-    }
+    common |= {key: settings.get(key) for key in ("sequence_length", "rows")}
+    common |= {key: content.get(key) for key in ("tokenizer", "corpus")}
     keys = ("arm", "round", "open_s", "seconds", "batches", "useful_tokens", "total_tokens")
     found = []
     for record in content["records"]:
         more = {"cache": record.get("cache", content.get("cache"))}
         more |= {key: record.get(key) for key in ("engine", "workers")}
-        found.append({**common, **{key: record[key] for key in keys}, **more})
+        found.append(common | _picked(record, keys) | more)
     found.sort(key=lambda r: (r["arm"], r["round"]))
-    left_out = sorted((content.get("left_out") or {}).items())
-    return found + [{**common, "arm": arm, "left_out": reason} for arm, reason in left_out]
+    return found + [common | {"arm": arm, "left_out": reason} for arm, reason in left_out]
 
 
-def _of_storage(name: str, content: Row) -> list[Row]:
-    """The rows of one file; an engine that was left out has one with the reason, and without a round."""
-    common = {key: content[key] for key in ("tokenizer", "corpus", "documents", "text_bytes", "vocabulary_size")}
-    common |= {"benchmark": name, "sequence_length": content["settings"]["sequence_length"], **_machine(content)}
+def _of_storage(common: Row, content: Row, left_out: Reasons) -> list[Row]:
+    common |= _picked(content, ("tokenizer", "corpus", "documents", "text_bytes", "vocabulary_size"))
+    common |= {"sequence_length": content["settings"]["sequence_length"]}
     found = []
     for record in content["records"]:
         if record["sequential_s"] <= 0 or record["ids"] <= 0:
             raise KeyError("sequential_s and ids above 0")
         found.append({**common, **record, "left_out": record.get("not_cold")})
     found.sort(key=lambda r: (r["store"], r["round"]))
-    left_out = sorted((content.get("left_out") or {}).items())
-    return found + [{**common, "store": store, "format": "text", "left_out": reason} for store, reason in left_out]
+    return found + [common | {"store": store, "format": "text", "left_out": reason} for store, reason in left_out]
 
 
-def _machine(content: Row) -> Row:
-    hardware = content.get("hardware") or {}
-    return {"cpu": hardware.get("cpu"), "cores": hardware.get("cores")}
-
-
-def _of_inference(name: str, content: Row) -> list[Row]:
-    """A row a stretch of positions of each record; what was left out has one with the reason, and no round.
-
-    Raises KeyError or TypeError for content that is none.
-    """
-    hardware = content.get("hardware") or {}
-    common = {"benchmark": name, **{key: hardware.get(key) for key in ("device", "cpu", "cores", "threads")}}
+def _of_inference(common: Row, content: Row, left_out: Reasons) -> list[Row]:
+    """A row a stretch of positions of each record."""
     models = _models(content)
     rows = []
     for record in content["records"]:
-        cell = {key: record[key] for key in (*_CELL, *_BYTES)}
+        cell = common | models[record["of_run"]] | _picked(record, _CELL)
         for part in record["parts"]:
             if part["seconds"] < 0 or part["tokens"] < 1:
                 raise KeyError("seconds and tokens above 0")
-            stretch = {key: part[key] for key in ("part", "position", "tokens", "seconds")}
-            rows.append(common | models[record["of_run"]] | cell | stretch)
+            rows.append(cell | _picked(part, ("part", "position", "tokens", "seconds")))
     order = ("of_run", "batch", "prompt_tokens", "new_tokens", "cached", "round", "position")
     rows.sort(key=lambda row: tuple(row[key] for key in order))
-    left_out = sorted((content.get("left_out") or {}).items())
     return rows + [common | models[run_id] | {"left_out": reason} for run_id, reason in left_out]
 
 
 def _generations(name: str, content: Row) -> list[Row]:
     """A row an answer, in the order of the models, prompts and ways to choose."""
     models = _models(content)
-    rows = []
-    for answer in content["generations"]:
-        model = {key: models[answer["of_run"]][key] for key in ("of_run", "model", "model_step")}
-        rows.append({"benchmark": name, **model, **{key: answer[key] for key in _ANSWER}})
-    return rows
+    return [
+        {"benchmark": name, **_picked(models[answer["of_run"]], _MODEL[:3]), **_picked(answer, _ANSWER)}
+        for answer in content["generations"]
+    ]
 
 
 def _models(content: Row) -> dict[str, Row]:
-    return {model["of_run"]: {key: model[key] for key in _MODEL} for model in content["models"]}
+    return {model["of_run"]: _picked(model, _MODEL) for model in content["models"]}
 
 
 def store_rows(manifests: list[Path], corpora: Sequence[Path] = ()) -> list[Row]:
@@ -147,22 +146,15 @@ def _store_row(path: Path, texts: dict[str, Row]) -> Row:
     manifest = read_json(path, "store's manifest", next=f"snakemake {path} --cores 2")
     try:
         text = texts.get(manifest.get("corpus_manifest_sha256"), {})
-        padding = manifest["places"] - manifest["tokens_stored"]
         return {
             "corpus": path.parts[-4],
             "tokenizer": manifest["tokenizer"]["name"],
             "store": path.parent.name,
-            "format": manifest["format"],
-            "split": manifest["split"],
+            **{column: manifest[name] for column, name in _STORE.items()},
             "sequence_length": manifest["options"].get("sequence_length"),
             "eos": manifest["options"]["eos"],
-            "documents": manifest["documents"],
             "documents_cut": manifest.get("documents_cut", 0),
-            "useful_tokens": manifest["tokens_useful"],
-            "total_tokens": manifest["tokens_total"],
-            "padding_tokens": padding,
-            "ids": manifest["tokens_stored"],
-            "vocabulary_size": manifest["vocabulary_size"],
+            "padding_tokens": manifest["places"] - manifest["tokens_stored"],
             "entropy_bits": manifest["bits_per_token"]["order_0_entropy"],
             "stored_bytes": sum(file["bytes"] for file in manifest["files"]),
             "text_bytes": text.get("text_bytes", {}).get(manifest["split"]),
@@ -172,12 +164,8 @@ def _store_row(path: Path, texts: dict[str, Row]) -> Row:
             **_build(path.with_name("build.json")),
         }
     except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise UserError(
-            "this is no manifest of a token store that this version writes.",
-            path=path,
-            missing=error,
-            next=f"snakemake -f {path} --cores 2",
-        ) from None
+        what = "this is no manifest of a token store that this version writes."
+        raise UserError(what, path=path, missing=error, next=f"snakemake -f {path} --cores 2") from None
 
 
 def _build(path: Path) -> Row:
@@ -208,13 +196,10 @@ def _certificate_row(path: Path) -> Row:
             return row | {"reason": found["reason"]}
         first, cause = found["first_difference"], found["cause"]
         losses = [step["loss"] for step in found["by_step"]]
-        where = None
-        if first is not None:
-            step = "" if first["step"] is None else f"step {first['step']}: "
-            where = f"{step}{first['stage']} of {first['name']}"
+        step = f"step {first['step']}: " if first and first["step"] is not None else ""
         return row | {
             "steps": found["steps"],
-            "first_difference": where,
+            "first_difference": first and f"{step}{first['stage']} of {first['name']}",
             "cause": cause and cause["text"],
             "loss_difference": max(loss["difference"] for loss in losses),
             "loss_floor": max(loss["floor"] for loss in losses),
