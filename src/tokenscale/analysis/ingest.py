@@ -1,5 +1,6 @@
 """Logs of an experiment's runs → typed Parquet. Equal logs give equal bytes: no clock, no absolute path enters."""
 
+import functools
 import json
 import os
 from collections import Counter, deque
@@ -76,16 +77,8 @@ def bleu_rows(events: list[Row]) -> list[Row]:
     for step, lines in sorted(steps.items()):
         texts = [(lines[number]["hypothesis"] or "", lines[number]["reference"] or "") for number in sorted(lines)]
         score = bleu(*zip(*texts, strict=True))
-        found.append(
-            {
-                "step": step,
-                "bleu": score.score,
-                "bleu_low": score.low,
-                "bleu_high": score.high,
-                "bleu_sentences": score.sentences,
-                "bleu_signature": score.signature,
-            }
-        )
+        ends = {f"bleu_{name}": getattr(score, name) for name in ("low", "high", "sentences", "signature")}
+        found.append({"step": step, "bleu": score.score, **ends})
     return found
 
 
@@ -104,6 +97,8 @@ DESCRIBED = (
 )
 #: columns that are 0 where there is no log
 COUNTED = ("steps_seen", "attempts", "overlap_rows", "quarantined", "quarantined_benign")
+#: kinds of files beside the run table
+KINDS = ("benchmarks", "stores", "corpora", "certificates")
 
 
 def ingest(
@@ -126,32 +121,21 @@ def ingest(
     """
     table = read_json(experiment, "experiment's run table", next=f"snakemake {experiment} --cores 2")
     if not isinstance(table, dict) or not isinstance(table.get("runs"), list):
-        raise UserError(
-            "this is no run table of an experiment.",
-            path=experiment,
-            expected='an object with a list "runs"',
-            next="python -m tokenscale plan EXPERIMENT --output FILE",
-        )
-    with report_malformed(experiment, "experiment's run table", next=f"snakemake -f {experiment} --cores 2"):
+        expected, next = 'an object with a list "runs"', "python -m tokenscale plan EXPERIMENT --output FILE"
+        raise UserError("this is no run table of an experiment.", path=experiment, expected=expected, next=next)
+    again = f"snakemake -f {experiment} --cores 2"
+    with report_malformed(experiment, "experiment's run table", next=again):
         check_types(table, {"experiment": str})
         for entry in table["runs"]:
             check_types(entry, {"run_id": str})
     if "seal" in table and provenance.read_sealed(experiment) is None:
-        raise UserError(
-            "the run table has changed since it was planned.",
-            path=experiment,
-            found="a seal that is not the digest of its content",
-            next=f"snakemake -f {experiment} --cores 2",
-        )
+        what, found = "the run table has changed since it was planned.", "a seal that is not the digest of its content"
+        raise UserError(what, path=experiment, found=found, next=again)
     listed = {entry["run_id"]: entry for entry in sorted(table["runs"], key=lambda r: r["run_id"])}
     if len(listed) < len(table["runs"]):
-        twice = [run_id for run_id, n in Counter(r["run_id"] for r in table["runs"]).items() if n > 1]
-        raise UserError(
-            "the run table lists a run twice.",
-            path=experiment,
-            run=", ".join(sorted(twice)),
-            next="python -m tokenscale plan EXPERIMENT --output FILE",
-        )
+        twice = sorted(run_id for run_id, n in Counter(r["run_id"] for r in table["runs"]).items() if n > 1)
+        next = "python -m tokenscale plan EXPERIMENT --output FILE"
+        raise UserError("the run table lists a run twice.", path=experiment, run=", ".join(twice), next=next)
     # refused before anything is written
     others = {
         **benchmark_rows(list(benchmarks)),
@@ -167,8 +151,8 @@ def ingest(
     # Close the generator here. If it were collected while a thread starts, both would wait for each other.
     with closing(_ahead(read, list(listed), threads)) as runs_tables:
         counts = _write(output, runs_tables, others, experiment, find_gaps(table, experiment, runs))
-    files = {"benchmarks": benchmarks, "stores": stores, "corpora": corpora, "certificates": certificates}
-    inputs: Row = {kind: sorted(os.path.relpath(path, runs.parent) for path in paths) for kind, paths in files.items()}
+    files = zip(KINDS, (benchmarks, stores, corpora, certificates), strict=True)
+    inputs: Row = {kind: sorted(os.path.relpath(path, runs.parent) for path in paths) for kind, paths in files}
     inputs["table"] = os.path.relpath(experiment, runs.parent)
     described = {key: table.get(key) for key in DESCRIBED} | {"inputs": inputs}
     write_json(output / tables.EXPERIMENT, {"schema": 1, **described})
@@ -199,8 +183,7 @@ class TableInputs:
 
     def ingest(self, results: Path, output: Path) -> None:
         """Write the tables of the logs and files below `results` to the folder `output`."""
-        kinds = ("benchmarks", "stores", "corpora", "certificates")
-        files = {kind: [results / name for name in getattr(self, kind)] for kind in kinds}
+        files = {kind: [results / name for name in getattr(self, kind)] for kind in KINDS}
         ingest(results / self.table, results / "runs", output, threads=2, **files)
 
 
@@ -267,14 +250,14 @@ def one_run(entry: Row, experiment: str, runs: Path, manifests: Mapping[str, Pat
     one that cannot be read, and says why. `manifests`: SHA-256 → manifest of a store or corpus."""
     manifests = manifests or {}
     record, sealed, trouble = _record(runs / entry["run_id"] / "run.json")
+    rows = functools.partial(_rows, entry, experiment, runs, manifests)
     try:
-        return _rows(entry, experiment, runs, manifests, record, sealed, trouble)
+        return rows(record, sealed, trouble)
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, UserError) as error:
         if record is None:
             raise
-        reason = (str(error).splitlines() or [""])[0]
-        trouble = f"run.json does not hold what this version writes ({type(error).__name__}: {reason})"
-    return _rows(entry, experiment, runs, manifests, None, False, trouble)
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return rows(None, False, f"run.json does not hold what this version writes ({reason})")
 
 
 def _rows(
@@ -368,31 +351,23 @@ def _count_again(evidence: Evidence, run: RunSettings, manifests: Mapping[str, P
     store, size = found.get("store"), None
     if store is not None and run.mixture is None and not OBJECTIVES[run.objective].special_ids:
         size = read_json(store, "manifest of the token store").get("vocabulary_size")
-    corpus, tokenizer, store, held_out_store = map(found.get, ("corpus", "tokenizer", "store", "validation_store"))
-    inputs = Inputs(corpus, tokenizer, store, held_out_store)
+    inputs = Inputs(found.get("corpus"), found.get("tokenizer"), store, found.get("validation_store"))
 
     def attempt(role: str, count: Callable[[], Any]) -> Any:
         needed = [role] if role != "store" or run.store is not None else ["corpus", "tokenizer"]
-        missing = [
-            reasons[name]
-            for name in (*needed, *["tokenizer"] * OBJECTIVES[run.objective].special_ids)
-            if name in reasons
-        ]
+        needed += ["tokenizer"] * OBJECTIVES[run.objective].special_ids
+        missing = [reasons[name] for name in needed if name in reasons]
         try:
             return missing[0] if missing else count()
         except (UserError, ImportError, OSError) as error:
             return f"the inputs were not read again: {str(error).splitlines()[0].removeprefix('tokenscale: ')}"
 
-    numbers = evidence.steps.numbers
-    counted = (
-        attempt("store", lambda: recount_steps(run, inputs, int(numbers[0]), int(numbers[-1]) + 1))
-        if len(numbers)
-        else "the logs hold no step"
-    )
+    numbers, counted = evidence.steps.numbers, "the logs hold no step"
+    if len(numbers):
+        counted = attempt("store", lambda: recount_steps(run, inputs, int(numbers[0]), int(numbers[-1]) + 1))
     size = size if isinstance(counted, str) else counted.vocabulary_size
-    held_out = (
-        attempt("validation_store", lambda: recount_held_out(run, inputs, 1 << 31)) if run.validation.rows else {}
-    )
+    rows = run.validation.rows
+    held_out = attempt("validation_store", lambda: recount_held_out(run, inputs, 1 << 31)) if rows else {}
     return replace(evidence, counted=counted, held_out=held_out, vocabulary_size=size)
 
 
@@ -401,13 +376,10 @@ def _own_place(row: Row, places: dict[tuple, str], experiment: Path) -> None:
     place = (row["series"], row["world_size"], row["repeat"])
     other = places.setdefault(place, row["run_id"])
     if other != row["run_id"]:
-        raise UserError(
-            "two runs of the table are the same repeat of the same cell.",
-            path=experiment,
-            cell=f"{row['series']}, world size {row['world_size']}, repeat {row['repeat']}",
-            runs=f"{other}, {row['run_id']}",
-            next="name what tells them apart as a factor, or as repeats",
-        )
+        cell = f"{row['series']}, world size {row['world_size']}, repeat {row['repeat']}"
+        named = {"path": experiment, "cell": cell, "runs": f"{other}, {row['run_id']}"}
+        next = "name what tells them apart as a factor, or as repeats"
+        raise UserError("two runs of the table are the same repeat of the same cell.", **named, next=next)
 
 
 def _record(path: Path) -> tuple[Row | None, bool, str | None]:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -68,15 +68,13 @@ def ranks(attempt: Path) -> Iterator[tuple[int, Path]]:
     yield from sorted(_numbered(attempt, "rank"))
 
 
-def launched(run: Path) -> Iterator[dict[str, Any]]:
-    """What the launcher left for each attempt of a run, in ascending order; unreadable ones are left out."""
-    for _, folder in sorted(_numbered(run, "attempt")):
-        try:
-            found = json.loads((folder / "attempt.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(found, dict):
-            yield found
+def read_launched(attempt: Path) -> dict[str, Any]:
+    """What the launcher left for an attempt; nothing where that cannot be read."""
+    try:
+        found = json.loads((attempt / "attempt.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _numbered(directory: Path, word: str) -> Iterator[tuple[int, Path]]:
@@ -307,12 +305,11 @@ class RunLog:
 
     def attempts(self, steps: pa.Table) -> list[Row]:
         """Rows of the table `attempts`; `steps` are the merged ones."""
-        kept = np.unique(steps["attempt"].to_numpy(), return_counts=True)
-        merged = dict(zip(*(values.tolist() for values in kept), strict=True))
+        merged = Counter(steps["attempt"].to_numpy().tolist())
         return [_attempt_row(self.run_id, attempt, merged) for attempt in self.all]
 
 
-def _attempt_row(run_id: str, attempt: Attempt, merged: dict[int, int]) -> Row:
+def _attempt_row(run_id: str, attempt: Attempt, merged: Counter[int]) -> Row:
     numbers = [rows["step"].to_numpy() for rows in attempt.steps.values() if len(rows)]
     return {
         "run_id": run_id,
@@ -324,7 +321,7 @@ def _attempt_row(run_id: str, attempt: Attempt, merged: dict[int, int]) -> Row:
         "first_step": min((int(n.min()) for n in numbers), default=None),
         "last_step": max((int(n.max()) for n in numbers), default=None),
         "step_rows": sum(map(len, numbers)),
-        "merged_rows": 0 if attempt.superseded else merged.get(attempt.number, 0),
+        "merged_rows": 0 if attempt.superseded else merged[attempt.number],
         "started_unix_s": min(attempt.times, default=None),
         "stopped_unix_s": max(attempt.times, default=None),
     }
@@ -337,8 +334,9 @@ def read_run(folder: Path, run_id: str, digest: str | None) -> RunLog:
     hashes: dict[str, str] = {}
     for number, path in [*attempts(folder), *superseded(folder)]:
         inside = path.parent == folder
-        attempt = Attempt(number, path.relative_to(folder).as_posix(), _digest(path), superseded=not inside)
-        found.append(attempt)
+        stated = read_launched(path).get("digest")
+        stated = stated if isinstance(stated, str) else None
+        found.append(Attempt(number, path.relative_to(folder).as_posix(), stated, superseded=not inside))
     newest = next((a.digest for a in found[::-1] if a.digest and not a.superseded), None)
     for attempt in found:
         attempt.superseded |= attempt.digest is not None and attempt.digest != (digest or newest)
@@ -370,14 +368,6 @@ def read_run(folder: Path, run_id: str, digest: str | None) -> RunLog:
     return RunLog(run_id, found, whole["steps"], whole["spans"].sort_by(order), events, quarantine, hashes)
 
 
-def _digest(attempt: Path) -> str | None:
-    try:
-        found = json.loads((attempt / "attempt.json").read_text(encoding="utf-8")).get("digest")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return found if isinstance(found, str) else None
-
-
 def _placed(table: str, rows: pa.Table, place: Row) -> pa.Table:
     """Rows with the columns that say where they come from."""
     fields = tables.schema(table)
@@ -401,10 +391,15 @@ def merge(rows: pa.Table, events: list[Row]) -> pa.Table:
     world = _worlds(events)
     sizes = np.array([world[n] if n in world else len(np.unique(rank[attempt == n])) for n in numbers.tolist()])
     filled = {"world_size": sizes[of_attempt[kept]], "attempt_step": (step - first[of_attempt])[kept]}
-    columns = [
-        pa.array(filled[c.name], c.type) if c.name in filled else _taken(rows[c.name], kept) for c in rows.schema
-    ]
-    return pa.Table.from_arrays(columns, schema=rows.schema).combine_chunks()
+
+    def column(field: pa.Field) -> pa.ChunkedArray | pa.Array:
+        if field.name in filled:
+            return pa.array(filled[field.name], field.type)
+        if rows[field.name].null_count == len(rows):  # a column without any value is not copied
+            return pa.nulls(len(kept), field.type)
+        return rows[field.name].take(pa.array(kept))
+
+    return pa.Table.from_arrays(list(map(column, rows.schema)), schema=rows.schema).combine_chunks()
 
 
 def _kept(attempt: np.ndarray, rank: np.ndarray, step: np.ndarray) -> np.ndarray:
@@ -419,13 +414,6 @@ def _kept(attempt: np.ndarray, rank: np.ndarray, step: np.ndarray) -> np.ndarray
     last = np.ones(len(kept), dtype=bool)  # where a file has a step twice, its last row counts
     last[:-1] = (np.diff(step[kept]) != 0) | (np.diff(rank[kept]) != 0)
     return kept[last]
-
-
-def _taken(column: pa.ChunkedArray, kept: np.ndarray) -> pa.ChunkedArray | pa.Array:
-    """Return the `kept` rows of a column. A column without any value is not copied."""
-    if column.null_count == len(column):
-        return pa.nulls(len(kept), column.type)
-    return column.take(pa.array(kept))
 
 
 def _worlds(events: list[Row]) -> dict[int, int]:

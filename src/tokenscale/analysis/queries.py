@@ -3,6 +3,7 @@
 One thread: equal tables give equal digits.
 """
 
+import itertools
 import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -24,43 +25,21 @@ if TYPE_CHECKING:
     import pandas as pd
 
 WARM_UP = {"warmup_steps": WARM_UP_STEPS}
-TARGET = {"target": None, "window_tokens": None}
 
-#: query → default of each parameter
-PARAMETERS: dict[str, dict[str, Any]] = {
-    "steps_global": {},
-    "throughput": WARM_UP,
-    "computing": WARM_UP,
-    "epochs": WARM_UP,
-    "padding": WARM_UP,
-    "loss": {},
-    "loss_curves": {"points": 100},
-    "validation": {},
-    "source_validation": {},
-    "translation": WARM_UP,
-    "time_to_target": TARGET,
-    "stalls": WARM_UP,
-    "storage": {},
-    "benchmark": {},
-    "storage_benchmark": {},
-    "inference": {},
-    "inference_steps": {},
-    "generations": {},
-    "scaling": WARM_UP,
-    "scaling_weak": WARM_UP,
-    "parallelism": WARM_UP,
-    "frameworks": WARM_UP,
-    "certificates": {},
-    "pipeline": WARM_UP,
-    "memory": {},
-    "order": {},
-    "phases": WARM_UP,
-    "loss_difference": {"points": 100},
-    "step_times": WARM_UP,
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("throughput", "computing", "epochs", "padding", "translation", "stalls", "scaling"), WARM_UP),
+    **dict.fromkeys(("scaling_weak", "parallelism", "frameworks", "pipeline", "phases", "step_times"), WARM_UP),
+    **dict.fromkeys(("loss_curves", "loss_difference"), {"points": 100}),
+    "time_to_target": {"target": None, "window_tokens": None},
     "stragglers": {**WARM_UP, "window": 20, "excess": 0.1},
-    "energy": {},
-    "inventory": {},
 }
+_NAMES = """
+steps_global throughput computing epochs padding loss loss_curves validation source_validation translation
+time_to_target stalls storage benchmark storage_benchmark inference inference_steps generations scaling scaling_weak
+parallelism frameworks certificates pipeline memory order phases loss_difference step_times stragglers energy inventory
+"""
+#: query → default of each parameter
+PARAMETERS = {name: _DEFAULTS.get(name, {}) for name in _NAMES.split()}
 #: queries that other queries read, in the order in which they are created
 VIEWS = ("steps_global", "validation")
 
@@ -85,12 +64,8 @@ def create_views(connection: duckdb.DuckDBPyConnection) -> None:
 
 def definition(name: str) -> str:
     """What a query means, in words: the comment at the head of its file, parameters filled with their defaults."""
-    lines = []
-    for line in sql(name).splitlines():
-        if not line.startswith("--"):
-            break
-        lines.append(line[2:].strip())
-    text = " ".join(lines)
+    head = itertools.takewhile(lambda line: line.startswith("--"), sql(name).splitlines())
+    text = " ".join(line[2:].strip() for line in head)
     for key, value in PARAMETERS[name].items():
         text = text.replace(f"${key}", str(value))
     return text
@@ -200,13 +175,16 @@ def run_summary(directory: Path) -> dict[str, Any] | None:
         mixed = bool(record.get("run", {}).get("mixture"))
         sources = [row for row in query_rows(connection, "source_validation") if row["last"]] if mixed else []
         speed = next(iter(query_rows(connection, "throughput")), {})
-    return found | {
-        "loss": losses[-1] if losses else None,
-        "held_out_loss": held_out[-1]["loss"] if held_out else None,
-        "held_out_loss_by_corpus": {row["source"]: row["loss"] for row in sources},
-        "useful_tokens_per_s": speed.get("useful_tokens_per_s"),
-        "total_tokens_per_s": speed.get("total_tokens_per_s"),
-    }
+    rates = {name: speed.get(name) for name in ("useful_tokens_per_s", "total_tokens_per_s")}
+    return (
+        found
+        | rates
+        | {
+            "loss": losses[-1] if losses else None,
+            "held_out_loss": held_out[-1]["loss"] if held_out else None,
+            "held_out_loss_by_corpus": {row["source"]: row["loss"] for row in sources},
+        }
+    )
 
 
 def summary_lines(directory: Path) -> list[str]:
@@ -218,10 +196,8 @@ def summary_lines(directory: Path) -> list[str]:
     lines = [f"run    {directory}  {found['status']} after {found['steps']} steps"]
     if found["loss"] is not None:
         lines.append(f"loss   {found['loss']:.4f} in the last step{held_out}  (nats per useful token)")
-    if by_corpus := found["held_out_loss_by_corpus"]:
-        lines.append(
-            f"       held out by corpus: {', '.join(f'{name} {loss:.4f}' for name, loss in by_corpus.items())}"
-        )
+    if by_corpus := [f"{name} {loss:.4f}" for name, loss in found["held_out_loss_by_corpus"].items()]:
+        lines.append(f"       held out by corpus: {', '.join(by_corpus)}")
     if found["useful_tokens_per_s"] is not None:
         useful, total = found["useful_tokens_per_s"], found["total_tokens_per_s"]
         lines.append(f"speed  {useful:,.0f} useful tokens/s, {total:,.0f} total tokens/s  (warm-up steps left out)")
@@ -258,13 +234,9 @@ def connect_logs(directory: Path) -> duckdb.DuckDBPyConnection:
             connection.execute(_LOAD.format(kind=kind), [files, FIELDS[kind]])
         (newest,) = connection.execute(f"SELECT max(schema) FROM logged_{kind}").fetchone()
         if newest is not None and newest > VERSION:
-            raise UserError(
-                "this run's logs were written by a newer tokenscale.",
-                path=directory,
-                found=f"schema {newest}",
-                expected=f"at most {VERSION}",
-                next="upgrade tokenscale",
-            )
+            what, found = "this run's logs were written by a newer tokenscale.", f"schema {newest}"
+            expected, next = f"at most {VERSION}", "upgrade tokenscale"
+            raise UserError(what, path=directory, found=found, expected=expected, next=next)
     _create_run(connection)
     return connection
 
@@ -289,10 +261,7 @@ def _create_run(connection: duckdb.DuckDBPyConnection) -> None:
 
 def query_rows(connection: duckdb.DuckDBPyConnection, name: str) -> list[dict[str, Any]]:
     """Return the rows of a query with its default parameters, as dictionaries."""
-    return _dicts(connection.execute(sql(name), PARAMETERS[name] or None))
-
-
-def _dicts(result: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
+    result = connection.execute(sql(name), PARAMETERS[name] or None)
     names = [column[0] for column in result.description]
     return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
 

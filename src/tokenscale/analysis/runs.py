@@ -38,25 +38,15 @@ _PLACE_VARIABLES = re.compile(
 FLOPS = {"full": "flops_per_token", "causal": "flops_per_token_causal", "hardware": "flops_per_token_hardware"}
 NUMBER_FORMATS = ("bf16", "fp16", "tf32", "fp32", "fp8")
 
+#: what two runs of other programs must share to be compared: as `science` is for our own, whose settings say more
+SHARED = ("sequence_length", "global_batch", "steps_asked", "model", "corpus", "tokenizer", "precision")
 #: column → (the fact's name in the record, its type)
 FACTS = {
-    "approach": ("approach", str),
-    "world_size": ("world_size", int),
-    "sequence_length": ("sequence_length", int),
-    "global_batch": ("global_batch", int),
-    "steps_asked": ("steps", int),
-    "model": ("model", str),
-    "corpus": ("corpus", str),
-    "tokenizer": ("tokenizer", str),
-    "precision": ("precision", str),
-    "micro_batch": ("micro_batch", int),
-    "seed": ("seed", int),
-    "parameters": ("parameters", int),
-    "flops_per_token_stated": ("flops_per_token", float),
-    "mfu_stated": ("mfu", float),
+    **{name: (name, str) for name in ("approach", "model", "corpus", "tokenizer", "precision")},
+    **{name: (name, int) for name in ("world_size", "sequence_length", "global_batch", "micro_batch", "seed")},
+    **{"parameters": ("parameters", int), "steps_asked": ("steps", int)},
+    **{"flops_per_token_stated": ("flops_per_token", float), "mfu_stated": ("mfu", float)},
 }
-#: of these, what two runs must share to be compared: as `science` is for our own runs, whose settings say more
-SHARED = ("sequence_length", "global_batch", "steps_asked", "model", "corpus", "tokenizer", "precision")
 
 
 def columns(record: Row, row: Row) -> Row:
@@ -157,7 +147,8 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
 
 def launches(run: Path) -> Row:
     """Where the attempts of a run were, from what the launcher left for each; nothing of runs without one."""
-    found = [attempt["launch"] for attempt in logs.launched(run) if isinstance(attempt.get("launch"), dict)]
+    attempts = (logs.read_launched(folder).get("launch") for _, folder in logs.attempts(run))
+    found = [launch for launch in attempts if isinstance(launch, dict)]
     jobs = [launch["job"] for launch in found if isinstance(launch.get("job"), dict)]
     if not found:
         return {}
@@ -209,7 +200,7 @@ def _computing(record: Row, run: RunSettings | None, shape: ModelSettings | None
     FLOPs are counted from the settings, so that a wrapped or compiled module cannot change them; of a shape that only
     its own library knows, and of a run that is not ours, those that the record states. On a CPU there is no peak.
     """
-    stated = _stated_flops(record)
+    stated = {k: flops for k, n in _object(record, "flops_per_token").items() if (flops := _number(n)) is not None}
     counted = {} if shape is None else _counted_flops(run, shape)
     number = record.get("number_format") or (None if run is None else run.number_format)
     return {
@@ -219,11 +210,10 @@ def _computing(record: Row, run: RunSettings | None, shape: ModelSettings | None
     }
 
 
-def _stated_flops(record: Row) -> dict[str, float]:
-    """FLOPs a token that a record states, by convention."""
-    stated = record.get("flops_per_token")
-    stated = stated if isinstance(stated, dict) else {}
-    return {name: float(n) for name, n in stated.items() if isinstance(n, (int, float)) and not isinstance(n, bool)}
+def _object(record: Row, name: str) -> Row:
+    """A part of a record; nothing where an older record lacks it, or it is another thing."""
+    found = record.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def _counted_flops(run: RunSettings, shape: ModelSettings) -> dict[str, float]:
@@ -236,18 +226,16 @@ def _counted_flops(run: RunSettings, shape: ModelSettings) -> dict[str, float]:
 
 def _code(record: Row) -> str | None:
     """Return the hashes of the source files that a run imports, as JSON; None where they were not recorded."""
-    files = record.get("code")
-    if not isinstance(files, dict) or not files:
-        return None
-    return canonical_json({str(name): str(sha256)[:12] for name, sha256 in files.items()})
+    files = _object(record, "code")
+    return canonical_json({str(name): str(sha256)[:12] for name, sha256 in files.items()}) if files else None
 
 
 def _environment(record: Row) -> str | None:
     """Return the environment variables of a run that may change its times or numbers, as JSON; not which run it is."""
-    found = record.get("environment")
-    if not isinstance(found, dict):
+    if not isinstance(record.get("environment"), dict):
         return None
-    return canonical_json({str(k): str(v) for k, v in found.items() if not _PLACE_VARIABLES.match(str(k))})
+    found = record["environment"].items()
+    return canonical_json({str(k): str(v) for k, v in found if not _PLACE_VARIABLES.match(str(k))})
 
 
 def _number(value: Any) -> float | None:
@@ -257,17 +245,14 @@ def _number(value: Any) -> float | None:
 
 def _compilation(record: Row) -> Row:
     """Return what a run found compiled, over all ranks; None where nothing was to be, or an older record lacks it."""
-    found = record.get("compilation")
-    found = found if isinstance(found, dict) else {}
-    counts = {name: found.get(name) for name in ("blocks", "eager_blocks", "graph_breaks")}
+    counts = {name: _object(record, "compilation").get(name) for name in ("blocks", "eager_blocks", "graph_breaks")}
     return {name: count if type(count) is int else None for name, count in counts.items()}
 
 
 def _inputs(record: Row) -> Row:
     """Return the hashes of the manifests that the run read, by which its rows of `stores` are found."""
-    inputs = record.get("inputs")
-    inputs = inputs if isinstance(inputs, dict) else {}
-    hashes = {f"{role}_sha256": inputs.get(role) for role in ("corpus", "tokenizer", "store", "validation_store")}
+    inputs, roles = _object(record, "inputs"), ("corpus", "tokenizer", "store", "validation_store")
+    hashes = {f"{role}_sha256": inputs.get(role) for role in roles}
     return {column: value if isinstance(value, str) else None for column, value in hashes.items()}
 
 
@@ -297,17 +282,12 @@ def _settings(run: RunSettings | None) -> Row:
         "world_size": run.layout.world_size,
         "method": run.layout.method,
         **{name: getattr(run.layout, name) for name in (*DEGREES, "sharding", "copies", "schedule", "stages_per_rank")},
-        "sequence_length": run.sequence_length,
-        "global_batch": run.global_batch,
-        "micro_batch": run.micro_batch,
+        **{name: getattr(run, name) for name in ("sequence_length", "global_batch", "micro_batch", "precision")},
+        **{name: getattr(run, name) for name in ("objective", "labels", "eos")},
         "tokenizer": run.tokenizer.name,
         "corpus": run.corpus.name,
         "mixture": _mixture(run),
-        "precision": run.precision,
         "seed": run.effective_seed,
-        "objective": run.objective,
-        "labels": run.labels,
-        "eos": run.eos,
         "science": science(run),
         "science_per_rank": _science(replace(run, global_batch=1, budget=BudgetSettings(), repeat=0)),
         "steps_asked": run.budget.steps,
