@@ -58,11 +58,8 @@ def project(
         runs = measured_runs(query("inventory", connection), query("throughput", connection))
         experiment = connection.execute("SELECT any_value(experiment) FROM runs").fetchone()[0]
     if runs.empty:
-        raise UserError(
-            "a prediction needs finished runs, and no valid run of these tables has steps after the warm-up.",
-            tables=tables,
-            next=f"snakemake --cores all {experiment or 'ddp_scaling_weak'}",
-        )
+        what = "a prediction needs finished runs, and no valid run of these tables has steps after the warm-up."
+        raise UserError(what, tables=tables, next=f"snakemake --cores all {experiment or 'ddp_scaling_weak'}")
     groups = {name: runs[runs["series"] == name] for name in dict.fromkeys(runs["series"])}
     if series is not None:
         if series not in groups:
@@ -118,11 +115,8 @@ def project_series(
         notes.append(f"excluded: {excluded} run{'s' * (excluded > 1)} of other programs")
         runs = runs[~runs["external"]]
     if runs.empty:
-        raise UserError(
-            "runs of another program do not record how their ranks share the model.",
-            series=name,
-            next="name a series of runs of tokenscale with --series",
-        )
+        what = "runs of another program do not record how their ranks share the model."
+        raise UserError(what, series=name, next="name a series of runs of tokenscale with --series")
     runs = _exclude_shared_cores(name, runs, notes)
     _check_weak_scaling(name, runs)
     largest = runs.loc[runs["world_size"].idxmax()]
@@ -158,16 +152,14 @@ def _exclude_shared_cores(name: str, runs: pd.DataFrame, notes: list[str]) -> pd
     divided = (runs["device_kind"] == "cpu").any() and left["threads_per_rank"].nunique(dropna=False) > 1
     if (shared.any() and left["world_size"].nunique() < 2) or divided:
         pairs = runs[["world_size", "threads_per_rank", "cores"]].drop_duplicates()
-        raise UserError(
-            "ranks of these runs share the cores of one machine: their step times do not show how training scales.",
-            series=name,
-            found="\n".join(
-                f"{n} rank{'s' * (n > 1)}: {_count(threads)} threads each, {_count(cores)} cores"
-                for n, threads, cores in pairs.itertuples(index=False)
-            ),
-            expected="at least two world sizes with equal threads per rank, and at most as many threads as cores",
-            next="run on GPUs or on a machine with more cores, with `cores_per_rank` in its machine file",
+        found = "\n".join(
+            f"{n} rank{'s' * (n > 1)}: {_count(threads)} threads each, {_count(cores)} cores"
+            for n, threads, cores in pairs.itertuples(index=False)
         )
+        what = "ranks of these runs share the cores of one machine: their step times do not show how training scales."
+        expected = "at least two world sizes with equal threads per rank, and at most as many threads as cores"
+        next = "run on GPUs or on a machine with more cores, with `cores_per_rank` in its machine file"
+        raise UserError(what, series=name, found=found, expected=expected, next=next)
     if shared.any():
         sizes = ", ".join(map(str, sorted(runs.loc[shared, "world_size"].unique())))
         notes.append(f"excluded: world size {sizes}: ranks x threads exceed the cores, or the cores are not recorded")
@@ -182,34 +174,28 @@ def _check_weak_scaling(name: str, runs: pd.DataFrame) -> None:
     """Raise UserError if the runs are no series of weak scaling. One world size is left to `fit`."""
     for column in ("global_batch", "tensor", "pipeline", "shard"):
         if (missing := pd.to_numeric(runs[column]).fillna(0) < 1).any():
-            raise UserError(
-                f"the records of these runs do not contain a valid value of `{column}`.",
-                series=name,
-                runs=", ".join(runs.loc[missing, "run_id"]),
-                expected="a number of at least 1",
-                next="exclude these runs, or repeat them with this version",
-            )
+            what = f"the records of these runs do not contain a valid value of `{column}`."
+            where = {"runs": ", ".join(runs.loc[missing, "run_id"]), "expected": "a number of at least 1"}
+            next = "exclude these runs, or repeat them with this version"
+            raise UserError(what, series=name, **where, next=next)
     for column in SHARED:
         levels = runs[column].dropna().unique()
         if len(levels) > 1:
-            raise UserError(
-                f"runs of a series differ in {column}, so that one line does not describe their step times.",
-                series=name,
-                found=", ".join(map(str, levels)),
-                next="make it a factor of the experiment, so that each level is a series of its own",
-            )
+            what = f"runs of a series differ in {column}, so that one line does not describe their step times."
+            next = "make it a factor of the experiment, so that each level is a series of its own"
+            raise UserError(what, series=name, found=", ".join(map(str, levels)), next=next)
     if (runs["global_batch"] / runs["world_size"]).nunique() > 1:
         pairs = runs[["world_size", "global_batch"]].drop_duplicates()
         strong = runs["global_batch"].nunique() == 1
-        raise UserError(
-            "strong scaling (a constant global batch) cannot be predicted: no published series tests a model of it."
-            if strong
-            else "neither the rows per rank nor the global batch are constant over the world sizes.",
-            series=name,
-            found=", ".join(f"{b} rows at {n}" for n, b in pairs.itertuples(index=False)),
-            expected="weak scaling: a global batch in proportion to the ranks",
-            next=f"measure {2 * runs['world_size'].max()}, or run weak scaling: snakemake --cores all ddp_scaling_weak",
-        )
+        what = "neither the rows per rank nor the global batch are constant over the world sizes."
+        if strong:
+            what = (
+                "strong scaling (a constant global batch) cannot be predicted: no published series tests a model of it."
+            )
+        found = ", ".join(f"{b} rows at {n}" for n, b in pairs.itertuples(index=False))
+        expected = "weak scaling: a global batch in proportion to the ranks"
+        next = f"measure {2 * runs['world_size'].max()}, or run weak scaling: snakemake --cores all ddp_scaling_weak"
+        raise UserError(what, series=name, found=found, expected=expected, next=next)
 
 
 def _ranks_per_node(runs: pd.DataFrame) -> int:
@@ -221,31 +207,25 @@ def _ranks_per_node(runs: pd.DataFrame) -> int:
 def _find_obstacle(found: Fit, size: int, per_replica: int, per_node: int) -> UserError | None:
     """Return why the fit cannot be applied to a world size; None if it can."""
     smallest, largest = found.sizes[0], found.sizes[-1]
+    requested = f"world size {size}"
     if size < smallest:
-        return UserError(
-            "a world size below the smallest measured one cannot be predicted.",
-            requested=f"world size {size}",
-            expected=f"at least {smallest}",
-            next=f"measure {size}, or predict {smallest} ranks or more",
-        )
-    for unit, why in (
-        (per_replica, "share one copy of the model"),
-        (per_node if size > per_node else 1, "fill a node"),
-    ):
+        what = "a world size below the smallest measured one cannot be predicted."
+        next = f"measure {size}, or predict {smallest} ranks or more"
+        return UserError(what, requested=requested, expected=f"at least {smallest}", next=next)
+    units = {"share one copy of the model": per_replica, "fill a node": per_node if size > per_node else 1}
+    for why, unit in units.items():
         if size % unit:
-            return UserError(
-                f"a world size is not a multiple of the ranks that {why}.",
-                requested=f"world size {size}",
-                expected=f"a multiple of {unit}",
-                next=f"--world-sizes {size // unit * unit + unit}",
-            )
+            what = f"a world size is not a multiple of the ranks that {why}."
+            next = f"--world-sizes {size // unit * unit + unit}"
+            return UserError(what, requested=requested, expected=f"a multiple of {unit}", next=next)
     if size > per_node >= largest:
-        return UserError(
-            f"cannot be predicted from these sizes: no measured run uses two nodes; measure {2 * per_node}.",
-            requested=f"world size {size} on nodes of {per_node} ranks",
-            measured=", ".join(map(str, found.world_sizes)),
-            next=f"measure {2 * per_node}: add it to the experiment's factors (`layout.data`), and run again",
-        )
+        what = f"cannot be predicted from these sizes: no measured run uses two nodes; measure {2 * per_node}."
+        where = {
+            "requested": f"{requested} on nodes of {per_node} ranks",
+            "measured": ", ".join(map(str, found.world_sizes)),
+        }
+        next = f"measure {2 * per_node}: add it to the experiment's factors (`layout.data`), and run again"
+        return UserError(what, **where, next=next)
     return None
 
 

@@ -26,11 +26,6 @@ COUNTS = ("useful share %", "GB of weights", "GB of optimizer state", "bytes a d
 SCALE = "study"
 
 
-def _of_runs(query: str, value: str) -> str:
-    chosen = "SELECT run_id FROM runs WHERE NOT external AND {where}"
-    return f"SELECT {value} AS value FROM {query} WHERE run_id IN ({chosen})"
-
-
 #: steps of a run with its loss, and seconds up to there
 _STEPS = (
     "(SELECT run_id, step, loss_sum, useful_tokens, sum(step_s) OVER (PARTITION BY run_id ORDER BY step) AS seconds"
@@ -50,55 +45,47 @@ def _beside(table: str, of: str, base: str) -> str:
     )
 
 
+_OF_ONE = _beside(
+    "throughput",
+    "100 * t.useful_tokens_per_s / (r.world_size * b.useful_tokens_per_s)",
+    "s.world_size = 1 AND s.precision = r.precision",
+)
+_OF_NAIVE = "s.world_size = r.world_size AND s.schedule = 'naive'"
+_OF_FOUR = _beside(
+    _TO_LOSS,
+    "100 * s.world_size * b.seconds / (r.world_size * t.seconds)",
+    "s.world_size = 4 AND s.micro_batch = r.micro_batch",
+)
+_LAST = f"(SELECT run_id, sum(loss_sum) / sum(useful_tokens) AS loss FROM {_STEPS} WHERE step > last - "
+_MODEL_STATE = "(parameters_bytes + gradients_bytes + optimizer_bytes) / 1e9"
 #: quantity of runs → SQL of its column `value`
 OF_RUNS = {
-    "useful tokens/s": _of_runs("throughput", "useful_tokens_per_s"),
-    "total tokens/s": _of_runs("throughput", "total_tokens_per_s"),
-    "useful share %": _of_runs("throughput", "100 * (1 - not_useful_share)"),
-    "MFU %": _of_runs("computing", "100 * mfu_palm"),
-    "TFLOP/s": _of_runs("computing", "tflops_per_s"),
-    "efficiency %": _of_runs("scaling_weak", "100 * efficiency"),
-    "efficiency against one GPU %": _of_runs(
-        _beside(
-            "throughput",
-            "100 * t.useful_tokens_per_s / (r.world_size * b.useful_tokens_per_s)",
-            "s.world_size = 1 AND s.precision = r.precision",
-        ),
-        "value",
-    ),
-    "seconds of training": _of_runs("epochs", "training_s"),
-    "seconds of an epoch": _of_runs("epochs", "training_s / 10"),
-    "seconds of an epoch of 2": _of_runs("epochs", "training_s / 2"),
-    "speed-up of an epoch": _of_runs(_beside("epochs", "b.training_s / t.training_s", "s.world_size = 1"), "value"),
-    "speed-up of a pipeline": _of_runs(
-        _beside("epochs", "b.training_s / t.training_s", "s.world_size = r.world_size AND s.schedule = 'naive'"),
-        "value",
-    ),
-    "seconds to a training loss of 5.5": _of_runs(_TO_LOSS, "seconds"),
-    "efficiency to that loss %": _of_runs(
-        _beside(
-            _TO_LOSS,
-            "100 * s.world_size * b.seconds / (r.world_size * t.seconds)",
-            "s.world_size = 4 AND s.micro_batch = r.micro_batch",
-        ),
-        "value",
-    ),
-    "last training loss": _of_runs(
-        f"(SELECT run_id, sum(loss_sum) / sum(useful_tokens) AS loss FROM {_STEPS} WHERE step > last - 100 "
-        "GROUP BY run_id)",
-        "loss",
-    ),
-    "training loss of the last step": _of_runs(
-        f"(SELECT run_id, loss_sum / useful_tokens AS loss FROM {_STEPS} WHERE step = last)", "loss"
-    ),
-    "validation loss": _of_runs("(SELECT * FROM validation WHERE last)", "loss"),
-    "BLEU": _of_runs("translation", "bleu"),
-    "GB a GPU": _of_runs("memory", "peak_bytes / 1e9"),
-    "GB of weights": _of_runs("memory", "parameters_bytes / 1e9"),
-    "GB of optimizer state": _of_runs("memory", "optimizer_bytes / 1e9"),
-    "GB of weights, gradients and optimizer state": _of_runs(
-        "memory", "(parameters_bytes + gradients_bytes + optimizer_bytes) / 1e9"
-    ),
+    quantity: f"SELECT {value} AS value FROM {query} WHERE run_id IN (SELECT run_id FROM runs WHERE NOT external AND "
+    "{where})"
+    for quantity, query, value in (
+        ("useful tokens/s", "throughput", "useful_tokens_per_s"),
+        ("total tokens/s", "throughput", "total_tokens_per_s"),
+        ("useful share %", "throughput", "100 * (1 - not_useful_share)"),
+        ("MFU %", "computing", "100 * mfu_palm"),
+        ("TFLOP/s", "computing", "tflops_per_s"),
+        ("efficiency %", "scaling_weak", "100 * efficiency"),
+        ("efficiency against one GPU %", _OF_ONE, "value"),
+        ("seconds of training", "epochs", "training_s"),
+        ("seconds of an epoch", "epochs", "training_s / 10"),
+        ("seconds of an epoch of 2", "epochs", "training_s / 2"),
+        ("speed-up of an epoch", _beside("epochs", "b.training_s / t.training_s", "s.world_size = 1"), "value"),
+        ("speed-up of a pipeline", _beside("epochs", "b.training_s / t.training_s", _OF_NAIVE), "value"),
+        ("seconds to a training loss of 5.5", _TO_LOSS, "seconds"),
+        ("efficiency to that loss %", _OF_FOUR, "value"),
+        ("last training loss", f"{_LAST}100 GROUP BY run_id)", "loss"),
+        ("training loss of the last step", f"{_LAST}1 GROUP BY run_id)", "loss"),
+        ("validation loss", "(SELECT * FROM validation WHERE last)", "loss"),
+        ("BLEU", "translation", "bleu"),
+        ("GB a GPU", "memory", "peak_bytes / 1e9"),
+        ("GB of weights", "memory", "parameters_bytes / 1e9"),
+        ("GB of optimizer state", "memory", "optimizer_bytes / 1e9"),
+        ("GB of weights, gradients and optimizer state", "memory", _MODEL_STATE),
+    )
 }
 #: quantity of a benchmark with rows of 2,048 tokens → SQL of its column `value`, at any scale
 OF_BENCHMARKS = {
@@ -138,20 +125,10 @@ class Figure:
 def load_figures() -> list[Figure]:
     """Return the figures of all tables, in the order of the file."""
     text = resources.files("tokenscale.analysis").joinpath(FILES[0]).read_text(encoding="utf-8")
-    return [
-        Figure(
-            row["study"],
-            row["table"],
-            row["cell"],
-            row["quantity"],
-            float(row["published"]),
-            float(row["corrected"]) if row["corrected"] else None,
-            row["reason"],
-            row["experiment"],
-            row["where"],
-        )
-        for row in csv.DictReader(text.splitlines())
-    ]
+    figures: list[dict[str, Any]] = list(csv.DictReader(text.splitlines()))
+    for row in figures:
+        row |= {name: float(row[name]) if row[name] else None for name in ("published", "corrected")}
+    return [Figure(**row) for row in figures]
 
 
 def measure(tables: Path, experiments: Sequence[str]) -> list[dict[str, Any]]:
