@@ -50,6 +50,7 @@ def tables(root: Path, runs=(), **cell) -> Path:
     """Of ours and all that are external."""
     table = logs.write_table(root / "runs.json", list(runs))
     content = json.loads(table.read_text())
+    del content["seal"]
     found = sorted((root / "runs").glob("external-*/run.json"))
     content["runs"] += [
         {"run_id": path.parent.name, "external": True, "cell": cell, "repeat": number}

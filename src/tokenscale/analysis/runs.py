@@ -1,7 +1,9 @@
 """One row of the table `runs`, from a run's settings, its record and its launcher; also of other programs' runs."""
 
+import functools
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,8 @@ _PLACE_VARIABLES = re.compile(
 FLOPS = {"full": "flops_per_token", "causal": "flops_per_token_causal", "hardware": "flops_per_token_hardware"}
 NUMBER_FORMATS = ("bf16", "fp16", "tf32", "fp32", "fp8")
 
+#: kinds of inputs whose manifests a record names by their hashes
+ROLES = ("corpus", "tokenizer", "store", "validation_store")
 #: what two runs of other programs must share to be compared: as `science` is for our own, whose settings say more
 SHARED = ("sequence_length", "global_batch", "steps_asked", "model", "corpus", "tokenizer", "precision")
 #: column → (the fact's name in the record, its type)
@@ -93,10 +97,8 @@ def peak_columns(row: Row, number: str | None) -> Row:
 
 
 def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
-    """The row of one run: of its line in the run table, and of `run.json` where that can be read.
-
-    Counts and validity follow from the logs; `ingest.one_run` adds them.
-    """
+    """The row of one run: of its line in the run table, and of `run.json` where that can be read; `ingest.one_run` adds
+    what follows from the logs."""
     cell = flatten_cell(entry.get("cell") or {})
     row: Row = {
         "experiment": experiment,
@@ -122,7 +124,8 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         "parameters": record.get("parameters", outcome.get("parameters")),
         "code_digest": record.get("code_and_inputs") or record.get("digest"),
         "code": _code(record),
-        **_compilation(record),
+        # over all ranks; null where nothing was to be compiled, or an older record lacks it
+        **_typed(_object(record, "compilation"), int, ("blocks", "eager_blocks", "graph_breaks")),
         "load_average": _number(hardware.get("load_average_1min")),
         "text_lost": _number(record.get("text_lost")),
         "text_unknown": _number(record.get("text_unknown")),
@@ -131,13 +134,17 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         "versions": canonical_json(record.get("versions") or {}),
         "environment": _environment(record),
         "seal": record.get("seal"),
-        **_inputs(record),
+        # of the manifests that the run read, by which its rows of `stores` are found
+        **{f"{role}_sha256": sha256 for role, sha256 in _typed(_object(record, "inputs"), str, ROLES).items()},
     }
     if isinstance(record.get("external"), dict):
         return row | columns(record, row)
     run = read_settings(record.get("run"))
     shape = find_shape(run, row["parameters"])
-    row |= _settings(run) | _predicted(run, shape, row) | _computing(record, run, shape, row)
+    row |= _settings(run) | _computing(record, run, shape, row)
+    if shape is not None:
+        held = largest_memory(replace(run, model=shape), row["device_kind"])
+        row |= {f"predicted_{part}_bytes": size for part, size in asdict(held).items()}
     row["tokens_before"] = outcome.get("begins_at_useful_tokens")
     if row.get("steps_asked") is not None:
         row["steps_asked"] = _steps_requested(row["steps_asked"], record)
@@ -186,14 +193,6 @@ def read_settings(values: Row | None) -> RunSettings | None:
         return None
 
 
-def _predicted(run: RunSettings | None, shape: ModelSettings | None, row: Row) -> Row:
-    """Columns of the memory that a run should need; none where its settings cannot say."""
-    if shape is None:
-        return {}
-    held = largest_memory(replace(run, model=shape), row["device_kind"])
-    return {f"predicted_{part}_bytes": size for part, size in asdict(held).items()}
-
-
 def _computing(record: Row, run: RunSettings | None, shape: ModelSettings | None, row: Row) -> Row:
     """Columns of what a token costs and of what the device could do at most, in the run's number format.
 
@@ -201,7 +200,12 @@ def _computing(record: Row, run: RunSettings | None, shape: ModelSettings | None
     its own library knows, and of a run that is not ours, those that the record states. On a CPU there is no peak.
     """
     stated = {k: flops for k, n in _object(record, "flops_per_token").items() if (flops := _number(n)) is not None}
-    counted = {} if shape is None else _counted_flops(run, shape)
+    counted = {}
+    if shape is not None:
+        costs = functools.partial(flops_per_token, shape, run.sequence_length, objective=run.objective)
+        counted = {convention.value: costs(convention) for convention in Convention}
+        again, length = run.activation_checkpointing, run.sequence_length
+        counted["hardware"] = hardware_flops_per_token(shape, length, Convention.FULL, again, run.objective)
     number = record.get("number_format") or (None if run is None else run.number_format)
     return {
         **{column: counted.get(name, stated.get(name)) for name, column in FLOPS.items()},
@@ -216,12 +220,9 @@ def _object(record: Row, name: str) -> Row:
     return found if isinstance(found, dict) else {}
 
 
-def _counted_flops(run: RunSettings, shape: ModelSettings) -> dict[str, float]:
-    """FLOPs a token by convention."""
-    counted = {c.value: flops_per_token(shape, run.sequence_length, c, run.objective) for c in Convention}
-    again = run.activation_checkpointing
-    hardware = hardware_flops_per_token(shape, run.sequence_length, Convention.FULL, again, run.objective)
-    return counted | {"hardware": hardware}
+def _typed(found: Row, kind: type, names: Iterable[str]) -> Row:
+    """These values of a part of a record; None for one of another type."""
+    return {name: found.get(name) if type(found.get(name)) is kind else None for name in names}
 
 
 def _code(record: Row) -> str | None:
@@ -241,19 +242,6 @@ def _environment(record: Row) -> str | None:
 def _number(value: Any) -> float | None:
     """Return a number of a record; None where it was not recorded."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def _compilation(record: Row) -> Row:
-    """Return what a run found compiled, over all ranks; None where nothing was to be, or an older record lacks it."""
-    counts = {name: _object(record, "compilation").get(name) for name in ("blocks", "eager_blocks", "graph_breaks")}
-    return {name: count if type(count) is int else None for name, count in counts.items()}
-
-
-def _inputs(record: Row) -> Row:
-    """Return the hashes of the manifests that the run read, by which its rows of `stores` are found."""
-    inputs, roles = _object(record, "inputs"), ("corpus", "tokenizer", "store", "validation_store")
-    hashes = {f"{role}_sha256": inputs.get(role) for role in roles}
-    return {column: value if isinstance(value, str) else None for column, value in hashes.items()}
 
 
 def find_shape(run: RunSettings | None, count: int | None) -> ModelSettings | None:
@@ -374,8 +362,8 @@ def _device_kind(hardware: Row) -> str:
 
 
 def _threads(record: Row) -> int | None:
-    stated = (record.get("hardware") or {}).get("threads_per_rank") or (record.get("hardware") or {}).get("threads")
-    stated = stated or (record.get("environment") or {}).get("OMP_NUM_THREADS")
+    hardware, environment = record.get("hardware") or {}, record.get("environment") or {}
+    stated = hardware.get("threads_per_rank") or hardware.get("threads") or environment.get("OMP_NUM_THREADS")
     return int(stated) if str(stated).isdigit() else None
 
 

@@ -72,12 +72,8 @@ def summary(values: Sequence[float]) -> Summary:
     if found is None:
         return Summary(n, median, float(x[0]), float(x[-1]), "range, not an interval")
     k, covered = found
-    return Summary(n, median, float(x[k - 1]), float(x[n - k]), f"order-statistic {_percent(covered)} interval")
-
-
-def _percent(share: float) -> str:
-    """Rounded down, so that no more is promised than holds."""
-    return f"{math.floor(1000 * share) / 10:g} %"
+    percent = math.floor(1000 * covered) / 10  # no more is promised than holds
+    return Summary(n, median, float(x[k - 1]), float(x[n - k]), f"order-statistic {percent:g} % interval")
 
 
 def sign_flip_p(differences: Iterable[float]) -> tuple[float, float]:
