@@ -351,12 +351,7 @@ def test_factors_beside_the_approach_are_told_apart(tmp_path):
     assert found == [
         ("padding-free, sequence_length=1024", "sequence_length=1024", "", ""),
         *(
-            (
-                f"token-list, sequence_length=1024, storage.dtype={d}",
-                "sequence_length=1024",
-                f"storage.dtype={d}",
-                "",
-            )
+            (f"token-list, sequence_length=1024, storage.dtype={d}", "sequence_length=1024", f"storage.dtype={d}", "")
             for d in ("int32", "int64")
         ),
     ]

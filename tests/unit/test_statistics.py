@@ -90,13 +90,6 @@ def test_sign_flips_are_all_enumerated():
     assert sign_flip_p(differences) == (expected, 2 / 32)
 
 
-@pytest.mark.parametrize(("n", "reaches"), [(5, False), (6, True)])
-def test_six_pairs_are_the_fewest_that_can_reach_five_percent(n, reaches):
-    p, smallest = sign_flip_p([1.0] * n)
-    assert p == smallest
-    assert (p < 0.05) is reaches
-
-
 def test_many_pairs_are_tested_by_chance_with_one_seed():
     differences = np.linspace(-0.1, 0.5, 30)
     assert sign_flip_p(differences) == sign_flip_p(differences)
