@@ -279,8 +279,7 @@ def _numbers(name: str, rows: pd.DataFrame, column: str) -> pd.Series:
         return rows[column].astype(float)
     except (TypeError, ValueError):
         found = rows[column].iloc[0]
-        next = "have the query return one number in this column"
-        what = "a claim's SQL gives no number."
+        what, next = "a claim's SQL gives no number.", "have the query return one number in this column"
         raise UserError(what, claim=name, column=column, found=found, next=next) from None
 
 
@@ -296,17 +295,14 @@ def _cells(claim: Claim, rows: pd.DataFrame) -> list[Cell]:
         p, smallest = (0.0, 0.0) if claim.exact else _tested(claim, x)
         spread = statistics.summary(x)
         if claim.exact:
-            low, high = float(x.min()), float(x.max())
-            kind = "one value" if low == high else "lowest and highest value"
-        else:
-            low, high, kind = spread.low, spread.high, spread.kind
+            kind = "one value" if x.min() == x.max() else "lowest and highest value"
+            spread = replace(spread, low=float(x.min()), high=float(x.max()), kind=kind)
         median, low, high = (
-            number if abs(number) < NEVER else math.copysign(math.inf, number) for number in (spread.median, low, high)
+            n if abs(n) < NEVER else math.copysign(math.inf, n) for n in (spread.median, spread.low, spread.high)
         )
         ids = [run_id for column in _ids(group) for run_id in group[column].dropna()]
-        found.append(
-            Cell(str(name), len(x), median, low, high, kind, p, smallest, p, smallest, len(set(ids)) < len(ids))
-        )
+        shared = len(set(ids)) < len(ids)
+        found.append(Cell(str(name), len(x), median, low, high, spread.kind, p, smallest, p, smallest, shared))
     corrected = statistics.holm([cell.p for cell in found]), statistics.holm([cell.smallest_p for cell in found])
     return [
         replace(cell, corrected_p=p, corrected_smallest_p=smallest)

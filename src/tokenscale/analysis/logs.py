@@ -5,7 +5,6 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +30,6 @@ REQUIRED = {"steps": "step", "spans": "name", "events": "event"}
 #: longest text of a broken line that is kept
 CUT = 500
 _BOUNDS = {"INTEGER": 2**31, "BIGINT": 2**63}
-_NUMBERED = re.compile(r"^(attempt|rank)=(\d+)$")
 
 
 @dataclass
@@ -52,20 +50,11 @@ class Broken(ValueError):
     """Why a line cannot be used, in words."""
 
 
-def attempts(run: Path) -> Iterator[tuple[int, Path]]:
-    """(attempt, directory) of a run in ascending order, but those that were set aside."""
-    yield from sorted(_numbered(run, "attempt"))
-
-
-def superseded(run: Path) -> Iterator[tuple[int, Path]]:
-    """The same of those that were set aside, for they are of other code or inputs."""
-    for folder in sorted((run / "superseded").glob("*/")):
-        yield from attempts(folder)
-
-
-def ranks(attempt: Path) -> Iterator[tuple[int, Path]]:
-    """(rank, directory) of an attempt in ascending order."""
-    yield from sorted(_numbered(attempt, "rank"))
+def numbered(directory: Path, word: str) -> list[tuple[int, Path]]:
+    """(number, folder) of a run's attempts or an attempt's ranks, `<word>=<number>`, in ascending order."""
+    paths = directory.iterdir() if directory.is_dir() else ()
+    found = ((re.fullmatch(rf"{word}=(\d+)", path.name), path) for path in paths)
+    return sorted((int(match[1]), path) for match, path in found if match and path.is_dir())
 
 
 def read_launched(attempt: Path) -> dict[str, Any]:
@@ -75,13 +64,6 @@ def read_launched(attempt: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _numbered(directory: Path, word: str) -> Iterator[tuple[int, Path]]:
-    for path in directory.iterdir() if directory.is_dir() else ():
-        match = _NUMBERED.match(path.name)
-        if match and match[1] == word and path.is_dir():
-            yield int(match[2]), path
 
 
 def read_lines(path: Path, kind: str) -> Lines:
@@ -332,7 +314,8 @@ def read_run(folder: Path, run_id: str, digest: str | None) -> RunLog:
     record; of the newest attempt where there is none) are superseded: other code or other inputs made them."""
     found, spans, events, quarantine = [], [], [], []
     hashes: dict[str, str] = {}
-    for number, path in [*attempts(folder), *superseded(folder)]:
+    aside = sorted((folder / "superseded").glob("*/"))  # attempts of other code or inputs
+    for number, path in [attempt for place in (folder, *aside) for attempt in numbered(place, "attempt")]:
         inside = path.parent == folder
         stated = read_launched(path).get("digest")
         stated = stated if isinstance(stated, str) else None
@@ -340,7 +323,7 @@ def read_run(folder: Path, run_id: str, digest: str | None) -> RunLog:
     newest = next((a.digest for a in found[::-1] if a.digest and not a.superseded), None)
     for attempt in found:
         attempt.superseded |= attempt.digest is not None and attempt.digest != (digest or newest)
-        for rank, directory in ranks(folder / attempt.folder):
+        for rank, directory in numbered(folder / attempt.folder, "rank"):
             read = {kind: read_lines(directory / f"{kind}.jsonl", kind) for kind in SCHEMAS}
             where = directory.relative_to(folder).as_posix()
             for kind, lines in read.items():

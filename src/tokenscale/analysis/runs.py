@@ -154,7 +154,7 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
 
 def launches(run: Path) -> Row:
     """Where the attempts of a run were, from what the launcher left for each; nothing of runs without one."""
-    attempts = (logs.read_launched(folder).get("launch") for _, folder in logs.attempts(run))
+    attempts = (logs.read_launched(folder).get("launch") for _, folder in logs.numbered(run, "attempt"))
     found = [launch for launch in attempts if isinstance(launch, dict)]
     jobs = [launch["job"] for launch in found if isinstance(launch.get("job"), dict)]
     if not found:
