@@ -255,9 +255,6 @@ def write(path: Path, table: str, rows: Iterable[Row]) -> None:
         add(of_rows(table, rows))
 
 
-# --- manifest -----------------------------------------------------------------------------------------------------
-
-
 def column_digest() -> str:
     """Return 16 hex digits that stand for the names and types of all columns of this version."""
     return sha256_text(canonical_json({table: list(columns.items()) for table, columns in TABLES.items()}))[:16]
@@ -294,13 +291,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         for file in manifest["files"]:
             check_types(file, {"name": str, "bytes": int, "sha256": str})
     if manifest["columns"] != column_digest():
-        raise UserError(
-            "the tables have the columns of another version of tokenscale.",
-            path=folder,
-            found=f"columns {manifest['columns']}",
-            expected=f"columns {column_digest()}",
-            next=next,
-        )
+        what, expected = "the tables have the columns of another version of tokenscale.", f"columns {column_digest()}"
+        raise UserError(what, path=folder, found=f"columns {manifest['columns']}", expected=expected, next=next)
     if [file["name"] for file in manifest["files"]] != file_names():
         raise UserError("the manifest does not list the tables of this version.", path=path, next=next)
     return manifest
@@ -328,13 +320,10 @@ def _check_file(path: Path, size: int, sha256: str) -> None:
         remove = f"rm -r {path} && " if path.is_dir() else ""
         raise UserError("a table cannot be read.", path=path, reason=error.strerror, next=remove + next) from None
     if (found, path.stat().st_size) != (sha256, size):
-        raise UserError(
-            "a table has changed since ingest wrote it.",
-            path=path,
-            expected=f"sha256 {sha256}, {size:,} bytes  ({MANIFEST})",
-            found=f"sha256 {found}, {path.stat().st_size:,} bytes",
-            next=next,
-        )
+        expected = f"sha256 {sha256}, {size:,} bytes  ({MANIFEST})"
+        now = f"sha256 {found}, {path.stat().st_size:,} bytes"
+        what = "a table has changed since ingest wrote it."
+        raise UserError(what, path=path, expected=expected, found=now, next=next)
 
 
 def read_experiment(folder: Path) -> dict[str, Any]:
