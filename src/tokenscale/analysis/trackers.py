@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 from tokenscale.analysis.measures import Facts, Point, read_facts, read_points
 from tokenscale.base.errors import UserError, unknown
@@ -175,15 +176,17 @@ class Wandb:
 
         shutil.rmtree(run_folder / "wandb", ignore_errors=True)
         (run_folder / "wandb").mkdir(parents=True)
-        quiet = wandb.Settings(
-            **{"console": "off", "silent": True},
-            # nothing of this process's commit, code and machine: the run's are in the config
-            **dict.fromkeys(("disable_git", "disable_code", "x_disable_stats", "x_disable_meta"), True),
-            **dict.fromkeys(("save_code", "x_save_requirements"), False),
+        # nothing of this process's commit, code and machine: the run's are in the config
+        off = ("disable_git", "disable_code", "x_disable_stats", "x_disable_meta", "silent")
+        quiet: dict[str, Any] = {"console": "off", "save_code": False, "x_save_requirements": False}
+        named: dict[str, Any] = {"project": PROJECT, "id": facts.run_id, "name": facts.run_id, "dir": str(run_folder)}
+        self._run = wandb.init(
+            **named,
+            mode="offline",
+            reinit="create_new",
+            config=_config(facts),
+            settings=wandb.Settings(**quiet, **dict.fromkeys(off, True)),
         )
-        named = {"project": PROJECT, "id": facts.run_id, "name": facts.run_id, "dir": str(run_folder)}
-        how = {"mode": "offline", "reinit": "create_new", "settings": quiet}
-        self._run = wandb.init(**named, **how, config=_config(facts))
         self._files(facts)
 
     def add(self, points: list[Point]) -> None:
