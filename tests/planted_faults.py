@@ -360,6 +360,10 @@ def slow(where: Callable[[int, int], bool], base: int, run: tuple[str, ...] = ("
     return plant
 
 
+def course(of: Callable[[float, float], float], length: int) -> Plant:
+    return lambda e, m: e.of("packed").retime(lambda k, median: steady(k, median) * of(k / length, m))
+
+
 #: name → which steps of n
 PARTS = {
     "first third": lambda k, n: k < n // 3,
@@ -370,6 +374,12 @@ PARTS = {
     "a tenth in the middle": lambda k, n: n // 2 <= k < n // 2 + max(n // 10, 2),
     "single step": lambda k, n: k == 2 * n // 3,
     "compiling until step 6": lambda k, n: k < 6,
+}
+#: name → times of a step after the share x of n steps, at m
+COURSES = {
+    "growing steps": lambda x, m: 1 + (m - 1) * x,
+    "shrinking steps": lambda x, m: 1 / (1 + (m - 1) * x),
+    "still warming up": lambda x, m: 1 + (m - 1) * math.exp(-4 * x),
 }
 TIMES = (8.0, 4.0, 2.0, 1.6, 1.3, 1.15)
 RARE: dict[str, Any] = {"word": "silent", "why": "holds too little of the time to change a rate"}
@@ -437,16 +447,17 @@ TABLE = [
     Fault(A, "FLOPs per token, causal", record(flops_per_token__causal=lambda old, m: m * old), FACTORS, "FLOPs", word="suspect"),
     Fault(A, "FLOPs per token of the hardware", record(flops_per_token__hardware=lambda old, m: m * old), FACTORS, "FLOPs", word="suspect"),
     Fault(A, "number format", record(number_format=lambda old, m: m), ("bf16", "fp16", "tf32"), "number.format|precision"),
-    Fault(A, "optimizer", record(optimizer=lambda old, m: m), ("SGD", "AdamW, foreach"), "optimizer", word="silent", why="the record is not compared with the setting"),
+    Fault(A, "optimizer", record(optimizer=lambda old, m: m), ("SGD", "AdamW, foreach"), "optimizer", word=X),
+    Fault(A, "learning rates of another budget before its start", record(earlier_budget=lambda old, m: m), ({"steps": 12},), "another budget", word="caution"),
     Fault(A, "clipped norm above the norm", steps(lambda m: at(40, grad_norm_clipped=lambda line: m * line["grad_norm"])), FACTORS, "clipped|norm", word=X),
     Fault(A, "norms not clipped", steps(lambda m: put(grad_norm=m, grad_norm_clipped=m)), (10.0, 1.5, 1.01, 1.001), "clip", word=X),
     Fault(A, "clipped without need", steps(lambda m: at(40, **times("grad_norm_clipped", m))), (0.1, 0.9, 0.99, 0.999), "clip", word=X),
-    Fault(A, "gradient norm zero", steps(lambda m: put(grad_norm=0.0, grad_norm_clipped=0.0)), (1,), "norm", word="silent", why="a vanished gradient is possible"),
-    Fault(A, "gradient norm zero, one step", steps(lambda m: at(40, grad_norm=0.0, grad_norm_clipped=0.0)), (1,), "norm", word="silent", why="a vanished gradient is possible"),
+    Fault(A, "gradient norm zero", steps(lambda m: put(grad_norm=0.0, grad_norm_clipped=0.0)), (1,), "norm"),
+    Fault(A, "gradient norm zero, one step", steps(lambda m: at(40, grad_norm=0.0, grad_norm_clipped=0.0)), (1,), "norm"),
     Fault(A, "gradient norm negative", steps(lambda m: at(40, grad_norm=-m, grad_norm_clipped=-m)), (1.0, 1e-3, 1e-6), "norm", word=X),
-    Fault(A, "gradient norm missing", steps(lambda m: put(grad_norm=None)), (1,), "norm", word="silent", why="other programs record none"),
+    Fault(A, "gradient norm missing", steps(lambda m: put(grad_norm=None)), (1,), "norm"),
     Fault(A, "correct above useful tokens", events(lambda m: at(40, correct_tokens=lambda line: line["useful_tokens"] + m)), (100, 1), "correct", word=X),
-    Fault(A, "correct tokens negative", events(lambda m: at(40, correct_tokens=-m)), (100, 1), "correct", word="silent", why="not compared"),
+    Fault(A, "correct tokens negative", events(lambda m: at(40, correct_tokens=-m)), (100, 1), "correct", word=X),
     Fault(A, "useful above total tokens, one step", steps(lambda m: at(40, useful_tokens=lambda line: line["total_tokens"] + m)), (100, 1), "useful", word=X),
     Fault(A, "useful tokens, all steps", steps(lambda m: put(**times("useful_tokens", m))), (0.5, 0.9, 0.99), "useful", word=X),
     Fault(A, "useful tokens, one step", steps(lambda m: at(40, **plus("useful_tokens", -m))), (50, 5, 1), "useful", word=X),
@@ -465,7 +476,7 @@ TABLE = [
     Fault(A, "a step not finite in a complete run", steps(lambda m: at(40, nonfinite=True)), (1,), "finite", word=X),
     Fault(A, "loss missing, one step", steps(lambda m: at(40, loss_sum=None)), (1,), LOSS, word=X),
     Fault(A, "loss negative, one step", steps(lambda m: at(40, loss_sum=-m)), (100.0, 1e-3), LOSS, word=X),
-    Fault(A, "validation loss negative", events(lambda m: at(40, loss_sum=-m)), (100.0, 1e-3), LOSS, word="silent", why="not compared"),
+    Fault(A, "validation loss negative", events(lambda m: at(40, loss_sum=-m)), (100.0, 1e-3), LOSS, word=X),
     Fault(A, "loss that no guess needs", events(lambda m: at(0, loss_sum=lambda line: m * math.log(300) * line["useful_tokens"])), (3.0, 1.5, 1.2), "loss|validation before"),
     Fault(A, "budget of the record", record(budget_steps=lambda old, m: old + m), (80, -80, -1, 1), "budget", word=X),
     Fault(A, "begins at a step", record(outcome__begins_at=lambda old, m: m), (40, 1), "begins", word="suspect"),
@@ -476,7 +487,7 @@ TABLE = [
     Fault(A, "attempt", record(attempt=lambda old, m: m), (-1, 1), "attempt", word=X),
     Fault(A, "another run's record", record(run_id=lambda old, m: m), ("packed-other",), "of the run packed-o", word=X),
     Fault(A, "settings of the record", lambda e, m: e.of("packed").seal(run=lambda old: old | m), ({"seed": 5}, {"global_batch": 12}, {"optimizer": {"learning_rate": 0.1}}), "settings|run table|identity|run_id"),
-    Fault(A, "compiled, although not asked for", record(compilation=lambda old, m: {"graphs": 2, "blocks": m, "eager_blocks": 0, "graph_breaks": 0, "recompiles": 0}), (2,), "compil", word="silent", why="the record is not compared with the setting"),
+    Fault(A, "compiled, although not asked for", record(compilation=lambda old, m: {"graphs": 2, "blocks": m, "eager_blocks": 0, "graph_breaks": 0, "recompiles": 0}), (2,), "compil", word=X),
     Fault(A, "energy on a machine that counts none", record(outcome__energy_j=lambda old, m: m), (-5.0, 1e9, 0.0), "energy", least=1e9),
     Fault(A, "energy of the run's stop", events(lambda m: put(energy_j=m), "run_stop"), (-5.0, 1e9), "energy"),
     Fault(A, "validation left out", steps(lambda m: lambda line: None if line["event"] == "validation" and line["step"] in m else line, kind="events"), ((0, 20, 40, 60, 80), (0,), (40,), (80,)), "validat"),
@@ -496,8 +507,8 @@ TABLE = [
     Fault(A, "wall clock of a log ahead", lambda e, m: e.of("packed").shift(m, ["t_unix_s"]), (3600.0, 600.0, 65.0), "run.json"),
     Fault(A, "wall clock of a step ahead", steps(lambda m: at(9, **plus("t_unix_s", m))), (3600.0, 1.0, 0.002), "clock", word=X),
     Fault(A, "start of the record", record(started_unix_s=lambda old, m: old + m), (-1e6, 3600.0, 65.0), "started_unix_s"),
-    Fault(A, "end of the record", record(outcome__ended_unix_s=lambda old, m: old + m), (-1e6, 3600.0, 65.0), "ended", word="silent", why="not compared with the last event"),
-    Fault(A, "duration of a validation", events(lambda m: at(40, duration_s=m)), (-1.0, 1e6), "duration|validation", word="silent", why="not compared with the clock"),
+    Fault(A, "end of the record", record(outcome__ended_unix_s=lambda old, m: old + m), (-1e6, 3600.0, 65.0), "ended", word="caution"),
+    Fault(A, "duration of a validation", events(lambda m: at(40, duration_s=m)), (-1.0, 1e6), "duration|validation", word=X),
     Fault(A, "duration of the start", events(lambda m: put(duration_s=m), "init_done"), (1e6, -1.0), "duration|start|init"),
     Fault(A, "log changed after sealing", lambda e, m: (e.of("packed").path / "attempt=00/rank=00000/steps.jsonl").open("ab").write(m), (b"{}\n", b"\n"), "logs differ", word=X),
     Fault(A, "attempt copied", copy_attempt, (1e5, 1e3, 100.0), "copy", word=X),
@@ -516,14 +527,14 @@ TABLE = [
     Fault(B, "losses in other units", scale_losses, (1 / math.log(2), 1 / math.log(10)), LOSS),
     Fault(B, "validations in other units", lambda e, m: scale_losses(e, m, of=["events"]), (1 / math.log(2), 1 / math.log(10)), "loss|validation before"),
     Fault(B, "losses of steps in other units", lambda e, m: scale_losses(e, m, of=["steps"]), (1 / math.log(2), 1 / math.log(10)), LOSS),
-    Fault(B, "last validation lower than any", lambda e, m: scale_losses(e, m, of=["events"], start=STEPS), (0.1, 0.5, 0.8, 0.9, 0.95), LOSS, word="silent", why="training on held-out text looks the same"),
+    Fault(B, "last validation lower than any", lambda e, m: scale_losses(e, m, of=["events"], start=STEPS), (0.1, 0.5, 0.8, 0.9, 0.95), LOSS, least=0.9),
     Fault(B, "losses of steps lower than any", lambda e, m: scale_losses(e, m, of=["steps"], start=60), (0.1, 0.5, 0.8, 0.9, 0.95), LOSS, word="caution"),
     Fault(B, "diverged in one repeat", lambda e, m: scale_losses(e, m, "packed-1", start=40), (10.0, 3.0, 1.5, 1.2), "loss|diverg", "packed-1"),
-    Fault(B, "a validation logged twice", lambda e, m: e.of("packed").edit(lambda line: line | ({"loss_sum": next(v["loss_sum"] for v in e.of("packed").lines("events") if v.get("step") == 40 - m and v["event"] == "validation")} if line["event"] == "validation" and line["step"] == 40 else {}), "events"), (20,), "validat|loss", word="silent", why="not compared"),
+    Fault(B, "a validation logged twice", lambda e, m: e.of("packed").edit(lambda line: line | ({"loss_sum": next(v["loss_sum"] for v in e.of("packed").lines("events") if v.get("step") == 40 - m and v["event"] == "validation")} if line["event"] == "validation" and line["step"] == 40 else {}), "events"), (20,), "validat|loss", word=X),
     Fault(B, "validations are those of training", lambda e, m: e.of("packed").edit(lambda line: line | ({"loss_sum": line["useful_tokens"] * e.of("packed").lines()[line["step"] - 1]["loss_sum"] / e.of("packed").lines()[line["step"] - 1]["useful_tokens"]} if line["event"] == "validation" and line["step"] else {}), "events"), (1,), "validat|loss"),
-    Fault(B, "validations of another repeat", lambda e, m: from_other(e, "packed-1", "packed", "loss_sum", kind="events", event="validation"), (1,), "validat|loss|copy", "packed-1", word="silent", why="not compared between repeats"),
+    Fault(B, "validations of another repeat", lambda e, m: from_other(e, "packed-1", "packed", "loss_sum", kind="events", event="validation"), (1,), "validat|loss|copy", "packed-1", word=X),
     Fault(B, "losses of another repeat", lambda e, m: from_other(e, "packed-1", "packed", "loss_sum"), (1,), "loss|copy", "packed-1"),
-    Fault(B, "norms of another repeat", lambda e, m: from_other(e, "packed-1", "packed", "grad_norm", "grad_norm_clipped"), (1,), "norm|copy", "packed-1", word="silent", why="not compared between repeats"),
+    Fault(B, "norms of another repeat", lambda e, m: from_other(e, "packed-1", "packed", "grad_norm", "grad_norm_clipped"), (1,), "norm|copy", "packed-1", word=X),
     Fault(B, "times of another repeat", lambda e, m: (times_of := {line["step"]: line["step_s"] for line in e.of("packed").lines()}) and e.of("packed-1").retime(lambda k, _: times_of[k]), (1,), "copy|step_s", "packed-1"),
     Fault(B, "useful tokens of an arm", steps(lambda m: put(**times("useful_tokens", m)), "padded"), (2, 1.2, 1.05), "useful", "padded", X),
     Fault(B, "useful tokens of an arm, one step", steps(lambda m: at(7, **plus("useful_tokens", m)), "padded"), (5, 1), "useful", "padded", X),
@@ -541,9 +552,9 @@ TABLE = [
     Fault(C, "thread variable", record("padded", environment=lambda old, m: old | {"OMP_NUM_THREADS": m}), ("64", "2"), "OMP_NUM_THREADS|thread", "padded", "caution"),
     Fault(C, "threads", record("padded", hardware__threads_per_rank=lambda old, m: old + m), (64, 1), "thread", "padded", "caution"),
     Fault(C, "CPU", record("padded", hardware__cpu=lambda old, m: m), ("Another CPU",), "Another CPU", "padded", "caution"),
-    Fault(C, "memory of the machine", record("padded", hardware__memory_bytes=lambda old, m: int(m * old)), (0.5, 2.0), "memory", "padded", word="silent", why="not named among differences"),
+    Fault(C, "memory of the machine", record("padded", hardware__memory_bytes=lambda old, m: int(m * old)), (0.5, 2.0, 0.9), "memory", "padded", word="caution"),
     Fault(C, "version of torch", record("padded", versions=lambda old, m: old | {"torch": m}), ("1.0", "2.12.0"), "torch", "padded", "caution"),
-    Fault(C, "kernel", record("padded", kernel=lambda old, m: m), ("flash",), "kernel|attention", "padded", word="silent", why="another kernel is a choice of the machine"),
+    Fault(C, "kernel", record("padded", kernel=lambda old, m: m), ("flash",), "kernel|attention", "padded", word=X),
     Fault(C, "wall clock of a rank ahead", lambda e, m: e.of("two-ranks").shift(m, ["t_unix_s"], rank="00001"), (3600.0, 600.0, 65.0), "wall clock", "two-ranks"),
     Fault(C, "clock of a run ahead of later runs", lambda e, m: e.of("packed").shift(m, ["t_unix_s"]), (3600.0, 600.0, 65.0), "ahead of later runs|run.json"),
     # ---- the plan knows
@@ -562,6 +573,10 @@ TABLE = [
         for length in LENGTHS
     ),
     Fault(D, "slow in first third, all packed runs", slow(PARTS["first third"], 24, ("packed", "packed-1", "packed-2")), TIMES, STEADY, base="24", least=1.3),
-    Fault(D, "still warming up, 200 steps", lambda e, m: e.of("packed").retime(lambda k, median: steady(k, median) * (1 + (m - 1) * math.exp(-k / 50))), TIMES, STEADY, base="200", **RARE),
+    *(
+        Fault(D, f"{name}, {length} steps", course(of, length), TIMES, STEADY, base=str(length), least=2.0)
+        for name, of in COURSES.items()
+        for length in LENGTHS
+    ),
     Fault(D, "one long step", lambda e, m: e.of("packed").retime(lambda k, median: m if k == 40 else steady(k, median)), (3600.0, 60.0, 10.0, 1.0, 0.1), STEADY, least=1.0),
 ]  # fmt: skip

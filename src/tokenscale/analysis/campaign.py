@@ -20,6 +20,7 @@ from tokenscale.analysis.statistics import LEVEL, Summary, spread_of_pairs, summ
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json
 from tokenscale.settings.experiments import flatten_cell, format_cell
+from tokenscale.settings.run import OURS
 
 #: up to so many runs every order is tried, else so many random ones
 EXACT_RUNS, DRAWS = 7, 10_000
@@ -196,8 +197,8 @@ class Values:
     a log is too coarse to tell and left out. Of long logs a sample is kept, chosen by the values' bits.
     """
 
-    def __init__(self, size: int, fields: tuple[str, ...] = TIMED):
-        self._size = size
+    def __init__(self, size: int, fields: tuple[str, ...] = TIMED, fewest: int = FEWEST):
+        self._size, self._fewest = size, fewest
         self._kept: dict[str, dict[str, np.ndarray]] = {field: {} for field in fields}
 
     def add(self, name: str, rows: pa.Table) -> None:
@@ -206,14 +207,14 @@ class Values:
             values = np.asarray(rows[field].to_numpy(), dtype=float)
             values = values[np.isfinite(values) & (values > 0)]
             distinct = np.unique(values)
-            if len(distinct) < max(FEWEST, DISTINCT * len(values)):
+            if len(distinct) < max(self._fewest, DISTINCT * len(values)):
                 continue
             every = 1
             while len(distinct) > self._size * every:
                 every *= 2
             bits = distinct.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
             kept = distinct[(bits >> np.uint64(40)) % np.uint64(every) == 0]
-            if len(kept) >= FEWEST:
+            if len(kept) >= self._fewest:
                 logs[name] = kept
 
     def find_copies(self, field: str) -> Iterator[tuple[str, str, str]]:
@@ -227,7 +228,7 @@ class Values:
         pairs = zip(owner[order][same + 1].tolist(), owner[order][same].tolist(), strict=True)
         for (one, other), n in sorted(Counter(pairs).items()):
             compared = min(len(logs[names[one]]), len(logs[names[other]]))
-            if n >= COPIED * compared:
+            if n >= max(2, COPIED * compared):
                 yield names[one], names[other], f"{n} of {compared} values of {field} are equal"
 
 
@@ -246,10 +247,13 @@ class Siblings:
     def __init__(self, gaps: Sequence[str] = ()) -> None:
         #: what the run table lacks, in words
         self.gaps = gaps
-        self.values = Values(OF_RUN, ("step_s", "own_s", "loss_sum", "order_digest"))
-        #: run → rows of (step, order digest, useful tokens), and mean loss of its last third of steps
+        self.values = Values(OF_RUN, ("step_s", "own_s", "loss_sum", "grad_norm", "order_digest"))
+        self.validations = Values(OF_RUN, ("loss_sum",), fewest=2)
+        #: run → rows of (step, order digest, useful tokens)
         self.counts: dict[str, np.ndarray] = {}
+        #: run → mean loss of its last third of steps, and of its last validation
         self.losses: dict[str, float] = {}
+        self.last_validation: dict[str, float] = {}
         #: run → loss of the validation before step 0
         self.first_validation: dict[str, float] = {}
         #: boot → (monotonic start, run, wall clock ahead of it)
@@ -273,9 +277,12 @@ class Siblings:
                 self.losses[run_id] = loss / useful
         columns = ("event", "attempt", "rank", "step", "boot", "t_unix_s", "t_mono_s", "loss_sum", "useful_tokens")
         rows = events.select(columns).to_pylist()
+        validated = pc.and_(pc.equal(events["event"], "validation"), pc.greater(events["step"], 0))
+        self.validations.add(run_id, events.filter(validated))
         for row in rows:
-            if row["event"] == "validation" and row["step"] == 0 and row["loss_sum"] and row["useful_tokens"]:
-                self.first_validation[run_id] = row["loss_sum"] / row["useful_tokens"]
+            if row["event"] == "validation" and row["loss_sum"] and row["useful_tokens"]:
+                of = self.last_validation if row["step"] else self.first_validation
+                of[run_id] = row["loss_sum"] / row["useful_tokens"]
         boots = {(row["attempt"], row["rank"]): row["boot"] for row in rows if row["event"] == "run_start"}
         spans: dict[tuple[int, str], list[float]] = defaultdict(list)
         ended = steps.group_by(["attempt", "rank"]).aggregate([("t_mono_s", "max")]).to_pylist()
@@ -317,14 +324,24 @@ class Siblings:
 
 
 @expect(
-    "timings and losses of steps", "not those of another run", "other runs", "invalid", "half of them", between=True
+    "timings, norms and losses of steps",
+    "not those of another run",
+    "other runs",
+    "invalid",
+    "half of them",
+    between=True,
 )
 def _find_copied_runs(siblings: Siblings) -> Found:
     """Runs of one seed and one family of batches may have equal losses; equal timings no two runs have."""
-    for field in ("step_s", "own_s", "loss_sum"):
+    for a, b, words in siblings.validations.find_copies("loss_sum"):
+        one, other = (siblings.rows.get(run_id, {"external": True}) for run_id in (a, b))
+        if not (one["external"] or other["external"] or one["seed"] == other["seed"]):
+            yield a, f"its validations are a copy of those of run {b}: {words}"
+            yield b, f"its validations are a copy of those of run {a}: {words}"
+    for field in ("step_s", "own_s", "loss_sum", "grad_norm"):
         for a, b, words in siblings.find_copies(field):
             rows = [siblings.rows[run_id] for run_id in (a, b) if run_id in siblings.rows]
-            if field == "loss_sum" and (
+            if field in ("loss_sum", "grad_norm") and (
                 len(rows) < 2
                 or any(row["external"] for row in rows)
                 or (rows[0]["seed"] == rows[1]["seed"] and siblings.family(a)[0] == siblings.family(b)[0])
@@ -398,7 +415,7 @@ def _find_other_first_validations(siblings: Siblings) -> Found:
 
 
 @expect(
-    "loss in the last third of the steps",
+    "loss in the last third of the steps, and of the last validation",
     "near that of its repeats",
     "other runs",
     "suspect",
@@ -407,20 +424,20 @@ def _find_other_first_validations(siblings: Siblings) -> Found:
 )
 def _find_outlying_losses(siblings: Siblings) -> Found:
     """A loss in other units, below what any repeat reached, or diverged. Two runs do not say which is wrong."""
+    of = {"in the last third of the steps": siblings.losses, "in the last validation": siblings.last_validation}
     for ids in siblings.groups("factors", "approach", "storage", "science_per_rank", "global_batch", "steps_asked"):
-        losses = {run_id: math.log(siblings.losses[run_id]) for run_id in ids if run_id in siblings.losses}
-        for run_id, loss in losses.items() if len(losses) > 2 else ():
-            others = np.array([value for other, value in losses.items() if other != run_id])
+        for (where, known), run_id in itertools.product(of.items(), ids):
+            others = np.log([known[other] for other in ids if other in known and other != run_id])
+            if run_id not in known or len(others) < 2:
+                continue
             middle = float(np.median(others))
             spread = math.sqrt(math.pi / 2) * float(np.abs(others - middle).mean())
-            if abs(loss - middle) <= max(LOSS_SPREADS * spread, math.log(LOSS_RATIO)):
+            ratio = known[run_id] / math.exp(middle)
+            if abs(math.log(ratio)) <= max(LOSS_SPREADS * spread, math.log(LOSS_RATIO)):
                 continue
-            ratio = math.exp(loss - middle)
-            unit = next((f", as in {unit}" for of, unit in UNITS.items() if abs(ratio / of - 1) < 0.03), "")
-            words = (
-                "is below what any of its repeats reached" if ratio < 1 else "is above that of its repeats (diverged?)"
-            )
-            yield run_id, f"its loss {words}: {ratio:.3g} × theirs in the last third of the steps{unit}"
+            unit = next((f", as in {unit}" for factor, unit in UNITS.items() if abs(ratio / factor - 1) < 0.03), "")
+            words = "below what any of its repeats reached" if ratio < 1 else "above that of its repeats (diverged?)"
+            yield run_id, f"its loss is {words}: {ratio:.3g} × theirs {where}{unit}"
 
 
 @expect("validation", "on held-out text", "store manifest", "invalid", between=True)
@@ -432,18 +449,25 @@ def _find_training_splits(siblings: Siblings) -> Found:
             yield run_id, "it validated on text of the training split"
 
 
-@expect("validation loss", "not the training loss of a step beside it", "the run's own steps", "invalid", "1e-9")
+@expect("validation loss", "not that of a step beside it or of another validation", "logs", "invalid", "1e-9")
 def _find_training_losses(evidence: Evidence) -> Iterator[str]:
     """After step 0, where a model that knows nothing may have the same loss on any text."""
-    if not len(evidence.steps):
+    steps, run, seen = evidence.steps, evidence.run, {}
+    if not len(steps):
         return
-    loss, useful = (evidence.steps.sums(name) for name in ("loss_sum", "useful_tokens"))
-    mean = dict(zip(evidence.steps.numbers.tolist(), (loss / np.maximum(useful, 1)).tolist(), strict=True))
-    for event in evidence.events:
-        if event["event"] != "validation" or not (event["step"] and event["loss_sum"] and event["useful_tokens"]):
+    loss, useful = (steps.sums(name) for name in ("loss_sum", "useful_tokens"))
+    mean = dict(zip(steps.numbers.tolist(), (loss / np.maximum(useful, 1)).tolist(), strict=True))
+    exact = run is not None and run.arm == OURS and run.precision != "bf16-true"  # whose updates may be rounded away
+    changes = np.nan_to_num(steps["learning_rate"]) * ~(steps["skipped"] > 0)
+    for event in evidence.named("validation"):
+        if event["step"] is None or not (event["loss_sum"] and event["useful_tokens"]):
             continue
+        earlier = seen.setdefault(event["loss_sum"], event["step"])
+        if exact and changes[(steps["step"] >= earlier) & (steps["step"] < event["step"])].any():
+            yield f"the validations at steps {earlier} and {event['step']} have one loss, though weights changed"
+            return
         value = event["loss_sum"] / event["useful_tokens"]
-        for step in (event["step"] - 1, event["step"]):
+        for step in (event["step"] - 1, event["step"]) if event["step"] else ():
             if abs(mean.get(step, math.inf) / value - 1) < 1e-9:
                 yield f"the validation loss at step {event['step']} is the training loss of step {step}"
                 return
@@ -490,17 +514,19 @@ def _find_overlaps(siblings: Siblings) -> Found:
         yield run_id, f"overlaps run {other} by {seconds:.3g} s on one machine: its times are not those of a run alone"
 
 
-@expect("boot of the machine", "the one of the other runs", "other runs", "caution", between=True)
-def _find_other_boots(siblings: Siblings) -> Found:
+@expect("boot and memory of the machine", "those of the other runs", "other runs", "caution", "5 %", between=True)
+def _find_other_machines(siblings: Siblings) -> Found:
     """Times of two machines of one type, or of one machine before and after a restart, may differ."""
     boots = {run_id: of[0][0] for run_id, of in siblings.times.items() if of and run_id in siblings.rows}
-    if len(set(boots.values())) < 2:
-        return
-    most = max(boots.values(), key=list(boots.values()).count)
-    other = next(run_id for run_id, boot in boots.items() if boot == most)
-    for run_id, boot in boots.items():
-        if boot != most:
-            yield run_id, f"it ran on another machine than {other}, or after a restart (other boot)"
+    memory = {i: row["machine_memory_bytes"] for i, row in siblings.rows.items() if row["machine_memory_bytes"]}
+    for of in (boots, memory):
+        most = max(of.values(), key=list(of.values()).count, default=None)
+        other = next((run_id for run_id, value in of.items() if value == most), None)
+        for run_id, value in of.items():
+            if of is memory and abs(value / most - 1) > 0.05:
+                yield run_id, f"its machine has {value / 1e9:.4g} GB of memory, that of {other} {most / 1e9:.4g} GB"
+            elif of is boots and value != most:
+                yield run_id, f"it ran on another machine than {other}, or after a restart (other boot)"
 
 
 @expect("run table", "all runs of its design", "the plan", "caution", between=True)

@@ -230,6 +230,17 @@ def _find_pauses(e: Evidence) -> dict[tuple[int, int], list[tuple[float, float]]
     return found
 
 
+@expect("outcome.ended_unix_s", "the end of the logs", "clocks", "caution", f"{CLOCK_S:g} s")
+def _ended(e: Evidence) -> Iterator[str]:
+    """Of a machine that slept the wall clock went on, and the logs' did not."""
+    last = [
+        v["t_unix_s"] for v in e.named("run_stop") if v["attempt"] == e.get("attempt") and v["t_unix_s"] is not None
+    ]
+    if e.own and last and (apart := e.recorded("outcome.ended_unix_s") - max(last)) and abs(apart) > CLOCK_S:
+        beside = "before" if apart < 0 else "after"
+        yield f"ended_unix_s of run.json is {abs(apart):.4g} s {beside} the end of its logs"
+
+
 @expect("steps and t_mono_s of an attempt", "each step follows the one before", "logs", "suspect")
 def _monotone(e: Evidence) -> Iterator[str]:
     raw = e.raw

@@ -217,6 +217,14 @@ def _clipped(e: Evidence) -> Iterator[str]:
     yield from at_step(e.steps, "grad_norm_clipped", wrong, must)
 
 
+@expect("grad_norm of steps with a loss", "logged, above zero", "logs", "suspect")
+def _gradient(e: Evidence) -> Iterator[str]:
+    _ = e.own
+    norm, loss = e.steps["grad_norm"], e.steps.sums("loss_sum")[e.steps.place]
+    if e.row["status"] != "nonfinite":
+        yield from at_step(e.steps, "grad_norm", (loss > 0) & ~(norm > 0) & ~(e.steps["skipped"] > 0), "above zero")
+
+
 @expect("skipped", "fp16 steps without a finite gradient, never all", "settings, same record", "invalid")
 def _skipped(e: Evidence) -> Iterator[str]:
     skipped = e.column("skipped") > 0
@@ -320,15 +328,36 @@ def _flops(e: Evidence) -> Iterator[str]:
         yield from differ(f"run.json has flops_per_token.{name}", stated, counted, 1e-9)
 
 
-@expect("number_format", "that of the precision", "settings", "invalid")
-def _number_format(e: Evidence) -> Iterator[str]:
-    yield from differ("run.json has number_format", e.recorded("number_format"), e.settings.number_format)
-
-
-@expect("device_kind", "cpu if the settings say so", "settings", "invalid")
-def _device(e: Evidence) -> Iterator[str]:
-    if e.settings.device == "cpu":
+@expect("number_format, optimizer, kernel, compilation, device", "those of the settings", "settings", "invalid")
+def _computing(e: Evidence) -> Iterator[str]:
+    run, must = e.settings, {"number_format": e.settings.number_format}
+    if run.device == "cpu":
         yield from differ("run.json has hardware.device_kind", e.row.get("device_kind"), "cpu")
+    if run.arm == OURS:
+        must["optimizer"] = f"AdamW, {'fused' if run.optimizer.fused else 'foreach'}"
+        kernel = "sdpa" if e.row.get("device_kind") == "cpu" else run.attention
+        must |= {} if kernel == "auto" else {"kernel": kernel}
+        if e.get("compilation") and not run.compile:
+            yield "run.json has a compilation, but compile was not asked for"
+    for name, value in must.items():
+        if (found := e.get(name)) is not None:
+            yield from differ(f"run.json has {name}", found, value)
+    if missing := [name for name in must if e.get(name) is None]:
+        raise NotCheckedError(f"run.json has no {', '.join(missing)}")
+
+
+@expect("learning rates before a resumed run", "those of its own budget", "record", "caution")
+def _earlier_budget(e: Evidence) -> Iterator[str]:
+    if isinstance(budget := e.get("earlier_budget"), dict):
+        other = ", ".join(f"{name} {value}" for name, value in budget.items())
+        yield f"steps before {start_step(e.settings)} had the learning rates of another budget ({other})"
+
+
+@expect("1 - beta2 of moments in bf16", "at least 2^-9, a step that bf16 can hold", "settings", "caution")
+def _moments(e: Evidence) -> Iterator[str]:
+    run, optimizer = e.own, e.own.optimizer
+    if run.precision == "bf16-true" and optimizer.moments == "weights" and 1 - optimizer.beta2 < 2**-9:
+        yield f"bf16-true with beta2 {optimizer.beta2}: a second moment in bf16 never decays"
 
 
 @expect("budget_steps", "steps of the budget", "settings, store", "invalid")

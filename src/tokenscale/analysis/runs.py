@@ -120,6 +120,7 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         "device_kind": _device_kind(hardware),
         "cpu": hardware.get("cpu"),
         "cores": hardware.get("cores"),
+        "machine_memory_bytes": hardware.get("memory_bytes"),
         "threads_per_rank": _threads(record),
         "parameters": record.get("parameters", outcome.get("parameters")),
         "code_digest": record.get("code_and_inputs") or record.get("digest"),

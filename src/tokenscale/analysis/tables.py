@@ -86,6 +86,7 @@ TABLES: dict[str, dict[str, str]] = {
         "steps_seen": "BIGINT",  # steps with a row of every rank
         "overlap_rows": "BIGINT",  # rows of earlier attempts that a later one repeats
         **_typed("quarantined quarantined_benign BIGINT, device device_kind cpu VARCHAR, cores INTEGER"),
+        "machine_memory_bytes": "BIGINT",
         "threads_per_rank": "INTEGER",
         "oversubscribed": "BOOLEAN",  # on a CPU: ranks × threads exceed the cores
         "blocks": "INTEGER",  # of all ranks, if the run asks for compile; null: it does not, or not recorded
