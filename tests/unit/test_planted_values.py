@@ -12,7 +12,7 @@ import pytest
 
 from tests import logs
 from tests.once import once
-from tests.planted_faults import LENGTHS, TABLE, Experiment, Fault, make_bases
+from tests.planted_faults import LENGTHS, TABLE, Experiment, Fault, make_bases, make_kinds
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.runs import run_row
 from tokenscale.base.errors import UserError
@@ -93,6 +93,20 @@ def smallest(bases: Path, fault: Fault) -> tuple[int, tuple[str, str]]:
         else:
             found, words = number, word
     return found, words
+
+
+def test_honest_runs_of_each_kind_raise_nothing(tmp_path_factory, tmp_path):
+    folder = once(tmp_path_factory, "honest-kinds", make_kinds)
+    stores = sorted((folder / "lab/tokens").glob("*/manifest.json"))
+    ingest(folder / "runs.json", folder / "runs", tmp_path, stores=stores)
+    runs = pd.read_parquet(tmp_path / "runs.parquet")
+    assert set(runs["status"]) == {"complete"}
+    assert not [text for text in runs["reasons"] if text and not STATED.search(text)]
+    cautions = "; ".join(runs["cautions"])
+    assert cautions.count("steps before 6 had the learning rates of another budget (steps 6)") == 2
+    assert cautions.count("never decays") == 1
+    checked = runs[runs["precision"] == "fp32"]["unchecked"]
+    assert not checked.str.contains("learning_rate of each step").sum() > 1, checked.tolist()  # of the clock
 
 
 @pytest.mark.parametrize("fault", TABLE, ids=lambda fault: fault.name)

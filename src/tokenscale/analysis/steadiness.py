@@ -9,9 +9,9 @@ from tokenscale.analysis.expectations import WARM_UP_STEPS, Evidence, NotChecked
 
 #: fewest measured steps whose course is judged, fewest in a part of them, and least share of them in a part
 FEWEST_STEPS, FEWEST_IN_PART, PART = 9, 3, 1 / 8
-#: spreads that two parts, or the ends of a trend, lie apart, and least ratio between them. Simulated noise (Gaussian and Student's t3, lag-1
-#: correlation up to 0.5, 9 to 200 steps) passed it in at most 0.2 % of runs, with a correlation of 0.8 in 0.8 %;
-#: none of 170 recorded runs did, of which half shared their cores with other work.
+#: spreads that two parts, or the ends of a trend, lie apart, and least ratio. Simulated noise (Gaussian and
+#: Student's t3, lag-1 correlation up to 0.5) passed it in at most 0.2 % of runs (9 to 12 steps: 0.7 %), with a
+#: correlation of 0.8 in 0.8 %; none of 170 recorded runs did, of which half shared their cores with other work.
 SPREADS, TREND_SPREADS, LEAST_RATIO = 6.5, 9.0, 1.25
 #: least spread of log times that is believed
 LEAST_SPREAD = 0.02
