@@ -18,9 +18,11 @@ import numpy as np
 from tests import logs
 from tests.corpora import Lab, make_run
 from tests.distributed.ranks import run_ranks
+from tests.unit.test_batches_target import Pairs
 from tokenscale.base.files import canonical_json, read_json, sha256_text, write_json
 from tokenscale.runs.launch.attempts import hash_identity, prepare_attempt
 from tokenscale.runs.records import provenance
+from tokenscale.runs.records.external import ExternalRun
 from tokenscale.settings.closure import training_code
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
@@ -107,7 +109,18 @@ def make_kinds(folder: Path) -> None:
     train_run(lab, make_settings("padded", 1, 0, **keep), folder / "second")
     for run in runs:
         train_run(lab, run, folder / "runs" / run.identity)
-    logs.write_table(folder / "runs.json", runs, further=("objective", "precision", "micro_batch", "resume_from"))
+    off = few | {"validation": ValidationSettings(rows=0)}
+    targets, pairs = make_settings("padded", 1, 0, labels="target", eos=True, **off), Pairs(folder / "pairs")
+    train_run(pairs, targets, folder / "runs" / targets.identity)
+    with ExternalRun(folder / "runs/external-0", approach="theirs", steps=9, global_batch=8, sequence_length=64) as run:
+        for k in range(9):
+            run.step(loss_sum=2.0 * 480 - k, useful_tokens=480, total_tokens=512, rows=8)
+        run.validation(loss_sum=100.0, useful_tokens=50, rows=1)
+    further = ("objective", "labels", "precision", "micro_batch", "resume_from")
+    table = read_json(logs.write_table(folder / "runs.json", [*runs, targets], further=further))
+    table["runs"].append({"run_id": "external-0", "external": True, "cell": {}, "repeat": 0})
+    del table["seal"]
+    write_json(folder / "runs.json", table | {"seal": sha256_text(canonical_json(table))})
 
 
 def make_lab(folder: Path) -> Lab:

@@ -5,6 +5,7 @@ the nanosecond. On a GPU events are timed by the device and `t_mono_s` by the ho
 inexact as it likes: there a share of the step is allowed.
 """
 
+import itertools
 import math
 import re
 from collections import defaultdict
@@ -102,7 +103,11 @@ def _log_clocks(e: Evidence) -> Iterator[str]:
     by_log: dict[tuple[int, int], list[Row]] = defaultdict(list)
     for event in e.events:
         by_log[event["attempt"], event["rank"]].append(event)
-    marks, pauses = _find_marks(e.events), _find_pauses(e)
+    marks = _find_marks(e.events)
+    pauses: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for row in e.spans.select(["attempt", "rank", "start_mono_s", "duration_s"]).to_pylist():
+        if row["start_mono_s"] is not None and (row["duration_s"] or 0) > 0:
+            pauses[row["attempt"], row["rank"]].append((row["start_mono_s"], row["duration_s"]))
     for attempt, rank, rows in e.raw.logs():
         log = _RankLog(e, rows, by_log[attempt, rank])
         for text in log.find_faults(marks[attempt], pauses[attempt, rank]):
@@ -127,16 +132,6 @@ class _RankLog:
 
     def find_faults(self, marks: dict[int, float], pauses: list[tuple[float, float]]) -> Iterator[str]:
         """`marks`: step → recorded seconds before it; `pauses`: (begin, seconds) of spans."""
-        yield from self._find_long_steps()
-        yield from self._find_unrecorded(marks, pauses)
-        yield from self._find_misplaced_events()
-        yield from self._find_clock_change()
-
-    def _time(self, name: str, first: bool) -> float:
-        times = [e["t_mono_s"] for e in self.events if e["event"] == name and e["t_mono_s"] is not None]
-        return math.nan if not times else times[0] if first else times[-1]
-
-    def _find_long_steps(self) -> Iterator[str]:
         wrong = np.flatnonzero(self.follows & (self.gap < -self.slack))
         if len(wrong):
             at = wrong[0]
@@ -145,6 +140,18 @@ class _RankLog:
                 f"step_s exceeds the time that t_mono_s leaves for it at {len(wrong)} of {len(self.step)} steps: "
                 f"{self.took[at]:.6g} s in {between:.6g} s at step {self.step[at]:.0f}"
             )
+        yield from self._find_unrecorded(marks, pauses)
+        yield from self._find_misplaced_events()
+        # wall-clock times of a log are its monotonic times plus one constant (`Writer.unix_s`)
+        pairs = [(e["t_unix_s"], e["t_mono_s"]) for e in self.events]
+        offsets = np.concatenate([self.offset, [u - m for u, m in pairs if u is not None and m is not None]])
+        offsets = offsets[np.isfinite(offsets)]
+        if len(offsets) and np.ptp(offsets) > (1e-3 if self.own else CLOCK_S):
+            yield f"the wall clock and the monotonic clock of the log diverge by {np.ptp(offsets):.4g} s"
+
+    def _time(self, name: str, first: bool) -> float:
+        times = [e["t_mono_s"] for e in self.events if e["event"] == name and e["t_mono_s"] is not None]
+        return math.nan if not times else times[0] if first else times[-1]
 
     def _find_unrecorded(self, marks: dict[int, float], pauses: list[tuple[float, float]]) -> Iterator[str]:
         """Time between two steps belongs to a validation, a checkpoint or a span that is recorded there."""
@@ -196,38 +203,18 @@ class _RankLog:
                 yield f"{event['event']} (step {step}) was logged at a time when the steps beside it ran"
                 return
 
-    def _find_clock_change(self) -> Iterator[str]:
-        """A log's wall-clock times are its monotonic times plus one constant (`Writer.unix_s`)."""
-        pairs = [(e["t_unix_s"], e["t_mono_s"]) for e in self.events]
-        offsets = np.concatenate([self.offset, [u - m for u, m in pairs if u is not None and m is not None]])
-        offsets = offsets[np.isfinite(offsets)]
-        if len(offsets) and np.ptp(offsets) > (1e-3 if self.own else CLOCK_S):
-            yield f"the wall clock and the monotonic clock of the log diverge by {np.ptp(offsets):.4g} s"
-
 
 def _find_marks(events: list[Row]) -> dict[int, dict[int, float]]:
     """Attempt → step → seconds of what was recorded before that step, on whichever rank; −1: before an unknown one."""
-    marks: dict[int, dict[int, float]] = defaultdict(dict)
+    marks: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for event in events:
-        if event["event"] not in BETWEEN:
-            continue
         step = event["step"]
         if event["event"] == "checkpoint":
             named = re.fullmatch(r"step=(\d+)", event["status"] or "")
             step = int(named[1]) if named else -1
-        if step is not None:
-            of = marks[event["attempt"]]
-            of[step] = of.get(step, 0.0) + max(0.0, event["duration_s"] or 0.0)
+        if event["event"] in BETWEEN and step is not None:
+            marks[event["attempt"]][step] += max(0.0, event["duration_s"] or 0.0)
     return marks
-
-
-def _find_pauses(e: Evidence) -> dict[tuple[int, int], list[tuple[float, float]]]:
-    """(attempt, rank) → (begin on the monotonic clock, seconds) of its spans."""
-    found: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
-    for row in e.spans.select(["attempt", "rank", "start_mono_s", "duration_s"]).to_pylist():
-        if row["start_mono_s"] is not None and (row["duration_s"] or 0) > 0:
-            found[row["attempt"], row["rank"]].append((row["start_mono_s"], row["duration_s"]))
-    return found
 
 
 @expect("outcome.ended_unix_s", "the end of the logs", "clocks", "caution", f"{CLOCK_S:g} s")
@@ -241,34 +228,24 @@ def _ended(e: Evidence) -> Iterator[str]:
         yield f"ended_unix_s of run.json is {abs(apart):.4g} s {beside} the end of its logs"
 
 
-@expect("steps and t_mono_s of an attempt", "each step follows the one before", "logs", "suspect")
-def _monotone(e: Evidence) -> Iterator[str]:
-    raw = e.raw
-    if len(raw) < 2:
-        return
+@expect("steps and clocks of attempts", "each step, and each attempt, after the one before", "logs", "suspect")
+def _ordered(e: Evidence) -> Iterator[str]:
+    """Attempts of one boot of one machine by the monotonic clock, which nobody sets; else by the wall clock."""
+    raw, boots = e.raw, defaultdict(set)
     same = (np.diff(raw["attempt"]) == 0) & (np.diff(raw["rank"]) == 0)
     if (same & (np.diff(raw["step"]) != 1)).any():
         yield "steps skip or repeat inside an attempt"
     if (same & (np.diff(raw["t_mono_s"]) < 0)).any():
         yield "the monotonic clock goes back inside an attempt"
-
-
-@expect("first step of an attempt", "after the last step of the attempt before", "clocks", "suspect")
-def _apart(e: Evidence) -> Iterator[str]:
-    """Of one boot of one machine by the monotonic clock, which nobody sets; else by the wall clock."""
-    raw = e.raw
-    boots: dict[int, set[str | None]] = defaultdict(set)
     for event in e.named("run_start"):
         boots[event["attempt"]].add(event["boot"])
-    numbers = np.unique(raw["attempt"]).tolist()
-    for place, later in enumerate(numbers):
-        for earlier in numbers[:place]:
-            one_boot = boots[later] == boots[earlier] and len(boots[later] - {None}) == len(boots[later]) == 1
-            clock = raw["t_mono_s" if one_boot else "t_unix_s"]
-            begun, ended = (clock[(raw["attempt"] == n) & np.isfinite(clock)] for n in (later, earlier))
-            if len(begun) and begun.min() < ended.max(initial=-np.inf):
-                yield f"attempt {int(later)} took its first step before an earlier attempt had taken its last"
-                return
+    for earlier, later in itertools.combinations(np.unique(raw["attempt"]).tolist(), 2):
+        one_boot = boots[later] == boots[earlier] and len(boots[later] - {None}) == len(boots[later]) == 1
+        clock = raw["t_mono_s" if one_boot else "t_unix_s"]
+        begun, ended = (clock[(raw["attempt"] == n) & np.isfinite(clock)] for n in (later, earlier))
+        if len(begun) and begun.min() < ended.max(initial=-np.inf):
+            yield f"attempt {int(later)} took its first step before an earlier attempt had taken its last"
+            return
 
 
 @expect(

@@ -131,7 +131,7 @@ def _computable(e: Evidence) -> Iterator[str]:
         yield "step_s below any that is possible"
     if (e.raw["memory_peak_bytes"] < 1).any():
         yield "memory_peak_bytes of 0"
-    for event in e.named("validation"):
+    for event in e.named("validation") + e.named("source_validation"):
         where, useful, loss = f"validation at step {event['step']} has", event["useful_tokens"] or 0, event["loss_sum"]
         if useful < 1 or loss is None or not 0 <= loss <= MOST_NATS * useful:
             yield f"{where} a loss_sum of {loss} over {useful} useful tokens"
@@ -171,11 +171,13 @@ def _predicts(e: Evidence) -> Iterator[str]:
         yield "no step has a label: the run predicts nothing"
 
 
-@expect("useful_tokens of each step", "above zero", "logs", "caution")
-def _labels(e: Evidence) -> Iterator[str]:
-    empty = e.steps.sums("useful_tokens") == 0
+@expect("steps without a label, and skipped ones", "none", "logs", "caution")
+def _empty_steps(e: Evidence) -> Iterator[str]:
+    empty, skipped = e.steps.sums("useful_tokens") == 0, e.steps.largest("skipped") > 0
     if 0 < empty.sum() < len(empty):
         yield f"{empty.sum()} of {len(empty)} steps ({empty.mean():.1%}) have no label"
+    if skipped.any():
+        yield f"{skipped.sum()} of {len(skipped)} steps ({skipped.mean():.1%}) were skipped: their gradient overflowed"
 
 
 @expect("micro_steps", "passes for the largest share of the global batch", "settings", "invalid")
@@ -239,12 +241,6 @@ def _skipped(e: Evidence) -> Iterator[str]:
         yield f"{share}, {finite.sum()} of them with a finite gradient"
 
 
-@expect("skipped", "no step", "logs", "caution")
-def _skips(e: Evidence) -> Iterator[str]:
-    if (skipped := e.steps.largest("skipped") > 0).any():
-        yield f"{skipped.sum()} of {len(skipped)} steps ({skipped.mean():.1%}) were skipped: their gradient overflowed"
-
-
 @expect("loss_scale", "halved by a skipped step, else the same or doubled", "same record", "invalid")
 def _loss_scale(e: Evidence) -> Iterator[str]:
     scale = e.steps["loss_scale"]
@@ -257,9 +253,8 @@ def _loss_scale(e: Evidence) -> Iterator[str]:
     ratio = e.raw["loss_scale"][1:] / e.raw["loss_scale"][:-1]
     halved = e.raw["skipped"][:-1] > 0
     wrong = np.concatenate([[False], following & ~np.where(halved, ratio == 0.5, (ratio == 1) | (ratio == 2))])
-    yield from at_step(
-        e.raw, "loss_scale", wrong, f"half, or one or two times that of the step before ({scale[0]:g} at first)"
-    )
+    must = f"half, or one or two times that of the step before ({scale[0]:g} at first)"
+    yield from at_step(e.raw, "loss_scale", wrong, must)
 
 
 def _budget_steps(e: Evidence) -> int | None:
@@ -438,40 +433,28 @@ def _validation_steps(e: Evidence) -> Iterator[str]:
 
 @expect("rows and useful_tokens of validations", "those of the held-out slice", "settings, held-out store", "invalid")
 def _validation_sizes(e: Evidence) -> Iterator[str]:
-    events = e.named("validation") + e.named("source_validation")
-    for event in events:
-        where, useful = (
-            f"of the {event['event'].replace('_', ' ')} at step {event['step']}",
-            event["useful_tokens"] or 0,
-        )
-        if (event["correct_tokens"] or 0) > useful:
-            yield f"correct_tokens {where} are {event['correct_tokens']}, of {useful} useful tokens"
-            return
-    if not events:
-        return
-    run = e.own
-    for event in events:
+    for event in e.named("validation") + e.named("source_validation"):
         where = f"of the {event['event'].replace('_', ' ')} at step {event['step']}"
-        corpora = len(run.corpora) if event["event"] == "validation" else 1
-        rows, useful = event["rows"] or 0, event["useful_tokens"] or 0
+        rows, useful, correct = event["rows"] or 0, event["useful_tokens"] or 0, event["correct_tokens"]
+        run, whole = e.own, event["event"] == "validation"
         if not isinstance(e.held_out, str):
-            names = list(e.held_out) if event["event"] == "validation" else [event["corpus"]]
+            names = list(e.held_out) if whole else [event["corpus"]]
             must = tuple(map(sum, zip(*(e.held_out.get(name, (0, 0)) for name in names), strict=True)))
             if (rows, useful) != must:
                 slice_has = f"the slice has {must[0]} and {must[1]}"
                 yield f"{where.removeprefix('of the ')} validated on {rows} rows and {useful} useful, {slice_has}"
                 return
-        if rows > run.validation.rows * corpora or useful > rows * run.sequence_length:
+        if rows > run.validation.rows * (len(run.corpora) if whole else 1) or useful > rows * run.sequence_length:
             yield f"{useful} useful tokens in {rows} rows {where}: more than {run.validation.rows} rows a corpus hold"
             return
-        if (event["correct_tokens"] is not None) != run.validation.accuracy:
+        if (correct is not None) != run.validation.accuracy:
             found = "missing" if run.validation.accuracy else "logged"
             yield f"correct_tokens {where} are {found}, against the settings"
             return
     sizes = {(event["rows"], event["useful_tokens"]) for event in e.named("validation")}
     if len(sizes) > 1:
         yield f"validated on {' and '.join(str(n) for _, n in sorted(sizes, key=str))} useful tokens: it is fixed"
-    if isinstance(e.held_out, str):
+    if sizes and isinstance(e.held_out, str):
         raise NotCheckedError(e.held_out)
 
 
@@ -530,9 +513,8 @@ def _event_steps(e: Evidence) -> Iterator[str]:
         first, last = span
         must = {"resume": first, "memory": first, "run_stop": last + (event["status"] != "nonfinite")}
         if event["event"] in must:
-            yield from differ(
-                f"step of {event['event']} in attempt {event['attempt']}", event["step"], must[event["event"]]
-            )
+            what = f"step of {event['event']} in attempt {event['attempt']}"
+            yield from differ(what, event["step"], must[event["event"]])
 
 
 @expect("energy_j", "watts of a device, over the attempt; in run.json, the sum over ranks", "clocks, device", "invalid")
@@ -548,11 +530,8 @@ def _energy(e: Evidence) -> Iterator[str]:
         if energy < 0 or energy > MOST_WATTS * (took + 60) or (took > 10 and energy < LEAST_WATTS * took):
             yield f"energy_j of rank {rank} is {energy:.4g} in {took:.4g} s: {energy / took:.3g} W"
             return
-    if (
-        total is not None
-        and (of := [energy for attempt, _, energy in joules if attempt == e.get("attempt")])
-        and None not in of
-    ):
+    of = [energy for attempt, _, energy in joules if attempt == e.get("attempt")]
+    if total is not None and of and None not in of:
         yield from differ("run.json has outcome.energy_j", total, sum(of), 1e-6)
     elif total is not None and not known:
         took = sum(seconds.values())
