@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenscale.analysis.clocks import CLOCK_S
-from tokenscale.analysis.expectations import Evidence, NotCheckedError, expect, judge_together
+from tokenscale.analysis.expectations import Evidence, NotCheckedError, Steps, expect, judge_together
 from tokenscale.analysis.statistics import LEVEL, Summary, spread_of_pairs, summary
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json
@@ -170,8 +170,6 @@ TIMED = ("step_s", "data_wait_s", "own_s", "forward_s", "backward_s", "optimizer
 FEWEST, COPIED, DISTINCT = 4, 0.5, 0.9
 #: values kept of each log and field: within a run, and of all runs of an experiment
 OF_LOG, OF_RUN = 4096, 256
-#: of order digests (data/order/permutation.py)
-MODULUS = 1 << 52
 #: steps whose counts are compared: all of the first ones, then every `STRIDE`-th
 FIRST_STEPS, STRIDE = 256, 64
 #: approaches whose batches are equal: the online one and its offline twin
@@ -519,7 +517,8 @@ def _find_other_machines(siblings: Siblings) -> Found:
     """Times of two machines of one type, or of one machine before and after a restart, may differ."""
     boots = {run_id: of[0][0] for run_id, of in siblings.times.items() if of and run_id in siblings.rows}
     memory = {i: row["machine_memory_bytes"] for i, row in siblings.rows.items() if row["machine_memory_bytes"]}
-    for of in (boots, memory):
+    both: tuple[dict[str, Any], ...] = (boots, memory)
+    for of in both:
         most = max(of.values(), key=list(of.values()).count, default=None)
         other = next((run_id for run_id, value in of.items() if value == most), None)
         for run_id, value in of.items():
@@ -598,20 +597,8 @@ def _find_other_levels(evidence: Evidence) -> Iterator[str]:
 
 def _count_tokens(steps: pa.Table) -> np.ndarray:
     """(step, order digest, useful tokens) of complete steps, summed over ranks, as rows; only those to be compared."""
-    step, world = steps["step"].to_numpy(), steps["world_size"].to_numpy()
-    kept = (step < FIRST_STEPS) | (step % STRIDE == 0)
-    numbers, place = np.unique(step[kept], return_inverse=True)
-    digest = np.zeros(len(numbers), dtype=np.int64)
-    useful = np.zeros(len(numbers))
-    known = np.ones(len(numbers), dtype=bool)
-    ranks = np.bincount(place, minlength=len(numbers))
-    for name, into in (("order_digest", digest), ("useful_tokens", useful)):
-        column = steps[name].filter(pa.array(kept))
-        known[place[np.asarray(column.is_null())]] = False
-        np.add.at(into, place, np.asarray(column.fill_null(0).to_numpy(), dtype=into.dtype))
-        if name == "order_digest":
-            into %= MODULUS
-    most = np.zeros(len(numbers))
-    np.fmax.at(most, place, world[kept])
-    whole = known & (ranks == most)
-    return np.column_stack([numbers, digest, useful])[whole]
+    step = steps["step"].to_numpy()
+    rows = Steps(steps.filter(pa.array((step < FIRST_STEPS) | (step % STRIDE == 0))))
+    unknown = np.isnan(rows["order_digest"]) | np.isnan(rows["useful_tokens"])
+    whole = rows.whole() & (np.bincount(rows.place, weights=unknown, minlength=len(rows.numbers)) == 0)
+    return np.column_stack([rows.numbers, rows.digests(), rows.sums("useful_tokens")])[whole]
