@@ -450,7 +450,8 @@ def _find_training_splits(siblings: Siblings) -> Found:
 @expect("validation loss", "not that of a step beside it or of another validation", "logs", "invalid", "1e-9")
 def _find_training_losses(evidence: Evidence) -> Iterator[str]:
     """After step 0, where a model that knows nothing may have the same loss on any text."""
-    steps, run, seen = evidence.steps, evidence.run, {}
+    steps, run = evidence.steps, evidence.run
+    seen: dict[float, int] = {}
     if not len(steps):
         return
     loss, useful = (steps.sums(name) for name in ("loss_sum", "useful_tokens"))
