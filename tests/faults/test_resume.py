@@ -313,6 +313,10 @@ def test_learning_rates_of_another_budget_are_named(lab, tmp_path, shape, budget
     second = run_of(budget=BudgetSettings(**budget), schedule=schedule, resume_from=state)
     start(second, lab.inputs(second), tmp_path / "second")
     assert read_sealed(tmp_path / "second/run.json").get("earlier_budget") == named
+    killed = replace(second, checkpoints=CheckpointSettings(every=1))
+    interrupted(killed, lab.inputs(killed), tmp_path / "killed", at=7)
+    start(killed, lab.inputs(killed), tmp_path / "killed", attempt=1)
+    assert read_sealed(tmp_path / "killed/run.json").get("earlier_budget") == named
 
 
 def test_dropout_never_repeats_its_masks(lab, tmp_path, monkeypatch):

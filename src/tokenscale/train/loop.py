@@ -296,6 +296,7 @@ class Training:
             "step": self.done,
             "begins_at": self.begins_at,
             "begins_at_useful_tokens": self.begins_at_useful_tokens,
+            "earlier_budget": self.earlier_budget,
             "budget": self.budget.state(),
             "loss_scale": self.trainer.loss_scale.state(),
         }
@@ -307,6 +308,7 @@ class Training:
         if found is not None:
             self.begins_at = found.record["begins_at"]
             self.begins_at_useful_tokens = found.record["begins_at_useful_tokens"]
+            self.earlier_budget = found.record.get("earlier_budget")
         elif self.settings.resume_from is not None:
             found = self.checkpoints.named(self.settings.resume_from)
             self.begins_at = found.record["step"]
