@@ -99,7 +99,7 @@ def test_pauses_are_no_part_of_a_step_and_waits_are(tmp_path, monkeypatch):
     [
         ({"steps": 5}, "4 of 5 steps are in the logs of all ranks"),
         ({"global_batch": 16}, "ranks hold 8 rows at step 0, the global batch is 16"),
-        ({"sequence_length": 32}, "ranks report 512 tokens at step 0, 8 rows of 32 hold at most 256"),
+        ({"sequence_length": 32}, "a rank reports 512 tokens at step 0, 8 rows of 32 hold at most 256"),
     ],
 )
 def test_a_foreign_log_is_checked_as_ours_are(tmp_path, facts, reason):

@@ -449,14 +449,16 @@ def _find_training_splits(siblings: Siblings) -> Found:
 
 @expect("validation loss", "not that of a step beside it or of another validation", "logs", "invalid", "1e-9")
 def _find_training_losses(evidence: Evidence) -> Iterator[str]:
-    """After step 0, where a model that knows nothing may have the same loss on any text."""
-    steps, run = evidence.steps, evidence.run
+    """After step 0, where a model that knows nothing may have the same loss on any text; and not of other programs,
+    which log rounded losses.
+    """
+    steps, run = evidence.steps, evidence.settings
     seen: dict[float, int] = {}
     if not len(steps):
         return
     loss, useful = (steps.sums(name) for name in ("loss_sum", "useful_tokens"))
     mean = dict(zip(steps.numbers.tolist(), (loss / np.maximum(useful, 1)).tolist(), strict=True))
-    exact = run is not None and run.arm == OURS and run.precision != "bf16-true"  # whose updates may be rounded away
+    exact = run.arm == OURS and run.precision != "bf16-true"  # whose updates may be rounded away
     changes = np.nan_to_num(steps["learning_rate"]) * ~(steps["skipped"] > 0)
     for event in evidence.named("validation"):
         if event["step"] is None or not (event["loss_sum"] and event["useful_tokens"]):
