@@ -106,6 +106,7 @@ FACTORS = {
 }
 #: flags that no level has, and why
 LEFT_OUT = {
+    "optimizer.moments": "for precision bf16-true alone",
     "arm": "needs the environment of another trainer; tests/unit/test_arms.py",
     "compile": "compiling takes a minute; tests/unit/test_models.py compares compiled blocks",
     "resume_from": "needs the state of another run; tests/faults/test_resume.py",

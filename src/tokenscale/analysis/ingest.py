@@ -21,8 +21,6 @@ from tokenscale.analysis.rows import benchmark_rows, certificate_rows, store_row
 from tokenscale.analysis.runs import grouping, launches, read_settings, run_row
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import check_types, read_json, report_malformed, sha256_file, write_json
-from tokenscale.data.batches.batch import Inputs
-from tokenscale.data.batches.recount import recount_held_out, recount_steps
 from tokenscale.runs.records import provenance
 from tokenscale.settings.manifests import list_manifests
 from tokenscale.settings.registry import OBJECTIVES
@@ -351,23 +349,28 @@ def _count_again(evidence: Evidence, run: RunSettings, manifests: Mapping[str, P
     store, size = found.get("store"), None
     if store is not None and run.mixture is None and not OBJECTIVES[run.objective].special_ids:
         size = read_json(store, "manifest of the token store").get("vocabulary_size")
-    inputs = Inputs(found.get("corpus"), found.get("tokenizer"), store, found.get("validation_store"))
 
-    def attempt(role: str, count: Callable[[], Any]) -> Any:
+    def attempt(role: str, count: Callable[[Any, Any], Any]) -> Any:
         needed = [role] if role != "store" or run.store is not None else ["corpus", "tokenizer"]
         needed += ["tokenizer"] * OBJECTIVES[run.objective].special_ids
         missing = [reasons[name] for name in needed if name in reasons]
         try:
-            return missing[0] if missing else count()
+            from tokenscale.data.batches import batch, recount  # with packages that a report does without
+
+            get = found.get
+            inputs = batch.Inputs(get("corpus"), get("tokenizer"), get("store"), get("validation_store"))
+            return missing[0] if missing else count(recount, inputs)
         except (UserError, ImportError, OSError) as error:
             return f"the inputs were not read again: {str(error).splitlines()[0].removeprefix('tokenscale: ')}"
 
     numbers, counted = evidence.steps.numbers, "the logs hold no step"
     if len(numbers):
-        counted = attempt("store", lambda: recount_steps(run, inputs, int(numbers[0]), int(numbers[-1]) + 1))
+        counted = attempt(
+            "store", lambda r, inputs: r.recount_steps(run, inputs, int(numbers[0]), int(numbers[-1]) + 1)
+        )
     size = size if isinstance(counted, str) else counted.vocabulary_size
     rows = run.validation.rows
-    held_out = attempt("validation_store", lambda: recount_held_out(run, inputs, 1 << 31)) if rows else {}
+    held_out = attempt("validation_store", lambda r, inputs: r.recount_held_out(run, inputs, 1 << 31)) if rows else {}
     return replace(evidence, counted=counted, held_out=held_out, vocabulary_size=size)
 
 
