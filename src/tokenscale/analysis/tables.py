@@ -336,7 +336,8 @@ def read_experiment(folder: Path) -> dict[str, Any]:
 def first_difference(path: Path, other: Path) -> str:
     """Name the first row and column in which a table differs from one made again; empty if all rows are equal.
 
-    Files with equal rows differ in bytes where other releases of pyarrow wrote them.
+    Files with equal rows differ in bytes where other releases of pyarrow wrote them. What was not checked (`unchecked`)
+    is left out: stores and texts may have been at hand then, and not now.
     """
     try:
         found, again = (pq.read_table(file, use_threads=False) for file in (path, other))
@@ -344,7 +345,7 @@ def first_difference(path: Path, other: Path) -> str:
         return f"it cannot be read: {str(error).splitlines()[0]}"
     if found.schema != again.schema:
         return "its columns are others"
-    for column in found.column_names:
+    for column in (name for name in found.column_names if name != "unchecked"):
         pairs = enumerate(zip(found[column].to_pylist(), again[column].to_pylist(), strict=False))
         for row, (a, b) in pairs:
             if a != b and not (a != a and b != b):

@@ -122,7 +122,8 @@ def _compare_tables(link: Link, folder: Path, again: Path) -> None:
         elif difference := tables.first_difference(path, other):
             link.differs.append(f"{path}: {difference}")
         else:
-            link.notes.append(f"{path}: equal rows in other bytes, as another release of pyarrow writes them")
+            why = "another release of pyarrow, or inputs of runs that are at hand now and were not then, or the reverse"
+            link.notes.append(f"{path}: equal values in other bytes: {why}")
 
 
 # --- reports --------------------------------------------------------------------------------------------------------
