@@ -1,8 +1,8 @@
 """From logs to numbers: ingest, the scaling query beside pandas on the same JSON, and the whole report.
 
-Made-up logs of the shape that a training writes, ten fields a line. Every arm is a process of its own, so that its peak
-memory is its own (of the report: that of all its processes together); in each round every arm has its turn. The answers
-of both sides are compared before a time counts.
+Made-up logs of the shape that a training writes, eleven fields a line. Every arm is a process of its own, so that its
+peak memory is its own (of the report: that of all its processes together); in each round every arm has its turn. The
+answers of both sides are compared before a time counts.
 """
 
 import json
@@ -25,7 +25,7 @@ from tokenscale.cli.main import Parser, exit_code
 from tokenscale.runs.records import provenance
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.options import to_dict
-from tokenscale.settings.run import BudgetSettings, RunSettings
+from tokenscale.settings.run import BudgetSettings, RunSettings, ValidationSettings
 
 APPROACHES = ("padded", "padding-free", "pretokenized-padded", "token-list", "packed")
 #: a run on so many ranks has as many logs
@@ -105,6 +105,7 @@ def make(root: Path, repeats: int, steps: int) -> int:
                     layout=LayoutSettings(data=world),
                     repeat=repeat,
                     budget=BudgetSettings(steps=steps),
+                    validation=ValidationSettings(rows=0),
                 )
                 size += _write(root / "runs" / run.identity, run, steps, seed=len(entries))
                 cell = {"approach": approach, "layout.data": world}
@@ -120,6 +121,7 @@ def _write(folder: Path, run: RunSettings, steps: int, seed: int) -> int:
     pick = np.random.default_rng(seed)
     world, size = run.layout.world_size, 0
     loss = 2 + 8 * np.exp(-4 * np.arange(steps) / steps) + 0.05 * pick.standard_normal(steps)
+    norm = 0.5 + pick.random(steps)
     rows = run.global_batch // world
     total = rows * run.sequence_length
     for rank in range(world):
@@ -128,11 +130,12 @@ def _write(folder: Path, run: RunSettings, steps: int, seed: int) -> int:
         took = 0.1 / world * (1 + 0.05 * pick.random(steps))
         ends = np.cumsum(took)
         useful = pick.integers(900 * rows, 1024 * rows, steps)
-        columns = (1.7e9 + ends, ends, took, 0.002 * pick.random(steps), loss * useful, useful)
+        columns = (1.7e9 + ends, ends, took, 0.002 * pick.random(steps), loss * useful, useful, norm)
         lines = (
             f'{{"schema":2,"step":{step},"t_unix_s":{unix},"t_mono_s":{mono},"step_s":{step_s},'
-            f'"data_wait_s":{wait_s},"loss_sum":{loss_sum},"useful_tokens":{tokens},"total_tokens":{total},"rows":{rows}}}\n'
-            for step, (unix, mono, step_s, wait_s, loss_sum, tokens) in enumerate(
+            f'"data_wait_s":{wait_s},"loss_sum":{loss_sum},"useful_tokens":{tokens},"total_tokens":{total},"rows":{rows},'
+            f'"grad_norm":{grad_norm}}}\n'
+            for step, (unix, mono, step_s, wait_s, loss_sum, tokens, grad_norm) in enumerate(
                 zip(*(column.tolist() for column in columns), strict=True)
             )
         )

@@ -1,6 +1,6 @@
 """Simulate how often the report calls equal cells faster or slower, in the order of the design and under drift.
 
-python -m benchmarks.verdicts                      # about 15 minutes on one core: a row a drift and number of repeats
+python benchmarks/verdicts.py                      # about 15 minutes on one core: a row a drift and number of repeats
 """
 
 import argparse
@@ -64,7 +64,9 @@ def tabulate(campaigns: int) -> Iterator[str]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python benchmarks/verdicts.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--campaigns", type=int, default=1000, help="simulated campaigns of each setting")
     for line in tabulate(parser.parse_args().campaigns):
         print(line, flush=True)
