@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 
 import matplotlib
+import pandas as pd
 from matplotlib import font_manager, get_data_path, ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -282,10 +283,10 @@ def plain(axis, log: bool = False) -> None:
 def number(value: float, digits: int = 3) -> str:
     """Three significant digits, thousands parted by a narrow space that does not break.
 
-    >>> number(0.01234), number(123456.0), number(2.0)
-    ('0.0123', '123\\u202f000', '2')
+    >>> number(0.01234), number(123456.0), number(2.0), number(pd.NA)
+    ('0.0123', '123\\u202f000', '2', '–')
     """
-    if value != value:
+    if pd.isna(value):
         return "–"
     if value == 0:
         return "0"
