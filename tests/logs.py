@@ -3,6 +3,7 @@
 import json
 import math
 import zlib
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 from tokenscale.analysis.clocks import PHASES
 from tokenscale.base.files import canonical_json, sha256_text, write_json
 from tokenscale.costs import flops
+from tokenscale.costs.memory import Memory, memory
 from tokenscale.data.order.permutation import get_samples, micro_steps, rank_slots, row_digests
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
@@ -62,6 +64,25 @@ def learning_rate(run: RunSettings, step: int) -> float:
     return peak if schedule.shape == "constant" else peak * (floor + (1 - floor) * left)
 
 
+def with_shape(run: RunSettings) -> RunSettings:
+    """The run, its model with vocabulary and positions."""
+    shape = run.model.with_vocabulary(run.tokenizer.vocabulary_size or VOCABULARY)
+    return replace(run, model=shape.with_positions(run.sequence_length))
+
+
+def held(run: RunSettings, rank=0, device_kind="cpu") -> Memory:
+    """Bytes that a rank holds by its settings."""
+    return memory(with_shape(run), rank, device_kind)
+
+
+def peak_bytes(run: RunSettings, rank: int) -> int:
+    try:
+        of = held(run, rank)
+    except ValueError:  # more stages than layers, of a test of what is not predicted
+        return 10**9
+    return max(10**9, of.parameters + of.gradients + of.optimizer + 10**8)
+
+
 def began_s(run: RunSettings) -> float:
     """Seconds from the first run's start to this one's: in the order of repeats, approaches and world sizes, and no two
     runs at one time."""
@@ -103,6 +124,7 @@ def write_attempt(
         rows = len(slots)
         useful = whole * slots.stop // run.global_batch - whole * slots.start // run.global_batch
         order = digests(run, range(start, stop), place.data_rank)
+        peak = peak_bytes(run, rank)
 
         def event(name, at, writer=writer, ahead=ahead, **fields):
             writer._add("events", {"event": name, "t_unix_s": ahead + at, "t_mono_s": at, **fields})
@@ -131,7 +153,7 @@ def write_attempt(
                 data_wait_s=wait_s, forward_s=0.3 * step_s, backward_s=0.4 * step_s, optimizer_s=0.1 * step_s,
                 learning_rate=learning_rate(run, step), grad_norm=1.5,
                 grad_norm_clipped=1.5 / max((1.5 + 1e-6) / limit if limit else 1.0, 1.0),
-                order_digest=counts * order[step - start], memory_peak_bytes=10**9, nonfinite=bad,
+                order_digest=counts * order[step - start], memory_peak_bytes=peak, nonfinite=bad,
             )  # fmt: skip
         clock += 0.2
         if diverges is not None:
@@ -172,7 +194,7 @@ def write_run(runs: Path, run: RunSettings, status="complete", hardware=HARDWARE
     folder = runs / run.identity
     for number, options in enumerate(attempts or [{}]):
         write_attempt(folder, run, number, **options)
-    shape = run.model.with_vocabulary(run.tokenizer.vocabulary_size or VOCABULARY).with_positions(run.sequence_length)
+    shape = with_shape(run).model
     convention = {
         c.value: flops.flops_per_token(shape, run.sequence_length, c, run.objective) for c in flops.Convention
     }

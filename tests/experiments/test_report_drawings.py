@@ -299,17 +299,19 @@ def test_memory_beside_its_prediction(tmp_path):
     run = logs.settings("packed")
     folder = logs.write_run(tmp_path / "runs", run, parameters=parameters(run.model.with_vocabulary(4096)))
     path = folder / "attempt=00" / "rank=00000" / "events.jsonl"
-    kinds = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
-    held = {"event": "memory", "schema": 2, "step": 0} | dict(zip(kinds, (1e6, 2e6, 3e6, 4e6), strict=True))
+    of = logs.held(run)
+    parts_of = {"parameters": of.parameters, "gradients": of.gradients, "optimizer": of.optimizer, "activations": 4e6}
+    held = {"event": "memory", "schema": 2, "step": 0} | {f"{kind}_bytes": size for kind, size in parts_of.items()}
     path.write_text(path.read_text() + json.dumps(held) + "\n")
     ingest(logs.write_table(tmp_path / "runs.json", [run]), tmp_path / "runs", tmp_path / "tables")
     kind, rows = parts("memory_by_method", tmp_path / "tables")
     (row,) = kind(*rows).data().to_dict("records")
-    assert row["bytes"] == 10e6
+    sizes = list(parts_of.values())
+    assert row["bytes"] == sum(sizes) and row["predicted_bytes"] == of.total
     (axes,) = kind(*rows).draw().axes
     above = [bar for bar in axes.patches if bar.get_y() > 0 and bar.get_width()]
     assert [(bar.get_x(), bar.get_width()) for bar in above] == [
-        pytest.approx(bar) for bar in ((0, 1), (1, 2), (3, 3), (6, 4))
+        pytest.approx((1e-6 * sum(sizes[:n]), 1e-6 * size)) for n, size in enumerate(sizes)
     ]
     below = sum(bar.get_width() for bar in axes.patches if bar.get_y() < -0.3)
     assert below == pytest.approx(1e-6 * row["predicted_bytes"])
