@@ -87,6 +87,7 @@ def test_runs_that_differ_in_the_factor_alone_are_compared():
         ({"environment": '{"OMP_NUM_THREADS":"1"}'}, "environment variable OMP_NUM_THREADS 1 vs 2"),
         ({"environment": '{"MALLOC_ARENA_MAX":"1","OMP_NUM_THREADS":"2"}'}, "MALLOC_ARENA_MAX 1 vs not set"),
         ({"environment": '{"NCCL_ALGO":"Ring"}'}, "OMP_NUM_THREADS not set vs 2"),
+        ({"environment": "{}"}, "OMP_NUM_THREADS not set vs 2"),
         ({"model": "llama-1b"}, "model llama-1b vs llama-8b"),
         ({"steps_asked": 200, "science": "t"}, "positions trained on 3,276,800 vs 1,638,400"),
         ({"seed": 5, "science": "t"}, "seed 5 vs 0"),

@@ -163,9 +163,9 @@ def _facts(group: pd.DataFrame, factor: str) -> dict[Any, dict[str, Any]]:
                 stated[f"useful tokens validated on in repeat {row.repeat}"] = getattr(row, "validation_tokens", None)
         found[row.Index] = {name: value for name, value in stated.items() if not pd.isna(value)}
     environments = {
-        row.Index: (row.world_size, set_)
+        row.Index: (row.world_size, _decoded(row, "environment"))
         for row in group.itertuples()
-        if not row.external and (set_ := _decoded(row, "environment"))
+        if not row.external and isinstance(getattr(row, "environment", None), str)
     }
     for name in sorted({name for _, set_ in environments.values() for name in set_}):
         if factor not in RANKS_CHANGE or not name.endswith("_NUM_THREADS"):
