@@ -46,11 +46,11 @@ def answer(throughput, runs, *frames, **changes):
         (ABBA, 1.2, 0.0, "faster"),
         (ABBA, 1.2, 0.25, "faster, with drift"),
         (ABBA, 1.0, 0.25, "no difference shown, with drift"),
-        (LAST, 1.0, 0.25, "not told from drift"),
-        (LAST, 1.0, -0.25, "not told from drift"),
+        (LAST, 1.0, 0.25, "no verdict: drift"),
+        (LAST, 1.0, -0.25, "no verdict: drift"),
         (LAST, 0.8, -0.1, "slower, with drift"),
-        ("BABABABABABA", 1.0, 0.25, "not told from drift"),
-        ("BABABABABABA", 1 / 1.025, 0.25, "not told from drift"),  # hidden by the drift: no equivalence
+        ("BABABABABABA", 1.0, 0.25, "no verdict: drift"),
+        ("BABABABABABA", 1 / 1.025, 0.25, "no verdict: drift"),  # hidden by the drift: no equivalence
         ("ABBAABBAAB", 1.2, 0.25, "too few runs"),
     ],
 )

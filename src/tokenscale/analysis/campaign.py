@@ -533,7 +533,7 @@ def _find_other_machines(siblings: Siblings) -> Found:
 
 @expect("run table", "all runs of its design", "the plan", "caution", between=True)
 def _find_gaps(siblings: Siblings) -> Found:
-    """Runs that were taken out of the table, or are not in it, may be those that did not fit."""
+    """Runs that somebody removed from the table may be those with unwelcome results."""
     for run_id in siblings.rows if siblings.gaps else ():
         yield run_id, f"the run table {', '.join(siblings.gaps)}"
 

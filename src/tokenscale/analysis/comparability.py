@@ -203,8 +203,9 @@ def _parted(alike: dict[Any, Any], levels: pd.Series) -> tuple[list, list]:
 
 
 def _differences(alike: dict[Any, Any], stays: list, levels: pd.Series) -> tuple[str, ...]:
-    """What tells runs from those that stay: `sequence_length 4096 vs 2048`; where none does, all from each other:
-    `sequence_length 4096 (padding-free) vs 2048 (token-list)`."""
+    """Facts that differ between the left-out and the kept runs: `sequence_length 4096 vs 2048`. If none are kept, facts
+    that differ between all: `sequence_length 4096 (padding-free) vs 2048 (token-list)`.
+    """
     values: dict[str, dict[str, dict[str, None]]] = {}
     for i, facts in alike.items():
         for name, value in facts:

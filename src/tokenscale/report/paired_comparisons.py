@@ -28,7 +28,7 @@ TOO_FEW = "too few runs"
 #: in place of a verdict, where a comparison is not among the primary ones
 EXPLORATORY = "exploratory"
 #: in place of a verdict: half of the pairs or more have a suspect run; the effect does not stand without the drift
-SUSPECT, DRIFTED = "no verdict: suspect runs", "not told from drift"
+SUSPECT, DRIFTED = "no verdict: suspect runs", "no verdict: drift"
 #: after a verdict that stands
 WITH_DRIFT, WITH_SUSPECT, UNEQUAL_UPDATES = ", with drift", ", with suspect runs", ", unequal updates"
 _MARGIN = f"1 ± {statistics.MARGIN:g}"
