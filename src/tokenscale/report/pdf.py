@@ -1,261 +1,335 @@
-"""The report as a PDF: answers, contents, figures (two a page), tables, claims, and how figures are measured.
+"""The report as a PDF: answers, figures (two a page), main tables, and the claims that these runs test.
 
-All text is laid out as one document. The drawing of each figure, a PDF of its own, is then placed on its page.
+matplotlib writes text and tables, line by line; the PDF of each figure is then placed on its page.
 """
 
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
-from pypdf import PageObject, PdfReader, PdfWriter
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.ft2font import FT2Font
+from matplotlib.lines import Line2D
+from pypdf import PdfReader, PdfWriter, Transformation
 from pypdf.errors import PyPdfError
-from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject, StreamObject
 
 from tokenscale.base.files import atomic
 from tokenscale.report import captions, paired_comparisons, save, summary
 from tokenscale.report.claims import claims_table, count_verdicts, read_claims
-from tokenscale.report.pdf_pages import Drawing, PageWriter
-from tokenscale.report.style import style
+from tokenscale.report.style import GRID, TEXT, style
 from tokenscale.report.table import Table
 
-#: tables of `summary.experiment` → their headings, in this order
+#: tables of `summary.experiment` → their headings, in this order; the page has all others
 TABLES = {
     "throughput": "Throughput",
-    "comparisons": "Offline against online",
+    "comparisons": "Comparisons",
     "validation": "Validation loss",
     "generations": "Generated texts",
-    "steadiness": "Spread within runs and between them",
-    "design": "Design: cells and repeats",
-    "inventory": "Run inventory",
 }
 #: answers of an experiment on the first page, alone and beside other experiments
 ALONE, BESIDE = 8, 3
+#: A4 and the line from margin to margin, in points (1/72 inch)
+WIDTH, HEIGHT, MARGIN = 595.0, 842.0, 50.0
+ROOM = WIDTH - 2 * MARGIN
+#: points: letters of tables, the gap between columns, the widest word that widens a column; line height in letter sizes
+SIZE, GAP, LONGEST_WORD, LINE = 6.5, 7.0, 64.0, 1.35
+#: points: letters of a figure's title and caption; the narrowest drawing, as a share of the line
+TITLE, CAPTION, NARROWEST = 10.5, 7.5, 0.6
+#: replaces a character that the fonts lack
+LACKING = "\ufffd"
 _METADATA = {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None}
-#: writes a part of the document where the last one ended
-Write = Callable[[PageWriter], None]
-
-
-@dataclass(frozen=True)
-class _Chapter:
-    """A chapter's title, what writes the text below it, and its sections: (title, what writes it)."""
-
-    title: str
-    head: Write
-    figures: list[tuple[str, Write]] = field(default_factory=list)
-    tables: list[tuple[str, Write]] = field(default_factory=list)
 
 
 def write(
     experiments: list[str], tables: Path, output: Path, *, claims: Path | None = None, figures: Path | None = None
 ) -> None:
-    """Draw all pages from the tables; equal tables give equal bytes.
+    """Write the PDF of the experiments below `tables`; equal tables give equal bytes.
 
-    `claims` is what the command `claims` wrote. `figures` is the folder of figures drawn before: one that shows the
-    same data is not drawn again.
+    `claims` is the file of judged claims. Drawings in the folder `figures` are used if they show the same data.
     """
-    title = "tokenscale report"
-    rows = read_claims(claims) if claims else []
     parts = [summary.experiment(name, tables) for name in experiments]
-    methods: list[tuple[str, str]] = []
-    chapters = [_experiment(part, tables, figures, methods) for part in parts]
-    first = chapters[0].figures.pop(0) if len(parts) == 1 and chapters[0].figures else None
-    if rows:
-        chapters.append(_Chapter("Claims", lambda to: _write_claims(to, rows)))
-    if methods:
-        chapters.append(_Chapter("How the figures are measured", lambda to: _write_methods(to, methods)))
-    pages, outline = _lay_out(title, parts, rows, first, chapters)
-    writer = PdfWriter(clone_from=io.BytesIO(_text_pages(pages.figures)))
-    for number, drawings in enumerate(pages.drawings):
-        if drawings:
-            _place(writer, writer.pages[number], drawings)
-    parent: Any = None
-    for text, number, begins_chapter in outline:
-        item = writer.add_outline_item(title=text, page_number=number, parent=None if begins_chapter else parent)
-        parent = item if begins_chapter else parent
-    writer.metadata = {"/Title": title}
-    with atomic(output) as temporary, open(temporary, "wb") as file:
-        writer.write(file)
+    rows = read_claims(claims) if claims else []
+    pages = PageWriter("tokenscale report")
+    _write_front(pages, parts, rows)
+    for part in parts:
+        _write_experiment(pages, part, tables, figures)
+    tested = [row for row in rows if row["experiment"]]
+    if tested:
+        pages.chapter("Claims")
+        for document, where in dict.fromkeys((row["document"], row["where"]) for row in tested):
+            pages.heading(document, 11)
+            pages.paragraph(where)
+            pages.table(claims_table(tested, document))
+    with atomic(output) as temporary:
+        temporary.write_bytes(pages.to_pdf())
 
 
-def _lay_out(
-    title: str,
-    parts: Sequence[dict[str, Any]],
-    claims: Sequence[dict[str, Any]],
-    first: tuple[str, Write] | None,
-    chapters: Sequence[_Chapter],
-) -> tuple[PageWriter, list[tuple[str, int, bool]]]:
-    """Return the pages, and (title, page from 0, whether a chapter begins) of each entry of the outline.
-
-    `first` is the figure on the first page. The contents name sections only where there is one experiment.
-    """
-    to = PageWriter(title)
-    _write_front(to, title, parts, claims)
-    outline = [(title, 0, True)]
-    if first:
-        first[1](to)
-        outline.append((first[0], to.title_page, False))
-    numbers = []
-    to.heading("Contents", 11)
-    for chapter in chapters:
-        numbers.append(to.entry(chapter.title, 8.5, "bold", 0))
-        for name, _ in chapter.figures + chapter.tables if len(parts) == 1 else ():
-            numbers.append(to.entry(name, 8, "normal", 10))
-    to.space(10)
-    listed = iter(numbers)
-    for chapter in chapters:
-        to.place = f"{title}: {chapter.title}"
-        to.heading(chapter.title, 14)
-        outline.append((chapter.title, to.title_page, True))
-        next(listed)(to.title_page + 1)
-        chapter.head(to)
-        for name, write_section in chapter.figures + chapter.tables:
-            write_section(to)
-            outline.append((name, to.title_page, False))
-            if len(parts) == 1:
-                next(listed)(to.title_page + 1)
-    return to, outline
-
-
-def _text_pages(figures: Iterable[Figure]) -> bytes:
-    """Return the pages as one PDF."""
-    with style(), io.BytesIO() as buffer:
-        with PdfPages(buffer, metadata=_METADATA) as pages:
-            for figure in figures:
-                pages.savefig(figure)
-        return buffer.getvalue()
-
-
-def _place(writer: PdfWriter, shows: PageObject, drawings: Sequence[Drawing]) -> None:
-    """Add drawings to their page as forms (PDF 32000-1, 8.10), so that they keep their own fonts and names."""
-    shared: Any = shows["/Resources"]  # matplotlib's pages share one dictionary
-    resources = DictionaryObject(shared)
-    forms = DictionaryObject(resources.get("/XObject", {}))
-    commands = shows.get_contents().get_data()
-    for n, drawing in enumerate(drawings):
-        shown = PdfReader(io.BytesIO(drawing.pdf)).pages[0]
-        form = DecodedStreamObject()
-        form.set_data(shown.get_contents().get_data())
-        form.update({NameObject("/Type"): NameObject("/XObject"), NameObject("/Subtype"): NameObject("/Form")})
-        for key, name in (("/MediaBox", "/BBox"), ("/Resources", "/Resources")):
-            form[NameObject(name)] = shown.raw_get(key).clone(writer)
-        forms[NameObject(f"/Figure{n}")] = _add(writer, form)
-        matrix = " ".join(f"{number:.4f}" for number in (drawing.scale, 0, 0, drawing.scale, drawing.x, drawing.y))
-        commands += f"\nq {matrix} cm /Figure{n} Do Q".encode()
-    resources[NameObject("/XObject")] = forms
-    shows[NameObject("/Resources")] = resources
-    content = DecodedStreamObject()
-    content.set_data(commands)
-    shows[NameObject("/Contents")] = _add(writer, content)
-
-
-def _add(writer: PdfWriter, stream: StreamObject) -> Any:
-    """Add a new stream to the document, compressed; return the reference to it."""
-    return writer._add_object(stream.flate_encode())
-
-
-def _experiment(part: dict[str, Any], tables: Path, figures: Path | None, methods: list[tuple[str, str]]) -> _Chapter:
-    """Return the chapter of an experiment. The method of each figure is added to `methods`."""
-    drawn: list[tuple[str, Write]] = []
-    folded: list[str] = []
-    with save.Tables(tables / part["name"]) as opened:
-        for name in part["figures"]:
-            loaded = save.load_figure(name, opened)
-            if why := loaded.figure.folded():
-                folded.append(f"{name} ({why})")
-                continue
-            drawing = _drawn(loaded, figures / part["name"]) if figures else None
-            drawing = drawing or save.draw(loaded, ("pdf",))["pdf"]
-            text, method = captions.split_caption(loaded.figure.caption())
-            heading = loaded.figure.finding()
-            methods += [(f"{part['name']}: {name}", method)] if method else []
-            drawn.append((heading, _figure_section(heading, f"{text} ({part['name']}: {name})", drawing)))
-    if folded:
-        methods.append((f"{part['name']}: figures with nothing to show here", f"Not drawn: {'; '.join(folded)}."))
-    found = {title: part[key] for key, title in TABLES.items() if part[key].rows}
-    written = [(title, _table_section(title, table)) for title, table in found.items()]
-    return _Chapter(part["name"], lambda to: _write_facts(to, part), drawn, written)
-
-
-def _figure_section(title: str, caption: str, drawing: bytes) -> Write:
-    box = PdfReader(io.BytesIO(drawing)).pages[0].mediabox
-    return lambda to: to.drawing(drawing, (float(box.width), float(box.height)), title, caption)
-
-
-def _table_section(title: str, table: Table) -> Write:
-    def write_section(to: PageWriter) -> None:
-        to.heading(title)
-        to.table(table)
-
-    return write_section
-
-
-def _drawn(loaded: save.LoadedFigure, folder: Path) -> bytes | None:
-    """Return the figure's PDF from the folder, if it was drawn from the same data."""
-    path, data = (folder / f"{loaded.name}.{kind}" for kind in ("pdf", "csv"))
-    with suppress(PyPdfError, OSError):  # draw a missing or broken one again
-        if data.read_bytes() == loaded.csv.encode() and len(PdfReader(path).pages) == 1:
-            return path.read_bytes()
-    return None
-
-
-def _write_front(to: PageWriter, title: str, parts: Sequence[dict[str, Any]], claims: Sequence[dict[str, Any]]) -> None:
-    """Write the questions, their answers with verdicts, and the cautions."""
+def _write_front(to: "PageWriter", parts: Sequence[dict[str, Any]], claims: Sequence[dict[str, Any]]) -> None:
+    """Write the questions, their answers with verdicts, the cautions, and a count of the claims."""
     alone, shared = len(parts) == 1, summary.shared_cautions(parts)
     if not alone:
-        to.heading(title, 16)
+        to.heading(f"Report on {len(parts)} experiments", 16)
     for part in parts:
         to.heading(part["question"] or part["name"], 14 if alone else 10)
         answers, left = paired_comparisons.select_answers(part["answers"], ALONE if alone else BESIDE)
         for answer in answers:
             spread = f" ({answer['spread']})" if answer["spread"] else ""
             to.paragraph(f"{captions.sentence(answer['verdict']).strip('. ')}: {answer['text']}{spread}.", 9)
-            to.space(3)
+            to.y -= 3
         if left:
             to.paragraph(f"{left}: see its chapter.", 9)
         for caution in summary.list_cautions(part):
             if caution not in shared:
                 to.paragraph(f"Caution: {caution}", 9, "bold")
-        to.space(6)
+        to.y -= 6
     for caution in shared:
         to.paragraph(f"Caution, all experiments: {caution}", 9, "bold")
     if claims:
-        counts = ", ".join(f"{n} {verdict}" for verdict, n in count_verdicts(claims).items())
+        counts = ", ".join(f"{n} {verdict}" for verdict, n in count_verdicts(claims).items() if n)
         to.paragraph(f"Claims of the source studies: {counts}.", 9)
-        to.space(6)
 
 
-def _write_facts(to: PageWriter, part: dict[str, Any]) -> None:
-    """Write what an experiment's numbers come from."""
-    commits = [f"{c['commit']} ({'with uncommitted changes' if c['dirty'] else 'clean'})" for c in part["commits"]]
+def _write_experiment(to: "PageWriter", part: dict[str, Any], tables: Path, figures: Path | None) -> None:
+    """Write what an experiment's numbers come from, its figures and its main tables."""
+    to.chapter(part["name"])
+    commits = [f"{c['commit']}{' with uncommitted changes' * c['dirty']}" for c in part["commits"]]
     facts = [
-        f"{part['runs']} runs: {', '.join(f'{n} {word}' for word, n in part['validity'].items())}.",
-        f"Text: {part['text']}." if part["text"] else "",
-        f"Data from {part['data_from']} (UTC)." if part["data_from"] else "",
+        f"{part['runs']} runs: {', '.join(f'{n} {word}' for word, n in part['validity'].items() if n)}.",
+        part["text"] and f"Text: {part['text']}.",
+        part["data_from"] and f"Data from {part['data_from']} (UTC).",
         f"Machine: {'; '.join(part['machines']) or 'not recorded'}.",
         f"Commit: {', '.join(commits) or 'not recorded'}.",
-        f"Made from tables with digest {part['digest'][:16]}.",
-        part["note"],
-        *(p["text"] for p in part["proof"]["parts"]),
+        f"Tables: digest {part['digest'][:16]}.",
     ]
-    for fact in filter(None, facts):
-        to.paragraph(fact, 8.5)
-    to.space(8)
+    to.paragraph(" ".join(filter(None, facts)))
+    for text in filter(None, [part["note"], *(proof["text"] for proof in part["proof"]["parts"])]):
+        to.paragraph(text)
+    folded = []
+    with save.Tables(tables / part["name"]) as opened:
+        for name in part["figures"]:
+            loaded = save.load_figure(name, opened)
+            if why := loaded.figure.folded():
+                folded.append(f"{name} ({why})")
+                continue
+            drawing = figures and _read_drawing(loaded, figures / part["name"])
+            caption = f"{loaded.figure.caption()} ({part['name']}: {name})"
+            to.drawing(drawing or save.draw(loaded, ("pdf",))["pdf"], loaded.figure.finding(), caption)
+    if folded:
+        to.paragraph(f"Nothing to show: {'; '.join(folded)}.")
+    for key, title in TABLES.items():
+        if part[key].rows:
+            to.heading(title, below=10 * SIZE * LINE)
+            to.table(part[key])
 
 
-def _write_claims(to: PageWriter, rows: list[dict[str, Any]]) -> None:
-    for document, where in dict.fromkeys((row["document"], row["where"]) for row in rows):
-        to.heading(document, 11)
-        if where:
-            to.paragraph(where)
-        to.table(claims_table(rows, document))
+def _read_drawing(loaded: save.LoadedFigure, folder: Path) -> bytes | None:
+    """Return the figure's PDF from the folder, if it shows the same data."""
+    path, data = (folder / f"{loaded.name}.{kind}" for kind in ("pdf", "csv"))
+    with suppress(PyPdfError, OSError):  # a missing or damaged one is drawn again
+        if data.read_bytes() == loaded.csv.encode() and len(PdfReader(path).pages) == 1:
+            return path.read_bytes()
+    return None
 
 
-def _write_methods(to: PageWriter, methods: Sequence[tuple[str, str]]) -> None:
-    for name, method in methods:
-        to.heading(name, 8.5)
-        to.paragraph(method, 8)
+class PageWriter:
+    """Pages that are filled from the top. `y` is the height of the last line above the page's lower edge, in points."""
+
+    def __init__(self, title: str):
+        self.title = self.place = title  # `place` stands at the head of each new page
+        self.figures: list[Figure] = []
+        #: page → (PDF, scale, x, y) of each drawing
+        self.drawings: list[list[tuple[bytes, float, float, float]]] = []
+        #: (title, page from 0, level from 0)
+        self.outline: list[tuple[str, int, int]] = []
+        self.y = 0.0
+
+    def chapter(self, title: str) -> None:
+        """Begin a chapter, on the same page if there is room."""
+        self.place = f"{self.title}: {title}"
+        self.y -= 8
+        self.heading(title, 14, level=0)
+
+    def heading(self, text: str, size: float = 12, *, level: int = 1, below: float = 0.0) -> None:
+        """Write a title that stays on a page with the next lines, or with `below` points."""
+        self._need(size * LINE * len(wrap(text, ROOM, size, "bold")) + 0.5 * size + 3 + (below or 3 * size * LINE))
+        self.outline.append((text, len(self.figures) - 1, level))
+        self.y -= 0.5 * size
+        self.paragraph(text, size, "bold")
+        self.y -= 3
+
+    def paragraph(self, text: str, size: float = 8, weight: str = "normal") -> None:
+        """Write text over the width of the page."""
+        for line in wrap(text, ROOM, size, weight):
+            self._need(size * LINE)
+            self.y -= size * LINE
+            self._write(0.0, line, size, weight)
+
+    def drawing(self, pdf: bytes, title: str, caption: str) -> None:
+        """Place a one-page PDF between its title and its caption, on one page.
+
+        It is as wide as the line, or narrower so that two figures fill a page or the rest of a page is used.
+        """
+        box = PdfReader(io.BytesIO(pdf)).pages[0].mediabox
+        width, height = float(box.width), float(box.height)
+        lines = len(wrap(caption, ROOM, CAPTION))
+        texts = TITLE * LINE * len(wrap(title, ROOM, TITLE, "bold")) + CAPTION * LINE * lines + 22
+        full, page = ROOM / width, HEIGHT - 2 * MARGIN - 14
+        scale = max(min(full, (page / 2 - texts) / height), NARROWEST * full)
+        rest = (self.y - MARGIN - texts) / height
+        if NARROWEST * full <= rest < scale:
+            scale = rest
+        scale = min(scale, (page - texts) / height)
+        self.heading(title, TITLE, below=scale * height + CAPTION * LINE * lines + 2)
+        self.y -= 2 + scale * height
+        self.drawings[-1].append((pdf, scale, MARGIN + (ROOM - scale * width) / 2, self.y))
+        self.paragraph(caption, CAPTION)
+        self.y -= 8
+
+    def table(self, table: Table) -> None:
+        """Write a table, with its head on every page that it needs and its caption below."""
+        widths, head = column_widths(table, ROOM), [name for name, _ in table.columns]
+        self._need(5 * SIZE * LINE)
+        self._row(table, widths, head, "bold")
+        for cells in table.rows:
+            height = max(len(wrap(text, width, SIZE)) for text, width in zip(cells, widths, strict=True)) * SIZE * LINE
+            if self._need(min(height + 3, HEIGHT - 3 * MARGIN)):
+                self._row(table, widths, head, "bold")
+            self._row(table, widths, cells, "normal")
+        self.y -= 4
+        self.paragraph(table.caption, 7.5)
+        self.y -= 8
+
+    def _row(self, table: Table, widths: Sequence[float], cells: Sequence[str], weight: str) -> None:
+        lines = [wrap(text, width, SIZE, weight) for text, width in zip(cells, widths, strict=True)]
+        for number in range(max(map(len, lines))):
+            self._need(SIZE * LINE)  # a row may be longer than a page
+            self.y -= SIZE * LINE
+            x = 0.0
+            for width, text, (_, right) in zip(widths, lines, table.columns, strict=True):
+                if number < len(text):
+                    self._write(x + width * right, text[number], SIZE, weight, "right" if right else "left")
+                x += width + GAP
+        self.y -= 3
+        colour, width = (TEXT, 0.8) if weight == "bold" else (GRID, 0.4)
+        ends, y = (MARGIN / WIDTH, 1 - MARGIN / WIDTH), (self.y + 0.8) / HEIGHT
+        self.figures[-1].add_artist(Line2D(ends, [y, y], linewidth=width, color=colour))
+
+    def _need(self, points: float) -> bool:
+        """Begin a new page if the rest of this one is not as high; return whether one was begun."""
+        if self.figures and self.y - points >= MARGIN:
+            return False
+        # without a layout engine, texts stay where they are put
+        figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72), layout="none")  # type: ignore[arg-type]
+        self.figures.append(figure)
+        self.drawings.append([])
+        self.y = HEIGHT - MARGIN
+        self._write(0, self.place, 8, "normal")
+        self._write(ROOM, str(len(self.figures)), 8, "normal", "right")
+        self.y -= 12
+        return True
+
+    def _write(self, x: float, text: str, size: float, weight: str, align: str = "left") -> None:
+        text = "".join(c if _has_glyph(c, weight) else LACKING for c in text)
+        at = (MARGIN + x) / WIDTH, self.y / HEIGHT
+        self.figures[-1].text(*at, text, fontsize=size, fontweight=weight, ha=align, parse_math=False)
+
+    def to_pdf(self) -> bytes:
+        """Return all pages with their drawings and the outline."""
+        buffer = io.BytesIO()
+        with style(), PdfPages(buffer, metadata=_METADATA) as texts:
+            for figure in self.figures:
+                texts.savefig(figure)
+        writer = PdfWriter(clone_from=buffer)
+        for page, drawings in zip(writer.pages, self.drawings, strict=True):
+            for pdf, scale, x, y in drawings:
+                drawing = PdfReader(io.BytesIO(pdf)).pages[0]
+                page.merge_transformed_page(drawing, Transformation().scale(scale).translate(x, y))
+            page.compress_content_streams()
+        chapter: Any = None
+        for title, number, level in self.outline:
+            item = writer.add_outline_item(title=title, page_number=number, parent=chapter if level else None)
+            chapter = chapter if level else item
+        writer.metadata = {"/Title": self.title}
+        output = io.BytesIO()
+        writer.write(output)
+        return output.getvalue()
+
+
+def column_widths(table: Table, room: float) -> list[float]:
+    """Return the width of each column in points, `room` at most with the gaps.
+
+    A column has what its longest cell needs. If that is too wide, columns of text share the line in proportion to the
+    square root of their longest cell, which makes rows about as high as they are in a balanced layout; a short word is
+    not broken.
+    """
+    cells = [[(name, "bold"), *((row[i], "normal") for row in table.rows)] for i, (name, _) in enumerate(table.columns)]
+    longest = [max(text_width(text, SIZE, weight) for text, weight in column) + 1 for column in cells]
+    words = [
+        min(LONGEST_WORD, whole, max(text_width(w, SIZE, weight) + 1 for t, weight in column for w in t.split(" ")))
+        for column, whole in zip(cells, longest, strict=True)
+    ]
+    room -= GAP * (len(cells) - 1)
+    if sum(longest) <= room:
+        return longest
+
+    def share(scale: float) -> list[float]:
+        return [min(max(scale * whole**0.5, word), whole) for word, whole in zip(words, longest, strict=True)]
+
+    low, high = 0.0, room
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(share(middle)) <= room else (low, middle)
+    widths = share(low)
+    return [width * min(1.0, room / sum(widths)) for width in widths]
+
+
+def wrap(text: str, width: float, size: float, weight: str = "normal") -> list[str]:
+    """Return lines of at most `width` points; a wider word is broken, after a hyphen if there is one."""
+    lines: list[str] = []
+    line = ""
+    for word in _break_words(text, width, size, weight):
+        joined = f"{line} {word}" if line else word
+        if text_width(joined, size, weight) > width and line:
+            lines.append(line)
+            joined = word
+        line = joined
+    return [*lines, line] if line else lines
+
+
+def _break_words(text: str, width: float, size: float, weight: str) -> Iterator[str]:
+    for word in text.split(" "):
+        while text_width(word, size, weight) > width and len(word) > 1:
+            end = max((n for n in range(1, len(word)) if text_width(word[:n], size, weight) <= width), default=1)
+            hyphen = max(word.rfind(sign, 0, end) for sign in "-=_/") + 1
+            end = hyphen if hyphen > end / 2 else end
+            yield word[:end]
+            word = word[end:]
+        yield word
+
+
+def text_width(text: str, size: float, weight: str = "normal") -> float:
+    """Return the width of a text in points, without kerning."""
+    return size * sum(_advance(c, weight) for c in text)
+
+
+@cache
+def _advance(character: str, weight: str) -> float:
+    """Return the width of a character in ems."""
+    font = _font(weight)
+    font.set_size(100, 72)
+    return font.load_char(ord(character if _has_glyph(character, weight) else LACKING)).linearHoriAdvance / 6553600
+
+
+@cache
+def _has_glyph(character: str, weight: str) -> bool:
+    """Return whether the font has the character; texts that models generate contain others."""
+    return ord(character) in _font(weight).get_charmap()
+
+
+def _font(weight: str) -> FT2Font:
+    return get_font(findfont(FontProperties(family="DejaVu Sans", weight=weight)))

@@ -5,11 +5,10 @@ import itertools
 
 import pytest
 
-from tokenscale.report import pdf_pages
-from tokenscale.report.pdf_pages import GAP, MARGIN, SIZE, WIDTH, columns, length, wrap
+from tokenscale.report import pdf
+from tokenscale.report.pdf import GAP, HEIGHT, MARGIN, ROOM, SIZE, column_widths, text_width, wrap
 from tokenscale.report.table import Table
 
-ROOM = 72 * (WIDTH - 2 * MARGIN)
 CELLS = ["loss or gradient not finite " * 4, *["1 234 (1 200–1 260)"] * 9]
 COLUMNS = [("run", False), ("reasons", False), *((f"number {i}", True) for i in range(9))]
 WIDE = Table(COLUMNS, [[f"run-{i:03d}", *CELLS] for i in range(120)], "A caption. " * 40)
@@ -17,7 +16,7 @@ WIDE = Table(COLUMNS, [[f"run-{i:03d}", *CELLS] for i in range(120)], "A caption
 
 def tables(place, sections):
     """Pages with a heading and a table each section."""
-    writer = pdf_pages.PageWriter(place)
+    writer = pdf.PageWriter(place)
     for title, table in sections:
         writer.heading(title)
         writer.table(table)
@@ -29,9 +28,17 @@ def texts(figure):
 
 
 def test_columns_fit_the_page():
-    assert sum(columns(WIDE, ROOM)) + GAP * (len(WIDE.columns) - 1) <= ROOM + 1e-6
+    assert sum(column_widths(WIDE, ROOM)) + GAP * (len(WIDE.columns) - 1) <= ROOM + 1e-6
     narrow = Table([("a", False), ("b", True)], [["x", "1"]])
-    assert sum(columns(narrow, ROOM)) < 30
+    assert sum(column_widths(narrow, ROOM)) < 30
+
+
+def test_the_column_with_most_text_has_most_of_the_line():
+    rows = [
+        ["a sentence of a claim " * 2, "1.7 against 2.8 GB", "what the data say of it, at length " * 12, "supported"]
+    ]
+    claim, figure, text, verdict = column_widths(Table([(name, False) for name in "abcd"], rows), ROOM)
+    assert text > 2 * claim > 2 * figure > verdict and text > ROOM / 2
 
 
 @pytest.mark.parametrize(
@@ -40,14 +47,14 @@ def test_columns_fit_the_page():
 @pytest.mark.parametrize("width", [18.0, 60.0, 500.0])
 def test_lines_are_no_wider_than_asked_and_lose_nothing(text, width):
     lines = wrap(text, width, SIZE)
-    assert all(length(line, SIZE) <= width for line in lines)
+    assert all(text_width(line, SIZE) <= width for line in lines)
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
 
 
 def test_the_width_of_letters_is_that_of_the_drawing():
-    figure = pdf_pages.Figure(figsize=(8, 2), dpi=72)
+    figure = pdf.Figure(figsize=(8, 2), dpi=72)
     drawn = figure.text(0, 0.5, "useful tokens / s", fontsize=40, fontfamily="DejaVu Sans")
-    assert drawn.get_window_extent().width == pytest.approx(length("useful tokens / s", 40), rel=0.03)
+    assert drawn.get_window_extent().width == pytest.approx(text_width("useful tokens / s", 40), rel=0.03)
 
 
 def test_every_row_is_on_a_page_below_its_head():
@@ -61,26 +68,26 @@ def test_every_row_is_on_a_page_below_its_head():
 
 def test_nothing_is_below_the_margin():
     for page in tables("demo", [("Runs", WIDE)]):
-        assert min(text.get_position()[1] for text in page.texts) * pdf_pages.HEIGHT >= MARGIN - 0.1
+        assert min(text.get_position()[1] for text in page.texts) * HEIGHT >= MARGIN - 0.1
 
 
 def one_page(width, height):
     """A PDF drawing of this size in points."""
     with io.BytesIO() as buffer:
-        pdf_pages.Figure(figsize=(width / 72, height / 72)).savefig(buffer, format="pdf")
+        pdf.Figure(figsize=(width / 72, height / 72)).savefig(buffer, format="pdf")
         return buffer.getvalue()
 
 
 @pytest.mark.parametrize("height", [200, 300, 420, 560])
 def test_two_figures_fit_a_page_and_none_leaves_it(height):
-    writer, drawing = pdf_pages.PageWriter("demo"), one_page(576, height)
+    writer, drawing = pdf.PageWriter("demo"), one_page(576, height)
     for n in range(6):
-        writer.drawing(drawing, (576, height), f"A finding with its number {n}", "A caption of several words. " * 10)
+        writer.drawing(drawing, f"A finding with its number {n}", "A caption of several words. " * 10)
     counts = [len(placed) for placed in writer.drawings]
     assert sum(counts) == 6 and min(counts) >= (2 if height < 500 else 1)
     for page, drawings in zip(writer.figures, writer.drawings, strict=True):
-        lowest = min(text.get_position()[1] for text in page.texts) * 72 * pdf_pages.HEIGHT
-        assert lowest >= 72 * MARGIN - 1
-        ends = [(placed.y, placed.y + placed.scale * height) for placed in drawings]
+        lowest = min(text.get_position()[1] for text in page.texts) * HEIGHT
+        assert lowest >= MARGIN - 1
+        ends = [(y, y + scale * height) for _, scale, _, y in drawings]
         assert all(above[0] > below[1] for above, below in itertools.pairwise(ends))
-        assert all(placed.x >= 72 * MARGIN - 1 and placed.scale * 576 <= ROOM + 1 for placed in drawings)
+        assert all(x >= MARGIN - 1 and scale * 576 <= ROOM + 1 for _, scale, x, _ in drawings)
