@@ -45,7 +45,7 @@ def test_fewer_cores_than_are_visible_is_a_note(monkeypatch):
 
 @pytest.mark.parametrize("limit, verdict", [(None, "ok"), (2**30, "no"), (2 * 2**30, "note")])
 def test_the_memory_that_counts_is_what_a_control_group_leaves(monkeypatch, limit, verdict):
-    monkeypatch.setattr(doctor_checks, "read_memory", lambda: (64 * 2**30, 60 * 2**30))
+    monkeypatch.setattr(doctor_checks.provenance, "read_memory", lambda: (64 * 2**30, 60 * 2**30))
     monkeypatch.setattr(provenance, "cgroup_limits", lambda: (None, limit))
     found = doctor_checks.check_memory(asked())
     assert found.verdict == verdict and found.fact.startswith("64.0 GiB")

@@ -164,20 +164,9 @@ def check_cores(context: Context) -> Finding:
 DEMO_MEMORY = 1_700_000_000
 
 
-def read_memory() -> tuple[int | None, int | None]:
-    """Return (total, available) bytes of main memory; None where the system does not report it."""
-    found = dict(re.findall(r"^(\w+):\s+(\d+) kB", provenance.read_text(Path("/proc/meminfo")), re.M))
-    if total := found.get("MemTotal"):
-        return int(total) * 1024, int(found["MemAvailable"]) * 1024 if "MemAvailable" in found else None
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), None
-    except (OSError, ValueError, AttributeError):
-        return None, None
-
-
 def check_memory(context: Context) -> Finding:
     """Check main memory: its total, what is available now, and the limit of control groups."""
-    (total, available), limit = read_memory(), provenance.cgroup_limits()[1]
+    (total, available), limit = provenance.read_memory(), provenance.cgroup_limits()[1]
     values = {"total_bytes": total, "available_bytes": available, "limit_bytes": limit}
     need = f"the demo needs {DEMO_MEMORY / 1e9:.1f} GB"
     if total is None:

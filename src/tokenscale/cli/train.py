@@ -5,8 +5,8 @@ import importlib
 import os
 
 from tokenscale.cli.train_inputs import prepare, print_summary
-from tokenscale.cli.train_request import parse_request
-from tokenscale.runs.launch.start import start_run
+from tokenscale.cli.train_request import find_vocabulary, parse_request
+from tokenscale.runs.launch.start import check_memory, start_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train the run that the flags describe."""
-
     return train(arguments)
 
 
@@ -34,7 +33,9 @@ def train(arguments: argparse.Namespace) -> int:
     """
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return importlib.import_module("tokenscale.cli.train_torchrun").train_together(arguments)
-    job = prepare(parse_request(arguments), lambda line: print(line, flush=True))
+    request = parse_request(arguments)
+    check_memory(request.run, vocabulary=find_vocabulary(request.run))
+    job = prepare(request, lambda line: print(line, flush=True))
     exit_code = start_run(job.run, job.output, job.manifests)
     if exit_code == 0:
         print_summary(job.output.parent)

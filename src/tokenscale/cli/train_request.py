@@ -11,6 +11,7 @@ from typing import Any
 from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import canonical_json, read_json, sha256_text
 from tokenscale.cli.pretokenize_file import reword_for_flags, strip_extensions, unescape
+from tokenscale.costs.flops import parameters
 from tokenscale.data.corpus.files import describe, documents
 from tokenscale.data.corpus.read import COMPRESSION, ENDINGS, detect_format
 from tokenscale.data.stores.manifest import read_store_manifest
@@ -32,6 +33,8 @@ DUMMY_VOCABULARY = 50_257
 #: control ids, which precede the numbers of the tokenizer `numbers`
 CONTROL = 3
 TEKKEN_VOCABULARY = 131_072
+#: entries that `train` learns for a small model without a vocabulary of its own, as in the demo
+LEARNED_VOCABULARY = 4096
 FILE_ENDINGS = (*(ending for known in ENDINGS.values() for ending in known), *COMPRESSION)
 
 
@@ -469,18 +472,17 @@ def _choose_tokenizer(
     if name is None and corpus.source.kind == "dummy":
         size = corpus.source.vocabulary_size + CONTROL
         return TokenizerSettings(name=f"numbers-{size}", kind="numbers", vocabulary_size=size), None, ()
-    if name is None and room is not None and room < TEKKEN_VOCABULARY:
+    entries = room if room is not None and room < TEKKEN_VOCABULARY else _fitting_vocabulary(model)
+    if name is None and entries is not None:
         learnt = TokenizerSettings(
-            name=f"bpe-{room}-{corpus.name}",
+            name=f"bpe-{entries}-{corpus.name}",
             kind="bpe",
             corpus=corpus.name,
             learnt_from=corpus,
-            vocabulary_size=room,
+            vocabulary_size=entries,
         )
-        note = (
-            f"tokenizer: {room:,} entries learned from the corpus, to fit the model; tekken has {TEKKEN_VOCABULARY:,}"
-        )
-        return learnt, None, (note,)
+        note = f"tokenizer: {entries:,} entries learned from the corpus, to fit the model; "
+        return learnt, None, (f"{note}tekken has {TEKKEN_VOCABULARY:,} (--tokenizer-name tekken)",)
     notes: tuple[str, ...] = ()
     if config is not None and (name or "tekken") in config.tokenizers:
         settings, directory = config.tokenizers[name or "tekken"], None
@@ -492,6 +494,19 @@ def _choose_tokenizer(
     if room is not None and size is not None and size > room:
         raise vocabulary_error(model, settings.name, size)
     return settings, directory, notes
+
+
+def _fitting_vocabulary(model: ModelSettings) -> int | None:
+    """Return the size of a learned vocabulary for a model whose weights would mostly be tekken's embedding."""
+    if model.vocabulary_size is not None or model.transformers is not None:
+        return None
+    mostly = TEKKEN_VOCABULARY * model.dimension > 4 * parameters(model.with_vocabulary(LEARNED_VOCABULARY))
+    return LEARNED_VOCABULARY if mostly else None
+
+
+def find_vocabulary(run: RunSettings) -> int | None:
+    """Return the entries of a run's tokenizer, if they are known before it is built."""
+    return TEKKEN_VOCABULARY if run.tokenizer.kind == "tekken" else run.tokenizer.vocabulary_size
 
 
 def vocabulary_error(model: ModelSettings, tokenizer: str, size: int) -> UserError:

@@ -10,22 +10,25 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError, few
-from tokenscale.base.files import write_arguments
+from tokenscale.base.files import read_json, write_arguments
+from tokenscale.costs.memory import largest_memory, memory
 from tokenscale.runs.launch import attempts, failure_hints, lock, ranks
 from tokenscale.runs.launch.job import Job, job_id, load_job
 from tokenscale.runs.launch.ranks import THREADS
+from tokenscale.runs.records import provenance
 from tokenscale.settings.closure import training_code
 from tokenscale.settings.layout import Geometry, geometry
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.manifests import done_file
-from tokenscale.settings.run import RunSettings, parse_run_id
+from tokenscale.settings.run import OURS, RunSettings, parse_run_id
 
 NO_JOB = "this machine starts processes by srun, but this process is not in a SLURM job."
+GIB = 1 << 30
 #: rendezvous ports, chosen by job number because nodes may be shared; below Linux's range of ephemeral ports
 PORTS = range(20000, 32768)
 
@@ -225,6 +228,44 @@ class Launch:
             raise UserError(what, run=needs, job=f"{self.job.id} has {job}", next=following)
 
 
+def check_memory(run: RunSettings, machine: Machine | None = None, *, vocabulary: int | None = None) -> None:
+    """Raise UserError if a run's predicted memory (`costs.memory`, a lower bound) exceeds that of a node or a GPU.
+
+    On a CPU all ranks of this machine share its memory, or what a control group allows. `vocabulary` is the size of the
+    tokenizer, for settings that do not state it; a run whose memory is not predicted passes.
+    """
+    machine, entries = machine or Machine(), run.model.vocabulary_size or run.tokenizer.vocabulary_size or vocabulary
+    if run.arm != OURS or entries is None:
+        return
+    on_gpus = run.device != "cpu" and bool(machine.gpus_per_node or [*Path("/dev").glob("nvidia[0-9]*")])
+    if on_gpus:
+        ranks, room = 1, machine.gpu_memory_gib and machine.gpu_memory_gib * GIB
+    else:
+        ranks = geometry(run.layout.world_size, machine.gpus_per_node).ranks_per_node
+        known = (provenance.read_memory()[0], provenance.cgroup_limits()[1]) if machine.starter != "srun" else ()
+        room = min(filter(None, known), default=None)
+    if room is None:
+        return
+    try:
+        whole = replace(run, model=run.model.with_vocabulary(entries))
+        most = largest_memory(whole, "cuda" if on_gpus else "cpu")
+        needed = most.total if on_gpus else sum(memory(whole, rank).total for rank in range(ranks))
+    except (ImportError, UserError):  # a model of transformers, without the library
+        return
+    if needed <= room:
+        return
+    part, size = max(asdict(most).items(), key=lambda item: item[1] or 0)
+    shape = f"{run.micro_batch} x {run.sequence_length} tokens at a time"
+    raise UserError(
+        f"the run needs more memory than {'a GPU' if on_gpus else 'this machine'} has.",
+        run=f"{run.model.name}, {entries:,} vocabulary entries, {shape}",
+        needed=f"{needed / GIB:.1f} GiB on {ranks} rank{'s' * (ranks > 1)}; {part}: {size / GIB:.1f} GiB a rank",
+        found=f"{room / GIB:.1f} GiB",
+        next="lower micro_batch or sequence_length, choose a tokenizer with fewer entries or a smaller model"
+        + (", or use fewer ranks" if ranks > 1 else ""),
+    )
+
+
 def _process_age_s() -> float:
     """Return seconds since this process started, including Python's start and imports. Linux only."""
     ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
@@ -288,6 +329,8 @@ def start_run(
     machine = machine or Machine()
     launched = Launch(run, machine, output.parent, share, job=find_job(machine))
     launched.check()
+    tokenizer = read_json(manifests["tokenizer"], "tokenizer's manifest") if "tokenizer" in manifests else {}
+    check_memory(run, machine, vocabulary=tokenizer.get("vocabulary_size"))
     opened = open_run(run, output, manifests, launch=launched.record(), wait=wait, check=check)
     with opened as (identity, attempt, held):
         if attempt is None:

@@ -34,6 +34,17 @@ def cgroup_limits(root: Path = Path("/")) -> tuple[float | None, int | None]:
     return min(cores, default=None), min(memory, default=None)
 
 
+def read_memory() -> tuple[int | None, int | None]:
+    """Return (total, available) bytes of main memory; None where the system does not report it."""
+    found = dict(re.findall(r"^(\w+):\s+(\d+) kB", read_text(Path("/proc/meminfo")), re.M))
+    if total := found.get("MemTotal"):
+        return int(total) * 1024, int(found["MemAvailable"]) * 1024 if "MemAvailable" in found else None
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), None
+    except (OSError, ValueError, AttributeError):
+        return None, None
+
+
 def usable_cores(affinity: int, quota: float | None) -> int:
     """Return the cores usable at once: the affinity's, limited by the control groups' quota."""
     return max(1, min(affinity, math.ceil(quota))) if quota else affinity
