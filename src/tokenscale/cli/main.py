@@ -126,9 +126,10 @@ COMMANDS = {
     "benchmark": "side-by-side measurements",
     "plan": "list what would run, on what, and what it would cost",
     "check": "check the configuration and the design of experiments",
+    "ready": "whether the chosen experiments can start here or under a profile, and what is missing",
     "status": "progress of jobs and runs, why they wait, what failed, and what would rerun",
     "cloud": "an experiment on rented machines: stage inputs in a bucket, train there, resume from it",
-    "doctor": "what this machine can run, what it cannot, and why",
+    "doctor": "what this machine has and lacks: packages, GPUs, memory, disk, SLURM",
 }
 
 

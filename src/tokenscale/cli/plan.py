@@ -120,7 +120,7 @@ def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterat
         yield f"  {'  '.join(columns)}".rstrip()
     yield from _describe_stores(config, names, prices)
     if of_all.passing_bytes:
-        yield f"  resume states: up to {_format_bytes(of_all.passing_bytes)} more while a run is running"
+        yield f"  resume states: up to {format_bytes(of_all.passing_bytes)} more while a run is running"
     if of_all.unlogged:
         yield f"  logs of {of_all.unlogged} runs are not counted in these bytes: their number of steps is not known"
     for why, count in of_all.bounded.items():
@@ -170,7 +170,7 @@ def _format_row(name: str, done: int, of: Total) -> tuple[str, ...]:
         f"{done:,}",
         *(f"{sign}{text}" for text in sums),
         f"{of.files:,}",
-        _format_bytes(of.bytes),
+        format_bytes(of.bytes),
     )
 
 
@@ -180,12 +180,10 @@ def _describe_stores(config: Config, names: list[str], prices: RunPrices) -> Ite
     pieces = []
     if stores.existing:
         pieces.append(
-            f"{stores.existing} here with {stores.existing_files:,} files, {_format_bytes(stores.existing_bytes)}"
+            f"{stores.existing} here with {stores.existing_files:,} files, {format_bytes(stores.existing_bytes)}"
         )
     if stores.predicted:
-        pieces.append(
-            f"{stores.predicted} to be made, about {_format_bytes(stores.predicted_bytes)} before compression"
-        )
+        pieces.append(f"{stores.predicted} to be made, about {format_bytes(stores.predicted_bytes)} before compression")
     if stores.unknown:
         texts = sorted({name.rpartition("/")[0] for name in stores.unknown})
         pieces.append(f"{len(stores.unknown)} to be made, of unknown size ({', '.join(texts)})")
@@ -224,10 +222,10 @@ def _describe_budget(config: Config, prices: RunPrices, left: list[str]) -> Iter
         yield f"    --config '{suggest_budget(needed)}'"
 
 
-def _format_bytes(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Format a number of bytes for display.
 
-    >>> _format_bytes(1536), _format_bytes(3 << 30)
+    >>> format_bytes(1536), format_bytes(3 << 30)
     ('1.5 KiB', '3.0 GiB')
     """
     units = ["B", "KiB", "MiB", "GiB", "TiB"]
@@ -286,7 +284,7 @@ def _format_sent(run: RunSettings) -> str:
     if run.layout.data_parallel_size == 1 or run.model.transformers is not None or vocabulary is None:
         return ""
     sent = exchanged_bytes(replace(run, model=run.model.with_vocabulary(vocabulary)))
-    return f" ({_format_bytes(sent)} sent)"
+    return f" ({format_bytes(sent)} sent)"
 
 
 def _format_options(run: RunSettings) -> str:

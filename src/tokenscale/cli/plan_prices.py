@@ -79,10 +79,14 @@ class RunPrices:
     def price(self, run: Run) -> Price:
         """Return the price of one run."""
         if run.run_id not in self._prices:
-            settings, manifest = run.settings, self.read_manifest("tokenizers", run.settings.tokenizer.name)
-            vocabulary = manifest["vocabulary_size"] if manifest else VOCABULARIES.get(settings.tokenizer.kind)
+            settings, vocabulary = run.settings, self.read_vocabulary(run.settings)
             self._prices[run.run_id] = estimate_run(settings, self._machine, vocabulary, self._read_rows(settings))
         return self._prices[run.run_id]
+
+    def read_vocabulary(self, run: RunSettings) -> int | None:
+        """Return the entries of a run's tokenizer; None where it is not built and its kind does not decide them."""
+        manifest = self.read_manifest("tokenizers", run.tokenizer.name)
+        return manifest["vocabulary_size"] if manifest else VOCABULARIES.get(run.tokenizer.kind)
 
     def is_done(self, run_id: str) -> bool:
         """Return whether a run has ended; Snakemake may still find a reason to run it again (`status --stale`)."""
