@@ -1,6 +1,7 @@
 """Ranks refuse a world that would compute the right losses at a speed that means nothing."""
 
 import os
+import socket
 
 import pytest
 import torch
@@ -71,3 +72,21 @@ def test_a_rank_that_is_told_of_another_world_is_refused(monkeypatch):
     with pytest.raises(UserError) as found:
         join(2, "cpu")
     assert "wants world size 2" in str(found.value) and "WORLD_SIZE=3 (rank 1)" in str(found.value)
+
+
+@pytest.mark.parametrize("rank", [0, 3], ids=["nobody joins rank 0", "no rank 0 listens"])
+@pytest.mark.parametrize("address", [True, False], ids=["with an address", "without an address"])
+def test_variables_that_another_launcher_left_are_named(monkeypatch, rank, address):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    values = {"RANK": rank, "WORLD_SIZE": 4, "LOCAL_RANK": rank}
+    values |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if address else {}
+    for name in ("TOKENSCALE_ROOT", "TORCHELASTIC_USE_AGENT_STORE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv(places.RENDEZVOUS_SECRET, raising=False)
+    for name, value in values.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(places, "MEET_S", 1.0)
+    with pytest.raises(UserError, match="WORLD_SIZE=4") as refused:
+        join(4, "cpu")
+    assert refused.value.facts["next"].startswith("unset RANK WORLD_SIZE")

@@ -1,6 +1,7 @@
 """The processes of one run: rank, device, process group, and their end."""
 
 import atexit
+import datetime
 import errno
 import gc
 import os
@@ -208,10 +209,43 @@ def _open_store(rank: int, size: int, nodes: int | None) -> dist.Store:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return next(dist.rendezvous("env://"))[0]
     here = os.environ.get("LOCAL_WORLD_SIZE") == str(size)
+    if lacking := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        found = f"RANK={rank}, WORLD_SIZE={size}, without {' and '.join(lacking)}"
+        raise UserError("the variables of a launcher are incomplete.", found=found, next=NO_LAUNCHER)
     address, port = "127.0.0.1" if here else os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     listener = listen(address, port, nodes) if rank == 0 else None
-    store = dist.TCPStore(address, port, size, rank == 0, master_listen_fd=listener)
+    if RENDEZVOUS_SECRET in os.environ or "TOKENSCALE_ROOT" in os.environ:  # our launcher's ranks may start late
+        store: dist.Store = dist.TCPStore(address, port, size, rank == 0, master_listen_fd=listener)
+    else:
+        store = _meet(address, port, rank, size, listener)
     return dist.PrefixStore(os.environ.get(RENDEZVOUS_SECRET, ""), store)
+
+
+def _meet(address: str, port: int, rank: int, size: int, listener: int | None) -> dist.Store:
+    """Return the store of ranks that an unknown launcher started. Raises UserError if they do not meet in `MEET_S`.
+
+    The variables may be left over from another job. A plain socket waits for rank 0, because PyTorch prints C++ frames.
+    """
+    end = time.monotonic() + MEET_S
+    try:
+        while rank != 0:
+            try:
+                socket.create_connection((address, port), timeout=5).close()
+                break
+            except OSError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.5)
+        left = datetime.timedelta(seconds=max(1.0, end - time.monotonic()))
+        store = dist.TCPStore(address, port, size, rank == 0, timeout=left, master_listen_fd=listener)
+        store.set_timeout(dist.constants.default_pg_timeout)
+        return store
+    except (OSError, RuntimeError):
+        raise UserError(
+            f"the other ranks cannot be reached within {MEET_S:.0f} s: RANK and WORLD_SIZE may be left over.",
+            found=f"RANK={rank}, WORLD_SIZE={size}, MASTER_ADDR={address}, MASTER_PORT={port}",
+            next=NO_LAUNCHER,
+        ) from None
 
 
 def listen(address: str, port: int, nodes: int | None) -> int:
@@ -231,6 +265,9 @@ def listen(address: str, port: int, nodes: int | None) -> int:
         ) from None
 
 
+#: seconds in which ranks of an unknown launcher must meet
+MEET_S = 40.0
+NO_LAUNCHER = "unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT; or start all ranks with torchrun"
 #: seconds a rank waits before it reports a lost peer, so that the original failure is reported first
 ECHO_S = 3.0
 
