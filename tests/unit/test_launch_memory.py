@@ -86,6 +86,8 @@ def test_the_default_tokenizer_of_train_does_not_outweigh_the_model(tmp_path):
     text.write_text('{"text": "a line of text"}\n' * 20)
     small = asked("--dataset", str(text)).run
     assert small.tokenizer.vocabulary_size == LEARNED_VOCABULARY
+    gpt2 = asked("--dataset", str(text), "--model", "gpt2-tiny").run
+    assert gpt2.tokenizer.vocabulary_size == LEARNED_VOCABULARY
     assert asked("--dataset", str(text), "--tokenizer-name", "tekken").run.tokenizer.kind == "tekken"
     assert asked("--dataset", str(text), "--model-size", "small").run.tokenizer.kind == "tekken"
     assert asked("--dataset", str(text), "--model", "llama-8b-nemo").run.tokenizer.kind == "tekken"

@@ -500,7 +500,8 @@ def _fitting_vocabulary(model: ModelSettings) -> int | None:
     """Return the size of a learned vocabulary for a model whose weights would mostly be tekken's embedding."""
     if model.vocabulary_size is not None or model.transformers is not None:
         return None
-    mostly = TEKKEN_VOCABULARY * model.dimension > 4 * parameters(model.with_vocabulary(LEARNED_VOCABULARY))
+    small = model.with_vocabulary(LEARNED_VOCABULARY).with_positions(1)
+    mostly = TEKKEN_VOCABULARY * model.dimension > 4 * parameters(small)
     return LEARNED_VOCABULARY if mostly else None
 
 
