@@ -24,7 +24,7 @@ from tokenscale.settings.mixture import MixtureSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import decode, to_dict
 from tokenscale.settings.run import RunSettings
-from tokenscale.settings.source_studies import StudyFile, TrainOptions, find_flag, resolve_approach
+from tokenscale.settings.source_studies import APPROACH_OF, StudyFile, TrainOptions, find_flag, resolve_approach
 
 CONFIG = "config/config.yaml"
 DUMMY_DOCUMENTS = 2000
@@ -79,6 +79,9 @@ def parse_request(arguments: argparse.Namespace, world_size: int | None = None) 
         raise UserError("the output folder is a file.", flag="--output-dir", file=blocking, next="name a folder")
     words, stated, notes = source_studies.translate_study_flags(words, stated, world_size or words.world_size)
     _check_flags(words, stated, world_size)
+    if words.approach is not None:
+        form, pretokenized = next(key for key, approach in APPROACH_OF.items() if approach == words.approach)
+        words = replace(words, dataset_type=form, pretokenized=pretokenized)  # type: ignore[arg-type]
     file = source_studies.load_preset_file(words.config) if words.config else StudyFile()
     model = _choose_model(words, file)
     values = file.values() | stated
@@ -141,6 +144,8 @@ def _check_flags(words: TrainOptions, stated: dict[str, Any], world_size: int | 
         raise UserError(
             "--epochs and --training-steps both set the length of the training.", next="leave one of them out"
         )
+    if words.approach is not None and (words.dataset_type is not None or words.pretokenized):
+        raise UserError("--approach and --dataset-type or --pretokenized set the same.", next="leave one of them out")
     if words.model and words.model_size:
         raise UserError("--model and --model-size both name the model.", next="leave one of them out")
     if world_size is not None and words.world_size not in (None, world_size):

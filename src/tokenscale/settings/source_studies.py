@@ -51,6 +51,9 @@ class TrainOptions:
     dataset_type: Literal["padded", "padding-free", "token-list", "packed", "length-bucketed"] | None = option(
         None, "how documents become sequences (default: packed, or the format of a pretokenized file)"
     )
+    approach: Literal[*dict.fromkeys(APPROACH_OF.values())] | None = option(  # type: ignore[valid-type]
+        None, "the setting `approach`, in place of --dataset-type and --pretokenized"
+    )
     pretokenized: bool = option(
         False, "the dataset is a file of `pretokenize` or `convert`; a corpus is tokenized before"
     )

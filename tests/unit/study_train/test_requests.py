@@ -205,3 +205,10 @@ def test_ranks_of_torchrun_join_on_the_device_that_the_flags_say(monkeypatch, wo
     with pytest.raises(AttributeError):  # what came back is no world: further it does not go
         command.run(parser.parse_args(words))
     assert joined == [(2, device)]
+
+
+@pytest.mark.parametrize("approach", dict.fromkeys(source_studies.APPROACH_OF.values()))
+def test_the_approach_is_a_flag_as_the_settings_name_it(approach):
+    assert asked("--dataset", "dummy", "--approach", approach).run.approach == approach
+    with pytest.raises(UserError, match="leave one of them out"):
+        asked("--dataset", "dummy", "--approach", approach, "--dataset-type", "padded")
