@@ -162,7 +162,8 @@ def test_tokens_that_are_there_say_whether_data_are_repeated(folder, capsys):
     ):
         path = folder / "results/tokens/c/t" / store / "manifest.json"
         path.parent.mkdir(parents=True)
-        path.write_text(json.dumps({**manifest, "documents": 40 if store != "x" else 10**6, "options": options}))
+        found = {"documents": 40 if store != "x" else 10**6, "split": options["split"], "options": options}
+        path.write_text(json.dumps(manifest | found))
     (folder / "results/tokens/c/t/y").mkdir()
     (folder / "results/tokens/c/t/y/manifest.json").write_text("{")
     for name, other in (("list", "[]"), ("older", '{"options": "none"}')):

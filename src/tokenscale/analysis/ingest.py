@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from tokenscale.analysis import clocks, run_values, stated_flops, steadiness, tables  # noqa: F401  # they register
 from tokenscale.analysis.campaign import Siblings, find_gaps
+from tokenscale.analysis.design import find_cautions
 from tokenscale.analysis.expectations import Evidence, Steps, judge
 from tokenscale.analysis.logs import merge, read_run
 from tokenscale.analysis.rows import benchmark_rows, certificate_rows, store_rows
@@ -148,11 +149,12 @@ def ingest(
 
     # Close the generator here. If it were collected while a thread starts, both would wait for each other.
     with closing(_ahead(read, list(listed), threads)) as runs_tables:
-        counts = _write(output, runs_tables, others, experiment, find_gaps(table, experiment, runs))
+        counts, steps = _write(output, runs_tables, others, experiment, find_gaps(table, experiment, runs))
     files = zip(KINDS, (benchmarks, stores, corpora, certificates), strict=True)
     inputs: Row = {kind: sorted(os.path.relpath(path, runs.parent) for path in paths) for kind, paths in files}
     inputs["table"] = os.path.relpath(experiment, runs.parent)
     described = {key: table.get(key) for key in DESCRIBED} | {"inputs": inputs}
+    described["cautions"] = find_cautions(table, stores, corpora, steps)
     write_json(output / tables.EXPERIMENT, {"schema": 1, **described})
     tables.write_manifest(output)
     return counts
@@ -197,8 +199,8 @@ def _write(
     others: dict[str, list[Row]],
     experiment: Path,
     gaps: Sequence[str],
-) -> dict[str, int]:
-    """Write the tables of all runs and the others; return row counts."""
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Write the tables of all runs and the others; return row counts, and run id → steps behind its end."""
     counts: Counter[str] = Counter()
     places: dict[tuple, str] = {}
     siblings = Siblings(gaps)
@@ -222,7 +224,8 @@ def _write(
         for name in tables.TABLES:
             if name not in STREAMED:
                 add[name](pa.concat_tables(small[name]).combine_chunks())
-    return {name: counts[name] for name in tables.TABLES}
+    steps = {row["run_id"]: (row["steps_seen"] or 0) + (row["resumed_at"] or 0) for row in runs_rows}
+    return {name: counts[name] for name in tables.TABLES}, steps
 
 
 def _ahead(work: Callable[[str], Tables], items: list[str], threads: int) -> Generator[tuple[str, Tables], None, None]:

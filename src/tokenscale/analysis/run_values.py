@@ -348,13 +348,6 @@ def _earlier_budget(e: Evidence) -> Iterator[str]:
         yield f"steps before {start_step(e.settings)} had the learning rates of another budget ({other})"
 
 
-@expect("1 - beta2 of moments in bf16", "at least 2^-9, a step that bf16 can hold", "settings", "caution")
-def _moments(e: Evidence) -> Iterator[str]:
-    run, optimizer = e.own, e.own.optimizer
-    if run.precision == "bf16-true" and optimizer.moments == "weights" and 1 - optimizer.beta2 < 2**-9:
-        yield f"bf16-true with beta2 {optimizer.beta2}: a second moment in bf16 never decays"
-
-
 @expect("budget_steps", "steps of the budget", "settings, store", "invalid")
 def _budget(e: Evidence) -> Iterator[str]:
     run = e.settings

@@ -171,3 +171,9 @@ def spread_of_pairs(ratios: Sequence[float]) -> float:
     """Standard deviation of the logarithms of ratios, of pairs of runs; nan where there are fewer than two."""
     x = np.log(np.asarray(list(ratios), dtype=float))
     return float(x.std(ddof=1)) if len(x) > 1 else math.nan
+
+
+def listing(words: Iterable[object]) -> str:
+    """Words as a sentence has them: `a, b and c`."""
+    *most, last = [str(word) for word in words] or [""]
+    return f"{', '.join(most)} and {last}" if most else last

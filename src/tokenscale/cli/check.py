@@ -5,15 +5,15 @@ conclusions: exit code 2. Warnings and notes list what a design cannot show.
 """
 
 import argparse
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tokenscale.analysis.design import Design, Problem, find_problems
+from tokenscale.analysis.readings import read_sizes
 from tokenscale.base.errors import few
 from tokenscale.cli import main
-from tokenscale.cli.check_design import CorpusSize, Design, Problem, find_problems
 from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.batches.open import count_labelled_rows
 from tokenscale.runs.launch.submission import install_hint
@@ -79,16 +79,11 @@ def check(
     for name in usable:
         runs = config.runs(name)
         yield f"{scale:<12} {name}: {len(runs)} runs", False
-        design = Design(
-            config.experiment(name),
-            runs,
-            read_corpus_sizes(config, name, results),
-            config.machine,
-            *(count_gpus_and_cores() if here else ()),
-        )
-        for problem in find_problems(design):
-            yield _format_problem(config, name, problem), problem.level == "refuse"
-        for problem in check_labels([run.settings for run in runs], results):
+        settings = [run.settings for run in runs]
+        manifests = (sorted(results.glob(f"{where}/manifest.json")) for where in ("tokens/*/*/*", "corpus/*"))
+        sizes, here_has = read_sizes(settings, *manifests), count_gpus_and_cores() if here else ()
+        design = Design(config.experiment(name), runs, sizes, config.machine, *here_has)
+        for problem in (*find_problems(design), *check_labels(settings, results)):
             yield _format_problem(config, name, problem), problem.level == "refuse"
         yield from check_packages(config, name)
 
@@ -134,33 +129,6 @@ def _format_problem(config: Config, name: str, problem: Problem) -> str:
     file = config.file_of(problem.key) if of_corpus else config.available[name]
     where = f"{name} at {config.settings.scale}"
     return f"  {problem.level:<{_WIDTH}}  {where}: {problem.what} ({file}: {problem.key}). Next: {problem.next}"
-
-
-def read_corpus_sizes(config: Config, name: str, results: Path) -> dict[tuple[str, str, bool], CorpusSize]:
-    """Return the size of each text that an experiment trains on, from the manifests of its token stores.
-
-    Texts without a manifest are left out.
-    """
-    found: dict[tuple[str, str, bool], CorpusSize] = {}
-    keys: set[tuple[str, str, bool]] = set()
-    for settings in {run.run_id: run.settings for run in config.runs(name)}.values():
-        keys.update((corpus.name, settings.tokenizer.name, settings.eos) for corpus in settings.corpora)
-    for key in keys:
-        rows, known = {}, None
-        for path in sorted(results.joinpath("tokens", *key[:2]).glob("*/manifest.json")):
-            try:
-                manifest = json.loads(path.read_text(encoding="utf-8"))
-                options = manifest["options"]
-                if options.get("split") != "train" or options.get("eos") != key[2]:
-                    continue
-                rows[path.parent.name] = manifest["rows"]
-                tokens = manifest["tokens_useful"] + manifest["tokens_cut"] + manifest["documents"]
-                known = (manifest["documents"], tokens)
-            except (OSError, ValueError, KeyError, TypeError, AttributeError):
-                continue  # of another kind, or being written
-        if known is not None:
-            found[key] = CorpusSize(*known, rows)
-    return found
 
 
 def count_gpus_and_cores() -> tuple[int, int]:

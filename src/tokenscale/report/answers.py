@@ -54,12 +54,13 @@ def find_answers(
     proof: Mapping[str, Any],
     figures: Sequence[str],
     caution: str = "",
+    marks: Sequence[str] = (),
 ) -> list[Answer]:
     """Return all answers of an experiment: `part` (a key of `FIGURES`), `text`, `spread`, `verdict`, `figure`.
 
     `rows` gives the rows of a query, `compared` is the result of `paired_comparisons.comparisons`, `proof` that of
     `campaign_quality.proof`. `figure` is empty where none of `figures` shows the part. With a `caution` (ranks share
-    cores), scaling is not answered.
+    cores), scaling is not answered. `marks` stand beside each comparison of losses: what they are losses of.
     """
     inventory = rows("inventory")
     refused = paired_comparisons.differences(comparability.refusals(inventory, "approach"))
@@ -73,7 +74,11 @@ def find_answers(
     found += answer_waiting(rows("pipeline")) if any(name in figures for name in FIGURES["waiting"]) else []
     found += answer_data(rows("order"), proof)
     shown = {part: next((name for name in names if name in figures), "") for part, names in FIGURES.items()}
-    return [answer | {"figure": shown[answer["part"]]} for answer in found]
+    for answer in found:
+        answer["figure"] = shown[answer["part"]]
+        if answer["part"] == "loss":
+            answer["spread"] = "; ".join(filter(None, [answer["spread"], *marks]))
+    return found
 
 
 def answer_padding(padding: pd.DataFrame) -> list[Answer]:
@@ -279,26 +284,32 @@ def find_cautions(
     throughput: pd.DataFrame,
     scaling: pd.DataFrame,
     stragglers: pd.DataFrame | None = None,
-    verdicts: list[str] | None = None,
+    verdicts: Sequence[str] = (),
     stores: pd.DataFrame | None = None,
+    design: Sequence[Mapping[str, str]] = (),
 ) -> list[str]:
-    """Return the cautions of an experiment; nothing for a quiet campaign with enough runs.
+    """Return the cautions of an experiment, the most important first; nothing for a quiet campaign with enough runs.
 
     `runs`, `throughput`, `scaling` and `stragglers` are the rows of the queries `inventory`, `throughput`, `scaling`
-    and `stragglers`; `verdicts` those of its comparisons; `stores` the table.
+    and `stragglers`; `verdicts` those of its comparisons; `stores` the table; `design` the `cautions` of
+    `experiment.json`.
     """
+    of_design = {level: [f"{c['what'][0].upper()}{c['what'][1:]}." for c in design if c["level"] == level]
+                 for level in ("refuse", "warn")}  # fmt: skip
     found = [
-        *_describe_held_out(stores),
         *_describe_validity(runs),
-        *_describe_run_cautions(runs),
+        *of_design["refuse"],
+        *_describe_held_out(stores),
         _describe_lost_text(runs),
+        *of_design["warn"],
+        *_describe_run_cautions(runs),
         _describe_compilation(runs),
-        _describe_load(runs),
+        _describe_efficiency(scaling),
         _describe_drift(runs, throughput),
         _describe_spread(throughput),
         _describe_stragglers(stragglers),
-        _describe_efficiency(scaling),
-        _describe_too_few(verdicts or []),
+        _describe_load(runs),
+        _describe_too_few(verdicts),
     ]
     return [text for text in found if text]
 
@@ -319,16 +330,9 @@ def _describe_validity(runs: pd.DataFrame) -> list[str]:
 
 
 def _describe_run_cautions(runs: pd.DataFrame) -> list[str]:
-    """What a reader of the runs' numbers should know, with the number of runs; and whether slow steps can be told."""
+    """What a reader of the runs' numbers should know, with the number of runs."""
     texts = Counter(text for of in runs["cautions"].dropna() for text in of.split("; ") if text)
-    found = [f"{f'{n} of {len(runs)} runs' if n < len(runs) else 'All runs'}: {text}." for text, n in texts.items()]
-    noisy = runs["unchecked"].fillna("").str.contains(TOO_NOISY) & runs["validity"].isin(["valid", "suspect"])
-    if noisy.any():
-        found.append(
-            f"In {int(noisy.sum())} of {len(runs)} runs the steps vary so much that a part of them that is twice as "
-            "slow as the rest would not be found."
-        )
-    return found
+    return [f"{f'{n} of {len(runs)} runs' if n < len(runs) else 'All runs'}: {text}." for text, n in texts.items()]
 
 
 def _describe_lost_text(runs: pd.DataFrame) -> str:
@@ -370,26 +374,26 @@ def _describe_compilation(runs: pd.DataFrame) -> str:
 
 
 def _describe_load(runs: pd.DataFrame) -> str:
-    """Load average when runs began, above what the run before it may have left: ranks × threads.
+    """Whether the machine did other work, and whether slow steps can be told.
 
     The load average counts runnable tasks over about the last minute (getloadavg(3)), and so the ranks of the run
-    before this one, too; they are taken to be as many as the largest run of the experiment has.
+    before this one, too; they are taken to be as many as the largest run of the experiment has: ranks × threads.
     """
-    known = runs[runs["validity"].isin(["valid", "suspect"]) & (runs["device_kind"] == "cpu")]
-    known = known.dropna(subset=["load_average", "cores", "world_size"])
-    if known.empty:
-        return ""
+    counted = runs[runs["validity"].isin(["valid", "suspect"])]
+    known = counted[counted["device_kind"] == "cpu"].dropna(subset=["load_average", "cores", "world_size"])
     own = (known["world_size"] * known["threads_per_rank"].fillna(1)).max()
-    others = (known["load_average"] - own) / known["cores"]
-    busy = others > BUSY
-    if not busy.any():
-        return ""
-    load = known.loc[busy, "load_average"]
-    average = f"{number(load.median(), 2)} (up to {number(load.max(), 2)})"
-    return (
-        f"Other work ran on the machine: when {int(busy.sum())} of {len(known)} runs began, its load average was "
-        f"{average} on {int(known['cores'].max())} cores; the runs' own threads are at most {int(own)}."
-    )
+    load, found = known.loc[(known["load_average"] - own) / known["cores"] > BUSY, "load_average"], []
+    if len(load):
+        found.append(
+            f"Other work ran on the machine: when {len(load)} of {len(known)} runs began, its load average was "
+            f"{number(load.median(), 2)} (up to {number(load.max(), 2)}) on {int(known['cores'].max())} cores; the "
+            f"runs' own threads are at most {int(own)}."
+        )
+    if noisy := int(counted["unchecked"].fillna("").str.contains(TOO_NOISY).sum()):
+        found.append(
+            f"In {noisy} of {len(runs)} runs steps vary so much that a part twice as slow as the rest is not found."
+        )
+    return " ".join(found)
 
 
 def _describe_drift(runs: pd.DataFrame, throughput: pd.DataFrame) -> str:
@@ -447,6 +451,6 @@ def _describe_efficiency(scaling: pd.DataFrame) -> str:
     )
 
 
-def _describe_too_few(verdicts: list[str]) -> str:
-    few = verdicts.count(TOO_FEW)
+def _describe_too_few(verdicts: Sequence[str]) -> str:
+    few = list(verdicts).count(TOO_FEW)
     return f"{few} of {len(verdicts)} comparisons have too few runs for a verdict." if few else ""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from tokenscale.analysis import comparability
-from tokenscale.analysis.statistics import summary
+from tokenscale.analysis.statistics import listing, summary
 from tokenscale.report.style import number, ordered
 
 #: letters of a caption that is read with its figure: three lines beside the answers, fewer elsewhere
@@ -118,11 +118,6 @@ def spread(values: pd.Series, digits: int = 3) -> str:
     if s.low == s.high:
         return number(s.median, digits)
     return f"{number(s.median, digits)} ({number(s.low, digits)}–{number(s.high, digits)})"
-
-
-def listing(items: list[str]) -> str:
-    """Items as a sentence has them: `a, b and c`."""
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""
 
 
 def crowded(inventory: pd.DataFrame) -> str:

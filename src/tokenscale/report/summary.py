@@ -72,7 +72,7 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             throughput, runs, primary, rows("validation"), rows("certificates")
         )
         planned = head.get("cell_repeats") or dict.fromkeys(runs["cell"].dropna(), head.get("repeats"))
-        scaling = rows("scaling")
+        scaling, design = rows("scaling"), head.get("cautions") or []
         proof, figures = campaign_quality.proof(order), [f for f in head.get("figures") or FIGURES if f in FIGURES]
         return {
             "name": name,
@@ -97,8 +97,11 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
                 rows("stragglers"),
                 [c.verdict for c in compared if c.verdict != paired_comparisons.EXPLORATORY],
                 opened.connection.execute("FROM stores").df(),
+                design,
             ),
-            "answers": answers.find_answers(rows, compared, proof, figures, caution(scaling)),
+            "answers": answers.find_answers(
+                rows, compared, proof, figures, caution(scaling), [c["mark"] for c in design if c["mark"]]
+            ),
             "design": campaign_quality.design(runs, planned, head.get("left_out") or []),
             "throughput": throughput_table(throughput, rows("stalls"), runs),
             "comparisons": paired_comparisons.comparison_table(compared, refused),
