@@ -93,6 +93,9 @@ def test_enough_text_is_no_caution(tmp_path):
 
 def test_what_nobody_knows_is_not_cautioned_about(tmp_path):
     assert told(tmp_path, [run()], ([], []))["cautions"] == []
+    _, corpora = manifests(tmp_path, built=False)
+    found = told(tmp_path, [run("padded"), run("pretokenized-padded"), run()], ([], corpora))["cautions"]
+    assert [text for text in found if "runs of 2 of 3 cells" in text.lower()] and "very run" not in " ".join(found)
 
 
 def test_steps_that_no_budget_states_are_counted_from_the_logs(tmp_path):

@@ -327,7 +327,8 @@ def check_repeated_data(design: Design) -> Iterator[Problem]:
         texts = listing(f"{name} {_times(times)} times" for name, times in of.items())
         yield Problem("warn", f"mixtures read their text more than once: {texts}", "runs.budget", cure, f"read {texts}")
     elif again and len(again) == len(known):
-        what = f"every run reads its text {_times(passes)} times, so training losses are of text seen before"
+        who = f"runs of {len(again)} of {len(design.readings)} cells read their" if unknown else "every run reads its"
+        what = f"{who} text {_times(passes)} times, so training losses are of text seen before"
         yield Problem("warn", what, "runs.budget", cure, f"text read {_times(passes)} times")
     elif again:
         once = [cell for cell, _, text in known if text.passes <= 1]
