@@ -172,8 +172,8 @@ def check_confounding(design: Design) -> list[Problem]:
         if near and min(map(len, near)) > 1:
             reported |= set(names)
             level = ", ".join(f"{name}={json.loads(text)}" for name, text in cell.items())
-            fewest = listing(min(near, key=lambda different: len(different)))
-            what = f"cell {level} differs from every other in {fewest} at once: no other cell is comparable"
+            fewest = min(near, key=len)
+            what = f"cell {level} differs from every other in {listing(fewest)} at once: no other cell is comparable"
             found.append(Problem("refuse", what, key, cure))
     found += [
         Problem("refuse", f"no two cells differ in {name} alone: its effect cannot be measured", key, cure)
