@@ -302,14 +302,14 @@ def find_cautions(
         *_describe_held_out(stores),
         _describe_lost_text(runs),
         *of_design["warn"],
-        *_describe_run_cautions(runs),
         _describe_compilation(runs),
         _describe_efficiency(scaling),
         _describe_drift(runs, throughput),
         _describe_spread(throughput),
         _describe_stragglers(stragglers),
-        _describe_load(runs),
         _describe_too_few(verdicts),
+        *_describe_run_cautions(runs),
+        _describe_load(runs),
     ]
     return [text for text in found if text]
 
@@ -384,10 +384,11 @@ def _describe_load(runs: pd.DataFrame) -> str:
     own = (known["world_size"] * known["threads_per_rank"].fillna(1)).max()
     load, found = known.loc[(known["load_average"] - own) / known["cores"] > BUSY, "load_average"], []
     if len(load):
+        most = f" (up to {number(load.max(), 2)})" * (len(load) > 1)
         found.append(
             f"Other work ran on the machine: when {len(load)} of {len(known)} runs began, its load average was "
-            f"{number(load.median(), 2)} (up to {number(load.max(), 2)}) on {int(known['cores'].max())} cores; the "
-            f"runs' own threads are at most {int(own)}."
+            f"{number(load.median(), 2)}{most} on {int(known['cores'].max())} cores; the runs' own threads are at most "
+            f"{int(own)}."
         )
     if noisy := int(counted["unchecked"].fillna("").str.contains(TOO_NOISY).sum()):
         found.append(
