@@ -6,8 +6,7 @@ sequence length. All recorded facts of the table `runs` are compared here before
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -26,7 +25,7 @@ SETTINGS = {
     "validation_store_sha256": "held-out rows",
 }
 PLACES = {"machine": "machine", "device": "device", "cpu": "CPU", "share": "runs at once on its node"}
-#: the same of runs with as many ranks; of others see `report/words.caution`
+#: the same of runs with as many ranks; of others see `report/captions.caution`
 RANKS = {
     "world_size": "world size",
     "cores": "cores",
@@ -48,18 +47,12 @@ FOLLOWING = {
 }
 #: factors (or sections) that change the number of useful tokens in the held-out slice
 VALIDATION_CHANGE = ("sequence_length", "objective", "labels", "eos", "validation", "corpus", "tokenizer", "mixture")
-#: the columns that are compared, a fourth of the table's
-COMPARED = (
-    *("run_id", "validity", "cell", "repeat", "seed", "external", "science", "code_digest", "code", "versions"),
-    *("environment", "steps_asked", "validation_tokens"),
-    *SETTINGS,
-    *PLACES,
-    *RANKS,
-)
+#: what is compared beside these: a fourth of the table's columns in all
+OTHERS = """run_id validity cell repeat seed external science code_digest code versions environment steps_asked
+validation_tokens""".split()
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(NamedTuple):
     """Runs that are not compared, `where` they stand, and what tells them apart beside the factor."""
 
     run_ids: tuple[str, ...]
@@ -70,11 +63,6 @@ class Refusal:
     def sentence(self) -> str:
         """For a caption."""
         return f"Not compared: {self.where} ({'; '.join(self.differs)})."
-
-
-def compared_columns(runs: pd.DataFrame) -> pd.DataFrame:
-    """The columns of `runs` that `refusals` looks at."""
-    return runs[[column for column in dict.fromkeys(COMPARED) if column in runs]]
 
 
 def refusals(runs: pd.DataFrame, factor: str) -> list[Refusal]:
@@ -88,19 +76,17 @@ def refusals(runs: pd.DataFrame, factor: str) -> list[Refusal]:
 
     World sizes whose global batch grows with them (weak scaling) may differ in it, and in what follows from it.
     """
-    runs = compared_columns(runs)
-    counted = runs[runs["validity"].isin(["valid", "suspect"])].assign(
+    columns = [column for column in (*OTHERS, *SETTINGS, *PLACES, *RANKS) if column in runs]
+    counted = runs.loc[runs["validity"].isin(["valid", "suspect"]), columns].reset_index(drop=True)
+    counted = counted.assign(
         external=lambda r: r["external"].fillna(False).astype(bool) if "external" in r else False,
         base_seed=lambda r: (r["seed"] - r["repeat"]).where(~r["external"]),
         positions=lambda r: r["steps_asked"] * r["global_batch"] * r["sequence_length"],
     )
-    counted = counted.reset_index(drop=True)
-    found = []
     rest = counted["cell"].map(lambda cell: _split(cell, factor)[1])
     apart = counted["external"] & (factor in RANKS_CHANGE)
-    for (shared, _), group in counted.groupby([rest, apart], sort=False):
-        found += _of_group(group, shared, factor)
-    return found
+    groups = counted.groupby([rest, apart], sort=False)
+    return [refusal for (shared, _), group in groups for refusal in _of_group(group, shared, factor)]
 
 
 def refused(found: Iterable[Refusal]) -> set[str]:
@@ -115,7 +101,8 @@ def sentences(found: Iterable[Refusal]) -> str:
 
 def _of_group(group: pd.DataFrame, rest: str, factor: str) -> list[Refusal]:
     outside = group["external"].map({True: " (external)", False: ""})
-    levels = group["cell"].map(lambda cell: _level(cell, factor)) + outside
+    own = group["cell"].map(lambda cell: _split(cell, factor)[0].removeprefix("approach=") or "(one level)")
+    levels = own + outside
     alike = _filled(_facts(group, factor))
     stays, left = _parted(alike, levels)
     found = []
@@ -240,11 +227,6 @@ def _split(cell: str, factor: str) -> tuple[str, str]:
     parts = [part for part in (cell or "").split(", ") if part]
     own = [part for part in parts if part.startswith(tuple(f"{key}{end}" for key in keys for end in "=."))]
     return ", ".join(own), ", ".join(part for part in parts if part not in own)
-
-
-def _level(cell: str, factor: str) -> str:
-    """A level in words: an approach by its name alone."""
-    return _split(cell, factor)[0].removeprefix("approach=") or "(one level)"
 
 
 def _text(value: Any) -> str:

@@ -35,7 +35,7 @@ def used(runs: pd.DataFrame) -> pd.DataFrame:
 
 def comparable(rows: pd.DataFrame, inventory: pd.DataFrame, factor: str) -> tuple[pd.DataFrame, str]:
     """Return (rows of runs that are comparable along the factor, sentences on the runs that are not)."""
-    found = comparability.refusals(comparability.compared_columns(inventory), factor)
+    found = comparability.refusals(inventory, factor)
     return rows[~rows["run_id"].isin(comparability.refused(found))], comparability.sentences(found)
 
 
