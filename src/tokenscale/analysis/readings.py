@@ -72,7 +72,8 @@ def read_sizes(runs: Iterable[RunSettings], stores: Sequence[Path], corpora: Seq
     Without a store of the training text, its tokens are estimated from its bytes, as the held-out text has them.
     """
     keys = {(corpus.name, run.tokenizer.name, run.eos) for run in runs for corpus in run.corpora}
-    texts = {path.parent.name: _read(path).get("splits", {}) for path in corpora}
+    named = {key[0] for key in keys}
+    texts = {path.parent.name: _read(path).get("splits", {}) for path in corpora if path.parent.name in named}
     found = {}
     for key in sorted(keys):
         size, held_out_tokens = CorpusSize(), 0
