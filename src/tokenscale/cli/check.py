@@ -56,10 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
     return 2 if refused else 0
 
 
-#: word of a level → how wide all of them are
-_WIDTH = max(map(len, ("refuse", "warn", "note")))
-
-
 def check(
     config: Config, names: list[str], *, here: bool, results: Path = Path("results")
 ) -> Iterator[tuple[str, bool]]:
@@ -73,9 +69,11 @@ def check(
         other_corpus = error.facts.get("key") == "corpus"
         yield f"{scale:<12} {name}: {error.what} {error.facts.get('reason', '')}".rstrip(), not other_corpus
     if config.machine.container is not None and config.machine.container_digest is None:
-        what = f"the image of {config.machine.container} has no digest ({config.settings.machine}: container_digest)"
-        following = 'sha256sum IMAGE, then container_digest = "sha256:…" there'
-        yield f"  {'refuse':<{_WIDTH}}  {scale}: {what}. Next: {following}", True
+        what, next = (
+            f"the image of {config.machine.container} has no digest",
+            "sha256sum IMAGE, then container_digest = ",
+        )
+        yield _line(config, scale, Problem("refuse", what, "container_digest", f'{next}"sha256:…" there'))
     for name in usable:
         runs = config.runs(name)
         yield f"{scale:<12} {name}: {len(runs)} runs", False
@@ -83,9 +81,8 @@ def check(
         manifests = (sorted(results.glob(f"{where}/manifest.json")) for where in ("tokens/*/*/*", "corpus/*"))
         sizes, here_has = read_sizes(settings, *manifests), count_gpus_and_cores() if here else ()
         design = Design(config.experiment(name), runs, sizes, config.machine, *here_has)
-        for problem in (*find_problems(design), *check_labels(settings, results)):
-            yield _format_problem(config, name, problem), problem.level == "refuse"
-        yield from check_packages(config, name)
+        for problem in (*find_problems(design), *check_labels(settings, results), *check_packages(config, name)):
+            yield _line(config, f"{name} at {scale}", problem, config.available[name])
 
 
 def check_labels(runs: list[RunSettings], results: Path) -> Iterator[Problem]:
@@ -106,29 +103,29 @@ def check_labels(runs: list[RunSettings], results: Path) -> Iterator[Problem]:
         yield Problem(level, what, "runs.sequence_length", "raise it, so that rows reach their targets")
 
 
-def check_packages(config: Config, name: str) -> Iterator[tuple[str, bool]]:
-    """Yield (line, whether it refuses) for each package that runs import and the machine's container lacks."""
-    machine, file = config.machine, config.settings.machine
+def check_packages(config: Config, name: str) -> Iterator[Problem]:
+    """Yield each package that runs import and the machine's container lacks."""
+    machine, key = config.machine, "container_packages"
     if machine.container is None:
         return
-    where = f"{name} at {config.settings.scale}"
     if not machine.container_packages:
         what = f"the packages in the image of {machine.container} are not listed"
-        yield f"  {'note':<{_WIDTH}}  {where}: {what} ({file}: container_packages). Next: list them there", False
+        yield Problem("note", what, key, "list them there")
         return
     runs = {run.run_id: run.settings for run in config.runs(name)}
     for package, run_ids in find_missing_packages(runs, machine.container_packages).items():
         what = f"{len(run_ids)} runs import {package}, which the container's image lacks ({few(run_ids)})"
-        following = f"({file}: container_packages). Next: {install_hint([package], machine.container)}"
-        yield f"  {'refuse':<{_WIDTH}}  {where}: {what} {following}", True
+        yield Problem("refuse", what, key, install_hint([package], machine.container))
 
 
-def _format_problem(config: Config, name: str, problem: Problem) -> str:
-    # what a corpus says stands in the configuration, everything else in the experiment's file
-    of_corpus = problem.key.startswith("corpora.")
-    file = config.file_of(problem.key) if of_corpus else config.available[name]
-    where = f"{name} at {config.settings.scale}"
-    return f"  {problem.level:<{_WIDTH}}  {where}: {problem.what} ({file}: {problem.key}). Next: {problem.next}"
+def _line(config: Config, where: str, problem: Problem, file: object = "") -> tuple[str, bool]:
+    """Return the line of a problem, with the file that its key stands in, and whether it refuses."""
+    if problem.key.startswith("corpora."):
+        file = config.file_of(problem.key)
+    elif problem.key.startswith("container_"):
+        file = config.settings.machine
+    text = f"{where}: {problem.what} ({file}: {problem.key}). Next: {problem.next}"
+    return f"  {problem.level:<6}  {text}", problem.level == "refuse"
 
 
 def count_gpus_and_cores() -> tuple[int, int]:
