@@ -162,7 +162,7 @@ def check_confounding(design: Design) -> list[Problem]:
         if len(always) > 1 and name not in reported:
             reported |= always
             others = listing([n for n in names if n in always and n != name])
-            what = f"{name} never changes alone: {others} changes with it, so their effects cannot be separated"
+            what = f"factor {name} never changes alone: {others} changes with it, so their effects cannot be separated"
             cure = "run cells that differ in one of them only (check left_out), or fix one"
             found.append(Problem("refuse", what, f"factors.{name}", cure))
     cure = "run cells that differ in one factor only, or leave out those that differ in several"
@@ -267,7 +267,7 @@ def check_bases(design: Design) -> Iterator[Problem]:
     for approach in sorted(there & {approach for approach, _ in COMPARISONS}):
         bases = [baseline for of, baseline in COMPARISONS if of == approach]
         if not there & set(bases):
-            what = f"{approach} has no baseline: it is compared with {' or '.join(bases)}"
+            what = f"approach {approach} has no baseline: it is compared with {' or '.join(bases)}"
             yield Problem("warn", what, "factors.approach", f"add {bases[0]}")
     piped = [s.layout for _, s in design.settings if s.layout.pipeline > 1]
     without = {layout.pipeline for layout in piped} - {of.pipeline for of in piped if of.schedule == "naive"}
@@ -490,10 +490,10 @@ def check_number_formats(design: Design) -> Iterator[Problem]:
             continue
         optimizer, weight = run.optimizer, run.model.initial_deviation
         if optimizer.moments == "weights" and 1 - optimizer.beta2 < 2**-9:
-            what = f"bf16-true with beta2 {optimizer.beta2}: a second moment in bf16 never decays"
+            what = f"with bf16-true and beta2 {optimizer.beta2} a second moment in bf16 never decays"
             found[what] = Problem("warn", what, "runs.optimizer.moments", "optimizer.moments: fp32")
         if optimizer.learning_rate < weight * 2**-9:
-            what = f"bf16-true with a peak rate of {optimizer.learning_rate:g}: updates of weights above "
+            what = f"with bf16-true and a peak rate of {optimizer.learning_rate:g}, updates of weights above "
             what += f"{optimizer.learning_rate * 2**9:.2g} (initial deviation {weight:g}) are mostly rounded away"
             found[what] = Problem("warn", what, "runs.precision", "precision: bf16, which keeps fp32 weights")
     yield from found.values()
