@@ -64,6 +64,7 @@ def experiment(name: str, tables: Path) -> dict[str, Any]:
 def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
     """The same of a folder whose tables have this digest: page, PDF and bundle describe the same experiments."""
     head = read_experiment(folder)
+    design = head.get("cautions") or []
     with save.Tables(folder) as opened:
         rows = opened.rows
         runs, throughput, order = rows("inventory"), rows("throughput"), rows("order")
@@ -72,7 +73,7 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             throughput, runs, primary, rows("validation"), rows("certificates")
         )
         planned = head.get("cell_repeats") or dict.fromkeys(runs["cell"].dropna(), head.get("repeats"))
-        scaling, design = rows("scaling"), head.get("cautions") or []
+        scaling = rows("scaling")
         proof, figures = campaign_quality.proof(order), [f for f in head.get("figures") or FIGURES if f in FIGURES]
         return {
             "name": name,
