@@ -135,14 +135,11 @@ def find_cautions(
         )
         sizes = read_sizes((run.settings for run in runs), stores, corpora)
         design = Design(experiment, runs, sizes, steps=made)
-        found = _sorted(problem for check in OF_RESULTS for problem in check(design))
+        _, _ = design.settings, design.factors  # a LookupError where a cell lacks its factors or its run
     except (UserError, LookupError, TypeError, ValueError, AttributeError):
         return []
-    return [
-        {"level": problem.level, "what": problem.what, "mark": problem.mark}
-        for problem in found
-        if problem.level != "note"
-    ]
+    found = _sorted(problem for check in OF_RESULTS for problem in check(design))
+    return [{"level": p.level, "what": p.what, "mark": p.mark} for p in found if p.level != "note"]
 
 
 def check_confounding(design: Design) -> list[Problem]:
