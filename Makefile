@@ -32,17 +32,15 @@ DAILY := $(foreach folder,docs experiments faults golden long slurm,--ignore tes
 # a folder, and the files outside it with single cases that have its mark: pytest need not import the rest
 marked = -m $(1) $(sort $(2) $(shell grep -rlE --include='test_*.py' 'mark\.$(1)\b' tests | grep -vE '^tests/(faults|$(notdir $(2)))/'))
 YOURS := $(if $(CONFIG),--configfile $(CONFIG))
-REPORT := results/report/index.html
 
 .PHONY: run quick docs generate test experiments-test docs-test faults-test slurm-test golden-test long-test lock-test setup lock lint clean
 
-# Of a dry run with nothing to do, that line is shown and what follows it: which files of the report have been deleted.
+# Of a dry run with nothing to do, that line is shown and what follows it: where the report lies, and what it says.
 # Tokens first, the rest in a second call: a rebuilt manifest that is equal byte for byte then stops the wave of reruns.
 run: $(READY)
 	@$(if $(CONFIG),$(VENV)/bin/python -m tokenscale.settings.yaml_files $(CONFIG))
 	@if $(SNAKEMAKE) --dry-run $(YOURS) 2>&1 | sed -n '/Nothing to be done/,$$p' | grep .; then :; \
 	else $(SNAKEMAKE) corpus tokens $(YOURS) && $(SNAKEMAKE) $(YOURS); fi
-	@echo "report: $(REPORT)"
 
 test: $(READY)
 	$(PYTEST) -m "not experiment and not long" $(DAILY)

@@ -307,7 +307,7 @@ EXPERIMENTS_HEAD = """# Experiments
 
 One file, one question. Written from the files themselves by `make generate`; edit those.
 
-`snakemake NAME` runs one with its figures, `snakemake all_experiments` all of them with one report,
+`snakemake NAME` runs one up to its own report, `snakemake all_experiments` all of them up to one report,
 `python -m tokenscale plan [NAME …]` says what that takes. Scales are overlays of one file, chosen by
 `--config scale=workstation`: `demo` is a CPU's, of minutes, and says nothing about GPUs; `workstation` and `alps` are
 for GPUs; `study` has the source studies' own cells. At a scale without an overlay an experiment is left out of

@@ -527,3 +527,45 @@ def test_the_configuration_is_merged_as_snakemake_merges_it(tmp_path):
     assert config.settings.engine == "tokenizers"
     config = configuration.load_config(root=ROOT, configfiles=[first], profile="alps")
     assert config.settings.scale == "alps", "a profile's config: is Snakemake's --config, and wins over files"
+
+
+@pytest.mark.parametrize(
+    ("files", "given", "experiments", "name"),
+    [
+        ([], {}, (), ""),
+        ([], {"scale": "demo", "experiments": "demo", "engine": "tokenizers", "bucket": "s3://b/p"}, (), ""),
+        ([], {}, ["demo"], ""),
+        ([], {}, ["storage"], "-experiments=storage"),
+        ([], {"experiments": "storage"}, (), "-experiments=storage"),
+        ([], {"experiments": ["demo", "storage"]}, (), "-experiments=demo+storage"),
+        ([], {"scale": "alps", "corpus": "grammar"}, ["all_experiments"],
+         "-scale=alps,experiments=all_experiments,corpus=grammar"),
+        (["mine.yaml"], {}, (), "-mine"),
+        (["mine.yaml"], {"scale": "alps"}, (), "-mine"),
+        (["mine.yaml"], {"scale": "demo"}, ["storage"], "-mine,scale=demo,experiments=storage"),
+        (["a/mine.yaml"], {}, (), "-a+mine"),
+        (["a.yaml", "mine.yaml"], {}, (), "-a,mine"),
+        (["a,mine.yaml"], {}, (), "-a%2Cmine"),
+        (["{my} config.yml"], {}, (), "-%7Bmy%7D%20config.yml"),
+    ],
+)  # fmt: skip
+def test_each_choice_of_what_is_reported_has_a_report_of_its_own(tmp_path, files, given, experiments, name):
+    shutil.copytree(ROOT / "config", tmp_path / "config")
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("scale: alps" if "mine" in file else "{}")
+    config = configuration.load_config(root=tmp_path, configfiles=files, overrides=given)
+    assert config.report_folder(experiments) == f"results/report{name}"
+
+
+def test_long_and_other_values_have_names_that_differ():
+    names = set()
+    for many in (
+        {},
+        {"corpora": {"docstrings": {"source": {"maximum_documents": 3}}}},
+        {"corpora": {"docstrings": {"source": {"maximum_documents": 4}}}},
+    ):
+        config = configuration.load_config(root=ROOT, overrides=many)
+        for chosen in (config.available, list(config.available)[1:]):
+            names.add(config.report_folder(chosen))
+    assert len(names) == 6 and max(map(len, names)) < 150

@@ -1,5 +1,6 @@
 """Snakemake in a fork of a process that has imported it already: two thirds of a dry run's time are imports."""
 
+import atexit
 import os
 import sys
 import tempfile
@@ -56,4 +57,8 @@ def _main(arguments: list[str], root: str, environment: dict[str, str], output: 
     sys.executable = python  # its jobs' Python, too (runs/launch/lock.py)
     from snakemake.cli import main
 
-    main(arguments)
+    atexit._clear()  # what the process that forked has registered
+    try:
+        main(arguments)
+    finally:
+        atexit._run_exitfuncs()

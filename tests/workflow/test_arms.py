@@ -61,7 +61,7 @@ def test_a_trainer_is_compared_with_a_certificate_and_one_that_logs_nothing_is_i
     (silent / "adapter.py").write_text("from contract import Contract\nContract().close()\n")
     (project.root / "config/experiments/arms.yaml").write_text(json.dumps(EXPERIMENT))
     # one core: ranks of these tests compute with one thread, an arm with those of its job
-    project.snakemake("--cores", "1", "results/report/index.html", "--config", "experiments=[arms]")
+    project.snakemake("--cores", "1", "arms")
     tables = project.root / "results/tables/arms"
     runs = query("inventory", tables).set_index("arm")
     assert runs["validity"].to_dict() == {"tokenscale": "valid", "transformers": "valid", "silent": "invalid"}
@@ -74,10 +74,10 @@ def test_a_trainer_is_compared_with_a_certificate_and_one_that_logs_nothing_is_i
     assert found.loc["transformers", "verdict"] == "equal to rounding"
     assert 0 < found.loc["transformers", "loss_floor"] < 1e-5
     assert found.loc["silent", "verdict"] == "none" and "no recording" in found.loc["silent", "reason"]
-    page = re.sub(r"\s+", " ", (project.root / "results/report/index.html").read_text())
+    page = re.sub(r"\s+", " ", (project.root / "results/report-experiments=arms/index.html").read_text())
     assert "useful tokens per second as tokenscale (parity: equal to rounding)" in page
     assert "no valid run: the arm logged no step" in page and "no certificate: the arm wrote no recording" in page
-    again = project.dry_run("results/report/index.html", "--config", "experiments=[arms]")
+    again = project.dry_run("arms")
     assert "Nothing to be done" in again
 
 

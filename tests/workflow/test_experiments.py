@@ -21,6 +21,7 @@ from tokenscale.settings.options import to_dict
 from tokenscale.settings.yaml_files import read_yaml
 
 pytestmark = [pytest.mark.long, pytest.mark.slow(20), pytest.mark.workflow]
+REPORT = f"results/report-experiments={ALL}"
 
 #: cells of an experiment that are run, one repeat each; of these more: one reads a store, one is sharded
 MOST = 3
@@ -129,7 +130,7 @@ def config(everything):
 def test_every_figure_is_there_and_shows_what_was_measured(everything, config):
     empty = []
     for name in config.available:
-        assert (everything.root / f"results/report/{name}.html").is_file()
+        assert (everything.root / REPORT / f"{name}.html").is_file()
         for figure in config.experiment(name).figures:
             path = everything.root / f"results/figures/{name}/{figure}"
             assert path.with_suffix(".svg").stat().st_size > 1000
@@ -141,13 +142,13 @@ def test_every_figure_is_there_and_shows_what_was_measured(everything, config):
 
 def test_every_claim_has_a_verdict_from_an_experiment_made_for_it(everything):
     ledger = read_yaml(everything.root / "config/claims.yaml")["claims"]
-    judged = json.loads((everything.root / "results/report/claims.json").read_text())["claims"]
+    judged = json.loads((everything.root / REPORT / "claims.json").read_text())["claims"]
     assert [claim["id"] for claim in judged] == [*ledger]
     for claim in judged:
         assert claim["verdict"] in VERDICTS and (claim["experiment"] or claim["sentence"] or claim["reason"])
     answered = {claim["id"]: claim["experiment"] for claim in judged if claim["experiment"]}
     assert {answered[name] for name in answered} >= {"formats_in_training", "parallelism", "precision"}
-    text = (everything.root / "results/report/index.html").read_text()
+    text = (everything.root / REPORT / "index.html").read_text()
     assert all(f'id="claim-{name}"' in text for name in ledger) and 'id="originals"' in text
 
 
@@ -168,7 +169,7 @@ def test_runs_that_go_on_in_other_layouts_have_the_samples_and_losses_of_what_wa
     assert sorted(pairs["compared"]) == sorted(run.run_id for run in resumed)
     assert pairs["same_data"].all() and pairs["same_useful_tokens"].all() and set(pairs["steps_compared"]) == {4}
     assert (pairs["largest_loss_difference"] < 1e-5).all()
-    judged = json.loads((everything.root / "results/report/claims.json").read_text())["claims"]
+    judged = json.loads((everything.root / REPORT / "claims.json").read_text())["claims"]
     verdicts = {claim["id"]: claim["verdict"] for claim in judged if claim["id"].startswith("resumed-")}
     assert verdicts == {"resumed-same-samples": "supported", "resumed-same-losses": "supported"}
 

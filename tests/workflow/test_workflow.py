@@ -37,7 +37,48 @@ def test_every_target_has_its_stage(fresh):
     report = tables | {"draw_figure": 4, "build_experiment_page": 2} | REPORT
     assert fresh.planned("report") == fresh.planned() == report
     assert fresh.planned("claims") == tables | {"judge_claims": 1}
-    assert fresh.planned("ranks")["train"] == 2
+    ranks = fresh.planned("ranks")
+    assert ranks == fresh.planned("--config", "experiments=ranks") == ranks | REPORT | {"train": 2, "draw_figure": 1}
+
+
+def test_each_configuration_has_its_own_report_and_the_call_ends_with_it(copy):
+    """Another configuration, an experiment by its name, and the first configuration again, with nothing left to do."""
+    results = copy.root / "results"
+    before = {path: sha256_file(path) for path in (results / "report").rglob("*") if path.is_file()}
+    (copy.root / "mine.yaml").write_text("experiments: [ranks]")
+    pages = set()
+    for asked, name in ((["--configfile", "mine.yaml"], "report-mine"), (["ranks"], "report-experiments=ranks")):
+        dry = copy.snakemake("-n", "--cores", "2", *asked).stdout
+        said = copy.snakemake("--cores", "2", *asked).stdout
+        closing = said[said.index(f"\nreport   results/{name}/index.html\nanswers  ") :]
+        pages.add((results / name / "index.html").read_bytes())
+        assert (results / name / "report.pdf").is_file() and (results / name / "SHA256SUMS").is_file()
+        assert "\ncaution  This is demo scale" in closing and closing.count("\ncaution") <= 6
+        assert "\nreport   " not in dry
+        assert copy.snakemake("--cores", "2", *asked).stdout.endswith(closing)
+    assert len(pages) == 1, "the same content whichever way it is built"
+    assert {path: sha256_file(path) for path in before} == before
+    assert copy.snakemake("-n", "--cores", "2").stdout.count("\nreport   results/report/index.html\nanswers  ") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["results/report/index.html"], ["no rule makes", "did you mean results/report-scale=alps/index.html"]),
+        ([], ["results/report-scale=alps", "no folder"]),
+        (["rnks"], ["no rule makes", "did you mean ranks"]),
+    ],
+)
+def test_a_call_that_cannot_build_its_report_says_why(fresh, arguments, words):
+    """A report of another configuration by its path, a file in the folder's place, and an unknown experiment."""
+    results = fresh.root / "results"
+    (results / "report").mkdir(parents=True)
+    (results / "report/index.html").touch()
+    if not arguments:
+        (results / "report-scale=alps").touch()
+    done = fresh.snakemake("-n", "--cores", "1", *arguments, "--config", "scale=alps", check=False)
+    assert done.returncode == 2 and all(word in done.stdout for word in words), done.stdout
+    assert "Traceback" not in done.stdout and "report   " not in done.stdout
 
 
 def test_alps_is_planned_without_slurm_and_without_writing_elsewhere(fresh):

@@ -2,20 +2,16 @@ rule judge_claims:
     """Test the claims against the tables: numbers, verdicts, LaTeX macros. Never fails because of a verdict."""
     input:
         ledger=ancient(settings.settings.claims),
-        tables=expand(
-            "results/tables/{experiment}/{table}",
-            experiment=EXPERIMENTS,
-            table=TABLES,
-        ),
+        tables=tables_of,
         code=lambda w: code_of("claims"),
     output:
-        "results/report/claims.json",
-        "results/report/claims.tex",
+        "results/{report}/claims.json",
+        "results/{report}/claims.tex",
     log:
-        "results/logs/claims.log",
+        "results/logs/{report}/claims.log",
     localrule: True
     params:
-        experiments=arguments(experiments=EXPERIMENTS),
+        experiments=lambda w: arguments(experiments=experiments_of(w)),
         folder=lambda w, output: os.path.dirname(output[0]),
         # the claims' content, without comments and modification time
         content=lambda w: sha256_text(canonical_json(read_claims())),
@@ -29,7 +25,7 @@ rule judge_claims:
 rule claims:
     """Print the claims. With `strict_claims`, fail if a required claim no longer holds."""
     input:
-        judged="results/report/claims.json",
+        judged=f"{REPORT}/claims.json",
         ledger=settings.settings.claims,
     log:
         "results/logs/claims-printed.log",

@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import shlex
 import sys
 from functools import cache
 from pathlib import Path
@@ -64,7 +65,7 @@ refuse = internals.exit_with
 
 def is_requested(experiment):
     """Return whether the command line names an experiment, as a target or in the path of a file below results."""
-    path = rf"results/(.*/)?{re.escape(experiment)}/"
+    path = rf"results/(.*[/=])?{re.escape(experiment)}/"
     return any(word == experiment or re.match(path, word) for word in WORDS)
 
 
@@ -80,8 +81,12 @@ try:
     config.update(find_dropped_values(call.config, COMMAND_LINE, os.environ))
     settings = Config(config, layers=call.layers())
     # as a target on the command line, ALL selects all experiments for the report
-    EXPERIMENTS = settings.select_experiments([ALL] if ALL in WORDS else [])
+    named = [ALL] if ALL in WORDS else []
+    EXPERIMENTS = settings.select_experiments(named)
     USABLE = settings.usable([*EXPERIMENTS, *filter(is_requested, settings.available)])
+    REPORT = settings.report_folder(named)
+    # folder → experiments of each report that may be requested: each experiment has its own
+    REPORTS = {settings.report_folder([e]): [e] for e in USABLE} | {REPORT: EXPERIMENTS}
     RUNS = settings.all_runs(USABLE)
     if workflow.is_main_process and NOW and settings.settings.bucket is not None:
         print(f"tokenscale: {cloud.pull(settings, EXPERIMENTS)}", file=sys.stderr)
@@ -152,6 +157,7 @@ wildcard_constraints:
     part=r"\d{5}",
     experiment=one_of(USABLE),
     figure=one_of(FIGURES),
+    report=one_of(map(os.path.basename, REPORTS)),
 
 
 def content_of(corpus, part=None):
@@ -286,20 +292,47 @@ def read_claims():
         refuse(error)
 
 
-def page_files():
+def experiments_of(w):
+    return REPORTS[f"results/{w.report}"]
+
+
+def tables_of(w):
+    """Return all tables of a report's experiments."""
+    return expand(
+        "results/tables/{experiment}/{table}",
+        experiment=experiments_of(w),
+        table=TABLES,
+    )
+
+
+def page_files(report):
     """Return the first page, and one page per experiment if there are several."""
-    pages = ["index", *(EXPERIMENTS if len(EXPERIMENTS) > 1 else [])]
-    return [f"results/report/{page}.html" for page in pages]
+    pages = ["index", *(REPORTS[report] if len(REPORTS[report]) > 1 else [])]
+    return [f"{report}/{page}.html" for page in pages]
 
 
-def report_files():
-    """Return all files of the report. Its figures are direct inputs: Snakemake then redraws a deleted one."""
+def report_files(report):
+    """Return all files of a report. Its figures are direct inputs: Snakemake then redraws a deleted one."""
     return [
-        *page_files(),
-        "results/report/report.pdf",
-        "results/report/SHA256SUMS",
-        *figure_files(EXPERIMENTS),
+        *page_files(report),
+        f"{report}/report.pdf",
+        f"{report}/SHA256SUMS",
+        *figure_files(REPORTS[report]),
     ]
+
+
+def print_reports():
+    """Print where the reports of a call that has nothing left to do lie, with their answers and cautions."""
+    if not internals.is_planned(workflow):
+        return
+    # a dry run counts its jobs as finished
+    unfinished = internals.get_jobs_to_run(workflow, unfinished=not workflow.dryrun)
+    for page in [] if unfinished else internals.find_outputs(workflow, "build_page"):
+        log = Path("results/logs", Path(page).parent.name, "page.log")
+        said = log.read_text(errors="replace") if log.is_file() else ""
+        # the command's own lines begin with the page; what a library printed stands before them
+        lines = said.partition(f"{page}\n")[2]
+        print(f"report   {page}\n{lines}", end="", file=sys.stderr, flush=True)
 
 
 def print_left_out():
@@ -451,10 +484,16 @@ def check_command_line():
     if (cores := workflow.resource_settings.cores) is not None and cores < 1:
         what = "--cores must be at least 1."  # Snakemake would wait forever
         refuse(UserError(what, flag="--cores", found=cores, next="--cores 2, or all"))
+    for report in REPORTS:
+        if os.path.lexists(report) and not os.path.isdir(report):
+            what = "the report's folder is no folder."
+            refuse(UserError(what, path=report, next=f"rm {shlex.quote(report)}"))
     made = {rule.name: rule for rule in workflow.rules}
 
     def is_known(word):
-        return os.path.exists(word) or any(internals.find_rules(workflow, word))
+        # the report of another configuration may be there
+        there = os.path.exists(word) and not word.startswith("results/report")
+        return there or any(internals.find_rules(workflow, word))
 
     unknown = {word for word in WORDS if word[0:1] != "-" and not is_known(word)}
     if not unknown:
@@ -478,4 +517,4 @@ def files_of_all():
     found += [
         f"results/figures/{e}/{f}.svg" for e in settings.available for f in FIGURES
     ]
-    return found + report_files()
+    return found + [file for report in REPORTS for file in report_files(report)]

@@ -40,21 +40,19 @@ rule draw_figure:
 rule build_page:
     """Build the first page: verdicts and claims, and the whole experiment if there is only one."""
     input:
-        tables=expand(
-            "results/tables/{experiment}/{table}",
-            experiment=EXPERIMENTS,
-            table=TABLES,
+        tables=tables_of,
+        figures=lambda w: figure_files(
+            experiments_of(w)[:1] * (len(experiments_of(w)) == 1)
         ),
-        figures=figure_files(EXPERIMENTS) if len(EXPERIMENTS) == 1 else [],
-        claims="results/report/claims.json",
+        claims="results/{report}/claims.json",
         code=lambda w: code("tokenscale.report.page"),
     output:
-        "results/report/index.html",
+        "results/{report}/index.html",
     log:
-        "results/logs/report/page.log",
+        "results/logs/{report}/page.log",
     localrule: True
     params:
-        experiments=arguments(experiments=EXPERIMENTS),
+        experiments=lambda w: arguments(experiments=experiments_of(w)),
     message:
         "report {output}"
     shell:
@@ -69,35 +67,31 @@ rule build_experiment_page:
         figures=lambda w: figure_files([w.experiment]),
         code=lambda w: code("tokenscale.report.page"),
     output:
-        "results/report/{experiment}.html",
+        "results/{report}/{experiment}.html",
     log:
-        "results/logs/report/{experiment}.log",
+        "results/logs/{report}/{experiment}.log",
     localrule: True
     message:
         "report {output}"
     shell:
-        "python -m tokenscale report experiment {wildcards.experiment:q} --output {output:q} > {log:q} 2>&1"
+        "python -m tokenscale report page --of-several --experiments {wildcards.experiment:q} --output {output:q} > {log:q} 2>&1"
 
 
 rule build_pdf:
     """Build the PDF with the same claims, figures and tables."""
     input:
-        tables=expand(
-            "results/tables/{experiment}/{table}",
-            experiment=EXPERIMENTS,
-            table=TABLES,
-        ),
-        claims="results/report/claims.json",
+        tables=tables_of,
+        claims="results/{report}/claims.json",
         # existing figures are reused if their data are unchanged
-        figures=figure_files(EXPERIMENTS),
+        figures=lambda w: figure_files(experiments_of(w)),
         code=lambda w: code("tokenscale.report.pdf", *FIGURES.values()),
     output:
-        "results/report/report.pdf",
+        "results/{report}/report.pdf",
     log:
-        "results/logs/report/pdf.log",
+        "results/logs/{report}/pdf.log",
     localrule: True
     params:
-        experiments=arguments(experiments=EXPERIMENTS),
+        experiments=lambda w: arguments(experiments=experiments_of(w)),
     message:
         "report {output}"
     shell:
@@ -111,27 +105,23 @@ rule build_bundle:
     Of its files only these three are declared: the others are replaced one by one, and never missing in between.
     """
     input:
-        pages=page_files(),
-        pdf="results/report/report.pdf",
-        claims=multiext("results/report/claims", ".json", ".tex"),
-        tables=expand(
-            "results/tables/{experiment}/{table}",
-            experiment=EXPERIMENTS,
-            table=TABLES,
-        ),
-        figures=figure_files(EXPERIMENTS),
+        pages=lambda w: page_files(f"results/{w.report}"),
+        pdf="results/{report}/report.pdf",
+        claims=multiext("results/{report}/claims", ".json", ".tex"),
+        tables=tables_of,
+        figures=lambda w: figure_files(experiments_of(w)),
         # copied into the folder; an edit of it is no reason to build the report again
         workflow=ancient(os.path.relpath(workflow.main_snakefile)),
         code=lambda w: code("tokenscale.report.bundle"),
     output:
-        "results/report/SHA256SUMS",
-        "results/report/provenance.json",
-        "results/report/ro-crate-metadata.json",
+        "results/{report}/SHA256SUMS",
+        "results/{report}/provenance.json",
+        "results/{report}/ro-crate-metadata.json",
     log:
-        "results/logs/report/bundle.log",
+        "results/logs/{report}/bundle.log",
     localrule: True
     params:
-        experiments=arguments(experiments=EXPERIMENTS),
+        experiments=lambda w: arguments(experiments=experiments_of(w)),
         directory=lambda w, output: os.path.dirname(output[0]),
         also=lambda w, input: arguments(also=[*input.pages[1:], *input.claims]),
     message:
@@ -141,31 +131,19 @@ rule build_bundle:
         " {params.also:q} --output {params.directory:q} > {log:q} 2>&1"
 
 
-rule report:
-    input:
-        report_files(),
-
-
-rule report_now:
-    """Build the report of the sealed runs; see `NOW`."""
-    input:
-        report_files(),
-
-
-rule all_experiments:
-    input:
-        report_files(),
-
-
-# Each experiment is a target by its name.
-for name in USABLE:
+# The configuration's report under three names (`report_now`: see `NOW`), and each experiment by its name.
+for name, folder in [
+    *((name, REPORT) for name in ("report", "report_now", ALL)),
+    *((name, settings.report_folder([name])) for name in USABLE),
+]:
 
     rule:
         name:
             name
         input:
-            lambda w, name=name: figure_files([name]),
+            report_files(folder),
 
 
 if workflow.is_main_process:
     atexit.register(print_left_out)
+    atexit.register(print_reports)

@@ -4,13 +4,17 @@
 """
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tokenscale.base.errors import UserError
+from tokenscale.settings.config import REPORT
 
 RESULTS = Path("results")
-REPORT = RESULTS / "report"
 LEDGER = Path("config/claims.yaml")
+#: cautions that `page` prints; the page has all
+CAUTIONS = 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,11 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="results/figures/<experiment>/<name>, with any of the endings or none",
     )
-    page = parts.add_parser("page", help="the first page: verdicts and claims, and a sole experiment in full")
+    page = parts.add_parser(
+        "page", help="the first page: verdicts and claims, and a sole experiment in full; prints answers and cautions"
+    )
     _add_experiments(page)
-    experiment = parts.add_parser("experiment", help="the page of one of several experiments")
-    experiment.add_argument("name", help="name of the experiment")
-    _add_tables(experiment)
+    page.add_argument(
+        "--of-several", action="store_true", help="instead, the page of one of several experiments, without the claims"
+    )
     pdf = parts.add_parser("pdf", help="the report as PDF")
     _add_experiments(pdf)
     for part in (page, pdf):
@@ -99,7 +105,7 @@ def _list_claims(report: Path, written: list[Path]) -> str:
 def _build_all(arguments: argparse.Namespace) -> str:
     from tokenscale.report import build
 
-    output = arguments.output or REPORT
+    output = arguments.output or Path(REPORT)
     ledger = arguments.ledger or (LEDGER if LEDGER.is_file() else None)
     copied = {"ledger": ledger, "workflow": arguments.workflow, "citation": arguments.citation}
     return _list_claims(output, build.write(*_inputs(arguments), output, **copied))
@@ -121,26 +127,43 @@ def _build_figure(arguments: argparse.Namespace) -> str:
     return f"{output}.{{{','.join(p.suffix[1:] for p in paths)}}}"
 
 
-def _build_page(arguments: argparse.Namespace) -> Path:
-    from tokenscale.report import page
+def _build_page(arguments: argparse.Namespace) -> str:
+    from tokenscale.report import page, summary
 
-    output = arguments.output or REPORT / page.HOME
-    page.write(*_inputs(arguments), output, claims=arguments.claims)
-    return output
+    experiments, tables, figures = _inputs(arguments)
+    if arguments.of_several and len(experiments) > 1:
+        found = " ".join(experiments)
+        raise UserError(
+            "--of-several is the page of one experiment.", found=found, next=f"--experiments {experiments[0]}"
+        )
+    output = arguments.output or Path(REPORT) / (f"{experiments[0]}.html" if arguments.of_several else page.HOME)
+    if arguments.of_several:
+        page.write_experiment(experiments[0], tables, figures, output)
+        return str(output)
+    page.write(experiments, tables, figures, output, claims=arguments.claims)
+    return "\n".join([str(output), *_summarize([summary.experiment(name, tables) for name in experiments])])
 
 
-def _build_experiment(arguments: argparse.Namespace) -> Path:
-    from tokenscale.report import page
+def _summarize(parts: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the verdicts of a report's answers in a line, then its cautions, a line each."""
+    from tokenscale.report.summary import list_cautions
 
-    output = arguments.output or REPORT / f"{arguments.name}.html"
-    page.write_experiment(arguments.name, arguments.tables, arguments.figures, output)
-    return output
+    verdicts: dict[str, dict[str, None]] = {}
+    for part in parts:
+        for answer in part["answers"]:
+            verdicts.setdefault(answer["verdict"], {})[answer["part"]] = None
+    found = "; ".join(f"{verdict}: {', '.join(named)}" for verdict, named in verdicts.items())
+    yield f"answers  {found or 'none: nothing in it can be compared'}"
+    cautions = list(dict.fromkeys(text for part in parts for text in list_cautions(part)))
+    yield from (f"caution  {text}" for text in cautions[:CAUTIONS])
+    if (more := len(cautions) - CAUTIONS) > 0:
+        yield f"         {more} more on the page"
 
 
 def _build_pdf(arguments: argparse.Namespace) -> Path:
     from tokenscale.report import pdf
 
-    output = arguments.output or REPORT / "report.pdf"
+    output = arguments.output or Path(REPORT, "report.pdf")
     pdf.write(arguments.experiments, arguments.tables, output, claims=arguments.claims, figures=arguments.figures)
     return output
 
@@ -148,7 +171,7 @@ def _build_pdf(arguments: argparse.Namespace) -> Path:
 def _build_bundle(arguments: argparse.Namespace) -> Path:
     from tokenscale.report import bundle
 
-    output = arguments.output or REPORT
+    output = arguments.output or Path(REPORT)
     copied = {"workflow": arguments.workflow, "citation": arguments.citation, "also": tuple(arguments.also)}
     bundle.write(*_inputs(arguments), output, **copied)
     return output / bundle.SUMS
@@ -176,6 +199,6 @@ def _rebuild(arguments: argparse.Namespace) -> str:
 
 
 PARTS = {
-    "all": _build_all, "figure": _build_figure, "page": _build_page, "experiment": _build_experiment,
-    "pdf": _build_pdf, "bundle": _build_bundle, "pack": _pack, "rebuild": _rebuild,
+    "all": _build_all, "figure": _build_figure, "page": _build_page, "pdf": _build_pdf,
+    "bundle": _build_bundle, "pack": _pack, "rebuild": _rebuild,
 }  # fmt: skip

@@ -109,9 +109,14 @@ def is_planned(workflow: Any) -> bool:
     return get_internal(workflow, "scheduler") is not None
 
 
-def get_jobs_to_run(workflow: Any) -> list[Any]:
-    """Return the jobs that this call runs or has run."""
-    return list(get_internal(workflow, "dag.needrun_jobs")(exclude_finished=False))
+def get_jobs_to_run(workflow: Any, unfinished: bool = False) -> list[Any]:
+    """Return the jobs that this call runs or has run, or only those that have not finished."""
+    return list(get_internal(workflow, "dag.needrun_jobs")(exclude_finished=unfinished))
+
+
+def find_outputs(workflow: Any, rule: str) -> list[str]:
+    """Return the first output of each job of a rule that this call requests, whether it runs or is up to date."""
+    return sorted(job.output[0] for job in get_internal(workflow, "dag").jobs if job.rule.name == rule)
 
 
 def get_jobs_to_submit(workflow: Any) -> list[Any]:

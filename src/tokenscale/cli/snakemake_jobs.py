@@ -32,7 +32,7 @@ KINDS = {
     "run table": ("run tables", r"results/experiments/(?P<of>[^/]+)/.*"),
     "tables": ("tables", r"results/tables/(?P<of>[^/]+)(/.*)?"),
     "figure": ("figures", r"results/figures/(?P<of>[^/]+)/(?P<name>[^/.]+).*"),
-    "report": ("report", r"results/report/(?P<name>.*)"),
+    "report": ("report", r"results/report[^/]*/(?P<name>.*)"),
     "job": ("jobs", r".*"),
 }
 #: kinds of jobs that build data for the runs; each has its source files as the input `code`

@@ -9,8 +9,10 @@ from dataclasses import fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 from tokenscale.base.errors import UserError, unknown
+from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.settings import experiments as design
 from tokenscale.settings import machine, options
 from tokenscale.settings.data import FILE_LISTS, CorpusSettings, SourceSettings, StoreSettings, TokenizerSettings
@@ -29,6 +31,17 @@ from tokenscale.settings.yaml_files import find_foreign_values, read_yaml
 ALL = "all_experiments"
 #: targets and pages of the workflow, which no experiment may be named after
 TARGETS = (ALL, *"all corpus tokens runs tables figures report claims report_now index".split())
+
+
+#: folder of the default configuration's report; that of another configuration has a name behind it
+REPORT = "results/report"
+#: settings that choose what a report says, in the order of a folder's name; the others say how it is computed
+REPORTED = (
+    *("scale", "experiments", "corpus", "experiments_folder", "claims"),
+    *("corpora", "mixtures", "tokenizers"),
+)
+#: characters of a report's name; a longer one is cut and ends in a hash
+LONGEST_NAME = 100
 
 
 @settings_class
@@ -72,9 +85,7 @@ class Config:
         layers: Sequence[tuple[str, Mapping[str, Any]]] = (),
     ):
         """Validate `values`. `layers` are (file, its values) in the order of merging, for error messages."""
-        values = {k: v for k, v in values.items() if v is not None}
-        if isinstance(values.get("experiments"), str):  # `--config experiments=demo`
-            values["experiments"] = [values["experiments"]]
+        values = _without_nulls(values)
         self._values, self._file, self._layers = values, file, list(layers)
         options.raise_errors(find_foreign_values(values), file=self.file_of)
         settings: ConfigFile = options.decode(ConfigFile, values, file=self.file_of)
@@ -175,6 +186,29 @@ class Config:
             where = {"file": self.file_of("scale"), "folder": self.settings.experiments_folder}
             raise unknown("scale of the experiments", self.settings.scale, {BASE_SCALE, *scales}, key="scale", **where)
         return [name for name in self.at_scale if name not in self._not_on_corpus]
+
+    def report_folder(self, experiments: Sequence[str] = ()) -> str:
+        """Return the folder of the report of these experiments, by default of those of the configuration.
+
+        It is `REPORT` for `config/config.yaml` as it stands. Otherwise its name tells what differs: the paths of the
+        `--configfile` files, then each setting that a command line, a profile or `experiments` gives another value
+        than the files. Different choices have different folders.
+
+        >>> layers = [("config/config.yaml", {}), ("mine.yaml", {"scale": "alps"}), ("", {}), ("--config", {})]
+        >>> Config({"scale": "alps"}, layers=layers).report_folder(["storage"])
+        'results/report-mine,experiments=storage'
+        """
+        files = self._layers[:-2]  # behind them: a profile's values and `--config`
+        merged = _without_nulls(functools.reduce(merge_settings, (dict(values) for _, values in files)))
+        known: ConfigFile = options.decode(ConfigFile, merged, file=self.file_of)
+        chosen = replace(self.settings, experiments=tuple(experiments or self.settings.experiments))
+        parts = [_name_part(file.removesuffix(".yaml")) for file, _ in files[1:]]
+        given = ((key, getattr(chosen, key)) for key in REPORTED if getattr(chosen, key) != getattr(known, key))
+        parts += [f"{key}={_name_part(value)}" for key, value in given]
+        name = ",".join(parts)
+        if len(name) > LONGEST_NAME:
+            name = f"{name[:LONGEST_NAME]}-{sha256_text(name)[:12]}"
+        return f"{REPORT}-{name}" if name else REPORT
 
     @property
     def at_scale(self) -> list[str]:
@@ -525,6 +559,22 @@ class Config:
                     raise UserError(what, file=self.available[name], key=where, run=run_id, next=next)
                 found[run_id] = {"run_id": run_id, "external": True, "cell": group.cell, "repeat": repeat}
         return list(found.values())
+
+
+def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration without null values, and with one experiment as a list (`experiments=demo`)."""
+    values = {key: value for key, value in values.items() if value is not None}
+    experiments = values.get("experiments")
+    return values | ({"experiments": [experiments]} if isinstance(experiments, str) else {})
+
+
+def _name_part(value: Any) -> str:
+    """Return a text, a path or a list of names as a part of a folder's name; of other values a hash."""
+    if isinstance(value, tuple):
+        return "+".join(map(_name_part, value))
+    if isinstance(value, str):
+        return "+".join(quote(part, safe="") for part in value.split("/"))
+    return sha256_text(canonical_json(value))[:12]
 
 
 def list_benchmark_stores(settings: Any) -> list[StoreSettings]:
