@@ -1,4 +1,4 @@
-"""The whole report in one command: the bytes of the single commands, and what is refused."""
+"""The whole report at once: the bytes of the single commands, and what is refused."""
 
 import shutil
 from pathlib import Path
@@ -7,16 +7,17 @@ import pytest
 
 from tests import logs
 from tokenscale.analysis.ingest import ingest
+from tokenscale.base.errors import UserError
 from tokenscale.base.files import sha256_file
 from tokenscale.cli.main import main
-from tokenscale.report import save
+from tokenscale.report import build, save
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
 
 ROOT = Path(__file__).parents[2]
 FIGURE = "data_stall_share"
 NAMES = ["demo", "second"]
-COPIED = ["--workflow", str(ROOT / "workflow/Snakefile"), "--citation", str(ROOT / "CITATION.cff")]
+COPIED = {"workflow": ROOT / "workflow/Snakefile", "citation": ROOT / "CITATION.cff"}
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +31,8 @@ def tables(tmp_path_factory):
     return folder / "tables"
 
 
-def asked(tables, output, *names):
-    places = ["--tables", tables, "--figures", output / "figures", "--output", output / "report"]
-    return [*map(str, places), "--experiments", *names]
+def write(tables, output, *names, **options):
+    return build.write(names, tables, output / "figures", output / "report", **options)
 
 
 def hashes(folder):
@@ -42,6 +42,7 @@ def hashes(folder):
 def by_single_verbs(tables, output, ledger):
     """As the rules call them."""
     report, of = output / "report", ["--experiments", *NAMES]
+    copied = [word for name, path in COPIED.items() for word in (f"--{name}", str(path))]
     places = ["--tables", str(tables), "--figures", str(output / "figures")]
     judged = [report / "claims.json", report / "claims.tex"]
     claims, also = ["--claims", str(judged[0])], [*(report / f"{name}.html" for name in NAMES), *judged]
@@ -49,32 +50,33 @@ def by_single_verbs(tables, output, ledger):
     for name, path in zip(NAMES, also, strict=False):
         target = str(output / "figures" / name / FIGURE)
         assert main(["report", "figure", FIGURE, "--tables", str(tables / name), "--output", target]) == 0
-        assert main(["report", "experiment", name, *places, "--output", str(path)]) == 0
+        assert main(["report", "page", "--of-several", "--experiments", name, *places, "--output", str(path)]) == 0
     for part, file in (("page", "index.html"), ("pdf", "report.pdf")):
         assert main(["report", part, *places, *claims, "--output", str(report / file), *of]) == 0
-    assert main(["report", "bundle", *places, "--output", str(report), *COPIED, "--also", *map(str, also), *of]) == 0
+    assert main(["report", "bundle", *places, "--output", str(report), *copied, "--also", *map(str, also), *of]) == 0
 
 
-def test_it_is_what_the_single_verbs_make(tables, tmp_path, monkeypatch, capsys):
+def test_it_is_what_the_single_verbs_make(tables, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    ledger = str(shutil.copy(ROOT / "config/claims.yaml", tmp_path / "claims.yaml"))
-    assert main(["report", "all", *asked(tables, tmp_path / "one", *NAMES), "--ledger", ledger, *COPIED]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert {str(tmp_path / "one" / "report" / name) for name in ("index.html", "report.pdf", "SHA256SUMS")} <= {*said}
-    by_single_verbs(tables, tmp_path / "single", ledger)
+    ledger = Path(shutil.copy(ROOT / "config/claims.yaml", tmp_path / "claims.yaml"))
+    made = write(tables, tmp_path / "one", *NAMES, ledger=ledger, **COPIED)
+    assert {tmp_path / "one" / "report" / name for name in ("index.html", "report.pdf", "SHA256SUMS")} <= {*made}
+    by_single_verbs(tables, tmp_path / "single", str(ledger))
     found = hashes(tmp_path / "one")
     assert found == hashes(tmp_path / "single")
     assert {"figures/second/data_stall_share.pdf", "report/claims.tex", "report/second.html"} <= set(found)
 
 
-def test_one_experiment_is_shown_on_the_first_page(tables, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where there is no ledger
+def test_one_experiment_is_shown_on_the_first_page(tables, tmp_path, capsys):
     one, single = tmp_path / "one", tmp_path / "single.html"
-    assert main(["report", "all", *asked(tables, one, "demo")]) == 0
+    write(tables, one, "demo")
     places = ["--tables", str(tables), "--figures", str(one / "figures"), "--output", str(single)]
     assert main(["report", "page", *places, "--experiments", "demo"]) == 0
+    path, answers, *cautions = capsys.readouterr().out.splitlines()
+    assert path == str(single) and answers.startswith("answers ") and 0 < len(cautions) <= 7
     assert sha256_file(one / "report" / "index.html") == sha256_file(single)
     assert not list(one.rglob("claims.*")) and not list(one.rglob("demo.html"))
+    assert main(["report", "page", "--of-several", *places, "--experiments", *NAMES]) == 2
 
 
 def test_a_query_is_run_once_for_all_figures(tables, monkeypatch):
@@ -89,24 +91,24 @@ def test_no_figure_is_drawn_twice(tables, tmp_path, monkeypatch):
     monkeypatch.setattr(
         save, "draw", lambda made, *rest, **options: drawn.append(made.name) or draw(made, *rest, **options)
     )
-    assert main(["report", "all", *asked(tables, tmp_path, *NAMES)]) == 0
+    write(tables, tmp_path, *NAMES)
     assert drawn == [FIGURE, FIGURE]
 
 
-def test_a_missing_table_is_named(tables, tmp_path, capfd):
+def test_a_missing_table_is_named(tables, tmp_path):
     (tmp_path / "tables").mkdir()
     for path in (tables / "demo").iterdir():
         if path.name != "benchmarks.parquet":
             (tmp_path / "tables" / path.name).symlink_to(path)
-    assert main(["report", "all", *asked(tmp_path, tmp_path / "out", "tables")]) == 2
-    said = capfd.readouterr().err
-    assert said.count("a table is missing") == 1 and "Traceback" not in said
+    with pytest.raises(UserError, match="a table is missing"):
+        write(tmp_path, tmp_path / "out", "tables")
 
 
 @pytest.mark.parametrize(
     ("names", "said"),
     [(["demo", "demo"], "named twice"), (["demo", "nobody"], "no tables in this folder")],
 )
-def test_what_cannot_be_made_is_refused_before_anything_is_written(tables, tmp_path, capsys, names, said):
-    assert main(["report", "all", *asked(tables, tmp_path / "out", *names)]) == 2
-    assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
+def test_what_cannot_be_made_is_refused_before_anything_is_written(tables, tmp_path, names, said):
+    with pytest.raises(UserError, match=said):
+        write(tables, tmp_path / "out", *names)
+    assert not (tmp_path / "out").exists()

@@ -20,12 +20,6 @@ CAUTIONS = 6
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add one sub-command for each part of the report."""
     parts = parser.add_subparsers(dest="part", required=True, metavar=" | ".join(PARTS))
-    whole = parts.add_parser("all", help="everything below, and the claims, from tables alone")
-    _add_experiments(whole)
-    _add_copied_files(whole)
-    whole.add_argument(
-        "--ledger", type=Path, metavar="FILE", help=f"the claims; by default {LEDGER}, where there is one"
-    )
     figure = parts.add_parser(
         "figure", help="one figure as SVG, PDF and PNG, its data as CSV and Parquet, its caption as JSON"
     )
@@ -90,25 +84,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Build the requested part and print its path."""
     print(PARTS[arguments.part](arguments))
     return 0
-
-
-def _list_claims(report: Path, written: list[Path]) -> str:
-    """Return the judged claims of a report, a line each, and the paths of the files for a reader."""
-    from tokenscale.report import build, claims
-
-    judged = report / build.CLAIMS
-    return "\n".join(
-        [*(claims.claim_lines(claims.read_claims(judged)) if judged in written else ()), *map(str, written)]
-    )
-
-
-def _build_all(arguments: argparse.Namespace) -> str:
-    from tokenscale.report import build
-
-    output = arguments.output or Path(REPORT)
-    ledger = arguments.ledger or (LEDGER if LEDGER.is_file() else None)
-    copied = {"ledger": ledger, "workflow": arguments.workflow, "citation": arguments.citation}
-    return _list_claims(output, build.write(*_inputs(arguments), output, **copied))
 
 
 def _inputs(arguments: argparse.Namespace) -> tuple[list[str], Path, Path]:
@@ -191,14 +166,16 @@ def _pack(arguments: argparse.Namespace) -> str:
 
 
 def _rebuild(arguments: argparse.Namespace) -> str:
-    from tokenscale.report import build
+    from tokenscale.report import build, claims
 
     copied = {"ledger": arguments.ledger, "workflow": arguments.workflow, "citation": arguments.citation}
     written = build.rebuild(arguments.archive, arguments.output, **copied)
-    return _list_claims(arguments.output / "report", written)
+    judged = arguments.output / "report" / build.CLAIMS
+    lines = claims.claim_lines(claims.read_claims(judged)) if judged in written else ()
+    return "\n".join([*lines, *map(str, written)])
 
 
 PARTS = {
-    "all": _build_all, "figure": _build_figure, "page": _build_page, "pdf": _build_pdf,
+    "figure": _build_figure, "page": _build_page, "pdf": _build_pdf,
     "bundle": _build_bundle, "pack": _pack, "rebuild": _rebuild,
 }  # fmt: skip

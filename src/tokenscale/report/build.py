@@ -1,7 +1,7 @@
 """The whole report from the tables of experiments: figures, claims, pages, PDF and the folder that holds them.
 
 The bytes are those of the commands that the rules of `workflow/rules/report.smk` and `claims.smk` call one by one.
-`report all` builds it where there is no Snakemake; `verify` builds it to compare.
+`report rebuild` builds it where there is no Snakemake; `verify` builds it to compare.
 """
 
 import json

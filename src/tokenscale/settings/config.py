@@ -199,8 +199,8 @@ class Config:
         'results/report-mine,experiments=storage'
         """
         files = self._layers[:-2]  # behind them: a profile's values and `--config`
-        merged = _without_nulls(functools.reduce(merge_settings, (dict(values) for _, values in files)))
-        known: ConfigFile = options.decode(ConfigFile, merged, file=self.file_of)
+        merged: dict[str, Any] = functools.reduce(merge_settings, (dict(values) for _, values in files))
+        known: ConfigFile = options.decode(ConfigFile, _without_nulls(merged), file=self.file_of)
         chosen = replace(self.settings, experiments=tuple(experiments or self.settings.experiments))
         parts = [_name_part(file.removesuffix(".yaml")) for file, _ in files[1:]]
         given = ((key, getattr(chosen, key)) for key in REPORTED if getattr(chosen, key) != getattr(known, key))
