@@ -29,12 +29,6 @@ def run(project, *arguments):
     )
 
 
-def snakemake(project, *arguments):
-    done = run(project, "snakemake", *arguments)
-    assert done.returncode == 0, done.stderr + project.logs()
-    return done.stdout + done.stderr
-
-
 def test_an_edit_is_told_with_the_store_and_the_run_that_it_hits(copy):
     assert stale(copy).stdout == "nothing is stale\n"
     for file in ("data/corpus/build.py", "data/stores/parquet.py", "data/batches/online.py"):
@@ -121,14 +115,3 @@ def test_a_deleted_figure_is_drawn_again_and_other_deleted_files_are_not_needed(
     assert deleted["figure"].is_file() and not deleted["run"].exists()
     copy.snakemake("--cores", "2", *(str(path.relative_to(copy.root)) for path in deleted.values()))
     assert all(path.is_file() for path in deleted.values())
-
-
-def test_snakemakes_own_report_leaves_out_missing_figures_and_lists_them(copy):
-    deleted = delete_files(copy)
-    text = snakemake(copy, "--report", "report.zip", "--cores", "1")
-    assert "Adding loss_over_time.svg" in text and "Adding data_stall_share.svg" not in text
-    assert "left out of Snakemake's report" in text and "  results/figures/ways/data_stall_share.svg\n" in text
-    assert (copy.root / "report.zip").is_file()
-    # the report after a run has all figures: the call draws the missing one first
-    text = snakemake(copy, "--report", "report.html", "--report-after-run", "--until", "draw_figure", "--cores", "1")
-    assert "Adding data_stall_share.svg" in text and deleted["figure"].is_file()

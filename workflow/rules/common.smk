@@ -50,10 +50,6 @@ use_this_python()
 COMMAND_LINE = internals.get_command_line()
 WORDS = COMMAND_LINE[1:]
 NOW = "report_now" in WORDS
-# Snakemake's own report uses existing files; `--report-after-run` makes missing ones first.
-SELF_CONTAINED = any(word.startswith("--report") for word in WORDS) and not any(
-    word.startswith("--report-after") for word in WORDS
-)
 PARTS = ["corpus", "tokens", "train", "submission", "benchmark"] * (not NOW)
 PARTS += ["analysis", "claims", "report"]
 # Exclude imported modules from garbage collection, which the thousands of runs below would trigger repeatedly.
@@ -265,22 +261,11 @@ def table_files(experiments):
 
 
 def figure_files(experiments):
-    return without_missing(
+    return [
         f"results/figures/{e}/{f}.svg"
         for e in experiments
         for f in settings.experiment(e).figures
-    )
-
-
-def without_missing(figures):
-    """Return all figures, or only the existing ones for Snakemake's own report, which fails on a missing one."""
-    figures = list(figures)
-    if SELF_CONTAINED:
-        LEFT_OUT.update(f for f in figures if not os.path.isfile(f))
-    return [f for f in figures if f not in LEFT_OUT]
-
-
-LEFT_OUT = set()
+    ]
 
 
 def read_claims():
@@ -333,17 +318,6 @@ def print_reports():
         # the command's own lines begin with the page; what a library printed stands before them
         lines = said.partition(f"{page}\n")[2]
         print(f"report   {page}\n{lines}", end="", file=sys.stderr, flush=True)
-
-
-def print_left_out():
-    """Print the figures that Snakemake's own report leaves out."""
-    if LEFT_OUT:
-        error = UserError(
-            "figures that are not drawn yet are left out of Snakemake's report.",
-            files="\n".join(sorted(LEFT_OUT)),
-            next="snakemake --cores 1 figures",
-        )
-        print(error.render(), file=sys.stderr, flush=True)
 
 
 def run_of(w):

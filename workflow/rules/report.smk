@@ -145,5 +145,4 @@ for name, folder in [
 
 
 if workflow.is_main_process:
-    atexit.register(print_left_out)
     atexit.register(print_reports)

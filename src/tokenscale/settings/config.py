@@ -36,12 +36,7 @@ TARGETS = (ALL, *"all corpus tokens runs tables figures report claims report_now
 #: folder of the default configuration's report; that of another configuration has a name behind it
 REPORT = "results/report"
 #: settings that choose what a report says, in the order of a folder's name; the others say how it is computed
-REPORTED = (
-    *("scale", "experiments", "corpus", "experiments_folder", "claims"),
-    *("corpora", "mixtures", "tokenizers"),
-)
-#: characters of a report's name; a longer one is cut and ends in a hash
-LONGEST_NAME = 100
+REPORTED = "scale experiments corpus experiments_folder claims corpora mixtures tokenizers".split()
 
 
 @settings_class
@@ -202,12 +197,10 @@ class Config:
         merged: dict[str, Any] = functools.reduce(merge_settings, (dict(values) for _, values in files))
         known: ConfigFile = options.decode(ConfigFile, _without_nulls(merged), file=self.file_of)
         chosen = replace(self.settings, experiments=tuple(experiments or self.settings.experiments))
+        given = {key: getattr(chosen, key) for key in REPORTED if getattr(chosen, key) != getattr(known, key)}
         parts = [_name_part(file.removesuffix(".yaml")) for file, _ in files[1:]]
-        given = ((key, getattr(chosen, key)) for key in REPORTED if getattr(chosen, key) != getattr(known, key))
-        parts += [f"{key}={_name_part(value)}" for key, value in given]
-        name = ",".join(parts)
-        if len(name) > LONGEST_NAME:
-            name = f"{name[:LONGEST_NAME]}-{sha256_text(name)[:12]}"
+        name = ",".join(parts + [f"{key}={_name_part(value)}" for key, value in given.items()])
+        name = name if len(name) <= 100 else f"{name[:100]}-{sha256_text(name)[:12]}"
         return f"{REPORT}-{name}" if name else REPORT
 
     @property
