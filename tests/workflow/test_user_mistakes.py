@@ -280,7 +280,9 @@ MISTAKES = [
         "tokenscale report figure los_over_time --tables t --output o",
         ("los_over_time", "'loss_over_time'"),
     ),
-    Mistake("a page without an experiment's tables", "tokenscale report page --experiments wayss", ("wayss",)),
+    Mistake(
+        "a page without an experiment's tables", "tokenscale report page --experiments wayss --output o", ("wayss",)
+    ),
     Mistake("a prediction without tables", "tokenscale predict --tables nope", ("nope",)),
     Mistake("a checkpoint that is not there", "tokenscale generate --checkpoint nope --prompt a", ("nope",)),
     Mistake("a checkpoint folder that is none", "tokenscale generate --checkpoint config --prompt a", ("config",)),

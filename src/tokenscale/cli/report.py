@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.settings.config import REPORT
 
 RESULTS = Path("results")
 LEDGER = Path("config/claims.yaml")
@@ -77,7 +76,7 @@ def _add_tables(part: argparse.ArgumentParser) -> None:
     part.add_argument(
         "--figures", type=Path, default=Path("results/figures"), help="folder of the experiments' figures"
     )
-    part.add_argument("--output", type=Path, help="by default in results/report")
+    part.add_argument("--output", type=Path, required=True, help="the file, or of the bundle the folder")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -107,16 +106,13 @@ def _build_page(arguments: argparse.Namespace) -> str:
 
     experiments, tables, figures = _inputs(arguments)
     if arguments.of_several and len(experiments) > 1:
-        found = " ".join(experiments)
-        raise UserError(
-            "--of-several is the page of one experiment.", found=found, next=f"--experiments {experiments[0]}"
-        )
-    output = arguments.output or Path(REPORT) / (f"{experiments[0]}.html" if arguments.of_several else page.HOME)
+        what, next = "--of-several is the page of one experiment.", f"--experiments {experiments[0]}"
+        raise UserError(what, found=" ".join(experiments), next=next)
     if arguments.of_several:
-        page.write_experiment(experiments[0], tables, figures, output)
-        return str(output)
-    page.write(experiments, tables, figures, output, claims=arguments.claims)
-    return "\n".join([str(output), *_summarize([summary.experiment(name, tables) for name in experiments])])
+        page.write_experiment(experiments[0], tables, figures, arguments.output)
+        return str(arguments.output)
+    page.write(experiments, tables, figures, arguments.output, claims=arguments.claims)
+    return "\n".join([str(arguments.output), *_summarize([summary.experiment(name, tables) for name in experiments])])
 
 
 def _summarize(parts: list[dict[str, Any]]) -> Iterator[str]:
@@ -138,18 +134,17 @@ def _summarize(parts: list[dict[str, Any]]) -> Iterator[str]:
 def _build_pdf(arguments: argparse.Namespace) -> Path:
     from tokenscale.report import pdf
 
-    output = arguments.output or Path(REPORT, "report.pdf")
-    pdf.write(arguments.experiments, arguments.tables, output, claims=arguments.claims, figures=arguments.figures)
-    return output
+    experiments, tables, figures = _inputs(arguments)
+    pdf.write(experiments, tables, arguments.output, claims=arguments.claims, figures=figures)
+    return arguments.output
 
 
 def _build_bundle(arguments: argparse.Namespace) -> Path:
     from tokenscale.report import bundle
 
-    output = arguments.output or Path(REPORT)
     copied = {"workflow": arguments.workflow, "citation": arguments.citation, "also": tuple(arguments.also)}
-    bundle.write(*_inputs(arguments), output, **copied)
-    return output / bundle.SUMS
+    bundle.write(*_inputs(arguments), arguments.output, **copied)
+    return arguments.output / bundle.SUMS
 
 
 def _pack(arguments: argparse.Namespace) -> str:

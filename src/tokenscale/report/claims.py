@@ -21,7 +21,7 @@ _DIGITS = dict(
 
 def read_claims(path: Path) -> list[dict[str, Any]]:
     """The judged claims as the verb `claims` wrote them."""
-    return read_json(path, "judged claims", next="snakemake results/report/claims.json")["claims"]
+    return read_json(path, "judged claims", next=f"snakemake {path}")["claims"]
 
 
 def write_claims(claims: list[dict[str, Any]], output: Path, measured: Sequence[dict[str, Any]] = ()) -> None:
@@ -36,7 +36,7 @@ def write_claims(claims: list[dict[str, Any]], output: Path, measured: Sequence[
 
 def read_replication(path: Path) -> list[replication.Row]:
     """The source studies' figures beside ours, from the judged claims."""
-    judged = read_json(path, "judged claims", next="snakemake results/report/claims.json")
+    judged = read_json(path, "judged claims", next=f"snakemake {path}")
     return replication.replicate(judged["claims"], judged["replication"])
 
 
