@@ -558,14 +558,10 @@ def test_each_choice_of_what_is_reported_has_a_report_of_its_own(tmp_path, files
     assert config.report_folder(experiments) == f"results/report{name}"
 
 
-def test_long_and_other_values_have_names_that_differ():
+def test_reports_of_many_experiments_and_of_other_corpora_have_names_that_differ():
     names = set()
-    for many in (
-        {},
-        {"corpora": {"docstrings": {"source": {"maximum_documents": 3}}}},
-        {"corpora": {"docstrings": {"source": {"maximum_documents": 4}}}},
-    ):
-        config = configuration.load_config(root=ROOT, overrides=many)
-        for chosen in (config.available, list(config.available)[1:]):
-            names.add(config.report_folder(chosen))
+    for documents in (None, 3, 4):
+        given = {"corpora": {"docstrings": {"source": {"maximum_documents": documents}}}} if documents else {}
+        config = configuration.load_config(root=ROOT, overrides=given)
+        names |= {config.report_folder(chosen) for chosen in (list(config.available), list(config.available)[1:])}
     assert len(names) == 6 and max(map(len, names)) < 150

@@ -44,10 +44,6 @@ def shared(built, tmp_path_factory) -> Project:
 # What only looks like a change
 
 
-def test_a_second_run_has_nothing_to_do(copy):
-    assert "Nothing to be done" in copy.snakemake("--cores", "2").stdout
-
-
 def test_touching_every_file_reruns_nothing(copy):
     touched = [p for p in copy.root.rglob("*") if p.is_file() and ".snakemake" not in p.parts]
     assert {p.suffix for p in touched} >= {".py", ".smk", ".yaml", ".json", ".parquet", ".bin", ".svg", ".html"}
