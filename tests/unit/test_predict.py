@@ -163,8 +163,8 @@ def test_runs_whose_ranks_share_cores_are_excluded(tables_of, fields):
 @pytest.mark.parametrize(
     "given, found",
     [
-        ([*runs([1]), *runs([2], oversubscribed=True, cores=1)], "2 ranks: 1 threads each, 1 cores"),
-        ([*runs([1]), *runs([2], cores=None)], "2 ranks: 1 threads each, unknown cores"),
+        ([*runs([1]), *runs([2], oversubscribed=True, cores=1)], "2 ranks: 1 thread each, 1 core"),
+        ([*runs([1]), *runs([2], cores=None)], "2 ranks: 1 thread each, unknown cores"),
         ([*runs([1], threads_per_rank=2, cores=2), *runs([2], cores=2)], "1 rank: 2 threads each, 2 cores"),
     ],
 )

@@ -153,7 +153,7 @@ def _exclude_shared_cores(name: str, runs: pd.DataFrame, notes: list[str]) -> pd
     if (shared.any() and left["world_size"].nunique() < 2) or divided:
         pairs = runs[["world_size", "threads_per_rank", "cores"]].drop_duplicates()
         found = "\n".join(
-            f"{n} rank{'s' * (n > 1)}: {_count(threads)} threads each, {_count(cores)} cores"
+            f"{n} rank{'s' * (n > 1)}: {_count(threads, 'thread')} each, {_count(cores, 'core')}"
             for n, threads, cores in pairs.itertuples(index=False)
         )
         what = "ranks of these runs share the cores of one machine: their step times do not show how training scales."
@@ -166,8 +166,8 @@ def _exclude_shared_cores(name: str, runs: pd.DataFrame, notes: list[str]) -> pd
     return left
 
 
-def _count(value: float | None) -> str:
-    return "unknown" if pd.isna(value) else str(int(value))
+def _count(value: float | None, noun: str) -> str:
+    return f"unknown {noun}s" if pd.isna(value) else f"{int(value)} {noun}{'s' * (int(value) != 1)}"
 
 
 def _check_weak_scaling(name: str, runs: pd.DataFrame) -> None:

@@ -2,19 +2,7 @@
 -- what its settings predict for the rank with the most: parameters, gradients, optimizer state, and what backward needs
 -- of the forward passes in flight (activations). A sum is null where a part was not measured or is not predicted.
 -- `peak_bytes` is the most that any rank allocated in any step (on a CPU: its resident set, the program included).
-WITH measured AS (
-    SELECT
-        run_id, rank, parameters_bytes, gradients_bytes, optimizer_bytes, activations_bytes,
-        parameters_bytes + gradients_bytes + optimizer_bytes + activations_bytes AS bytes
-    FROM events
-    WHERE event = 'memory'
-    QUALIFY row_number() OVER (
-        PARTITION BY run_id
-        ORDER BY attempt DESC,
-            parameters_bytes + gradients_bytes + optimizer_bytes + coalesce(activations_bytes, 0) DESC, rank
-    ) = 1
-),
-peaks AS (
+WITH peaks AS (
     SELECT run_id, max(memory_peak_bytes)::BIGINT AS peak_bytes
     FROM steps_global
     GROUP BY run_id
@@ -34,6 +22,6 @@ SELECT
     m.optimizer_bytes, p.predicted_optimizer_bytes, m.activations_bytes, p.predicted_activations_bytes,
     m.bytes, p.predicted_bytes, p.predicted_bytes / nullif(m.bytes, 0) AS predicted_per_measured, k.peak_bytes
 FROM predicted AS p
-JOIN measured AS m USING (run_id)
+JOIN fullest_ranks AS m USING (run_id)
 LEFT JOIN peaks AS k USING (run_id)
 ORDER BY p.series, p.world_size, p.repeat, p.run_id;

@@ -4,11 +4,8 @@
 -- but begin a document or a piece of one. Both null where a run reads no store, and where its objective leaves out
 -- labels of its own (masked, target).
 WITH measured AS (
-    SELECT
-        run_id,
-        sum(useful_tokens)::BIGINT AS useful_tokens, sum(total_tokens)::BIGINT AS total_tokens
-    FROM steps_global
-    WHERE attempt_step >= $warmup_steps
+    SELECT run_id, sum(useful_tokens)::BIGINT AS useful_tokens, sum(total_tokens)::BIGINT AS total_tokens
+    FROM measured_steps($warmup_steps)
     GROUP BY run_id
     HAVING sum(total_tokens) > 0
 ),

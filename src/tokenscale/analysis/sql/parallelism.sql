@@ -23,18 +23,6 @@ named AS (
         (pipeline > 1)::INTEGER + (tensor > 1)::INTEGER + (shard > 1)::INTEGER + (data > 1)::INTEGER AS parts
     FROM runs
 ),
-held AS (
-    SELECT
-        run_id, parameters_bytes, gradients_bytes, optimizer_bytes, activations_bytes,
-        parameters_bytes + gradients_bytes + optimizer_bytes + activations_bytes AS memory_bytes,
-        row_number() OVER (
-            PARTITION BY run_id
-            ORDER BY attempt DESC,
-                parameters_bytes + gradients_bytes + optimizer_bytes + activations_bytes DESC NULLS FIRST, rank
-        ) AS place
-    FROM events
-    WHERE event = 'memory'
-),
 measured AS (
     SELECT r.* EXCLUDE (method), n.method, n.parts, t.useful_tokens_per_s
     FROM run_rates($warmup_steps) AS t
@@ -71,11 +59,11 @@ SELECT
     m.useful_tokens_per_s / (m.world_size * s.useful_tokens_per_s) AS efficiency,
     h.parameters_bytes::DOUBLE AS parameters_bytes, h.gradients_bytes::DOUBLE AS gradients_bytes,
     h.optimizer_bytes::DOUBLE AS optimizer_bytes, h.activations_bytes::DOUBLE AS activations_bytes,
-    h.memory_bytes::DOUBLE AS memory_bytes,
+    h.bytes::DOUBLE AS memory_bytes,
     f.final_loss, a.largest_loss_difference, a.same_data
 FROM measured AS m
 JOIN final AS f USING (run_id)
-LEFT JOIN held AS h ON h.run_id = m.run_id AND h.place = 1
+LEFT JOIN fullest_ranks AS h ON h.run_id = m.run_id
 LEFT JOIN pairs AS p ON p.run_id = m.run_id
 LEFT JOIN measured AS s ON s.run_id = p.single
 LEFT JOIN agreed AS a ON a.run_id = m.run_id
