@@ -38,6 +38,66 @@ def test_padding_is_counted_by_approach_at_the_fewest_ranks():
     assert answers.answer_padding(padding(padded=0.6)) == [], "one approach is no comparison"
 
 
+NAN = float("nan")
+
+
+def text(shares, sampled=False):
+    """Rows of `dropped_text.sql`: series → share, or corpus → share."""
+    rows = [
+        {"series": name, "corpus": corpus, "dropped_share": share, "sampled": sampled}
+        for name, of in shares.items()
+        for corpus, share in (of if isinstance(of, dict) else {"web": of}).items()
+    ]
+    return pd.DataFrame(rows, columns=["series", "corpus", "dropped_share", "sampled"])
+
+
+@pytest.mark.parametrize(
+    ("shares", "said", "verdict", "cautioned"),
+    [
+        (
+            {"padded": 0.752, "length-bucketed": 0.12, "packed": 0.0, "padding-free": 0.0},
+            "75 % with padded, 12 % with length-bucketed; padding-free and packed keep all",
+            answers.COUNTED,
+            ["75 %", "12 %"],
+        ),
+        ({"padded": {"web": 0.5, "books": 0.9, "code": 0.0}, "packed": {"web": 0.0, "books": 0.0, "code": 0.0}},
+         "50 % of web, 90 % of books, 0 % of code with padded; packed keeps all", answers.COUNTED, ["90 % of books"]),
+        ({"padded": NAN, "packed": 0.0}, "not known with padded; packed keeps all", answers.OPEN, ["not known"]),
+        ({"padded": {"web": 0.5, "books": NAN}, "packed": 0.0}, "not known of books", answers.OPEN, ["not known of"]),
+        ({"padded": 0.004, "packed": 0.0}, "0.4 % with padded", answers.COUNTED, []),
+        ({"padded": 0.752, "pretokenized-padded": 0.752}, "", "", ["75 %"]),
+        ({"packed": 0.0, "token-list": 0.0}, "", "", []),
+        ({}, "", "", []),
+    ],
+)  # fmt: skip
+def test_text_that_an_approach_drops_is_answered_and_cautioned(shares, said, verdict, cautioned):
+    rows = text(shares)
+    found, cautions = answers.answer_dropped(rows), answers.caution_dropped(answers.dropped_shares(rows))
+    assert [answer["verdict"] for answer in found] == [verdict] * bool(said)
+    assert all(said in answer["text"] for answer in found)
+    assert bool(cautions) == bool(cautioned) and all(words in cautions[0] for words in cautioned)
+
+
+def test_a_share_that_one_run_lacks_is_not_known_and_a_sample_is_no_count_of_an_epoch():
+    rows = pd.concat([text({"padded": 0.5}, sampled=True), text({"packed": 0.0})])
+    assert "sample" in answers.answer_dropped(rows)[0]["spread"]
+    assert "epoch" in answers.answer_dropped(rows.assign(sampled=False))[0]["spread"]
+    (answer,) = answers.answer_dropped(pd.concat([rows, text({"padded": NAN})]))
+    assert "not known with padded" in answer["text"] and "50 %" not in answer["text"]
+
+
+@pytest.mark.parametrize(
+    ("shares", "noted"),
+    [((0.75, 0.0), "75 % with padded"), ((NAN, 0.0), "not known with padded"), ((0.5, 0.495), ""), ((0.0, 0.0), "")],
+)
+def test_losses_of_unequal_text_say_so(shares, noted):
+    rows = validation({"padded": (LINE, [0], 0.0), "packed": ((9, 8, 7, 6), [0], 0.0)}, {"padded": 10, "packed": 10})
+    (answer,) = answer_loss(
+        rows, dropped=answers.dropped_shares(text(dict(zip(("padded", "packed"), shares, strict=True))))
+    )
+    assert noted in answer["spread"] and answer["verdict"].endswith(answers.UNEQUAL_TEXT) == bool(noted)
+
+
 def validation(curves, tokens_per_step):
     rows = [
         {"run_id": f"{name}-{i}", "series": name, "world_size": 1, "repeat": i, "step": step, "last": step == 24}
@@ -49,13 +109,13 @@ def validation(curves, tokens_per_step):
     return pd.DataFrame(rows)
 
 
-def answer_loss(rows, *invalid):
+def answer_loss(rows, *invalid, dropped=None):
     """The answer of these runs and of invalid ones."""
     runs = rows[["run_id", "world_size"]].drop_duplicates().assign(validity="valid", reasons="")
     more = [
         {"run_id": run_id, "world_size": 1, "validity": "invalid", "reasons": "no seal; more"} for run_id in invalid
     ]
-    return answers.answer_loss(rows, pd.concat([runs, pd.DataFrame(more)]), {})
+    return answers.answer_loss(rows, pd.concat([runs, pd.DataFrame(more)]), {}, dropped or {})
 
 
 LINE = (8.0, 7.0, 6.0, 5.0)

@@ -108,6 +108,55 @@ def test_padding_and_other_ignored_labels_are_told_apart_by_the_store(tmp_path):
     assert found.loc[["b", "c", "d"], ["padding_share", "ignored_share"]].isna().all(axis=None)
 
 
+# -- dropped text
+
+
+def test_dropped_text_is_counted_in_the_store_of_the_same_text_or_is_not_known(tmp_path):
+    """Of each run the share, in the order of the names: null where nothing at hand counts it, never 0."""
+    cut = {"format": "padded", "document_tokens": 1000, "cut_tokens": 750}
+    stored = [
+        STORE | {"cut_tokens": 0, "document_tokens": 1000},
+        STORE | cut | {"store": "padded", "manifest_sha256": "p" * 64},
+        STORE | cut | {"store": "padded zstd", "manifest_sha256": "z" * 64},
+        STORE | cut | {"corpus": "books", "cut_tokens": 100, "corpus_sha256": "b" * 64, "manifest_sha256": "b" * 64},
+        STORE | cut | {"split": "validation", "sequence_length": 20, "manifest_sha256": "v" * 64},
+        STORE | {"format": "other", "document_tokens": 10, "cut_tokens": 1, "manifest_sha256": "o" * 64},
+        STORE | {"corpus": "old", "format": "padded", "corpus_sha256": "e" * 64, "manifest_sha256": "e" * 64},
+    ]
+    like = {"tokenizer": "bpe", "corpus": "web"}
+    online = like | {"corpus_sha256": "c" * 64}
+    mixed = like | {"corpus": "mixed", "corpus_sha256": "m" * 64, "mixture": '{"books":0.5,"new":0.2,"web":0.3}'}
+    expected = {
+        "packed": ({"store_sha256": "a" * 64}, 0.0),
+        "packed without its store": ({"store_sha256": "x" * 64}, 0.0),
+        "padding-free": (online | {"approach": "padding-free"}, 0.0),
+        "pretokenized-padded": ({"approach": "pretokenized-padded", "store_sha256": "p" * 64}, 0.75),
+        "its store is another one now": ({"approach": "pretokenized-padded", "store_sha256": "x" * 64}, None),
+        "padded": (online | {"approach": "padded"}, 0.75),
+        "padded, other text": (online | {"approach": "padded", "corpus_sha256": "d" * 64}, None),
+        "padded, other length": (online | {"approach": "padded", "sequence_length": 20}, None),
+        "padded, other tokenizer": (online | {"approach": "padded", "tokenizer": "other"}, None),
+        "padded, eos": (online | {"approach": "padded", "eos": True}, None),
+        "padded, sampled": (online | {"approach": "padded", "eos": True, "text_cut": '{"web":0.25}'}, 0.25),
+        "length-bucketed": (like | {"approach": "length-bucketed", "store_sha256": "a" * 64}, 0.75),
+        "a user's format": ({"approach": "other", "store_sha256": "o" * 64}, 0.1),
+        "a user's approach": ({"approach": "other"}, None),
+        "a manifest without counts": (
+            {"approach": "pretokenized-padded", "corpus": "old", "store_sha256": "e" * 64}, None,
+        ),
+    }  # fmt: skip
+    runs = [tables.run(name, repeat=n, **fields) for n, (name, (fields, _)) in enumerate(expected.items())]
+    runs.append(tables.run("mixture", repeat=99, approach="padded", **mixed))
+    runs.append(tables.run("external", repeat=98, external=True))
+    found = ask(tmp_path, "dropped_text", *((run, 1.0) for run in runs), stored=stored)
+    mixture, single = found.loc["mixture"], found.drop(index="mixture")
+    assert mixture.set_index("corpus")["dropped_share"].fillna(-1).to_dict() == {"books": 0.1, "new": -1, "web": 0.75}
+    assert single["dropped_share"].fillna(-1).to_dict() == {
+        name: -1 if share is None else share for name, (_, share) in expected.items()
+    }
+    assert single.index[single["sampled"]].tolist() == ["padded, sampled"]
+
+
 # -- bits per byte
 
 
@@ -167,7 +216,8 @@ def test_a_store_says_what_it_holds_and_what_it_took(tmp_path):
     cleaning = {"documents": {"held_out_in_training": 3}, "deduplicate": True}
     corpus.write_text(json.dumps({"splits": {"train": {"utf8_bytes": 5000}}, "cleaning": cleaning}))
     sha = sha256_file(corpus)
-    path = write_store(tmp_path / "web/bpe/packed", sha, {"duration_s": 2.5, "engine": "bpe"})
+    counts = {"tokens_in_documents": 900, "tokens_cut": 50}
+    path = write_store(tmp_path / "web/bpe/packed", sha, {"duration_s": 2.5, "engine": "bpe"}, **counts)
     (row,) = store_rows([path], [corpus])
     assert row == {
         **{key: STORE[key] for key in ("corpus", "tokenizer", "store", "format", "split", "sequence_length")},
@@ -180,6 +230,8 @@ def test_a_store_says_what_it_holds_and_what_it_took(tmp_path):
         "manifest_sha256": sha256_file(path),
         "corpus_sha256": sha,
         "ids": 850,
+        "document_tokens": 900,
+        "cut_tokens": 50,
         "vocabulary_size": 1000,
         "entropy_bits": 8.0,
         "engine": "bpe",
@@ -187,12 +239,13 @@ def test_a_store_says_what_it_holds_and_what_it_took(tmp_path):
     }
 
 
-def test_seconds_of_a_lost_record_and_bytes_of_another_corpus_are_not_known(tmp_path):
+def test_what_a_manifest_and_a_lost_record_do_not_say_is_not_known(tmp_path):
     lost = write_store(tmp_path / "web/bpe/a", "0" * 64)
     corpus = tmp_path / "corpus.json"
     corpus.write_text(json.dumps({"splits": {"train": {"utf8_bytes": 5000}}}))
     (row,) = store_rows([lost], [corpus])
     assert row.get("seconds") is None and row["text_bytes"] is None
+    assert row["cut_tokens"] is None, "not recorded is not 0"
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"format": "padded"}', "no json"])
@@ -216,6 +269,8 @@ def test_a_store_that_was_really_written_is_read(tmp_path):
     packed, padded, lists = found
     assert padded["padding_tokens"] == padded["total_tokens"] - padded["useful_tokens"] > 0, "rows begin with their BOS"
     assert lists["padding_tokens"] == 0 and lists["total_tokens"] - lists["useful_tokens"] == lists["documents"]
-    assert packed["useful_tokens"] == lists["useful_tokens"] > padded["useful_tokens"]
+    assert packed["useful_tokens"] == lists["useful_tokens"] == padded["useful_tokens"] + padded["cut_tokens"]
+    assert padded["cut_tokens"] > packed["cut_tokens"] == lists["cut_tokens"] == 0
+    assert len({row["document_tokens"] for row in found}) == 1
     assert all(row["text_bytes"] > 0 and row["seconds"] > 0 and row["eos"] is False for row in found)
     assert (packed["sequence_length"], lists["sequence_length"]) == (16, None)

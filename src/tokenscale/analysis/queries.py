@@ -34,9 +34,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "stragglers": {**WARM_UP, "window": 20, "excess": 0.1},
 }
 _NAMES = """
-steps_global throughput computing epochs padding loss loss_curves validation source_validation translation
-time_to_target stalls storage benchmark storage_benchmark inference inference_steps generations scaling scaling_weak
-parallelism frameworks certificates pipeline memory order phases loss_difference step_times stragglers energy inventory
+steps_global throughput computing epochs padding dropped_text loss loss_curves validation source_validation
+translation time_to_target stalls storage benchmark storage_benchmark inference inference_steps generations scaling
+scaling_weak parallelism frameworks certificates pipeline memory order phases loss_difference step_times stragglers
+energy inventory
 """
 #: query → default of each parameter
 PARAMETERS = {name: _DEFAULTS.get(name, {}) for name in _NAMES.split()}

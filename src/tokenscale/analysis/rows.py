@@ -154,6 +154,8 @@ def _store_row(path: Path, texts: dict[str, Row]) -> Row:
             "sequence_length": manifest["options"].get("sequence_length"),
             "eos": manifest["options"]["eos"],
             "documents_cut": manifest.get("documents_cut", 0),
+            "document_tokens": manifest.get("tokens_in_documents"),
+            "cut_tokens": manifest.get("tokens_cut"),
             "padding_tokens": manifest["places"] - manifest["tokens_stored"],
             "entropy_bits": manifest["bits_per_token"]["order_0_entropy"],
             "stored_bytes": sum(file["bytes"] for file in manifest["files"]),

@@ -130,6 +130,7 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         "load_average": _number(hardware.get("load_average_1min")),
         "text_lost": _number(record.get("text_lost")),
         "text_unknown": _number(record.get("text_unknown")),
+        "text_cut": _text_cut(record),
         "git_commit": git.get("commit"),
         "git_dirty": git.get("dirty"),
         "versions": canonical_json(record.get("versions") or {}),
@@ -230,6 +231,13 @@ def _code(record: Row) -> str | None:
     """Return the hashes of the source files that a run imports, as JSON; None where they were not recorded."""
     files = _object(record, "code")
     return canonical_json({str(name): str(sha256)[:12] for name, sha256 in files.items()}) if files else None
+
+
+def _text_cut(record: Row) -> str | None:
+    """Return the share of each corpus's tokens that a run's rows cut, as JSON; None where it was not counted."""
+    shares = {corpus: _number(share) for corpus, share in _object(record, "text_cut").items()}
+    known = {corpus: share for corpus, share in shares.items() if share is not None and 0 <= share <= 1}
+    return canonical_json(known) if known else None
 
 
 def _environment(record: Row) -> str | None:

@@ -95,6 +95,7 @@ TABLES: dict[str, dict[str, str]] = {
         "load_average": "DOUBLE",  # of the machine of rank 0 when the run began, over a minute; null where not recorded
         "text_lost": "DOUBLE",  # largest share of a corpus' bytes that the tokenizer loses; null where not recorded
         "text_unknown": "DOUBLE",  # the same of its ids that are unknown
+        "text_cut": "VARCHAR",  # JSON: corpus → share of its tokens behind the end of rows, in a sample; or null
         "machine": "VARCHAR",  # the name in its file; so the next, of the newest attempt
         "share": "INTEGER",  # runs that had its nodes at the same time
         "node_names": "VARCHAR",
@@ -206,6 +207,8 @@ TABLES: dict[str, dict[str, str]] = {
         "total_tokens": "BIGINT",
         "padding_tokens": "BIGINT",  # the rest that is not useful: labels that are a BOS
         "ids": "BIGINT",  # that it holds, padding left out
+        "document_tokens": "BIGINT",  # ids of its documents before any is cut; null where not recorded; so the next
+        "cut_tokens": "BIGINT",  # ids behind the end of rows, which it does not hold
         "vocabulary_size": "INTEGER",
         "entropy_bits": "DOUBLE",  # of an id of its documents, by how often it occurs
         "stored_bytes": "BIGINT",

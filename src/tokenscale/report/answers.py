@@ -4,6 +4,7 @@ Counts come before timings: they are exact and need one run. An answer is given 
 experiment without approaches says nothing of padding, and one with a single world size nothing of scaling.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -25,9 +26,14 @@ from tokenscale.settings.data import LOSS_CAUTION
 COUNTED, MEASURED, PROVEN, NOT_PROVEN = "counted", "measured", "proven", "not proven"
 WITHIN, BEYOND = "within the spread of repeats", "beyond the spread of repeats"
 ONE_RUN, OPEN = "one run each", "not resolved"
+#: after the verdict of a comparison of losses
+UNEQUAL_TEXT = ", unequal text"
 WORDS = (COUNTED, MEASURED, PROVEN, NOT_PROVEN, WITHIN, BEYOND, ONE_RUN, OPEN)
+#: from this share on, text that is dropped is a caution, and a difference of it stands beside losses and rates
+MATERIAL = 0.01
 #: part of a question → figures that show it, the first that an experiment draws is linked
 FIGURES = {
+    "dropped text": (),
     "padding": ("padding_share", "tokens_per_second_comparison"),
     "throughput": ("tokens_per_second_comparison", "batch_size_comparison", "total_training_time"),
     "loss": ("loss_over_time", "split_loss_curves", "time_to_target_loss"),
@@ -40,6 +46,8 @@ FIGURES = {
 NAMED = 6
 
 Answer = dict[str, str]
+#: series → corpus → share of its tokens that the series drops; NaN: not known. No corpora: nothing is known
+Dropped = Mapping[str, Mapping[str, float]]
 #: how the runs of a proven pair agree, by kind of pair (see `order.sql`)
 _AGREE = {
     "world sizes": "{worlds} ranks train on the same data as {base}",
@@ -65,9 +73,10 @@ def find_answers(
     inventory = rows("inventory")
     refused = paired_comparisons.differences(comparability.refusals(inventory, "approach"))
     padding, validation = (found[~found["run_id"].isin(refused)] for found in map(rows, ("padding", "validation")))
-    found = answer_padding(padding)
+    dropped = rows("dropped_text")
+    found = answer_dropped(dropped) + answer_padding(padding)
     found += paired_comparisons.answers(compared)
-    found += answer_loss(validation, inventory, refused)
+    found += answer_loss(validation, inventory, refused, dropped_shares(dropped))
     found += answer_scaling(rows("scaling")) if not caution else []
     # part of the question only where a figure of the experiment shows it
     found += answer_memory(rows("parallelism")) if any(name in figures for name in FIGURES["memory"]) else []
@@ -81,32 +90,145 @@ def find_answers(
     return found
 
 
+def dropped_shares(rows: pd.DataFrame) -> Dropped:
+    """Return the text that each series drops, from rows of `dropped_text.sql`; not known if it is not of every run."""
+    shares = rows.groupby(["series", "corpus"], sort=False)["dropped_share"]
+    largest = shares.agg(lambda values: values.max(skipna=False))
+    found: dict[str, dict[str, float]] = {}
+    for (series, corpus), share in largest.items():
+        found.setdefault(str(series), {})[str(corpus)] = float(share)
+    return found
+
+
+def drops(shares: Mapping[str, float]) -> bool:
+    """Whether a series drops text, as far as is known: also where it is not known."""
+    return not shares or any(share != 0 for share in shares.values())
+
+
+def describe_dropped(shares: Mapping[str, float]) -> str:
+    """Return the shares of dropped text, by corpus where there are several; empty if nothing is dropped.
+
+    >>> describe_dropped({"web": 0.7524}), describe_dropped({"web": 0.5, "code": float("nan"), "books": 0.0})
+    ('75 %', '50 % of web, not known of code, 0 % of books')
+    """
+    if not drops(shares):
+        return ""
+    texts = {
+        name: "not known" if math.isnan(share) else f"{number(100 * share, 2)} %" for name, share in shares.items()
+    }
+    if len(texts) < 2:
+        return next(iter(texts.values()), "not known")
+    return ", ".join(f"{text} of {name}" for name, text in texts.items())
+
+
+def answer_dropped(rows: pd.DataFrame) -> list[Answer]:
+    """Return which share of the text each approach drops, from rows of `dropped_text.sql`; nothing where all drop the
+    same."""
+    dropped = dropped_shares(rows)
+    texts: dict[str, list[str]] = {}
+    for name in sorted(ordered(list(dropped)), key=lambda name: -_most(dropped[name])):
+        texts.setdefault(describe_dropped(dropped[name]), []).append(name)
+    if len(texts) < 2:
+        return []
+    whole = texts.pop("", [])
+    listed = [f"{text} with {_some(names)}" for text, names in texts.items()]
+    if len(listed) > NAMED:
+        listed = [listed[0], f"{len(listed) - 2} shares between", listed[-1]]
+    text = f"Text dropped: {', '.join(listed)}"
+    text += f"; {_some(whole)} keep{'s' * (len(whole) == 1)} all" if whole else ""
+    known = rows["dropped_share"].notna().all()
+    source = "a sample of documents" if rows["sampled"].any() else "an epoch"
+    spread = f"share of tokens behind the end of a row, {f'counts of {source}' if known else 'not recorded for all'}"
+    return [{"part": "dropped text", "text": text, "spread": spread, "verdict": COUNTED if known else OPEN}]
+
+
+def caution_dropped(dropped: Dropped) -> list[str]:
+    """Return what a reader must know of series that drop a material share of the text, or an unknown one."""
+    known = {name: shares for name, shares in dropped.items() if drops(shares) and _most(shares) >= MATERIAL}
+    if not known:
+        return []
+    texts = [f"{name} ({describe_dropped(shares)})" for name, shares in known.items()]
+    return [
+        f"Text is dropped: documents longer than a row lose their end with {_some(texts)}. Such runs never train on "
+        "it: their throughput and loss are those of shortened documents."
+    ]
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return names as a sentence has them, of many the first."""
+    more = len(names) - NAMED + 1
+    return captions.listing([*names] if more < 2 else [*names[: NAMED - 1], f"{more} more"])
+
+
+def _most(shares: Mapping[str, float]) -> float:
+    """Return the largest share; infinite where one is not known."""
+    return max((math.inf if math.isnan(share) else share for share in shares.values()), default=math.inf)
+
+
+def unequal_text(dropped: Dropped, of: str, over: str) -> str:
+    """Return how the text that two series drop differs; empty if by less than `MATERIAL`."""
+    one, other = dropped.get(of, {}), dropped.get(over, {})
+    if of == over or (
+        one.keys() == other.keys()
+        and all(one[name] == other[name] or abs(one[name] - other[name]) < MATERIAL for name in one)
+    ):
+        return ""
+    texts = [f"{describe_dropped(shares) or '0 %'} with {name}" for name, shares in ((of, one), (over, other))]
+    return f"text dropped: {', '.join(texts)}"
+
+
+def note_dropped(
+    compared: Sequence[paired_comparisons.Judged], dropped: Dropped, runs: pd.DataFrame
+) -> list[paired_comparisons.Judged]:
+    """Note what text two compared series drop, where it differs; mark comparisons of losses."""
+    series = dict(zip(runs["cell"], runs["series"], strict=True))
+    found = []
+    for judged in compared:
+        cells = (series.get(cell, "") for cell in (judged.pair.of, judged.pair.over))
+        note = unequal_text(dropped, *cells) if judged.result.spread.n else ""
+        mark = UNEQUAL_TEXT if note and judged.pair.quantity != paired_comparisons.RATE else ""
+        found.append(judged.mark(mark, note))
+    return found
+
+
+def not_useful_shares(rows: pd.DataFrame) -> dict[tuple[str, int], float]:
+    """Return (series, world size) → share of processed tokens that are not useful: the median over the repeats that all
+    series have at that world size. Without such repeats nothing; of a single series, over all its repeats."""
+    found = {}
+    for _, cells in rows.groupby("world_size"):
+        medians = captions.common_repeats(cells, ["series"]).groupby(["series", "world_size"])["not_useful_share"]
+        found |= {(str(name), int(world)): float(share) for (name, world), share in medians.median().items()}
+    return found
+
+
 def answer_padding(padding: pd.DataFrame) -> list[Answer]:
     """Return which share of processed tokens is not useful, by approach; from rows of `padding.sql`.
 
     Such a token is padding, or its label is ignored because it begins a document.
     """
     rows = _fewest_ranks(padding.dropna(subset=["not_useful_share"]))
-    names, rows = ordered(rows["approach"]), captions.common_repeats(rows, ["approach"])
-    shares = {name: rows.loc[rows["approach"] == name, "not_useful_share"] for name in names}
-    if len(shares) < 2:
+    names, shares = ordered(rows["series"]), {name: share for (name, _), share in not_useful_shares(rows).items()}
+    if len(names) < 2:
         return []
-    if rows.empty:
+    if not shares:
         return _not_compared("padding", names)
     texts: dict[str, list[str]] = {}
-    for name in sorted(shares, key=lambda name: -shares[name].median()):
-        texts.setdefault(f"{number(100 * shares[name].median())} %", []).append(name)
-    listed = [f"{share} with {captions.listing(names)}" for share, names in texts.items()]
+    for name in sorted(names, key=lambda name: -shares[name]):
+        texts.setdefault(f"{number(100 * shares[name])} %", []).append(name)
+    listed = [f"{share} with {_some(names)}" for share, names in texts.items()]
     if len(listed) > NAMED:
         listed = [listed[0], listed[-1]]
-    apart = max(100 * (values.max() - values.min()) for values in shares.values())
+    rows = captions.common_repeats(rows, ["series"])
+    apart = max(100 * (values.max() - values.min()) for _, values in rows.groupby("series")["not_useful_share"])
     text = f"Processed tokens that are not useful (padding, ignored labels): {captions.listing(listed)}"
     spread = f"exact counts of {len(rows)} runs"
     spread += f"; repeats differ by up to {number(apart, 2)} points" if apart else ""
     return [{"part": "padding", "text": text, "spread": spread, "verdict": COUNTED}]
 
 
-def answer_loss(validation: pd.DataFrame, inventory: pd.DataFrame, refused: Mapping[str, str]) -> list[Answer]:
+def answer_loss(
+    validation: pd.DataFrame, inventory: pd.DataFrame, refused: Mapping[str, str], dropped: Dropped
+) -> list[Answer]:
     """Return how far validation losses lie apart at equal useful tokens; from rows of `validation.sql`.
 
     Losses are compared over the repeats that all series have, at the fewest useful tokens that a run trained on,
@@ -153,6 +275,9 @@ def answer_loss(validation: pd.DataFrame, inventory: pd.DataFrame, refused: Mapp
     if updates[low] != updates[high]:
         verdict += paired_comparisons.UNEQUAL_UPDATES
         spread.append(f"after {updates[low]} against {updates[high]} updates")
+    if note := unequal_text(dropped, low, high):
+        verdict += UNEQUAL_TEXT
+        spread.append(note)
     spread += [left_out] if left_out else []
     return [{"part": "loss", "text": text, "spread": "; ".join(spread), "verdict": verdict}]
 

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from tokenscale import __version__
 from tokenscale.analysis import queries, replication
-from tokenscale.base.files import canonical_json, read_json, sha256_text, write_text
+from tokenscale.base.files import read_json, write_text
 from tokenscale.report import answers, paired_comparisons, style, summary
 from tokenscale.report import claims as judged
 from tokenscale.report.figures import figure_class
@@ -141,7 +141,7 @@ def render(
         originals=summary.source_study_table(parts),
         total={word: sum(p["validity"][word] for p in parts) for word in summary.VALIDITY},
         runs=sum(p["runs"] for p in parts),
-        digest=sha256_text(canonical_json([p["digest"] for p in parts])),
+        digest=summary.tables_digest(parts),
         machines=list(dict.fromkeys(machine for p in parts for machine in p["machines"])),
         commits=[dict(c) for c in dict.fromkeys(tuple(c.items()) for p in parts for c in p["commits"])],
         versions=_versions(parts),

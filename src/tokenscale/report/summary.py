@@ -1,7 +1,7 @@
 """What the page and the PDF say about one experiment, as plain values: computed here, laid out elsewhere."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +12,7 @@ import pandas as pd
 from tokenscale.analysis import campaign, comparability
 from tokenscale.analysis.tables import MANIFEST, read_experiment
 from tokenscale.analysis.tables import check as check_tables
-from tokenscale.base.files import sha256_file
+from tokenscale.base.files import canonical_json, sha256_file, sha256_text
 from tokenscale.report import answers, campaign_quality, paired_comparisons, save
 from tokenscale.report.captions import by_cell, caution, cells, kinds, left_out, sentence, spread
 from tokenscale.report.style import number
@@ -47,7 +47,7 @@ def source_study_table(parts: Iterable[Mapping[str, Any]]) -> Table:
 
 #: queries of an experiment's description
 QUERIES = ("inventory", "throughput", "order", "scaling", "stalls", "validation", "step_times", "stragglers", "energy",
-           "generations", "padding", "parallelism", "pipeline", "certificates")  # fmt: skip
+           "generations", "padding", "dropped_text", "parallelism", "pipeline", "certificates")  # fmt: skip
 #: signs that end a line, in place of which one is shown; and what stands for a sign that cannot be printed
 _NEWLINE, _UNPRINTABLE = "↵", "\ufffd"
 VALIDITY = ("valid", "suspect", "invalid", "missing")
@@ -72,6 +72,8 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
         compared, refused = paired_comparisons.comparisons(
             throughput, runs, primary, rows("validation"), rows("certificates")
         )
+        dropped = answers.dropped_shares(rows("dropped_text"))
+        compared = answers.note_dropped(compared, dropped, runs)
         planned = head.get("cell_repeats") or dict.fromkeys(runs["cell"].dropna(), head.get("repeats"))
         scaling = rows("scaling")
         proof, figures = campaign_quality.proof(order), [f for f in head.get("figures") or FIGURES if f in FIGURES]
@@ -91,7 +93,8 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             "data_from": _dates(runs),
             "digest": digest,
             "caution": caution(scaling),
-            "cautions": answers.find_cautions(
+            "cautions": answers.caution_dropped(dropped)
+            + answers.find_cautions(
                 runs,
                 throughput,
                 scaling,
@@ -104,9 +107,9 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
                 rows, compared, proof, figures, caution(scaling), [c["mark"] for c in design if c["mark"]]
             ),
             "design": campaign_quality.design(runs, planned, head.get("left_out") or []),
-            "throughput": throughput_table(throughput, rows("stalls"), runs),
+            "throughput": throughput_table(throughput, rows("stalls"), runs, dropped),
             "comparisons": paired_comparisons.comparison_table(compared, refused),
-            "validation": validation_table(rows("validation")),
+            "validation": validation_table(rows("validation"), dropped),
             "generations": generations_table(rows("generations")),
             "proof": proof,
             "inventory": campaign_quality.inventory_table(runs),
@@ -116,6 +119,12 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             "campaign": campaign_text(throughput, runs, planned),
             "energy": campaign_quality.energy(rows("energy")),
         }
+
+
+def tables_digest(parts: Sequence[dict[str, Any]]) -> str:
+    """Return the digest of all tables that parts describe: of one experiment that of its tables' manifest."""
+    digests = [part["digest"] for part in parts]
+    return digests[0] if len(digests) == 1 else sha256_text(canonical_json(digests))
 
 
 def list_cautions(part: dict[str, Any]) -> list[str]:
@@ -146,7 +155,7 @@ def campaign_text(throughput: pd.DataFrame, runs: pd.DataFrame, planned: Mapping
         return ""
     negation = "not " if order.verdict.startswith("not ") else ""
     text = f"Runs were {negation}started {order.verdict.removeprefix('not ')}"
-    text += f" ({order.inversions} of {order.pairs} pairs reversed)" if order.inversions else ""
+    text += f" ({order.inversions} of {paired_comparisons.in_pairs(order.pairs)} reversed)" if order.inversions else ""
     drift = paired_comparisons.measure_drift(throughput, runs)
     text += f". Drift of useful tokens per second over the campaign: {drift.verdict}"
     if drift.verdict != "too few runs":
@@ -165,11 +174,15 @@ def campaign_text(throughput: pd.DataFrame, runs: pd.DataFrame, planned: Mapping
     return f"{text}."
 
 
-def throughput_table(throughput: pd.DataFrame, stalls: pd.DataFrame, runs: pd.DataFrame) -> Table:
+def throughput_table(
+    throughput: pd.DataFrame, stalls: pd.DataFrame, runs: pd.DataFrame, dropped: answers.Dropped
+) -> Table:
     """Return a row for each series and world size: medians with their spread; runs that no comparison of approaches
     uses are counted beside the others."""
+    head, cell = _dropped_column(dropped, throughput)
     refusals = comparability.refusals(runs, "approach")
     refused = comparability.refused(refusals)
+    shares = answers.not_useful_shares(throughput[~throughput["run_id"].isin(refused)])
     rows = []
     for name, world, group in cells(throughput):
         stall = stalls[(stalls["series"] == name) & (stalls["world_size"] == world)]["data_stall_share"]
@@ -177,18 +190,22 @@ def throughput_table(throughput: pd.DataFrame, stalls: pd.DataFrame, runs: pd.Da
         rows.append([
             *(name, str(world), f"{len(group)}{out}"),
             *(spread(group[f"{kind}_tokens_per_s"]) for kind in ("useful", "total")),
-            *(number(100 * group["not_useful_share"].median()), spread(1e3 * group["median_step_s"])),
+            number(100 * shares.get((name, world), group["not_useful_share"].median())),
+            spread(1e3 * group["median_step_s"]),
             spread(100 * stall),
+            *cell(name),
         ])  # fmt: skip
     heads = columns("approach", ">world size", ">runs", ">useful tokens / s", ">total tokens / s", ">not useful (%)",
-                    ">median step (ms)", ">data stall (%)")  # fmt: skip
+                    ">median step (ms)", ">data stall (%)", *head)  # fmt: skip
     text = "Medians over runs, their spread in brackets; after warm-up, sum over sum."
+    text += " Not useful: over the repeats that all approaches have, where they share any."
     notes = [text, kinds(by_cell(throughput, "useful_tokens_per_s")), left_out(runs), comparability.sentences(refusals)]
     return Table(heads, rows, " ".join(filter(None, notes)))
 
 
-def validation_table(validation: pd.DataFrame) -> Table:
+def validation_table(validation: pd.DataFrame, dropped: answers.Dropped) -> Table:
     """A row a series and world size: the loss after the last step."""
+    head, cell = _dropped_column(dropped, validation)
     counted = validation["accuracy"].notna().any()
     rows = []
     for name, world, group in cells(validation):
@@ -197,15 +214,23 @@ def validation_table(validation: pd.DataFrame) -> Table:
             *(name, str(world), str(len(last)), spread(last["step"]), spread(last["useful_tokens_seen"])),
             *(spread(first["loss"], 5), spread(last["loss"], 5), spread(last["perplexity"])),
             *([spread(100 * last["accuracy"].dropna())] if counted else []),
+            *cell(name),
         ])  # fmt: skip
     heads = columns("approach", ">world size", ">runs", ">steps", ">useful tokens trained on", ">first loss",
-                    ">last loss", ">perplexity", *([">accuracy (%)"] if counted else []))  # fmt: skip
+                    ">last loss", ">perplexity", *([">accuracy (%)"] if counted else []), *head)  # fmt: skip
     text = (
         "Nats a useful token on one fixed held-out slice, the same rows for every approach; medians, their spread in "
         "brackets."
     )
     text += " Accuracy: labels that have the largest logit." if counted else ""
     return Table(heads, rows, f"{text} {kinds(by_cell(validation[validation['last'].astype(bool)], 'loss'))}")
+
+
+def _dropped_column(dropped: answers.Dropped, rows: pd.DataFrame) -> tuple[list[str], Callable[[str], list[str]]]:
+    """Return the head of the column of dropped text, and its cell of a series; nothing where no series drops any."""
+    if not any(answers.drops(dropped.get(name, {})) for name in rows["series"].unique()):
+        return [], lambda name: []
+    return [">text dropped"], lambda name: [answers.describe_dropped(dropped.get(name, {})) or "0 %"]
 
 
 def _text(runs: pd.DataFrame) -> str:
