@@ -240,6 +240,24 @@ def test_a_state_of_another_global_batch_is_a_bug(lab):
         batches.seek({"step": 1, "slots": {"0": [1, 0], "1": [1, 0], "2": [2, 0]}})
 
 
+@pytest.mark.parametrize("approach", APPROACHES)
+@pytest.mark.parametrize("all_documents", [True, False])
+def test_what_rows_cut_is_counted_as_a_store_counts_it(lab, approach, all_documents, monkeypatch):
+    """Of all documents it is the manifest's count, of some another share; nothing where documents stay whole."""
+    if not all_documents:
+        monkeypatch.setattr("tokenscale.data.batches.online.CUT_BYTES", 200)
+    run = make_run(approach, T, global_batch=4)
+    manifest = json.loads((lab.store(make_run("pretokenized-padded", T).store) / "manifest.json").read_text())
+    share = manifest["tokens_cut"] / (manifest["tokens_in_documents"] - manifest["documents"])
+    found = lab.batches(run).count_cut()
+    if approach not in ("padded", "length-bucketed"):
+        assert found == {}
+    elif all_documents or approach == "length-bucketed":
+        assert found == {run.corpus.name: pytest.approx(share)} and 0 < share < 1
+    else:
+        assert 0 <= found[run.corpus.name] < 1 and found[run.corpus.name] != pytest.approx(share)
+
+
 @pytest.mark.parametrize("approach", [approach for approach, entry in BATCHES.items() if entry.format])
 def test_offline_approaches_import_no_tokenizer_package(lab, approach):
     run = make_run(approach, sequence_length=T)

@@ -233,6 +233,13 @@ def test_digests_tell_the_documents_of_corpora_apart(mixed, approach):
             assert firsts[number] <= stream.document() < firsts[number + 1]
 
 
+@pytest.mark.parametrize("approach", ["padded", "length-bucketed"])
+def test_what_rows_cut_is_counted_by_corpus(mixed, approach):
+    run = mixed_run(approach)
+    found = mixed.batches(run).count_cut()
+    assert list(found) == [corpus.name for corpus in run.trained_corpora] and len(set(found.values())) == len(found)
+
+
 def test_document_masks_follow_the_rows(mixed):
     run = mixed_run("packed", document_mask=True)
     store = run.store

@@ -41,14 +41,14 @@ def test_padding_is_counted_by_approach_at_the_fewest_ranks():
 NAN = float("nan")
 
 
-def text(shares, sampled=False):
+def text(shares, counted_by_run=False):
     """Rows of `dropped_text.sql`: series → share, or corpus → share."""
     rows = [
-        {"series": name, "corpus": corpus, "dropped_share": share, "sampled": sampled}
+        {"series": name, "corpus": corpus, "dropped_share": share, "counted_by_run": counted_by_run}
         for name, of in shares.items()
         for corpus, share in (of if isinstance(of, dict) else {"web": of}).items()
     ]
-    return pd.DataFrame(rows, columns=["series", "corpus", "dropped_share", "sampled"])
+    return pd.DataFrame(rows, columns=["series", "corpus", "dropped_share", "counted_by_run"])
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,10 @@ def test_text_that_an_approach_drops_is_answered_and_cautioned(shares, said, ver
     assert bool(cautions) == bool(cautioned) and all(words in cautions[0] for words in cautioned)
 
 
-def test_a_share_that_one_run_lacks_is_not_known_and_a_sample_is_no_count_of_an_epoch():
-    rows = pd.concat([text({"padded": 0.5}, sampled=True), text({"packed": 0.0})])
-    assert "sample" in answers.answer_dropped(rows)[0]["spread"]
-    assert "epoch" in answers.answer_dropped(rows.assign(sampled=False))[0]["spread"]
+def test_a_share_that_one_run_lacks_is_not_known_and_what_a_run_counts_is_no_count_of_an_epoch():
+    rows = pd.concat([text({"padded": 0.5}, counted_by_run=True), text({"packed": 0.0})])
+    assert "by the runs" in answers.answer_dropped(rows)[0]["spread"]
+    assert "epoch" in answers.answer_dropped(rows.assign(counted_by_run=False))[0]["spread"]
     (answer,) = answers.answer_dropped(pd.concat([rows, text({"padded": NAN})]))
     assert "not known with padded" in answer["text"] and "50 %" not in answer["text"]
 

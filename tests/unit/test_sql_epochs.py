@@ -113,19 +113,23 @@ def test_padding_and_other_ignored_labels_are_told_apart_by_the_store(tmp_path):
 
 def test_dropped_text_is_counted_in_the_store_of_the_same_text_or_is_not_known(tmp_path):
     """Of each run the share, in the order of the names: null where nothing at hand counts it, never 0."""
-    cut = {"format": "padded", "document_tokens": 1000, "cut_tokens": 750}
+    cut = {"format": "padded", "document_tokens": 1060, "cut_tokens": 750}
     stored = [
-        STORE | {"cut_tokens": 0, "document_tokens": 1000},
+        STORE | {"cut_tokens": 0, "document_tokens": 1060},
         STORE | cut | {"store": "padded", "manifest_sha256": "p" * 64},
         STORE | cut | {"store": "padded zstd", "manifest_sha256": "z" * 64},
         STORE | cut | {"corpus": "books", "cut_tokens": 100, "corpus_sha256": "b" * 64, "manifest_sha256": "b" * 64},
         STORE | cut | {"split": "validation", "sequence_length": 20, "manifest_sha256": "v" * 64},
-        STORE | {"format": "other", "document_tokens": 10, "cut_tokens": 1, "manifest_sha256": "o" * 64},
+        STORE | {"format": "other", "document_tokens": 70, "cut_tokens": 1, "manifest_sha256": "o" * 64},
         STORE | {"corpus": "old", "format": "padded", "corpus_sha256": "e" * 64, "manifest_sha256": "e" * 64},
     ]
     like = {"tokenizer": "bpe", "corpus": "web"}
     online = like | {"corpus_sha256": "c" * 64}
-    mixed = like | {"corpus": "mixed", "corpus_sha256": "m" * 64, "mixture": '{"books":0.5,"new":0.2,"web":0.3}'}
+    mixed = like | {
+        "corpus": "mixed",
+        "corpus_sha256": "m" * 64,
+        "mixture": '{"books":0.5,"code":0.0,"new":0.2,"web":0.3}',
+    }
     expected = {
         "packed": ({"store_sha256": "a" * 64}, 0.0),
         "packed without its store": ({"store_sha256": "x" * 64}, 0.0),
@@ -137,7 +141,7 @@ def test_dropped_text_is_counted_in_the_store_of_the_same_text_or_is_not_known(t
         "padded, other length": (online | {"approach": "padded", "sequence_length": 20}, None),
         "padded, other tokenizer": (online | {"approach": "padded", "tokenizer": "other"}, None),
         "padded, eos": (online | {"approach": "padded", "eos": True}, None),
-        "padded, sampled": (online | {"approach": "padded", "eos": True, "text_cut": '{"web":0.25}'}, 0.25),
+        "padded, counted by the run": (online | {"approach": "padded", "eos": True, "text_cut": '{"web":0.25}'}, 0.25),
         "length-bucketed": (like | {"approach": "length-bucketed", "store_sha256": "a" * 64}, 0.75),
         "a user's format": ({"approach": "other", "store_sha256": "o" * 64}, 0.1),
         "a user's approach": ({"approach": "other"}, None),
@@ -154,7 +158,7 @@ def test_dropped_text_is_counted_in_the_store_of_the_same_text_or_is_not_known(t
     assert single["dropped_share"].fillna(-1).to_dict() == {
         name: -1 if share is None else share for name, (_, share) in expected.items()
     }
-    assert single.index[single["sampled"]].tolist() == ["padded, sampled"]
+    assert single.index[single["counted_by_run"]].tolist() == ["padded, counted by the run"]
 
 
 # -- bits per byte

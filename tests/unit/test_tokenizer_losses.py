@@ -369,6 +369,8 @@ def test_the_report_cautions_of_lost_text():
     said = _describe_lost_text(runs)
     assert "1 of 2 runs, up to 2" in said and "; 3 % of the ids are unknown)" in said
     assert not _describe_lost_text(runs[:1])
+    said = _describe_lost_text(runs.assign(text_lost=0.0))
+    assert "1 of 2 runs" in said and "3 % of the ids are unknown" in said, "unknown ids alone"
 
 
 # ---------------------------------------------------------------------------------------------------------- long words

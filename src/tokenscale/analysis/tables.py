@@ -95,7 +95,7 @@ TABLES: dict[str, dict[str, str]] = {
         "load_average": "DOUBLE",  # of the machine of rank 0 when the run began, over a minute; null where not recorded
         "text_lost": "DOUBLE",  # largest share of a corpus' bytes that the tokenizer loses; null where not recorded
         "text_unknown": "DOUBLE",  # the same of its ids that are unknown
-        "text_cut": "VARCHAR",  # JSON: corpus → share of its tokens behind the end of rows, in a sample; or null
+        "text_cut": "VARCHAR",  # JSON: corpus → share of its tokens behind the end of rows, as the run counted; or null
         "machine": "VARCHAR",  # the name in its file; so the next, of the newest attempt
         "share": "INTEGER",  # runs that had its nodes at the same time
         "node_names": "VARCHAR",

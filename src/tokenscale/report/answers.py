@@ -137,8 +137,8 @@ def answer_dropped(rows: pd.DataFrame) -> list[Answer]:
     text = f"Text dropped: {', '.join(listed)}"
     text += f"; {_some(whole)} keep{'s' * (len(whole) == 1)} all" if whole else ""
     known = rows["dropped_share"].notna().all()
-    source = "a sample of documents" if rows["sampled"].any() else "an epoch"
-    spread = f"share of tokens behind the end of a row, {f'counts of {source}' if known else 'not recorded for all'}"
+    source = "counted by the runs as they began" if rows["counted_by_run"].any() else "counts of an epoch"
+    spread = f"share of useful tokens behind the end of a row, {source if known else 'not recorded for all'}"
     return [{"part": "dropped text", "text": text, "spread": spread, "verdict": COUNTED if known else OPEN}]
 
 
@@ -462,10 +462,10 @@ def _describe_run_cautions(runs: pd.DataFrame) -> list[str]:
 
 def _describe_lost_text(runs: pd.DataFrame) -> str:
     """Runs whose tokenizer loses a part of their text, with the largest share."""
-    lost = runs["text_lost"].astype(float) if "text_lost" in runs else pd.Series(dtype=float)
-    if not (lossy := lost > LOSS_CAUTION).any():
+    shares = runs.reindex(columns=["text_lost", "text_unknown"]).astype(float)
+    if not (lossy := (shares > LOSS_CAUTION).any(axis=1)).any():
         return ""
-    worst = runs.loc[lost.idxmax()]
+    worst = runs.loc[shares.max(axis=1).idxmax()]
     unknown = f"; {number(100 * worst['text_unknown'], 2)} % of the ids are unknown" * bool(worst["text_unknown"] > 0)
     return (
         f"The tokenizer loses a part of the text of {int(lossy.sum())} of {len(runs)} runs, up to "

@@ -116,6 +116,8 @@ class Training:
         if world.rank == 0:
             facts = {"kernel": kernel, "budget_steps": self.steps, **self.trainer.facts(), **record.costs(run, shape)}
             facts |= {f"text_{share}": value for share, value in self.batches.lost.items()}
+            if cut := self.batches.count_cut():
+                facts["text_cut"] = cut
             if self.earlier_budget is not None:
                 facts["earlier_budget"] = self.earlier_budget
             facts["compilation"] = None  # of all ranks, found at the end; null where nothing was to be compiled

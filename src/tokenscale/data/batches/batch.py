@@ -88,6 +88,13 @@ class Batches:
         """Return this rank's share of the next global batch, to be copied: the second next may overwrite its arrays."""
         raise NotImplementedError
 
+    def count_cut(self) -> dict[str, float]:
+        """Return corpus → share of its tokens that lie behind the end of rows, counted in documents from all over it.
+
+        Empty if rows keep all tokens, or if this source does not see those that they cut.
+        """
+        return {}
+
     def state(self) -> dict[str, Any]:
         """Return the position of the next batch, as plain JSON."""
         return {"step": self._step}
@@ -107,6 +114,9 @@ class WrappedBatches(Batches):
 
     def rows_per_epoch(self) -> float:
         return self._batches.rows_per_epoch()
+
+    def count_cut(self) -> dict[str, float]:
+        return self._batches.count_cut()
 
     def state(self) -> dict[str, Any]:
         return self._batches.state()

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from tokenscale.base.errors import UserError
+from tokenscale.costs.data import cut_share
 from tokenscale.data.batches.batch import Batches, Inputs, RowBatches
 from tokenscale.data.batches.streams import StreamBatches, join
 from tokenscale.data.corpus.raw_text import RawText
@@ -19,6 +20,8 @@ from tokenscale.settings.run import RunSettings
 
 #: documents tokenized per call to compute lengths
 LENGTHS_BATCH = 64
+#: UTF-8 bytes of a corpus that are tokenized to count what rows cut
+CUT_BYTES = 4 << 20
 
 
 def open_documents(run: RunSettings, inputs: Inputs) -> list["OnlineDocuments"]:
@@ -75,11 +78,23 @@ class OnlineDocuments:
         return np.array([len(ids) for part in parts for ids in self.documents(part)], dtype=np.int64)
 
 
-def open_padded(run: RunSettings, inputs: Inputs) -> RowBatches:
-    """Open batches from raw text, bit-identical to those of `pretokenized-padded`."""
-    sources = open_documents(run, inputs)
-    order = open_order(run, [len(source) for source in sources])
-    return RowBatches(join(sources).rows, order, run, sources[0].tokenizer.vocabulary_size, inputs)
+class PaddedBatches(RowBatches):
+    """Batches from raw text, bit-identical to those of `pretokenized-padded`."""
+
+    def __init__(self, run: RunSettings, inputs: Inputs):
+        sources = open_documents(run, inputs)
+        order = open_order(run, [len(source) for source in sources])
+        super().__init__(join(sources).rows, order, run, sources[0].tokenizer.vocabulary_size, inputs)
+        self._run, self._sources = run, sources
+
+    def count_cut(self) -> dict[str, float]:
+        """Return the shares in documents with `CUT_BYTES` of text; see `Batches`."""
+        found = {}
+        for corpus, source in zip(self._run.trained_corpora, self._sources, strict=True):
+            most = len(source) * CUT_BYTES // max(1, source.text.split["utf8_bytes"])
+            numbers = np.linspace(0, len(source) - 1, min(len(source), max(1, most)), dtype=np.int64)
+            found[corpus.name] = float(cut_share(source.lengths_of(numbers), self._run.sequence_length))
+        return found
 
 
 def open_padding_free(run: RunSettings, inputs: Inputs) -> StreamBatches:
@@ -89,6 +104,6 @@ def open_padding_free(run: RunSettings, inputs: Inputs) -> StreamBatches:
 
 #: approach → function that opens its batches
 OPENERS: dict[str, Callable[[RunSettings, Inputs], Batches]] = {
-    "padded": open_padded,
+    "padded": PaddedBatches,
     "padding-free": open_padding_free,
 }

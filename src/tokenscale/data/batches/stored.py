@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tokenscale.base.files import sha256_file
+from tokenscale.costs.data import cut_share
 from tokenscale.data.batches.batch import Batch, Batches, Inputs, RowBatches, document_ids
 from tokenscale.data.batches.streams import StreamBatches, join
 from tokenscale.data.mixtures import list_sources, manifest_path, open_order
@@ -139,8 +140,11 @@ class BucketedBatches(RowBatches):
         super().__init__(None, open_order(run, [len(store) for store in stores]), run, vocabulary_size, inputs)
         self._pad_id: int = stores[0].manifest["padding"]["id"]
         self._store, self._sequence_length, self._seed = join(stores), run.sequence_length, run.effective_seed
-        for store in stores:
-            store.lengths_of(np.zeros(0, dtype=np.int64))  # load lengths now, not in the first batch
+        self._lengths_by_corpus = {c.name: s.lengths for c, s in zip(run.trained_corpora, stores, strict=True)}
+
+    def count_cut(self) -> dict[str, float]:
+        length = self._sequence_length
+        return {corpus: float(cut_share(lengths, length)) for corpus, lengths in self._lengths_by_corpus.items()}
 
     def choose(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the batches of a step's window: its documents sorted by length, split and shuffled."""
