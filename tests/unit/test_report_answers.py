@@ -75,7 +75,8 @@ def test_text_that_an_approach_drops_is_answered_and_cautioned(shares, said, ver
     found, cautions = answers.answer_dropped(rows), answers.caution_dropped(answers.dropped_shares(rows))
     assert [answer["verdict"] for answer in found] == [verdict] * bool(said)
     assert all(said in answer["text"] for answer in found)
-    assert bool(cautions) == bool(cautioned) and all(words in cautions[0] for words in cautioned)
+    assert bool(cautions) == bool(cautioned) and all(words in " ".join(cautions) for words in cautioned)
+    assert ("Text is dropped" in " ".join(cautions)) == any("%" in words for words in cautioned)
 
 
 def test_a_share_that_one_run_lacks_is_not_known_and_what_a_run_counts_is_no_count_of_an_epoch():
@@ -88,7 +89,13 @@ def test_a_share_that_one_run_lacks_is_not_known_and_what_a_run_counts_is_no_cou
 
 @pytest.mark.parametrize(
     ("shares", "noted"),
-    [((0.75, 0.0), "75 % with padded"), ((NAN, 0.0), "not known with padded"), ((0.5, 0.495), ""), ((0.0, 0.0), "")],
+    [
+        ((0.75, 0.0), "75 % with padded"),
+        ((NAN, 0.0), "not known with padded"),
+        (({"web": 0.0, "books": 0.5}, {"web": 0.0, "books": 0.0}), "50 % of books with padded"),
+        ((0.5, 0.495), ""),
+        ((0.0, {"another": 0.0}), ""),
+    ],
 )
 def test_losses_of_unequal_text_say_so(shares, noted):
     rows = validation({"padded": (LINE, [0], 0.0), "packed": ((9, 8, 7, 6), [0], 0.0)}, {"padded": 10, "packed": 10})

@@ -92,17 +92,10 @@ def find_answers(
 
 def dropped_shares(rows: pd.DataFrame) -> Dropped:
     """Return the text that each series drops, from rows of `dropped_text.sql`; not known if it is not of every run."""
-    shares = rows.groupby(["series", "corpus"], sort=False)["dropped_share"]
-    largest = shares.agg(lambda values: values.max(skipna=False))
     found: dict[str, dict[str, float]] = {}
-    for (series, corpus), share in largest.items():
-        found.setdefault(str(series), {})[str(corpus)] = float(share)
+    for (series, corpus), shares in rows.groupby(["series", "corpus"], sort=False)["dropped_share"]:
+        found.setdefault(series, {})[corpus] = float(shares.max(skipna=False))
     return found
-
-
-def drops(shares: Mapping[str, float]) -> bool:
-    """Whether a series drops text, as far as is known: also where it is not known."""
-    return not shares or any(share != 0 for share in shares.values())
 
 
 def describe_dropped(shares: Mapping[str, float]) -> str:
@@ -111,30 +104,23 @@ def describe_dropped(shares: Mapping[str, float]) -> str:
     >>> describe_dropped({"web": 0.7524}), describe_dropped({"web": 0.5, "code": float("nan"), "books": 0.0})
     ('75 %', '50 % of web, not known of code, 0 % of books')
     """
-    if not drops(shares):
+    if shares and not any(shares.values()):
         return ""
-    texts = {
-        name: "not known" if math.isnan(share) else f"{number(100 * share, 2)} %" for name, share in shares.items()
-    }
-    if len(texts) < 2:
-        return next(iter(texts.values()), "not known")
-    return ", ".join(f"{text} of {name}" for name, text in texts.items())
+    texts = ["not known" if math.isnan(share) else f"{number(100 * share, 2)} %" for share in shares.values()]
+    if len(texts) > 1:
+        texts = [f"{text} of {corpus}" for text, corpus in zip(texts, shares, strict=True)]
+    return ", ".join(texts) or "not known"
 
 
 def answer_dropped(rows: pd.DataFrame) -> list[Answer]:
-    """Return which share of the text each approach drops, from rows of `dropped_text.sql`; nothing where all drop the
-    same."""
+    """Return which share of the text each approach drops, from rows of `dropped_text.sql`; nothing if that is equal."""
     dropped = dropped_shares(rows)
-    texts: dict[str, list[str]] = {}
-    for name in sorted(ordered(list(dropped)), key=lambda name: -_most(dropped[name])):
-        texts.setdefault(describe_dropped(dropped[name]), []).append(name)
-    if len(texts) < 2:
+    names = sorted(ordered(list(dropped)), key=lambda name: -_most(dropped[name]))
+    texts = {name: describe_dropped(dropped[name]) for name in names}
+    if len(set(texts.values())) < 2:
         return []
-    whole = texts.pop("", [])
-    listed = [f"{text} with {_some(names)}" for text, names in texts.items()]
-    if len(listed) > NAMED:
-        listed = [listed[0], f"{len(listed) - 2} shares between", listed[-1]]
-    text = f"Text dropped: {', '.join(listed)}"
+    whole = [name for name in names if not texts[name]]
+    text = f"Text dropped: {', '.join(_by_text({name: text for name, text in texts.items() if text}))}"
     text += f"; {_some(whole)} keep{'s' * (len(whole) == 1)} all" if whole else ""
     known = rows["dropped_share"].notna().all()
     source = "counted by the runs as they began" if rows["counted_by_run"].any() else "counts of an epoch"
@@ -144,14 +130,24 @@ def answer_dropped(rows: pd.DataFrame) -> list[Answer]:
 
 def caution_dropped(dropped: Dropped) -> list[str]:
     """Return what a reader must know of series that drop a material share of the text, or an unknown one."""
-    known = {name: shares for name, shares in dropped.items() if drops(shares) and _most(shares) >= MATERIAL}
-    if not known:
-        return []
-    texts = [f"{name} ({describe_dropped(shares)})" for name, shares in known.items()]
-    return [
-        f"Text is dropped: documents longer than a row lose their end with {_some(texts)}. Such runs never train on "
-        "it: their throughput and loss are those of shortened documents."
-    ]
+    material = [f"{name} ({describe_dropped(of)})" for name, of in dropped.items() if MATERIAL <= _most(of) < math.inf]
+    unknown = [f"{name} ({describe_dropped(of)})" for name, of in dropped.items() if _most(of) == math.inf]
+    found = []
+    if material:
+        text = f"Text is dropped: documents longer than a row lose their end with {_some(material)}. Such runs never "
+        found.append(f"{text}train on it: their throughput and loss are those of shortened documents.")
+    if unknown:
+        found.append(f"How much text is dropped is not known of all runs: {_some(unknown)}.")
+    return found
+
+
+def _by_text(texts: Mapping[str, str]) -> list[str]:
+    """Return each text with its names, `70 % with padded and packed`; of many texts the first and the last."""
+    found: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        found.setdefault(text, []).append(name)
+    listed = [f"{text} with {_some(names)}" for text, names in found.items()]
+    return [listed[0], listed[-1]] if len(listed) > NAMED else listed
 
 
 def _some(names: Sequence[str]) -> str:
@@ -166,15 +162,13 @@ def _most(shares: Mapping[str, float]) -> float:
 
 
 def unequal_text(dropped: Dropped, of: str, over: str) -> str:
-    """Return how the text that two series drop differs; empty if by less than `MATERIAL`."""
+    """Return what text two series drop; empty if their shares are known and differ by less than `MATERIAL`."""
     one, other = dropped.get(of, {}), dropped.get(over, {})
-    if of == over or (
-        one.keys() == other.keys()
-        and all(one[name] == other[name] or abs(one[name] - other[name]) < MATERIAL for name in one)
-    ):
+    near = one.keys() == other.keys() and all(abs(one[corpus] - other[corpus]) < MATERIAL for corpus in one)
+    texts = {name: describe_dropped(shares) for name, shares in ((of, one), (over, other))}
+    if near or len(texts) < 2 or not any(texts.values()):
         return ""
-    texts = [f"{describe_dropped(shares) or '0 %'} with {name}" for name, shares in ((of, one), (over, other))]
-    return f"text dropped: {', '.join(texts)}"
+    return "text dropped: " + ", ".join(f"{text or '0 %'} with {name}" for name, text in texts.items())
 
 
 def note_dropped(
@@ -212,12 +206,7 @@ def answer_padding(padding: pd.DataFrame) -> list[Answer]:
         return []
     if not shares:
         return _not_compared("padding", names)
-    texts: dict[str, list[str]] = {}
-    for name in sorted(names, key=lambda name: -shares[name]):
-        texts.setdefault(f"{number(100 * shares[name])} %", []).append(name)
-    listed = [f"{share} with {_some(names)}" for share, names in texts.items()]
-    if len(listed) > NAMED:
-        listed = [listed[0], listed[-1]]
+    listed = _by_text({n: f"{number(100 * shares[n])} %" for n in sorted(names, key=lambda n: -shares[n])})
     rows = captions.common_repeats(rows, ["series"])
     apart = max(100 * (values.max() - values.min()) for _, values in rows.groupby("series")["not_useful_share"])
     text = f"Processed tokens that are not useful (padding, ignored labels): {captions.listing(listed)}"

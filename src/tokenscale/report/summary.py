@@ -228,7 +228,7 @@ def validation_table(validation: pd.DataFrame, dropped: answers.Dropped) -> Tabl
 
 def _dropped_column(dropped: answers.Dropped, rows: pd.DataFrame) -> tuple[list[str], Callable[[str], list[str]]]:
     """Return the head of the column of dropped text, and its cell of a series; nothing where no series drops any."""
-    if not any(answers.drops(dropped.get(name, {})) for name in rows["series"].unique()):
+    if not any(answers.describe_dropped(dropped.get(name, {})) for name in rows["series"].unique()):
         return [], lambda name: []
     return [">text dropped"], lambda name: [answers.describe_dropped(dropped.get(name, {})) or "0 %"]
 
