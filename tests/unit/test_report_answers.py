@@ -6,7 +6,9 @@ from importlib import resources
 import pandas as pd
 import pytest
 
-from tokenscale.report import answers, captions
+from tests import logs
+from tokenscale.analysis.ingest import ingest
+from tokenscale.report import answers, captions, summary
 from tokenscale.report.campaign_quality import inventory_table
 from tokenscale.report.drawings.tokenization_benchmark import DRAWN, drawn_arms
 from tokenscale.report.style import number
@@ -36,6 +38,25 @@ def test_padding_is_counted_by_approach_at_the_fewest_ranks():
     assert answer["spread"] == "exact counts of 4 runs; repeats differ by up to 2 points"
     assert answer["verdict"] == answers.COUNTED
     assert answers.answer_padding(padding(padded=0.6)) == [], "one approach is no comparison"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "said"),
+    [({"docstrings": 0.75}, "75 %")]
+    + [(wrong, "not known") for wrong in (None, {"another": 0.75}, {"docstrings": 7}, "75 %", {"docstrings": None})],
+)
+def test_what_runs_count_reaches_answers_and_tables_and_is_never_taken_for_nothing(tmp_path, recorded, said):
+    runs = [logs.settings(approach) for approach in ("padded", "packed")]
+    assert runs[0].corpus.name == "docstrings"
+    for run, cut in zip(runs, ({"text_cut": recorded}, {}), strict=True):
+        logs.write_run(tmp_path / "runs", run, **cut)
+    ingest(logs.write_table(tmp_path / "runs.json", runs), tmp_path / "runs", tmp_path / "tables/demo")
+    found = summary.experiment("demo", tmp_path / "tables")
+    assert found["answers"][0]["text"] == f"Text dropped: {said} with padded; packed keeps all"
+    assert said in found["cautions"][0]
+    for table in (found["throughput"], found["validation"]):
+        assert [table.columns[-1][0], *(row[-1] for row in table.rows)] == ["text dropped", said, "0 %"]
+    assert any(said in answer["spread"] for answer in found["answers"] if answer["part"] == "throughput")
 
 
 NAN = float("nan")

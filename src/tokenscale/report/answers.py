@@ -325,16 +325,13 @@ def answer_waiting(pipeline: pd.DataFrame) -> list[Answer]:
     names, rows = sorted(rows["schedule"].unique()), captions.common_repeats(rows, ["schedule", "stages_per_rank"])
     if rows.empty:
         return _not_compared("waiting", names)
-    texts, most = [], 0
-    for (schedule, chunks), group in rows.groupby(["schedule", "stages_per_rank"]):
-        share = group["bubble_share"].median()
-        texts.append((share, f"{number(100 * share)} % with {schedule}", schedule, int(chunks)))
-        most = max(most, len(group))
-    texts.sort(key=lambda text: -text[0])
+    groups = rows.groupby(["schedule", "stages_per_rank"])["bubble_share"]
+    shares, most = groups.median().sort_values(ascending=False, kind="stable"), groups.size().max()
     expected = (
-        f"{number(100 * bubble_share(schedule, int(stages), int(count), chunks))} %" for *_, schedule, chunks in texts
+        f"{number(100 * bubble_share(schedule, int(stages), int(count), int(chunks)))} %"
+        for schedule, chunks in shares.index
     )
-    listed = captions.listing([text for _, text, *_ in texts])
+    listed = captions.listing([f"{number(100 * share)} % with {schedule}" for (schedule, _), share in shares.items()])
     text = f"With {count} micro-batches on {stages} stages, ranks wait {listed} of the time"
     spread = f"{len(rows)} runs, up to {most} of a schedule; predicted: {', '.join(expected)}"
     return [{"part": "waiting", "text": text, "spread": spread, "verdict": MEASURED}]
