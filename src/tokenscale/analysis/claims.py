@@ -406,7 +406,7 @@ def _sentence(claim: Claim, rows: pd.DataFrame, cells: tuple[Cell, ...]) -> str:
     }
     for name in _columns_of(claim):
         values[name] = ", ".join(dict.fromkeys(map(_text, rows[name])))
-    return claim.sentence.format(**values)
+    return re.sub(r"\b1 pairs\b", "1 pair", claim.sentence.format(**values))
 
 
 def _kinds(cells: Sequence[Cell]) -> str:
