@@ -188,7 +188,7 @@ def note_dropped(
 def not_useful_shares(rows: pd.DataFrame) -> dict[tuple[str, int], float]:
     """Return (series, world size) → share of processed tokens that are not useful: the median over the repeats that all
     series have at that world size. Without such repeats nothing; of a single series, over all its repeats."""
-    found = {}
+    found: dict[tuple[str, int], float] = {}
     for _, cells in rows.groupby("world_size"):
         medians = captions.common_repeats(cells, ["series"]).groupby(["series", "world_size"])["not_useful_share"]
         found |= {(str(name), int(world)): float(share) for (name, world), share in medians.median().items()}
