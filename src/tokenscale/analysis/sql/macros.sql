@@ -58,8 +58,8 @@ CREATE VIEW reference_pairs AS
     JOIN begun AS a ON a.run_id = back.earlier
     JOIN comparable AS b ON b.run_id = back.run_id AND b.science = a.science AND b.repeat = a.repeat;
 
--- Memory of a run's fullest rank, measured in the first step of its latest attempt. Activations that were not measured
--- count as none in the choice of the rank, and make its sum null.
+-- Memory of a run's fullest rank, measured in the first step of its latest attempt. A rank with a part that was not
+-- measured comes first, and makes the sum null: it may be the fullest.
 CREATE VIEW fullest_ranks AS
     SELECT
         run_id, rank, parameters_bytes, gradients_bytes, optimizer_bytes, activations_bytes,
@@ -69,5 +69,6 @@ CREATE VIEW fullest_ranks AS
     QUALIFY row_number() OVER (
         PARTITION BY run_id
         ORDER BY attempt DESC,
+            parameters_bytes + gradients_bytes + optimizer_bytes + activations_bytes IS NULL DESC,
             parameters_bytes + gradients_bytes + optimizer_bytes + coalesce(activations_bytes, 0) DESC, rank
     ) = 1;
