@@ -19,7 +19,7 @@ from tokenscale.analysis.tables import TABLES
 from tokenscale.base.errors import UserError
 from tokenscale.report import summary
 from tokenscale.report.answers import find_cautions
-from tokenscale.report.build import restore
+from tokenscale.report.packed_logs import restore
 from tokenscale.settings.layout import DEGREES, LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import ScheduleSettings

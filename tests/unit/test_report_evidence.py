@@ -9,6 +9,7 @@ import shlex
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests import golden, logs
@@ -19,7 +20,8 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
 from tokenscale.cli.main import main
 from tokenscale.report import build
-from tokenscale.report.build import INDEX, TableInputs, pack, rebuild, restore
+from tokenscale.report.build import rebuild
+from tokenscale.report.packed_logs import INDEX, JUDGED, TableInputs, pack, restore
 
 pytestmark = pytest.mark.slow(20)
 
@@ -66,7 +68,7 @@ def results(made, tmp_path):
 
 def test_tables_claims_and_report_come_again_from_the_archive_alone(made, results, tmp_path, capsys):
     archive, output = tmp_path / "logs.json.xz", tmp_path / "build"
-    assert pack([INPUTS], results, archive) == (4, [])
+    assert pack(["demo"], results, archive) == 4
     shutil.rmtree(results)
     write_json(output / INDEX, [])
     write_json(output / "stores/stale.json", {})  # of an earlier call
@@ -76,7 +78,7 @@ def test_tables_claims_and_report_come_again_from_the_archive_alone(made, result
         assert (output / "tables/demo" / path.name).read_bytes() == path.read_bytes(), path.name
     expected = build.judge(LEDGER, made / "tables", ["demo"], tmp_path / "expected")
     assert (output / "report/claims.json").read_bytes() == expected.read_bytes()
-    assert main(["verify", str(output / "report"), "--results", str(output), "--ledger", str(LEDGER)]) == 0
+    assert main(["verify", str(output / "report")]) == 0
     assert capsys.readouterr().out.count(": agrees\n") == 4
 
 
@@ -88,30 +90,68 @@ def test_equal_logs_give_equal_archives(made, results, tmp_path):
     for path in results.rglob("*"):
         os.utime(path, (1e9, 1e9))
         path.chmod(0o700)
-    pack([INPUTS], made, tmp_path / "a.json.xz")
-    pack([INPUTS], results, tmp_path / "b.json.xz")
+    pack(["demo"], made, tmp_path / "a.json.xz")
+    pack(["demo"], results, tmp_path / "b.json.xz")
     assert (tmp_path / "a.json.xz").read_bytes() == (tmp_path / "b.json.xz").read_bytes()
     names = names_in(tmp_path / "a.json.xz")
     assert names == sorted(names)
     assert not [name for name in names if name.startswith(("/", "tables")) or "status" in name]
 
 
-def test_runs_that_have_not_ended_are_left_out_and_named(results, tmp_path):
-    run = read_json(results / INPUTS.table)["runs"][1]["run_id"]
-    path = results / "runs" / run / "run.json"
+def again(results, tmp_path):
+    """Ingest results again, pack their logs and restore them; the two folders of tables."""
+    inputs = {kind: [results / name for name in getattr(INPUTS, kind)] for kind in ("benchmarks", "stores", "corpora")}
+    ingest(results / INPUTS.table, results / "runs", results / "tables/demo", **inputs)
+    pack(["demo"], results, tmp_path / "logs.json.xz")
+    restore(tmp_path / "logs.json.xz", tmp_path / "build")
+    return results / "tables/demo", tmp_path / "build/tables/demo"
+
+
+def test_runs_that_have_not_ended_are_packed_as_they_are(results, tmp_path):
+    first, second, third = (run["run_id"] for run in read_json(results / INPUTS.table)["runs"][:3])
+    path = results / "runs" / first / "run.json"
     write_json(path, {key: value for key, value in read_json(path).items() if key != "seal"})
-    assert pack([INPUTS], results, tmp_path / "logs.json.xz") == (3, [run])
-    assert not [name for name in names_in(tmp_path / "logs.json.xz") if run in name]
+    shutil.rmtree(results / "runs" / second)
+    (results / "runs" / third / "run.json").write_text("{")
+    tables, restored = again(results, tmp_path)
+    assert (restored / "manifest.json").read_bytes() == (tables / "manifest.json").read_bytes()
+
+
+def words(folder):
+    """Run → validity, reasons, cautions and values that were not checked."""
+    rows = pq.read_table(folder / "runs.parquet", columns=["run_id", *JUDGED]).to_pylist()
+    return {row.pop("run_id"): row for row in rows}
+
+
+def test_what_token_stores_showed_is_packed_and_can_only_add_to_what_logs_say(results, tmp_path):
+    tables, restored = again(results, tmp_path)
+    said = words(tables)
+    run = next(run for run, row in said.items() if row["reasons"])
+    more = said[run] | {"reasons": f"{said[run]['reasons']}; more", "validity": "invalid", "unchecked": ""}
+    for packed, expected in (
+        (
+            more := said[run] | {"reasons": f"{said[run]['reasons']}; more", "validity": "invalid", "unchecked": ""},
+            more,
+        ),
+        (said[run] | {"validity": "valid"}, said[run]),
+        (said[run] | {"validity": "valid", "reasons": ""}, said[run]),
+        ({"validity": "valid"}, said[run]),
+    ):
+        content = json.loads(lzma.decompress((tmp_path / "logs.json.xz").read_bytes()))
+        content["judged"]["demo"][run] = packed
+        archive_of(tmp_path / "edited.xz", content)
+        restore(tmp_path / "edited.xz", tmp_path / "build")
+        assert words(restored) == said | {run: expected}
 
 
 def test_a_missing_input_and_a_folder_of_this_machine_are_refused(results, tmp_path):
     manifest = results / INPUTS.corpora[0]
     write_json(manifest, {"splits": {}, "source": f"{Path.cwd()}/texts.parquet"})
     with pytest.raises(UserError, match="names a folder of this machine"):
-        pack([INPUTS], results, tmp_path / "logs.json.xz")
+        pack(["demo"], results, tmp_path / "logs.json.xz")
     manifest.unlink()
     with pytest.raises(UserError, match="is missing"):
-        pack([INPUTS], results, tmp_path / "logs.json.xz")
+        pack(["demo"], results, tmp_path / "logs.json.xz")
     assert not (tmp_path / "logs.json.xz").exists()
 
 
@@ -124,6 +164,12 @@ DAMAGES = {
     "empty": lambda path: path.write_bytes(b""),
     "a web page": lambda path: path.write_text("<html>" * 99),
     "a path outside": lambda path: archive_of(path, {"experiments": [], "files": {"../outside": "x"}}),
+    "an experiment outside": lambda path: archive_of(
+        path, {"experiments": [{"experiment": "../outside"}], "files": {}}
+    ),
+    "an input outside": lambda path: archive_of(
+        path, {"experiments": [{"experiment": "demo", "table": "../runs.json"}], "files": {}}
+    ),
     "no text": lambda path: archive_of(path, {"experiments": [], "files": {"runs/x": 1}}),
     "no files": lambda path: archive_of(path, {"experiments": []}),
     "a list": lambda path: archive_of(path, []),
@@ -135,7 +181,7 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_archive_is_one_message(made, tmp_path, capsys, damage):
     archive = tmp_path / "logs.json.xz"
-    pack([INPUTS], made, archive)
+    pack(["demo"], made, archive)
     damage(archive)
     assert main(["report", "rebuild", str(archive), "--output", str(tmp_path / "build")]) == 2
     error = capsys.readouterr().err
@@ -145,7 +191,7 @@ def test_a_damaged_archive_is_one_message(made, tmp_path, capsys, damage):
 
 def test_every_flipped_bit_of_an_archive_is_refused(made, tmp_path):
     archive, draw = tmp_path / "logs.json.xz", random.Random(23)
-    pack([INPUTS], made, archive)
+    pack(["demo"], made, archive)
     content = archive.read_bytes()
     for _ in range(50):
         data = bytearray(content)
@@ -156,7 +202,7 @@ def test_every_flipped_bit_of_an_archive_is_refused(made, tmp_path):
 
 
 def test_a_folder_with_other_files_is_not_replaced(made, results, tmp_path):
-    pack([INPUTS], made, tmp_path / "logs.json.xz")
+    pack(["demo"], made, tmp_path / "logs.json.xz")
     with pytest.raises(UserError, match="holds other files"):
         restore(tmp_path / "logs.json.xz", results)
     assert (results / INPUTS.table).is_file()
@@ -168,7 +214,7 @@ def test_the_command_packs_what_the_tables_are_made_of(results, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     assert main(["report", "pack", "--experiments", "demo", "--output", "logs.json.xz"]) == 0
     assert "logs.json.xz: 4 runs" in capsys.readouterr().out
-    pack([INPUTS], results, tmp_path / "named.json.xz")
+    pack(["demo"], results, tmp_path / "named.json.xz")
     assert Path("logs.json.xz").read_bytes() == Path("named.json.xz").read_bytes()
     ingest(results / INPUTS.table, results / "runs", results / "tables/demo", [logs.write_benchmark(Path("out.json"))])
     assert main(["report", "pack", "--experiments", "demo", "--output", "logs.json.xz"]) == 2
@@ -196,10 +242,7 @@ def test_evidence_is_rebuilt_by_the_commands_of_its_readme(name, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     readme = (ROOT / "evidence" / name / "README.md").read_text(encoding="utf-8")
     commands = re.findall(r"^    python -m tokenscale (.*)$", readme, re.MULTILINE)
-    assert [command.split()[:2] for command in commands] == [
-        ["report", "rebuild"],
-        ["verify", f"build/{name}/report"],
-    ]
+    assert [command.split()[:2] for command in commands] == [["verify", f"evidence/{name}"], ["report", "rebuild"]]
     for command in commands:
         assert main(shlex.split(command)) == 0, capsys.readouterr()
     judged, committed = (Path(folder, "claims.json") for folder in (f"build/{name}/report", f"evidence/{name}"))

@@ -102,7 +102,7 @@ rule build_pdf:
 rule build_bundle:
     """The report's folder: figures, data, SQL, tables, provenance and checksums beside page and PDF.
 
-    Of its files only these three are declared: the others are replaced one by one, and never missing in between.
+    Of its files only these two are declared: the others are replaced one by one, and never missing in between.
     """
     input:
         pages=lambda w: page_files(f"results/{w.report}"),
@@ -112,11 +112,11 @@ rule build_bundle:
         figures=lambda w: figure_files(experiments_of(w)),
         # copied into the folder; an edit of it is no reason to build the report again
         workflow=ancient(os.path.relpath(workflow.main_snakefile)),
+        ledger=ancient(settings.settings.claims),
         code=lambda w: code("tokenscale.report.bundle"),
     output:
         "results/{report}/SHA256SUMS",
         "results/{report}/provenance.json",
-        "results/{report}/ro-crate-metadata.json",
     log:
         "results/logs/{report}/bundle.log",
     localrule: True
@@ -124,11 +124,12 @@ rule build_bundle:
         experiments=lambda w: arguments(experiments=experiments_of(w)),
         directory=lambda w, output: os.path.dirname(output[0]),
         also=lambda w, input: arguments(also=[*input.pages[1:], *input.claims]),
+        logs="" if settings.settings.report_logs else "--no-logs",
     message:
         "report's folder {params.directory}"
     shell:
         "python -m tokenscale report bundle {params.experiments:q} --workflow {input.workflow:q}"
-        " {params.also:q} --output {params.directory:q} > {log:q} 2>&1"
+        " --ledger {input.ledger:q} {params.logs} {params.also:q} --output {params.directory:q} > {log:q} 2>&1"
 
 
 # The configuration's report under three names (`report_now`: see `NOW`), and each experiment by its name.

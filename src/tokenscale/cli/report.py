@@ -46,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_experiments(bundle)
     _add_copied_files(bundle)
+    bundle.add_argument("--ledger", type=Path, default=LEDGER, help="the claims to copy, where there are any")
+    bundle.add_argument("--no-logs", action="store_true", help="leave the logs out, so that `verify` proves nothing")
     bundle.add_argument("--also", nargs="*", default=[], type=Path, help="further files of the folder, to be listed")
     pack = parts.add_parser("pack", help="an archive of all logs that a report is made of, for rebuild")
     pack.add_argument("--experiments", nargs="+", required=True, help="names of experiments, in order")
@@ -139,25 +141,25 @@ def _build_pdf(arguments: argparse.Namespace) -> Path:
     return arguments.output
 
 
-def _build_bundle(arguments: argparse.Namespace) -> Path:
+def _build_bundle(arguments: argparse.Namespace) -> str:
     from tokenscale.report import bundle
 
-    copied = {"workflow": arguments.workflow, "citation": arguments.citation, "also": tuple(arguments.also)}
-    bundle.write(*_inputs(arguments), arguments.output, **copied)
-    return arguments.output / bundle.SUMS
+    output = arguments.output
+    copied = {name: getattr(arguments, name) for name in ("ledger", "workflow", "citation")}
+    copied["also"] = tuple(arguments.also)
+    logs = bundle.write(*_inputs(arguments), output, **copied, logs=not arguments.no_logs)["logs"]
+    size = f"{(output / bundle.LOGS).stat().st_size:,} bytes" if "runs" in logs else f"left out: {logs['left_out']}"
+    return f"{output / bundle.SUMS}\n{output / bundle.LOGS}: {size}"
 
 
 def _pack(arguments: argparse.Namespace) -> str:
-    from tokenscale.analysis.ingest import read_inputs
-    from tokenscale.report import build
+    from tokenscale.report.packed_logs import pack
 
     if len(set(arguments.experiments)) < len(arguments.experiments):
         named = ", ".join(arguments.experiments)
         raise UserError("an experiment is named twice.", experiments=named, next="name it once")
-    inputs = [read_inputs(RESULTS / "tables" / name) for name in arguments.experiments]
-    count, left_out = build.pack(inputs, RESULTS, arguments.output)
-    text = f"{arguments.output}: {count} runs, {arguments.output.stat().st_size:,} bytes"
-    return text + (f"\nleft out, because they have not ended: {', '.join(left_out)}" if left_out else "")
+    count = pack(arguments.experiments, RESULTS, arguments.output)
+    return f"{arguments.output}: {count} runs, {arguments.output.stat().st_size:,} bytes"
 
 
 def _rebuild(arguments: argparse.Namespace) -> str:

@@ -8,13 +8,14 @@ import argparse
 import importlib.util
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError, few
-from tokenscale.base.files import read_json, report_malformed
-from tokenscale.base.manifests import SUMS, UNLISTED, walk
+from tokenscale.base.files import read_json, report_malformed, sha256_file
+from tokenscale.base.manifests import UNLISTED, walk
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.corpus.raw_text import read_corpus_manifest as read_corpus
 from tokenscale.data.corpus.raw_text import rebuild_command as rebuild_corpus
@@ -37,12 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="a report's folder, or a file of a report; or a folder of results, of which all stores, weights, logs, "
-        "tables and the report are checked",
-    )
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder with a report's logs and tables")
-    parser.add_argument(
-        "--ledger", type=Path, default=verification.LEDGER, metavar="FILE", help="the claims, to test them again"
+        help="a report's folder, or a file in it; or a folder of results, of which all stores, weights, logs, tables "
+        "and reports are checked",
     )
     parser.add_argument(
         "--signers",
@@ -57,11 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
     codes = set()
     for path in arguments.files:
         if is_results(path):
-            found, counts = verify_results(path, arguments.ledger)
+            found, counts = verify_results(path)
             print(format_summary(path, found, counts))
             codes.add(1 if any(not f.note for f in found) else 3 if any(f.unchecked for f in found) else 0)
         else:
-            chain = verification.verify(path, arguments.results, arguments.ledger, arguments.signers)
+            chain = verification.verify(path, arguments.signers)
             print(chain)
             codes.add(chain.code)
     return next((code for code in (1, 3) if code in codes), 0)
@@ -87,11 +84,11 @@ class Finding:
 
 def is_results(path: Path) -> bool:
     """Return whether a folder holds results: at least one of the kinds that are verified here."""
-    report = (path / SUMS).is_file()  # its folder `tables` holds Markdown
-    return path.is_dir() and not report and any((path / name).is_dir() for name in ("tables", *(k for k, *_ in KINDS)))
+    kinds = ("tables", *(name for name, *_ in KINDS))
+    return not verification.is_report(path) and any((path / name).is_dir() for name in kinds)
 
 
-def verify_results(results: Path, ledger: Path = verification.LEDGER) -> tuple[list[Finding], Counter[str]]:
+def verify_results(results: Path) -> tuple[list[Finding], Counter[str]]:
     """Return (findings, number of records read of each kind). Damage never raises; it is a finding."""
     found: list[Finding] = []
     counts: Counter[str] = Counter()
@@ -103,36 +100,43 @@ def verify_results(results: Path, ledger: Path = verification.LEDGER) -> tuple[l
             except UserError as error:
                 found.append(_finding_from_error(error))
         found += _find_unknown_entries(results / name, pattern)
-    checked = {}
     for path in sorted(results.glob("tables/*/manifest.json")):
         counts["tables"] += 1
-        link = checked[path.parent.name] = verification.check_tables(path.parent, results)
+        link = verification.check_tables(path.parent, results)
         found += (Finding(f"{text}; next {link.next}") for text in link.differs)
         found += (Finding(f"not checked because {text}", note=True, unchecked=True) for text in link.unchecked)
         found += (Finding(text, note=True) for text in link.notes)
     found += _find_unknown_entries(results / "tables", "*/manifest.json")
-    if (results / "report" / SUMS).is_file():
+    for path in sorted(path for path in results.iterdir() if verification.is_report(path)):
         counts["report"] += 1
-        found += _verify_report(results, ledger, checked)
+        found += _verify_report(path, results)
     return found + list(_note_packages(results)), counts
 
 
-def _verify_report(results: Path, ledger: Path, checked: dict[str, verification.Link]) -> Iterator[Finding]:
-    """Check the report of results, and the drawings that it was made of; the tables are `checked` already."""
-    report = results / "report"
+def _verify_report(report: Path, results: Path) -> Iterator[Finding]:
+    """Check a report of results, and the drawings that it was made of if its tables are still the same."""
     if importlib.util.find_spec("matplotlib") is None:
         yield Finding(f"{report}: not checked, because matplotlib is not installed", note=True, unchecked=True)
         return
-    try:
-        chain = verification.check_report(report, results, ledger, checked=checked, figures=results / "figures")
-    except UserError as error:
-        yield _finding_from_error(error)
-        return
-    for name in ("logs", "figures", "page"):
-        link = chain.links[name]
-        if link.differs or link.unchecked:
-            yield Finding(f"{report}: {name} {link}", note=not link.differs, unchecked=bool(link.unchecked))
+    stale = _find_stale(report, results)
+    if stale:
+        yield Finding(f"{report}: tables have changed since it was built: {few(stale)}", note=True)
+    chain = verification.verify(report, figures=None if stale else results / "figures")
+    for name, link in chain.links.items():
+        if link.differs or str(link) != "agrees":
+            yield Finding(f"{report}: {name} {link}", note=not link.differs, unchecked=not link.differs)
     yield from (Finding(f"{report}: {note}", note=True) for note in chain.notes)
+
+
+def _find_stale(report: Path, results: Path) -> list[str]:
+    """Return the experiments of a report whose tables are others now."""
+    with suppress(UserError):
+        record = read_json(report / "provenance.json")
+        with report_malformed(report, "record of the report's origin", "snakemake report"):
+            paths = {name: results / "tables" / name / "manifest.json" for name in record["experiments"]}
+            stated = {name: record["experiments"][name]["tables"] for name in paths}
+            return [n for n, path in paths.items() if path.is_file() and sha256_file(path) != stated[n]]
+    return []
 
 
 def _note_packages(results: Path) -> Iterator[Finding]:

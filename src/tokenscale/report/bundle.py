@@ -1,12 +1,11 @@
 """The report's folder: beside page and PDF the figures, data, queries and tables, what they come from, and checksums.
 
-Of the figures' files the folder holds copies; nothing in it is written in place, and what no longer belongs to the
-report is removed from the folders that this module fills. Equal tables and equal code give equal bytes, but for what
-`provenance.json` tells of the commit.
+Nothing in it is written in place, and what no longer belongs to the report is removed. Equal tables and code give equal
+bytes, but for what `provenance.json` and the README tell of the commit. `verify` makes all of it again from the logs.
 """
 
 import json
-import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
@@ -19,7 +18,8 @@ from tokenscale.analysis.queries import PARAMETERS, connect, damage_reported, sq
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import atomic, canonical_json, read_json, sha256_file, write_text
 from tokenscale.base.manifests import SUMS
-from tokenscale.report import crate, save, summary
+from tokenscale.report import save, summary
+from tokenscale.report.packed_logs import LOGS, pack
 from tokenscale.report.table import Table, latex, markdown
 from tokenscale.runs.records import provenance
 from tokenscale.settings.closure import hash_closure
@@ -84,6 +84,10 @@ _OF_RUN = {
     "science": "science",
 }
 _MANIFESTS = ("corpus", "tokenizer", "store", "validation_store")
+#: files that are copied; all others follow from the packed logs
+COPIED = ("workflow/", "CITATION.cff", "claims.yaml", LOGS)
+#: packages of which another release may draw the same data in other bytes
+DRAWING = ("fonttools", "jinja2", "matplotlib", "numpy", "pillow", "pyarrow", "pypdf", "zlib")
 
 
 def write(
@@ -94,41 +98,55 @@ def write(
     *,
     workflow: Path | None = None,
     citation: Path | None = None,
+    ledger: Path | None = None,
     also: tuple[Path, ...] = (),
-) -> None:
-    """Fill the folder `output`, in which `index.html` and `report.pdf` lie already.
+    logs: bool = True,
+    built: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Fill the folder `output`, in which `index.html` and `report.pdf` lie already; return its `provenance.json`.
 
-    `workflow` is the Snakefile (with its rules beside it) and `citation` a CITATION.cff, which are copied where there
-    are such files; `also` are further files of the folder. Raises UserError where a file of the report is missing.
+    `workflow` is the Snakefile (with its rules beside it), `citation` a CITATION.cff and `ledger` the claims, which are
+    copied where there are such files; `also` are further files of the folder. Without `logs`, or where they cannot be
+    packed, the folder does not prove itself, and its README says why. `built` is what `built_by` told of a report that
+    is made again. Raises UserError where a file of the report is missing.
     """
     parts = {name: summary.experiment(name, tables) for name in experiments}
     files = {path: (output / path).read_bytes() for path in _there(output, also)}
     files |= _figures(parts, figures) | _queries() | _workflow(workflow)
     for name, part in parts.items():
         files |= _tables(name, part, figures / name) | _cells(name, tables)
-    if citation is not None and citation.is_file():
-        files["CITATION.cff"] = citation.read_bytes()
-    else:
-        (output / "CITATION.cff").unlink(missing_ok=True)
-    files["README.md"] = _readme(experiments, files).encode()
+    for name, copied in (("CITATION.cff", citation), ("claims.yaml", ledger)):
+        if copied is not None and copied.is_file():
+            files[name] = copied.read_bytes()
+    record = origin(parts, tables, built or built_by()) | {"logs": _pack(experiments, tables, output / LOGS, logs)}
+    if "runs" in record["logs"]:
+        files[LOGS] = (output / LOGS).read_bytes()
+    files["README.md"] = _readme(record, files).encode()
+    files["provenance.json"] = (canonical_json(record) + "\n").encode()
     _settle(output, files)
-    made_from = origin(parts, tables)
-    write_text(output / "provenance.json", canonical_json(made_from) + "\n")
-    write_text(output / crate.NAME, crate.text(output, sorted([*files, "provenance.json"]), made_from))
-    sums = {name: sha256_file(output / name) for name in sorted([*files, "provenance.json", crate.NAME])}
+    sums = {name: sha256_file(output / name) for name in sorted(files)}
     write_text(output / SUMS, "".join(f"{sha256}  {name}\n" for name, sha256 in sums.items()))
+    return record
 
 
-def origin(parts: dict[str, dict[str, Any]], tables: Path) -> dict[str, Any]:
-    """What `provenance.json` holds: the code that built the report, and what each experiment was made from.
+def _pack(experiments: list[str], tables: Path, output: Path, wanted: bool) -> dict[str, Any]:
+    """Pack the logs beside the report; return the number of runs in them, or why there are none."""
+    try:
+        if wanted:
+            return {"runs": pack(experiments, tables.parent, output, tables)}
+        reason = "left out by a setting (report_logs)"
+    except UserError as error:  # the report is as right without them
+        path = Path(error.facts.get("path", tables.parent))
+        where = path.relative_to(tables.parent) if path.is_relative_to(tables.parent) else path.name
+        reason = f"{error.what.rstrip('.')} ({where})"
+    return {"left_out": reason}
 
-    `code` names every source file of the report with its SHA-256.
-    """
-    roots = ("tokenscale.report.bundle", "tokenscale.report.page", "tokenscale.report.pdf", "tokenscale.report.save")
+
+def origin(parts: dict[str, dict[str, Any]], tables: Path, built: dict[str, Any]) -> dict[str, Any]:
+    """What `provenance.json` holds: what built the report, and what each experiment was made from."""
     return {
         "schema": 1,
-        **built_by(),
-        "code": hash_closure(*roots, *FIGURES.values()),
+        **built,
         "order": list(parts),
         "experiments": {
             name: {"tables": part["digest"], "data_from": part["data_from"], "runs": runs(tables / name)}
@@ -138,13 +156,16 @@ def origin(parts: dict[str, dict[str, Any]], tables: Path) -> dict[str, Any]:
 
 
 def built_by() -> dict[str, Any]:
-    """What builds a report now: version, commit, its main packages, and all that are installed."""
+    """What builds a report now: version, commit, main packages, all that are installed, source file → SHA-256."""
     git, _ = provenance.read_git_state()
+    roots = ("tokenscale.report.bundle", "tokenscale.report.page", "tokenscale.report.pdf", "tokenscale.report.save")
     return {
         "tokenscale": __version__,
         "git": {key: git[key] for key in ("commit", "dirty") if key in git},
         "packages": provenance.find_versions(PACKAGES),
+        "zlib": zlib.ZLIB_RUNTIME_VERSION,  # compresses PNG and PDF
         "installed": provenance.list_installed(),
+        "code": hash_closure(*roots, *FIGURES.values()),
     }
 
 
@@ -221,11 +242,25 @@ def _cells(name: str, tables: Path) -> dict[str, bytes]:
     return {f"data/{name}/cells.csv": save.csv(rows).encode(), f"data/{name}/cells.parquet": save.parquet(rows)}
 
 
-def _readme(experiments: list[str], files: dict[str, bytes]) -> str:
+def _readme(record: dict[str, Any], files: dict[str, bytes]) -> str:
     text = resources.files("tokenscale.report").joinpath("bundle.md").read_text(encoding="utf-8")
-    cite = "`CITATION.cff` says how to cite the software" if "CITATION.cff" in files else "Cite tokenscale by its name"
-    listed = "\n".join(f"- `{name}`" for name in experiments)
-    return text.format(experiments=listed, cite=cite, version=__version__)
+    commit, logs = record["git"].get("commit"), record["logs"]
+    changed = " with uncommitted changes" * bool(record["git"].get("dirty"))
+    proof = (
+        f"`{LOGS}` has the logs of {logs['runs']:,} runs"
+        if LOGS in files
+        else f"The logs are not in this folder: {logs['left_out']}. `verify` can then only compare checksums"
+    )
+    return text.format(
+        experiments="\n".join(f"- `{name}`" for name in record["order"]),
+        cite="`CITATION.cff` says how to cite the software"
+        if "CITATION.cff" in files
+        else "Cite tokenscale by its name",
+        version=record["tokenscale"],
+        commit=f"commit {commit}{changed}" if commit else "no commit recorded",
+        checkout=f"git checkout {commit} && " if commit else "",
+        proof=proof,
+    )
 
 
 def _settle(output: Path, files: dict[str, bytes]) -> None:
@@ -235,6 +270,9 @@ def _settle(output: Path, files: dict[str, bytes]) -> None:
         if not path.is_file() or path.read_bytes() != content:
             with atomic(path) as temporary:
                 temporary.write_bytes(content)
+    for name in ("CITATION.cff", "claims.yaml", LOGS):
+        if name not in files:
+            (output / name).unlink(missing_ok=True)
     for folder in FOLDERS:
         for path in sorted((output / folder).rglob("*"), reverse=True):
             if path.is_file() and path.relative_to(output).as_posix() not in files:
@@ -242,4 +280,4 @@ def _settle(output: Path, files: dict[str, bytes]) -> None:
             elif path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
         if (output / folder).is_dir() and not any((output / folder).iterdir()):
-            shutil.rmtree(output / folder)
+            (output / folder).rmdir()

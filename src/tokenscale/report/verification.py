@@ -1,9 +1,11 @@
 """Check which of logs → tables → figures → page agree: each is made again from the one before, and bytes are compared.
 
 Checksums and seals can be renewed by whoever edits a file. What follows from another file cannot: tables follow from
-sealed logs, figures, data and claims from tables, and the page from all of them.
+sealed logs, figures, data and claims from tables, and the page from all of them. The folder of a report has its logs
+(`packed_logs.py`), so nothing else is needed to check it.
 """
 
+import lzma
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,14 +18,19 @@ import pyarrow.parquet as pq
 from tokenscale.analysis import tables
 from tokenscale.analysis.ingest import read_inputs
 from tokenscale.base.errors import UserError, few
-from tokenscale.base.files import check_file_name, check_types, read_json, report_malformed, sha256_file
+from tokenscale.base.files import canonical_json, check_file_name, check_types, read_json, report_malformed, write_text
 from tokenscale.base.manifests import SUMS, read_sums, walk
-from tokenscale.runs.records.provenance import find_versions, list_installed, name_differences, read_sealed
+from tokenscale.report import bundle
+from tokenscale.report.packed_logs import LOGS, restore
+from tokenscale.runs.records.provenance import list_installed, name_differences, read_sealed
 
 #: what a signature is for, so that one made for something else is none
 NAMESPACE = "tokenscale"
 #: where a project has its claims
 LEDGER = Path("config/claims.yaml")
+RECORD = "provenance.json"
+#: endings of files whose bytes depend on the releases of `bundle.DRAWING`
+DRAWN = (".svg", ".png", ".pdf", ".html", ".parquet")
 LINKS = ("logs", "tables", "figures", "page")
 
 
@@ -34,13 +41,15 @@ class Link:
 
     differs: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
+    unsure: dict[str, list[str]] = field(default_factory=dict)  # why bytes may be others here → files
     notes: list[str] = field(default_factory=list)
     next: str = ""
 
     def __str__(self) -> str:
         if self.differs:
             return f"differs at {few(self.differs, 5)}"
-        return f"not checked because {'; '.join(self.unchecked)}" if self.unchecked else "agrees"
+        why = self.unchecked + [f"{why} ({few(files)})" for why, files in self.unsure.items()]
+        return f"not checked because {'; '.join(why)}" if why else "agrees"
 
 
 @dataclass
@@ -50,17 +59,39 @@ class Chain:
     what: str
     links: dict[str, Link] = field(default_factory=lambda: {name: Link() for name in LINKS})
     notes: list[str] = field(default_factory=list)
+    #: ending of files → why their bytes may be others here; "": of all
+    unsure: dict[str, str] = field(default_factory=dict)
 
     def of(self, name: str) -> Link:
         """Return the link that a file of a report belongs to."""
         drawn = name.startswith(("figures/", "data/", "sql/", "tables/", "claims."))
-        return self.links["figures" if drawn else "page"]
+        return self.links["logs" if name == LOGS else "figures" if drawn else "page"]
+
+    def add(self, link: Link, name: str, difference: str, ending: str = "") -> None:
+        """Add a difference from what was made again; where another release may be its cause, that it is not known.
+
+        Rows do not depend on releases, but the bytes of equal rows do, which is an empty difference.
+        """
+        rows = name.endswith(".parquet")
+        why = "" if rows and difference else self.unsure.get(ending or Path(name).suffix, "")
+        if rows and why:
+            return
+        if why := why or self.unsure.get("", ""):
+            link.unsure.setdefault(why, []).append(name)
+        else:
+            link.differs.append(f"{name}: {difference or 'equal rows in other bytes'}")
 
     @property
     def code(self) -> int:
         """0: all links agree; 1: one differs; 3: none differs, but not all could be checked."""
         found = self.links.values()
-        return 1 if any(link.differs for link in found) else 3 if any(link.unchecked for link in found) else 0
+        return (
+            1
+            if any(link.differs for link in found)
+            else 3
+            if any(link.unchecked or link.unsure for link in found)
+            else 0
+        )
 
     def __str__(self) -> str:
         lines = [self.what, *(f"  {name}: {link}" for name, link in self.links.items())]
@@ -129,84 +160,150 @@ def _compare_tables(link: Link, folder: Path, again: Path) -> None:
 # --- reports --------------------------------------------------------------------------------------------------------
 
 
-def verify(path: Path, results: Path, ledger: Path = LEDGER, signers: Path | None = None) -> Chain:
-    """Check the report that a path is, or is a file of (by name, or by its hash in the report's SHA256SUMS).
+def is_report(folder: Path) -> bool:
+    """Return whether a folder is a report's, or holds packed logs and claims alone."""
+    return any((folder / name).is_file() for name in (SUMS, RECORD, LOGS))
 
-    `results` holds logs and tables; claims are judged again by the `ledger`. The report must be signed by one of the
-    `signers`, if they are given. Raises UserError where a file is missing, or belongs to no report at hand.
+
+def verify(path: Path, signers: Path | None = None, figures: Path | None = None) -> Chain:
+    """Check the report that a path is, or is a file of: files against checksums, logs against seals of the runs, and
+    all that follows from the logs against what they give again.
+
+    Of a folder that has packed logs and `claims.json` alone, these are checked, with the claims of the project. A
+    report must be signed by one of the `signers`, if they are given; `figures` are drawings of the same tables, to be
+    compared, too. Raises UserError for a path that is no report.
     """
-    if path.is_dir() or path.name in (SUMS, "index.html"):
-        return check_report(path if path.is_dir() else path.parent, results, ledger, signers)
-    if not path.is_file():
-        raise UserError("there is no such file.", file=path, next="correct the path")
-    places = [folder for folder in [*path.resolve().parents[:4], results / "report"] if (folder / SUMS).is_file()]
-    if not places:
-        reason = "no report at hand lists it"
-        raise UserError("the file cannot be verified.", file=path, reason=reason, next="--results names the folder")
-    sha256 = sha256_file(path)
-    for report in places:
-        names = [name for name, listed in read_sums(report).items() if listed == sha256]
-        if names:
-            chain = check_report(report, results, ledger, signers)
-            chain.notes.insert(0, f"{path} is {' and '.join(names)} of this report")
-            return chain
-    chain = check_report(places[0], results, ledger, signers)
-    fault = f"{path}: no file of {places[0]} has its hash"
-    chain.links["figures" if path.suffix in (".svg", ".png", ".csv", ".parquet") else "page"].differs.insert(0, fault)
+    report = next((folder for folder in (path, *path.absolute().parents[:5]) if is_report(folder)), None)
+    if report is None or not path.exists():
+        what = "this is no report, and no file of one." if path.exists() else "there is no such file."
+        expected = f"a folder with {SUMS} and {LOGS}, such as results/report"
+        raise UserError(what, file=path, expected=expected, next="python -m tokenscale verify FOLDER")
+    with TemporaryDirectory() as temporary:
+        if not (report / SUMS).is_file() and not (report / RECORD).is_file():
+            return _check_claims(report, Path(temporary))
+        return _check_report(report, Path(temporary), signers, figures)
+
+
+def _check_claims(report: Path, results: Path) -> Chain:
+    """Check packed logs that have no report beside them, and the claims that were judged by them."""
+    from tokenscale.report import build
+
+    chain = Chain(str(report), {"logs": Link(), "claims": Link()})
+    experiments, claims = restore(report / LOGS, results), report / build.CLAIMS
+    _check_logs(chain.links["logs"], results, {})
+    if missing := [str(path) for path in (claims, LEDGER) if not path.is_file()]:
+        chain.links["claims"].unchecked.append(f"there is no {missing[0]}")
+    elif not _is_equal(claims, judged := build.judge(LEDGER, results / "tables", experiments, results)):
+        chain.links["claims"].differs.append(f"{build.CLAIMS}: {_name_difference(claims, judged)}")
     return chain
 
 
-def check_report(
-    report: Path,
-    results: Path,
-    ledger: Path = LEDGER,
-    signers: Path | None = None,
-    *,
-    checked: dict[str, Link] | None = None,
-    figures: Path | None = None,
-) -> Chain:
-    """Check the folder of a report. `checked` are the links of tables that are known; `figures` are the drawings that
-    the report was made of, to be compared, too."""
-    listed, chain = read_sums(report), Chain(str(report))
-    record = read_json(report / "provenance.json", "record of the report's origin", next="snakemake report")
-    with report_malformed(report / "provenance.json", "record of the report's origin", next="snakemake report"):
-        check_types(record, {"order": list, "experiments": dict, "code": dict, "packages": dict, "git": dict})
-        experiments = [check_file_name(name) for name in record["order"]]
-        runs = {check_file_name(run): dict(facts) for name in experiments
-                for run, facts in record["experiments"][name]["runs"].items()}  # fmt: skip
-        _note_environments(chain, record, runs)
+def _check_report(report: Path, results: Path, signers: Path | None, figures: Path | None) -> Chain:
+    chain, again = Chain(str(report)), results / "report"
+    record: dict[str, Any] = {}
+    faults: dict[str, str] = {}
+    try:
+        record = _read_record(report / RECORD)
+        _note_environments(chain, record)
+    except UserError as error:
+        chain.links["page"].differs.append(f"{RECORD}: {error.what}")
+    try:
+        files = [{"name": name, "sha256": sha256} for name, sha256 in read_sums(report).items()]
+        beside = {SUMS, f"{SUMS}.sig", *(entry.name for entry in report.iterdir() if is_report(entry))}
+        faults = {file["name"]: "" for file in files} | dict(walk(report, files, beside))
+    except UserError as error:
+        chain.links["page"].differs.append(f"{SUMS}: {error.what}")
     _check_signature(chain, report, signers)
-    _check_files(chain, report, listed)
-    _check_logs(chain.links["logs"], {run: facts.get("seal") for run, facts in runs.items()}, results / "runs")
-    for name in experiments:
-        link = (checked or {}).get(name) or check_tables(results / "tables" / name, results)
-        chain.links["tables"].differs += link.differs
-        chain.links["tables"].unchecked += link.unchecked
-        chain.links["tables"].next = chain.links["tables"].next or link.next * bool(link.differs)
-        chain.notes += link.notes
-    _check_rebuilt(chain, report, record, listed, results, ledger, figures)
+    try:
+        experiments = restore(report / LOGS, results)
+        _check_logs(chain.links["logs"], results, record)
+        _make_again(chain, report, results, experiments, record)
+    except UserError as error:
+        why, left_out = _one_line(error), record.get("logs", {}).get("left_out")
+        if left_out is not None and not (report / LOGS).is_file():
+            why = f"the report has no logs: {left_out}"
+            chain.links["logs"].unchecked.append(why)
+        elif not (results / "tables").exists():
+            faults[LOGS] = f"{error.what} {error.facts.get('reason', '')}"
+        for name in LINKS[1:]:
+            chain.links[name].unchecked.append(why)
+    made = {path.relative_to(again).as_posix() for path in again.rglob("*") if path.is_file()} - {SUMS}
+    for name in sorted(faults.keys() | made):
+        path, other, fault = report / name, again / name, faults.get(name)
+        equal = name in made and path.is_file() and _is_equal(path, other)
+        copied = name.startswith(bundle.COPIED) and path.is_file()
+        if fault and equal and not copied:
+            chain.links["page"].differs.append(f"{SUMS}: its checksum of {name} ({fault})")
+        elif fault:
+            chain.of(name).differs.append(f"{name}: {fault}{f' (or {SUMS} is)' * copied}")
+        elif made and not path.is_file():
+            chain.of(name).differs.append(f"{name}: missing")
+        elif made and not equal:
+            text = _name_difference(path, other) if name in made else "the logs give no such file"
+            chain.add(chain.of(name), name, text)
+    for other in sorted((results / "figures").rglob("*.*")) if figures is not None and made else ():
+        path = figures / other.relative_to(results / "figures")
+        if path.is_file() and not _is_equal(path, other):
+            chain.add(chain.links["figures"], str(path), _name_difference(path, other))
     return chain
 
 
-def _check_logs(link: Link, seals: dict[str, str | None], runs: Path) -> None:
-    """Compare the sealed records of runs with those that the report names, and their logs with the records."""
-    link.next = "restore the folders of runs from a copy, or train the runs again"
-    found = {run: runs / run for run in seals if (runs / run / "run.json").is_file()}
-    if seals and not found:
-        link.unchecked.append(f"logs are not at hand in {runs}")
-        return
-    link.differs += [f"{runs / run}: the run is gone" for run in sorted(seals.keys() - found.keys())]
-    for run, folder in sorted(found.items()):
-        record = read_sealed(folder / "run.json")
-        if seals[run] is None:
-            if record is not None:
-                link.differs.append(f"{folder}: sealed since the report was built")
-        elif record is None:
-            link.differs.append(f"{folder / 'run.json'}: edited after it was sealed")
-        elif record["seal"] != seals[run]:
-            link.differs.append(f"{folder / 'run.json'}: another sealed record than the report's")
-        elif "logs" in record["outcome"]:  # records of other programs may lack hashes: their tables are compared
-            link.differs += check_sealed(folder, record)
+def _read_record(path: Path) -> dict[str, Any]:
+    record = read_json(path, "record of the report's origin")
+    with report_malformed(path, "record of the report's origin", next="take the report again"):
+        built = {"tokenscale": str, "git": dict, "packages": dict, "installed": dict, "zlib": str, "code": dict}
+        check_types(record, {"order": list, "experiments": dict, "logs": dict, **built})
+        for name in record["order"]:
+            check_types(record["experiments"][check_file_name(name)], {"tables": str, "runs": dict})
+            for facts in record["experiments"][name]["runs"].values():
+                check_types(facts, {"packages": dict})
+    return record
+
+
+def _note_environments(chain: Chain, record: dict[str, Any]) -> None:
+    """Note in what this environment is another than that of the report and its runs, and what that leaves unsure."""
+    now = bundle.built_by()
+    here = now["packages"] | list_installed() | {name: now[name] for name in ("zlib", "tokenscale")}
+    then = record["packages"] | record["installed"] | {name: record[name] for name in ("zlib", "tokenscale")}
+    code, commit = record["code"], record["git"].get("commit")
+    changed = sorted(name for name in code.keys() | now["code"].keys() if code.get(name) != now["code"].get(name))
+    runs = {run: facts for part in record["experiments"].values() for run, facts in part["runs"].items()}
+    packages = [facts["packages"] | {"tokenscale": now["tokenscale"]} for facts in runs.values()]
+    going = sorted(run for run, facts in runs.items() if facts.get("seal") is None)
+    for what, found in (
+        ("the report was built with other packages", name_differences(then, here)),
+        ("runs were trained with other packages", [text for of in packages for text in name_differences(of, here)]),
+        (f"source files have changed since the report was built{f' at commit {commit}' * bool(commit)}", changed),
+        ("runs had not ended when the report was built", going),
+    ):
+        if found:
+            chain.notes.append(f"{what}: {few([*dict.fromkeys(found)], 5)}")
+    drawing = name_differences({name: then[name] for name in bundle.DRAWING if name in then}, here)
+    version = f"tokenscale {then['tokenscale']} then, {here['tokenscale']} now"
+    if changed or then["tokenscale"] != here["tokenscale"]:
+        drawing.append(f"{version}, {few(changed, 1)}" if changed else version)
+    rows = [text for text in drawing if text.startswith(("pyarrow ", "tokenscale "))]
+    chain.unsure = dict.fromkeys(DRAWN, few(drawing, 5)) | {".parquet": few(rows, 5)}
+    chain.unsure[""] = f"runs had not ended: {few(going)}" if going else ""
+
+
+def _check_logs(link: Link, results: Path, record: dict[str, Any]) -> None:
+    """Compare unpacked logs with the sealed records of their runs, and these with the seals that the report names."""
+    runs = [run for part in record.get("experiments", {}).values() for run in part["runs"].items()]
+    seals = {run: facts.get("seal") for run, facts in runs}
+    found = {path.parent.name: path.parent for path in sorted((results / "runs").glob("*/run.json"))}
+    link.differs += [f"{LOGS}: lacks runs/{run}" for run in sorted(seals.keys() - found.keys())]
+    for run, folder in found.items():
+        sealed = None
+        with suppress(UserError):
+            sealed = read_sealed(folder / "run.json")
+        if sealed is None and b'"seal"' in (folder / "run.json").read_bytes():
+            faults = [f"{folder / 'run.json'}: edited after it was sealed"]
+        elif seals.get(run) not in (None, (sealed or {}).get("seal")):
+            faults = [f"{folder / 'run.json'}: another sealed record than the report's"]
+        else:  # records of other programs may lack hashes: their tables are compared
+            faults = check_sealed(folder, sealed) if sealed and "logs" in sealed["outcome"] else []
+        link.differs += [f"{LOGS}: {fault.replace(f'{results}/', '')}" for fault in faults]
 
 
 def check_sealed(folder: Path, record: dict[str, Any]) -> list[str]:
@@ -221,83 +318,48 @@ def check_sealed(folder: Path, record: dict[str, Any]) -> list[str]:
     return [f"{folder / name}: {fault}" for name, fault in walk(folder, files)] + extra
 
 
-def _check_files(chain: Chain, report: Path, listed: dict[str, str]) -> None:
-    """Compare the files of a report with its checksums, and find files in its folders that have none."""
-    from tokenscale.report.bundle import FOLDERS
-
-    others = {path.name for path in report.iterdir() if path.name not in FOLDERS}
-    files = [{"name": name, "sha256": sha256} for name, sha256 in listed.items()]
-    for name, fault in walk(report, files, others):
-        chain.of(name).differs.append(f"{name}: {fault}")
-
-
-def _check_rebuilt(
-    chain: Chain,
-    report: Path,
-    record: dict[str, Any],
-    listed: dict[str, str],
-    results: Path,
-    ledger: Path,
-    figures: Path | None,
-) -> None:
-    """Build the report again from the tables at hand, and compare every file."""
+def _make_again(chain: Chain, report: Path, results: Path, experiments: list[str], record: dict[str, Any]) -> None:
+    """Build the report again below `results`, and compare the digests of its tables."""
     from tokenscale.report import build
 
-    chain.links["figures"].next = chain.links["page"].next = (
-        f"python -m tokenscale report all --experiments {' '.join(record['order'])} --tables {results / 'tables'} "
-        f"--figures {results / 'figures'} --output {report}"
+    ledger, again = report / "claims.yaml", results / "report"
+    build.write(
+        experiments,
+        results / "tables",
+        results / "figures",
+        again,
+        ledger=ledger if ledger.is_file() and (report / build.CLAIMS).is_file() else None,
+        workflow=report / "workflow/Snakefile",
+        citation=report / "CITATION.cff",
+        built={name: record[name] for name in bundle.built_by()} if record else None,
     )
-    edited = {text.partition(": ")[0] for link in chain.links.values() for text in link.differs}
-    with TemporaryDirectory() as temporary:
-        again = Path(temporary, "report")
-        try:
-            build.write(
-                record["order"],
-                results / "tables",
-                Path(temporary, "figures"),
-                again,
-                ledger=ledger if (report / build.CLAIMS).is_file() else None,
-                workflow=report / "workflow/Snakefile",
-                citation=report / "CITATION.cff",
-            )
-        except UserError as error:
-            for name in ("figures", "page"):
-                chain.links[name].unchecked.append(_one_line(error))
-            return
-        for name in sorted(listed.keys() - edited - {"provenance.json", "ro-crate-metadata.json"}):
-            chain.of(name).differs += _compare(name, report / name, again / name)
-        for other in sorted(Path(temporary, "figures").rglob("*.*")) if figures else ():
-            path = Path(figures or "") / other.relative_to(Path(temporary, "figures"))
-            if path.is_file():
-                chain.links["figures"].differs += _compare(str(path), path, other)
-        now = read_json(again / "provenance.json")
-    stale = [n for n, part in now["experiments"].items() if record["experiments"][n].get("tables") != part["tables"]]
-    if stale:
-        chain.notes.append(f"the tables have changed since the report was built: {few(stale)}")
-    elif record["experiments"] != now["experiments"] and "provenance.json" not in edited:
-        chain.links["page"].differs.append("provenance.json: its runs are not those of the tables")
-    code = record["code"]
-    changed = sorted(name for name in code.keys() | now["code"].keys() if code.get(name) != now["code"].get(name))
-    if changed:
-        commit = record["git"].get("commit")
-        remedy = f"; git checkout {commit} makes it as it was" if commit else ""
-        chain.notes.append(f"source files have changed since the report was built: {few(changed, 5)}{remedy}")
+    now = read_json(again / RECORD)
+    for name, part in now["experiments"].items() if record else ():
+        if part["tables"] != (stated := record["experiments"].get(name, {}).get("tables")):
+            part["tables"] = stated
+            chain.add(chain.links["tables"], f"{RECORD}: tables of {name}", "not what the logs give", ".parquet")
+    write_text(again / RECORD, canonical_json(now) + "\n")
 
 
-def _compare(name: str, path: Path, again: Path) -> list[str]:
-    """Return in what a file differs from the one made again; empty if it does not."""
-    if not again.is_file():
-        return [f"{name}: the tables give no such file"]
-    found, made = path.read_bytes(), again.read_bytes()
-    if found == made:
-        return []
+def _is_equal(path: Path, other: Path) -> bool:
+    """Compare bytes; of an archive those in it, which other releases of liblzma pack otherwise."""
+    found, made = path.read_bytes(), other.read_bytes()
+    if found != made and path.name == LOGS:
+        with suppress(lzma.LZMAError, EOFError):
+            return lzma.decompress(found) == lzma.decompress(made)
+    return found == made
+
+
+def _name_difference(path: Path, again: Path) -> str:
+    """Return in what a file differs from the one made again."""
     if path.name == "claims.json":
-        return [f"{name}: {_compare_claims(path, again)}"]
-    if path.suffix in (".svg", ".png", ".pdf", ".parquet"):
-        return [name]
-    lines = zip(found.splitlines(), made.splitlines(), strict=False)
-    number = next((number for number, (a, b) in enumerate(lines, 1) if a != b), "")
-    return [f"{name} line {number}" if number else f"{name}: shorter or longer"]
+        return _compare_claims(path, again)
+    if path.suffix == ".parquet":
+        return tables.first_difference(path, again)
+    lines = zip(path.read_bytes().splitlines(), again.read_bytes().splitlines(), strict=False)
+    number = next((number for number, (a, b) in enumerate(lines, 1) if a != b), None)
+    binary = path.suffix in (".png", ".pdf", ".xz")
+    return f"line {number} is not what the logs give" if number and not binary else "not what the logs give"
 
 
 def _compare_claims(path: Path, again: Path) -> str:
@@ -345,19 +407,6 @@ def _check_signature(chain: Chain, report: Path, signers: Path | None) -> None:
         link.differs.append(f"{sums}: it is not what {names[0]} signed")
     else:
         chain.notes.append(f"signed by {names[0]}")
-
-
-def _note_environments(chain: Chain, record: dict[str, Any], runs: dict[str, dict[str, Any]]) -> None:
-    """Note packages that differ between this environment and those of the report and its runs, which is no fault."""
-    here = find_versions(tuple(record["packages"])) | find_versions() | list_installed()
-    here["tokenscale"] = ""
-    built = name_differences(record["packages"] | record.get("installed", {}) | {"tokenscale": ""}, here)
-    trained = dict.fromkeys(
-        text for facts in runs.values() for text in name_differences(facts["packages"] | {"tokenscale": ""}, here)
-    )
-    for what, packages in (("the report was built", built), ("runs were trained", [*trained])):
-        if packages:
-            chain.notes.append(f"{what} with other packages: {few(packages, 5)}")
 
 
 def _one_line(error: UserError) -> str:

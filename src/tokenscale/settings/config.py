@@ -62,6 +62,7 @@ class ConfigFile:
     corpus: str | None = option(None, "corpus for all experiments, instead of theirs; BPE tokenizers are trained on it")
     claims: str = option("config/claims.yaml", "file of the claims that the report tests against the data", path=True)
     strict_claims: bool = option(False, "true: `snakemake claims` fails if a claim no longer holds at its `holds_at`")
+    report_logs: bool = option(True, "false: the report's folder has no packed logs, and `verify` cannot prove it")
     bucket: str | None = option(None, "s3://BUCKET/PREFIX of `tokenscale cloud`; `report_now` fetches from it")
     corpora: dict[str, dict[str, Any]] = option(dict, "name → CorpusSettings")
     mixtures: dict[str, dict[str, Any]] = option(dict, "name → NamedMixture: weighted mixtures of the corpora")

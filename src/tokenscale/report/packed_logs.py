@@ -1,0 +1,136 @@
+"""One archive of all that the tables of experiments are made of: pack it, and make the tables again from it alone."""
+
+import json
+import lzma
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from tokenscale.analysis import tables
+from tokenscale.analysis.ingest import TableInputs, read_inputs
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import atomic, check_file_name, check_relative_path, report_malformed, write_json
+
+#: name of the archive in the folder of a report
+LOGS = "logs.json.xz"
+#: in a folder that was made from an archive: the list of its experiments and their inputs
+INDEX = "archive.json"
+#: bytes that are no text, as in a damaged log, come back as they were
+ENCODING = ("utf-8", "surrogateescape")
+#: files of a run that tables are made of, and those that its seal covers
+OF_RUN = ("run.json", "done.json", "dirty.diff", "**/attempt.json", "**/rank=*/*.jsonl")
+#: what `ingest` says of a run after a comparison with its token stores, which are not in the archive
+JUDGED = ("validity", "reasons", "cautions", "unchecked")
+
+
+def pack(experiments: Sequence[str], results: Path, output: Path, folder: Path | None = None) -> int:
+    """Write the archive of the experiments' tables, which lie in `folder` (default: `<results>/tables`); return the
+    number of runs in it.
+
+    Raises UserError for an input that is missing or outside `results`, and for a file that names the project's or the
+    user's folder.
+    """
+    folder = folder or results / "tables"
+    found = [read_inputs(folder / name) for name in experiments]
+    names, judged, runs = set[str](), {}, set[str]()
+    for inputs in found:
+        builds = (str(Path(store).with_name("build.json")) for store in inputs.stores)
+        names |= {*inputs.names(), *(name for name in builds if (results / name).is_file())}
+        rows = pq.read_table(
+            folder / inputs.experiment / "runs.parquet", columns=["run_id", *JUDGED], use_threads=False
+        )
+        judged[inputs.experiment] = {row.pop("run_id"): row for row in rows.to_pylist()}
+        runs |= {run for run, row in judged[inputs.experiment].items() if row["validity"] != "missing"}
+    if outside := [name for name in sorted(names) if ".." in Path(name).parts]:
+        what, next = "an input of the tables lies outside of the folder of results.", "move it there, and ingest again"
+        raise UserError(what, path=results / outside[0], next=next)
+    names |= {f"runs/{run}/run.json" for run in runs}
+    listed = {run for rows in judged.values() for run in rows}
+    paths = (path for run in listed for pattern in OF_RUN for path in (results / "runs" / run).glob(pattern))
+    names |= {path.relative_to(results).as_posix() for path in paths}
+    head = {"experiments": [asdict(inputs) for inputs in found], "judged": judged, "schema": 1}
+    with atomic(output) as temporary, lzma.open(temporary, "wb", preset=9 | lzma.PRESET_EXTREME) as archive:
+        archive.write(json.dumps(head, sort_keys=True)[:-1].encode() + b', "files": {')
+        for number, name in enumerate(sorted(names)):  # one after the other: logs of many runs exceed the memory
+            text = json.dumps(_read(results, name).decode(*ENCODING))
+            archive.write(f"{', ' * bool(number)}{json.dumps(name)}: {text}".encode())
+        archive.write(b"}}")
+    return len(runs)
+
+
+def _read(results: Path, name: str) -> bytes:
+    """Return the bytes of a file of the archive, which says nothing of the folders of this machine."""
+    path = results / name
+    if not path.is_file():
+        raise UserError("a file that the tables are made of is missing.", path=path, next=f"snakemake {path} --cores 2")
+    content = path.read_bytes()
+    for folder in {Path.cwd(), Path.home()} - {Path("/")}:
+        if f"{folder}/".encode() in content:
+            next = "name the corpus and other inputs by paths relative to the project, and run the experiment again"
+            what = "a file for the archive names a folder of this machine."
+            raise UserError(what, path=path, found=f"{folder}/", next=next)
+    return content
+
+
+def restore(archive: Path, output: Path) -> list[str]:
+    """Unpack the logs of an archive below `output` and ingest them; return the names of the experiments, in order.
+
+    `output` is laid out like `results/`. A folder that an earlier call made is replaced. Raises UserError for a damaged
+    archive, and for a folder that holds anything else.
+    """
+    ours = (output / INDEX).is_file() or (output.is_dir() and not any(output.iterdir()))
+    if output.exists() and not ours:
+        next = "name a new folder with --output"
+        raise UserError("the folder for the evidence holds other files.", folder=output, next=next)
+    experiments, files, judged = _unpack(archive)
+    shutil.rmtree(output, ignore_errors=True)
+    for name, content in files.items():
+        path = output / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    write_json(output / INDEX, [asdict(inputs) for inputs in experiments])
+    for inputs in experiments:
+        folder = output / "tables" / inputs.experiment
+        inputs.ingest(output, folder)
+        _add_judged(folder, judged.get(inputs.experiment, {}))
+    return [inputs.experiment for inputs in experiments]
+
+
+def _unpack(archive: Path) -> tuple[list[TableInputs], dict[str, bytes], dict[str, Any]]:
+    """Return experiments, file → content, and experiment → run → `JUDGED` of an archive."""
+    next = "take the archive from where it came from again"
+    try:
+        content = json.loads(lzma.decompress(archive.read_bytes()))
+    except FileNotFoundError:
+        raise UserError("there is no such archive.", path=archive, next="correct the path") from None
+    except (lzma.LZMAError, EOFError, OSError, ValueError, RecursionError) as error:
+        raise UserError("the archive of logs cannot be read.", path=archive, reason=error, next=next) from None
+    with report_malformed(archive, "archive of logs", next=next):
+        experiments = [TableInputs(**inputs) for inputs in content["experiments"]]
+        for name in (name for inputs in experiments for name in (inputs.experiment, *inputs.names())):
+            check_relative_path(name)
+        for inputs in experiments:
+            check_file_name(inputs.experiment)
+        files = {check_relative_path(name): text.encode(*ENCODING) for name, text in content["files"].items()}
+        return experiments, files, {name: dict(of) for name, of in content.get("judged", {}).items()}
+
+
+def _add_judged(folder: Path, judged: dict[str, dict[str, Any]]) -> None:
+    """State of each run what a comparison with its token stores showed when it was packed.
+
+    It can only add reasons and cautions to those that the logs give.
+    """
+    rows = pq.read_table(folder / "runs.parquet", use_threads=False).to_pylist()
+    for row in rows:
+        packed = judged.get(row["run_id"], {})
+        if packed.keys() == {*JUDGED} and all(
+            {*(row[name] or "").split("; ")} - {""} <= {*(packed[name] or "").split("; ")}
+            for name in ("reasons", "cautions")
+        ):
+            row |= packed if packed["reasons"] != row["reasons"] else packed | {"validity": row["validity"]}
+    tables.write(folder / "runs.parquet", "runs", rows)
+    tables.write_manifest(folder)
