@@ -68,7 +68,7 @@ def results(made, tmp_path):
 
 def test_tables_claims_and_report_come_again_from_the_archive_alone(made, results, tmp_path, capsys):
     archive, output = tmp_path / "logs.json.xz", tmp_path / "build"
-    assert pack(["demo"], results, archive) == 4
+    assert pack(["demo"], results / "tables", archive) == 4
     shutil.rmtree(results)
     write_json(output / INDEX, [])
     write_json(output / "stores/stale.json", {})  # of an earlier call
@@ -90,8 +90,8 @@ def test_equal_logs_give_equal_archives(made, results, tmp_path):
     for path in results.rglob("*"):
         os.utime(path, (1e9, 1e9))
         path.chmod(0o700)
-    pack(["demo"], made, tmp_path / "a.json.xz")
-    pack(["demo"], results, tmp_path / "b.json.xz")
+    pack(["demo"], made / "tables", tmp_path / "a.json.xz")
+    pack(["demo"], results / "tables", tmp_path / "b.json.xz")
     assert (tmp_path / "a.json.xz").read_bytes() == (tmp_path / "b.json.xz").read_bytes()
     names = names_in(tmp_path / "a.json.xz")
     assert names == sorted(names)
@@ -102,7 +102,7 @@ def again(results, tmp_path):
     """Ingest results again, pack their logs and restore them; the two folders of tables."""
     inputs = {kind: [results / name for name in getattr(INPUTS, kind)] for kind in ("benchmarks", "stores", "corpora")}
     ingest(results / INPUTS.table, results / "runs", results / "tables/demo", **inputs)
-    pack(["demo"], results, tmp_path / "logs.json.xz")
+    pack(["demo"], results / "tables", tmp_path / "logs.json.xz")
     restore(tmp_path / "logs.json.xz", tmp_path / "build")
     return results / "tables/demo", tmp_path / "build/tables/demo"
 
@@ -144,14 +144,19 @@ def test_what_token_stores_showed_is_packed_and_can_only_add_to_what_logs_say(re
         assert words(restored) == said | {run: expected}
 
 
-def test_a_missing_input_and_a_folder_of_this_machine_are_refused(results, tmp_path):
+def test_an_input_that_is_missing_elsewhere_or_names_a_folder_of_this_machine_is_refused(results, tmp_path):
     manifest = results / INPUTS.corpora[0]
     write_json(manifest, {"splits": {}, "source": f"{Path.cwd()}/texts.parquet"})
     with pytest.raises(UserError, match="names a folder of this machine"):
-        pack(["demo"], results, tmp_path / "logs.json.xz")
+        pack(["demo"], results / "tables", tmp_path / "logs.json.xz")
     manifest.unlink()
     with pytest.raises(UserError, match="is missing"):
-        pack(["demo"], results, tmp_path / "logs.json.xz")
+        pack(["demo"], results / "tables", tmp_path / "logs.json.xz")
+    ingest(
+        results / INPUTS.table, results / "runs", results / "tables/demo", [logs.write_benchmark(tmp_path / "o.json")]
+    )
+    with pytest.raises(UserError, match="outside of the folder of results"):
+        pack(["demo"], results / "tables", tmp_path / "logs.json.xz")
     assert not (tmp_path / "logs.json.xz").exists()
 
 
@@ -181,17 +186,19 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_archive_is_one_message(made, tmp_path, capsys, damage):
     archive = tmp_path / "logs.json.xz"
-    pack(["demo"], made, archive)
+    pack(["demo"], made / "tables", archive)
     damage(archive)
     assert main(["report", "rebuild", str(archive), "--output", str(tmp_path / "build")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("tokenscale: ") and str(archive) in error and "Traceback" not in error
+    if archive.is_file():
+        assert main(["verify", str(archive)]) == 1
     assert not (tmp_path / "build").exists() and not (tmp_path / "outside").exists()
 
 
 def test_every_flipped_bit_of_an_archive_is_refused(made, tmp_path):
     archive, draw = tmp_path / "logs.json.xz", random.Random(23)
-    pack(["demo"], made, archive)
+    pack(["demo"], made / "tables", archive)
     content = archive.read_bytes()
     for _ in range(50):
         data = bytearray(content)
@@ -202,23 +209,12 @@ def test_every_flipped_bit_of_an_archive_is_refused(made, tmp_path):
 
 
 def test_a_folder_with_other_files_is_not_replaced(made, results, tmp_path):
-    pack(["demo"], made, tmp_path / "logs.json.xz")
+    pack(["demo"], made / "tables", tmp_path / "logs.json.xz")
     with pytest.raises(UserError, match="holds other files"):
         restore(tmp_path / "logs.json.xz", results)
     assert (results / INPUTS.table).is_file()
     with pytest.raises(UserError, match="holds other files"):
         restore(tmp_path / "logs.json.xz", results / INPUTS.table)
-
-
-def test_the_command_packs_what_the_tables_are_made_of(results, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["report", "pack", "--experiments", "demo", "--output", "logs.json.xz"]) == 0
-    assert "logs.json.xz: 4 runs" in capsys.readouterr().out
-    pack(["demo"], results, tmp_path / "named.json.xz")
-    assert Path("logs.json.xz").read_bytes() == Path("named.json.xz").read_bytes()
-    ingest(results / INPUTS.table, results / "runs", results / "tables/demo", [logs.write_benchmark(Path("out.json"))])
-    assert main(["report", "pack", "--experiments", "demo", "--output", "logs.json.xz"]) == 2
-    assert "outside of the folder of results" in capsys.readouterr().err
 
 
 def test_every_judged_experiment_keeps_its_logs():

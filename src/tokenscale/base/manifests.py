@@ -61,7 +61,7 @@ def read_sums(folder: Path) -> dict[str, str]:
     path = folder / SUMS
     if not path.is_file():
         raise UserError("this is no report's folder: it has no list of checksums.", file=path, next="snakemake report")
-    lines = [line.split("  ", 1) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    lines = [line.split("  ", 1) for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line]
     if not all(len(line) == 2 and len(line[0]) == 64 for line in lines):
         raise UserError(
             "the list of checksums cannot be read.",

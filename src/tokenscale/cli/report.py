@@ -1,6 +1,6 @@
 """Build the report from tables: figures, HTML pages, the PDF, and the folder that holds them all.
 
-`pack` keeps the logs of a report as evidence; `rebuild` makes the report again from them.
+The folder has the packed logs of its runs; `rebuild` makes tables and report again from them.
 """
 
 import argparse
@@ -8,9 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tokenscale.base.errors import UserError
-
-RESULTS = Path("results")
 LEDGER = Path("config/claims.yaml")
 #: cautions that `page` prints; the page has all
 CAUTIONS = 6
@@ -49,10 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bundle.add_argument("--ledger", type=Path, default=LEDGER, help="the claims to copy, where there are any")
     bundle.add_argument("--no-logs", action="store_true", help="leave the logs out, so that `verify` proves nothing")
     bundle.add_argument("--also", nargs="*", default=[], type=Path, help="further files of the folder, to be listed")
-    pack = parts.add_parser("pack", help="an archive of all logs that a report is made of, for rebuild")
-    pack.add_argument("--experiments", nargs="+", required=True, help="names of experiments, in order")
-    pack.add_argument("--output", type=Path, required=True, metavar="FILE", help="the archive, such as logs.json.xz")
-    rebuild = parts.add_parser("rebuild", help="tables, claims and report from an archive that pack wrote")
+    rebuild = parts.add_parser("rebuild", help="tables, claims and report from the packed logs of a report")
     rebuild.add_argument("archive", type=Path, metavar="FILE")
     rebuild.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="folder laid out like results/")
     rebuild.add_argument("--ledger", type=Path, default=LEDGER, metavar="FILE", help=f"the claims; by default {LEDGER}")
@@ -152,16 +146,6 @@ def _build_bundle(arguments: argparse.Namespace) -> str:
     return f"{output / bundle.SUMS}\n{output / bundle.LOGS}: {size}"
 
 
-def _pack(arguments: argparse.Namespace) -> str:
-    from tokenscale.report.packed_logs import pack
-
-    if len(set(arguments.experiments)) < len(arguments.experiments):
-        named = ", ".join(arguments.experiments)
-        raise UserError("an experiment is named twice.", experiments=named, next="name it once")
-    count = pack(arguments.experiments, RESULTS, arguments.output)
-    return f"{arguments.output}: {count} runs, {arguments.output.stat().st_size:,} bytes"
-
-
 def _rebuild(arguments: argparse.Namespace) -> str:
     from tokenscale.report import build, claims
 
@@ -173,6 +157,5 @@ def _rebuild(arguments: argparse.Namespace) -> str:
 
 
 PARTS = {
-    "figure": _build_figure, "page": _build_page, "pdf": _build_pdf,
-    "bundle": _build_bundle, "pack": _pack, "rebuild": _rebuild,
+    "figure": _build_figure, "page": _build_page, "pdf": _build_pdf, "bundle": _build_bundle, "rebuild": _rebuild,
 }  # fmt: skip

@@ -8,13 +8,12 @@ import argparse
 import importlib.util
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenscale.base.errors import UserError, few
-from tokenscale.base.files import read_json, report_malformed, sha256_file
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_json, report_malformed
 from tokenscale.base.manifests import UNLISTED, walk
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.corpus.raw_text import read_corpus_manifest as read_corpus
@@ -27,7 +26,7 @@ from tokenscale.data.stores.writing import list_files
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
 from tokenscale.data.tokenizers.base import rebuild_command as restore_tokenizer
 from tokenscale.report import verification
-from tokenscale.runs.records.provenance import find_versions, list_installed, name_differences, read_sealed
+from tokenscale.runs.records.provenance import read_sealed
 from tokenscale.settings.data import StoreSettings, state_held_out
 
 
@@ -110,50 +109,19 @@ def verify_results(results: Path) -> tuple[list[Finding], Counter[str]]:
     for path in sorted(path for path in results.iterdir() if verification.is_report(path)):
         counts["report"] += 1
         found += _verify_report(path, results)
-    return found + list(_note_packages(results)), counts
+    return found, counts
 
 
 def _verify_report(report: Path, results: Path) -> Iterator[Finding]:
-    """Check a report of results, and the drawings that it was made of if its tables are still the same."""
-    if importlib.util.find_spec("matplotlib") is None:
-        yield Finding(f"{report}: not checked, because matplotlib is not installed", note=True, unchecked=True)
+    try:
+        chain = verification.verify(report, results=results)
+    except UserError as error:
+        yield _finding_from_error(error)
         return
-    stale = _find_stale(report, results)
-    if stale:
-        yield Finding(f"{report}: tables have changed since it was built: {few(stale)}", note=True)
-    chain = verification.verify(report, figures=None if stale else results / "figures")
     for name, link in chain.links.items():
-        if link.differs or str(link) != "agrees":
+        if str(link) != "agrees":
             yield Finding(f"{report}: {name} {link}", note=not link.differs, unchecked=not link.differs)
     yield from (Finding(f"{report}: {note}", note=True) for note in chain.notes)
-
-
-def _find_stale(report: Path, results: Path) -> list[str]:
-    """Return the experiments of a report whose tables are others now."""
-    with suppress(UserError):
-        record = read_json(report / "provenance.json")
-        with report_malformed(report, "record of the report's origin", "snakemake report"):
-            paths = {name: results / "tables" / name / "manifest.json" for name in record["experiments"]}
-            stated = {name: record["experiments"][name]["tables"] for name in paths}
-            return [n for n, path in paths.items() if path.is_file() and sha256_file(path) != stated[n]]
-    return []
-
-
-def _note_packages(results: Path) -> Iterator[Finding]:
-    """Note packages that runs were trained with and that differ in this environment, which is no fault."""
-    here, runs = find_versions() | list_installed(), Counter[str]()
-    for path in sorted((results / "runs").glob("*/run.json")):
-        try:
-            record = read_sealed(path) or {}
-            with report_malformed(path, "run's record", "train the run again"):
-                then = {**record.get("versions", {}), **record.get("installed", {})}
-                then.pop("tokenscale", None)
-                runs.update(name_differences(then, here))
-        except UserError:
-            continue  # a finding about the run already
-    if runs:
-        named = few(sorted(runs), 5)
-        yield Finding(f"{results / 'runs'}: {max(runs.values())} trained with other packages: {named}", note=True)
 
 
 def format_summary(results: Path, found: list[Finding], counts: Counter[str]) -> str:

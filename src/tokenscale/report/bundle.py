@@ -133,7 +133,7 @@ def _pack(experiments: list[str], tables: Path, output: Path, wanted: bool) -> d
     """Pack the logs beside the report; return the number of runs in them, or why there are none."""
     try:
         if wanted:
-            return {"runs": pack(experiments, tables.parent, output, tables)}
+            return {"runs": pack(experiments, tables, output)}
         reason = "left out by a setting (report_logs)"
     except UserError as error:  # the report is as right without them
         path = Path(error.facts.get("path", tables.parent))

@@ -27,15 +27,13 @@ OF_RUN = ("run.json", "done.json", "dirty.diff", "**/attempt.json", "**/rank=*/*
 JUDGED = ("validity", "reasons", "cautions", "unchecked")
 
 
-def pack(experiments: Sequence[str], results: Path, output: Path, folder: Path | None = None) -> int:
-    """Write the archive of the experiments' tables, which lie in `folder` (default: `<results>/tables`); return the
-    number of runs in it.
+def pack(experiments: Sequence[str], folder: Path, output: Path) -> int:
+    """Write the archive of the experiments' tables in `folder`; return the number of runs in it.
 
-    Raises UserError for an input that is missing or outside `results`, and for a file that names the project's or the
-    user's folder.
+    Raises UserError for an input that is missing or outside of the parent of `folder`, and for a file that names the
+    project's or the user's folder. Equal logs give equal archives.
     """
-    folder = folder or results / "tables"
-    found = [read_inputs(folder / name) for name in experiments]
+    found, results = [read_inputs(folder / name) for name in experiments], folder.parent
     names, judged, runs = set[str](), {}, set[str]()
     for inputs in found:
         builds = (str(Path(store).with_name("build.json")) for store in inputs.stores)

@@ -18,7 +18,15 @@ import pyarrow.parquet as pq
 from tokenscale.analysis import tables
 from tokenscale.analysis.ingest import read_inputs
 from tokenscale.base.errors import UserError, few
-from tokenscale.base.files import canonical_json, check_file_name, check_types, read_json, report_malformed, write_text
+from tokenscale.base.files import (
+    canonical_json,
+    check_file_name,
+    check_types,
+    read_json,
+    report_malformed,
+    sha256_file,
+    write_text,
+)
 from tokenscale.base.manifests import SUMS, read_sums, walk
 from tokenscale.report import bundle
 from tokenscale.report.packed_logs import LOGS, restore
@@ -111,11 +119,11 @@ def check_tables(folder: Path, results: Path) -> Link:
     except UserError as error:
         (link.differs if folder.is_dir() else link.unchecked).append(_one_line(error))
         return link
-    if faults := [f"{folder / name}: {fault}" for name, fault in walk(folder, files)]:
-        link.differs += faults
+    link.differs += [f"{folder / name}: {fault}" for name, fault in walk(folder, files)]
+    if link.differs:
         return link
     runs = pq.read_table(folder / "runs.parquet", columns=["run_id", "status"], use_threads=False).to_pylist()
-    ended = [run["run_id"] for run in runs if run["status"] != "missing"]
+    records = {run["run_id"]: results / "runs" / run["run_id"] / "run.json" for run in runs}
     inputs = read_inputs(folder)
     with TemporaryDirectory() as temporary:
         again = Path(temporary, folder.name)
@@ -125,36 +133,23 @@ def check_tables(folder: Path, results: Path) -> Link:
             at_hand = all((results / name).is_file() for name in inputs.names())
             (link.differs if at_hand else link.unchecked).append(_one_line(error))
             return link
-        if ended and not any((results / "runs" / run / "run.json").is_file() for run in ended):
+        if any(r["status"] != "missing" for r in runs) and not any(path.is_file() for path in records.values()):
             link.unchecked.append(f"logs are not at hand in {results / 'runs'}: tables of {folder.name} not proven")
             return link
-        _compare_tables(link, folder, again)
-    going = [run["run_id"] for run in runs if _goes_on(results / "runs" / run["run_id"] / "run.json")]
+        for path, other in ((folder / name, again / name) for name in tables.file_names()):
+            if not _is_equal(path, other):
+                difference = _name_difference(path, other)
+                why = "equal values in other bytes: another pyarrow, or inputs of runs were at hand then or are now"
+                (link.differs if difference else link.notes).append(f"{path}: {difference or why}")
+    going = [run for run, path in records.items() if path.is_file() and not _has_seal(path)]
     if link.differs and going:
         link.unchecked.append(f"runs have not ended, and tables may be older than their logs: {few(going)}")
         link.differs.clear()
     return link
 
 
-def _goes_on(path: Path) -> bool:
-    """Return whether a run has a record that is not sealed."""
-    with suppress(UserError):
-        record = read_json(path)
-        return isinstance(record, dict) and "seal" not in record
-    return False
-
-
-def _compare_tables(link: Link, folder: Path, again: Path) -> None:
-    for path, other in ((folder / name, again / name) for name in tables.file_names()):
-        if path.read_bytes() == other.read_bytes():
-            continue
-        if path.suffix != ".parquet":
-            link.differs.append(f"{path}: not what the logs give")
-        elif difference := tables.first_difference(path, other):
-            link.differs.append(f"{path}: {difference}")
-        else:
-            why = "another release of pyarrow, or inputs of runs that are at hand now and were not then, or the reverse"
-            link.notes.append(f"{path}: equal values in other bytes: {why}")
+def _has_seal(path: Path) -> bool:
+    return b'"seal"' in path.read_bytes()
 
 
 # --- reports --------------------------------------------------------------------------------------------------------
@@ -165,13 +160,13 @@ def is_report(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (SUMS, RECORD, LOGS))
 
 
-def verify(path: Path, signers: Path | None = None, figures: Path | None = None) -> Chain:
+def verify(path: Path, signers: Path | None = None, results: Path | None = None) -> Chain:
     """Check the report that a path is, or is a file of: files against checksums, logs against seals of the runs, and
     all that follows from the logs against what they give again.
 
     Of a folder that has packed logs and `claims.json` alone, these are checked, with the claims of the project. A
-    report must be signed by one of the `signers`, if they are given; `figures` are drawings of the same tables, to be
-    compared, too. Raises UserError for a path that is no report.
+    report must be signed by one of the `signers`, if they are given. Drawings of `results` are compared, too, while its
+    tables are those of the report. Raises UserError for a path that is no report.
     """
     report = next((folder for folder in (path, *path.absolute().parents[:5]) if is_report(folder)), None)
     if report is None or not path.exists():
@@ -181,7 +176,7 @@ def verify(path: Path, signers: Path | None = None, figures: Path | None = None)
     with TemporaryDirectory() as temporary:
         if not (report / SUMS).is_file() and not (report / RECORD).is_file():
             return _check_claims(report, Path(temporary))
-        return _check_report(report, Path(temporary), signers, figures)
+        return _check_report(report, Path(temporary), signers, results)
 
 
 def _check_claims(report: Path, results: Path) -> Chain:
@@ -189,7 +184,13 @@ def _check_claims(report: Path, results: Path) -> Chain:
     from tokenscale.report import build
 
     chain = Chain(str(report), {"logs": Link(), "claims": Link()})
-    experiments, claims = restore(report / LOGS, results), report / build.CLAIMS
+    claims = report / build.CLAIMS
+    try:
+        experiments = restore(report / LOGS, results)
+    except UserError as error:
+        chain.links["logs"].differs.append(_one_line(error))
+        chain.links["claims"].unchecked.append(f"{LOGS} is damaged")
+        return chain
     _check_logs(chain.links["logs"], results, {})
     if missing := [str(path) for path in (claims, LEDGER) if not path.is_file()]:
         chain.links["claims"].unchecked.append(f"there is no {missing[0]}")
@@ -198,8 +199,9 @@ def _check_claims(report: Path, results: Path) -> Chain:
     return chain
 
 
-def _check_report(report: Path, results: Path, signers: Path | None, figures: Path | None) -> Chain:
-    chain, again = Chain(str(report)), results / "report"
+def _check_report(report: Path, again: Path, signers: Path | None, results: Path | None) -> Chain:
+    """Check a report, which is made again below the folder `again`."""
+    chain = Chain(str(report))
     record: dict[str, Any] = {}
     faults: dict[str, str] = {}
     try:
@@ -215,21 +217,21 @@ def _check_report(report: Path, results: Path, signers: Path | None, figures: Pa
         chain.links["page"].differs.append(f"{SUMS}: {error.what}")
     _check_signature(chain, report, signers)
     try:
-        experiments = restore(report / LOGS, results)
-        _check_logs(chain.links["logs"], results, record)
-        _make_again(chain, report, results, experiments, record)
+        experiments = restore(report / LOGS, again)
+        _check_logs(chain.links["logs"], again, record)
+        _make_again(chain, report, again, experiments, record)
     except UserError as error:
         why, left_out = _one_line(error), record.get("logs", {}).get("left_out")
         if left_out is not None and not (report / LOGS).is_file():
             why = f"the report has no logs: {left_out}"
             chain.links["logs"].unchecked.append(why)
-        elif not (results / "tables").exists():
+        elif not (again / "tables").exists():
             faults[LOGS] = f"{error.what} {error.facts.get('reason', '')}"
         for name in LINKS[1:]:
             chain.links[name].unchecked.append(why)
-    made = {path.relative_to(again).as_posix() for path in again.rglob("*") if path.is_file()} - {SUMS}
-    for name in sorted(faults.keys() | made):
-        path, other, fault = report / name, again / name, faults.get(name)
+    made = {path.relative_to(again / "report").as_posix() for path in (again / "report").rglob("*") if path.is_file()}
+    for name in sorted(faults.keys() | made - {SUMS}):
+        path, other, fault = report / name, again / "report" / name, faults.get(name)
         equal = name in made and path.is_file() and _is_equal(path, other)
         copied = name.startswith(bundle.COPIED) and path.is_file()
         if fault and equal and not copied:
@@ -241,8 +243,14 @@ def _check_report(report: Path, results: Path, signers: Path | None, figures: Pa
         elif made and not equal:
             text = _name_difference(path, other) if name in made else "the logs give no such file"
             chain.add(chain.of(name), name, text)
-    for other in sorted((results / "figures").rglob("*.*")) if figures is not None and made else ():
-        path = figures / other.relative_to(results / "figures")
+    if results is None or not record:
+        return chain
+    paths = {name: results / "tables" / name / tables.MANIFEST for name in record["order"]}
+    if stale := [n for n, p in paths.items() if p.is_file() and sha256_file(p) != record["experiments"][n]["tables"]]:
+        chain.notes.append(f"tables have changed since it was built: {few(stale)}")
+        return chain
+    for other in sorted((again / "figures").rglob("*.*")):
+        path = results / other.relative_to(again)
         if path.is_file() and not _is_equal(path, other):
             chain.add(chain.links["figures"], str(path), _name_difference(path, other))
     return chain
@@ -297,7 +305,7 @@ def _check_logs(link: Link, results: Path, record: dict[str, Any]) -> None:
         sealed = None
         with suppress(UserError):
             sealed = read_sealed(folder / "run.json")
-        if sealed is None and b'"seal"' in (folder / "run.json").read_bytes():
+        if sealed is None and _has_seal(folder / "run.json"):
             faults = [f"{folder / 'run.json'}: edited after it was sealed"]
         elif seals.get(run) not in (None, (sealed or {}).get("seal")):
             faults = [f"{folder / 'run.json'}: another sealed record than the report's"]
@@ -351,32 +359,15 @@ def _is_equal(path: Path, other: Path) -> bool:
 
 
 def _name_difference(path: Path, again: Path) -> str:
-    """Return in what a file differs from the one made again."""
-    if path.name == "claims.json":
-        return _compare_claims(path, again)
+    """Return where a file differs from the one made again; of Parquet files empty if all rows are equal."""
     if path.suffix == ".parquet":
         return tables.first_difference(path, again)
-    lines = zip(path.read_bytes().splitlines(), again.read_bytes().splitlines(), strict=False)
-    number = next((number for number, (a, b) in enumerate(lines, 1) if a != b), None)
-    binary = path.suffix in (".png", ".pdf", ".xz")
-    return f"line {number} is not what the logs give" if number and not binary else "not what the logs give"
-
-
-def _compare_claims(path: Path, again: Path) -> str:
-    """Name the claims that were judged otherwise, the verdict before all else."""
-    from tokenscale.report.claims import read_claims
-
-    try:
-        before, now = ({row["id"]: row for row in read_claims(file)} for file in (path, again))
-    except (UserError, KeyError, TypeError):
-        return "it is not one that tokenscale writes"
-    differing = []
-    for name in sorted(before.keys() | now.keys()):
-        one, two = before.get(name, {}), now.get(name, {})
-        key = next((key for key in ("verdict", "number", *two, *one) if one.get(key) != two.get(key)), None)
-        if key:
-            differing.append(f"{name} has {key} {one.get(key)!r}; judged again, {two.get(key)!r}")
-    return few(differing) or "its replication is not what the tables give"
+    found, made = path.read_bytes(), again.read_bytes()
+    if path.suffix in (".png", ".pdf", ".xz"):
+        return "not what the logs give"
+    ends = next((i for i, (a, b) in enumerate(zip(found, made, strict=False)) if a != b), min(len(found), len(made)))
+    shown = (content[max(ends - 30, 0) : ends + 30].decode(errors="replace") for content in (found, made))
+    return "line {} has {!r} where the logs give {!r}".format(found.count(b"\n", 0, ends) + 1, *shown)
 
 
 def _check_signature(chain: Chain, report: Path, signers: Path | None) -> None:
