@@ -55,7 +55,7 @@ class Link:
 
     def __str__(self) -> str:
         if self.differs:
-            return f"differs at {few(self.differs, 5)}"
+            return f"differs at {few(self.differs, 50)}"
         why = self.unchecked + [f"{why} ({few(files)})" for why, files in self.unsure.items()]
         return f"not checked because {'; '.join(why)}" if why else "agrees"
 
