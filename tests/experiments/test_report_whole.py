@@ -53,7 +53,8 @@ def by_single_verbs(tables, output, ledger):
         assert main(["report", "page", "--of-several", "--experiments", name, *places, "--output", str(path)]) == 0
     for part, file in (("page", "index.html"), ("pdf", "report.pdf")):
         assert main(["report", part, *places, *claims, "--output", str(report / file), *of]) == 0
-    assert main(["report", "bundle", *places, "--output", str(report), *copied, "--also", *map(str, also), *of]) == 0
+    places += ["--output", str(report), "--ledger", ledger, *copied, "--also", *map(str, also)]
+    assert main(["report", "bundle", *places, *of]) == 0
 
 
 def test_it_is_what_the_single_verbs_make(tables, tmp_path, monkeypatch):

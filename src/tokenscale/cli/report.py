@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tokenscale.base.errors import UserError
+
 LEDGER = Path("config/claims.yaml")
 #: cautions that `page` prints; the page has all
 CAUTIONS = 6

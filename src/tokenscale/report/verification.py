@@ -235,9 +235,9 @@ def _check_report(report: Path, again: Path, signers: Path | None, results: Path
         equal = name in made and path.is_file() and _is_equal(path, other)
         copied = name.startswith(bundle.COPIED) and path.is_file()
         if fault and equal and not copied:
-            chain.links["page"].differs.append(f"{SUMS}: its checksum of {name} ({fault})")
+            chain.links["page"].differs.append(f"{SUMS}: its checksum of {name} ({fault.partition(':')[0]})")
         elif fault:
-            chain.of(name).differs.append(f"{name}: {fault}{f' (or {SUMS} is)' * copied}")
+            chain.of(name).differs.append(f"{name}: {fault.partition(':')[0]}{f' (or {SUMS} is)' * copied}")
         elif made and not path.is_file():
             chain.of(name).differs.append(f"{name}: missing")
         elif made and not equal:
