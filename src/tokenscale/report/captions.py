@@ -52,9 +52,41 @@ def common_repeats(rows: pd.DataFrame, by: Sequence[str] = ("series", "world_siz
     return rows[rows["repeat"].isin(set.intersection(*repeats) if len(repeats) else ())]
 
 
+def name_common(rows: pd.DataFrame, shared: pd.DataFrame) -> str:
+    """Which repeats `shared`, the common ones of `rows`, are; nothing where all rows are.
+
+    >>> rows = pd.DataFrame({"series": ["padded", "packed", "packed"], "repeat": [0, 0, 1]})
+    >>> name_common(rows, common_repeats(rows, ["series"]))
+    'repeat 0'
+    """
+    repeats = [str(repeat) for repeat in sorted(shared["repeat"].unique())]
+    return f"repeat{'s' * (len(repeats) > 1)} {listing(repeats)}" if 0 < len(shared) < len(rows) else ""
+
+
+def over(rows: pd.DataFrame, shared: pd.DataFrame) -> str:
+    """Which of the `rows` medians are of, if only the common ones, `shared`; a sentence with a space after it."""
+    if len(rows) and shared.empty:
+        return "No repeat was run in all cells, so no medians are compared. "
+    named = name_common(rows, shared)
+    return f"Medians are over {named}, which all cells have. " if named else ""
+
+
+def count(n: int, noun: str) -> str:
+    """A number of things.
+
+    >>> count(1, "run"), count(2, "pair")
+    ('1 run', '2 pairs')
+    """
+    return f"{n} {noun}{'s' * (n != 1)}"
+
+
 def nothing(runs: pd.DataFrame, refused: str) -> str:
     """What stands in an empty figure: that there are no runs, or that those there are may not be compared."""
     return "not comparable: see the method below" if refused else f"no data: {counted(0, runs)}"
+
+
+def _unused(runs: pd.DataFrame) -> list[str]:
+    return [f"{n} {word}" for word in ("invalid", "missing") if (n := int((runs["validity"] == word).sum()))]
 
 
 def counted(shown: int, runs: pd.DataFrame, requested: int | None = None) -> str:
@@ -62,40 +94,37 @@ def counted(shown: int, runs: pd.DataFrame, requested: int | None = None) -> str
 
     `requested` is the number of runs that the figure would show if all were there.
     """
-    requested = len(runs) if requested is None else requested
-    text = f"{shown} of {requested} run{'s' * (requested != 1)}"
-    out = [f"{n} {word}" for word in ("invalid", "missing") if (n := int((runs["validity"] == word).sum()))]
     suspect = int((runs["validity"] == "suspect").sum())
-    if suspect:
-        out.append(f"{suspect} suspect, shown")
+    out = [*_unused(runs), *[f"{suspect} suspect, shown"] * bool(suspect)]
+    text = f"{shown} of {count(len(runs) if requested is None else requested, 'run')}"
     return text + (f" ({', '.join(out)})" if out else "")
 
 
 def left_out(runs: pd.DataFrame) -> str:
     """A sentence on the runs that no number counts, or nothing."""
-    out = [f"{n} {word}" for word in ("invalid", "missing") if (n := int((runs["validity"] == word).sum()))]
-    several = len(out) > 1 or not out or not out[0].startswith("1 ")
+    out = _unused(runs)
+    several = out not in (["1 invalid"], ["1 missing"])
     return f"Left out: {listing(out)} run{'s' * several} of {len(runs)}." if out else ""
 
 
-def kinds(groups: list[pd.Series]) -> str:
-    """What the spread of the groups is, in one sentence."""
+def kinds(groups: list[pd.Series], one: str = "run", cell: str = "a cell") -> str:
+    """What the spread of groups is, where a value is of `one` run and a group is of `cell`, in a sentence or more.
+
+    >>> kinds([pd.Series([1.0]), pd.Series([1.0, 2.0])])
+    'A cell with one run has no known spread. With fewer than 6 runs a cell the spread is a range, not an interval.'
+    """
     found = {summary(values).kind for values in map(finite, groups) if len(values)}
     sentences = []
-    if "single run" in found:
-        sentences.append(("A cell with one run has" if len(found) > 1 else "One run a cell:") + " no known spread.")
+    if found == {"single run"}:
+        sentences.append(f"There is one {one} {cell}, so no spread between {one}s is known.")
+    elif "single run" in found:
+        sentences.append(f"{cell.capitalize()} with one {one} has no known spread.")
     if "range, not an interval" in found:
-        sentences.append("With fewer than 6 runs a cell the spread is a range, not an interval.")
-    intervals = sorted(kind for kind in found if kind.startswith("order-statistic"))
-    if intervals:
-        covered = listing([f"{kind.split()[1]} %" for kind in intervals])
-        sentences.append(f"The spread is an order-statistic interval of the median ({covered}, by the number of runs).")
+        sentences.append(f"With fewer than 6 {one}s {cell} the spread is a range, not an interval.")
+    if covered := [f"{kind.split()[1]} %" for kind in sorted(found) if kind.startswith("order-statistic")]:
+        text = f"an order-statistic interval of the median ({listing(covered)}, by the number of {one}s)"
+        sentences.append(f"The spread is {text}.")
     return " ".join(sentences)
-
-
-def rounds(groups: list[pd.Series], cell: str) -> str:
-    """`kinds` of the rounds of a benchmark, where a cell is called `cell`, such as "an arm"."""
-    return kinds(groups).replace("runs a cell", f"rounds {cell}").replace("One run a cell", f"One round {cell}")
 
 
 def reasons(left_out: pd.DataFrame, column: str) -> str:
@@ -132,10 +161,24 @@ def sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}. " if text else ""
 
 
-def medians(rows: pd.DataFrame, column: str, factor: float = 1.0, unit: str = "") -> str:
-    """Medians of the cells, read aloud: `packed on 2: 1 230, padded on 2: 400`."""
-    found = rows.dropna(subset=[column]).groupby(["series", "world_size"])[column].median()
-    return listing([f"{name} on {world}: {number(factor * value)}{unit}" for (name, world), value in found.items()])
+def medians(
+    rows: pd.DataFrame, column: str, factor: float = 1.0, unit: str = "", by: Sequence[str] = ("series", "world_size")
+) -> str:
+    """Medians of cells over the repeats that all have: `packed on 2: 1 230, padded on 2: 400`; empty without a value.
+
+    >>> rows = pd.DataFrame({"series": ["padded", "packed", "packed"], "repeat": [0, 0, 1], "s": [4.0, 1.0, 9.0]})
+    >>> medians(rows, "s", by=["series"])
+    'packed: 1 and padded: 4 (repeat 0)'
+    """
+    rows = rows.dropna(subset=[column])
+    shared = common_repeats(rows, by) if "repeat" in rows else rows
+    if shared.empty:
+        return "no repeat was run in all cells, so no medians are compared" * (len(rows) > 0)
+    found = shared.groupby(list(by))[column].median()
+    keys = [" on ".join(map(str, key)) if isinstance(key, tuple) else str(key) for key in found.index]
+    texts = [f"{key}: {number(factor * value)}{unit}" for key, value in zip(keys, found, strict=True)]
+    named = name_common(rows, shared) if "repeat" in rows else ""
+    return listing(texts) + (f" ({named})" if named else "")
 
 
 def extremes(values: pd.Series, unit: str = "") -> str:
@@ -169,14 +212,14 @@ def common_extremes(rows: pd.DataFrame, column: str, unit: str = "", *, factor: 
     shared = common_repeats(rows, ["series"])
     if shared.empty:
         return ""
-    repeats = [str(repeat) for repeat in sorted(shared["repeat"].unique())]
-    named = "" if len(shared) == len(rows) else f" (repeat{'s' * (len(repeats) > 1)} {listing(repeats)})"
-    return extremes(factor * shared.groupby("series")[column].median(), unit) + named
+    named = name_common(rows, shared)
+    found = extremes(factor * shared.groupby("series")[column].median(), unit)
+    return found + (f" ({named})" if named else "")
 
 
-def by_cell(rows: pd.DataFrame, column: str) -> list[pd.Series]:
-    """Values of each series at each world size, for `kinds`."""
-    return [group for _, group in rows.dropna(subset=[column]).groupby(["series", "world_size"])[column]]
+def by_cell(rows: pd.DataFrame, column: str, by: Sequence[str] = ("series", "world_size")) -> list[pd.Series]:
+    """Values of each cell, for `kinds`."""
+    return [group for _, group in rows.dropna(subset=[column]).groupby(list(by))[column]]
 
 
 def without(series: pd.Series, key: str) -> pd.Series:

@@ -31,6 +31,8 @@ class Figure:
     #: column whose spread the caption names (empty: none), and whose medians are read aloud with this factor and unit
     main: ClassVar[str] = ""
     unit: ClassVar[tuple[float, str]] = (1.0, "")
+    #: columns of the rows that name a cell
+    by: ClassVar[tuple[str, ...]] = ("series", "world_size")
     #: the alternative text around the medians
     read: ClassVar[str]
     #: what is drawn, one panel per column: column → (label with the unit, factor to that unit)
@@ -94,7 +96,7 @@ class Figure:
 
     def groups(self) -> list[pd.Series]:
         """Return the values of each cell whose spread the caption names."""
-        return captions.by_cell(self.rows, self.main)
+        return captions.by_cell(self.rows, self.main, self.by)
 
     def alt(self) -> str:
         """Return the main numbers, read aloud."""
@@ -102,7 +104,7 @@ class Figure:
 
     def numbers(self) -> str:
         """Return the numbers that are read aloud, the median of each cell; nothing without any."""
-        return captions.medians(self.data(), self.main, *self.unit)
+        return captions.medians(self.rows, self.main, *self.unit, self.by)
 
     def table(self) -> Table | None:
         """Return the numbers as a table for people, or None."""

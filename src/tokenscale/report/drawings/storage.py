@@ -236,7 +236,9 @@ class StorageBenchmark(Figure):
             )
         text += _cold(points, self.storage_benchmark) + _break_even(points)
         text += captions.reasons(self.storage_benchmark[self.storage_benchmark["round"].isna()], "store")
-        return text + captions.rounds([g for _, g in self.rows.groupby("store")["sequential_us_per_token"]], "a store")
+        return text + captions.kinds(
+            [g for _, g in self.rows.groupby("store")["sequential_us_per_token"]], "round", "a store"
+        )
 
     def numbers(self) -> str:
         """Return bytes and speed of each store in words."""

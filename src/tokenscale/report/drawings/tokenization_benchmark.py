@@ -169,7 +169,7 @@ class TokenizationBenchmark(Figure):
         text += _break_even(benchmark)
         text += captions.reasons(self.benchmark[self.benchmark["left_out"].notna()], "arm")
         groups = [g for _, g in benchmark.groupby("arm")["us_per_useful_token"] if g.notna().all()]
-        return text + captions.rounds(groups, "an arm")
+        return text + captions.kinds(groups, "round", "an arm")
 
     def alt(self) -> str:
         """Return the medians, read aloud."""
