@@ -168,7 +168,6 @@ FITTING = {
 CURVES = {
     "loss_over_time",
     "tokens_per_second_over_time",
-    "mfu_over_time",
     "split_loss_curves",
     "ddp_verification_loss",
     "scaling_model",
@@ -437,6 +436,12 @@ def test_equal_tables_give_equal_files(tables, tmp_path, monkeypatch):
         for name in FIGURES:
             made = save.load_figure(name, opened)
             assert save.draw(made) == save.draw(made), name
+
+
+def test_an_alias_gives_the_files_of_its_figure(tables, tmp_path):
+    files = [save.save(name, tables, tmp_path / name) for name in ("efficiency_comparison", "scaling_throughput")]
+    assert [path.name.split(".")[0] for path in files[0]] == ["efficiency_comparison"] * 6
+    assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]
 
 
 def test_an_inlined_drawing_has_its_own_ids_and_the_pages_colours(tables, tmp_path):

@@ -389,14 +389,11 @@ def test_two_claims_with_one_macro_are_refused_before_anything_is_written(tmp_pa
 # -- the project's own ledger
 
 
-def test_claims_ask_experiments_and_name_figures_that_there_are():
+def test_claims_ask_experiments_that_there_are():
     known = load_claims(ROOT / "config/claims.yaml")
     experiments = {path.stem for path in (ROOT / "config/experiments").glob("*.yaml")}
-    from tokenscale.settings.registry import FIGURES
-
     for name, one in known.claims.items():
         assert set(one.experiments) <= experiments, name
-        assert one.shown_in is None or one.shown_in in FIGURES, name
 
 
 def test_the_sql_of_every_claim_runs_on_tables_with_and_without_rows(tmp_path):

@@ -17,11 +17,13 @@ from tokenscale.base.errors import UserError
 from tokenscale.runs.launch import start
 from tokenscale.runs.launch.start import Launch
 from tokenscale.settings import machine
+from tokenscale.settings.claims import load_claims
 from tokenscale.settings.config import Config
 from tokenscale.settings.data import CorpusSettings, TokenizerSettings
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import from_json
+from tokenscale.settings.registry import ALIASES, FIGURES
 from tokenscale.settings.run import RunSettings
 from tokenscale.settings.yaml_files import read_yaml
 
@@ -180,6 +182,25 @@ def test_all_problems_of_a_file_are_in_one_message(tmp_path):
         project(tmp_path, **wrong, mixtures={"m": {}}, scale="dmeo", experiments=["e", "e", "f"], corpus="y")
     for key in ("corpora.a", "corpora.c", "tokenizers.t", "mixtures.m", "scale", "experiments", "corpus"):
         assert key in str(error.value)
+
+
+def test_a_figures_other_name_is_the_figure_and_an_unknown_one_names_the_nearest(tmp_path):
+    """A list may name a figure twice, by its own name and by those of source studies; a claim may name it, too."""
+    asked = ["efficiency_comparison", "loss_over_time", "tokens_per_second", "scaling_throughput", "loss_over_time"]
+    config = project(tmp_path, {**EXPERIMENT, "figures": asked})
+    assert config.experiment("e").figures == ("scaling_throughput", "loss_over_time")
+    assert set(ALIASES.values()) <= set(FIGURES) and not set(ALIASES) & set(FIGURES)
+    for near in ("efficiency_comparison", "scaling_throughput"):
+        with pytest.raises(UserError, match=repr(near)):
+            project(tmp_path, {**EXPERIMENT, "figures": [f"{near}s"]}).runs("e")
+        values = read_yaml(Path(__file__).parents[2] / "config/claims.yaml")
+        values["claims"] = {"a": next(iter(values["claims"].values())) | {"shown_in": near}}
+        file = tmp_path / "claims.yaml"
+        file.write_text(json.dumps(values))
+        assert load_claims(file).claims["a"].shown_in == "scaling_throughput"
+        file.write_text(file.read_text().replace(f'"{near}"', f'"{near}s"'))
+        with pytest.raises(UserError, match=repr(near)):
+            load_claims(file)
 
 
 @pytest.mark.parametrize("pair", ["budget={node_hours: .inf}", "scale=0100", "corpus=2024-01-01", "corpora={1: {}}"])

@@ -38,6 +38,7 @@ from tokenscale.settings.options import to_dict
 from tokenscale.settings.profile import find_dropped_values
 from tokenscale.settings.yaml_files import read_yaml
 from tokenscale.settings.registry import (
+    ALIASES,
     BATCHES,
     FIGURES,
     FORMATS,
@@ -152,7 +153,7 @@ wildcard_constraints:
     tokenizer=one_of(settings.tokenizers),
     part=r"\d{5}",
     experiment=one_of(USABLE),
-    figure=one_of(FIGURES),
+    figure=one_of([*FIGURES, *ALIASES]),
     report=one_of(map(os.path.basename, REPORTS)),
 
 
@@ -489,6 +490,8 @@ def files_of_all():
     found += [tokenizer_manifest(name) for name in settings.tokenizers]
     found += [store_manifest(*store) for store in settings.stores(EXPERIMENTS)]
     found += [
-        f"results/figures/{e}/{f}.svg" for e in settings.available for f in FIGURES
+        f"results/figures/{e}/{f}.svg"
+        for e in settings.available
+        for f in [*FIGURES, *ALIASES]
     ]
     return found + [file for report in REPORTS for file in report_files(report)]

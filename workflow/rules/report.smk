@@ -8,7 +8,9 @@ rule draw_figure:
     """Draw one figure from an experiment's tables, with its data and caption."""
     input:
         tables=expand("results/tables/{{experiment}}/{table}", table=TABLES),
-        code=lambda w: code("tokenscale.report.save", FIGURES[w.figure]),
+        code=lambda w: code(
+            "tokenscale.report.save", FIGURES[ALIASES.get(w.figure, w.figure)]
+        ),
     output:
         report(
             "results/figures/{experiment}/{figure}.svg",

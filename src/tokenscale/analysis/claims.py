@@ -26,6 +26,7 @@ from tokenscale.analysis import comparability, queries, statistics
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_text
 from tokenscale.settings.claims import PLACEHOLDERS, Claim, ClaimsFile, parse_placeholders
+from tokenscale.settings.registry import list_figures
 
 QUERIES = tuple(queries.PARAMETERS)
 VERDICTS = ("supported", "contradicted", "inconclusive", "not tested at this scale")
@@ -201,7 +202,7 @@ class ClaimTables:
         self.connection = queries.connect(folder)
         self.inventory = queries.query("inventory", self.connection)
         head = read_json(folder / "experiment.json", "experiment's description")
-        self.scale, self.figures = head.get("scale"), head.get("figures")
+        self.scale, self.figures = head.get("scale"), list_figures(head.get("figures") or ())
         self._made: set[str] = set()
         # a claim's SQL writes no file and reads none but these tables
         quoted = str(folder).replace("'", "''")

@@ -199,7 +199,7 @@ def make_configuration(
             "model": "llama-tiny",
             "budget": {"steps": 100},
         },
-        "figures": ["loss_over_time", "tokens_per_second"],
+        "figures": ["loss_over_time", "tokens_per_second_comparison"],
     }
     return {"mine.yaml": values, f"config/experiments/{name}.yaml": experiment}
 

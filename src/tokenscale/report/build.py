@@ -14,7 +14,7 @@ from tokenscale.analysis.tables import read_experiment
 from tokenscale.base.errors import UserError
 from tokenscale.report import bundle, claims, page, pdf, save
 from tokenscale.report.packed_logs import restore
-from tokenscale.settings.registry import FIGURES
+from tokenscale.settings.registry import drawn_figures
 
 CLAIMS = "claims.json"
 
@@ -39,7 +39,7 @@ def write(
     """
     experiments = list(experiments)
     heads = {name: read_experiment(tables / name) for name in experiments}
-    shown = {name: [f for f in head.get("figures") or FIGURES if f in FIGURES] for name, head in heads.items()}
+    shown = {name: drawn_figures(head) for name, head in heads.items()}
     if len(shown) < len(experiments):
         raise UserError("an experiment is named twice.", experiments=", ".join(experiments), next="name each once")
     judged = judge(ledger, tables, experiments, output) if ledger is not None else None

@@ -15,13 +15,11 @@ from tokenscale.report.drawings import (
     validation,
 )
 from tokenscale.report.figure import Figure
+from tokenscale.settings.registry import ALIASES
 
 FIGURES: dict[str, type[Figure]] = {
     "tokens_per_second_comparison": by_approach.TokensPerSecondComparison,
     "data_stall_share": by_approach.DataStallShare,
-    "tflops_comparison": by_approach.TflopsComparison,
-    "efficiency_comparison": by_approach.EfficiencyComparison,
-    "total_training_time": by_approach.TotalTrainingTime,
     "padding_share": by_approach.PaddingShare,
     "batch_size_comparison": by_approach.BatchSizeComparison,
     "tokenization_benchmark": tokenization_benchmark.TokenizationBenchmark,
@@ -31,9 +29,7 @@ FIGURES: dict[str, type[Figure]] = {
     "scaling_throughput": scaling.ScalingThroughput,
     "mfu_comparison": scaling.MfuComparison,
     "scaling_weak": scaling.ScalingWeak,
-    "scaling_mfu": scaling.ScalingMfu,
     "training_time": scaling.TrainingTime,
-    "tokens_per_second": scaling.TokensPerSecond,
     "storage_against_entropy": storage.StorageAgainstEntropy,
     "storage_benchmark": storage.StorageBenchmark,
     "inference_tokens_per_second": inference.InferenceTokensPerSecond,
@@ -42,7 +38,6 @@ FIGURES: dict[str, type[Figure]] = {
     "translation": validation.Translation,
     "mixture_losses": validation.MixtureLosses,
     "tokens_per_second_over_time": over_time.TokensPerSecondOverTime,
-    "mfu_over_time": over_time.MfuOverTime,
     "step_time_breakdown": over_time.StepTimeBreakdown,
     "memory_by_method": parallel_methods.MemoryByMethod,
     "frameworks": parallel_methods.Frameworks,
@@ -54,7 +49,7 @@ FIGURES: dict[str, type[Figure]] = {
 
 
 def figure_class(name: str) -> type[Figure]:
-    """Return the class of a figure. Raises UserError for a name that is none."""
-    if name not in FIGURES:
-        raise unknown("figure", name, FIGURES)
-    return FIGURES[name]
+    """Return the class of a figure or of an alias. Raises UserError for a name that is none."""
+    if (kept := ALIASES.get(name, name)) not in FIGURES:
+        raise unknown("figure", name, (*FIGURES, *ALIASES))
+    return FIGURES[kept]

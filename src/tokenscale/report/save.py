@@ -18,6 +18,7 @@ from tokenscale.report import captions
 from tokenscale.report.figure import Figure
 from tokenscale.report.figures import figure_class
 from tokenscale.report.style import settle, style
+from tokenscale.settings.registry import ALIASES
 
 #: formats of the drawing, in the order in which they are drawn
 DRAWN = ("svg", "pdf", "png")
@@ -69,8 +70,8 @@ class Tables:
 
 
 def load_figure(name: str, tables: Tables) -> LoadedFigure:
-    """Load the rows of a figure and prepare it."""
-    kind = figure_class(name)
+    """Load the rows of a figure, or of the one that shows the same as an alias, and prepare it."""
+    kind, name = figure_class(name), ALIASES.get(name, name)
     figure = kind(*(tables.rows(query) for query in kind.queries))
     data = figure.data()
     return LoadedFigure(name, figure, data, csv(data))

@@ -18,7 +18,7 @@ from tokenscale.report.captions import by_cell, caution, cells, kinds, left_out,
 from tokenscale.report.style import number
 from tokenscale.report.table import Table, columns, count
 from tokenscale.settings.experiments import STUDIES
-from tokenscale.settings.registry import FIGURES
+from tokenscale.settings.registry import drawn_figures
 
 #: key of an experiment's `original` → what its page calls it
 HEADINGS = {
@@ -76,7 +76,7 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
         compared = answers.note_dropped(compared, dropped, runs)
         planned = head.get("cell_repeats") or dict.fromkeys(runs["cell"].dropna(), head.get("repeats"))
         scaling = rows("scaling")
-        proof, figures = campaign_quality.proof(order), [f for f in head.get("figures") or FIGURES if f in FIGURES]
+        proof, figures = campaign_quality.proof(order), drawn_figures(head)
         return {
             "name": name,
             "question": head.get("question") or "",

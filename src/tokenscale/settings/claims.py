@@ -3,12 +3,14 @@
 import re
 import string
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.settings.experiments import SCALES
 from tokenscale.settings.options import decode, option, raise_errors, settings_class
+from tokenscale.settings.registry import ALIASES, FIGURES
 
 #: placeholders that every sentence may use, besides columns of its SQL
 PLACEHOLDERS = ("number", "spread", "n", "cells")
@@ -85,7 +87,8 @@ def load_claims(path: Path) -> ClaimsFile:
 
     ledger: ClaimsFile = decode(ClaimsFile, read_yaml(path), file=str(path))
     raise_errors(_find_errors(ledger), file=str(path))
-    return ledger
+    named = {name: replace(c, shown_in=ALIASES.get(c.shown_in or "", c.shown_in)) for name, c in ledger.claims.items()}
+    return replace(ledger, claims=named)
 
 
 def _find_errors(ledger: ClaimsFile) -> Iterator[UserError | tuple[str, str]]:
@@ -95,6 +98,8 @@ def _find_errors(ledger: ClaimsFile) -> Iterator[UserError | tuple[str, str]]:
             yield key, "a claim cannot have this name: use small letters and digits, with dashes"
         if claim.document not in ledger.documents:
             yield unknown("document", claim.document, ledger.documents, key=f"{key}.document")
+        if claim.shown_in is not None and claim.shown_in not in (*FIGURES, *ALIASES):
+            yield unknown("figure", claim.shown_in, (*FIGURES, *ALIASES), key=f"{key}.shown_in")
         for scale in claim.holds_at:
             if scale not in SCALES:
                 yield unknown("scale", scale, SCALES, key=f"{key}.holds_at")

@@ -23,7 +23,7 @@ from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import NAME_PATTERN, NAME_RULE, collect, option, settings_class, to_dict
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.profile import CONFIG_FILE, Call, list_texts, load_profile
-from tokenscale.settings.registry import TOKENIZERS
+from tokenscale.settings.registry import TOKENIZERS, list_figures
 from tokenscale.settings.run import OURS, RunSettings, parse_run_id
 from tokenscale.settings.yaml_files import find_foreign_values, read_yaml
 
@@ -282,7 +282,7 @@ class Config:
             experiment = self._replace_corpus(experiment, self.settings.corpus, file)
         errors = design.find_errors(experiment, corpus=self.corpora, tokenizer=self.tokenizers)
         options.raise_errors(errors, file=file)
-        return experiment
+        return replace(experiment, figures=tuple(list_figures(experiment.figures)))
 
     def _replace_corpus(self, experiment: Experiment, corpus: str, file: str) -> Experiment:
         """Return an experiment with `corpus` in runs and benchmarks, and BPE tokenizers trained on it.

@@ -13,7 +13,7 @@ from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json, sha256_text
 from tokenscale.settings.benchmarks import DataBenchmarkSettings, InferenceBenchmarkSettings, StorageBenchmarkSettings
 from tokenscale.settings.options import collect, decode, option, raise_errors, settings_class, to_dict
-from tokenscale.settings.registry import FIGURES
+from tokenscale.settings.registry import ALIASES, FIGURES
 from tokenscale.settings.run import RunSettings, find_difference, state_path
 
 STUDIES = {
@@ -301,7 +301,7 @@ def find_errors(experiment: Experiment, **known: Mapping[str, Any]) -> Iterator[
     used: list[tuple[str, Iterable[str], Iterable[str], str]] = [
         ("study", experiment.original.studies, STUDIES, "original.studies")
     ]
-    used += [("figure", experiment.figures, FIGURES, "figures")]
+    used += [("figure", experiment.figures, (*FIGURES, *ALIASES), "figures")]
     for kind, benchmark in experiment.benchmarks.items():
         used += [(w, (getattr(benchmark, w),), names, f"{kind}_benchmark.{w}") for w, names in known.items()]
     for word, found, names, key in used:

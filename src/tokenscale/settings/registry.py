@@ -4,7 +4,8 @@ This file is not part of any job's code hash: a job hashes the modules that it u
 entry therefore reruns nothing. docs/extend.md defines what the module or function of an entry must provide.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 
 class SourceSpec(NamedTuple):
@@ -129,18 +130,36 @@ REPLICATION = [
 ]
 #: file of `report/drawings` → its figures, whose classes `report/figures.py` names
 DRAWINGS = {
-    "by_approach": "tokens_per_second_comparison data_stall_share tflops_comparison efficiency_comparison "
-    "total_training_time padding_share batch_size_comparison",
+    "by_approach": "tokens_per_second_comparison data_stall_share padding_share batch_size_comparison",
     "tokenization_benchmark": "tokenization_benchmark",
     "loss_over_time": "loss_over_time split_loss_curves ddp_verification_loss",
-    "scaling": "scaling_throughput mfu_comparison scaling_weak scaling_mfu training_time tokens_per_second",
+    "scaling": "scaling_throughput mfu_comparison scaling_weak training_time",
     "storage": "storage_against_entropy storage_benchmark",
     "inference": "inference_tokens_per_second inference_step_time",
     "validation": "time_to_target_loss translation mixture_losses",
-    "over_time": "tokens_per_second_over_time mfu_over_time step_time_breakdown",
+    "over_time": "tokens_per_second_over_time step_time_breakdown",
     "parallel_methods": "memory_by_method frameworks parallel_methods",
     "pipeline": "pipeline_vs_model_parallel pipeline_bubble",
     "scaling_model": "scaling_model",
 }
 #: figure → module that draws it
 FIGURES = {name: f"tokenscale.report.drawings.{file}" for file, names in DRAWINGS.items() for name in names.split()}
+#: other name of a figure, as in a source study → the figure that shows the same
+ALIASES = {
+    "efficiency_comparison": "scaling_throughput",
+    "mfu_over_time": "tokens_per_second_over_time",
+    "scaling_mfu": "mfu_comparison",
+    "tflops_comparison": "mfu_comparison",
+    "tokens_per_second": "scaling_throughput",
+    "total_training_time": "training_time",
+}
+
+
+def list_figures(names: Iterable[str]) -> list[str]:
+    """Return each figure once and without aliases; unknown names stay."""
+    return list(dict.fromkeys(ALIASES.get(name, name) for name in names))
+
+
+def drawn_figures(head: Mapping[str, Any]) -> list[str]:
+    """Return the figures of an experiment's description, all where it names none; unknown names are left out."""
+    return [name for name in list_figures(head.get("figures") or FIGURES) if name in FIGURES]

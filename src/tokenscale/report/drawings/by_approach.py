@@ -3,8 +3,7 @@
 import matplotlib.figure
 import pandas as pd
 
-from tokenscale.report import captions, panels, text_layout
-from tokenscale.report.drawings.scaling import efficiency_finding, no_peak
+from tokenscale.report import captions, panels
 from tokenscale.report.figure import Figure
 from tokenscale.report.style import GREY, SKY, figure, look, no_data, number, ordered, plain, style
 
@@ -94,130 +93,6 @@ class DataStallShare(ByApproach):
         """Return the median of each series in words."""
         values = self.rows.groupby("series")[self.main].median()
         return captions.listing([f"{name} {100 * values[name]:.2g} %" for name in ordered(self.rows["series"])])
-
-
-class TflopsComparison(ByApproach):
-    title = "Achieved TFLOP/s by approach"
-    queries = ("computing", "inventory")
-    measures = {
-        "tflops_per_device_s": ("TFLOP/s of a device", 1.0),
-        "tflops_per_s": ("TFLOP/s of all devices together", 1.0),
-    }
-    columns = (
-        *("series", "world_size", "repeat", "run_id", "model", "device", "number_format", "flops_per_token"),
-        *("total_tokens_per_s", *measures),
-    )
-    main = "tflops_per_device_s"
-    read = "Dot plot of TFLOP/s. Medians of a device, by approach and world size: {}."
-    words = (
-        "Processed tokens per second times the FLOPs of the model per token, forward and backward; {counted}. Each dot "
-        "is a run, each bar the median of a cell. Padding costs FLOPs like text, so a high value is not useful work by "
-        "itself. Rates are sums over sums after warm-up, padding included. FLOPs follow the convention palm: "
-        "6 N + 12 L d T (Chowdhery et al. 2022, appendix B), attention over the full square. "
-    )
-
-    def folded(self) -> str:
-        """Return that no peak is known: without one, these rates repeat tokens per second."""
-        return super().folded() or (no_peak(self.rows) if self.rows["peak_flops"].isna().all() else "")
-
-
-class TotalTrainingTime(ByApproach):
-    title = "Time of a training by approach"
-    queries = ("epochs", "inventory")
-    measures = {
-        "training_s": ("seconds of training steps", 1.0),
-        "wall_s": ("seconds from first event to last", 1.0),
-    }
-    columns = (
-        *("series", "world_size", "repeat", "run_id", "steps", *measures, "start_s", "validation_s", "checkpoint_s"),
-    )
-    main = "training_s"
-    unit = (1, " s")
-    read = "Dot plot of the time of a training. Median seconds of steps by world size: {}."
-
-    def finding(self) -> str:
-        """Return shortest and longest median, of the smallest world size."""
-        rows = self.rows[self.rows["world_size"] == self.rows["world_size"].min()]
-        found = captions.common_extremes(rows, self.main, " s")
-        return f"Training steps take {found}" if found else self.title
-
-    def sentences(self) -> str:
-        """Return what is counted, for how many steps."""
-        text = (
-            "Left: the sum of all steps, warm-up included, without validation and checkpoints. Right: from the first "
-            "event to the last, with start, validation, checkpoints and the time between attempts; "
-            f"{self.counted()}. Each dot is a run, each bar the median of a cell. A step takes as long as on its "
-            "slowest rank. "
-        )
-        if len(self.rows):
-            low, high = int(self.rows["steps"].min()), int(self.rows["steps"].max())
-            text += f"Runs took {low if low == high else f'{low} to {high}'} steps. "
-            text += "Approaches with more padding train on fewer useful tokens in the same number of steps. "
-        return text
-
-
-class EfficiencyComparison(ByApproach):
-    title = "Strong-scaling efficiency by approach"
-    queries = ("scaling", "inventory")
-    factor = "world_size"
-    scaling: pd.DataFrame
-    measures = {"efficiency": ("efficiency T(N) / (N / N0 × T(N0)) (%)", 100.0)}
-    columns = (
-        *("series", "world_size", "repeat", "run_id", "global_batch", "base_world_size"),
-        *("base_useful_tokens_per_s", "useful_tokens_per_s", "speed_up", "efficiency"),
-    )
-    main = "efficiency"
-    unit = (100, " %")
-    read = "Dot plot of strong-scaling efficiency. Medians by approach and world size: {}."
-
-    def finding(self) -> str:
-        """Return the range of medians at the largest world size."""
-        return efficiency_finding(self.rows, self.crowded()) or self.title
-
-    def prepare(self) -> None:
-        """Leave out the base itself, where efficiency is 1 by definition."""
-        super().prepare()
-        self.rows = self.rows[
-            (self.rows["world_size"] > self.rows["base_world_size"]) & self.rows["efficiency"].notna()
-        ]
-
-    def draw(self) -> matplotlib.figure.Figure:
-        """Draw a row per cell above the base, and the ideal as a line."""
-        fewest = panels.cells(self.inventory)
-        above = {cell for cell in fewest if cell[1] > min(world for name, world in fewest if name == cell[0])}
-        shown, refusals = captions.comparable(self.rows, self.inventory, "approach")
-        drawing, (axes,) = panels.strips(
-            self.rows, shown, refusals, self.inventory, self.measures, keep=above.__contains__
-        )
-        if len(self.rows):
-            with style():
-                axes.axvline(100, color=GREY, linestyle=":", linewidth=1.2)
-            axes.set_xlim(0, max(110.0, 105 * self.rows["efficiency"].max()))
-            texts = [f"{name}, {panels.ranks(world)}" for name, world in fewest[::-1] if (name, world) in above]
-            axes.set_yticks(axes.get_yticks(), text_layout.names(texts))
-            panels.heading(axes, captions.caution(self.scaling))
-        return drawing
-
-    def crowded(self) -> str:
-        """Return a sentence if the runs are no scaling measurement."""
-        return captions.sentence(captions.caution(self.scaling) if len(self.rows) else "")
-
-    def sentences(self) -> str:
-        """Return the base with its absolute value."""
-        fewest = self.inventory.groupby("series")["world_size"].transform("min")
-        expected = self.inventory[self.inventory["world_size"] > fewest]
-        text = (
-            "Efficiency T(N) / (N / N0 × T(N0)) at a fixed global batch, where T is useful tokens per second and N0 "
-            f"the smallest world size; {captions.counted(len(self.rows), expected)}. Each dot is a run against the run "
-            "of the same repeat at N0, each bar the median of a cell, the dotted line the ideal. "
-        )
-        base = [
-            f"{name} {captions.spread(rates)} (N0 = {size})"
-            for name in ordered(self.rows["series"])
-            for size, group in self.rows[self.rows["series"] == name].groupby("base_world_size")
-            if len(rates := group.drop_duplicates("repeat")["base_useful_tokens_per_s"])
-        ]
-        return text + (f"T(N0) in useful tokens / s: {captions.listing(base)}. " if base else "")
 
 
 _PARTS = {

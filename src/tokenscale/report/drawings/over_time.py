@@ -4,7 +4,6 @@ import matplotlib.figure
 import pandas as pd
 
 from tokenscale.report import captions, panels
-from tokenscale.report.drawings.scaling import no_peak
 from tokenscale.report.figure import Figure
 from tokenscale.report.style import (
     BLUE,
@@ -78,55 +77,6 @@ class TokensPerSecondOverTime(OverTime):
                 "warm-up. Thin lines are repeats, bold ones their median point by point, which is no interval. "
             )
         return text
-
-
-class MfuOverTime(OverTime):
-    title = "Model FLOPs utilisation in the course of a training"
-    y = "shown"
-    columns = (*COLUMNS, "total_tokens_per_s", "tflops_per_device_s", "mfu")
-
-    def folded(self) -> str:
-        """Return that no peak is known."""
-        return super().folded() or ("" if self.known else no_peak(self.rows))
-
-    def prepare(self) -> None:
-        """Compute FLOPs from the costs and peaks of the inventory; choose shares or rates."""
-        super().prepare()
-        costs = self.inventory[["run_id", "flops_per_token", "peak_flops", "peak_source", "device", "number_format"]]
-        rows = self.rows.merge(costs, on="run_id", how="left")
-        flops = rows["total_tokens_per_s"] * rows["flops_per_token"] / rows["world_size"]
-        rows = rows.assign(tflops_per_device_s=1e-12 * flops, mfu=flops / rows["peak_flops"].astype(float))
-        self.rows = rows.dropna(subset=["tflops_per_device_s"])
-        known = self.rows[self.rows["mfu"].notna()]
-        if len(known):
-            self.points, self.label = known.assign(shown=100 * known["mfu"]), "MFU, convention palm (%)"
-        else:
-            self.points = self.rows.assign(shown=self.rows["tflops_per_device_s"])
-            self.label = "achieved TFLOP/s of a device"
-        self.known = bool(len(known))
-
-    def sentences(self) -> str:
-        """Return the convention, the peaks with their sources, and what a point is."""
-        text = "" if self.known else captions.sentence(no_peak(self.rows))
-        text += "Processed tokens/s times 6 N + 12 L d T FLOPs a token (Chowdhery et al. 2022, appendix B)"
-        if self.known:
-            peaks = self.points.drop_duplicates(["device", "number_format"])
-            sources = [
-                f"{r.device}, {number(1e-12 * r.peak_flops, 4)} TFLOP/s ({r.peak_source})" for r in peaks.itertuples()
-            ]
-            text += f" over the peak of the devices: {captions.listing(sources)}"
-        text += f"; {self.counted()}. A point is the sum over sum of its steps; a run has at most 100 points. "
-        if len(self.rows):
-            text += (
-                "The first point includes the warm-up. Thin lines are repeats, bold ones their median: no interval. "
-            )
-        elif len(self.inventory) and self.inventory["flops_per_token"].isna().all():
-            text += "FLOPs a token are not known of any run. "
-        return text
-
-    def alt(self) -> str:
-        """Return first and last values, read aloud."""
-        return f"Line plot over the time of training, {self.label}. {self.numbers() or 'No data'}."
 
 
 #: part → name, colour, hatch; as they are stacked

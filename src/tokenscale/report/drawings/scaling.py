@@ -1,7 +1,5 @@
 """Figures over the world size: strong and weak scaling, throughput, time, and FLOPs utilisation."""
 
-from typing import ClassVar
-
 import matplotlib.figure
 import pandas as pd
 
@@ -237,22 +235,6 @@ class ByWorldSize(Figure):
         return drawing
 
 
-class TokensPerSecond(ByWorldSize):
-    title = "Tokens per second by world size"
-    queries = ("throughput", "inventory")
-    measures = {
-        "useful_tokens_per_s": ("useful tokens / s, all ranks", 1.0),
-        "useful_tokens_per_device_s": ("useful tokens / s of a rank", 1.0),
-    }
-    columns = ("series", "world_size", "repeat", "run_id", "steps", "seconds", "total_tokens_per_s", *measures)
-    main = "useful_tokens_per_s"
-    read = "Useful tokens per second of all ranks by world size, medians: {}."
-    words = (
-        "Useful tokens per second after warm-up: of all ranks (left) and per rank (right, flat under ideal scaling); "
-        "{counted}. Each dot is a run; medians are joined. Rates are sums over sums. "
-    )
-
-
 class TrainingTime(ByWorldSize):
     title = "Time of a run and of an epoch by world size"
     queries = ("epochs", "inventory")
@@ -276,57 +258,3 @@ class TrainingTime(ByWorldSize):
         if lacking := int(self.rows["epoch_s"].isna().sum()):
             text += f"{lacking} run{'s have' if lacking > 1 else ' has'} no epoch, because that store is missing. "
         return text
-
-
-class ScalingMfu(ByWorldSize):
-    title = "Model FLOPs utilisation by world size"
-    queries = ("computing", "inventory")
-    shares: ClassVar[panels.Columns] = {
-        "mfu_palm": ("MFU, convention palm (%)", 100.0),
-        "mfu_useful": ("MFU of useful tokens alone (%)", 100.0),
-    }
-    rates: ClassVar[panels.Columns] = {
-        "tflops_per_device_s": ("achieved TFLOP/s of a device", 1.0),
-        "tflops_per_s": ("achieved TFLOP/s of all devices", 1.0),
-    }
-    columns = ("series", "world_size", "repeat", "run_id", "device", "number_format", "peak_flops", *shares, *rates)
-    main = "tflops_per_device_s"
-
-    def folded(self) -> str:
-        """Return that no peak is known."""
-        return super().folded() or ("" if self.known else no_peak(self.rows))
-
-    def prepare(self) -> None:
-        """Choose the rows, and shares or rates."""
-        super().prepare()
-        self.known = bool(self.rows["mfu_palm"].notna().any())
-        self.measures = self.shares if self.known else self.rates
-
-    def draw(self) -> matplotlib.figure.Figure:
-        """Draw both panels; say why there is no utilisation."""
-        drawing = super().draw()
-        if len(self.rows) and not self.known:
-            panels.heading(drawing.axes[1], no_peak(self.rows))
-        return drawing
-
-    def sentences(self) -> str:
-        """Return the conventions, and the peaks with their sources."""
-        if self.known:
-            peaks = self.rows.dropna(subset=["peak_flops"]).drop_duplicates(["device", "peak_source"])
-            sources = captions.listing([f"{r.device} ({r.peak_source})" for r in peaks.itertuples()])
-            text = (
-                "Left: processed tokens/s times 6 N + 12 L d T FLOPs a token (Chowdhery et al. 2022, appendix B) over "
-                f"the peak of all devices. Right: the same for useful tokens alone. Peaks of {sources}; "
-            )
-        else:
-            text = captions.sentence(no_peak(self.rows))
-            text += "Processed tokens/s times 6 N + 12 L d T FLOPs a token (Chowdhery et al. 2022, appendix B); "
-        return text + f"{self.counted()}. Each dot is a run; medians are joined. "
-
-    def alt(self) -> str:
-        """Return the medians, read aloud."""
-        if self.known:
-            read = captions.medians(self.rows, "mfu_palm", 100, " %")
-            return f"MFU under convention palm by world size, medians: {read}."
-        read = captions.medians(self.rows, "tflops_per_device_s")
-        return f"Achieved TFLOP/s of a device by world size, no peak being known, medians: {read or 'no data'}."
