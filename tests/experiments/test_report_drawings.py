@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
 from tokenscale.costs.flops import parameters
 from tokenscale.report import captions, panels, text_layout
-from tokenscale.report.drawings import loss_over_time, over_time, scaling
+from tokenscale.report.drawings import over_time, scaling
 from tokenscale.report.figures import figure_class
 from tokenscale.report.style import legend_columns, looks, settle
 from tokenscale.settings.presets import PRESETS
@@ -152,15 +151,6 @@ def test_curves_hold_a_hundred_points_a_run_and_sums_over_sums(gpus):
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["1 rank", "2 ranks", "4 ranks"]
 
 
-def test_losses_are_split_by_step_tokens_and_time_and_lines_are_world_sizes(gpus):
-    kind, rows = parts("split_loss_curves", gpus)
-    figure = kind(*rows).draw()
-    assert [axes.get_xlabel() for axes in figure.axes[3:]] == list(loss_over_time._ABSCISSAE.values())
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["1 rank", "2 ranks", "4 ranks"]
-    for axes in figure.axes:
-        assert axes.get_xlim()[1] >= max(line.get_xdata().max() for line in axes.lines if len(line.get_xdata()))
-
-
 def test_differences_of_losses_are_found_where_one_was_made(tmp_path):
     runs = [logs.settings("packed", w) for w in (1, 2)]
     tables = made(tmp_path, runs)
@@ -254,26 +244,6 @@ def test_lines_of_weak_scaling_are_one_whatever_their_global_batch(tmp_path):
     assert set(found["series"]) == {"packed"} and found["efficiency"].tolist() == pytest.approx([1.0] * 6)
     assert "the batch per rank is the same at every world size (8)" in kind(*rows).caption()
     assert len(dots(kind(*rows).draw().axes[1])) == 6
-
-
-def test_speed_over_naive_stands_beside_what_the_schedule_allows(tmp_path):
-    base = logs.settings(steps=6, model=PRESETS["llama-small"])
-    layouts = [{"schedule": name} for name in ("naive", "gpipe")]
-    layouts = [replace(base.layout, pipeline=2, **options) for options in layouts]
-    runs = [replace(base, layout=layout, micro_batch=2) for layout in layouts]
-    for run in runs:
-        for path in logs.write_run(tmp_path / "runs", run).glob("attempt=00/rank=*/steps.jsonl"):
-            steps = [json.loads(line) for line in path.read_text().splitlines()]
-            lines = [step | {"micro_steps": 4, "bubble_s": 0.01} for step in steps]
-            path.write_text("".join(f"{json.dumps(step)}\n" for step in lines))
-    further = ("layout.pipeline", "layout.schedule")
-    ingest(logs.write_table(tmp_path / "runs.json", runs, further=further), tmp_path / "runs", tmp_path / "tables")
-    kind, rows = parts("pipeline_vs_model_parallel", tmp_path / "tables")
-    found = kind(*rows).data().set_index("schedule")
-    assert found["speed_up"].to_dict() == pytest.approx({"gpipe": 1.0, "naive": 1.0})
-    assert found.loc["gpipe", "predicted_speed_up"] == pytest.approx((4 / 5) / (1 / 2))  # 1 - (p - 1) / (m + p - 1)
-    allowed = [line for line in kind(*rows).draw().axes[1].lines if line.get_linestyle() == ":"]
-    assert sorted(y for line in allowed for y in line.get_ydata()) == pytest.approx([1.0, 1.6])
 
 
 def test_memory_beside_its_prediction(tmp_path):

@@ -9,7 +9,7 @@ from tests import tables as by_hand
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
 from tokenscale.base.errors import UserError
-from tokenscale.report.drawings.inference import InferenceStepTime, InferenceTokensPerSecond, names
+from tokenscale.report.drawings.inference import InferenceTokensPerSecond, names
 
 
 def made(folder, **options):
@@ -21,6 +21,10 @@ def made(folder, **options):
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
     return made(tmp_path_factory.mktemp("inference"))
+
+
+def drawn(tables):
+    return InferenceTokensPerSecond(query("inference", tables), query("inference_steps", tables))
 
 
 def cells(tables):
@@ -58,15 +62,14 @@ def test_cells_whose_texts_differ_are_compared_in_nothing(tmp_path):
     rows = cells(tables)
     assert rows["speed_up"].dropna().index.get_level_values("new_tokens").unique().tolist() == [4]
     assert not rows.loc[12, "same_text"].any() and rows.loc[4, "same_text"].all()
-    frame = query("inference", tables)
-    assert "Texts differ with the cache" in InferenceTokensPerSecond(frame).caption()
-    assert "12 tokens" not in InferenceTokensPerSecond(frame).alt()
-    texts = [row[-1] for row in InferenceTokensPerSecond(frame).table().rows]
-    assert texts == ["equal", "differ from position 15"]
-    (axes,) = InferenceTokensPerSecond(frame).draw().axes
-    crosses = [line for line in axes.lines if line.get_marker() == "x"]
+    figure = drawn(tables)
+    assert "Texts differ with the cache" in figure.caption()
+    assert "12 tokens" not in figure.alt()
+    assert [row[-1] for row in figure.table().rows] == ["equal", "differ from position 15"]
+    left, right = figure.draw().axes
+    crosses = [line for line in left.lines if line.get_marker() == "x"]
     assert sorted({x for line in crosses for x in line.get_xdata()}) == [12]
-    assert "Some texts differ" in InferenceStepTime(query("inference_steps", tables)).caption()
+    assert sorted({x for line in right.lines for x in line.get_xdata()}) == [9, 12]
 
 
 def test_time_of_a_token_is_by_stretches_of_the_longest_text(tables):
@@ -77,9 +80,10 @@ def test_time_of_a_token_is_by_stretches_of_the_longest_text(tables):
 
 
 def test_what_was_left_out_is_said_and_not_drawn(tables):
-    frame = query("inference", tables)
-    assert "Left out: qwen-tiny (no cache)" in InferenceTokensPerSecond(frame).caption()
-    assert set(InferenceTokensPerSecond(frame).data()["model"]) == {"llama-tiny"}
+    figure = drawn(tables)
+    assert "Left out: qwen-tiny (no cache)" in figure.caption()
+    assert set(figure.data()["model"]) == {"llama-tiny"}
+    assert figure.data()["position"].notna().sum() == len(query("inference_steps", tables))
 
 
 def test_two_runs_of_one_model_have_names_of_their_own():

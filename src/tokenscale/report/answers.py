@@ -36,7 +36,7 @@ FIGURES = {
     "dropped text": (),
     "padding": ("padding_share", "tokens_per_second_comparison"),
     "throughput": ("tokens_per_second_comparison", "batch_size_comparison", "training_time"),
-    "loss": ("loss_over_time", "split_loss_curves", "time_to_target_loss"),
+    "loss": ("loss_over_time", "time_to_target_loss"),
     "scaling": ("scaling_throughput", "scaling_weak"),
     "memory": ("memory_by_method", "parallel_methods"),
     "waiting": ("pipeline_bubble",),

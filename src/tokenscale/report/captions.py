@@ -74,10 +74,10 @@ def over(rows: pd.DataFrame, shared: pd.DataFrame) -> str:
 def count(n: int, noun: str) -> str:
     """A number of things.
 
-    >>> count(1, "run"), count(2, "pair")
-    ('1 run', '2 pairs')
+    >>> count(1, "run"), count(2, "pair"), count(0, "micro-batch")
+    ('1 run', '2 pairs', '0 micro-batches')
     """
-    return f"{n} {noun}{'s' * (n != 1)}"
+    return f"{n} {noun}{('es' if noun.endswith('ch') else 's') * (n != 1)}"
 
 
 def nothing(runs: pd.DataFrame, refused: str) -> str:
@@ -111,14 +111,12 @@ def kinds(groups: list[pd.Series], one: str = "run", cell: str = "a cell") -> st
     """What the spread of groups is, where a value is of `one` run and a group is of `cell`, in a sentence or more.
 
     >>> kinds([pd.Series([1.0]), pd.Series([1.0, 2.0])])
-    'A cell with one run has no known spread. With fewer than 6 runs a cell the spread is a range, not an interval.'
+    'A median of one run has no known spread. With fewer than 6 runs a cell the spread is a range, not an interval.'
     """
     found = {summary(values).kind for values in map(finite, groups) if len(values)}
     sentences = []
-    if found == {"single run"}:
-        sentences.append(f"There is one {one} {cell}, so no spread between {one}s is known.")
-    elif "single run" in found:
-        sentences.append(f"{cell.capitalize()} with one {one} has no known spread.")
+    if "single run" in found:
+        sentences.append(f"A median of one {one} has no known spread.")
     if "range, not an interval" in found:
         sentences.append(f"With fewer than 6 {one}s {cell} the spread is a range, not an interval.")
     if covered := [f"{kind.split()[1]} %" for kind in sorted(found) if kind.startswith("order-statistic")]:
@@ -164,11 +162,11 @@ def sentence(text: str) -> str:
 def medians(
     rows: pd.DataFrame, column: str, factor: float = 1.0, unit: str = "", by: Sequence[str] = ("series", "world_size")
 ) -> str:
-    """Medians of cells over the repeats that all have: `packed on 2: 1 230, padded on 2: 400`; empty without a value.
+    """Medians of cells over the repeats that all have: `packed on 2: 1 230; padded on 2: 400`; empty without a value.
 
     >>> rows = pd.DataFrame({"series": ["padded", "packed", "packed"], "repeat": [0, 0, 1], "s": [4.0, 1.0, 9.0]})
     >>> medians(rows, "s", by=["series"])
-    'packed: 1 and padded: 4 (repeat 0)'
+    'packed: 1; padded: 4 (repeat 0)'
     """
     rows = rows.dropna(subset=[column])
     shared = common_repeats(rows, by) if "repeat" in rows else rows
@@ -178,7 +176,7 @@ def medians(
     keys = [" on ".join(map(str, key)) if isinstance(key, tuple) else str(key) for key in found.index]
     texts = [f"{key}: {number(factor * value)}{unit}" for key, value in zip(keys, found, strict=True)]
     named = name_common(rows, shared) if "repeat" in rows else ""
-    return listing(texts) + (f" ({named})" if named else "")
+    return "; ".join(texts) + (f" ({named})" if named else "")
 
 
 def extremes(values: pd.Series, unit: str = "") -> str:

@@ -24,7 +24,6 @@ FIGURES: dict[str, type[Figure]] = {
     "batch_size_comparison": by_approach.BatchSizeComparison,
     "tokenization_benchmark": tokenization_benchmark.TokenizationBenchmark,
     "loss_over_time": loss_over_time.LossOverTime,
-    "split_loss_curves": loss_over_time.SplitLossCurves,
     "ddp_verification_loss": loss_over_time.DdpVerificationLoss,
     "scaling_throughput": scaling.ScalingThroughput,
     "mfu_comparison": scaling.MfuComparison,
@@ -33,7 +32,6 @@ FIGURES: dict[str, type[Figure]] = {
     "storage_against_entropy": storage.StorageAgainstEntropy,
     "storage_benchmark": storage.StorageBenchmark,
     "inference_tokens_per_second": inference.InferenceTokensPerSecond,
-    "inference_step_time": inference.InferenceStepTime,
     "time_to_target_loss": validation.TimeToTargetLoss,
     "translation": validation.Translation,
     "mixture_losses": validation.MixtureLosses,
@@ -42,7 +40,6 @@ FIGURES: dict[str, type[Figure]] = {
     "memory_by_method": parallel_methods.MemoryByMethod,
     "frameworks": parallel_methods.Frameworks,
     "parallel_methods": parallel_methods.ParallelMethods,
-    "pipeline_vs_model_parallel": pipeline.PipelineVsModelParallel,
     "pipeline_bubble": pipeline.PipelineBubble,
     "scaling_model": scaling_model.ScalingModel,
 }

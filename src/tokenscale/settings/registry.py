@@ -132,14 +132,14 @@ REPLICATION = [
 DRAWINGS = {
     "by_approach": "tokens_per_second_comparison data_stall_share padding_share batch_size_comparison",
     "tokenization_benchmark": "tokenization_benchmark",
-    "loss_over_time": "loss_over_time split_loss_curves ddp_verification_loss",
+    "loss_over_time": "loss_over_time ddp_verification_loss",
     "scaling": "scaling_throughput mfu_comparison scaling_weak training_time",
     "storage": "storage_against_entropy storage_benchmark",
-    "inference": "inference_tokens_per_second inference_step_time",
+    "inference": "inference_tokens_per_second",
     "validation": "time_to_target_loss translation mixture_losses",
     "over_time": "tokens_per_second_over_time step_time_breakdown",
     "parallel_methods": "memory_by_method frameworks parallel_methods",
-    "pipeline": "pipeline_vs_model_parallel pipeline_bubble",
+    "pipeline": "pipeline_bubble",
     "scaling_model": "scaling_model",
 }
 #: figure → module that draws it
@@ -147,8 +147,11 @@ FIGURES = {name: f"tokenscale.report.drawings.{file}" for file, names in DRAWING
 #: other name of a figure, as in a source study → the figure that shows the same
 ALIASES = {
     "efficiency_comparison": "scaling_throughput",
+    "inference_step_time": "inference_tokens_per_second",
     "mfu_over_time": "tokens_per_second_over_time",
+    "pipeline_vs_model_parallel": "pipeline_bubble",
     "scaling_mfu": "mfu_comparison",
+    "split_loss_curves": "loss_over_time",
     "tflops_comparison": "mfu_comparison",
     "tokens_per_second": "scaling_throughput",
     "total_training_time": "training_time",

@@ -1,4 +1,4 @@
-"""Training losses by step, useful tokens and time, and their differences between world sizes."""
+"""Training and validation losses by useful tokens and by time, and their differences between world sizes."""
 
 import matplotlib.figure
 import pandas as pd
@@ -14,199 +14,115 @@ def _smallest(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows["world_size"] == smallest) & rows["loss"].notna()]
 
 
+_TOKENS = ("useful_tokens_seen", "useful tokens trained on")
+_SECONDS = ("training_s", "seconds of training steps")
+
+
 class LossOverTime(Figure):
-    title = "Loss by useful tokens trained on"
+    title = "Loss by useful tokens trained on, and by time"
+    read = title + ". {}."
     queries = ("loss_curves", "validation", "inventory")
-    read = "Line plot of loss against useful tokens. Median training loss: {}."
-    loss_curves: pd.DataFrame
+    factor = "approach"
+    columns = (
+        *("split", "series", "world_size", "repeat", "run_id", "stopped", "step", "useful_tokens_seen", "loss"),
+        *("training_s", "steps", "loss_lowest", "loss_highest"),
+    )
     validation: pd.DataFrame
+
+    def prepare(self) -> None:
+        """Choose the points of runs that count, of those that stopped, and of validation."""
+        super().prepare()
+        stopped = self.rows["stopped"].astype(bool)
+        self.training = _smallest(self.rows[~stopped])
+        self.held_out = _smallest(captions.comparable(self.validation, self.inventory, self.factor)[0])
+        #: of runs whose training stopped at a loss that was not finite; no median counts them
+        self.stopped = _smallest(self.rows[stopped])
 
     def finding(self) -> str:
         """Return lowest and highest median of the last validation losses."""
         found = captions.common_extremes(self.held_out[self.held_out["last"].astype(bool)], "loss", " nats")
         return f"Final validation loss: {found}" if found else self.title
 
-    def prepare(self) -> None:
-        """Choose the points of runs that count, of those that stopped, and of validation."""
-        self.rows, self.refusals = captions.comparable(self.loss_curves, self.inventory, "approach")
-        held_out, _ = captions.comparable(self.validation, self.inventory, "approach")
-        stopped = self.rows["stopped"].astype(bool)
-        self.training, self.held_out = _smallest(self.rows[~stopped]), _smallest(held_out)
-        #: of runs whose training stopped at a loss that was not finite; no median counts them
-        self.stopped = _smallest(self.rows[stopped])
-
     def data(self) -> pd.DataFrame:
         """Return training and validation points of the drawn runs, one below the other."""
-        columns = ["split", "series", "world_size", "repeat", "run_id", "stopped", "step", "useful_tokens_seen", "loss"]
-        parts = [
-            pd.concat([self.training, self.stopped]).assign(split="training"),
-            self.held_out.assign(split="validation", stopped=False),
-        ]
-        return pd.concat(parts, ignore_index=True)[columns]
+        trained = pd.concat([self.training, self.stopped]).assign(split="training")
+        held_out = self.held_out.assign(split="validation", stopped=False)
+        return pd.concat([trained, held_out], ignore_index=True).reindex(columns=list(self.columns))
 
     def draw(self) -> matplotlib.figure.Figure:
-        """Draw two panels. Left: training loss, repeats thin, their median by step bold, a cross where one stopped.
+        """Draw three panels: training loss by tokens and by time, and validation loss by tokens.
 
-        Right: validation loss, a point a run and time.
+        Repeats are thin, their median point by point bold, over the repeats that all series have. A cross is a stop.
         """
         train, held_out, stopped = self.training, self.held_out, self.stopped
         names = ordered(pd.concat([train["series"], held_out["series"], stopped["series"]]))
-        found, every = panels.layered(looks(names)), panels.thinned(train)
+        found, every = panels.layered(looks(names)), panels.thinned(train, 2)
+        common = captions.common_repeats(train, ["series"])
         with style():
-            made, (left, right) = figure(2, height=4.0, sharey=True, width_ratios=(1.6, 1))
-            left.set_xlabel("useful tokens trained on")
-            left.set_ylabel("training loss (nats / useful token)")
-            right.set_xlabel("useful tokens trained on")
-            right.set_ylabel("validation loss (nats / useful token)")
+            made, axes_of = figure(3, height=4.0, sharey=True, width_ratios=(1.3, 1.3, 1))
+            last = axes_of[2]
+            for axes, (_, label) in zip(axes_of, (_TOKENS, _SECONDS, _TOKENS), strict=True):
+                axes.set_xlabel(label)
+            axes_of[0].set_ylabel("training loss (nats / useful token)")
+            last.set_ylabel("validation loss (nats / useful token)")
             for name, options in found.items():
-                if len(here := train[train["series"] == name]):
-                    panels.curve(left, here, "useful_tokens_seen", "loss", options, name, every)
+                here, alike = (rows[rows["series"] == name] for rows in (train, common))
+                thin = {"color": options["color"], "linestyle": options["linestyle"], "linewidth": 0.7, "alpha": 0.45}
+                for axes, (x, _) in zip(axes_of, (_TOKENS, _SECONDS), strict=False):
+                    for _, run in here.drop(alike.index).groupby("run_id"):
+                        axes.plot(run[x].iloc[::every], run["loss"].iloc[::every], **thin)
+                    if len(alike):
+                        panels.curve(axes, alike, x, "loss", options, name, every)
+                    elif len(here):
+                        axes.plot([], [], **options, label=name)
+                    for _, run in stopped[stopped["series"] == name].groupby("run_id"):
+                        axes.plot(run[x], run["loss"], color=options["color"], linewidth=0.7, alpha=0.45)
+                        axes.plot(run[x].iloc[-1:], run["loss"].iloc[-1:], "x", color=options["color"], markersize=9)
                 for _, run in held_out[held_out["series"] == name].groupby("run_id"):
                     line = {"linewidth": 0.5 * options["linewidth"], "marker": "none"}
-                    right.plot(run["useful_tokens_seen"], run["loss"], **options | line)
-                    right.plot(run["useful_tokens_seen"], run["loss"], **options | {"linestyle": "none"})
-            for _, run in stopped.groupby("run_id"):
-                colour = found[run["series"].iloc[0]]["color"]
-                left.plot(run["useful_tokens_seen"], run["loss"], color=colour, linewidth=0.7, alpha=0.45)
-                left.plot(run["useful_tokens_seen"].iloc[-1:], run["loss"].iloc[-1:], "x", color=colour, markersize=9)
-            for axes in (left, right):
+                    last.plot(run[_TOKENS[0]], run["loss"], **options | line)
+                    last.plot(run[_TOKENS[0]], run["loss"], **options | {"linestyle": "none"})
+            for axes in axes_of:
                 if not axes.lines:
                     no_data(axes, captions.nothing(self.inventory, self.refusals))
                     continue
                 axes.set_xlim(left=0)
-                panels.steps_of(axes.xaxis, 4)
+                panels.steps_of(axes.xaxis, 3)
                 plain(axes.yaxis)
-            panels.legend(made, left, order=names)
-            return made
-
-    def caption(self) -> str:
-        """Return what the lines are, and how many runs carry them."""
-        train, held_out, stopped = self.training, self.held_out, self.stopped["run_id"].nunique()
-        listed = self.inventory.dropna(subset=["series", "world_size"])
-        smallest = listed.groupby("series")["world_size"].transform("min")
-        expected = listed[listed["world_size"] == smallest]
-        text = (
-            "Training loss (left) and validation loss (right) against useful tokens, at the smallest world size; "
-            f"{captions.counted(train['run_id'].nunique(), expected)}. "
-        )
-        if train["run_id"].nunique() > train["series"].nunique():
-            text += "Thin lines are repeats, bold ones their median point by point. "
-        if stopped:
-            text += (
-                f"A cross ends {stopped} run{'s' * (stopped != 1)} whose training stopped there, at a loss that was "
-                "not finite; no median counts them. "
-            )
-        final = held_out[held_out["last"].astype(bool)] if len(held_out) else held_out
-        if len(final):
-            low, high = final["loss"].min(), final["loss"].max()
-            text += (
-                f"Validation is on one fixed slice of {number(final['validation_tokens'].max(), 6)} useful tokens; "
-                f"after the last step it lies between {low:.4f} and {high:.4f} over {len(final)} "
-                f"run{'s' * (len(final) != 1)}. "
-            )
-        text += self.refused()
-        text += (
-            "Approaches that cut documents into rows differently train on different rows at a step, so their training "
-            "losses differ by data as well. The training loss is the sum over all ranks over their useful tokens; a "
-            "run has at most 100 points."
-        )
-        return text
-
-    def numbers(self) -> str:
-        """Return the first and last median loss of each series in words."""
-        train = self.training
-        texts = []
-        for name in ordered(train["series"]):
-            here = train[train["series"] == name]
-            middle = here.groupby(panels.points(here))["loss"].median()
-            texts.append(f"{name} from {middle.iloc[0]:.2f} to {middle.iloc[-1]:.2f}")
-        return captions.listing(texts)
-
-
-_ABSCISSAE = {
-    "step": "optimizer steps",
-    "useful_tokens_seen": "useful tokens trained on",
-    "training_s": "seconds of training steps",
-}
-
-
-def _split(kept: pd.DataFrame) -> list[tuple[str, dict[str, pd.DataFrame]]]:
-    """(heading, line → its rows) of each row of panels: series with their world sizes; of one size, all series."""
-    worlds = sorted(int(w) for w in kept["world_size"].unique())
-    series = ordered(kept["series"])
-    if len(worlds) < 2:
-        return [("", {name: kept[kept["series"] == name] for name in series})]
-    rows = []
-    for name in series:
-        lines = {panels.ranks(w): panels.at(kept, (name, w)) for w in worlds}
-        rows.append((name, {label: line for label, line in lines.items() if len(line)}))
-    return rows
-
-
-class SplitLossCurves(Figure):
-    title = "Training loss by step, by useful tokens and by time"
-    queries = ("loss_curves", "inventory")
-    columns = (
-        *("series", "world_size", "repeat", "run_id", *_ABSCISSAE, "steps", "loss", "loss_lowest", "loss_highest"),
-    )
-    read = "Line plots of training loss. Median of the last point: {}."
-    loss_curves: pd.DataFrame
-
-    def prepare(self) -> None:
-        """Compare along world sizes where series have several (others are left out), else along approaches."""
-        several = self.loss_curves["world_size"].nunique() > 1
-        kept, refused = captions.comparable(self.loss_curves, self.inventory, "world_size" if several else "approach")
-        kept = kept[~kept["stopped"].astype(bool) & kept["loss"].notna()]
-        sizes = kept.groupby("series")["world_size"].transform("nunique")
-        self.rows, self.refusals = kept[sizes > 1] if (sizes > 1).any() else kept, refused
-
-    def draw(self) -> matplotlib.figure.Figure:
-        """Draw a row of panels per approach, lines are world sizes; of one size, one row, lines are approaches."""
-        split = _split(self.rows)
-        with style():
-            made, axes = figure(3, rows=len(split), height=1.0 + 2.1 * len(split), sharey="row", sharex="col")
-            names = list(dict.fromkeys(name for _, lines in split for name in lines))
-            found, every = panels.layered(looks(names)), panels.thinned(self.rows, len(_ABSCISSAE))
-            for row, (name, lines) in enumerate(split):
-                for place, (column, label) in enumerate(_ABSCISSAE.items()):
-                    panel = axes[3 * row + place]
-                    if row == len(split) - 1 or self.rows.empty:
-                        panel.set_xlabel(label)
-                    if self.rows.empty:
-                        no_data(panel, captions.nothing(self.inventory, self.refusals) if place == 1 else "")
-                        continue
-                    for line in (line for line in found if line in lines):
-                        panels.curve(panel, lines[line], column, "loss", found[line], line, every)
-                    panels.steps_of(panel.xaxis, 3)
-                    plain(panel.yaxis)
-                axes[3 * row].set_ylabel("loss (nats / token)")
-                panels.heading(axes[3 * row], name)
-            for panel in axes[:3]:  # the others share its limits
-                panel.set_xlim(left=0)
-            panels.legend(made, axes, 6, order=names)
+            panels.legend(made, axes_of[0], order=names)
             return made
 
     def sentences(self) -> str:
-        """Return what is equal in which column, and what a point is."""
-        runs = self.rows["run_id"].nunique()
+        """Return what the lines are, and how many runs carry them."""
+        train, stopped = self.training, self.stopped["run_id"].nunique()
+        listed = self.inventory.dropna(subset=["series", "world_size"])
+        expected = listed[listed["world_size"] == listed.groupby("series")["world_size"].transform("min")]
         text = (
-            f"Training loss by step, by useful tokens and by time; {captions.counted(runs, self.inventory)}. At a "
-            "fixed global batch, world sizes train on the same data at each step: their curves must coincide by step "
-            "and by tokens, and may differ in time only. If the global batch grows with the world size, each step sees "
-            "more tokens, so a lower loss by step is not an advantage. A run has at most 100 points. "
+            "Training loss by useful tokens (left) and by time (middle), and validation loss (right), at the smallest "
+            f"world size; {captions.counted(train['run_id'].nunique(), expected)}. "
         )
-        if runs > self.rows.groupby(["series", "world_size"]).ngroups:
-            text += "Thin lines are repeats, bold ones their median point by point: no interval. "
-        return text
+        if train["run_id"].nunique() > train["series"].nunique():
+            text += "Thin lines are repeats, bold ones their median point by point. "
+            text += captions.over(train, captions.common_repeats(train, ["series"]))
+        if stopped:
+            runs = captions.count(stopped, "run")
+            text += f"A cross ends {runs} whose training stopped at a loss that was not finite; no median counts them. "
+        final = self.held_out[self.held_out["last"].astype(bool)]
+        if len(final):
+            text += (
+                f"Validation is on one fixed slice of {number(final['validation_tokens'].max(), 6)} useful tokens; "
+                f"after the last step it lies between {final['loss'].min():.4f} and {final['loss'].max():.4f} over "
+                f"{captions.count(len(final), 'run')}. "
+            )
+        return text + (
+            "Approaches that cut documents into rows differently train on different rows at a step, so their training "
+            "losses differ by data as well. If the global batch grows with the world size, each step sees more tokens, "
+            "so a lower loss by step is not an advantage. A run has at most 100 points. "
+        )
 
     def numbers(self) -> str:
-        """Return the last median loss of each cell in words."""
-        last = self.rows.groupby("run_id").tail(1)
-        texts = [
-            f"{name} on {world} {number(group['loss'].median())} after {number(group['training_s'].median())} s"
-            for (name, world), group in last.groupby(["series", "world_size"])
-        ]
-        return captions.listing(texts)
+        """Return the median of the last training losses of each series in words."""
+        return captions.medians(self.training.groupby("run_id").tail(1), "loss", 1, " nats", ["series"])
 
 
 def _floor(kept: pd.DataFrame) -> float:
@@ -217,10 +133,10 @@ def _floor(kept: pd.DataFrame) -> float:
 
 class DdpVerificationLoss(Figure):
     title = "Loss of several ranks against the fewest, step by step"
+    read = title + ". {}."
     queries = ("loss_difference", "inventory")
     factor = "world_size"
     cores_matter = False
-    read = "Differences of training loss between world sizes, in nats. Largest: {}."
 
     def finding(self) -> str:
         """Return the largest difference of all pairs."""
@@ -301,8 +217,9 @@ class DdpVerificationLoss(Figure):
             same = self.rows.groupby("run_id")["same_data"].all()
             formats = captions.listing(sorted(self.inventory["precision"].dropna().unique()))
             text += (
-                f"{int(same.sum())} of {pairs} pairs have equal digests of the samples at every step. The largest "
-                f"difference is {self.rows['largest_difference'].max():.2g} nats{f' ({formats})' if formats else ''}. "
+                f"In {int(same.sum())} of {captions.count(pairs, 'pair')} samples have equal digests at every step. "
+                f"The largest difference is {self.rows['largest_difference'].max():.2g} nats"
+                f"{f' ({formats})' if formats else ''}. "
             )
         else:
             text += "No pair of runs at two world sizes shares batch and settings. "

@@ -1,17 +1,14 @@
-"""Parallel methods and trainers beside each other: throughput, memory, and the table of both."""
-
-from collections.abc import Sequence
+"""Parallel methods and trainers beside each other: throughput, memory, and tables with more."""
 
 import matplotlib.figure
 import pandas as pd
-from matplotlib.axes import Axes
 
 from tokenscale.analysis.statistics import summary
-from tokenscale.report import captions, panels, text_layout
+from tokenscale.report import captions, panels
 from tokenscale.report.figure import Figure
 from tokenscale.report.paired_comparisons import describe_certificate
 from tokenscale.report.style import BLUE, GREY, ORANGE, PURPLE, SKY, TEXT, figure, jitter, no_data, number, style
-from tokenscale.report.table import Table
+from tokenscale.report.table import Table, columns
 from tokenscale.settings.run import OURS
 
 #: what fills a device, as it is stacked
@@ -24,20 +21,66 @@ _MEASURES = {
 }
 
 
-def cells(parallelism: pd.DataFrame) -> list[tuple[str, int, pd.DataFrame]]:
-    """(method, ranks, its repeats), in the order of the query; other factors are named where they vary."""
-    further = ["approach", "factors", "storage"]
-    several = [column for column in further if parallelism[column].nunique() > 1]
-    grouped = parallelism.groupby([*further, "world_size", "method", "layout"], sort=False)
-    return [
-        (", ".join([key[4], *filter(None, (key[further.index(column)] for column in several))]), int(key[3]), rows)
-        for key, rows in grouped
-    ]
+class Speeds(Figure):
+    """Base class: a row per cell, useful tokens/s of each run a dot, medians over the repeats of all cells as bars."""
+
+    main = "useful_tokens_per_s"
+    by = ("label",)
+    #: columns that name a cell; the first parts blocks of rows
+    keys: tuple[str, ...]
+    heading = ""
+
+    def prepare(self) -> None:
+        """Name the cells, and choose the rows that medians are of."""
+        super().prepare()
+        labels = self.labels()
+        self.rows = self.rows.assign(label=labels)
+        self.cells = [group for _, group in self.rows.groupby(list(self.keys), sort=False)]
+        self.common = captions.common_repeats(self.rows, self.keys)
+
+    def labels(self) -> list[str]:
+        """Return the name of each row's cell."""
+        raise NotImplementedError
+
+    def look(self, group: pd.DataFrame) -> tuple[str, str]:
+        """Return the colour of a cell, and of the faces of its dots."""
+        raise NotImplementedError
+
+    def compared(self, group: pd.DataFrame) -> pd.DataFrame:
+        """Return the runs of a cell whose repeat all cells have."""
+        return group[group.index.isin(self.common.index)]
+
+    def groups(self) -> list[pd.Series]:
+        """Return the values that medians are of."""
+        return captions.by_cell(self.common, self.main, self.by)
+
+    def draw(self) -> matplotlib.figure.Figure:
+        """Draw the cells from the top, with dotted lines between blocks."""
+        with style():
+            made, (axes,) = figure(height=1.6 + 0.32 * max(4, len(self.cells)))
+            axes.set_xlabel("useful tokens / s, all ranks together")
+            if not self.cells:
+                no_data(axes, captions.nothing(self.inventory, self.refusals))
+                return made
+            for y, group in enumerate(self.cells):
+                (colour, face), speeds = self.look(group), group[self.main]
+                places = [y + offset for offset in jitter(len(speeds))]
+                axes.plot(speeds, places, "o", color=colour, markerfacecolor=face, markersize=5)
+                median = self.compared(group)[self.main].median()
+                axes.plot([median] * 2, [y - 0.36, y + 0.36], color=colour, linewidth=2)
+                if y and group[self.keys[0]].iloc[0] != self.cells[y - 1][self.keys[0]].iloc[0]:
+                    axes.axhline(y - 0.5, color=GREY, linewidth=0.7, linestyle=":")
+            panels.name_rows(axes, [group["label"].iloc[0] for group in self.cells])
+            axes.invert_yaxis()
+            axes.set_xlim(left=0)
+            panels.steps_of(axes.xaxis)
+            panels.heading(axes, self.heading)
+            return made
 
 
-def _measure(world: int, group: pd.DataFrame) -> str:
+def _measure(group: pd.DataFrame) -> str:
     """Does the efficiency of a cell say how the method scales?"""
-    if world == 1:
+    if group["world_size"].iloc[0] == 1:
         return "reference"
     if group["efficiency"].isna().all():
         return "no: no run on one rank"
@@ -51,219 +94,140 @@ def _same(group: pd.DataFrame) -> str:
     return "–" if known.empty else "yes" if known.astype(bool).all() else "no"
 
 
-def _draw_speeds(
-    every: Sequence[Axes], labels: Sequence[str], blocks: Sequence, groups: Sequence[pd.DataFrame], looks: Sequence
-) -> None:
-    """Rows from the top of the first panel: useful tokens/s of each run a dot, medians as bars.
-
-    A dotted line crosses every panel between two blocks; `looks` are the colours of a row and of its dots' faces.
-    """
-    left = every[0]
-    for y, (group, (colour, face)) in enumerate(zip(groups, looks, strict=True)):
-        speeds = group["useful_tokens_per_s"]
-        left.plot(speeds, [y + o for o in jitter(len(speeds))], "o", color=colour, markerfacecolor=face, markersize=5)
-        left.plot([speeds.median()] * 2, [y - 0.36, y + 0.36], color=colour, linewidth=2)
-    for y in range(1, len(labels)):
-        if blocks[y] != blocks[y - 1]:
-            for axes in every:
-                axes.axhline(y - 0.5, color=GREY, linewidth=0.7, linestyle=":")
-    left.set_yticks(range(len(labels)), text_layout.names(labels))
-    left.set_ylim(len(labels) - 0.4, -0.6)
-    for axes in every:
-        axes.set_xlim(left=0)
-        axes.grid(False, axis="y")
-        panels.steps_of(axes.xaxis)
-
-
-def _warning(shown: list[tuple[str, int, pd.DataFrame]]) -> str:
-    """Why cells are no scaling measurement, with their numbers of ranks; or nothing."""
-    worlds: dict[str, set[int]] = {}
-    for _, world, group in shown:
-        if reason := captions.caution(group):
-            worlds.setdefault(reason, set()).add(world)
-    texts = [f"{captions.listing([str(n) for n in sorted(found)])} ranks, {why}" for why, found in worlds.items()]
-    return "; ".join(texts)
-
-
-class ParallelMethods(Figure):
-    title = "Parallel methods: throughput and memory"
+class ParallelMethods(Speeds):
+    title = "Throughput of parallel methods"
+    read = title + ". {}."
     queries = ("parallelism", "inventory")
     factor = "layout"
     cores_matter = False
-    main = "useful_tokens_per_s"
-    read = "Dot plot and bars by parallel method, median useful tokens per second. {}."
+    keys = ("world_size", "approach", "factors", "storage", "method", "layout")
 
-    def finding(self) -> str:
-        """Return the range of memory at the most ranks."""
-        rows = self.rows.dropna(subset=["memory_bytes"])
-        rows = rows[rows["world_size"] == rows["world_size"].max()]
-        rows = captions.common_repeats(rows, ["method"])
-        if rows["method"].nunique() < 2:
-            return self.title
-        memory = 1e-6 * rows.groupby("method")["memory_bytes"].median()
-        return f"Memory of the fullest of {int(rows['world_size'].iloc[0])} ranks: {captions.extremes(memory, ' MB')}"
+    def prepare(self) -> None:
+        """Find the cells that are no scaling measurement."""
+        super().prepare()
+        worlds: dict[str, set[str]] = {}
+        for group in self.cells:
+            if reason := captions.caution(group):
+                worlds.setdefault(reason, set()).add(str(group["world_size"].iloc[0]))
+        self.warning = "; ".join(f"{captions.listing(sorted(found))} ranks, {why}" for why, found in worlds.items())
+        self.heading = "open: no scaling measurement" if self.warning else ""
+
+    def labels(self) -> list[str]:
+        """Return methods, with other factors where they vary, and ranks above one."""
+        further = [key for key in ("approach", "factors", "storage") if self.rows[key].nunique() > 1]
+        named = [", ".join(filter(None, key)) for key in self.rows[["method", *further]].itertuples(index=False)]
+        self.rows = self.rows.assign(name=named)
+        several = zip(named, self.rows["world_size"], strict=True)
+        return [f"{name}, {panels.ranks(world)}" if world > 1 else name for name, world in several]
+
+    def alt(self) -> str:
+        """Return medians, and whether this is a scaling measurement."""
+        return f"{super().alt()} {self.warning}".strip()
+
+    def look(self, group: pd.DataFrame) -> tuple[str, str]:
+        """Return grey for one rank, blue for more, open where it is no scaling measurement."""
+        colour = GREY if group["world_size"].iloc[0] == 1 else BLUE
+        return colour, "none" if captions.caution(group) else colour
 
     def data(self) -> pd.DataFrame:
-        """Return the table as numbers: one row per cell, medians over its runs with the ends of their spread."""
-        columns = [
-            "gpus",
-            "method",
-            "runs",
-            "useful_tokens_per_s",
-            "useful_tokens_per_s_low",
-            "useful_tokens_per_s_high",
-        ]
-        columns += [
-            "memory_bytes",
-            *(f"{part}_bytes" for part in PARTS),
-            "efficiency",
-            "efficiency_low",
+        """Return one row per cell: medians over all its runs with the ends of their spread."""
+        names = ["gpus", "method", "runs", "useful_tokens_per_s", "useful_tokens_per_s_low", "useful_tokens_per_s_high"]
+        names += ["memory_bytes", *(f"{part}_bytes" for part in PARTS), "efficiency", "efficiency_low"]
+        names += [
             "efficiency_high",
+            "scaling_measurement",
+            "final_loss",
+            "largest_loss_difference",
+            "same_data",
+            "layout",
         ]
-        columns += ["scaling_measurement", "final_loss", "largest_loss_difference", "same_data", "layout"]
         rows = []
-        for name, world, group in cells(self.rows):
-            speed, share = summary(group["useful_tokens_per_s"]), summary(group["efficiency"].dropna())
+        for group in self.cells:
+            speed, share = summary(group[self.main]), summary(group["efficiency"].dropna())
             rows.append(
-                [world, name, len(group), speed.median, speed.low, speed.high]
+                [group["world_size"].iloc[0], group["name"].iloc[0], len(group), speed.median, speed.low, speed.high]
                 + [group[f"{part}_bytes"].max() for part in ("memory", *PARTS)]
-                + [share.median, share.low, share.high, _measure(world, group), group["final_loss"].median()]
+                + [share.median, share.low, share.high, _measure(group), group["final_loss"].median()]
                 + [group["largest_loss_difference"].max(), _same(group), group["layout"].iloc[0]]
             )
-        return pd.DataFrame(rows, columns=columns)
-
-    def draw(self) -> matplotlib.figure.Figure:
-        """Draw one row per cell. Left: useful tokens/s, medians as bars. Right: memory of the fullest rank."""
-        shown = cells(self.rows)
-        with style():
-            made, (left, right) = figure(2, height=1.6 + 0.3 * max(4, len(shown)), sharey=True)
-            left.set_xlabel("useful tokens / s, all ranks together")
-            right.set_xlabel("memory of the fullest rank (MB)")
-            if not shown:
-                for axes in (left, right):
-                    no_data(axes, captions.nothing(self.inventory, self.refusals))
-                return made
-            held = False
-            for y, (_, _, group) in enumerate(shown):
-                begin = 0.0
-                fullest = group.loc[group["memory_bytes"].idxmax()] if group["memory_bytes"].notna().any() else None
-                if fullest is None:
-                    right.text(
-                        0.02, y, "not measured", transform=right.get_yaxis_transform(), va="center", style="italic"
-                    )
-                    continue
-                held = True
-                for part, filled in PARTS.items():
-                    width = 1e-6 * fullest[f"{part}_bytes"]
-                    right.barh(y, width, left=begin, height=0.66, color=filled)
-                    begin += width
-            worlds = [world for _, world, _ in shown]
-            texts = [f"{name}, {world}" if world > 1 else name for name, world, _ in shown]
-            colours = [GREY if world == 1 else BLUE for world in worlds]
-            groups = [group for *_, group in shown]
-            faces = [
-                "none" if captions.caution(group) else colour for group, colour in zip(groups, colours, strict=True)
-            ]
-            _draw_speeds((left, right), texts, worlds, groups, list(zip(colours, faces, strict=True)))
-            left.set_ylabel("method, ranks")
-            if held:
-                for part, filled in PARTS.items():
-                    right.barh([0], [0], color=filled, label=part)
-                made.legend(loc="outside upper right", ncols=len(PARTS), handlelength=1.2)
-            if _warning(shown):
-                left.set_title("open: no scaling measurement", fontsize=9)
-            return made
+        return pd.DataFrame(rows, columns=names)
 
     def sentences(self) -> str:
         """Return what is compared, whether it is a scaling measurement, and whether the losses agree."""
         text = (
             "The same training under each parallel method: global batch, learning rate and steps are equal; "
-            f"{self.counted()}. Each dot is a run, each bar the median of a cell. "
+            f"{self.counted()}. {captions.over(self.rows, self.common)}"
         )
-        if warning := _warning(cells(self.rows)):
-            text += f"Open dots: {warning}. "
-        several = self.rows[self.rows["world_size"] > 1]
-        if several["largest_loss_difference"].notna().any():
+        if self.warning:
+            text += f"Open dots: {self.warning}. "
+        differences = self.rows.loc[self.rows["world_size"] > 1, "largest_loss_difference"]
+        if differences.notna().any():
             text += (
                 "Against the run on one rank of the same repeat, losses differ by at most "
-                f"{several['largest_loss_difference'].max():.2g} nats at any step. "
+                f"{differences.max():.2g} nats at any step. "
             )
         return text
 
-    def groups(self) -> list[pd.Series]:
-        """Return the useful tokens/s of each cell."""
-        return [group[self.main] for *_, group in cells(self.rows)]
-
-    def alt(self) -> str:
-        """Return medians, and whether this is a scaling measurement."""
-        return f"{super().alt()} {_warning(cells(self.rows))}".strip()
-
-    def numbers(self) -> str:
-        """Return the median of each cell in words."""
-        found = [f"{name} on {world}: {number(rows[self.main].median())}" for name, world, rows in cells(self.rows)]
-        return captions.listing(found)
-
     def table(self) -> Table:
-        """Return the same as people read it."""
-        columns = [("GPUs (ranks)", True), ("method", False), ("runs", True), ("useful tokens / s", True)]
-        columns += [("memory per device (MB)", True), ("efficiency (%)", True), ("a scaling measurement?", False)]
-        columns += [("final loss", True), ("largest loss difference (nats)", True), ("same data", False)]
+        """Return the same as people read it, with memory, losses and what efficiencies are worth."""
+        heads = columns(
+            *(">GPUs (ranks)", "method", ">runs", ">useful tokens / s", ">memory per device (MB)", ">efficiency (%)"),
+            *("a scaling measurement?", ">final loss", ">largest loss difference (nats)", "same data"),
+        )
         rows = []
-        for name, world, group in cells(self.rows):
-            difference = group["largest_loss_difference"].max()
+        for group in self.cells:
+            world, difference = group["world_size"].iloc[0], group["largest_loss_difference"].max()
             rows.append(
-                [
-                    str(world),
-                    name,
-                    str(len(group)),
-                    captions.spread(group["useful_tokens_per_s"]),
-                    number(1e-6 * group["memory_bytes"].max()),
-                    captions.spread(100 * group["efficiency"].dropna()),
-                    _measure(world, group),
-                    captions.spread(group["final_loss"], 5),
-                    "reference" if world == 1 else "–" if pd.isna(difference) else f"{difference:.2g}",
-                    _same(group),
-                ]
+                [str(world), group["name"].iloc[0], str(len(group)), captions.spread(self.compared(group)[self.main])]
+                + [number(1e-6 * group["memory_bytes"].max())]
+                + [captions.spread(100 * self.compared(group)["efficiency"].dropna()), _measure(group)]
+                + [captions.spread(self.compared(group)["final_loss"], 5)]
+                + ["reference" if world == 1 else "–" if pd.isna(difference) else f"{difference:.2g}", _same(group)]
             )
         text = (
-            "A rank is a GPU where there are GPUs. Medians over runs, their spread in brackets; efficiency is T(N) / "
-            "(N × T(1)), against the run on one rank of the same repeat. Memory: what the fullest rank holds of "
-            "parameters, gradients, optimizer state and activations. The loss difference is the largest of all steps "
-            "and repeats, the last step included, against the run on one rank."
+            f"A rank is a GPU where there are GPUs. Spread in brackets. {captions.over(self.rows, self.common)}"
+            "Efficiency is T(N) / (N × T(1)), against the run on one rank of the same repeat. Memory: what the fullest "
+            "rank holds of parameters, gradients, optimizer state and activations. The loss difference is the largest "
+            "of all steps and repeats, the last step included, against the run on one rank."
         )
-        return Table(columns, rows, f"{text} {captions.kinds(self.groups())}".strip())
-
-
-def _memory_cells(memory: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """(method or levels of the layout, approach where there are several, ranks; its runs), by world size."""
-    several = memory["approach"].nunique() > 1
-    keys, groups = [], []
-    for (world, method, series), rows in memory.groupby(["world_size", "method", "series"]):
-        levels = series.partition(", ")[2] or method
-        keys.append((f"{rows['approach'].iloc[0]}, {levels}" if several else levels, int(world)))
-        groups.append(rows)
-    return list(zip(panels.names(keys, ranks_only=True), groups, strict=True))
+        return Table(heads, rows, text)
 
 
 class MemoryByMethod(Figure):
     title = "Memory by parallel method, measured and predicted"
+    read = title + ". {}."
     queries = ("memory", "inventory")
     factor = "layout"
     cores_matter = False
     main = "bytes"
-    read = "Stacked bars of the memory of the fullest rank. {}."
+    unit = (1e-6, " MB")
+    by = ("label",)
 
     def prepare(self) -> None:
-        """Read bytes as numbers with gaps."""
+        """Read bytes as numbers with gaps, and name the cells: method or levels of the layout, and ranks."""
         super().prepare()
         numbers = [name for name in self.rows if name.endswith("bytes") or name == "predicted_per_measured"]
         self.rows = self.rows.astype(dict.fromkeys(numbers, float))
+        several, keys, groups = self.rows["approach"].nunique() > 1, [], []
+        for (world, method, series), rows in self.rows.groupby(["world_size", "method", "series"]):
+            levels = series.partition(", ")[2] or method
+            keys.append((f"{rows['approach'].iloc[0]}, {levels}" if several else levels, int(world)))
+            groups.append(rows)
+        self.cells = list(zip(panels.names(keys, ranks_only=True), groups, strict=True))
+
+    def finding(self) -> str:
+        """Return the range of memory at the most ranks, over the repeats that all methods have."""
+        rows = self.rows.dropna(subset=["bytes"])
+        rows = captions.common_repeats(rows[rows["world_size"] == rows["world_size"].max()], ["method"])
+        if rows["method"].nunique() < 2:
+            return self.title
+        found = captions.extremes(1e-6 * rows.groupby("method")["bytes"].median(), " MB")
+        return f"Memory of the fullest of {captions.count(int(rows['world_size'].iloc[0]), 'rank')}: {found}"
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw two bars per cell: the parts of the run that held most; below, hatched, what was predicted."""
-        shown = _memory_cells(self.rows)[::-1]
         with style():
-            made, (axes,) = figure(height=1.7 + 0.42 * max(4, len(shown)))
+            made, (axes,) = figure(height=1.7 + 0.42 * max(4, len(self.cells)))
             if self.rows.empty:
                 axes.set_xlabel("memory of the fullest rank (MB)")
                 no_data(axes, captions.nothing(self.inventory, self.refusals))
@@ -271,7 +235,7 @@ class MemoryByMethod(Figure):
             large = self.rows[["bytes", "predicted_bytes"]].max().max() >= 1e10
             unit, name = (1e-9, "GB") if large else (1e-6, "MB")
             axes.set_xlabel(f"memory of the fullest rank ({name})")
-            for y, (_, rows) in enumerate(shown):
+            for y, (_, rows) in enumerate(self.cells[::-1]):
                 fullest = rows.sort_values("bytes", na_position="first").iloc[-1]
                 for prefix, place, hatch in (("", y + 0.2, ""), ("predicted_", y - 0.2, "////")):
                     begin = 0.0
@@ -286,7 +250,7 @@ class MemoryByMethod(Figure):
                         axes.annotate(text, (begin, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
                 dots: dict = {"color": TEXT, "markersize": 3.5, "markerfacecolor": "white", "linestyle": "none"}
                 axes.plot(unit * rows["bytes"], [y + 0.2] * len(rows), "o", **dots)
-            panels.name_rows(axes, [text for text, _ in shown])
+            panels.name_rows(axes, [text for text, _ in self.cells[::-1]])
             axes.set_xlim(left=0)
             panels.steps_of(axes.xaxis, 6)
             for part, colour in PARTS.items():
@@ -309,23 +273,39 @@ class MemoryByMethod(Figure):
             text += f"Predicted over measured: {low if low == high else f'{low} to {high}'}. "
         return text
 
+    def groups(self) -> list[pd.Series]:
+        """Return the measured bytes of each cell."""
+        return [rows["bytes"].dropna() for _, rows in self.cells]
+
     def numbers(self) -> str:
         """Return the measured and predicted sum of each cell in words."""
         texts = [
             f"{name}: {number(1e-6 * rows['bytes'].max())} MB measured, {number(1e-6 * rows['predicted_bytes'].max())} "
             "MB predicted"
-            for name, rows in _memory_cells(self.rows)
+            for name, rows in self.cells
         ]
         return captions.listing(texts)
 
 
-class Frameworks(Figure):
+class Frameworks(Speeds):
     title = "Trainers on the same weights and batches"
+    read = title + ". {}."
     queries = ("frameworks", "certificates", "inventory")
     factor = "arm"
-    main = "useful_tokens_per_s"
-    read = "Dot plot of trainers, median useful tokens per second. {}."
+    keys = ("model", "world_size", "arm", "cell")
     certificates: pd.DataFrame
+
+    def labels(self) -> list[str]:
+        """Return trainers, with model and ranks where these vary, or all levels of the cell where more does."""
+        named = [column for column in ("model", "world_size") if self.rows[column].nunique() > 1]
+        cells = self.rows.groupby(["arm", *named], dropna=False)["cell"].nunique()
+        columns = ["arm", *(["cell"] if cells.max() > 1 else named)]
+        rows = self.rows.assign(world_size=self.rows["world_size"].map(panels.ranks))[columns]
+        return [", ".join(row) for row in rows.itertuples(index=False)]
+
+    def look(self, group: pd.DataFrame) -> tuple[str, str]:
+        """Return grey for this project's trainer."""
+        return (GREY, GREY) if group["arm"].iloc[0] == OURS else (BLUE, BLUE)
 
     def parity(self, group: pd.DataFrame) -> str:
         """Return the certificate of a cell over this project's trainer, in words."""
@@ -334,99 +314,54 @@ class Frameworks(Figure):
         found = self.certificates[self.certificates["of_cell"] == group["cell"].iloc[0]].to_dict("records")
         return describe_certificate(found[0] if found else None)
 
-    def cells(self) -> list[tuple[str, str, pd.DataFrame]]:
-        """Return (label, trainer, its repeats) of each cell, in the order of the query."""
-        several = {column: self.rows[column].nunique() > 1 for column in ("model", "world_size")}
-        found = []
-        for (model, world, arm, _), group in self.rows.groupby(["model", "world_size", "arm", "cell"], sort=False):
-            parts = [arm, *[model] * several["model"], *[f"{world} ranks"] * several["world_size"]]
-            found.append((", ".join(parts), arm, group))
-        return found
-
     def finding(self) -> str:
         """Return how many trainers compute the same as this project's."""
-        others = [self.parity(group) for _, arm, group in self.cells() if arm != OURS]
-        if not others:
-            return self.title
+        others = [parity for parity in map(self.parity, self.cells) if parity != "reference"]
         equal = sum(parity in ("equal", "equal to rounding") for parity in others)
-        return f"{equal} of {len(others)} other trainers equal ours to rounding"
+        return f"{equal} of {len(others)} other trainers equal ours to rounding" if others else self.title
 
     def data(self) -> pd.DataFrame:
-        """Return one row per trainer and model: medians over its runs with the ends of their spread."""
-        columns = ["model", "arm", "world_size", "runs", "useful_tokens_per_s", "useful_tokens_per_s_low"]
-        columns += ["useful_tokens_per_s_high", "median_step_s", "memory_bytes", "steps", "final_loss", "parity"]
+        """Return one row per trainer and model: medians over all its runs with the ends of their spread."""
+        names = ["model", "arm", "world_size", "runs", "useful_tokens_per_s", "useful_tokens_per_s_low"]
+        names += ["useful_tokens_per_s_high", "median_step_s", "memory_bytes", "steps", "final_loss", "parity"]
         rows = []
-        for _, _, group in self.cells():
-            speed, first = summary(group["useful_tokens_per_s"]), group.iloc[0]
+        for group in self.cells:
+            speed, first = summary(group[self.main]), group.iloc[0]
             rows.append(
                 [first["model"], first["arm"], first["world_size"], len(group), speed.median, speed.low, speed.high]
                 + [group["median_step_s"].median(), group["memory_bytes"].max(), first["steps"]]
                 + [group["final_loss"].median(), self.parity(group)]
             )
-        return pd.DataFrame(rows, columns=columns)
+        return pd.DataFrame(rows, columns=names)
 
-    def draw(self) -> matplotlib.figure.Figure:
-        """Draw one row per trainer: useful tokens per second of each run, medians as bars."""
-        shown = self.cells()
-        with style():
-            made, (axes,) = figure(1, height=1.6 + 0.32 * max(4, len(shown)))
-            axes.set_xlabel("useful tokens / s, all ranks together")
-            if not shown:
-                no_data(axes, captions.nothing(self.inventory, self.refusals))
-                return made
-            looks = [(GREY, GREY) if arm == OURS else (BLUE, BLUE) for _, arm, _ in shown]
-            models = [group["model"].iloc[0] for *_, group in shown]
-            _draw_speeds([axes], [label for label, *_ in shown], models, [group for *_, group in shown], looks)
-            return made
-
-    def caption(self) -> str:
+    def sentences(self) -> str:
         """Return what is compared and what the certificates cover."""
-        without = [label for label, _, group in self.cells() if self.parity(group).startswith("no ")]
+        without = [group["label"].iloc[0] for group in self.cells if self.parity(group).startswith("no ")]
         text = (
             "Each trainer runs its own loop in its own environment, on the same initial weights, batches and learning "
-            f"rates; {self.counted()}. Each dot is a run, each bar the median; grey: this project's trainer. "
+            f"rates; {self.counted()}. {captions.over(self.rows, self.common)}Grey: this project's trainer. "
         )
-        if without:
-            text += f"Without a parity certificate: {captions.listing(without)}. "
-        return text + self.crowded() + self.refused() + captions.kinds(self.groups())
-
-    def groups(self) -> list[pd.Series]:
-        """Return the useful tokens/s of each cell."""
-        return [group[self.main] for *_, group in self.cells()]
-
-    def numbers(self) -> str:
-        """Return the median of each cell in words."""
-        return captions.listing([f"{label}: {number(group[self.main].median())}" for label, _, group in self.cells()])
+        return text + (f"Without a parity certificate: {captions.listing(without)}. " if without else "")
 
     def table(self) -> Table:
         """Return trainer, speed, step, memory, loss and certificate."""
-        columns = [("trainer", False), ("useful tokens / s", True), ("parity certificate", False)]
-        columns += [
-            ("median step (ms)", True),
-            ("memory (MB)", True),
-            ("loss after the last step", True),
-            ("runs", True),
-        ]
+        heads = columns("trainer", ">useful tokens / s", "parity certificate", ">median step (ms)", ">memory (MB)")
+        heads += columns(">loss after the last step", ">runs")
         rows = []
-        for label, _, group in self.cells():
+        for group in self.cells:
+            alike = self.compared(group)
             rows.append(
-                [
-                    label,
-                    captions.spread(group["useful_tokens_per_s"]),
-                    self.parity(group),
-                    captions.spread(1e3 * group["median_step_s"]),
-                    number(1e-6 * group["memory_bytes"].max()),
-                    captions.spread(group["final_loss"], 6),
-                    str(len(group)),
-                ]
+                [group["label"].iloc[0], captions.spread(alike[self.main]), self.parity(group)]
+                + [captions.spread(1e3 * alike["median_step_s"]), number(1e-6 * group["memory_bytes"].max())]
+                + [captions.spread(alike["final_loss"], 6), str(len(group))]
             )
         listed = self.inventory[~self.inventory["cell"].isin(self.rows["cell"])]
         for (arm, model, _), group in listed.groupby(["arm", "model", "cell"], sort=False):
             reasons = captions.listing(list(dict.fromkeys(group["reasons"].dropna()))[:2])
             rows.append([f"{arm}, {model}", "–", f"no valid run: {reasons}", *["–"] * 3, "0"])
         text = (
-            "Medians over runs, their spread in brackets. Memory is the peak of the fullest rank: allocated on a GPU, "
-            "resident on a CPU with Python and all libraries. The certificate compares the first steps with this "
-            "project's trainer (A) on the same weights and batches, against a measured rounding floor."
+            f"Spread in brackets. {captions.over(self.rows, self.common)}Memory is the peak of the fullest rank: "
+            "allocated on a GPU, resident on a CPU with Python and all libraries. The certificate compares the first "
+            "steps with this project's trainer (A) on the same weights and batches, against a measured rounding floor."
         )
-        return Table(columns, rows, text)
+        return Table(heads, rows, text)

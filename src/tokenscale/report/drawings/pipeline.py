@@ -2,26 +2,16 @@
 
 import matplotlib.figure
 import pandas as pd
-from matplotlib.axes import Axes
 
 from tokenscale.analysis.statistics import summary
 from tokenscale.costs.pipeline_schedules import bubble_share
 from tokenscale.report import captions, panels
 from tokenscale.report.figure import Figure
-from tokenscale.report.style import SCHEDULES, figure, legend_columns, no_data, number, plain, style
-from tokenscale.report.table import Table
+from tokenscale.report.style import SCHEDULES, figure, no_data, number, plain, style
+from tokenscale.report.table import Table, columns
 
-
-def cells(pipeline: pd.DataFrame) -> list[tuple[tuple[int, str, int, int], pd.DataFrame]]:
-    """((ranks of the pipeline, schedule, stages a rank, micro-batches), its runs), in the order of the legend."""
-    keys = ["pipeline", "schedule", "stages_per_rank", "micro_batches"]
-    found = [((int(p), str(s), int(v), int(m)), rows) for (p, s, v, m), rows in pipeline.groupby(keys)]
-    return sorted(found, key=lambda cell: (cell[0][0], list(SCHEDULES).index(cell[0][1]), *cell[0][2:]))
-
-
-def predicted(ranks: int, schedule: str, chunks: int, micro_batches: int) -> float:
-    """Share of the time that a schedule leaves its ranks waiting, where nothing but the schedule makes them wait."""
-    return bubble_share(schedule, ranks, micro_batches, chunks)
+_KEYS = ["pipeline", "schedule", "stages_per_rank", "micro_batches"]
+_MEASURES = {"bubble_share": ("time spent waiting (%)", 100), "speed_up": ("speed, × naive", 1)}
 
 
 def _name(schedule: str, chunks: int) -> str:
@@ -29,107 +19,117 @@ def _name(schedule: str, chunks: int) -> str:
     return schedule + (f", {chunks} stages a rank" if chunks > 1 else "")
 
 
+def _predict(ranks: int, schedule: str, chunks: int, micro_batches: int) -> dict[str, float]:
+    """Share of the time that ranks wait, and speed over naive, where nothing but the schedule makes them wait."""
+    waiting, naive = (bubble_share(name, ranks, micro_batches, v) for name, v in ((schedule, chunks), ("naive", 1)))
+    return {"bubble_share": waiting, "speed_up": (1 - waiting) / (1 - naive)}
+
+
 def _oversubscribed(pipeline: pd.DataFrame) -> bool:
     cpu = pipeline["device_kind"] == "cpu"
     return bool((cpu & pipeline["oversubscribed"].fillna(False).astype(bool)).any())
 
 
-class Pipeline(Figure):
-    """Base class: runs of pipelines that are comparable along the layout."""
-
+class PipelineBubble(Figure):
+    title = "Pipelines: waiting, and speed over model parallelism"
+    read = title + ". {}."
     queries = ("pipeline", "inventory")
     factor = "layout"
+    main = "bubble_share"
+    unit = (100, " %")
+    by = ("label",)
+
+    def prepare(self) -> None:
+        """Find the cells, (ranks, schedule, stages a rank, micro-batches) → runs, in the order of the legend."""
+        super().prepare()
+        labels = [
+            f"{_name(row.schedule, row.stages_per_rank)} with {captions.count(row.micro_batches, 'micro-batch')} on "
+            f"{panels.ranks(row.pipeline)}"
+            for row in self.rows.itertuples()
+        ]
+        self.rows = self.rows.assign(label=labels)
+        found = [((int(p), str(s), int(v), int(m)), rows) for (p, s, v, m), rows in self.rows.groupby(_KEYS)]
+        self.cells = dict(sorted(found, key=lambda cell: (cell[0][0], list(SCHEDULES).index(cell[0][1]), *cell[0][2:])))
+        self.common = captions.common_repeats(self.rows, _KEYS)
+
+    def data(self) -> pd.DataFrame:
+        """Return one row per cell: medians over all its runs with the ends of their spread, and predictions."""
+        names = ["ranks", "schedule", "stages_per_rank", "micro_batches", "micro_batch", "runs"]
+        names += ["bubble_measured", "bubble_low", "bubble_high", "bubble_predicted", "useful_tokens_per_s"]
+        names += ["speed_up_over_naive", "speed_up_low", "speed_up_high", "largest_loss_difference", "oversubscribed"]
+        rows = []
+        for key, group in self.cells.items():
+            share, speed, predicted = (
+                summary(group["bubble_share"]),
+                summary(group["speed_up"].dropna()),
+                _predict(*key),
+            )
+            rows.append(
+                [*key, group["micro_batch"].max(), len(group), share.median, share.low, share.high]
+                + [
+                    predicted["bubble_share"],
+                    group["useful_tokens_per_s"].median(),
+                    speed.median,
+                    speed.low,
+                    speed.high,
+                ]
+                + [group["largest_loss_difference"].max(), _oversubscribed(group), predicted["speed_up"]]
+            )
+        return pd.DataFrame(rows, columns=[*names, "speed_up_predicted"])
+
+    def groups(self) -> list[pd.Series]:
+        """Return the values that medians are of."""
+        return captions.by_cell(self.common, self.main, self.by)
+
+    def draw(self) -> matplotlib.figure.Figure:
+        """Draw waiting and speed over micro-batches, per length of pipeline: lines predicted, points measured."""
+        sizes = sorted({key[0] for key in self.cells})
+        with style():
+            made, axes_of = figure(2, rows=max(1, len(sizes)), height=0.9 + 3.0 * max(1, len(sizes)))
+            for axes, (label, _) in zip(axes_of, [*_MEASURES.values()] * max(1, len(sizes)), strict=True):
+                axes.set_xlabel("micro-batches a step")
+                axes.set_ylabel(label)
+            if not sizes:
+                for axes in axes_of:
+                    no_data(axes, captions.nothing(self.inventory, self.refusals))
+                return made
+            series = list(dict.fromkeys(key[1:3] for key in self.cells))
+            for place, axes in enumerate(axes_of):
+                ranks, (column, (_, factor)) = sizes[place // 2], list(_MEASURES.items())[place % 2]
+                for (schedule, chunks), shift in zip(series, panels.shifts(len(series)), strict=True):
+                    rows = {key[3]: key for key in self.cells if key[:3] == (ranks, schedule, chunks)}
+                    (colour, marker, dash), predicted = SCHEDULES[schedule], [_predict(*key) for key in rows.values()]
+                    look: dict = {"color": colour, "markerfacecolor": "none", "markeredgewidth": 1.4, "markersize": 5}
+                    line = {"color": colour, "linestyle": dash, "linewidth": 1.4}
+                    axes.plot(list(rows), [factor * values[column] for values in predicted], **line)
+                    axes.plot([], [], **look | line, marker=marker, label=_name(schedule, chunks))
+                    for count, key in rows.items():
+                        values = factor * self.cells[key][column].dropna().astype(float)
+                        axes.plot([count * shift] * len(values), values, marker, **look)
+                panels.doublings(axes, sorted({key[3] for key in self.cells if key[0] == ranks}))
+                axes.set_ylim(bottom=0)
+                plain(axes.yaxis)
+                if len(sizes) > 1:
+                    panels.heading(axes, f"{ranks} ranks in the pipeline")
+            panels.legend(made, axes_of, order=[_name(*key) for key in series])
+            if _oversubscribed(self.rows):
+                panels.heading(axes_of[0], captions.OVERSUBSCRIBED)
+            return made
 
     def crowded(self) -> str:
         """Return a sentence if ranks share the cores of a CPU."""
         return captions.sentence(captions.OVERSUBSCRIBED if _oversubscribed(self.rows) else "")
 
-    def groups(self) -> list[pd.Series]:
-        """Return the values of each cell whose spread the caption names."""
-        return [group[self.main] for _, group in cells(self.rows)]
-
-
-class PipelineBubble(Pipeline):
-    title = "Waiting in a pipeline, measured and predicted"
-    main = "bubble_share"
-    read = "Share of time that ranks of a pipeline wait, over micro-batches. {}."
-
-    def data(self) -> pd.DataFrame:
-        """Return the table as numbers: one row per cell, medians over its runs with the ends of their spread."""
-        columns = ["ranks", "schedule", "stages_per_rank", "micro_batches", "micro_batch", "runs"]
-        columns += ["bubble_measured", "bubble_low", "bubble_high", "bubble_predicted", "useful_tokens_per_s"]
-        columns += ["speed_up_over_naive", "speed_up_low", "speed_up_high", "largest_loss_difference", "oversubscribed"]
-        rows = []
-        for (ranks, name, chunks, count), group in cells(self.rows):
-            share, speed = summary(group["bubble_share"]), summary(group["speed_up"].dropna())
-            rows.append(
-                [ranks, name, chunks, count, group["micro_batch"].max(), len(group)]
-                + [share.median, share.low, share.high, predicted(ranks, name, chunks, count)]
-                + [group["useful_tokens_per_s"].median(), speed.median, speed.low, speed.high]
-                + [group["largest_loss_difference"].max(), _oversubscribed(group)]
-            )
-        return pd.DataFrame(rows, columns=columns)
-
-    def draw(self) -> matplotlib.figure.Figure:
-        """Draw a panel per length of pipeline: share of waiting by micro-batches; lines predicted, points measured."""
-        sizes = sorted(int(p) for p in self.rows["pipeline"].unique())
-        with style():
-            made, panels = figure(max(1, len(sizes)), height=4.0, sharey=True)
-            for axes in panels:
-                axes.set_xlabel("micro-batches a step")
-            panels[0].set_ylabel("time spent waiting (%)")
-            if not sizes:
-                no_data(panels[0], captions.nothing(self.inventory, self.refusals))
-                return made
-            shown, labels = cells(self.rows), []
-            highest = [max(predicted(*key), group["bubble_share"].max()) for key, group in shown]
-            series = list(dict.fromkeys((name, chunks) for (_, name, chunks, _), _ in shown))
-            for axes, ranks in zip(panels, sizes, strict=True):
-                here = [(key, group) for key, group in shown if key[0] == ranks]
-                counts = sorted({key[3] for key, _ in here})
-                for number_of, (name, chunks) in enumerate(series):
-                    colour, marker, dash = SCHEDULES[name]
-                    rows = {key[3]: group for key, group in here if key[1:3] == (name, chunks)}
-                    line = [100 * predicted(ranks, name, chunks, count) for count in rows]
-                    axes.plot(list(rows), line, color=colour, linestyle=dash, linewidth=1.4)
-                    shift = 1 + 0.035 * (number_of - (len(series) - 1) / 2)  # parts points that would hide each other
-                    for count, group in rows.items():
-                        axes.plot(
-                            [count * shift] * len(group),
-                            100 * group["bubble_share"],
-                            color=colour,
-                            marker=marker,
-                            markersize=5,
-                            linestyle="none",
-                            markerfacecolor="none",
-                            markeredgewidth=1.4,
-                        )
-                axes.set_xscale("log", base=2)
-                axes.set_xticks(counts, [str(c) for c in counts])
-                axes.minorticks_off()
-                axes.set_xlim(counts[0] / 1.25, counts[-1] * 1.25)
-                axes.set_ylim(0, min(100.0, 115 * max(highest)))
-                plain(axes.yaxis)
-                if len(sizes) > 1:
-                    axes.set_title(f"{ranks} ranks in the pipeline")
-            for name, chunks in series:
-                colour, marker, dash = SCHEDULES[name]
-                labels.append(_name(name, chunks))
-                options: dict = {"marker": marker, "markerfacecolor": "none", "markeredgewidth": 1.4, "markersize": 5}
-                panels[0].plot([], [], color=colour, linestyle=dash, linewidth=1.4, label=labels[-1], **options)
-            made.legend(loc="outside upper left", ncols=legend_columns(labels, 5), handlelength=3)
-            if _oversubscribed(self.rows):
-                panels[0].set_title(captions.OVERSUBSCRIBED, fontsize=9)
-            return made
-
     def sentences(self) -> str:
         """Return what lines and points are, the closed forms, and whether the losses agree."""
         text = (
-            "Lines: predicted share of time that ranks wait under each schedule. Points: measured, one per run; "
-            f"{self.counted()}. The prediction assumes equal stages, a backward pass of twice a forward pass, and free "
-            "transfers. With p ranks, m micro-batches and v stages a rank it is (p − 1) / (m + p − 1) for gpipe and "
-            "1f1b, whose lines coincide, (p − 1) / (v m + p − 1) for interleaved, and (p − 1) / p for naive, which is "
-            "model parallelism. Measured is waiting over waiting plus passes, summed over ranks and steps. "
+            "Left: share of time that ranks wait. Right: speed over the naive run of the same repeat and number of "
+            "micro-batches; naive is model parallelism, where one stage works and the others wait. Lines: predicted, "
+            f"with equal stages, a backward pass of twice a forward pass, and free transfers. Points: measured, one "
+            f"per run; {self.counted()}. With p ranks, m micro-batches and v stages a rank, the predicted share is "
+            "(p − 1) / (m + p − 1) for gpipe and 1f1b, whose lines coincide, (p − 1) / (v m + p − 1) for interleaved, "
+            "and (p − 1) / p for naive; the predicted speed is (1 − share) / (1 − naive's share). Measured is waiting "
+            "over waiting plus passes, summed over ranks and steps. "
         )
         if self.rows["largest_loss_difference"].notna().any():
             text += (
@@ -138,137 +138,29 @@ class PipelineBubble(Pipeline):
             )
         return text
 
-    def numbers(self) -> str:
-        """Return the measured and predicted share of each cell in words."""
-        texts = [
-            f"{name} with {count} micro-batches on {ranks} ranks: {number(100 * rows['bubble_share'].median())} % "
-            f"measured, {number(100 * predicted(ranks, name, chunks, count))} % predicted"
-            for (ranks, name, chunks, count), rows in cells(self.rows)
-        ]
-        return captions.listing(texts)
-
     def table(self) -> Table:
         """Return the same as people read it."""
-        columns = [("schedule", False), ("ranks", True), ("micro-batches", True), ("runs", True)]
-        columns += [("bubble, measured (%)", True), ("predicted (%)", True), ("useful tokens / s", True)]
-        columns += [("speed, × naive", True), ("largest loss difference (nats)", True)]
+        heads = columns("schedule", ">ranks", ">micro-batches", ">runs", ">bubble, measured (%)", ">predicted (%)")
+        heads += columns(">useful tokens / s", ">speed, × naive", ">predicted (×)", ">largest loss difference (nats)")
         rows = []
-        for (ranks, name, chunks, count), group in cells(self.rows):
+        for key, group in self.cells.items():
+            alike, predicted = group[group.index.isin(self.common.index)], _predict(*key)
             difference = group["largest_loss_difference"].max()
             rows.append(
                 [
-                    _name(name, chunks),
-                    str(ranks),
-                    str(count),
+                    _name(*key[1:3]),
+                    str(key[0]),
+                    str(key[3]),
                     str(len(group)),
-                    captions.spread(100 * group["bubble_share"]),
-                    number(100 * predicted(ranks, name, chunks, count)),
-                    captions.spread(group["useful_tokens_per_s"]),
-                    captions.spread(group["speed_up"].dropna()),
-                    "–" if pd.isna(difference) else f"{difference:.2g}",
+                    captions.spread(100 * alike["bubble_share"]),
                 ]
+                + [number(100 * predicted["bubble_share"]), captions.spread(alike["useful_tokens_per_s"])]
+                + [captions.spread(alike["speed_up"].dropna()), number(predicted["speed_up"])]
+                + ["–" if pd.isna(difference) else f"{difference:.2g}"]
             )
         text = (
-            "Medians over runs, their spread in brackets. Speed is against naive with as many micro-batches of the "
-            "same repeat; the loss difference is the largest of all steps and repeats, against naive with the fewest "
-            "of them."
+            f"Spread in brackets. {captions.over(self.rows, self.common)}Speed is against naive with as many "
+            "micro-batches of the same repeat; the loss difference is the largest of all steps and repeats, against "
+            "naive with the fewest of them."
         )
-        return Table(columns, rows, f"{text} {captions.kinds(self.groups())}".strip())
-
-
-def _predicted(run) -> float:
-    """Speed over naive with as many micro-batches, where nothing but the schedule makes ranks wait."""
-    naive = 1 - bubble_share("naive", run.pipeline, run.micro_batches, 1)
-    return (1 - bubble_share(run.schedule, run.pipeline, run.micro_batches, run.stages_per_rank)) / naive
-
-
-def _named(pipeline: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Name of a schedule → its runs."""
-    return {_name(*key): rows for key, rows in pipeline.groupby(["schedule", "stages_per_rank"])}
-
-
-def _lines(axes: Axes, pipeline: pd.DataFrame, column: str) -> None:
-    counts = sorted(int(m) for m in pipeline["micro_batches"].unique())
-    found = _named(pipeline.dropna(subset=[column]))
-    for (name, rows), shift in zip(found.items(), panels.shifts(len(found)), strict=True):
-        colour, marker, dash = SCHEDULES[rows["schedule"].iloc[0]]
-        look: dict = dict(color=colour, marker=marker, markersize=5, markerfacecolor="none", markeredgewidth=1.4)
-        axes.plot(rows["micro_batches"] * shift, rows[column], **look, linestyle="none")
-        middle = rows.groupby("micro_batches")[column].median()
-        axes.plot(middle.index * shift, middle, color=colour, linestyle=dash, linewidth=1.2)
-        axes.plot([], [], **look, linestyle=dash, label=name)
-        if "predicted" in rows:
-            allowed = rows.groupby("micro_batches")["predicted"].first()
-            axes.plot(allowed.index, allowed, color=colour, linestyle=":", linewidth=1.4)
-    panels.doublings(axes, counts)
-    axes.set_ylim(bottom=0)
-    plain(axes.yaxis)
-
-
-class PipelineVsModelParallel(Pipeline):
-    title = "Pipeline against model parallelism"
-    main = "useful_tokens_per_s"
-    read = "Speed of pipeline schedules over naive. Medians: {}."
-
-    def data(self) -> pd.DataFrame:
-        """Return one row per run, of those that are like for like, with what its schedule allows at most."""
-        columns = ["schedule", "pipeline", "stages_per_rank", "micro_batches", "micro_batch", "repeat", "run_id"]
-        return self.rows[[*columns, "useful_tokens_per_s", "speed_up"]].assign(
-            predicted_speed_up=[_predicted(row) for row in self.rows.itertuples()]
-        )
-
-    def draw(self) -> matplotlib.figure.Figure:
-        """Draw two panels per length of pipeline. Left: useful tokens/s over micro-batches, medians joined.
-
-        Right: speed over naive, which is model parallelism; dotted, what the schedule allows.
-        """
-        sizes = sorted(int(p) for p in self.rows["pipeline"].unique())
-        with style():
-            made, axes = figure(2, rows=max(1, len(sizes)), height=0.9 + 3.0 * max(1, len(sizes)))
-            for place, panel in enumerate(axes):
-                panel.set_xlabel("micro-batches a step")
-                panel.set_ylabel("speed, × naive" if place % 2 else "useful tokens / s")
-            if not sizes:
-                for panel in axes:
-                    no_data(panel, captions.nothing(self.inventory, self.refusals))
-                return made
-            for row, size in enumerate(sizes):
-                here = self.rows[self.rows["pipeline"] == size]
-                left, right = axes[2 * row : 2 * row + 2]
-                _lines(left, here, "useful_tokens_per_s")
-                _lines(right, here.assign(predicted=[_predicted(run) for run in here.itertuples()]), "speed_up")
-                right.axhline(1, color=SCHEDULES["naive"][0], linewidth=0.9)
-                if len(sizes) > 1:
-                    panels.heading(left, f"{size} ranks in the pipeline")
-            order = [name for schedule in SCHEDULES for name in _named(self.rows) if name.split(",")[0] == schedule]
-            panels.legend(made, axes, order=order)
-            if _oversubscribed(self.rows):
-                panels.heading(axes[0], captions.OVERSUBSCRIBED)
-            return made
-
-    def sentences(self) -> str:
-        """Return what naive is, what the dotted lines are, and how the runs compare."""
-        text = (
-            "Schedule naive is model parallelism: one stage works, the others wait. Right: speed-up over the naive run "
-            f"of the same repeat and number of micro-batches; {self.counted()}. Each marker is a run; medians are "
-            "joined. The dotted line is the limit of the schedule, (1 − its bubble) / (1 − naive's), with equal "
-            "stages, a backward pass of twice a forward pass, and free transfers. "
-        )
-        others = self.rows[(self.rows["schedule"] != "naive") & self.rows["speed_up"].notna()]
-        if len(others):
-            middle = others.groupby(["schedule", "micro_batches"])["speed_up"].median()
-            (low, at_low), (high, at_high) = middle.idxmin(), middle.idxmax()
-            text += (
-                f"Medians lie from {number(middle.min())}× ({low}, {at_low} micro-batches) to {number(middle.max())}× "
-                f"({high}, {at_high}). "
-            )
-        return text
-
-    def numbers(self) -> str:
-        """Return the median speed over naive of each cell in words."""
-        found = self.data().dropna(subset=["speed_up"])
-        middle = found.groupby(["schedule", "pipeline", "micro_batches"])["speed_up"].median()
-        texts = [
-            f"{name} with {m} micro-batches on {p} ranks {number(value)}" for (name, p, m), value in middle.items()
-        ]
-        return captions.listing(texts)
+        return Table(heads, rows, text)
