@@ -199,19 +199,21 @@ def cells(rows: pd.DataFrame) -> Iterator[tuple[str, int, pd.DataFrame]]:
             yield name, int(world), group
 
 
-def common_extremes(rows: pd.DataFrame, column: str, unit: str = "", *, factor: float = 1.0) -> str:
-    """Extremes of the series' medians over the repeats that all have, and which these are; empty without any.
+def common_extremes(
+    rows: pd.DataFrame, column: str, unit: str = "", *, factor: float = 1.0, by: Sequence[str] = ("series",)
+) -> str:
+    """Extremes of cells' medians over the repeats that all have, and which these are; empty without any.
 
     >>> rows = pd.DataFrame({"series": ["padded", "packed", "packed"], "repeat": [0, 0, 1], "s": [4.0, 1.0, 9.0]})
     >>> common_extremes(rows, "s", " s")
     '1 s with packed to 4 s with padded (repeat 0)'
     """
     rows = rows.dropna(subset=[column])
-    shared = common_repeats(rows, ["series"])
+    shared = common_repeats(rows, by)
     if shared.empty:
         return ""
     named = name_common(rows, shared)
-    found = extremes(factor * shared.groupby("series")[column].median(), unit)
+    found = extremes(factor * shared.groupby(list(by))[column].median(), unit)
     return found + (f" ({named})" if named else "")
 
 

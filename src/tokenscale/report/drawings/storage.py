@@ -34,22 +34,27 @@ _BOUNDS = {
 
 class StorageAgainstEntropy(Figure):
     title = "Stored tokens: bytes a token, and the entropy of their ids"
+    read = title + ". {}."
     queries = ("storage",)
-    read = "Bars of bytes a token of each store. {}."
-    storage: pd.DataFrame
+    cores_matter = False
+
+    def prepare(self) -> None:
+        """Read bytes as numbers with gaps."""
+        super().prepare()
+        self.rows = self.rows.astype({"bytes_per_id": float, **dict.fromkeys(_BOUNDS, float)})
 
     def finding(self) -> str:
         """Return the stores with the fewest and the most bytes a token."""
-        sizes = self.data().groupby("store")["bytes_per_id"].median().dropna()
+        sizes = self.rows.groupby("store")["bytes_per_id"].median().dropna()
         return f"Bytes a token: {captions.extremes(sizes)}" if len(sizes) else self.title
 
     def data(self) -> pd.DataFrame:
         """Return one row per store."""
-        return self.storage.astype({"bytes_per_id": float, **dict.fromkeys(_BOUNDS, float)})
+        return self.rows
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw a bar a store, and on it what its ids take in three other ways."""
-        rows = self.data()[::-1]
+        rows = self.rows[::-1]
         with style():
             made, (axes,) = figure(height=1.6 + 0.42 * max(3, len(rows)))
             axes.set_xlabel("bytes a token")
@@ -68,29 +73,21 @@ class StorageAgainstEntropy(Figure):
             panels.legend(made, axes)
             return made
 
-    def caption(self) -> str:
+    def sentences(self) -> str:
         """Return what is counted, and which stores lie below the entropy."""
-        rows = self.data()
-        text = (
+        known = self.rows[self.rows["entropy_bytes"] > 0]
+        sizes = [f"{r.store} {number(r.bytes_per_id / r.entropy_bytes)}" for r in known.itertuples()]
+        return (
             "Bars: bytes of a store's files over the token ids it contains, without padding. Marks: the order-0 "
-            "entropy of the ids, the whole bits that number the vocabulary, and the UTF-8 bytes of the text per id. "
-            "Stores are built once: these are counts, without a spread. No code of single ids is shorter than their "
-            "order-0 entropy. A store below it exploits which ids follow each other. Text bytes are given where no "
-            "document is cut. "
-        )
-        if rows.empty:
-            return f"{text}There is no store of a training split."
-        sizes = [
-            f"{r.store} {number(r.bytes_per_id / r.entropy_bytes)}" for r in rows.itertuples() if r.entropy_bytes > 0
-        ]
-        return f"{text}Bytes over entropy: {captions.listing(sizes)}."
+            "entropy of the ids, the whole bits that number the vocabulary, and the UTF-8 bytes of the text per id, "
+            "where no document is cut. Stores are built once: these are counts, without a spread. No code of single "
+            "ids is shorter than their order-0 entropy; a store below it exploits which ids follow each other. "
+        ) + (f"Bytes over entropy: {captions.listing(sizes)}." if sizes else "There is no store of a training split.")
 
     def numbers(self) -> str:
         """Return the bytes a token of each store in words."""
-        texts = [
-            f"{r.store} {number(r.bytes_per_id)} (entropy {number(r.entropy_bytes)})" for r in self.data().itertuples()
-        ]
-        return captions.listing(texts)
+        each = self.rows.itertuples()
+        return "; ".join(f"{r.store} {number(r.bytes_per_id)} (entropy {number(r.entropy_bytes)})" for r in each)
 
 
 _MARKERS = {"padded": "s", "token-list": "D", "packed": "v"}
@@ -101,89 +98,37 @@ _SPEEDS = {
     "shuffled_us_per_token": "useful tokens / s read, shuffled\n(log scale)",
     "write_us_per_token": "useful tokens / s written\n(log scale)",
 }
-
-
-def _points(rounds: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per way to store: medians over rounds."""
-    stores = rounds[rounds["format"] != "text"].copy()
-    stores["codec"] = stores["codec"].fillna(_OWN)
-    named = ["store", "format", "dtype", "codec", "row_group_rows"]
-    return stores.drop(columns=["benchmark", "round"]).groupby(named, dropna=False).median().reset_index()
-
-
-def _on_the_fly(axes, rounds: pd.DataFrame) -> None:
-    """A line an engine, with its name."""
-    text = rounds[rounds["format"] == "text"]
-    for store, rounds in text.groupby("store"):
-        speed = 1e6 / rounds["sequential_us_per_token"].median()
-        if math.isfinite(speed):
-            axes.axhline(speed, color=GREY, linestyle="--", linewidth=1.2)
-            axes.text(0.99, speed, store.split(", ")[-1], transform=axes.get_yaxis_transform(), ha="right", va="bottom",
-                      fontsize=8)  # fmt: skip
-
-
-def _handles(points: pd.DataFrame) -> list[Line2D]:
-    """What markers and colours mean, of those that are there."""
-    forms = [
-        Line2D([], [], color=TEXT, marker=m, linestyle="none", label=name)
-        for name, m in _MARKERS.items()
-        if name in set(points["format"])
-    ]
-    codecs = [
-        Line2D([], [], color=c, marker="o", linestyle="none", label=f"codec: {name}" if name != _OWN else _OWN)
-        for name, c in _COLOURS.items()
-        if name in set(points["codec"])
-    ]
-    wide = [Line2D([], [], color=TEXT, marker="o", markerfacecolor="none", linestyle="none", label="open: int64")]
-    line = [Line2D([], [], color=RED, linestyle=":", label="entropy of single ids")]
-    return [*forms, *codecs, *(wide if (points["dtype"] == "int64").any() else []), *line]
-
-
-def _cold(points: pd.DataFrame, storage_benchmark: pd.DataFrame) -> str:
-    """What it costs that files are on disk only; or why that is not known."""
-    both = points.dropna(subset=["cold_us_per_token", "sequential_us_per_token"])
-    if both.empty:
-        reasons = storage_benchmark.loc[storage_benchmark["round"].notna(), "left_out"].dropna().unique()
-        return f"Nothing was read cold: {captions.listing(sorted(reasons))}. " if len(reasons) else ""
-    ratio = (both["cold_us_per_token"] / both["sequential_us_per_token"]).median()
-    return (
-        f"In order, from files that were dropped from the page cache, it takes {number(ratio)} times as long (median). "
-    )
-
-
-def _break_even(points: pd.DataFrame) -> str:
-    """From which epoch on a store saves time, in the best and the worst case."""
-    found = []
-    for column, engine in (("break_even_epochs", "the fastest engine"), ("break_even_epochs_tokenizers", "tokenizers")):
-        epochs = points[column].dropna()
-        if len(epochs):
-            low, high = (number(v) if math.isfinite(v) else "never" for v in (epochs.min(), epochs.max()))
-            found.append(f"{low} to {high} epochs of tokenizing on the fly with {engine}")
-    return f"Making a store pays after {captions.listing(found)}. " if found else ""
+#: column → what a store competes with
+_EPOCHS = {"break_even_epochs": "the fastest engine", "break_even_epochs_tokenizers": "tokenizers"}
 
 
 class StorageBenchmark(Figure):
     title = "Stored tokens: bytes a token against reading and writing speed"
+    read = title + ". {}."
     queries = ("storage_benchmark",)
     columns = (
         *("benchmark", "store", "format", "dtype", "codec", "row_group_rows", "round", "bytes_per_useful_token"),
         *("entropy_bytes", "write_us_per_token", "sequential_us_per_token", "shuffled_us_per_token"),
-        *("cold_us_per_token", "single_row_ms", "break_even_epochs", "break_even_epochs_tokenizers"),
+        *("cold_us_per_token", "single_row_ms", *_EPOCHS),
     )
-    read = "Scatter plot of bytes a useful token against speed. {}."
+    main = "sequential_us_per_token"
+    by = ("store",)
     storage_benchmark: pd.DataFrame
 
     def prepare(self) -> None:
-        """Leave out stores without a measurement; compute medians over rounds."""
-        self.rows = self.storage_benchmark[self.storage_benchmark["round"].notna()]
-        self.points = _points(self.data())
+        """Leave out stores without a measurement; compute medians over rounds, one row per way to store."""
+        self.rows, self.refusals = self.storage_benchmark[self.storage_benchmark["round"].notna()], ""
+        stores = self.data()[self.rows["format"].to_numpy() != "text"].fillna({"codec": _OWN})
+        named = ["store", "format", "dtype", "codec", "row_group_rows"]
+        stores = stores.drop(columns=["benchmark", "round"])
+        self.points = stores.groupby(named, dropna=False).median().reset_index()
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw two panels, a point per way to store (median): marker the format, colour the codec, open for 64-bit ids.
 
-        The vertical line is the entropy of single ids; horizontal lines tokenize the text on the fly.
+        The vertical line is the entropy of single ids; horizontal lines, each with its engine, tokenize on the fly.
         """
-        points = self.points
+        points, text = self.points, self.rows[self.rows["format"] == "text"]
         with style():
             made, axes_of = figure(2, height=4.6, sharex=True)
             for axes, (column, label) in zip(axes_of, _SPEEDS.items(), strict=True):
@@ -201,50 +146,59 @@ class StorageBenchmark(Figure):
                     look |= {"markerfacecolor": "none" if row.dtype == "int64" else colour, "markeredgewidth": 1.3}
                     axes.plot([row.bytes_per_useful_token], [1e6 / getattr(row, column)], **look)
                 axes.axvline(shown["entropy_bytes"].median(), color=RED, linestyle=":", linewidth=1.4)
-                _on_the_fly(axes, self.data())
+                for store, speed in (1e6 / text.groupby("store")["sequential_us_per_token"].median()).items():
+                    if math.isfinite(speed):
+                        axes.axhline(speed, color=GREY, linestyle="--", linewidth=1.2)
+                        look = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "bottom", "fontsize": 8}
+                        axes.text(0.99, speed, store.split(", ")[-1], **look)
                 plain(axes.xaxis, log=True)
                 plain(axes.yaxis, log=True)
             if len(points):
-                made.legend(handles=_handles(points), loc="outside lower center", ncols=4)
+                made.legend(handles=self._handles(), loc="outside lower center", ncols=4)
             return made
 
+    def _handles(self) -> list[Line2D]:
+        """Return what markers and colours mean, of those that are there."""
+        formats, codecs = set(self.points["format"]), set(self.points["codec"])
+        found: list[dict] = [{"color": TEXT, "marker": m, "label": f} for f, m in _MARKERS.items() if f in formats]
+        for codec, colour in _COLOURS.items():
+            label = codec if codec == _OWN else f"codec: {codec}"
+            found += [{"color": colour, "marker": "o", "label": label}] * (codec in codecs)
+        if (self.points["dtype"] == "int64").any():
+            found.append({"color": TEXT, "marker": "o", "markerfacecolor": "none", "label": "open: int64"})
+        marks = [Line2D([], [], linestyle="none", **options) for options in found]
+        return [*marks, Line2D([], [], color=RED, linestyle=":", label="entropy of single ids")]
+
     def caption(self) -> str:
-        """Return what was stored, the extremes, the effect of cold files and of single rows, and break-even."""
-        points = self.points
-        if points.empty:
+        """Return what was stored, break-even, and what was left out."""
+        if self.points.empty:
             return "No storage benchmark was given for this experiment."
         first, n = self.rows.iloc[0], int(self.rows["round"].nunique())
         text = (
             f"{number(first['documents'])} documents of {first['corpus']}, tokenizer {first['tokenizer']}, rows of "
-            f"{first['sequence_length']} positions, in {len(points)} stores. Each point is the median of {n} "
-            f"interleaved round{'s' * (n != 1)} on one core. Reading is opening plus one pass in random order through "
-            "the store's own reader, with a cache that fits the store. Padding counts as bytes, not as tokens. "
+            f"{first['sequence_length']} positions, in {captions.count(len(self.points), 'store')}. Each point is "
+            f"the median of {captions.count(n, 'interleaved round')} on one core. Reading is opening plus one pass in "
+            "random order through the store's own reader, with a cache that fits the store. Padding counts as bytes, "
+            "not as tokens. "
         )
-        small, fast = (
-            points.loc[points["bytes_per_useful_token"].idxmin()],
-            points.dropna(subset="shuffled_us_per_token"),
-        )
-        text += (
-            f"Smallest is {small['store']} with {number(small['bytes_per_useful_token'])} bytes a token (entropy of "
-            f"single ids {number(small['entropy_bytes'])}). "
-        )
-        if len(fast):
-            best, worst = (fast.loc[getattr(fast["shuffled_us_per_token"], f)()] for f in ("idxmin", "idxmax"))
-            text += (
-                f"Fastest to read is {best['store']} at {number(best['shuffled_us_per_token'])} µs a useful token, "
-                f"slowest {worst['store']} at {number(worst['shuffled_us_per_token'])}. "
-            )
-        text += _cold(points, self.storage_benchmark) + _break_even(points)
+        if self.points["cold_us_per_token"].isna().all():
+            reasons = self.rows["left_out"].dropna().unique()
+            text += f"Nothing was read cold: {captions.listing(sorted(reasons))}. " if len(reasons) else ""
+        found = []
+        for column, engine in _EPOCHS.items():
+            if len(epochs := self.points[column].dropna()):
+                low, high = (number(v) if math.isfinite(v) else "never" for v in (epochs.min(), epochs.max()))
+                found.append(f"{low} to {high} epochs of tokenizing on the fly with {engine}")
+        text += f"Making a store pays after {captions.listing(found)}. " if found else ""
         text += captions.reasons(self.storage_benchmark[self.storage_benchmark["round"].isna()], "store")
-        return text + captions.kinds(
-            [g for _, g in self.rows.groupby("store")["sequential_us_per_token"]], "round", "a store"
-        )
+        return text + captions.kinds(self.groups(), "round", "a store")
 
     def numbers(self) -> str:
         """Return bytes and speed of each store in words."""
         points = self.points.sort_values("bytes_per_useful_token")
         texts = [
-            f"{r.store} {number(r.bytes_per_useful_token)} bytes, {number(r.shuffled_us_per_token)} µs"
+            f"{r.store} {number(r.bytes_per_useful_token)} bytes a useful token, {number(r.shuffled_us_per_token)} µs "
+            "to read it"
             for r in points.itertuples()
         ]
-        return captions.listing(texts)
+        return "; ".join(texts)
