@@ -129,9 +129,6 @@ def build(folder) -> None:
         with (project.root / "src/tokenscale" / file).open("a") as stream:
             stream.write(module.lstrip() if stream.tell() == 0 else module)
     (project.root / REGISTRY).write_text(text)
-    classes = project.root / "src/tokenscale/report/figures.py"
-    text = classes.read_text().replace("import (\n", "import (\n    steps_taken,\n")
-    classes.write_text(text.replace("] = {\n", '] = {\n    "steps_taken": steps_taken.StepsTaken,\n'))
     config = {
         "scale": "demo",
         "experiments": ["toys"],

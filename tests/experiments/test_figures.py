@@ -12,7 +12,7 @@ from tokenscale.analysis.queries import connect, query
 from tokenscale.base.files import read_json, sha256_text, write_json
 from tokenscale.report import save, summary
 from tokenscale.report.captions import OVERSUBSCRIBED, SHARED_CORES
-from tokenscale.report.figures import figure_class
+from tokenscale.report.figure import figure_class
 from tokenscale.report.style import SCHEDULES, inline
 from tokenscale.settings.data import CorpusSettings
 from tokenscale.settings.layout import LayoutSettings

@@ -19,7 +19,7 @@ from tokenscale.analysis.queries import connect, query
 from tokenscale.cli.main import main
 from tokenscale.report import campaign_quality, page, paired_comparisons, pdf, save, summary
 from tokenscale.report.captions import SHARED_CORES
-from tokenscale.report.figures import figure_class
+from tokenscale.report.figure import figure_class
 from tokenscale.settings.closure import import_closure
 from tokenscale.settings.data import StorageSettings
 from tokenscale.settings.registry import FIGURES

@@ -13,7 +13,7 @@ from tokenscale.analysis.queries import connect, query
 from tokenscale.costs.flops import parameters
 from tokenscale.report import captions, panels, text_layout
 from tokenscale.report.drawings import over_time, scaling
-from tokenscale.report.figures import figure_class
+from tokenscale.report.figure import figure_class
 from tokenscale.report.style import legend_columns, looks, settle
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.registry import FIGURES
@@ -242,7 +242,7 @@ def test_lines_of_weak_scaling_are_one_whatever_their_global_batch(tmp_path):
     kind, rows = parts("scaling_weak", made(tmp_path, runs, further=("global_batch",), hardware=GPU))
     found = kind(*rows).data()
     assert set(found["series"]) == {"packed"} and found["efficiency"].tolist() == pytest.approx([1.0] * 6)
-    assert "the batch per rank is the same at every world size (8)" in kind(*rows).caption()
+    assert "Rows of a rank's batch: 8. " in kind(*rows).caption()
     assert len(dots(kind(*rows).draw().axes[1])) == 6
 
 

@@ -10,7 +10,7 @@ from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
 from tokenscale.base.files import write_json
 from tokenscale.report import page, summary
-from tokenscale.report.figures import figure_class
+from tokenscale.report.figure import figure_class
 from tokenscale.runs.records.external import ExternalRun
 from tokenscale.runs.records.provenance import describe_machine
 from tokenscale.settings.layout import LayoutSettings

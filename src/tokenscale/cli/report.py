@@ -89,7 +89,7 @@ def _inputs(arguments: argparse.Namespace) -> tuple[list[str], Path, Path]:
 
 def _build_figure(arguments: argparse.Namespace) -> str:
     from tokenscale.report import save
-    from tokenscale.report.figures import figure_class
+    from tokenscale.report.figure import figure_class
 
     figure_class(arguments.name)  # report a misspelt name before a missing table
     output = arguments.output

@@ -1,21 +1,40 @@
 """A figure of an experiment: its rows are chosen once, and drawn, described and tabulated from the same values."""
 
+import importlib
 from collections.abc import Mapping
 from typing import ClassVar
 
 import matplotlib.figure
 import pandas as pd
 
+from tokenscale.base.errors import unknown
 from tokenscale.report import captions
 from tokenscale.report.table import Table
+from tokenscale.settings.registry import ALIASES, FIGURES
+
+#: sentences of several figures, word for word: a page prints once what it has several times
+DOTS = "Each dot is a run, each bar the median of a cell. "
+JOINED = "Each dot is a run; medians are joined. "
+CURVES = "Thin lines are repeats, bold ones their median point by point: no interval. "
+POINTS = "A run has at most 100 points. "
+RATES = "Rates are sums over sums after warm-up. "
+SLOWEST = "A step takes as long as on its slowest rank. "
+FLOPS = "FLOPs a token: 6 N + 12 L d T, attention over the full square (Chowdhery et al. 2022, appendix B). "
+
+
+def figure_class(name: str) -> type["Figure"]:
+    """Return the class of a figure or an alias. Raises UserError for a name that is none."""
+    if (figure := ALIASES.get(name, name)) not in FIGURES:
+        raise unknown("figure", name, (*FIGURES, *ALIASES))
+    return getattr(importlib.import_module(FIGURES[figure]), figure.title().replace("_", ""))
 
 
 class Figure:
     """Base class of figures. Each frame, the rows of a query, is an attribute with the query's name.
 
-    A subclass sets `title`, `queries` (names of `analysis/sql`, the first with a row per run or point), and `factor`,
-    or its own `prepare`. It annotates the frames that it reads by name, and defines `draw`, the texts (`sentences` or
-    `words`, `read`), the values that they name (`main`), and `table` where people read the numbers.
+    A figure is a row of data: `title`, `queries` (names of `analysis/sql`, the first with a row per run or point),
+    `factor`, `measures`, `main` and `words`. Where these do not say it, a subclass has its own `prepare`, `sentences`,
+    `draw` or `table`. It annotates the frames that it reads by name.
     """
 
     title: ClassVar[str]
@@ -29,14 +48,16 @@ class Figure:
     #: the caption and the panels say if ranks share cores
     cores_matter: ClassVar[bool] = True
     #: column whose spread the caption names (empty: none), and whose medians are read aloud with this factor and unit
-    main: ClassVar[str] = ""
-    unit: ClassVar[tuple[float, str]] = (1.0, "")
+    main: str = ""
+    unit: tuple[float, str] = (1.0, "")
     #: columns of the rows that name a cell
     by: ClassVar[tuple[str, ...]] = ("series", "world_size")
-    #: the alternative text around the medians
-    read: ClassVar[str]
+    #: words before the smallest and largest median of `main` in the finding; empty: the finding is the title
+    found: str = ""
+    #: the alternative text around the medians; empty: the title, and the label of `main` if it is drawn
+    read: ClassVar[str] = ""
     #: what is drawn, one panel per column: column → (label with the unit, factor to that unit)
-    measures: Mapping[str, tuple[str, float]]
+    measures: Mapping[str, tuple[str, float]] = {}
 
     inventory: pd.DataFrame
     #: rows of the first query of runs that are comparable, and sentences on runs that are not
@@ -61,16 +82,9 @@ class Figure:
         return getattr(self, self.queries[0])
 
     def finding(self) -> str:
-        """Return what the figure shows, with its main number; the title where no single number states it."""
-        return self.title
-
-    def extremes(self, text: str, column: str, unit: str = "", *, factor: float = 1.0) -> str:
-        """Return `text` with the smallest and largest median of the series over the repeats that all have.
-
-        The title if they share no repeat.
-        """
-        found = captions.common_extremes(self.rows, column, unit, factor=factor)
-        return f"{text} {found}" if found else self.title
+        """Return the smallest and largest median of the series over the repeats that all have; the title without."""
+        text = self.found and captions.common_extremes(self.rows, self.main, self.unit[1], factor=self.unit[0])
+        return f"{self.found} {text}" if text else self.title
 
     def folded(self) -> str:
         """Return why the figure has nothing to show here, so that the page folds it away; empty where it has."""
@@ -100,7 +114,9 @@ class Figure:
 
     def alt(self) -> str:
         """Return the main numbers, read aloud."""
-        return self.read.format(self.numbers() or ("No data" if ". {}" in self.read else "no data"))
+        label = self.measures[self.main][0].partition(" (")[0] if self.main in self.measures else ""
+        read = self.read or f"{self.title}. {label and f'Median {label}: '}{{}}."
+        return read.format(self.numbers() or ("No data" if ". {}" in read else "no data"))
 
     def numbers(self) -> str:
         """Return the numbers that are read aloud, the median of each cell; nothing without any."""

@@ -18,7 +18,7 @@ from tokenscale.analysis import queries, replication
 from tokenscale.base.files import read_json, write_text
 from tokenscale.report import answers, paired_comparisons, style, summary
 from tokenscale.report import claims as judged
-from tokenscale.report.figures import figure_class
+from tokenscale.report.figure import figure_class
 from tokenscale.report.table import Table
 
 QUERIES = tuple(queries.PARAMETERS)

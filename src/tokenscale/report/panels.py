@@ -124,12 +124,6 @@ def strips(
         return made, panels
 
 
-def world_axis(axes: Axes, worlds: Sequence[int]) -> None:
-    """World sizes on a logarithmic axis, each of them named."""
-    axes.set_xlabel("world size (ranks)")
-    doublings(axes, worlds)
-
-
 def doublings(axes: Axes, sizes: Sequence[int]) -> None:
     """A logarithmic axis below, with these sizes named."""
     axes.set_xscale("log", base=2)
@@ -141,7 +135,7 @@ def doublings(axes: Axes, sizes: Sequence[int]) -> None:
 def joined(
     axes: Axes, rows: pd.DataFrame, column: str, factor: float, name: str, shift: float, x: str = "world_size"
 ) -> None:
-    """Every run of a series a dot over its world size, medians joined; `shift` parts series that would hide others."""
+    """Every run of a series a dot over `x`, medians joined; `shift` parts series that would hide others."""
     rows = rows.dropna(subset=[column])
     axes.plot(rows[x] * shift, factor * rows[column], **dots(name))
     middle = factor * rows.groupby(x)[column].median()
@@ -154,29 +148,32 @@ def shifts(count: int) -> list[float]:
     return [1 + 0.03 * (i - (count - 1) / 2) for i in range(count)]
 
 
-def by_world(
-    rows: pd.DataFrame, inventory: pd.DataFrame, columns: Columns, refused: str = ""
+def joined_panels(
+    rows: pd.DataFrame,
+    inventory: pd.DataFrame,
+    columns: Columns,
+    refused: str,
+    key: str = "world_size",
+    label: str = "world size (ranks)",
 ) -> tuple[Figure, list[Axes]]:
-    """A panel a column over the world size, a line a series: every run a dot, medians joined."""
+    """A panel a column over a key, a line a series: every run a dot, medians joined; with a legend."""
     with style():
         made, panels = figure(len(columns), height=4.0)
-        worlds = sorted(int(w) for w in rows["world_size"].unique())
         series = ordered(rows["series"])
-        for axes, (column, (label, factor)) in zip(panels, columns.items(), strict=True):
-            axes.set_xlabel("world size (ranks)")
-            axes.set_ylabel(label)
+        for axes, (column, (name_of, factor)) in zip(panels, columns.items(), strict=True):
+            axes.set_xlabel(label)
+            axes.set_ylabel(name_of)
             if rows[column].dropna().empty:
                 no_data(axes, captions.nothing(inventory, refused))
                 continue
             for name, shift in zip(series, shifts(len(series)), strict=True):
-                joined(axes, rows[rows["series"] == name], column, factor, name, shift)
-            world_axis(axes, worlds)
+                joined(axes, rows[rows["series"] == name], column, factor, name, shift, key)
+            doublings(axes, sorted(int(size) for size in rows[key].unique()))
             axes.set_ylim(bottom=0)
             plain(axes.yaxis)
         for name in series:
             panels[0].plot([], [], **look(name), label=name)
-        if series:
-            heading(panels[0], captions.crowded(inventory))
+        legend(made, panels[0])
         return made, panels
 
 
@@ -208,7 +205,7 @@ def scaling(rows: pd.DataFrame, inventory: pd.DataFrame, refused: str, warning: 
         left.plot([], [], color=GREY, linestyle=":", linewidth=0.9, label=text)
         right.axhline(100, color=GREY, linestyle=":", linewidth=0.9)
         for axes in (left, right):
-            world_axis(axes, worlds)
+            doublings(axes, worlds)
             axes.set_ylim(bottom=0)
             plain(axes.yaxis)
         right.set_ylim(0, max(110.0, 105 * rows["efficiency"].max()))

@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 from tokenscale.analysis.queries import connect, query
 from tokenscale.base.files import atomic, write_json, write_text
 from tokenscale.report import captions
-from tokenscale.report.figure import Figure
-from tokenscale.report.figures import figure_class
+from tokenscale.report.figure import Figure, figure_class
 from tokenscale.report.style import settle, style
 from tokenscale.settings.registry import ALIASES
 

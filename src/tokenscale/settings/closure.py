@@ -29,7 +29,6 @@ ASSIGNMENTS = ("QUERIES", "FILES", "queries")
 EXCLUDED = {
     "tokenscale.cli.main",  # options of interactive commands; rules pass values
     "tokenscale.base.errors",
-    "tokenscale.report.figures",
     "tokenscale.runs.records.redaction",  # another pattern for secrets must not train anything again
     "tokenscale.settings.closure",
     "tokenscale.settings.registry",

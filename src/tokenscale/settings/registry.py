@@ -128,7 +128,7 @@ OBJECTIVES = {
 REPLICATION = [
     "ddp",
 ]
-#: file of `report/drawings` → its figures, whose classes `report/figures.py` names
+#: file of `report/drawings` → its figures; the class of `padding_share` is `PaddingShare`
 DRAWINGS = {
     "by_approach": "tokens_per_second_comparison data_stall_share padding_share batch_size_comparison",
     "tokenization_benchmark": "tokenization_benchmark",

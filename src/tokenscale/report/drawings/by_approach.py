@@ -4,8 +4,8 @@ import matplotlib.figure
 import pandas as pd
 
 from tokenscale.report import captions, panels
-from tokenscale.report.figure import Figure
-from tokenscale.report.style import GREY, SKY, figure, look, no_data, number, ordered, plain, style
+from tokenscale.report.figure import DOTS, JOINED, RATES, Figure
+from tokenscale.report.style import GREY, SKY, number, style
 
 
 class ByApproach(Figure):
@@ -16,7 +16,8 @@ class ByApproach(Figure):
     def draw(self) -> matplotlib.figure.Figure:
         """Draw one panel per column, with a sentence over the last one if ranks share cores."""
         drawing, axes = panels.strips(self.first, self.rows, self.refusals, self.inventory, self.measures)
-        panels.heading(axes[-1], captions.crowded(self.inventory) if len(self.first) else "", ends=True)
+        if self.cores_matter and len(self.first):
+            panels.heading(axes[-1], captions.crowded(self.inventory), ends=True)
         return drawing
 
 
@@ -29,27 +30,14 @@ class TokensPerSecondComparison(ByApproach):
         "total_tokens_per_s": ("total tokens / s (padding included)", 1.0),
     }
     columns = ("series", "repeat", "run_id", *measures, "not_useful_share", "steps", "seconds")
-    main = "useful_tokens_per_s"
-    read = "Dot plot of tokens per second. Median useful tokens per second: {}."
-    words = (
-        "One process, after warm-up; {counted}. Each dot is a run, each bar the median of a cell. Open markers "
-        "tokenize while training, filled ones read a store. Rates are sums of tokens over sums of seconds. "
-    )
-
-    def finding(self) -> str:
-        """Return lowest and highest median."""
-        return self.extremes("Useful tokens per second:", self.main)
+    main, found = "useful_tokens_per_s", "Useful tokens per second:"
+    words = f"One process; {{counted}}. {DOTS}Open markers tokenize while training, filled ones read a store. {RATES}"
 
     def prepare(self) -> None:
         """Choose runs on one rank."""
         self.inventory = self.inventory[self.inventory["world_size"] == 1]
         self.throughput = self.throughput[self.throughput["world_size"] == 1]
         super().prepare()
-
-    def numbers(self) -> str:
-        """Return the median of each series in words."""
-        values = self.rows.groupby("series")[self.main].median()
-        return captions.listing([f"{name} {number(values[name])}" for name in ordered(self.rows["series"])])
 
 
 class DataStallShare(ByApproach):
@@ -61,8 +49,7 @@ class DataStallShare(ByApproach):
         "largest_gain",
     )
     cores_matter = False  # a share says the same where ranks share cores
-    main = "data_stall_share"
-    read = "Dot plot of the share of step time spent waiting for data. Medians: {}."
+    main, unit = "data_stall_share", (100, " %")
 
     def finding(self) -> str:
         """Return the largest share of all runs."""
@@ -72,9 +59,9 @@ class DataStallShare(ByApproach):
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw the share from 0, of at least 1 %."""
-        drawing, (axes,) = panels.strips(self.first, self.rows, self.refusals, self.inventory, self.measures)
+        drawing = super().draw()
         if len(self.rows):
-            axes.set_xlim(0, max(1.0, 110 * self.rows["data_stall_share"].max()))
+            drawing.axes[0].set_xlim(0, max(1.0, 110 * self.rows["data_stall_share"].max()))
         return drawing
 
     def sentences(self) -> str:
@@ -89,11 +76,6 @@ class DataStallShare(ByApproach):
             )
         return text
 
-    def numbers(self) -> str:
-        """Return the median of each series in words."""
-        values = self.rows.groupby("series")[self.main].median()
-        return captions.listing([f"{name} {100 * values[name]:.2g} %" for name in ordered(self.rows["series"])])
-
 
 _PARTS = {
     "padding_share": (SKY, "padding, in an epoch of the store"),
@@ -106,9 +88,7 @@ class PaddingShare(ByApproach):
     queries = ("padding", "inventory")
     measures = {"not_useful_share": ("positions that are not useful / all processed positions (%)", 100.0)}
     cores_matter = False
-    main = "not_useful_share"
-    unit = (100, " %")
-    read = "Dots and bars of the share of positions that train nothing. Medians by world size: {}."
+    main, unit, found = "not_useful_share", (100, " %"), "Processed tokens that are not useful:"
     words = (
         "Dots: share of a run's processed tokens that are not useful, after warm-up, medians as lines; {counted}. "
         "Bars: the same in a whole epoch of the run's store, from its manifest. Approaches that tokenize while "
@@ -116,15 +96,12 @@ class PaddingShare(ByApproach):
         "it begins a document or a piece of one. A few steps read part of an epoch, so dots and bars may differ. "
     )
 
-    def finding(self) -> str:
-        """Return smallest and largest median share."""
-        return self.extremes("Processed tokens that are not useful:", self.main, " %", factor=100)
-
     def draw(self) -> matplotlib.figure.Figure:
         """Draw one row per cell: every run a dot; stacked behind them, what its store holds in a whole epoch."""
-        made, (axes,) = panels.strips(self.first, self.rows, self.refusals, self.inventory, self.measures)
+        made = super().draw()
         if self.rows.empty:
             return made
+        (axes,) = made.axes
         with style():
             for y, cell in enumerate(panels.cells(self.inventory)[::-1]):
                 begin, here = 0.0, panels.at(self.rows, cell).dropna(subset=list(_PARTS))
@@ -143,13 +120,14 @@ class PaddingShare(ByApproach):
 class BatchSizeComparison(Figure):
     title = "Training throughput by micro-batch"
     queries = ("throughput", "inventory")
-    columns = (
-        *("series", "micro_batch", "world_size", "repeat", "run_id", "useful_tokens_per_s", "total_tokens_per_s"),
-        *("not_useful_share", "sequence_length"),
-    )
+    measures = {
+        "useful_tokens_per_s": ("useful tokens / s", 1.0),
+        "total_tokens_per_s": ("processed tokens / s (padding included)", 1.0),
+    }
+    columns = ("series", "micro_batch", "world_size", "repeat", "run_id", *measures, "not_useful_share",
+               "sequence_length")  # fmt: skip
     cores_matter = False
     main = "useful_tokens_per_s"
-    read = "Median useful tokens per second by micro-batch. {}."
     throughput: pd.DataFrame
 
     def prepare(self) -> None:
@@ -158,63 +136,30 @@ class BatchSizeComparison(Figure):
         Series are named without their micro-batch.
         """
         smallest = self.inventory["world_size"].min()
-        listed = self.inventory[self.inventory["world_size"] == smallest]
-        kept, along = captions.comparable(
-            self.throughput[self.throughput["world_size"] == smallest], listed, "micro_batch"
-        )
-        kept, across = captions.comparable(kept, listed, "approach")
-        shape = self.inventory[["run_id", "micro_batch", "sequence_length"]]
-        kept = kept.merge(shape, on="run_id").assign(
-            series=lambda rows: captions.without(rows["series"], "micro_batch")
-        )
-        self.rows, self.refusals = (
-            kept.dropna(subset=["micro_batch"]),
-            " ".join(dict.fromkeys(filter(None, (along, across)))),
-        )
+        self.inventory = self.inventory[self.inventory["world_size"] == smallest]
+        rows = self.throughput[self.throughput["world_size"] == smallest]
+        rows, along = captions.comparable(rows, self.inventory, "micro_batch")
+        rows, across = captions.comparable(rows, self.inventory, "approach")
+        self.refusals = along if along == across else f"{along} {across}".strip()
+        rows = rows.merge(self.inventory[["run_id", "micro_batch", "sequence_length"]], on="run_id")
+        rows = rows.assign(series=captions.without(rows["series"], "micro_batch"))
+        self.rows = rows.dropna(subset=["micro_batch"])
 
     def draw(self) -> matplotlib.figure.Figure:
-        """Draw useful tokens/s (left) and processed tokens/s (right): runs as dots, medians joined per approach."""
-        with style():
-            made, both = figure(2, height=4.0)
-            for axes, column, label in zip(
-                both,
-                ("useful_tokens_per_s", "total_tokens_per_s"),
-                ("useful tokens / s", "processed tokens / s (padding included)"),
-                strict=True,
-            ):
-                axes.set_xlabel("micro-batch (rows of a forward pass)")
-                axes.set_ylabel(label)
-                if self.rows.empty:
-                    no_data(axes, captions.nothing(self.inventory, self.refusals))
-                    continue
-                sizes = sorted(int(size) for size in self.rows["micro_batch"].unique())
-                names = ordered(self.rows["series"])
-                for name, shift in zip(names, panels.shifts(len(names)), strict=True):
-                    panels.joined(axes, self.rows[self.rows["series"] == name], column, 1, name, shift, "micro_batch")
-                    axes.plot([], [], **look(name), label=name)
-                panels.doublings(axes, sizes)
-                axes.set_ylim(0, 1.06 * self.rows[column].max())
-                plain(axes.yaxis)
-            panels.legend(made, both[0])
-            return made
+        """Draw useful tokens/s (left) and processed tokens/s (right)."""
+        sizes = {"key": "micro_batch", "label": "micro-batch (rows of a forward pass)"}
+        return panels.joined_panels(self.rows, self.inventory, self.measures, self.refusals, **sizes)[0]
 
     def sentences(self) -> str:
-        """Return at which world size and sequence length, and what else changes with the micro-batch."""
-        smallest = self.inventory[self.inventory["world_size"] == self.inventory["world_size"].min()]
-        text = (
-            "Tokens per second after warm-up, at the smallest world size and a fixed global batch; "
-            f"{captions.counted(len(self.rows), smallest)}. Each dot is a run; medians are joined. Gradient "
-            "accumulation keeps the global batch, so learning rate and number of steps do not change along the axis. "
-        )
-        if len(self.rows):
-            lengths = sorted(int(n) for n in self.rows["sequence_length"].dropna().unique())
-            if lengths:
-                text += f"Sequence length {captions.listing([number(n, 9) for n in lengths])}. "
-            if self.rows["micro_batch"].nunique() == 1:
-                text += (
-                    f"All runs have the micro-batch {int(self.rows['micro_batch'].iloc[0])}, so no trend can be seen. "
-                )
-        return text
+        """Return at which sequence length, and whether a trend can be seen."""
+        text = f"At the smallest world size and a fixed global batch; {self.counted()}. {JOINED}"
+        text += "Gradient accumulation keeps learning rate and number of steps along the axis. "
+        lengths = sorted(int(n) for n in self.rows["sequence_length"].dropna().unique())
+        text += f"Sequence length {captions.listing([number(n, 9) for n in lengths])}. " if lengths else ""
+        sizes = self.rows["micro_batch"].unique()
+        if len(sizes) == 1:
+            text += f"All runs have the micro-batch {int(sizes[0])}, so no trend can be seen. "
+        return text + RATES
 
     def groups(self) -> list[pd.Series]:
         """Return the values of each series at each micro-batch."""
@@ -222,5 +167,6 @@ class BatchSizeComparison(Figure):
 
     def numbers(self) -> str:
         """Return the median of each series at each micro-batch in words."""
-        found = self.rows.groupby(["series", "micro_batch"])[self.main].median()
+        rows = captions.common_repeats(self.rows, ["series", "micro_batch"])
+        found = rows.groupby(["series", "micro_batch"])[self.main].median()
         return captions.listing([f"{name} at {int(size)}: {number(value)}" for (name, size), value in found.items()])

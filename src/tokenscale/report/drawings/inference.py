@@ -24,7 +24,6 @@ def _cache(cached: bool) -> str:
 
 class InferenceTokensPerSecond(Figure):
     title = "Generation with and without a KV cache"
-    read = title + ". {}."
     queries = ("inference", "inference_steps")
     columns = (
         *(*_CELL, "cached", "round", "prefill_s", "prefill_tokens_per_s", "tokens_per_s", "ms_per_token", "speed_up"),

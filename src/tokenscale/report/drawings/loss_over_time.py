@@ -20,7 +20,6 @@ _SECONDS = ("training_s", "seconds of training steps")
 
 class LossOverTime(Figure):
     title = "Loss by useful tokens trained on, and by time"
-    read = title + ". {}."
     queries = ("loss_curves", "validation", "inventory")
     factor = "approach"
     columns = (
@@ -133,7 +132,6 @@ def _floor(kept: pd.DataFrame) -> float:
 
 class DdpVerificationLoss(Figure):
     title = "Loss of several ranks against the fewest, step by step"
-    read = title + ". {}."
     queries = ("loss_difference", "inventory")
     factor = "world_size"
     cores_matter = False

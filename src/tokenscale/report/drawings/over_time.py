@@ -1,10 +1,9 @@
 """Figures of the time of a training: measures over its seconds, and the parts of a step."""
 
 import matplotlib.figure
-import pandas as pd
 
 from tokenscale.report import captions, panels
-from tokenscale.report.figure import Figure
+from tokenscale.report.figure import CURVES, POINTS, Figure
 from tokenscale.report.style import (
     BLUE,
     GREEN,
@@ -22,61 +21,44 @@ from tokenscale.report.style import (
     style,
 )  # fmt: skip
 
-COLUMNS = ("series", "world_size", "repeat", "run_id", "step", "steps", "training_s")
 
-
-class OverTime(Figure):
-    """Base class. `prepare` sets the `points` that are drawn, their column `y` and its `label`."""
-
+class TokensPerSecondOverTime(Figure):
+    title = "Throughput in the course of a training"
     queries = ("loss_curves", "inventory")
     factor = "approach"
-    points: pd.DataFrame
-    y: str
-    label: str
-
-    def prepare(self) -> None:
-        """Leave out runs that stopped."""
-        super().prepare()
-        self.rows = self.rows[~self.rows["stopped"].astype(bool)]
-
-    def draw(self) -> matplotlib.figure.Figure:
-        """Draw a panel per world size."""
-        return panels.over_time(self.points, self.inventory, self.y, self.label, self.refusals)
-
-    def counted(self) -> str:
-        """Return how many of the listed runs are shown."""
-        return captions.counted(self.points["run_id"].nunique(), self.inventory)
-
-    def numbers(self) -> str:
-        """Return the first and last median of each cell in words."""
-        texts = []
-        for (name, world), group in self.points.groupby(["series", "world_size"]):
-            middle = group.groupby(panels.points(group))[self.y].median()
-            texts.append(f"{name} on {world} from {number(middle.iloc[0])} to {number(middle.iloc[-1])}")
-        return captions.listing(texts)
-
-
-class TokensPerSecondOverTime(OverTime):
-    title = "Throughput in the course of a training"
-    y, label = "useful_tokens_per_s", "useful tokens / s"
-    columns = (*COLUMNS, "useful_tokens_per_s", "total_tokens_per_s")
+    columns = ("series", "world_size", "repeat", "run_id", "step", "steps", "training_s", "useful_tokens_per_s",
+               "total_tokens_per_s")  # fmt: skip
     read = "Line plot of useful tokens per second over the time of training. {}."
 
     def prepare(self) -> None:
-        """Leave out points without throughput."""
+        """Leave out runs that stopped, and points without throughput."""
         super().prepare()
-        self.rows = self.points = self.rows.dropna(subset=[self.y])
+        self.rows = self.rows[~self.rows["stopped"].astype(bool)].dropna(subset=["useful_tokens_per_s"])
+
+    def draw(self) -> matplotlib.figure.Figure:
+        """Draw a panel per world size."""
+        return panels.over_time(self.rows, self.inventory, "useful_tokens_per_s", "useful tokens / s", self.refusals)
+
+    def counted(self) -> str:
+        """Return how many of the listed runs are shown."""
+        return captions.counted(self.rows["run_id"].nunique(), self.inventory)
 
     def sentences(self) -> str:
         """Return what a point stands for."""
-        text = f"Useful tokens per second of all ranks; {self.counted()}. A run has at most 100 points. "
+        text = f"Useful tokens per second of all ranks; {self.counted()}. {POINTS}"
         if len(self.rows):
             most = int(self.rows["steps"].max())
-            text += (
-                f"A point is {'a step' if most == 1 else f'the mean of up to {most} steps'}; the first includes the "
-                "warm-up. Thin lines are repeats, bold ones their median point by point, which is no interval. "
-            )
+            text += f"A point is {'a step' if most == 1 else f'the mean of up to {most} steps'}; the first includes "
+            text += f"the warm-up. {CURVES}"
         return text
+
+    def numbers(self) -> str:
+        """Return the first and last median of each cell, over the repeats that all have, in words."""
+        texts = []
+        for name, world, rows in captions.cells(captions.common_repeats(self.rows)):
+            middle = rows.groupby(panels.points(rows))["useful_tokens_per_s"].median()
+            texts.append(f"{name} on {world} from {number(middle.iloc[0])} to {number(middle.iloc[-1])}")
+        return captions.listing(texts)
 
 
 #: part → name, colour, hatch; as they are stacked
@@ -96,8 +78,8 @@ class StepTimeBreakdown(Figure):
     title = "What a step's time is made of"
     queries = ("phases", "inventory")
     factor = "approach"
-    main = "step_s"
-    read = "Stacked bars of a step's time. {}."
+    main, unit = "step_s", (1e3, " ms")
+    read = "Stacked bars of a step's time. Median step: {}."
 
     def finding(self) -> str:
         """Return the largest part of a step, as its median share over runs."""
@@ -155,13 +137,3 @@ class StepTimeBreakdown(Figure):
             several = "s" * (len(over) > 1)
             text += f"In {len(over)} run{several} parts overlap, and add up to more than the step. "
         return text
-
-    def numbers(self) -> str:
-        """Return the largest part of each cell in words."""
-        texts = []
-        for (name, world), group in self.rows.groupby(["series", "world_size"]):
-            part = group[list(PARTS)].median().idxmax()
-            share = (group[part] / group["step_s"]).median()
-            texts.append(f"{name} on {world} {number(1e3 * group['step_s'].median())} ms, mostly {PARTS[part][0]} "
-                         f"({number(100 * share, 2)} %)")  # fmt: skip
-        return captions.listing(texts)

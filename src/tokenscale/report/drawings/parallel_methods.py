@@ -96,7 +96,6 @@ def _same(group: pd.DataFrame) -> str:
 
 class ParallelMethods(Speeds):
     title = "Throughput of parallel methods"
-    read = title + ". {}."
     queries = ("parallelism", "inventory")
     factor = "layout"
     cores_matter = False
@@ -195,7 +194,6 @@ class ParallelMethods(Speeds):
 
 class MemoryByMethod(Figure):
     title = "Memory by parallel method, measured and predicted"
-    read = title + ". {}."
     queries = ("memory", "inventory")
     factor = "layout"
     cores_matter = False
@@ -289,7 +287,6 @@ class MemoryByMethod(Figure):
 
 class Frameworks(Speeds):
     title = "Trainers on the same weights and batches"
-    read = title + ". {}."
     queries = ("frameworks", "certificates", "inventory")
     factor = "arm"
     keys = ("model", "world_size", "arm", "cell")

@@ -32,7 +32,6 @@ def _oversubscribed(pipeline: pd.DataFrame) -> bool:
 
 class PipelineBubble(Figure):
     title = "Pipelines: waiting, and speed over model parallelism"
-    read = title + ". {}."
     queries = ("pipeline", "inventory")
     factor = "layout"
     main = "bubble_share"

@@ -34,7 +34,6 @@ _BOUNDS = {
 
 class StorageAgainstEntropy(Figure):
     title = "Stored tokens: bytes a token, and the entropy of their ids"
-    read = title + ". {}."
     queries = ("storage",)
     cores_matter = False
 
@@ -104,7 +103,6 @@ _EPOCHS = {"break_even_epochs": "the fastest engine", "break_even_epochs_tokeniz
 
 class StorageBenchmark(Figure):
     title = "Stored tokens: bytes a token against reading and writing speed"
-    read = title + ". {}."
     queries = ("storage_benchmark",)
     columns = (
         *("benchmark", "store", "format", "dtype", "codec", "row_group_rows", "round", "bytes_per_useful_token"),
