@@ -14,18 +14,15 @@ from pathlib import Path
 
 import matplotlib
 import pandas as pd
-from matplotlib import font_manager, get_data_path, ticker
+from matplotlib import font_manager, ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tokenscale.report import text_layout
 
-#: the small fonts, found by this name, which their own table of names has
+#: the small fonts (`docs/fonts.py`), found by this name, which their own table of names has
 FAMILY = "DejaVu Sans Figures"
 FILES = ("fonts/DejaVuSans.ttf", "fonts/DejaVuSans-Bold.ttf", "fonts/DejaVuSans-Oblique.ttf", "fonts/LICENSE")
-#: what they keep: Latin-1, Greek, and the signs that numbers and sentences need
-CHARACTERS = "20-7E,A0-FF,391-3C9,2010-2026,202F,2030,2032-2033,2039-203A,2070-2089,20AC,2190-2195,2202,2206,2211-2212,"
-CHARACTERS += "2215,2219-221A,221E,2248,2260,2264-2265"
 
 
 @cache
@@ -34,38 +31,6 @@ def register() -> None:
     for name in FILES:
         if name.endswith(".ttf"):
             font_manager.fontManager.addfont(Path(__file__).parent / name)
-
-
-def make(folder: Path) -> None:
-    """Cut the fonts out of matplotlib's own into a folder."""
-    from fontTools import subset
-
-    whole = Path(get_data_path()) / "fonts" / "ttf"
-    for name in FILES:
-        options = subset.Options(glyph_names=True, legacy_kern=True, notdef_outline=True)
-        options.name_IDs = [0, 1, 2, 4, 6, 13, 14]  # names and licence
-        options.layout_scripts = ["DFLT", "latn", "grek"]
-        # rules of layout are cut anew for every drawing, which takes longer than the letters; pairs are in `kern`, too
-        options.drop_tables += ["FFTM", "GDEF", "GPOS", "MATH"]
-        options.recalc_timestamp = False
-        file = folder / Path(name).name
-        if file.suffix != ".ttf":
-            file.write_bytes((whole / "LICENSE_DEJAVU").read_bytes())
-            continue
-        font = subset.load_font(whole / file.name, options)
-        cut = subset.Subsetter(options)
-        cut.populate(unicodes=subset.parse_unicodes(CHARACTERS))
-        cut.subset(font)
-        for record in font["name"].names:
-            if record.nameID == 1:
-                record.string = FAMILY
-            if record.nameID == 2 and str(record) == "Book":
-                record.string = "Regular"  # else matplotlib looks for a heavier one
-        font.save(file)
-
-
-if __name__ == "__main__":
-    make(Path(__file__).with_name("fonts"))
 
 
 def inline(svg: str, prefix: str, alt: str) -> str:
@@ -89,16 +54,8 @@ def inline(svg: str, prefix: str, alt: str) -> str:
 
 #: replaced by `currentColor` and by the page's grid colour when a figure is put into HTML
 TEXT, GRID = "#1b1e23", "#d3d6da"
-BLUE, ORANGE, GREEN, RED, SKY, PURPLE, GREY = (
-    "#0072b2",
-    "#e69f00",
-    "#009e73",
-    "#d55e00",
-    "#56b4e9",
-    "#cc79a7",
-    "#7a7f87",
-)
-PALETTE = (BLUE, ORANGE, GREEN, RED, SKY, PURPLE, GREY)
+PALETTE = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#7a7f87")
+BLUE, ORANGE, GREEN, RED, SKY, PURPLE, GREY = PALETTE
 
 #: approach → colour, marker, dash, filled
 APPROACHES = {
@@ -136,21 +93,12 @@ RC: dict = {
     "axes.labelsize": 10,
     "legend.fontsize": 9,
     "legend.frameon": False,
-    "text.color": TEXT,
-    "axes.labelcolor": TEXT,
-    "axes.edgecolor": GRID,
-    "axes.titlecolor": TEXT,
-    "xtick.color": TEXT,
-    "ytick.color": TEXT,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "xtick.minor.size": 0,
-    "ytick.minor.size": 0,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color"), TEXT),
+    **dict.fromkeys(("axes.edgecolor", "grid.color"), GRID),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize"), 9),
+    **{f"{axis}tick.{kind}.size": 0 for axis in "xy" for kind in ("major", "minor")},
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": GRID,
     "grid.linewidth": 0.8,
     "axes.spines.top": False,
     "axes.spines.right": False,

@@ -114,8 +114,8 @@ class TrainingTime(Figure):
         """Return what is counted, and how many runs have no epoch."""
         text = (
             "A run's time is the sum of all its steps, warm-up included; an epoch's is its rows over the run's rows "
-            f"per second after warm-up; {self.counted()}. {JOINED}{SLOWEST}An epoch is the content of the run's token store; for "
-            "an approach that tokenizes while training, of its offline twin's store. "
+            f"per second after warm-up; {self.counted()}. {JOINED}{SLOWEST}An epoch is the content of the "
+            "run's token store; for an approach that tokenizes while training, of its offline twin's store. "
         )
         if lacking := int(self.rows["epoch_s"].isna().sum()):
             text += f"{lacking} run{'s have' if lacking > 1 else ' has'} no epoch, because that store is missing. "
