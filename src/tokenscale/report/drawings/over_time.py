@@ -54,11 +54,12 @@ class TokensPerSecondOverTime(Figure):
 
     def numbers(self) -> str:
         """Return the first and last median of each cell, over the repeats that all have, in words."""
-        texts = []
-        for name, world, rows in captions.cells(captions.common_repeats(self.rows)):
+        texts, common = [], captions.common_repeats(self.rows)
+        for name, world, rows in captions.cells(common):
             middle = rows.groupby(panels.points(rows))["useful_tokens_per_s"].median()
             texts.append(f"{name} on {world} from {number(middle.iloc[0])} to {number(middle.iloc[-1])}")
-        return captions.listing(texts)
+        named = captions.name_common(self.rows, common)
+        return captions.listing(texts) + (f" ({named})" if named else "")
 
 
 #: part → name, colour, hatch; as they are stacked

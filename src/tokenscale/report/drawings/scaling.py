@@ -117,6 +117,9 @@ class TrainingTime(Figure):
             f"per second after warm-up; {self.counted()}. {JOINED}{SLOWEST}An epoch is the content of the "
             "run's token store; for an approach that tokenizes while training, of its offline twin's store. "
         )
+        if len(whole := self.rows["wall_s"].dropna()):
+            text += "From the first event to the last, with start, validation and checkpoints, runs took "
+            text += f"{number(whole.min())} to {number(whole.max())} s. "
         if lacking := int(self.rows["epoch_s"].isna().sum()):
             text += f"{lacking} run{'s have' if lacking > 1 else ' has'} no epoch, because that store is missing. "
         return text
