@@ -172,6 +172,7 @@ FITTING = {
 #: figures that show no spread of repeats: every run is a line
 CURVES = {
     "loss_over_time",
+    "memory_by_method",
     "tokens_per_second_over_time",
     "ddp_verification_loss",
     "scaling_model",

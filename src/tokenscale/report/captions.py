@@ -173,10 +173,11 @@ def medians(
     if shared.empty:
         return "no repeat was run in all cells, so no medians are compared" * (len(rows) > 0)
     found = shared.groupby(list(by))[column].median()
-    keys = [" on ".join(map(str, key)) if isinstance(key, tuple) else str(key) for key in found.index]
-    texts = [f"{key}: {number(factor * value)}{unit}" for key, value in zip(keys, found, strict=True)]
-    named = name_common(rows, shared) if "repeat" in rows else ""
-    return "; ".join(texts) + (f" ({named})" if named else "")
+    keys = [key if isinstance(key, tuple) else (key,) for key in found.index]
+    named = [" on ".join(part if isinstance(part, str) else f"{part:g}" for part in key) for key in keys]
+    texts = [f"{key}: {number(factor * value)}{unit}" for key, value in zip(named, found, strict=True)]
+    which = name_common(rows, shared) if "repeat" in rows else ""
+    return "; ".join(texts) + (f" ({which})" if which else "")
 
 
 def extremes(values: pd.Series, unit: str = "") -> str:

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Mapping
+from functools import cached_property
 from typing import ClassVar
 
 import matplotlib.figure
@@ -76,6 +77,12 @@ class Figure:
         if self.factor:
             self.rows, self.refusals = captions.comparable(self.first, self.inventory, self.factor)
 
+    @cached_property
+    def common(self) -> pd.DataFrame:
+        """The rows that medians of `main` are of: those of repeats that all cells have."""
+        known = self.rows.dropna(subset=[self.main])
+        return captions.common_repeats(known, self.by) if "repeat" in known else known
+
     @property
     def first(self) -> pd.DataFrame:
         """All rows of the first query."""
@@ -102,7 +109,7 @@ class Figure:
     def caption(self) -> str:
         """Return what is shown, of how many runs, and what the spread is; what a reader needs first comes first."""
         text = self.crowded() + self.sentences() + self.refused()
-        return text + captions.kinds(self.groups()) if self.main else text.strip()
+        return text + self.over() + captions.kinds(self.groups()) if self.main else text.strip()
 
     def sentences(self) -> str:
         """Return what is shown, each sentence with a space after it."""
@@ -110,7 +117,12 @@ class Figure:
 
     def groups(self) -> list[pd.Series]:
         """Return the values of each cell whose spread the caption names."""
-        return captions.by_cell(self.rows, self.main, self.by)
+        return captions.by_cell(self.common, self.main, self.by)
+
+    def over(self) -> str:
+        """Return which repeats medians are of, where not of all; a sentence with a space after it."""
+        known = self.rows.dropna(subset=[self.main])
+        return captions.over(known, self.common) if "repeat" in known else ""
 
     def alt(self) -> str:
         """Return the main numbers, read aloud."""

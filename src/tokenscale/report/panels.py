@@ -72,10 +72,10 @@ def steps_of(axis: Any, most: int = 5) -> None:
     plain(axis)
 
 
-def strip(axes: Axes, y: float, values: pd.Series, name: str) -> None:
+def strip(axes: Axes, y: float, values: pd.Series, name: str, median: float) -> None:
     """One row of a strip: every value a dot, the median a bar."""
     axes.plot(values, [y + o for o in jitter(len(values))], **dots(name), clip_on=False)
-    axes.plot([values.median()] * 2, [y - 0.32, y + 0.32], color=dots(name)["color"], linewidth=2)
+    axes.plot([median] * 2, [y - 0.32, y + 0.32], color=dots(name)["color"], linewidth=2)
 
 
 def write_note(axes: Axes, y: float, text: str) -> None:
@@ -101,7 +101,8 @@ def strips(
 ) -> tuple[Figure, list[Axes]]:
     """A panel a column of `rows` (one a run), a row a cell that the inventory lists: every run a dot, medians as bars.
 
-    Of them the comparable ones are `shown`; cells of others say so. `keep` chooses cells.
+    Of them the comparable ones are `shown`; cells of others say so. Medians are over the repeats that all cells have.
+    `keep` chooses cells.
     """
     listed = [cell for cell in cells(inventory) if keep(cell)][::-1]
     with style():
@@ -112,11 +113,12 @@ def strips(
             if not any(map(len, values.values())):
                 no_data(axes, captions.nothing(inventory, refused))
                 continue
+            common = captions.common_repeats(shown.dropna(subset=[column]))
             for y, (cell, found) in enumerate(values.items()):
                 if found.empty:
                     write_note(axes, y, "not comparable" if len(at(rows, cell)) > len(at(shown, cell)) else "no data")
                 else:
-                    strip(axes, y, found, cell[0])
+                    strip(axes, y, found, cell[0], factor * at(common, cell)[column].median())
             name_rows(axes, names(listed))
             most = max(found.max() for found in values.values() if len(found))
             axes.set_xlim(0.0, 1.08 * most if most > 0 else None)
@@ -135,10 +137,14 @@ def doublings(axes: Axes, sizes: Sequence[int]) -> None:
 def joined(
     axes: Axes, rows: pd.DataFrame, column: str, factor: float, name: str, shift: float, x: str = "world_size"
 ) -> None:
-    """Every run of a series a dot over `x`, medians joined; `shift` parts series that would hide others."""
+    """Every run of a series a dot over `x`, medians over the repeats that all cells of `rows` have joined.
+
+    `shift` parts series that would hide others.
+    """
     rows = rows.dropna(subset=[column])
-    axes.plot(rows[x] * shift, factor * rows[column], **dots(name))
-    middle = factor * rows.groupby(x)[column].median()
+    here, alike = (part[part["series"] == name] for part in (rows, captions.common_repeats(rows, ["series", x])))
+    axes.plot(here[x] * shift, factor * here[column], **dots(name))
+    middle = factor * alike.groupby(x)[column].median()
     line = {key: value for key, value in look(name).items() if key in ("color", "linestyle")}
     axes.plot(middle.index * shift, middle, **line, linewidth=1.2)
 
@@ -167,7 +173,7 @@ def joined_panels(
                 no_data(axes, captions.nothing(inventory, refused))
                 continue
             for name, shift in zip(series, shifts(len(series)), strict=True):
-                joined(axes, rows[rows["series"] == name], column, factor, name, shift, key)
+                joined(axes, rows, column, factor, name, shift, key)
             doublings(axes, sorted(int(size) for size in rows[key].unique()))
             axes.set_ylim(bottom=0)
             plain(axes.yaxis)
@@ -196,11 +202,10 @@ def scaling(rows: pd.DataFrame, inventory: pd.DataFrame, refused: str, warning: 
         worlds = sorted(int(w) for w in rows["world_size"].unique())
         series = ordered(rows["series"])
         for name, shift in zip(series, shifts(len(series)), strict=True):
-            here = rows[rows["series"] == name]
-            joined(left, here, "useful_tokens_per_s", 1, name, shift)
-            joined(right, here, "efficiency", 100, name, shift)
+            joined(left, rows, "useful_tokens_per_s", 1, name, shift)
+            joined(right, rows, "efficiency", 100, name, shift)
             left.plot([], [], **look(name), label=name)
-            _ideal(left, here, worlds, name)
+            _ideal(left, rows[rows["series"] == name], worlds, name)
         text = f"ideal: {'N' if at_one else 'N / N0'} × median T({base})"
         left.plot([], [], color=GREY, linestyle=":", linewidth=0.9, label=text)
         right.axhline(100, color=GREY, linestyle=":", linewidth=0.9)

@@ -128,6 +128,7 @@ class BatchSizeComparison(Figure):
                "sequence_length")  # fmt: skip
     cores_matter = False
     main = "useful_tokens_per_s"
+    by = ("series", "micro_batch")
     throughput: pd.DataFrame
 
     def prepare(self) -> None:
@@ -160,13 +161,3 @@ class BatchSizeComparison(Figure):
         if len(sizes) == 1:
             text += f"All runs have the micro-batch {int(sizes[0])}, so no trend can be seen. "
         return text + RATES
-
-    def groups(self) -> list[pd.Series]:
-        """Return the values of each series at each micro-batch."""
-        return [group for _, group in self.rows.groupby(["series", "micro_batch"])[self.main]]
-
-    def numbers(self) -> str:
-        """Return the median of each series at each micro-batch in words."""
-        rows = captions.common_repeats(self.rows, ["series", "micro_batch"])
-        found = rows.groupby(["series", "micro_batch"])[self.main].median()
-        return captions.listing([f"{name} at {int(size)}: {number(value)}" for (name, size), value in found.items()])

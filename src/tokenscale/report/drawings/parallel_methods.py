@@ -36,7 +36,6 @@ class Speeds(Figure):
         labels = self.labels()
         self.rows = self.rows.assign(label=labels)
         self.cells = [group for _, group in self.rows.groupby(list(self.keys), sort=False)]
-        self.common = captions.common_repeats(self.rows, self.keys)
 
     def labels(self) -> list[str]:
         """Return the name of each row's cell."""
@@ -49,10 +48,6 @@ class Speeds(Figure):
     def compared(self, group: pd.DataFrame) -> pd.DataFrame:
         """Return the runs of a cell whose repeat all cells have."""
         return group[group.index.isin(self.common.index)]
-
-    def groups(self) -> list[pd.Series]:
-        """Return the values that medians are of."""
-        return captions.by_cell(self.common, self.main, self.by)
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw the cells from the top, with dotted lines between blocks."""
@@ -155,7 +150,7 @@ class ParallelMethods(Speeds):
         """Return what is compared, whether it is a scaling measurement, and whether the losses agree."""
         text = (
             "The same training under each parallel method: global batch, learning rate and steps are equal; "
-            f"{self.counted()}. {captions.over(self.rows, self.common)}"
+            f"{self.counted()}. "
         )
         if self.warning:
             text += f"Open dots: {self.warning}. "
@@ -184,7 +179,7 @@ class ParallelMethods(Speeds):
                 + ["reference" if world == 1 else "–" if pd.isna(difference) else f"{difference:.2g}", _same(group)]
             )
         text = (
-            f"A rank is a GPU where there are GPUs. Spread in brackets. {captions.over(self.rows, self.common)}"
+            f"A rank is a GPU where there are GPUs. Spread in brackets. {self.over()}"
             "Efficiency is T(N) / (N × T(1)), against the run on one rank of the same repeat. Memory: what the fullest "
             "rank holds of parameters, gradients, optimizer state and activations. The loss difference is the largest "
             "of all steps and repeats, the last step included, against the run on one rank."
@@ -197,9 +192,6 @@ class MemoryByMethod(Figure):
     queries = ("memory", "inventory")
     factor = "layout"
     cores_matter = False
-    main = "bytes"
-    unit = (1e-6, " MB")
-    by = ("label",)
 
     def prepare(self) -> None:
         """Read bytes as numbers with gaps, and name the cells: method or levels of the layout, and ranks."""
@@ -271,10 +263,6 @@ class MemoryByMethod(Figure):
             text += f"Predicted over measured: {low if low == high else f'{low} to {high}'}. "
         return text
 
-    def groups(self) -> list[pd.Series]:
-        """Return the measured bytes of each cell."""
-        return [rows["bytes"].dropna() for _, rows in self.cells]
-
     def numbers(self) -> str:
         """Return the measured and predicted sum of each cell in words."""
         texts = [
@@ -336,7 +324,7 @@ class Frameworks(Speeds):
         without = [group["label"].iloc[0] for group in self.cells if self.parity(group).startswith("no ")]
         text = (
             "Each trainer runs its own loop in its own environment, on the same initial weights, batches and learning "
-            f"rates; {self.counted()}. {captions.over(self.rows, self.common)}Grey: this project's trainer. "
+            f"rates; {self.counted()}. Grey: this project's trainer. "
         )
         return text + (f"Without a parity certificate: {captions.listing(without)}. " if without else "")
 
@@ -357,7 +345,7 @@ class Frameworks(Speeds):
             reasons = captions.listing(list(dict.fromkeys(group["reasons"].dropna()))[:2])
             rows.append([f"{arm}, {model}", "–", f"no valid run: {reasons}", *["–"] * 3, "0"])
         text = (
-            f"Spread in brackets. {captions.over(self.rows, self.common)}Memory is the peak of the fullest rank: "
+            f"Spread in brackets. {self.over()}Memory is the peak of the fullest rank: "
             "allocated on a GPU, resident on a CPU with Python and all libraries. The certificate compares the first "
             "steps with this project's trainer (A) on the same weights and batches, against a measured rounding floor."
         )

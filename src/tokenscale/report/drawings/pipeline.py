@@ -49,7 +49,6 @@ class PipelineBubble(Figure):
         self.rows = self.rows.assign(label=labels)
         found = [((int(p), str(s), int(v), int(m)), rows) for (p, s, v, m), rows in self.rows.groupby(_KEYS)]
         self.cells = dict(sorted(found, key=lambda cell: (cell[0][0], list(SCHEDULES).index(cell[0][1]), *cell[0][2:])))
-        self.common = captions.common_repeats(self.rows, _KEYS)
 
     def data(self) -> pd.DataFrame:
         """Return one row per cell: medians over all its runs with the ends of their spread, and predictions."""
@@ -76,10 +75,6 @@ class PipelineBubble(Figure):
             )
         return pd.DataFrame(rows, columns=[*names, "speed_up_predicted"])
 
-    def groups(self) -> list[pd.Series]:
-        """Return the values that medians are of."""
-        return captions.by_cell(self.common, self.main, self.by)
-
     def draw(self) -> matplotlib.figure.Figure:
         """Draw waiting and speed over micro-batches, per length of pipeline: lines predicted, points measured."""
         sizes = sorted({key[0] for key in self.cells})
@@ -99,7 +94,7 @@ class PipelineBubble(Figure):
                     rows = {key[3]: key for key in self.cells if key[:3] == (ranks, schedule, chunks)}
                     (colour, marker, dash), predicted = SCHEDULES[schedule], [_predict(*key) for key in rows.values()]
                     look: dict = {"color": colour, "markerfacecolor": "none", "markeredgewidth": 1.4, "markersize": 5}
-                    line = {"color": colour, "linestyle": dash, "linewidth": 1.4}
+                    line: dict = {"color": colour, "linestyle": dash, "linewidth": 1.4}
                     axes.plot(list(rows), [factor * values[column] for values in predicted], **line)
                     axes.plot([], [], **look | line, marker=marker, label=_name(schedule, chunks))
                     for count, key in rows.items():
@@ -158,7 +153,7 @@ class PipelineBubble(Figure):
                 + ["–" if pd.isna(difference) else f"{difference:.2g}"]
             )
         text = (
-            f"Spread in brackets. {captions.over(self.rows, self.common)}Speed is against naive with as many "
+            f"Spread in brackets. {self.over()}Speed is against naive with as many "
             "micro-batches of the same repeat; the loss difference is the largest of all steps and repeats, against "
             "naive with the fewest of them."
         )

@@ -181,7 +181,8 @@ class MfuComparison(Figure):
                     values, height = 100 * here[column].dropna(), y + 0.27 - 0.18 * place
                     options: dict = {"color": colour, "marker": marker, "markersize": 5, "linestyle": "none"}
                     axes.plot(values, [height] * len(values), **options, markerfacecolor="none", clip_on=False)
-                    axes.plot([values.median()] * 2, [height - 0.08, height + 0.08], color=colour, linewidth=2)
+                    median = 100 * panels.at(self.common, cell)[column].median()
+                    axes.plot([median] * 2, [height - 0.08, height + 0.08], color=colour, linewidth=2)
             panels.name_rows(axes, panels.names(listed))
             axes.set_xlim(0, 108 * self.rows[list(CONVENTIONS)].max().max())
             panels.steps_of(axes.xaxis)

@@ -62,19 +62,17 @@ class TokenizationBenchmark(Figure):
 
     def table(self) -> Table | None:
         """Return the medians of all arms."""
-        common = captions.common_repeats(self.rows, self.by)
         rows = []
         for name in ordered(self.rows["arm"]):
-            medians = common.loc[common["arm"] == name, list(_TIMES)].astype(float).median()
+            medians = self.common.loc[self.common["arm"] == name, list(_TIMES)].astype(float).median()
             rounds = self.rows.loc[self.rows["arm"] == name, "round"].nunique()
             rows.append([name, str(rounds), *map(number, medians)])
         heads = columns("arm", ">rounds", *(f">{label}" for label in _TIMES.values()))
-        return Table(heads, rows, f"Medians over rounds. {captions.over(self.rows, common)}".strip()) if rows else None
+        return Table(heads, rows, f"Medians over rounds. {self.over()}".strip()) if rows else None
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw three panels, logarithmic, a row for each of `drawn_arms`: rounds as dots, copying as a line."""
         names = ordered(drawn_arms(self.arms))[::-1]
-        common = captions.common_repeats(self.rows, self.by)
         with style():
             made, axes_of = figure(len(_TIMES), height=1.6 + 0.36 * max(3, len(names)), sharey=True)
             for axes, (column, label) in zip(axes_of, _TIMES.items(), strict=True):
@@ -90,7 +88,7 @@ class TokenizationBenchmark(Figure):
                 for y, name in enumerate(names):
                     values = shown.loc[shown["arm"] == name, column]
                     axes.plot(values, [y + o for o in jitter(len(values))], **dots(name))
-                    if len(values := values[values.index.isin(common.index)]):
+                    if len(values := values[values.index.isin(self.common.index)]):
                         axes.plot([values.median()] * 2, [y - 0.32, y + 0.32], color=dots(name)["color"], linewidth=2)
                 if len(limit):
                     middle = limit[column].median()
@@ -125,7 +123,7 @@ class TokenizationBenchmark(Figure):
         )
         text += self._break_even()
         text += captions.reasons(self.benchmark[self.benchmark["left_out"].notna()], "arm")
-        return text + captions.kinds(self.groups(), "round", "an arm")
+        return text + self.over() + captions.kinds(self.groups(), "round", "an arm")
 
     def _break_even(self) -> str:
         """Return from which number of batches on an offline arm, with its opening, takes less time than its twin.

@@ -31,7 +31,6 @@ class MixtureLosses(Figure):
         if others.nunique() > 1 or rows["world_size"].nunique() > 1:
             cells = cells + ", " + others + ", " + rows["world_size"].map(panels.ranks)
         self.rows = rows.assign(cell=cells)
-        self.common = captions.common_repeats(self.rows, self.by)
         first = self.rows[self.rows["source"] == self.rows["source"].min()]
         self.cells = first.groupby("cell")["share"].median().sort_values().index.tolist()
 
@@ -76,7 +75,7 @@ class MixtureLosses(Figure):
             "Loss after the last step on a fixed held-out slice of each corpus, the same for every mixture "
             f"(useful tokens: {captions.listing(sizes) or 'none'}); "
             f"{captions.counted(self.rows['run_id'].nunique(), self.inventory)}. {DOTS}"
-            f"{captions.over(self.rows, self.common)}The share is of the sequences of the whole run; mixtures with "
+            "The share is of the sequences of the whole run; mixtures with "
             "stages reach it in their own order. "
         )
 
@@ -90,7 +89,7 @@ class MixtureLosses(Figure):
                 + [f"{loss.median():.3f}", f"{loss.min():.3f} to {loss.max():.3f}"]
             )
         heads = columns("mixture", "corpus", ">share (%)", ">runs", ">loss", ">lowest to highest")
-        return Table(heads, rows, captions.over(self.rows, self.common).strip())
+        return Table(heads, rows, self.over().strip())
 
 
 def _other_factors(series: str) -> str:
@@ -129,7 +128,6 @@ class TimeToTargetLoss(Figure):
         Arrows at the edge are runs that did not reach the target; beside them, how many did.
         """
         listed = panels.cells(self.inventory)[::-1]
-        common = captions.common_repeats(self.rows)
         with style():
             made, both = figure(2, height=1.3 + 0.36 * max(4, len(listed)), sharey=True)
             for axes, (column, (label, _)) in zip(both, self.measures.items(), strict=True):
@@ -145,7 +143,7 @@ class TimeToTargetLoss(Figure):
                     if here.empty:
                         panels.write_note(axes, y, "no validation" if self.refusals == "" else "not comparable")
                         continue
-                    _draw_cell(axes, y, here, column, edge, panels.at(common, cell)[column].median())
+                    _draw_cell(axes, y, here, column, edge, panels.at(self.common, cell)[column].median())
                 panels.name_rows(axes, panels.names(listed))
                 panels.steps_of(axes.xaxis, 4)
             if len(self.rows):
@@ -170,7 +168,7 @@ class TimeToTargetLoss(Figure):
             f"{len(reached)} of {captions.count(len(self.rows), 'run')} reached it; {self.counted()}. Each dot is the "
             "first validation at or below the target. Thin lines begin at the validation before: the loss passed the "
             "target in between. Arrows at the right edge are runs that did not reach it; a median counts their time as "
-            f"longest. {captions.over(self.rows, captions.common_repeats(self.rows))}"
+            "longest. "
         )
         if short := int((~reached["whole_window"].astype(bool)).sum()):
             text += f"{short} of them ended before a whole window after it was seen. "
@@ -182,9 +180,9 @@ class TimeToTargetLoss(Figure):
 
     def numbers(self) -> str:
         """Return the median and counts of each cell in words."""
-        common, texts = captions.common_repeats(self.rows), []
+        texts = []
         for name, world, group in captions.cells(self.rows):
-            middle = panels.at(common, (name, world))["seconds"].median()
+            middle = panels.at(self.common, (name, world))["seconds"].median()
             median = f"{number(middle)} s" if np.isfinite(middle) else "not"
             texts.append(f"{name} on {world}: {median} ({int(group['reached'].sum())} of {len(group)} reached)")
         return "; ".join(texts)
@@ -261,7 +259,7 @@ class Translation(Figure):
 
     def table(self) -> Table:
         """Return medians, a row per cell; at BLEU the lowest and highest of several runs."""
-        common = captions.common_repeats(self.rows)
+        common = self.common
         names = dict(zip(named := list(dict.fromkeys(common["series"])), panels.short(named), strict=True))
         epochs = bool(common["bleu_by_epoch"].notna().any())
         heads = columns("runs of", ">ranks", ">training (s)", ">target tokens / s", ">BLEU")
@@ -278,4 +276,4 @@ class Translation(Figure):
                 + [f"{middle['validation_loss']:.3f}", number(middle["epoch_s"]), number(middle["positions_per_s"])]
                 + [str(len(group))]
             )
-        return Table(heads, rows, captions.over(self.rows, common).strip())
+        return Table(heads, rows, self.over().strip())
