@@ -248,6 +248,29 @@ def test_a_repeat_that_one_series_has_alone_moves_no_number_beside_others(tables
     assert [text.replace(" (repeat 0)", "") for text in told] == [common.alt(), common.finding()][: len(told)]
 
 
+@pytest.mark.parametrize("name", ["tokens_per_second_comparison", "parallel_methods", "frameworks", "mixture_losses",
+                                  "translation", "time_to_target_loss"])  # fmt: skip
+def test_bars_are_of_the_repeats_that_all_cells_have(request, name):
+    kind, frames = parts(name, request.getfixturevalue(FITTING.get(name, "tables")))
+    cells = frames[-1].set_index("run_id")["cell"]
+    alone = cells.index[cells == cells.iloc[0]]  # one cell keeps its further repeats, with other values
+    common = [frame[frame["repeat"] == 0] if "repeat" in frame else frame for frame in frames]
+    more = [frame[(frame["repeat"] == 0) | frame["run_id"].isin(alone)] for frame in frames if "repeat" in frame]
+    for frame in more[:-1]:
+        further, measured = frame["repeat"] > 0, frame.select_dtypes(float).columns
+        frame.loc[further, measured] *= 0.5
+    more = [more.pop(0) if "repeat" in frame else frame for frame in frames]
+    figure, expected = kind(*more), kind(*common)
+    assert len(figure.rows) > len(expected.rows) > 0
+    drawn = [[line for axes in made.draw().axes for line in axes.lines] for made in (figure, expected)]
+    bars = [[line for line in lines if line.get_linewidth() == 2 or line.get_marker() == "_"] for lines in drawn]
+    found, few = ([line.get_xydata().tolist() for line in lines] for lines in bars)
+    assert found == few and len(few) > 1
+    assert "repeat 0, which all cells have" in figure.caption() and "order-statistic" not in figure.caption()
+    if name != "time_to_target_loss":  # which counts all runs that reached the target
+        assert figure.alt().replace(" (repeat 0)", "") == expected.alt()
+
+
 def test_scaling_from_a_base_above_one_rank_says_which(tmp_path):
     tables = made(tmp_path, world_sizes=(2, 4), repeats=2, approaches=("packed",))
     kind, frames = parts("scaling_throughput", tables)

@@ -58,7 +58,7 @@ class MixtureLosses(Figure):
                         100 * here["share"], here["loss"], **look | {"linestyle": "none", "markersize": 5}, label=cell
                     )
                     axes.plot(
-                        100 * here["share"].median(), alike["loss"].median(), "_", color=look["color"], markersize=18
+                        100 * alike["share"].median(), alike["loss"].median(), "_", color=look["color"], markersize=18
                     )
                 axes.set_xlim(-6, 106)
                 plain(axes.yaxis)
