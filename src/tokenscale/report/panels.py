@@ -1,6 +1,6 @@
 """Kinds of panels that several figures share: strips of dots by approach, points by world size, curves."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -72,12 +72,6 @@ def steps_of(axis: Any, most: int = 5) -> None:
     plain(axis)
 
 
-def strip(axes: Axes, y: float, values: pd.Series, name: str, median: float) -> None:
-    """One row of a strip: every value a dot, the median a bar."""
-    axes.plot(values, [y + o for o in jitter(len(values))], **dots(name), clip_on=False)
-    axes.plot([median] * 2, [y - 0.32, y + 0.32], color=dots(name)["color"], linewidth=2)
-
-
 def write_note(axes: Axes, y: float, text: str) -> None:
     """Words in the row of a strip that has no value."""
     axes.text(0.02, y, text, transform=axes.get_yaxis_transform(), va="center", style="italic", fontsize=9)
@@ -91,20 +85,13 @@ def name_rows(axes: Axes, texts: Sequence[str]) -> None:
 
 
 def strips(
-    rows: pd.DataFrame,
-    shown: pd.DataFrame,
-    refused: str,
-    inventory: pd.DataFrame,
-    columns: Columns,
-    *,
-    keep: Callable[[Cell], bool] = lambda _: True,
+    rows: pd.DataFrame, shown: pd.DataFrame, refused: str, inventory: pd.DataFrame, columns: Columns
 ) -> tuple[Figure, list[Axes]]:
     """A panel a column of `rows` (one a run), a row a cell that the inventory lists: every run a dot, medians as bars.
 
     Of them the comparable ones are `shown`; cells of others say so. Medians are over the repeats that all cells have.
-    `keep` chooses cells.
     """
-    listed = [cell for cell in cells(inventory) if keep(cell)][::-1]
+    listed = cells(inventory)[::-1]
     with style():
         made, panels = figure(len(columns), height=1.3 + 0.36 * max(4, len(listed)), sharey=True)
         for axes, (column, (label, factor)) in zip(panels, columns.items(), strict=True):
@@ -118,7 +105,9 @@ def strips(
                 if found.empty:
                     write_note(axes, y, "not comparable" if len(at(rows, cell)) > len(at(shown, cell)) else "no data")
                 else:
-                    strip(axes, y, found, cell[0], factor * at(common, cell)[column].median())
+                    axes.plot(found, [y + o for o in jitter(len(found))], **dots(cell[0]), clip_on=False)
+                    median = factor * at(common, cell)[column].median()
+                    axes.plot([median] * 2, [y - 0.32, y + 0.32], color=dots(cell[0])["color"], linewidth=2)
             name_rows(axes, names(listed))
             most = max(found.max() for found in values.values() if len(found))
             axes.set_xlim(0.0, 1.08 * most if most > 0 else None)
@@ -200,12 +189,18 @@ def scaling(rows: pd.DataFrame, inventory: pd.DataFrame, refused: str, warning: 
                 no_data(axes, captions.nothing(inventory, refused))
             return made
         worlds = sorted(int(w) for w in rows["world_size"].unique())
-        series = ordered(rows["series"])
+        series, common = ordered(rows["series"]), captions.common_repeats(rows)
         for name, shift in zip(series, shifts(len(series)), strict=True):
             joined(left, rows, "useful_tokens_per_s", 1, name, shift)
             joined(right, rows, "efficiency", 100, name, shift)
             left.plot([], [], **look(name), label=name)
-            _ideal(left, rows[rows["series"] == name], worlds, name)
+            # throughput that grows as the world does, from the smallest measured
+            first = rows.loc[rows["series"] == name, "base_world_size"].iloc[0]
+            rates = at(common, (name, first))["useful_tokens_per_s"]
+            above = [w for w in worlds if w >= first]
+            if len(rates) and len(above) > 1:
+                ideal = [w / first * rates.median() for w in above]
+                left.plot(above, ideal, color=look(name)["color"], linestyle=":", linewidth=0.9)
         text = f"ideal: {'N' if at_one else 'N / N0'} × median T({base})"
         left.plot([], [], color=GREY, linestyle=":", linewidth=0.9, label=text)
         right.axhline(100, color=GREY, linestyle=":", linewidth=0.9)
@@ -220,16 +215,6 @@ def scaling(rows: pd.DataFrame, inventory: pd.DataFrame, refused: str, warning: 
         legend(made, left, 3)
         heading(left, warning)
         return made
-
-
-def _ideal(axes: Axes, rows: pd.DataFrame, worlds: Sequence[int], name: str) -> None:
-    """Throughput that grows as the world does, from the smallest measured."""
-    base = rows["base_world_size"].iloc[0]
-    rates = rows.loc[rows["world_size"] == base, "useful_tokens_per_s"]
-    above = [w for w in worlds if w >= base]
-    if len(rates) and len(above) > 1:
-        ideal = [w / base * rates.median() for w in above]
-        axes.plot(above, ideal, color=look(name)["color"], linestyle=":", linewidth=0.9)
 
 
 def legend(made: Figure, axes: Axes | Sequence[Axes], most: int = 5, order: Sequence[str] = ()) -> None:
