@@ -286,7 +286,7 @@ class Frameworks(Speeds):
         cells = self.rows.groupby(["arm", *named], dropna=False)["cell"].nunique()
         columns = ["arm", *(["cell"] if cells.max() > 1 else named)]
         rows = self.rows.assign(world_size=self.rows["world_size"].map(panels.ranks))[columns]
-        return [", ".join(row) for row in rows.itertuples(index=False)]
+        return [", ".join(map(str, row)) for row in rows.itertuples(index=False)]
 
     def look(self, group: pd.DataFrame) -> tuple[str, str]:
         """Return grey for this project's trainer."""
