@@ -4,6 +4,7 @@ import itertools
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.text import Text
 
@@ -311,3 +312,7 @@ def test_a_token_at_rest_stands_beside_its_entropy(tmp_path):
     (axes,) = kind(*rows).draw().axes
     assert [bar.get_width() for bar in axes.patches] == [2.0, 4.0]
     assert "packed 3.37 and token-list 1.68" in kind(*rows).caption()
+    assert kind(*rows).finding() == "Bytes a token: 2 with token-list to 4 with packed"
+    # another tokenizer's ids are other tokens: no finding over both, and no store without its text
+    both = kind(pd.concat([rows[0], rows[0].assign(tokenizer="other", bytes_per_id=9.0)], ignore_index=True))
+    assert both.finding() == both.title and "other, token-list 9" in both.alt()

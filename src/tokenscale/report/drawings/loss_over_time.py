@@ -4,7 +4,7 @@ import matplotlib.figure
 import pandas as pd
 
 from tokenscale.report import captions, panels
-from tokenscale.report.figure import Figure
+from tokenscale.report.figure import CURVES, POINTS, Figure
 from tokenscale.report.style import GREY, figure, jitter, looks, no_data, number, ordered, plain, style
 
 
@@ -101,8 +101,7 @@ class LossOverTime(Figure):
             f"world size; {captions.counted(train['run_id'].nunique(), expected)}. "
         )
         if train["run_id"].nunique() > train["series"].nunique():
-            text += "Thin lines are repeats, bold ones their median point by point. "
-            text += captions.over(train, captions.common_repeats(train, ["series"]))
+            text += CURVES + captions.over(train, captions.common_repeats(train, ["series"]))
         if stopped:
             runs = captions.count(stopped, "run")
             text += f"A cross ends {runs} whose training stopped at a loss that was not finite; no median counts them. "
@@ -116,7 +115,7 @@ class LossOverTime(Figure):
         return text + (
             "Approaches that cut documents into rows differently train on different rows at a step, so their training "
             "losses differ by data as well. If the global batch grows with the world size, each step sees more tokens, "
-            "so a lower loss by step is not an advantage. A run has at most 100 points. "
+            f"so a lower loss by step is not an advantage. {POINTS}"
         )
 
     def numbers(self) -> str:
@@ -204,7 +203,7 @@ class DdpVerificationLoss(Figure):
             "Largest absolute difference of training losses so far, between a run and the run of the same repeat at "
             f"the smallest world size; {captions.counted(pairs, expected)}. Expected: rounding only, as sums are in "
             "another order, which training amplifies. A wrong sum of gradients would show at the first steps. Both "
-            "runs have the same settings. A run has at most 100 points. "
+            f"runs have the same settings. {POINTS}"
         )
         if resumed := self.rows.loc[self.rows["resumed_from"].notna(), "run_id"].nunique():
             text += (

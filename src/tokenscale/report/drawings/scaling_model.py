@@ -97,23 +97,14 @@ class ScalingModel(Figure):
 
     def data(self) -> pd.DataFrame:
         """Return measured runs, then predictions with the ends of the band and if efficiency stays (column `kind`)."""
-        columns = [
-            "series",
-            "kind",
-            "world_size",
-            "run_id",
-            "useful_tokens_per_s",
-            "low",
-            "high",
-            "if_efficiency_stays",
-        ]
+        columns = ["series", "kind", "world_size", "run_id", "useful_tokens_per_s", "low", "high"]
         rows = []
         for series in self.series:
             for run in series.runs.itertuples():
                 kind = "measured, fitted" if run.world_size in series.fitted else "measured, not fitted"
                 rows.append([series.name, kind, run.world_size, run.run_id, run.useful_tokens_per_s, None, None, None])
             rows += [[series.name, "model", p.world_size, "", *rates] for p, rates in series.predictions]
-        return pd.DataFrame(rows, columns=columns)
+        return pd.DataFrame(rows, columns=[*columns, "if_efficiency_stays"])
 
     def draw(self) -> matplotlib.figure.Figure:
         """Draw a panel per series with a model: band, fitted runs filled, others open; dotted: efficiency stays."""

@@ -38,14 +38,17 @@ class StorageAgainstEntropy(Figure):
     cores_matter = False
 
     def prepare(self) -> None:
-        """Read bytes as numbers with gaps."""
+        """Read bytes as numbers with gaps, and name the stores, with corpus and tokenizer where there are several."""
         super().prepare()
         self.rows = self.rows.astype({"bytes_per_id": float, **dict.fromkeys(_BOUNDS, float)})
+        self.several = bool((self.rows[["corpus", "tokenizer"]].nunique() > 1).any())
+        each = self.rows.itertuples()
+        self.names = [f"{r.corpus}, {r.tokenizer}, {r.store}" if self.several else r.store for r in each]
 
     def finding(self) -> str:
-        """Return the stores with the fewest and the most bytes a token."""
-        sizes = self.rows.groupby("store")["bytes_per_id"].median().dropna()
-        return f"Bytes a token: {captions.extremes(sizes)}" if len(sizes) else self.title
+        """Return the stores of a text with the fewest and the most bytes a token; the title for several texts."""
+        sizes = self.rows.set_index("store")["bytes_per_id"].dropna()
+        return f"Bytes a token: {captions.extremes(sizes)}" if len(sizes) and not self.several else self.title
 
     def data(self) -> pd.DataFrame:
         """Return one row per store."""
@@ -64,9 +67,7 @@ class StorageAgainstEntropy(Figure):
             for column, (label, colour, marker) in _BOUNDS.items():
                 look: dict = {"color": colour, "marker": marker, "markerfacecolor": "none", "markeredgewidth": 1.5}
                 axes.plot(rows[column], range(len(rows)), linestyle="none", **look, label=label)
-            several = rows["tokenizer"].nunique() > 1 or rows["corpus"].nunique() > 1
-            named = [f"{r.corpus}, {r.tokenizer}, {r.store}" if several else r.store for r in rows.itertuples()]
-            panels.name_rows(axes, named)
+            panels.name_rows(axes, self.names[::-1])
             axes.set_xlim(left=0)
             panels.steps_of(axes.xaxis, 6)
             panels.legend(made, axes)
@@ -74,8 +75,8 @@ class StorageAgainstEntropy(Figure):
 
     def sentences(self) -> str:
         """Return what is counted, and which stores lie below the entropy."""
-        known = self.rows[self.rows["entropy_bytes"] > 0]
-        sizes = [f"{r.store} {number(r.bytes_per_id / r.entropy_bytes)}" for r in known.itertuples()]
+        each = zip(self.names, self.rows.itertuples(), strict=True)
+        sizes = [f"{name} {number(r.bytes_per_id / r.entropy_bytes)}" for name, r in each if r.entropy_bytes > 0]
         return (
             "Bars: bytes of a store's files over the token ids it contains, without padding. Marks: the order-0 "
             "entropy of the ids, the whole bits that number the vocabulary, and the UTF-8 bytes of the text per id, "
@@ -85,8 +86,8 @@ class StorageAgainstEntropy(Figure):
 
     def numbers(self) -> str:
         """Return the bytes a token of each store in words."""
-        each = self.rows.itertuples()
-        return "; ".join(f"{r.store} {number(r.bytes_per_id)} (entropy {number(r.entropy_bytes)})" for r in each)
+        each = zip(self.names, self.rows.itertuples(), strict=True)
+        return "; ".join(f"{name} {number(r.bytes_per_id)} (entropy {number(r.entropy_bytes)})" for name, r in each)
 
 
 _MARKERS = {"padded": "s", "token-list": "D", "packed": "v"}

@@ -185,7 +185,8 @@ class TimeToTargetLoss(Figure):
             middle = panels.at(self.common, (name, world))["seconds"].median()
             median = f"{number(middle)} s" if np.isfinite(middle) else "not"
             texts.append(f"{name} on {world}: {median} ({int(group['reached'].sum())} of {len(group)} reached)")
-        return "; ".join(texts)
+        named = captions.name_common(self.rows, self.common)
+        return "; ".join(texts) + (f" ({named})" if named else "")
 
 
 def _draw_cell(axes: Axes, y: float, here: pd.DataFrame, column: str, edge: float, middle: float) -> None:
