@@ -1,6 +1,7 @@
 """The page and the PDF: self-contained, escaped, honest about few runs, rebuilt with equal bytes."""
 
 import ast
+import html
 import json
 import re
 import subprocess
@@ -75,7 +76,7 @@ class Reader(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.tag, self.open, self.wide = "", [], []
+        self.tag, self.open, self.wide, self.drawings = "", [], [], []
         self.tags, self.references, self.ids, self.text = [], [], [], []
         self.feed(text)
 
@@ -86,8 +87,10 @@ class Reader(HTMLParser):
     def handle_starttag(self, tag, attributes):
         self.tag = tag
         self.tags.append(tag)
-        if tag in ("table", "svg") and not any("scroll" in classes.split() for _, classes in self.open):
+        if tag == "table" and not any("scroll" in classes.split() for _, classes in self.open):
             self.wide.append(tag)
+        if tag == "svg":
+            self.drawings.append(dict(attributes))
         self.open.append((tag, dict(attributes).get("class") or ""))
         for name, value in attributes:
             if name.split(":")[-1] in ("src", "href", "srcset", "data", "action", "poster"):
@@ -114,13 +117,45 @@ def test_the_page_refers_to_nothing_outside(site):
     assert "default-src 'none'" in site[1]
 
 
-def test_what_may_be_wider_than_a_phone_is_in_a_box_that_scrolls(site):
-    assert Reader(site[1]).wide == []
+def test_tables_scroll_and_every_drawing_has_one_for_a_phone(site):
+    """Letters of the drawing for a phone are at least as large on 340 px as on the drawing itself: 9 points or more."""
+    reader = Reader(site[1])
+    assert reader.wide == []
+    assert all(drawing["aria-hidden"] == "true" for drawing in reader.drawings), "the text beside it is read"
+    wide, phone = ([d for d in reader.drawings if d["class"] == which] for which in ("wide", "phone"))
+    assert len(wide) == len(phone) == len(reader.drawings) / 2 > 20
+    for drawing in phone:
+        _, _, width, height = map(float, drawing["viewbox"].split())
+        assert width <= 340 and 100 < height < 3000
+    panels = [float(d["viewbox"].split()[3]) for d in (*wide, *phone)]
+    assert max(panels[len(wide) :]) > 1.5 * max(panels[: len(wide)]), "panels are below one another"
+    assert all(f'role="img" aria-label="{html.escape(alt[:20])}' in site[1] for alt in alts(site))
+
+
+def alts(site):
+    drawn = [json.loads((site[0] / f"figures/demo/{name}.json").read_text()) for name in FIGURES]
+    return [texts["alt"] for texts in drawn if not texts["folded"]]
 
 
 def test_ids_are_unique(site):
     ids = Reader(site[1]).ids
     assert len(ids) == len(set(ids))
+    used = re.findall(r'url\(#([^)]*)\)|href="#([^"]*)"', site[1])
+    assert {name for pair in used for name in pair if name} <= set(ids)
+
+
+def visible(text):
+    """Words of a page, also the folded ones, without those of drawings."""
+    text = re.sub(r"(?s)<(style|svg|title)\b.*?</\1>|<[^>]+>", " ", text)
+    return html.unescape(text).split()
+
+
+def test_a_page_is_short_and_says_each_caution_once(site):
+    assert len(visible(site[1])) <= 9000
+    text = " ".join(visible(site[1])).lower()
+    part = summary.experiment("demo", site[0] / "tables")
+    for caution in (*summary.list_cautions(part), *page._figures(part, site[0] / "figures")["methods"]):
+        assert text.count(caution.lower().rstrip(".").removesuffix(" (world sizes above one)")) == 1, caution
 
 
 def test_what_users_write_is_text(site):
@@ -129,15 +164,16 @@ def test_what_users_write_is_text(site):
 
 
 def test_all_figures_and_parts_are_there(site):
-    assert Reader(site[1]).tags.count("svg") == len(FIGURES)
+    shown = [name for name in Reader(site[1]).ids if name.startswith("demo-figure-") and "phone" not in name]
+    assert {f"demo-figure-{name}" for name in FIGURES} <= set(shown)
     for words in (
         "Run inventory",
         "Same data",
-        "Offline against online",
+        "Comparisons of cells",
         "Validation loss",
         "demo scale",
         "corpus docstrings, tokenizer tekken",
-        "Definitions",
+        'href="sql/throughput.sql"',
     ):
         assert words in site[1]
 
@@ -155,7 +191,7 @@ def test_the_design_says_what_is_not_run_and_why(tmp_path):
 
 
 def test_few_runs_never_get_a_confident_word(site):
-    text = "".join(Reader(site[1].partition('<section id="definitions">')[0]).text)
+    text = "".join(Reader(site[1].partition('<section id="methods">')[0]).text)
     assert "95 %" not in text
     assert "too few runs" in text
     assert "faster" not in text
@@ -412,7 +448,7 @@ def test_modules_name_the_queries_and_files_that_they_use(site, whole, asked_for
     (tmp_path / "claims.json").write_text('{"claims": [], "replication": []}')
     where = {"claims": tmp_path / "claims.json"}
     page.write(["demo"], folder / "tables", folder / "figures", tmp_path / "index.html", **where)
-    assert asked == set(queries.PARAMETERS)
+    assert asked == set(), "the page only links the definitions"
     assert opened == literal(page, "FILES")
     assert all((Path(page.__file__).parent / name).is_file() for name in opened)
     drawn = {name for figure in FIGURES for name in figure_class(figure).queries}

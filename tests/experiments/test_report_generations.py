@@ -47,7 +47,7 @@ def test_prompts_and_texts_stand_on_the_page_as_text(text):
     assert "3 of 3 answers are the same, token by token" in text
     reader = Reader(text)
     assert "inference-generations" in reader.ids and len(reader.ids) == len(set(reader.ids))
-    assert '<td class="n">10</td>' in text  # the speed-up, in the table below the figure
+    assert '<td class="n">10 (10–10)</td>' in text  # the speed-up, in the table below the figure
 
 
 def test_the_pdf_has_them_too(folder, text):

@@ -51,7 +51,7 @@ def test_several_experiments_have_a_page_each_and_one_for_all(site):
     text = written(site, "index.html", page.write, ["demo", "other"])
     reader = Reader(text)
     assert {"demo.html", "other.html"} <= set(reader.references) and "Another?" in text
-    assert "Run inventory" not in text and "Definitions" in text and 'id="claims"' in text
+    assert "Run inventory" not in text and 'id="definitions"' in text and 'id="claims"' in text
     own = written(site, "demo.html", page.write_experiment, "demo")
     assert "Run inventory" in own and "index.html" in Reader(own).references and 'id="claims"' not in own
     empty = written(site, "other.html", page.write_experiment, "other")
@@ -88,14 +88,18 @@ def test_every_reference_inside_the_pages_leads_somewhere(site):
                 assert not place or place in targets[file or name], (name, reference)
                 assert not file or file in pages, (name, reference)
             else:
-                assert re.match(r"(figures|data|sql|\.\./\.\.)/", file), (name, reference)
+                assert re.match(r"(figures|data|sql|\.\./\.\.)/|claims/claims.json$", file), (name, reference)
 
 
 def test_claims_stand_with_their_verdicts_and_lead_to_their_figure(site):
     text = written(site, "one.html", page.write, ["demo"])
     judged = json.loads((site / "claims/claims.json").read_text())["claims"]
+    tested = [claim for claim in judged if claim["experiment"]]
+    assert 0 < len(tested) < len(judged)
     for claim in judged:
-        assert f'id="claim-{claim["id"]}"' in text
+        assert (f'id="claim-{claim["id"]}"' in text) is (claim in tested)
+        assert (html.escape(claim["claim"], quote=False) in html.unescape(text)) is (claim in tested)
+    assert f"{len(judged) - len(tested)} claims about other corpora or scales" in text
     (stall,) = [c for c in judged if c["id"] == "slower-by-reading"]
     assert stall["verdict"] == "inconclusive" and 'href="#demo-figure-data_stall_share"' in text
     assert '<span class="badge contradicted">contradicted</span>' in text
@@ -117,7 +121,7 @@ def test_a_claim_whose_data_are_edited_turns_red(site, tmp_path):
     ledger = ["--ledger", str(ROOT / "config/claims.yaml")]
     assert main(["claims", *ledger, "--tables", str(edited), "--output", str(tmp_path)]) == 0
     page.write(["demo"], edited, site / "figures", tmp_path / "a.html", claims=tmp_path / "claims.json")
-    red = re.search(r'class="claim (\w+)" id="claim-padding-share"', (tmp_path / "a.html").read_text())
+    red = re.search(r'class="verdict (\w+)" id="claim-padding-share"', (tmp_path / "a.html").read_text())
     assert red[1] == "contradicted"
 
 

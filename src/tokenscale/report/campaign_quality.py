@@ -1,4 +1,4 @@
-"""How good the measurements of an experiment are: spread inside a run and between runs, and what stands behind them."""
+"""Quality of an experiment's measurements: spread within and between runs, same data, design and inventory of runs."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from tokenscale.settings.experiments import flatten_cell
 
 
 def steadiness(step_times: pd.DataFrame, throughput: pd.DataFrame) -> Table:
-    """A row a series and world size: how steps spread inside a run, and throughput between runs."""
+    """Return a row for each series and world size: spread of steps within a run, and of throughput between runs."""
     late = step_times["late_s"].notna().any()
     rows = []
     for name, world, group in cells(step_times):
@@ -41,15 +41,14 @@ def steadiness(step_times: pd.DataFrame, throughput: pd.DataFrame) -> Table:
 
 
 def energy(rows: pd.DataFrame) -> str:
-    """What the devices counted, in a sentence; empty where none did."""
+    """Return a sentence on the energy that the devices counted; empty where none did."""
     counted = rows.dropna(subset=["energy_j"])
-    if counted.empty:
-        return ""
     texts = [
         f"{name}, world size {world}: {spread(1e3 * group['j_per_useful_token'])} mJ a useful token"
         for name, world, group in cells(counted)
     ]
-    return f"Energy of the devices' boards, by their own counters ({len(counted)} runs): {'; '.join(texts)}."
+    listed = f"Energy of the devices' boards, by their own counters ({len(counted)} runs): {'; '.join(texts)}."
+    return listed if texts else ""
 
 
 RESUMED = "resumed and uninterrupted"
@@ -67,13 +66,13 @@ _PROOFS = {
 def proof(order: pd.DataFrame) -> dict[str, Any]:
     """Return a sentence and a table for each kind of pair: whether its runs trained on the same batches.
 
-    The digest names samples, not their content. Losses are proof of the content: online against offline they must be
-    bit-identical, across world sizes and after a resumption they must agree within rounding (`order.sql`).
+    Digests name samples; equal losses show equal content: bit-identical online against offline, equal within rounding
+    (`order.sql`) across world sizes and after a resumption.
     """
     parts = []
     for kind, (what, true) in _PROOFS.items():
         pairs = order[order["kind"] == kind]
-        if kind == RESUMED and pairs.empty:  # few experiments ask
+        if kind == RESUMED and pairs.empty:  # few experiments resume
             continue
         pairs = pairs.assign(finding=[_finding(kind, pair) for pair in pairs.itertuples()])
         proven = int((pairs["finding"] == "proven").sum())
@@ -111,7 +110,7 @@ def _finding(kind: str, pair: Any) -> str:
 
 
 def _proof_table(pairs: pd.DataFrame) -> Table:
-    """A row for the pairs of two series and two world sizes."""
+    """Return a row for the pairs of two series and two world sizes."""
     heads = columns("approach", "against", "world sizes", ">pairs", ">steps with equal digests", "same useful tokens",
                     "losses bit-identical", ">largest loss difference (nats)", "finding")  # fmt: skip
     rows = [
@@ -128,15 +127,15 @@ def _proof_table(pairs: pd.DataFrame) -> Table:
 
 
 def of_canary(runs: pd.DataFrame, planned: Mapping[str, int | None]) -> pd.Series:
-    """Which rows are runs of the canary: repeats beyond those that `planned` (cell → repeats) has for their cell."""
+    """Return which rows are runs of the canary: repeats beyond those that `planned` (cell → repeats) has for a cell."""
     repeats = runs["cell"].map(planned).astype(float)
     return (runs["repeat"].astype(float) >= repeats) & ~runs["external"].fillna(False).astype(bool)
 
 
 def design(runs: pd.DataFrame, planned: Mapping[str, int | None], not_run: Sequence[dict[str, Any]] = ()) -> Table:
-    """The grid of the experiment: a row a cell, repeats by validity; `nonfinite` are invalid ones that stopped so.
+    """Return a row for each cell with the validity of its repeats; `nonfinite` are invalid ones that stopped so.
 
-    The caption names the combinations that are not run, and why, and the canary, whose runs are repeats beyond these.
+    The caption names the combinations that are not run, with the reason, and the canary.
     """
     canary = runs[of_canary(runs, planned)]
     runs = runs.drop(canary.index)
@@ -153,14 +152,13 @@ def design(runs: pd.DataFrame, planned: Mapping[str, int | None], not_run: Seque
     ]
     notes = [f"Not run: {'; '.join(without)}."] if without else []
     if len(canary):
-        notes.append(
-            f"Canary, between the others: {len(used(canary))} of {len(canary)} runs of {canary['cell'].iloc[0]}."
-        )
+        done = f"{len(used(canary))} of {len(canary)} runs of {canary['cell'].iloc[0]}"
+        notes.append(f"Canary, between the others: {done}.")
     return Table(columns("cell", *(f"repeat {r}" for r in repeats), ">done"), rows, " ".join(notes))
 
 
 def inventory_table(runs: pd.DataFrame) -> Table:
-    """Every run, also those that count for nothing."""
+    """Return a row for each run, also for those that enter no number."""
     queued = runs["job_ids"].notna().any()
     heads = columns("run", "validity", "status", "reasons", ">order", ">attempts", ">steps", ">repeated rows",
                     ">broken lines", "sealed", *(["nodes", ">queued s", "SLURM log"] if queued else []))  # fmt: skip
@@ -181,7 +179,6 @@ def inventory_table(runs: pd.DataFrame) -> Table:
 
 
 def _newest_log(run: Any) -> str:
-    """The log of a run's newest job."""
     if not run.job_ids:
         return ""
     jobs, logs = run.job_ids.split(", "), (run.slurm_logs or "").split(", ")
@@ -189,7 +186,7 @@ def _newest_log(run: Any) -> str:
 
 
 def quarantine_table(connection: duckdb.DuckDBPyConnection) -> Table:
-    """Broken log lines; the ones that a killed process does not explain come first."""
+    """Return the broken log lines; those that a killed process does not explain come first."""
     with damage_reported(connection):
         rows = connection.execute(
             "SELECT file, line, reason, benign, text FROM quarantine ORDER BY benign, file, line LIMIT 100"

@@ -3,9 +3,11 @@
 One experiment is one page. Several have a page each, and `index.html` holds what is said of all: verdicts and claims.
 """
 
-import csv
+import os
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,124 +20,143 @@ from tokenscale.analysis import queries, replication
 from tokenscale.base.files import read_json, write_text
 from tokenscale.report import answers, paired_comparisons, style, summary
 from tokenscale.report import claims as judged
+from tokenscale.report.captions import sentence
 from tokenscale.report.figure import figure_class
 from tokenscale.report.table import Table
 
-QUERIES = tuple(queries.PARAMETERS)
 #: files of this folder that the pages are made of
-FILES = ("page.html.j2", "layout.html.j2", "macros.html.j2", "box.html.j2", "claims.html.j2", "experiment.html.j2",
-         "end.html.j2", "page.css")  # fmt: skip
+FILES = ("page.html.j2", "macros.html.j2", "box.html.j2", "claims.html.j2", "experiment.html.j2", "end.html.j2",
+         "page.css")  # fmt: skip
+#: how a verdict of an answer was reached → its words
+KINDS = {
+    "exact": (answers.COUNTED, answers.PROVEN, answers.NOT_PROVEN),
+    "tested on pairs of runs": tuple(
+        word for word in paired_comparisons.VERDICT_WORDS if word not in paired_comparisons.UNDECIDED
+    ),
+    "described, not tested": (answers.MEASURED, answers.WITHIN, answers.BEYOND, answers.ONE_RUN, answers.OPEN),
+    "no verdict": paired_comparisons.UNDECIDED,
+}
 #: words that are shown as badges
 WORDS = (
     *summary.VALIDITY,
-    *("nonfinite", *paired_comparisons.VERDICT_WORDS),
-    *answers.WORDS,
+    *("nonfinite", *(word for words in KINDS.values() for word in words)),
     *replication.VERDICTS,
     *judged.VERDICTS,
     *(judged.DIRECTION, judged.NOT_REPRODUCED, judged.UNDECIDED),
 )
-#: rows of a figure's data that the page shows; the CSV file beside the figure has all
-SHOWN_ROWS = 60
-ABOUT = "Every number on this page is computed from the logs of the runs and benchmarks of its experiments."
 HOME = "index.html"
 #: facts of an experiment, or of all of them
 FACTS = ("text", "scale", "data_from")
 #: answers that the first screen shows of an experiment beside others; its own page has all
 ANSWERS = 3
+#: figures of an experiment that are open, the one beside the answers included; the others are folded
+OPEN = 10
 
 
 def write(experiments: Sequence[str], tables: Path, figures: Path, output: Path, *, claims: Path | None = None) -> None:
-    """Write the first page for the named experiments, in that order; `claims` is what the verb `claims` wrote.
+    """Write the first page for the named experiments, in that order; `claims` is what the command `claims` wrote.
 
     One experiment is shown in full; of several, their own pages (`write_experiment`) are linked.
     """
     parts = [summary.experiment(name, tables) for name in experiments]
     alone = len(parts) == 1
     for part in parts:
-        part |= {"drawn": _drawn(part, figures)} if alone else {"href": f"{part['name']}.html"}
-    claims_html = _claims(claims, parts)
-    contents = [("claims", "#claims"), ("replication", "#replication")] if claims_html else []
-    contents += [("originals", "#originals")] if not alone and summary.source_study_table(parts).rows else []
-    contents += _sections(parts[0]["name"]) if alone else [(p["name"], p["href"]) for p in parts]
-    contents += [("definitions", "#definitions"), ("methods", "#methods")]
+        part |= _figures(part, figures) if alone else {"href": f"{part['name']}.html"}
+    claims_html = _claims(claims, parts, output)
+    contents = _sections(parts[0]["name"]) if alone else [(part["name"], part["href"]) for part in parts]
+    contents += [("source studies", "#originals")] if not alone and summary.source_study_table(parts).rows else []
+    contents += [("claims", "#claims")] if claims_html else []
     heading = (parts[0]["question"] or parts[0]["name"]) if alone else f"Report on {len(parts)} experiments"
-    write_text(output, render(parts, heading, contents, claims=claims_html))
+    write_text(output, render(parts, heading, [*contents, ("methods", "#methods")], claims=claims_html))
 
 
 def write_experiment(name: str, tables: Path, figures: Path, output: Path) -> None:
     """Write the page of one of several experiments, beside the first page, which has the claims."""
     part = summary.experiment(name, tables)
-    part["drawn"] = _drawn(part, figures)
+    part |= _figures(part, figures)
     contents = [("all experiments", HOME), *_sections(name)]
     write_text(output, render([part], part["question"] or name, contents, home=HOME))
 
 
-def _picture(parts: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The figure beside the answers of a page of one experiment: the first that was drawn and shows something. It is
-    taken out of the experiment's list."""
-    drawn = parts[0].get("drawn", []) if len(parts) == 1 else []
-    found = next((f for f in drawn if f["svg"] and not f["folded"]), None)
-    if found:
-        drawn.remove(found)
-    return found
-
-
-def _drawn(part: dict[str, Any], figures: Path) -> list[dict[str, Any]]:
-    return [figure(name, figures / part["name"], f"{part['name']}-{name}") for name in part["figures"]]
-
-
 def _sections(name: str) -> list[tuple[str, str]]:
-    parts = {"figures": "figures", "tables": "tables", "same data": "proof", "quality": "quality", "runs": "runs"}
-    return [(name, f"#{name}"), *((text, f"#{name}-{part}") for text, part in parts.items())]
+    parts = ("figures", "tables", "same data", "quality", "runs")
+    return [(text, f"#{name}-{text.replace(' ', '-')}") for text in parts]
 
 
-def _claims(path: Path | None, parts: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The judged claims: how many have which verdict, and those of each document; None where nobody judged.
+def _figures(part: dict[str, Any], figures: Path) -> dict[str, Any]:
+    """Figures of an experiment: the `picture` beside its answers, those that are open (`drawn`), `more`, and `empty`
+    ones. `methods` are the sentences that several figures and tables have, which are taken out of all of them, and so
+    is the experiment's caution."""
+    every = [figure(name, figures / part["name"], f"{part['name']}-{name}") for name in part["figures"]]
+    drawn, empty = ([f for f in every if bool(f["folded"]) is folded] for folded in (False, True))
+    tables = {name: table for name, table in part.items() if isinstance(table, Table)}
+    texts = [*(f["method"] for f in drawn), *(table.caption for table in tables.values())]
+    counts = Counter(text for whole in texts for text in _sentences(whole))
+    caution = sentence(part["caution"]).strip()
+    own = {text for text, n in counts.items() if n == 1}
+    for f in drawn:
+        f["method"] = " ".join(text for text in _sentences(f["method"]) if text in own)
+        f["caption"] = " ".join(text for text in _sentences(f["caption"]) if text != caution)
+    for f in empty:
+        f["folded"] = "see the cautions" if f"{f['folded']}." == caution else f["folded"]
+    tables = {
+        name: replace(table, caption=" ".join(text for text in _sentences(table.caption) if text in own))
+        for name, table in tables.items()
+    }
+    shown = {"picture": drawn[0] if drawn else None, "drawn": drawn[1:OPEN], "more": drawn[OPEN:], "empty": empty}
+    return tables | shown | {"methods": [text for text in counts if text not in own]}
 
-    Claims lead to the figures of `parts` that show them.
-    """
+
+def _sentences(text: str) -> list[str]:
+    return re.split(r"(?<=[.!?]) (?=[A-Z“])", text.strip()) if text.strip() else []
+
+
+def _claims(path: Path | None, parts: list[dict[str, Any]], output: Path) -> dict[str, Any] | None:
+    """The claims of each document that were tested, how many have which verdict, and how many were not tested; None
+    where nobody judged. Claims lead to the figures of `parts` that show them."""
     if path is None:
         return None
     pages = {part["name"]: part.get("href") or f"#{part['name']}" for part in parts}
     drawn = {part["name"]: part["figures"] for part in parts}
-    rows = [row | judged.describe_verdict(row) for row in judged.read_claims(path)]
     documents: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        document = documents.setdefault(row["document"], {"title": row["document"], "where": row["where"]})
-        document.setdefault("tested", []), document.setdefault("untested", [])
+    rows = [row | judged.describe_verdict(row) for row in judged.read_claims(path)]
+    tested = [row for row in rows if row["experiment"]]
+    for row in tested:
+        document = documents.setdefault(row["document"], {"title": row["document"], "where": row["where"], "rows": []})
         row["href"] = pages.get(row["experiment"], "")
         if row["href"] and row["shown_in"] in drawn.get(row["experiment"], ()):
             row["href"] = f"{row['href'].partition('#')[0]}#{row['experiment']}-figure-{row['shown_in']}"
-        document["tested" if row["experiment"] else "untested"].append(row)
-    figures = judged.replication_tables(judged.read_replication(path))
-    return {"counts": judged.count_verdicts(rows), "documents": list(documents.values()), "replication": figures}
+        document["rows"].append(row)
+    figures = [row for row in judged.read_replication(path) if row.table != "Claims"]
+    return {
+        "counts": judged.count_verdicts(tested),
+        "documents": list(documents.values()),
+        "untested": len(rows) - len(tested),
+        "file": Path(os.path.relpath(path, output.parent)).as_posix(),
+        "replication": judged.replication_tables(row for row in figures if row.verdict != replication.NOT_RUN),
+    }
 
 
-def render(
-    parts: list[dict[str, Any]],
-    heading: str,
-    contents: list[tuple[str, str]],
-    *,
-    claims: dict[str, Any] | None = None,
-    home: str = "",
-) -> str:
-    """The page's text. Everything from the tables is escaped; only figures and the style sheet are markup."""
+def render(parts: Sequence[dict[str, Any]], heading: str, contents: Sequence[tuple[str, str]], **options: Any) -> str:
+    """The page's text; `options` are `claims` and the first page (`home`). Everything from the tables is escaped; only
+    figures and the style sheet are markup."""
     environment = Environment(
         loader=FunctionLoader(_read), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    shared, cautions = _shared(parts), summary.shared_cautions(parts)
+    known = {key: Counter(part[key] for part in parts if part[key]) for key in FACTS}
+    shared = {key: found.most_common(1)[0][0] for key, found in known.items() if found}  # stated once
+    cautions = summary.shared_cautions(parts)
+    undrawn: dict[str, Any] = {"href": "", "picture": None, "drawn": (), "more": (), "empty": (), "methods": ()}
+    parts = [undrawn | part | _box_fields(part, shared, cautions, alone=len(parts) == 1) for part in parts]
     text = environment.get_template("page.html.j2").render(
         style=Markup(_read("page.css")),
         version=__version__,
         title=f"tokenscale report: {', '.join(p['name'] for p in parts) or heading}",
         heading=heading,
-        about=ABOUT,
-        picture=_picture(parts),
         contents=contents,
-        home=home,
         words=WORDS,
-        claims=claims,
-        parts=[{"href": ""} | part | _box_fields(part, shared, cautions, alone=len(parts) == 1) for part in parts],
+        kinds=_kinds(answer["verdict"] for part in parts for answer in part["visible"]),
+        parts=parts,
         shared_cautions=cautions,
         shared=shared,
         originals=summary.source_study_table(parts),
@@ -144,16 +165,17 @@ def render(
         digest=summary.tables_digest(parts),
         machines=list(dict.fromkeys(machine for p in parts for machine in p["machines"])),
         commits=[dict(c) for c in dict.fromkeys(tuple(c.items()) for p in parts for c in p["commits"])],
-        versions=_versions(parts),
-        definitions=[(name, queries.definition(name), _statement(name)) for name in QUERIES],
+        versions=sorted({pair for part in parts for pair in part["versions"]}),
+        definitions=tuple(queries.PARAMETERS),
+        **{"claims": None, "home": ""} | options,
     )
     return text.lstrip("\n").rstrip("\n") + "\n"
 
 
-def _shared(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Facts that most experiments share, which the page states once."""
-    known = {key: Counter(part[key] for part in parts if part[key]) for key in FACTS}
-    return {key: found.most_common(1)[0][0] for key, found in known.items() if found}
+def _kinds(verdicts: Iterable[str]) -> dict[str, list[str]]:
+    """How verdicts were reached → those of `verdicts`, without what restricts them."""
+    words = list(dict.fromkeys(verdict.split(", ")[0] for verdict in verdicts))
+    return {kind: found for kind, of in KINDS.items() if (found := [word for word in words if word in of])}
 
 
 def _box_fields(part: dict[str, Any], shared: dict[str, Any], cautions: list[str], *, alone: bool) -> dict[str, Any]:
@@ -165,59 +187,25 @@ def _box_fields(part: dict[str, Any], shared: dict[str, Any], cautions: list[str
     return {"visible": visible, "hidden": hidden, "own": own, "warnings": own_cautions}
 
 
-def _statement(name: str) -> str:
-    """A query without the definition at its head."""
-    lines = queries.sql(name).splitlines()
-    first = next(i for i, line in enumerate(lines) if not line.startswith("--"))
-    return "\n".join(lines[first:])
-
-
 def figure(name: str, folder: Path, prefix: str) -> dict[str, Any]:
-    """Texts, inlined drawing and data of a figure; `svg` is None where its files have not been drawn."""
+    """Texts, table and inlined drawings of a figure; `folded` says why there is nothing to show."""
     path = folder / f"{name}.json"
     if not path.is_file():
         title = figure_class(name).title
-        return {"name": name, "title": title, "finding": title, "folded": "", "svg": None}
+        return {"name": name, "title": title, "folded": "This figure has not been made"}
     words = read_json(path, "figure's texts")
-    drawing = style.inline((folder / f"{name}.svg").read_text(encoding="utf-8"), _identifier(prefix), words["alt"])
-    with open(folder / f"{name}.csv", encoding="utf-8", newline="") as file:
-        header, *rows = list(csv.reader(file)) or [[]]
-    numeric = [bool(rows) and all(_numeric(row[i]) for row in rows) for i in range(len(header))]
-    columns = list(zip(header, numeric, strict=True))
+    prefix = "".join(c if c.isalnum() or c == "-" else "-" for c in prefix)
+    drawing = (folder / f"{name}.svg").read_text(encoding="utf-8")
+    _, _, width, height = map(float, re.search(r'viewBox="([^"]*)"', drawing)[1].split())
     return {
         "name": name,
+        "tall": height / width,
         **words,
         "table": Table(**words["table"]) if "table" in words else None,
-        "svg": Markup(drawing),
-        "data": Table(columns, [[_short(v) for v in row] for row in rows[:SHOWN_ROWS]]),
-        "rows": len(rows),
-        "left_out": max(0, len(rows) - SHOWN_ROWS),
+        "svg": Markup(style.inline(drawing, prefix, "wide")),
+        "phone": Markup(style.inline(words["phone"], f"{prefix}-phone", "phone")),
     }
 
 
 def _read(name: str) -> str:
     return resources.files("tokenscale.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _identifier(text: str) -> str:
-    return "".join(c if c.isalnum() or c == "-" else "-" for c in text)
-
-
-def _versions(parts: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    found: dict[str, dict[str, None]] = {}
-    for package, versions in (pair for part in parts for pair in part["versions"]):
-        found.setdefault(package, {}).update(dict.fromkeys(versions.split(", ")))
-    return [(package, ", ".join(versions)) for package, versions in sorted(found.items())]
-
-
-def _numeric(text: str) -> bool:
-    try:
-        float(text or "nan")
-    except ValueError:
-        return False
-    return True
-
-
-def _short(text: str) -> str:
-    """Six significant digits of a fraction; everything else as it is."""
-    return f"{float(text):.6g}" if _numeric(text) and "." in text else text

@@ -16,7 +16,7 @@ from tokenscale.analysis.queries import connect, query
 from tokenscale.base.files import atomic, write_json, write_text
 from tokenscale.report import captions
 from tokenscale.report.figure import Figure, figure_class
-from tokenscale.report.style import settle, style
+from tokenscale.report.style import narrow, settle, style
 from tokenscale.settings.registry import ALIASES
 
 #: formats of the drawing, in the order in which they are drawn
@@ -102,7 +102,7 @@ def save(name: str, tables: Path, output: Path) -> list[Path]:
 
 
 def write(loaded: LoadedFigure, output: Path) -> list[Path]:
-    """Write the files of a loaded figure."""
+    """Write the files of a loaded figure. Its JSON has the texts, and the drawing that the page shows on a phone."""
     paths = {kind: output.with_name(f"{output.name}.{kind}") for kind in KINDS}
     for kind, content in draw(loaded).items():
         with atomic(paths[kind]) as temporary:
@@ -110,7 +110,9 @@ def write(loaded: LoadedFigure, output: Path) -> list[Path]:
     write_text(paths["csv"], loaded.csv)
     with atomic(paths["parquet"]) as temporary:
         temporary.write_bytes(parquet(loaded.data))
-    write_json(paths["json"], {"schema": 1, "figure": loaded.name, **describe(loaded)})
+    with narrow():
+        phone = draw(loaded, ("svg",))["svg"].decode()
+    write_json(paths["json"], {"schema": 1, "figure": loaded.name, "phone": phone, **describe(loaded)})
     return list(paths.values())
 
 

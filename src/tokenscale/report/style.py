@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from html import escape
 from pathlib import Path
 
 import matplotlib
@@ -33,8 +32,8 @@ def register() -> None:
             font_manager.fontManager.addfont(Path(__file__).parent / name)
 
 
-def inline(svg: str, prefix: str, alt: str) -> str:
-    """The `<svg>` element of a figure for inlining; `prefix` is put before each id, `alt` is read aloud."""
+def inline(svg: str, prefix: str, css_class: str) -> str:
+    """The `<svg>` element of a figure for inlining; `prefix` is put before each id that something in it refers to."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(
         r"<!--.*?-->|<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<title>.*?</title>", "", svg, flags=re.DOTALL
@@ -42,14 +41,17 @@ def inline(svg: str, prefix: str, alt: str) -> str:
     head, body = svg.split(">", 1)
     box = re.search(r'viewBox="([^"]*)"', head)[1]
     body = body.replace("xlink:href=", "href=")
-    body = re.sub(r'\bid="([^"]*)"', rf'id="{prefix}-\1"', body)
+    used = set(re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', body))
+    used = {name for pair in used for name in pair}
+    body = re.sub(r' id="([^"]*)"', lambda found: f' id="{prefix}-{found[1]}"' if found[1] in used else "", body)
     body = re.sub(r'href="#([^"]*)"', rf'href="#{prefix}-\1"', body)
     body = re.sub(r"url\(#([^)]*)\)", rf"url(#{prefix}-\1)", body)
     body = re.sub(re.escape(TEXT), "currentColor", body, flags=re.IGNORECASE)
     for i, colour in enumerate((GRID, *PALETTE)):
         body = re.sub(re.escape(colour), f"var(--c{i})", body, flags=re.IGNORECASE)
     body = re.sub(r"\n\s*", "\n", body)
-    return f'<svg viewBox="{box}" role="img" aria-label="{escape(alt)}">{body.strip()}'
+    body = re.sub(r' (?:d|x|y|transform)="[^"]*"', lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), body)
+    return f'<svg class="{css_class}" viewBox="{box}" aria-hidden="true">{body.strip()}'
 
 
 #: replaced by `currentColor` and by the page's grid colour when a figure is put into HTML
@@ -136,11 +138,24 @@ def style() -> Iterator[None]:
 
 
 def figure(columns: int = 1, *, rows: int = 1, height: float = 3.6, **options) -> tuple[Figure, list[Axes]]:
-    """A figure without pyplot's global state, and its axes; 8 inches wide in all."""
+    """A figure without pyplot's global state, and its axes; 8 inches wide in all, or as wide as a phone (`narrow`)."""
+    if text_layout.width < text_layout.WIDE:
+        shared = {key: value is True for key, value in options.items() if key.startswith("share")}
+        rows, columns, height, options = rows * columns, 1, height * columns, shared
     with style():
-        made = Figure(figsize=(8, height), layout="constrained")
+        made = Figure(figsize=(text_layout.width, height), layout="constrained")
         axes = made.subplots(rows, columns, squeeze=False, **options)
     return made, list(axes.flat)
+
+
+@contextmanager
+def narrow() -> Iterator[None]:
+    """Figures drawn inside this context are as wide as a phone, with their panels below one another."""
+    text_layout.width = text_layout.NARROW
+    try:
+        yield
+    finally:
+        text_layout.width = text_layout.WIDE
 
 
 def settle(made: Figure) -> None:
@@ -207,12 +222,12 @@ def jitter(n: int, width: float = 0.28) -> list[float]:
 
 
 def legend_columns(names: Sequence[str], most: int) -> int:
-    """As many columns, up to `most`, as 8 inches hold of a legend with these names (filled column by column)."""
+    """As many columns, up to `most`, as fit a figure of a legend with these names (filled column by column)."""
     for columns in range(min(most, len(names)), 1, -1):
         rows, longer = divmod(len(names), columns)
         ends = [i * rows + min(i, longer) for i in range(columns + 1)]
         parts = [names[begin:end] for begin, end in itertools.pairwise(ends)]
-        if sum(0.6 + 0.075 * max(map(len, part)) for part in parts) <= 8:
+        if sum(0.6 + 0.075 * max(map(len, part)) for part in parts) <= text_layout.width:
             return columns
     return 1
 

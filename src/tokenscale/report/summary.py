@@ -54,7 +54,7 @@ VALIDITY = ("valid", "suspect", "invalid", "missing")
 
 
 def experiment(name: str, tables: Path) -> dict[str, Any]:
-    """Everything that is said about `<tables>/<name>`; see the keys below. Empty tables give empty parts."""
+    """Return all texts and tables on `<tables>/<name>`; see the keys below. Empty tables give empty parts."""
     folder = tables / name
     check_tables(folder)  # a description from the cache holds as long as the tables are those of the manifest
     return dict(_experiment(name, folder, sha256_file(folder / MANIFEST)))
@@ -62,7 +62,7 @@ def experiment(name: str, tables: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
-    """The same of a folder whose tables have this digest: page, PDF and bundle describe the same experiments."""
+    """Cached by the digest of the tables: page, PDF and folder describe the same experiments."""
     head = read_experiment(folder)
     design = head.get("cautions") or []
     with save.Tables(folder) as opened:
@@ -146,10 +146,8 @@ def shared_cautions(parts: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def campaign_text(throughput: pd.DataFrame, runs: pd.DataFrame, planned: Mapping[str, int | None]) -> str:
-    """Sentences on the order in which runs were started, on drift, and on the noise between runs of equal settings.
-
-    `planned` is cell → repeats; further repeats are runs of the canary.
-    """
+    """Return sentences on the order in which runs were started, on drift, and on the noise between runs of equal
+    settings. `planned` is cell → repeats; further repeats are runs of the canary."""
     order = campaign.order_kept(runs["position"].astype(float), runs["started_unix_s"].astype(float))
     if not order.pairs:
         return ""
@@ -157,20 +155,18 @@ def campaign_text(throughput: pd.DataFrame, runs: pd.DataFrame, planned: Mapping
     text = f"Runs were {negation}started {order.verdict.removeprefix('not ')}"
     text += f" ({order.inversions} of {paired_comparisons.in_pairs(order.pairs)} reversed)" if order.inversions else ""
     drift = paired_comparisons.measure_drift(throughput, runs)
-    text += f". Drift of useful tokens per second over the campaign: {drift.verdict}"
-    if drift.verdict != "too few runs":
-        text += f" ({number(100 * drift.share, 2)} % from first to last start, p = {number(drift.p, 2)})"
+    if drift.verdict != "drift":  # which is a caution
+        text += f". Drift of useful tokens per second over the campaign: {drift.verdict}"
+        shown = f"{number(100 * drift.share, 2)} % from first to last start, p = {number(drift.p, 2)}"
+        text += f" ({shown})" if drift.verdict != "too few runs" else ""
     timed = throughput.merge(runs[["run_id", "cell", "started_unix_s", "external"]], on="run_id")
     canary = timed[campaign_quality.of_canary(timed, planned)].dropna(subset=["started_unix_s"])
     if len(canary) > 1:
         noise = campaign.noise_floor(canary.sort_values("started_unix_s")["useful_tokens_per_s"])
         difference = noise.difference
-        text += (
-            f". Noise floor: neighbouring runs of the canary ({canary['series'].iloc[0]}) differ by "
-            f"{number(100 * difference.median)} % ({paired_comparisons.in_pairs(noise.pairs)}"
-            + (f", {number(100 * difference.low)}–{number(100 * difference.high)} %" if noise.pairs > 1 else "")
-            + ")"
-        )
+        range_ = f", {number(100 * difference.low)}–{number(100 * difference.high)} %" if noise.pairs > 1 else ""
+        text += f". Noise floor: neighbouring runs of the canary ({canary['series'].iloc[0]}) differ by "
+        text += f"{number(100 * difference.median)} % ({paired_comparisons.in_pairs(noise.pairs)}{range_})"
     return f"{text}."
 
 
@@ -234,7 +230,7 @@ def _dropped_column(dropped: answers.Dropped, rows: pd.DataFrame) -> tuple[list[
 
 
 def _text(runs: pd.DataFrame) -> str:
-    """What the runs read: corpora, and the tokenizers that made ids of them. Empty where no record says it."""
+    """Return the corpora and tokenizers of the runs; empty where no record has them."""
     named = runs.dropna(subset=["corpus", "tokenizer"])
     pairs = sorted({(r.corpus, r.tokenizer) for r in named.itertuples()})
     return "; ".join(f"corpus {corpus}, tokenizer {tokenizer}" for corpus, tokenizer in pairs)
@@ -256,7 +252,7 @@ def _commits(runs: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _dates(runs: pd.DataFrame) -> str:
-    """The days on which the runs ran, UTC; of the data, not of the report."""
+    """Return the first and last day on which the runs ran, UTC."""
     if runs["started_unix_s"].isna().all():
         return ""
     ends = (runs["started_unix_s"].min(), runs["stopped_unix_s"].max())
@@ -273,30 +269,23 @@ def _versions(runs: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def generations_table(generations: pd.DataFrame) -> Table:
-    """A row an answer of `generations.sql`: prompt, text, how it was chosen, its tokens, model and steps."""
+    """Return a row for each answer of `generations.sql`; the caption says in how many the cache changed a token."""
     heads = columns("prompt", "text behind it", "sampling", ">tokens", "model", ">steps", "run")
     rows = [
         [_printable(r.prompt), _printable(r.text), _sampling(r), count(r.tokens)]
         + [str(r.model), count(r.model_step), str(r.run_id)]
         for r in generations.itertuples()
     ]
-    return Table(heads, rows, _generations_caption(generations))
-
-
-def _generations_caption(generations: pd.DataFrame) -> str:
-    """What stands for line ends, and in how many answers the cache changed a token."""
-    if generations.empty:
-        return ""
-    compared = generations["same_uncached"].dropna().astype(bool)
-    text = f"Final weights of each run; {_NEWLINE} is the end of a line. "
-    if compared.empty:
-        return text + "No model here keeps keys and values."
-    same = f"{int(compared.sum())} of {len(compared)} answers"
-    return text + f"Without the cache of keys and values {same} are the same, token by token."
+    if not rows:
+        return Table(heads, [])
+    same = generations["same_uncached"].dropna().astype(bool)
+    compared = f"{int(same.sum())} of {len(same)} answers are the same, token by token."
+    text = f"Without the cache of keys and values {compared}" if len(same) else "No model here keeps keys and values."
+    return Table(heads, rows, f"Final weights of each run; {_NEWLINE} is the end of a line. {text}")
 
 
 def _printable(text: str | None) -> str:
-    """A text in one line: ends of lines are marked, and what is no printable character is replaced.
+    """Return a text as one line, with marked line ends; what cannot be printed is replaced.
 
     >>> _printable("a\\n\\tb\\x00 <b>")
     'a↵ b� <b>'
@@ -306,10 +295,7 @@ def _printable(text: str | None) -> str:
 
 
 def _sampling(row: Any) -> str:
-    """How tokens were chosen, in words."""
     if row.temperature == 0:
         return "greedy"
-    parts = [f"temperature {number(row.temperature)}"]
-    parts += [f"top_k {int(row.top_k)}"] if row.top_k else []
-    parts += [f"top_p {number(row.top_p)}"] if row.top_p < 1 else []
-    return ", ".join([*parts, f"seed {int(row.seed)}"])
+    parts = [f"temperature {number(row.temperature)}", *([f"top_k {int(row.top_k)}"] if row.top_k else [])]
+    return ", ".join([*parts, *([f"top_p {number(row.top_p)}"] if row.top_p < 1 else []), f"seed {int(row.seed)}"])

@@ -8,12 +8,16 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
+#: inches: width of a figure, and of its drawing for a phone (`style.narrow`)
+WIDE, NARROW = 8.0, 4.4
+#: inches: width of the figures that are being drawn
+width = WIDE
 #: letters of a line of a row's name, and its lines
 LETTERS, LINES = 34, 2
 #: letters of a line of a legend's only column
 ENTRY = 95
-#: inches: only in a panel as narrow as this can ticks overlap
-NARROW = 2.6
+#: inches: only in a panel as narrow as this can ticks of a wide figure overlap
+TIGHT = 2.6
 #: pixels between two ticks, and between a text and the figure's edge
 APART = 3.0
 
@@ -24,14 +28,15 @@ def names(texts: Sequence[str]) -> list[str]:
     >>> names(["packed", "padded, optimizer.learning_rate_schedule=cosine"])
     ['packed', 'padded,\\noptimizer.learning_rate_schedule=cosine']
     """
-    whole = ["\n".join(textwrap.wrap(text, LETTERS, break_on_hyphens=False, break_long_words=False)) for text in texts]
-    short = [_cut(text) if text.count("\n") >= LINES else text for text in whole]
+    letters, lines = int(LETTERS * width / WIDE), LINES + (width < WIDE)
+    whole = ["\n".join(textwrap.wrap(text, letters, break_on_hyphens=False, break_long_words=False)) for text in texts]
+    short = [_cut(text) if text.count("\n") >= lines else text for text in whole]
     return short if len(set(short)) == len(set(texts)) else whole
 
 
 def entries(texts: Sequence[str]) -> list[str]:
     """Names of a legend, on as many lines as they take."""
-    return ["\n".join(textwrap.wrap(text, ENTRY)) for text in texts]
+    return ["\n".join(textwrap.wrap(text, int(ENTRY * width / WIDE))) for text in texts]
 
 
 def _cut(text: str) -> str:
@@ -46,9 +51,10 @@ def fit(made: Figure, layout: Callable[[], None]) -> None:
     shown = [axes for axes in made.axes if axes.get_visible()]
     texts = [text for axes in shown for text in (*axes.get_children(), axes.xaxis.label) if isinstance(text, Text)]
     whole = {text: text.get_text() for text in texts if text.get_visible() and text.get_text().strip()}
+    tight = TIGHT if width == WIDE else width
     for _ in range(3):  # other widths of panels leave other room
         wrapped = [_wrap(text, whole[text], _ends(text, whole, made)) for text in whole]
-        thinned = [_thin(axes) for axes in shown if axes.get_position().width * made.get_figwidth() < NARROW]
+        thinned = [_thin(axes) for axes in shown if axes.get_position().width * made.get_figwidth() < tight]
         if not any(wrapped) and not any(thinned):
             return
         layout()
