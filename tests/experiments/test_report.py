@@ -18,7 +18,7 @@ from tokenscale.analysis import queries
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
 from tokenscale.cli.main import main
-from tokenscale.report import campaign_quality, page, paired_comparisons, pdf, save, summary
+from tokenscale.report import answers, campaign_quality, page, paired_comparisons, pdf, save, summary
 from tokenscale.report.captions import SHARED_CORES
 from tokenscale.report.figure import figure_class
 from tokenscale.settings.closure import import_closure
@@ -123,7 +123,7 @@ def test_tables_scroll_and_every_drawing_has_one_for_a_phone(site):
     assert reader.wide == []
     assert all(drawing["aria-hidden"] == "true" for drawing in reader.drawings), "the text beside it is read"
     wide, phone = ([d for d in reader.drawings if d["class"] == which] for which in ("wide", "phone"))
-    assert len(wide) == len(phone) == len(reader.drawings) / 2 > 20
+    assert len(wide) == len(phone) == len(reader.drawings) / 2 > 15
     for drawing in phone:
         _, _, width, height = map(float, drawing["viewbox"].split())
         assert width <= 340 and 100 < height < 3000
@@ -144,15 +144,15 @@ def test_ids_are_unique(site):
     assert {name for pair in used for name in pair if name} <= set(ids)
 
 
-def visible(text):
+def visible_words(text):
     """Words of a page, also the folded ones, without those of drawings."""
     text = re.sub(r"(?s)<(style|svg|title)\b.*?</\1>|<[^>]+>", " ", text)
     return html.unescape(text).split()
 
 
 def test_a_page_is_short_and_says_each_caution_once(site):
-    assert len(visible(site[1])) <= 9000
-    text = " ".join(visible(site[1])).lower()
+    assert len(visible_words(site[1])) <= 9000
+    text = " ".join(visible_words(site[1])).lower()
     part = summary.experiment("demo", site[0] / "tables")
     for caution in (*summary.list_cautions(part), *page._figures(part, site[0] / "figures")["methods"]):
         assert text.count(caution.lower().rstrip(".").removesuffix(" (world sizes above one)")) == 1, caution
@@ -182,6 +182,20 @@ def test_a_figures_table_is_read_without_opening_anything(site):
     text = site[1]
     drawn = text[text.index('id="demo-figure-parallel_methods"') :]
     assert "memory per device (MB)" in drawn[: drawn.index("<details>")]
+
+
+def test_few_figures_are_open_and_each_is_somewhere(site):
+    part = page._figures(summary.experiment("demo", site[0] / "tables"), site[0] / "figures")
+    names = [f["name"] for f in (part["picture"], *part["drawn"], *part["more"], *part["empty"])]
+    assert sorted(names) == sorted(FIGURES) and 1 + len(part["drawn"]) == page.OPEN and part["more"]
+
+
+def test_every_verdict_is_of_one_kind():
+    known = [word for words in page.KINDS.values() for word in words]
+    assert sorted(known) == sorted({*answers.WORDS, *paired_comparisons.VERDICT_WORDS})
+    assert page._kinds(["faster, with drift", "counted", "one run each, unequal updates", "faster"]) == {
+        "exact": ["counted"], "tested on pairs of runs": ["faster"], "described, not tested": ["one run each"],
+    }  # fmt: skip
 
 
 def test_the_design_says_what_is_not_run_and_why(tmp_path):

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests import golden, logs
+from tests.experiments.test_report import visible_words
 from tests.once import once
 from tests.unit.test_sql_epochs import write_store
 from tokenscale.analysis.ingest import ingest
@@ -244,3 +245,5 @@ def test_evidence_is_rebuilt_by_the_commands_of_its_readme(name, tmp_path, monke
     judged, committed = (Path(folder, "claims.json") for folder in (f"build/{name}/report", f"evidence/{name}"))
     assert judged.read_bytes() == committed.read_bytes(), "docs/development.md, Evidence"
     golden.compare(f"evidence/{name}", golden.describe_rebuilt(Path("build", name)))
+    pages = [path.read_text(encoding="utf-8") for path in Path("build", name, "report").glob("*.html")]
+    assert pages and max(len(visible_words(page)) for page in pages) <= 9000

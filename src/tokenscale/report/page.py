@@ -45,6 +45,8 @@ WORDS = (
     *(judged.DIRECTION, judged.NOT_REPRODUCED, judged.UNDECIDED),
 )
 HOME = "index.html"
+#: sections of an experiment → their places
+SECTIONS = {"figures": "figures", "tables": "tables", "same data": "same-data", "quality": "quality", "runs": "runs"}
 #: facts of an experiment, or of all of them
 FACTS = ("text", "scale", "data_from")
 #: answers that the first screen shows of an experiment beside others; its own page has all
@@ -63,7 +65,8 @@ def write(experiments: Sequence[str], tables: Path, figures: Path, output: Path,
     for part in parts:
         part |= _figures(part, figures) if alone else {"href": f"{part['name']}.html"}
     claims_html = _claims(claims, parts, output)
-    contents = _sections(parts[0]["name"]) if alone else [(part["name"], part["href"]) for part in parts]
+    contents = [(part["name"], part["href"]) for part in parts if not alone]
+    contents += [(text, f"#{parts[0]['name']}-{place}") for text, place in SECTIONS.items() if alone]
     contents += [("source studies", "#originals")] if not alone and summary.source_study_table(parts).rows else []
     contents += [("claims", "#claims")] if claims_html else []
     heading = (parts[0]["question"] or parts[0]["name"]) if alone else f"Report on {len(parts)} experiments"
@@ -74,13 +77,8 @@ def write_experiment(name: str, tables: Path, figures: Path, output: Path) -> No
     """Write the page of one of several experiments, beside the first page, which has the claims."""
     part = summary.experiment(name, tables)
     part |= _figures(part, figures)
-    contents = [("all experiments", HOME), *_sections(name)]
+    contents = [("all experiments", HOME), *((text, f"#{name}-{place}") for text, place in SECTIONS.items())]
     write_text(output, render([part], part["question"] or name, contents, home=HOME))
-
-
-def _sections(name: str) -> list[tuple[str, str]]:
-    parts = ("figures", "tables", "same data", "quality", "runs")
-    return [(text, f"#{name}-{text.replace(' ', '-')}") for text in parts]
 
 
 def _figures(part: dict[str, Any], figures: Path) -> dict[str, Any]:
@@ -90,21 +88,22 @@ def _figures(part: dict[str, Any], figures: Path) -> dict[str, Any]:
     every = [figure(name, figures / part["name"], f"{part['name']}-{name}") for name in part["figures"]]
     drawn, empty = ([f for f in every if bool(f["folded"]) is folded] for folded in (False, True))
     tables = {name: table for name, table in part.items() if isinstance(table, Table)}
-    texts = [*(f["method"] for f in drawn), *(table.caption for table in tables.values())]
-    counts = Counter(text for whole in texts for text in _sentences(whole))
+    told = [f["table"].caption for f in drawn if f["table"]] + [table.caption for table in tables.values()]
+    told += [f[key] for f in every for key in ("caption", "method") if key in f]
+    counts = Counter(text for whole in told for text in dict.fromkeys(_sentences(whole)))
     caution = sentence(part["caution"]).strip()
-    own = {text for text, n in counts.items() if n == 1}
-    for f in drawn:
-        f["method"] = " ".join(text for text in _sentences(f["method"]) if text in own)
-        f["caption"] = " ".join(text for text in _sentences(f["caption"]) if text != caution)
-    for f in empty:
+    methods = [text for text, n in counts.items() if n > 1 and text != caution]
+
+    def shorten(text: str) -> str:
+        return " ".join(one for one in _sentences(text) if one not in (caution, *methods))
+
+    for f in every:
+        f |= {key: shorten(f[key]) for key in ("caption", "method") if key in f}
+        f |= {"table": replace(f["table"], caption=shorten(f["table"].caption))} if f.get("table") else {}
         f["folded"] = "see the cautions" if f"{f['folded']}." == caution else f["folded"]
-    tables = {
-        name: replace(table, caption=" ".join(text for text in _sentences(table.caption) if text in own))
-        for name, table in tables.items()
-    }
+    tables = {name: replace(table, caption=shorten(table.caption)) for name, table in tables.items()}
     shown = {"picture": drawn[0] if drawn else None, "drawn": drawn[1:OPEN], "more": drawn[OPEN:], "empty": empty}
-    return tables | shown | {"methods": [text for text in counts if text not in own]}
+    return tables | shown | {"methods": methods}
 
 
 def _sentences(text: str) -> list[str]:
@@ -116,16 +115,15 @@ def _claims(path: Path | None, parts: list[dict[str, Any]], output: Path) -> dic
     where nobody judged. Claims lead to the figures of `parts` that show them."""
     if path is None:
         return None
-    pages = {part["name"]: part.get("href") or f"#{part['name']}" for part in parts}
-    drawn = {part["name"]: part["figures"] for part in parts}
+    named = {part["name"]: part for part in parts}
     documents: dict[str, dict[str, Any]] = {}
     rows = [row | judged.describe_verdict(row) for row in judged.read_claims(path)]
     tested = [row for row in rows if row["experiment"]]
     for row in tested:
+        part = named.get(row["experiment"], {"figures": ()})
+        place = f"-figure-{row['shown_in']}" if row["shown_in"] in part["figures"] else ""
+        row["href"] = f"{part.get('href', '')}#{part['name']}{place}" if "name" in part else ""
         document = documents.setdefault(row["document"], {"title": row["document"], "where": row["where"], "rows": []})
-        row["href"] = pages.get(row["experiment"], "")
-        if row["href"] and row["shown_in"] in drawn.get(row["experiment"], ()):
-            row["href"] = f"{row['href'].partition('#')[0]}#{row['experiment']}-figure-{row['shown_in']}"
         document["rows"].append(row)
     figures = [row for row in judged.read_replication(path) if row.table != "Claims"]
     return {

@@ -12,8 +12,8 @@ from matplotlib.ticker import MaxNLocator
 WIDE, NARROW = 8.0, 4.4
 #: inches: width of the figures that are being drawn
 width = WIDE
-#: letters of a line of a row's name, and its lines
-LETTERS, LINES = 34, 2
+#: letters of a line of a row's name, by the figure's width, and its lines
+LETTERS, LINES = {WIDE: 34, NARROW: 26}, 2
 #: letters of a line of a legend's only column
 ENTRY = 95
 #: inches: only in a panel as narrow as this can ticks of a wide figure overlap
@@ -28,9 +28,10 @@ def names(texts: Sequence[str]) -> list[str]:
     >>> names(["packed", "padded, optimizer.learning_rate_schedule=cosine"])
     ['packed', 'padded,\\noptimizer.learning_rate_schedule=cosine']
     """
-    letters, lines = int(LETTERS * width / WIDE), LINES + (width < WIDE)
-    whole = ["\n".join(textwrap.wrap(text, letters, break_on_hyphens=False, break_long_words=False)) for text in texts]
-    short = [_cut(text) if text.count("\n") >= lines else text for text in whole]
+    whole = [
+        "\n".join(textwrap.wrap(text, LETTERS[width], break_on_hyphens=False, break_long_words=False)) for text in texts
+    ]
+    short = [_cut(text) if text.count("\n") >= LINES else text for text in whole]
     return short if len(set(short)) == len(set(texts)) else whole
 
 
