@@ -107,7 +107,7 @@ def _figures(part: dict[str, Any], figures: Path) -> dict[str, Any]:
 
 
 def _sentences(text: str) -> list[str]:
-    return re.split(r"(?<=[.!?]) (?=[A-Z“])", text.strip()) if text.strip() else []
+    return re.split(r"(?<=[.!?])(?<!al\.) (?=[A-Z0-9“])", text.strip()) if text.strip() else []
 
 
 def _claims(path: Path | None, parts: list[dict[str, Any]], output: Path) -> dict[str, Any] | None:
