@@ -264,11 +264,11 @@ def edit(text: str, case: Case, where: str) -> str:
     return text
 
 
-def build(name: str, case: Case) -> torch.nn.Module:
+def build(name: str, case: Case, seed: int = 0) -> torch.nn.Module:
     """Return a model of a case, with the weights that all models of its family have."""
     shape = SHAPES["gpt" if "gpt" in name else "llama"]
     start = decoder.Decoder(shape, LENGTH)
-    decoder.initialise(start, 0)
+    decoder.initialise(start, seed)
     weights = {n: w.detach().clone() for n, w in start.named_parameters()}
     if name.startswith("ours"):
         model = load(decoder, case).Decoder(shape, LENGTH)

@@ -120,6 +120,7 @@ COMMANDS = {
     "verify": "check that figures, pages and results are what their data and code produce",
     "environment": "the packages that built a report or trained a run, as requirements for pip",
     "diff": "compare two reports cell by cell, with possible explanations",
+    "golden": "compare golden losses: rounding or a real change, and of what kind",
     "parity": "compare two recorded trainings to rounding, and find the cause of their first difference",
     "claims": "test claims against the data; --strict fails where a required claim does not hold",
     "predict": "predict step times on more ranks with a fitted model",

@@ -1,0 +1,89 @@
+"""Compare golden losses: is a change rounding or real, and of what kind? docs/golden.md explains the kinds."""
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from .reading import GoldenError, is_run, read
+from .verdict import DATA, IDENTICAL, KINDS, ROUNDING, UNKNOWN, Verdict, judge
+
+COLUMNS = ("curve", "change", "first step", "size there", "largest", "why", "time of a step")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options for both curves, the floor, declared changes and the output."""
+    kinds, repeated = ", ".join(KINDS[:-2]), "OLD repeated with other threads, kernels or layout: measures rounding"
+    parser.add_argument("old", metavar="OLD", help="file or run of old losses, or a folder of them; FILE::RUN chooses")
+    parser.add_argument("new", metavar="NEW", help="the new ones; in folders, curves of the same name are compared")
+    parser.add_argument("--floor", nargs="+", default=[], metavar="RUN", help=repeated)
+    parser.add_argument("--expect", action="append", default=[], metavar="KIND", help=f"an intended change: {kinds}")
+    parser.add_argument("--markdown", action="store_true", help="print the table of a pull request's comment")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the verdicts, worst first. Return the exit code."""
+    try:
+        expected = {re.sub(" from step.*", "", kind.strip()) for kind in arguments.expect}
+        if unknown := expected - {*KINDS}:
+            raise GoldenError(f"--expect {unknown.pop()!r} is no kind of change; choose from: {', '.join(KINDS)}.")
+        verdicts = sorted(_compare(arguments), key=lambda pair: (KINDS.index(pair[1].kind), -pair[1].largest))
+    except GoldenError as error:
+        print(f"tokenscale: {error}", file=sys.stderr)
+        return 2
+    if table := arguments.markdown or len(verdicts) > 1:
+        print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
+    print(*(_row(name, v) if table else _lines(v) for name, v in verdicts), sep="\n")
+    return int(any(verdict.kind not in {IDENTICAL, ROUNDING, *expected} for _, verdict in verdicts))
+
+
+def main() -> int:
+    """Run as a command of its own."""
+    parser = argparse.ArgumentParser("tokenscale-golden", description=__doc__)
+    add_arguments(parser)
+    return run(parser.parse_args())
+
+
+def _compare(arguments: argparse.Namespace) -> Iterator[tuple[str, Verdict]]:
+    old, new, *floors = places = [Path(place) for place in (arguments.old, arguments.new, *arguments.floor)]
+    if len({is_run(place) for place in places}) == 2:
+        single = [str(place) for place in places if is_run(place)]
+        raise GoldenError(f"OLD, NEW and --floor are all curves or all folders of curves; curves are {single}.")
+    if is_run(old):
+        yield old.name, judge(read(old), read(new), [read(path) for path in floors])
+        return
+    names = sorted({name for folder in (old, new) for name in _list_curves(folder)})
+    if not any((old / name).exists() and (new / name).exists() for name in names):
+        raise GoldenError(f"{old} and {new} have no file or run of the same name.")
+    for name in names:
+        try:
+            repeated = [read(folder / name) for folder in floors if (folder / name).exists()]
+            yield name, judge(read(old / name), read(new / name), repeated)
+        except GoldenError as error:
+            yield name, Verdict(UNKNOWN, str(error).splitlines()[0])
+
+
+def _list_curves(folder: Path, front: str = "") -> Iterator[str]:
+    """Yield the names of the files and runs in a folder, and in those within."""
+    for path in sorted(folder.iterdir()):
+        if is_run(path) and path.name[0] != ".":
+            yield front + path.name
+        elif path.is_dir():
+            yield from _list_curves(path, f"{front}{path.name}/")
+
+
+def _row(name: str, verdict: Verdict) -> str:
+    sizes = [f"{size:.1e}" if size else "" for size in (verdict.first, verdict.largest)]
+    step, time = "" if verdict.step is None else verdict.step, verdict.speed.render() if verdict.speed else ""
+    cells = name, verdict.title, step, *sizes, verdict.reason, time
+    return "| " + " | ".join(" ".join(str(cell).replace("|", "\\|").split()) for cell in cells) + " |"
+
+
+def _lines(verdict: Verdict) -> str:
+    """Return the verdict as lines for a terminal."""
+    first = "" if verdict.step is None or verdict.kind == DATA else f" (first at step {verdict.step})"
+    time = verdict.speed.render() if verdict.speed else ""
+    facts = [("why", verdict.reason), ("floor", verdict.floor), ("sure", verdict.sure), ("time of a step", time)]
+    facts += [("note", note) for note in verdict.notes]
+    return "\n".join([verdict.title + first, *(f"  {label:<14}  {text}" for label, text in facts if text)])

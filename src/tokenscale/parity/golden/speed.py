@@ -1,0 +1,56 @@
+"""Whether the time of a step moved between two runs, apart from drift within a run."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+FEWEST = 12  # steps with a time, in each run
+SMALLEST = 0.01  # change that counts: repeated runs on one machine differ by about this much
+OUTLIER = 2.5  # robust standard deviations from the line
+
+
+@dataclass
+class Speed:
+    """Relative change of a step's time in the middle of the run, its 95 % interval, and the drift within both runs."""
+
+    change: float
+    low: float
+    high: float
+    drifts: tuple[float, float]
+    moved: bool  #: beyond chance in the same direction at both ends of the runs, so that no drift explains it
+
+    def render(self) -> str:
+        numbers = [f"{100 * value:+.1f}" for value in (self.change, self.low, self.high, *self.drifts)]
+        return "{} % [{}, {}]; drift within OLD {} %, within NEW {} %".format(*numbers)
+
+
+def compare_speed(old: np.ndarray, new: np.ndarray) -> Speed | None:
+    """Compare the seconds of steps [n], [m] of two runs; None where fewer than FEWEST are known."""
+    if (a := _fit_line(old)) is None or (b := _fit_line(new)) is None:
+        return None
+    change, drift, error = b[0] - a[0], b[1] - a[1], math.hypot(a[2], b[2])
+    z, df = 1.959964, min(a[3], b[3])  # 97.5 % quantile of Student's t, by the series of Cornish and Fisher
+    width = error * (z + (z**3 + z) / 4 / df + (5 * z**5 + 16 * z**3 + 3 * z) / 96 / df**2)
+    # the error at an end is twice that in the middle; a test on one side at 5 %, for both ends must agree
+    moved = abs(change) - abs(drift) / 2 > 0.84 * 2 * width and abs(change) > SMALLEST
+    low, high = math.expm1(change - width), math.expm1(change + width)
+    return Speed(math.expm1(change), low, high, (math.expm1(a[1]), math.expm1(b[1])), moved)
+
+
+def _fit_line(values: np.ndarray) -> tuple[float, float, float, float] | None:
+    """Return log time in the middle, drift, standard error (for autocorrelated noise), and degrees of freedom."""
+    at = np.flatnonzero(np.isfinite(values) & (values > 0))
+    if len(at) < FEWEST:
+        return None
+    x, y = (at - at.mean()) / (at[-1] - at[0]), np.log(values[at])
+    slope, level, keep = 0.0, float(np.median(y)), np.ones(len(y), bool)
+    for _ in range(4):
+        rest = y - level - slope * x
+        keep = np.abs(rest) <= OUTLIER * 1.4826 * np.median(np.abs(rest)) + 1e-9
+        slope, level = np.polyfit(x[keep], y[keep], 1)
+    rest, n = (y - level - slope * x)[keep], int(keep.sum())
+    r = float(rest[1:] @ rest[:-1] / max(rest @ rest, 1e-30))
+    r = min(0.95, max(0.0, r + (1 + 3 * r) / n))  # without its bias in a short series
+    effective = max(3.0, n * (1 - r) / (1 + r))
+    return level, slope, math.sqrt(rest @ rest / (n - 2) / effective), max(1.5, effective - 2)

@@ -1,0 +1,195 @@
+"""Say what kind of change separates two loss curves. docs/golden.md explains the rules and their limits."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from .reading import Curve, GoldenError
+from .speed import Speed, compare_speed
+
+IDENTICAL, ROUNDING, DATA, WEIGHTS = "identical", "rounding", "other data", "other initial weights"
+MODEL, UPDATE, DIVERGED = "other loss, mask or model", "other update", "diverged or not finite"
+NORM, SPEED, UNKNOWN = "gradient norm only", "speed only", "cannot tell"
+KINDS = (DIVERGED, MODEL, WEIGHTS, DATA, UPDATE, NORM, UNKNOWN, SPEED, ROUNDING, IDENTICAL)  # worst first
+#: differences up to WITHIN times the largest among floor runs are rounding, beyond MULTIPLE times they are real
+WITHIN, MULTIPLE = 3.0, 10.0
+RESOLUTION = 2.0**-24  # relative spacing of fp32: the smallest floor of a loss or a norm
+#: without floor runs, relative: fp32 rounding at step 1 and its growth a step; more than bf16 rounding. Measured in
+#: evidence/golden-2026-11-26: at most 2e-7 in fp32, 5e-4 in bf16
+FP32, GROWTH, BF16 = 1e-6, 1.1, 1e-3
+SYSTEMATIC = 1e-2  # differences of later steps that keep their sign are more than rounding from this size on
+#: batches are others where their losses correlate by less: where differences do not lean to one side, or start at once
+SIMILAR, OTHER_BATCHES = 0.75, 0.5
+RATES = json.loads((Path(__file__).parent / "rates.json").read_text(encoding="utf-8"))
+
+
+@dataclass
+class Verdict:
+    """One comparison. `step` is the first that differs, `first` and `largest` are relative differences."""
+
+    kind: str
+    reason: str
+    step: int | None = None
+    first: float = 0.0
+    largest: float = 0.0
+    floor: str = ""
+    notes: list[str] = field(default_factory=list)
+    speed: Speed | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind} from step {self.step}" if self.kind == DATA else self.kind
+
+    @property
+    def sure(self) -> str:
+        """How often this answer was right on labelled cases, with floor runs or without."""
+        right, answered = RATES["floor" if self.floor.startswith("given") else "none"].get(self.kind, (0, 0))
+        return f"right in {right} of {answered} labelled cases with this answer ({RATES['source']})" if answered else ""
+
+
+def judge(old: Curve, new: Curve, floors: Sequence[Curve] = ()) -> Verdict:
+    """Compare curves at their common steps, at least one; `floors` repeat OLD and differ from it by rounding only."""
+    notes = [f"{name}: {note}" for name, curve in (("OLD", old), ("NEW", new)) for note in curve.notes]
+    steps, a, b = _align(old, new, notes)
+    verdict = _judge_losses(steps, old, new, a, b, floors)
+    verdict.notes = notes + verdict.notes
+    if old.time is not None and new.time is not None:
+        verdict.speed = compare_speed(old.time, new.time)
+        verdict.notes += [] if verdict.speed else ["too few times of steps to compare speed"]
+        if verdict.speed and verdict.speed.moved and verdict.kind in (IDENTICAL, ROUNDING):
+            verdict.kind, verdict.reason = SPEED, f"losses are {verdict.kind}: {verdict.reason}"
+    return verdict
+
+
+def _align(old: Curve, new: Curve, notes: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return common steps and their places; where one curve counts from 0 and one from 1, shifted if that fits."""
+    found = np.intersect1d(old.steps, new.steps, return_indices=True)
+    if abs(shift := int(old.steps[0] - new.steps[0])) == 1:
+        shifted = np.intersect1d(old.steps, new.steps + shift, return_indices=True)
+        gaps = [np.nanmedian(np.abs(old.loss[x] - new.loss[y])) if len(x) else np.inf for _, x, y in (found, shifted)]
+        if len(shifted[0]) >= len(found[0]) and not gaps[1] > 0.5 * gaps[0]:
+            notes.append(f"steps of NEW are counted from {new.steps[0]}, those of OLD from {old.steps[0]}: shifted")
+            found = shifted
+    if not len(found[0]):
+        ranges = [f"{curve.steps[0]} to {curve.steps[-1]}" for curve in (old, new)]
+        raise GoldenError(f"OLD and NEW have no step in common: steps {ranges[0]} and {ranges[1]}.")
+    if len(found[0]) < max(len(old.steps), len(new.steps)):
+        notes.append(f"{len(found[0])} steps in common of {len(old.steps)} and {len(new.steps)}")
+    return found
+
+
+def _differences(x: np.ndarray, y: np.ndarray, unit_x: np.ndarray, unit_y: np.ndarray) -> np.ndarray:
+    """Return y - x, 0 where both are equal in the digits of the coarser print, NaN where one is not finite."""
+    slack = np.where(unit_x == unit_y, 0.0, 0.5 * np.maximum(unit_x, unit_y) * (1 + 1e-6))
+    with np.errstate(invalid="ignore"):
+        d = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, y - x)
+    return np.where(np.abs(d) <= slack, 0.0, np.where(np.isfinite(d), d, np.nan))
+
+
+def _measure_floor(steps: np.ndarray, curves: list[tuple[Curve, np.ndarray]], unit: np.ndarray) -> np.ndarray | None:
+    """Return the largest difference among runs [n], up to two steps later; None where they do not differ."""
+    tables = [dict(zip(curve.steps, values, strict=True)) for curve, values in curves]
+    runs = np.array([[table.get(step, math.nan) for step in steps] for table in tables])
+    pairs = np.abs(runs[:, None] - runs[None])
+    largest = np.where(np.isfinite(pairs), pairs, 0.0).max((0, 1))
+    ahead = np.array([np.append(largest, [0.0] * 2)[shift : shift + len(steps)] for shift in range(3)]).max(0)
+    smallest = RESOLUTION * np.abs(np.nan_to_num(runs[0])) + unit / MULTIPLE
+    return np.maximum.accumulate(ahead) + smallest if largest.any() else None
+
+
+def _judge_losses(steps, old: Curve, new: Curve, a, b, floors: Sequence[Curve]) -> Verdict:
+    x, y, unit = old.loss[a], new.loss[b], np.maximum(old.unit[a], new.unit[b])
+    d, scale = _differences(x, y, old.unit[a], new.unit[b]), np.maximum(np.abs(np.nan_to_num(x)), 1e-30)
+    r = np.abs(np.nan_to_num(d)) / scale
+    k = next(iter(np.flatnonzero(d).tolist()), None)
+    floor = _measure_floor(steps, [(old, old.loss), *((f, f.loss) for f in floors)], unit)
+    moved, norm, at, start = _judge_norms(steps, old, new, a, b, floors)
+
+    def say(kind: str, reason: str, place: int | None = k) -> Verdict:
+        step, source = None if place is None else int(steps[place]), "from the digits printed and the first steps"
+        if floor is not None and place is not None:
+            source = f"given: {len(floors)} run(s), which differ by {floor[place]:.1e} at step {step}"
+        notes = ["the floor runs equal OLD bit for bit: they measure no rounding"] if floors and floor is None else []
+        return Verdict(kind, reason, step, float(r[place or 0]), float(r.max()), source if k is not None else "", notes)
+
+    if len(bad := np.flatnonzero(np.isnan(d)).tolist()):
+        which = "NEW" if np.isfinite(x[bad[0]]) else "OLD"
+        return say(DIVERGED, f"the loss of {which} is not finite at step {steps[bad[0]]}", bad[0])
+    digits = f" in the {max(0, round(-math.log10(unit.max())))} decimals printed" if unit.any() else ""
+    sizes = f"{len(d)} losses are equal{digits}"
+    if k is None:
+        return say(NORM, f"{sizes}; {norm}", at) if moved else say(IDENTICAL, sizes)
+    if (peak := int(np.nanargmax(y))) > k and y[peak] > 1.25 * max(y[0], np.nanmax(x)):
+        return say(DIVERGED, f"the loss of NEW rises from {y[0]:.4g} to {y[peak]:.4g} at step {steps[peak]}")
+    sizes = f"step {steps[k]} differs by {d[k]:+.2g} ({r[k]:.1e} of the loss), at most {r.max():.1e}"
+    if floor is not None:
+        beyond, ratio = np.flatnonzero(np.abs(d) > MULTIPLE * floor), float((np.abs(d) / floor).max())
+        sizes += f"; {ratio:.2g} times the floor at most"
+        if not len(beyond) and moved:
+            return say(NORM, f"{sizes}; {norm}", at)
+        if not len(beyond) and (len(d) < 3 or ratio > WITHIN or (ratio > 1 and _lean(d) > 1)):
+            shape = "in few steps" if len(d) < 3 else f"above {WITHIN:g}" if ratio > WITHIN else "with one sign"
+            return say(UNKNOWN, f"{sizes}, {shape}: give more floor runs, or compare more steps")
+        if not len(beyond):
+            return say(ROUNDING, sizes)
+    else:
+        beyond = np.flatnonzero(np.abs(d) > FP32 * GROWTH ** np.minimum(np.arange(len(d)), 100) * scale + unit)
+        if (unit / scale).max() > 2e-5 and np.all(np.abs(d) <= 2.01 * unit):
+            return say(UNKNOWN, f"{sizes}: too few digits are printed; print 7 digits of the loss")
+        if not len(beyond):
+            sizes, but = f"{sizes}: as small as rounding in fp32", norm if moved else "over few steps"
+            unsure = moved or len(d) < 5
+            return say(UNKNOWN, f"{sizes}, but {but}; give --floor runs") if unsure else say(ROUNDING, sizes)
+    first = k or int(beyond[0])
+    lean, c = _lean(d[first:]), _correlate(x[first:], y[first:])
+    at_once = np.median(r[first : first + 3]) >= 0.3 * np.median(r[first:])
+    others = c is not None and ((c < SIMILAR and lean < 1) or (c < OTHER_BATCHES and at_once))
+    others = others and np.median(r[first:]) > BF16
+    sizes += "" if c is None else f"; losses of batches correlate by {c:.2f}"
+    if floor is None and not (r[first] > BF16 or others or (lean > 1 and r.max() > SYSTEMATIC)):
+        looks = "another update or data" if first else "a small change of loss, mask or model"
+        return say(UNKNOWN, f"{sizes}: rounding in bf16 or {looks}, which no threshold tells; give --floor runs")
+    if floor is not None and first == 0 and r[0] < BF16 and 30 * floor[0] < floor[:10].max():
+        return say(UNKNOWN, f"{sizes}; floor runs are equal at step {steps[0]}: give one with other kernels or layout")
+    if others:
+        return say(DATA, sizes, first)
+    if first == 0 and steps[0] > 1:
+        return say(UNKNOWN, f"{sizes}: beyond rounding; a model or an update? Log from step 1 on, not {steps[0]}")
+    if first == 0:
+        even = len(r) > 5 and r[:3].max() >= 0.2 * np.median(r[3:11])
+        weights = c is not None and even and 2e-3 <= r[:3].max() <= 0.05 and lean < 1 and start < 0.14
+        return say(WEIGHTS, f"{sizes}; with both signs, not growing") if weights else say(MODEL, sizes)
+    if k == 0 and ((floor is not None and abs(d[0]) > floor[0]) or (moved and at == 0)):
+        return say(UNKNOWN, f"{sizes}: step {steps[0]} is not equal: a small change of the model, or an update")
+    if c is None and r[first] * scale[first] > 0.3 * np.median(np.abs(np.diff(x, 2))):
+        return say(UNKNOWN, f"{sizes}: another update or data? Compare 6 steps from step {steps[first]} on", first)
+    reason = f"step {steps[0]} is {'within the floor' if k == 0 else 'equal'}; {sizes}"
+    return say(UPDATE, reason + (f"; {norm}" if moved and at < first else ""), first)
+
+
+def _correlate(x: np.ndarray, y: np.ndarray) -> float | None:
+    """Return how losses of batches correlate, without the trend (second differences); None for fewer than 6 steps."""
+    one, two = np.diff(x, 2), np.diff(y, 2)
+    return float(np.corrcoef(one, two)[0, 1]) if len(one) >= 4 and one.std() and two.std() else None
+
+
+def _lean(d: np.ndarray) -> float:
+    """Return how far differences [n] lean to one side: above 1, chance does not explain it (1 in 1,000 at 32 steps)."""
+    return float(max(np.mean(d > 0), np.mean(d < 0)) / (0.5 + 1.7 / len(d) ** 0.5))
+
+
+def _judge_norms(steps, old: Curve, new: Curve, a, b, floors: Sequence[Curve]) -> tuple[bool, str, int, float]:
+    """Return whether gradient norms moved beyond rounding, a sentence, the place, and the change at the first step."""
+    if old.norm is None or new.norm is None or old.norm_unit is None or new.norm_unit is None:
+        return False, "", 0, 0.0
+    x, y, unit = old.norm[a], new.norm[b], np.maximum(old.norm_unit[a], new.norm_unit[b])
+    d, scale = np.abs(_differences(x, y, old.norm_unit[a], new.norm_unit[b])), np.maximum(np.abs(x), 1e-30)
+    floor = _measure_floor(steps, [(c, c.norm) for c in (old, *floors) if c.norm is not None], unit)
+    beyond = np.flatnonzero(d > (BF16 * scale + unit if floor is None else MULTIPLE * floor)).tolist()
+    at, start = next(iter(beyond), 0), float(np.nan_to_num(d[0] / scale[0]))
+    text = f"the gradient norm moves by {y[at] - x[at]:+.2g} ({d[at] / scale[at]:.1e}) at step {steps[at]}"
+    return len(beyond) >= min(2, len(d)), text, at, start

@@ -1,0 +1,194 @@
+"""Loss curves of the planted differences and refactorings of `parity_cases`, judged by `tokenscale golden`.
+
+`python -m tests.golden_cases record CURVES` trains each case with three seeds in fp32 and bf16 (about 10 CPU minutes);
+`python -m tests.golden_cases judge CURVES` prints the tables of `evidence/golden-*/README.md` and writes
+`src/tokenscale/parity/golden/rates.json`.
+"""
+
+import contextlib
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from tests.parity_cases import FAULTS, HELD_OUT, L, LOOP, LOOP_OURS, REFACTORINGS, Case, build, edit
+from tokenscale.parity.golden import Curve
+from tokenscale.parity.golden import verdict as golden
+
+STEPS, ROWS, LENGTH, VOCABULARY = 32, 4, 16, 96
+SEEDS, PRECISIONS = (0, 1, 2), ("fp32", "bf16")
+
+
+def batches(seed: int, other_from: int = STEPS) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return tokens [B, T] and labels of each step, from `other_from` on of other data.
+
+    A token follows from the one before it, or is drawn; how often, differs from row to row, as texts differ.
+    """
+    found = []
+    for step in range(STEPS):
+        generator = torch.Generator().manual_seed(1000 * seed + step + (500 if step >= other_from else 0))
+        drawn = (torch.rand(ROWS, LENGTH + 1, generator=generator) ** 2.5 * VOCABULARY).long()
+        keep = torch.rand(ROWS, LENGTH + 1, generator=generator) < torch.rand(ROWS, 1, generator=generator)
+        tokens = drawn.clone()
+        for at in range(1, LENGTH + 1):
+            tokens[:, at] = torch.where(keep[:, at], (3 * tokens[:, at - 1] + 7) % VOCABULARY, drawn[:, at])
+        labels = tokens[:, 1:].clone()
+        labels[:, -2:] = -100
+        found.append((tokens[:, :-1], labels))
+    return found
+
+
+class LossRecorder:
+    """What a golden file holds: the loss and the gradient norm before clipping of each step."""
+
+    def __init__(self, model, optimizer):
+        self.losses, self.norms, self._loss, self._squares = [], [], 0.0, {}
+        for parameter in filter(lambda p: p.requires_grad, model.parameters()):
+            parameter.register_post_accumulate_grad_hook(self._square)
+        optimizer.register_step_pre_hook(lambda *_: self._close_step())
+
+    def _square(self, parameter):
+        self._squares[parameter] = float(parameter.grad.double().square().sum())
+
+    def _close_step(self):
+        self.losses.append(self._loss)
+        self.norms.append(sum(self._squares.values()) ** 0.5)
+        self._loss, self._squares = 0.0, {}
+
+    def loss(self, value):
+        self._loss += float(value.detach())
+
+    def close(self):
+        pass
+
+
+def train(name: str, case: Case, seed: int, precision: str, other_from: int = STEPS, weights: int | None = None):
+    """Return losses and gradient norms of one training."""
+    loop, curves = {}, []
+    torch.manual_seed(seed)
+    exec(edit(LOOP_OURS if name.startswith("ours") else LOOP, case, L), loop)
+    model = build(name, case, seed if weights is None else weights)
+    bf16 = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+    with bf16, contextlib.suppress(torch.linalg.LinAlgError):
+        loop["train"](lambda *a: curves.append(LossRecorder(*a)) or curves[0], model, batches(seed, other_from))
+    return curves[0].losses, curves[0].norms
+
+
+UNCHANGED = Case("reference", "", L, "", "")
+RATE = "PEAK, MICRO_BATCHES, CLIP = 3, 3e-3"
+#: what the planted cases lack: name → case, first step of other data (from 0), seed of other weights
+OTHERS = {
+    "other data from step 1": (UNCHANGED, 0, None),
+    "other data from step 2": (UNCHANGED, 1, None),
+    "other data from step 9": (UNCHANGED, 8, None),
+    "other data from step 17": (UNCHANGED, 16, None),
+    "other initial weights": (UNCHANGED, STEPS, 77),
+    "other initial weights (2)": (UNCHANGED, STEPS, 78),
+    "learning rate times 100": (Case("", "", L, RATE, RATE.replace("3e-3", "3e-1")), STEPS, None),
+    "learning rate times 1.01": (Case("", "", L, RATE, RATE.replace("3e-3", "3.03e-3")), STEPS, None),
+}
+
+
+def record(path: Path) -> None:
+    """Train all cases and write their curves: [precision, seed, group, model, name, losses, gradient norms] a line."""
+    torch.set_num_threads(1)
+    models = sorted({case.model for case in FAULTS})
+    with path.open("w") as file:
+        for precision in PRECISIONS:
+            for seed in SEEDS:
+                todo = [("reference", model, UNCHANGED, STEPS, None) for model in models]
+                todo += [("fault", case.model, case, STEPS, None) for case in FAULTS]
+                todo += [("held out", case.model, case, STEPS, None) for case in HELD_OUT]
+                todo += [("refactoring", case.model, case, STEPS, None) for case in REFACTORINGS]
+                for model in models:
+                    for name, (case, start, weights) in OTHERS.items():
+                        todo.append(("other", model, replace(case, name=name), start, weights))
+                for group, model, case, start, weights in todo:
+                    losses, norms = train(model, case, seed, precision, start, weights)
+                    row = [precision, seed, group, model, case.name, case.reference or model, losses, norms]
+                    print(json.dumps(row), file=file, flush=True)
+
+
+#: rounding-only changes that measure the floor of each model; a case is not judged by itself
+FLOORS = {
+    "ours-gpt": ("GELU by its formula", "hidden units in another order", "renamed, fused and transposed (GPT-2)"),
+    "ours-llama": ("attention by matrix products", "RMSNorm by its formula", "our trainer's update"),
+    "gpt2": ("eager attention", "rows in another order", "renamed, fused and transposed (GPT-2)"),
+    "llama": ("eager attention (Llama)", "other implementation of AdamW", "our trainer's update"),
+}
+#: changes of the model's code or of the loss's that leave the loss of step 1 as it was, and reach it by the update
+BY_UPDATE = {
+    *("weights untied", "no bias in a layer", "residual stream detached", "norm without its weight"),
+    *("embeddings not updated", "gradient of the last micro-batch only"),
+}
+LOSS = {case.name for case in FAULTS[24:34]} | {"loss over all positions"}
+
+
+def kinds_of(group: str, case: Case) -> set[str]:
+    """Return the kinds that are right for a case."""
+    if group == "refactoring":
+        return {golden.IDENTICAL, golden.ROUNDING}
+    if group == "other":
+        name = case.name
+        if name.startswith("learning rate"):
+            return {golden.UPDATE, golden.DIVERGED} if "100" in name else {golden.UPDATE}
+        return {golden.DATA if "data" in name else golden.WEIGHTS}
+    if case.name in BY_UPDATE or (case.where == L and case.name not in LOSS):
+        return {golden.UPDATE}
+    also = {"square weight not transposed": {golden.WEIGHTS}, "micro-batch dropped": {golden.DATA}}
+    return {golden.MODEL} | also.get(case.name, set())
+
+
+def judge_all(path: Path) -> list[dict]:
+    """Return the verdict of each recorded case, with floor runs and without."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    curves = {(p, s, g, m, n): golden_curve(losses, norms) for p, s, g, m, n, _, losses, norms in rows}
+    cases = {case.name: case for case in FAULTS + HELD_OUT + REFACTORINGS}
+    found = []
+    for p, s, group, model, name, reference, *_ in rows:
+        if group == "reference":
+            continue
+        case = cases.get(name, UNCHANGED)
+        runs = [curves[p, s, "refactoring", case_model(n, cases), n] for n in FLOORS[reference] if n != name]
+        old, new = curves[p, s, "reference", reference, "reference"], curves[p, s, group, model, name]
+        for floors in (runs, []):
+            verdict = golden.judge(old, new, floors)
+            right = kinds_of(group, replace(case, name=name))
+            row = {"precision": p, "seed": s, "group": group, "model": model, "name": name, "floor": bool(floors)}
+            found.append(row | {"right": right, "kind": verdict.kind, "verdict": verdict})
+    return found
+
+
+def case_model(name: str, cases: dict[str, Case]) -> str:
+    return cases[name].model
+
+
+def golden_curve(losses: list[float], norms: list[float]) -> Curve:
+    return Curve.of(losses, norms)
+
+
+def score(row: dict) -> str:
+    """Return `right`, `cannot tell` or `wrong`. A moved gradient norm alone is right for a real change that it shows."""
+    if row["kind"] in row["right"]:
+        return "right"
+    if row["kind"] == golden.NORM and row["group"] != "refactoring":
+        return "right"
+    return golden.UNKNOWN if row["kind"] == golden.UNKNOWN else "wrong"
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "record":
+        record(Path(sys.argv[2]))
+    else:
+        found = judge_all(Path(sys.argv[2]))
+        from collections import Counter
+        for floor in (True, False):
+            for precision in PRECISIONS:
+                for group in ("fault", "held out", "other", "refactoring"):
+                    mine = [r for r in found if (r["floor"], r["precision"], r["group"]) == (floor, precision, group)]
+                    print(floor, precision, group, Counter(map(score, mine)))
+        for r in found:
+            if score(r) == "wrong" or (r["floor"] and score(r) != "right"):
+                print(r["floor"], r["precision"], r["seed"], r["group"], r["model"], r["name"], "|", r["kind"], "|", r["verdict"].reason, "|", r["verdict"].floor)
