@@ -5,7 +5,7 @@
 `src/tokenscale/parity/golden/rates.json`.
 """
 
-import contextlib
+import itertools
 import json
 import sys
 from dataclasses import replace
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from tests.parity_cases import FAULTS, HELD_OUT, L, LOOP, LOOP_OURS, REFACTORINGS, Case, build, edit
+from tests.parity_cases import FAULTS, HELD_OUT, LOOP, LOOP_OURS, REFACTORINGS, Case, L, build, edit
 from tokenscale.parity.golden import Curve
 from tokenscale.parity.golden import verdict as golden
 
@@ -70,12 +70,13 @@ def train(name: str, case: Case, seed: int, precision: str, other_from: int = ST
     torch.manual_seed(seed)
     exec(edit(LOOP_OURS if name.startswith("ours") else LOOP, case, L), loop)
     model = build(name, case, seed if weights is None else weights)
-    bf16 = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
-    with bf16, contextlib.suppress(torch.linalg.LinAlgError):
+    model = torch.compile(model) if case.name == COMPILED else model
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
         loop["train"](lambda *a: curves.append(LossRecorder(*a)) or curves[0], model, batches(seed, other_from))
     return curves[0].losses, curves[0].norms
 
 
+COMPILED = "compiled by Inductor"
 UNCHANGED = Case("reference", "", L, "", "")
 RATE = "PEAK, MICRO_BATCHES, CLIP = 3, 3e-3"
 #: what the planted cases lack: name → case, first step of other data (from 0), seed of other weights
@@ -96,19 +97,18 @@ def record(path: Path) -> None:
     torch.set_num_threads(1)
     models = sorted({case.model for case in FAULTS})
     with path.open("w") as file:
-        for precision in PRECISIONS:
-            for seed in SEEDS:
-                todo = [("reference", model, UNCHANGED, STEPS, None) for model in models]
-                todo += [("fault", case.model, case, STEPS, None) for case in FAULTS]
-                todo += [("held out", case.model, case, STEPS, None) for case in HELD_OUT]
-                todo += [("refactoring", case.model, case, STEPS, None) for case in REFACTORINGS]
-                for model in models:
-                    for name, (case, start, weights) in OTHERS.items():
-                        todo.append(("other", model, replace(case, name=name), start, weights))
-                for group, model, case, start, weights in todo:
-                    losses, norms = train(model, case, seed, precision, start, weights)
-                    row = [precision, seed, group, model, case.name, case.reference or model, losses, norms]
-                    print(json.dumps(row), file=file, flush=True)
+        for precision, seed in itertools.product(PRECISIONS, SEEDS):
+            todo = [("reference", model, UNCHANGED, STEPS, None) for model in models]
+            for group, cases in (("fault", FAULTS), ("held out", HELD_OUT), ("refactoring", REFACTORINGS)):
+                todo += [(group, case.model, case, STEPS, None) for case in cases]
+            for name, (case, start, weights) in OTHERS.items():
+                todo += [("other", model, replace(case, name=name), start, weights) for model in models]
+            if seed == 0:
+                todo += [("refactoring", "ours-gpt", replace(UNCHANGED, name=COMPILED), STEPS, None)]
+            for group, model, case, start, weights in todo:
+                curve = train(model, case, seed, precision, start, weights)
+                row = [precision, seed, group, model, case.name, case.reference or model, *curve]
+                print(json.dumps(row), file=file, flush=True)
 
 
 #: rounding-only changes that measure the floor of each model; a case is not judged by itself
@@ -144,51 +144,72 @@ def kinds_of(group: str, case: Case) -> set[str]:
 def judge_all(path: Path) -> list[dict]:
     """Return the verdict of each recorded case, with floor runs and without."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    curves = {(p, s, g, m, n): golden_curve(losses, norms) for p, s, g, m, n, _, losses, norms in rows}
+    curves = {(p, s, group, name, model): Curve.of(*curve) for p, s, group, model, name, _, *curve in rows}
     cases = {case.name: case for case in FAULTS + HELD_OUT + REFACTORINGS}
     found = []
     for p, s, group, model, name, reference, *_ in rows:
         if group == "reference":
             continue
-        case = cases.get(name, UNCHANGED)
-        runs = [curves[p, s, "refactoring", case_model(n, cases), n] for n in FLOORS[reference] if n != name]
-        old, new = curves[p, s, "reference", reference, "reference"], curves[p, s, group, model, name]
+        case = replace(cases.get(name, UNCHANGED), name=name)
+        runs = [curves[p, s, "refactoring", n, cases[n].model] for n in FLOORS[reference] if n != name]
         for floors in (runs, []):
-            verdict = golden.judge(old, new, floors)
-            right = kinds_of(group, replace(case, name=name))
+            old, new = curves[p, s, "reference", "reference", reference], curves[p, s, group, name, model]
+            verdict, right = golden.judge(old, new, floors), kinds_of(group, case)
+            right |= {golden.NORM} if group != "refactoring" else set()  # a real change that it shows
+            score = "right" if verdict.kind in right else "cannot tell" if verdict.kind == golden.UNKNOWN else "wrong"
             row = {"precision": p, "seed": s, "group": group, "model": model, "name": name, "floor": bool(floors)}
-            found.append(row | {"right": right, "kind": verdict.kind, "verdict": verdict})
+            found.append(row | {"right": sorted(right)[-1], "score": score, "verdict": verdict})
     return found
 
 
-def case_model(name: str, cases: dict[str, Case]) -> str:
-    return cases[name].model
+def print_tables(found: list[dict]) -> None:
+    """Print the tables of the evidence."""
+    for floor in (True, False):
+        mine = [row for row in found if row["floor"] == floor]
+        print(f"\n## {'With two or three floor runs' if floor else 'Without floor runs'}\n")
+        print("| cases | precision | judged | right | cannot tell | wrong |\n|---|---|---|---|---|---|")
+        for group, precision in itertools.product(("fault", "held out", "other", "refactoring"), PRECISIONS):
+            scores = [row["score"] for row in mine if (row["group"], row["precision"]) == (group, precision)]
+            counts = [scores.count(score) for score in ("right", "cannot tell", "wrong")]
+            print(f"| {group} | {precision} | {len(scores)} | " + " | ".join(map(str, counts)) + " |")
+        truths = sorted({row["right"] for row in mine if row["group"] != "refactoring"}) + ["refactoring"]
+        print("\n| truth | " + " | ".join(golden.KINDS) + " |\n" + "|---" * (len(golden.KINDS) + 1) + "|")
+        for truth in truths:
+            kinds = [r["verdict"].kind for r in mine if truth == (r["group"] if r["group"] == truth else r["right"])]
+            print(f"| {truth} | " + " | ".join(str(kinds.count(kind) or "") for kind in golden.KINDS) + " |")
+        wrong = {}
+        for row in (row for row in mine if row["score"] == "wrong"):
+            times = row["verdict"].reason.rpartition(" times the floor")[0].rpartition(" ")[2]
+            key = row["group"], row["name"], row["model"], row["precision"], row["verdict"].kind
+            wrong.setdefault(key, []).append(times if row["verdict"].kind == golden.ROUNDING and floor else "yes")
+        print("\n| wrong | case | model | precision | answer | seeds: times the floor |\n|---|---|---|---|---|---|")
+        for key, times in wrong.items():
+            print("| " + " | ".join([*key, ", ".join(times)]) + " |")
 
 
-def golden_curve(losses: list[float], norms: list[float]) -> Curve:
-    return Curve.of(losses, norms)
+def print_layouts() -> None:
+    """Print the verdicts between the golden losses of all layouts of `tests/golden/layouts.json`."""
+    values = json.loads((Path(__file__).parent / "golden/layouts.json").read_text())["values"]
+    pairs = [*itertools.combinations(values.values(), 2)]
+    kinds = [golden.judge(Curve.of(old), Curve.of(new)).kind for old, new in pairs]
+    print(f"\n{len(values)} layouts, {len(pairs)} pairs:", {kind: kinds.count(kind) for kind in {*kinds}})
 
 
-def score(row: dict) -> str:
-    """Return `right`, `cannot tell` or `wrong`. A moved gradient norm alone is right for a real change that it shows."""
-    if row["kind"] in row["right"]:
-        return "right"
-    if row["kind"] == golden.NORM and row["group"] != "refactoring":
-        return "right"
-    return golden.UNKNOWN if row["kind"] == golden.UNKNOWN else "wrong"
+def write_rates(found: list[dict], source: str) -> None:
+    """Write how often each answer was right: what the command prints as `sure`."""
+    rates = {"source": source, "floor": {}, "none": {}}
+    for kind, floor in itertools.product(golden.KINDS, (True, False)):
+        scores = [row["score"] for row in found if row["floor"] == floor and row["verdict"].kind == kind]
+        if scores and kind not in (golden.UNKNOWN, golden.IDENTICAL):
+            rates["floor" if floor else "none"][kind] = [scores.count("right"), len(scores)]
+    (Path(golden.__file__).parent / "rates.json").write_text(json.dumps(rates, indent=1) + "\n")
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "record":
         record(Path(sys.argv[2]))
     else:
-        found = judge_all(Path(sys.argv[2]))
-        from collections import Counter
-        for floor in (True, False):
-            for precision in PRECISIONS:
-                for group in ("fault", "held out", "other", "refactoring"):
-                    mine = [r for r in found if (r["floor"], r["precision"], r["group"]) == (floor, precision, group)]
-                    print(floor, precision, group, Counter(map(score, mine)))
-        for r in found:
-            if score(r) == "wrong" or (r["floor"] and score(r) != "right"):
-                print(r["floor"], r["precision"], r["seed"], r["group"], r["model"], r["name"], "|", r["kind"], "|", r["verdict"].reason, "|", r["verdict"].floor)
+        judged = judge_all(Path(sys.argv[2]))
+        print_tables(judged)
+        print_layouts()
+        write_rates(judged, "evidence/golden-2026-11-26")

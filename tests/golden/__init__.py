@@ -18,6 +18,8 @@ import pytest
 import torch
 
 from tokenscale.base.files import pretty_json, read_json, sha256_file, sha256_text
+from tokenscale.parity.golden import Curve, judge
+from tokenscale.parity.golden.verdict import DIVERGED
 from tokenscale.settings.config import load_config
 from tokenscale.settings.experiments import SCALES
 
@@ -120,15 +122,20 @@ def compare(name: str, found: dict[str, Any], *, part: bool = False) -> None:
 
 
 def list_differences(old: Any, new: Any, tolerance: float, at: str = "") -> list[str]:
-    """Return one line for each value that is missing, new or different; numbers may differ by a relative tolerance."""
+    """Return one line for each value that is missing, new or different.
+
+    Losses may differ by a relative tolerance; else the line says what `tokenscale golden` says of them.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         lines = [f"{at}/{key}: gone" for key in old if key not in new]
         lines += [f"{at}/{key}: new" for key in new if key not in old]
         both = [key for key in old if key in new]
         return lines + [line for k in both for line in list_differences(old[k], new[k], tolerance, f"{at}/{k}")]
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        if old and all(isinstance(value, float) for value in old + new):
+            verdict = judge(Curve.of(old), Curve.of(new))
+            small = verdict.kind != DIVERGED and verdict.largest <= tolerance
+            return [] if small else [f"{at}: {verdict.title}: {verdict.reason}"]
         numbered = enumerate(zip(old, new, strict=True))
         return [line for i, (a, b) in numbered for line in list_differences(a, b, tolerance, f"{at}[{i}]")]
-    if isinstance(old, float) and isinstance(new, float) and abs(old - new) <= tolerance * abs(old):
-        return []
     return [] if old == new else [f"{at}: {old} → {new}"]

@@ -104,8 +104,8 @@ def _read_file(path: Path) -> Rows:
     for reader in (_read_json, _read_csv, _read_numbers, _read_output):
         if rows := reader(lines):
             return rows
-    shown = f"\n  first line  {lines[0].strip()[:160]}\n  understood  no JSON, CSV, numbers, or 'step 1 loss 2.3'"
-    raise GoldenError(f"{path} has no losses.{shown}")
+    known = "no JSON, no CSV (decimal commas need ; between cells), no lines of numbers, no 'step 1 loss 2.3'"
+    raise GoldenError(f"{path} has no losses.\n  first lines  {' / '.join(lines[:2])[:160]}\n  understood   {known}")
 
 
 def _read_json(lines: list[str]) -> Rows:
@@ -138,10 +138,9 @@ def _read_csv(lines: list[str]) -> Rows:
     names, *rows = ([cell.strip() for cell in row] for row in csv.reader(lines, delimiter=delimiter))
     if any(map(_is_number, names)) or not any(map(_is_loss, names)) or not any(map(_is_number, (rows or [[]])[0])):
         return []
-    if wrong := next((row for row in rows if len(row) != len(names)), None):
-        shown = f"\n  header  {lines[0][:160]}\n  row     {delimiter.join(wrong)[:160]}"
-        raise GoldenError(f"a row of the CSV does not fit its header (decimal commas need ; between cells).{shown}")
-    return [{n: _number(cell) for n, cell in zip(names, row, strict=True) if cell} for row in rows]
+    rows = rows[:-1] if len(rows[-1]) < len(names) else rows  # a killed run
+    fits = all(len(row) == len(names) for row in rows)
+    return [{n: _number(cell) for n, cell in zip(names, row, strict=False) if cell} for row in rows if fits]
 
 
 def _read_numbers(lines: list[str]) -> Rows:

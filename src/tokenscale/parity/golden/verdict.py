@@ -51,6 +51,7 @@ class Verdict:
         return f"right in {right} of {answered} labelled cases with this answer ({RATES['source']})" if answered else ""
 
 
+@np.errstate(invalid="ignore")
 def judge(old: Curve, new: Curve, floors: Sequence[Curve] = ()) -> Verdict:
     """Compare curves at their common steps, at least one; `floors` repeat OLD and differ from it by rounding only."""
     notes = [f"{name}: {note}" for name, curve in (("OLD", old), ("NEW", new)) for note in curve.notes]
@@ -85,8 +86,7 @@ def _align(old: Curve, new: Curve, notes: list[str]) -> tuple[np.ndarray, np.nda
 def _differences(x: np.ndarray, y: np.ndarray, unit_x: np.ndarray, unit_y: np.ndarray) -> np.ndarray:
     """Return y - x, 0 where both are equal in the digits of the coarser print, NaN where one is not finite."""
     slack = np.where(unit_x == unit_y, 0.0, 0.5 * np.maximum(unit_x, unit_y) * (1 + 1e-6))
-    with np.errstate(invalid="ignore"):
-        d = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, y - x)
+    d = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, y - x)
     return np.where(np.abs(d) <= slack, 0.0, np.where(np.isfinite(d), d, np.nan))
 
 
@@ -165,7 +165,7 @@ def _judge_losses(steps, old: Curve, new: Curve, a, b, floors: Sequence[Curve]) 
         return say(WEIGHTS, f"{sizes}; with both signs, not growing") if weights else say(MODEL, sizes)
     if k == 0 and ((floor is not None and abs(d[0]) > floor[0]) or (moved and at == 0)):
         return say(UNKNOWN, f"{sizes}: step {steps[0]} is not equal: a small change of the model, or an update")
-    if c is None and r[first] * scale[first] > 0.3 * np.median(np.abs(np.diff(x, 2))):
+    if c is None and (len(x) < 5 or r[first] * scale[first] > 0.3 * np.median(np.abs(np.diff(x, 2)))):
         return say(UNKNOWN, f"{sizes}: another update or data? Compare 6 steps from step {steps[first]} on", first)
     reason = f"step {steps[0]} is {'within the floor' if k == 0 else 'equal'}; {sizes}"
     return say(UPDATE, reason + (f"; {norm}" if moved and at < first else ""), first)

@@ -1,0 +1,362 @@
+"""`tokenscale golden`: layouts of files, kinds of changes, speed, folders, declared changes and bad input."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.golden_times import simulate
+from tokenscale.cli.main import main
+from tokenscale.parity import golden as package
+from tokenscale.parity.golden import Curve, GoldenError, judge, read
+from tokenscale.parity.golden.speed import compare_speed
+
+STEPS = 40
+AT = np.arange(STEPS)
+
+
+def curve(seed: int = 0) -> np.ndarray:
+    """Return losses of steps: a falling trend, and batches that differ."""
+    return 4 + 6 * np.exp(-AT / 15) + np.random.default_rng(seed).normal(0, 0.08, STEPS)
+
+
+LOSSES = curve()
+NORMS = 1 + LOSSES / 10
+
+
+def lines(template: str, losses=LOSSES, start: int = 1) -> str:
+    return "\n".join(template.format(step=i, loss=v, norm=1 + v / 10) for i, v in enumerate(losses, start)) + "\n"
+
+
+def write(folder: Path, text: str | bytes, name: str = "new.txt") -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def megatron(losses, **options) -> str:
+    values = {str(i): float(v) for i, v in enumerate(losses, 1)}
+    facts = {"start_step": 1, "end_step": len(losses), "step_interval": 1, "values": values} | options
+    times = {key: "nan" if key == "1" else 0.4 for key in values}
+    return json.dumps({"lm loss": facts, "iteration-time": {"values": times}, "num-zeros": {"values": values}})
+
+
+TITAN = (
+    "[rank0]:\x1b[32m[titan] 2025-03-04 15:03:43 - root - INFO - \x1b[31mstep: {step:2d}  \x1b[32mloss: {loss:.5f}  "
+    "\x1b[38mgrad_norm:  {norm:.4f}  \x1b[33mmemory: 24.00GiB(55%)  tps: 12,500  mfu: 3.2%\x1b[0m"
+)
+MEGATRON = (
+    " [2025-01-01 10:00:00] iteration {step:8d}/  100 | consumed samples: 8 | elapsed time per iteration (ms): 400.1 | "
+    "learning rate: 1.5E-04 | lm loss: {loss:.6E} | loss scale: 1.0 | grad norm: {norm:.4f} | skipped iterations: 0 |"
+)
+NANO = "iter {step}: loss {loss:.5f}, time 123.45ms, mfu 3.4%\nstep {step}: train loss 9.0, val loss 9.9"
+LLMC = "step {step:4d}/100 | loss {loss:.6f} (+nanz)| norm {norm:.4f} (+nanz)| lr 0.00e+00 | 345.01 ms | 152345 tok/s"
+WANDB = '"Step","a - train/loss","a - train/loss__MIN","a - val/loss"\n' + lines('"{step}","{loss}","0","1"')
+ROWS = [{"step": i, "loss": float(v), "grad_norm": 1 + v / 10} for i, v in enumerate(LOSSES, 1)]
+LAYOUTS = {
+    "step loss": lines("{step} {loss:.5f}"),
+    "step loss norm": lines("{step}\t{loss:.5f}\t{norm:.4f}"),
+    "step loss norm time, comments": "# golden\n" + lines("{step} {loss:.5f} {norm:.4f} 0.41"),
+    "header": "step loss\n" + lines("{step} {loss:.5f}"),
+    "decimal commas": lines("{step} {loss:.5f}").replace(".", ","),
+    "Megatron's JSON": megatron(LOSSES),
+    "Megatron's older JSON": megatron(LOSSES, values=[*map(float, LOSSES)]),
+    "JSON, lists": json.dumps({"loss": [*LOSSES], "grad_norm": [*NORMS]}),
+    "JSON, trainer state": json.dumps({"log_history": [*ROWS, {"step": STEPS, "eval_loss": 3.0}]}),
+    "JSON lines, cut": "\n".join(map(json.dumps, ROWS)) + '\n{"step": 41, "lo',
+    "JSON, one row a line, one line": json.dumps(ROWS),
+    "CSV": "step,loss,val_loss,grad_norm\n" + lines("{step},{loss:.5f},9.9,{norm:.4f}"),
+    "CSV, cut": "step,loss,grad_norm\n" + lines("{step},{loss:.5f},{norm:.4f}") + "41,4.0",
+    "CSV, decimal commas": "step;loss\n" + lines("{step};{loss:.5f}").replace(".", ","),
+    "W&B's CSV": WANDB,
+    "output of torchtitan": lines(TITAN),
+    "output of Megatron": lines(MEGATRON),
+    "output of nanoGPT": lines(NANO),
+    "output of llm.c": lines(LLMC),
+    "output without steps": "\n".join(str({"loss": round(float(v), 5), "learning_rate": 5e-5}) for v in LOSSES),
+    "UTF-16": lines("{step} {loss:.5f}").encode("utf-16"),
+    "Windows": ("\ufeff" + lines("{step} {loss:.5f}").replace("\n", "\r\n")).encode(),
+    "from step 0": lines("{step} {loss:.5f}", start=0),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_hold_the_same_losses(layout, tmp_path):
+    found = read(write(tmp_path, LAYOUTS[layout]))
+    assert found.loss == pytest.approx(LOSSES, abs=6e-6) and len(found.steps) == STEPS
+    if found.norm is not None:
+        assert found.norm == pytest.approx(NORMS, abs=6e-5)
+    assert judge(Curve.of(LOSSES), found).kind == "identical"
+
+
+def test_times_are_seconds_of_steps(tmp_path):
+    assert read(write(tmp_path, LAYOUTS["Megatron's JSON"])).time[1:] == pytest.approx(0.4)
+    assert np.isfinite(read(write(tmp_path, lines(NANO))).time).all()
+    faster = read(write(tmp_path, lines(TITAN.replace("12,500", "25,000")))).time
+    assert read(write(tmp_path, lines(TITAN))).time == pytest.approx(2 * faster)  # from tokens per second
+
+
+def test_tensorboard_events_are_read(tmp_path, monkeypatch):
+    summary = pytest.importorskip("torch.utils.tensorboard")
+    with summary.SummaryWriter(tmp_path / "run") as writer:
+        for step, loss in enumerate(LOSSES, 1):
+            writer.add_scalar("train/loss", loss, step)
+            writer.add_scalar("val/loss", 9.9, step)
+    assert judge(Curve.of(LOSSES.astype("float32")), read(tmp_path / "run")).kind == "identical"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tensorboard"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(GoldenError, match="pip install tensorboard"):
+        read(tmp_path / "run")
+
+
+def test_logs_of_a_run_are_summed_over_ranks_and_attempts(tmp_path):
+    for attempt, rank in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        steps = range(0, 30) if attempt == 0 else range(20, STEPS)
+        rows = [{"step": s, "loss_sum": LOSSES[s] * 10 * (1 + rank), "useful_tokens": 10 * (1 + rank)} for s in steps]
+        text = "\n".join(map(json.dumps, rows))
+        write(tmp_path, text, f"run/attempt=0{attempt}/rank=0000{rank}/steps.jsonl")
+    assert read(tmp_path / "run").loss == pytest.approx(LOSSES)
+
+
+def test_steps_of_a_resumed_run_replace_the_earlier_ones(tmp_path):
+    text = lines("step {step} loss {loss:.5f}", LOSSES[:30] + 1) + lines("step {step} loss {loss:.5f}", LOSSES[9:], 10)
+    found = read(write(tmp_path, text))
+    assert found.loss[9:] == pytest.approx(LOSSES[9:], abs=6e-6) and found.notes
+    assert found.loss[:9] == pytest.approx(LOSSES[:9] + 1, abs=6e-6)
+
+
+def test_runs_and_columns_are_chosen_by_name(tmp_path):
+    rows = [f"{run},{i},{v + k}" for k, run in enumerate("xy") for i, v in enumerate(LOSSES)]
+    path = write(tmp_path, "run,step,loss\n" + "\n".join(rows), "runs.csv")
+    assert read(f"{path}::y").loss == pytest.approx(LOSSES + 1)
+    path = write(tmp_path, "step,loss_a,loss_b\n" + lines("{step},{loss},{norm}"), "columns.csv")
+    assert read(f"{path}::loss_b").loss == pytest.approx(NORMS)
+    for chosen in ("", "::z"):
+        with pytest.raises(GoldenError, match="loss_a.*loss_b"):
+            read(f"{path}{chosen}")
+
+
+REFUSED = {
+    "empty": ("", "empty"),
+    "blank": (" \n\n", "empty"),
+    "binary": (bytes(range(256)), "binary"),
+    "prose": ("Once upon a time\n", "Once upon a time"),
+    "one column": ("4.2\n4.1\n", "4.2"),
+    "CSV without losses": ("step,accuracy\n1,0.5\n", "step,accuracy"),
+    "validation losses only": ("step,val_loss\n1,0.5\n", "val_loss"),
+    "decimal commas between commas": ("step,loss\n1,4,25\n", "1,4,25"),
+    "a JSON number": ("12", "12"),
+    "JSON without losses": ('{"accuracy": {"1": 0.5}}', "accuracy"),
+    "steps that are no numbers": ('{"loss": {"first": 0.5}}', "first"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_understood_is_shown_in_one_message(name, tmp_path, capsys):
+    content, shown = REFUSED[name]
+    good = write(tmp_path, LAYOUTS["step loss"], "old.txt")
+    for old, new in ((good, write(tmp_path, content)), (write(tmp_path, content), good)):
+        assert main(["golden", str(old), str(new)]) == 2
+        out, err = capsys.readouterr()
+        assert not out and shown in err and "new.txt" in err and "Traceback" not in err
+
+
+def test_other_bad_input_ends_with_exit_code_2(tmp_path, capsys):
+    good = write(tmp_path, LAYOUTS["step loss"], "old/a.txt")
+    far = write(tmp_path, lines("{step} {loss}", start=900), "far.txt")
+    for arguments in (
+        [good, tmp_path / "missing"],
+        [good, good.parent],
+        [good, far],
+        [good.parent, good.parent, "--floor", good],
+        [good, good, "--expect", "magic"],
+        [good.parent, write(tmp_path, "", "other/b.txt").parent],
+        [f"{good}::run", good],
+    ):
+        assert main(["golden", *map(str, arguments)]) == 2
+        assert capsys.readouterr().err.startswith("tokenscale: ")
+
+
+def rounded(size: float, seed: int = 5) -> np.ndarray:
+    return LOSSES * (1 + size * 1.05**AT * np.random.default_rng(seed).normal(size=STEPS))
+
+
+def from_step(step: int, other: np.ndarray) -> np.ndarray:
+    return np.where(step - 1 > AT, LOSSES, other)
+
+
+BF16 = [rounded(1e-4, seed) for seed in (1, 2, 3)]
+SLOWER = LOSSES * (1 + 0.0005 * AT)
+KINDS = {
+    "the same": (LOSSES, [], "identical"),
+    "rounding of fp32": (rounded(5e-8), [], "rounding"),
+    "rounding of bf16": (rounded(1e-4), BF16, "rounding"),
+    "rounding of bf16, no floor": (rounded(1e-4), [], "cannot tell"),
+    "a small change within bf16's rounding, no floor": (LOSSES * (1 + 2e-4), [], "cannot tell"),
+    "a floor that measures nothing": (rounded(1e-4), [LOSSES, LOSSES], "cannot tell"),
+    "other data from step 12": (from_step(12, curve(7)), [], "other data"),
+    "other data from step 2": (from_step(2, curve(7)), BF16, "other data"),
+    "other data from step 1": (curve(7), [], "other data"),
+    "other data that are harder": (from_step(20, curve(7) + 0.5), [], "other data"),
+    "label smoothing": (LOSSES + 0.3, [], "other loss, mask or model"),
+    "loss times two": (2 * LOSSES, BF16, "other loss, mask or model"),
+    "a small loss on top": (LOSSES + 0.05, BF16, "other loss, mask or model"),
+    "other learning rate": (SLOWER, BF16, "other update"),
+    "other learning rate, no floor": (LOSSES * (1 + 0.002 * AT), [], "other update"),
+    "decay from step 20 on": (LOSSES * (1 + 0.002 * np.maximum(0, AT - 19)), [], "other update"),
+    "NaN at step 5": (from_step(5, np.where(AT == 4, np.nan, LOSSES)), [], "diverged or not finite"),
+    "infinity at the end": (np.where(AT == STEPS - 1, np.inf, LOSSES), BF16, "diverged or not finite"),
+    "NaN behind another update": (np.where(AT > 30, np.nan, SLOWER), [], "diverged or not finite"),
+    "rising": (from_step(10, LOSSES + AT), [], "diverged or not finite"),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds(name):
+    new, floors, kind = KINDS[name]
+    floors = [Curve.of(floor) for floor in floors]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        verdict = judge(Curve.of(LOSSES), Curve.of(new), floors)
+    assert verdict.kind == kind, verdict
+    differ = np.flatnonzero(new != LOSSES)
+    assert kind == "identical" or verdict.step in (differ[0] + 1, *np.flatnonzero(~np.isfinite(new))[:1] + 1)
+    assert judge(Curve.of(new), Curve.of(new), floors).kind == "identical"
+
+
+def test_other_initial_weights_change_both_signs_and_do_not_grow():
+    other = LOSSES * (1 + np.random.default_rng(3).normal(0, 6e-3, STEPS))
+    assert judge(Curve.of(curve()), Curve.of(other)).kind in ("other initial weights", "other data")
+    weights = LOSSES * (1 + 4e-3 * np.cos(AT * 0.9))
+    assert judge(Curve.of(LOSSES), Curve.of(weights)).kind == "other initial weights"
+
+
+def test_gradient_norms_that_move_alone_are_a_kind_of_their_own():
+    old = Curve.of(LOSSES, NORMS)
+    assert judge(old, Curve.of(LOSSES, 1.02 * NORMS)).kind == "gradient norm only"
+    assert judge(old, Curve.of(LOSSES, NORMS * (1 + 1e-7))).kind == "identical"
+    floors = [Curve.of(loss, NORMS * loss / LOSSES) for loss in BF16]
+    assert judge(old, Curve.of(rounded(1e-4), 1.02 * NORMS), floors).kind == "gradient norm only"
+    assert judge(old, Curve.of(rounded(1e-4), NORMS * rounded(1e-4) / LOSSES), floors).kind == "rounding"
+    moved = judge(old, Curve.of(SLOWER, 0.9 * NORMS), floors)
+    assert moved.kind == "other update" and "gradient norm" in moved.reason
+
+
+@pytest.mark.parametrize("digits", [2, 3, 4])
+def test_few_printed_digits_hide_what_they_cannot_show(digits, tmp_path):
+    printed = read(write(tmp_path, lines(f"{{step}} {{loss:.{digits}f}}")))
+    assert judge(Curve.of(LOSSES), printed).kind == "identical"  # as far as the digits show
+    moved = read(write(tmp_path, lines(f"{{step}} {{loss:.{digits}f}}", LOSSES + 10.0**-digits), "moved.txt"))
+    assert judge(printed, moved).kind == "cannot tell"
+    assert judge(printed, read(write(tmp_path, lines("{step} {loss}", 1.2 * LOSSES)))).kind not in (
+        "identical",
+        "rounding",
+    )
+
+
+def test_few_steps_of_a_difference_are_no_verdict():
+    for count in (1, 2):
+        floors = [Curve.of(run[:count]) for run in BF16]
+        assert judge(Curve.of(LOSSES[:count]), Curve.of(rounded(1e-4)[:count]), floors).kind == "cannot tell"
+    assert judge(Curve.of(LOSSES[:3]), Curve.of(LOSSES[:3] + [0, 0, 0.1])).kind == "cannot tell"
+    assert judge(Curve.of(LOSSES[:1]), Curve.of(LOSSES[:1] + 1)).kind == "other loss, mask or model"
+
+
+def test_common_steps_are_compared(tmp_path):
+    every = read(write(tmp_path, lines("{step} {loss:.5f}")))
+    fifth = read(write(tmp_path, "\n".join(lines("{step} {loss:.5f}").splitlines()[4::5]), "fifth.txt"))
+    verdict = judge(every, fifth)
+    assert verdict.kind == "identical" and "8 steps in common" in verdict.notes[0]
+    assert "shifted" in judge(every, read(write(tmp_path, LAYOUTS["from step 0"]))).notes[0]
+    later = judge(fifth, read(write(tmp_path, lines("{step} {loss:.5f}", LOSSES + 0.5))))
+    assert later.kind == "cannot tell"  # step 1 is not known: a model or an update
+
+
+@pytest.mark.parametrize("steps", [40, 100])
+def test_speed_that_moved_is_told_from_drift_noise_and_outliers(steps):
+    generator = np.random.default_rng(steps)
+    still = [compare_speed(simulate(generator, steps), simulate(generator, steps)) for _ in range(1000)]
+    assert np.mean([speed.moved for speed in still]) <= 0.05
+    for change in (0.05, -0.05):
+        moved = [compare_speed(simulate(generator, steps), simulate(generator, steps, change)) for _ in range(250)]
+        assert np.mean([speed.moved and speed.change * change > 0 for speed in moved]) >= 0.9
+
+
+def test_speed_is_a_kind_where_losses_are_equal(tmp_path):
+    generator = np.random.default_rng(0)
+    old, slow, other = (Curve.of(losses) for losses in (LOSSES, LOSSES, 2 * LOSSES))
+    old.time, slow.time, other.time = (simulate(generator, STEPS, change) for change in (0, 0.2, 0.2))
+    assert judge(old, slow).kind == "speed only" and judge(old, other).speed.moved
+    assert judge(old, other).kind == "other loss, mask or model"
+    slow.time = old.time * np.linspace(1, 1.1, STEPS)
+    drifting = judge(old, slow)
+    assert drifting.kind == "identical" and drifting.speed.drifts[1] > 0.05
+
+
+@pytest.fixture
+def folders(tmp_path):
+    for name, losses in {"same": LOSSES, "data": from_step(12, curve(7)), "sub/lr": LOSSES * (1 + 0.002 * AT)}.items():
+        write(tmp_path, lines("{step} {loss:.5f}"), f"old/{name}.txt")
+        write(tmp_path, lines("{step} {loss:.5f}", losses), f"new/{name}.txt")
+    return [str(tmp_path / name) for name in ("old", "new")]
+
+
+def test_a_folder_is_one_table_worst_first_and_declared_changes_pass(folders, capsys):
+    assert main(["golden", *folders]) == 1
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split("|")[1].strip() for row in rows[2:]] == ["data.txt", "sub/lr.txt", "same.txt"]
+    assert {row.count("|") for row in rows} == {rows[0].count("|")}
+    assert main(["golden", *folders, "--expect", "other data"]) == 1
+    assert main(["golden", *folders, "--expect", "other data from step 12", "--expect", "other update"]) == 0
+    assert main(["golden", folders[0], folders[0]]) == 0
+
+
+def test_files_without_a_partner_or_losses_do_not_pass_in_silence(folders, capsys):
+    os.remove(f"{folders[1]}/data.txt")
+    Path(folders[1], "same.txt").write_text("| not | losses |\n")
+    assert main(["golden", *folders]) == 1
+    assert capsys.readouterr().out.count("cannot tell") == 2
+
+
+def test_the_floor_of_a_folder_is_found_by_name(tmp_path):
+    for folder, losses in {"old": LOSSES, "new": rounded(1e-4), "one": BF16[0], "two": BF16[1]}.items():
+        write(tmp_path, lines("{step} {loss}", losses), f"{folder}/a.txt")
+    old, new, one, two = (str(tmp_path / name) for name in ("old", "new", "one", "two"))
+    assert main(["golden", old, new]) == 1
+    assert main(["golden", old, new, "--floor", one, two]) == 0
+
+
+def test_the_wheel_of_its_own_needs_numpy_only(tmp_path):
+    shutil.copytree(Path(package.__file__).parent, tmp_path / "golden", ignore=shutil.ignore_patterns("__pycache__"))
+    venv.create(tmp_path / "venv", system_site_packages=False)  # the packages of this environment build and run it
+    site = next((tmp_path / "venv/lib").glob("python*/site-packages"))
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    done = subprocess.run([*pip, "--target", str(site), str(tmp_path / "golden")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (site / "numpy").symlink_to(Path(np.__file__).parent)
+    if (libraries := Path(np.__file__).parents[1] / "numpy.libs").exists():
+        (site / "numpy.libs").symlink_to(libraries)
+    old = write(tmp_path, LAYOUTS["step loss"], "old.txt")
+    code = (
+        "import sys; from tokenscale_golden.command import main; code = main(); print(sorted(sys.modules)); exit(code)"
+    )
+    command = [str(tmp_path / "venv/bin/python"), "-c", code, str(old), str(old)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith("identical"), done.stderr
+    assert "'torch'" not in done.stdout and "'tokenscale'" not in done.stdout
+
+
+def test_the_command_starts_without_torch(tmp_path):
+    old = write(tmp_path, LAYOUTS["step loss"], "old.txt")
+    code = f"import sys; from tokenscale.cli.main import main as m; m(['golden'] + 2 * [{str(old)!r}]); print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "pandas", "pydantic", "tensorboard", "tokenscale.settings"} & {*modules}
