@@ -2,7 +2,7 @@
 
 `python -m tests.golden_cases record CURVES` trains each case with three seeds in fp32 and bf16 (about 10 CPU minutes);
 `python -m tests.golden_cases judge CURVES` prints the tables of `evidence/golden-*/README.md` and writes
-`src/tokenscale/parity/golden/rates.json`.
+`src/tokenscale/parity/golden/rates.json`; `python -m tests.golden_cases draw CURVES docs/golden.png` draws its picture.
 """
 
 import itertools
@@ -11,11 +11,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from tests.golden_times import simulate
 from tests.parity_cases import FAULTS, HELD_OUT, LOOP, LOOP_OURS, REFACTORINGS, Case, L, build, edit
-from tokenscale.parity.golden import Curve
 from tokenscale.parity.golden import verdict as golden
+from tokenscale.parity.golden.reading import Curve
 
 STEPS, ROWS, LENGTH, VOCABULARY = 32, 4, 16, 96
 SEEDS, PRECISIONS = (0, 1, 2), ("fp32", "bf16")
@@ -187,6 +189,54 @@ def print_tables(found: list[dict]) -> None:
             print("| " + " | ".join([*key, ", ".join(times)]) + " |")
 
 
+#: one example of each kind: precision, group, case, model
+EXAMPLES = {
+    golden.ROUNDING: ("bf16", "refactoring", "renamed modules (Llama)", "llama"),
+    golden.MODEL: ("bf16", "fault", "label smoothing", "ours-gpt"),
+    golden.UPDATE: ("bf16", "fault", "warm-up longer", "gpt2"),
+    golden.DATA: ("bf16", "other", "other data from step 9", "llama"),
+    golden.WEIGHTS: ("bf16", "other", "other initial weights", "gpt2"),
+    golden.DIVERGED: ("bf16", "other", "learning rate times 100", "llama"),
+    golden.NORM: ("fp32", "fault", "exact GELU in place of tanh", "ours-gpt"),
+    golden.UNKNOWN: ("bf16", "fault", "decay on norms and biases", "gpt2"),
+}
+
+
+def draw(curves_path: Path, target: Path) -> None:
+    """Draw one example of each kind: relative differences by step, and the floor."""
+    import matplotlib.pyplot as plt
+
+    rows = [json.loads(line) for line in curves_path.read_text().splitlines()]
+    curves = {(p, group, name, m): (ref, Curve.of(*curve)) for p, s, group, m, name, ref, *curve in rows if not s}
+    cases = {case.name: case for case in REFACTORINGS}
+    figure, axes = plt.subplots(3, 3, figsize=(9, 6.6), sharex=True, layout="constrained")
+    for axis, (kind, key) in zip(axes.flat, EXAMPLES.items(), strict=False):
+        reference, new = curves[key]
+        old = curves[key[0], "reference", "reference", reference][1]
+        floors = [curves[key[0], "refactoring", n, cases[n].model][1] for n in FLOORS[reference]]
+        verdict = golden.judge(old, new, floors)
+        assert verdict.kind == kind, (kind, verdict)
+        norm = kind == golden.NORM
+        x, y, *runs = ((curve.norm if norm else curve.loss) for curve in (old, new, *floors))
+        floor = golden._measure_floor(old.steps, [(old, run) for run in (x, *runs)], 0 * x) / x
+        axis.fill_between(old.steps, 1e-9, floor * golden.WITHIN, color="0.85", label="within the floor")
+        axis.plot(old.steps, np.maximum(abs(y - x) / x, 1e-9), ".-", color="C0", markersize=4, linewidth=0.8)
+        axis.set(yscale="log", ylim=(1e-9, 3), title=f"{verdict.title}\n({key[2]})")
+        axis.set_ylabel("gradient norm" if norm else "loss")
+    generator, axis = np.random.default_rng(0), axes.flat[-1]
+    for label, change in (("OLD", 0.0), ("NEW", 0.05)):
+        axis.plot(old.steps, 1000 * simulate(generator, STEPS, change), ".-", markersize=4, linewidth=0.8, label=label)
+    axis.set(title=f"{golden.SPEED}\n(simulated, 5 % slower)", ylabel="ms a step", ylim=(380, 480))
+    axis.legend(fontsize=7)
+    axes[0, 0].legend(fontsize=7, loc="upper left")
+    figure.supxlabel("step", fontsize=9)
+    figure.supylabel("relative difference", fontsize=9)
+    for axis in axes.flat:
+        axis.title.set_fontsize(8)
+        axis.tick_params(labelsize=7)
+    figure.savefig(target, dpi=90)
+
+
 def print_layouts() -> None:
     """Print the verdicts between the golden losses of all layouts of `tests/golden/layouts.json`."""
     values = json.loads((Path(__file__).parent / "golden/layouts.json").read_text())["values"]
@@ -208,6 +258,8 @@ def write_rates(found: list[dict], source: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "record":
         record(Path(sys.argv[2]))
+    elif sys.argv[1] == "draw":
+        draw(Path(sys.argv[2]), Path(sys.argv[3]))
     else:
         judged = judge_all(Path(sys.argv[2]))
         print_tables(judged)

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from tokenscale.base.files import pretty_json, read_json, sha256_file, sha256_text
-from tokenscale.parity.golden import Curve, judge
-from tokenscale.parity.golden.verdict import DIVERGED
+from tokenscale.parity.golden.reading import Curve
+from tokenscale.parity.golden.verdict import DIVERGED, judge
 from tokenscale.settings.config import load_config
 from tokenscale.settings.experiments import SCALES
 

@@ -14,9 +14,10 @@ import pytest
 
 from tests.golden_times import simulate
 from tokenscale.cli.main import main
-from tokenscale.parity import golden as package
-from tokenscale.parity.golden import Curve, GoldenError, judge, read
+from tokenscale.parity.golden import verdict as module
+from tokenscale.parity.golden.reading import Curve, GoldenError, read
 from tokenscale.parity.golden.speed import compare_speed
+from tokenscale.parity.golden.verdict import judge
 
 STEPS = 40
 AT = np.arange(STEPS)
@@ -336,7 +337,7 @@ def test_the_floor_of_a_folder_is_found_by_name(tmp_path):
 
 
 def test_the_wheel_of_its_own_needs_numpy_only(tmp_path):
-    shutil.copytree(Path(package.__file__).parent, tmp_path / "golden", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(module.__file__).parent, tmp_path / "golden", ignore=shutil.ignore_patterns("__pycache__"))
     venv.create(tmp_path / "venv", system_site_packages=False)  # the packages of this environment build and run it
     site = next((tmp_path / "venv/lib").glob("python*/site-packages"))
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
@@ -346,17 +347,16 @@ def test_the_wheel_of_its_own_needs_numpy_only(tmp_path):
     if (libraries := Path(np.__file__).parents[1] / "numpy.libs").exists():
         (site / "numpy.libs").symlink_to(libraries)
     old = write(tmp_path, LAYOUTS["step loss"], "old.txt")
-    code = (
-        "import sys; from tokenscale_golden.command import main; code = main(); print(sorted(sys.modules)); exit(code)"
-    )
+    code = "import sys; from tokenscale.parity.golden.command import main; main(); print(sorted(sys.modules))"
     command = [str(tmp_path / "venv/bin/python"), "-c", code, str(old), str(old)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0 and done.stdout.startswith("identical"), done.stderr
-    assert "'torch'" not in done.stdout and "'tokenscale'" not in done.stdout
+    assert "'torch'" not in done.stdout and "'tokenscale.base" not in done.stdout
 
 
 def test_the_command_starts_without_torch(tmp_path):
     old = write(tmp_path, LAYOUTS["step loss"], "old.txt")
-    code = f"import sys; from tokenscale.cli.main import main as m; m(['golden'] + 2 * [{str(old)!r}]); print(*sys.modules)"
+    run = f"main(['golden', {str(old)!r}, {str(old)!r}])"
+    code = f"import sys; from tokenscale.cli.main import main; {run}; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "pandas", "pydantic", "tensorboard", "tokenscale.settings"} & {*modules}

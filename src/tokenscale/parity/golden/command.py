@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from .reading import GoldenError, is_run, read
-from .verdict import DATA, IDENTICAL, KINDS, ROUNDING, UNKNOWN, Verdict, judge
+from tokenscale.parity.golden.reading import GoldenError, is_run, read
+from tokenscale.parity.golden.verdict import DATA, IDENTICAL, KINDS, ROUNDING, UNKNOWN, Verdict, judge
 
 COLUMNS = ("curve", "change", "first step", "size there", "largest", "why", "time of a step")
 

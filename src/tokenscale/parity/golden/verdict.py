@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .reading import Curve, GoldenError
-from .speed import Speed, compare_speed
+from tokenscale.parity.golden.reading import Curve, GoldenError
+from tokenscale.parity.golden.speed import Speed, compare_speed
 
 IDENTICAL, ROUNDING, DATA, WEIGHTS = "identical", "rounding", "other data", "other initial weights"
 MODEL, UPDATE, DIVERGED = "other loss, mask or model", "other update", "diverged or not finite"
