@@ -32,6 +32,7 @@ GROUPS = [
     ["docs/concepts.md"],
     ["docs/development.md"],
     ["docs/parity.md"],
+    ["docs/golden.md"],
     ["docs/arms.md"],
 ]
 DOCUMENTS = [name for group in GROUPS for name in group]

@@ -128,7 +128,7 @@ def _judge_losses(steps, old: Curve, new: Curve, a, b, floors: Sequence[Curve]) 
     sizes = f"step {steps[k]} differs by {d[k]:+.2g} ({r[k]:.1e} of the loss), at most {r.max():.1e}"
     if floor is not None:
         beyond, ratio = np.flatnonzero(np.abs(d) > MULTIPLE * floor), float((np.abs(d) / floor).max())
-        sizes += f"; {ratio:.2g} times the floor at most"
+        sizes += f"; {ratio:.3g} times the floor at most"
         if not len(beyond) and moved:
             return say(NORM, f"{sizes}; {norm}", at)
         if not len(beyond) and (len(d) < 3 or ratio > WITHIN or (ratio > 1 and _lean(d) > 1)):
