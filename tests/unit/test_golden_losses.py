@@ -126,6 +126,10 @@ def test_logs_of_a_run_are_summed_over_ranks_and_attempts(tmp_path):
         text = "\n".join(map(json.dumps, rows))
         write(tmp_path, text, f"run/attempt=0{attempt}/rank=0000{rank}/steps.jsonl")
     assert read(tmp_path / "run").loss == pytest.approx(LOSSES)
+    with (tmp_path / "run/attempt=01/rank=00001/steps.jsonl").open("a") as file:
+        file.write('\n{"step": 40, "loss_sum": null, "useful_tokens": 20}')  # as a loss that is not finite is logged
+    verdict = judge(Curve.of([*LOSSES, 4.0]), read(tmp_path / "run"))
+    assert verdict.kind == "diverged or not finite" and verdict.step == 41
 
 
 def test_steps_of_a_resumed_run_replace_the_earlier_ones(tmp_path):
@@ -173,11 +177,9 @@ def test_what_is_not_understood_is_shown_in_one_message(name, tmp_path, capsys):
 
 def test_other_bad_input_ends_with_exit_code_2(tmp_path, capsys):
     good = write(tmp_path, LAYOUTS["step loss"], "old/a.txt")
-    far = write(tmp_path, lines("{step} {loss}", start=900), "far.txt")
     for arguments in (
         [good, tmp_path / "missing"],
         [good, good.parent],
-        [good, far],
         [good.parent, good.parent, "--floor", good],
         [good, good, "--expect", "magic"],
         [good.parent, write(tmp_path, "", "other/b.txt").parent],
@@ -273,6 +275,8 @@ def test_few_steps_of_a_difference_are_no_verdict():
 
 
 def test_common_steps_are_compared(tmp_path):
+    far = read(write(tmp_path, lines("{step} {loss}", start=900), "far.txt"))
+    assert judge(Curve.of(LOSSES), far).kind == "cannot tell"
     every = read(write(tmp_path, lines("{step} {loss:.5f}")))
     fifth = read(write(tmp_path, "\n".join(lines("{step} {loss:.5f}").splitlines()[4::5]), "fifth.txt"))
     verdict = judge(every, fifth)
@@ -324,8 +328,17 @@ def test_a_folder_is_one_table_worst_first_and_declared_changes_pass(folders, ca
 def test_files_without_a_partner_or_losses_do_not_pass_in_silence(folders, capsys):
     os.remove(f"{folders[1]}/data.txt")
     Path(folders[1], "same.txt").write_text("| not | losses |\n")
-    assert main(["golden", *folders]) == 1
-    assert capsys.readouterr().out.count("cannot tell") == 2
+    for folder in folders:  # has none in both
+        Path(folder, "settings.yaml").write_text("steps: 40\n")
+    assert main(["golden", *folders, "--expect", "other update"]) == 1
+    out = capsys.readouterr().out
+    assert out.count("cannot tell") == 2 and "settings" not in out
+
+
+def test_a_comment_of_a_pull_request_is_a_table_also_of_one_curve(folders, capsys):
+    assert main(["golden", f"{folders[0]}/data.txt", f"{folders[1]}/data.txt", "--markdown"]) == 1
+    rows = capsys.readouterr().out.splitlines()
+    assert len(rows) == 3 and "other data from step 12" in rows[2] and rows[1].startswith("|---|")
 
 
 def test_the_floor_of_a_folder_is_found_by_name(tmp_path):

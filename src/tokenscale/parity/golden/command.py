@@ -1,15 +1,14 @@
 """Compare golden losses: is a change rounding or real, and of what kind? docs/golden.md explains the kinds."""
 
 import argparse
+import contextlib
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenscale.parity.golden.reading import GoldenError, is_run, read
+from tokenscale.parity.golden.reading import Curve, GoldenError, is_run, read
 from tokenscale.parity.golden.verdict import DATA, IDENTICAL, KINDS, ROUNDING, UNKNOWN, Verdict, judge
-
-COLUMNS = ("curve", "change", "first step", "size there", "largest", "why", "time of a step")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,13 +32,12 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"tokenscale: {error}", file=sys.stderr)
         return 2
     if table := arguments.markdown or len(verdicts) > 1:
-        print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
+        print("| curve | change | first step | size there | largest | why | time of a step |\n" + "|---" * 7 + "|")
     print(*(_row(name, v) if table else _lines(v) for name, v in verdicts), sep="\n")
     return int(any(verdict.kind not in {IDENTICAL, ROUNDING, *expected} for _, verdict in verdicts))
 
 
 def main() -> int:
-    """Run as a command of its own."""
     parser = argparse.ArgumentParser("tokenscale-golden", description=__doc__)
     add_arguments(parser)
     return run(parser.parse_args())
@@ -54,14 +52,20 @@ def _compare(arguments: argparse.Namespace) -> Iterator[tuple[str, Verdict]]:
         yield old.name, judge(read(old), read(new), [read(path) for path in floors])
         return
     names = sorted({name for folder in (old, new) for name in _list_curves(folder)})
-    if not any((old / name).exists() and (new / name).exists() for name in names):
-        raise GoldenError(f"{old} and {new} have no file or run of the same name.")
-    for name in names:
-        try:
-            repeated = [read(folder / name) for folder in floors if (folder / name).exists()]
-            yield name, judge(read(old / name), read(new / name), repeated)
-        except GoldenError as error:
-            yield name, Verdict(UNKNOWN, str(error).splitlines()[0])
+    curves = {name: [_try_read(folder / name) for folder in (old, new, *floors)] for name in names}
+    if not any(a and b for a, b, *_ in curves.values()):
+        raise GoldenError(f"{old} and {new} have no losses in files or runs of the same name.")
+    for name, (a, b, *repeated) in curves.items():
+        if a and b:
+            yield name, judge(a, b, [curve for curve in repeated if curve])
+        elif a or b:  # else a file without losses in both
+            yield name, Verdict(UNKNOWN, f"{'NEW' if a else 'OLD'} has no readable losses of this name")
+
+
+def _try_read(path: Path) -> Curve | None:
+    with contextlib.suppress(GoldenError):
+        return read(path)
+    return None
 
 
 def _list_curves(folder: Path, front: str = "") -> Iterator[str]:
@@ -81,9 +85,8 @@ def _row(name: str, verdict: Verdict) -> str:
 
 
 def _lines(verdict: Verdict) -> str:
-    """Return the verdict as lines for a terminal."""
     first = "" if verdict.step is None or verdict.kind == DATA else f" (first at step {verdict.step})"
     time = verdict.speed.render() if verdict.speed else ""
     facts = [("why", verdict.reason), ("floor", verdict.floor), ("sure", verdict.sure), ("time of a step", time)]
-    facts += [("note", note) for note in verdict.notes]
-    return "\n".join([verdict.title + first, *(f"  {label:<14}  {text}" for label, text in facts if text)])
+    lines = [f"  {label:<14}  {text}" for label, text in facts + [("note", note) for note in verdict.notes] if text]
+    return "\n".join([verdict.title + first, *lines])

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-#: by preference; another column with "loss" counts if there is one only
 LOSSES = ("loss", "train loss", "training loss", "lm loss", "loss train", "reduced train loss", "global avg loss")
 NO_LOSS = set("val valid validation eval test dev scale scaling aux balance balancing z mtp min max best".split())
 STEP = re.compile(r"\b(steps?|iterations?|iter|it)$")
@@ -25,6 +24,7 @@ PAIR = re.compile(rf"([a-z_][a-z_/\-. ()%]*?)['\"]?\s*[:=]?\s*['\"]?({NUMBER})(?
 _is_number = re.compile(rf"\s*{NUMBER}\s*", re.IGNORECASE).fullmatch
 REAL = (float, int)
 Rows = list[dict[str, Any]]
+csv.field_size_limit(2**30)  # a line of a log
 
 
 class GoldenError(ValueError):
@@ -83,7 +83,7 @@ def _read_folder(folder: Path) -> Rows:
         for row in (row for file in sorted(attempt.glob("rank=*/steps.jsonl")) for row in _read_file(file)):
             first = steps.setdefault(row.get("step"), row)
             for name in ("loss_sum", "useful_tokens") if first is not row else ():
-                first[name] = first.get(name, 0.0) + row.get(name, 0.0)
+                first[name] = sum(r[name] if isinstance(r.get(name), REAL) else math.nan for r in (first, row))
         found += steps.values()
     if not found:
         raise GoldenError(f"{folder} has no losses: expected files, steps.jsonl, TensorBoard or attempt=*/rank=*.")
@@ -159,7 +159,7 @@ def _read_output(lines: list[str]) -> Rows:
     rows: Rows = []
     for line in lines:
         row: dict[str, Any] = {}
-        for key, text in PAIR.findall(line):
+        for key, text in PAIR.findall(line[:1000]):
             name = _words(key)
             if not STEP.search(name):
                 row[name] = _number(text, thousands=not _is_loss(name))
@@ -188,11 +188,12 @@ def _number(value: Any, thousands: bool = False) -> Any:
     if not isinstance(value, str) or not _is_number(value):
         return value
     grouped = re.fullmatch(r"\s*[-+]?\d{1,3}(,\d{3})+(\.\d*)?\s*", value) and (thousands or "." in value)
-    text = value.strip().lower().replace(",", "" if grouped or value.count(",") > 1 else ".")
+    decimal = value.count(",") == 1 and "." not in value and not grouped
+    text = value.strip().lower().replace(",", "." if decimal else "")
     mantissa, exponent, power = text.partition("e")
     found = Number(text)
     if math.isfinite(found):
-        found.unit, found.exponent = 10.0 ** (int(power or 0) - len(mantissa.partition(".")[2])), exponent
+        found.unit, found.exponent = 10.0 ** min(99, int(power or 0) - len(mantissa.partition(".")[2])), exponent
     return found
 
 
@@ -208,9 +209,9 @@ def _is_loss(name: str) -> bool:
 
 def _pick(path: str, rows: Rows, chosen: str) -> Curve:
     """Return the curve of the columns for step, loss, gradient norm and time."""
-    for row in rows:  # our logs
-        if {"loss_sum", "useful_tokens"} <= row.keys():
-            row["loss"] = row.pop("loss_sum") / max(1.0, row["useful_tokens"])
+    for row in rows:  # our logs, where null is not finite
+        if isinstance(row.get("useful_tokens"), REAL) and isinstance(row.get("loss_sum", ""), float | None):
+            row["loss"] = float("nan" if row["loss_sum"] is None else row["loss_sum"]) / max(1.0, row["useful_tokens"])
     label = next((n for n in ("run", "run_id", "run_name", "Name", "name") if any(n in row for row in rows)), "")
     series: dict[tuple[str, str], list[str]] = {}  # run, as a column or in front of the names → columns of losses
     for row in rows:
@@ -235,7 +236,7 @@ def _pick(path: str, rows: Rows, chosen: str) -> Curve:
     norm, rate, step = (next((n for n in mine if kind.search(_words(n))), None) for kind in (NORM, RATE, STEP))
     time = next((n for n in mine if TIME.search(_words(n)) and not NO_TIME & {*_words(n).split()}), None)
     notes = [] if step else ["no column of steps: lines are counted from 1"]
-    numbers = [int(row[step]) if math.isfinite(row.get(step, math.nan)) else i for i, row in enumerate(rows, 1)]
+    numbers = [int(at) if isinstance(at := r.get(step), REAL) and abs(at) < 1e15 else i for i, r in enumerate(rows, 1)]
     if repeated := len(numbers) - len({*numbers}):
         notes.append(f"{repeated} steps are there twice (a resumed run?): the later line counts")
     table: dict[int, dict[str, Any]] = {}

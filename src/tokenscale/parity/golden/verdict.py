@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenscale.parity.golden.reading import Curve, GoldenError
+from tokenscale.parity.golden.reading import Curve
 from tokenscale.parity.golden.speed import Speed, compare_speed
 
 IDENTICAL, ROUNDING, DATA, WEIGHTS = "identical", "rounding", "other data", "other initial weights"
@@ -53,9 +53,13 @@ class Verdict:
 
 @np.errstate(invalid="ignore")
 def judge(old: Curve, new: Curve, floors: Sequence[Curve] = ()) -> Verdict:
-    """Compare curves at their common steps, at least one; `floors` repeat OLD and differ from it by rounding only."""
+    """Compare curves at their common steps; `floors` repeat OLD and differ from it by rounding only."""
     notes = [f"{name}: {note}" for name, curve in (("OLD", old), ("NEW", new)) for note in curve.notes]
     steps, a, b = _align(old, new, notes)
+    if not len(steps):
+        return Verdict(UNKNOWN, f"no step in common: OLD begins at {old.steps[0]}, NEW at {new.steps[0]}", notes=notes)
+    unknown = int(np.sum(~np.isfinite(old.loss[a]) & ~np.isfinite(new.loss[b])))
+    notes += [f"{unknown} losses are not finite in both"] if unknown else []
     verdict = _judge_losses(steps, old, new, a, b, floors)
     verdict.notes = notes + verdict.notes
     if old.time is not None and new.time is not None:
@@ -75,9 +79,6 @@ def _align(old: Curve, new: Curve, notes: list[str]) -> tuple[np.ndarray, np.nda
         if len(shifted[0]) >= len(found[0]) and not gaps[1] > 0.5 * gaps[0]:
             notes.append(f"steps of NEW are counted from {new.steps[0]}, those of OLD from {old.steps[0]}: shifted")
             found = shifted
-    if not len(found[0]):
-        ranges = [f"{curve.steps[0]} to {curve.steps[-1]}" for curve in (old, new)]
-        raise GoldenError(f"OLD and NEW have no step in common: steps {ranges[0]} and {ranges[1]}.")
     if len(found[0]) < max(len(old.steps), len(new.steps)):
         notes.append(f"{len(found[0])} steps in common of {len(old.steps)} and {len(new.steps)}")
     return found
@@ -113,7 +114,7 @@ def _judge_losses(steps, old: Curve, new: Curve, a, b, floors: Sequence[Curve]) 
         step, source = None if place is None else int(steps[place]), "from the digits printed and the first steps"
         if floor is not None and place is not None:
             source = f"given: {len(floors)} run(s), which differ by {floor[place]:.1e} at step {step}"
-        notes = ["the floor runs equal OLD bit for bit: they measure no rounding"] if floors and floor is None else []
+        notes = ["the floor runs do not differ from OLD: they measure no rounding"] if floors and floor is None else []
         return Verdict(kind, reason, step, float(r[place or 0]), float(r.max()), source if k is not None else "", notes)
 
     if len(bad := np.flatnonzero(np.isnan(d)).tolist()):
