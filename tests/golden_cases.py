@@ -242,7 +242,7 @@ def print_layouts() -> None:
     values = json.loads((Path(__file__).parent / "golden/layouts.json").read_text())["values"]
     pairs = [*itertools.combinations(values.values(), 2)]
     kinds = [golden.judge(Curve.of(old), Curve.of(new)).kind for old, new in pairs]
-    print(f"\n{len(values)} layouts, {len(pairs)} pairs:", {kind: kinds.count(kind) for kind in {*kinds}})
+    print(f"\n{len(values)} layouts, {len(pairs)} pairs:", {kind: kinds.count(kind) for kind in sorted({*kinds})})
 
 
 def write_rates(found: list[dict], source: str) -> None:

@@ -189,7 +189,7 @@ def test_other_bad_input_ends_with_exit_code_2(tmp_path, capsys):
         assert capsys.readouterr().err.startswith("tokenscale: ")
 
 
-def rounded(size: float, seed: int = 5) -> np.ndarray:
+def rounded(size: float | np.ndarray, seed: int = 5) -> np.ndarray:
     return LOSSES * (1 + size * 1.05**AT * np.random.default_rng(seed).normal(size=STEPS))
 
 
@@ -216,6 +216,7 @@ KINDS = {
     "other learning rate": (SLOWER, BF16, "other update"),
     "other learning rate, no floor": (LOSSES * (1 + 0.002 * AT), [], "other update"),
     "decay from step 20 on": (LOSSES * (1 + 0.002 * np.maximum(0, AT - 19)), [], "other update"),
+    "rounding that grows above the noise": (rounded(1e-5 * 1.3**AT), [], "cannot tell"),
     "NaN at step 5": (from_step(5, np.where(AT == 4, np.nan, LOSSES)), [], "diverged or not finite"),
     "infinity at the end": (np.where(AT == STEPS - 1, np.inf, LOSSES), BF16, "diverged or not finite"),
     "NaN behind another update": (np.where(AT > 30, np.nan, SLOWER), [], "diverged or not finite"),

@@ -147,8 +147,8 @@ def _judge_losses(steps, old: Curve, new: Curve, a, b, floors: Sequence[Curve]) 
             return say(UNKNOWN, f"{sizes}, but {but}; give --floor runs") if unsure else say(ROUNDING, sizes)
     first = k or int(beyond[0])
     lean, c = _lean(d[first:]), _correlate(x[first:], y[first:])
-    at_once = np.median(r[first : first + 3]) >= 0.3 * np.median(r[first:])
-    others = c is not None and ((c < SIMILAR and lean < 1) or (c < OTHER_BATCHES and at_once))
+    jump = np.median(r[first : first + 3]) / max(np.median(r[first:]), 1e-30)  # rounding grows from far below
+    others = c is not None and ((c < SIMILAR and lean < 1 and jump > 0.03) or (c < OTHER_BATCHES and jump >= 0.3))
     others = others and np.median(r[first:]) > BF16
     sizes += "" if c is None else f"; losses of batches correlate by {c:.2f}"
     if floor is None and not (r[first] > BF16 or others or (lean > 1 and r.max() > SYSTEMATIC)):
