@@ -13,7 +13,7 @@ from tokenscale.parity.golden.verdict import DATA, IDENTICAL, KINDS, ROUNDING, U
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options for both curves, the floor, declared changes and the output."""
-    kinds, repeated = ", ".join(KINDS[:-2]), "OLD repeated with other threads, kernels or layout: measures rounding"
+    kinds, repeated = "; ".join(KINDS[:-2]), "OLD repeated with other threads, kernels or layout: measures rounding"
     parser.add_argument("old", metavar="OLD", help="file or run of old losses, or a folder of them; FILE::RUN chooses")
     parser.add_argument("new", metavar="NEW", help="the new ones; in folders, curves of the same name are compared")
     parser.add_argument("--floor", nargs="+", default=[], metavar="RUN", help=repeated)
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         expected = {re.sub(" from step.*", "", kind.strip()) for kind in arguments.expect}
         if unknown := expected - {*KINDS}:
-            raise GoldenError(f"--expect {unknown.pop()!r} is no kind of change; choose from: {', '.join(KINDS)}.")
+            raise GoldenError(f"--expect {unknown.pop()!r} is no kind of change; choose from: {'; '.join(KINDS)}.")
         verdicts = sorted(_compare(arguments), key=lambda pair: (KINDS.index(pair[1].kind), -pair[1].largest))
     except GoldenError as error:
         print(f"tokenscale: {error}", file=sys.stderr)
