@@ -69,7 +69,6 @@ def _try_read(path: Path) -> Curve | None:
 
 
 def _list_curves(folder: Path, front: str = "") -> Iterator[str]:
-    """Yield the names of the files and runs in a folder, and in those within."""
     for path in sorted(folder.iterdir()):
         if is_run(path) and path.name[0] != ".":
             yield front + path.name
