@@ -154,9 +154,11 @@ def _judge_losses(steps, old: Curve, new: Curve, a, b, floors: Sequence[Curve]) 
         return say(UNKNOWN, f"{sizes}: bf16's rounding or a small change, which no threshold tells; give --floor runs")
     if floor is not None and first == 0 and r[0] < BF16 and 30 * floor[0] < floor[:10].max():
         return say(UNKNOWN, f"{sizes}; floor runs are equal at step {steps[0]}: give one with other kernels or layout")
-    few = others and len(r) - first < 16 and (first == 0 or c > OTHER_BATCHES)
+    noise = np.median(np.abs(np.diff(x, 2))) if len(x) > 4 else 0.0
+    small = r[first] * scale[first] <= 0.3 * noise
+    few = others and len(r) - first < 16 and (first == 0 or c > OTHER_BATCHES or small)
     if others:
-        return say(UNKNOWN, f"{sizes}: data or model? Compare 16 steps", first) if few else say(DATA, sizes, first)
+        return say(UNKNOWN, f"{sizes}: other data or not? Compare 16 steps", first) if few else say(DATA, sizes, first)
     if first == 0 and steps[0] > 1:
         return say(UNKNOWN, f"{sizes}: beyond rounding; a model or an update? Log from step 1 on, not {steps[0]}")
     if first == 0:
@@ -165,7 +167,7 @@ def _judge_losses(steps, old: Curve, new: Curve, a, b, floors: Sequence[Curve]) 
         return say(WEIGHTS, f"{sizes}; with both signs, not growing") if weights else say(MODEL, sizes)
     if k == 0 and ((floor is not None and abs(d[0]) > floor[0]) or (moved and at == 0)):
         return say(UNKNOWN, f"{sizes}: step {steps[0]} is not equal: a small change of the model, or an update")
-    if c is None and (len(x) < 5 or r[first] * scale[first] > 0.3 * np.median(np.abs(np.diff(x, 2)))):
+    if c is None and not small:
         return say(UNKNOWN, f"{sizes}: another update or data? Compare 6 steps from step {steps[first]} on", first)
     reason = f"step {steps[0]} is {'within the floor' if k == 0 else 'equal'}; {sizes}"
     return say(UPDATE, reason + (f"; {norm}" if moved and at < first else ""), first)
