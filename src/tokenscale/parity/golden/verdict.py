@@ -156,7 +156,7 @@ def _judge_losses(steps, old: Curve, new: Curve, a, b, floors: Sequence[Curve]) 
         return say(UNKNOWN, f"{sizes}; floor runs are equal at step {steps[0]}: give one with other kernels or layout")
     noise = np.median(np.abs(np.diff(x, 2))) if len(x) > 4 else 0.0
     small = r[first] * scale[first] <= 0.3 * noise
-    few = others and len(r) - first < 16 and (first == 0 or c > OTHER_BATCHES or small)
+    few = others and len(r) - first < 16 and (first == 0 or c > OTHER_BATCHES / 2 or small)
     if others:
         return say(UNKNOWN, f"{sizes}: other data or not? Compare 16 steps", first) if few else say(DATA, sizes, first)
     if first == 0 and steps[0] > 1:
