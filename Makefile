@@ -26,7 +26,7 @@ VERSIONS := $(if $(NEWEST),--upgrade --upgrade-strategy eager,--constraint const
 # Python 3's minor versions in pyproject.toml: from the first, below the second
 MINORS := $(shell sed -n 's/^requires-python = ">=3\.\([0-9]*\),<3\.\([0-9]*\)"$$/\1 \2/p' pyproject.toml)
 SUPPORTED := import sys; sys.exit(not (3, $(word 1,$(MINORS))) <= sys.version_info[:2] < (3, $(word 2,$(MINORS))))
-SNAKEMAKE := $(VENV)/bin/snakemake --profile profiles/local
+SNAKEMAKE := $(VENV)/bin/snakemake
 PYTEST := $(VENV)/bin/python -m pytest --quiet --numprocesses auto --dist loadfile --no-loadscope-reorder
 DAILY := $(foreach folder,docs experiments faults golden long slurm,--ignore tests/$(folder)) src tests docs/generate.py
 # a folder, and the files outside it with single cases that have its mark: pytest need not import the rest

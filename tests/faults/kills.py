@@ -215,7 +215,7 @@ class Lab:
 
 def call(*targets: str) -> list[str]:
     """What Snakemake is asked, as `make run` asks it."""
-    return ["--profile", "profiles/local", "--cores", "2", *targets]
+    return ["--profile", "profiles/default", "--cores", "2", *targets]
 
 
 def environment(project: Project, jobs: Path) -> dict[str, str]:

@@ -36,7 +36,7 @@ def test_any_number_of_gpus_computes_what_one_computes(project):
 def test_a_report_has_the_tables_of_the_local_profile(project, local):
     project.snakemake("--config", "experiments=pair")
     assert (project.root / "results/report-experiments=pair/index.html").stat().st_size > 10_000
-    local.snakemake("--profile", "profiles/local", "--cores", "2", "tables", "--config", "experiments=pair")
+    local.snakemake("--profile", "profiles/default", "--cores", "2", "tables", "--config", "experiments=pair")
     for name in ("runs", "steps", "events", "quarantine"):
         ours = parquet.read_table(project.root / f"results/tables/pair/{name}.parquet")
         theirs = parquet.read_table(local.root / f"results/tables/pair/{name}.parquet")

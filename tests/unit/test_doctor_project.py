@@ -13,7 +13,7 @@ def test_outside_of_the_project_there_is_no_demo(monkeypatch, tmp_path):
 
 
 def test_a_download_without_links_is_told(monkeypatch, tmp_path):
-    for name in ("workflow/Snakefile", "config/config.yaml", "profiles/local/config.yaml", "pyproject.toml"):
+    for name in ("workflow/Snakefile", "config/config.yaml", "profiles/default/config.yaml", "pyproject.toml"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     (tmp_path / "alps").write_text("profiles/alps")  # what Git makes of a link where links are not supported

@@ -128,4 +128,4 @@ def test_tools_that_are_not_found_are_named(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     found = doctor_checks.check_tools(asked())
     assert found.verdict == "note" and found.values == {"make": False, "git": False}
-    assert "snakemake --profile profiles/local" in found.next and "git" in found.next
+    assert "-m snakemake" in found.next and "git" in found.next

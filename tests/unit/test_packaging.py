@@ -265,7 +265,7 @@ def test_snakemake_finds_the_logger_plugin_of_the_local_profile():
     """By its name among the installed packages; a call that does not use the plugin imports nothing of ours with it."""
     from setuptools import find_packages
 
-    name = yaml.safe_load((ROOT / "profiles/local/config.yaml").read_text())["logger"]
+    name = yaml.safe_load((ROOT / "profiles/default/config.yaml").read_text())["logger"]
     package = f"snakemake_logger_plugin_{name}"
     where = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["where"]
     assert package in find_packages(ROOT / where[0])

@@ -128,7 +128,7 @@ def test_other_resources_threads_and_log_paths_rerun_nothing(shared):
     "profile, configuration",
     # what the profile says about the machine stays
     [
-        ("profiles/local", []),
+        ("profiles/default", []),
         ("alps", ["machine=profiles/alps/machine.toml"]),
         ("profiles/slurm-test", ["machine=profiles/slurm-test/machine.toml"]),
     ],

@@ -78,7 +78,7 @@ def test_the_local_profile_shows_one_line_a_job_and_the_whole_error_of_one_that_
     corpora = CONFIG["corpora"] | {"broken": {"source": {"kind": "docstrings", "packages": ["no_such_package"]}}}
     (fresh.root / "config/config.yaml").write_text(json.dumps(CONFIG | {"corpora": corpora}))
     files = ["results/tokenizers/bpe/manifest.json", "results/corpus/broken/manifest.json"]
-    done = fresh.snakemake("--profile", "profiles/local", "--cores", "1", "--keep-going", *files, check=False)
+    done = fresh.snakemake("--profile", "profiles/default", "--cores", "1", "--keep-going", *files, check=False)
     assert done.returncode == 1
     lines = [line.split("(")[0].split() for line in done.stdout.splitlines()]
     jobs = [words[1:] for words in lines if len(words) == 4 and words[1].endswith("/3")]

@@ -408,7 +408,7 @@ def test_renaming_an_experiment_repeats_no_measurement(fresh):
 
 def measured(project: Project, *arguments: str) -> set[str]:
     """Files of benchmarks that a dry run names."""
-    text = project.snakemake(*arguments, "-n").stdout
+    text = project.snakemake(*arguments, "-n", "--workflow-profile", "none").stdout
     return set(re.findall(r"results/benchmarks/data/[^ ,;]+\.json", text))
 
 

@@ -25,7 +25,7 @@ rule benchmark_data:
         benchmark=one_of(BENCHMARKS["data"]),
     threads: ALL_CORES
     resources:
-        machine=1,
+        machine=THIS_MACHINE,
         mem_mb=8000,
     params:
         settings=lambda w: settings_of(data_benchmark(w).settings),
@@ -58,7 +58,7 @@ rule benchmark_storage:
         benchmark=one_of(BENCHMARKS["storage"]),
     threads: ALL_CORES
     resources:
-        machine=1,
+        machine=THIS_MACHINE,
         mem_mb=8000,
     params:
         settings=lambda w: settings_of(storage_benchmark(w).settings),
@@ -80,7 +80,7 @@ rule benchmark_inference:
         "results/logs/benchmark/inference-{experiment}.log",
     threads: ALL_CORES
     resources:
-        machine=1,
+        machine=THIS_MACHINE,
         # like a training on one rank: on a cluster our own srun starts it on a GPU
         mpi="srun",
         nodes=1,

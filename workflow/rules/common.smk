@@ -99,6 +99,8 @@ if workflow.is_main_process and lock.enter_workflow(WORDS):
 if workflow.is_main_process and ALL in WORDS and settings.left_out_note:
     print(f"tokenscale: {settings.left_out_note}", file=sys.stderr, flush=True)
 
+# Timed rules hold `machine`, of which profiles/default has one: on this machine two of them never run at a time.
+THIS_MACHINE = 0 if settings.machine.starter == "srun" else 1
 # More threads than any machine has: a timed rule uses every core of its machine.
 ALL_CORES = 1024
 # of what runs read: else a run whose data is there overtakes those planned before it (settings/experiments.py: order_runs)

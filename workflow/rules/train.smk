@@ -34,7 +34,7 @@ rule train:
     priority: lambda w: 10_000 - RUNS[w.run_id].position
     threads: ALL_CORES
     resources:
-        machine=1,
+        machine=THIS_MACHINE,
         # Our own srun starts the job's ranks: with `mpi` the SLURM plugin leaves that to the rule.
         mpi="srun",
         nodes=lambda w: nodes_of(w).nodes,

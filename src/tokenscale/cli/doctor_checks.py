@@ -104,7 +104,7 @@ def python_command() -> str:
 
 def check_project_folder(context: Context) -> Finding:
     """Check that this folder is the project's: the workflow is in the repository, not in the package."""
-    needed = ("workflow/Snakefile", "config/config.yaml", "profiles/local/config.yaml", "pyproject.toml")
+    needed = ("workflow/Snakefile", "config/config.yaml", "profiles/default/config.yaml", "pyproject.toml")
     missing = [name for name in needed if not Path(name).is_file()]
     if missing:
         return Finding("no", f"not in this folder: {', '.join(missing)}", "cd to a clone of the repository")
@@ -141,7 +141,7 @@ def check_tools(context: Context) -> Finding:
     found = {name: shutil.which(name) is not None for name in ("make", "git")}
     parts = []
     if not found["make"]:
-        parts.append(f"`{python_command()} -m snakemake --profile profiles/local` replaces `make run`")
+        parts.append(f"`{python_command()} -m snakemake` replaces `make run`")
     if not found["git"]:
         parts.append("install git: without it results do not name their commit, and some tests fail")
     listing = ", ".join(f"{name} {'found' if there else 'not found'}" for name, there in found.items())
