@@ -109,10 +109,7 @@ def _sorted(found: Iterable[Problem]) -> list[Problem]:
 
 
 def find_cautions(
-    table: Mapping[str, Any],
-    stores: Sequence[Path],
-    corpora: Sequence[Path],
-    steps: Mapping[str, int],
+    table: Mapping[str, Any], stores: Sequence[Path], corpora: Sequence[Path], steps: Mapping[str, int]
 ) -> list[dict[str, str]]:
     """Return `level`, `what` and `mark` of what `check` refuses or warns of and no table of results says by itself.
 
