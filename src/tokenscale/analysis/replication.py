@@ -1,13 +1,14 @@
 """The source studies' figures beside ours: every cell of their tables, and every claim.
 
 `published/studies.csv` has a row for each figure of a table: as published, corrected with the reason, and what gives
-ours, a quantity below of the runs (or rows of a benchmark) that `where` selects. Figures of runs come from tables of
-scale `study`, whose cells are the studies' own. A claim's figure is that of `config/claims.yaml`.
+ours: a quantity of the runs (`sql/replication.sql`) or rows of a benchmark that `where` selects. Figures of runs come
+from tables of scale `study`, whose cells are the studies' own. A claim's figure is that of `config/claims.yaml`.
 """
 
 import csv
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 from tokenscale.analysis import statistics
 from tokenscale.analysis.claims import CONTRADICTED, SUPPORTED, ClaimTables, is_near, written
 
-FILES = ("published/studies.csv",)
+FILES = ("published/studies.csv", "sql/replication.sql")
 VERDICTS = ("reproduced", "direction only", "not decided", "not reproduced", "not run")
 SAME, DIRECTION, UNDECIDED, OTHER, NOT_RUN = VERDICTS
 #: quantities that are counted: one run suffices. All others are measured and need an interval
@@ -24,69 +25,6 @@ COUNTS = ("useful share %", "GB of weights", "GB of optimizer state", "bytes a d
           "GB of weights, gradients and optimizer state")  # fmt: skip
 #: scale of the studies' own cells
 SCALE = "study"
-
-
-#: steps of a run with its loss, and seconds up to there
-_STEPS = (
-    "(SELECT run_id, step, loss_sum, useful_tokens, sum(step_s) OVER (PARTITION BY run_id ORDER BY step) AS seconds"
-)
-_STEPS += ", max(step) OVER (PARTITION BY run_id) AS last FROM steps_global)"
-#: as the studies took it: the first step that is not above the loss, never by infinity
-_TO_LOSS = "(SELECT run_id, coalesce(min(seconds) FILTER (loss_sum <= 5.5 * useful_tokens), 'inf'::DOUBLE) AS seconds"
-_TO_LOSS += f" FROM {_STEPS} GROUP BY run_id)"
-
-
-def _beside(table: str, of: str, base: str) -> str:
-    """Return a table of runs, each joined with the base run of its model and approach."""
-    return (
-        f"(SELECT t.run_id, {of} AS value FROM {table} AS t JOIN runs AS r USING (run_id) JOIN runs AS s ON "
-        f"s.model = r.model AND s.approach = r.approach AND s.repeat = r.repeat AND {base} "
-        f"JOIN {table} AS b ON b.run_id = s.run_id)"
-    )
-
-
-_OF_ONE = _beside(
-    "throughput",
-    "100 * t.useful_tokens_per_s / (r.world_size * b.useful_tokens_per_s)",
-    "s.world_size = 1 AND s.precision = r.precision",
-)
-_OF_NAIVE = "s.world_size = r.world_size AND s.schedule = 'naive'"
-_OF_FOUR = _beside(
-    _TO_LOSS,
-    "100 * s.world_size * b.seconds / (r.world_size * t.seconds)",
-    "s.world_size = 4 AND s.micro_batch = r.micro_batch",
-)
-_LAST = f"(SELECT run_id, sum(loss_sum) / sum(useful_tokens) AS loss FROM {_STEPS} WHERE step > last - "
-_MODEL_STATE = "(parameters_bytes + gradients_bytes + optimizer_bytes) / 1e9"
-#: quantity of runs → SQL of its column `value`
-OF_RUNS = {
-    quantity: f"SELECT {value} AS value FROM {query} WHERE run_id IN (SELECT run_id FROM runs WHERE NOT external AND "
-    "{where})"
-    for quantity, query, value in (
-        ("useful tokens/s", "throughput", "useful_tokens_per_s"),
-        ("total tokens/s", "throughput", "total_tokens_per_s"),
-        ("useful share %", "throughput", "100 * (1 - not_useful_share)"),
-        ("MFU %", "computing", "100 * mfu_palm"),
-        ("TFLOP/s", "computing", "tflops_per_s"),
-        ("efficiency %", "scaling_weak", "100 * efficiency"),
-        ("efficiency against one GPU %", _OF_ONE, "value"),
-        ("seconds of training", "epochs", "training_s"),
-        ("seconds of an epoch", "epochs", "training_s / 10"),
-        ("seconds of an epoch of 2", "epochs", "training_s / 2"),
-        ("speed-up of an epoch", _beside("epochs", "b.training_s / t.training_s", "s.world_size = 1"), "value"),
-        ("speed-up of a pipeline", _beside("epochs", "b.training_s / t.training_s", _OF_NAIVE), "value"),
-        ("seconds to a training loss of 5.5", _TO_LOSS, "seconds"),
-        ("efficiency to that loss %", _OF_FOUR, "value"),
-        ("last training loss", f"{_LAST}100 GROUP BY run_id)", "loss"),
-        ("training loss of the last step", f"{_LAST}1 GROUP BY run_id)", "loss"),
-        ("validation loss", "(SELECT * FROM validation WHERE last)", "loss"),
-        ("BLEU", "translation", "bleu"),
-        ("GB a GPU", "memory", "peak_bytes / 1e9"),
-        ("GB of weights", "memory", "parameters_bytes / 1e9"),
-        ("GB of optimizer state", "memory", "optimizer_bytes / 1e9"),
-        ("GB of weights, gradients and optimizer state", "memory", _MODEL_STATE),
-    )
-}
 #: quantity of a benchmark with rows of 2,048 tokens → SQL of its column `value`, at any scale
 OF_BENCHMARKS = {
     "bytes a document": "SELECT stored_bytes / documents AS value FROM storage_benchmark WHERE {where}",
@@ -122,10 +60,13 @@ class Figure:
         return [self.study, self.table, self.cell, self.quantity]
 
 
+def _read(name: str) -> str:
+    return resources.files("tokenscale.analysis").joinpath(name).read_text(encoding="utf-8")
+
+
 def load_figures() -> list[Figure]:
     """Return the figures of all tables, in the order of the file."""
-    text = resources.files("tokenscale.analysis").joinpath(FILES[0]).read_text(encoding="utf-8")
-    figures: list[dict[str, Any]] = list(csv.DictReader(text.splitlines()))
+    figures: list[dict[str, Any]] = list(csv.DictReader(_read(FILES[0]).splitlines()))
     for row in figures:
         row |= {name: float(row[name]) if row[name] else None for name in ("published", "corrected")}
     return [Figure(**row) for row in figures]
@@ -134,24 +75,26 @@ def load_figures() -> list[Figure]:
 def measure(tables: Path, experiments: Sequence[str]) -> list[dict[str, Any]]:
     """Return our number, its interval, n, experiment and scale of each figure that the tables of experiments have."""
     found = []
-    opened: dict[str, ClaimTables] = {}
-    for figure in load_figures():
-        if figure.experiment not in experiments:
-            continue
-        if figure.experiment not in opened:
-            opened[figure.experiment] = ClaimTables(figure.experiment, tables / figure.experiment)
-        claim_tables = opened[figure.experiment]
-        if figure.quantity in OF_RUNS and claim_tables.scale != SCALE:
-            continue
-        sql = (OF_RUNS | OF_BENCHMARKS)[figure.quantity].format(where=figure.where)
-        values = claim_tables.rows(" / ".join(figure.key), sql)["value"].dropna().astype(float)
-        if len(values):
-            spread = statistics.summary(values.clip(upper=1e12).to_numpy())
-            number, low, high = (None if x >= 1e12 else float(x) for x in (spread.median, spread.low, spread.high))
-            parts = {"number": number, "low": low, "high": high, "n": len(values), "kind": spread.kind}
-            found.append({"of": figure.key, **parts, "experiment": figure.experiment, "scale": claim_tables.scale})
-    for claim_tables in opened.values():
-        claim_tables.close()
+    with ExitStack() as stack:
+        figures = [figure for figure in load_figures() if figure.experiment in experiments]
+        names = dict.fromkeys(figure.experiment for figure in figures)
+        opened = {name: stack.enter_context(closing(ClaimTables(name, tables / name))) for name in names}
+        of_runs = {name: of.rows(FILES[1], _read(FILES[1])) for name, of in opened.items() if of.scale == SCALE}
+        for figure in figures:
+            claim_tables, key = opened[figure.experiment], " / ".join(figure.key)
+            if sql := OF_BENCHMARKS.get(figure.quantity):
+                values = claim_tables.rows(key, sql.format(where=figure.where))["value"]
+            elif (of := of_runs.get(figure.experiment)) is not None:
+                ids = claim_tables.rows(key, f"SELECT run_id FROM runs WHERE NOT external AND {figure.where}")["run_id"]
+                values = of.loc[(of["quantity"] == figure.quantity) & of["run_id"].isin(ids), "value"]
+            else:
+                continue
+            values = values.dropna().astype(float)
+            if len(values):
+                spread = statistics.summary(values.clip(upper=1e12).to_numpy())
+                number, low, high = (None if x >= 1e12 else float(x) for x in (spread.median, spread.low, spread.high))
+                parts = {"number": number, "low": low, "high": high, "n": len(values), "kind": spread.kind}
+                found.append({"of": figure.key, **parts, "experiment": figure.experiment, "scale": claim_tables.scale})
     return found
 
 
