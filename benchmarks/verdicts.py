@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tokenscale.analysis import campaign
+from tokenscale.analysis import statistics
 from tokenscale.report.paired_comparisons import Pair, judge
 from tokenscale.settings.experiments import Experiment, order_runs
 
@@ -40,7 +40,7 @@ def simulate(
     started = {f"{cell} {k}": place for (cell, k), place in zip(order, places, strict=True)}
     for _ in range(campaigns):
         values = np.exp(scale * NOISE[noise](random, len(order))) * (1 - drift * places)
-        found = campaign.drift(places, values, [cell for cell, _ in order])
+        found = statistics.drift(places, values, [cell for cell, _ in order])
         runs: list[dict] = [{} for _ in range(family + 1)]
         for (cell, k), value in zip(order, values, strict=True):
             runs[cell][k] = f"{cell} {k}", value

@@ -21,7 +21,7 @@ from typing import Any
 
 import pydantic
 
-from tokenscale.analysis import campaign, clocks, run_values, stated_flops, steadiness  # noqa: F401  # they register
+from tokenscale.analysis import clocks, run_values, siblings, stated_flops, steadiness  # noqa: F401  # they register
 from tokenscale.analysis.claims import SUPPORTED
 from tokenscale.analysis.expectations import BETWEEN_RUNS, OF_A_RUN
 from tokenscale.analysis.replication import replicate

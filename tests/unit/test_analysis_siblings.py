@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from tests import logs
-from tokenscale.analysis.campaign import _find_other_levels
 from tokenscale.analysis.ingest import ingest
+from tokenscale.analysis.siblings import _find_other_levels
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, sha256_file, sha256_text, write_json
 from tokenscale.report.answers import find_cautions

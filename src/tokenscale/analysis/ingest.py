@@ -14,12 +14,12 @@ from typing import Any
 import pyarrow as pa
 
 from tokenscale.analysis import clocks, run_values, stated_flops, steadiness, tables  # noqa: F401  # they register
-from tokenscale.analysis.campaign import Siblings, find_gaps
 from tokenscale.analysis.design import find_cautions
 from tokenscale.analysis.expectations import Evidence, Steps, judge
 from tokenscale.analysis.logs import merge, read_run
 from tokenscale.analysis.rows import benchmark_rows, certificate_rows, store_rows
 from tokenscale.analysis.runs import grouping, launches, read_settings, run_row
+from tokenscale.analysis.siblings import Siblings, find_gaps
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import check_types, read_json, report_malformed, sha256_file, write_json
 from tokenscale.runs.records import provenance

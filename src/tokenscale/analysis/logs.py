@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from tokenscale.analysis import tables
-from tokenscale.analysis.campaign import find_copied_logs
+from tokenscale.analysis.siblings import find_copied_logs
 from tokenscale.analysis.tables import ARROW
 from tokenscale.runs.records.events import FIELDS, VERSION
 

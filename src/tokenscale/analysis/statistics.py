@@ -1,15 +1,16 @@
 """Statistics over repeats of a run. The independent unit is the run; few runs get no false confidence.
 
 Below six runs no distribution-free 95 % interval of a median exists (the range of five covers it in 93.75 % of cases),
-so none is shown. What a whole campaign says of its noise is in `campaign.py`.
+so none is shown.
 
 SciPy has no Holm correction and no exact interval of a median with its coverage. It has the sign-flip test
 (`permutation_test`), with equal p-values: of 16 pairs in 2.2 s where this takes 0.12 s.
 """
 
 import functools
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,10 @@ COVERAGE, LEVEL = 0.95, 0.05
 MARGIN = 0.01
 #: more pairs than this are tested with random sign flips in place of all of them
 EXACT_PAIRS = 16
+#: of a drift: up to so many runs every order is tried, else so many random ones
+EXACT_RUNS, DRAWS = 7, 10_000
+#: with fewer pairs of runs the other way round than this share, the order was mostly kept
+MOSTLY = 0.1
 
 
 @dataclass(frozen=True)
@@ -167,10 +172,112 @@ def fewest_pairs(family: int = 1, level: float = LEVEL) -> int:
     return n
 
 
-def spread_of_pairs(ratios: Sequence[float]) -> float:
-    """Standard deviation of the logarithms of ratios, of pairs of runs; nan where there are fewer than two."""
-    x = np.log(np.asarray(list(ratios), dtype=float))
-    return float(x.std(ddof=1)) if len(x) > 1 else math.nan
+def noise_floor(values: Sequence[float]) -> Summary:
+    """Differences of neighbouring runs of equal settings, in the order of their starts, as shares of the slower one.
+
+    Each run is in one pair. Smaller differences between cells are noise. Raises ValueError for values ≤ 0.
+
+    >>> found = noise_floor([100.0, 101.0, 100.0, 102.0])
+    >>> found.n, round(found.median, 6), round(found.high, 6)
+    (2, 0.015, 0.02)
+    """
+    x = _positive(values)
+    return summary([max(a / b, b / a) - 1 for a, b in zip(x[::2], x[1::2], strict=False)])
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Change of a value from the first start to the last, as a share, and `slope`, that of its logarithm in a second."""
+
+    n: int
+    slope: float
+    share: float
+    p: float
+    smallest_p: float
+
+    @property
+    def verdict(self) -> str:
+        """`drift`, `no drift shown` or `too few runs`."""
+        if self.smallest_p >= LEVEL:
+            return "too few runs"
+        return "drift" if self.p < LEVEL else "no drift shown"
+
+
+def drift(started_s: Sequence[float], values: Sequence[float], cells: Sequence[Hashable] | None = None) -> Drift:
+    """The trend of values over the time they were measured at; those of a cell are divided by the cell's median first.
+
+    The slope of the logarithms is Theil and Sen's (Sen 1968), the median of the slopes of pairs within a cell; the test
+    is a permutation test on the covariance with the start, orders being exchanged within cells: all of them for one
+    cell of up to `EXACT_RUNS` runs, else `DRAWS` random ones with a fixed seed. Runs alone in their cell are left out;
+    cells whose runs all started at once show nothing. Raises ValueError for values ≤ 0 and starts that are not finite.
+    """
+    start, log = np.asarray(started_s, dtype=float), np.log(_positive(values))
+    members: dict[Hashable, list[int]] = {}
+    for i, cell in enumerate([0] * len(log) if cells is None else cells):
+        members.setdefault(cell, []).append(i)
+    if not np.isfinite(start).all():
+        raise ValueError("a start is not finite")
+    groups = [np.array(m) for m in members.values() if len(m) > 1]
+    pairs = [(i, j) for group in groups for i, j in itertools.combinations(group, 2) if start[i] != start[j]]
+    if not pairs:
+        return Drift(sum(map(len, groups)), math.nan, math.nan, 1.0, 1.0)
+    used, slope = (
+        np.concatenate(groups),
+        float(np.median([(log[j] - log[i]) / (start[j] - start[i]) for i, j in pairs])),
+    )
+    times = [start[g] - start[g].mean() for g in groups]
+    parts = [log[g] - np.median(log[g]) for g in groups]
+    observed = abs(sum(t @ v for t, v in zip(times, parts, strict=True)))
+    tolerance = 1e-12 * max(1.0, observed)
+    smallest = 2 / math.prod(math.factorial(len(g)) for g in groups)
+    if len(groups) == 1 and len(parts[0]) <= EXACT_RUNS:
+        sums = np.array(list(itertools.permutations(parts[0]))) @ times[0]
+        p = float((np.abs(sums) >= observed - tolerance).mean())
+    else:
+        random, sums = np.random.default_rng(0), np.zeros(DRAWS)
+        for t, v in zip(times, parts, strict=True):
+            sums += random.permuted(np.tile(v, (DRAWS, 1)), axis=1) @ t
+        p = (1 + int((np.abs(sums) >= observed - tolerance).sum())) / (1 + DRAWS)
+        smallest = max(smallest, 1 / (1 + DRAWS))
+    return Drift(len(used), slope, float(np.expm1(slope * np.ptp(start[used]))), p, smallest)
+
+
+@dataclass(frozen=True)
+class OrderKept:
+    """How far runs were started in the order of their positions."""
+
+    pairs: int
+    inversions: int
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        if self.pairs == 0:
+            return "order not known"
+        if self.inversions == 0:
+            return "in the planned order"
+        return f"{'mostly ' if self.inversions < MOSTLY * self.pairs else 'not '}in the planned order"
+
+
+def order_kept(positions: Sequence[float], started_s: Sequence[float]) -> OrderKept:
+    """Compare the planned places of runs with when they were started; runs without one of both are left out.
+
+    Blocks in random order keep what drifts with time apart from the factors only where they were run in that order.
+    Inversions are pairs of runs of which the later one began first (Kendall 1938).
+
+    >>> order_kept([0, 1, 2], [10.0, 30.0, 20.0])
+    OrderKept(pairs=3, inversions=1)
+    """
+    known = sorted((p, t) for p, t in zip(positions, started_s, strict=True) if math.isfinite(p) and math.isfinite(t))
+    pairs = list(itertools.combinations((started for _, started in known), 2))
+    return OrderKept(len(pairs), sum(a > b for a, b in pairs))
+
+
+def _positive(values: Sequence[float]) -> np.ndarray:
+    x = np.asarray(list(values), dtype=float)
+    if not (np.isfinite(x).all() and (x > 0).all()):
+        raise ValueError("values above zero are wanted")
+    return x
 
 
 def listing(words: Iterable[object]) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tokenscale.analysis import campaign, comparability, statistics
+from tokenscale.analysis import comparability, statistics
 from tokenscale.report.style import number
 from tokenscale.report.table import Table, columns
 from tokenscale.settings.experiments import COMPARISONS
@@ -79,12 +79,12 @@ def comparisons(
     return found + exploratory, " ".join(dict.fromkeys(sentences))
 
 
-def measure_drift(throughput: pd.DataFrame, runs: pd.DataFrame) -> campaign.Drift:
+def measure_drift(throughput: pd.DataFrame, runs: pd.DataFrame) -> statistics.Drift:
     """Return the drift of useful tokens per second over the starts of our own runs, within their cells."""
     started = _ours(runs)[["run_id", "started_unix_s"]].dropna()
     timed = throughput.merge(started, on="run_id").sort_values("started_unix_s", kind="stable")
     cells = list(zip(timed["series"], timed["world_size"], strict=True))
-    return campaign.drift(timed["started_unix_s"], timed[RATE], cells)
+    return statistics.drift(timed["started_unix_s"], timed[RATE], cells)
 
 
 def _ours(runs: pd.DataFrame) -> pd.DataFrame:
@@ -142,7 +142,7 @@ class Judged:
         return replace(self, verdict=verdict, notes=(*self.notes, *filter(None, notes)))
 
 
-def judge(pairs: Sequence[Pair], drift: campaign.Drift, started: Mapping[str, float]) -> list[Judged]:
+def judge(pairs: Sequence[Pair], drift: statistics.Drift, started: Mapping[str, float]) -> list[Judged]:
     """Return the verdicts of comparisons that are one family, corrected over all of them.
 
     Where throughput drifted, a difference or equivalence of rates that is not found without the drift is `DRIFTED`.
@@ -163,7 +163,7 @@ def judge(pairs: Sequence[Pair], drift: campaign.Drift, started: Mapping[str, fl
     return [_add_order(judged, started) for judged in found]
 
 
-def _hold_against(judged: Judged, steady: Judged, drift: campaign.Drift) -> Judged:
+def _hold_against(judged: Judged, steady: Judged, drift: statistics.Drift) -> Judged:
     """Mark a comparison of rates, or take its verdict away if it has another one without the drift."""
     if judged.pair.quantity != RATE or not judged.result.spread.n:
         return judged

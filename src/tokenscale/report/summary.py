@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from tokenscale.analysis import campaign, comparability
+from tokenscale.analysis import comparability, statistics
 from tokenscale.analysis.tables import MANIFEST, read_experiment
 from tokenscale.analysis.tables import check as check_tables
 from tokenscale.base.files import canonical_json, sha256_file, sha256_text
@@ -148,7 +148,7 @@ def shared_cautions(parts: Sequence[dict[str, Any]]) -> list[str]:
 def campaign_text(throughput: pd.DataFrame, runs: pd.DataFrame, planned: Mapping[str, int | None]) -> str:
     """Return sentences on the order in which runs were started, on drift, and on the noise between runs of equal
     settings. `planned` is cell → repeats; further repeats are runs of the canary."""
-    order = campaign.order_kept(runs["position"].astype(float), runs["started_unix_s"].astype(float))
+    order = statistics.order_kept(runs["position"].astype(float), runs["started_unix_s"].astype(float))
     if not order.pairs:
         return ""
     negation = "not " if order.verdict.startswith("not ") else ""
@@ -162,11 +162,10 @@ def campaign_text(throughput: pd.DataFrame, runs: pd.DataFrame, planned: Mapping
     timed = throughput.merge(runs[["run_id", "cell", "started_unix_s", "external"]], on="run_id")
     canary = timed[campaign_quality.of_canary(timed, planned)].dropna(subset=["started_unix_s"])
     if len(canary) > 1:
-        noise = campaign.noise_floor(canary.sort_values("started_unix_s")["useful_tokens_per_s"])
-        difference = noise.difference
-        range_ = f", {number(100 * difference.low)}–{number(100 * difference.high)} %" if noise.pairs > 1 else ""
+        difference = statistics.noise_floor(canary.sort_values("started_unix_s")["useful_tokens_per_s"])
+        range_ = f", {number(100 * difference.low)}–{number(100 * difference.high)} %" if difference.n > 1 else ""
         text += f". Noise floor: neighbouring runs of the canary ({canary['series'].iloc[0]}) differ by "
-        text += f"{number(100 * difference.median)} % ({paired_comparisons.in_pairs(noise.pairs)}{range_})"
+        text += f"{number(100 * difference.median)} % ({paired_comparisons.in_pairs(difference.n)}{range_})"
     return f"{text}."
 
 
