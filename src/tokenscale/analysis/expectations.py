@@ -6,6 +6,7 @@ look. `caution`: the numbers are right, and a reader should know. An expectation
 checked. It never passes.
 """
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from tokenscale.data.batches.recount import Recount
 
 Row = dict[str, Any]
+Find = Callable[[Any], Iterable[Any]]
 Word = Literal["invalid", "suspect", "caution"]
 WORDS: tuple[Word, ...] = ("invalid", "suspect", "caution")
 #: steps at the beginning of each attempt that no rate counts (`warmup_steps` of the queries)
@@ -46,7 +48,7 @@ class Expectation:
     known_from: str
     tolerance: str
     word: Word
-    find: Callable[[Any], Iterable[Any]]
+    find: Find
 
 
 #: expectations of one run, and those between the runs of an experiment
@@ -55,15 +57,18 @@ BETWEEN_RUNS: list[Expectation] = []
 
 
 def expect(
-    value: str, must: str, known_from: str, word: Word, tolerance: str = "none", *, between: bool = False
-) -> Callable[[Callable[[Any], Iterable[Any]]], Callable[[Any], Iterable[Any]]]:
+    value: str, must: str, known_from: str, word: Word, tolerance: str = "none", of: list[Expectation] = OF_A_RUN
+) -> Callable[[Find], Find]:
     """Register the decorated function as the `find` of an expectation."""
 
-    def register(find: Callable[[Any], Iterable[Any]]) -> Callable[[Any], Iterable[Any]]:
-        (BETWEEN_RUNS if between else OF_A_RUN).append(Expectation(value, must, known_from, tolerance, word, find))
+    def register(find: Find) -> Find:
+        of.append(Expectation(value, must, known_from, tolerance, word, find))
         return find
 
     return register
+
+
+between = functools.partial(expect, of=BETWEEN_RUNS)
 
 
 @dataclass

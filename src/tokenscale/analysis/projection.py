@@ -77,17 +77,13 @@ def measured_runs(inventory: pd.DataFrame, throughput: pd.DataFrame) -> pd.DataF
     Series that differ in `GROWING` alone and have one world size each are one series if they keep the global batch or
     the rows per rank, and share the model in one way.
     """
-    means = pd.DataFrame({
-        "run_id": throughput["run_id"],
-        "step_s": throughput["seconds"] / throughput["steps"],
-        "useful_tokens": throughput["useful_tokens"] / throughput["steps"],
-        "useful_tokens_per_s": throughput["useful_tokens_per_s"],
-    })  # fmt: skip
+    of_a_step = {"step_s": throughput["seconds"], "useful_tokens": throughput["useful_tokens"]}
+    means = throughput.assign(**{name: values / throughput["steps"] for name, values in of_a_step.items()})
+    means = means[["run_id", "step_s", "useful_tokens", "useful_tokens_per_s"]]
     runs = inventory[inventory["validity"].isin(["valid", "suspect"])].merge(means, on="run_id")
     runs["external"] = runs["external"].fillna(False).astype(bool)
-    without = [
-        ", ".join(part for part in name.split(", ") if part.split("=")[0] not in GROWING) for name in runs["series"]
-    ]
+    parts = (name.split(", ") for name in runs["series"])
+    without = [", ".join(part for part in of if part.split("=")[0] not in GROWING) for of in parts]
     for name, group in runs.groupby(pd.Series(without, index=runs.index, dtype=object)):
         sizes = group.groupby("series")["world_size"].nunique()
         one_method = group.loc[group["world_size"] > 1, "method"].nunique() <= 1 and not group["external"].any()
@@ -123,7 +119,9 @@ def project_series(
     per_replica = int(largest["tensor"] * largest["pipeline"])
     sharded = bool(largest["sharding"] == "zero3" and 1 < largest["shard"] == largest["world_size"] / per_replica)
     found = fit([(int(n), float(s)) for n, s in zip(runs["world_size"], runs["step_s"], strict=True)], sharded)
-    per_node = per_node or _ranks_per_node(runs)
+    named = runs.dropna(subset=["node_names"])  # where a launcher recorded the nodes
+    on_nodes = named["world_size"] / named["node_names"].str.split(", ").str.len()
+    per_node = per_node or (int(on_nodes.max()) if len(named) else 1)
     notes.append("weak scaling: rows per rank are constant")
     if sharded:
         notes.append("weights are sharded over all ranks: published runs of this kind slow down without warning")
@@ -152,10 +150,9 @@ def _exclude_shared_cores(name: str, runs: pd.DataFrame, notes: list[str]) -> pd
     divided = (runs["device_kind"] == "cpu").any() and left["threads_per_rank"].nunique(dropna=False) > 1
     if (shared.any() and left["world_size"].nunique() < 2) or divided:
         pairs = runs[["world_size", "threads_per_rank", "cores"]].drop_duplicates()
-        found = "\n".join(
-            f"{n} rank{'s' * (n > 1)}: {_count(threads, 'thread')} each, {_count(cores, 'core')}"
-            for n, threads, cores in pairs.itertuples(index=False)
-        )
+        words = "{}: {} each, {}"
+        nouns = ("rank", "thread", "core")
+        found = "\n".join(words.format(*map(_count, row, nouns)) for row in pairs.itertuples(index=False))
         what = "ranks of these runs share the cores of one machine: their step times do not show how training scales."
         expected = "at least two world sizes with equal threads per rank, and at most as many threads as cores"
         next = "run on GPUs or on a machine with more cores, with `cores_per_rank` in its machine file"
@@ -186,9 +183,8 @@ def _check_weak_scaling(name: str, runs: pd.DataFrame) -> None:
             raise UserError(what, series=name, found=", ".join(map(str, levels)), next=next)
     if (runs["global_batch"] / runs["world_size"]).nunique() > 1:
         pairs = runs[["world_size", "global_batch"]].drop_duplicates()
-        strong = runs["global_batch"].nunique() == 1
         what = "neither the rows per rank nor the global batch are constant over the world sizes."
-        if strong:
+        if runs["global_batch"].nunique() == 1:
             what = (
                 "strong scaling (a constant global batch) cannot be predicted: no published series tests a model of it."
             )
@@ -196,12 +192,6 @@ def _check_weak_scaling(name: str, runs: pd.DataFrame) -> None:
         expected = "weak scaling: a global batch in proportion to the ranks"
         next = f"measure {2 * runs['world_size'].max()}, or run weak scaling: snakemake --cores all ddp_scaling_weak"
         raise UserError(what, series=name, found=found, expected=expected, next=next)
-
-
-def _ranks_per_node(runs: pd.DataFrame) -> int:
-    """Return the largest number of ranks on a node if a launcher recorded the nodes, else 1."""
-    named = runs.dropna(subset=["node_names"])
-    return int((named["world_size"] / named["node_names"].str.split(", ").str.len()).max()) if len(named) else 1
 
 
 def _find_obstacle(found: Fit, size: int, per_replica: int, per_node: int) -> UserError | None:
@@ -220,12 +210,9 @@ def _find_obstacle(found: Fit, size: int, per_replica: int, per_node: int) -> Us
             return UserError(what, requested=requested, expected=f"a multiple of {unit}", next=next)
     if size > per_node >= largest:
         what = f"cannot be predicted from these sizes: no measured run uses two nodes; measure {2 * per_node}."
-        where = {
-            "requested": f"{requested} on nodes of {per_node} ranks",
-            "measured": ", ".join(map(str, found.world_sizes)),
-        }
+        requested, measured = f"{requested} on nodes of {per_node} ranks", ", ".join(map(str, found.world_sizes))
         next = f"measure {2 * per_node}: add it to the experiment's factors (`layout.data`), and run again"
-        return UserError(what, **where, next=next)
+        return UserError(what, requested=requested, measured=measured, next=next)
     return None
 
 
@@ -244,16 +231,13 @@ def format_projection(projection: Projection) -> str:
     ]
     for p in projection.predictions:
         if p.measure in found.world_sizes:
-            lines.append(
-                f"  {p.world_size:>6} cannot be predicted: the runs vary too much; repeat the runs at {p.measure}"
-            )
+            text = f"cannot be predicted: the runs vary too much; repeat the runs at {p.measure}"
         elif p.measure:
-            lines.append(f"  {p.world_size:>6} cannot be predicted from these sizes; measure {p.measure}")
+            text = f"cannot be predicted from these sizes; measure {p.measure}"
         else:
             rate, low, high, stays = projection.throughput(p)
-            measured = " measured" if p.world_size in found.world_sizes else ""
-            lines.append(
-                f"  {p.world_size:>6} {p.step_s:>10.4g} {f'{p.low_s:.4g}-{p.high_s:.4g}':>21} {rate:>16,.0f} "
-                f"{f'{low:,.0f}-{high:,.0f}':>23} {stays:>19,.0f}{measured}"
-            )
+            text = f"{p.step_s:>10.4g} {f'{p.low_s:.4g}-{p.high_s:.4g}':>21} {rate:>16,.0f} "
+            text += f"{f'{low:,.0f}-{high:,.0f}':>23} {stays:>19,.0f}"
+            text += " measured" * (p.world_size in found.world_sizes)
+        lines.append(f"  {p.world_size:>6} {text}")
     return "\n".join(lines)

@@ -81,19 +81,14 @@ def fit(runs: Sequence[tuple[int, float]], fully_sharded: bool = False) -> Fit:
     groups: dict[int, list[float]] = {}
     for size, seconds in sorted(runs):
         if not 0 < seconds < math.inf:
-            raise UserError(
-                "a run has an impossible step time.",
-                run=f"world size {size}: {seconds:g} s",
-                next="exclude this run, or measure it again",
-            )
+            run, next = f"world size {size}: {seconds:g} s", "exclude this run, or measure it again"
+            raise UserError("a run has an impossible step time.", run=run, next=next)
         groups.setdefault(size, []).append(seconds)
     sizes = np.array([size for size, group in groups.items() for _ in group])
     if len(groups) < 2:
-        raise UserError(
-            "a prediction needs runs of at least two world sizes.",
-            found=f"world size {sizes[0]}" if groups else "no runs",
-            next=f"measure {2 * sizes[0] if groups else 'two sizes'}: add it to the factors (`layout.data`), and run",
-        )
+        found = f"world size {sizes[0]}" if groups else "no runs"
+        next = f"measure {2 * sizes[0] if groups else 'two sizes'}: add it to the factors (`layout.data`), and run"
+        raise UserError("a prediction needs runs of at least two world sizes.", found=found, next=next)
     steps = np.concatenate(list(groups.values()))
     columns = np.stack([np.ones(len(sizes)), np.log2(sizes / sizes[0])], axis=1)
     a, b = map(float, solve_nonnegative(columns / steps[:, None], np.ones(len(sizes))))

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenscale.analysis.clocks import CLOCK_S
-from tokenscale.analysis.expectations import Evidence, NotCheckedError, Steps, expect, judge_together
+from tokenscale.analysis.expectations import Evidence, NotCheckedError, Steps, between, expect, judge_together
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json
 from tokenscale.settings.experiments import flatten_cell, format_cell
@@ -173,42 +173,36 @@ class Siblings:
             if a != b:
                 yield a, b, words
 
+    def are_ours(self, *run_ids: str) -> bool:
+        """Whether all are counted runs of ours."""
+        return all(run_id in self.rows and not self.rows[run_id]["external"] for run_id in run_ids)
+
     def family(self, run_id: str) -> tuple:
         """What runs share whose batches are equal: the approach or its twin, and the storage of one without a twin."""
         row = self.rows[run_id]
         twin = TWINS.get(row["approach"], row["approach"])
         return twin, "" if row["approach"] in TWINS else row["storage"]
 
+    def batches(self, run_id: str) -> tuple:
+        """What runs share that train on equal samples."""
+        return self.rows[run_id]["seed"], self.family(run_id)[0]
 
-@expect(
-    "timings, norms and losses of steps",
-    "not those of another run",
-    "other runs",
-    "invalid",
-    "half of them",
-    between=True,
-)
+
+@between("timings, norms and losses of steps", "not those of another run", "other runs", "invalid", "half of them")
 def _find_copied_runs(siblings: Siblings) -> Found:
     """Runs of one seed and one family of batches may have equal losses; equal timings no two runs have."""
     for a, b, words in siblings.validations.find_copies("loss_sum"):
-        one, other = (siblings.rows.get(run_id, {"external": True}) for run_id in (a, b))
-        if not (one["external"] or other["external"] or one["seed"] == other["seed"]):
+        if siblings.are_ours(a, b) and siblings.rows[a]["seed"] != siblings.rows[b]["seed"]:
             yield a, f"its validations are a copy of those of run {b}: {words}"
             yield b, f"its validations are a copy of those of run {a}: {words}"
     for field in ("step_s", "own_s", "loss_sum", "grad_norm"):
         for a, b, words in siblings.find_copies(field):
-            rows = [siblings.rows[run_id] for run_id in (a, b) if run_id in siblings.rows]
-            if field in ("loss_sum", "grad_norm") and (
-                len(rows) < 2
-                or any(row["external"] for row in rows)
-                or (rows[0]["seed"] == rows[1]["seed"] and siblings.family(a)[0] == siblings.family(b)[0])
-            ):
-                continue
-            yield a, f"a copy of run {b}: {words}"
-            yield b, f"a copy of run {a}: {words}"
+            if field.endswith("_s") or (siblings.are_ours(a, b) and siblings.batches(a) != siblings.batches(b)):
+                yield a, f"a copy of run {b}: {words}"
+                yield b, f"a copy of run {a}: {words}"
 
 
-@expect("useful tokens of a step", "those of a run with its samples", "other runs", "invalid", between=True)
+@between("useful tokens of a step", "those of a run with its samples", "other runs", "invalid")
 def _find_other_counts(siblings: Siblings) -> Found:
     """Equal order digests are equal samples, which have equal numbers of useful tokens."""
     for ids in siblings.groups("factors", "science", "repeat"):
@@ -225,17 +219,14 @@ def _find_other_counts(siblings: Siblings) -> Found:
                     continue
                 named.add(run_id)
                 other = next(i for i, count in of.items() if count != useful)
-                yield (
-                    run_id,
-                    f"{useful:.0f} useful tokens at step {step:.0f}, where {other} has {of[other]:.0f} in the same "
-                    "samples (equal order digest)",
-                )
+                words = f"useful tokens at step {step:.0f}, where {other} has {of[other]:.0f} in the same samples"
+                yield run_id, f"{useful:.0f} {words} (equal order digest)"
 
 
-@expect("order of samples", "another one in each step and each repeat", "other runs", "suspect", between=True)
+@between("order of samples", "another one in each step and each repeat", "other runs", "suspect")
 def _find_repeated_orders(siblings: Siblings) -> Found:
     """A digest is made from the step and the samples of its slots: no two steps of a run have the same."""
-    known = {run_id: counts for run_id, counts in siblings.counts.items() if run_id in siblings.rows and len(counts)}
+    known = {i: counts for i, counts in siblings.counts.items() if i in siblings.rows and len(counts)}
     if not known:
         raise NotCheckedError("no log holds order digests")
     for run_id, counts in known.items():
@@ -247,37 +238,32 @@ def _find_repeated_orders(siblings: Siblings) -> Found:
                 yield run_id, f"it trained on the samples of run {other}, which has another seed: {words}"
 
 
-@expect(
+@between(
     "validation before step 0",
     "equal in all approaches of a repeat",
     "other runs",
     "suspect",
     f"{SAME_LOSS:g} in fp32, {SAME_LOSS_16:g} in 16-bit formats",
-    between=True,
 )
 def _find_other_first_validations(siblings: Siblings) -> Found:
     """Equal weights have equal losses on equal text."""
     for ids in siblings.groups("science", "arm", "precision", "validation_store_sha256", "validation_tokens"):
-        losses = {run_id: siblings.first_validation[run_id] for run_id in ids if run_id in siblings.first_validation}
-        if not losses:
-            continue
-        median = sorted(losses.values())[len(losses) // 2]
+        losses = {i: siblings.first_validation[i] for i in ids if i in siblings.first_validation}
         limit = SAME_LOSS if siblings.rows[ids[0]]["precision"] == "fp32" else SAME_LOSS_16
-        if len(losses) == 2:  # which of the two is right, nobody knows
-            median = sum(losses.values()) / 2
         for run_id, loss in losses.items():
+            # which of two is right, nobody knows
+            median = sum(losses.values()) / 2 if len(losses) == 2 else sorted(losses.values())[len(losses) // 2]
             if abs(loss / median - 1) > limit / 2:
                 other = min((i for i in losses if i != run_id), key=lambda i: abs(losses[i] - median))
                 yield run_id, f"its validation before step 0 gave {loss:.6g}, that of {other} {losses[other]:.6g}"
 
 
-@expect(
+@between(
     "loss in the last third of the steps, and of the last validation",
     "near that of its repeats",
     "other runs",
     "suspect",
     f"{LOSS_SPREADS:g} spreads of theirs and {LOSS_RATIO:g}×",
-    between=True,
 )
 def _find_outlying_losses(siblings: Siblings) -> Found:
     """A loss in other units, below what any repeat reached, or diverged. Two runs do not say which is wrong."""
@@ -297,7 +283,7 @@ def _find_outlying_losses(siblings: Siblings) -> Found:
             yield run_id, f"its loss is {words}: {ratio:.3g} × theirs {where}{unit}"
 
 
-@expect("validation", "on held-out text", "store manifest", "invalid", between=True)
+@between("validation", "on held-out text", "store manifest", "invalid")
 def _find_training_splits(siblings: Siblings) -> Found:
     """The rows validated on are those of a store of another split than the training's."""
     for run_id, row in siblings.rows.items():
@@ -333,7 +319,7 @@ def _find_training_losses(evidence: Evidence) -> Iterator[str]:
                 return
 
 
-@expect("wall clock", "not ahead of later runs' on one boot", "other runs", "suspect", f"{CLOCK_S:g} s", between=True)
+@between("wall clock", "not ahead of later runs' on one boot", "other runs", "suspect", f"{CLOCK_S:g} s")
 def _find_clocks_ahead(siblings: Siblings) -> Found:
     """The wall clock of one boot goes ahead of the monotonic one (while the machine sleeps), never back."""
     for starts in siblings.clocks.values():
@@ -344,7 +330,7 @@ def _find_clocks_ahead(siblings: Siblings) -> Found:
             least = min(least, offset)
 
 
-@expect("time of a run", "no other run of the experiment on its machine", "other runs", "suspect", between=True)
+@between("time of a run", "no other run of the experiment on its machine", "other runs", "suspect")
 def _find_overlaps(siblings: Siblings) -> Found:
     """Runs of one boot by its monotonic clock; of nodes that state no boot by the wall clock. Runs that the launcher
     lets share a node are no surprise, and what runs of other experiments did at the time is not known here."""
@@ -374,7 +360,7 @@ def _find_overlaps(siblings: Siblings) -> Found:
         yield run_id, f"overlaps run {other} by {seconds:.3g} s on one machine: its times are not those of a run alone"
 
 
-@expect("boot and memory of the machine", "those of the other runs", "other runs", "caution", "5 %", between=True)
+@between("boot and memory of the machine", "those of the other runs", "other runs", "caution", "5 %")
 def _find_other_machines(siblings: Siblings) -> Found:
     """Times of two machines of one type, or of one machine before and after a restart, may differ."""
     boots = {run_id: of[0][0] for run_id, of in siblings.times.items() if of and run_id in siblings.rows}
@@ -390,7 +376,7 @@ def _find_other_machines(siblings: Siblings) -> Found:
                 yield run_id, f"it ran on another machine than {other}, or after a restart (other boot)"
 
 
-@expect("run table", "all runs of its design", "the plan", "caution", between=True)
+@between("run table", "all runs of its design", "the plan", "caution")
 def _find_gaps(siblings: Siblings) -> Found:
     """Runs that somebody removed from the table may be those with unwelcome results."""
     for run_id in siblings.rows if siblings.gaps else ():
@@ -440,7 +426,7 @@ def _without_repeat(run: Row) -> str:
 
 
 def _listed(values: Sequence[object]) -> str:
-    return ", ".join(map(str, values[:NAMED])) + (f" and {len(values) - NAMED} more" if len(values) > NAMED else "")
+    return ", ".join(map(str, values[:NAMED])) + f" and {len(values) - NAMED} more" * (len(values) > NAMED)
 
 
 @expect("repeat and levels of a cell", "those of the run's settings", "the plan", "invalid")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tokenscale.analysis.expectations import Evidence, NotCheckedError, expect
 from tokenscale.analysis.runs import model
@@ -36,8 +36,7 @@ def _stated(e: Evidence) -> Iterator[str]:
 TOLERANCE = 0.005
 
 
-@dataclass(frozen=True)
-class Counted:
+class Counted(NamedTuple):
     """Stated FLOPs per token over those of the formula (6 N + 12 L d T), and what that is in words.
 
     `fault` is false for the formula itself and for other conventions that have a name: such a number may be compared
@@ -49,7 +48,7 @@ class Counted:
     fault: bool
 
 
-def counted(stated: float, model: ModelSettings, sequence_length: int, objective: str = "causal") -> Counted:
+def counted(stated: float, model: ModelSettings, sequence_length: int) -> Counted:
     """What a stated number of training FLOPs per token counts, for a model with its vocabulary (`with_vocabulary`).
 
     Raises ValueError for a number that is not above zero.
@@ -60,15 +59,29 @@ def counted(stated: float, model: ModelSettings, sequence_length: int, objective
     """
     if not (math.isfinite(stated) and stated > 0):
         raise ValueError("FLOPs per token are above zero")
-    formula = flops_per_token(model, sequence_length, Convention.FULL, objective)
-    ratio = stated / formula
-    first, *others = _readings(model, sequence_length, objective)
-    apart = [(abs(stated / flops - 1), words, fault) for words, flops, fault in others]
-    # the formula's own number accuses nobody; of the others the nearest is meant
-    for off, words, fault in [(abs(ratio - 1), first[0], first[2]), min(apart, key=lambda reading: reading[0])]:
-        if off <= TOLERANCE:
-            return Counted(ratio, _sentence(ratio, words, fault), fault)
-    return Counted(ratio, _sentence(ratio, "no known way of counting gives that", True), True)
+    full, causal = (flops_per_token(model, sequence_length, of) for of in (Convention.FULL, Convention.CAUSAL))
+    again = hardware_flops_per_token(model, sequence_length, Convention.FULL, "block")
+    count, ratio = weights(model), stated / full
+    if abs(ratio - 1) <= TOLERANCE:  # the formula's own number accuses nobody; of the others the nearest is meant
+        return Counted(ratio, "FLOPs per token as the formula has it", False)
+    without, table = 6 * (count.total - count.looked_up), 6 * count.looked_up
+    hidden = "the input embedding was counted (a wrapper such as DDP hides it)"
+    readings = (
+        ("attention as a causal mask leaves it", causal, False),
+        ("attention was left out", without, False),
+        ("what backward computes again was counted (HFU, not MFU)", again, False),
+        (hidden, full + table, True),
+        (f"{hidden}, attention as a causal mask leaves it", causal + table, True),
+        (f"{hidden}, attention was left out", without + table, True),
+        ("only the forward pass was counted", full / 3, True),
+        ("a multiplication and its addition were counted as one", full / 2, True),
+    )
+    # a reading that gives the formula's own number here (tied embeddings: no table) explains nothing
+    apart = [(abs(stated / flops - 1), words, fault) for words, flops, fault in readings if flops != full]
+    off, words, fault = min(apart, key=lambda reading: reading[0])
+    if off > TOLERANCE:
+        words, fault = "no known way of counting gives that", True
+    return Counted(ratio, f"FLOPs per token {ratio:.2f} × the formula's: {words}", fault)
 
 
 def flops_of_mfu(mfu: float, tokens: float, seconds: float, peak_flops: float, devices: int = 1) -> float:
@@ -80,33 +93,3 @@ def flops_of_mfu(mfu: float, tokens: float, seconds: float, peak_flops: float, d
     9.26
     """
     return mfu * devices * peak_flops * seconds / tokens
-
-
-def _readings(model: ModelSettings, length: int, objective: str) -> list[tuple[str, float, bool]]:
-    """(what was counted, FLOPs per token, whether that is a fault); the formula first."""
-    count = weights(model)
-    full = flops_per_token(model, length, Convention.FULL, objective)
-    causal = flops_per_token(model, length, Convention.CAUSAL, objective)
-    without = 6 * (count.total - count.looked_up)
-    table = 6 * count.looked_up
-    again = hardware_flops_per_token(model, length, Convention.FULL, "block", objective)
-    hidden = "the input embedding was counted (a wrapper such as DDP hides it)"
-    found = [
-        ("as the formula has it", full, False),
-        ("attention as a causal mask leaves it", causal, False),
-        ("attention was left out", without, False),
-        ("what backward computes again was counted (HFU, not MFU)", again, False),
-        (hidden, full + table, True),
-        (f"{hidden}, attention as a causal mask leaves it", causal + table, True),
-        (f"{hidden}, attention was left out", without + table, True),
-        ("only the forward pass was counted", full / 3, True),
-        ("a multiplication and its addition were counted as one", full / 2, True),
-    ]
-    # a reading that gives the formula's own number here (tied embeddings: no table) explains nothing
-    return [found[0], *(reading for reading in found[1:] if reading[1] != full)]
-
-
-def _sentence(ratio: float, words: str, fault: bool) -> str:
-    if abs(ratio - 1) <= TOLERANCE and not fault:
-        return f"FLOPs per token {words}"
-    return f"FLOPs per token {ratio:.2f} × the formula's: {words}"

@@ -187,7 +187,7 @@ def noise_floor(values: Sequence[float]) -> Summary:
 
 @dataclass(frozen=True)
 class Drift:
-    """Change of a value from the first start to the last, as a share, and `slope`, that of its logarithm in a second."""
+    """Change of a value from first to last start, as a share; `slope` is that of its logarithm in a second."""
 
     n: int
     slope: float
@@ -239,7 +239,8 @@ def drift(started_s: Sequence[float], values: Sequence[float], cells: Sequence[H
             sums += random.permuted(np.tile(v, (DRAWS, 1)), axis=1) @ t
         p = (1 + int((np.abs(sums) >= observed - tolerance).sum())) / (1 + DRAWS)
         smallest = max(smallest, 1 / (1 + DRAWS))
-    return Drift(len(used), slope, float(np.expm1(slope * np.ptp(start[used]))), p, smallest)
+    used = start[np.concatenate(groups)]
+    return Drift(len(used), slope, float(np.expm1(slope * np.ptp(used))), p, smallest)
 
 
 @dataclass(frozen=True)
