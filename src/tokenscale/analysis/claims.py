@@ -189,11 +189,6 @@ def written(number: float | None, unit: str, digits: int = 3) -> str:
     return f"{text} %" if unit == "percent" else text
 
 
-def digits_of(claim: Claim) -> int:
-    """Significant digits that show what is equal within the claim's margin, and three otherwise."""
-    return max(3, math.ceil(-math.log10(claim.margin)) + 2) if claim.direction == "equal" else 3
-
-
 class ClaimTables:
     """The tables of one experiment, with the named queries as tables made when they are first asked for."""
 
@@ -258,7 +253,6 @@ def _points(
 
 
 def _ids(rows: pd.DataFrame) -> list[str]:
-    """The columns that name runs."""
     return [column for column in rows if column == "run_id" or column.endswith("_run_id")]
 
 
@@ -285,7 +279,6 @@ def _numbers(name: str, rows: pd.DataFrame, column: str) -> pd.Series:
 
 
 def _columns_of(claim: Claim) -> set[str]:
-    """The columns of the SQL that the sentence shows."""
     return set(parse_placeholders(claim.sentence)) - set(PLACEHOLDERS)
 
 
@@ -365,10 +358,8 @@ def _judged(
     name: str, claim: Claim, experiment_tables: ClaimTables, rows: pd.DataFrame, cells: tuple[Cell, ...], refused: str
 ) -> Judged:
     verdicts = [cell.verdict for cell in cells]
-    if all(v == SUPPORTED for v in verdicts):
-        verdict = SUPPORTED
-    else:
-        verdict = CONTRADICTED if CONTRADICTED in verdicts else INCONCLUSIVE
+    verdict = SUPPORTED if {*verdicts} == {SUPPORTED} else INCONCLUSIVE
+    verdict = CONTRADICTED if CONTRADICTED in verdicts else verdict
     reasons: dict[str, list[str]] = {}
     for cell in cells:
         if cell.verdict == verdict and cell.reason:
@@ -396,7 +387,8 @@ def _judged(
 
 def _sentence(claim: Claim, rows: pd.DataFrame, cells: tuple[Cell, ...]) -> str:
     _, low, high, n = summed_up(cells)
-    format_value = functools.partial(written, unit=claim.unit, digits=digits_of(claim))
+    digits = max(3, math.ceil(-math.log10(claim.margin)) + 2) if claim.direction == "equal" else 3
+    format_value = functools.partial(written, unit=claim.unit, digits=digits)  # which show what is equal
     # what does not vary from run to run is shown from end to end, not by a median of unlike things
     ends = (low, high) if claim.exact else (min(c.number for c in cells), max(c.number for c in cells))
     values: dict[str, str] = {

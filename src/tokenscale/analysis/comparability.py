@@ -11,27 +11,14 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 #: column of `runs` → its name in a sentence: what runs of one comparison share, whatever is compared
-SETTINGS = {
-    "corpus": "corpus",
-    "tokenizer": "tokenizer",
-    "tokenizer_sha256": "content of the tokenizer",
-    "model": "model",
-    "sequence_length": "sequence_length",
-    "global_batch": "global_batch",
-    "micro_batch": "micro_batch",
-    "precision": "precision",
-    "base_seed": "seed",
-    "positions": "positions trained on",
-    "validation_store_sha256": "held-out rows",
-}
+SETTINGS = (
+    {"corpus": "corpus", "tokenizer": "tokenizer", "tokenizer_sha256": "content of the tokenizer"}
+    | {name: name for name in ("model", "sequence_length", "global_batch", "micro_batch", "precision")}
+    | {"base_seed": "seed", "positions": "positions trained on", "validation_store_sha256": "held-out rows"}
+)
 PLACES = {"machine": "machine", "device": "device", "cpu": "CPU", "share": "runs at once on its node"}
 #: the same of runs with as many ranks; of others see `report/captions.caution`
-RANKS = {
-    "world_size": "world size",
-    "cores": "cores",
-    "threads_per_rank": "threads a rank",
-    "oversubscribed": "oversubscribed",
-}
+RANKS = dict(world_size="world size", cores="cores", threads_per_rank="threads a rank", oversubscribed="oversubscribed")
 #: what is compared → keys of cells that are its levels
 LEVELS = {"approach": ("approach", "storage"), "world_size": ("layout.data",), "layout": ("layout",)}
 #: environment variables that only several ranks read
@@ -113,7 +100,6 @@ def _of_group(group: pd.DataFrame, rest: str, factor: str) -> list[Refusal]:
 
 
 def _wanted(group: pd.DataFrame, factor: str) -> dict[str, str]:
-    """The columns to hold against each other, with their names."""
     section = factor.split(".")[0]
     free = () if factor in LEVELS else FOLLOWING.get(section, (section,))
     ours = group[~group["external"]]
@@ -127,7 +113,6 @@ def _wanted(group: pd.DataFrame, factor: str) -> dict[str, str]:
 
 
 def _weak(group: pd.DataFrame) -> bool:
-    """Does the global batch grow with the world size?"""
     rows = group["global_batch"] / group["world_size"]
     return group["global_batch"].nunique() > 1 and rows.nunique() == 1
 
@@ -163,7 +148,6 @@ def _facts(group: pd.DataFrame, factor: str) -> dict[Any, dict[str, Any]]:
 
 
 def _decoded(row: Any, column: str) -> dict[str, Any]:
-    """The JSON object of a column; empty where it is not recorded."""
     text = getattr(row, column, None)
     return json.loads(text) if isinstance(text, str) else {}
 

@@ -287,26 +287,18 @@ class RunLog:
 
     def attempts(self, steps: pa.Table) -> list[Row]:
         """Rows of the table `attempts`; `steps` are the merged ones."""
-        merged = Counter(steps["attempt"].to_numpy().tolist())
-        return [_attempt_row(self.run_id, attempt, merged) for attempt in self.all]
-
-
-def _attempt_row(run_id: str, attempt: Attempt, merged: Counter[int]) -> Row:
-    numbers = [rows["step"].to_numpy() for rows in attempt.steps.values() if len(rows)]
-    return {
-        "run_id": run_id,
-        "folder": attempt.folder,
-        "attempt": attempt.number,
-        "superseded": attempt.superseded,
-        "digest": attempt.digest,
-        "ranks": len(attempt.steps),
-        "first_step": min((int(n.min()) for n in numbers), default=None),
-        "last_step": max((int(n.max()) for n in numbers), default=None),
-        "step_rows": sum(map(len, numbers)),
-        "merged_rows": 0 if attempt.superseded else merged[attempt.number],
-        "started_unix_s": min(attempt.times, default=None),
-        "stopped_unix_s": max(attempt.times, default=None),
-    }
+        merged, found = Counter(steps["attempt"].to_numpy().tolist()), []
+        for attempt in self.all:
+            numbers = [rows["step"].to_numpy() for rows in attempt.steps.values() if len(rows)]
+            row = {name: getattr(attempt, name) for name in ("folder", "superseded", "digest")}
+            row |= {"run_id": self.run_id, "attempt": attempt.number, "ranks": len(attempt.steps)}
+            row["first_step"] = min((int(n.min()) for n in numbers), default=None)
+            row["last_step"] = max((int(n.max()) for n in numbers), default=None)
+            row["step_rows"] = sum(map(len, numbers))
+            row["merged_rows"] = 0 if attempt.superseded else merged[attempt.number]
+            row["started_unix_s"] = min(attempt.times, default=None)
+            found.append(row | {"stopped_unix_s": max(attempt.times, default=None)})
+        return found
 
 
 def read_run(folder: Path, run_id: str, digest: str | None) -> RunLog:
@@ -352,7 +344,6 @@ def read_run(folder: Path, run_id: str, digest: str | None) -> RunLog:
 
 
 def _placed(table: str, rows: pa.Table, place: Row) -> pa.Table:
-    """Rows with the columns that say where they come from."""
     fields = tables.schema(table)
     constants = [pa.repeat(pa.scalar(value, fields.field(name).type), len(rows)) for name, value in place.items()]
     return pa.Table.from_arrays([*constants, *rows.columns], schema=fields)
@@ -371,7 +362,10 @@ def merge(rows: pa.Table, events: list[Row]) -> pa.Table:
     first = np.full(len(numbers), np.iinfo(np.int64).max)
     np.minimum.at(first, of_attempt, step)
     kept = _kept(attempt, rank, step)
-    world = _worlds(events)
+    world: dict[int, int] = defaultdict(int)  # the largest that a rank of the attempt observed
+    for event in events:
+        if event["event"] == "run_start" and event["world_size"] is not None:
+            world[event["attempt"]] = max(world[event["attempt"]], event["world_size"])
     sizes = np.array([world[n] if n in world else len(np.unique(rank[attempt == n])) for n in numbers.tolist()])
     filled = {"world_size": sizes[of_attempt[kept]], "attempt_step": (step - first[of_attempt])[kept]}
 
@@ -397,12 +391,3 @@ def _kept(attempt: np.ndarray, rank: np.ndarray, step: np.ndarray) -> np.ndarray
     last = np.ones(len(kept), dtype=bool)  # where a file has a step twice, its last row counts
     last[:-1] = (np.diff(step[kept]) != 0) | (np.diff(rank[kept]) != 0)
     return kept[last]
-
-
-def _worlds(events: list[Row]) -> dict[int, int]:
-    """Attempt → the largest world size that one of its ranks observed."""
-    seen: dict[int, int] = defaultdict(int)
-    for event in events:
-        if event["event"] == "run_start" and event["world_size"] is not None:
-            seen[event["attempt"]] = max(seen[event["attempt"]], event["world_size"])
-    return seen

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenscale.analysis.queries import connect_logs, query_rows
+from tokenscale.analysis.queries import connect_logs, query_rows, read_sql
 from tokenscale.analysis.runs import read_settings
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, sha256_file
@@ -30,68 +30,14 @@ def _select(kind: str, column: str) -> str:
     )
 
 
-#: values of the steps that every rank has written, and of the validations before them
-_POINTS = f"""
-WITH over_ranks AS (
-    SELECT step, max(t_unix_s) AS t_unix_s, {_select("steps", "{over}::DOUBLE AS {name}")}
-    FROM latest_steps
-    WHERE $ended OR attempt IN (SELECT attempt FROM logged_attempts WHERE stated)
-    GROUP BY step HAVING count(*) = any_value(world_size)
-),
-rates AS (
-    SELECT step, tokens_per_s(useful_tokens, step_s) AS useful_tokens_per_s,
-        tokens_per_s(total_tokens, step_s) AS total_tokens_per_s
-    FROM over_ranks GROUP BY step
-),
-trained AS (
-    SELECT step, coalesce(t_unix_s, 0.0) AS t_unix_s, {_select("steps", '{name} AS "{part}/{name}"')},
-        CASE WHEN nonfinite IS DISTINCT FROM 1 THEN loss_sum / nullif(useful_tokens, 0) END AS "train/loss",
-        useful_tokens_per_s AS "speed/useful_tokens_per_s", total_tokens_per_s AS "speed/total_tokens_per_s",
-        data_wait_s / nullif(step_s, 0) AS "speed/data_wait_share",
-        sum(useful_tokens) OVER (ORDER BY step) AS "train/useful_tokens_seen"
-    FROM over_ranks JOIN rates USING (step)
-),
-latest AS (
-    SELECT * REPLACE (coalesce(step, 0) AS step), loss_sum / useful_tokens AS loss
-    FROM events
-    WHERE event IN ('validation', 'source_validation') AND useful_tokens > 0
-    QUALIFY row_number() OVER (
-        PARTITION BY event, corpus, coalesce(step, 0) ORDER BY attempt DESC, rank, t_mono_s DESC NULLS LAST
-    ) = 1
-),
-validated AS (
-    SELECT step, coalesce(t_unix_s, 0.0) AS t_unix_s, {_select("events", '{name}::DOUBLE AS "validation/{name}"')},
-        loss AS "validation/loss", exp(loss) AS "validation/perplexity"
-    FROM latest
-    WHERE event = 'validation' AND ($ended OR step <= coalesce((SELECT max(step) FROM over_ranks), -1) + 1)
-)
-SELECT step, true AS after, t_unix_s, name, value
-FROM (UNPIVOT trained ON COLUMNS(* EXCLUDE (step, t_unix_s)) INTO NAME name VALUE value)
-UNION ALL
-SELECT step, false, t_unix_s, name, value
-FROM (UNPIVOT validated ON COLUMNS(* EXCLUDE (step, t_unix_s)) INTO NAME name VALUE value)
-WHERE isfinite(value)
-UNION ALL
-SELECT v.step, false, v.t_unix_s, 'validation/' || s.corpus || '/loss', s.loss
-FROM validated AS v JOIN latest AS s ON s.step = v.step AND s.event = 'source_validation' AND s.corpus IS NOT NULL
-ORDER BY step, after
-"""
-#: what was reported once: numbers of all other events, over the ranks of their latest attempt
-_ONCE = f"""
-WITH latest AS (
-    FROM events
-    WHERE event NOT IN ('run_start', 'validation', 'source_validation')
-        AND coalesce({_select("events", "{name}")}) IS NOT NULL
-    QUALIFY row_number() OVER (PARTITION BY event, rank ORDER BY attempt DESC, line DESC) = 1
-),
-over_ranks AS (
-    SELECT event, {_select("events", "{over}::DOUBLE AS {name}")}
-    FROM (FROM latest QUALIFY attempt = max(attempt) OVER (PARTITION BY event))
-    GROUP BY event
-)
-SELECT event || '/' || name, value
-FROM (UNPIVOT over_ranks ON COLUMNS(* EXCLUDE (event)) INTO NAME name VALUE value)
-"""
+FILES = ("sql/points.sql", "sql/once.sql")
+_FIELDS = {
+    "summed_steps": _select("steps", "{over}::DOUBLE AS {name}"),
+    "steps": _select("steps", '{name} AS "{part}/{name}"'),
+    "validations": _select("events", '{name}::DOUBLE AS "validation/{name}"'),
+    "events": _select("events", "{name}"),
+    "summed_events": _select("events", "{over}::DOUBLE AS {name}"),
+}
 
 
 @dataclass(frozen=True)
@@ -110,10 +56,11 @@ def read_points(directory: Path, *, ended: bool) -> tuple[list[Point], dict[str,
     run has `ended`. Raises UserError for logs of a newer version.
     """
     points: dict[tuple[int, bool], Point] = {}
+    of_steps, of_run = (read_sql(Path(name).stem).format(**_FIELDS) for name in FILES)
     with closing(connect_logs(directory)) as connection:
-        for step, after, t_unix_s, name, value in connection.execute(_POINTS, {"ended": ended}).fetchall():
+        for step, after, t_unix_s, name, value in connection.execute(of_steps, {"ended": ended}).fetchall():
             points.setdefault((step, after), Point(step, t_unix_s, {})).values[name] = value
-        once = dict(connection.execute(_ONCE).fetchall())
+        once = dict(connection.execute(of_run).fetchall())
         speed, stalls = (next(iter(query_rows(connection, name)), {}) for name in ("throughput", "stalls"))
     seen = [point.values.get("train/useful_tokens_seen", 0.0) for point in points.values()]
     whole = {

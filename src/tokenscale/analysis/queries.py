@@ -49,10 +49,11 @@ def sql(name: str) -> str:
     """Return the text of a query. Its definition is the comment at its head."""
     if name not in PARAMETERS:
         raise unknown("query", name, PARAMETERS)
-    return _file(name)
+    return read_sql(name)
 
 
-def _file(name: str) -> str:
+def read_sql(name: str) -> str:
+    """Return the text of a file of `sql/`, of a query or not."""
     return resources.files("tokenscale.analysis").joinpath("sql", f"{name}.sql").read_text(encoding="utf-8")
 
 
@@ -60,7 +61,7 @@ def create_views(connection: duckdb.DuckDBPyConnection) -> None:
     """Create the views and macros that queries use, over the tables `steps`, `runs` and `events` of a connection."""
     for view in VIEWS:  # a query that reads a view orders its own rows
         connection.execute(f"CREATE VIEW {view} AS {sql(view).rpartition('ORDER BY')[0]}")
-    connection.execute(_file("macros"))
+    connection.execute(read_sql("macros"))
 
 
 def definition(name: str) -> str:
@@ -135,29 +136,7 @@ SELECT * EXCLUDE (filename), regexp_extract(filename, '{_PLACE}', 1)::INTEGER AS
 FROM read_json(?, columns = ?, format = 'newline_delimited', ignore_errors = true, filename = true,
     hive_partitioning = false)
 """
-#: tables of one run. Of steps that several attempts logged, the last attempt's count, as in `ingest`; a step that is
-#: not finite is in `latest_steps` alone.
-_RUN = """
-CREATE TABLE logged_attempts AS
-    SELECT attempt, min(step) AS first_step, coalesce(max(world_size), count(DISTINCT rank)) AS world_size,
-        max(world_size) IS NOT NULL AS stated
-    FROM logged_steps LEFT JOIN (
-        SELECT attempt, max(world_size) AS world_size FROM logged_events GROUP BY attempt
-    ) USING (attempt)
-    GROUP BY attempt;
-CREATE TABLE latest_steps AS
-    SELECT 'run' AS run_id, s.*, s.step - a.first_step AS attempt_step, a.world_size
-    FROM logged_steps AS s JOIN logged_attempts AS a USING (attempt)
-    WHERE s.step IS NOT NULL
-    QUALIFY s.attempt = max(s.attempt) OVER (PARTITION BY s.step)
-        AND row_number() OVER (PARTITION BY s.step, s.attempt, s.rank ORDER BY s.line) = 1
-    ORDER BY s.attempt, s.rank, s.line;
-CREATE VIEW steps AS FROM latest_steps WHERE nonfinite IS DISTINCT FROM true;
-CREATE VIEW events AS SELECT 'run' AS run_id, * FROM logged_events;
-INSERT INTO runs BY NAME
-    SELECT 'run' AS run_id, coalesce(max_by(world_size, attempt), 1) AS world_size, 'valid' AS validity
-    FROM logged_attempts;
-"""
+FILES = ("sql/live.sql",)
 
 
 def run_summary(directory: Path) -> dict[str, Any] | None:
@@ -251,8 +230,7 @@ def _connect() -> duckdb.DuckDBPyConnection:
 
 
 def _create_run(connection: duckdb.DuckDBPyConnection) -> None:
-    """Create the tables of a run from its log lines, and the views that queries read."""
-    connection.execute(_RUN)
+    connection.execute(read_sql("live"))
     create_views(connection)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from tokenscale.analysis import statistics
 from tokenscale.analysis.claims import CONTRADICTED, SUPPORTED, ClaimTables, is_near, written
+from tokenscale.analysis.queries import read_sql
 
 FILES = ("published/studies.csv", "sql/replication.sql")
 VERDICTS = ("reproduced", "direction only", "not decided", "not reproduced", "not run")
@@ -60,13 +61,10 @@ class Figure:
         return [self.study, self.table, self.cell, self.quantity]
 
 
-def _read(name: str) -> str:
-    return resources.files("tokenscale.analysis").joinpath(name).read_text(encoding="utf-8")
-
-
 def load_figures() -> list[Figure]:
     """Return the figures of all tables, in the order of the file."""
-    figures: list[dict[str, Any]] = list(csv.DictReader(_read(FILES[0]).splitlines()))
+    text = resources.files("tokenscale.analysis").joinpath(FILES[0]).read_text(encoding="utf-8")
+    figures: list[dict[str, Any]] = list(csv.DictReader(text.splitlines()))
     for row in figures:
         row |= {name: float(row[name]) if row[name] else None for name in ("published", "corrected")}
     return [Figure(**row) for row in figures]
@@ -79,7 +77,7 @@ def measure(tables: Path, experiments: Sequence[str]) -> list[dict[str, Any]]:
         figures = [figure for figure in load_figures() if figure.experiment in experiments]
         names = dict.fromkeys(figure.experiment for figure in figures)
         opened = {name: stack.enter_context(closing(ClaimTables(name, tables / name))) for name in names}
-        of_runs = {name: of.rows(FILES[1], _read(FILES[1])) for name, of in opened.items() if of.scale == SCALE}
+        of_runs = {name: of.rows(FILES[1], read_sql("replication")) for name, of in opened.items() if of.scale == SCALE}
         for figure in figures:
             claim_tables, key = opened[figure.experiment], " / ".join(figure.key)
             if sql := OF_BENCHMARKS.get(figure.quantity):

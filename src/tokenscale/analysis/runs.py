@@ -40,6 +40,11 @@ _PLACE_VARIABLES = re.compile(
 FLOPS = {"full": "flops_per_token", "causal": "flops_per_token_causal", "hardware": "flops_per_token_hardware"}
 NUMBER_FORMATS = ("bf16", "fp16", "tf32", "fp32", "fp8")
 
+#: columns that are a field of the settings or of the layout
+OF_LAYOUT = ("world_size", "method", *DEGREES, "sharding", "copies", "schedule", "stages_per_rank")
+OF_SETTINGS = (
+    *("arm", "approach", "sequence_length", "global_batch", "micro_batch", "precision", "objective", "labels", "eos"),
+)
 #: kinds of inputs whose manifests a record names by their hashes
 ROLES = ("corpus", "tokenizer", "store", "validation_store")
 #: what two runs of other programs must share to be compared: as `science` is for our own, whose settings say more
@@ -100,39 +105,33 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
     """The row of one run: of its line in the run table, and of `run.json` where that can be read; `ingest.one_run` adds
     what follows from the logs."""
     cell = flatten_cell(entry.get("cell") or {})
-    row: Row = {
-        "experiment": experiment,
-        "run_id": entry["run_id"],
-        "external": bool(entry.get("external")),
-        "cell": format_cell(cell),
-        "repeat": entry.get("repeat"),
-        "position": entry.get("position"),
-        "approach": cell.get("approach"),
-        "world_size": _world_size(cell),
-        "status": "missing",
-    }
+    degrees = [cell[key] for key in (f"layout.{degree}" for degree in DEGREES) if isinstance(cell.get(key), int)]
+    row: Row = {name: entry.get(name) for name in ("run_id", "repeat", "position")}
+    row |= {"experiment": experiment, "external": bool(entry.get("external")), "status": "missing"}
+    row |= {"cell": format_cell(cell), "approach": cell.get("approach")}
+    row["world_size"] = math.prod(degrees) if degrees else None  # of a run without settings to ask
     if record is None:
         return row | _settings(read_settings(entry.get("run")))
-    outcome, hardware, git = (record.get(key) or {} for key in ("outcome", "hardware", "git"))
+    names = ("outcome", "hardware", "git", "environment")
+    outcome, hardware, git, environment = (record.get(key) or {} for key in names)
+    threads = hardware.get("threads_per_rank") or hardware.get("threads") or environment.get("OMP_NUM_THREADS")
     row |= {
         "status": outcome.get("status", "unknown"),
-        "device": hardware.get("device") or "cpu",
-        "device_kind": _device_kind(hardware),
-        "cpu": hardware.get("cpu"),
-        "cores": hardware.get("cores"),
+        "device": (device := hardware.get("device") or "cpu"),
+        # an older record says only the device's name
+        "device_kind": hardware.get("device_kind") or ("cpu" if device.startswith("cpu") else "cuda"),
+        **{name: hardware.get(name) for name in ("cpu", "cores")},
         "machine_memory_bytes": hardware.get("memory_bytes"),
-        "threads_per_rank": _threads(record),
+        "threads_per_rank": int(threads) if str(threads).isdigit() else None,
         "parameters": record.get("parameters", outcome.get("parameters")),
         "code_digest": record.get("code_and_inputs") or record.get("digest"),
         "code": _code(record),
         # over all ranks; null where nothing was to be compiled, or an older record lacks it
         **_typed(_object(record, "compilation"), int, ("blocks", "eager_blocks", "graph_breaks")),
         "load_average": _number(hardware.get("load_average_1min")),
-        "text_lost": _number(record.get("text_lost")),
-        "text_unknown": _number(record.get("text_unknown")),
+        **{name: _number(record.get(name)) for name in ("text_lost", "text_unknown")},
         "text_cut": _text_cut(record),
-        "git_commit": git.get("commit"),
-        "git_dirty": git.get("dirty"),
+        **{f"git_{name}": git.get(name) for name in ("commit", "dirty")},
         "versions": canonical_json(record.get("versions") or {}),
         "environment": _environment(record),
         "seal": record.get("seal"),
@@ -149,7 +148,12 @@ def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
         row |= {f"predicted_{part}_bytes": size for part, size in asdict(held).items()}
     row["tokens_before"] = outcome.get("begins_at_useful_tokens")
     if row.get("steps_asked") is not None:
-        row["steps_asked"] = _steps_requested(row["steps_asked"], record)
+        # Of a budget in tokens or seconds, the steps that it came to. What another run did before it, whose checkpoint
+        # it began from, is in that run's logs.
+        stated = record.get("budget_steps", row["steps_asked"])
+        row["steps_asked"] = ((outcome.get("steps") or 0) if stated is None else stated) - (
+            outcome.get("begins_at") or 0
+        )
         row["oversubscribed"] = oversubscribed(row)
     return row
 
@@ -170,21 +174,6 @@ def launches(run: Path) -> Row:
         "slurm_logs": ", ".join(job["log"] for job in jobs if job.get("log")) or None,
         "queue_s": sum(waited) if waited else None,
     }
-
-
-def _world_size(cell: Row) -> int | None:
-    """Of a cell whose run has no settings to ask: the product of the degrees that it varies; None where none is."""
-    degrees = [cell[key] for key in (f"layout.{degree}" for degree in DEGREES) if isinstance(cell.get(key), int)]
-    return math.prod(degrees) if degrees else None
-
-
-def _steps_requested(stated: int, record: Row) -> int:
-    """Steps that the run's own logs must hold. Of a budget in tokens or seconds, those that it came to; what another
-    run did before it, whose checkpoint it began from, is in that run's logs."""
-    outcome = record.get("outcome") or {}
-    if "budget_steps" in record:
-        stated = record["budget_steps"] if record["budget_steps"] is not None else outcome.get("steps") or 0
-    return stated - (outcome.get("begins_at") or 0)
 
 
 def read_settings(values: Row | None) -> RunSettings | None:
@@ -273,16 +262,9 @@ def _settings(run: RunSettings | None) -> Row:
     if run is None:
         return {}
     return {
-        "arm": run.arm,
-        "approach": run.approach,
-        "model": run.model.name,
-        "world_size": run.layout.world_size,
-        "method": run.layout.method,
-        **{name: getattr(run.layout, name) for name in (*DEGREES, "sharding", "copies", "schedule", "stages_per_rank")},
-        **{name: getattr(run, name) for name in ("sequence_length", "global_batch", "micro_batch", "precision")},
-        **{name: getattr(run, name) for name in ("objective", "labels", "eos")},
-        "tokenizer": run.tokenizer.name,
-        "corpus": run.corpus.name,
+        **{name: getattr(run.layout, name) for name in OF_LAYOUT},
+        **{name: getattr(run, name) for name in OF_SETTINGS},
+        **{name: getattr(run, name).name for name in ("model", "tokenizer", "corpus")},
         "mixture": _mixture(run),
         "seed": run.effective_seed,
         "science": science(run),
@@ -359,21 +341,10 @@ def _science(run: RunSettings) -> str:
 
 
 def oversubscribed(row: Row) -> bool:
-    """Do the ranks of a CPU run want more cores than there are? Unknown threads count as all cores a rank."""
+    """Whether the ranks of a CPU run want more cores than there are. Unknown threads count as all cores a rank."""
     if row["device_kind"] != "cpu" or not row["cores"] or row["world_size"] == 1:
         return False
     return row["world_size"] * (row["threads_per_rank"] or row["cores"]) > row["cores"]
-
-
-def _device_kind(hardware: Row) -> str:
-    """`cpu` or `cuda`; an older record says only the device's name."""
-    return hardware.get("device_kind") or ("cpu" if (hardware.get("device") or "cpu").startswith("cpu") else "cuda")
-
-
-def _threads(record: Row) -> int | None:
-    hardware, environment = record.get("hardware") or {}, record.get("environment") or {}
-    stated = hardware.get("threads_per_rank") or hardware.get("threads") or environment.get("OMP_NUM_THREADS")
-    return int(stated) if str(stated).isdigit() else None
 
 
 def _text(value: Any) -> str:
