@@ -61,10 +61,8 @@ def _speed(e: Evidence) -> Iterator[str]:
         yield f"MFU of {100 * tokens * flops / (peak * seconds):.0f} %: more than the devices can do"
     rate = tokens * (row.get("flops_per_token_causal") or flops) / seconds
     if limit and rate > limit:
-        yield (
-            f"{tokens:,.0f} tokens in {seconds:.3g} s are {rate / 1e12:,.3g} TFLOP/s: more than {cores} cores can do "
-            f"({limit / 1e12:.3g})"
-        )
+        speed = f"{tokens:,.0f} tokens in {seconds:.3g} s are {rate / 1e12:,.3g} TFLOP/s"
+        yield f"{speed}: more than {cores} cores can do ({limit / 1e12:.3g})"
 
 
 @expect("phases of a step and its wait", "together at most step_s", "same record", "invalid", "10 µs; 5 % on a GPU")
@@ -82,20 +80,15 @@ def _phases(e: Evidence) -> Iterator[str]:
                 times = f"{wait[at]:.6g} s in {took[at]:.6g} s"
                 yield f"a wait longer than its step ({times} at step {raw['step'][at]:.0f})"
             else:
-                yield (
-                    f"the phases of step {raw['step'][at]:.0f} last {phases[at]:.6g} s, the step {took[at]:.6g} s "
-                    f"(so at {len(longer)} of {len(took)} rows)"
-                )
+                text = f"the phases of step {raw['step'][at]:.0f} last {phases[at]:.6g} s, the step {took[at]:.6g} s"
+                yield f"{text} (so at {len(longer)} of {len(took)} rows)"
     if not exact and np.nansum(wait) > 1.05 * np.nansum(took) + 1.0:
         yield f"waits for data of {np.nansum(wait):.3g} s in steps of {np.nansum(took):.3g} s"
 
 
 @expect(
-    "times of steps and events in each log",
-    "what its clocks leave for them",
-    "clocks",
-    "invalid",
-    "10 µs; 10 ms and 1 % on a GPU",
+    *("times of steps and events in each log", "what its clocks leave for them", "clocks", "invalid"),
+    tolerance="10 µs; 10 ms and 1 % on a GPU",
 )
 def _log_clocks(e: Evidence) -> Iterator[str]:
     if not len(e.raw):
@@ -135,11 +128,9 @@ class _RankLog:
         wrong = np.flatnonzero(self.follows & (self.gap < -self.slack))
         if len(wrong):
             at = wrong[0]
+            text = f"step_s exceeds the time that t_mono_s leaves for it at {len(wrong)} of {len(self.step)} steps"
             between = self.ended[at] - self.before[at]
-            yield (
-                f"step_s exceeds the time that t_mono_s leaves for it at {len(wrong)} of {len(self.step)} steps: "
-                f"{self.took[at]:.6g} s in {between:.6g} s at step {self.step[at]:.0f}"
-            )
+            yield f"{text}: {self.took[at]:.6g} s in {between:.6g} s at step {self.step[at]:.0f}"
         yield from self._find_unrecorded(marks, pauses)
         yield from self._find_misplaced_events()
         # wall-clock times of a log are its monotonic times plus one constant (`Writer.unix_s`)
@@ -173,17 +164,13 @@ class _RankLog:
         cut = math.isnan(self._time("run_stop", first=False))  # a killed process has not logged its last checkpoint
         allowed = 0 if self.exact else 0.1 * elapsed
         if bare.sum() > 2 * cut and gaps[bare].sum() > allowed:
-            yield (
-                f"step_s falls short of t_mono_s at {bare.sum()} of {len(self.step)} steps where nothing else is "
-                f"recorded: {gaps[bare].sum():.3g} s of {elapsed:.3g} s, from step {self.step[bare][0]:.0f} on"
-            )
+            text = f"at {bare.sum()} of {len(self.step)} steps where nothing else is recorded: {gaps[bare].sum():.3g} s"
+            yield f"step_s falls short of t_mono_s {text} of {elapsed:.3g} s, from step {self.step[bare][0]:.0f} on"
         stated = recorded[known & inside].sum() + marks.get(-1, 0.0)
         more = gaps[known].sum() - 2 * stated - 0.1 * known.sum()
         if more > max(0.0, 0.05 * elapsed):
-            yield (
-                f"{gaps[known].sum():.3g} s between steps are explained by {stated:.3g} s of "
-                "validation, checkpoints and pauses"
-            )
+            text = f"are explained by {stated:.3g} s of validation, checkpoints and pauses"
+            yield f"{gaps[known].sum():.3g} s between steps {text}"
 
     def _find_misplaced_events(self) -> Iterator[str]:
         """A validation lies between the steps that it is between; the end of the run lies behind its last step."""
@@ -220,9 +207,8 @@ def _find_marks(events: list[Row]) -> dict[int, dict[int, float]]:
 @expect("outcome.ended_unix_s", "the end of the logs", "clocks", "caution", f"{CLOCK_S:g} s")
 def _ended(e: Evidence) -> Iterator[str]:
     """Of a machine that slept the wall clock went on, and the logs' did not."""
-    last = [
-        v["t_unix_s"] for v in e.named("run_stop") if v["attempt"] == e.get("attempt") and v["t_unix_s"] is not None
-    ]
+    stops = (stop for stop in e.named("run_stop") if stop["attempt"] == e.get("attempt"))
+    last = [stop["t_unix_s"] for stop in stops if stop["t_unix_s"] is not None]
     if e.own and last and (apart := e.recorded("outcome.ended_unix_s") - max(last)) and abs(apart) > CLOCK_S:
         beside = "before" if apart < 0 else "after"
         yield f"ended_unix_s of run.json is {abs(apart):.4g} s {beside} the end of its logs"

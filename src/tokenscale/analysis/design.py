@@ -7,7 +7,7 @@ reading the result.
 import functools
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,7 @@ FEW_DOCUMENTS = 30
 
 @dataclass(frozen=True)
 class Problem:
-    """One finding: its level (refuse, warn or note), what is wrong, the key of the experiment's file, the next step;
-    `mark`: the same in a few words, where losses are compared."""
+    """One finding: level, what is wrong, key of the experiment's file, next step; `mark` where losses are compared."""
 
     level: str
     what: str
@@ -71,7 +70,7 @@ class Design:
 
     @functools.cached_property
     def cells(self) -> list[Cell]:
-        """Return factor → level of each cell."""
+        """Factor → level of each cell."""
         return expand_cells(self.experiment)
 
     @functools.cached_property
@@ -99,12 +98,9 @@ class Design:
         ]
 
 
-def find_problems(design: Design) -> list[Problem]:
-    """Run all checks and return their problems, refusals first."""
-    return _sorted(problem for check in (*OF_RESULTS, *BEFOREHAND) for problem in check(design))
-
-
-def _sorted(found: Iterable[Problem]) -> list[Problem]:
+def find_problems(design: Design, checks: Sequence[Callable[[Design], Iterable[Problem]]] = ()) -> list[Problem]:
+    """Run all checks, or these, and return their problems, refusals first."""
+    found = (problem for check in checks or (*OF_RESULTS, *BEFOREHAND) for problem in check(design))
     return sorted(found, key=lambda problem: ("refuse", "warn", "note").index(problem.level))
 
 
@@ -135,7 +131,7 @@ def find_cautions(
         _, _ = design.settings, design.factors  # a LookupError where a cell lacks its factors or its run
     except (UserError, LookupError, TypeError, ValueError, AttributeError):
         return []
-    found = _sorted(problem for check in OF_RESULTS for problem in check(design))
+    found = find_problems(design, OF_RESULTS)
     return [{"level": p.level, "what": p.what, "mark": p.mark} for p in found if p.level != "note"]
 
 
@@ -232,10 +228,8 @@ def check_scaling(design: Design) -> Iterator[Problem]:
         passes.setdefault(rest, set()).add(of_pass)
     rows = max(passes.values(), key=len)
     if len(rows) > 1:
-        what = (
-            f"strong scaling: the global batch is fixed, and a forward pass of a rank has {max(rows)} rows at the "
-            f"smallest world size and {min(rows)} at the largest, and small passes take longer per row"
-        )
+        what = f"strong scaling: the global batch is fixed, and a forward pass of a rank has {max(rows)} rows at the "
+        what += f"smallest world size and {min(rows)} at the largest, and small passes take longer per row"
         cure = f"micro_batch: {min(rows)} gives every pass the same number of rows"
         yield Problem("note", what, "runs.micro_batch", cure)
 
@@ -330,7 +324,8 @@ def check_repeated_data(design: Design) -> Iterator[Problem]:
             all(_is_layout_key(k) or k == "global_batch" for k in a if a[k] != b[k])
             for (a, *_), b in itertools.product(again, once)
         )
-        named = listing(sorted({_format_cell(cell) for cell, *_ in again}))
+        factors = ([f"{k}={v}" for k, v in cell.items() if not _is_layout_key(k)] for cell, *_ in again)
+        named = listing(sorted({", ".join(of).replace("approach=", "") or "all" for of in factors}))
         what = f"some cells read their text up to {max(passes):.2g} times and others less than once: {named} repeat it"
         what += ", at the larger world sizes" if scaled else "; their training loss includes text seen before"
         mark = f"text read up to {max(passes):.2g} times"
@@ -450,10 +445,8 @@ def check_devices(design: Design) -> Iterator[Problem]:
     if node is not None:
         part = sorted(n for n in sizes if n < node)
         if part and max(sizes) >= node:
-            what = (
-                f"runs at world size {listing(part)} leave GPUs of a {node}-GPU node idle, "
-                "while larger runs fill it: their ranks have a larger share of its memory, power and cores"
-            )
+            what = f"runs at world size {listing(part)} leave GPUs of a {node}-GPU node idle, "
+            what += "while larger runs fill it: their ranks have a larger share of its memory, power and cores"
             cure = "start them one at a time (share 1), and say so where efficiency is shown"
             yield Problem("note", what, "factors.layout", cure)
         return
@@ -511,9 +504,3 @@ BEFOREHAND = (check_repeats, check_validation, check_devices)
 
 def _is_layout_key(key: str) -> bool:
     return key.split(".")[0] == "layout"
-
-
-def _format_cell(cell: Cell) -> str:
-    """Describe a cell by its factors, without its layout."""
-    named = [f"{k}={v}" for k, v in cell.items() if not _is_layout_key(k)]
-    return ", ".join(named).replace("approach=", "") or "all"

@@ -194,11 +194,7 @@ def read_inputs(folder: Path) -> TableInputs:
 
 
 def _write(
-    output: Path,
-    runs: Iterator[tuple[str, Tables]],
-    others: dict[str, list[Row]],
-    experiment: Path,
-    gaps: Sequence[str],
+    output: Path, runs: Iterator[tuple[str, Tables]], others: dict[str, list[Row]], experiment: Path, gaps: list[str]
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Write the tables of all runs and the others; return row counts, and run id → steps behind its end."""
     counts: Counter[str] = Counter()
@@ -209,7 +205,14 @@ def _write(
         add = {name: stack.enter_context(tables.writer(output / f"{name}.parquet", name)) for name in tables.TABLES}
         for run_id, found in runs:
             siblings.add(run_id, found["steps"], found["events"])
-            _own_place(found["runs"].to_pylist()[0], places, experiment)
+            (row,) = found["runs"].to_pylist()
+            # all is grouped by series, world size and repeat: two runs there would count as one, or as two repeats
+            other = places.setdefault((row["series"], row["world_size"], row["repeat"]), run_id)
+            if other != run_id:
+                cell = f"{row['series']}, world size {row['world_size']}, repeat {row['repeat']}"
+                named = {"path": experiment, "cell": cell, "runs": f"{other}, {run_id}"}
+                next = "name what tells them apart as a factor, or as repeats"
+                raise UserError("two runs of the table are the same repeat of the same cell.", **named, next=next)
             for name, rows in found.items():
                 counts[name] += len(rows)
                 if name not in STREAMED:
@@ -233,14 +236,12 @@ def _ahead(work: Callable[[str], Tables], items: list[str], threads: int) -> Gen
     with ThreadPoolExecutor(max(threads, 1)) as pool:
         waiting: deque[tuple[str, Future]] = deque()
         try:
-            for item in items:
-                waiting.append((item, pool.submit(work, item)))
-                if len(waiting) > 2 * threads:
+            for item in [*items, None]:
+                if item is not None:
+                    waiting.append((item, pool.submit(work, item)))
+                while len(waiting) > (0 if item is None else 2 * threads):
                     first, future = waiting.popleft()
                     yield first, future.result()
-            while waiting:
-                first, future = waiting.popleft()
-                yield first, future.result()
         finally:
             for _, future in waiting:
                 future.cancel()
@@ -249,28 +250,21 @@ def _ahead(work: Callable[[str], Tables], items: list[str], threads: int) -> Gen
 def one_run(entry: Row, experiment: str, runs: Path, manifests: Mapping[str, Path] | None = None) -> Tables:
     """All rows of one run, by table. A record of other hands may hold anything: what no row can be made of counts as
     one that cannot be read, and says why. `manifests`: SHA-256 → manifest of a store or corpus."""
-    manifests = manifests or {}
-    record, sealed, trouble = _record(runs / entry["run_id"] / "run.json")
-    rows = functools.partial(_rows, entry, experiment, runs, manifests)
+    found = _record(runs / entry["run_id"] / "run.json")
+    rows = functools.partial(_rows, entry, experiment, runs, manifests or {})
     try:
-        return rows(record, sealed, trouble)
+        return rows(found)
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, UserError) as error:
-        if record is None:
+        if found[0] is None:
             raise
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-    return rows(None, False, f"run.json does not hold what this version writes ({reason})")
+    return rows((None, False, f"run.json does not hold what this version writes ({reason})"))
 
 
 def _rows(
-    entry: Row,
-    experiment: str,
-    runs: Path,
-    manifests: Mapping[str, Path],
-    record: Row | None,
-    sealed: bool,
-    trouble: str | None,
+    entry: Row, experiment: str, runs: Path, manifests: Mapping[str, Path], found: tuple[Row | None, bool, str | None]
 ) -> Tables:
-    run_id = entry["run_id"]
+    (record, sealed, trouble), run_id = found, entry["run_id"]
     folder = runs / run_id
     row = run_row(entry, experiment, record)
     row |= grouping(row.get("approach"), entry.get("cell") or {})
@@ -278,8 +272,8 @@ def _rows(
         row["series"] += " (external)"  # what every figure and table calls it
     row |= launches(folder)
     if record is None and not trouble:
-        row |= {"validity": "missing", "reasons": "not started, or its folder is elsewhere (no run.json)"}
-        row |= dict.fromkeys(COUNTED, 0) | {"sealed": False}
+        reasons = "not started, or its folder is elsewhere (no run.json)"
+        row |= {"validity": "missing", "reasons": reasons, "sealed": False} | dict.fromkeys(COUNTED, 0)
         return {"runs": tables.of_rows("runs", [row]), **{t: tables.schema(t).empty_table() for t in OF_RUNS}}
     log = read_run(folder, run_id, (record or {}).get("digest"))
     steps = merge(log.steps, log.events)
@@ -296,37 +290,21 @@ def _rows(
         "quarantined_benign": sum(q["benign"] for q in log.quarantine),
         "steps_seen": int(whole.whole().sum()) if len(whole) else 0,
     }
-    translated = [{"run_id": run_id, **found} for found in bleu_rows(log.events)] if sealed else []
+    translated = [{"run_id": run_id, **score} for score in bleu_rows(log.events)] if sealed else []
     if translated:
         row |= {column: value for column, value in translated[-1].items() if column.startswith("bleu")}
     row |= log.lasted()
     row["validation_tokens"] = log.validation_tokens()
     run = None if row["external"] else read_settings((record or {}).get("run"))
-    evidence = Evidence(
-        row,
-        record or {},
-        run,
-        Steps(log.steps),
-        whole,
-        log.events,
-        log.spans,
-        planned=read_settings(entry.get("run")),
-        trouble=trouble,
-        changed=tuple(log.changed(record)) if sealed else (),
-        copies=tuple(log.copies()),
-    )
+    planned, changed = read_settings(entry.get("run")), tuple(log.changed(record)) if sealed else ()
+    known = (row, record or {}, run, Steps(log.steps), whole, log.events, log.spans)
+    evidence = Evidence(*known, planned, trouble, changed, copies=tuple(log.copies()))
     if run is not None and sealed:
         evidence = _count_again(evidence, run, manifests, runs.absolute().parents[1])
     row = judge(evidence).add_to(row)
-    return {
-        "runs": tables.of_rows("runs", [row]),
-        "attempts": tables.of_rows("attempts", log.attempts(steps)),
-        "steps": steps,
-        "spans": log.spans,
-        "events": tables.of_rows("events", log.events),
-        "bleu": tables.of_rows("bleu", translated),
-        "quarantine": tables.of_rows("quarantine", log.quarantine),
-    }
+    others = {"attempts": log.attempts(steps), "events": log.events, "bleu": translated, "quarantine": log.quarantine}
+    made = {name: tables.of_rows(name, rows) for name, rows in ({"runs": [row]} | others).items()}
+    return made | {"steps": steps, "spans": log.spans}
 
 
 def _count_again(evidence: Evidence, run: RunSettings, manifests: Mapping[str, Path], project: Path) -> Evidence:
@@ -375,17 +353,6 @@ def _count_again(evidence: Evidence, run: RunSettings, manifests: Mapping[str, P
     rows = run.validation.rows
     held_out = attempt("validation_store", lambda r, inputs: r.recount_held_out(run, inputs, 1 << 31)) if rows else {}
     return replace(evidence, counted=counted, held_out=held_out, vocabulary_size=size)
-
-
-def _own_place(row: Row, places: dict[tuple, str], experiment: Path) -> None:
-    """Everything is grouped by series, world size and repeat: two runs there would count as one, or as two repeats."""
-    place = (row["series"], row["world_size"], row["repeat"])
-    other = places.setdefault(place, row["run_id"])
-    if other != row["run_id"]:
-        cell = f"{row['series']}, world size {row['world_size']}, repeat {row['repeat']}"
-        named = {"path": experiment, "cell": cell, "runs": f"{other}, {row['run_id']}"}
-        next = "name what tells them apart as a factor, or as repeats"
-        raise UserError("two runs of the table are the same repeat of the same cell.", **named, next=next)
 
 
 def _record(path: Path) -> tuple[Row | None, bool, str | None]:

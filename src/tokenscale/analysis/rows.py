@@ -39,17 +39,11 @@ def benchmark_rows(paths: list[Path]) -> dict[str, list[Row]]:
     for path in sorted(paths, key=lambda p: p.name):
         content = read_json(path, "benchmark file", next=f"snakemake {path}")
         try:
-            kind = content.get("benchmark")
-            of_kind = {
-                "storage": ("storage_benchmarks", _of_storage),
-                "inference": ("inference_benchmarks", _of_inference),
-            }
-            table, read = of_kind.get(kind, ("benchmarks", _of_data))
-            hardware = content.get("hardware") or {}
-            common = {
-                "benchmark": path.stem,
-                **{key: hardware.get(key) for key in ("device", "cpu", "cores", "threads")},
-            }
+            kind, hardware = content.get("benchmark"), content.get("hardware") or {}
+            of_kind = {"storage": _of_storage, "inference": _of_inference}
+            table, read = f"{kind}_benchmarks" if kind in of_kind else "benchmarks", of_kind.get(kind, _of_data)
+            common = {"benchmark": path.stem}
+            common |= {key: hardware.get(key) for key in ("device", "cpu", "cores", "threads")}
             found[table] += read(common, content, sorted((content.get("left_out") or {}).items()))
             if kind == "inference":
                 found["generations"] += _generations(path.stem, content)
@@ -67,11 +61,9 @@ def _of_data(common: Row, content: Row, left_out: Reasons) -> list[Row]:
     common |= {key: settings.get(key) for key in ("sequence_length", "rows")}
     common |= {key: content.get(key) for key in ("tokenizer", "corpus")}
     keys = ("arm", "round", "open_s", "seconds", "batches", "useful_tokens", "total_tokens")
-    found = []
-    for record in content["records"]:
-        more = {"cache": record.get("cache", content.get("cache"))}
-        more |= {key: record.get(key) for key in ("engine", "workers")}
-        found.append(common | _picked(record, keys) | more)
+    cache = content.get("cache")
+    more = [{"cache": cache, "engine": None, "workers": None} | record for record in content["records"]]
+    found = [common | _picked(record, (*keys, "cache", "engine", "workers")) for record in more]
     found.sort(key=lambda r: (r["arm"], r["round"]))
     return found + [common | {"arm": arm, "left_out": reason} for arm, reason in left_out]
 
@@ -89,7 +81,6 @@ def _of_storage(common: Row, content: Row, left_out: Reasons) -> list[Row]:
 
 
 def _of_inference(common: Row, content: Row, left_out: Reasons) -> list[Row]:
-    """A row a stretch of positions of each record."""
     models = _models(content)
     rows = []
     for record in content["records"]:
@@ -104,7 +95,6 @@ def _of_inference(common: Row, content: Row, left_out: Reasons) -> list[Row]:
 
 
 def _generations(name: str, content: Row) -> list[Row]:
-    """A row an answer, in the order of the models, prompts and ways to choose."""
     models = _models(content)
     return [
         {"benchmark": name, **_picked(models[answer["of_run"]], _MODEL[:3]), **_picked(answer, _ANSWER)}
@@ -130,7 +120,6 @@ def store_rows(manifests: list[Path], corpora: Sequence[Path] = ()) -> list[Row]
 
 
 def _corpus(path: Path) -> tuple[str, Row]:
-    """(hash of a corpus' manifest, its facts: split → bytes of its text, and the columns of held-out texts)."""
     manifest = read_json(path, "corpus' manifest", next=f"snakemake {path} --cores 2")
     with report_malformed(path, "corpus' manifest", next=f"snakemake -f {path} --cores 2"):
         cleaning = manifest.get("cleaning", {})

@@ -48,7 +48,6 @@ Row = dict[str, Any]
 
 
 def schema(table: str) -> pa.Schema:
-    """The Arrow schema of a table."""
     return pa.schema([(name, ARROW[sql]) for name, sql in TABLES[table].items()])
 
 
@@ -77,7 +76,6 @@ def writer(path: Path, table: str) -> Iterator[Callable[[pa.Table], None]]:
 
 
 def write(path: Path, table: str, rows: Iterable[Row]) -> None:
-    """Write one table."""
     with writer(path, table) as add:
         add(of_rows(table, rows))
 

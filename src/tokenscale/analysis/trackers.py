@@ -87,7 +87,6 @@ def _session_end(success: bool, at: float):
 
 
 def _table(values: Mapping[str, object]) -> str:
-    """Markdown."""
     rows = [f"| {name} | {str(value).replace('|', '&#124;')} |" for name, value in values.items()]
     return "\n".join(["| name | value |", "|---|---|", *rows])
 
@@ -113,12 +112,9 @@ class Mlflow:
         experiment = known.experiment_id if known else self._client.create_experiment(PROJECT, place)
         for earlier in self._client.search_runs([experiment], f"tags.`tokenscale.run_id` = '{facts.run_id}'"):
             self._client.delete_run(earlier.info.run_id)
-        run = self._client.create_run(
-            experiment,
-            start_time=int(facts.started_unix_s * 1000) or None,
-            tags={"tokenscale.run_id": facts.run_id, "mlflow.source.name": "tokenscale"},
-            run_name=facts.run_id,
-        )
+        started, tags = int(facts.started_unix_s * 1000) or None, {"tokenscale.run_id": facts.run_id}
+        tags["mlflow.source.name"] = "tokenscale"
+        run = self._client.create_run(experiment, start_time=started, tags=tags, run_name=facts.run_id)
         self._run, self._last = run.info.run_id, 0
         self._write("params", [Param(name, str(value)[:VALUE]) for name, value in facts.settings.items()], PARAMETERS)
         self._facts(facts)
@@ -127,11 +123,8 @@ class Mlflow:
         """Many in a call: a call takes milliseconds."""
         from mlflow.entities import Metric
 
-        metrics = [
-            Metric(name, float(value), int(point.t_unix_s * 1000), point.step)
-            for point in points
-            for name, value in point.values.items()
-        ]
+        values = [(point, *item) for point in points for item in point.values.items()]
+        metrics = [Metric(name, float(value), int(point.t_unix_s * 1000), point.step) for point, name, value in values]
         self._write("metrics", metrics, METRICS)
         self._last = points[-1].step
 
@@ -180,13 +173,9 @@ class Wandb:
         off = ("disable_git", "disable_code", "x_disable_stats", "x_disable_meta", "silent")
         quiet: dict[str, Any] = {"console": "off", "save_code": False, "x_save_requirements": False}
         named: dict[str, Any] = {"project": PROJECT, "id": facts.run_id, "name": facts.run_id, "dir": str(run_folder)}
-        self._run = wandb.init(
-            **named,
-            mode="offline",
-            reinit="create_new",
-            config=_config(facts),
-            settings=wandb.Settings(**quiet, **dict.fromkeys(off, True)),
-        )
+        settings = wandb.Settings(**quiet, **dict.fromkeys(off, True))
+        named |= {"config": _config(facts), "settings": settings}
+        self._run = wandb.init(**named, mode="offline", reinit="create_new")
         self._files(facts)
 
     def add(self, points: list[Point]) -> None:
@@ -209,7 +198,6 @@ class Wandb:
 
 
 def _config(facts: Facts) -> dict[str, object]:
-    """Settings by their dotted names, provenance under one head."""
     return {**facts.settings, **{f"provenance.{name}": value for name, value in facts.provenance.items()}}
 
 
@@ -272,8 +260,7 @@ def _export(
     while not (directory / "run.json").is_file():
         yield
     exporter: Tracker | None = None
-    summary: dict[str, float] = {}
-    done = False
+    summary, done = dict[str, float](), False
     handed: list[tuple[int, float]] | None = None  # step and time of each point that has been handed on
     with ExitStack() as stack:
         try:
