@@ -117,11 +117,8 @@ def as_rows(ledger: ClaimsFile, judged: Iterable[Judged]) -> list[dict[str, Any]
             {name: getattr(one, name) for name in OF_VERDICT}
             | {name: getattr(claim, name) for name in OF_CLAIM}
             | {
-                "document": document.title,
-                "study": document.study,
-                "where": document.where,
-                "published": list(claim.published),
-                "corrected": list(claim.corrected),
+                **{"document": document.title, "study": document.study, "where": document.where},
+                **{"published": list(claim.published), "corrected": list(claim.corrected)},
                 "reproduced": is_near(low, high, claim.published) if claim.published and one.cells else None,
                 **{"number": _finite(number), "low": _finite(low), "high": _finite(high), "n": n},
                 "kind": _kinds(one.cells) or None,
@@ -369,20 +366,13 @@ def _judged(
     inventory = experiment_tables.inventory
     suspect = inventory["run_id"].isin(used) & (inventory["validity"] == "suspect")
     marks = [f"suspect runs: {int(suspect.sum())} of {len(used)}"] if suspect.any() else []
-    return Judged(
-        name,
-        verdict,
-        # after the cells that it is true of, where it is not true of all
-        "; ".join([*(r if len(of) == len(cells) else f"{', '.join(of)}: {r}" for r, of in reasons.items()), *marks]),
-        _sentence(claim, shown, cells),
-        experiment_tables.name,
-        experiment_tables.scale,
-        cells,
-        tuple(sorted(used)),
-        refused,
-        # an experiment that was not made for the claim may have its rows without its figure
-        claim.shown_in if not experiment_tables.figures or claim.shown_in in experiment_tables.figures else None,
-    )
+    # after the cells that it is true of, where it is not true of all
+    texts = [r if len(of) == len(cells) else f"{', '.join(of)}: {r}" for r, of in reasons.items()]
+    reason, sentence = "; ".join(texts + marks), _sentence(claim, shown, cells)
+    # an experiment that was not made for the claim may have its rows without its figure
+    figure = claim.shown_in if claim.shown_in in (experiment_tables.figures or [claim.shown_in]) else None
+    where = experiment_tables.name, experiment_tables.scale
+    return Judged(name, verdict, reason, sentence, *where, cells, tuple(sorted(used)), refused, figure)
 
 
 def _sentence(claim: Claim, rows: pd.DataFrame, cells: tuple[Cell, ...]) -> str:

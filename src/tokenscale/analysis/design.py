@@ -82,20 +82,15 @@ class Design:
     @functools.cached_property
     def readings(self) -> list[tuple[Cell, RunSettings, Reading]]:
         """Return how each cell reads each of its corpora."""
-        return [
-            (cell, run, text)
-            for cell, run in self.settings
-            for text in read_texts(run, self.texts, self.steps.get(canonical_json(cell)))
-        ]
+        steps = [self.steps.get(canonical_json(cell)) for cell in self.cells]
+        cells = zip(self.settings, steps, strict=True)
+        return [(cell, run, text) for (cell, run), n in cells for text in read_texts(run, self.texts, n)]
 
     @functools.cached_property
     def factors(self) -> list[str]:
         """Return the dotted keys with at least two levels among the cells that are run."""
-        return [
-            name
-            for name in varied_keys(self.experiment.factors)
-            if len({canonical_json(cell[name]) for cell in self.cells}) > 1
-        ]
+        names = varied_keys(self.experiment.factors)
+        return [name for name in names if len({canonical_json(cell[name]) for cell in self.cells}) > 1]
 
 
 def find_problems(design: Design, checks: Sequence[Callable[[Design], Iterable[Problem]]] = ()) -> list[Problem]:
@@ -119,13 +114,9 @@ def find_cautions(
             runs.append(Run(decode(RunSettings, entry["run"]), entry["cell"], entry["repeat"], entry["position"]))
             cell = canonical_json(entry["cell"])
             made[cell] = max(made.get(cell, 0), steps.get(entry["run_id"], 0))
-        experiment = Experiment(
-            table["question"],
-            table.get("note") or "",
-            factors=table["factors"],
-            left_out=tuple(LeftOut(**left) for left in table.get("left_out") or ()),
-            figures=tuple(table.get("figures") or ()),
-        )
+        left_out = tuple(LeftOut(**left) for left in table.get("left_out") or ())
+        more = {"factors": table["factors"], "left_out": left_out, "figures": tuple(table.get("figures") or ())}
+        experiment = Experiment(table["question"], table.get("note") or "", **more)
         sizes = read_sizes((run.settings for run in runs), stores, corpora)
         design = Design(experiment, runs, sizes, steps=made)
         _, _ = design.settings, design.factors  # a LookupError where a cell lacks its factors or its run
@@ -165,12 +156,8 @@ def check_confounding(design: Design) -> list[Problem]:
             fewest = min(near, key=len)
             what = f"cell {level} differs from every other in {listing(fewest)} at once: no other cell is comparable"
             found.append(Problem("refuse", what, key, cure))
-    found += [
-        Problem("refuse", f"no two cells differ in {name} alone: its effect cannot be measured", key, cure)
-        for name in names
-        if name not in reported
-    ]
-    return found
+    what = "no two cells differ in {} alone: its effect cannot be measured"
+    return found + [Problem("refuse", what.format(n), key, cure) for n in names if n not in reported]
 
 
 def check_compound_levels(design: Design) -> Iterator[Problem]:
@@ -488,15 +475,8 @@ def check_number_formats(design: Design) -> Iterator[Problem]:
 
 #: checks whose findings stay true of the results; the most important first
 OF_RESULTS = (
-    check_confounding,
-    check_repeated_data,
-    check_held_out,
-    check_number_formats,
-    check_budgets,
-    check_mixtures,
-    check_compound_levels,
-    check_scaling,
-    check_bases,
+    *(check_confounding, check_repeated_data, check_held_out, check_number_formats, check_budgets, check_mixtures),
+    *(check_compound_levels, check_scaling, check_bases),
 )
 #: those that the tables of results answer themselves: verdicts, counts of shared texts, devices
 BEFOREHAND = (check_repeats, check_validation, check_devices)

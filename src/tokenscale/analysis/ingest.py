@@ -136,11 +136,8 @@ def ingest(
         next = "python -m tokenscale plan EXPERIMENT --output FILE"
         raise UserError("the run table lists a run twice.", path=experiment, run=", ".join(twice), next=next)
     # refused before anything is written
-    others = {
-        **benchmark_rows(list(benchmarks)),
-        "stores": store_rows(list(stores), list(corpora)),
-        "certificates": certificate_rows(certificates),
-    }
+    others = benchmark_rows(list(benchmarks)) | {"stores": store_rows(list(stores), list(corpora))}
+    others["certificates"] = certificate_rows(certificates)
 
     manifests = {sha256_file(path): path for path in (*stores, *corpora)}
 
@@ -281,15 +278,10 @@ def _rows(
     stops = [e["status"] for e in log.events if e["event"] == "run_stop"]
     if row["status"] == "running" and "nonfinite" in stops:
         row["status"] = "nonfinite"
-    row |= {
-        "status": "unreadable" if trouble else row["status"],
-        "sealed": sealed,
-        "attempts": len(log.merged),
-        "overlap_rows": len(log.steps) - len(steps),
-        "quarantined": len(log.quarantine),
-        "quarantined_benign": sum(q["benign"] for q in log.quarantine),
-        "steps_seen": int(whole.whole().sum()) if len(whole) else 0,
-    }
+    row |= {"status": "unreadable" if trouble else row["status"], "sealed": sealed, "attempts": len(log.merged)}
+    row |= {"overlap_rows": len(log.steps) - len(steps), "quarantined": len(log.quarantine)}
+    row["quarantined_benign"] = sum(q["benign"] for q in log.quarantine)
+    row["steps_seen"] = int(whole.whole().sum()) if len(whole) else 0
     translated = [{"run_id": run_id, **score} for score in bleu_rows(log.events)] if sealed else []
     if translated:
         row |= {column: value for column, value in translated[-1].items() if column.startswith("bleu")}

@@ -7,6 +7,7 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -329,12 +330,9 @@ def read_run(folder: Path, run_id: str, digest: str | None) -> RunLog:
             if not attempt.superseded:
                 events += event_rows
                 spans.append(_placed("spans", read["spans"].table, place))
-    steps = [
-        _placed("steps", rows, {"run_id": run_id, "attempt": a.number, "rank": rank} | NOT_YET)
-        for a in found
-        if not a.superseded
-        for rank, rows in sorted(a.steps.items())
-    ]
+    logged = [(a.number, *log) for a in found if not a.superseded for log in sorted(a.steps.items(), key=itemgetter(0))]
+    places = [{"run_id": run_id, "attempt": number, "rank": rank} | NOT_YET for number, rank, _ in logged]
+    steps = [_placed("steps", rows, place) for (*_, rows), place in zip(logged, places, strict=True)]
     whole = {
         name: pa.concat_tables([tables.schema(name).empty_table(), *parts]).combine_chunks()
         for name, parts in (("steps", steps), ("spans", spans))

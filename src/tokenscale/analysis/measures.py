@@ -63,12 +63,8 @@ def read_points(directory: Path, *, ended: bool) -> tuple[list[Point], dict[str,
         once = dict(connection.execute(of_run).fetchall())
         speed, stalls = (next(iter(query_rows(connection, name)), {}) for name in ("throughput", "stalls"))
     seen = [point.values.get("train/useful_tokens_seen", 0.0) for point in points.values()]
-    whole = {
-        "useful_tokens_per_s": speed.get("useful_tokens_per_s"),
-        "total_tokens_per_s": speed.get("total_tokens_per_s"),
-        "data_wait_share": stalls.get("data_stall_share"),
-        "useful_tokens_seen": max(seen, default=0.0),
-    } | once
+    whole = {name: speed.get(name) for name in ("useful_tokens_per_s", "total_tokens_per_s")} | once
+    whole |= {"data_wait_share": stalls.get("data_stall_share"), "useful_tokens_seen": max(seen, default=0.0)} | once
     return list(points.values()), {f"summary/{name}": value for name, value in whole.items() if value is not None}
 
 
@@ -106,15 +102,12 @@ def read_facts(directory: Path) -> Facts:
         rest["effective_seed"] = run.effective_seed
     diff = directory / "dirty.diff"
     dirty = diff.is_file() and (record.get("git") or {}).get("diff_sha256") == sha256_file(diff)
-    return Facts(
-        run_id=record["run_id"],
-        status=outcome.get("status", "unknown"),
-        started_unix_s=float(record.get("started_unix_s") or 0.0),
-        ended_unix_s=outcome.get("ended_unix_s"),
-        settings=_flat(stated if run is None else asdict(run)),
-        provenance=_flat(rest),
-        files=(directory / "run.json", *([diff] if dirty else [])),
+    times = float(record.get("started_unix_s") or 0.0), outcome.get("ended_unix_s")
+    settings, files = (
+        _flat(stated if run is None else asdict(run)),
+        (directory / "run.json", *([diff] if dirty else [])),
     )
+    return Facts(record["run_id"], outcome.get("status", "unknown"), *times, settings, _flat(rest), files)
 
 
 def _tokenizer(record: dict[str, Any]) -> Any:

@@ -156,11 +156,8 @@ def run_summary(directory: Path) -> dict[str, Any] | None:
         sources = [row for row in query_rows(connection, "source_validation") if row["last"]] if mixed else []
         speed = next(iter(query_rows(connection, "throughput")), {})
     found |= {name: speed.get(name) for name in ("useful_tokens_per_s", "total_tokens_per_s")}
-    return found | {
-        "loss": losses[-1] if losses else None,
-        "held_out_loss": held_out[-1]["loss"] if held_out else None,
-        "held_out_loss_by_corpus": {row["source"]: row["loss"] for row in sources},
-    }
+    found |= {"loss": losses[-1] if losses else None, "held_out_loss": held_out[-1]["loss"] if held_out else None}
+    return found | {"held_out_loss_by_corpus": {row["source"]: row["loss"] for row in sources}}
 
 
 def summary_lines(directory: Path) -> list[str]:

@@ -12,15 +12,9 @@ Row = dict[str, Any]
 
 BENCHMARK_TABLES = ("benchmarks", "storage_benchmarks", "inference_benchmarks", "generations")
 #: what a record states of all its stretches, a model of itself, and an answer of itself
-_CELL = (
-    *("batch", "prompt_tokens", "new_tokens", "cached", "round", "rows_equal", "first_difference"),
-    *("cache_bytes", "peak_bytes"),
-)
+_CELL = "batch prompt_tokens new_tokens cached round rows_equal first_difference cache_bytes peak_bytes".split()
 _MODEL = ("of_run", "model", "model_step", "dtype", "layers", "key_value_heads", "head_dimension", "number_bytes")
-_ANSWER = (
-    *("number", "prompt", "prompt_tokens", "temperature", "top_k", "top_p", "seed"),
-    *("text", "tokens", "same_uncached"),
-)
+_ANSWER = "number prompt prompt_tokens temperature top_k top_p seed text tokens same_uncached".split()
 #: column of `stores` → field of a store's manifest
 _STORE = {
     **{"useful_tokens": "tokens_useful", "total_tokens": "tokens_total", "ids": "tokens_stored"},
@@ -123,10 +117,8 @@ def _corpus(path: Path) -> tuple[str, Row]:
     manifest = read_json(path, "corpus' manifest", next=f"snakemake {path} --cores 2")
     with report_malformed(path, "corpus' manifest", next=f"snakemake -f {path} --cores 2"):
         cleaning = manifest.get("cleaning", {})
-        held_out = {
-            "held_out_in_training": cleaning.get("documents", {}).get(HELD_OUT_IN_TRAINING, 0),
-            "held_out_dropped": cleaning.get("deduplicate"),
-        }
+        shared = cleaning.get("documents", {}).get(HELD_OUT_IN_TRAINING, 0)
+        held_out = {"held_out_in_training": shared, "held_out_dropped": cleaning.get("deduplicate")}
         bytes_ = {split: found["utf8_bytes"] for split, found in manifest["splits"].items()}
         return sha256_file(path), {"text_bytes": bytes_, "held_out": held_out}
 
@@ -136,9 +128,7 @@ def _store_row(path: Path, texts: dict[str, Row]) -> Row:
     try:
         text = texts.get(manifest.get("corpus_manifest_sha256"), {})
         return {
-            "corpus": path.parts[-4],
-            "tokenizer": manifest["tokenizer"]["name"],
-            "store": path.parent.name,
+            **{"corpus": path.parts[-4], "tokenizer": manifest["tokenizer"]["name"], "store": path.parent.name},
             **{column: manifest[name] for column, name in _STORE.items()},
             "sequence_length": manifest["options"].get("sequence_length"),
             "eos": manifest["options"]["eos"],

@@ -94,11 +94,8 @@ def peak_columns(row: Row, number: str | None) -> Row:
     table knows."""
     peak = find_peak(row["device"]) if row["device_kind"] == "cuda" and number in NUMBER_FORMATS else None
     flops = getattr(peak, number) if peak else None
-    return {
-        "number_format": number,
-        "peak_flops": None if flops is None else flops * 1e12,
-        "peak_source": None if flops is None else peak.source,
-    }
+    known = (None, None) if flops is None else (flops * 1e12, peak.source)
+    return {"number_format": number, "peak_flops": known[0], "peak_source": known[1]}
 
 
 def run_row(entry: Row, experiment: str, record: Row | None) -> Row:
@@ -167,8 +164,7 @@ def launches(run: Path) -> Row:
         return {}
     waited = [job["queue_s"] for job in jobs if job.get("queue_s") is not None]
     return {
-        "machine": found[-1].get("machine"),
-        "share": found[-1].get("share"),
+        **{name: found[-1].get(name) for name in ("machine", "share")},
         "node_names": ", ".join(found[-1].get("job", {}).get("nodes", [])) or None,
         "job_ids": ", ".join(str(job.get("id")) for job in jobs) or None,
         "slurm_logs": ", ".join(job["log"] for job in jobs if job.get("log")) or None,

@@ -221,10 +221,7 @@ def drift(started_s: Sequence[float], values: Sequence[float], cells: Sequence[H
     pairs = [(i, j) for group in groups for i, j in itertools.combinations(group, 2) if start[i] != start[j]]
     if not pairs:
         return Drift(sum(map(len, groups)), math.nan, math.nan, 1.0, 1.0)
-    used, slope = (
-        np.concatenate(groups),
-        float(np.median([(log[j] - log[i]) / (start[j] - start[i]) for i, j in pairs])),
-    )
+    slope = float(np.median([(log[j] - log[i]) / (start[j] - start[i]) for i, j in pairs]))
     times = [start[g] - start[g].mean() for g in groups]
     parts = [log[g] - np.median(log[g]) for g in groups]
     observed = abs(sum(t @ v for t, v in zip(times, parts, strict=True)))

@@ -55,10 +55,9 @@ def find_unsteadiness(evidence: Evidence) -> list[str]:
     share = (took[longer] - np.median(took)).sum() / took.sum()
     if share > SINGLE_SHARE:
         first = np.flatnonzero(longer)[0]
-        return [
-            f"no steady state: {longer.sum()} of {len(log)} steps hold {100 * share:.0f} % of the time, step "
-            f"{number[first]} is {took[first] / np.median(took):,.0f}× the median"
-        ]
+        times = f"step {number[first]} is {took[first] / np.median(took):,.0f}× the median"
+        hold = f"{longer.sum()} of {len(log)} steps hold {100 * share:.0f} % of the time"
+        return [f"no steady state: {hold}, {times}"]
     if limit > math.log(2):
         unseen = f"less than {math.exp(limit):.1f}×" if limit < math.log(10) else "even 10×"
         raise NotCheckedError(f"{TOO_NOISY} that {unseen} in a part of them is not seen")

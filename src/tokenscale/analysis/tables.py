@@ -92,10 +92,8 @@ def file_names() -> list[str]:
 
 def write_manifest(folder: Path) -> None:
     """Write the manifest of a folder whose files are complete; equal files give equal bytes."""
-    files = [
-        {"name": name, "bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)}
-        for name in file_names()
-    ]
+    paths = [folder / name for name in file_names()]
+    files = [{"name": p.name, "bytes": p.stat().st_size, "sha256": sha256_file(p)} for p in paths]
     write_json(folder / MANIFEST, {"columns": column_digest(), "files": files})
 
 
