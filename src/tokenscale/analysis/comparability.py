@@ -118,13 +118,9 @@ def _weak(group: pd.DataFrame) -> bool:
 
 
 def _facts(group: pd.DataFrame, factor: str) -> dict[Any, dict[str, Any]]:
-    """Return index → name → value of the facts that a row states.
-
-    Among them are versions of packages, environment variables (of threads only where all have as many ranks, of
-    communication only where there is any), the hashes of the run's own source files (runs that import different files
-    share the facts of those that both import), and the tokens that it validated on, which may differ between repeats
-    where labels are drawn.
-    """
+    """Index → name → value of the facts that a row states: columns, versions of packages, environment variables (of
+    threads only where all have as many ranks, of communication only where there is any), hashes of the source files
+    that it imports, and the tokens that it validated on (which differ between repeats where labels are drawn)."""
     wanted, found = _wanted(group, factor), {}
     for row in group.itertuples():
         stated = {name: getattr(row, column) for column, name in wanted.items()}

@@ -280,7 +280,7 @@ def check_budgets(design: Design) -> Iterator[Problem]:
 
 
 def _times(numbers: Sequence[float]) -> str:
-    """Return the least and the largest number: `2`, or `1.5 to 2`."""
+    """The least and the largest: `2`, or `1.5 to 2`."""
     ends = (f"{float(f'{end(numbers):.2g}'):g}" for end in (min, max))
     return " to ".join(dict.fromkeys(ends))
 
@@ -385,11 +385,9 @@ def check_repeats(design: Design) -> Iterator[Problem]:
 
 
 def _count_comparisons(design: Design) -> dict[tuple[str, str], int]:
-    """Count, for each comparison, the groups of cells that have both sides: the family of
-    `report/paired_comparisons.py`.
+    """Count, for each comparison, the groups of cells that have both sides (`report/paired_comparisons.py`).
 
-    World sizes of data parallelism are one group; options of the Parquet store are those of an approach that reads one,
-    and its baseline has none.
+    World sizes of data parallelism are one group; options of the Parquet store are those of an approach that reads one.
     """
     groups: dict[str, set[tuple[str, str]]] = {}
     for cell in design.cells if "approach" in design.factors else ():

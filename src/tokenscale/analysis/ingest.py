@@ -229,7 +229,7 @@ def _write(
 
 
 def _ahead(work: Callable[[str], Tables], items: list[str], threads: int) -> Generator[tuple[str, Tables], None, None]:
-    """(item, work of it) in order; on so many threads, and never more than twice as many results in memory."""
+    """(item, work of it) in order, on so many threads, with at most twice as many results in memory."""
     with ThreadPoolExecutor(max(threads, 1)) as pool:
         waiting: deque[tuple[str, Future]] = deque()
         try:
@@ -300,10 +300,8 @@ def _rows(
 
 
 def _count_again(evidence: Evidence, run: RunSettings, manifests: Mapping[str, Path], project: Path) -> Evidence:
-    """Return the evidence with counts of the run's inputs, as far as they are at hand with the hashes that it read.
-
-    Inputs are those of `manifests`, or lie where the workflow writes them below `project`.
-    """
+    """Return the evidence with counts of the run's inputs, as far as they are at hand with the hashes that it read: in
+    `manifests`, or where the workflow writes them below `project`."""
     changes, objectives = "data/batches/objectives.py", Path(__file__).parents[1] / "data/batches/objectives.py"
     if OBJECTIVES[run.objective].special_ids and (evidence.get("code") or {}).get(changes) != sha256_file(objectives):
         reason = "the run chose labels by another version of the code"

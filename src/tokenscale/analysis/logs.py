@@ -348,10 +348,9 @@ def _placed(table: str, rows: pa.Table, place: Row) -> pa.Table:
 
 
 def merge(rows: pa.Table, events: list[Row]) -> pa.Table:
-    """One row a step and rank of raw rows. The latest attempt wins per step, for all ranks together.
+    """One row a step and rank. The latest attempt wins per step, for all ranks together: its world size may be another.
 
-    Ranks of two attempts never mix in one step: a resumed run may have another world size. Fills in the `world_size`
-    that the attempt observed and `attempt_step`, the place of the step in its attempt (for the warm-up rule).
+    Fills in the `world_size` that it observed and `attempt_step`, the place of the step in it (for the warm-up rule).
     """
     if not len(rows):
         return rows

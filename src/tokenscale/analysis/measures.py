@@ -121,6 +121,5 @@ def _tokenizer(record: dict[str, Any]) -> Any:
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Value]:
-    """Nested values by dotted names; lists and null as JSON."""
     found = {name: value for name, value in flatten_cell(values).items() if value != {}}
     return {k: v if isinstance(v, (bool, int, float, str)) else canonical_json(v) for k, v in found.items()}

@@ -139,11 +139,8 @@ def project_series(
 
 
 def _exclude_shared_cores(name: str, runs: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
-    """Return the runs whose ranks have cores of their own, and note the others.
-
-    On a CPU, ranks share cores if ranks x threads exceed the recorded cores (`oversubscribed`), or if the cores of one
-    machine are divided, so that a rank has fewer threads at larger world sizes.
-    """
+    """Return the runs whose ranks have cores of their own, and note the others: ranks x threads exceed the recorded
+    cores (`oversubscribed`), or cores are divided, so that a rank has fewer threads at larger world sizes."""
     unknown_cores = (runs["device_kind"] == "cpu") & (runs["world_size"] > 1) & runs["cores"].isna()
     shared = runs["oversubscribed"].fillna(False).astype(bool) | unknown_cores
     left = runs[~shared]
@@ -195,7 +192,6 @@ def _check_weak_scaling(name: str, runs: pd.DataFrame) -> None:
 
 
 def _find_obstacle(found: Fit, size: int, per_replica: int, per_node: int) -> UserError | None:
-    """Return why the fit cannot be applied to a world size; None if it can."""
     smallest, largest = found.sizes[0], found.sizes[-1]
     requested = f"world size {size}"
     if size < smallest:

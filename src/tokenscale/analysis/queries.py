@@ -232,7 +232,7 @@ def _create_run(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def query_rows(connection: duckdb.DuckDBPyConnection, name: str) -> list[dict[str, Any]]:
-    """Return the rows of a query with its default parameters, as dictionaries."""
+    """The rows of a query with its default parameters, as dictionaries."""
     result = connection.execute(sql(name), PARAMETERS[name] or None)
     names = [column[0] for column in result.description]
     return [dict(zip(names, row, strict=True)) for row in result.fetchall()]

@@ -150,9 +150,7 @@ def _store_row(path: Path, texts: dict[str, Row]) -> Row:
 
 
 def _build(path: Path) -> Row:
-    """Return the engine and the seconds of the build; null if the record is lost.
-
-    For a store in parts, the seconds are those of all jobs together."""
+    """Engine and seconds of the build, of all jobs of a store in parts together; nothing if the record is lost."""
     if not path.is_file():
         return {}
     record = read_json(path, "record of the store's build")

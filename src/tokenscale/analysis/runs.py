@@ -181,11 +181,8 @@ def read_settings(values: Row | None) -> RunSettings | None:
 
 
 def _computing(record: Row, run: RunSettings | None, shape: ModelSettings | None, row: Row) -> Row:
-    """Columns of what a token costs and of what the device could do at most, in the run's number format.
-
-    FLOPs are counted from the settings, so that a wrapped or compiled module cannot change them; of a shape that only
-    its own library knows, and of a run that is not ours, those that the record states. On a CPU there is no peak.
-    """
+    """FLOPs of a token, and the device's peak. Counted from the settings, so that a wrapped module cannot change
+    them; of a shape that only its library knows, and of others' runs, those that the record states."""
     stated = {k: flops for k, n in _object(record, "flops_per_token").items() if (flops := _number(n)) is not None}
     counted = {}
     if shape is not None:
@@ -202,13 +199,11 @@ def _computing(record: Row, run: RunSettings | None, shape: ModelSettings | None
 
 
 def _object(record: Row, name: str) -> Row:
-    """A part of a record; nothing where an older record lacks it, or it is another thing."""
     found = record.get(name)
     return found if isinstance(found, dict) else {}
 
 
 def _typed(found: Row, kind: type, names: Iterable[str]) -> Row:
-    """These values of a part of a record; None for one of another type."""
     return {name: found.get(name) if type(found.get(name)) is kind else None for name in names}
 
 
@@ -234,7 +229,6 @@ def _environment(record: Row) -> str | None:
 
 
 def _number(value: Any) -> float | None:
-    """Return a number of a record; None where it was not recorded."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
@@ -254,7 +248,6 @@ def find_shape(run: RunSettings | None, count: int | None) -> ModelSettings | No
 
 
 def _settings(run: RunSettings | None) -> Row:
-    """Columns that follow from a run's settings; none where they cannot be read."""
     if run is None:
         return {}
     return {

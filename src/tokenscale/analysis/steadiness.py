@@ -65,11 +65,8 @@ def find_unsteadiness(evidence: Evidence) -> list[str]:
 
 
 def _measured(evidence: Evidence) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(number, seconds, log of seconds per token) of complete steps after the warm-up.
-
-    Where steps compute on unequally many tokens, seconds are compared with those expected for so many. Steps of each
-    world size are compared with each other.
-    """
+    """(step, seconds, log of seconds per token) of complete steps after the warm-up: against those expected for as many
+    tokens where they compute on unequally many, and against steps of the same world size."""
     steps = evidence.steps
     if not len(steps):
         return np.zeros(0), np.zeros(0), np.zeros(0)
