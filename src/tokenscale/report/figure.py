@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import ClassVar
 
-import matplotlib.figure
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
 
 from tokenscale.base.errors import unknown
 from tokenscale.report import captions
+from tokenscale.report.style import no_data, style
 from tokenscale.report.table import Table
 from tokenscale.settings.registry import ALIASES, FIGURES
 
@@ -71,6 +73,11 @@ class Figure:
             setattr(self, query, frame)
         self.prepare()
 
+    def __init_subclass__(cls) -> None:
+        """Draw in the report's style."""
+        if "draw" in vars(cls):
+            cls.draw = style()(cls.draw)  # type: ignore[method-assign]
+
     def prepare(self) -> None:
         """Choose the rows that are shown."""
         self.rows, self.refusals = self.first, ""
@@ -102,9 +109,14 @@ class Figure:
         rows = self.rows[list(self.columns)] if self.columns else self.rows.drop(columns="approach")
         return rows.reset_index(drop=True)
 
-    def draw(self) -> matplotlib.figure.Figure:
+    def draw(self) -> Drawing:
         """Return a new drawing."""
         raise NotImplementedError
+
+    def no_data(self, *panels: Axes) -> None:
+        """Say in panels that no run is there, or that those there are may not be compared."""
+        for axes in panels:
+            no_data(axes, captions.nothing(self.inventory, self.refusals))
 
     def caption(self) -> str:
         """Return what is shown, of how many runs, and what the spread is; what a reader needs first comes first."""

@@ -1,11 +1,10 @@
 """Figures with a row per approach and world size: every run is a dot, medians are bars."""
 
-import matplotlib.figure
 import pandas as pd
 
 from tokenscale.report import captions, panels
-from tokenscale.report.figure import DOTS, JOINED, RATES, Figure
-from tokenscale.report.style import GREY, SKY, number, style
+from tokenscale.report.figure import DOTS, JOINED, RATES, Drawing, Figure
+from tokenscale.report.style import GREY, SKY, number
 
 
 class ByApproach(Figure):
@@ -13,8 +12,7 @@ class ByApproach(Figure):
 
     factor = "approach"
 
-    def draw(self) -> matplotlib.figure.Figure:
-        """Draw one panel per column, with a sentence over the last one if ranks share cores."""
+    def draw(self) -> Drawing:
         drawing, axes = panels.strips(self.first, self.rows, self.refusals, self.inventory, self.measures)
         if self.cores_matter and len(self.first):
             panels.heading(axes[-1], captions.crowded(self.inventory), ends=True)
@@ -34,7 +32,6 @@ class TokensPerSecondComparison(ByApproach):
     words = f"One process; {{counted}}. {DOTS}Open markers tokenize while training, filled ones read a store. {RATES}"
 
     def prepare(self) -> None:
-        """Choose runs on one rank."""
         self.inventory = self.inventory[self.inventory["world_size"] == 1]
         self.throughput = self.throughput[self.throughput["world_size"] == 1]
         super().prepare()
@@ -52,20 +49,17 @@ class DataStallShare(ByApproach):
     main, unit = "data_stall_share", (100, " %")
 
     def finding(self) -> str:
-        """Return the largest share of all runs."""
         if self.rows.empty:
             return self.title
         return f"Waiting for data takes at most {100 * self.rows['data_stall_share'].max():.2g} % of a training step"
 
-    def draw(self) -> matplotlib.figure.Figure:
-        """Draw the share from 0, of at least 1 %."""
+    def draw(self) -> Drawing:
         drawing = super().draw()
         if len(self.rows):
             drawing.axes[0].set_xlim(0, max(1.0, 110 * self.rows["data_stall_share"].max()))
         return drawing
 
     def sentences(self) -> str:
-        """Return what the share bounds."""
         text = f"Time waiting for the batch over step time, of the slowest rank, after warm-up; {self.counted()}. "
         if len(self.rows):
             worst = self.rows.loc[self.rows["data_stall_share"].idxmax()]
@@ -77,10 +71,7 @@ class DataStallShare(ByApproach):
         return text
 
 
-_PARTS = {
-    "padding_share": (SKY, "padding, in an epoch of the store"),
-    "ignored_share": (GREY, "first labels"),
-}
+_PARTS = {"padding_share": (SKY, "padding, in an epoch of the store"), "ignored_share": (GREY, "first labels")}
 
 
 class PaddingShare(ByApproach):
@@ -96,24 +87,23 @@ class PaddingShare(ByApproach):
         "it begins a document or a piece of one. A few steps read part of an epoch, so dots and bars may differ. "
     )
 
-    def draw(self) -> matplotlib.figure.Figure:
+    def draw(self) -> Drawing:
         """Draw one row per cell: every run a dot; stacked behind them, what its store holds in a whole epoch."""
         made = super().draw()
         if self.rows.empty:
             return made
         (axes,) = made.axes
-        with style():
-            for y, cell in enumerate(panels.cells(self.inventory)[::-1]):
-                begin, here = 0.0, panels.at(self.rows, cell).dropna(subset=list(_PARTS))
-                for column, (colour, _) in _PARTS.items() if len(here) else ():
-                    width = 100 * here[column].median()
-                    axes.barh(y, width, left=begin, height=0.62, color=colour, alpha=0.55, zorder=0.5)
-                    begin += width
-            if self.rows["padding_share"].notna().any():
-                for colour, text in _PARTS.values():
-                    axes.barh([0], [0], color=colour, alpha=0.55, label=text)
-                panels.legend(made, axes)
-            axes.set_xlim(0, 100 if 100 * self.rows["not_useful_share"].max() > 60 else None)
+        for y, cell in enumerate(panels.cells(self.inventory)[::-1]):
+            begin, here = 0.0, panels.at(self.rows, cell).dropna(subset=list(_PARTS))
+            for column, (colour, _) in _PARTS.items() if len(here) else ():
+                width = 100 * here[column].median()
+                axes.barh(y, width, left=begin, height=0.62, color=colour, alpha=0.55, zorder=0.5)
+                begin += width
+        if self.rows["padding_share"].notna().any():
+            for colour, text in _PARTS.values():
+                axes.barh([0], [0], color=colour, alpha=0.55, label=text)
+            panels.legend(made, axes)
+        axes.set_xlim(0, 100 if 100 * self.rows["not_useful_share"].max() > 60 else None)
         return made
 
 
@@ -146,13 +136,11 @@ class BatchSizeComparison(Figure):
         rows = rows.assign(series=captions.without(rows["series"], "micro_batch"))
         self.rows = rows.dropna(subset=["micro_batch"])
 
-    def draw(self) -> matplotlib.figure.Figure:
-        """Draw useful tokens/s (left) and processed tokens/s (right)."""
+    def draw(self) -> Drawing:
         sizes = {"key": "micro_batch", "label": "micro-batch (rows of a forward pass)"}
         return panels.joined_panels(self.rows, self.inventory, self.measures, self.refusals, **sizes)[0]
 
     def sentences(self) -> str:
-        """Return at which sequence length, and whether a trend can be seen."""
         text = f"At the smallest world size and a fixed global batch; {self.counted()}. {JOINED}"
         text += "Gradient accumulation keeps learning rate and number of steps along the axis. "
         lengths = sorted(int(n) for n in self.rows["sequence_length"].dropna().unique())

@@ -1,11 +1,10 @@
 """Generation with a trained model, with a cache of keys and values and without: tokens per second, time per token."""
 
-import matplotlib.figure
 import pandas as pd
 
 from tokenscale.report import captions, panels
-from tokenscale.report.figure import Figure
-from tokenscale.report.style import PALETTE, figure, no_data, number, plain, style
+from tokenscale.report.figure import Drawing, Figure
+from tokenscale.report.style import PALETTE, figure, no_data, number, plain
 from tokenscale.report.table import Table, columns
 
 _CELL = ["model", "run_id", "batch", "prompt_tokens", "new_tokens"]
@@ -36,7 +35,6 @@ class InferenceTokensPerSecond(Figure):
     inference_steps: pd.DataFrame
 
     def prepare(self) -> None:
-        """Leave out rows without a measurement, and name the cells."""
         rows = self.inference[self.inference["left_out"].isna()]
         counts = ["batch", "prompt_tokens", "new_tokens", "round"]  # of numbers beside those that are left out
         rows = rows.astype({"cached": bool, "same_text": bool, **dict.fromkeys(counts, int)})
@@ -52,7 +50,7 @@ class InferenceTokensPerSecond(Figure):
         steps = self.inference_steps.drop(columns="benchmark")
         return pd.concat([self.rows[list(self.columns)], steps], ignore_index=True) if len(steps) else super().data()
 
-    def draw(self) -> matplotlib.figure.Figure:
+    def draw(self) -> Drawing:
         """Draw two panels per model and batch: tokens/s over new tokens, time of a token over its position.
 
         Filled and solid with the cache, open and dashed without; a colour per length of prompt. Left, every round is a
@@ -60,36 +58,34 @@ class InferenceTokensPerSecond(Figure):
         """
         shown = [tuple(cell) for cell in self.rows[["run_id", "batch"]].drop_duplicates().sort_values("batch").values]
         shown = [cell for run in self.called for cell in shown if cell[0] == run]
-        with style():
-            made, every = figure(2, rows=max(1, len(shown)), height=1.2 + 2.3 * max(1, len(shown)))
-            for place, axes in enumerate(every):
-                axes.set_xlabel("position" if place % 2 else "new tokens")
-                axes.set_ylabel("ms / new token" if place % 2 else "tokens / s\n(log scale)")
-                if not shown:
-                    no_data(axes, "no data: 0 of 0 rounds")
-            colours = {n: PALETTE[i % len(PALETTE)] for i, n in enumerate(sorted(self.rows["prompt_tokens"].unique()))}
-            for place, (run, batch) in enumerate(shown):
-                left, right = every[2 * place : 2 * place + 2]
-                for frame, draw, axes in ((self.rows, _draw_rates, left), (self.inference_steps, _draw_times, right)):
-                    here = frame[(frame["run_id"] == run) & (frame["batch"] == batch)]
-                    for (prompt, cached), rows in here.groupby(["prompt_tokens", "cached"]):
-                        draw(axes, rows, _look(colours[prompt], cached))
-                panels.heading(left, f"{self.called[run]}, {captions.count(batch, 'prompt')} at once")
-                panels.doublings(left, sorted(self.rows.loc[self.rows["run_id"] == run, "new_tokens"].unique()))
-                left.set_yscale("log")
-                plain(left.yaxis, log=True)
-                right.set_xlim(left=0)
-                right.set_ylim(bottom=0)
-                panels.steps_of(right.xaxis)
-                plain(right.yaxis)
-            for prompt, colour in colours.items():
-                for cached in (True, False):
-                    every[0].plot([], [], **_look(colour, cached), label=f"prompt of {prompt}, {_cache(cached)}")
-            panels.legend(made, every[0], 4)
-            return made
+        made, every = figure(2, rows=max(1, len(shown)), height=1.2 + 2.3 * max(1, len(shown)))
+        for place, axes in enumerate(every):
+            axes.set_xlabel("position" if place % 2 else "new tokens")
+            axes.set_ylabel("ms / new token" if place % 2 else "tokens / s\n(log scale)")
+            if not shown:
+                no_data(axes, "no data: 0 of 0 rounds")
+        colours = {n: PALETTE[i % len(PALETTE)] for i, n in enumerate(sorted(self.rows["prompt_tokens"].unique()))}
+        for place, (run, batch) in enumerate(shown):
+            left, right = every[2 * place : 2 * place + 2]
+            for frame, draw, axes in ((self.rows, _draw_rates, left), (self.inference_steps, _draw_times, right)):
+                here = frame[(frame["run_id"] == run) & (frame["batch"] == batch)]
+                for (prompt, cached), rows in here.groupby(["prompt_tokens", "cached"]):
+                    draw(axes, rows, _look(colours[prompt], cached))
+            panels.heading(left, f"{self.called[run]}, {captions.count(batch, 'prompt')} at once")
+            panels.doublings(left, sorted(self.rows.loc[self.rows["run_id"] == run, "new_tokens"].unique()))
+            left.set_yscale("log")
+            plain(left.yaxis, log=True)
+            right.set_xlim(left=0)
+            right.set_ylim(bottom=0)
+            panels.steps_of(right.xaxis)
+            plain(right.yaxis)
+        for prompt, colour in colours.items():
+            for cached in (True, False):
+                every[0].plot([], [], **_look(colour, cached), label=f"prompt of {prompt}, {_cache(cached)}")
+        panels.legend(made, every[0], 4)
+        return made
 
     def caption(self) -> str:
-        """Return what was generated and how, whose texts differ, and what was left out."""
         if self.rows.empty:
             return "No inference benchmark was given for this experiment."
         first, n = self.rows.iloc[0], int(self.rows["round"].nunique())
@@ -116,7 +112,6 @@ class InferenceTokensPerSecond(Figure):
         return text + captions.kinds(self.groups(), "round")
 
     def numbers(self) -> str:
-        """Return the median of each cell of the longest answers in words."""
         longest = self.rows["new_tokens"] == self.rows.groupby("run_id")["new_tokens"].transform("max")
         return captions.medians(self.rows[self.rows["same_text"] & longest], self.main, *self.unit, self.by)
 

@@ -1,11 +1,10 @@
 """Training and validation losses by useful tokens and by time, and their differences between world sizes."""
 
-import matplotlib.figure
 import pandas as pd
 
 from tokenscale.report import captions, panels
-from tokenscale.report.figure import CURVES, POINTS, Figure
-from tokenscale.report.style import GREY, figure, jitter, looks, no_data, number, ordered, plain, style
+from tokenscale.report.figure import CURVES, POINTS, Drawing, Figure
+from tokenscale.report.style import GREY, figure, jitter, looks, number, ordered, plain
 
 
 def _smallest(rows: pd.DataFrame) -> pd.DataFrame:
@@ -29,7 +28,6 @@ class LossOverTime(Figure):
     validation: pd.DataFrame
 
     def prepare(self) -> None:
-        """Choose the points of runs that count, of those that stopped, and of validation."""
         super().prepare()
         stopped = self.rows["stopped"].astype(bool)
         self.training = _smallest(self.rows[~stopped])
@@ -38,7 +36,6 @@ class LossOverTime(Figure):
         self.stopped = _smallest(self.rows[stopped])
 
     def finding(self) -> str:
-        """Return lowest and highest median of the last validation losses."""
         found = captions.common_extremes(self.held_out[self.held_out["last"].astype(bool)], "loss", " nats")
         return f"Final validation loss: {found}" if found else self.title
 
@@ -48,7 +45,7 @@ class LossOverTime(Figure):
         held_out = self.held_out.assign(split="validation", stopped=False)
         return pd.concat([trained, held_out], ignore_index=True).reindex(columns=list(self.columns))
 
-    def draw(self) -> matplotlib.figure.Figure:
+    def draw(self) -> Drawing:
         """Draw three panels: training loss by tokens and by time, and validation loss by tokens.
 
         Repeats are thin, their median point by point bold, over the repeats that all series have. A cross is a stop.
@@ -57,42 +54,40 @@ class LossOverTime(Figure):
         names = ordered(pd.concat([train["series"], held_out["series"], stopped["series"]]))
         found, every = panels.layered(looks(names)), panels.thinned(train, 2)
         common = captions.common_repeats(train, ["series"])
-        with style():
-            made, axes_of = figure(3, height=4.0, sharey=True, width_ratios=(1.3, 1.3, 1))
-            last = axes_of[2]
-            for axes, (_, label) in zip(axes_of, (_TOKENS, _SECONDS, _TOKENS), strict=True):
-                axes.set_xlabel(label)
-            axes_of[0].set_ylabel("training loss (nats / useful token)")
-            last.set_ylabel("validation loss (nats / useful token)")
-            for name, options in found.items():
-                here, alike = (rows[rows["series"] == name] for rows in (train, common))
-                thin = {"color": options["color"], "linestyle": options["linestyle"], "linewidth": 0.7, "alpha": 0.45}
-                for axes, (x, _) in zip(axes_of, (_TOKENS, _SECONDS), strict=False):
-                    for _, run in here.drop(alike.index).groupby("run_id"):
-                        axes.plot(run[x].iloc[::every], run["loss"].iloc[::every], **thin)
-                    if len(alike):
-                        panels.curve(axes, alike, x, "loss", options, name, every)
-                    elif len(here):
-                        axes.plot([], [], **options, label=name)
-                    for _, run in stopped[stopped["series"] == name].groupby("run_id"):
-                        axes.plot(run[x], run["loss"], color=options["color"], linewidth=0.7, alpha=0.45)
-                        axes.plot(run[x].iloc[-1:], run["loss"].iloc[-1:], "x", color=options["color"], markersize=9)
-                for _, run in held_out[held_out["series"] == name].groupby("run_id"):
-                    line = {"linewidth": 0.5 * options["linewidth"], "marker": "none"}
-                    last.plot(run[_TOKENS[0]], run["loss"], **options | line)
-                    last.plot(run[_TOKENS[0]], run["loss"], **options | {"linestyle": "none"})
-            for axes in axes_of:
-                if not axes.lines:
-                    no_data(axes, captions.nothing(self.inventory, self.refusals))
-                    continue
-                axes.set_xlim(left=0)
-                panels.steps_of(axes.xaxis, 3)
-                plain(axes.yaxis)
-            panels.legend(made, axes_of[0], order=names)
-            return made
+        made, axes_of = figure(3, height=4.0, sharey=True, width_ratios=(1.3, 1.3, 1))
+        last = axes_of[2]
+        for axes, (_, label) in zip(axes_of, (_TOKENS, _SECONDS, _TOKENS), strict=True):
+            axes.set_xlabel(label)
+        axes_of[0].set_ylabel("training loss (nats / useful token)")
+        last.set_ylabel("validation loss (nats / useful token)")
+        for name, options in found.items():
+            here, alike = (rows[rows["series"] == name] for rows in (train, common))
+            thin = {"color": options["color"], "linestyle": options["linestyle"], "linewidth": 0.7, "alpha": 0.45}
+            for axes, (x, _) in zip(axes_of, (_TOKENS, _SECONDS), strict=False):
+                for _, run in here.drop(alike.index).groupby("run_id"):
+                    axes.plot(run[x].iloc[::every], run["loss"].iloc[::every], **thin)
+                if len(alike):
+                    panels.curve(axes, alike, x, "loss", options, name, every)
+                elif len(here):
+                    axes.plot([], [], **options, label=name)
+                for _, run in stopped[stopped["series"] == name].groupby("run_id"):
+                    axes.plot(run[x], run["loss"], color=options["color"], linewidth=0.7, alpha=0.45)
+                    axes.plot(run[x].iloc[-1:], run["loss"].iloc[-1:], "x", color=options["color"], markersize=9)
+            for _, run in held_out[held_out["series"] == name].groupby("run_id"):
+                line = {"linewidth": 0.5 * options["linewidth"], "marker": "none"}
+                last.plot(run[_TOKENS[0]], run["loss"], **options | line)
+                last.plot(run[_TOKENS[0]], run["loss"], **options | {"linestyle": "none"})
+        for axes in axes_of:
+            if not axes.lines:
+                self.no_data(axes)
+                continue
+            axes.set_xlim(left=0)
+            panels.steps_of(axes.xaxis, 3)
+            plain(axes.yaxis)
+        panels.legend(made, axes_of[0], order=names)
+        return made
 
     def sentences(self) -> str:
-        """Return what the lines are, and how many runs carry them."""
         train, stopped = self.training, self.stopped["run_id"].nunique()
         listed = self.inventory.dropna(subset=["series", "world_size"])
         expected = listed[listed["world_size"] == listed.groupby("series")["world_size"].transform("min")]
@@ -119,7 +114,6 @@ class LossOverTime(Figure):
         )
 
     def numbers(self) -> str:
-        """Return the median of the last training losses of each series in words."""
         return captions.medians(self.training.groupby("run_id").tail(1), "loss", 1, " nats", ["series"])
 
 
@@ -136,66 +130,61 @@ class DdpVerificationLoss(Figure):
     cores_matter = False
 
     def finding(self) -> str:
-        """Return the largest difference of all pairs."""
         if self.rows.empty:
             return self.title
         largest = self.rows["largest_difference"].max()
         return f"Largest loss difference to the run with the fewest ranks: {largest:.1g} nats".replace("e-0", "e-")
 
     def prepare(self) -> None:
-        """Add the largest difference of a pair up to each point."""
         super().prepare()
         so_far = self.rows.groupby("run_id")["largest_difference"].cummax()
         self.rows = self.rows.assign(so_far=so_far)
 
-    def draw(self) -> matplotlib.figure.Figure:
+    def draw(self) -> Drawing:
         """Draw two panels, logarithmic. Left: the largest difference up to each point, every pair a line.
 
         Right: the largest of each pair, by series and world size. A difference of zero stands at the lower edge.
         """
         cells = panels.cells(self.rows)[::-1]
-        with style():
-            made, (left, right) = figure(2, height=1.8 + 0.3 * max(6, len(cells)), width_ratios=(1.5, 1))
-            left.set_xlabel("optimizer steps")
-            left.set_ylabel("largest |difference| so far\n(nats / useful token)")
-            right.set_xlabel("largest of any step\n(nats / useful token)")
-            if self.rows.empty:
-                for axes in (left, right):
-                    no_data(axes, captions.nothing(self.inventory, self.refusals))
-                return made
-            floor = _floor(self.rows)
-            names = ordered(self.rows["series"])
-            found, every = panels.layered(looks(names)), panels.thinned(self.rows)
-            for name, options in found.items():
-                line = {"color": options["color"], "linestyle": options["linestyle"], "linewidth": 0.9, "alpha": 0.7}
-                for _, run in self.rows[self.rows["series"] == name].groupby("run_id"):
-                    shown = run.iloc[::every]
-                    left.plot(shown["step"], shown["so_far"].clip(lower=floor), **line)
-                left.plot([], [], **options, label=name)
-            largest = self.rows.groupby(["series", "world_size", "run_id"], as_index=False)["largest_difference"].max()
-            for y, cell in enumerate(cells):
-                values = panels.at(largest, cell)["largest_difference"].clip(lower=floor)
-                options = found[cell[0]] | {"linestyle": "none"}
-                right.plot(values, [y + o for o in jitter(len(values))], **options, clip_on=False)
-            panels.name_rows(right, panels.names(cells, ranks_only=len(names) > 1))
-            left.set_yscale("log")
-            right.set_xscale("log")
-            low, high = floor / 2, max(10 * floor, 3 * self.rows["largest_difference"].max())
-            left.set_ylim(low, high)
-            right.set_xlim(low, high)
-            for axis in (left.yaxis, right.xaxis):
-                panels.decades(axis)
-            if (self.rows["so_far"] == 0).any():
-                left.axhline(floor, color=GREY, linestyle=":", linewidth=0.9)
-                left.text(0.99, floor, "no difference", transform=left.get_yaxis_transform(), ha="right", va="bottom",
-                          fontsize=8)  # fmt: skip
-            left.set_xlim(left=0)
-            panels.steps_of(left.xaxis, 5)
-            panels.legend(made, left, order=names)
+        made, (left, right) = figure(2, height=1.8 + 0.3 * max(6, len(cells)), width_ratios=(1.5, 1))
+        left.set_xlabel("optimizer steps")
+        left.set_ylabel("largest |difference| so far\n(nats / useful token)")
+        right.set_xlabel("largest of any step\n(nats / useful token)")
+        if self.rows.empty:
+            self.no_data(left, right)
             return made
+        floor = _floor(self.rows)
+        names = ordered(self.rows["series"])
+        found, every = panels.layered(looks(names)), panels.thinned(self.rows)
+        for name, options in found.items():
+            line = {"color": options["color"], "linestyle": options["linestyle"], "linewidth": 0.9, "alpha": 0.7}
+            for _, run in self.rows[self.rows["series"] == name].groupby("run_id"):
+                shown = run.iloc[::every]
+                left.plot(shown["step"], shown["so_far"].clip(lower=floor), **line)
+            left.plot([], [], **options, label=name)
+        largest = self.rows.groupby(["series", "world_size", "run_id"], as_index=False)["largest_difference"].max()
+        for y, cell in enumerate(cells):
+            values = panels.at(largest, cell)["largest_difference"].clip(lower=floor)
+            options = found[cell[0]] | {"linestyle": "none"}
+            right.plot(values, [y + o for o in jitter(len(values))], **options, clip_on=False)
+        panels.name_rows(right, panels.names(cells, ranks_only=len(names) > 1))
+        left.set_yscale("log")
+        right.set_xscale("log")
+        low, high = floor / 2, max(10 * floor, 3 * self.rows["largest_difference"].max())
+        left.set_ylim(low, high)
+        right.set_xlim(low, high)
+        for axis in (left.yaxis, right.xaxis):
+            panels.decades(axis)
+        if (self.rows["so_far"] == 0).any():
+            left.axhline(floor, color=GREY, linestyle=":", linewidth=0.9)
+            left.text(0.99, floor, "no difference", transform=left.get_yaxis_transform(), ha="right", va="bottom",
+                      fontsize=8)  # fmt: skip
+        left.set_xlim(left=0)
+        panels.steps_of(left.xaxis, 5)
+        panels.legend(made, left, order=names)
+        return made
 
     def sentences(self) -> str:
-        """Return what was expected, and what is there."""
         pairs = self.rows["run_id"].nunique()
         more = self.inventory["world_size"] > self.inventory.groupby("series")["world_size"].transform("min")
         expected = self.inventory[more | self.inventory["resumed_from"].notna()]
@@ -223,7 +212,6 @@ class DdpVerificationLoss(Figure):
         return text
 
     def numbers(self) -> str:
-        """Return the largest difference of each cell in words."""
         largest = self.rows.groupby(["series", "world_size"])["largest_difference"].max()
         texts = [f"{name} on {world} {value:.2g}" for (name, world), value in largest.items()]
         return captions.listing(texts)

@@ -1,9 +1,7 @@
 """Figures of the time of a training: measures over its seconds, and the parts of a step."""
 
-import matplotlib.figure
-
 from tokenscale.report import captions, panels
-from tokenscale.report.figure import CURVES, POINTS, Figure
+from tokenscale.report.figure import CURVES, POINTS, Drawing, Figure
 from tokenscale.report.style import (
     BLUE,
     GREEN,
@@ -16,9 +14,7 @@ from tokenscale.report.style import (
     TEXT,
     figure,
     jitter,
-    no_data,
     number,
-    style,
 )  # fmt: skip
 
 
@@ -31,20 +27,16 @@ class TokensPerSecondOverTime(Figure):
     read = "Line plot of useful tokens per second over the time of training. {}."
 
     def prepare(self) -> None:
-        """Leave out runs that stopped, and points without throughput."""
         super().prepare()
         self.rows = self.rows[~self.rows["stopped"].astype(bool)].dropna(subset=["useful_tokens_per_s"])
 
-    def draw(self) -> matplotlib.figure.Figure:
-        """Draw a panel per world size."""
+    def draw(self) -> Drawing:
         return panels.over_time(self.rows, self.inventory, "useful_tokens_per_s", "useful tokens / s", self.refusals)
 
     def counted(self) -> str:
-        """Return how many of the listed runs are shown."""
         return captions.counted(self.rows["run_id"].nunique(), self.inventory)
 
     def sentences(self) -> str:
-        """Return what a point stands for."""
         text = f"Useful tokens per second of all ranks; {self.counted()}. {POINTS}"
         if len(self.rows):
             most = int(self.rows["steps"].max())
@@ -53,7 +45,6 @@ class TokensPerSecondOverTime(Figure):
         return text
 
     def numbers(self) -> str:
-        """Return the first and last median of each cell, over the repeats that all have, in words."""
         texts, common = [], captions.common_repeats(self.rows)
         for name, world, rows in captions.cells(common):
             middle = rows.groupby(panels.points(rows))["useful_tokens_per_s"].median()
@@ -83,7 +74,6 @@ class StepTimeBreakdown(Figure):
     read = "Stacked bars of a step's time. Median step: {}."
 
     def finding(self) -> str:
-        """Return the largest part of a step, as its median share over runs."""
         shares = self.rows[list(PARTS)].div(self.rows["step_s"], axis=0).median().dropna()
         if shares.empty:
             return self.title
@@ -91,43 +81,39 @@ class StepTimeBreakdown(Figure):
             f"The largest part of a step is {PARTS[shares.idxmax()][0]}: {number(100 * shares.max(), 2)} % of its time"
         )
 
-    def draw(self) -> matplotlib.figure.Figure:
+    def draw(self) -> Drawing:
         """Draw one row per cell: the parts of its median run stacked, and every run's whole step a dot."""
         listed = panels.cells(self.inventory)[::-1]
-        with style():
-            made, (axes,) = figure(height=1.7 + 0.34 * max(4, len(listed)))
-            axes.set_xlabel("time of a step, mean over ranks (ms)")
-            if self.rows.empty:
-                no_data(axes, captions.nothing(self.inventory, self.refusals))
-                return made
-            for y, cell in enumerate(listed):
-                here = panels.at(self.rows, cell).sort_values("step_s")
-                if here.empty:
-                    panels.write_note(axes, y, "no data")
-                    continue
-                begin, median = 0.0, here.iloc[(len(here) - 1) // 2]
-                for part, (_, colour, hatch) in PARTS.items():
-                    width = 1e3 * max(0.0, median[part])
-                    axes.barh(
-                        y, width, left=begin, height=0.62, color=colour, hatch=hatch, edgecolor="white", linewidth=0
-                    )
-                    begin += width
-                offsets = [y + o for o in jitter(len(here), 0.4)]
-                dots: dict = {"color": TEXT, "markersize": 3.5, "markerfacecolor": "white", "linestyle": "none"}
-                axes.plot(1e3 * here["step_s"], offsets, "o", **dots)
-            shown = [part for part in PARTS if (self.rows[part] > 0).any()]
-            for part in shown:
-                label, colour, hatch = PARTS[part]
-                axes.barh([0], [0], color=colour, hatch=hatch, edgecolor="white", linewidth=0, label=label)
-            panels.name_rows(axes, panels.names(listed))
-            axes.set_xlim(left=0)
-            panels.steps_of(axes.xaxis, 6)
-            panels.legend(made, axes, 4)
-            panels.heading(axes, captions.crowded(self.inventory))
+        made, (axes,) = figure(height=1.7 + 0.34 * max(4, len(listed)))
+        axes.set_xlabel("time of a step, mean over ranks (ms)")
+        if self.rows.empty:
+            self.no_data(axes)
             return made
+        for y, cell in enumerate(listed):
+            here = panels.at(self.rows, cell).sort_values("step_s")
+            if here.empty:
+                panels.write_note(axes, y, "no data")
+                continue
+            begin, median = 0.0, here.iloc[(len(here) - 1) // 2]
+            for part, (_, colour, hatch) in PARTS.items():
+                width = 1e3 * max(0.0, median[part])
+                axes.barh(y, width, left=begin, height=0.62, color=colour, hatch=hatch, edgecolor="white", linewidth=0)
+                begin += width
+            offsets = [y + o for o in jitter(len(here), 0.4)]
+            dots: dict = {"color": TEXT, "markersize": 3.5, "markerfacecolor": "white", "linestyle": "none"}
+            axes.plot(1e3 * here["step_s"], offsets, "o", **dots)
+        shown = [part for part in PARTS if (self.rows[part] > 0).any()]
+        for part in shown:
+            label, colour, hatch = PARTS[part]
+            axes.barh([0], [0], color=colour, hatch=hatch, edgecolor="white", linewidth=0, label=label)
+        panels.name_rows(axes, panels.names(listed))
+        axes.set_xlim(left=0)
+        panels.steps_of(axes.xaxis, 6)
+        panels.legend(made, axes, 4)
+        panels.heading(axes, captions.crowded(self.inventory))
+        return made
 
     def sentences(self) -> str:
-        """Return of which run the parts are, and what the rest is."""
         text = (
             f"Bars: mean time of each part of a step in the run with the median step; {self.counted()}. Dots: the "
             "whole step of every run. Means are over all ranks and steps after warm-up; of two middle runs, the one "

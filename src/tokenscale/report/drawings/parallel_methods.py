@@ -1,13 +1,12 @@
 """Parallel methods and trainers beside each other: throughput, memory, and tables with more."""
 
-import matplotlib.figure
 import pandas as pd
 
 from tokenscale.analysis.statistics import summary
 from tokenscale.report import captions, panels
-from tokenscale.report.figure import Figure
+from tokenscale.report.figure import Drawing, Figure
 from tokenscale.report.paired_comparisons import describe_certificate
-from tokenscale.report.style import BLUE, GREY, ORANGE, PURPLE, SKY, TEXT, figure, jitter, no_data, number, style
+from tokenscale.report.style import BLUE, GREY, ORANGE, PURPLE, SKY, TEXT, figure, jitter, number
 from tokenscale.report.table import Table, columns
 from tokenscale.settings.run import OURS
 
@@ -31,7 +30,6 @@ class Speeds(Figure):
     heading = ""
 
     def prepare(self) -> None:
-        """Name the cells, and choose the rows that medians are of."""
         super().prepare()
         labels = self.labels()
         self.rows = self.rows.assign(label=labels)
@@ -49,28 +47,26 @@ class Speeds(Figure):
         """Return the runs of a cell whose repeat all cells have."""
         return group[group.index.isin(self.common.index)]
 
-    def draw(self) -> matplotlib.figure.Figure:
-        """Draw the cells from the top, with dotted lines between blocks."""
-        with style():
-            made, (axes,) = figure(height=1.6 + 0.32 * max(4, len(self.cells)))
-            axes.set_xlabel("useful tokens / s, all ranks together")
-            if not self.cells:
-                no_data(axes, captions.nothing(self.inventory, self.refusals))
-                return made
-            for y, group in enumerate(self.cells):
-                (colour, face), speeds = self.look(group), group[self.main]
-                places = [y + offset for offset in jitter(len(speeds))]
-                axes.plot(speeds, places, "o", color=colour, markerfacecolor=face, markersize=5)
-                median = self.compared(group)[self.main].median()
-                axes.plot([median] * 2, [y - 0.36, y + 0.36], color=colour, linewidth=2)
-                if y and group[self.keys[0]].iloc[0] != self.cells[y - 1][self.keys[0]].iloc[0]:
-                    axes.axhline(y - 0.5, color=GREY, linewidth=0.7, linestyle=":")
-            panels.name_rows(axes, [group["label"].iloc[0] for group in self.cells])
-            axes.invert_yaxis()
-            axes.set_xlim(left=0)
-            panels.steps_of(axes.xaxis)
-            panels.heading(axes, self.heading)
+    def draw(self) -> Drawing:
+        made, (axes,) = figure(height=1.6 + 0.32 * max(4, len(self.cells)))
+        axes.set_xlabel("useful tokens / s, all ranks together")
+        if not self.cells:
+            self.no_data(axes)
             return made
+        for y, group in enumerate(self.cells):
+            (colour, face), speeds = self.look(group), group[self.main]
+            places = [y + offset for offset in jitter(len(speeds))]
+            axes.plot(speeds, places, "o", color=colour, markerfacecolor=face, markersize=5)
+            median = self.compared(group)[self.main].median()
+            axes.plot([median] * 2, [y - 0.36, y + 0.36], color=colour, linewidth=2)
+            if y and group[self.keys[0]].iloc[0] != self.cells[y - 1][self.keys[0]].iloc[0]:
+                axes.axhline(y - 0.5, color=GREY, linewidth=0.7, linestyle=":")
+        panels.name_rows(axes, [group["label"].iloc[0] for group in self.cells])
+        axes.invert_yaxis()
+        axes.set_xlim(left=0)
+        panels.steps_of(axes.xaxis)
+        panels.heading(axes, self.heading)
+        return made
 
 
 def _measure(group: pd.DataFrame) -> str:
@@ -97,7 +93,6 @@ class ParallelMethods(Speeds):
     keys = ("world_size", "approach", "factors", "storage", "method", "layout")
 
     def prepare(self) -> None:
-        """Find the cells that are no scaling measurement."""
         super().prepare()
         worlds: dict[str, set[str]] = {}
         for group in self.cells:
@@ -107,7 +102,6 @@ class ParallelMethods(Speeds):
         self.heading = "open: no scaling measurement" if self.warning else ""
 
     def labels(self) -> list[str]:
-        """Return methods, with other factors where they vary, and ranks above one."""
         further = [key for key in ("approach", "factors", "storage") if self.rows[key].nunique() > 1]
         named = [", ".join(filter(None, key)) for key in self.rows[["method", *further]].itertuples(index=False)]
         self.rows = self.rows.assign(name=named)
@@ -115,11 +109,9 @@ class ParallelMethods(Speeds):
         return [f"{name}, {panels.ranks(world)}" if world > 1 else name for name, world in several]
 
     def alt(self) -> str:
-        """Return medians, and whether this is a scaling measurement."""
         return f"{super().alt()} {self.warning}".strip()
 
     def look(self, group: pd.DataFrame) -> tuple[str, str]:
-        """Return grey for one rank, blue for more, open where it is no scaling measurement."""
         colour = GREY if group["world_size"].iloc[0] == 1 else BLUE
         return colour, "none" if captions.caution(group) else colour
 
@@ -206,7 +198,6 @@ class MemoryByMethod(Figure):
         self.cells = list(zip(panels.names(keys, ranks_only=True), groups, strict=True))
 
     def finding(self) -> str:
-        """Return the range of memory at the most ranks, over the repeats that all methods have."""
         rows = self.rows.dropna(subset=["bytes"])
         rows = captions.common_repeats(rows[rows["world_size"] == rows["world_size"].max()], ["method"])
         if rows["method"].nunique() < 2:
@@ -214,43 +205,41 @@ class MemoryByMethod(Figure):
         found = captions.extremes(1e-6 * rows.groupby("method")["bytes"].median(), " MB")
         return f"Memory of the fullest of {captions.count(int(rows['world_size'].iloc[0]), 'rank')}: {found}"
 
-    def draw(self) -> matplotlib.figure.Figure:
+    def draw(self) -> Drawing:
         """Draw two bars per cell: the parts of the run that held most; below, hatched, what was predicted."""
-        with style():
-            made, (axes,) = figure(height=1.7 + 0.42 * max(4, len(self.cells)))
-            if self.rows.empty:
-                axes.set_xlabel("memory of the fullest rank (MB)")
-                no_data(axes, captions.nothing(self.inventory, self.refusals))
-                return made
-            large = self.rows[["bytes", "predicted_bytes"]].max().max() >= 1e10
-            unit, name = (1e-9, "GB") if large else (1e-6, "MB")
-            axes.set_xlabel(f"memory of the fullest rank ({name})")
-            for y, (_, rows) in enumerate(self.cells[::-1]):
-                fullest = rows.sort_values("bytes", na_position="first").iloc[-1]
-                for prefix, place, hatch in (("", y + 0.2, ""), ("predicted_", y - 0.2, "////")):
-                    begin = 0.0
-                    for part, colour in PARTS.items():
-                        width = fullest[f"{prefix}{part}_bytes"]
-                        width = 0.0 if pd.isna(width) else unit * width
-                        look: dict = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0}
-                        axes.barh(place, width, left=begin, height=0.34, **look)
-                        begin += width
-                    if pd.isna(fullest[f"{prefix}bytes"]):
-                        text = "in part not predicted" if prefix else "in part not measured"
-                        axes.annotate(text, (begin, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
-                dots: dict = {"color": TEXT, "markersize": 3.5, "markerfacecolor": "white", "linestyle": "none"}
-                axes.plot(unit * rows["bytes"], [y + 0.2] * len(rows), "o", **dots)
-            panels.name_rows(axes, [text for text, _ in self.cells[::-1]])
-            axes.set_xlim(left=0)
-            panels.steps_of(axes.xaxis, 6)
-            for part, colour in PARTS.items():
-                axes.barh([0], [0], color=colour, label=part)
-            axes.barh([0], [0], color=GREY, hatch="////", edgecolor="white", linewidth=0, label="predicted")
-            panels.legend(made, axes)
+        made, (axes,) = figure(height=1.7 + 0.42 * max(4, len(self.cells)))
+        if self.rows.empty:
+            axes.set_xlabel("memory of the fullest rank (MB)")
+            self.no_data(axes)
             return made
+        large = self.rows[["bytes", "predicted_bytes"]].max().max() >= 1e10
+        unit, name = (1e-9, "GB") if large else (1e-6, "MB")
+        axes.set_xlabel(f"memory of the fullest rank ({name})")
+        for y, (_, rows) in enumerate(self.cells[::-1]):
+            fullest = rows.sort_values("bytes", na_position="first").iloc[-1]
+            for prefix, place, hatch in (("", y + 0.2, ""), ("predicted_", y - 0.2, "////")):
+                begin = 0.0
+                for part, colour in PARTS.items():
+                    width = fullest[f"{prefix}{part}_bytes"]
+                    width = 0.0 if pd.isna(width) else unit * width
+                    look: dict = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0}
+                    axes.barh(place, width, left=begin, height=0.34, **look)
+                    begin += width
+                if pd.isna(fullest[f"{prefix}bytes"]):
+                    text = "in part not predicted" if prefix else "in part not measured"
+                    axes.annotate(text, (begin, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+            dots: dict = {"color": TEXT, "markersize": 3.5, "markerfacecolor": "white", "linestyle": "none"}
+            axes.plot(unit * rows["bytes"], [y + 0.2] * len(rows), "o", **dots)
+        panels.name_rows(axes, [text for text, _ in self.cells[::-1]])
+        axes.set_xlim(left=0)
+        panels.steps_of(axes.xaxis, 6)
+        for part, colour in PARTS.items():
+            axes.barh([0], [0], color=colour, label=part)
+        axes.barh([0], [0], color=GREY, hatch="////", edgecolor="white", linewidth=0, label="predicted")
+        panels.legend(made, axes)
+        return made
 
     def sentences(self) -> str:
-        """Return what is measured, what is predicted, and how far they lie apart."""
         text = (
             "Solid: measured parameters, gradients, optimizer state and activations of the fullest rank in the first "
             f"step. Hatched: the prediction from the run's settings; {self.counted()}. Dots are runs, and the bar is "
@@ -264,7 +253,6 @@ class MemoryByMethod(Figure):
         return text
 
     def numbers(self) -> str:
-        """Return the measured and predicted sum of each cell in words."""
         texts = [
             f"{name}: {number(1e-6 * rows['bytes'].max())} MB measured, {number(1e-6 * rows['predicted_bytes'].max())} "
             "MB predicted"
@@ -289,7 +277,6 @@ class Frameworks(Speeds):
         return [", ".join(map(str, row)) for row in rows.itertuples(index=False)]
 
     def look(self, group: pd.DataFrame) -> tuple[str, str]:
-        """Return grey for this project's trainer."""
         return (GREY, GREY) if group["arm"].iloc[0] == OURS else (BLUE, BLUE)
 
     def parity(self, group: pd.DataFrame) -> str:
@@ -300,7 +287,6 @@ class Frameworks(Speeds):
         return describe_certificate(found[0] if found else None)
 
     def finding(self) -> str:
-        """Return how many trainers compute the same as this project's."""
         others = [parity for parity in map(self.parity, self.cells) if parity != "reference"]
         equal = sum(parity in ("equal", "equal to rounding") for parity in others)
         return f"{equal} of {len(others)} other trainers equal ours to rounding" if others else self.title
@@ -320,7 +306,6 @@ class Frameworks(Speeds):
         return pd.DataFrame(rows, columns=names)
 
     def sentences(self) -> str:
-        """Return what is compared and what the certificates cover."""
         without = [group["label"].iloc[0] for group in self.cells if self.parity(group).startswith("no ")]
         text = (
             "Each trainer runs its own loop in its own environment, on the same initial weights, batches and learning "

@@ -1,13 +1,12 @@
 """Pipelines: how long their ranks wait, and their speed over model parallelism."""
 
-import matplotlib.figure
 import pandas as pd
 
 from tokenscale.analysis.statistics import summary
 from tokenscale.costs.pipeline_schedules import bubble_share
 from tokenscale.report import captions, panels
-from tokenscale.report.figure import Figure
-from tokenscale.report.style import SCHEDULES, figure, no_data, number, plain, style
+from tokenscale.report.figure import Drawing, Figure
+from tokenscale.report.style import SCHEDULES, figure, number, plain
 from tokenscale.report.table import Table, columns
 
 _KEYS = ["pipeline", "schedule", "stages_per_rank", "micro_batches"]
@@ -75,47 +74,43 @@ class PipelineBubble(Figure):
             )
         return pd.DataFrame(rows, columns=[*names, "speed_up_predicted"])
 
-    def draw(self) -> matplotlib.figure.Figure:
+    def draw(self) -> Drawing:
         """Draw waiting and speed over micro-batches, per length of pipeline: lines predicted, points measured."""
         sizes = sorted({key[0] for key in self.cells})
-        with style():
-            made, axes_of = figure(2, rows=max(1, len(sizes)), height=0.9 + 3.0 * max(1, len(sizes)))
-            for axes, (label, _) in zip(axes_of, [*_MEASURES.values()] * max(1, len(sizes)), strict=True):
-                axes.set_xlabel("micro-batches a step")
-                axes.set_ylabel(label)
-            if not sizes:
-                for axes in axes_of:
-                    no_data(axes, captions.nothing(self.inventory, self.refusals))
-                return made
-            series = list(dict.fromkeys(key[1:3] for key in self.cells))
-            for place, axes in enumerate(axes_of):
-                ranks, (column, (_, factor)) = sizes[place // 2], list(_MEASURES.items())[place % 2]
-                for (schedule, chunks), shift in zip(series, panels.shifts(len(series)), strict=True):
-                    rows = {key[3]: key for key in self.cells if key[:3] == (ranks, schedule, chunks)}
-                    (colour, marker, dash), predicted = SCHEDULES[schedule], [_predict(*key) for key in rows.values()]
-                    look: dict = {"color": colour, "markerfacecolor": "none", "markeredgewidth": 1.4, "markersize": 5}
-                    line: dict = {"color": colour, "linestyle": dash, "linewidth": 1.4}
-                    axes.plot(list(rows), [factor * values[column] for values in predicted], **line)
-                    axes.plot([], [], **look | line, marker=marker, label=_name(schedule, chunks))
-                    for count, key in rows.items():
-                        values = factor * self.cells[key][column].dropna().astype(float)
-                        axes.plot([count * shift] * len(values), values, marker, **look)
-                panels.doublings(axes, sorted({key[3] for key in self.cells if key[0] == ranks}))
-                axes.set_ylim(bottom=0)
-                plain(axes.yaxis)
-                if len(sizes) > 1:
-                    panels.heading(axes, f"{ranks} ranks in the pipeline")
-            panels.legend(made, axes_of, order=[_name(*key) for key in series])
-            if _oversubscribed(self.rows):
-                panels.heading(axes_of[0], captions.OVERSUBSCRIBED)
+        made, axes_of = figure(2, rows=max(1, len(sizes)), height=0.9 + 3.0 * max(1, len(sizes)))
+        for axes, (label, _) in zip(axes_of, [*_MEASURES.values()] * max(1, len(sizes)), strict=True):
+            axes.set_xlabel("micro-batches a step")
+            axes.set_ylabel(label)
+        if not sizes:
+            self.no_data(*axes_of)
             return made
+        series = list(dict.fromkeys(key[1:3] for key in self.cells))
+        for place, axes in enumerate(axes_of):
+            ranks, (column, (_, factor)) = sizes[place // 2], list(_MEASURES.items())[place % 2]
+            for (schedule, chunks), shift in zip(series, panels.shifts(len(series)), strict=True):
+                rows = {key[3]: key for key in self.cells if key[:3] == (ranks, schedule, chunks)}
+                (colour, marker, dash), predicted = SCHEDULES[schedule], [_predict(*key) for key in rows.values()]
+                look: dict = {"color": colour, "markerfacecolor": "none", "markeredgewidth": 1.4, "markersize": 5}
+                line: dict = {"color": colour, "linestyle": dash, "linewidth": 1.4}
+                axes.plot(list(rows), [factor * values[column] for values in predicted], **line)
+                axes.plot([], [], **look | line, marker=marker, label=_name(schedule, chunks))
+                for count, key in rows.items():
+                    values = factor * self.cells[key][column].dropna().astype(float)
+                    axes.plot([count * shift] * len(values), values, marker, **look)
+            panels.doublings(axes, sorted({key[3] for key in self.cells if key[0] == ranks}))
+            axes.set_ylim(bottom=0)
+            plain(axes.yaxis)
+            if len(sizes) > 1:
+                panels.heading(axes, f"{ranks} ranks in the pipeline")
+        panels.legend(made, axes_of, order=[_name(*key) for key in series])
+        if _oversubscribed(self.rows):
+            panels.heading(axes_of[0], captions.OVERSUBSCRIBED)
+        return made
 
     def crowded(self) -> str:
-        """Return a sentence if ranks share the cores of a CPU."""
         return captions.sentence(captions.OVERSUBSCRIBED if _oversubscribed(self.rows) else "")
 
     def sentences(self) -> str:
-        """Return what lines and points are, the closed forms, and whether the losses agree."""
         text = (
             "Left: share of time that ranks wait. Right: speed over the naive run of the same repeat and number of "
             "micro-batches; naive is model parallelism, where one stage works and the others wait. Lines: predicted, "

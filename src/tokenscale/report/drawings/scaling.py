@@ -1,11 +1,10 @@
 """Figures over the world size: strong and weak scaling, time, and FLOPs utilisation."""
 
-import matplotlib.figure
 import pandas as pd
 
 from tokenscale.report import captions, panels
-from tokenscale.report.figure import DOTS, FLOPS, JOINED, SLOWEST, Figure
-from tokenscale.report.style import BLUE, GREEN, ORANGE, RED, figure, number, style
+from tokenscale.report.figure import DOTS, FLOPS, JOINED, SLOWEST, Drawing, Figure
+from tokenscale.report.style import BLUE, GREEN, ORANGE, RED, figure, number
 
 
 class Scaling(Figure):
@@ -15,8 +14,7 @@ class Scaling(Figure):
     measures = {"useful_tokens_per_s": ("useful tokens / s", 1.0)}
     main = "useful_tokens_per_s"
 
-    def draw(self) -> matplotlib.figure.Figure:
-        """Draw both panels."""
+    def draw(self) -> Drawing:
         return panels.scaling(self.rows, self.inventory, self.refusals, self.warning())
 
     def data(self) -> pd.DataFrame:
@@ -24,7 +22,6 @@ class Scaling(Figure):
         return self.rows.reset_index(drop=True)
 
     def folded(self) -> str:
-        """Return that ranks share cores: the figure cannot answer how training scales."""
         return super().folded() or captions.sentence(self.warning()).strip(". ")
 
     def finding(self) -> str:
@@ -36,11 +33,9 @@ class Scaling(Figure):
         return f"{text}; no scaling measurement" if found and self.warning() else text
 
     def warning(self) -> str:
-        """Return why this is no scaling measurement, or nothing."""
         return captions.caution(self.rows)
 
     def crowded(self) -> str:
-        """Return the same as a sentence; nothing where no run is shown."""
         return captions.sentence(self.warning() if len(self.rows) else "")
 
     def sentences(self) -> str:
@@ -76,19 +71,16 @@ class ScalingWeak(Scaling):
     )
 
     def prepare(self) -> None:
-        """Name series without their global batch; leave out lines of one world size."""
         super().prepare()
         rows = self.rows.assign(series=captions.without(self.rows["series"], "global_batch"))
         line = ["series", "rows_per_rank", "base_world_size"]
         self.rows = rows[rows.groupby(line)["world_size"].transform("nunique") > 1]
 
     def sentences(self) -> str:
-        """Return the same with the rows of a rank."""
         rows = [number(n) for n in sorted(self.rows["rows_per_rank"].unique())]
         return super().sentences() + (f"Rows of a rank's batch: {captions.listing(rows)}. " if rows else "")
 
     def warning(self) -> str:
-        """Return why this is no scaling measurement, or nothing."""
         return captions.crowded(self.inventory)
 
 
@@ -96,22 +88,17 @@ class TrainingTime(Figure):
     title = "Time of a run and of an epoch by world size"
     queries = ("epochs", "inventory")
     factor = "world_size"
-    measures = {
-        "training_s": ("training steps of the run (s)", 1.0),
-        "epoch_s": ("an epoch of the corpus (s)", 1.0),
-    }
+    measures = {"training_s": ("training steps of the run (s)", 1.0), "epoch_s": ("an epoch of the corpus (s)", 1.0)}
     columns = ("series", "world_size", "repeat", "run_id", "steps", "rows", "rows_per_s", "epoch_rows", *measures)
     main, unit = "training_s", (1, " s")
 
-    def draw(self) -> matplotlib.figure.Figure:
-        """Draw both panels."""
+    def draw(self) -> Drawing:
         drawing, axes = panels.joined_panels(self.rows, self.inventory, self.measures, self.refusals)
         if len(self.rows):
             panels.heading(axes[0], captions.crowded(self.inventory))
         return drawing
 
     def sentences(self) -> str:
-        """Return what is counted, and how many runs have no epoch."""
         text = (
             "A run's time is the sum of all its steps, warm-up included; an epoch's is its rows over the run's rows "
             f"per second after warm-up; {self.counted()}. {JOINED}{SLOWEST}An epoch is the content of the "
@@ -151,7 +138,6 @@ class MfuComparison(Figure):
     main = "tflops_per_device_s"
 
     def prepare(self) -> None:
-        """Choose utilisation where a peak is known, else achieved operations."""
         super().prepare()
         self.known = bool(self.rows["mfu_palm"].notna().any())
         self.measures = {self.main: ("achieved TFLOP/s of a device", 1.0)}
@@ -160,39 +146,36 @@ class MfuComparison(Figure):
             self.measures = {self.main: ("MFU, convention palm (%)", 100.0)}
 
     def folded(self) -> str:
-        """Return that no peak is known."""
         return super().folded() or ("" if self.known else no_peak(self.rows))
 
-    def draw(self) -> matplotlib.figure.Figure:
+    def draw(self) -> Drawing:
         """Draw one row per cell, a marker per convention: runs and medians; without a peak, achieved TFLOP/s."""
         if not self.known:
             made, (axes,) = panels.strips(self.first, self.rows, self.refusals, self.inventory, self.measures)
             panels.heading(axes, no_peak(self.rows))
             return made
         listed = panels.cells(self.inventory)[::-1]
-        with style():
-            made, (axes,) = figure(height=1.6 + 0.44 * max(4, len(listed)))
-            axes.set_xlabel("FLOP/s of the model / peak FLOP/s of its devices (%)")
-            for y, cell in enumerate(listed):
-                here = panels.at(self.rows, cell)
-                if here["mfu_palm"].dropna().empty:
-                    panels.write_note(axes, y, "no peak known" if len(here) else "no data")
-                for place, (column, (_, colour, marker)) in enumerate(CONVENTIONS.items()):
-                    values, height = 100 * here[column].dropna(), y + 0.27 - 0.18 * place
-                    options: dict = {"color": colour, "marker": marker, "markersize": 5, "linestyle": "none"}
-                    axes.plot(values, [height] * len(values), **options, markerfacecolor="none", clip_on=False)
-                    median = 100 * panels.at(self.common, cell)[column].median()
-                    axes.plot([median] * 2, [height - 0.08, height + 0.08], color=colour, linewidth=2)
-            panels.name_rows(axes, panels.names(listed))
-            axes.set_xlim(0, 108 * self.rows[list(CONVENTIONS)].max().max())
-            panels.steps_of(axes.xaxis)
-            for text, colour, marker in CONVENTIONS.values():
-                axes.plot([], [], color=colour, marker=marker, linestyle="none", markerfacecolor="none", label=text)
-            panels.legend(made, axes, 2)
-            return made
+        made, (axes,) = figure(height=1.6 + 0.44 * max(4, len(listed)))
+        axes.set_xlabel("FLOP/s of the model / peak FLOP/s of its devices (%)")
+        for y, cell in enumerate(listed):
+            here = panels.at(self.rows, cell)
+            if here["mfu_palm"].dropna().empty:
+                panels.write_note(axes, y, "no peak known" if len(here) else "no data")
+            for place, (column, (_, colour, marker)) in enumerate(CONVENTIONS.items()):
+                values, height = 100 * here[column].dropna(), y + 0.27 - 0.18 * place
+                options: dict = {"color": colour, "marker": marker, "markersize": 5, "linestyle": "none"}
+                axes.plot(values, [height] * len(values), **options, markerfacecolor="none", clip_on=False)
+                median = 100 * panels.at(self.common, cell)[column].median()
+                axes.plot([median] * 2, [height - 0.08, height + 0.08], color=colour, linewidth=2)
+        panels.name_rows(axes, panels.names(listed))
+        axes.set_xlim(0, 108 * self.rows[list(CONVENTIONS)].max().max())
+        panels.steps_of(axes.xaxis)
+        for text, colour, marker in CONVENTIONS.values():
+            axes.plot([], [], color=colour, marker=marker, linestyle="none", markerfacecolor="none", label=text)
+        panels.legend(made, axes, 2)
+        return made
 
     def sentences(self) -> str:
-        """Return the conventions, and the peaks with their sources."""
         known = self.rows.dropna(subset=["peak_flops"]).drop_duplicates(["device", "number_format", "peak_flops"])
         text = captions.sentence("" if self.known else no_peak(self.rows))
         text += f"Processed tokens per second times FLOPs a token, padding included; {self.counted()}. "

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import matplotlib.figure
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -10,8 +9,8 @@ from tokenscale.analysis.projection import Projection, measured_runs, project_se
 from tokenscale.analysis.scaling_model import COVERAGE, Prediction
 from tokenscale.base.errors import UserError
 from tokenscale.report import captions, panels
-from tokenscale.report.figure import Figure
-from tokenscale.report.style import GREY, figure, looks, no_data, number, ordered, plain, style
+from tokenscale.report.figure import Drawing, Figure
+from tokenscale.report.style import GREY, figure, looks, number, ordered, plain
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,6 @@ class ScalingModel(Figure):
     read = "A model of useful tokens per second by world size. Predicted: {}."
 
     def prepare(self) -> None:
-        """Fit a model to each series with several world sizes."""
         super().prepare()
         runs = measured_runs(self.inventory, self.rows)
         runs = runs[~runs["external"]]
@@ -106,28 +104,27 @@ class ScalingModel(Figure):
             rows += [[series.name, "model", p.world_size, "", *rates] for p, rates in series.predictions]
         return pd.DataFrame(rows, columns=[*columns, "if_efficiency_stays"])
 
-    def draw(self) -> matplotlib.figure.Figure:
+    def draw(self) -> Drawing:
         """Draw a panel per series with a model: band, fitted runs filled, others open; dotted: efficiency stays."""
         shown = [series for series in self.series if series.model] or self.series
         columns = min(3, max(1, len(shown)))
         rows = -(-max(1, len(shown)) // columns)
-        with style():
-            made, axes = figure(columns, rows=rows, height=0.8 + 2.9 * rows)
-            for panel in axes:
-                panel.set_xlabel("world size (ranks)")
-                panel.set_visible(False)
-            for panel in axes[::columns]:
-                panel.set_ylabel("useful tokens / s")
-            axes[0].set_visible(True)
-            if not shown:
-                no_data(axes[0], captions.nothing(self.inventory, self.refusals))
-                return made
-            found = looks([series.name for series in shown])
-            for panel, series, name in zip(axes, shown, panels.short(list(found)), strict=False):
-                panel.set_visible(True)
-                _draw_panel(panel, series, found[series.name])
-                panels.heading(panel, f"{name}: {'a model' if series.model else 'no model'}")
+        made, axes = figure(columns, rows=rows, height=0.8 + 2.9 * rows)
+        for panel in axes:
+            panel.set_xlabel("world size (ranks)")
+            panel.set_visible(False)
+        for panel in axes[::columns]:
+            panel.set_ylabel("useful tokens / s")
+        axes[0].set_visible(True)
+        if not shown:
+            self.no_data(axes[0])
             return made
+        found = looks([series.name for series in shown])
+        for panel, series, name in zip(axes, shown, panels.short(list(found)), strict=False):
+            panel.set_visible(True)
+            _draw_panel(panel, series, found[series.name])
+            panels.heading(panel, f"{name}: {'a model' if series.model else 'no model'}")
+        return made
 
     def caption(self) -> str:
         """Return what was fitted, the residual at the held-out world size, and the limits of the model."""
@@ -148,7 +145,6 @@ class ScalingModel(Figure):
         return (text + self.refusals).strip()
 
     def numbers(self) -> str:
-        """Return the largest prediction of each series in words."""
         texts = []
         for series in self.series:
             if series.predictions:

@@ -2,27 +2,12 @@
 
 import math
 
-import matplotlib.figure
 import pandas as pd
 from matplotlib.lines import Line2D
 
 from tokenscale.report import captions, panels
-from tokenscale.report.figure import Figure
-from tokenscale.report.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    RED,
-    SKY,
-    TEXT,
-    figure,
-    no_data,
-    number,
-    plain,
-    style,
-)
+from tokenscale.report.figure import Drawing, Figure
+from tokenscale.report.style import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, TEXT, figure, no_data, number, plain
 
 #: column → name, colour, marker
 _BOUNDS = {
@@ -54,27 +39,24 @@ class StorageAgainstEntropy(Figure):
         """Return one row per store."""
         return self.rows
 
-    def draw(self) -> matplotlib.figure.Figure:
-        """Draw a bar a store, and on it what its ids take in three other ways."""
+    def draw(self) -> Drawing:
         rows = self.rows[::-1]
-        with style():
-            made, (axes,) = figure(height=1.6 + 0.42 * max(3, len(rows)))
-            axes.set_xlabel("bytes a token")
-            if rows.empty:
-                no_data(axes, "no data: 0 of 0 stores")
-                return made
-            axes.barh(range(len(rows)), rows["bytes_per_id"], height=0.5, color=BLUE, alpha=0.55)
-            for column, (label, colour, marker) in _BOUNDS.items():
-                look: dict = {"color": colour, "marker": marker, "markerfacecolor": "none", "markeredgewidth": 1.5}
-                axes.plot(rows[column], range(len(rows)), linestyle="none", **look, label=label)
-            panels.name_rows(axes, self.names[::-1])
-            axes.set_xlim(left=0)
-            panels.steps_of(axes.xaxis, 6)
-            panels.legend(made, axes)
+        made, (axes,) = figure(height=1.6 + 0.42 * max(3, len(rows)))
+        axes.set_xlabel("bytes a token")
+        if rows.empty:
+            no_data(axes, "no data: 0 of 0 stores")
             return made
+        axes.barh(range(len(rows)), rows["bytes_per_id"], height=0.5, color=BLUE, alpha=0.55)
+        for column, (label, colour, marker) in _BOUNDS.items():
+            look: dict = {"color": colour, "marker": marker, "markerfacecolor": "none", "markeredgewidth": 1.5}
+            axes.plot(rows[column], range(len(rows)), linestyle="none", **look, label=label)
+        panels.name_rows(axes, self.names[::-1])
+        axes.set_xlim(left=0)
+        panels.steps_of(axes.xaxis, 6)
+        panels.legend(made, axes)
+        return made
 
     def sentences(self) -> str:
-        """Return what is counted, and which stores lie below the entropy."""
         each = zip(self.names, self.rows.itertuples(), strict=True)
         sizes = [f"{name} {number(r.bytes_per_id / r.entropy_bytes)}" for name, r in each if r.entropy_bytes > 0]
         return (
@@ -85,7 +67,6 @@ class StorageAgainstEntropy(Figure):
         ) + (f"Bytes over entropy: {captions.listing(sizes)}." if sizes else "There is no store of a training split.")
 
     def numbers(self) -> str:
-        """Return the bytes a token of each store in words."""
         each = zip(self.names, self.rows.itertuples(), strict=True)
         return "; ".join(f"{name} {number(r.bytes_per_id)} (entropy {number(r.entropy_bytes)})" for name, r in each)
 
@@ -122,39 +103,38 @@ class StorageBenchmark(Figure):
         stores = stores.drop(columns=["benchmark", "round"])
         self.points = stores.groupby(named, dropna=False).median().reset_index()
 
-    def draw(self) -> matplotlib.figure.Figure:
+    def draw(self) -> Drawing:
         """Draw two panels, a point per way to store (median): marker the format, colour the codec, open for 64-bit ids.
 
         The vertical line is the entropy of single ids; horizontal lines, each with its engine, tokenize on the fly.
         """
         points, text = self.points, self.rows[self.rows["format"] == "text"]
-        with style():
-            made, axes_of = figure(2, height=4.6, sharex=True)
-            for axes, (column, label) in zip(axes_of, _SPEEDS.items(), strict=True):
-                axes.set_ylabel(label)
-                axes.set_xlabel("bytes / useful token\n(log scale)")
-                shown = points[points[column] > 0]
-                if shown.empty:
-                    no_data(axes, "no data: 0 of 0 rounds")
-                    continue
-                axes.set_xscale("log")
-                axes.set_yscale("log")
-                for row in shown.itertuples():
-                    colour = _COLOURS.get(row.codec, TEXT)
-                    look: dict = {"color": colour, "marker": _MARKERS.get(row.format, "P"), "linestyle": "none"}
-                    look |= {"markerfacecolor": "none" if row.dtype == "int64" else colour, "markeredgewidth": 1.3}
-                    axes.plot([row.bytes_per_useful_token], [1e6 / getattr(row, column)], **look)
-                axes.axvline(shown["entropy_bytes"].median(), color=RED, linestyle=":", linewidth=1.4)
-                for store, speed in (1e6 / text.groupby("store")["sequential_us_per_token"].median()).items():
-                    if math.isfinite(speed):
-                        axes.axhline(speed, color=GREY, linestyle="--", linewidth=1.2)
-                        look = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "bottom", "fontsize": 8}
-                        axes.text(0.99, speed, store.split(", ")[-1], **look)
-                plain(axes.xaxis, log=True)
-                plain(axes.yaxis, log=True)
-            if len(points):
-                made.legend(handles=self._handles(), loc="outside lower center", ncols=4)
-            return made
+        made, axes_of = figure(2, height=4.6, sharex=True)
+        for axes, (column, label) in zip(axes_of, _SPEEDS.items(), strict=True):
+            axes.set_ylabel(label)
+            axes.set_xlabel("bytes / useful token\n(log scale)")
+            shown = points[points[column] > 0]
+            if shown.empty:
+                no_data(axes, "no data: 0 of 0 rounds")
+                continue
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            for row in shown.itertuples():
+                colour = _COLOURS.get(row.codec, TEXT)
+                look: dict = {"color": colour, "marker": _MARKERS.get(row.format, "P"), "linestyle": "none"}
+                look |= {"markerfacecolor": "none" if row.dtype == "int64" else colour, "markeredgewidth": 1.3}
+                axes.plot([row.bytes_per_useful_token], [1e6 / getattr(row, column)], **look)
+            axes.axvline(shown["entropy_bytes"].median(), color=RED, linestyle=":", linewidth=1.4)
+            for store, speed in (1e6 / text.groupby("store")["sequential_us_per_token"].median()).items():
+                if math.isfinite(speed):
+                    axes.axhline(speed, color=GREY, linestyle="--", linewidth=1.2)
+                    look = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "bottom", "fontsize": 8}
+                    axes.text(0.99, speed, store.split(", ")[-1], **look)
+            plain(axes.xaxis, log=True)
+            plain(axes.yaxis, log=True)
+        if len(points):
+            made.legend(handles=self._handles(), loc="outside lower center", ncols=4)
+        return made
 
     def _handles(self) -> list[Line2D]:
         """Return what markers and colours mean, of those that are there."""
@@ -169,7 +149,6 @@ class StorageBenchmark(Figure):
         return [*marks, Line2D([], [], color=RED, linestyle=":", label="entropy of single ids")]
 
     def caption(self) -> str:
-        """Return what was stored, break-even, and what was left out."""
         if self.points.empty:
             return "No storage benchmark was given for this experiment."
         first, n = self.rows.iloc[0], int(self.rows["round"].nunique())
@@ -193,7 +172,6 @@ class StorageBenchmark(Figure):
         return text + captions.kinds(self.groups(), "round", "a store")
 
     def numbers(self) -> str:
-        """Return bytes and speed of each store in words."""
         points = self.points.sort_values("bytes_per_useful_token")
         texts = [
             f"{r.store} {number(r.bytes_per_useful_token)} bytes a useful token, {number(r.shuffled_us_per_token)} µs "

@@ -2,12 +2,11 @@
 
 import math
 
-import matplotlib.figure
 import pandas as pd
 
 from tokenscale.report import captions, panels
-from tokenscale.report.figure import Figure
-from tokenscale.report.style import APPROACHES, GREY, dots, figure, jitter, no_data, number, ordered, plain, style
+from tokenscale.report.figure import Drawing, Figure
+from tokenscale.report.style import APPROACHES, GREY, dots, figure, jitter, no_data, number, ordered, plain
 from tokenscale.report.table import Table, columns
 
 _TIMES = {"us_per_useful_token": "µs / useful token", "ms_per_batch": "ms / batch", "open_s": "s to open"}
@@ -48,14 +47,12 @@ class TokenizationBenchmark(Figure):
     benchmark: pd.DataFrame
 
     def prepare(self) -> None:
-        """Leave out rows without a measurement. Rounds are repeats."""
         rows = self.benchmark[self.benchmark["left_out"].isna()]
         self.rows, self.refusals = rows.assign(repeat=rows["round"]), ""
         limits = rows["is_limit"].astype(bool)
         self.limits, self.arms = self.rows[limits], self.rows[~limits]
 
     def finding(self) -> str:
-        """Return the fastest and the slowest of the drawn arms."""
         drawn = self.arms[self.arms["arm"].isin(drawn_arms(self.arms))]
         found = captions.common_extremes(drawn, self.main, " µs", by=self.by)
         return f"Reading alone, per useful token: {found}" if found else self.title
@@ -70,39 +67,37 @@ class TokenizationBenchmark(Figure):
         heads = columns("arm", ">rounds", *(f">{label}" for label in _TIMES.values()))
         return Table(heads, rows, f"Medians over rounds. {self.over()}".strip()) if rows else None
 
-    def draw(self) -> matplotlib.figure.Figure:
+    def draw(self) -> Drawing:
         """Draw three panels, logarithmic, a row for each of `drawn_arms`: rounds as dots, copying as a line."""
         names = ordered(drawn_arms(self.arms))[::-1]
-        with style():
-            made, axes_of = figure(len(_TIMES), height=1.6 + 0.36 * max(3, len(names)), sharey=True)
-            for axes, (column, label) in zip(axes_of, _TIMES.items(), strict=True):
-                axes.set_xlabel(f"{label}\n(log scale)")
-                shown, limit = (rows[rows[column] > 0] for rows in (self.arms, self.limits))
-                shown = shown[shown["arm"].isin(names)]
-                if column == "open_s":
-                    limit = limit[:0]  # it opens nothing
-                if shown.empty and limit.empty:
-                    no_data(axes, "no data: 0 of 0 rounds")
-                    continue
-                axes.set_xscale("log")
-                for y, name in enumerate(names):
-                    values = shown.loc[shown["arm"] == name, column]
-                    axes.plot(values, [y + o for o in jitter(len(values))], **dots(name))
-                    if len(values := values[values.index.isin(self.common.index)]):
-                        axes.plot([values.median()] * 2, [y - 0.32, y + 0.32], color=dots(name)["color"], linewidth=2)
-                if len(limit):
-                    middle = limit[column].median()
-                    axes.axvline(middle, color=GREY, linestyle=":", linewidth=1.8)
-                    look: dict = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom"}
-                    axes.text(middle, 1.01, "memcpy", **look, fontsize=9)
-                panels.name_rows(axes, names)
-                every = pd.concat([shown, limit])[column]
-                axes.set_xlim(every.min() / 1.6, every.max() * 1.6)
-                plain(axes.xaxis, log=True)
-            return made
+        made, axes_of = figure(len(_TIMES), height=1.6 + 0.36 * max(3, len(names)), sharey=True)
+        for axes, (column, label) in zip(axes_of, _TIMES.items(), strict=True):
+            axes.set_xlabel(f"{label}\n(log scale)")
+            shown, limit = (rows[rows[column] > 0] for rows in (self.arms, self.limits))
+            shown = shown[shown["arm"].isin(names)]
+            if column == "open_s":
+                limit = limit[:0]  # it opens nothing
+            if shown.empty and limit.empty:
+                no_data(axes, "no data: 0 of 0 rounds")
+                continue
+            axes.set_xscale("log")
+            for y, name in enumerate(names):
+                values = shown.loc[shown["arm"] == name, column]
+                axes.plot(values, [y + o for o in jitter(len(values))], **dots(name))
+                if len(values := values[values.index.isin(self.common.index)]):
+                    axes.plot([values.median()] * 2, [y - 0.32, y + 0.32], color=dots(name)["color"], linewidth=2)
+            if len(limit):
+                middle = limit[column].median()
+                axes.axvline(middle, color=GREY, linestyle=":", linewidth=1.8)
+                look: dict = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom"}
+                axes.text(middle, 1.01, "memcpy", **look, fontsize=9)
+            panels.name_rows(axes, names)
+            every = pd.concat([shown, limit])[column]
+            axes.set_xlim(every.min() / 1.6, every.max() * 1.6)
+            plain(axes.xaxis, log=True)
+        return made
 
     def caption(self) -> str:
-        """Return shape of the batches, rounds, what opening is, and break-even."""
         rows = self.rows
         if rows.empty:
             return "The data path was not measured alone in this experiment: no benchmark file was given."
@@ -144,6 +139,5 @@ class TokenizationBenchmark(Figure):
         return text if found else ""
 
     def numbers(self) -> str:
-        """Return the medians of the drawn arms in words."""
         drawn = self.arms[self.arms["arm"].isin(drawn_arms(self.arms))]
         return captions.medians(drawn, self.main, by=self.by)

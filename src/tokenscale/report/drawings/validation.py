@@ -1,13 +1,12 @@
 """Figures of what training reached: losses of a mixture, time to a loss, and BLEU of translations."""
 
-import matplotlib.figure
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
 from tokenscale.report import captions, panels
-from tokenscale.report.figure import DOTS, Figure
-from tokenscale.report.style import dots, figure, jitter, looks, no_data, number, plain, style
+from tokenscale.report.figure import DOTS, Drawing, Figure
+from tokenscale.report.style import dots, figure, jitter, looks, number, plain
 from tokenscale.report.table import Table, columns
 
 #: panels beside each other
@@ -24,7 +23,6 @@ class MixtureLosses(Figure):
     by = ("cell", "source")
 
     def prepare(self) -> None:
-        """Keep the last validation of each comparable run, and name the cells."""
         super().prepare()
         rows = self.rows[self.rows["last"].astype(bool) & self.rows["share"].notna()]
         others, cells = rows["series"].map(_other_factors), rows["corpus"].astype(str)
@@ -34,39 +32,36 @@ class MixtureLosses(Figure):
         first = self.rows[self.rows["source"] == self.rows["source"].min()]
         self.cells = first.groupby("cell")["share"].median().sort_values().index.tolist()
 
-    def draw(self) -> matplotlib.figure.Figure:
-        """Draw one panel per corpus: every run a dot, the median of each cell a bar."""
+    def draw(self) -> Drawing:
         sources = sorted(self.rows["source"].unique())
         beside = min(COLUMNS, max(1, len(sources)))
         lines = -(-max(1, len(sources)) // beside)
-        with style():
-            made, axes_of = figure(beside, rows=lines, height=0.8 + 2.8 * lines)
-            if not sources:
-                no_data(axes_of[0], captions.nothing(self.inventory, self.refusals))
-            for place, axes in enumerate(axes_of):
-                axes.set_visible(place < max(1, len(sources)))
-                axes.set_xlabel("share of sequences (%)")
-                if place % beside == 0:
-                    axes.set_ylabel("validation loss (nats / useful token)")
-            for source, axes in zip(sources, axes_of, strict=False):
-                panels.heading(axes, source)
-                for cell, look in looks(self.cells).items():
-                    here, alike = (
-                        rows[(rows["source"] == source) & (rows["cell"] == cell)] for rows in (self.rows, self.common)
-                    )
-                    axes.plot(
-                        100 * here["share"], here["loss"], **look | {"linestyle": "none", "markersize": 5}, label=cell
-                    )
-                    axes.plot(
-                        100 * alike["share"].median(), alike["loss"].median(), "_", color=look["color"], markersize=18
-                    )
-                axes.set_xlim(-6, 106)
-                plain(axes.yaxis)
-            panels.legend(made, axes_of[: len(sources)], order=self.cells)
-            return made
+        made, axes_of = figure(beside, rows=lines, height=0.8 + 2.8 * lines)
+        if not sources:
+            self.no_data(axes_of[0])
+        for place, axes in enumerate(axes_of):
+            axes.set_visible(place < max(1, len(sources)))
+            axes.set_xlabel("share of sequences (%)")
+            if place % beside == 0:
+                axes.set_ylabel("validation loss (nats / useful token)")
+        for source, axes in zip(sources, axes_of, strict=False):
+            panels.heading(axes, source)
+            for cell, look in looks(self.cells).items():
+                here, alike = (
+                    rows[(rows["source"] == source) & (rows["cell"] == cell)] for rows in (self.rows, self.common)
+                )
+                axes.plot(
+                    100 * here["share"], here["loss"], **look | {"linestyle": "none", "markersize": 5}, label=cell
+                )
+                axes.plot(
+                    100 * alike["share"].median(), alike["loss"].median(), "_", color=look["color"], markersize=18
+                )
+            axes.set_xlim(-6, 106)
+            plain(axes.yaxis)
+        panels.legend(made, axes_of[: len(sources)], order=self.cells)
+        return made
 
     def sentences(self) -> str:
-        """Return what is validated, and how many runs are shown."""
         slices = self.rows.groupby("source")["validation_tokens"].max()
         sizes = [f"{number(tokens, 6)} of {source}" for source, tokens in slices.items()]
         if len(sizes) > COLUMNS:
@@ -105,10 +100,7 @@ class TimeToTargetLoss(Figure):
     title = "Time to a validation loss"
     queries = ("time_to_target", "inventory")
     factor = "approach"
-    measures = {
-        "seconds": ("seconds of training steps", 1.0),
-        "useful_tokens": ("useful tokens trained on", 1.0),
-    }
+    measures = {"seconds": ("seconds of training steps", 1.0), "useful_tokens": ("useful tokens trained on", 1.0)}
     columns = (
         *("series", "world_size", "repeat", "run_id", "target", "reached", "step", "seconds_before", *measures),
         *("loss", "runs_of_cell", "reached_of_cell", "median_s_of_cell"),
@@ -116,48 +108,45 @@ class TimeToTargetLoss(Figure):
     main = "seconds"
 
     def finding(self) -> str:
-        """Return how many runs reached the target."""
         if self.rows.empty:
             return self.title
         reached, target = int(self.rows["reached"].sum()), number(self.rows["target"].iloc[0], 4)
         return f"{reached} of {captions.count(len(self.rows), 'run')} reached a validation loss of {target} nats"
 
-    def draw(self) -> matplotlib.figure.Figure:
+    def draw(self) -> Drawing:
         """Draw one row per cell: every run a dot, with a line back to the validation before.
 
         Arrows at the edge are runs that did not reach the target; beside them, how many did.
         """
         listed = panels.cells(self.inventory)[::-1]
-        with style():
-            made, both = figure(2, height=1.3 + 0.36 * max(4, len(listed)), sharey=True)
-            for axes, (column, (label, _)) in zip(both, self.measures.items(), strict=True):
-                axes.set_xlabel(label)
-                if self.rows.empty:
-                    no_data(axes, captions.nothing(self.inventory, self.refusals))
+        made, both = figure(2, height=1.3 + 0.36 * max(4, len(listed)), sharey=True)
+        for axes, (column, (label, _)) in zip(both, self.measures.items(), strict=True):
+            axes.set_xlabel(label)
+            if self.rows.empty:
+                self.no_data(axes)
+                continue
+            finite = captions.finite(self.rows[column])
+            edge = 1.12 * finite.max() if len(finite) and finite.max() > 0 else 1.0
+            axes.set_xlim(0, 1.06 * edge)
+            for y, cell in enumerate(listed):
+                here = panels.at(self.rows, cell)
+                if here.empty:
+                    panels.write_note(axes, y, "no validation" if self.refusals == "" else "not comparable")
                     continue
-                finite = captions.finite(self.rows[column])
-                edge = 1.12 * finite.max() if len(finite) and finite.max() > 0 else 1.0
-                axes.set_xlim(0, 1.06 * edge)
-                for y, cell in enumerate(listed):
-                    here = panels.at(self.rows, cell)
-                    if here.empty:
-                        panels.write_note(axes, y, "no validation" if self.refusals == "" else "not comparable")
-                        continue
-                    _draw_cell(axes, y, here, column, edge, panels.at(self.common, cell)[column].median())
-                panels.name_rows(axes, panels.names(listed))
-                panels.steps_of(axes.xaxis, 4)
-            if len(self.rows):
-                target = f"loss ≤ {number(self.rows['target'].iloc[0], 5)} nats / useful token"
-                panels.heading(both[0], captions.crowded(self.inventory) or target)
-                right = both[1].secondary_yaxis("right")
-                counts = [panels.at(self.rows, cell)["reached"] for cell in listed]
-                right.set_yticks(range(len(listed)), [f"{int(c.sum())} of {len(c)}" if len(c) else "" for c in counts])
-                right.set_ylabel("reached")
-                right.spines["right"].set_visible(False)
-            return made
+                _draw_cell(axes, y, here, column, edge, panels.at(self.common, cell)[column].median())
+            panels.name_rows(axes, panels.names(listed))
+            panels.steps_of(axes.xaxis, 4)
+        if len(self.rows):
+            target = f"loss ≤ {number(self.rows['target'].iloc[0], 5)} nats / useful token"
+            panels.heading(both[0], captions.crowded(self.inventory) or target)
+            right = both[1].secondary_yaxis("right")
+            counts = [panels.at(self.rows, cell)["reached"] for cell in listed]
+            right.set_yticks(range(len(listed)), [f"{int(c.sum())} of {len(c)}" if len(c) else "" for c in counts])
+            right.set_ylabel("reached")
+            right.spines["right"].set_visible(False)
+        return made
 
     def sentences(self) -> str:
-        """Return the target, how exact the time is, and how many runs reached it."""
         if self.rows.empty:
             return f"No comparable run was validated; {self.counted()}. "
         reached = self.rows[self.rows["reached"].astype(bool)]
@@ -175,11 +164,9 @@ class TimeToTargetLoss(Figure):
         return text
 
     def groups(self) -> list[pd.Series]:
-        """Return the seconds of each cell whose runs all reached the target."""
         return [group for group in super().groups() if np.isfinite(group).all()]
 
     def numbers(self) -> str:
-        """Return the median and counts of each cell in words."""
         texts = []
         for name, world, group in captions.cells(self.rows):
             middle = panels.at(self.common, (name, world))["seconds"].median()
@@ -224,12 +211,11 @@ class Translation(Figure):
     epochs: pd.DataFrame
 
     def prepare(self) -> None:
-        """Add the times of the training and of an epoch to each run."""
         times = self.epochs[["run_id", "epoch_s", "epochs", "training_s"]]
         self.translation = self.translation.merge(times, on="run_id", how="left")
         super().prepare()
 
-    def draw(self) -> matplotlib.figure.Figure:
+    def draw(self) -> Drawing:
         """Draw three panels, a row per cell: runs as dots, medians as bars, at each BLEU its bootstrap interval."""
         made, axes = panels.strips(self.translation, self.rows, self.refusals, self.inventory, self.measures)
         if len(self.rows):
@@ -241,7 +227,6 @@ class Translation(Figure):
         return made
 
     def sentences(self) -> str:
-        """Return what is counted, what the two kinds of spread are, and how BLEU was computed."""
         text = (
             "Time of an epoch, target tokens per second, and BLEU of greedy translations of held-out sentences; "
             f"{self.counted()}. {DOTS}An epoch's time is its rows over rows per second after warm-up. Target tokens "
