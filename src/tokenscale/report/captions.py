@@ -147,6 +147,12 @@ def spread(values: pd.Series, digits: int = 3) -> str:
     return f"{number(s.median, digits)} ({number(s.low, digits)}–{number(s.high, digits)})"
 
 
+def ends(values: pd.Series) -> list[float]:
+    """Median, and the ends of its range or interval; values that are not known are left out."""
+    s = summary(values.dropna())
+    return [s.median, s.low, s.high]
+
+
 def crowded(inventory: pd.DataFrame) -> str:
     """`caution` of the runs of an inventory: each is held against the fewest ranks of its series."""
     runs = used(inventory).sort_values("world_size", kind="stable")

@@ -63,6 +63,8 @@ class Figure:
     measures: Mapping[str, tuple[str, float]] = {}
 
     inventory: pd.DataFrame
+    #: all rows of the first query
+    first: pd.DataFrame
     #: rows of the first query of runs that are comparable, and sentences on runs that are not
     rows: pd.DataFrame
     refusals: str
@@ -71,6 +73,7 @@ class Figure:
         """Take the frames in the order of `queries`; nobody writes to them."""
         for query, frame in zip(self.queries, frames, strict=True):
             setattr(self, query, frame)
+        self.first = frames[0]
         self.prepare()
 
     def __init_subclass__(cls) -> None:
@@ -90,11 +93,6 @@ class Figure:
         known = self.rows.dropna(subset=[self.main])
         return captions.common_repeats(known, self.by) if "repeat" in known else known
 
-    @property
-    def first(self) -> pd.DataFrame:
-        """All rows of the first query."""
-        return getattr(self, self.queries[0])
-
     def finding(self) -> str:
         """Return the smallest and largest median of the series over the repeats that all have; the title without."""
         text = self.found and captions.common_extremes(self.rows, self.main, self.unit[1], factor=self.unit[0])
@@ -113,10 +111,11 @@ class Figure:
         """Return a new drawing."""
         raise NotImplementedError
 
-    def no_data(self, *panels: Axes) -> None:
-        """Say in panels that no run is there, or that those there are may not be compared."""
-        for axes in panels:
+    def no_data(self, drawing: Drawing, *panels: Axes) -> Drawing:
+        """Say in some panels, or all, that no run is there, or that those there are may not be compared."""
+        for axes in panels or drawing.axes:
             no_data(axes, captions.nothing(self.inventory, self.refusals))
+        return drawing
 
     def caption(self) -> str:
         """Return what is shown, of how many runs, and what the spread is; what a reader needs first comes first."""

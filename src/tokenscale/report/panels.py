@@ -5,27 +5,12 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
 from tokenscale.report import captions, text_layout
-from tokenscale.report.style import (
-    GREY,
-    dots,
-    figure,
-    jitter,
-    legend_columns,
-    look,
-    looks,
-    no_data,
-    online,
-    ordered,
-    plain,
-    style,
-)
+from tokenscale.report.figure import Drawing, Figure
+from tokenscale.report.style import dots, figure, jitter, legend_columns, look, online, ordered, plain
 
-#: column of the rows → (label of its axis with the unit, factor to that unit)
-Columns = Mapping[str, tuple[str, float]]
 Cell = tuple[str, int]
 #: of the curves of repeats in one figure: a page holds many figures
 MOST_POINTS = 5000
@@ -62,8 +47,7 @@ def heading(axes: Axes, text: str, *, ends: bool = False) -> None:
     """A sentence over a panel, small; nothing where it is empty. It `ends` where the panel does, as over a lone one:
     names of rows may leave little room right of where they begin."""
     if text:
-        with style():
-            axes.set_title(text, fontsize=9, loc="right" if ends or len(axes.figure.axes) == 1 else "left")
+        axes.set_title(text, fontsize=9, loc="right" if ends or len(axes.figure.axes) == 1 else "left")
 
 
 def steps_of(axis: Any, most: int = 5) -> None:
@@ -84,35 +68,40 @@ def name_rows(axes: Axes, texts: Sequence[str]) -> None:
     axes.grid(False, axis="y")
 
 
-def strips(
-    rows: pd.DataFrame, shown: pd.DataFrame, refused: str, inventory: pd.DataFrame, columns: Columns
-) -> tuple[Figure, list[Axes]]:
-    """A panel a column of `rows` (one a run), a row a cell that the inventory lists: every run a dot, medians as bars.
+def finish_rows(axes: Axes, texts: Sequence[str], most: int = 5) -> None:
+    """Rows named on the left, of bars or dots from zero."""
+    name_rows(axes, texts)
+    axes.set_xlim(left=0)
+    steps_of(axes.xaxis, most)
 
-    Of them the comparable ones are `shown`; cells of others say so. Medians are over the repeats that all cells have.
+
+def strips(shown: Figure) -> Drawing:
+    """A panel per measure, a row per cell that the inventory lists: every run a dot, medians as bars.
+
+    Cells whose runs are not comparable say so. Medians are over the repeats that all cells have.
     """
-    listed = cells(inventory)[::-1]
-    with style():
-        made, panels = figure(len(columns), height=1.3 + 0.36 * max(4, len(listed)), sharey=True)
-        for axes, (column, (label, factor)) in zip(panels, columns.items(), strict=True):
-            axes.set_xlabel(label)
-            values = {cell: factor * at(shown, cell)[column].dropna().astype(float) for cell in listed}
-            if not any(map(len, values.values())):
-                no_data(axes, captions.nothing(inventory, refused))
-                continue
-            common = captions.common_repeats(shown.dropna(subset=[column]))
-            for y, (cell, found) in enumerate(values.items()):
-                if found.empty:
-                    write_note(axes, y, "not comparable" if len(at(rows, cell)) > len(at(shown, cell)) else "no data")
-                else:
-                    axes.plot(found, [y + o for o in jitter(len(found))], **dots(cell[0]), clip_on=False)
-                    median = factor * at(common, cell)[column].median()
-                    axes.plot([median] * 2, [y - 0.32, y + 0.32], color=dots(cell[0])["color"], linewidth=2)
-            name_rows(axes, names(listed))
-            most = max(found.max() for found in values.values() if len(found))
-            axes.set_xlim(0.0, 1.08 * most if most > 0 else None)
-            steps_of(axes.xaxis)
-        return made, panels
+    listed = cells(shown.inventory)[::-1]
+    made, panels = figure(len(shown.measures), height=1.3 + 0.36 * max(4, len(listed)), sharey=True)
+    for axes, (column, (label, factor)) in zip(panels, shown.measures.items(), strict=True):
+        axes.set_xlabel(label)
+        values = {cell: factor * at(shown.rows, cell)[column].dropna().astype(float) for cell in listed}
+        if not any(map(len, values.values())):
+            shown.no_data(made, axes)
+            continue
+        common = captions.common_repeats(shown.rows.dropna(subset=[column]))
+        for y, (cell, found) in enumerate(values.items()):
+            if found.empty:
+                refused = len(at(shown.first, cell)) > len(at(shown.rows, cell))
+                write_note(axes, y, "not comparable" if refused else "no data")
+            else:
+                axes.plot(found, [y + o for o in jitter(len(found))], **dots(cell[0]), clip_on=False)
+                median = factor * at(common, cell)[column].median()
+                axes.plot([median] * 2, [y - 0.32, y + 0.32], color=dots(cell[0])["color"], linewidth=2)
+        name_rows(axes, names(listed))
+        most = max(found.max() for found in values.values() if len(found))
+        axes.set_xlim(0.0, 1.08 * most if most > 0 else None)
+        steps_of(axes.xaxis)
+    return made
 
 
 def doublings(axes: Axes, sizes: Sequence[int]) -> None:
@@ -121,6 +110,13 @@ def doublings(axes: Axes, sizes: Sequence[int]) -> None:
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
     axes.set_xlim(sizes[0] / 1.25, sizes[-1] * 1.25)
+
+
+def from_zero(axes: Axes, sizes: Sequence[int]) -> None:
+    """Numbers from zero over doublings."""
+    doublings(axes, sizes)
+    axes.set_ylim(bottom=0)
+    plain(axes.yaxis)
 
 
 def joined(
@@ -133,9 +129,9 @@ def joined(
     rows = rows.dropna(subset=[column])
     here, alike = (part[part["series"] == name] for part in (rows, captions.common_repeats(rows, ["series", x])))
     axes.plot(here[x] * shift, factor * here[column], **dots(name))
-    middle = factor * alike.groupby(x)[column].median()
+    middle = alike.groupby(x)[column].median()
     line = {key: value for key, value in look(name).items() if key in ("color", "linestyle")}
-    axes.plot(middle.index * shift, middle, **line, linewidth=1.2)
+    axes.plot(middle.index * shift, factor * middle, **line, linewidth=1.2)
 
 
 def shifts(count: int) -> list[float]:
@@ -143,81 +139,26 @@ def shifts(count: int) -> list[float]:
     return [1 + 0.03 * (i - (count - 1) / 2) for i in range(count)]
 
 
-def joined_panels(
-    rows: pd.DataFrame,
-    inventory: pd.DataFrame,
-    columns: Columns,
-    refused: str,
-    key: str = "world_size",
-    label: str = "world size (ranks)",
-) -> tuple[Figure, list[Axes]]:
-    """A panel a column over a key, a line a series: every run a dot, medians joined; with a legend."""
-    with style():
-        made, panels = figure(len(columns), height=4.0)
-        series = ordered(rows["series"])
-        for axes, (column, (name_of, factor)) in zip(panels, columns.items(), strict=True):
-            axes.set_xlabel(label)
-            axes.set_ylabel(name_of)
-            if rows[column].dropna().empty:
-                no_data(axes, captions.nothing(inventory, refused))
-                continue
-            for name, shift in zip(series, shifts(len(series)), strict=True):
-                joined(axes, rows, column, factor, name, shift, key)
-            doublings(axes, sorted(int(size) for size in rows[key].unique()))
-            axes.set_ylim(bottom=0)
-            plain(axes.yaxis)
-        for name in series:
-            panels[0].plot([], [], **look(name), label=name)
-        legend(made, panels[0])
-        return made, panels
+def joined_panels(shown: Figure, key: str = "world_size", label: str = "world size (ranks)") -> Drawing:
+    """A panel per measure over a key, a line a series: every run a dot, medians joined; with a legend."""
+    made, panels = figure(len(shown.measures), height=4.0)
+    series = ordered(shown.rows["series"])
+    for axes, (column, (name, factor)) in zip(panels, shown.measures.items(), strict=True):
+        axes.set_xlabel(label)
+        axes.set_ylabel(name)
+        if shown.rows[column].dropna().empty:
+            shown.no_data(made, axes)
+            continue
+        for one, shift in zip(series, shifts(len(series)), strict=True):
+            joined(axes, shown.rows, column, factor, one, shift, key)
+        from_zero(axes, sorted(int(size) for size in shown.rows[key].unique()))
+    for one in series:
+        panels[0].plot([], [], **look(one), label=one)
+    legend(made, panels[0])
+    return made
 
 
-def scaling(rows: pd.DataFrame, inventory: pd.DataFrame, refused: str, warning: str) -> Figure:
-    """Rows of `scaling.sql` or `scaling_weak.sql`. Left: useful tokens/s, medians joined, the ideal dotted. Right: the
-    efficiency of each pair of runs."""
-    with style():
-        made, (left, right) = figure(2, height=4.0)
-        for axes in (left, right):
-            axes.set_xlabel("world size (ranks)")
-        left.set_ylabel("useful tokens / s")
-        bases = sorted(int(size) for size in rows["base_world_size"].dropna().unique())
-        at_one = set(bases) <= {1}
-        base = "1" if at_one else "N0"
-        right.set_ylabel(f"efficiency T(N) / ({'N' if at_one else 'N / N0'} × T({base})) (%)")
-        if rows.empty:
-            for axes in (left, right):
-                no_data(axes, captions.nothing(inventory, refused))
-            return made
-        worlds = sorted(int(w) for w in rows["world_size"].unique())
-        series, common = ordered(rows["series"]), captions.common_repeats(rows)
-        for name, shift in zip(series, shifts(len(series)), strict=True):
-            joined(left, rows, "useful_tokens_per_s", 1, name, shift)
-            joined(right, rows, "efficiency", 100, name, shift)
-            left.plot([], [], **look(name), label=name)
-            # throughput that grows as the world does, from the smallest measured
-            first = rows.loc[rows["series"] == name, "base_world_size"].iloc[0]
-            rates = at(common, (name, first))["useful_tokens_per_s"]
-            above = [w for w in worlds if w >= first]
-            if len(rates) and len(above) > 1:
-                ideal = [w / first * rates.median() for w in above]
-                left.plot(above, ideal, color=look(name)["color"], linestyle=":", linewidth=0.9)
-        text = f"ideal: {'N' if at_one else 'N / N0'} × median T({base})"
-        left.plot([], [], color=GREY, linestyle=":", linewidth=0.9, label=text)
-        right.axhline(100, color=GREY, linestyle=":", linewidth=0.9)
-        for axes in (left, right):
-            doublings(axes, worlds)
-            axes.set_ylim(bottom=0)
-            plain(axes.yaxis)
-        right.set_ylim(0, max(110.0, 105 * rows["efficiency"].max()))
-        if rows["efficiency"].dropna().empty:
-            text = f"no run at world size {captions.listing(list(map(str, bases)))}\nto compare with"
-            right.text(0.5, 0.5, text, transform=right.transAxes, ha="center", style="italic")
-        legend(made, left, 3)
-        heading(left, warning)
-        return made
-
-
-def legend(made: Figure, axes: Axes | Sequence[Axes], most: int = 5, order: Sequence[str] = ()) -> None:
+def legend(made: Drawing, axes: Axes | Sequence[Axes], most: int = 5, order: Sequence[str] = ()) -> None:
     """The names of the lines of panels above the figure, which grows for them; as many columns as fit."""
     found: dict[str, Any] = {}
     for panel in [axes] if isinstance(axes, Axes) else axes:
@@ -225,14 +166,12 @@ def legend(made: Figure, axes: Axes | Sequence[Axes], most: int = 5, order: Sequ
     labels = [name for name in order if name in found] or list(found)
     if not labels:
         return
-    texts = short(labels)
-    columns = legend_columns(texts, most)
+    columns = legend_columns(texts := short(labels), most)
     texts = text_layout.entries(texts)
     lines = -(-len(texts) // columns) + sum(text.count("\n") for text in texts)
-    with style():
-        made.set_figheight(made.get_figheight() + 0.19 * (lines - 1))
-        handles = [found[name] for name in labels]
-        made.legend(handles, texts, loc="outside upper left", ncols=columns, handlelength=3)
+    made.set_figheight(made.get_figheight() + 0.19 * (lines - 1))
+    handles = [found[name] for name in labels]
+    made.legend(handles, texts, loc="outside upper left", ncols=columns, handlelength=3)
 
 
 def short(labels: Sequence[str]) -> list[str]:
@@ -280,41 +219,14 @@ def layered(found: Mapping[str, dict]) -> dict[str, dict]:
     return {name: found[name] | {"linewidth": width} for name, width in widths.items()}
 
 
-def over_time(rows: pd.DataFrame, inventory: pd.DataFrame, column: str, label: str, refused: str) -> Figure:
-    """A panel a world size: a column of `loss_curves.sql` over the seconds of training, a line a series."""
-    worlds = sorted(int(w) for w in rows["world_size"].unique())
-    columns = min(3, max(1, len(worlds)))
-    lines = -(-max(1, len(worlds)) // columns)
-    with style():
-        made, panels = figure(columns, rows=lines, height=0.8 + 2.7 * lines, sharey=True)
-        for axes in panels:
-            axes.set_xlabel("seconds of training steps")
-        for axes in panels[::columns]:
-            axes.set_ylabel(label)
-        for axes in panels[len(worlds) or 1 :]:
-            axes.set_visible(False)
-        if not worlds:
-            no_data(panels[0], captions.nothing(inventory, refused))
-            return made
-        names_of = ordered(rows["series"])
-        found, every = layered(looks(names_of)), thinned(rows)
-        for axes, world in zip(panels, worlds, strict=False):
-            here = rows[rows["world_size"] == world]
-            for name, options in found.items():
-                if len(line := here[here["series"] == name]):
-                    curve(axes, line, "training_s", column, options, name, every)
-            if len(worlds) > 1:
-                heading(axes, ranks(world))
-            axes.set_xlim(left=0)
-            axes.set_ylim(0, 1.08 * rows[column].max())
-            steps_of(axes.xaxis, 4)
-            plain(axes.yaxis)
-        legend(made, panels, order=names_of)
-        return made
-
-
-def decades(axis: Any) -> None:
-    """Powers of ten on a logarithmic axis, as `1e-6`."""
-    axis.set_major_locator(LogLocator(base=10, numticks=8))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")))
+def grid(count: int, height: float, x: str, y: str, **options) -> tuple[Drawing, list[Axes]]:
+    """So many panels, at least one and three beside each other, each of a `height` in inches, with labels."""
+    count = max(1, count)
+    columns = min(3, count)
+    lines = -(-count // columns)
+    made, every = figure(columns, rows=lines, height=0.8 + height * lines, **options)
+    for place, axes in enumerate(every):
+        axes.set_xlabel(x)
+        axes.set_ylabel("" if place % columns else y)
+        axes.set_visible(place < count)
+    return made, every[:count]

@@ -80,6 +80,9 @@ SCHEDULES = {
 _MARKERS, _DASHES = ("o", "s", "^", "D", "v", "P", "X", "*"), ("-", "--", "-.", ":")
 _MORE = ((PURPLE, "P", "-.", True), (GREY, "X", ":", True))
 
+#: runs over stacked bars
+OPEN_DOTS: dict = {"color": TEXT, "marker": "o", "markersize": 3.5, "markerfacecolor": "white", "linestyle": "none"}
+
 RC: dict = {
     "figure.dpi": 100,
     "savefig.dpi": 200,

@@ -1,7 +1,5 @@
 """Figures with a row per approach and world size: every run is a dot, medians are bars."""
 
-import pandas as pd
-
 from tokenscale.report import captions, panels
 from tokenscale.report.figure import DOTS, JOINED, RATES, Drawing, Figure
 from tokenscale.report.style import GREY, SKY, number
@@ -13,16 +11,15 @@ class ByApproach(Figure):
     factor = "approach"
 
     def draw(self) -> Drawing:
-        drawing, axes = panels.strips(self.first, self.rows, self.refusals, self.inventory, self.measures)
+        drawing = panels.strips(self)
         if self.cores_matter and len(self.first):
-            panels.heading(axes[-1], captions.crowded(self.inventory), ends=True)
+            panels.heading(drawing.axes[-1], captions.crowded(self.inventory), ends=True)
         return drawing
 
 
 class TokensPerSecondComparison(ByApproach):
     title = "Training throughput by approach"
     queries = ("throughput", "inventory")
-    throughput: pd.DataFrame
     measures = {
         "useful_tokens_per_s": ("useful tokens / s", 1.0),
         "total_tokens_per_s": ("total tokens / s (padding included)", 1.0),
@@ -32,8 +29,7 @@ class TokensPerSecondComparison(ByApproach):
     words = f"One process; {{counted}}. {DOTS}Open markers tokenize while training, filled ones read a store. {RATES}"
 
     def prepare(self) -> None:
-        self.inventory = self.inventory[self.inventory["world_size"] == 1]
-        self.throughput = self.throughput[self.throughput["world_size"] == 1]
+        self.first, self.inventory = (rows[rows["world_size"] == 1] for rows in (self.first, self.inventory))
         super().prepare()
 
 
@@ -49,9 +45,8 @@ class DataStallShare(ByApproach):
     main, unit = "data_stall_share", (100, " %")
 
     def finding(self) -> str:
-        if self.rows.empty:
-            return self.title
-        return f"Waiting for data takes at most {100 * self.rows['data_stall_share'].max():.2g} % of a training step"
+        most = 100 * self.rows["data_stall_share"].max()
+        return f"Waiting for data takes at most {most:.2g} % of a training step" if len(self.rows) else self.title
 
     def draw(self) -> Drawing:
         drawing = super().draw()
@@ -61,14 +56,14 @@ class DataStallShare(ByApproach):
 
     def sentences(self) -> str:
         text = f"Time waiting for the batch over step time, of the slowest rank, after warm-up; {self.counted()}. "
-        if len(self.rows):
-            worst = self.rows.loc[self.rows["data_stall_share"].idxmax()]
-            text += (
-                f"The largest share, {100 * worst['data_stall_share']:.2g} % ({worst['series']}, "
-                f"{panels.ranks(int(worst['world_size']))}), bounds what any data format could gain there: at most "
-                f"{number(worst['largest_gain'], 4)}× (Amdahl's law). "
-            )
-        return text
+        if self.rows.empty:
+            return text
+        worst = self.rows.loc[self.rows["data_stall_share"].idxmax()]
+        return text + (
+            f"The largest share, {100 * worst['data_stall_share']:.2g} % ({worst['series']}, "
+            f"{panels.ranks(int(worst['world_size']))}), bounds what any data format could gain there: at most "
+            f"{number(worst['largest_gain'], 4)}× (Amdahl's law). "
+        )
 
 
 _PARTS = {"padding_share": (SKY, "padding, in an epoch of the store"), "ignored_share": (GREY, "first labels")}
@@ -119,30 +114,24 @@ class BatchSizeComparison(Figure):
     cores_matter = False
     main = "useful_tokens_per_s"
     by = ("series", "micro_batch")
-    throughput: pd.DataFrame
 
     def prepare(self) -> None:
-        """Choose runs at the smallest world size that are comparable along micro-batches and along approaches.
-
-        Series are named without their micro-batch.
-        """
+        """Choose runs at the smallest world size, comparable along micro-batches and along approaches."""
         smallest = self.inventory["world_size"].min()
-        self.inventory = self.inventory[self.inventory["world_size"] == smallest]
-        rows = self.throughput[self.throughput["world_size"] == smallest]
+        rows, self.inventory = (rows[rows["world_size"] == smallest] for rows in (self.first, self.inventory))
         rows, along = captions.comparable(rows, self.inventory, "micro_batch")
         rows, across = captions.comparable(rows, self.inventory, "approach")
         self.refusals = along if along == across else f"{along} {across}".strip()
         rows = rows.merge(self.inventory[["run_id", "micro_batch", "sequence_length"]], on="run_id")
-        rows = rows.assign(series=captions.without(rows["series"], "micro_batch"))
-        self.rows = rows.dropna(subset=["micro_batch"])
+        series = captions.without(rows["series"], "micro_batch")
+        self.rows = rows.assign(series=series).dropna(subset=["micro_batch"])
 
     def draw(self) -> Drawing:
-        sizes = {"key": "micro_batch", "label": "micro-batch (rows of a forward pass)"}
-        return panels.joined_panels(self.rows, self.inventory, self.measures, self.refusals, **sizes)[0]
+        return panels.joined_panels(self, "micro_batch", "micro-batch (rows of a forward pass)")
 
     def sentences(self) -> str:
-        text = f"At the smallest world size and a fixed global batch; {self.counted()}. {JOINED}"
-        text += "Gradient accumulation keeps learning rate and number of steps along the axis. "
+        text = f"At the smallest world size and a fixed global batch; {self.counted()}. {JOINED}Gradient accumulation "
+        text += "keeps learning rate and number of steps along the axis. "
         lengths = sorted(int(n) for n in self.rows["sequence_length"].dropna().unique())
         text += f"Sequence length {captions.listing([number(n, 9) for n in lengths])}. " if lengths else ""
         sizes = self.rows["micro_batch"].unique()

@@ -28,22 +28,17 @@ class InferenceTokensPerSecond(Figure):
         *(*_CELL, "cached", "round", "prefill_s", "prefill_tokens_per_s", "tokens_per_s", "ms_per_token", "speed_up"),
         *("same_text", "first_difference", "cache_bytes", "formula_bytes", "peak_bytes"),
     )
-    main = "tokens_per_s"
-    unit = (1, " tokens/s")
-    by = ("label",)
-    inference: pd.DataFrame
+    main, unit, by = "tokens_per_s", (1, " tokens/s"), ("label",)
     inference_steps: pd.DataFrame
 
     def prepare(self) -> None:
-        rows = self.inference[self.inference["left_out"].isna()]
+        rows = self.first[self.first["left_out"].isna()]
         counts = ["batch", "prompt_tokens", "new_tokens", "round"]  # of numbers beside those that are left out
         rows = rows.astype({"cached": bool, "same_text": bool, **dict.fromkeys(counts, int)})
         self.called = names(rows)
-        labels = [
-            f"{self.called[r.run_id]}, {r.batch} at once, {r.prompt_tokens} + {r.new_tokens} tokens, {_cache(r.cached)}"
-            for r in rows.itertuples()
-        ]
-        self.rows, self.refusals = rows.assign(label=labels, repeat=rows["round"]), ""
+        cells = [f"{self.called[i]}, {b} at once, {p} + {n}" for _, i, b, p, n in rows[_CELL].itertuples(index=False)]
+        labels = [f"{cell} tokens, {_cache(cached)}" for cell, cached in zip(cells, rows["cached"], strict=True)]
+        self.rows, self.refusals = rows.assign(cell=cells, label=labels, repeat=rows["round"]), ""
 
     def data(self) -> pd.DataFrame:
         """Return one row per cell and round; below them, with a `position`, one per stretch of positions."""
@@ -89,9 +84,8 @@ class InferenceTokensPerSecond(Figure):
         if self.rows.empty:
             return "No inference benchmark was given for this experiment."
         first, n = self.rows.iloc[0], int(self.rows["round"].nunique())
-        threads = captions.listing(
-            [captions.count(int(t), "thread") for t in sorted(self.rows["threads"].dropna().unique())]
-        )
+        counts = sorted(self.rows["threads"].dropna().unique())
+        threads = captions.listing([captions.count(int(t), "thread") for t in counts])
         where = f"{first['cpu'] or 'a CPU'} with {threads}" if first["device"] == "cpu" else str(first["device"])
         text = (
             f"Greedy generation with the final weights on {where}, each cell once in each of "
@@ -100,15 +94,11 @@ class InferenceTokensPerSecond(Figure):
             "behind the shortest prompt, for all prompts at once; positions are grouped, seconds of a group over its "
             "tokens. EOS does not end a text. "
         )
-        out = self.rows[~self.rows["same_text"]].drop_duplicates(_CELL)
-        parts = [
-            f"{self.called[r.run_id]}, {r.batch} at once, {r.prompt_tokens} + {r.new_tokens}" for r in out.itertuples()
-        ]
-        if parts:
-            text += f"Texts differ with the cache, so that nothing is compared (crosses): {'; '.join(parts)}. "
+        if out := list(dict.fromkeys(self.rows.loc[~self.rows["same_text"], "cell"])):
+            text += f"Texts differ with the cache, so that nothing is compared (crosses): {'; '.join(out)}. "
         else:
             text += "With the cache and without it the texts are the same, token by token. "
-        text += captions.reasons(self.inference[self.inference["left_out"].notna()], "model")
+        text += captions.reasons(self.first[self.first["left_out"].notna()], "model")
         return text + captions.kinds(self.groups(), "round")
 
     def numbers(self) -> str:
@@ -129,11 +119,8 @@ class InferenceTokensPerSecond(Figure):
                 [self.called[run_id], str(batch), str(prompt), str(new), captions.spread(1e3 * kept["prefill_s"])]
                 + [captions.spread(kept["tokens_per_s"]), captions.spread(without["tokens_per_s"])]
                 + [captions.spread(kept["speed_up"].astype(float).dropna()), number(kept["cache_bytes"].max() / 1024)]
-                + [
-                    number(kept["formula_bytes"].max() / 1024),
-                    number(kept["peak_bytes"].astype(float).max() / 2**20),
-                    same,
-                ]
+                + [number(kept["formula_bytes"].max() / 1024), number(kept["peak_bytes"].astype(float).max() / 2**20)]
+                + [same]
             )
         caption = (
             "Medians over rounds, their spread in brackets. A speed-up is of two texts of one round. The cache's bytes "
@@ -144,15 +131,9 @@ class InferenceTokensPerSecond(Figure):
 
 
 def _look(colour: str, cached: bool) -> dict:
-    return {
-        "color": colour,
-        "marker": "o" if cached else "s",
-        "markeredgecolor": colour,
-        "markersize": 4.5,
-        "markerfacecolor": colour if cached else "none",
-        "linestyle": "-" if cached else "--",
-        "linewidth": 1.2,
-    }
+    marker, dash, face = ("o", "-", colour) if cached else ("s", "--", "none")
+    look = {"color": colour, "marker": marker, "linestyle": dash, "markeredgecolor": colour, "markerfacecolor": face}
+    return look | {"markersize": 4.5, "linewidth": 1.2}
 
 
 def _draw_rates(axes, rows: pd.DataFrame, look: dict) -> None:

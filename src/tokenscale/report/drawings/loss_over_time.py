@@ -1,6 +1,7 @@
 """Training and validation losses by useful tokens and by time, and their differences between world sizes."""
 
 import pandas as pd
+from matplotlib.ticker import LogLocator, NullLocator
 
 from tokenscale.report import captions, panels
 from tokenscale.report.figure import CURVES, POINTS, Drawing, Figure
@@ -13,8 +14,7 @@ def _smallest(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows["world_size"] == smallest) & rows["loss"].notna()]
 
 
-_TOKENS = ("useful_tokens_seen", "useful tokens trained on")
-_SECONDS = ("training_s", "seconds of training steps")
+_TOKENS, _SECONDS = ("useful_tokens_seen", "useful tokens trained on"), ("training_s", "seconds of training steps")
 
 
 class LossOverTime(Figure):
@@ -79,7 +79,7 @@ class LossOverTime(Figure):
                 last.plot(run[_TOKENS[0]], run["loss"], **options | {"linestyle": "none"})
         for axes in axes_of:
             if not axes.lines:
-                self.no_data(axes)
+                self.no_data(made, axes)
                 continue
             axes.set_xlim(left=0)
             panels.steps_of(axes.xaxis, 3)
@@ -117,12 +117,6 @@ class LossOverTime(Figure):
         return captions.medians(self.training.groupby("run_id").tail(1), "loss", 1, " nats", ["series"])
 
 
-def _floor(kept: pd.DataFrame) -> float:
-    """Where zeros stand on a logarithmic axis: below all that differ."""
-    above = kept.loc[kept["largest_difference"] > 0, "largest_difference"]
-    return float(above.min()) / 3 if len(above) else 1e-9
-
-
 class DdpVerificationLoss(Figure):
     title = "Loss of several ranks against the fewest, step by step"
     queries = ("loss_difference", "inventory")
@@ -130,15 +124,12 @@ class DdpVerificationLoss(Figure):
     cores_matter = False
 
     def finding(self) -> str:
-        if self.rows.empty:
-            return self.title
-        largest = self.rows["largest_difference"].max()
-        return f"Largest loss difference to the run with the fewest ranks: {largest:.1g} nats".replace("e-0", "e-")
+        text = f"Largest loss difference to the run with the fewest ranks: {self.rows['largest_difference'].max():.1g}"
+        return f"{text} nats".replace("e-0", "e-") if len(self.rows) else self.title
 
     def prepare(self) -> None:
         super().prepare()
-        so_far = self.rows.groupby("run_id")["largest_difference"].cummax()
-        self.rows = self.rows.assign(so_far=so_far)
+        self.rows = self.rows.assign(so_far=self.rows.groupby("run_id")["largest_difference"].cummax())
 
     def draw(self) -> Drawing:
         """Draw two panels, logarithmic. Left: the largest difference up to each point, every pair a line.
@@ -151,9 +142,9 @@ class DdpVerificationLoss(Figure):
         left.set_ylabel("largest |difference| so far\n(nats / useful token)")
         right.set_xlabel("largest of any step\n(nats / useful token)")
         if self.rows.empty:
-            self.no_data(left, right)
-            return made
-        floor = _floor(self.rows)
+            return self.no_data(made)
+        above = self.rows.loc[self.rows["largest_difference"] > 0, "largest_difference"]
+        floor = above.min() / 3 if len(above) else 1e-9  # where zeros stand, below all that differ
         names = ordered(self.rows["series"])
         found, every = panels.layered(looks(names)), panels.thinned(self.rows)
         for name, options in found.items():
@@ -173,12 +164,14 @@ class DdpVerificationLoss(Figure):
         low, high = floor / 2, max(10 * floor, 3 * self.rows["largest_difference"].max())
         left.set_ylim(low, high)
         right.set_xlim(low, high)
-        for axis in (left.yaxis, right.xaxis):
-            panels.decades(axis)
+        for axis in (left.yaxis, right.xaxis):  # powers of ten as `1e-6`
+            axis.set_major_locator(LogLocator(base=10, numticks=8))
+            axis.set_minor_locator(NullLocator())
+            axis.set_major_formatter(lambda value, _: f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e"))
         if (self.rows["so_far"] == 0).any():
             left.axhline(floor, color=GREY, linestyle=":", linewidth=0.9)
-            left.text(0.99, floor, "no difference", transform=left.get_yaxis_transform(), ha="right", va="bottom",
-                      fontsize=8)  # fmt: skip
+            look: dict = {"transform": left.get_yaxis_transform(), "ha": "right", "va": "bottom", "fontsize": 8}
+            left.text(0.99, floor, "no difference", **look)
         left.set_xlim(left=0)
         panels.steps_of(left.xaxis, 5)
         panels.legend(made, left, order=names)
@@ -213,5 +206,4 @@ class DdpVerificationLoss(Figure):
 
     def numbers(self) -> str:
         largest = self.rows.groupby(["series", "world_size"])["largest_difference"].max()
-        texts = [f"{name} on {world} {value:.2g}" for (name, world), value in largest.items()]
-        return captions.listing(texts)
+        return captions.listing([f"{name} on {world} {value:.2g}" for (name, world), value in largest.items()])

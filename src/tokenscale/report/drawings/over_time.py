@@ -1,21 +1,8 @@
 """Figures of the time of a training: measures over its seconds, and the parts of a step."""
 
-from tokenscale.report import captions, panels
+from tokenscale.report import captions, panels, style
 from tokenscale.report.figure import CURVES, POINTS, Drawing, Figure
-from tokenscale.report.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PALETTE,
-    PURPLE,
-    RED,
-    SKY,
-    TEXT,
-    figure,
-    jitter,
-    number,
-)  # fmt: skip
+from tokenscale.report.style import BLUE, GREEN, GREY, OPEN_DOTS, ORANGE, PURPLE, RED, SKY, figure, jitter, number
 
 
 class TokensPerSecondOverTime(Figure):
@@ -31,18 +18,37 @@ class TokensPerSecondOverTime(Figure):
         self.rows = self.rows[~self.rows["stopped"].astype(bool)].dropna(subset=["useful_tokens_per_s"])
 
     def draw(self) -> Drawing:
-        return panels.over_time(self.rows, self.inventory, "useful_tokens_per_s", "useful tokens / s", self.refusals)
+        """Draw a panel per world size, a line a series."""
+        rows, worlds = self.rows, sorted(int(w) for w in self.rows["world_size"].unique())
+        made, every = panels.grid(len(worlds), 2.7, "seconds of training steps", "useful tokens / s", sharey=True)
+        if not worlds:
+            return self.no_data(made)
+        names = style.ordered(rows["series"])
+        found, nth = panels.layered(style.looks(names)), panels.thinned(rows)
+        for axes, world in zip(every, worlds, strict=True):
+            here = rows[rows["world_size"] == world]
+            for name, options in found.items():
+                if len(line := here[here["series"] == name]):
+                    panels.curve(axes, line, "training_s", "useful_tokens_per_s", options, name, nth)
+            if len(worlds) > 1:
+                panels.heading(axes, panels.ranks(world))
+            axes.set_xlim(left=0)
+            axes.set_ylim(0, 1.08 * rows["useful_tokens_per_s"].max())
+            panels.steps_of(axes.xaxis, 4)
+            style.plain(axes.yaxis)
+        panels.legend(made, every, order=names)
+        return made
 
     def counted(self) -> str:
         return captions.counted(self.rows["run_id"].nunique(), self.inventory)
 
     def sentences(self) -> str:
         text = f"Useful tokens per second of all ranks; {self.counted()}. {POINTS}"
-        if len(self.rows):
-            most = int(self.rows["steps"].max())
-            text += f"A point is {'a step' if most == 1 else f'the mean of up to {most} steps'}; the first includes "
-            text += f"the warm-up. {CURVES}"
-        return text
+        if self.rows.empty:
+            return text
+        most = int(self.rows["steps"].max())
+        point = "a step" if most == 1 else f"the mean of up to {most} steps"
+        return f"{text}A point is {point}; the first includes the warm-up. {CURVES}"
 
     def numbers(self) -> str:
         texts, common = [], captions.common_repeats(self.rows)
@@ -61,7 +67,7 @@ PARTS = {
     "backward_s": ("backward", BLUE, ""),
     "bubble_s": ("waiting for stages", GREEN, "xx"),
     "exposed_communication_s": ("exposed communication", RED, "\\\\\\"),
-    "optimizer_s": ("optimizer", PALETTE[5], ""),
+    "optimizer_s": ("optimizer", PURPLE, ""),
     "rest_s": ("rest", GREY, ""),
 }
 
@@ -77,9 +83,8 @@ class StepTimeBreakdown(Figure):
         shares = self.rows[list(PARTS)].div(self.rows["step_s"], axis=0).median().dropna()
         if shares.empty:
             return self.title
-        return (
-            f"The largest part of a step is {PARTS[shares.idxmax()][0]}: {number(100 * shares.max(), 2)} % of its time"
-        )
+        part, share = PARTS[shares.idxmax()][0], number(100 * shares.max(), 2)
+        return f"The largest part of a step is {part}: {share} % of its time"
 
     def draw(self) -> Drawing:
         """Draw one row per cell: the parts of its median run stacked, and every run's whole step a dot."""
@@ -87,8 +92,7 @@ class StepTimeBreakdown(Figure):
         made, (axes,) = figure(height=1.7 + 0.34 * max(4, len(listed)))
         axes.set_xlabel("time of a step, mean over ranks (ms)")
         if self.rows.empty:
-            self.no_data(axes)
-            return made
+            return self.no_data(made)
         for y, cell in enumerate(listed):
             here = panels.at(self.rows, cell).sort_values("step_s")
             if here.empty:
@@ -99,16 +103,11 @@ class StepTimeBreakdown(Figure):
                 width = 1e3 * max(0.0, median[part])
                 axes.barh(y, width, left=begin, height=0.62, color=colour, hatch=hatch, edgecolor="white", linewidth=0)
                 begin += width
-            offsets = [y + o for o in jitter(len(here), 0.4)]
-            dots: dict = {"color": TEXT, "markersize": 3.5, "markerfacecolor": "white", "linestyle": "none"}
-            axes.plot(1e3 * here["step_s"], offsets, "o", **dots)
-        shown = [part for part in PARTS if (self.rows[part] > 0).any()]
-        for part in shown:
-            label, colour, hatch = PARTS[part]
-            axes.barh([0], [0], color=colour, hatch=hatch, edgecolor="white", linewidth=0, label=label)
-        panels.name_rows(axes, panels.names(listed))
-        axes.set_xlim(left=0)
-        panels.steps_of(axes.xaxis, 6)
+            axes.plot(1e3 * here["step_s"], [y + o for o in jitter(len(here), 0.4)], **OPEN_DOTS)
+        for part, (label, colour, hatch) in PARTS.items():
+            if (self.rows[part] > 0).any():
+                axes.barh([0], [0], color=colour, hatch=hatch, edgecolor="white", linewidth=0, label=label)
+        panels.finish_rows(axes, panels.names(listed), 6)
         panels.legend(made, axes, 4)
         panels.heading(axes, captions.crowded(self.inventory))
         return made

@@ -2,11 +2,10 @@
 
 import pandas as pd
 
-from tokenscale.analysis.statistics import summary
 from tokenscale.report import captions, panels
 from tokenscale.report.figure import Drawing, Figure
 from tokenscale.report.paired_comparisons import describe_certificate
-from tokenscale.report.style import BLUE, GREY, ORANGE, PURPLE, SKY, TEXT, figure, jitter, number
+from tokenscale.report.style import BLUE, GREY, OPEN_DOTS, ORANGE, PURPLE, SKY, figure, jitter, number
 from tokenscale.report.table import Table, columns
 from tokenscale.settings.run import OURS
 
@@ -51,20 +50,16 @@ class Speeds(Figure):
         made, (axes,) = figure(height=1.6 + 0.32 * max(4, len(self.cells)))
         axes.set_xlabel("useful tokens / s, all ranks together")
         if not self.cells:
-            self.no_data(axes)
-            return made
+            return self.no_data(made)
         for y, group in enumerate(self.cells):
-            (colour, face), speeds = self.look(group), group[self.main]
-            places = [y + offset for offset in jitter(len(speeds))]
-            axes.plot(speeds, places, "o", color=colour, markerfacecolor=face, markersize=5)
+            (colour, face), places = self.look(group), [y + offset for offset in jitter(len(group))]
+            axes.plot(group[self.main], places, "o", color=colour, markerfacecolor=face, markersize=5)
             median = self.compared(group)[self.main].median()
             axes.plot([median] * 2, [y - 0.36, y + 0.36], color=colour, linewidth=2)
             if y and group[self.keys[0]].iloc[0] != self.cells[y - 1][self.keys[0]].iloc[0]:
                 axes.axhline(y - 0.5, color=GREY, linewidth=0.7, linestyle=":")
-        panels.name_rows(axes, [group["label"].iloc[0] for group in self.cells])
+        panels.finish_rows(axes, [group["label"].iloc[0] for group in self.cells])
         axes.invert_yaxis()
-        axes.set_xlim(left=0)
-        panels.steps_of(axes.xaxis)
         panels.heading(axes, self.heading)
         return made
 
@@ -78,6 +73,11 @@ def _measure(group: pd.DataFrame) -> str:
     if (reason := captions.caution(group)) == "" and (group["device_kind"] == "cpu").all():
         return "yes, if idle"  # nobody records what else ran
     return _MEASURES[reason]
+
+
+def _difference(group: pd.DataFrame) -> str:
+    largest = group["largest_loss_difference"].max()
+    return "–" if pd.isna(largest) else f"{largest:.2g}"
 
 
 def _same(group: pd.DataFrame) -> str:
@@ -105,8 +105,7 @@ class ParallelMethods(Speeds):
         further = [key for key in ("approach", "factors", "storage") if self.rows[key].nunique() > 1]
         named = [", ".join(filter(None, key)) for key in self.rows[["method", *further]].itertuples(index=False)]
         self.rows = self.rows.assign(name=named)
-        several = zip(named, self.rows["world_size"], strict=True)
-        return [f"{name}, {panels.ranks(world)}" if world > 1 else name for name, world in several]
+        return [n + f", {panels.ranks(w)}" * (w > 1) for n, w in zip(named, self.rows["world_size"], strict=True)]
 
     def alt(self) -> str:
         return f"{super().alt()} {self.warning}".strip()
@@ -117,42 +116,25 @@ class ParallelMethods(Speeds):
 
     def data(self) -> pd.DataFrame:
         """Return one row per cell: medians over all its runs with the ends of their spread."""
-        names = ["gpus", "method", "runs", "useful_tokens_per_s", "useful_tokens_per_s_low", "useful_tokens_per_s_high"]
+        names = "gpus method runs useful_tokens_per_s useful_tokens_per_s_low useful_tokens_per_s_high".split()
         names += ["memory_bytes", *(f"{part}_bytes" for part in PARTS), "efficiency", "efficiency_low"]
-        names += [
-            "efficiency_high",
-            "scaling_measurement",
-            "final_loss",
-            "largest_loss_difference",
-            "same_data",
-            "layout",
+        names += "efficiency_high scaling_measurement final_loss largest_loss_difference same_data layout".split()
+        rows = [
+            [group["world_size"].iloc[0], group["name"].iloc[0], len(group), *captions.ends(group[self.main])]
+            + [group[f"{part}_bytes"].max() for part in ("memory", *PARTS)]
+            + [*captions.ends(group["efficiency"]), _measure(group), group["final_loss"].median()]
+            + [group["largest_loss_difference"].max(), _same(group), group["layout"].iloc[0]]
+            for group in self.cells
         ]
-        rows = []
-        for group in self.cells:
-            speed, share = summary(group[self.main]), summary(group["efficiency"].dropna())
-            rows.append(
-                [group["world_size"].iloc[0], group["name"].iloc[0], len(group), speed.median, speed.low, speed.high]
-                + [group[f"{part}_bytes"].max() for part in ("memory", *PARTS)]
-                + [share.median, share.low, share.high, _measure(group), group["final_loss"].median()]
-                + [group["largest_loss_difference"].max(), _same(group), group["layout"].iloc[0]]
-            )
         return pd.DataFrame(rows, columns=names)
 
     def sentences(self) -> str:
         """Return what is compared, whether it is a scaling measurement, and whether the losses agree."""
-        text = (
-            "The same training under each parallel method: global batch, learning rate and steps are equal; "
-            f"{self.counted()}. "
-        )
-        if self.warning:
-            text += f"Open dots: {self.warning}. "
-        differences = self.rows.loc[self.rows["world_size"] > 1, "largest_loss_difference"]
-        if differences.notna().any():
-            text += (
-                "Against the run on one rank of the same repeat, losses differ by at most "
-                f"{differences.max():.2g} nats at any step. "
-            )
-        return text
+        text = "The same training under each parallel method: global batch, learning rate and steps are equal; "
+        text += f"{self.counted()}. " + (f"Open dots: {self.warning}. " if self.warning else "")
+        largest = self.rows.loc[self.rows["world_size"] > 1, "largest_loss_difference"].max()
+        against = f"Against the run on one rank of the same repeat, losses differ by at most {largest:.2g} nats at any "
+        return text if pd.isna(largest) else f"{text}{against}step. "
 
     def table(self) -> Table:
         """Return the same as people read it, with memory, losses and what efficiencies are worth."""
@@ -162,13 +144,12 @@ class ParallelMethods(Speeds):
         )
         rows = []
         for group in self.cells:
-            world, difference = group["world_size"].iloc[0], group["largest_loss_difference"].max()
+            world, alike = group["world_size"].iloc[0], self.compared(group)
             rows.append(
-                [str(world), group["name"].iloc[0], str(len(group)), captions.spread(self.compared(group)[self.main])]
-                + [number(1e-6 * group["memory_bytes"].max())]
-                + [captions.spread(100 * self.compared(group)["efficiency"].dropna()), _measure(group)]
-                + [captions.spread(self.compared(group)["final_loss"], 5)]
-                + ["reference" if world == 1 else "–" if pd.isna(difference) else f"{difference:.2g}", _same(group)]
+                [str(world), group["name"].iloc[0], str(len(group)), captions.spread(alike[self.main])]
+                + [number(1e-6 * group["memory_bytes"].max()), captions.spread(100 * alike["efficiency"].dropna())]
+                + [_measure(group), captions.spread(alike["final_loss"], 5)]
+                + ["reference" if world == 1 else _difference(group), _same(group)]
             )
         text = (
             f"A rank is a GPU where there are GPUs. Spread in brackets. {self.over()}"
@@ -190,12 +171,12 @@ class MemoryByMethod(Figure):
         super().prepare()
         numbers = [name for name in self.rows if name.endswith("bytes") or name == "predicted_per_measured"]
         self.rows = self.rows.astype(dict.fromkeys(numbers, float))
-        several, keys, groups = self.rows["approach"].nunique() > 1, [], []
+        several, found = self.rows["approach"].nunique() > 1, []
         for (world, method, series), rows in self.rows.groupby(["world_size", "method", "series"]):
-            levels = series.partition(", ")[2] or method
-            keys.append((f"{rows['approach'].iloc[0]}, {levels}" if several else levels, int(world)))
-            groups.append(rows)
-        self.cells = list(zip(panels.names(keys, ranks_only=True), groups, strict=True))
+            name = f"{rows['approach'].iloc[0]}, " * several + (series.partition(", ")[2] or method)
+            found.append(((name, int(world)), rows))
+        named = panels.names([cell for cell, _ in found], ranks_only=True)
+        self.cells = list(zip(named, [rows for _, rows in found], strict=True))
 
     def finding(self) -> str:
         rows = self.rows.dropna(subset=["bytes"])
@@ -208,31 +189,26 @@ class MemoryByMethod(Figure):
     def draw(self) -> Drawing:
         """Draw two bars per cell: the parts of the run that held most; below, hatched, what was predicted."""
         made, (axes,) = figure(height=1.7 + 0.42 * max(4, len(self.cells)))
-        if self.rows.empty:
-            axes.set_xlabel("memory of the fullest rank (MB)")
-            self.no_data(axes)
-            return made
         large = self.rows[["bytes", "predicted_bytes"]].max().max() >= 1e10
         unit, name = (1e-9, "GB") if large else (1e-6, "MB")
         axes.set_xlabel(f"memory of the fullest rank ({name})")
+        if self.rows.empty:
+            return self.no_data(made)
         for y, (_, rows) in enumerate(self.cells[::-1]):
             fullest = rows.sort_values("bytes", na_position="first").iloc[-1]
             for prefix, place, hatch in (("", y + 0.2, ""), ("predicted_", y - 0.2, "////")):
                 begin = 0.0
+                look: dict = {"height": 0.34, "hatch": hatch, "edgecolor": "white", "linewidth": 0}
                 for part, colour in PARTS.items():
                     width = fullest[f"{prefix}{part}_bytes"]
                     width = 0.0 if pd.isna(width) else unit * width
-                    look: dict = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0}
-                    axes.barh(place, width, left=begin, height=0.34, **look)
+                    axes.barh(place, width, left=begin, color=colour, **look)
                     begin += width
                 if pd.isna(fullest[f"{prefix}bytes"]):
                     text = "in part not predicted" if prefix else "in part not measured"
                     axes.annotate(text, (begin, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
-            dots: dict = {"color": TEXT, "markersize": 3.5, "markerfacecolor": "white", "linestyle": "none"}
-            axes.plot(unit * rows["bytes"], [y + 0.2] * len(rows), "o", **dots)
-        panels.name_rows(axes, [text for text, _ in self.cells[::-1]])
-        axes.set_xlim(left=0)
-        panels.steps_of(axes.xaxis, 6)
+            axes.plot(unit * rows["bytes"], [y + 0.2] * len(rows), **OPEN_DOTS)
+        panels.finish_rows(axes, [text for text, _ in self.cells[::-1]], 6)
         for part, colour in PARTS.items():
             axes.barh([0], [0], color=colour, label=part)
         axes.barh([0], [0], color=GREY, hatch="////", edgecolor="white", linewidth=0, label="predicted")
@@ -246,19 +222,13 @@ class MemoryByMethod(Figure):
             "the run with the most memory in its cell. Communication buffers, the allocator's reserve and the program "
             "itself are in neither. "
         )
-        known = self.rows.dropna(subset=["predicted_per_measured"])["predicted_per_measured"]
-        if len(known):
-            low, high = number(known.min()), number(known.max())
-            text += f"Predicted over measured: {low if low == high else f'{low} to {high}'}. "
-        return text
+        known = self.rows["predicted_per_measured"].dropna()
+        low, high = number(known.min()), number(known.max())
+        return text + f"Predicted over measured: {low if low == high else f'{low} to {high}'}. " * (len(known) > 0)
 
     def numbers(self) -> str:
-        texts = [
-            f"{name}: {number(1e-6 * rows['bytes'].max())} MB measured, {number(1e-6 * rows['predicted_bytes'].max())} "
-            "MB predicted"
-            for name, rows in self.cells
-        ]
-        return captions.listing(texts)
+        most = [(name, *(1e-6 * rows[["bytes", "predicted_bytes"]].max())) for name, rows in self.cells]
+        return captions.listing([f"{name}: {number(a)} MB measured, {number(b)} MB predicted" for name, a, b in most])
 
 
 class Frameworks(Speeds):
@@ -293,16 +263,14 @@ class Frameworks(Speeds):
 
     def data(self) -> pd.DataFrame:
         """Return one row per trainer and model: medians over all its runs with the ends of their spread."""
-        names = ["model", "arm", "world_size", "runs", "useful_tokens_per_s", "useful_tokens_per_s_low"]
-        names += ["useful_tokens_per_s_high", "median_step_s", "memory_bytes", "steps", "final_loss", "parity"]
-        rows = []
-        for group in self.cells:
-            speed, first = summary(group[self.main]), group.iloc[0]
-            rows.append(
-                [first["model"], first["arm"], first["world_size"], len(group), speed.median, speed.low, speed.high]
-                + [group["median_step_s"].median(), group["memory_bytes"].max(), first["steps"]]
-                + [group["final_loss"].median(), self.parity(group)]
-            )
+        names = "model arm world_size runs useful_tokens_per_s useful_tokens_per_s_low useful_tokens_per_s_high".split()
+        names += "median_step_s memory_bytes steps final_loss parity".split()
+        rows = [
+            [*group.iloc[0][["model", "arm", "world_size"]], len(group), *captions.ends(group[self.main])]
+            + [group["median_step_s"].median(), group["memory_bytes"].max(), group["steps"].iloc[0]]
+            + [group["final_loss"].median(), self.parity(group)]
+            for group in self.cells
+        ]
         return pd.DataFrame(rows, columns=names)
 
     def sentences(self) -> str:
@@ -315,8 +283,8 @@ class Frameworks(Speeds):
 
     def table(self) -> Table:
         """Return trainer, speed, step, memory, loss and certificate."""
-        heads = columns("trainer", ">useful tokens / s", "parity certificate", ">median step (ms)", ">memory (MB)")
-        heads += columns(">loss after the last step", ">runs")
+        heads = columns("trainer", ">useful tokens / s", "parity certificate", ">median step (ms)", ">memory (MB)",
+                        ">loss after the last step", ">runs")  # fmt: skip
         rows = []
         for group in self.cells:
             alike = self.compared(group)

@@ -2,11 +2,10 @@
 
 import pandas as pd
 
-from tokenscale.analysis.statistics import summary
 from tokenscale.costs.pipeline_schedules import bubble_share
 from tokenscale.report import captions, panels
 from tokenscale.report.figure import Drawing, Figure
-from tokenscale.report.style import SCHEDULES, figure, number, plain
+from tokenscale.report.style import SCHEDULES, figure, number
 from tokenscale.report.table import Table, columns
 
 _KEYS = ["pipeline", "schedule", "stages_per_rank", "micro_batches"]
@@ -40,39 +39,26 @@ class PipelineBubble(Figure):
     def prepare(self) -> None:
         """Find the cells, (ranks, schedule, stages a rank, micro-batches) → runs, in the order of the legend."""
         super().prepare()
-        labels = [
-            f"{_name(row.schedule, row.stages_per_rank)} with {captions.count(row.micro_batches, 'micro-batch')} on "
-            f"{panels.ranks(row.pipeline)}"
-            for row in self.rows.itertuples()
-        ]
+        each = zip(*(self.rows[key] for key in _KEYS), strict=True)
+        labels = [f"{_name(s, v)} with {captions.count(m, 'micro-batch')} on {panels.ranks(p)}" for p, s, v, m in each]
         self.rows = self.rows.assign(label=labels)
         found = [((int(p), str(s), int(v), int(m)), rows) for (p, s, v, m), rows in self.rows.groupby(_KEYS)]
         self.cells = dict(sorted(found, key=lambda cell: (cell[0][0], list(SCHEDULES).index(cell[0][1]), *cell[0][2:])))
 
     def data(self) -> pd.DataFrame:
         """Return one row per cell: medians over all its runs with the ends of their spread, and predictions."""
-        names = ["ranks", "schedule", "stages_per_rank", "micro_batches", "micro_batch", "runs"]
-        names += ["bubble_measured", "bubble_low", "bubble_high", "bubble_predicted", "useful_tokens_per_s"]
-        names += ["speed_up_over_naive", "speed_up_low", "speed_up_high", "largest_loss_difference", "oversubscribed"]
-        rows = []
-        for key, group in self.cells.items():
-            share, speed, predicted = (
-                summary(group["bubble_share"]),
-                summary(group["speed_up"].dropna()),
-                _predict(*key),
-            )
-            rows.append(
-                [*key, group["micro_batch"].max(), len(group), share.median, share.low, share.high]
-                + [
-                    predicted["bubble_share"],
-                    group["useful_tokens_per_s"].median(),
-                    speed.median,
-                    speed.low,
-                    speed.high,
-                ]
-                + [group["largest_loss_difference"].max(), _oversubscribed(group), predicted["speed_up"]]
-            )
-        return pd.DataFrame(rows, columns=[*names, "speed_up_predicted"])
+        names = "ranks schedule stages_per_rank micro_batches micro_batch runs bubble_measured bubble_low".split()
+        names += (
+            "bubble_high bubble_predicted useful_tokens_per_s speed_up_over_naive speed_up_low speed_up_high".split()
+        )
+        names += "largest_loss_difference oversubscribed speed_up_predicted".split()
+        rows = [
+            [*key, group["micro_batch"].max(), len(group), *captions.ends(group["bubble_share"])]
+            + [_predict(*key)["bubble_share"], group["useful_tokens_per_s"].median(), *captions.ends(group["speed_up"])]
+            + [group["largest_loss_difference"].max(), _oversubscribed(group), _predict(*key)["speed_up"]]
+            for key, group in self.cells.items()
+        ]
+        return pd.DataFrame(rows, columns=names)
 
     def draw(self) -> Drawing:
         """Draw waiting and speed over micro-batches, per length of pipeline: lines predicted, points measured."""
@@ -82,8 +68,7 @@ class PipelineBubble(Figure):
             axes.set_xlabel("micro-batches a step")
             axes.set_ylabel(label)
         if not sizes:
-            self.no_data(*axes_of)
-            return made
+            return self.no_data(made)
         series = list(dict.fromkeys(key[1:3] for key in self.cells))
         for place, axes in enumerate(axes_of):
             ranks, (column, (_, factor)) = sizes[place // 2], list(_MEASURES.items())[place % 2]
@@ -97,9 +82,7 @@ class PipelineBubble(Figure):
                 for count, key in rows.items():
                     values = factor * self.cells[key][column].dropna().astype(float)
                     axes.plot([count * shift] * len(values), values, marker, **look)
-            panels.doublings(axes, sorted({key[3] for key in self.cells if key[0] == ranks}))
-            axes.set_ylim(bottom=0)
-            plain(axes.yaxis)
+            panels.from_zero(axes, sorted({key[3] for key in self.cells if key[0] == ranks}))
             if len(sizes) > 1:
                 panels.heading(axes, f"{ranks} ranks in the pipeline")
         panels.legend(made, axes_of, order=[_name(*key) for key in series])
@@ -120,12 +103,9 @@ class PipelineBubble(Figure):
             "and (p − 1) / p for naive; the predicted speed is (1 − share) / (1 − naive's share). Measured is waiting "
             "over waiting plus passes, summed over ranks and steps. "
         )
-        if self.rows["largest_loss_difference"].notna().any():
-            text += (
-                "Against naive with the fewest micro-batches, losses differ by at most "
-                f"{self.rows['largest_loss_difference'].max():.2g} nats at any step. "
-            )
-        return text
+        largest = self.rows["largest_loss_difference"].max()
+        against = f"Against naive with the fewest micro-batches, losses differ by at most {largest:.2g} nats at any "
+        return text if pd.isna(largest) else f"{text}{against}step. "
 
     def table(self) -> Table:
         """Return the same as people read it."""
@@ -136,13 +116,7 @@ class PipelineBubble(Figure):
             alike, predicted = group[group.index.isin(self.common.index)], _predict(*key)
             difference = group["largest_loss_difference"].max()
             rows.append(
-                [
-                    _name(*key[1:3]),
-                    str(key[0]),
-                    str(key[3]),
-                    str(len(group)),
-                    captions.spread(100 * alike["bubble_share"]),
-                ]
+                [_name(*key[1:3]), str(key[0]), str(key[3]), str(len(group)), captions.spread(100 * alike[self.main])]
                 + [number(100 * predicted["bubble_share"]), captions.spread(alike["useful_tokens_per_s"])]
                 + [captions.spread(alike["speed_up"].dropna()), number(predicted["speed_up"])]
                 + ["–" if pd.isna(difference) else f"{difference:.2g}"]

@@ -4,7 +4,7 @@ import pandas as pd
 
 from tokenscale.report import captions, panels
 from tokenscale.report.figure import DOTS, FLOPS, JOINED, SLOWEST, Drawing, Figure
-from tokenscale.report.style import BLUE, GREEN, ORANGE, RED, figure, number
+from tokenscale.report.style import BLUE, GREEN, GREY, ORANGE, RED, figure, look, number, ordered
 
 
 class Scaling(Figure):
@@ -15,10 +15,40 @@ class Scaling(Figure):
     main = "useful_tokens_per_s"
 
     def draw(self) -> Drawing:
-        return panels.scaling(self.rows, self.inventory, self.refusals, self.warning())
+        rows, (made, (left, right)) = self.rows, figure(2, height=4.0)
+        for axes in (left, right):
+            axes.set_xlabel("world size (ranks)")
+        left.set_ylabel("useful tokens / s")
+        bases = sorted(int(size) for size in rows["base_world_size"].dropna().unique())
+        times, base = ("N", "1") if set(bases) <= {1} else ("N / N0", "N0")
+        right.set_ylabel(f"efficiency T(N) / ({times} × T({base})) (%)")
+        if rows.empty:
+            return self.no_data(made)
+        worlds, series = sorted(int(w) for w in rows["world_size"].unique()), ordered(rows["series"])
+        line: dict = {"linestyle": ":", "linewidth": 0.9}
+        for name, shift in zip(series, panels.shifts(len(series)), strict=True):
+            panels.joined(left, rows, "useful_tokens_per_s", 1, name, shift)
+            panels.joined(right, rows, "efficiency", 100, name, shift)
+            left.plot([], [], **look(name), label=name)
+            # throughput that grows as the world does, from the smallest measured
+            first = rows.loc[rows["series"] == name, "base_world_size"].iloc[0]
+            rates = panels.at(captions.common_repeats(rows), (name, first))["useful_tokens_per_s"]
+            above = [w for w in worlds if w >= first]
+            if len(rates) and len(above) > 1:
+                left.plot(above, [w / first * rates.median() for w in above], color=look(name)["color"], **line)
+        left.plot([], [], color=GREY, **line, label=f"ideal: {times} × median T({base})")
+        right.axhline(100, color=GREY, **line)
+        for axes in (left, right):
+            panels.from_zero(axes, worlds)
+        right.set_ylim(0, max(110.0, 105 * rows["efficiency"].max()))
+        if rows["efficiency"].dropna().empty:
+            text = f"no run at world size {captions.listing(list(map(str, bases)))}\nto compare with"
+            right.text(0.5, 0.5, text, transform=right.transAxes, ha="center", style="italic")
+        panels.legend(made, left, 3)
+        panels.heading(left, self.warning())
+        return made
 
     def data(self) -> pd.DataFrame:
-        """Return one row per run that is comparable at every world size."""
         return self.rows.reset_index(drop=True)
 
     def folded(self) -> str:
@@ -40,16 +70,13 @@ class Scaling(Figure):
 
     def sentences(self) -> str:
         """Return what is compared, the references with their absolute values, and why runs have no efficiency."""
-        base = self.rows[self.rows["world_size"] == self.rows["base_world_size"]]
         rates = [
             f"{name}{'' if world == 1 else f' (N0 = {world})'} {captions.spread(rows['useful_tokens_per_s'])}"
-            for name, world, rows in captions.cells(base)
+            for name, world, rows in captions.cells(self.rows[self.rows["world_size"] == self.rows["base_world_size"]])
         ]
-        zero, named = "N0", "N0, the smallest world size measured"
-        if set(self.rows["base_world_size"]) <= {1}:
-            zero, named = "1", "world size 1"
-        text = f"{self.words.format(counted=self.counted())}Efficiency is of each run against the run of the same "
-        text += f"repeat at {named}. "
+        alone = set(self.rows["base_world_size"]) <= {1}
+        zero, named = ("1", "world size 1") if alone else ("N0", "N0, the smallest world size measured")
+        text = super().sentences() + f"Efficiency is of each run against the run of the same repeat at {named}. "
         text += f"T({zero}) in useful tokens / s: {captions.listing(rates)}. " if rates else ""
         for reason, rows in self.rows.groupby("not_compared"):
             text += f"{len(rows)} run{'s have' if len(rows) > 1 else ' has'} no efficiency: {reason}. "
@@ -93,9 +120,9 @@ class TrainingTime(Figure):
     main, unit = "training_s", (1, " s")
 
     def draw(self) -> Drawing:
-        drawing, axes = panels.joined_panels(self.rows, self.inventory, self.measures, self.refusals)
+        drawing = panels.joined_panels(self)
         if len(self.rows):
-            panels.heading(axes[0], captions.crowded(self.inventory))
+            panels.heading(drawing.axes[0], captions.crowded(self.inventory))
         return drawing
 
     def sentences(self) -> str:
@@ -151,8 +178,8 @@ class MfuComparison(Figure):
     def draw(self) -> Drawing:
         """Draw one row per cell, a marker per convention: runs and medians; without a peak, achieved TFLOP/s."""
         if not self.known:
-            made, (axes,) = panels.strips(self.first, self.rows, self.refusals, self.inventory, self.measures)
-            panels.heading(axes, no_peak(self.rows))
+            made = panels.strips(self)
+            panels.heading(made.axes[0], no_peak(self.rows))
             return made
         listed = panels.cells(self.inventory)[::-1]
         made, (axes,) = figure(height=1.6 + 0.44 * max(4, len(listed)))

@@ -10,7 +10,7 @@ from tokenscale.analysis.scaling_model import COVERAGE, Prediction
 from tokenscale.base.errors import UserError
 from tokenscale.report import captions, panels
 from tokenscale.report.figure import Drawing, Figure
-from tokenscale.report.style import GREY, figure, looks, number, ordered, plain
+from tokenscale.report.style import GREY, looks, number, ordered, plain
 
 
 @dataclass(frozen=True)
@@ -107,21 +107,11 @@ class ScalingModel(Figure):
     def draw(self) -> Drawing:
         """Draw a panel per series with a model: band, fitted runs filled, others open; dotted: efficiency stays."""
         shown = [series for series in self.series if series.model] or self.series
-        columns = min(3, max(1, len(shown)))
-        rows = -(-max(1, len(shown)) // columns)
-        made, axes = figure(columns, rows=rows, height=0.8 + 2.9 * rows)
-        for panel in axes:
-            panel.set_xlabel("world size (ranks)")
-            panel.set_visible(False)
-        for panel in axes[::columns]:
-            panel.set_ylabel("useful tokens / s")
-        axes[0].set_visible(True)
+        made, every = panels.grid(len(shown), 2.9, "world size (ranks)", "useful tokens / s")
         if not shown:
-            self.no_data(axes[0])
-            return made
+            return self.no_data(made)
         found = looks([series.name for series in shown])
-        for panel, series, name in zip(axes, shown, panels.short(list(found)), strict=False):
-            panel.set_visible(True)
+        for panel, series, name in zip(every, shown, panels.short(list(found)), strict=True):
             _draw_panel(panel, series, found[series.name])
             panels.heading(panel, f"{name}: {'a model' if series.model else 'no model'}")
         return made

@@ -50,9 +50,7 @@ class StorageAgainstEntropy(Figure):
         for column, (label, colour, marker) in _BOUNDS.items():
             look: dict = {"color": colour, "marker": marker, "markerfacecolor": "none", "markeredgewidth": 1.5}
             axes.plot(rows[column], range(len(rows)), linestyle="none", **look, label=label)
-        panels.name_rows(axes, self.names[::-1])
-        axes.set_xlim(left=0)
-        panels.steps_of(axes.xaxis, 6)
+        panels.finish_rows(axes, self.names[::-1], 6)
         panels.legend(made, axes)
         return made
 
@@ -93,15 +91,13 @@ class StorageBenchmark(Figure):
     )
     main = "sequential_us_per_token"
     by = ("store",)
-    storage_benchmark: pd.DataFrame
 
     def prepare(self) -> None:
         """Leave out stores without a measurement; compute medians over rounds, one row per way to store."""
-        self.rows, self.refusals = self.storage_benchmark[self.storage_benchmark["round"].notna()], ""
+        self.rows, self.refusals = self.first[self.first["round"].notna()], ""
         stores = self.data()[self.rows["format"].to_numpy() != "text"].fillna({"codec": _OWN})
         named = ["store", "format", "dtype", "codec", "row_group_rows"]
-        stores = stores.drop(columns=["benchmark", "round"])
-        self.points = stores.groupby(named, dropna=False).median().reset_index()
+        self.points = stores.drop(columns=["benchmark", "round"]).groupby(named, dropna=False).median().reset_index()
 
     def draw(self) -> Drawing:
         """Draw two panels, a point per way to store (median): marker the format, colour the codec, open for 64-bit ids.
@@ -168,14 +164,10 @@ class StorageBenchmark(Figure):
                 low, high = (number(v) if math.isfinite(v) else "never" for v in (epochs.min(), epochs.max()))
                 found.append(f"{low} to {high} epochs of tokenizing on the fly with {engine}")
         text += f"Making a store pays after {captions.listing(found)}. " if found else ""
-        text += captions.reasons(self.storage_benchmark[self.storage_benchmark["round"].isna()], "store")
+        text += captions.reasons(self.first[self.first["round"].isna()], "store")
         return text + captions.kinds(self.groups(), "round", "a store")
 
     def numbers(self) -> str:
-        points = self.points.sort_values("bytes_per_useful_token")
-        texts = [
-            f"{r.store} {number(r.bytes_per_useful_token)} bytes a useful token, {number(r.shuffled_us_per_token)} µs "
-            "to read it"
-            for r in points.itertuples()
-        ]
-        return "; ".join(texts)
+        columns = ["bytes_per_useful_token", "store", "shuffled_us_per_token"]
+        each = self.points.sort_values(columns[0])[columns].itertuples(index=False)
+        return "; ".join(f"{s} {number(b)} bytes a useful token, {number(t)} µs to read it" for b, s, t in each)

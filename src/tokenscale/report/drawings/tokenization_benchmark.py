@@ -44,37 +44,33 @@ class TokenizationBenchmark(Figure):
     )
     main = "us_per_useful_token"
     by = ("arm",)
-    benchmark: pd.DataFrame
 
     def prepare(self) -> None:
-        rows = self.benchmark[self.benchmark["left_out"].isna()]
+        rows = self.first[self.first["left_out"].isna()]
         self.rows, self.refusals = rows.assign(repeat=rows["round"]), ""
         limits = rows["is_limit"].astype(bool)
         self.limits, self.arms = self.rows[limits], self.rows[~limits]
+        self.drawn = self.arms[self.arms["arm"].isin(drawn_arms(self.arms))]
 
     def finding(self) -> str:
-        drawn = self.arms[self.arms["arm"].isin(drawn_arms(self.arms))]
-        found = captions.common_extremes(drawn, self.main, " µs", by=self.by)
+        found = captions.common_extremes(self.drawn, self.main, " µs", by=self.by)
         return f"Reading alone, per useful token: {found}" if found else self.title
 
     def table(self) -> Table | None:
         """Return the medians of all arms."""
-        rows = []
-        for name in ordered(self.rows["arm"]):
-            medians = self.common.loc[self.common["arm"] == name, list(_TIMES)].astype(float).median()
-            rounds = self.rows.loc[self.rows["arm"] == name, "round"].nunique()
-            rows.append([name, str(rounds), *map(number, medians)])
+        medians = self.common.astype(dict.fromkeys(_TIMES, float)).groupby("arm")[list(_TIMES)].median()
+        rounds, names = self.rows.groupby("arm")["round"].nunique(), ordered(self.rows["arm"])
+        rows = [[name, str(rounds[name]), *map(number, medians.reindex([name]).iloc[0])] for name in names]
         heads = columns("arm", ">rounds", *(f">{label}" for label in _TIMES.values()))
         return Table(heads, rows, f"Medians over rounds. {self.over()}".strip()) if rows else None
 
     def draw(self) -> Drawing:
         """Draw three panels, logarithmic, a row for each of `drawn_arms`: rounds as dots, copying as a line."""
-        names = ordered(drawn_arms(self.arms))[::-1]
+        names = ordered(self.drawn["arm"])[::-1]
         made, axes_of = figure(len(_TIMES), height=1.6 + 0.36 * max(3, len(names)), sharey=True)
         for axes, (column, label) in zip(axes_of, _TIMES.items(), strict=True):
             axes.set_xlabel(f"{label}\n(log scale)")
-            shown, limit = (rows[rows[column] > 0] for rows in (self.arms, self.limits))
-            shown = shown[shown["arm"].isin(names)]
+            shown, limit = (rows[rows[column] > 0] for rows in (self.drawn, self.limits))
             if column == "open_s":
                 limit = limit[:0]  # it opens nothing
             if shown.empty and limit.empty:
@@ -108,7 +104,7 @@ class TokenizationBenchmark(Figure):
         engine = f" (engine {unnamed['engine'].iloc[0]} where none is named)" if len(unnamed) else ""
         text = (
             "Reading without training: each dot is a round, each bar the median of an arm, the dotted line a copy of "
-            f"ready batches in memory. {len(drawn_arms(self.arms))} of {self.arms['arm'].nunique()} arms are drawn; "
+            f"ready batches in memory. {self.drawn['arm'].nunique()} of {self.arms['arm'].nunique()} arms are drawn; "
             f"the table has all. Batches have {first['rows']} × {first['sequence_length']} tokens, "
             f"{int(rows['batches'].min())} or more a round, with {captions.count(n, 'interleaved round')} an arm "
             f"({rows['cache'].mode().get(0, 'unstated')} file cache{cold}, {one}); corpus {first['corpus']}, tokenizer "
@@ -116,8 +112,7 @@ class TokenizationBenchmark(Figure):
             "arms (pretokenized-padded, token-list) decode a store that fits the cache in memory, so that their "
             "batches are copies of decoded rows. "
         )
-        text += self._break_even()
-        text += captions.reasons(self.benchmark[self.benchmark["left_out"].notna()], "arm")
+        text += self._break_even() + captions.reasons(self.first[self.first["left_out"].notna()], "arm")
         return text + self.over() + captions.kinds(self.groups(), "round", "an arm")
 
     def _break_even(self) -> str:
@@ -136,8 +131,7 @@ class TokenizationBenchmark(Figure):
                     when = "the first batch" if batches == 1 else f"{number(batches, 9)} batches"
                     found.append(f"{offline} needs less time than {online} from {when} on")
         text = f"Opening and batches together, {captions.listing(found)}; building the store is not counted. "
-        return text if found else ""
+        return text * bool(found)
 
     def numbers(self) -> str:
-        drawn = self.arms[self.arms["arm"].isin(drawn_arms(self.arms))]
-        return captions.medians(drawn, self.main, by=self.by)
+        return captions.medians(self.drawn, self.main, by=self.by)

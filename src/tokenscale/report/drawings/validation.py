@@ -9,9 +9,6 @@ from tokenscale.report.figure import DOTS, Drawing, Figure
 from tokenscale.report.style import dots, figure, jitter, looks, number, plain
 from tokenscale.report.table import Table, columns
 
-#: panels beside each other
-COLUMNS = 3
-
 
 class MixtureLosses(Figure):
     title = "Validation loss of each corpus by its share of the training data"
@@ -33,38 +30,28 @@ class MixtureLosses(Figure):
         self.cells = first.groupby("cell")["share"].median().sort_values().index.tolist()
 
     def draw(self) -> Drawing:
+        """Draw one panel per corpus: every run a dot, the median of each cell a bar."""
         sources = sorted(self.rows["source"].unique())
-        beside = min(COLUMNS, max(1, len(sources)))
-        lines = -(-max(1, len(sources)) // beside)
-        made, axes_of = figure(beside, rows=lines, height=0.8 + 2.8 * lines)
+        label = "validation loss (nats / useful token)"
+        made, every = panels.grid(len(sources), 2.8, "share of sequences (%)", label)
         if not sources:
-            self.no_data(axes_of[0])
-        for place, axes in enumerate(axes_of):
-            axes.set_visible(place < max(1, len(sources)))
-            axes.set_xlabel("share of sequences (%)")
-            if place % beside == 0:
-                axes.set_ylabel("validation loss (nats / useful token)")
-        for source, axes in zip(sources, axes_of, strict=False):
+            return self.no_data(made)
+        for source, axes in zip(sources, every, strict=True):
             panels.heading(axes, source)
             for cell, look in looks(self.cells).items():
-                here, alike = (
-                    rows[(rows["source"] == source) & (rows["cell"] == cell)] for rows in (self.rows, self.common)
-                )
-                axes.plot(
-                    100 * here["share"], here["loss"], **look | {"linestyle": "none", "markersize": 5}, label=cell
-                )
-                axes.plot(
-                    100 * alike["share"].median(), alike["loss"].median(), "_", color=look["color"], markersize=18
-                )
+                both = (rows[(rows["source"] == source) & (rows["cell"] == cell)] for rows in (self.rows, self.common))
+                (here, loss), (share, middle) = ((100 * rows["share"], rows["loss"]) for rows in both)
+                axes.plot(here, loss, **look | {"linestyle": "none", "markersize": 5}, label=cell)
+                axes.plot(share.median(), middle.median(), "_", color=look["color"], markersize=18)
             axes.set_xlim(-6, 106)
             plain(axes.yaxis)
-        panels.legend(made, axes_of[: len(sources)], order=self.cells)
+        panels.legend(made, every, order=self.cells)
         return made
 
     def sentences(self) -> str:
         slices = self.rows.groupby("source")["validation_tokens"].max()
         sizes = [f"{number(tokens, 6)} of {source}" for source, tokens in slices.items()]
-        if len(sizes) > COLUMNS:
+        if len(sizes) > 3:
             sizes = [f"{number(slices.min(), 6)} to {number(slices.max(), 6)} a corpus"]
         return (
             "Loss after the last step on a fixed held-out slice of each corpus, the same for every mixture "
@@ -76,13 +63,11 @@ class MixtureLosses(Figure):
 
     def table(self) -> Table:
         """Return medians, a row per mixture and corpus."""
-        rows = []
-        for (mixture, source), group in self.common.groupby(list(self.by)):
-            loss = group["loss"]
-            rows.append(
-                [str(mixture), str(source), f"{100 * group['share'].median():.1f}", str(len(group))]
-                + [f"{loss.median():.3f}", f"{loss.min():.3f} to {loss.max():.3f}"]
-            )
+        rows = [
+            [str(mixture), str(source), f"{100 * group['share'].median():.1f}", str(len(group))]
+            + [f"{group['loss'].median():.3f}", f"{group['loss'].min():.3f} to {group['loss'].max():.3f}"]
+            for (mixture, source), group in self.common.groupby(list(self.by))
+        ]
         heads = columns("mixture", "corpus", ">share (%)", ">runs", ">loss", ">lowest to highest")
         return Table(heads, rows, self.over().strip())
 
@@ -123,17 +108,17 @@ class TimeToTargetLoss(Figure):
         for axes, (column, (label, _)) in zip(both, self.measures.items(), strict=True):
             axes.set_xlabel(label)
             if self.rows.empty:
-                self.no_data(axes)
+                self.no_data(made, axes)
                 continue
             finite = captions.finite(self.rows[column])
             edge = 1.12 * finite.max() if len(finite) and finite.max() > 0 else 1.0
             axes.set_xlim(0, 1.06 * edge)
             for y, cell in enumerate(listed):
                 here = panels.at(self.rows, cell)
-                if here.empty:
-                    panels.write_note(axes, y, "no validation" if self.refusals == "" else "not comparable")
-                    continue
-                _draw_cell(axes, y, here, column, edge, panels.at(self.common, cell)[column].median())
+                if len(here):
+                    _draw_cell(axes, y, here, column, edge, panels.at(self.common, cell)[column].median())
+                else:
+                    panels.write_note(axes, y, "not comparable" if self.refusals else "no validation")
             panels.name_rows(axes, panels.names(listed))
             panels.steps_of(axes.xaxis, 4)
         if len(self.rows):
@@ -196,34 +181,31 @@ class Translation(Figure):
     title = "Translation: time of an epoch, tokens per second, and BLEU"
     queries = ("translation", "epochs", "inventory")
     factor = "approach"
-    measures = {
-        "epoch_s": ("an epoch of the corpus (s)", 1.0),
-        "target_tokens_per_s": ("target tokens / s", 1.0),
-        "bleu": ("BLEU", 1.0),
-    }
+    measures = {"epoch_s": ("an epoch of the corpus (s)", 1), "target_tokens_per_s": ("target tokens / s", 1),
+                "bleu": ("BLEU", 1)}  # fmt: skip
     columns = (
         *("series", "world_size", "repeat", "run_id", "global_batch", "steps", "epochs", *measures, "positions_per_s"),
         *("validation_loss", "bleu_low", "bleu_high", "bleu_sentences", "bleu_signature"),
         *("training_s", "bleu_by_epoch"),
     )
     main = "bleu"
-    translation: pd.DataFrame
     epochs: pd.DataFrame
 
     def prepare(self) -> None:
         times = self.epochs[["run_id", "epoch_s", "epochs", "training_s"]]
-        self.translation = self.translation.merge(times, on="run_id", how="left")
+        self.first = self.first.merge(times, on="run_id", how="left")
         super().prepare()
 
     def draw(self) -> Drawing:
         """Draw three panels, a row per cell: runs as dots, medians as bars, at each BLEU its bootstrap interval."""
-        made, axes = panels.strips(self.translation, self.rows, self.refusals, self.inventory, self.measures)
+        made = panels.strips(self)
         if len(self.rows):
+            axes = made.axes[-1]
             for y, cell in enumerate(panels.cells(self.inventory)[::-1]):
                 for run in panels.at(self.rows, cell).itertuples():
                     line = {"color": dots(cell[0])["color"], "linewidth": 0.8}
-                    axes[-1].plot([run.bleu_low, run.bleu_high], [y, y], **line)
-            axes[-1].set_xlim(0, max(1.0, 1.08 * self.rows["bleu_high"].max()))
+                    axes.plot([run.bleu_low, run.bleu_high], [y, y], **line)
+            axes.set_xlim(0, max(1.0, 1.08 * self.rows["bleu_high"].max()))
         return made
 
     def sentences(self) -> str:
