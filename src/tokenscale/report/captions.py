@@ -63,6 +63,11 @@ def name_common(rows: pd.DataFrame, shared: pd.DataFrame) -> str:
     return f"repeat{'s' * (len(repeats) > 1)} {listing(repeats)}" if 0 < len(shared) < len(rows) else ""
 
 
+def in_brackets(text: str) -> str:
+    """Words in brackets behind others; nothing stays nothing."""
+    return f" ({text})" if text else ""
+
+
 def over(rows: pd.DataFrame, shared: pd.DataFrame) -> str:
     """Which of the `rows` medians are of, if only the common ones, `shared`; a sentence with a space after it."""
     if len(rows) and shared.empty:
@@ -85,24 +90,20 @@ def nothing(runs: pd.DataFrame, refused: str) -> str:
     return "not comparable: see the method below" if refused else f"no data: {counted(0, runs)}"
 
 
-def _unused(runs: pd.DataFrame) -> list[str]:
-    return [f"{n} {word}" for word in ("invalid", "missing") if (n := int((runs["validity"] == word).sum()))]
+def _some(runs: pd.DataFrame, **words: str) -> list[str]:
+    """How many runs have each validity, in words, of those that any has."""
+    return [f"{n} {word}" for kind, word in words.items() if (n := int((runs["validity"] == kind).sum()))]
 
 
-def counted(shown: int, runs: pd.DataFrame, requested: int | None = None) -> str:
-    """ "6 of 6 runs", and which were left out.
-
-    `requested` is the number of runs that the figure would show if all were there.
-    """
-    suspect = int((runs["validity"] == "suspect").sum())
-    out = [*_unused(runs), *[f"{suspect} suspect, shown"] * bool(suspect)]
-    text = f"{shown} of {count(len(runs) if requested is None else requested, 'run')}"
-    return text + (f" ({', '.join(out)})" if out else "")
+def counted(shown: int, runs: pd.DataFrame) -> str:
+    """`6 of 6 runs`, and which were left out."""
+    out = _some(runs, invalid="invalid", missing="missing", suspect="suspect, shown")
+    return f"{shown} of {count(len(runs), 'run')}" + in_brackets(", ".join(out))
 
 
 def left_out(runs: pd.DataFrame) -> str:
     """A sentence on the runs that no number counts, or nothing."""
-    out = _unused(runs)
+    out = _some(runs, invalid="invalid", missing="missing")
     several = out not in (["1 invalid"], ["1 missing"])
     return f"Left out: {listing(out)} run{'s' * several} of {len(runs)}." if out else ""
 
@@ -114,14 +115,11 @@ def kinds(groups: list[pd.Series], one: str = "run", cell: str = "a cell") -> st
     'A median of one run has no known spread. With fewer than 6 runs a cell the spread is a range, not an interval.'
     """
     found = {summary(values).kind for values in map(finite, groups) if len(values)}
-    sentences = []
-    if "single run" in found:
-        sentences.append(f"A median of one {one} has no known spread.")
-    if "range, not an interval" in found:
-        sentences.append(f"With fewer than 6 {one}s {cell} the spread is a range, not an interval.")
-    if covered := [f"{kind.split()[1]} %" for kind in sorted(found) if kind.startswith("order-statistic")]:
-        text = f"an order-statistic interval of the median ({listing(covered)}, by the number of {one}s)"
-        sentences.append(f"The spread is {text}.")
+    covered = listing([f"{kind.split()[1]} %" for kind in sorted(found) if kind.startswith("order-statistic")])
+    interval = f"an order-statistic interval of the median ({covered}, by the number of {one}s)"
+    sentences = [f"A median of one {one} has no known spread."] * ("single run" in found)
+    few = f"With fewer than 6 {one}s {cell} the spread is a range, not an interval."
+    sentences += [few] * ("range, not an interval" in found) + [f"The spread is {interval}."] * bool(covered)
     return " ".join(sentences)
 
 
@@ -140,11 +138,8 @@ def finite(values: pd.Series) -> pd.Series:
 def spread(values: pd.Series, digits: int = 3) -> str:
     """Median with its range or interval: `1 230 (1 200–1 260)`. Values that are not finite are left out."""
     s = summary(finite(values))
-    if s.n == 0:
-        return "–"
-    if s.low == s.high:
-        return number(s.median, digits)
-    return f"{number(s.median, digits)} ({number(s.low, digits)}–{number(s.high, digits)})"
+    median, low, high = (number(value, digits) for value in (s.median, s.low, s.high))
+    return "–" if s.n == 0 else median if s.low == s.high else f"{median} ({low}–{high})"
 
 
 def ends(values: pd.Series) -> list[float]:
@@ -182,8 +177,7 @@ def medians(
     keys = [key if isinstance(key, tuple) else (key,) for key in found.index]
     named = [" on ".join(part if isinstance(part, str) else f"{part:g}" for part in key) for key in keys]
     texts = [f"{key}: {number(factor * value)}{unit}" for key, value in zip(named, found, strict=True)]
-    which = name_common(rows, shared) if "repeat" in rows else ""
-    return "; ".join(texts) + (f" ({which})" if which else "")
+    return "; ".join(texts) + in_brackets(name_common(rows, shared) if "repeat" in rows else "")
 
 
 def extremes(values: pd.Series, unit: str = "") -> str:
@@ -216,12 +210,9 @@ def common_extremes(
     '1 s with packed to 4 s with padded (repeat 0)'
     """
     rows = rows.dropna(subset=[column])
-    shared = common_repeats(rows, by)
-    if shared.empty:
+    if (shared := common_repeats(rows, by)).empty:
         return ""
-    named = name_common(rows, shared)
-    found = extremes(factor * shared.groupby(list(by))[column].median(), unit)
-    return found + (f" ({named})" if named else "")
+    return extremes(factor * shared.groupby(list(by))[column].median(), unit) + in_brackets(name_common(rows, shared))
 
 
 def by_cell(rows: pd.DataFrame, column: str, by: Sequence[str] = ("series", "world_size")) -> list[pd.Series]:
@@ -244,9 +235,7 @@ def split_caption(text: str, limit: int = SHORT) -> tuple[str, str]:
     >>> split_caption("Dots are runs (Hoefler et al. 2015). Bars are medians. No interval.", 60)
     ('Dots are runs (Hoefler et al. 2015). Bars are medians.', 'No interval.')
     """
-    sentences = re.split(r"(?<=[.!?]) (?=[A-Z“])", text.strip())
-    count, length = 1, len(sentences[0])
-    while count < len(sentences) and length + 1 + len(sentences[count]) <= limit:
-        length += 1 + len(sentences[count])
+    sentences, count = re.split(r"(?<=[.!?]) (?=[A-Z“])", text.strip()), 1
+    while count < len(sentences) and len(" ".join(sentences[: count + 1])) <= limit:
         count += 1
     return " ".join(sentences[:count]), " ".join(sentences[count:])

@@ -132,8 +132,7 @@ class Figure:
 
     def over(self) -> str:
         """Return which repeats medians are of, where not of all; a sentence with a space after it."""
-        known = self.rows.dropna(subset=[self.main])
-        return captions.over(known, self.common) if "repeat" in known else ""
+        return captions.over(self.rows.dropna(subset=[self.main]), self.common) if "repeat" in self.rows else ""
 
     def alt(self) -> str:
         """Return the main numbers, read aloud."""

@@ -27,28 +27,22 @@ FILES = ("fonts/DejaVuSans.ttf", "fonts/DejaVuSans-Bold.ttf", "fonts/DejaVuSans-
 @cache
 def register() -> None:
     """Tell matplotlib of the small fonts."""
-    for name in FILES:
-        if name.endswith(".ttf"):
-            font_manager.fontManager.addfont(Path(__file__).parent / name)
+    for name in FILES[:-1]:
+        font_manager.fontManager.addfont(Path(__file__).parent / name)
 
 
 def inline(svg: str, prefix: str, css_class: str) -> str:
     """The `<svg>` element of a figure for inlining; `prefix` is put before each id that something in it refers to."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(
-        r"<!--.*?-->|<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<title>.*?</title>", "", svg, flags=re.DOTALL
-    )
-    head, body = svg.split(">", 1)
+    unseen = r"<!--.*?-->|<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<title>.*?</title>"
+    head, body = re.sub(unseen, "", svg[svg.index("<svg") :], flags=re.DOTALL).split(">", 1)
     box = re.search(r'viewBox="([^"]*)"', head)[1]
     body = body.replace("xlink:href=", "href=")
-    used = set(re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', body))
-    used = {name for pair in used for name in pair}
+    used = {name for pair in re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', body) for name in pair}
     body = re.sub(r' id="([^"]*)"', lambda found: f' id="{prefix}-{found[1]}"' if found[1] in used else "", body)
     body = re.sub(r'href="#([^"]*)"', rf'href="#{prefix}-\1"', body)
     body = re.sub(r"url\(#([^)]*)\)", rf"url(#{prefix}-\1)", body)
-    body = re.sub(re.escape(TEXT), "currentColor", body, flags=re.IGNORECASE)
-    for i, colour in enumerate((GRID, *PALETTE)):
-        body = re.sub(re.escape(colour), f"var(--c{i})", body, flags=re.IGNORECASE)
+    for name, colour in (("currentColor", TEXT), *((f"var(--c{i})", c) for i, c in enumerate((GRID, *PALETTE)))):
+        body = re.sub(colour, name, body, flags=re.IGNORECASE)
     body = re.sub(r"\n\s*", "\n", body)
     body = re.sub(r' (?:d|x|y|transform)="[^"]*"', lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), body)
     return f'<svg class="{css_class}" viewBox="{box}" aria-hidden="true">{body.strip()}'
@@ -84,37 +78,19 @@ _MORE = ((PURPLE, "P", "-.", True), (GREY, "X", ":", True))
 OPEN_DOTS: dict = {"color": TEXT, "marker": "o", "markersize": 3.5, "markerfacecolor": "white", "linestyle": "none"}
 
 RC: dict = {
-    "figure.dpi": 100,
-    "savefig.dpi": 200,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-    "font.family": [FAMILY, "sans-serif"],
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 10,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.labelsize": 10,
-    "legend.fontsize": 9,
-    "legend.frameon": False,
+    **{"figure.dpi": 100, "savefig.dpi": 200, "svg.fonttype": "none", "svg.hashsalt": "tokenscale", "pdf.fonttype": 42},
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
+    **{"font.family": [FAMILY, "sans-serif"], "font.sans-serif": ["DejaVu Sans"]},
+    **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 10),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 9),
+    **{"axes.titleweight": "bold", "axes.titlelocation": "left"},
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color"), TEXT),
     **dict.fromkeys(("axes.edgecolor", "grid.color"), GRID),
-    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize"), 9),
     **{f"{axis}tick.{kind}.size": 0 for axis in "xy" for kind in ("major", "minor")},
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 6,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "tokenscale",
-    "pdf.fonttype": 42,
-    "path.simplify": False,
-    "axes.formatter.use_mathtext": False,
-    "axes.unicode_minus": False,
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
+    **dict.fromkeys(("legend.frameon", "axes.spines.top", "axes.spines.right", "path.simplify"), False),
+    **dict.fromkeys(("axes.formatter.use_mathtext", "axes.unicode_minus"), False),
+    **{"grid.linewidth": 0.8, "lines.linewidth": 1.6, "lines.markersize": 6},
 }
 
 
@@ -172,14 +148,7 @@ def settle(made: Figure) -> None:
 def look(name: str) -> dict:
     """Line and marker options of an approach or arm; a name we do not know gets one by its letters."""
     colour, marker, dash, filled = APPROACHES.get(_approach(name)) or _MORE[sum(map(ord, name)) % len(_MORE)]
-    return {
-        "color": colour,
-        "marker": marker,
-        "linestyle": dash,
-        "markerfacecolor": colour if filled else "none",
-        "markeredgecolor": colour,
-        "markeredgewidth": 1.4,
-    }
+    return _options(colour, marker, dash, colour if filled else "none")
 
 
 def looks(names: Sequence[str]) -> dict[str, dict]:
@@ -187,14 +156,15 @@ def looks(names: Sequence[str]) -> dict[str, dict]:
     the order given."""
     if len({_approach(name) for name in names}) == len(names) and set(map(_approach, names)) <= set(APPROACHES):
         return {name: look(name) for name in names}
-    return {name: _numbered(i) for i, name in enumerate(names)}
+    colours = [PALETTE[i % len(PALETTE)] for i in range(len(names))]
+    dashes = [_DASHES[(i // len(PALETTE) + i) % len(_DASHES)] for i in range(len(names))]
+    each = zip(names, colours, itertools.cycle(_MARKERS), dashes, strict=False)
+    return {name: _options(colour, marker, dash, colour) for name, colour, marker, dash in each}
 
 
-def _numbered(i: int) -> dict:
-    colour, marker = PALETTE[i % len(PALETTE)], _MARKERS[i % len(_MARKERS)]
-    dash = _DASHES[(i // len(PALETTE) + i) % len(_DASHES)] if i else "-"
-    options = {"color": colour, "marker": marker, "linestyle": dash, "markeredgecolor": colour}
-    return options | {"markerfacecolor": colour, "markeredgewidth": 1.4}
+def _options(colour: str, marker: str, dash: str, face: str) -> dict:
+    look = {"color": colour, "marker": marker, "linestyle": dash, "markerfacecolor": face, "markeredgecolor": colour}
+    return look | {"markeredgewidth": 1.4}
 
 
 def _approach(series: str) -> str:
@@ -213,10 +183,8 @@ def dots(name: str) -> dict:
 
 def ordered(names: Sequence[str]) -> list[str]:
     """Distinct series in the order of the palette, strangers last by name."""
-    known = list(APPROACHES)
-    return sorted(
-        {str(n) for n in names}, key=lambda n: (known.index(_approach(n)) if _approach(n) in known else len(known), n)
-    )
+    place = {name: i for i, name in enumerate(APPROACHES)}
+    return sorted({str(n) for n in names}, key=lambda name: (place.get(_approach(name), len(place)), name))
 
 
 def jitter(n: int, width: float = 0.28) -> list[float]:

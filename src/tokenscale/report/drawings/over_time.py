@@ -55,8 +55,7 @@ class TokensPerSecondOverTime(Figure):
         for name, world, rows in captions.cells(common):
             middle = rows.groupby(panels.points(rows))["useful_tokens_per_s"].median()
             texts.append(f"{name} on {world} from {number(middle.iloc[0])} to {number(middle.iloc[-1])}")
-        named = captions.name_common(self.rows, common)
-        return captions.listing(texts) + (f" ({named})" if named else "")
+        return captions.listing(texts) + captions.in_brackets(captions.name_common(self.rows, common))
 
 
 #: part → name, colour, hatch; as they are stacked

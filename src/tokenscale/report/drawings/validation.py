@@ -157,8 +157,7 @@ class TimeToTargetLoss(Figure):
             middle = panels.at(self.common, (name, world))["seconds"].median()
             median = f"{number(middle)} s" if np.isfinite(middle) else "not"
             texts.append(f"{name} on {world}: {median} ({int(group['reached'].sum())} of {len(group)} reached)")
-        named = captions.name_common(self.rows, self.common)
-        return "; ".join(texts) + (f" ({named})" if named else "")
+        return "; ".join(texts) + captions.in_brackets(captions.name_common(self.rows, self.common))
 
 
 def _draw_cell(axes: Axes, y: float, here: pd.DataFrame, column: str, edge: float, middle: float) -> None:
