@@ -119,7 +119,7 @@ class Figure:
 
     def caption(self) -> str:
         """Return what is shown, of how many runs, and what the spread is; what a reader needs first comes first."""
-        text = self.crowded() + self.sentences() + self.refused()
+        text = self.crowded() + self.sentences() + (self.refusals and f"{self.refusals} ")
         return text + self.over() + captions.kinds(self.groups()) if self.main else text.strip()
 
     def sentences(self) -> str:
@@ -155,7 +155,3 @@ class Figure:
     def crowded(self) -> str:
         """Return a sentence if ranks share cores; nothing where no run is shown."""
         return captions.sentence(captions.crowded(self.inventory) if self.cores_matter and len(self.rows) else "")
-
-    def refused(self) -> str:
-        """Return the sentences on runs that are not comparable, with a space after them."""
-        return f"{self.refusals} " if self.refusals else ""

@@ -19,11 +19,7 @@ MOST_POINTS = 5000
 def cells(runs: pd.DataFrame) -> list[Cell]:
     """(series, world size) of each cell, in the order of the palette."""
     listed = runs.dropna(subset=["series", "world_size"])
-    return [
-        (name, int(world))
-        for name in ordered(listed["series"])
-        for world in sorted(listed.loc[listed["series"] == name, "world_size"].unique())
-    ]
+    return [(name, world) for name, world, _ in captions.cells(listed)]
 
 
 def at(rows: pd.DataFrame, cell: Cell) -> pd.DataFrame:
@@ -44,8 +40,7 @@ def names(shown: Sequence[Cell], ranks_only: bool = False) -> list[str]:
 
 
 def heading(axes: Axes, text: str, *, ends: bool = False) -> None:
-    """A sentence over a panel, small; nothing where it is empty. It `ends` where the panel does, as over a lone one:
-    names of rows may leave little room right of where they begin."""
+    """A sentence over a panel, small, if any. It `ends` where the panel does, as a lone one does, beside long names."""
     if text:
         axes.set_title(text, fontsize=9, loc="right" if ends or len(axes.figure.axes) == 1 else "left")
 
@@ -180,9 +175,9 @@ def short(labels: Sequence[str]) -> list[str]:
     >>> short(["packed, layout.tensor=2", "packed, layout.tensor=4", "packed"])
     ['tensor=2', 'tensor=4', 'packed']
     """
-    parts = [label.split(", ") for label in labels]
     if len(labels) < 2 or not any("=" in label for label in labels):
         return list(labels)
+    parts = [label.split(", ") for label in labels]
     shared = set.intersection(*map(set, parts))
     kept = [[part for part in own if part not in shared] or own for own in parts]
     return [", ".join(part.removeprefix("layout.") for part in own) for own in kept]
@@ -212,10 +207,9 @@ def curve(
 
 def layered(found: Mapping[str, dict]) -> dict[str, dict]:
     """Options with widths, in the order to draw: a line that coincides with those below it leaves them to be seen."""
-    if any(online(name) for name in found):
+    widths = {name: max(1.0, 2.8 - 0.6 * i) for i, name in enumerate(found)}
+    if any(map(online, found)):
         widths = {name: 1.3 if online(name) else 2.4 for name in sorted(found, key=online)}
-    else:
-        widths = {name: max(1.0, 2.8 - 0.6 * i) for i, name in enumerate(found)}
     return {name: found[name] | {"linewidth": width} for name, width in widths.items()}
 
 

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,14 +23,14 @@ from tokenscale.settings.registry import ALIASES
 #: formats of the drawing, in the order in which they are drawn
 DRAWN = ("svg", "pdf", "png")
 KINDS = (*DRAWN, "csv", "parquet", "json")
-#: no date, no version of the program that drew it
-_METADATA = {
-    "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
-    "pdf": {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None},
-    "png": {"Software": None},
+#: what is left out: dates, and versions of the program that drew it
+_UNTOLD = {
+    "svg": ("Date", "Creator", "Format", "Type"),
+    "pdf": ("CreationDate", "ModDate", "Creator", "Producer"),
+    "png": ("Software",),
 }
-#: Pillow's names for how a PNG is packed: run lengths, which take half the time and a quarter more bytes
-_PACKED = {"compress_type": 3}
+#: of a PNG; Pillow's name for packing by run lengths, which takes half the time and a quarter more bytes
+_PNG = {"facecolor": "white", "pil_kwargs": {"compress_type": 3}}
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class LoadedFigure:
     csv: str
 
 
-class Tables:
+class Tables(AbstractContextManager):
     """An experiment's tables, open for several figures: what a query gives is asked once."""
 
     def __init__(self, folder: Path):
@@ -60,9 +61,6 @@ class Tables:
             self._rows[name] = query(name, self.connection)
         return self._rows[name]
 
-    def __enter__(self) -> "Tables":
-        return self
-
     def __exit__(self, *_: object) -> None:
         if "connection" in vars(self):
             self.connection.close()
@@ -78,20 +76,15 @@ def load_figure(name: str, tables: Tables) -> LoadedFigure:
 
 def draw(loaded: LoadedFigure, kinds: Sequence[str] = DRAWN) -> dict[str, bytes]:
     """Return the bytes of each format."""
-    figure = loaded.figure.draw()
+    figure, drawn = loaded.figure.draw(), {}
     settle(figure)
-    drawn = {}
     with style():
         for kind in kinds:
-            options: dict[str, Any] = {"facecolor": "white", "pil_kwargs": _PACKED} if kind == "png" else {}
-            with io.BytesIO() as buffer:
-                figure.savefig(
-                    buffer,
-                    format=kind,
-                    metadata=_METADATA[kind] | {"Description": loaded.name} if kind == "svg" else _METADATA[kind],
-                    **options,
-                )
-                drawn[kind] = buffer.getvalue()
+            options: dict[str, Any] = {"metadata": dict.fromkeys(_UNTOLD[kind])} | (_PNG if kind == "png" else {})
+            if kind == "svg":
+                options["metadata"]["Description"] = loaded.name
+            figure.savefig(buffer := io.BytesIO(), format=kind, **options)
+            drawn[kind] = buffer.getvalue()
     return drawn
 
 
@@ -123,11 +116,10 @@ def describe(loaded: LoadedFigure) -> dict:
     """
     figure = loaded.figure
     caption, method = captions.split_caption(figure.caption())
-    described: dict[str, Any] = {"title": figure.title, "finding": figure.finding(), "folded": figure.folded()}
+    described = {"title": figure.title, "finding": figure.finding(), "folded": figure.folded()}
     described |= {"caption": caption, "method": method, "alt": figure.alt()}
-    if (table := figure.table()) is not None:
-        described["table"] = asdict(table)
-    return described | {"queries": list(figure.queries)}
+    table = figure.table()
+    return described | ({"table": asdict(table)} if table else {}) | {"queries": list(figure.queries)}
 
 
 def csv(rows: pd.DataFrame) -> str:
@@ -137,7 +129,6 @@ def csv(rows: pd.DataFrame) -> str:
 
 def parquet(rows: pd.DataFrame) -> bytes:
     """The same rows with all digits and their types, as the bytes of a Parquet file."""
-    with io.BytesIO() as buffer:
-        table = pa.Table.from_pandas(rows, preserve_index=False).replace_schema_metadata(None)
-        pq.write_table(table, buffer, compression="zstd")
-        return buffer.getvalue()
+    table = pa.Table.from_pandas(rows, preserve_index=False).replace_schema_metadata(None)
+    pq.write_table(table, buffer := io.BytesIO(), compression="zstd")
+    return buffer.getvalue()

@@ -71,7 +71,7 @@ SCHEDULES = {
     "zero-bubble": (RED, "D", "-"),
 }
 #: what tells lines apart that no approach does: world sizes, layouts, models
-_MARKERS, _DASHES = ("o", "s", "^", "D", "v", "P", "X", "*"), ("-", "--", "-.", ":")
+_MARKERS, _DASHES = "os^DvPX*", ("-", "--", "-.", ":")
 _MORE = ((PURPLE, "P", "-.", True), (GREY, "X", ":", True))
 
 #: runs over stacked bars
@@ -99,8 +99,7 @@ _styled = False
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw and save inside this context, whatever the user's own matplotlib settings are. Inside another it does
-    nothing: to set three hundred settings takes as long as to draw a few lines."""
+    """Draw and save inside this, whatever the user's own matplotlib settings are; inside another it does nothing."""
     global _styled
     if _styled:
         yield
@@ -121,10 +120,8 @@ def figure(columns: int = 1, *, rows: int = 1, height: float = 3.6, **options) -
     if text_layout.width < text_layout.WIDE:
         shared = {key: value is True for key, value in options.items() if key.startswith("share")}
         rows, columns, height, options = rows * columns, 1, height * columns, shared
-    with style():
-        made = Figure(figsize=(text_layout.width, height), layout="constrained")
-        axes = made.subplots(rows, columns, squeeze=False, **options)
-    return made, list(axes.flat)
+    made = Figure(figsize=(text_layout.width, height), layout="constrained")
+    return made, list(made.subplots(rows, columns, squeeze=False, **options).flat)
 
 
 @contextmanager
@@ -138,8 +135,7 @@ def narrow() -> Iterator[None]:
 
 
 def settle(made: Figure) -> None:
-    """Lay a figure out, for good. With a layout engine every saving draws twice and lays out anew: three formats take
-    twice as long."""
+    """Lay a figure out, for good: with a layout engine every saving would draw twice."""
     with style():
         text_layout.fit(made, lambda: made.get_layout_engine().execute(made))
         made.set_layout_engine(None)
@@ -222,9 +218,7 @@ def number(value: float, digits: int = 3) -> str:
     """
     if pd.isna(value):
         return "–"
-    if value == 0:
-        return "0"
-    text = f"{float(f'{value:.{digits}g}'):,.12f}".rstrip("0").rstrip(".")
+    text = f"{float(f'{value:.{digits}g}'):,.12f}".rstrip("0").rstrip(".") if value else "0"
     return text.replace(",", "\u202f").replace("-", "\u2212")
 
 

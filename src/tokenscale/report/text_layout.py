@@ -1,5 +1,6 @@
 """Long names in figures: wrapped or cut where they would leave no room, and ticks thinned where they would overlap."""
 
+import itertools
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 
@@ -8,14 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
-#: inches: width of a figure, and of its drawing for a phone (`style.narrow`)
+#: inches: width of a figure, and of its drawing for a phone (`style.narrow`); of those that are being drawn
 WIDE, NARROW = 8.0, 4.4
-#: inches: width of the figures that are being drawn
 width = WIDE
-#: letters of a line of a row's name, by the figure's width, and its lines
-LETTERS, LINES = {WIDE: 34, NARROW: 26}, 2
-#: letters of a line of a legend's only column
-ENTRY = 95
+#: letters of a line of a row's name, by the figure's width, and its lines; letters of a line of a legend's only column
+LETTERS, LINES, ENTRY = {WIDE: 34, NARROW: 26}, 2, 95
 #: inches: only in a panel as narrow as this can ticks of a wide figure overlap
 TIGHT = 2.6
 #: pixels between two ticks, and between a text and the figure's edge
@@ -28,22 +26,15 @@ def names(texts: Sequence[str]) -> list[str]:
     >>> names(["packed", "padded, optimizer.learning_rate_schedule=cosine"])
     ['packed', 'padded,\\noptimizer.learning_rate_schedule=cosine']
     """
-    whole = [
-        "\n".join(textwrap.wrap(text, LETTERS[width], break_on_hyphens=False, break_long_words=False)) for text in texts
-    ]
-    short = [_cut(text) if text.count("\n") >= LINES else text for text in whole]
-    return short if len(set(short)) == len(set(texts)) else whole
+    options: dict = {"width": LETTERS[width], "break_on_hyphens": False, "break_long_words": False}
+    lines = [textwrap.wrap(text, **options) for text in texts]
+    short = [own if len(own) <= LINES else [f"{own[0]} …", own[-1]] for own in lines]  # what tells most names apart
+    return ["\n".join(own) for own in (short if len(set(map(tuple, short))) == len(set(texts)) else lines)]
 
 
 def entries(texts: Sequence[str]) -> list[str]:
     """Names of a legend, on as many lines as they take."""
     return ["\n".join(textwrap.wrap(text, int(ENTRY * width / WIDE))) for text in texts]
-
-
-def _cut(text: str) -> str:
-    """The first line and the last, which tell most names apart."""
-    first, *_, last = text.split("\n")
-    return f"{first} …\n{last}"
 
 
 def fit(made: Figure, layout: Callable[[], None]) -> None:
@@ -87,15 +78,14 @@ def _wrap(text: Text, whole: str, end: float) -> bool:
 
 def _thin(axes: Axes) -> bool:
     """Fewer numbers along the panel, until none is written over another."""
-    locator, changed = axes.xaxis.get_major_locator(), False
-    if not isinstance(locator, MaxNLocator):
-        return False
-    for most in (3, 2, 1):
+    most = 4 if isinstance(axes.xaxis.get_major_locator(), MaxNLocator) else 0
+    before = most
+    while most > 1:
         low, high = sorted(axes.get_xlim())
         shown = zip(axes.get_xticks(), axes.get_xticklabels(), strict=False)
         boxes = [label.get_window_extent() for place, label in shown if low <= place <= high and label.get_text()]
-        if all(a.x1 + APART <= b.x0 for a, b in zip(boxes, boxes[1:], strict=False)):
+        if all(a.x1 + APART <= b.x0 for a, b in itertools.pairwise(boxes)):
             break
+        most -= 1
         axes.xaxis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
-        changed = True
-    return changed
+    return most < before

@@ -37,10 +37,8 @@ class DataStallShare(ByApproach):
     title = "Share of the training step spent waiting for data"
     queries = ("stalls", "inventory")
     measures = {"data_stall_share": ("time waiting for the batch / step time (%)", 100.0)}
-    columns = (
-        *("run_id", "approach", "series", "world_size", "repeat", "data_wait_s", "seconds", "data_stall_share"),
-        "largest_gain",
-    )
+    columns = ("run_id", "approach", "series", "world_size", "repeat", "data_wait_s", "seconds", "data_stall_share",
+               "largest_gain")  # fmt: skip
     cores_matter = False  # a share says the same where ranks share cores
     main, unit = "data_stall_share", (100, " %")
 
@@ -111,9 +109,7 @@ class BatchSizeComparison(Figure):
     }
     columns = ("series", "micro_batch", "world_size", "repeat", "run_id", *measures, "not_useful_share",
                "sequence_length")  # fmt: skip
-    cores_matter = False
-    main = "useful_tokens_per_s"
-    by = ("series", "micro_batch")
+    cores_matter, main, by = False, "useful_tokens_per_s", ("series", "micro_batch")
 
     def prepare(self) -> None:
         """Choose runs at the smallest world size, comparable along micro-batches and along approaches."""

@@ -21,10 +21,8 @@ class LossOverTime(Figure):
     title = "Loss by useful tokens trained on, and by time"
     queries = ("loss_curves", "validation", "inventory")
     factor = "approach"
-    columns = (
-        *("split", "series", "world_size", "repeat", "run_id", "stopped", "step", "useful_tokens_seen", "loss"),
-        *("training_s", "steps", "loss_lowest", "loss_highest"),
-    )
+    columns = ("split", "series", "world_size", "repeat", "run_id", "stopped", "step", "useful_tokens_seen", "loss",
+               "training_s", "steps", "loss_lowest", "loss_highest")  # fmt: skip
     validation: pd.DataFrame
 
     def prepare(self) -> None:
@@ -120,8 +118,7 @@ class LossOverTime(Figure):
 class DdpVerificationLoss(Figure):
     title = "Loss of several ranks against the fewest, step by step"
     queries = ("loss_difference", "inventory")
-    factor = "world_size"
-    cores_matter = False
+    factor, cores_matter = "world_size", False
 
     def finding(self) -> str:
         text = f"Largest loss difference to the run with the fewest ranks: {self.rows['largest_difference'].max():.1g}"
@@ -150,14 +147,12 @@ class DdpVerificationLoss(Figure):
         for name, options in found.items():
             line = {"color": options["color"], "linestyle": options["linestyle"], "linewidth": 0.9, "alpha": 0.7}
             for _, run in self.rows[self.rows["series"] == name].groupby("run_id"):
-                shown = run.iloc[::every]
-                left.plot(shown["step"], shown["so_far"].clip(lower=floor), **line)
+                left.plot(run["step"].iloc[::every], run["so_far"].iloc[::every].clip(lower=floor), **line)
             left.plot([], [], **options, label=name)
         largest = self.rows.groupby(["series", "world_size", "run_id"], as_index=False)["largest_difference"].max()
         for y, cell in enumerate(cells):
-            values = panels.at(largest, cell)["largest_difference"].clip(lower=floor)
-            options = found[cell[0]] | {"linestyle": "none"}
-            right.plot(values, [y + o for o in jitter(len(values))], **options, clip_on=False)
+            values, options = panels.at(largest, cell)["largest_difference"], found[cell[0]] | {"linestyle": "none"}
+            right.plot(values.clip(lower=floor), [y + o for o in jitter(len(values))], **options, clip_on=False)
         panels.name_rows(right, panels.names(cells, ranks_only=len(names) > 1))
         left.set_yscale("log")
         right.set_xscale("log")
@@ -173,7 +168,7 @@ class DdpVerificationLoss(Figure):
             look: dict = {"transform": left.get_yaxis_transform(), "ha": "right", "va": "bottom", "fontsize": 8}
             left.text(0.99, floor, "no difference", **look)
         left.set_xlim(left=0)
-        panels.steps_of(left.xaxis, 5)
+        panels.steps_of(left.xaxis)
         panels.legend(made, left, order=names)
         return made
 
@@ -192,17 +187,12 @@ class DdpVerificationLoss(Figure):
                 f"Of these, {resumed} resumed from another run's state in another layout. They are compared with the "
                 "uninterrupted run that the state came from, and their lines begin at that step. "
             )
-        if pairs:
-            same = self.rows.groupby("run_id")["same_data"].all()
-            formats = captions.listing(sorted(self.inventory["precision"].dropna().unique()))
-            text += (
-                f"In {int(same.sum())} of {captions.count(pairs, 'pair')} samples have equal digests at every step. "
-                f"The largest difference is {self.rows['largest_difference'].max():.2g} nats"
-                f"{f' ({formats})' if formats else ''}. "
-            )
-        else:
-            text += "No pair of runs at two world sizes shares batch and settings. "
-        return text
+        if not pairs:
+            return text + "No pair of runs at two world sizes shares batch and settings. "
+        same = self.rows.groupby("run_id")["same_data"].all()
+        formats = captions.in_brackets(captions.listing(sorted(self.inventory["precision"].dropna().unique())))
+        text += f"In {int(same.sum())} of {captions.count(pairs, 'pair')} samples have equal digests at every step. "
+        return text + f"The largest difference is {self.rows['largest_difference'].max():.2g} nats{formats}. "
 
     def numbers(self) -> str:
         largest = self.rows.groupby(["series", "world_size"])["largest_difference"].max()

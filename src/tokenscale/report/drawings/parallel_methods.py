@@ -22,8 +22,7 @@ _MEASURES = {
 class Speeds(Figure):
     """Base class: a row per cell, useful tokens/s of each run a dot, medians over the repeats of all cells as bars."""
 
-    main = "useful_tokens_per_s"
-    by = ("label",)
+    main, by = "useful_tokens_per_s", ("label",)
     #: columns that name a cell; the first parts blocks of rows
     keys: tuple[str, ...]
     heading = ""
@@ -88,8 +87,7 @@ def _same(group: pd.DataFrame) -> str:
 class ParallelMethods(Speeds):
     title = "Throughput of parallel methods"
     queries = ("parallelism", "inventory")
-    factor = "layout"
-    cores_matter = False
+    factor, cores_matter = "layout", False
     keys = ("world_size", "approach", "factors", "storage", "method", "layout")
 
     def prepare(self) -> None:
@@ -163,8 +161,7 @@ class ParallelMethods(Speeds):
 class MemoryByMethod(Figure):
     title = "Memory by parallel method, measured and predicted"
     queries = ("memory", "inventory")
-    factor = "layout"
-    cores_matter = False
+    factor, cores_matter = "layout", False
 
     def prepare(self) -> None:
         """Read bytes as numbers with gaps, and name the cells: method or levels of the layout, and ranks."""

@@ -31,10 +31,8 @@ def _oversubscribed(pipeline: pd.DataFrame) -> bool:
 class PipelineBubble(Figure):
     title = "Pipelines: waiting, and speed over model parallelism"
     queries = ("pipeline", "inventory")
-    factor = "layout"
-    main = "bubble_share"
+    factor, main, by = "layout", "bubble_share", ("label",)
     unit = (100, " %")
-    by = ("label",)
 
     def prepare(self) -> None:
         """Find the cells, (ranks, schedule, stages a rank, micro-batches) → runs, in the order of the legend."""

@@ -10,9 +10,8 @@ from tokenscale.report.style import BLUE, GREEN, GREY, ORANGE, RED, figure, look
 class Scaling(Figure):
     """Base class. Left: useful tokens/s, medians joined, the ideal dotted. Right: efficiency of each pair of runs."""
 
-    factor = "world_size"
+    factor, main = "world_size", "useful_tokens_per_s"
     measures = {"useful_tokens_per_s": ("useful tokens / s", 1.0)}
-    main = "useful_tokens_per_s"
 
     def draw(self) -> Drawing:
         rows, (made, (left, right)) = self.rows, figure(2, height=4.0)
@@ -157,12 +156,9 @@ def no_peak(computing: pd.DataFrame) -> str:
 class MfuComparison(Figure):
     title = "Model FLOPs utilisation by approach"
     queries = ("computing", "inventory")
-    factor = "approach"
-    columns = (
-        *("series", "world_size", "repeat", "run_id", "device", "number_format", "peak_flops", "peak_source"),
-        *(*CONVENTIONS, "tflops_per_device_s"),
-    )
-    main = "tflops_per_device_s"
+    factor, main = "approach", "tflops_per_device_s"
+    columns = ("series", "world_size", "repeat", "run_id", "device", "number_format", "peak_flops", "peak_source",
+               *CONVENTIONS, "tflops_per_device_s")  # fmt: skip
 
     def prepare(self) -> None:
         super().prepare()

@@ -29,19 +29,6 @@ class ScalingSeries:
         return [(p, self.model.throughput(p)) for p in self.model.predictions if not p.measure] if self.model else []
 
 
-def _fit_series(name: str, runs: pd.DataFrame) -> ScalingSeries | None:
-    """Return the series with its model; None for one world size. Of three sizes or more the largest is held out."""
-    sizes = sorted(int(w) for w in runs["world_size"].unique())
-    if len(sizes) < 2:
-        return None
-    fitted = tuple(sizes[:-1] if len(sizes) > 2 else sizes)
-    try:
-        model = project_series(name, runs[runs["world_size"].isin(fitted)], held_out=sizes)
-    except UserError as error:
-        return ScalingSeries(name, runs, fitted, None, error.what)
-    return ScalingSeries(name, runs, fitted, model, "")
-
-
 def _draw_panel(axes: Axes, series: ScalingSeries, options: dict) -> None:
     colour, marker = options["color"], {"color": options["color"], "marker": options["marker"], "linestyle": "none"}
     fitted = series.runs["world_size"].isin(series.fitted)
@@ -64,18 +51,14 @@ def _draw_panel(axes: Axes, series: ScalingSeries, options: dict) -> None:
 
 def _describe_residuals(series: ScalingSeries, model: Projection) -> str:
     """Return predicted over measured at the world sizes that were held out, in words."""
-    predicted = {p.world_size: rates for p, rates in series.predictions}
-    texts = []
     shared_cores = series.runs["oversubscribed"].fillna(False).astype(bool)  # no measurement of scaling
-    held_out = ~series.runs["world_size"].isin(series.fitted) & ~shared_cores
-    for world, rows in series.runs[held_out].groupby("world_size"):
-        if world in predicted:
-            rate, low, high, _ = predicted[world]
-            median = rows["useful_tokens_per_s"].median()
+    held_out = series.runs[~series.runs["world_size"].isin(series.fitted) & ~shared_cores]
+    medians, texts = held_out.groupby("world_size")["useful_tokens_per_s"].median(), []
+    for p, (rate, low, high, _) in series.predictions:
+        if (median := medians.get(p.world_size)) is not None:
             inside = "inside" if low <= median <= high else "outside"
-            texts.append(f"at {world} predicted over measured is {number(rate / median)}, {inside} the band")
-    if unpredictable := [p for p in model.predictions if p.measure]:
-        first = unpredictable[0]
+            texts.append(f"at {p.world_size} predicted over measured is {number(rate / median)}, {inside} the band")
+    for first in [p for p in model.predictions if p.measure][:1]:
         texts.append(f"{first.world_size} ranks cannot be predicted from these sizes: measure {first.measure}")
     return captions.listing(texts)
 
@@ -90,19 +73,29 @@ class ScalingModel(Figure):
         super().prepare()
         runs = measured_runs(self.inventory, self.rows)
         runs = runs[~runs["external"]]
-        found = (_fit_series(name, runs[runs["series"] == name]) for name in ordered(runs["series"]))
-        self.series = [series for series in found if series is not None]
+        self.series = []
+        for name in ordered(runs["series"]):
+            own = runs[runs["series"] == name]
+            sizes = sorted(int(w) for w in own["world_size"].unique())
+            fitted = tuple(sizes[:-1] if len(sizes) > 2 else sizes)  # the largest is held out
+            model, obstacle = None, ""
+            try:
+                if len(sizes) > 1:
+                    model = project_series(name, own[own["world_size"].isin(fitted)], held_out=sizes)
+            except UserError as error:
+                obstacle = error.what
+            self.series += [ScalingSeries(name, own, fitted, model, obstacle)] * (len(sizes) > 1)
 
     def data(self) -> pd.DataFrame:
         """Return measured runs, then predictions with the ends of the band and if efficiency stays (column `kind`)."""
-        columns = ["series", "kind", "world_size", "run_id", "useful_tokens_per_s", "low", "high"]
         rows = []
         for series in self.series:
             for run in series.runs.itertuples():
                 kind = "measured, fitted" if run.world_size in series.fitted else "measured, not fitted"
                 rows.append([series.name, kind, run.world_size, run.run_id, run.useful_tokens_per_s, None, None, None])
             rows += [[series.name, "model", p.world_size, "", *rates] for p, rates in series.predictions]
-        return pd.DataFrame(rows, columns=[*columns, "if_efficiency_stays"])
+        columns = "series kind world_size run_id useful_tokens_per_s low high if_efficiency_stays"
+        return pd.DataFrame(rows, columns=columns.split())
 
     def draw(self) -> Drawing:
         """Draw a panel per series with a model: band, fitted runs filled, others open; dotted: efficiency stays."""
@@ -135,10 +128,7 @@ class ScalingModel(Figure):
         return (text + self.refusals).strip()
 
     def numbers(self) -> str:
-        texts = []
-        for series in self.series:
-            if series.predictions:
-                last, rates = series.predictions[-1]
-                rate, low, high = map(number, rates[:3])
-                texts.append(f"{series.name} on {last.world_size} {rate} ({low} to {high})")
-        return captions.listing(texts)
+        last = [(series.name, *series.predictions[-1]) for series in self.series if series.predictions]
+        return captions.listing(
+            [f"{name} on {p.world_size} {number(r[0])} ({number(r[1])} to {number(r[2])})" for name, p, r in last]
+        )

@@ -27,8 +27,8 @@ class StorageAgainstEntropy(Figure):
         super().prepare()
         self.rows = self.rows.astype({"bytes_per_id": float, **dict.fromkeys(_BOUNDS, float)})
         self.several = bool((self.rows[["corpus", "tokenizer"]].nunique() > 1).any())
-        each = self.rows.itertuples()
-        self.names = [f"{r.corpus}, {r.tokenizer}, {r.store}" if self.several else r.store for r in each]
+        named = ["corpus", "tokenizer", "store"] if self.several else ["store"]
+        self.names = [", ".join(key) for key in self.rows[named].itertuples(index=False)]
 
     def finding(self) -> str:
         """Return the stores of a text with the fewest and the most bytes a token; the title for several texts."""
@@ -36,7 +36,6 @@ class StorageAgainstEntropy(Figure):
         return f"Bytes a token: {captions.extremes(sizes)}" if len(sizes) and not self.several else self.title
 
     def data(self) -> pd.DataFrame:
-        """Return one row per store."""
         return self.rows
 
     def draw(self) -> Drawing:
@@ -84,13 +83,10 @@ _EPOCHS = {"break_even_epochs": "the fastest engine", "break_even_epochs_tokeniz
 class StorageBenchmark(Figure):
     title = "Stored tokens: bytes a token against reading and writing speed"
     queries = ("storage_benchmark",)
-    columns = (
-        *("benchmark", "store", "format", "dtype", "codec", "row_group_rows", "round", "bytes_per_useful_token"),
-        *("entropy_bytes", "write_us_per_token", "sequential_us_per_token", "shuffled_us_per_token"),
-        *("cold_us_per_token", "single_row_ms", *_EPOCHS),
-    )
-    main = "sequential_us_per_token"
-    by = ("store",)
+    columns = ("benchmark", "store", "format", "dtype", "codec", "row_group_rows", "round", "bytes_per_useful_token",
+               "entropy_bytes", "write_us_per_token", "sequential_us_per_token", "shuffled_us_per_token",
+               "cold_us_per_token", "single_row_ms", *_EPOCHS)  # fmt: skip
+    main, by = "sequential_us_per_token", ("store",)
 
     def prepare(self) -> None:
         """Leave out stores without a measurement; compute medians over rounds, one row per way to store."""

@@ -38,12 +38,9 @@ class TokenizationBenchmark(Figure):
     title = "Data path alone: from stored text or tokens to ready batches"
     read = title + ". Median microseconds a useful token: {}."
     queries = ("benchmark",)
-    columns = (
-        *("benchmark", "arm", "engine", "cache", "workers", "round", "us_per_useful_token", "ms_per_batch", "open_s"),
-        "not_useful_share",
-    )
-    main = "us_per_useful_token"
-    by = ("arm",)
+    columns = ("benchmark", "arm", "engine", "cache", "workers", "round", "us_per_useful_token", "ms_per_batch",
+               "open_s", "not_useful_share")  # fmt: skip
+    main, by = "us_per_useful_token", ("arm",)
 
     def prepare(self) -> None:
         rows = self.first[self.first["left_out"].isna()]
@@ -83,10 +80,9 @@ class TokenizationBenchmark(Figure):
                 if len(values := values[values.index.isin(self.common.index)]):
                     axes.plot([values.median()] * 2, [y - 0.32, y + 0.32], color=dots(name)["color"], linewidth=2)
             if len(limit):
-                middle = limit[column].median()
-                axes.axvline(middle, color=GREY, linestyle=":", linewidth=1.8)
-                look: dict = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom"}
-                axes.text(middle, 1.01, "memcpy", **look, fontsize=9)
+                axes.axvline(middle := limit[column].median(), color=GREY, linestyle=":", linewidth=1.8)
+                look: dict = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom", "fontsize": 9}
+                axes.text(middle, 1.01, "memcpy", **look)
             panels.name_rows(axes, names)
             every = pd.concat([shown, limit])[column]
             axes.set_xlim(every.min() / 1.6, every.max() * 1.6)
@@ -125,11 +121,11 @@ class TokenizationBenchmark(Figure):
             rows = self.arms[self.arms["arm"].isin(twins)].dropna(subset=["open_s", "ms_per_batch"])
             median = captions.common_repeats(rows, self.by).groupby("arm")[["open_s", "ms_per_batch"]].median()
             if len(median) == 2:
-                (online, offline), (open_s, batch_ms) = twins, median.loc[twins[0]] - median.loc[twins[1]]
+                open_s, batch_ms = median.loc[twins[0]] - median.loc[twins[1]]
                 if batch_ms > 0:
                     batches = max(1, math.floor(-open_s / (1e-3 * batch_ms)) + 1)
                     when = "the first batch" if batches == 1 else f"{number(batches, 9)} batches"
-                    found.append(f"{offline} needs less time than {online} from {when} on")
+                    found.append(f"{twins[1]} needs less time than {twins[0]} from {when} on")
         text = f"Opening and batches together, {captions.listing(found)}; building the store is not counted. "
         return text * bool(found)
 

@@ -13,16 +13,14 @@ from tokenscale.report.table import Table, columns
 class MixtureLosses(Figure):
     title = "Validation loss of each corpus by its share of the training data"
     queries = ("source_validation", "inventory")
-    factor = "corpus"
+    factor, cores_matter, main, by = "corpus", False, "loss", ("cell", "source")
     columns = ("corpus", "series", "world_size", "repeat", "run_id", "source", "share", "step", "loss")
-    cores_matter = False
-    main = "loss"
-    by = ("cell", "source")
 
     def prepare(self) -> None:
         super().prepare()
         rows = self.rows[self.rows["last"].astype(bool) & self.rows["share"].notna()]
-        others, cells = rows["series"].map(_other_factors), rows["corpus"].astype(str)
+        cells = rows["corpus"].astype(str)
+        others = captions.without(captions.without(rows["series"], "corpus"), "corpus.name")  # in whose place it stands
         if others.nunique() > 1 or rows["world_size"].nunique() > 1:
             cells = cells + ", " + others + ", " + rows["world_size"].map(panels.ranks)
         self.rows = rows.assign(cell=cells)
@@ -72,31 +70,18 @@ class MixtureLosses(Figure):
         return Table(heads, rows, self.over().strip())
 
 
-def _other_factors(series: str) -> str:
-    """Return the name of a series without its mixture.
-
-    >>> _other_factors("packed, corpus=half, sequence_length=512")
-    'packed, sequence_length=512'
-    """
-    return ", ".join(part for part in series.split(", ") if not part.startswith(("corpus=", "corpus.name=")))
-
-
 class TimeToTargetLoss(Figure):
     title = "Time to a validation loss"
     queries = ("time_to_target", "inventory")
-    factor = "approach"
+    factor, main = "approach", "seconds"
     measures = {"seconds": ("seconds of training steps", 1.0), "useful_tokens": ("useful tokens trained on", 1.0)}
-    columns = (
-        *("series", "world_size", "repeat", "run_id", "target", "reached", "step", "seconds_before", *measures),
-        *("loss", "runs_of_cell", "reached_of_cell", "median_s_of_cell"),
-    )
-    main = "seconds"
+    columns = ("series", "world_size", "repeat", "run_id", "target", "reached", "step", "seconds_before", *measures,
+               "loss", "runs_of_cell", "reached_of_cell", "median_s_of_cell")  # fmt: skip
 
     def finding(self) -> str:
-        if self.rows.empty:
-            return self.title
-        reached, target = int(self.rows["reached"].sum()), number(self.rows["target"].iloc[0], 4)
-        return f"{reached} of {captions.count(len(self.rows), 'run')} reached a validation loss of {target} nats"
+        runs, target = captions.count(len(self.rows), "run"), number(self.rows["target"].max(), 4)
+        reached = f"{int(self.rows['reached'].sum())} of {runs} reached a validation loss of {target} nats"
+        return reached if len(self.rows) else self.title
 
     def draw(self) -> Drawing:
         """Draw one row per cell: every run a dot, with a line back to the validation before.
@@ -179,15 +164,12 @@ def _draw_cell(axes: Axes, y: float, here: pd.DataFrame, column: str, edge: floa
 class Translation(Figure):
     title = "Translation: time of an epoch, tokens per second, and BLEU"
     queries = ("translation", "epochs", "inventory")
-    factor = "approach"
+    factor, main = "approach", "bleu"
     measures = {"epoch_s": ("an epoch of the corpus (s)", 1), "target_tokens_per_s": ("target tokens / s", 1),
                 "bleu": ("BLEU", 1)}  # fmt: skip
-    columns = (
-        *("series", "world_size", "repeat", "run_id", "global_batch", "steps", "epochs", *measures, "positions_per_s"),
-        *("validation_loss", "bleu_low", "bleu_high", "bleu_sentences", "bleu_signature"),
-        *("training_s", "bleu_by_epoch"),
-    )
-    main = "bleu"
+    columns = ("series", "world_size", "repeat", "run_id", "global_batch", "steps", "epochs", *measures,
+               "positions_per_s", "validation_loss", "bleu_low", "bleu_high", "bleu_sentences", "bleu_signature",
+               "training_s", "bleu_by_epoch")  # fmt: skip
     epochs: pd.DataFrame
 
     def prepare(self) -> None:
@@ -201,9 +183,8 @@ class Translation(Figure):
         if len(self.rows):
             axes = made.axes[-1]
             for y, cell in enumerate(panels.cells(self.inventory)[::-1]):
-                for run in panels.at(self.rows, cell).itertuples():
-                    line = {"color": dots(cell[0])["color"], "linewidth": 0.8}
-                    axes.plot([run.bleu_low, run.bleu_high], [y, y], **line)
+                for ends in panels.at(self.rows, cell)[["bleu_low", "bleu_high"]].values:
+                    axes.plot(ends, [y, y], color=dots(cell[0])["color"], linewidth=0.8)
             axes.set_xlim(0, max(1.0, 1.08 * self.rows["bleu_high"].max()))
         return made
 
