@@ -138,8 +138,7 @@ DRAWINGS = {
     "inference": "inference_tokens_per_second",
     "validation": "time_to_target_loss translation mixture_losses",
     "over_time": "tokens_per_second_over_time step_time_breakdown",
-    "parallel_methods": "memory_by_method frameworks parallel_methods",
-    "pipeline": "pipeline_bubble",
+    "parallel_methods": "memory_by_method frameworks parallel_methods pipeline_bubble",
     "scaling_model": "scaling_model",
 }
 #: figure → module that draws it
