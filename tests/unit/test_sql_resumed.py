@@ -7,11 +7,10 @@ import pytest
 
 from tests import logs, tables
 from tokenscale.analysis import claims
-from tokenscale.analysis.claims import CONTRADICTED, NOT_TESTED, SUPPORTED
+from tokenscale.analysis.claims import CONTRADICTED, SUPPORTED
 from tokenscale.analysis.queries import query
 from tokenscale.analysis.runs import grouping, run_row, science
 from tokenscale.report import campaign_quality
-from tokenscale.report.drawings import loss_over_time
 from tokenscale.settings.claims import load_claims
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import state_path
@@ -126,13 +125,6 @@ def test_claims_hold_where_samples_and_losses_are_equal_and_are_contradicted_by_
     assert judged["resumed-same-samples"].verdict == SUPPORTED
 
 
-def test_claims_are_not_tested_where_nothing_was_resumed(tmp_path):
-    made(tmp_path, [tables.run("a"), tables.run("b", world_size=2)], tables.steps("a", 8) + rest("b", 0))
-    judged = verdicts(tmp_path)
-    assert {one.verdict for one in judged.values()} == {NOT_TESTED}
-    assert "go on from another run's state" in judged["resumed-same-samples"].sentence
-
-
 def test_the_report_says_in_words_whether_the_rest_is_on_the_same_data(tmp_path):
     kinds = {part["kind"]: part for part in campaign_quality.proof(query("order", chain(tmp_path / "good")))["parts"]}
     assert kinds[KIND]["state"] == "proven" and "All 2 pairs have the same samples" in kinds[KIND]["text"]
@@ -142,16 +134,6 @@ def test_the_report_says_in_words_whether_the_rest_is_on_the_same_data(tmp_path)
     assert kinds[KIND]["state"] == "broken" and "1 pair: other samples" in kinds[KIND]["text"]
     nobody = made(tmp_path / "none", [tables.run("a")], tables.steps("a", 8))
     assert KIND not in [part["kind"] for part in campaign_quality.proof(query("order", nobody))["parts"]]
-
-
-def test_the_figure_of_differences_has_them_and_says_so(tmp_path):
-    folder = chain(tmp_path)
-    kind = loss_over_time.DdpVerificationLoss
-    figure = kind(*(query(name, folder) for name in kind.queries))
-    assert sorted(figure.data()["run_id"].unique()) == ["b", "c"]
-    text = figure.caption()
-    assert "2 of 2 runs" in text and "2 resumed from another run's state" in text
-    figure.draw()
 
 
 def test_a_row_of_the_table_names_what_it_goes_on_from(tmp_path):
