@@ -107,16 +107,6 @@ def test_suspect_runs_of_a_claim_are_counted_beside_its_verdict(tmp_path, suspec
     assert found.reason == (f"suspect runs: {len(suspect)} of 12" if suspect else "")
 
 
-def test_the_sentence_has_the_numbers_and_columns_of_the_rows(tmp_path):
-    one = claim(
-        sql=PAIRS.replace("t.run_id,", "t.run_id, 'H100' AS device, 17 AS rows,"),
-        sentence="{number} on {device}, {rows}",
-    )
-    assert judged(lab(tmp_path, [0.5] * 6), one).sentence == "2.00 on H100, 17"
-    spread = judged(tmp_path, claim()).sentence
-    assert spread == "2.00 times (2.00 to 2.00, order-statistic 96.8 % interval, 6)"
-
-
 def in_cells(cells):
     """SQL that puts six repeats each into cells named after letters."""
     names = " ".join(f"WHEN t.repeat < {6 * (i + 1)} THEN '{name}'" for i, name in enumerate(cells))
@@ -201,28 +191,6 @@ def test_rows_without_a_cell_are_one(tmp_path):
     sql = PAIRS.replace("t.run_id,", "t.run_id, CASE WHEN t.repeat > 5 THEN 'a' END AS cell,")
     found = judged(lab(tmp_path, [2.0] * 6), claim(sql=sql))
     assert found.verdict == CONTRADICTED and [cell.name for cell in found.cells] == [""]
-
-
-def test_what_does_not_vary_is_shown_from_end_to_end(tmp_path):
-    lab(tmp_path, [0.5, 0.4, 0.25])
-    assert judged(tmp_path, claim(exact=True, sentence="{number}")).sentence == "2.00 to 4.00"
-    assert judged(tmp_path, claim(sentence="{number}")).sentence == "2.50"
-
-
-def test_cells_of_unlike_numbers_of_points_say_both_kinds(tmp_path):
-    sql = PAIRS.replace("t.run_id,", "t.run_id, t.repeat < 6 AS cell,")
-    found = judged(lab(tmp_path, [0.5] * 8), claim(sql=sql))
-    assert "order-statistic 96.8 % interval or range, not an interval" in found.sentence
-
-
-def test_a_reason_that_holds_of_all_cells_is_said_once(tmp_path):
-    sql = PAIRS.replace("t.run_id,", "t.run_id, t.repeat AS cell,")
-    reason = judged(lab(tmp_path, [0.5] * 3), claim(sql=sql)).reason
-    assert reason == "1 of the 6 or more points that a verdict takes"
-    sql = PAIRS.replace("t.run_id,", "t.run_id, t.repeat < 2 AS cell,")
-    assert judged(tmp_path, claim(sql=sql)).reason.startswith(
-        "True: 2 of the 6 or more points that a verdict takes; Fal"
-    )
 
 
 def test_named_queries_are_found_however_they_are_written(tmp_path):
@@ -471,12 +439,3 @@ def crossed(tmp_path_factory):
     asked = ClaimsFile(known.documents, {n: replace(c, experiments=("demo",)) for n, c in known.claims.items()})
     grid(folder / "demo")
     return {one.id: one for one in claims.judge(asked, folder, ["demo"])}
-
-
-@pytest.mark.parametrize(("figures", "named"), [(["loss_over_time"], None), (["padding_share"], "padding_share")])
-def test_a_figure_is_named_where_the_experiment_draws_it(tmp_path, figures, named):
-    lab(tmp_path, [1.0] * 6)
-    tables.describe(tmp_path / "demo", {"scale": "demo", "figures": figures})
-    asked = ledger(fast=claim(shown_in="padding_share"))
-    (row,) = claims.as_rows(asked, claims.judge(asked, tmp_path, ["demo"]))
-    assert row["experiment"] == "demo" and row["shown_in"] == named
