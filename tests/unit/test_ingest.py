@@ -17,7 +17,6 @@ from tokenscale.analysis.tables import TABLES, of_rows, schema
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
 from tokenscale.runs.records.events import VERSION
-from tokenscale.settings.data import StorageSettings
 
 GOOD = b'{"schema":1,"step":%d,"step_s":0.1}'
 LINES = b"".join(GOOD % i + b"\n" for i in range(99))
@@ -69,17 +68,6 @@ def rows(tables: Path, name: str) -> list[dict]:
     return pq.read_table(tables / f"{name}.parquet").to_pylist()
 
 
-def test_a_whole_run_is_valid_and_fully_counted(tmp_path):
-    run = logs.settings(world_size=3, steps=7)
-    logs.write_run(tmp_path / "runs", run, hardware=logs.HARDWARE | {"cores": 8})
-    tables = tables_of(tmp_path, [run])
-    (row,) = rows(tables, "runs")
-    assert (row["validity"], row["reasons"], row["steps_seen"], row["attempts"]) == ("valid", "", 7, 1)
-    assert (row["world_size"], row["oversubscribed"], row["parameters"]) == (3, False, 622_912)
-    assert len(rows(tables, "steps")) == 21
-    assert len(rows(tables, "quarantine")) == 0
-
-
 def launched(runs: Path, run, attempt: int, job: str, **launch) -> None:
     """What a launcher leaves for an attempt in a SLURM job."""
     log = f"results/logs/slurm/rule_train/{job}.log"
@@ -124,13 +112,6 @@ def test_the_latest_attempt_wins_step_by_step(tmp_path):
     steps = rows(tables, "steps")
     assert [s["attempt"] for s in steps if s["rank"] == 0] == [0] * 4 + [1] * 6
     assert [s["attempt_step"] for s in steps if s["rank"] == 1] == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5]
-
-
-def test_superseded_attempts_are_not_read(tmp_path):
-    run = logs.settings()
-    folder = logs.write_run(tmp_path / "runs", run)
-    logs.write_attempt(folder / "superseded" / "000", run, attempt=5)
-    assert rows(tables_of(tmp_path, [run]), "runs")[0]["attempts"] == 1
 
 
 def edited(folder: Path, edit) -> None:
@@ -325,36 +306,11 @@ def test_missing_running_and_unreadable_runs_are_listed(tmp_path):
     assert "training stopped: loss or gradient not finite" in found[3]["reasons"]
 
 
-def test_a_run_that_stopped_at_a_loss_that_is_not_finite_says_so_and_keeps_its_steps(tmp_path):
-    run = logs.settings(world_size=2, steps=12)
-    logs.write_run(tmp_path / "runs", run, attempts=[{"diverges": 5}])
-    tables = tables_of(tmp_path, [run])
-    (row,) = rows(tables, "runs")
-    assert (row["status"], row["validity"], row["sealed"], row["steps_seen"]) == ("nonfinite", "invalid", True, 6)
-    assert row["reasons"] == "training stopped: loss or gradient not finite at step 5 of 12"
-    assert len(rows(tables, "steps")) == 12
-
-
 def test_what_else_is_wrong_with_a_stopped_run_is_said_too(tmp_path):
     run = logs.settings()
     edited(logs.write_run(tmp_path / "runs", run, attempts=[{"diverges": 5}]), change(rows=7))
     (row,) = rows(tables_of(tmp_path, [run]), "runs")
     assert "at step 5 of 12; ranks hold 7 rows at step 3" in row["reasons"]
-
-
-def test_factors_beside_the_approach_are_told_apart(tmp_path):
-    storages = [StorageSettings(dtype=d) for d in ("int32", "int64")]
-    runs = [logs.settings("token-list", storage=s) for s in storages] + [logs.settings("padding-free")]
-    table = logs.write_table(tmp_path / "runs.json", runs, further=("sequence_length", "storage.dtype"))
-    ingest(table, tmp_path / "runs", tmp_path / "tables")
-    found = sorted((r["series"], r["factors"], r["storage"], r["layout"]) for r in rows(tmp_path / "tables", "runs"))
-    assert found == [
-        ("padding-free, sequence_length=1024", "sequence_length=1024", "", ""),
-        *(
-            (f"token-list, sequence_length=1024, storage.dtype={d}", "sequence_length=1024", f"storage.dtype={d}", "")
-            for d in ("int32", "int64")
-        ),
-    ]
 
 
 def test_two_runs_that_would_be_one_repeat_of_one_cell_are_refused(tmp_path):
@@ -363,30 +319,6 @@ def test_two_runs_that_would_be_one_repeat_of_one_cell_are_refused(tmp_path):
         tables_of(tmp_path, runs)
     assert all(run.identity in str(told.value) for run in runs)
     assert "world size 1, repeat 0" in str(told.value)
-
-
-@pytest.mark.parametrize(
-    ("world_size", "threads", "crowded"), [(1, 2, False), (2, 1, False), (2, 2, True), (4, 1, True)]
-)
-def test_oversubscribed_cores_are_found(tmp_path, world_size, threads, crowded):
-    run = logs.settings(world_size=world_size)
-    logs.write_run(tmp_path / "runs", run, hardware=logs.HARDWARE | {"threads_per_rank": threads})
-    assert rows(tables_of(tmp_path, [run]), "runs")[0]["oversubscribed"] is crowded
-
-
-def test_equal_logs_give_equal_bytes_wherever_they_lie(tmp_path):
-    table = logs.write_demo(tmp_path / "a", repeats=1)
-    (tmp_path / "a" / "runs").rename(tmp_path / "moved")
-    outputs = []
-    for name in ("one", "two"):
-        ingest(table, tmp_path / "moved", tmp_path / name, [tmp_path / "a" / "bench.json"])
-        outputs.append({p.name: p.read_bytes() for p in sorted((tmp_path / name).iterdir())})
-        (tmp_path / "elsewhere").mkdir(exist_ok=True)
-        if name == "one":
-            (tmp_path / "moved").rename(tmp_path / "elsewhere" / "runs")
-            (tmp_path / "elsewhere" / "runs").rename(tmp_path / "moved")
-    assert outputs[0] == outputs[1]
-    assert not any(str(tmp_path).encode() in content for content in outputs[0].values())
 
 
 def test_nothing_at_all_still_gives_every_table_with_its_columns(tmp_path):

@@ -13,7 +13,7 @@ from tests.unit.test_sql_epochs import write_store
 from tokenscale.analysis import ingest as module
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
-from tokenscale.analysis.tables import MANIFEST, TABLES, read_experiment
+from tokenscale.analysis.tables import MANIFEST, TABLES
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
 from tokenscale.cli import main as cli
@@ -181,11 +181,3 @@ def test_a_file_that_changes_while_a_connection_is_open_is_named(lab):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
         with pytest.raises(UserError, match="changed since ingest"):
             query("throughput", connection)
-
-
-def test_a_description_that_was_edited_is_refused(lab):
-    lab.tables("tables")
-    path = lab.root / "tables/experiment.json"
-    path.write_text(path.read_text().replace('"demo"', '"alps"'))
-    with pytest.raises(UserError, match="changed since ingest"):
-        read_experiment(lab.root / "tables")
