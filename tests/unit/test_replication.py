@@ -23,7 +23,6 @@ from tokenscale.analysis.runs import grouping
 from tokenscale.settings.claims import load_claims
 from tokenscale.settings.config import ALL, load_config
 from tokenscale.settings.experiments import STUDIES
-from tokenscale.settings.run import OptimizerSettings, ScheduleSettings
 
 ROOT = Path(__file__).parents[2]
 SMALL = "DDP, 1.41 billion parameters, 8 rows a GPU"
@@ -133,33 +132,6 @@ def test_tables_of_another_scale_give_no_figure_of_a_training(tmp_path):
     for scale in ("alps", "study"):
         tables.write(tmp_path / "ddp_scaling_weak", {"scale": scale}, runs=rows, steps=steps)
         assert bool(measure(tmp_path, ["ddp_scaling_weak"])) == (scale == "study")
-
-
-def test_the_cells_of_scale_study_have_the_studies_settings():
-    config = load_config(root=ROOT, overrides={"scale": "study"})
-    adam = OptimizerSettings(5e-5, beta2=0.999, weight_decay=0.01, clip_norm=None, fused=False)
-    for name, count in (("ddp_scaling_weak", 26), ("formats_in_training", 10)):
-        runs = [run.settings for run in config.runs(name)]
-        assert len(runs) == count
-        for run in runs:
-            accident = run.sequence_length == 4096
-            rate, warmup = (1e-5, 10) if accident else (5e-5, 100)
-            assert run.optimizer == replace(adam, learning_rate=rate)
-            assert run.schedule == ScheduleSettings("constant", warmup_steps=warmup)
-            assert (run.precision, run.budget.steps, run.engine) == ("bf16-true", 1000, "tokenizers")
-            assert run.global_batch == run.micro_batch * run.layout.world_size, "a step a micro-batch"
-        assert sum(run.sequence_length != 2048 for run in runs) == (name == "formats_in_training")
-    for name, epochs in (("translation_data_parallel", 10), ("pipeline_vs_model_parallel", 2)):
-        for run in (run.settings for run in config.runs(name)):
-            assert run.optimizer == replace(adam, learning_rate=1e-4) and run.precision == "fp32"
-            assert run.schedule == ScheduleSettings("constant", warmup_steps=0) and run.budget.epochs == epochs
-            assert run.corpus.source.maximum_documents == 5000 and run.tokenizer.vocabulary_size == 50_257
-            assert (run.validation.bleu, run.model.dropout, run.model.layers) == (100, 0.1, 12)
-    small = [run.settings for run in config.runs("parallelism") if run.settings.precision == "bf16"]
-    assert {(run.optimizer, run.budget.steps, run.micro_batch) for run in small} == {
-        (OptimizerSettings(6e-4), 10_000, 8)
-    }
-    assert {run.global_batch // run.layout.world_size for run in small} == {32}
 
 
 def of_figure(number, low, high, n=6, **changes):

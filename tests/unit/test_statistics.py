@@ -70,16 +70,6 @@ def test_intervals_cover_the_median_as_often_as_they_say(n, name):
     assert 0.95 <= coverage <= 0.996
 
 
-@pytest.mark.parametrize("n", [6, 10, 20])
-def test_outliers_do_not_cost_coverage(n):
-    """Where a t-interval of the mean covers its mean in 57 % of cases (ten runs), ours keeps to its word."""
-    everything, _ = draws("outliers", 400_000, 0)
-    samples, _ = draws("outliers", (2000, n), n)
-    median = np.median(everything)
-    covered = [s.low <= median <= s.high for s in map(summary, samples)]
-    assert 0.94 < np.mean(covered) <= 0.999
-
-
 def test_sign_flips_are_all_enumerated():
     differences = [0.3, -0.1, 0.5, 0.2, -0.05]
     sums = [
@@ -138,13 +128,6 @@ def test_holm_keeps_the_order_and_never_falls():
 def test_values_that_are_not_finite_are_refused():
     with pytest.raises(ValueError, match="not finite"):
         summary([1.0, math.nan])
-
-
-def test_p_is_that_of_scipy():
-    scipy = pytest.importorskip("scipy.stats")
-    differences = np.random.default_rng(3).normal(0.3, 1, 9)
-    expected = scipy.permutation_test((differences,), np.sum, permutation_type="samples", n_resamples=np.inf)
-    assert sign_flip_p(differences)[0] == pytest.approx(expected.pvalue)
 
 
 def test_an_equivalence_is_within_the_margin():
