@@ -13,7 +13,7 @@ from tokenscale.base.files import read_json, sha256_text, write_json
 from tokenscale.report import save, summary
 from tokenscale.report.captions import OVERSUBSCRIBED, SHARED_CORES
 from tokenscale.report.figure import figure_class
-from tokenscale.report.style import SCHEDULES, inline
+from tokenscale.report.style import inline
 from tokenscale.settings.data import CorpusSettings
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.mixture import MixtureSettings, MixtureSource, MixtureStage
@@ -210,17 +210,6 @@ def test_figures_are_the_golden_ones(request, name):
     golden.compare("figures", {name: found}, part=True)
 
 
-def test_losses_of_a_mixture_stand_at_the_share_of_each_corpus(mixed):
-    kind, frames = parts("mixture_losses", mixed)
-    data = kind(*frames).data()
-    assert len(data) == 2 * 3 * 2 and set(data["step"]) == {12}
-    shares = data.groupby(["corpus", "source"])["share"].first().to_dict()
-    assert shares[("half", "prose")] == 0.5
-    assert shares[("code-last", "prose")] == pytest.approx(24 / 96) and shares[("code-last", "code")] == 0.75
-    assert data[data["source"] == "prose"]["loss"].tolist() == pytest.approx([2.0, 2.1, 2.2] * 2)
-    assert kind(*frames).table().rows[0] == ["code-last", "code", "75.0", "3", "3.100", "3.000 to 3.200"]
-
-
 @pytest.mark.parametrize("name", FIGURES)
 @pytest.mark.parametrize("folder", ["empty", "unlisted"])
 def test_figures_without_data_say_so(request, folder, name):
@@ -271,48 +260,6 @@ def test_bars_are_of_the_repeats_that_all_cells_have(request, name):
         assert figure.alt().replace(" (repeat 0)", "") == expected.alt()
 
 
-def test_scaling_from_a_base_above_one_rank_says_which(tmp_path):
-    tables = made(tmp_path, world_sizes=(2, 4), repeats=2, approaches=("packed",))
-    kind, frames = parts("scaling_throughput", tables)
-    drawn = texts(kind(*frames).draw())
-    assert "efficiency T(N) / (N / N0 × T(N0)) (%)" in drawn and "ideal: N / N0 × median T(N0)" in drawn
-    told = kind(*frames).caption()
-    assert "the run of the same repeat at N0, the smallest world size measured" in told and "packed (N0 = 2) " in told
-    assert "T(1)" not in told and "world size 1" not in told
-
-
-def test_runs_without_an_efficiency_say_why(tmp_path):
-    table = logs.write_demo(tmp_path, repeats=2, approaches=("packed",))
-    listed = logs.unsealed(table)
-    listed["runs"] = [r for r in listed["runs"] if (r["cell"]["layout.data"], r["repeat"]) != (1, 1)]
-    write_json(table, listed)
-    ingest(table, tmp_path / "runs", tmp_path / "tables")
-    kind, frames = parts("scaling_throughput", tmp_path / "tables")
-    assert "1 run has no efficiency: no run of its repeat was measured at world size 1. " in kind(*frames).caption()
-
-
-def test_one_gone_cell_leaves_the_others(tmp_path):
-    runs = [logs.settings(a) for a in ("packed", "padded")]
-    logs.write_run(tmp_path / "runs", runs[0])
-    ingest(logs.write_table(tmp_path / "runs.json", runs), tmp_path / "runs", tmp_path / "tables")
-    kind, rows = parts("tokens_per_second_comparison", tmp_path / "tables")
-    assert "1 of 2 runs (1 missing)" in kind(*rows).caption()
-    assert "no data" in texts(kind(*rows).draw())
-
-
-@pytest.mark.parametrize("name", ["loss_over_time", "scaling_throughput"])
-def test_legends_with_long_names_stay_inside_the_figure(tmp_path, name):
-    runs = [logs.settings(a, sequence_length=n) for a in logs.APPROACHES for n in (512, 1024)]
-    for run in runs:
-        logs.write_run(tmp_path / "runs", run)
-    table = logs.write_table(tmp_path / "runs.json", runs, further=("sequence_length",))
-    ingest(table, tmp_path / "runs", tmp_path / "tables")
-    kind, rows = parts(name, tmp_path / "tables")
-    figure = kind(*rows).draw()
-    figure.canvas.draw()
-    assert figure.legends[0].get_window_extent().x1 <= figure.bbox.x1
-
-
 def test_the_table_of_parallel_methods_says_which_rows_measure_scaling(laid_out):
     kind, rows = parts("parallel_methods", laid_out)
     found = kind(*rows).data().set_index("method")
@@ -350,46 +297,6 @@ def test_a_method_without_a_run_on_one_rank_has_no_efficiency_to_show(tmp_path):
     assert "–" in kind(*rows).table().rows[0]
 
 
-def drawn_lines(axes):
-    """Return (lines, dots), without the entries of the legend."""
-    filled = [line for line in axes.lines if len(line.get_xdata())]
-    dots = [line for line in filled if line.get_linestyle() == "None"]
-    return [line for line in filled if line not in dots], dots
-
-
-def test_predicted_bubbles_are_lines_and_measured_ones_points(laid_out):
-    kind, rows = parts("pipeline_bubble", laid_out)
-    found = kind(*rows).data().set_index(["schedule", "micro_batches"])
-    assert found["bubble_measured"].tolist() == pytest.approx([0.5] * 14)
-    predicted = {"naive": 1 / 2, "gpipe": 1 / 5, "1f1b": 1 / 5, "interleaved": 1 / 9}
-    assert {name: found.loc[(name, 4), "bubble_predicted"] for name in predicted} == pytest.approx(predicted)
-    assert found.loc[("zero-bubble", 4), "bubble_predicted"] < 1 / 5
-    assert ("interleaved", 1) not in found.index
-    waiting, speed = kind(*rows).draw().axes
-    lines, points = drawn_lines(waiting)
-    assert len(lines) == 5 and len({line.get_color() for line in lines}) == 5
-    (gpipe,) = (line for line in lines if line.get_color() == SCHEDULES["gpipe"][0])
-    assert list(gpipe.get_xdata()) == [1, 2, 4]
-    assert list(gpipe.get_ydata()) == pytest.approx([100 / 2, 100 / 3, 100 / 5])
-    assert sum(len(line.get_xdata()) for line in points) == 14
-    assert [y for line in points for y in line.get_ydata()] == pytest.approx([50] * 14)
-    assert found.loc[("gpipe", 4), "speed_up_predicted"] == pytest.approx((4 / 5) / (1 / 2))
-    assert found.loc[("naive", 4), "speed_up_over_naive"] == 1
-    lines, points = drawn_lines(speed)
-    (gpipe,) = (line for line in lines if line.get_color() == SCHEDULES["gpipe"][0])
-    assert list(gpipe.get_ydata()) == pytest.approx([1, (2 / 3) * 2, (4 / 5) * 2])
-    assert {y for line in points for y in line.get_ydata()} == {*rows[0]["speed_up"].dropna()}
-    assert len(kind(*rows).table().rows) == 14
-    assert "(p − 1) / (m + p − 1)" in kind(*rows).caption()
-
-
-def test_every_run_is_drawn(tables):
-    kind, rows = parts("tokens_per_second_comparison", tables)
-    left = kind(*rows).draw().axes[0]
-    dots = [line for line in left.lines if line.get_linestyle() == "None"]
-    assert sum(len(line.get_xdata()) for line in dots) == 15
-
-
 @pytest.mark.parametrize(
     ("threads", "device", "said"),
     [
@@ -424,15 +331,6 @@ def benchmarked(tmp_path, records):
     write_json(path, content)
     ingest(logs.write_table(tmp_path / "runs.json", []), tmp_path / "runs", tmp_path / "tables", [path])
     return parts("tokenization_benchmark", tmp_path / "tables")
-
-
-def test_opening_a_store_is_shown_beside_its_batches(tmp_path):
-    kind, rows = benchmarked(tmp_path, [("padded", 0.1, 3.0), ("pretokenized-padded", 0.9, 1.0), ("memcpy", 0, 0.1)])
-    panels = kind(*rows).draw().axes
-    assert [axes.get_xscale() for axes in panels] == ["log"] * 3
-    assert "to open" in panels[2].get_xlabel()
-    assert sorted(x for line in panels[2].lines for x in line.get_xdata()) == [0.1] * 3 + [0.9] * 3
-    assert "decode a store" in kind(*rows).caption()
 
 
 @pytest.mark.parametrize(
@@ -475,17 +373,6 @@ def test_nothing_but_stopped_runs_is_drawn_as_such(tmp_path):
     assert any(line.get_marker() == "x" for line in kind(*rows).draw().axes[0].lines)
     assert "0 of 1 run (1 invalid)" in kind(*rows).caption()
     assert "no data" in kind(*rows).alt().lower()
-
-
-def test_equal_tables_give_equal_files(tables, tmp_path, monkeypatch):
-    """All files of one figure, and every drawing; test_report_folder.py builds all files in two processes."""
-    one, two = (save.save("loss_over_time", tables, tmp_path / part / "loss") for part in ("one", "two"))
-    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
-    monkeypatch.setattr(save, "DRAWN", ("svg",))
-    with save.Tables(tables) as opened:
-        for name in FIGURES:
-            made = save.load_figure(name, opened)
-            assert save.draw(made) == save.draw(made), name
 
 
 def test_an_alias_gives_the_files_of_its_figure(tables, tmp_path):

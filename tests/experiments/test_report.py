@@ -163,21 +163,6 @@ def test_what_users_write_is_text(site):
     assert EVIL in "".join(Reader(site[1]).text)
 
 
-def test_all_figures_and_parts_are_there(site):
-    shown = [name for name in Reader(site[1]).ids if name.startswith("demo-figure-") and "phone" not in name]
-    assert {f"demo-figure-{name}" for name in FIGURES} <= set(shown)
-    for words in (
-        "Run inventory",
-        "Same data",
-        "Comparisons of cells",
-        "Validation loss",
-        "demo scale",
-        "corpus docstrings, tokenizer tekken",
-        'href="sql/throughput.sql"',
-    ):
-        assert words in site[1]
-
-
 def test_a_figures_table_is_read_without_opening_anything(site):
     text = site[1]
     drawn = text[text.index('id="demo-figure-parallel_methods"') :]
@@ -202,20 +187,6 @@ def test_the_design_says_what_is_not_run_and_why(tmp_path):
     left_out = [{"cells": {"layout": {"data": 2}, "approach": "padded"}, "reason": EVIL}]
     text = build(tmp_path, drawn=False, world_sizes=(1,), repeats=1, left_out=left_out)
     assert f"Not run: approach=padded, layout.data=2 ({EVIL})." in "".join(Reader(text).text)
-
-
-def test_few_runs_never_get_a_confident_word(site):
-    text = "".join(Reader(site[1].partition('<section id="methods">')[0]).text)
-    assert "95 %" not in text
-    assert "too few runs" in text
-    assert "faster" not in text
-
-
-def test_enough_runs_get_a_verdict(tmp_path):
-    text = build(tmp_path, drawn=False, world_sizes=(1,), repeats=9)
-    part = summary.experiment("demo", tmp_path / "tables")
-    assert {a["verdict"] for a in compared_answers(part)} == {"faster, with drift"}, "each repeat is 1 % slower"
-    assert "order-statistic interval" in text
 
 
 def primary(of, over, **fields):
@@ -323,21 +294,6 @@ def compared(tmp_path, runs, further):
     return summary.experiment("demo", tmp_path)
 
 
-def test_levels_of_a_second_factor_are_compared_apart(tmp_path):
-    runs = [
-        logs.settings(a, repeat=r, sequence_length=length)
-        for a in ("padded", "pretokenized-padded")
-        for length in (512, 1024)
-        for r in range(3)
-    ]
-    part = compared(tmp_path, runs, ("sequence_length",))
-    columns = [name for name, _ in part["comparisons"].columns]
-    found = [dict(zip(columns, row, strict=True)) for row in part["comparisons"].rows]
-    assert [(row["at"], row["pairs"]) for row in found] == [("sequence_length=1024", "3"), ("sequence_length=512", "3")]
-    _, second = compared_answers(part)
-    assert second["text"].startswith("sequence_length=512: pretokenized-padded trains on")
-
-
 def test_two_storages_of_one_approach_are_two_comparisons(tmp_path):
     runs = [logs.settings("padding-free", repeat=r) for r in range(3)] + [
         logs.settings("token-list", repeat=r, storage=StorageSettings(dtype=d))
@@ -382,21 +338,6 @@ def answer(number, verdict="too few runs"):
     return {"text": f"{text} a second as padded", "spread": spread, "verdict": verdict, "figure": ""}
 
 
-def test_of_many_answers_those_that_are_decided_are_told_and_the_others_counted():
-    few = [answer(n) for n in range(3)]
-    assert paired_comparisons.select_answers(few, 3) == (few, "")
-    assert paired_comparisons.select_answers([*few, answer(3)], 3) == (
-        [],
-        "4 answers, all of too few runs for a verdict",
-    )
-    decided = [answer(n, "faster") for n in range(5)]
-    assert paired_comparisons.select_answers([*few, *decided[:2]], 3) == (
-        decided[:2],
-        "3 more answers: too few runs for a verdict",
-    )
-    assert paired_comparisons.select_answers([*few, *decided], 3) == (decided[:3], "5 more answers")
-
-
 def test_an_experiment_with_many_answers_fills_neither_the_first_page_nor_the_cover(tmp_path):
     for name in ("demo", "second"):
         ingest(logs.write_demo(tmp_path / name, world_sizes=(1,)), tmp_path / name / "runs", tmp_path / "tables" / name)
@@ -433,11 +374,6 @@ def test_a_stopped_run_is_on_the_page_and_in_no_number(tmp_path):
     assert "Left out: 1 invalid run of 6." in part["throughput"].caption
     page.write(["demo"], tmp_path / "tables", tmp_path / "figures", tmp_path / "index.html")
     assert '<span class="badge nonfinite">nonfinite</span>' in (tmp_path / "index.html").read_text()
-
-
-def test_the_page_says_what_its_numbers_come_from(site):
-    text = " ".join("".join(Reader(site[1]).text).split())
-    assert "computed from the logs of the runs and benchmarks" in text
 
 
 def literal(module, name):
@@ -527,17 +463,6 @@ def test_an_experiment_without_any_data_has_its_page(tmp_path, listed):
     assert "no pair of runs to compare" in text
     assert text.count("missing") >= listed
     pdf.write(["demo"], tmp_path / "tables", tmp_path / "report.pdf")
-
-
-def test_two_experiments_share_a_page(tmp_path):
-    build(tmp_path, drawn=False, world_sizes=(1,), repeats=1)
-    table = logs.write_table(tmp_path / "other.json", [], experiment="other", question="Another?")
-    ingest(table, tmp_path / "runs", tmp_path / "tables" / "other")
-    page.write(["demo", "other"], tmp_path / "tables", tmp_path / "figures", tmp_path / "index.html")
-    text = (tmp_path / "index.html").read_text()
-    assert "Another?" in text
-    ids = Reader(text).ids
-    assert len(ids) == len(set(ids))
 
 
 def test_the_report_needs_neither_torch_nor_snakemake(site):

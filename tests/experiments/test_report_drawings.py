@@ -12,7 +12,7 @@ from tests import logs
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
 from tokenscale.costs.flops import parameters
-from tokenscale.report import captions, panels, text_layout
+from tokenscale.report import panels, text_layout
 from tokenscale.report.drawings import over_time, scaling
 from tokenscale.report.figure import figure_class
 from tokenscale.report.style import legend_columns, looks, settle
@@ -138,20 +138,6 @@ def test_names_of_rows_are_wrapped_or_cut_and_stay_apart():
     assert len(set(text_layout.names(same))) == 2
 
 
-def test_curves_hold_a_hundred_points_a_run_and_sums_over_sums(gpus):
-    kind, rows = parts("tokens_per_second_over_time", gpus)
-    found = kind(*rows).data()
-    assert found.groupby("run_id").size().max() == 100
-    run = found[(found["series"] == "packed") & (found["world_size"] == 1) & (found["repeat"] == 0)]
-    useful = int(8 * 1024 * 0.97)  # tokens a step of packed rows, at 0.25 s a step, the first one five times as long
-    steps = run["steps"].iloc[0]
-    assert run["useful_tokens_per_s"].iloc[0] == pytest.approx(steps * useful / (0.25 * (steps + 4)))
-    assert run["useful_tokens_per_s"].iloc[1:].tolist() == pytest.approx([useful / 0.25] * 99)
-    figure = kind(*rows).draw()
-    assert max(len(line.get_xdata()) for axes in figure.axes for line in axes.lines) == 100
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["1 rank", "2 ranks", "4 ranks"]
-
-
 def test_differences_of_losses_are_found_where_one_was_made(tmp_path):
     runs = [logs.settings("packed", w) for w in (1, 2)]
     tables = made(tmp_path, runs)
@@ -190,18 +176,6 @@ def test_parts_of_a_step_add_up_to_it(gpus):
     assert longest == pytest.approx(1e3 * found["step_s"].max(), rel=0.02)  # of the median run of two, the lower
 
 
-def test_micro_batches_of_another_sequence_length_are_left_out(tmp_path):
-    """A source study's trend along the batch was a run of another sequence length among the others."""
-    sizes = {1: 1024, 2: 1024, 4: 1024, 8: 2048}
-    runs = [logs.settings(a, micro_batch=b, sequence_length=n) for a in ("packed", "padded") for b, n in sizes.items()]
-    kind, rows = parts("batch_size_comparison", made(tmp_path, runs, further=("micro_batch",)))
-    found = kind(*rows).data()
-    assert sorted(found["micro_batch"].unique()) == [1, 2, 4] and set(found["series"]) == {"packed", "padded"}
-    assert "sequence_length 2048 vs 1024" in kind(*rows).caption()
-    left = kind(*rows).draw().axes[0]
-    assert len(dots(left)) == 6
-
-
 def test_one_micro_batch_is_no_trend(tmp_path):
     kind, rows = parts("batch_size_comparison", made(tmp_path, [logs.settings(a) for a in ("packed", "padded")]))
     assert "no trend can be seen" in kind(*rows).caption()
@@ -238,37 +212,6 @@ def test_a_series_that_cannot_be_fitted_says_why(tmp_path):
     assert "packed: no model" in [axes.get_title(loc="right") for axes in kind(*rows).draw().axes]
 
 
-def test_lines_of_weak_scaling_are_one_whatever_their_global_batch(tmp_path):
-    runs = [logs.settings("packed", w, r, global_batch=8 * w, micro_batch=8) for r in (0, 1) for w in (1, 2, 4)]
-    kind, rows = parts("scaling_weak", made(tmp_path, runs, further=("global_batch",), hardware=GPU))
-    found = kind(*rows).data()
-    assert set(found["series"]) == {"packed"} and found["efficiency"].tolist() == pytest.approx([1.0] * 6)
-    assert "Rows of a rank's batch: 8. " in kind(*rows).caption()
-    assert len(dots(kind(*rows).draw().axes[1])) == 6
-
-
-def test_memory_beside_its_prediction(tmp_path):
-    run = logs.settings("packed")
-    folder = logs.write_run(tmp_path / "runs", run, parameters=parameters(run.model.with_vocabulary(4096)))
-    path = folder / "attempt=00" / "rank=00000" / "events.jsonl"
-    of = logs.held(run)
-    parts_of = {"parameters": of.parameters, "gradients": of.gradients, "optimizer": of.optimizer, "activations": 4e6}
-    held = {"event": "memory", "schema": 2, "step": 0} | {f"{kind}_bytes": size for kind, size in parts_of.items()}
-    path.write_text(path.read_text() + json.dumps(held) + "\n")
-    ingest(logs.write_table(tmp_path / "runs.json", [run]), tmp_path / "runs", tmp_path / "tables")
-    kind, rows = parts("memory_by_method", tmp_path / "tables")
-    (row,) = kind(*rows).data().to_dict("records")
-    sizes = list(parts_of.values())
-    assert row["bytes"] == sum(sizes) and row["predicted_bytes"] == of.total
-    (axes,) = kind(*rows).draw().axes
-    above = [bar for bar in axes.patches if bar.get_y() > 0 and bar.get_width()]
-    assert [(bar.get_x(), bar.get_width()) for bar in above] == [
-        pytest.approx((1e-6 * sum(sizes[:n]), 1e-6 * size)) for n, size in enumerate(sizes)
-    ]
-    below = sum(bar.get_width() for bar in axes.patches if bar.get_y() < -0.3)
-    assert below == pytest.approx(1e-6 * row["predicted_bytes"])
-
-
 def test_long_names_are_shortened_and_lines_without_an_approach_differ():
     names = [f"packed, layout.tensor={n}" for n in (2, 4, 8)]
     assert panels.short(names) == ["tensor=2", "tensor=4", "tensor=8"]
@@ -277,28 +220,6 @@ def test_long_names_are_shortened_and_lines_without_an_approach_differ():
     told = {(options["color"], options["marker"], options["linestyle"]) for options in found.values()}
     assert len(told) == 20
     assert legend_columns(["x" * 25] * 3 + ["y" * 23] * 6, 4) == 3
-
-
-def test_a_refused_run_is_named_and_not_drawn(gpus, tmp_path):
-    """Of all new figures along approaches: a run of another machine's making is left out."""
-    runs = query("inventory", gpus)
-    runs.loc[runs["series"] == "padded", "sequence_length"] += 1
-    for name in ("mfu_comparison", "data_stall_share", "padding_share", "time_to_target_loss"):
-        kind = figure_class(name)
-        frames = [query(q, gpus) for q in kind.queries[:-1]] + [runs]
-        assert kind(*frames).data().empty, name
-        assert any("not comparable" in text for text in texts(kind(*frames).draw())), name
-        assert "sequence_length" in kind(*frames).caption(), name
-
-
-def test_a_crowded_cpu_is_told_of_any_figure(tmp_path):
-    listed = [logs.settings(world_size=w) for w in (1, 2)]
-    tables = made(tmp_path, listed, hardware=logs.HARDWARE | {"threads_per_rank": 2})
-    assert captions.crowded(query("inventory", tables)) == captions.OVERSUBSCRIBED
-    for name in ("training_time", "scaling_throughput", "step_time_breakdown"):
-        kind, rows = parts(name, tables)
-        assert captions.OVERSUBSCRIBED in texts(kind(*rows).draw()), name
-        assert kind(*rows).caption().startswith(captions.OVERSUBSCRIBED[:1].upper()), name
 
 
 def test_a_token_at_rest_stands_beside_its_entropy(tmp_path):

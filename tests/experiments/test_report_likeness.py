@@ -100,33 +100,6 @@ def test_where_nothing_is_alike_nothing_is_drawn(tmp_path):
     assert summary.experiment("demo", tmp_path / "tables")["comparisons"].rows == []
 
 
-def test_a_run_that_shared_its_node_stands_on_no_line_of_scaling(tmp_path):
-    runs = [logs.settings(world_size=w) for w in (1, 2, 4)]
-    changed = {run.identity: {"machine": "alps", "share": 4 if n == 0 else 1} for n, run in enumerate(runs)}
-    texts, caption, points = drawn("scaling_throughput", made(tmp_path, runs, changed=changed))
-    assert points["world_size"].tolist() == [2, 4]
-    assert "Not compared: layout.data=1" in caption and "runs at once on its node 4 vs 1" in caption
-
-
-def test_what_is_alike_is_drawn_without_a_word(tmp_path):
-    runs = [logs.settings(a, w, repeat=k) for a in ("padded", "packed") for w in (1, 2) for k in range(2)]
-    tables = made(tmp_path, runs)
-    for name, count in (("tokens_per_second_comparison", 4), ("scaling_throughput", 8)):
-        _, caption, points = drawn(name, tables)
-        assert len(points) == count and "Not compared" not in caption
-    assert "Not compared" not in summary.experiment("demo", tables)["comparisons"].caption
-
-
-def test_equivalent_is_said_with_its_margin(tmp_path, monkeypatch):
-    shapes = {**logs.SHAPES, "packed": (0.30075, 0.05, 0.401)}  # as fast as padded
-    monkeypatch.setattr(logs, "SHAPES", shapes)
-    runs = [logs.settings(a, repeat=k) for a in ("padded", "packed") for k in range(8)]
-    part = summary.experiment("demo", made(tmp_path, runs))
-    (answer,) = [a for a in part["answers"] if a["part"] == "throughput"]
-    assert answer["verdict"] == "equivalent, with drift" and "within 1 ± 0.01; throughput drifted" in answer["spread"]
-    assert "lies within 1 ± 0.01" in part["comparisons"].caption
-
-
 def test_the_canary_is_counted_apart_and_gives_the_noise_floor(tmp_path):
     runs = [logs.settings("padded"), logs.settings("packed")]
     runs += [logs.settings("packed", repeat=k) for k in (1, 2, 3, 4)]
@@ -135,31 +108,6 @@ def test_the_canary_is_counted_apart_and_gives_the_noise_floor(tmp_path):
     assert part["design"].caption == "Canary, between the others: 4 of 4 runs of approach=packed, layout.data=1."
     # steps take 1 % longer with each repeat: 1.02/1.01 and 1.04/1.03
     assert "neighbouring runs of the canary (packed) differ by 0.98 % (2 pairs, 0.971–0.99 %)" in part["campaign"]
-
-
-@pytest.mark.parametrize(
-    ("turned", "said"),
-    [(False, "started in the planned order."), (True, "Runs were not started in the planned order (")],
-)
-def test_the_order_that_was_kept_is_told(tmp_path, turned, said):
-    runs = [logs.settings("packed", repeat=k) for k in range(6)]
-    tables = made(tmp_path, runs)
-    if turned:
-        table = logs.unsealed(tmp_path / "t.json")
-        for entry in table["runs"]:
-            entry["position"] = 5 - entry["position"]
-        write_json(tmp_path / "t.json", table)
-        ingest(tmp_path / "t.json", tmp_path / "runs", tables / "demo")
-    part = summary.experiment("demo", tables)
-    assert said in part["campaign"] and "rift" not in part["campaign"]
-    # each repeat is 1 % slower, and was started later
-    assert [text for text in part["cautions"] if text.startswith("Throughput drifted by −")], "once, as a caution"
-
-
-def test_runs_of_other_layouts_are_lines_of_their_own(tmp_path):
-    runs = [logs.settings(), logs.settings(world_size=2), replace(logs.settings(), layout=LayoutSettings(tensor=2))]
-    _, caption, points = drawn("scaling_throughput", made(tmp_path, runs, ("layout.tensor",)))
-    assert len(points) == 3 and "Not compared" not in caption
 
 
 def test_runs_of_other_programs_are_in_the_grid_and_in_no_pair(tmp_path):

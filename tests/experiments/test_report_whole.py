@@ -96,15 +96,6 @@ def test_no_figure_is_drawn_twice(tables, tmp_path, monkeypatch):
     assert drawn == [FIGURE, FIGURE]
 
 
-def test_a_missing_table_is_named(tables, tmp_path):
-    (tmp_path / "tables").mkdir()
-    for path in (tables / "demo").iterdir():
-        if path.name != "benchmarks.parquet":
-            (tmp_path / "tables" / path.name).symlink_to(path)
-    with pytest.raises(UserError, match="a table is missing"):
-        write(tmp_path, tmp_path / "out", "tables")
-
-
 @pytest.mark.parametrize(
     ("names", "said"),
     [(["demo", "demo"], "named twice"), (["demo", "nobody"], "no tables in this folder")],
