@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tokenscale.analysis.clocks import PHASES
+from tokenscale.analysis.ingest import ingest
 from tokenscale.base.files import canonical_json, sha256_text, write_json
 from tokenscale.costs import flops
 from tokenscale.costs.memory import Memory, memory
@@ -34,13 +35,8 @@ SHAPES = {
 
 def settings(approach="packed", world_size=1, repeat=0, steps=12, **fields) -> RunSettings:
     """A small run."""
-    return RunSettings(
-        approach=approach,
-        layout=LayoutSettings(data=world_size),
-        repeat=repeat,
-        budget=BudgetSettings(steps=steps),
-        **fields,
-    )
+    layout, budget = LayoutSettings(data=world_size), BudgetSettings(steps=steps)
+    return RunSettings(approach=approach, layout=layout, repeat=repeat, budget=budget, **fields)
 
 
 #: entries of a tokenizer that does not state them, and rows of every store
@@ -91,17 +87,9 @@ def began_s(run: RunSettings) -> float:
 
 
 def write_attempt(
-    folder: Path,
-    run: RunSettings,
-    attempt=0,
-    start=0,
-    stop=None,
-    stopped=True,
-    t0=1.7e9,
-    diverges=None,
-    boot_s=None,
+    folder: Path, run: RunSettings, attempt=0, start=0, stop=None, stopped=True, t0=1.7e9, diverges=None, boot_s=None,
     boot="a boot of a test",
-) -> None:
+) -> None:  # fmt: skip
     """Event files of all ranks of one attempt: steps start … stop - 1; or up to the step that `diverges`, inclusive.
 
     `boot_s`: its start on the monotonic clock, which counts from `boot`.
@@ -202,27 +190,38 @@ def write_run(runs: Path, run: RunSettings, status="complete", hardware=HARDWARE
         shape, run.sequence_length, flops.Convention.FULL, run.activation_checkpointing, run.objective
     )
     record = {
-        "schema": 1,
-        "run_id": run.identity,
-        "run": to_dict(run),
-        "attempt": len(attempts or [{}]) - 1,
-        "digest": "d" * 64,
-        "budget_steps": run.budget.steps,
-        "parameters": flops.parameters(shape),
+        "schema": 1, "run_id": run.identity, "run": to_dict(run), "attempt": len(attempts or [{}]) - 1,
+        "digest": "d" * 64, "budget_steps": run.budget.steps, "parameters": flops.parameters(shape),
         "micro_steps": micro_steps(run.global_batch, run.layout.data_parallel_size, run.micro_batch),
-        "flops_per_token": convention | {"hardware": again},
-        "number_format": run.number_format,
+        "flops_per_token": convention | {"hardware": again}, "number_format": run.number_format,
         "git": {"commit": "0123456789abcdef0123456789abcdef01234567", "dirty": False},
-        "versions": {"python": "3.11.7", "torch": "2.13.0", "tokenscale": "0.1.0"},
-        "environment": {},
-        "hardware": {"world_size": run.layout.world_size, **hardware},
-        **fields,
-    }
+        "versions": {"python": "3.11.7", "torch": "2.13.0", "tokenscale": "0.1.0"}, "environment": {},
+        "hardware": {"world_size": run.layout.world_size, **hardware}, **fields,
+    }  # fmt: skip
     diverges = (attempts or [{}])[-1].get("diverges")
     outcome = {"status": status, "steps": run.budget.steps}
     provenance.seal_record(folder, record, outcome if diverges is None else {"status": "nonfinite", "steps": diverges})
     write_json(folder / "done.json", {"run_id": run.identity})
     return folder
+
+
+def edit(folder: Path, change, kind="steps", rank="*", attempt="*") -> None:
+    """Replace each line of a run's logs, a mapping, by what `change` makes of it; None leaves it out."""
+    for path in sorted(folder.glob(f"attempt={attempt}/rank={rank}/{kind}.jsonl")):
+        lines = [change(json.loads(line)) for line in path.read_text().splitlines()]
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines if line is not None))
+
+
+def add_event(folder: Path, event: str, rank=0, attempt=0, **fields) -> None:
+    """Add an event to the logs of a run."""
+    with (folder / f"attempt={attempt:02d}/rank={rank:05d}/events.jsonl").open("a") as file:
+        file.write(json.dumps({"event": event, "schema": 2, "step": 0} | fields) + "\n")
+
+
+def add_memory(folder: Path, sizes, rank=0, attempt=0) -> None:
+    """Bytes of parameters, gradients, optimizer and activations, as an event."""
+    kinds = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
+    add_event(folder, "memory", rank, attempt, t_unix_s=1.7e9, **dict(zip(kinds, sizes, strict=True)))
 
 
 def write_table(path: Path, runs: list[RunSettings], further=(), **fields) -> Path:
@@ -243,17 +242,26 @@ def write_table(path: Path, runs: list[RunSettings], further=(), **fields) -> Pa
         "layout.data": sorted({r.layout.data for r in runs}),
     }
     head = {
-        "schema": 1,
-        "experiment": "demo",
-        "question": "Which approach trains fastest?",
-        "scale": "demo",
-        "note": "Numbers of a test.",
-        "factors": factors,
-        "repeats": 1 + max((r.repeat for r in runs), default=0),
-    }
+        "schema": 1, "experiment": "demo", "question": "Which approach trains fastest?", "scale": "demo",
+        "note": "Numbers of a test.", "factors": factors, "repeats": 1 + max((r.repeat for r in runs), default=0),
+    }  # fmt: skip
     table = {**head, **fields, "runs": entries}
     write_json(path, table | {"seal": sha256_text(canonical_json(table))})
     return path
+
+
+def ingested(folder: Path, runs=(), benchmarks=(), *, to="tables", stores=(), corpora=(), **table) -> Path:
+    """Tables of an experiment of these runs, of which those count whose logs are in `runs`."""
+    path = write_table(folder / "runs.json", list(runs), **table)
+    ingest(path, folder / "runs", folder / to, list(benchmarks), stores=list(stores), corpora=list(corpora))
+    return folder / to
+
+
+def made(folder: Path, runs, *, further=(), to="tables", **options) -> Path:
+    """Logs of these runs, with options of `write_run` or functions of the run that give them, and their tables."""
+    for run in runs:
+        write_run(folder / "runs", run, **{name: of(run) if callable(of) else of for name, of in options.items()})
+    return ingested(folder, runs, to=to, further=further)
 
 
 def write_stores(folder: Path, bytes_per_id: dict[str, int], ids=8192) -> list[Path]:
@@ -262,17 +270,11 @@ def write_stores(folder: Path, bytes_per_id: dict[str, int], ids=8192) -> list[P
     for store, size in bytes_per_id.items():
         counts = dict.fromkeys(("places", "tokens_stored", "tokens_total"), ids)
         manifest = {
-            "format": store,
-            "options": {"eos": False},
-            "split": "train",
-            "tokenizer": {"name": "tekken"},
-            "vocabulary_size": 131_072,
-            "documents": 80,
-            **counts,
-            "tokens_useful": ids - 80,
+            "format": store, "options": {"eos": False}, "split": "train", "tokenizer": {"name": "tekken"},
+            "vocabulary_size": 131_072, "documents": 80, **counts, "tokens_useful": ids - 80,
             "bits_per_token": {"stored": 8 * size, "order_0_entropy": 9.5},
             "files": [{"name": "tokens.bin", "bytes": size * ids}],
-        }
+        }  # fmt: skip
         path = folder / "docs" / "tekken" / store / "manifest.json"
         write_json(path, manifest)
         paths.append(path)
@@ -281,24 +283,11 @@ def write_stores(folder: Path, bytes_per_id: dict[str, int], ids=8192) -> list[P
 
 def write_benchmark(path: Path, rounds=3) -> Path:
     """A data benchmark with five arms and the limit."""
-    times = {
-        "padded": 0.5,
-        "padding-free": 0.4,
-        "pretokenized-padded": 0.02,
-        "token-list": 0.03,
-        "packed": 0.001,
-        "memcpy": 2e-4,
-    }
+    times = {"padded": 0.5, "padding-free": 0.4, "pretokenized-padded": 0.02, "token-list": 0.03, "packed": 0.001}
+    times |= {"memcpy": 2e-4}
+    counts = {"batches": 16, "useful_tokens": 60_000, "total_tokens": 131_072}
     records = [
-        {
-            "arm": arm,
-            "round": r,
-            "open_s": 0.01,
-            "seconds": seconds * (1 + 0.02 * r),
-            "batches": 16,
-            "useful_tokens": 60_000,
-            "total_tokens": 131_072,
-        }
+        {"arm": arm, "round": r, "open_s": 0.01, "seconds": seconds * (1 + 0.02 * r)} | counts
         for r in range(rounds)
         for arm, seconds in times.items()
     ]

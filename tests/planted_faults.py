@@ -156,9 +156,7 @@ class Folder:
 
     def edit(self, change, kind="steps", rank="*", attempt="*") -> "Folder":
         """Replace every line (a mapping) by what `change` makes of it (None: leave it out), and seal again."""
-        for path in sorted(self.path.glob(f"attempt={attempt}/rank={rank}/{kind}.jsonl")):
-            lines = [change(json.loads(line)) for line in path.read_text().splitlines()]
-            path.write_text("".join(json.dumps(line) + "\n" for line in lines if line is not None))
+        logs.edit(self.path, change, kind, rank, attempt)
         return self.seal()
 
     def seal(self, **changes) -> "Folder":

@@ -1,6 +1,5 @@
 """Predicted memory of runs, from their records, beside the measured."""
 
-import json
 from dataclasses import replace
 
 import pandas as pd
@@ -8,7 +7,6 @@ import pytest
 
 from tests import logs
 from tokenscale.analysis import expectations
-from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
 from tokenscale.costs.flops import parameters
 from tokenscale.costs.memory import largest_memory
@@ -30,17 +28,13 @@ def run_of(model="llama-tiny", **changes):
 
 def write(folder, run, measured=None, attempts=None, **fields):
     """A run's logs, with the memory events (attempt, rank, bytes by part) of some ranks."""
-    directory = logs.write_run(folder / "runs", run, attempts=attempts, **fields)
+    path = logs.write_run(folder / "runs", run, attempts=attempts, **fields)
     for attempt, rank, sizes in measured or []:
-        line = {"schema": 2, "event": "memory", "t_unix_s": 1.7e9, "step": 0}
-        line |= {f"{part}_bytes": size for part, size in zip(PARTS, sizes, strict=True)}
-        path = directory / f"attempt={attempt:02d}" / f"rank={rank:05d}" / "events.jsonl"
-        path.write_text(path.read_text() + json.dumps(line) + "\n")
+        logs.add_memory(path, sizes, rank, attempt)
 
 
 def rows(folder, *runs):
-    table = logs.write_table(folder / "runs.json", list(runs), further=("seed",))
-    ingest(table, folder / "runs", folder / "tables")
+    logs.ingested(folder, list(runs), further=("seed",))
     return query("memory", folder / "tables").to_dict("records")
 
 

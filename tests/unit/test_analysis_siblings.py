@@ -1,6 +1,5 @@
 """What the runs of an experiment show about each other: faults are named at small magnitudes, honest runs are not."""
 
-import json
 import shutil
 from types import SimpleNamespace
 
@@ -33,9 +32,7 @@ class Experiment:
         logs.write_table(folder / "experiments/demo/runs.json", list(RUNS.values()))
 
     def edit(self, name, kind, change):
-        for path in (self.folder / "runs" / ID[name]).glob(f"attempt=*/rank=*/{kind}.jsonl"):
-            lines = [change(json.loads(line)) for line in path.read_text().splitlines()]
-            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        logs.edit(self.folder / "runs" / ID[name], change, kind)
 
     def shift(self, name, seconds, boot=None):
         for kind in ("steps", "events"):

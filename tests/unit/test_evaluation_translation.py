@@ -9,7 +9,7 @@ import torch
 
 from tests import logs
 from tests.corpora import Lab, make_tokenizer, pairs_source
-from tokenscale.analysis.ingest import bleu, bleu_rows, ingest
+from tokenscale.analysis.ingest import bleu, bleu_rows
 from tokenscale.analysis.queries import query
 from tokenscale.base.errors import UserError
 from tokenscale.cli.evaluate import evaluate
@@ -224,7 +224,7 @@ def test_tables_and_their_query_have_the_bleu_of_a_run(tmp_path):
         # as after an epoch; the file's order is no order of steps
         lines += [line | {"step": 3, "hypothesis": "none of it"} for line in lines] if run.repeat else []
         path.write_text(path.read_text() + "".join(json.dumps(line) + "\n" for line in lines))
-    ingest(logs.write_table(tmp_path / "runs.json", runs), tmp_path / "runs", tmp_path / "tables")
+    logs.ingested(tmp_path, runs)
     found = query("translation", tmp_path / "tables").set_index("repeat")
     expected = bleu(["the cat sat on a mat", "a dog barks at noon"], references)
     assert found.loc[0, "bleu"] == pytest.approx(expected.score) and found.loc[1, "bleu"] == pytest.approx(100)

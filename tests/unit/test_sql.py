@@ -1,6 +1,5 @@
 """Definitions in SQL against numbers worked out by hand."""
 
-import json
 import re
 from dataclasses import replace
 from importlib import resources
@@ -72,28 +71,14 @@ def laid_out(folder, runs, edit=None, further=()):
     """Tables of runs in layouts of their own; `edit` gets (run, rank, a step's fields) and changes the fields."""
     for run in runs:
         run_folder = logs.write_run(folder / "runs", run)
-        for path in sorted(run_folder.glob("attempt=00/rank=*/steps.jsonl")) if edit else ():
-            steps = [json.loads(line) for line in path.read_text().splitlines()]
-            for step in steps:
-                edit(run, int(path.parent.name.split("=")[1]), step)
-            path.write_text("".join(f"{json.dumps(step)}\n" for step in steps))
+        for rank in range(run.layout.world_size) if edit else ():
+            logs.edit(run_folder, lambda step, run=run, rank=rank: edit(run, rank, step) or step, rank=f"{rank:05d}")
         logs.retime(run_folder)
-    table = logs.write_table(folder / "runs.json", runs, further=LAYOUTS + further)
-    ingest(table, folder / "runs", folder / "tables")
-    return folder / "tables"
+    return logs.ingested(folder, runs, further=LAYOUTS + further)
 
 
 def layout(steps=6, micro_batch=8, **degrees):
     return replace(logs.settings(steps=steps), micro_batch=micro_batch, layout=LayoutSettings(**degrees))
-
-
-def add_memory(folder, run, attempt, by_rank):
-    """A `memory` event (parameters, gradients, optimizer, activations) for each rank."""
-    kinds = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
-    for rank, sizes in enumerate(by_rank):
-        place = folder / "runs" / run.identity / f"attempt={attempt:02d}" / f"rank={rank:05d}" / "events.jsonl"
-        line = {"schema": 2, "event": "memory", "step": 0, **dict(zip(kinds, sizes, strict=True))}
-        place.write_text(place.read_text() + json.dumps(line) + "\n")
 
 
 @pytest.mark.parametrize(
@@ -151,12 +136,14 @@ def test_methods_are_held_against_one_rank_of_the_same_micro_batch(tmp_path):
 def test_memory_is_that_of_the_fullest_rank_in_the_latest_attempt(tmp_path, monkeypatch):
     monkeypatch.setattr(expectations, "OF_A_RUN", [])  # whatever the numbers are
     run, other = layout(12, shard=2), layout(12, data=2)
-    logs.write_run(tmp_path / "runs", run, attempts=[{"stop": 3, "stopped": False}, {"start": 3}])
-    logs.write_run(tmp_path / "runs", other)
-    add_memory(tmp_path, run, 0, [(900, 900, 900, 900), (900, 900, 900, 900)])
-    add_memory(tmp_path, run, 1, [(10, 20, 30, 5), (10, 20, 30, 40)])
-    add_memory(tmp_path, other, 0, [(10, 20, 30, None), (10, 20, 30, 40)])
-    ingest(logs.write_table(tmp_path / "runs.json", [run, other], further=LAYOUTS), tmp_path / "runs", tmp_path / "t")
+    path = logs.write_run(tmp_path / "runs", run, attempts=[{"stop": 3, "stopped": False}, {"start": 3}])
+    for rank, activations in enumerate((5, 40)):
+        logs.add_memory(path, (900, 900, 900, 900), rank, attempt=0)
+        logs.add_memory(path, (10, 20, 30, activations), rank, attempt=1)
+    path = logs.write_run(tmp_path / "runs", other)
+    for rank, activations in enumerate((None, 40)):
+        logs.add_memory(path, (10, 20, 30, activations), rank)
+    logs.ingested(tmp_path, [run, other], further=LAYOUTS, to="t")
     found = query("parallelism", tmp_path / "t")
     row = one(found, method="zero3")
     assert [row[f"{part}_bytes"] for part in ("parameters", "gradients", "optimizer", "activations", "memory")] == [
@@ -197,8 +184,7 @@ def test_runs_that_stopped_or_are_invalid_count_for_nothing(tmp_path, name):
         logs.write_run(tmp_path / "runs", run, attempts=[{"diverges": 8}])
     edited = logs.write_run(tmp_path / "runs", logs.settings("packed")) / "attempt=00" / "rank=00000" / "steps.jsonl"
     edited.write_text(edited.read_text().replace('"rows":8', '"rows":7'))
-    table = logs.write_table(tmp_path / "runs.json", [*runs, logs.settings("packed")])
-    ingest(table, tmp_path / "runs", tmp_path / "tables")
+    logs.ingested(tmp_path, [*runs, logs.settings("packed")])
     assert len(query(name, tmp_path / "tables")) == 0
 
 
@@ -208,7 +194,7 @@ def test_the_loss_of_a_stopped_run_is_listed_up_to_its_stop(tmp_path):
     logs.write_run(tmp_path / "runs", runs[1], attempts=[{"diverges": 5}])
     broken = logs.write_run(tmp_path / "runs", runs[2]) / "attempt=00" / "rank=00000" / "steps.jsonl"
     broken.write_text(broken.read_text().replace('"rows":4', '"rows":3'))
-    ingest(logs.write_table(tmp_path / "runs.json", runs), tmp_path / "runs", tmp_path / "tables")
+    logs.ingested(tmp_path, runs)
     loss = query("loss", tmp_path / "tables")
     assert loss.groupby(["repeat", "stopped"])["step"].max().to_dict() == {(0, False): 11, (1, True): 4}
     assert loss["loss"].notna().all()

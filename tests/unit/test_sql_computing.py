@@ -5,7 +5,6 @@ import pytest
 
 from tests import logs
 from tests import tables as by_hand
-from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
 from tokenscale.costs.flops import parameters
 from tokenscale.settings.presets import PRESETS
@@ -17,7 +16,7 @@ H200 = {**logs.HARDWARE, "device": "NVIDIA H200", "device_kind": "cuda"}
 
 def table(folder, run, name="inventory", **fields):
     logs.write_run(folder / "runs", run, **{"parameters": parameters(SHAPE), **fields})
-    ingest(logs.write_table(folder / "runs.json", [run]), folder / "runs", folder / "tables")
+    logs.ingested(folder, [run])
     (row,) = query(name, folder / "tables").to_dict("records")
     return row
 

@@ -5,7 +5,6 @@ import pandas as pd
 import pytest
 
 from tests import logs, tables
-from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
 
 
@@ -87,7 +86,7 @@ def test_each_run_has_its_own_parts_and_a_stopped_one_is_marked(tmp_path):
     runs = [logs.settings(world_size=2, repeat=repeat) for repeat in (0, 1)]
     logs.write_run(tmp_path / "runs", runs[0])
     logs.write_run(tmp_path / "runs", runs[1], attempts=[{"diverges": 5}])
-    ingest(logs.write_table(tmp_path / "runs.json", runs), tmp_path / "runs", tmp_path / "tables")
+    logs.ingested(tmp_path, runs)
     found = query("loss_curves", tmp_path / "tables", points=2)
     assert found["stopped"].tolist() == [False, False, True, True]
     assert found["step"].tolist() == [5, 11, 1, 4]

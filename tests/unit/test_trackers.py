@@ -13,7 +13,6 @@ import pytest
 
 from tests import logs
 from tokenscale.analysis import expectations, queries
-from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.measures import read_points
 from tokenscale.analysis.trackers import track
 from tokenscale.base.errors import UserError
@@ -115,7 +114,7 @@ def series(points, name) -> dict[int, float]:
 
 def test_every_curve_is_the_one_that_sql_defines(folder, run, tmp_path, monkeypatch):
     monkeypatch.setattr(expectations, "OF_A_RUN", [])  # whatever the numbers are
-    ingest(logs.write_table(tmp_path / "runs.json", [run]), tmp_path / "runs", tmp_path / "tables")
+    logs.ingested(tmp_path, [run])
     points, summary = read_points(folder, ended=True)
     asked = queries.connect(tmp_path / "tables")
     steps = queries.query("steps_global", asked).set_index("step")
