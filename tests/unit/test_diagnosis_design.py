@@ -70,77 +70,44 @@ CELLS = [("fp32", 1, 64), ("fp32", 1, 256), ("bf16", 2, 64), ("bf16", 2, 128), (
 OTHERS = [dict(zip(MIXED, cell, strict=True)) for cell in itertools.product(*MIXED.values()) if cell not in CELLS]
 
 
-def fault(level, words, factors, key=None, **more):
-    """A design, the level of the one problem of that level, words of it, and its key."""
-    return pytest.param(level, words, factors, key, more, id=words)
+#: level of the one problem of that level, words of it, factors of the design and the rest of it; `key` is the problem's
+FAULTS = [
+    ("refuse", "no two cells differ in precision alone", MIXED, {"left_out": OTHERS}),
+    ("refuse", "micro_batch never changes alone: sequence_length changes with it", TOGETHER,
+     {"key": "factors.micro_batch", "left_out": [
+         {"micro_batch": 1, "sequence_length": 64}, {"micro_batch": 2, "sequence_length": 128}]}),
+    ("warn", "learning_rate and weight_decay together", {"optimizer": RATES}, {"key": "factors.optimizer"}),
+    ("warn", "grows with the world size (weak scaling)", WEAK,
+     {"key": "factors.global_batch", "left_out": DIAGONAL, "texts": LARGE, "runs": {"budget": {"useful_tokens": 10}}}),
+    ("note", "8 rows at the smallest world size and 2 at the largest", RANKS, {"runs": {"micro_batch": 8}}),
+    ("warn", "no cell at world size 1", {"layout.data": [2, 4]}, {"figures": ["scaling_throughput"]}),
+    ("refuse", "begin at different world sizes, 1 and 2", {"approach": APPROACHES, **RANKS},
+     {"figures": ["scaling_throughput"], "left_out": [{"layout.data": 1, "approach": APPROACHES[1]}]}),
+    ("warn", "it is compared with padding-free", {"approach": ["padded", "token-list"]}, {}),
+    ("warn", "4 ranks have no cell with schedule naive", {"layout": SCHEDULES}, {"figures": ["pipeline_bubble"]}),
+    ("refuse", "budgets of different kinds: steps and useful_tokens",
+     {"budget": [{"steps": 20}, {"useful_tokens": 1000}]}, {}),
+    ("warn", "not mean equal tokens: 10,240 to 20,480", {"sequence_length": [64, 128]}, {"texts": LARGE}),
+    ("note", "approaches differ in useful tokens", {"approach": ["padded", "packed"]}, {}),
+    ("warn", "packed repeat it; their training loss", {"approach": ["padded", "packed"]}, {"texts": FEW}),
+    ("note", "not known before the tokens of docstrings/tekken are built", {}, {"texts": {}}),
+    ("warn", "second moment in bf16 never decays", {},
+     {"runs": {"precision": "bf16-true", "optimizer": {"beta2": 0.999}}, "key": "runs.optimizer.moments"}),
+    ("warn", "mostly rounded away", {}, {"runs": {"precision": "bf16-true", "optimizer": {"learning_rate": 2e-5}}}),
+    ("note", "not known beforehand whether data are repeated", {}, {"runs": {"budget": {"useful_tokens": 9}}}),
+    ("note", "runs at world size 1 and 2 leave GPUs of a 4-GPU node idle", {"layout.data": [1, 2, 4, 8]},
+     {"machine": Machine(gpus_per_node=4), "gpus": 0}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("level", "words", "factors", "more"), FAULTS, ids=[words for _, words, *_ in FAULTS])
+def test_a_fault_of_a_design_is_named_with_its_key_and_a_next_step(level, words, factors, more):
+    found = one(words, level, factors, **{name: value for name, value in more.items() if name != "key"})
+    assert found.key == more.get("key", found.key)
 
 
 @pytest.mark.parametrize(
-    "level, words, factors, key, more",
-    [
-        fault("refuse", "no two cells differ in precision alone", MIXED, left_out=OTHERS),
-        fault(
-            "refuse",
-            "micro_batch never changes alone: sequence_length changes with it",
-            TOGETHER,
-            key="factors.micro_batch",
-            left_out=[{"micro_batch": 1, "sequence_length": 64}, {"micro_batch": 2, "sequence_length": 128}],
-        ),
-        fault("warn", "learning_rate and weight_decay together", {"optimizer": RATES}, key="factors.optimizer"),
-        fault(
-            "warn",
-            "grows with the world size (weak scaling)",
-            WEAK,
-            key="factors.global_batch",
-            left_out=DIAGONAL,
-            texts=LARGE,
-            runs={"budget": {"useful_tokens": 10}},
-        ),
-        fault("note", "8 rows at the smallest world size and 2 at the largest", RANKS, runs={"micro_batch": 8}),
-        fault("warn", "no cell at world size 1", {"layout.data": [2, 4]}, figures=["scaling_throughput"]),
-        fault(
-            "refuse",
-            "begin at different world sizes, 1 and 2",
-            {"approach": APPROACHES, **RANKS},
-            figures=["scaling_throughput"],
-            left_out=[{"layout.data": 1, "approach": APPROACHES[1]}],
-        ),
-        fault("warn", "it is compared with padding-free", {"approach": ["padded", "token-list"]}),
-        fault("warn", "4 ranks have no cell with schedule naive", {"layout": SCHEDULES}, figures=["pipeline_bubble"]),
-        fault(
-            "refuse",
-            "budgets of different kinds: steps and useful_tokens",
-            {"budget": [{"steps": 20}, {"useful_tokens": 1000}]},
-        ),
-        fault("warn", "not mean equal tokens: 10,240 to 20,480", {"sequence_length": [64, 128]}, texts=LARGE),
-        fault("note", "approaches differ in useful tokens", {"approach": ["padded", "packed"]}),
-        fault("warn", "packed repeat it; their training loss", {"approach": ["padded", "packed"]}, texts=FEW),
-        fault("note", "not known before the tokens of docstrings/tekken are built", {}, texts={}),
-        fault(
-            "warn",
-            "second moment in bf16 never decays",
-            {},
-            runs={"precision": "bf16-true", "optimizer": {"beta2": 0.999}},
-            key="runs.optimizer.moments",
-        ),
-        fault("warn", "mostly rounded away", {}, runs={"precision": "bf16-true", "optimizer": {"learning_rate": 2e-5}}),
-        fault("note", "not known beforehand whether data are repeated", {}, runs={"budget": {"useful_tokens": 9}}),
-        fault(
-            "note",
-            "runs at world size 1 and 2 leave GPUs of a 4-GPU node idle",
-            {"layout.data": [1, 2, 4, 8]},
-            machine=Machine(gpus_per_node=4),
-            gpus=0,
-        ),
-    ],
-)
-def test_a_fault_of_a_design_is_named_with_its_key_and_a_next_step(level, words, factors, key, more):
-    found = one(words, level, factors, **more)
-    assert key is None or found.key == key
-
-
-@pytest.mark.parametrize(
-    "factors, more",
+    ("factors", "more"),
     [
         ({"approach": APPROACHES}, {}),
         ({}, {"runs": {"precision": "bf16-true"}}),
@@ -252,25 +219,25 @@ def test_passes_over_the_text_are_counted_as_each_approach_reads_it(run, expecte
 
 
 @pytest.mark.parametrize(
-    ("factors", "repeats", "words"),
+    ("factors", "repeats", "words", "left_out"),
     [
-        ({"micro_batch": [1, 2]}, 5, "one comparison needs at least 6"),
-        ({"approach": ["padded", "padding-free", "packed"]}, 6, "2 comparisons, corrected after Holm, need at least 7"),
-        ({"approach": ["padded", "packed"], "sequence_length": [32, 64]}, 1, "2 comparisons"),
-        ({"approach": ["padded", "packed"], "layout.data": [1, 2]}, 1, "one comparison needs at least 6"),
-        ({"approach": ["padded", "packed"], "layout": [{"data": 1}, {"data": 2}]}, 1, "one comparison needs"),
-        ({"approach": ["padded", "packed"], "layout": [{"data": 2}, {"tensor": 2}]}, 1, "2 comparisons"),
+        ({"micro_batch": [1, 2]}, 5, "one comparison needs at least 6", ()),
+        ({"approach": ["padded", "padding-free", "packed"]}, 6, "2 comparisons, corrected after Holm, need at least 7",
+         ()),
+        ({"approach": ["padded", "packed"], "sequence_length": [32, 64]}, 1, "2 comparisons", ()),
+        ({"approach": ["padded", "packed"], "layout.data": [1, 2]}, 1, "one comparison needs at least 6", ()),
+        ({"approach": ["padded", "packed"], "layout": [{"data": 1}, {"data": 2}]}, 1, "one comparison needs", ()),
+        ({"approach": ["padded", "packed"], "layout": [{"data": 2}, {"tensor": 2}]}, 1, "2 comparisons", ()),
+        ({"approach": APPROACHES, "storage.codec": ["zstd", "snappy"]}, 1, "2 comparisons",  # with one baseline
+         [{"approach": "padded", "storage.codec": "snappy"}]),
     ],
-)
-def test_repeats_that_allow_no_verdict_are_told_with_the_number_it_takes(factors, repeats, words):
-    found = [
-        o
-        for o in find_problems(design(factors, repeats=repeats, runs={"budget": {"epochs": 0.1}}))
-        if o.key == "repeats"
-    ]
-    assert len(found) == 1 and found[0].level == "warn" and words in found[0].what
-    enough = design(factors, repeats=7, runs={"budget": {"epochs": 0.1}})
-    assert not [o for o in find_problems(enough) if o.key == "repeats"]
+)  # fmt: skip
+def test_repeats_that_allow_no_verdict_are_told_with_the_number_it_takes(factors, repeats, words, left_out):
+    few, enough = (
+        [o for o in find_problems(design(factors, repeats=n, left_out=left_out, runs={"budget": {"epochs": 0.1}}))
+         if o.key == "repeats"] for n in (repeats, 7)
+    )  # fmt: skip
+    assert [o.level for o in few] == ["warn"] and words in few[0].what and not enough
 
 
 def test_only_primary_comparisons_need_repeats():
@@ -297,14 +264,6 @@ def test_no_shipped_experiment_ends_without_a_verdict():
             problems = [*check_repeats(Design(config.experiment(name), config.runs(name)))]
             assert problems == [], (scale, name)
             assert config.experiment(name).primary is not None or not config.runs(name), (scale, name)
-
-
-def test_options_of_the_store_are_comparisons_of_their_own_with_one_baseline():
-    factors = {"approach": APPROACHES, "storage.codec": ["zstd", "snappy"]}
-    left_out = [{"approach": "padded", "storage.codec": "snappy"}]
-    found = design(factors, repeats=1, left_out=left_out, runs={"budget": {"epochs": 0.1}})
-    (said_so,) = [o.what for o in find_problems(found) if o.key == "repeats"]
-    assert "2 comparisons" in said_so
 
 
 FILES = {"kind": "files", "files": ("a.txt",), "validation_files": ("b.txt",)}
