@@ -1,6 +1,5 @@
 """Logs → tables: broken lines, attempts, validity, equal bytes."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -59,9 +58,7 @@ def test_a_nonfinite_literal_becomes_null_and_sets_the_flag():
 
 
 def tables_of(tmp_path: Path, runs, benchmarks=()) -> Path:
-    table = logs.write_table(tmp_path / "runs.json", runs)
-    ingest(table, tmp_path / "runs", tmp_path / "tables", list(benchmarks))
-    return tmp_path / "tables"
+    return logs.ingested(tmp_path, runs, list(benchmarks))
 
 
 def rows(tables: Path, name: str) -> list[dict]:
@@ -114,37 +111,24 @@ def test_the_latest_attempt_wins_step_by_step(tmp_path):
     assert [s["attempt_step"] for s in steps if s["rank"] == 1] == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5]
 
 
-def edited(folder: Path, edit) -> None:
-    path = folder / "attempt=00" / "rank=00000" / "steps.jsonl"
-    path.write_text(
-        "\n".join(json.dumps(line) for line in edit([json.loads(x) for x in path.read_text().splitlines()])) + "\n"
-    )
-
-
 def change(**fields):
-    return lambda lines: [line | (fields if line["step"] == 3 else {}) for line in lines]
+    return lambda line: line | (fields if line["step"] == 3 else {})
 
 
 @pytest.mark.parametrize(
-    ("edit", "validity", "reason"),
+    ("edit", "reason"),
     [
-        (change(rows=7), "invalid", "ranks hold 7 rows at step 3, the global batch is 8"),
-        (change(loss_sum=None, nonfinite=True), "invalid", "not finite at step 3"),
-        (change(useful_tokens=10**9), "invalid", "more useful tokens than tokens"),
-        (change(step_s=0.0), "invalid", "a step that took no time"),
-        (lambda lines: lines[:-2], "invalid", "10 of 12 steps"),
-        (change(t_mono_s=1.0), "invalid", "the monotonic clock goes back"),
-        (lambda lines: lines[:4] + lines[3:], "suspect", "steps skip or repeat"),
-        (change(total_tokens=8 * 1024 + 1), "invalid", "8193 tokens at step 3, 8 rows of 1024 hold 8192"),
-        (lambda lines: [], "invalid", "its logs hold no step"),
+        (change(step_s=0.0), "a step that took no time"),
+        (change(t_mono_s=1.0), "the monotonic clock goes back"),
+        (lambda line: None, "its logs hold no step"),
     ],
 )
-def test_what_a_log_cannot_carry_is_said(tmp_path, edit, validity, reason):
+def test_what_a_log_cannot_carry_is_said(tmp_path, edit, reason):
+    """Other values that cannot be: `tests/planted_faults.py`."""
     run = logs.settings()
-    edited(logs.write_run(tmp_path / "runs", run), edit)
+    logs.edit(logs.write_run(tmp_path / "runs", run), edit)
     (row,) = rows(tables_of(tmp_path, [run]), "runs")
-    assert row["validity"] == validity
-    assert reason in row["reasons"]
+    assert row["validity"] == "invalid" and reason in row["reasons"]
 
 
 def of_digest(folder: Path, attempt: int, digest: str) -> None:
@@ -244,21 +228,14 @@ def test_another_world_size_than_asked_is_invalid(tmp_path):
 
 IMPOSSIBLE = {
     "schema 9": {"schema": 9},
-    "number_format 'fp13'": {"number_format": "fp13"},
     "hardware.device ''": {"hardware": logs.HARDWARE | {"device": ""}},
     "hardware.device_kind 'abacus'": {"hardware": logs.HARDWARE | {"device_kind": "abacus"}},
-    "hardware.cores 1000000000": {"hardware": logs.HARDWARE | {"cores": 10**9}},
     "hardware.memory_bytes 1": {"hardware": logs.HARDWARE | {"memory_bytes": 1}},
     "hardware.nodes ['a', 'a'": {"hardware": logs.HARDWARE | {"nodes": ["a"] * 99}},
-    "hardware.world_size 7": {"hardware": logs.HARDWARE | {"world_size": 7}},
     "git.commit 'zzz'": {"git": {"commit": "zzz", "dirty": False}},
     "digest 'x'": {"digest": "x"},
     "launch.share -1": {"launch": {"share": -1}},
     "must not decrease": {"flops_per_token": {"full": 5e6, "causal": 4e6, "hardware": 1e3}},
-    "attempt 5, the last": {"attempt": 5},
-    "outcome.steps 999": {"outcome": {"steps": 999}},
-    "begins_at 0, and": {"outcome": {"begins_at": 0, "begins_at_useful_tokens": 10**9}},
-    "outcome.energy_j 1e+14": {"outcome": {"energy_j": 1e14}},
     "outcome.stopped_at": {"outcome": {"stopped_at": {"step": 3}}},
     "steps.jsonl (not sealed)": {"outcome": {"logs": {}}},
     "were edited while it trained: train/loop.py": {"outcome": {"code_changed": ["train/loop.py"]}},
@@ -308,7 +285,7 @@ def test_missing_running_and_unreadable_runs_are_listed(tmp_path):
 
 def test_what_else_is_wrong_with_a_stopped_run_is_said_too(tmp_path):
     run = logs.settings()
-    edited(logs.write_run(tmp_path / "runs", run, attempts=[{"diverges": 5}]), change(rows=7))
+    logs.edit(logs.write_run(tmp_path / "runs", run, attempts=[{"diverges": 5}]), change(rows=7))
     (row,) = rows(tables_of(tmp_path, [run]), "runs")
     assert "at step 5 of 12; ranks hold 7 rows at step 3" in row["reasons"]
 
@@ -347,12 +324,24 @@ def test_a_partial_last_line_leaves_a_run_valid(tmp_path):
     assert (row["validity"], row["quarantined"], row["quarantined_benign"]) == ("valid", 1, 1)
 
 
-def test_unreadable_inputs_are_the_users_to_mend(tmp_path):
+@pytest.mark.parametrize(
+    ("write", "damage"),
+    [
+        (logs.write_benchmark, {"records": [{}]}),
+        (logs.write_storage_benchmark, {"records": [{"store": "x"}]}),
+        (logs.write_storage_benchmark, {"corpus": None, "settings": None}),
+        (logs.write_inference_benchmark, {"records": [{"of_run": "x"}]}),
+        (logs.write_inference_benchmark, {"models": []}),
+        (logs.write_inference_benchmark, {"generations": [{}]}),
+    ],
+)
+def test_unreadable_inputs_are_the_users_to_mend(tmp_path, write, damage):
     with pytest.raises(UserError, match="run table is missing"):
         ingest(tmp_path / "no.json", tmp_path, tmp_path / "tables")
-    write_json(tmp_path / "b.json", {"records": []})
+    path = write(tmp_path / "b.json")
+    write_json(path, read_json(path) | damage)
     with pytest.raises(UserError, match="no benchmark of data, storage or inference"):
-        ingest(logs.write_table(tmp_path / "runs.json", []), tmp_path, tmp_path / "tables", [tmp_path / "b.json"])
+        logs.ingested(tmp_path, benchmarks=[path])
     assert not (tmp_path / "tables" / "runs.parquet").exists()
 
 
@@ -361,21 +350,10 @@ def test_ranks_of_two_attempts_never_mix_in_a_step():
         return {"attempt": attempt, "rank": rank, "step": step}
 
     rows_of_both = [row(0, rank, step) for rank in range(3) for step in (0, 1)] + [row(1, rank, 1) for rank in range(2)]
-    started = [
-        {"event": "run_start", "attempt": 0, "world_size": 3},
-        {"event": "run_start", "attempt": 1, "world_size": 2},
-    ]
-    table = merge(of_rows("steps", rows_of_both), started)
-    merged = table.to_pylist()
-    assert [(r["step"], r["attempt"], r["rank"]) for r in merged] == [
-        (0, 0, 0),
-        (0, 0, 1),
-        (0, 0, 2),
-        (1, 1, 0),
-        (1, 1, 1),
-    ]
-    assert [r["world_size"] for r in merged] == [3, 3, 3, 2, 2]
-    assert [r["attempt_step"] for r in merged] == [0, 0, 0, 0, 0]
+    started = [{"event": "run_start", "attempt": attempt, "world_size": 3 - attempt} for attempt in (0, 1)]
+    names = ("step", "attempt", "rank", "world_size", "attempt_step")
+    merged = [tuple(r[name] for name in names) for r in merge(of_rows("steps", rows_of_both), started).to_pylist()]
+    assert merged == [(0, 0, 0, 3, 0), (0, 0, 1, 3, 0), (0, 0, 2, 3, 0), (1, 1, 0, 2, 0), (1, 1, 1, 2, 0)]
 
 
 @pytest.mark.parametrize("attempts", [[0], [0, 1]])

@@ -150,26 +150,31 @@ def test_commands_refuse_a_table_with_one_flipped_bit(lab, monkeypatch, capsys, 
     assert "results/tables/demo/steps.parquet" in error and "snakemake -f results/tables/demo/runs.parquet" in error
 
 
-@pytest.mark.parametrize(
-    "other", ["an older version", "a newer version", "a version without manifests", "a manifest without a table"]
-)
+def newer(monkeypatch, lab):
+    with monkeypatch.context() as patch:
+        patch.setitem(TABLES, "runs", {**TABLES["runs"], "new": "BIGINT"})
+        lab.tables("results/tables/demo")
+
+
+def without_a_table(path):
+    manifest = read_json(path)
+    write_json(path, manifest | {"files": manifest["files"][1:]})
+
+
+OTHERS = {
+    "an older version": lambda m, lab, path: m.setitem(TABLES, "runs", {**TABLES["runs"], "new": "BIGINT"}),
+    "a newer version": lambda m, lab, path: newer(m, lab),
+    "a version without manifests": lambda m, lab, path: path.unlink(),
+    "a manifest without a table": lambda m, lab, path: without_a_table(path),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
 def test_tables_of_another_version_name_the_command_that_makes_them_anew(lab, monkeypatch, capsys, other):
     monkeypatch.chdir(lab.root)
     lab.tables("results/tables/demo")
-    if other == "a version without manifests":
-        Path("results/tables/demo", MANIFEST).unlink()
-    elif other == "a manifest without a table":
-        path = Path("results/tables/demo", MANIFEST)
-        manifest = read_json(path)
-        write_json(path, manifest | {"files": manifest["files"][1:]})
-    else:
-        monkeypatch.setitem(TABLES, "runs", {**TABLES["runs"], "new": "BIGINT"})
-        if other == "a newer version":
-            lab.tables("results/tables/demo")
-            monkeypatch.undo()
-            monkeypatch.chdir(lab.root)
-    call = ["report", "figure", "loss_over_time", "--tables", "results/tables/demo", "--output", "out"]
-    assert cli.main(call) == 2
+    other(monkeypatch, lab, Path("results/tables/demo", MANIFEST))
+    assert cli.main(["report", "figure", "loss_over_time", "--tables", "results/tables/demo", "--output", "out"]) == 2
     error = capsys.readouterr().err
     assert re.search("next +snakemake -f results/tables/demo/runs.parquet", error) and "Traceback" not in error
 

@@ -14,24 +14,11 @@ from tokenscale.base.files import sha256_file
 
 #: 100 rows of 10 positions: 700 useful, 250 padding, 50 labels that begin a piece
 STORE = {
-    "corpus": "web",
-    "tokenizer": "bpe",
-    "store": "packed",
-    "format": "packed",
-    "split": "train",
-    "sequence_length": 10,
-    "eos": False,
-    "documents": 60,
-    "useful_tokens": 700,
-    "total_tokens": 1000,
-    "padding_tokens": 250,
-    "stored_bytes": 3000,
-    "text_bytes": 2_000_000,
-    "manifest_sha256": "a" * 64,
-    "corpus_sha256": "c" * 64,
-    "engine": "bpe 1.0",
-    "seconds": 20.0,
-}
+    "corpus": "web", "tokenizer": "bpe", "store": "packed", "format": "packed", "split": "train", "sequence_length": 10,
+    "eos": False, "documents": 60, "useful_tokens": 700, "total_tokens": 1000, "padding_tokens": 250,
+    "stored_bytes": 3000, "text_bytes": 2_000_000, "manifest_sha256": "a" * 64, "corpus_sha256": "c" * 64,
+    "engine": "bpe 1.0", "seconds": 20.0,
+}  # fmt: skip
 
 
 def ask(folder, name, *runs, stored=(STORE,), events=(), steps=None):
@@ -193,19 +180,12 @@ def test_accuracy_is_the_share_of_correct_labels_where_they_were_counted(tmp_pat
 def write_store(folder, corpus=None, build=None, **changes):
     """A store's manifest, as a writer leaves it, and the record of its build."""
     manifest = {
-        "format": "packed",
-        "options": {"sequence_length": 10, "eos": True, "split": "train"},
-        "split": "train",
-        "tokenizer": {"name": "bpe"},
-        "documents": 60,
-        "tokens_useful": 700,
-        "tokens_total": 1000,
-        "tokens_stored": 850,
-        "vocabulary_size": 1000,
+        "format": "packed", "options": {"sequence_length": 10, "eos": True, "split": "train"}, "split": "train",
+        "tokenizer": {"name": "bpe"}, "documents": 60, "tokens_useful": 700, "tokens_total": 1000,
+        "tokens_stored": 850, "vocabulary_size": 1000, "places": 1100,
         "bits_per_token": {"stored": 28.2353, "order_0_entropy": 8.0},
-        "places": 1100,
         "files": [{"name": "tokens.bin", "bytes": 2000}, {"name": "rows.npy", "bytes": 1000}],
-    } | changes
+    } | changes  # fmt: skip
     if corpus is not None:
         manifest["corpus_manifest_sha256"] = corpus
     folder.mkdir(parents=True)
@@ -223,24 +203,13 @@ def test_a_store_says_what_it_holds_and_what_it_took(tmp_path):
     counts = {"tokens_in_documents": 900, "tokens_cut": 50}
     path = write_store(tmp_path / "web/bpe/packed", sha, {"duration_s": 2.5, "engine": "bpe"}, **counts)
     (row,) = store_rows([path], [corpus])
-    assert row == {
-        **{key: STORE[key] for key in ("corpus", "tokenizer", "store", "format", "split", "sequence_length")},
-        **{key: STORE[key] for key in ("documents", "useful_tokens", "total_tokens", "padding_tokens", "stored_bytes")},
-        "eos": True,
-        "documents_cut": 0,
-        "text_bytes": 5000,
-        "held_out_in_training": 3,
-        "held_out_dropped": True,
-        "manifest_sha256": sha256_file(path),
-        "corpus_sha256": sha,
-        "ids": 850,
-        "document_tokens": 900,
-        "cut_tokens": 50,
-        "vocabulary_size": 1000,
-        "entropy_bits": 8.0,
-        "engine": "bpe",
-        "seconds": 2.5,
-    }
+    same = ("corpus", "tokenizer", "store", "format", "split", "sequence_length", "documents", "useful_tokens",
+            "total_tokens", "padding_tokens", "stored_bytes")  # fmt: skip
+    assert row == {key: STORE[key] for key in same} | {
+        "eos": True, "documents_cut": 0, "text_bytes": 5000, "held_out_in_training": 3, "held_out_dropped": True,
+        "manifest_sha256": sha256_file(path), "corpus_sha256": sha, "ids": 850, "document_tokens": 900,
+        "cut_tokens": 50, "vocabulary_size": 1000, "entropy_bits": 8.0, "engine": "bpe", "seconds": 2.5,
+    }  # fmt: skip
 
 
 def test_what_a_manifest_and_a_lost_record_do_not_say_is_not_known(tmp_path):

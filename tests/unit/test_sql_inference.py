@@ -1,21 +1,16 @@
 """What models wrote: from the benchmark's file to the definitions, against numbers worked out by hand."""
 
-import json
-
 import pytest
 
 from tests import logs
 from tests import tables as by_hand
-from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
-from tokenscale.base.errors import UserError
 from tokenscale.report.drawings.inference import InferenceTokensPerSecond, names
 
 
 def made(folder, **options):
     measured = [logs.write_inference_benchmark(folder / "bench.json", **options)]
-    ingest(logs.write_table(folder / "runs.json", []), folder / "runs", folder / "tables", measured)
-    return folder / "tables"
+    return logs.ingested(folder, [], measured)
 
 
 @pytest.fixture(scope="module")
@@ -98,11 +93,3 @@ def test_answers_come_in_the_order_of_their_prompts(tmp_path):
     row = {"benchmark": "b", "of_run": "r", "model": "m", "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 0}
     by_hand.write(tmp_path, generations=[row | {"number": n, "prompt": str(n)} for n in (2, 0, 1)])
     assert query("generations", tmp_path)["prompt"].tolist() == ["0", "1", "2"]
-
-
-@pytest.mark.parametrize("damage", [{"records": [{"of_run": "x"}]}, {"models": []}, {"generations": [{}]}])
-def test_a_damaged_inference_benchmark_is_a_users_error(tmp_path, damage):
-    path = logs.write_inference_benchmark(tmp_path / "bench.json")
-    path.write_text(json.dumps(json.loads(path.read_text()) | damage))
-    with pytest.raises(UserError, match="no benchmark of data, storage or inference"):
-        ingest(logs.write_table(tmp_path / "runs.json", []), tmp_path / "runs", tmp_path / "tables", [path])

@@ -10,7 +10,6 @@ from tokenscale.analysis import claims
 from tokenscale.analysis.claims import CONTRADICTED, SUPPORTED
 from tokenscale.analysis.queries import query
 from tokenscale.analysis.runs import grouping, run_row, science
-from tokenscale.report import campaign_quality
 from tokenscale.settings.claims import load_claims
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import state_path
@@ -123,17 +122,6 @@ def test_claims_hold_where_samples_and_losses_are_equal_and_are_contradicted_by_
     judged = verdicts(tmp_path / "loss")
     assert judged["resumed-same-losses"].verdict == CONTRADICTED
     assert judged["resumed-same-samples"].verdict == SUPPORTED
-
-
-def test_the_report_says_in_words_whether_the_rest_is_on_the_same_data(tmp_path):
-    kinds = {part["kind"]: part for part in campaign_quality.proof(query("order", chain(tmp_path / "good")))["parts"]}
-    assert kinds[KIND]["state"] == "proven" and "All 2 pairs have the same samples" in kinds[KIND]["text"]
-    kinds = {
-        part["kind"]: part for part in campaign_quality.proof(query("order", chain(tmp_path / "bad", wrong=3)))["parts"]
-    }
-    assert kinds[KIND]["state"] == "broken" and "1 pair: other samples" in kinds[KIND]["text"]
-    nobody = made(tmp_path / "none", [tables.run("a")], tables.steps("a", 8))
-    assert KIND not in [part["kind"] for part in campaign_quality.proof(query("order", nobody))["parts"]]
 
 
 def test_a_row_of_the_table_names_what_it_goes_on_from(tmp_path):

@@ -7,9 +7,7 @@ import pytest
 
 from tests import logs
 from tests import tables as by_hand
-from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
-from tokenscale.base.errors import UserError
 from tokenscale.report.drawings.storage import StorageBenchmark
 from tokenscale.report.drawings.tokenization_benchmark import TokenizationBenchmark
 
@@ -18,8 +16,7 @@ from tokenscale.report.drawings.tokenization_benchmark import TokenizationBenchm
 def tables(tmp_path_factory):
     folder = tmp_path_factory.mktemp("storage")
     measured = [logs.write_storage_benchmark(folder / "storage.json"), logs.write_benchmark(folder / "data.json")]
-    ingest(logs.write_table(folder / "runs.json", []), folder / "runs", folder / "tables", measured)
-    return folder / "tables"
+    return logs.ingested(folder, [], measured)
 
 
 def test_bytes_and_speeds_are_of_tokens(tables):
@@ -71,23 +68,10 @@ def test_what_was_left_out_is_said_and_not_drawn(tables, tmp_path):
     assert "tiktoken" not in " ".join(StorageBenchmark(frame).data()["store"])
     path = logs.write_benchmark(tmp_path / "data.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"left_out": {"packed, cold": "all of it stays"}}))
-    ingest(logs.write_table(tmp_path / "runs.json", []), tmp_path / "runs", tmp_path / "tables", [path])
+    logs.ingested(tmp_path, [], [path])
     frame = query("benchmark", tmp_path / "tables")
     benchmark = TokenizationBenchmark(frame)
     for _ in range(2):  # a caption leaves its figure as it is
         assert "Left out: packed, cold (all of it stays)" in benchmark.caption()
     assert "packed, cold" not in set(benchmark.data()["arm"])
     assert frame["cache"].dropna().unique().tolist() == ["warm"]
-
-
-def test_each_kind_of_benchmark_goes_to_its_own_table(tables):
-    assert query("benchmark", tables)["benchmark"].unique().tolist() == ["data"]
-    assert query("storage_benchmark", tables)["benchmark"].unique().tolist() == ["storage"]
-
-
-@pytest.mark.parametrize("damage", [{"records": [{"store": "x"}]}, {"corpus": None, "settings": None}])
-def test_a_damaged_storage_benchmark_is_a_users_error(tmp_path, damage):
-    path = logs.write_storage_benchmark(tmp_path / "storage.json")
-    path.write_text(json.dumps(json.loads(path.read_text()) | damage))
-    with pytest.raises(UserError, match="no benchmark of data, storage or inference"):
-        ingest(logs.write_table(tmp_path / "runs.json", []), tmp_path / "runs", tmp_path / "tables", [path])
