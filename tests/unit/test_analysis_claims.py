@@ -6,8 +6,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 
 from tests import tables
@@ -158,20 +156,6 @@ def test_an_interval_that_is_near_a_figure_in_part_decides_nothing(tmp_path):
     book = ledger(one=claim(published=(2.0,)))
     (row,) = claims.as_rows(book, claims.judge(book, tmp_path, ["demo"]))
     assert row["reproduced"] is None and verdict_words(row) == ["direction supported", "figure not decided"]
-
-
-@pytest.mark.parametrize("truth", ["all at the bound", "one far, one at the bound"])
-def test_false_verdicts_of_a_claim_are_as_rare_as_its_level(truth):
-    """Simulated claims over three cells of seven runs, of which at least one is exactly at the bound."""
-    random, wrong, campaigns = np.random.default_rng(7), 0, 2000
-    one = claim(cells="all")
-    for _ in range(campaigns):
-        effects = [0.0, 0.0, 0.0] if truth == "all at the bound" else [0.0, 1.0, 1.0]
-        points = [np.exp(random.standard_t(3, 7) * 0.02 + effect) for effect in effects]
-        rows = pd.DataFrame({"cell": np.repeat(["a", "b", "c"], 7), "number": np.concatenate(points)})
-        verdicts = [claims.verdict_of(one, cell)[0] for cell in claims._cells(one, rows)]
-        wrong += all(v == SUPPORTED for v in verdicts)
-    assert wrong / campaigns <= 0.05
 
 
 def test_a_run_in_two_points_of_a_cell_carries_no_verdict(tmp_path):

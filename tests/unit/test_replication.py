@@ -165,16 +165,8 @@ def test_what_is_measured_needs_the_runs_of_an_interval_and_a_count_needs_one(nu
         assert of_figure(number, number, number, n, quantity="GB of weights")[1] == expected
 
 
-CLAIM = {
-    "study": "000",
-    "claim": "c",
-    "figure": "2x",
-    "unit": "ratio",
-    "remark": "why",
-    "kind": "range",
-    "scale": "demo",
-}
-CLAIM |= {"experiment": "e", "verdict": "supported", "number": 2.0, "low": 2.0, "high": 2.0}
+CLAIM = {"study": "000", "claim": "c", "figure": "2x", "unit": "ratio", "remark": "why", "kind": "range"}
+CLAIM |= {"scale": "demo", "experiment": "e", "verdict": "supported", "number": 2.0, "low": 2.0, "high": 2.0}
 CLAIM |= {"published": [2.0], "corrected": []}
 
 
