@@ -1,7 +1,8 @@
 """The figures: from tables with runs, without runs, with one cell gone; equal bytes."""
 
-import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
@@ -10,8 +11,8 @@ from tests import golden, logs
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
 from tokenscale.base.files import read_json, sha256_text, write_json
-from tokenscale.report import save, summary
-from tokenscale.report.captions import OVERSUBSCRIBED, SHARED_CORES
+from tokenscale.report import save
+from tokenscale.report.captions import OVERSUBSCRIBED
 from tokenscale.report.figure import figure_class
 from tokenscale.report.style import inline
 from tokenscale.settings.data import CorpusSettings
@@ -37,15 +38,13 @@ def tables(tmp_path_factory):
 def empty(tmp_path_factory):
     folder = tmp_path_factory.mktemp("empty")
     runs = [logs.settings(a, w) for a in logs.APPROACHES for w in (1, 2)]
-    ingest(logs.write_table(folder / "runs.json", runs), folder / "runs", folder / "tables")
-    return folder / "tables"
+    return logs.ingested(folder, runs)
 
 
 @pytest.fixture(scope="module")
 def unlisted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("unlisted")
-    ingest(logs.write_table(folder / "runs.json", []), folder / "runs", folder / "tables")
-    return folder / "tables"
+    return logs.ingested(folder, [])
 
 
 def parts(name, tables):
@@ -69,22 +68,14 @@ def laid_out(tmp_path_factory):
         layout = LayoutSettings(pipeline=2, schedule=name, stages_per_rank=chunks)
         runs += [replace(base, layout=layout, micro_batch=b) for b in (8, 4, 2) if (name, b) != ("interleaved", 8)]
     for run in runs:
-        for path in logs.write_run(folder / "runs", run).glob("attempt=00/rank=*/steps.jsonl"):
-            steps = [json.loads(line) for line in path.read_text().splitlines()]
-            for step in steps:
-                step["micro_steps"] = run.global_batch // run.micro_batch
-                if run.layout.pipeline > 1:
-                    step |= {"forward_s": 0.03, "backward_s": 0.04, "bubble_s": 0.07}  # together shorter than the step
-            path.write_text("".join(f"{json.dumps(step)}\n" for step in steps))
-            if run.layout.pipeline == 1:
-                kinds = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
-                held = {"event": "memory", "schema": 2, "step": 0} | dict(zip(kinds, (1e6, 2e6, 3e6, 4e6), strict=True))
-                path = path.with_name("events.jsonl")
-                path.write_text(path.read_text() + json.dumps(held) + "\n")
+        path, changed = logs.write_run(folder / "runs", run), {"micro_steps": run.global_batch // run.micro_batch}
+        if run.layout.pipeline > 1:
+            changed |= {"forward_s": 0.03, "backward_s": 0.04, "bubble_s": 0.07}  # together shorter than the step
+        logs.edit(path, lambda step, changed=changed: step | changed)
+        for rank in range(run.layout.world_size) if run.layout.pipeline == 1 else ():
+            logs.add_memory(path, (1e6, 2e6, 3e6, 4e6), rank)
     degrees = ("pipeline", "schedule", "stages_per_rank", "tensor")
-    table = logs.write_table(folder / "runs.json", runs, further=(*(f"layout.{d}" for d in degrees), "micro_batch"))
-    ingest(table, folder / "runs", folder / "tables")
-    return folder / "tables"
+    return logs.ingested(folder, runs, further=(*(f"layout.{d}" for d in degrees), "micro_batch"))
 
 
 @pytest.fixture(scope="module")
@@ -92,11 +83,7 @@ def weak(tmp_path_factory):
     """Three repeats on one and two ranks, eight rows a rank."""
     folder = tmp_path_factory.mktemp("weak")
     runs = [logs.settings("packed", w, r, global_batch=8 * w, micro_batch=8) for r in range(3) for w in (1, 2)]
-    for run in runs:
-        logs.write_run(folder / "runs", run)
-    table = logs.write_table(folder / "runs.json", runs, further=("global_batch",))
-    ingest(table, folder / "runs", folder / "tables")
-    return folder / "tables"
+    return logs.made(folder, runs, further=("global_batch",))
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +92,7 @@ def stored(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stored")
     manifests = logs.write_stores(folder / "tokens", {"packed": 4, "padded": 8, "token-list": 2})
     measured = [logs.write_storage_benchmark(folder / "bench.json")]
-    ingest(logs.write_table(folder / "runs.json", []), folder / "runs", folder / "tables", measured, stores=manifests)
-    return folder / "tables"
+    return logs.ingested(folder, [], measured, stores=manifests)
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +100,7 @@ def written(tmp_path_factory):
     """What a model wrote, of which the logs hold nothing."""
     folder = tmp_path_factory.mktemp("written")
     measured = [logs.write_inference_benchmark(folder / "bench.json")]
-    ingest(logs.write_table(folder / "runs.json", []), folder / "runs", folder / "tables", measured)
-    return folder / "tables"
+    return logs.ingested(folder, [], measured)
 
 
 @pytest.fixture(scope="module")
@@ -125,12 +110,10 @@ def translated(tmp_path_factory):
     runs = [replace(logs.settings(world_size=world, steps=6), repeat=k) for world in (1, 2) for k in range(3)]
     texts = ["the cat sat on the mat", "a dog barks at night"]
     for run in runs:
-        path = logs.write_run(folder / "runs", run) / "attempt=00/rank=00000/events.jsonl"
-        told = {"event": "translation", "schema": 2, "hypothesis": texts[0]}
-        lines = [{**told, "number": number, "reference": text} for number, text in enumerate(texts)]
-        path.write_text(path.read_text() + "".join(f"{json.dumps(line)}\n" for line in lines))
-    ingest(logs.write_table(folder / "runs.json", runs), folder / "runs", folder / "tables")
-    return folder / "tables"
+        path = logs.write_run(folder / "runs", run)
+        for number, text in enumerate(texts):
+            logs.add_event(path, "translation", hypothesis=texts[0], number=number, reference=text)
+    return logs.ingested(folder, runs)
 
 
 @pytest.fixture(scope="module")
@@ -144,17 +127,12 @@ def mixed(tmp_path_factory):
         fields = {"corpus": CorpusSettings(name), "mixture": MixtureSettings(sources, stages)}
         runs += [logs.settings(repeat=k, **fields) for k in range(3)]
     for run in runs:
-        path = logs.write_run(folder / "runs", run) / "attempt=00/rank=00000/events.jsonl"
-        found = {"event": "source_validation", "schema": 2, "rank": 0, "useful_tokens": 100, "rows": 4}
-        lines = [
-            {**found, "step": step, "corpus": name, "loss_sum": 100 * (3 - step / 12 + number + 0.1 * run.repeat)}
-            for number, name in enumerate(("prose", "code"))
-            for step in (0, 12)
-        ]
-        path.write_text(path.read_text() + "".join(f"{json.dumps(line)}\n" for line in lines))
-    table = logs.write_table(folder / "runs.json", runs, further=("corpus.name",))
-    ingest(table, folder / "runs", folder / "tables")
-    return folder / "tables"
+        path = logs.write_run(folder / "runs", run)
+        for number, name in enumerate(("prose", "code")):
+            for step in (0, 12):
+                found = {"step": step, "corpus": name, "loss_sum": 100 * (3 - step / 12 + number + 0.1 * run.repeat)}
+                logs.add_event(path, "source_validation", useful_tokens=100, rows=4, **found)
+    return logs.ingested(folder, runs, further=("corpus.name",))
 
 
 #: figure → what it is drawn from where the demo does not have it
@@ -260,77 +238,21 @@ def test_bars_are_of_the_repeats_that_all_cells_have(request, name):
         assert figure.alt().replace(" (repeat 0)", "") == expected.alt()
 
 
-def test_the_table_of_parallel_methods_says_which_rows_measure_scaling(laid_out):
+def test_methods_say_whether_they_measure_scaling(laid_out):
     kind, rows = parts("parallel_methods", laid_out)
     found = kind(*rows).data().set_index("method")
     found = found.rename(index=lambda name: name.removesuffix(", micro_batch=8"))  # it varies, too
-    assert found.loc[["single", "ddp", "tp 2 + ddp 2"], "gpus"].tolist() == [1, 2, 4]
     assert found.loc[["single", "ddp", "tp 2 + ddp 2"], "scaling_measurement"].tolist() == [
         "reference", "yes, if idle", "no: oversubscribed CPU"
     ]  # fmt: skip
-    assert found.loc["ddp", "memory_bytes"] == 10e6
-    assert found.loc["ddp", "efficiency"] == pytest.approx(0.5, rel=1e-3)
-    table = kind(*rows).table()
-    named = [name for name, _ in table.columns]
-    (row,) = [dict(zip(named, row, strict=True)) for row in table.rows if row[1] == "ddp, micro_batch=8"]
-    assert (row["GPUs (ranks)"], row["runs"], row["memory per device (MB)"], row["same data"]) == (
-        "2",
-        "2",
-        "10",
-        "yes",
-    )
-    assert row["a scaling measurement?"].startswith("yes") and float(row["largest loss difference (nats)"]) == 0
-    # pipelines have repeat 0 alone, so that no median is of another
-    assert "(" not in row["useful tokens / s"] and "Medians are over repeat 0" in table.caption
-    drawn = texts(kind(*rows).draw())
-    assert "open: no scaling measurement" in drawn
     for text in (kind(*rows).caption(), kind(*rows).alt()):
         assert f"4 ranks, {OVERSUBSCRIBED}" in text
 
 
 def test_a_method_without_a_run_on_one_rank_has_no_efficiency_to_show(tmp_path):
-    run = logs.settings(world_size=2)
-    logs.write_run(tmp_path / "runs", run)
-    ingest(logs.write_table(tmp_path / "runs.json", [run]), tmp_path / "runs", tmp_path / "tables")
-    kind, rows = parts("parallel_methods", tmp_path / "tables")
+    kind, rows = parts("parallel_methods", logs.made(tmp_path, [logs.settings(world_size=2)]))
     assert kind(*rows).data()["scaling_measurement"].tolist() == ["no: no run on one rank"]
     assert "–" in kind(*rows).table().rows[0]
-
-
-@pytest.mark.parametrize(
-    ("threads", "device", "said"),
-    [
-        ({1: 2, 2: 2}, {}, OVERSUBSCRIBED),
-        ({1: 2, 2: 1}, {}, SHARED_CORES),
-        ({1: 1, 2: 1}, {}, None),
-        ({1: 2, 2: 1}, {"device": "A test GPU", "device_kind": "cuda"}, None),
-        ({1: 2, 2: 2}, {"device": "A test GPU", "device_kind": "cuda"}, None),
-        ({1: 2, 2: 1}, {"device": "A test GPU", "device_kind": None}, None),
-    ],
-)
-def test_a_cpu_whose_cores_are_shared_is_no_scaling_measurement(tmp_path, threads, device, said):
-    runs = [logs.settings(world_size=w) for w in threads]
-    for run in runs:
-        hardware = logs.HARDWARE | device | {"threads_per_rank": threads[run.layout.data]}
-        logs.write_run(tmp_path / "runs", run, hardware=hardware)
-    ingest(logs.write_table(tmp_path / "runs.json", runs), tmp_path / "runs", tmp_path / "tables")
-    kind, rows = parts("scaling_throughput", tmp_path / "tables")
-    shown = [t for t in texts(kind(*rows).draw()) if t in (OVERSUBSCRIBED, SHARED_CORES)]
-    assert shown == ([said] if said else [])
-    assert summary.experiment("tables", tmp_path)["caution"] == (said or "")
-
-
-def benchmarked(tmp_path, records):
-    """The benchmark figure's module and rows, from (arm, opening in s, ms a batch)."""
-    path = logs.write_benchmark(tmp_path / "bench.json", rounds=1)
-    content = read_json(path)
-    one = content["records"][0]
-    content["records"] = [
-        one | {"arm": arm, "open_s": open_s, "seconds": 1e-3 * ms * one["batches"]} for arm, open_s, ms in records
-    ]
-    write_json(path, content)
-    ingest(logs.write_table(tmp_path / "runs.json", []), tmp_path / "runs", tmp_path / "tables", [path])
-    return parts("tokenization_benchmark", tmp_path / "tables")
 
 
 @pytest.mark.parametrize(
@@ -342,16 +264,19 @@ def benchmarked(tmp_path, records):
     ],
 )
 def test_the_break_even_of_a_pair_is_told_where_there_is_one(tmp_path, open_s, ms, said):
-    kind, rows = benchmarked(tmp_path, [("padded", 0.1, 3.0), ("pretokenized-padded", open_s, ms)])
+    path = logs.write_benchmark(tmp_path / "bench.json", rounds=1)
+    content = read_json(path)
+    one, arms = content["records"][0], [("padded", 0.1, 3.0), ("pretokenized-padded", open_s, ms)]
+    records = [one | {"arm": arm, "open_s": o, "seconds": 1e-3 * ms * one["batches"]} for arm, o, ms in arms]
+    write_json(path, content | {"records": records})
+    kind, rows = parts("tokenization_benchmark", logs.ingested(tmp_path, benchmarks=[path]))
     caption = kind(*rows).caption()
     assert (f"pretokenized-padded needs less time than padded {said}" in caption) if said else (" on;" not in caption)
 
 
 def test_a_stopped_run_is_drawn_to_its_stop_and_counts_for_nothing(tmp_path):
     runs = [logs.settings("packed", repeat=r) for r in range(3)]
-    for run in runs:
-        logs.write_run(tmp_path / "runs", run, attempts=[{"diverges": 5}] if run.repeat == 1 else None)
-    ingest(logs.write_table(tmp_path / "runs.json", runs), tmp_path / "runs", tmp_path / "tables")
+    logs.made(tmp_path, runs, attempts=lambda run: [{"diverges": 5}] if run.repeat == 1 else None)
     kind, rows = parts("loss_over_time", tmp_path / "tables")
     loss = rows[0]
     last = loss[loss["stopped"]].iloc[-1]
@@ -366,10 +291,7 @@ def test_a_stopped_run_is_drawn_to_its_stop_and_counts_for_nothing(tmp_path):
 
 
 def test_nothing_but_stopped_runs_is_drawn_as_such(tmp_path):
-    run = logs.settings("packed")
-    logs.write_run(tmp_path / "runs", run, attempts=[{"diverges": 5}])
-    ingest(logs.write_table(tmp_path / "runs.json", [run]), tmp_path / "runs", tmp_path / "tables")
-    kind, rows = parts("loss_over_time", tmp_path / "tables")
+    kind, rows = parts("loss_over_time", logs.made(tmp_path, [logs.settings()], attempts=[{"diverges": 5}]))
     assert any(line.get_marker() == "x" for line in kind(*rows).draw().axes[0].lines)
     assert "0 of 1 run (1 invalid)" in kind(*rows).caption()
     assert "no data" in kind(*rows).alt().lower()
@@ -389,3 +311,24 @@ def test_an_inlined_drawing_has_its_own_ids_and_the_pages_colours(tables, tmp_pa
     assert piece.count('id="') == piece.count('id="p1-')
     assert piece.count('href="#') == piece.count('href="#p1-')
     assert piece.count("url(#") == piece.count("url(#p1-")
+
+
+# -- the documentation of figures: its example draws one, and its table names them all
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_example_of_the_api_page_draws_a_figure(tmp_path, monkeypatch):
+    (example,) = re.findall(r"```python\n(from tokenscale\.analysis.*?)```", (DOCS / "api.md").read_text(), re.S)
+    tables = tmp_path / "results/tables/demo"
+    ingest(logs.write_demo(tmp_path, repeats=2), tmp_path / "runs", tables, [tmp_path / "bench.json"])
+    monkeypatch.chdir(tmp_path)
+    made = {}
+    exec(example, made)  # noqa: S102
+    assert isinstance(made["figure"], Figure)
+
+
+def test_the_page_of_reports_names_every_figure():
+    text = (DOCS / "report.md").read_text()
+    listed = text[text.index("| compares | figures |") : text.index("An experiment's key `figures`")]
+    assert set(re.findall(r"`([a-z_]+)`", listed)) == set(FIGURES)

@@ -2,6 +2,7 @@
 
 import ast
 import html
+import itertools
 import json
 import re
 import subprocess
@@ -19,7 +20,7 @@ from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
 from tokenscale.cli.main import main
 from tokenscale.report import answers, campaign_quality, page, paired_comparisons, pdf, save, summary
-from tokenscale.report.captions import SHARED_CORES
+from tokenscale.report.captions import OVERSUBSCRIBED, SHARED_CORES
 from tokenscale.report.figure import figure_class
 from tokenscale.settings.closure import import_closure
 from tokenscale.settings.data import StorageSettings
@@ -223,75 +224,47 @@ def test_losses_are_compared_in_words_of_losses(tmp_path):
     assert len(part["comparisons"].rows) == 5, "speeds of the same cells stay as an exploratory comparison"
 
 
-def test_the_same_data_is_proven_or_not(site, tmp_path):
+def test_the_page_says_that_the_same_data_is_proven(site):
     assert "Same data across world sizes: proven. All 15 pairs" in site[1]
-    path = next((site[0] / "runs").glob("packed-*-w2-*/attempt=00/rank=00001/steps.jsonl"))
-    before = path.read_text()
-    path.write_text(before.replace('"order_digest":', '"order_digest":1', 1))
-    ingest(site[0] / "runs.json", site[0] / "runs", tmp_path / "demo")
-    path.write_text(before)
-    (proof, _) = summary.experiment("demo", tmp_path)["proof"]["parts"]
-    assert proof["state"] == "broken"
-    assert "14 of 15 pairs" in proof["text"]
 
 
-def proof_of(runs, tmp_path, edit, approach="token-list", **written):
+def proof_of(runs, tmp_path, edit, approach="token-list"):
     """The two parts of the proof, after the first file of `approach` has been edited."""
     for run in runs:
-        logs.write_run(tmp_path / "runs", run, **written)
-    path = sorted((tmp_path / "runs").glob(f"{approach}-*/attempt=00/rank=00000/steps.jsonl"))[0]
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines[4] |= edit(lines[4])
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    ingest(logs.write_table(tmp_path / "runs.json", runs), tmp_path / "runs", tmp_path / "demo")
+        logs.write_run(tmp_path / "runs", run)
+    first = min((tmp_path / "runs").glob(f"{approach}-*"))
+    logs.edit(first, lambda line: line | (edit(line) if line["step"] == 4 else {}), rank="00000")
+    logs.ingested(tmp_path, runs, to="demo")
     return summary.experiment("demo", tmp_path)["proof"]["parts"]
 
 
 TWINS = [logs.settings(a, repeat=r) for a in ("padding-free", "token-list") for r in range(2)]
+WORLDS = [logs.settings("packed", w) for w in (1, 2)]
 
 
-def test_online_and_offline_are_proven_by_bit_identical_losses(tmp_path):
-    _, part = proof_of(TWINS, tmp_path, lambda line: {})
-    assert part["state"] == "proven"
-    assert "All 2 pairs have the same samples, the same useful tokens, and bit-identical losses" in part["text"]
+@pytest.mark.parametrize(
+    ("runs", "edit", "kind", "state", "said"),
+    [
+        (TWINS, lambda line: {}, 1, "proven",
+         "All 2 pairs have the same samples, the same useful tokens, and bit-identical losses"),
+        (TWINS, lambda line: {"loss_sum": line["loss_sum"] * (1 + 1e-15)}, 1, "broken",
+         "1 pair: same order, losses differ: not proven"),
+        (TWINS, lambda line: {"order_digest": line["order_digest"] ^ 1}, 1, "broken",
+         "other samples or another order: not proven"),
+        # of 7,946 useful tokens together, nats a token
+        (WORLDS, lambda line: {"loss_sum": line["loss_sum"] + 0.1}, 0, "proven", f"differ by up to {0.1 / 7946:.2g}"),
+        (WORLDS, lambda line: {"loss_sum": line["loss_sum"] + 1}, 0, "broken", f"differ by up to {1 / 7946:.2g}"),
+    ],
+)  # fmt: skip
+def test_equal_data_are_proven_by_samples_and_losses(tmp_path, runs, edit, kind, state, said):
+    part = proof_of(runs, tmp_path, edit, "token-list" if runs is TWINS else "packed-*-w2")[kind]
+    assert part["state"] == state and said in part["text"]
 
 
-def test_equal_digests_alone_prove_nothing_about_a_store(tmp_path):
-    _, part = proof_of(TWINS, tmp_path, lambda line: {"loss_sum": line["loss_sum"] * (1 + 1e-15)})
-    assert part["state"] == "broken"
-    assert "1 of 2 pairs" in part["text"]
-    assert "1 pair: same order, losses differ: not proven" in part["text"]
-    assert [row[-1] for row in part["table"].rows] == ["same order, losses differ: not proven; proven"]
-
-
-def test_identical_losses_of_other_samples_prove_nothing(tmp_path):
-    _, part = proof_of(TWINS, tmp_path, lambda line: {"order_digest": line["order_digest"] ^ 1})
-    assert part["state"] == "broken"
-    assert "other samples or another order: not proven" in part["text"]
-
-
-@pytest.mark.parametrize(("nats", "state"), [(0.1, "proven"), (1, "broken")])
-def test_across_world_sizes_losses_may_differ_by_rounding(tmp_path, nats, state):
-    """Of 7,946 useful tokens together: 1.3e-5 nats a token, or 1.3e-4."""
-    runs = [logs.settings("packed", w) for w in (1, 2)]
-    part, _ = proof_of(runs, tmp_path, lambda line: {"loss_sum": line["loss_sum"] + nats}, approach="packed-*-w2")
-    assert part["state"] == state
-    assert f"differ by up to {nats / 7946:.2g}" in part["text"]
-
-
-def test_other_useful_tokens_are_other_data(tmp_path):
-    proof_of([logs.settings("packed", w) for w in (1, 2)], tmp_path, lambda line: {}, approach="packed")
-    order = query("order", tmp_path / "demo").assign(same_useful_tokens=False)
+def test_other_useful_tokens_are_other_data(site):
+    order = query("order", site[0] / "tables/demo").assign(same_useful_tokens=False)
     part, _ = campaign_quality.proof(order)["parts"]
     assert part["state"] == "broken" and "useful tokens differ: not proven" in part["text"]
-
-
-def compared(tmp_path, runs, further):
-    for run in runs:
-        logs.write_run(tmp_path / "runs", run)
-    table = logs.write_table(tmp_path / "runs.json", runs, further=further)
-    ingest(table, tmp_path / "runs", tmp_path / "demo")
-    return summary.experiment("demo", tmp_path)
 
 
 def test_two_storages_of_one_approach_are_two_comparisons(tmp_path):
@@ -300,28 +273,43 @@ def test_two_storages_of_one_approach_are_two_comparisons(tmp_path):
         for d in ("int32", "int64")
         for r in range(3)
     ]
-    part = compared(tmp_path, runs, ("storage.dtype",))
-    assert [row[:4] for row in part["comparisons"].rows] == [
-        ["token-list", "padding-free", "storage.dtype=int32", "3"],
-        ["token-list", "padding-free", "storage.dtype=int64", "3"],
+    logs.made(tmp_path, runs, further=("storage.dtype",))
+    assert [row[:4] for row in summary.experiment("tables", tmp_path)["comparisons"].rows] == [
+        ["token-list", "padding-free", f"storage.dtype={d}", "3"] for d in ("int32", "int64")
     ]
 
 
-@pytest.mark.parametrize(("device", "told"), [({}, True), ({"device": "A test GPU", "device_kind": "cuda"}, False)])
-def test_page_cover_and_figure_caution_alike(tmp_path, device, told):
+GPU = {"device": "A test GPU", "device_kind": "cuda"}
+
+
+@pytest.mark.parametrize(
+    ("threads", "device", "said"),
+    [
+        ((2, 2), {}, OVERSUBSCRIBED),
+        ((2, 1), {}, SHARED_CORES),
+        ((1, 1), {}, None),
+        ((2, 1), GPU, None),
+        ((2, 2), GPU, None),
+        ((2, 1), GPU | {"device_kind": None}, None),
+    ],
+)
+def test_page_cover_and_figures_say_alike_that_cores_are_shared(tmp_path, threads, device, said):
     runs = [logs.settings(world_size=w) for w in (1, 2)]
-    for run in runs:
-        hardware = logs.HARDWARE | device | {"threads_per_rank": 2 // run.layout.data}
-        logs.write_run(tmp_path / "runs", run, hardware=hardware)
-    ingest(logs.write_table(tmp_path / "runs.json", runs), tmp_path / "runs", tmp_path / "tables" / "demo")
+    of = {run.identity: logs.HARDWARE | device | {"threads_per_rank": n} for run, n in zip(runs, threads, strict=True)}
+    logs.made(tmp_path, runs, to="tables/demo", hardware=lambda run: of[run.identity])
     page.write(["demo"], tmp_path / "tables", tmp_path / "figures", tmp_path / "index.html")
     part = summary.experiment("demo", tmp_path / "tables")
-    cover = " ".join(text.get_text() for text in front([part]).texts)
+    assert part["caution"] == (said or "")
+    texts = [(tmp_path / "index.html").read_text(), " ".join(text.get_text() for text in front([part]).texts)]
     with connect(tmp_path / "tables" / "demo") as connection:
-        kind = figure_class("scaling_throughput")
-        figure = kind(*(queries.query(name, connection) for name in kind.queries)).caption()
-    for text in ((tmp_path / "index.html").read_text(), cover, figure):
-        assert (SHARED_CORES[1:] in text) is told
+        for name in ("scaling_throughput", "training_time", "step_time_breakdown"):
+            kind = figure_class(name)
+            figure = kind(*(queries.query(name, connection) for name in kind.queries))
+            drawn = [text.get_text() for text in figure.draw().findobj(lambda artist: hasattr(artist, "get_text"))]
+            assert [text for text in drawn if text in (OVERSUBSCRIBED, SHARED_CORES)] == ([said] if said else []), name
+            texts.append(figure.caption())
+    for text, words in itertools.product(texts, (OVERSUBSCRIBED, SHARED_CORES)):
+        assert (words[1:] in text) is (words == said)
 
 
 def front(parts):
@@ -359,10 +347,8 @@ def test_an_experiment_with_many_answers_fills_neither_the_first_page_nor_the_co
 
 def test_a_stopped_run_is_on_the_page_and_in_no_number(tmp_path):
     runs = [logs.settings(a, repeat=r) for a in ("padded", "packed") for r in range(3)]
-    for run in runs:
-        bad = run.approach == "packed" and run.repeat == 1
-        logs.write_run(tmp_path / "runs", run, attempts=[{"diverges": 8}] if bad else None)
-    ingest(logs.write_table(tmp_path / "runs.json", runs), tmp_path / "runs", tmp_path / "tables" / "demo")
+    bad = logs.settings("packed", repeat=1)
+    logs.made(tmp_path, runs, to="tables/demo", attempts=lambda run: [{"diverges": 8}] if run == bad else None)
     part = summary.experiment("demo", tmp_path / "tables")
     assert part["validity"] == {"valid": 5, "suspect": 0, "invalid": 1, "missing": 0}
     assert part["design"].rows[0][1:] == ["valid", "nonfinite", "valid", "2 of 3"]
@@ -456,7 +442,7 @@ def test_a_drawn_figure_is_taken_where_it_is_of_the_same_data_and_drawn_again_el
 @pytest.mark.parametrize("listed", [0, 4])
 def test_an_experiment_without_any_data_has_its_page(tmp_path, listed):
     runs = [logs.settings(a) for a in logs.APPROACHES[:listed]]
-    ingest(logs.write_table(tmp_path / "runs.json", runs), tmp_path / "runs", tmp_path / "tables" / "demo")
+    logs.ingested(tmp_path, runs, to="tables/demo")
     page.write(["demo"], tmp_path / "tables", tmp_path / "figures", tmp_path / "index.html")
     text = (tmp_path / "index.html").read_text()
     assert "This figure has not been made" in text

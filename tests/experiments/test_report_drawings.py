@@ -1,7 +1,6 @@
 """What the figures draw is what the logs say: numbers held against the synthetic logs, and runs that are left out."""
 
 import itertools
-import json
 
 import numpy as np
 import pandas as pd
@@ -9,8 +8,9 @@ import pytest
 from matplotlib.text import Text
 
 from tests import logs
+from tests.experiments.test_figures import parts, texts
 from tokenscale.analysis.ingest import ingest
-from tokenscale.analysis.queries import connect, query
+from tokenscale.analysis.queries import query
 from tokenscale.costs.flops import parameters
 from tokenscale.report import panels, text_layout
 from tokenscale.report.drawings import over_time, scaling
@@ -26,21 +26,9 @@ GPU = logs.HARDWARE | {"device": "NVIDIA H100 80GB HBM3", "device_kind": "cuda",
 
 def made(folder, runs, further=(), **options):
     """Tables of these runs."""
-    for run in runs:
-        logs.write_run(folder / "runs", run, parameters=parameters(run.model.with_vocabulary(4096)), **options)
-    table = logs.write_table(folder / "runs.json", runs, further=further)
-    ingest(table, folder / "runs", folder / "tables")
-    return folder / "tables"
-
-
-def parts(name, tables):
-    kind = figure_class(name)
-    with connect(tables) as connection:
-        return kind, [query(q, connection) for q in kind.queries]
-
-
-def texts(figure):
-    return [text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text"))]
+    return logs.made(
+        folder, runs, parameters=lambda run: parameters(run.model.with_vocabulary(4096)), **options, further=further
+    )
 
 
 def dots(axes):
@@ -141,11 +129,8 @@ def test_names_of_rows_are_wrapped_or_cut_and_stay_apart():
 def test_differences_of_losses_are_found_where_one_was_made(tmp_path):
     runs = [logs.settings("packed", w) for w in (1, 2)]
     tables = made(tmp_path, runs)
-    path = tmp_path / "runs" / runs[1].identity / "attempt=00" / "rank=00000" / "steps.jsonl"
-    steps = [json.loads(line) for line in path.read_text().splitlines()]
-    useful = steps[7]["useful_tokens"]
-    steps[7]["loss_sum"] += 0.5 * 2 * useful
-    path.write_text("".join(f"{json.dumps(step)}\n" for step in steps))
+    path = tmp_path / "runs" / runs[1].identity  # half of the useful tokens are this rank's
+    logs.edit(path, lambda s: s | {"loss_sum": s["loss_sum"] + (s["step"] == 7) * s["useful_tokens"]}, rank="00000")
     ingest(tmp_path / "runs.json", tmp_path / "runs", tables)
     kind, rows = parts("ddp_verification_loss", tables)
     found = kind(*rows).data().set_index("step")
@@ -225,7 +210,7 @@ def test_long_names_are_shortened_and_lines_without_an_approach_differ():
 def test_a_token_at_rest_stands_beside_its_entropy(tmp_path):
     """2 and 4 bytes an id, beside 9.5 bits; 17 bits number the vocabulary."""
     manifests = logs.write_stores(tmp_path / "tokens", {"packed": 4, "token-list": 2})
-    ingest(logs.write_table(tmp_path / "runs.json", []), tmp_path / "runs", tmp_path / "tables", stores=manifests)
+    logs.ingested(tmp_path, [], stores=manifests)
     kind, rows = parts("storage_against_entropy", tmp_path / "tables")
     found = kind(*rows).data().set_index("store")
     assert found["bytes_per_id"].to_dict() == {"packed": 4.0, "token-list": 2.0}
