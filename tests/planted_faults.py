@@ -9,7 +9,7 @@ import math
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -302,17 +302,11 @@ def all_of(*plants: Plant) -> Plant:
     return plant
 
 
-def settings_rate(run: RunSettings, step: int) -> float:
-    return logs.learning_rate(run, step)
-
-
 def rate(of: Callable[[RunSettings, int, Any], float]) -> Plant:
     return steps(lambda m: put(learning_rate=lambda line: of(RUNS["packed"], line["step"], m)))
 
 
 def longer(run: RunSettings, m: int) -> RunSettings:
-    from dataclasses import replace
-
     return replace(run, budget=BudgetSettings(steps=m))
 
 
@@ -473,9 +467,9 @@ TABLE = [
     # ---- settings and store know
     Fault(A, "learning rate, all steps", steps(lambda m: put(**times("learning_rate", m))), (0.0, *FACTORS), "learning.rate", word=X),
     Fault(A, "learning rate, one step", steps(lambda m: at(40, **times("learning_rate", m))), (0.0, *FACTORS), "learning.rate", word=X),
-    Fault(A, "learning rate of a longer budget", rate(lambda run, k, m: settings_rate(longer(run, m), k)), (800, 160, 90, 81), "learning.rate", word=X),
-    Fault(A, "learning rate of the step before", rate(lambda run, k, m: settings_rate(run, max(k - m, 0))), (20, 2, 1), "learning.rate", word=X),
-    Fault(A, "learning rate without warm-up", rate(lambda run, k, m: settings_rate(run, max(k, m))), (2, 1), "learning.rate", word=X),
+    Fault(A, "learning rate of a longer budget", rate(lambda run, k, m: logs.learning_rate(longer(run, m), k)), (800, 160, 90, 81), "learning.rate", word=X),
+    Fault(A, "learning rate of the step before", rate(lambda run, k, m: logs.learning_rate(run, max(k - m, 0))), (20, 2, 1), "learning.rate", word=X),
+    Fault(A, "learning rate without warm-up", rate(lambda run, k, m: logs.learning_rate(run, max(k, m))), (2, 1), "learning.rate", word=X),
     Fault(A, "learning rate constant", rate(lambda run, k, m: run.optimizer.learning_rate), (1,), "learning.rate", word=X),
     Fault(A, "learning rate of one rank", steps(lambda m: put(**times("learning_rate", m)), "two-ranks", rank="00001"), FACTORS, "learning.rate", "two-ranks", X),
     Fault(A, "total tokens, all steps", steps(lambda m: put(**times("total_tokens", m))), (3, 2, 1.2, 1.01), "total_tokens|tokens", word=X),

@@ -139,23 +139,22 @@ def test_cells_are_corrected_where_one_of_several_decides(tmp_path, times, which
 
 
 @pytest.mark.parametrize(
-    ("published", "reproduced"),
-    [((), None), ((2.0,), True), ((2.09,), True), ((2.3,), False), ((1.2, 1.8), False), ((1.5, 1.95), True)],
+    ("seconds", "published", "reproduced", "words"),
+    [
+        ([0.5] * 6, (), None, ["supported"]),
+        ([0.5] * 6, (2.0,), True, ["supported"]),
+        ([0.5] * 6, (2.09,), True, ["supported"]),
+        ([0.5] * 6, (2.3,), False, ["direction supported", "figure not reproduced"]),
+        ([0.5] * 6, (1.2, 1.8), False, ["direction supported", "figure not reproduced"]),
+        ([0.5] * 6, (1.5, 1.95), True, ["supported"]),
+        ([0.5] * 5 + [0.4], (2.0,), None, ["direction supported", "figure not decided"]),  # near it in part
+    ],
 )
-def test_a_supported_direction_says_whether_the_figure_is_reproduced(tmp_path, published, reproduced):
-    lab(tmp_path, [0.5] * 6)  # 2.00
+def test_a_supported_direction_says_whether_the_figure_is_reproduced(tmp_path, seconds, published, reproduced, words):
+    lab(tmp_path, seconds)
     book = ledger(one=claim(published=published))
     (row,) = claims.as_rows(book, claims.judge(book, tmp_path, ["demo"]))
-    assert row["reproduced"] is reproduced
-    expected = ["direction supported", "figure not reproduced"] if reproduced is False else ["supported"]
-    assert verdict_words(row) == expected
-
-
-def test_an_interval_that_is_near_a_figure_in_part_decides_nothing(tmp_path):
-    lab(tmp_path, [0.5, 0.5, 0.5, 0.5, 0.5, 0.4])
-    book = ledger(one=claim(published=(2.0,)))
-    (row,) = claims.as_rows(book, claims.judge(book, tmp_path, ["demo"]))
-    assert row["reproduced"] is None and verdict_words(row) == ["direction supported", "figure not decided"]
+    assert row["reproduced"] is reproduced and verdict_words(row) == words
 
 
 def test_a_run_in_two_points_of_a_cell_carries_no_verdict(tmp_path):

@@ -58,11 +58,6 @@ def set_boot(boot):
     return lambda event: event | ({"boot": boot} if event["event"] == "run_start" else {})
 
 
-def test_honest_runs_raise_nothing(experiment):
-    runs = experiment.ingest()
-    assert set(runs["validity"]) == {"valid"} and set(runs["cautions"]) == {""}, runs[["reasons", "cautions"]].to_dict()
-
-
 @pytest.mark.parametrize("name", ["packed-1", "padded-3"])
 def test_runs_at_once_on_other_nodes_or_in_a_shared_job_do_not_overlap(experiment, name):
     experiment.shift(name, -30.0, boot="boot-2")

@@ -119,15 +119,6 @@ def test_a_run_that_goes_on_and_what_a_writer_left_are_notes(results, capsys):
     assert code == 0 and "has not ended" in told and "left over" in told
 
 
-def test_everything_is_told_at_once(results, capsys):
-    for pattern in ("corpus/*/train-00000.parquet", "tokens/*/*/packed/tokens.bin", "runs/*/attempt=00/*/steps.jsonl"):
-        flip(next(results.glob(pattern)))
-    code, told = verified(results, capsys)
-    assert (
-        code == 1 and "3 faults" in told and all(name in told for name in ("train-00000", "tokens.bin", "steps.jsonl"))
-    )
-
-
 @pytest.mark.parametrize(
     "text", ["[]", "5", '"x"', "{}", '{"seal": 5}', '{"seal": "x", "a": NaN}', "{", "\xff", "[" * 99999]
 )

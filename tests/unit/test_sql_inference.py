@@ -44,11 +44,7 @@ def test_a_speed_up_is_of_the_same_round_and_of_the_cache(tables):
 
 def test_the_cache_has_bytes_by_formula_and_none_has_none(tables):
     rows = cells(tables)
-    assert (
-        rows.loc[(12, True, 0), "formula_bytes"]
-        == 2 * 2 * 4 * 16 * 20 * 4 * 2
-        == rows.loc[(12, True, 0), "cache_bytes"]
-    )
+    assert rows.loc[(12, True, 0), ["formula_bytes", "cache_bytes"]].tolist() == [2 * 2 * 4 * 16 * 20 * 4 * 2] * 2
     assert rows.loc[(12, False, 0), "formula_bytes"] == 0
 
 
@@ -61,10 +57,6 @@ def test_cells_whose_texts_differ_are_compared_in_nothing(tmp_path):
     assert "Texts differ with the cache" in figure.caption()
     assert "12 tokens" not in figure.alt()
     assert [row[-1] for row in figure.table().rows] == ["equal", "differ from position 15"]
-    left, right = figure.draw().axes
-    crosses = [line for line in left.lines if line.get_marker() == "x"]
-    assert sorted({x for line in crosses for x in line.get_xdata()}) == [12]
-    assert sorted({x for line in right.lines for x in line.get_xdata()}) == [9, 12]
 
 
 def test_time_of_a_token_is_by_stretches_of_the_longest_text(tables):

@@ -50,9 +50,8 @@ def test_a_store_that_saves_nothing_never_breaks_even(tmp_path):
     found = query("storage_benchmark", tmp_path).set_index("store")
     assert found.loc["s", "break_even_epochs"] == pytest.approx(2.0 / 0.5)
     assert math.isinf(found.loc["slow", "break_even_epochs"])
-    assert math.isnan(found.loc["alone", "break_even_epochs"]) and math.isnan(
-        found.loc["s", "break_even_epochs_tokenizers"]
-    )
+    assert math.isnan(found.loc["alone", "break_even_epochs"])
+    assert math.isnan(found.loc["s", "break_even_epochs_tokenizers"])
 
 
 def test_a_store_that_cuts_documents_has_no_share_of_their_text(tmp_path):

@@ -44,9 +44,10 @@ def test_below_six_runs_nothing_is_called_an_interval(n):
     assert kind == ("single run" if n == 1 else "range, not an interval")
 
 
-def test_no_runs_give_no_number():
-    assert summary([]).n == 0
-    assert math.isnan(summary([]).median)
+def test_no_runs_give_no_number_and_no_number_is_refused():
+    assert summary([]).n == 0 and math.isnan(summary([]).median)
+    with pytest.raises(ValueError, match="not finite"):
+        summary([1.0, math.nan])
 
 
 def draws(name, shape, seed):
@@ -105,6 +106,10 @@ def judge(values, baseline):
         (1.0, 8, 0.2, "no difference shown"),
         (2.0, 5, 0.0, "too few runs"),
         (2.0, 1, 0.0, "too few runs"),
+        (1.004, 8, 0.001, "equivalent"),  # within the margin
+        (1.006, 8, 0.0055, "faster by less than 1 %"),
+        (1 / 1.006, 8, 0.0055, "slower by less than 1 %"),
+        (1.004, 5, 0.001, "too few runs"),
     ],
 )
 def test_verdicts(ratio, n, noise, word):
@@ -114,27 +119,12 @@ def test_verdicts(ratio, n, noise, word):
 def test_only_repeats_that_both_have_are_paired():
     found = compare_pairs({0: 2.0, 1: 4.0, 7: 9.0}, {0: 1.0, 1: 2.0, 8: 1.0})
     assert (found.spread.n, found.ratio, found.spread.median) == (2, 2.0, 2.0)
-
-
-def test_nothing_to_pair_is_too_few():
     assert judge({0: 1.0}, {1: 1.0}) == "too few runs"
 
 
 def test_holm_keeps_the_order_and_never_falls():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
-
-
-def test_values_that_are_not_finite_are_refused():
-    with pytest.raises(ValueError, match="not finite"):
-        summary([1.0, math.nan])
-
-
-def test_an_equivalence_is_within_the_margin():
-    assert judge(*cells(1.004, 8, 0.001)) == "equivalent"
-    assert judge(*cells(1.006, 8, 0.0055)) == "faster by less than 1 %"
-    assert judge(*cells(1 / 1.006, 8, 0.0055)) == "slower by less than 1 %"
-    assert judge(*cells(1.004, 5, 0.001)) == "too few runs"
 
 
 @pytest.mark.parametrize("family", [1, 2, 4, 10])
