@@ -179,9 +179,9 @@ def damaged(folder, change_step=None, change_validation=None, **facts):
     train(folder)
     log = folder / "attempt=00/rank=00000"
     for name, changes in (("steps", change_step), ("events", change_validation)):
-        lines = [json.loads(line) for line in (log / f"{name}.jsonl").read_text().splitlines()]
-        lines = [x | (changes or {}) if name == "steps" or x["event"] == "validation" else x for x in lines]
-        (log / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        logs.edit(
+            folder, lambda x, of=changes or {}: x | of if x.get("event", "validation") == "validation" else x, name
+        )
     record = json.loads((folder / "run.json").read_text())
     record["external"] |= facts
     hashes = {path.relative_to(folder).as_posix(): sha256_file(path) for path in log.glob("*.jsonl")}
@@ -276,21 +276,18 @@ def wrapped(tmp_path, **facts):
     return row
 
 
-def test_flops_that_a_wrapper_inflated_are_named(tmp_path):
-    row = wrapped(tmp_path, flops_per_token=9.26e9)
-    assert row["validity"] == "suspect"
-    assert row["reasons"].startswith("it states FLOPs per token 1.21 × the formula's: the input embedding was counted")
+@pytest.mark.parametrize(
+    ("facts", "validity", "reason"),
+    [
+        ({"flops_per_token": 9.26e9}, "suspect", "it states FLOPs per token 1.21 × the formula's: the input embedding"),
+        ({"mfu": 0.3789}, "suspect", "its MFU of 37.89 % implies FLOPs per token 1.21 × the formula's: the input emb"),
+        ({"flops_per_token": 7.65e9, "mfu": 0.3130}, "valid", ""),
+    ],
+)
+def test_flops_that_a_wrapper_inflated_are_named(tmp_path, facts, validity, reason):
+    row = wrapped(tmp_path, **facts)
+    assert row["validity"] == validity and (reason in row["reasons"] if reason else not row["reasons"])
     assert row["flops_per_token"] == pytest.approx(7.65e9, rel=2e-3)
-
-
-def test_an_mfu_that_a_wrapper_inflated_is_named(tmp_path):
-    row = wrapped(tmp_path, mfu=0.3789)
-    assert "its MFU of 37.89 % implies FLOPs per token 1.21 × the formula's: the input embedding" in row["reasons"]
-
-
-def test_flops_of_the_formula_are_not(tmp_path):
-    row = wrapped(tmp_path, flops_per_token=7.65e9, mfu=0.3130)
-    assert (row["validity"], row["reasons"]) == ("valid", "")
 
 
 def test_mistakes_of_a_user_are_said(tmp_path):

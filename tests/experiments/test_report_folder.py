@@ -36,6 +36,7 @@ pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
 
 ROOT = Path(__file__).parents[2]
 FIGURE = "data_stall_share"
+FILES = {"workflow": ROOT / "workflow/Snakefile", "citation": ROOT / "CITATION.cff"}
 
 
 def seal_logs(run):
@@ -72,9 +73,8 @@ claims:
 def report(results):
     """Figures and report below `results`, from `results/tables`; the report's folder."""
     (results / "ledger.yaml").write_text(LEDGER)
-    copied = {"workflow": ROOT / "workflow/Snakefile", "citation": ROOT / "CITATION.cff"}
     folders = (results / name for name in ("tables", "figures", "report"))
-    return build.write(["demo"], *folders, ledger=results / "ledger.yaml", **copied)[0].parent
+    return build.write(["demo"], *folders, ledger=results / "ledger.yaml", **FILES)[0].parent
 
 
 @pytest.fixture(scope="module")
@@ -530,17 +530,12 @@ def test_runs_that_other_packages_trained_are_named_with_them(results, quick, ca
     checked(results / "report", [("page", "does not have the expected content")], "more")
 
 
-def test_a_record_from_before_names_what_it_has_and_no_record_is_one_message(results, tmp_path, capsys):
-    path = results / "report/provenance.json"
-    record = read_json(path)
-    del record["installed"]
-    path.write_text(json.dumps(record))
-    text = environment(results / "report", capsys)
-    assert "has only the main packages" in text and f"duckdb=={record['packages']['duckdb']}" in text
+def test_the_environment_of_a_run_is_its_records_and_no_record_is_one_message(results, tmp_path, capsys):
     run = min((results / "runs").glob("*/run.json"))
-    assert f"torch=={read_json(run)['versions']['torch']}" in environment(run.parent, capsys)
+    text = environment(run.parent, capsys)
+    assert f"torch=={read_json(run)['versions']['torch']}" in text and "has only the main packages" in text
     assert main(["environment", str(tmp_path)]) == 2 and "there is no record of an env" in capsys.readouterr().err
-    path.write_text("{}")
+    (results / "report/provenance.json").write_text("{}")
     assert main(["environment", str(results / "report")]) == 2 and "expected content" in capsys.readouterr().err
 
 
@@ -635,3 +630,90 @@ def test_a_forged_verdict_is_named_though_the_whole_report_was_built_with_it(res
     renew_sums(report)
     forged = '"verdict": "supported"'
     checked(report, [("figures", forged), ("page", "index.html"), ("page", "report.pdf")])
+
+
+# -- the whole report at once: the bytes of the single commands, and what is refused
+
+NAMES = ["demo", "second"]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """Tables of two small experiments. Nobody may change them."""
+    folder = tmp_path_factory.mktemp("whole")
+    for name, approaches in zip(NAMES, [("padded", "packed"), ("packed", "token-list")], strict=True):
+        options = {"world_sizes": (1,), "repeats": 2, "approaches": approaches, "figures": [FIGURE]}
+        table = logs.write_demo(folder / name, **options)
+        ingest(table, folder / name / "runs", folder / "tables" / name)
+    return folder / "tables"
+
+
+def write(tables, output, *names, **options):
+    return build.write(names, tables, output / "figures", output / "report", **options)
+
+
+def by_single_verbs(tables, output, ledger):
+    """As the rules call them."""
+    report, of = output / "report", ["--experiments", *NAMES]
+    copied = [word for name, path in FILES.items() for word in (f"--{name}", str(path))]
+    places = ["--tables", str(tables), "--figures", str(output / "figures")]
+    judged = [report / "claims.json", report / "claims.tex"]
+    claims, also = ["--claims", str(judged[0])], [*(report / f"{name}.html" for name in NAMES), *judged]
+    assert main(["claims", "--ledger", ledger, "--tables", str(tables), "--output", str(report), *of]) == 0
+    for name, path in zip(NAMES, also, strict=False):
+        target = str(output / "figures" / name / FIGURE)
+        assert main(["report", "figure", FIGURE, "--tables", str(tables / name), "--output", target]) == 0
+        assert main(["report", "page", "--of-several", "--experiments", name, *places, "--output", str(path)]) == 0
+    for part, file in (("page", "index.html"), ("pdf", "report.pdf")):
+        assert main(["report", part, *places, *claims, "--output", str(report / file), *of]) == 0
+    places += ["--output", str(report), "--ledger", ledger, *copied, "--also", *map(str, also)]
+    assert main(["report", "bundle", *places, *of]) == 0
+
+
+def test_it_is_what_the_single_verbs_make(two, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ledger = Path(shutil.copy(ROOT / "config/claims.yaml", tmp_path / "claims.yaml"))
+    made = write(two, tmp_path / "one", *NAMES, ledger=ledger, **FILES)
+    assert {tmp_path / "one" / "report" / name for name in ("index.html", "report.pdf", "SHA256SUMS")} <= {*made}
+    by_single_verbs(two, tmp_path / "single", str(ledger))
+    found = hashes(tmp_path / "one")
+    assert found == hashes(tmp_path / "single")
+    assert {"figures/second/data_stall_share.pdf", "report/claims.tex", "report/second.html"} <= set(found)
+
+
+def test_one_experiment_is_shown_on_the_first_page(two, tmp_path, capsys):
+    one, single = tmp_path / "one", tmp_path / "single.html"
+    write(two, one, "demo")
+    places = ["--tables", str(two), "--figures", str(one / "figures"), "--output", str(single)]
+    assert main(["report", "page", *places, "--experiments", "demo"]) == 0
+    path, answers, *cautions = capsys.readouterr().out.splitlines()
+    assert path == str(single) and answers.startswith("answers ") and 0 < len(cautions) <= 7
+    assert sha256_file(one / "report" / "index.html") == sha256_file(single)
+    assert not list(one.rglob("claims.*")) and not list(one.rglob("demo.html"))
+    assert main(["report", "page", "--of-several", *places, "--experiments", *NAMES]) == 2
+
+
+def test_a_query_is_run_once_for_all_figures(two, monkeypatch):
+    with save.Tables(two / "demo") as opened:
+        rows = opened.rows("stalls")
+        monkeypatch.setattr(save, "query", lambda *_: pytest.fail("queried again"))
+        assert opened.rows("stalls") is rows
+
+
+def test_no_figure_is_drawn_twice(two, tmp_path, monkeypatch):
+    drawn, draw = [], save.draw
+    monkeypatch.setattr(
+        save, "draw", lambda made, *rest, **options: drawn.append(made.name) or draw(made, *rest, **options)
+    )
+    write(two, tmp_path, *NAMES)
+    assert drawn == [FIGURE, FIGURE]
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [(["demo", "demo"], "named twice"), (["demo", "nobody"], "no tables in this folder")],
+)
+def test_what_cannot_be_made_is_refused_before_anything_is_written(two, tmp_path, names, said):
+    with pytest.raises(UserError, match=said):
+        write(two, tmp_path / "out", *names)
+    assert not (tmp_path / "out").exists()

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from tests.workflow.conftest import CLAIMS, EXPERIMENTS
-from tests.workflow.jobs import RANKS, REPORT, WAYS, changed
+from tests.workflow.jobs import RANKS, WAYS, changed
 from tokenscale.base.files import canonical_json
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.workflow]
@@ -68,18 +68,6 @@ def test_a_run_dropped_in_rebuilds_what_reads_it_and_trains_nothing(copy):
     assert copy.planned() == {}
     (dropped / "run.json").write_text(canonical_json(record | {"note": "copied in again"}))
     assert copy.planned() == RANKS
-
-
-def test_a_record_that_is_copied_in_rebuilds_what_reads_it_and_trains_nothing(copy):
-    """The same run, come back from another machine: its files are new, so its two experiments are read anew."""
-    shared = next(run for run in runs_of(copy, "ranks") if "-w1-" in run)
-    folder = copy.root / "results/runs" / shared
-    back = shutil.copytree(folder, copy.root / "elsewhere", copy_function=shutil.copy2)
-    shutil.rmtree(folder)
-    shutil.copytree(back, folder, copy_function=shutil.copyfile)
-    record = json.loads((folder / "done.json").read_text())
-    (folder / "done.json").write_text(canonical_json(record | {"copied": True}))
-    assert copy.planned() == {"ingest": 2, "draw_figure": 4, "build_experiment_page": 2} | REPORT
 
 
 def test_claims_are_printed_and_strict_where_a_sentence_is_relied_on(copy):

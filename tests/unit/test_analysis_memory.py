@@ -64,15 +64,6 @@ def test_a_gpus_activations_are_predicted_for_a_gpu(tmp_path):
     )
 
 
-def test_the_latest_attempt_counts(tmp_path):
-    run = run_of()
-    measured = [(0, 0, (900, 1, 1, 1)), (1, 0, (10, 1, 1, 1))]
-    attempts = [{"stop": 2, "stopped": False}, {"start": 2}]
-    write(tmp_path, run, measured, attempts=attempts, parameters=parameters(SHAPE))
-    (row,) = rows(tmp_path, run)
-    assert row["parameters_bytes"] == 10
-
-
 def test_what_is_not_measured_or_not_predicted_is_null(tmp_path):
     """Activations under torch.compile; a count that no vocabulary makes; a model of transformers; settings that no
     training would take."""

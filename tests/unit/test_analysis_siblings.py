@@ -26,9 +26,8 @@ class Experiment:
     def __init__(self, folder):
         self.folder = folder
         for number, run in enumerate(RUNS.values()):
-            start = {"boot_s": 100.0 + 50 * number, "t0": 1.7e9 + 50 * number - logs.began_s(run)}
+            start = {"boot_s": 100.0 + 50 * number, "t0": 1.7e9 + 50 * number - logs.began_s(run), "boot": "boot-1"}
             logs.write_run(folder / "runs", run, attempts=[start])
-            self.edit(list(RUNS)[number], "events", set_boot("boot-1"))
         logs.write_table(folder / "experiments/demo/runs.json", list(RUNS.values()))
 
     def edit(self, name, kind, change):

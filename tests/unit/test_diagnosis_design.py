@@ -76,6 +76,9 @@ FAULTS = [
     ("refuse", "micro_batch never changes alone: sequence_length changes with it", TOGETHER,
      {"key": "factors.micro_batch", "left_out": [
          {"micro_batch": 1, "sequence_length": 64}, {"micro_batch": 2, "sequence_length": 128}]}),
+    ("refuse", "layout.data never changes alone", {"layout.data": [1, 2, 4], "global_batch": [8, 16, 20]},
+     {"left_out": [{"layout.data": n, "global_batch": b} for n in (1, 2, 4) for b in (8, 16, 20)
+                   if b != {1: 8, 2: 16, 4: 20}[n]]}),
     ("warn", "learning_rate and weight_decay together", {"optimizer": RATES}, {"key": "factors.optimizer"}),
     ("warn", "grows with the world size (weak scaling)", WEAK,
      {"key": "factors.global_batch", "left_out": DIAGONAL, "texts": LARGE, "runs": {"budget": {"useful_tokens": 10}}}),
@@ -168,14 +171,6 @@ def test_weak_scaling_by_keys_that_move_together_is_one_factor():
     apart = {"layout.data, global_batch, optimizer.learning_rate": [[1, 8, 0.1], [2, 16, 0.1], [2, 16, 0.2]]}
     assert not any("together" in what for _, what in said(apart, texts=LARGE, question="weak"))
     assert any("levels change layout.data and optimizer.learning_rate together" in what for _, what in found)
-
-
-def test_a_batch_that_changes_with_the_ranks_but_not_in_step_is_no_scaling():
-    left_out = [
-        {"layout.data": n, "global_batch": b} for n in (1, 2, 4) for b in (8, 16, 20) if b != {1: 8, 2: 16, 4: 20}[n]
-    ]
-    factors = {"layout.data": [1, 2, 4], "global_batch": [8, 16, 20]}
-    assert "never changes alone" in said(factors, left_out=left_out, level="refuse")[0][1]
 
 
 # -- budgets and data

@@ -5,11 +5,9 @@ import random
 import re
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from tests import logs
-from tests.unit.test_sql_epochs import write_store
 from tokenscale.analysis import ingest as module
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
@@ -43,9 +41,6 @@ class Lab:
         ingest(self.table, self.root / "runs", output, [self.root / "bench.json"], threads=threads)
         return {path.name: path.read_bytes() for path in sorted(output.iterdir())}
 
-    def log(self, run, rank=0) -> Path:
-        return self.root / "runs" / self.runs[run].identity / f"attempt=00/rank={rank:05d}/steps.jsonl"
-
 
 @pytest.fixture
 def read(monkeypatch):
@@ -64,34 +59,6 @@ def test_every_call_reads_all_logs_and_gives_the_same_files(lab, read):
     assert lab.tables() == first
     assert len(read) == 6
     assert all(path.stat().st_mtime > 1e9 for path in (lab.root / "tables").iterdir())
-
-
-def test_a_change_that_keeps_size_and_time_of_a_log_is_read(lab):
-    before = lab.tables()
-    log = lab.log(0)
-    found, content = log.stat(), log.read_bytes()
-    log.write_bytes(b"x" + content[1:])
-    os.utime(log, ns=(found.st_atime_ns, found.st_mtime_ns))
-    assert lab.tables() != before
-    reasons = {r["run_id"]: r["reasons"] for r in pq.read_table(lab.root / "tables/runs.parquet").to_pylist()}
-    assert "1 broken log line" in reasons[lab.runs[0].identity]
-
-
-def test_stores_are_listed_with_the_build_that_lies_beside_them(lab):
-    store = write_store(lab.root / "web/bpe/packed", build={"duration_s": 2.0, "engine": "bpe"})
-    corpus = lab.root / "corpus.json"
-    write_json(corpus, {"splits": {}})
-
-    def seconds():
-        ingest(lab.table, lab.root / "runs", lab.root / "tables", stores=[store], corpora=[corpus])
-        return pq.read_table(lab.root / "tables/stores.parquet")["seconds"].to_pylist()
-
-    assert seconds() == [2.0]
-    build = store.with_name("build.json")
-    build.write_text(build.read_text().replace("2.0", "33.0"))
-    assert seconds() == [33.0]
-    store.with_name("build.json").unlink()
-    assert seconds() == [None]
 
 
 def test_threads_change_nothing(lab):

@@ -48,24 +48,12 @@ def study_runs():
         for run in config.runs(name):
             s = run.settings
             plain = {key: getattr(s, key) for key in ("approach", "sequence_length", "global_batch", "micro_batch")}
-            degrees = {key: getattr(s.layout, key) for key in ("pipeline", "data", "shard", "tensor")}
-            rows.append(
-                tables.run(
-                    run.run_id,
-                    **grouping(s.approach, run.cell) | plain | degrees,
-                    model=s.model.name,
-                    world_size=s.layout.world_size,
-                    method=s.layout.method,
-                    schedule=s.layout.schedule if s.layout.pipeline > 1 else None,
-                    precision=s.precision,
-                    external=False,
-                    device_kind="cuda",
-                    science_per_rank=f"{s.model.name} {s.sequence_length}",
-                    flops_per_token=1e9,
-                    peak_flops=1e15,
-                    bleu=5.0,
-                )
-            )
+            plain |= {key: getattr(s.layout, key) for key in ("pipeline", "data", "shard", "tensor", "world_size")}
+            plain |= {"method": s.layout.method, "schedule": s.layout.schedule if s.layout.pipeline > 1 else None}
+            plain |= {"precision": s.precision, "external": False, "device_kind": "cuda", "model": s.model.name}
+            plain |= {"science_per_rank": f"{s.model.name} {s.sequence_length}", "bleu": 5.0}
+            costs = {"flops_per_token": 1e9, "peak_flops": 1e15}
+            rows.append(tables.run(run.run_id, **grouping(s.approach, run.cell) | plain | costs))
         found[name] = rows
     return found
 
@@ -119,10 +107,8 @@ def test_figures_of_benchmarks_come_from_rows_of_2048_tokens_at_any_scale(tmp_pa
     tables.write(tmp_path / "storage", {"scale": "alps"}, storage_benchmarks=[stores | files, stores | text])
     found = {tuple(one["of"][2:]): one["number"] for one in measure(tmp_path, ["tokenization", "storage"])}
     assert found["pretokenized padded", "speed-up"] == 4 and found["pretokenized token-list", "speed-up"] == 3
-    assert (
-        found["on the fly (padded)", "seconds of 1,000 rows"] == 100
-        and found["padded, snappy", "bytes a document"] == 3550
-    )
+    assert found["on the fly (padded)", "seconds of 1,000 rows"] == 100
+    assert found["padded, snappy", "bytes a document"] == 3550
     assert found["padded, snappy", "µs of tokenizing a token"] == pytest.approx(2)
 
 
@@ -149,9 +135,8 @@ def test_a_figure_is_reproduced_where_the_whole_interval_is_within_5_percent():
     speed = {"quantity": "MFU %"}  # no side of 1
     assert of_figure(2.3, 2.11, 2.4, **speed)[1] == OTHER and of_figure(1.8, 1.7, 1.89, **speed)[1] == OTHER
     assert of_figure(2.0, 1.8, 2.05, **speed)[1] == UNDECIDED and of_figure(9.0, 2.05, 20.0, **speed)[1] == UNDECIDED
-    assert (
-        of_figure(1.0, 1.0, 1.0, corrected=1.0) == ("1", SAME) and of_figure(2.0, 2.0, 2.0, corrected=1.0)[1] == OTHER
-    )
+    assert of_figure(1.0, 1.0, 1.0, corrected=1.0) == ("1", SAME)
+    assert of_figure(2.0, 2.0, 2.0, corrected=1.0)[1] == OTHER
     never = {"published": 404.6, "corrected": float("inf"), "quantity": "seconds of training"}
     assert of_figure(None, None, None, **never) == ("–", SAME) and of_figure(9.0, 9.0, 9.0, **never) == ("–", OTHER)
     assert of_figure(9.0, 9.0, None, **never)[1] == UNDECIDED

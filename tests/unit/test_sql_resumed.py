@@ -114,7 +114,7 @@ def test_claims_hold_where_samples_and_losses_are_equal_and_are_contradicted_by_
     judged = verdicts(tmp_path / "good")
     assert {name: one.verdict for name, one in judged.items()} == dict.fromkeys(judged, SUPPORTED) and len(judged) == 2
     assert "in 0 of their steps (9 steps in all)" in judged["resumed-same-samples"].sentence
-    chain(tmp_path / "order", wrong=6)
+    assert query("order", chain(tmp_path / "order", wrong=6))["same_data"].tolist() == [False, True]
     judged = verdicts(tmp_path / "order")
     assert judged["resumed-same-samples"].verdict == CONTRADICTED
     assert judged["resumed-same-losses"].verdict == SUPPORTED
