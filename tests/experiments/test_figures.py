@@ -241,6 +241,14 @@ def test_bars_are_of_the_repeats_that_all_cells_have(request, name):
         assert figure.alt().replace(" (repeat 0)", "") == expected.alt()
 
 
+def test_scaling_names_its_base_and_runs_without_an_efficiency(tmp_path):
+    runs = [logs.settings(world_size=w, repeat=r) for w, r in ((2, 0), (4, 0), (4, 1))]
+    kind, rows = parts("scaling_throughput", logs.made(tmp_path, runs))
+    caption = kind(*rows).caption()
+    assert "1 run has no efficiency: no run of its repeat was measured at world size 2" in caption
+    assert "packed (N0 = 2)" in caption and "T(1)" not in " ".join([caption, *texts(kind(*rows).draw())])
+
+
 def test_methods_say_whether_they_measure_scaling(laid_out):
     kind, rows = parts("parallel_methods", laid_out)
     found = kind(*rows).data().set_index("method")

@@ -325,6 +325,13 @@ def answer(number, verdict="too few runs"):
     return {"text": f"{text} a second as padded", "spread": spread, "verdict": verdict, "figure": ""}
 
 
+def test_of_many_answers_those_that_are_decided_are_told_and_the_others_counted():
+    few, decided = [answer(n) for n in range(4)], [answer(n, "faster") for n in range(5)]
+    told = [paired_comparisons.select_answers(of, 3) for of in (few[:3], few, few[:3] + decided[:2], few + decided)]
+    assert [of for of, _ in told] == [few[:3], [], decided[:2], decided[:3]]
+    assert ["too few runs" in more for _, more in told] == [False, True, True, False] and "6 more" in told[3][1]
+
+
 def test_an_experiment_with_many_answers_fills_neither_the_first_page_nor_the_cover(tmp_path):
     for name in ("demo", "second"):
         ingest(logs.write_demo(tmp_path / name, world_sizes=(1,)), tmp_path / name / "runs", tmp_path / "tables" / name)

@@ -11,7 +11,7 @@ from tests import logs
 from tokenscale.analysis import ingest as module
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
-from tokenscale.analysis.tables import MANIFEST, TABLES
+from tokenscale.analysis.tables import EXPERIMENT, MANIFEST, TABLES, read_experiment
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
 from tokenscale.cli import main as cli
@@ -86,6 +86,9 @@ def test_every_flipped_bit_is_refused_and_named_until_the_tables_are_ingested_ag
         (folder / name).write_bytes(data)
         with pytest.raises(UserError) as refused:
             connect(folder)
+        if name == EXPERIMENT:
+            with pytest.raises(UserError, match="changed since ingest"):
+                read_experiment(folder)
         found, counts = verify_results(lab.root / "results")
         assert counts["tables"] == 1 and found, name
         if name != MANIFEST:  # a changed hash in the manifest speaks of its table
@@ -132,6 +135,7 @@ OTHERS = {
     "an older version": lambda m, lab, path: m.setitem(TABLES, "runs", {**TABLES["runs"], "new": "BIGINT"}),
     "a newer version": lambda m, lab, path: newer(m, lab),
     "a version without manifests": lambda m, lab, path: path.unlink(),
+    "a table that is missing": lambda m, lab, path: path.with_name("steps.parquet").unlink(),
     "a manifest without a table": lambda m, lab, path: without_a_table(path),
 }
 

@@ -33,6 +33,7 @@ def test_a_point_is_the_steps_that_end_in_its_part(tmp_path, points, ranks):
     parts = [part for part in np.split(np.arange(len(seen)), ends[:-1]) if len(part)]
     found = query("loss_curves", tmp_path, points=points)
     assert len(found) == len(parts) == points
+    assert len(query("loss_curves", tmp_path)) == 100, "where nothing else is asked for"
     assert found["step"].tolist() == [part[-1] for part in parts]
     assert found["steps"].tolist() == [len(part) for part in parts]
     assert found["useful_tokens"].tolist() == [tokens[part].sum() for part in parts]
