@@ -359,6 +359,13 @@ def write_demo(folder: Path, world_sizes=(1, 2), repeats=3, approaches=APPROACHE
     return write_table(folder / "runs.json", runs, **fields)
 
 
+def demo(folder: Path, to="tables", **options) -> Path:
+    """Logs of `write_demo`, and their tables with the benchmark's."""
+    benchmark = folder / "bench.json"
+    ingest(write_demo(folder, **options), folder / "runs", folder / to, [benchmark])
+    return folder / to
+
+
 def unsealed(path: Path) -> dict:
     """A run table, to be edited and written again without its seal."""
     table = json.loads(path.read_text())

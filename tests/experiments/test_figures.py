@@ -32,22 +32,18 @@ pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("figures")
-    ingest(logs.write_demo(folder, repeats=3), folder / "runs", folder / "tables", [folder / "bench.json"])
-    return folder / "tables"
+    return logs.demo(tmp_path_factory.mktemp("figures"), repeats=3)
 
 
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("empty")
     runs = [logs.settings(a, w) for a in logs.APPROACHES for w in (1, 2)]
-    return logs.ingested(folder, runs)
+    return logs.ingested(tmp_path_factory.mktemp("empty"), runs)
 
 
 @pytest.fixture(scope="module")
 def unlisted(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("unlisted")
-    return logs.ingested(folder, [])
+    return logs.ingested(tmp_path_factory.mktemp("unlisted"))
 
 
 def parts(name, tables):
@@ -84,9 +80,8 @@ def laid_out(tmp_path_factory):
 @pytest.fixture(scope="module")
 def weak(tmp_path_factory):
     """Three repeats on one and two ranks, eight rows a rank."""
-    folder = tmp_path_factory.mktemp("weak")
     runs = [logs.settings("packed", w, r, global_batch=8 * w, micro_batch=8) for r in range(3) for w in (1, 2)]
-    return logs.made(folder, runs, further=("global_batch",))
+    return logs.made(tmp_path_factory.mktemp("weak"), runs, further=("global_batch",))
 
 
 @pytest.fixture(scope="module")
@@ -140,25 +135,15 @@ def mixed(tmp_path_factory):
 
 #: figure → what it is drawn from where the demo does not have it
 FITTING = {
-    "mixture_losses": "mixed",
-    "storage_against_entropy": "stored",
-    "storage_benchmark": "stored",
-    "memory_by_method": "laid_out",
-    "pipeline_bubble": "laid_out",
-    "scaling_weak": "weak",
-    "scaling_model": "weak",
-    "translation": "translated",
-    "inference_tokens_per_second": "written",
-}
+    "mixture_losses": "mixed", "storage_against_entropy": "stored", "storage_benchmark": "stored",
+    "memory_by_method": "laid_out", "pipeline_bubble": "laid_out", "scaling_weak": "weak", "scaling_model": "weak",
+    "translation": "translated", "inference_tokens_per_second": "written",
+}  # fmt: skip
 #: figures that show no spread of repeats: every run is a line
 CURVES = {
-    "loss_over_time",
-    "memory_by_method",
-    "tokens_per_second_over_time",
-    "ddp_verification_loss",
-    "scaling_model",
+    "loss_over_time", "memory_by_method", "tokens_per_second_over_time", "ddp_verification_loss", "scaling_model",
     "storage_against_entropy",
-}
+}  # fmt: skip
 
 
 def labelled(axes):
@@ -517,8 +502,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def test_the_example_of_the_api_page_draws_a_figure(tmp_path, monkeypatch):
     (example,) = re.findall(r"```python\n(from tokenscale\.analysis.*?)```", (DOCS / "api.md").read_text(), re.S)
-    tables = tmp_path / "results/tables/demo"
-    ingest(logs.write_demo(tmp_path, repeats=2), tmp_path / "runs", tables, [tmp_path / "bench.json"])
+    logs.demo(tmp_path, to="results/tables/demo", repeats=2)
     monkeypatch.chdir(tmp_path)
     made = {}
     exec(example, made)  # noqa: S102

@@ -334,7 +334,7 @@ def test_of_many_answers_those_that_are_decided_are_told_and_the_others_counted(
 
 def test_an_experiment_with_many_answers_fills_neither_the_first_page_nor_the_cover(tmp_path):
     for name in ("demo", "second"):
-        ingest(logs.write_demo(tmp_path / name, world_sizes=(1,)), tmp_path / name / "runs", tmp_path / "tables" / name)
+        logs.demo(tmp_path / name, to=tmp_path / "tables" / name, world_sizes=(1,))
     part = summary.experiment("demo", tmp_path / "tables")
     part |= {"answers": [answer(n, "faster") for n in range(40)], "note": "A word of the note. " * 60}
     part["question"] = "Which of the many ways from text to rows trains fastest, and does that depend on the rows? " * 3

@@ -643,8 +643,7 @@ def two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     for name, approaches in zip(NAMES, [("padded", "packed"), ("packed", "token-list")], strict=True):
         options = {"world_sizes": (1,), "repeats": 2, "approaches": approaches, "figures": [FIGURE]}
-        table = logs.write_demo(folder / name, **options)
-        ingest(table, folder / name / "runs", folder / "tables" / name)
+        logs.demo(folder / name, to=folder / "tables" / name, **options)
     return folder / "tables"
 
 

@@ -22,9 +22,7 @@ def made(folder, runs, further=(), changed=None, hardware=logs.HARDWARE, **field
         path = logs.write_run(folder / "runs", run, hardware=hardware)
         if changed and run.identity in changed:
             write_json(path / "attempt=00/attempt.json", {"launch": changed[run.identity]})
-    ingest(
-        logs.write_table(folder / "t.json", runs, further=further, **fields), folder / "runs", folder / "tables/demo"
-    )
+    logs.ingested(folder, runs, to="tables/demo", further=further, **fields)
     return folder / "tables"
 
 
@@ -63,12 +61,11 @@ def test_figures_over_layouts_are_guarded_alike(tmp_path, name):
     tables = made(tmp_path, runs, ("layout.schedule",), changed)
     for path in (tmp_path / "runs").iterdir():
         logs.edit(path, lambda step: step | {"bubble_s": 0.02})
-    ingest(tmp_path / "t.json", tmp_path / "runs", tables / "demo")
+    ingest(tmp_path / "runs.json", tmp_path / "runs", tables / "demo")
     _, caption, points = drawn(name, tables)
     assert len(points) == 2
-    assert (
-        "Not compared: layout.data=1, layout.schedule=1f1b" in caption and "runs at once on its node 2 vs 1" in caption
-    )
+    assert "Not compared: layout.data=1, layout.schedule=1f1b" in caption
+    assert "runs at once on its node 2 vs 1" in caption
 
 
 def test_a_sequence_length_mix_up_gives_no_ratio_and_the_page_says_why(mixed_up, tmp_path):
@@ -108,11 +105,11 @@ def test_runs_of_other_programs_are_in_the_grid_and_in_no_pair(tmp_path):
         with ExternalRun(tmp_path / f"runs/external-{k}", **facts, rank=0, world_size=1) as run:
             for _ in range(4):
                 run.step(loss_sum=2.0, useful_tokens=8000, total_tokens=8192, rows=8)
-    table = logs.unsealed(tmp_path / "t.json")
+    table = logs.unsealed(tmp_path / "runs.json")
     cell = {"approach": "packed", "layout.data": 1}
     table["runs"] += [{"run_id": f"external-{k}", "external": True, "cell": cell, "repeat": k} for k in range(4)]
-    write_json(tmp_path / "t.json", table)
-    ingest(tmp_path / "t.json", tmp_path / "runs", tables / "demo")
+    write_json(tmp_path / "runs.json", table)
+    ingest(tmp_path / "runs.json", tmp_path / "runs", tables / "demo")
     part = summary.experiment("demo", tables)
     assert [row[0] for row in part["comparisons"].rows] == ["packed"] and part["comparisons"].rows[0][2] == "2"
     grid = {row[0]: row[-1] for row in part["design"].rows}

@@ -26,7 +26,7 @@ EVIL = "<script>alert('x')</script> & \"co\""
 def site(tmp_path_factory):
     """Tables, two figures and the judged claims of one experiment, and another one without any run."""
     folder = tmp_path_factory.mktemp("pages")
-    ingest(logs.write_demo(folder), folder / "runs", folder / "tables" / "demo", [folder / "bench.json"])
+    logs.demo(folder, to="tables/demo")
     original = {"studies": ["004"], "measured": EVIL, "wrong": "All of it.", "ours": "Something."}
     other = logs.write_table(folder / "other.json", [], experiment="other", question="Another?", original=original)
     ingest(other, folder / "runs", folder / "tables" / "other")
@@ -170,11 +170,8 @@ def test_a_rank_that_is_slow_for_a_stretch_is_named_with_its_node_and_time(tmp_p
             "backward_s": lambda step, rank: longer if late(step, rank) else 0.04,
         }
 
-    steps = [
-        row
-        for run in ("slow", "shared")
-        for row in tables.steps(run, 400, 4, **parts(lambda step, rank: rank == 2 and step in slow))
-    ]
+    late = parts(lambda step, rank: rank == 2 and step in slow)
+    steps = tables.steps("slow", 400, 4, **late) + tables.steps("shared", 400, 4, **late)
     steps += tables.steps("even", 400, 4, **parts(lambda step, rank: rank == step % 4))  # each in its turn
     steps += tables.steps("staged", 400, 4, **parts(lambda step, rank: rank >= 2, 0.08))
     tables.write(tmp_path, runs=runs, steps=steps)

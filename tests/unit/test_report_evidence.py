@@ -83,10 +83,6 @@ def test_tables_claims_and_report_come_again_from_the_archive_alone(made, result
     assert capsys.readouterr().out.count(": agrees\n") == 4
 
 
-def names_in(archive) -> list[str]:
-    return [*json.loads(lzma.decompress(Path(archive).read_bytes()))["files"]]
-
-
 def test_equal_logs_give_equal_archives(made, results, tmp_path):
     for path in results.rglob("*"):
         os.utime(path, (1e9, 1e9))
@@ -94,7 +90,7 @@ def test_equal_logs_give_equal_archives(made, results, tmp_path):
     pack(["demo"], made / "tables", tmp_path / "a.json.xz")
     pack(["demo"], results / "tables", tmp_path / "b.json.xz")
     assert (tmp_path / "a.json.xz").read_bytes() == (tmp_path / "b.json.xz").read_bytes()
-    names = names_in(tmp_path / "a.json.xz")
+    names = [*json.loads(lzma.decompress((tmp_path / "a.json.xz").read_bytes()))["files"]]
     assert names == sorted(names)
     assert not [name for name in names if name.startswith(("/", "tables")) or "status" in name]
 

@@ -22,14 +22,7 @@ pytestmark = pytest.mark.slow(21)
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sql")
-    ingest(
-        logs.write_demo(folder, world_sizes=(1, 2), repeats=2),
-        folder / "runs",
-        folder / "tables",
-        [folder / "bench.json"],
-    )
-    return folder / "tables"
+    return logs.demo(tmp_path_factory.mktemp("sql"), repeats=2)
 
 
 def one(frame, **where):

@@ -25,12 +25,8 @@ def made(folder, rows, steps):
 
 
 def resumed(run_id: str, source: str, at: int, world_size=2, **fields):
-    words = {
-        "series": f"packed, resumed (from {source})",
-        "factors": f"resumed (from {source})",
-        "world_size": world_size,
-    }
-    row = tables.run(run_id, **words, resumed_from=source, resumed_at=at, tokens_before=30 * at)
+    words = {"series": f"packed, resumed (from {source})", "factors": f"resumed (from {source})"}
+    row = tables.run(run_id, **words, world_size=world_size, resumed_from=source, resumed_at=at, tokens_before=30 * at)
     return row | {"steps_asked": 8 - at} | fields
 
 
@@ -47,11 +43,7 @@ def whole(ranks: int, wrong: int | None = None):
 
 def chain(folder, wrong=None, loss_sum=30.0):
     """One run to the end on 1 rank; from its step 2 on 2 ranks; from step 5 of that one on 1 rank again."""
-    runs = [
-        tables.run("a"),
-        resumed("b", "a", 2),
-        resumed("c", "b", 5, world_size=1),
-    ]
+    runs = [tables.run("a"), resumed("b", "a", 2), resumed("c", "b", 5, world_size=1)]
     steps = tables.steps("a", 8, order_digest=whole(1))
     steps += rest("b", 2, order_digest=whole(2, wrong), loss_sum=loss_sum) + rest("c", 5, 1)
     return made(folder, runs, steps)
