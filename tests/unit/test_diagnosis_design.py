@@ -70,12 +70,20 @@ CELLS = [("fp32", 1, 64), ("fp32", 1, 256), ("bf16", 2, 64), ("bf16", 2, 128), (
 OTHERS = [dict(zip(MIXED, cell, strict=True)) for cell in itertools.product(*MIXED.values()) if cell not in CELLS]
 
 
+#: the ETH study, 1.8 no. 1: at batch 1 one approach was at another sequence length
+STUDY = {"approach": ["padding-free", "token-list"], "micro_batch": [1, 2], "sequence_length": [2048, 4096]}
+NOT_RUN = [
+    {"approach": a, "micro_batch": b, "sequence_length": 2048 if (a, b) == ("padding-free", 1) else 4096}
+    for a, b in itertools.product(STUDY["approach"], (1, 2))
+]
 #: level of the one problem of that level, words of it, factors of the design and the rest of it; `key` is the problem's
 FAULTS = [
     ("refuse", "no two cells differ in precision alone", MIXED, {"left_out": OTHERS}),
     ("refuse", "micro_batch never changes alone: sequence_length changes with it", TOGETHER,
      {"key": "factors.micro_batch", "left_out": [
          {"micro_batch": 1, "sequence_length": 64}, {"micro_batch": 2, "sequence_length": 128}]}),
+    ("refuse", "cell approach=padding-free, micro_batch=1, sequence_length=4096 differs from every other", STUDY,
+     {"key": "left_out", "left_out": NOT_RUN}),
     ("refuse", "layout.data never changes alone", {"layout.data": [1, 2, 4], "global_batch": [8, 16, 20]},
      {"left_out": [{"layout.data": n, "global_batch": b} for n in (1, 2, 4) for b in (8, 16, 20)
                    if b != {1: 8, 2: 16, 4: 20}[n]]}),
@@ -117,6 +125,7 @@ def test_a_fault_of_a_design_is_named_with_its_key_and_a_next_step(level, words,
         ({}, {"runs": {"precision": "bf16-true", "optimizer": {"beta2": 0.999, "moments": "fp32"}}}),
         ({}, {"runs": {"optimizer": {"beta2": 0.999, "learning_rate": 2e-5}}}),
         ({"approach": APPROACHES, "micro_batch": [1, 2]}, {}),
+        (STUDY, {"texts": LARGE, "runs": {"budget": {"epochs": 0.1}}}),
         ({"layout": [{"data": 2}, {"tensor": 2}, {"pipeline": 2, "schedule": "gpipe"}], "micro_batch": [1, 2]}, {}),
         ({"model": [{"layers": 2, "hidden": 512}, {"layers": 4, "hidden": 1024}]}, {}),
         ({}, {}),
@@ -133,28 +142,6 @@ def test_a_fault_of_a_design_is_named_with_its_key_and_a_next_step(level, words,
 )
 def test_nothing_is_said_of_a_clean_design(factors, more):
     assert said(factors, **more) == []
-
-
-# -- the ETH study, 1.8 no. 1: at batch 1 one approach was at another sequence length
-
-
-def mixed_up():
-    lengths = {
-        (a, b): 4096 if (a, b) == ("padding-free", 1) else 2048 for a in ("padding-free", "token-list") for b in (1, 2)
-    }
-    return [
-        {"approach": a, "micro_batch": b, "sequence_length": n}
-        for (a, b), n in itertools.product(lengths, (2048, 4096))
-        if lengths[a, b] != n
-    ]
-
-
-def test_the_studys_sequence_length_mix_up_is_refused():
-    factors = {"approach": ["padding-free", "token-list"], "micro_batch": [1, 2], "sequence_length": [2048, 4096]}
-    found = one("no other cell is comparable", "refuse", factors, left_out=mixed_up())
-    assert "cell approach=padding-free, micro_batch=1, sequence_length=4096 differs from every other" in found.what
-    assert "sequence_length at once" in found.what and found.key == "left_out"
-    assert said(factors, level="refuse") == []
 
 
 # -- strong and weak scaling, and its base
