@@ -176,6 +176,13 @@ def test_rows_without_a_cell_are_one(tmp_path):
     assert found.verdict == CONTRADICTED and [cell.name for cell in found.cells] == [""]
 
 
+@pytest.mark.parametrize(("cell", "said"), [("t.repeat", "1 of the 6 "), ("t.repeat < 2", "True: 2 of the 6 ")])
+def test_a_reason_names_its_cells_unless_it_holds_of_all(tmp_path, cell, said):
+    sql = PAIRS.replace("t.run_id,", f"t.run_id, {cell} AS cell,")
+    reason = judged(lab(tmp_path, [0.5] * 3), claim(sql=sql)).reason
+    assert reason.startswith(said) and reason.count("points") == 1 + (":" in said) == 1 + reason.count("; ")
+
+
 def test_named_queries_are_found_however_they_are_written(tmp_path):
     lab(tmp_path, [0.5] * 6)
     sql = PAIRS.replace("FROM throughput", "from\n Throughput") + " order by t.run_id"
