@@ -15,27 +15,15 @@ from tokenscale.settings.claims import load_claims as read_ledger
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that name the claims and the tables."""
-    parser.add_argument(
-        "--ledger", type=Path, metavar="FILE", help="the claims; by default the file that the configuration names"
-    )
+    add = parser.add_argument
+    add("--ledger", type=Path, metavar="FILE", help="the claims; by default the file that the configuration names")
     main.add_configuration_arguments(parser)
-    parser.add_argument(
-        "--tables",
-        type=Path,
-        default=Path("results/tables"),
-        metavar="FOLDER",
-        help="folder of the experiments' tables",
-    )
-    parser.add_argument(
-        "--experiments",
-        nargs="*",
-        metavar="NAME",
-        help="experiments whose tables are queried (default: all existing ones)",
-    )
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="write claims.json and claims.tex there")
-    parser.add_argument(
-        "--strict", action="store_true", help="exit code 1 if a required claim (holds_at) does not hold"
-    )
+    of_tables = "folder of the experiments' tables"
+    add("--tables", type=Path, default=Path("results/tables"), metavar="FOLDER", help=of_tables)
+    of_experiments = "experiments whose tables are queried (default: all existing ones)"
+    add("--experiments", nargs="*", metavar="NAME", help=of_experiments)
+    add("--output", type=Path, metavar="FOLDER", help="write claims.json and claims.tex there")
+    add("--strict", action="store_true", help="exit code 1 if a required claim (holds_at) does not hold")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,9 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     Returns the exit code: 1 with `--strict` if a claim that `holds_at` the scale does not hold, else 0.
     """
-    ledger, tables, experiments = arguments.ledger, arguments.tables, arguments.experiments
-    if ledger is None:
-        ledger = Path(main.load_configuration(arguments).settings.claims)
+    tables, experiments = arguments.tables, arguments.experiments
+    ledger = arguments.ledger or Path(main.load_configuration(arguments).settings.claims)
     known = read_ledger(ledger)
     if experiments is None:
         experiments = sorted(path.parent.name for path in tables.glob("*/experiment.json"))
@@ -54,9 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(what, experiment=", ".join(missing), folder=tables, next=next)
     judged = judging.judge(known, tables, experiments)
     rows = judging.as_rows(known, judged)
-    for line in claims.claim_lines(rows):
-        print(line)
-    print(", ".join(f"{n} {verdict}" for verdict, n in claims.count_verdicts(rows).items()))
+    counts = ", ".join(f"{n} {verdict}" for verdict, n in claims.count_verdicts(rows).items())
+    print(*claims.claim_lines(rows), counts, sep="\n")
     if arguments.output is not None:
         claims.write_claims(rows, arguments.output, measure(tables, experiments))
     scales = {read_experiment(tables / name).get("scale") for name in experiments}

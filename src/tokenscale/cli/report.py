@@ -4,7 +4,7 @@ The folder has the packed logs of its runs; `rebuild` makes tables and report ag
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,73 +18,45 @@ CAUTIONS = 6
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add one sub-command for each part of the report."""
     parts = parser.add_subparsers(dest="part", required=True, metavar=" | ".join(PARTS))
-    figure = parts.add_parser(
-        "figure", help="one figure as SVG, PDF and PNG, its data as CSV and Parquet, its caption as JSON"
-    )
+    added = {name: parts.add_parser(name, help=text) for name, (_, text) in PARTS.items()}
+    figure, page, pdf, bundle, rebuild = added.values()
     figure.add_argument("name", help="name of the figure")
     figure.add_argument("--tables", required=True, type=Path, help="results/tables/<experiment>")
-    figure.add_argument(
-        "--output",
-        required=True,
-        type=Path,
-        help="results/figures/<experiment>/<name>, with any of the endings or none",
-    )
-    page = parts.add_parser(
-        "page", help="the first page: verdicts and claims, and a sole experiment in full; prints answers and cautions"
-    )
-    _add_experiments(page)
-    page.add_argument(
-        "--of-several", action="store_true", help="instead, the page of one of several experiments, without the claims"
-    )
-    pdf = parts.add_parser("pdf", help="the report as PDF")
-    _add_experiments(pdf)
+    of_figure = "results/figures/<experiment>/<name>, with any of the endings or none"
+    figure.add_argument("--output", required=True, type=Path, help=of_figure)
+    for part in (page, pdf, bundle):
+        add = part.add_argument
+        add("--experiments", nargs="+", required=True, help="names of experiments, in order")
+        add("--tables", type=Path, default=Path("results/tables"), help="folder of the experiments' tables")
+        add("--figures", type=Path, default=Path("results/figures"), help="folder of the experiments' figures")
+        add("--output", type=Path, required=True, help="the file, or of the bundle the folder")
+    of_several = "instead, the page of one of several experiments, without the claims"
+    page.add_argument("--of-several", action="store_true", help=of_several)
     for part in (page, pdf):
         part.add_argument("--claims", type=Path, metavar="FILE", help="claims.json, as the command claims writes it")
-    bundle = parts.add_parser(
-        "bundle", help="the report's folder: figures, data, SQL, tables, provenance and checksums beside page and PDF"
-    )
-    _add_experiments(bundle)
-    _add_copied_files(bundle)
-    bundle.add_argument("--ledger", type=Path, default=LEDGER, help="the claims to copy, where there are any")
+    for part in (bundle, rebuild):
+        for name, default in (("workflow", "workflow/Snakefile"), ("citation", "CITATION.cff")):
+            what = f"{Path(default).name} to copy, where there is one"
+            part.add_argument(f"--{name}", type=Path, default=Path(default), help=what)
+        part.add_argument("--ledger", type=Path, default=LEDGER, help=f"the claims; by default {LEDGER}")
     bundle.add_argument("--no-logs", action="store_true", help="leave the logs out, so that `verify` proves nothing")
     bundle.add_argument("--also", nargs="*", default=[], type=Path, help="further files of the folder, to be listed")
-    rebuild = parts.add_parser("rebuild", help="tables, claims and report from the packed logs of a report")
     rebuild.add_argument("archive", type=Path, metavar="FILE")
     rebuild.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="folder laid out like results/")
-    rebuild.add_argument("--ledger", type=Path, default=LEDGER, metavar="FILE", help=f"the claims; by default {LEDGER}")
-    _add_copied_files(rebuild)
-
-
-def _add_experiments(part: argparse.ArgumentParser) -> None:
-    part.add_argument("--experiments", nargs="+", required=True, help="names of experiments, in order")
-    _add_tables(part)
-
-
-def _add_copied_files(part: argparse.ArgumentParser) -> None:
-    part.add_argument(
-        "--workflow", type=Path, default=Path("workflow/Snakefile"), help="Snakefile to copy, where there is one"
-    )
-    part.add_argument(
-        "--citation", type=Path, default=Path("CITATION.cff"), help="CITATION.cff to copy, where there is one"
-    )
-
-
-def _add_tables(part: argparse.ArgumentParser) -> None:
-    part.add_argument("--tables", type=Path, default=Path("results/tables"), help="folder of the experiments' tables")
-    part.add_argument(
-        "--figures", type=Path, default=Path("results/figures"), help="folder of the experiments' figures"
-    )
-    part.add_argument("--output", type=Path, required=True, help="the file, or of the bundle the folder")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Build the requested part and print its path."""
-    print(PARTS[arguments.part](arguments))
+    print(PARTS[arguments.part][0](arguments))
     return 0
 
 
 def _inputs(arguments: argparse.Namespace) -> tuple[list[str], Path, Path]:
     return arguments.experiments, arguments.tables, arguments.figures
+
+
+def _copied(arguments: argparse.Namespace) -> dict[str, Path]:
+    return {name: getattr(arguments, name) for name in ("ledger", "workflow", "citation")}
 
 
 def _build_figure(arguments: argparse.Namespace) -> str:
@@ -141,9 +113,8 @@ def _build_bundle(arguments: argparse.Namespace) -> str:
     from tokenscale.report import bundle
 
     output = arguments.output
-    copied = {name: getattr(arguments, name) for name in ("ledger", "workflow", "citation")}
-    copied["also"] = tuple(arguments.also)
-    logs = bundle.write(*_inputs(arguments), output, **copied, logs=not arguments.no_logs)["logs"]
+    options: dict[str, Any] = {"also": tuple(arguments.also), "logs": not arguments.no_logs, **_copied(arguments)}
+    logs = bundle.write(*_inputs(arguments), output, **options)["logs"]
     size = f"{(output / bundle.LOGS).stat().st_size:,} bytes" if "runs" in logs else f"left out: {logs['left_out']}"
     return f"{output / bundle.SUMS}\n{output / bundle.LOGS}: {size}"
 
@@ -151,13 +122,21 @@ def _build_bundle(arguments: argparse.Namespace) -> str:
 def _rebuild(arguments: argparse.Namespace) -> str:
     from tokenscale.report import build, claims
 
-    copied = {"ledger": arguments.ledger, "workflow": arguments.workflow, "citation": arguments.citation}
-    written = build.rebuild(arguments.archive, arguments.output, **copied)
+    written = build.rebuild(arguments.archive, arguments.output, **_copied(arguments))
     judged = arguments.output / "report" / build.CLAIMS
     lines = claims.claim_lines(claims.read_claims(judged)) if judged in written else ()
     return "\n".join([*lines, *map(str, written)])
 
 
-PARTS = {
-    "figure": _build_figure, "page": _build_page, "pdf": _build_pdf, "bundle": _build_bundle, "rebuild": _rebuild,
+#: part of the report → (what builds it, help)
+PARTS: dict[str, tuple[Callable[[argparse.Namespace], Any], str]] = {
+    "figure": (_build_figure, "one figure as SVG, PDF and PNG, its data as CSV and Parquet, its caption as JSON"),
+    "page": (
+        _build_page, "the first page: verdicts and claims, and a sole experiment in full; prints answers and cautions"
+    ),
+    "pdf": (_build_pdf, "the report as PDF"),
+    "bundle": (
+        _build_bundle, "the report's folder: figures, data, SQL, tables, provenance and checksums beside page and PDF"
+    ),
+    "rebuild": (_rebuild, "tables, claims and report from the packed logs of a report"),
 }  # fmt: skip

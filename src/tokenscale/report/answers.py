@@ -74,15 +74,15 @@ def find_answers(
     refused = paired_comparisons.differences(comparability.refusals(inventory, "approach"))
     padding, validation = (found[~found["run_id"].isin(refused)] for found in map(rows, ("padding", "validation")))
     dropped = rows("dropped_text")
+    shown = {part: next((name for name in names if name in figures), "") for part, names in FIGURES.items()}
     found = answer_dropped(dropped) + answer_padding(padding)
     found += paired_comparisons.answers(compared)
     found += answer_loss(validation, inventory, refused, dropped_shares(dropped))
     found += answer_scaling(rows("scaling")) if not caution else []
     # part of the question only where a figure of the experiment shows it
-    found += answer_memory(rows("parallelism")) if any(name in figures for name in FIGURES["memory"]) else []
-    found += answer_waiting(rows("pipeline")) if any(name in figures for name in FIGURES["waiting"]) else []
+    found += answer_memory(rows("parallelism")) if shown["memory"] else []
+    found += answer_waiting(rows("pipeline")) if shown["waiting"] else []
     found += answer_data(rows("order"), proof)
-    shown = {part: next((name for name in names if name in figures), "") for part, names in FIGURES.items()}
     for answer in found:
         answer["figure"] = shown[answer["part"]]
         if answer["part"] == "loss":
@@ -122,23 +122,20 @@ def answer_dropped(rows: pd.DataFrame) -> list[Answer]:
     whole = [name for name in names if not texts[name]]
     text = f"Text dropped: {', '.join(_by_text({name: text for name, text in texts.items() if text}))}"
     text += f"; {_some(whole)} keep{'s' * (len(whole) == 1)} all" if whole else ""
-    known = rows["dropped_share"].notna().all()
-    source = "counted by the runs as they began" if rows["counted_by_run"].any() else "counts of an epoch"
+    known, by_run = rows["dropped_share"].notna().all(), rows["counted_by_run"].any()
+    source = "counted by the runs as they began" if by_run else "counts of an epoch"
     spread = f"share of useful tokens behind the end of a row, {source if known else 'not recorded for all'}"
     return [{"part": "dropped text", "text": text, "spread": spread, "verdict": COUNTED if known else OPEN}]
 
 
 def caution_dropped(dropped: Dropped) -> list[str]:
     """Return what a reader must know of series that drop a material share of the text, or an unknown one."""
-    material = [f"{name} ({describe_dropped(of)})" for name, of in dropped.items() if MATERIAL <= _most(of) < math.inf]
-    unknown = [f"{name} ({describe_dropped(of)})" for name, of in dropped.items() if _most(of) == math.inf]
-    found = []
-    if material:
-        text = f"Text is dropped: documents longer than a row lose their end with {_some(material)}. Such runs never "
-        found.append(f"{text}train on it: their throughput and loss are those of shortened documents.")
-    if unknown:
-        found.append(f"How much text is dropped is not known of all runs: {_some(unknown)}.")
-    return found
+    named = [(f"{name} ({describe_dropped(of)})", _most(of)) for name, of in dropped.items()]
+    material = [text for text, most in named if MATERIAL <= most < math.inf]
+    unknown = [text for text, most in named if most == math.inf]
+    lost = f"Text is dropped: documents longer than a row lose their end with {_some(material)}. Such runs never train "
+    found = [f"{lost}on it: their throughput and loss are those of shortened documents."] * bool(material)
+    return found + [f"How much text is dropped is not known of all runs: {_some(unknown)}."] * bool(unknown)
 
 
 def _by_text(texts: Mapping[str, str]) -> list[str]:
@@ -175,13 +172,11 @@ def note_dropped(
     compared: Sequence[paired_comparisons.Judged], dropped: Dropped, runs: pd.DataFrame
 ) -> list[paired_comparisons.Judged]:
     """Note what text two compared series drop, where it differs; mark comparisons of losses."""
-    series = dict(zip(runs["cell"], runs["series"], strict=True))
-    found = []
+    series, found = dict(zip(runs["cell"], runs["series"], strict=True)), []
     for judged in compared:
-        cells = (series.get(cell, "") for cell in (judged.pair.of, judged.pair.over))
-        note = unequal_text(dropped, *cells) if judged.result.spread.n else ""
-        mark = UNEQUAL_TEXT if note and judged.pair.quantity != paired_comparisons.RATE else ""
-        found.append(judged.mark(mark, note))
+        of, over = (series.get(cell, "") for cell in (judged.pair.of, judged.pair.over))
+        note = unequal_text(dropped, of, over) if judged.result.spread.n else ""
+        found.append(judged.mark(UNEQUAL_TEXT * bool(note and judged.pair.quantity != paired_comparisons.RATE), note))
     return found
 
 
@@ -210,8 +205,9 @@ def answer_padding(padding: pd.DataFrame) -> list[Answer]:
     rows = captions.common_repeats(rows, ["series"])
     apart = max(100 * (values.max() - values.min()) for _, values in rows.groupby("series")["not_useful_share"])
     text = f"Processed tokens that are not useful (padding, ignored labels): {captions.listing(listed)}"
-    spread = f"exact counts of {len(rows)} runs"
-    spread += f"; repeats differ by up to {number(apart, 2)} points" if apart else ""
+    spread = f"exact counts of {len(rows)} runs" + (
+        f"; repeats differ by up to {number(apart, 2)} points" * bool(apart)
+    )
     return [{"part": "padding", "text": text, "spread": spread, "verdict": COUNTED}]
 
 
@@ -234,33 +230,25 @@ def answer_loss(
     if rows.empty:
         return _not_compared("loss", names, left_out)
     tokens = float(rows.loc[rows["last"].astype(bool), "useful_tokens_seen"].min())
-    losses: dict[str, list[float]] = {}
-    steps: dict[str, list[float]] = {}
+    losses: dict[str, list[float]] = {name: [] for name in names}
+    steps: dict[str, list[float]] = {name: [] for name in names}
     error = 0.0
     for (name, _), run in rows.sort_values("step").groupby(["series", "run_id"]):
         seen, loss = run["useful_tokens_seen"].to_numpy(float), run["loss"].to_numpy(float)
-        losses.setdefault(str(name), []).append(float(np.interp(tokens, seen, loss)))
-        steps.setdefault(str(name), []).append(float(np.interp(tokens, seen, run["step"])))
-        error = max(error, losses[str(name)][-1] - float(loss[np.searchsorted(seen, tokens)]))
+        losses[name].append(float(np.interp(tokens, seen, loss)))
+        steps[name].append(float(np.interp(tokens, seen, run["step"])))
+        error = max(error, losses[name][-1] - float(loss[np.searchsorted(seen, tokens)]))
     medians = {name: float(np.median(losses[name])) for name in names}
     updates = {name: round(float(np.median(steps[name]))) for name in names}
     low, high = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
     apart = medians[high] - medians[low]
-    text = f"After {number(tokens, 3)} useful tokens, validation losses are "
-    if apart:
-        ends = (f"{number(medians[n], 4)} with {n} (step {updates[n]})" for n in (low, high))
-        text += f"{_nats(apart)} nats apart: {', '.join(ends)}"
-    else:
-        text += f"equal: {number(medians[low], 4)} nats"
+    ends = ", ".join(f"{number(medians[n], 4)} with {n} (step {updates[n]})" for n in (low, high))
+    result = f"{_nats(apart)} nats apart: {ends}" if apart else f"equal: {number(medians[low], 4)} nats"
+    text = f"After {number(tokens, 3)} useful tokens, validation losses are {result}"
     noise, repeats = max(max(values) - min(values) for values in losses.values()), len(losses[low])
     spread = [f"repeats differ by up to {_nats(noise)} nats"] if repeats > 1 else []
     spread += [f"interpolation is off by up to {_nats(error)}"] if error >= 1e-4 else []
-    if repeats == 1:
-        verdict = ONE_RUN
-    elif apart > noise + error:
-        verdict = BEYOND
-    else:
-        verdict = WITHIN if error <= noise else OPEN
+    verdict = ONE_RUN if repeats == 1 else BEYOND if apart > noise + error else WITHIN if error <= noise else OPEN
     if updates[low] != updates[high]:
         verdict += paired_comparisons.UNEQUAL_UPDATES
         spread.append(f"after {updates[low]} against {updates[high]} updates")
@@ -285,9 +273,8 @@ def answer_scaling(scaling: pd.DataFrame) -> list[Answer]:
     medians = 100 * rows.groupby("series")["efficiency"].median()
     values = summary(100 * rows["efficiency"]) if len(medians) == 1 else None
     text = f"{world} ranks reach {captions.extremes(medians, ' %')} of ideal scaling from {base}"
-    if values is None:
-        spread = f"medians of {len(medians)} series, {len(rows)} runs"
-    else:
+    spread = f"medians of {len(medians)} series, {len(rows)} runs"
+    if values is not None:
         spread = values.kind if values.n == 1 else f"{number(values.low)}–{number(values.high)} %, {values.kind}"
     return [{"part": "scaling", "text": text, "spread": spread, "verdict": MEASURED}]
 
@@ -307,9 +294,8 @@ def answer_memory(parallelism: pd.DataFrame) -> list[Answer]:
     if rows.empty:
         return _not_compared("memory", names)
     least = captions.extremes(1e-6 * rows.groupby("method")["memory_bytes"].median(), " MB")
-    spread = f"{len(rows)} runs, in their first step"
-    if len(alone):
-        spread += f"; {number(1e-6 * alone['memory_bytes'].median())} MB on one rank"
+    single = f"; {number(1e-6 * alone['memory_bytes'].median())} MB on one rank" if len(alone) else ""
+    spread = f"{len(rows)} runs, in their first step{single}"
     text = f"The fullest of {world} ranks holds {least}"
     return [{"part": "memory", "text": text, "spread": spread, "verdict": MEASURED}]
 
@@ -327,13 +313,11 @@ def answer_waiting(pipeline: pd.DataFrame) -> list[Answer]:
         return _not_compared("waiting", names)
     groups = rows.groupby(["schedule", "stages_per_rank"])["bubble_share"]
     shares, most = groups.median().sort_values(ascending=False, kind="stable"), groups.size().max()
-    expected = (
-        f"{number(100 * bubble_share(schedule, int(stages), int(count), int(chunks)))} %"
-        for schedule, chunks in shares.index
-    )
+    expected = (bubble_share(schedule, int(stages), int(count), int(chunks)) for schedule, chunks in shares.index)
+    predicted = ", ".join(f"{number(100 * share)} %" for share in expected)
     listed = captions.listing([f"{number(100 * share)} % with {schedule}" for (schedule, _), share in shares.items()])
     text = f"With {count} micro-batches on {stages} stages, ranks wait {listed} of the time"
-    spread = f"{len(rows)} runs, up to {most} of a schedule; predicted: {', '.join(expected)}"
+    spread = f"{len(rows)} runs, up to {most} of a schedule; predicted: {predicted}"
     return [{"part": "waiting", "text": text, "spread": spread, "verdict": MEASURED}]
 
 
@@ -359,13 +343,11 @@ def answer_data(order: pd.DataFrame, proof: Mapping[str, Any]) -> list[Answer]:
 
 
 def _not_compared(part: str, names: list[str], left_out: str = "") -> list[Answer]:
-    """The answer where cells share no repeat."""
     text = f"{part.capitalize()} is not compared: no repeat was run with all of {captions.listing(names)}"
     return [{"part": part, "text": text, "spread": left_out, "verdict": TOO_FEW}]
 
 
 def _fewest_ranks(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of runs at the smallest world size."""
     return rows[rows["world_size"] == rows["world_size"].min()]
 
 
@@ -405,20 +387,24 @@ def find_cautions(
     and `stragglers`; `verdicts` those of its comparisons; `stores` the table; `design` the `cautions` of
     `experiment.json`.
     """
-    of_design = {level: [f"{c['what'][0].upper()}{c['what'][1:]}." for c in design if c["level"] == level]
-                 for level in ("refuse", "warn")}  # fmt: skip
+    refused, warned = (
+        [f"{c['what'][0].upper()}{c['what'][1:]}." for c in design if c["level"] == level]
+        for level in ("refuse", "warn")
+    )
+    drift, few = paired_comparisons.measure_drift(throughput, runs), list(verdicts).count(TOO_FEW)
+    drifted = f"Throughput drifted by {number(100 * drift.share, 2)} % from the first run to the last ({drift.n} runs, "
     found = [
         *_describe_validity(runs),
-        *of_design["refuse"],
-        *_describe_held_out(stores),
+        *refused,
+        *([] if stores is None else _describe_held_out(stores)),
         _describe_lost_text(runs),
-        *of_design["warn"],
+        *warned,
         _describe_compilation(runs),
         _describe_efficiency(scaling),
-        _describe_drift(runs, throughput),
+        f"{drifted}p = {number(drift.p, 2)})." if drift.verdict == "drift" else "",
         _describe_spread(throughput),
-        _describe_stragglers(stragglers),
-        _describe_too_few(verdicts),
+        "" if stragglers is None or stragglers.empty else _describe_stragglers(stragglers),
+        f"{few} of {len(verdicts)} comparisons have too few runs for a verdict." if few else "",
         *_describe_run_cautions(runs),
         _describe_load(runs),
     ]
@@ -429,19 +415,16 @@ def _describe_validity(runs: pd.DataFrame) -> list[str]:
     """Runs that are not valid: their first reasons, of which three are named."""
     found = []
     for word in ("invalid", "suspect"):
-        wrong = runs[runs["validity"] == word]
-        of: dict[str, list[str]] = {}
+        wrong, of = runs[runs["validity"] == word], dict[str, list[str]]()
         for run_id, reasons in zip(wrong["run_id"], wrong["reasons"], strict=True):
             of.setdefault((reasons or "no reason recorded").split("; ")[0], []).append(run_id)
         texts = [f"{text} ({ids[0] if len(ids) == 1 else f'{len(ids)} runs'})" for text, ids in of.items()]
         more = [f"{len(texts) - 3} more reasons"] if len(texts) > 4 else texts[3:]
-        if texts:
-            found.append(f"{len(wrong)} {word} of {len(runs)} runs: {'; '.join(texts[:3] + more)}.")
+        found += [f"{len(wrong)} {word} of {len(runs)} runs: {'; '.join(texts[:3] + more)}."] * bool(texts)
     return found
 
 
 def _describe_run_cautions(runs: pd.DataFrame) -> list[str]:
-    """What a reader of the runs' numbers should know, with the number of runs."""
     texts = Counter(text for of in runs["cautions"].dropna() for text in of.split("; ") if text)
     return [f"{f'{n} of {len(runs)} runs' if n < len(runs) else 'All runs'}: {text}." for text, n in texts.items()]
 
@@ -453,16 +436,11 @@ def _describe_lost_text(runs: pd.DataFrame) -> str:
         return ""
     worst = runs.loc[shares.max(axis=1).idxmax()]
     unknown = f"; {number(100 * worst['text_unknown'], 2)} % of the ids are unknown" * bool(worst["text_unknown"] > 0)
-    return (
-        f"The tokenizer loses a part of the text of {int(lossy.sum())} of {len(runs)} runs, up to "
-        f"{number(100 * worst['text_lost'], 2)} % of its bytes ({worst['tokenizer']} on {worst['corpus']}{unknown})."
-    )
+    lost = f"up to {number(100 * worst['text_lost'], 2)} % of its bytes ({worst['tokenizer']} on {worst['corpus']}"
+    return f"The tokenizer loses a part of the text of {int(lossy.sum())} of {len(runs)} runs, {lost}{unknown})."
 
 
-def _describe_held_out(stores: pd.DataFrame | None) -> list[str]:
-    """Corpora of which held-out texts also occur in the training text."""
-    if stores is None:
-        return []
+def _describe_held_out(stores: pd.DataFrame) -> list[str]:
     corpora = stores[stores["held_out_in_training"].fillna(0) > 0].drop_duplicates("corpus").sort_values("corpus")
     return [
         f"Corpus {row.corpus}: {int(row.held_out_in_training):,} distinct held-out texts also occur in its training "
@@ -475,13 +453,10 @@ def _describe_compilation(runs: pd.DataFrame) -> str:
     """Runs that asked for compile and ran blocks eagerly, with the counts of the first."""
     requested = runs.dropna(subset=["blocks", "eager_blocks"])
     eager = requested[requested["eager_blocks"] > 0]
-    if eager.empty:
-        return ""
-    first = eager.iloc[0]
-    return (
-        f"Blocks ran eagerly in {len(eager)} of {len(requested)} runs that ask for compile: {first['run_id']}: "
-        f"{int(first['eager_blocks'])} of {int(first['blocks'])} blocks."
-    )
+    for first in eager.head(1).itertuples():
+        blocks = f"{first.run_id}: {int(first.eager_blocks)} of {int(first.blocks)} blocks"
+        return f"Blocks ran eagerly in {len(eager)} of {len(requested)} runs that ask for compile: {blocks}."
+    return ""
 
 
 def _describe_load(runs: pd.DataFrame) -> str:
@@ -490,10 +465,10 @@ def _describe_load(runs: pd.DataFrame) -> str:
     The load average counts runnable tasks over about the last minute (getloadavg(3)), and so the ranks of the run
     before this one, too; they are taken to be as many as the largest run of the experiment has: ranks × threads.
     """
-    counted = runs[runs["validity"].isin(["valid", "suspect"])]
+    counted, found = captions.used(runs), []
     known = counted[counted["device_kind"] == "cpu"].dropna(subset=["load_average", "cores", "world_size"])
     own = (known["world_size"] * known["threads_per_rank"].fillna(1)).max()
-    load, found = known.loc[(known["load_average"] - own) / known["cores"] > BUSY, "load_average"], []
+    load = known.loc[(known["load_average"] - own) / known["cores"] > BUSY, "load_average"]
     if len(load):
         most = f" (up to {number(load.max(), 2)})" * (len(load) > 1)
         found.append(
@@ -502,40 +477,25 @@ def _describe_load(runs: pd.DataFrame) -> str:
             f"{int(own)}."
         )
     if noisy := int(counted["unchecked"].fillna("").str.contains(TOO_NOISY).sum()):
-        found.append(
-            f"In {noisy} of {len(runs)} runs steps vary so much that a part twice as slow as the rest is not found."
-        )
+        text = "steps vary so much that a part twice as slow as the rest is not found."
+        found.append(f"In {noisy} of {len(runs)} runs {text}")
     return " ".join(found)
-
-
-def _describe_drift(runs: pd.DataFrame, throughput: pd.DataFrame) -> str:
-    drift = paired_comparisons.measure_drift(throughput, runs)
-    share, p = number(100 * drift.share, 2), number(drift.p, 2)
-    text = f"Throughput drifted by {share} % from the first run to the last ({drift.n} runs, p = {p})."
-    return text if drift.verdict == "drift" else ""
 
 
 def _describe_spread(throughput: pd.DataFrame) -> str:
     """Cells whose repeats differ widely."""
-    wide = []
-    for (series, world), rates in throughput.groupby(["series", "world_size"])["useful_tokens_per_s"]:
-        share = (rates.max() - rates.min()) / rates.median()
-        if len(rates) > 1 and share > SPREAD:
-            wide.append((share, f"{series} at world size {world}"))
-    if not wide:
-        return ""
-    share, where = max(wide)
-    cells = throughput.groupby(["series", "world_size"]).ngroups
-    return (
-        f"Repeats of {len(wide)} of {cells} cells differ by more than {100 * SPREAD:.0f} % of their median, up to "
-        f"{number(100 * share, 2)} % ({where})."
-    )
+    cells = [
+        ((rates.max() - rates.min()) / rates.median(), f"{series} at world size {world}")
+        for (series, world), rates in throughput.groupby(["series", "world_size"])["useful_tokens_per_s"]
+    ]
+    wide = [cell for cell in cells if cell[0] > SPREAD]
+    share, where = max(wide, default=(0.0, ""))
+    least = f"Repeats of {len(wide)} of {len(cells)} cells differ by more than {100 * SPREAD:.0f} % of their median"
+    return f"{least}, up to {number(100 * share, 2)} % ({where})." if wide else ""
 
 
-def _describe_stragglers(stragglers: pd.DataFrame | None) -> str:
+def _describe_stragglers(stragglers: pd.DataFrame) -> str:
     """Ranks that were slower than their peers for a stretch, with the one that took the most time."""
-    if stragglers is None or stragglers.empty:
-        return ""
     worst = stragglers.iloc[0]  # in order of the time that they took
     begins, ends = (datetime.fromtimestamp(worst[f"{end}_unix_s"], UTC) for end in ("started", "stopped"))
     node = f" on {worst['node']}" if isinstance(worst["node"], str) else ""
@@ -553,16 +513,7 @@ def _describe_efficiency(scaling: pd.DataFrame) -> str:
     above = known[known["efficiency"] > 1 + EFFICIENCY]
     if above.empty:
         return ""
-    worst = above.loc[above["efficiency"].idxmax()]
-    where = f"{worst['series']} at world size {int(worst['world_size'])}"
-    shared = (above["device_kind"] == "cpu").any()
+    worst, shared = above.loc[above["efficiency"].idxmax()], (above["device_kind"] == "cpu").any()
+    where = f"{number(100 * worst['efficiency'], 3)} % ({worst['series']} at world size {int(worst['world_size'])})"
     next = "ranks that share cores do not measure scaling" if shared else "look at the run that it is measured from"
-    return (
-        f"Scaling efficiency is above 100 % in {len(above)} of {len(known)} runs, up to "
-        f"{number(100 * worst['efficiency'], 3)} % ({where}): {next}."
-    )
-
-
-def _describe_too_few(verdicts: Sequence[str]) -> str:
-    few = list(verdicts).count(TOO_FEW)
-    return f"{few} of {len(verdicts)} comparisons have too few runs for a verdict." if few else ""
+    return f"Scaling efficiency is above 100 % in {len(above)} of {len(known)} runs, up to {where}: {next}."

@@ -38,8 +38,7 @@ def write(
     tables, before anything is written.
     """
     experiments = list(experiments)
-    heads = {name: read_experiment(tables / name) for name in experiments}
-    shown = {name: drawn_figures(head) for name, head in heads.items()}
+    shown = {name: drawn_figures(read_experiment(tables / name)) for name in experiments}
     if len(shown) < len(experiments):
         raise UserError("an experiment is named twice.", experiments=", ".join(experiments), next="name each once")
     judged = judge(ledger, tables, experiments, output) if ledger is not None else None
@@ -77,10 +76,7 @@ def judge(ledger: Path, tables: Path, experiments: Sequence[str], output: Path) 
 
 
 def rebuild(archive: Path, output: Path, ledger: Path, workflow: Path, citation: Path) -> list[Path]:
-    """Make tables, claims and report of an archive below `output`; return the files for a reader.
-
-    Raises UserError where `restore` does.
-    """
+    """Make tables, claims and report of an archive below `output`; return the files for a reader."""
     experiments = restore(archive, output)
     folders = (output / name for name in ("tables", "figures", "report"))
     return write(experiments, *folders, ledger=ledger, workflow=workflow, citation=citation)

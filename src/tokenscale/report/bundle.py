@@ -67,22 +67,11 @@ PACKAGES = ("duckdb", "fonttools", "jinja2", "matplotlib", "numpy", "pandas", "p
 FOLDERS = ("figures", "data", "sql", "tables", "workflow")
 #: column of the table `runs` → its name in `provenance.json`
 _OF_RUN = {
-    "seal": "seal",
-    "validity": "validity",
-    "code_digest": "code_digest",
-    "git_commit": "commit",
-    "git_dirty": "dirty",
-    "machine": "machine",
-    "device": "device",
-    "cpu": "cpu",
-    "cores": "cores",
-    "threads_per_rank": "threads",
-    "load_average": "load",
-    "corpus": "corpus",
-    "tokenizer": "tokenizer",
+    **{n: n for n in ("seal", "validity", "code_digest", "machine", "device", "cpu", "cores", "corpus", "tokenizer",
+                      "science")},
+    **{"git_commit": "commit", "git_dirty": "dirty", "threads_per_rank": "threads", "load_average": "load"},
     "validation_tokens": "held_out_tokens",
-    "science": "science",
-}
+}  # fmt: skip
 _MANIFESTS = ("corpus", "tokenizer", "store", "validation_store")
 #: files that are copied; all others follow from the packed logs
 COPIED = ("workflow/", "CITATION.cff", "claims.yaml", LOGS)
@@ -112,12 +101,16 @@ def write(
     """
     parts = {name: summary.experiment(name, tables) for name in experiments}
     files = {path: (output / path).read_bytes() for path in _there(output, also)}
-    files |= _figures(parts, figures) | _queries() | _workflow(workflow)
+    files |= {f"sql/{name}.sql": sql(name).encode() for name in PARAMETERS}
     for name, part in parts.items():
-        files |= _tables(name, part, figures / name) | _cells(name, tables)
-    for name, copied in (("CITATION.cff", citation), ("claims.yaml", ledger)):
-        if copied is not None and copied.is_file():
-            files[name] = copied.read_bytes()
+        files |= _figures(part, figures / name) | _tables(part, figures / name)
+        with save.Tables(tables / name) as opened:
+            rows = measured_runs(opened.rows)
+        files |= {f"data/{name}/cells.csv": save.csv(rows).encode(), f"data/{name}/cells.parquet": save.parquet(rows)}
+    copied = {"CITATION.cff": citation, "claims.yaml": ledger, "workflow/Snakefile": workflow}
+    if workflow is not None and workflow.is_file():
+        copied |= {f"workflow/rules/{path.name}": path for path in workflow.parent.glob("rules/*.smk")}
+    files |= {name: path.read_bytes() for name, path in copied.items() if path is not None and path.is_file()}
     record = origin(parts, tables, built or built_by()) | {"logs": _pack(experiments, tables, output / LOGS, logs)}
     if "runs" in record["logs"]:
         files[LOGS] = (output / LOGS).read_bytes()
@@ -144,15 +137,11 @@ def _pack(experiments: list[str], tables: Path, output: Path, wanted: bool) -> d
 
 def origin(parts: dict[str, dict[str, Any]], tables: Path, built: dict[str, Any]) -> dict[str, Any]:
     """What `provenance.json` holds: what built the report, and what each experiment was made from."""
-    return {
-        "schema": 1,
-        **built,
-        "order": list(parts),
-        "experiments": {
-            name: {"tables": part["digest"], "data_from": part["data_from"], "runs": runs(tables / name)}
-            for name, part in parts.items()
-        },
+    experiments = {
+        name: {"tables": part["digest"], "data_from": part["data_from"], "runs": runs(tables / name)}
+        for name, part in parts.items()
     }
+    return {"schema": 1, **built, "order": list(parts), "experiments": experiments}
 
 
 def built_by() -> dict[str, Any]:
@@ -194,68 +183,42 @@ def _there(output: Path, also: tuple[Path, ...]) -> Iterator[str]:
         yield path.resolve().relative_to(output.resolve()).as_posix()
 
 
-def _figures(parts: dict[str, dict[str, Any]], figures: Path) -> dict[str, bytes]:
-    """Drawings and data of all figures. Raises UserError for one that is missing."""
-    files = {}
-    for experiment, part in parts.items():
-        for figure in part["figures"]:
-            for kind in (*save.DRAWN, "csv", "parquet"):
-                path = figures / experiment / f"{figure}.{kind}"
-                if not path.is_file():
-                    next = f"snakemake {path.with_suffix('.svg')}"
-                    raise UserError("a figure's file is missing.", file=path, next=next)
-                folder = "figures" if kind in save.DRAWN else "data"
-                files[f"{folder}/{experiment}/{path.name}"] = path.read_bytes()
+def _figures(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
+    """Drawings and data of an experiment's figures. Raises UserError for one that is missing."""
+    files, kinds = {}, (*save.DRAWN, "csv", "parquet")
+    for path in (figures / f"{figure}.{kind}" for figure in part["figures"] for kind in kinds):
+        if not path.is_file():
+            raise UserError("a figure's file is missing.", file=path, next=f"snakemake {path.with_suffix('.svg')}")
+        folder = "figures" if path.suffix[1:] in save.DRAWN else "data"
+        files[f"{folder}/{part['name']}/{path.name}"] = path.read_bytes()
     return files
 
 
-def _queries() -> dict[str, bytes]:
-    return {f"sql/{name}.sql": sql(name).encode() for name in PARAMETERS}
-
-
-def _workflow(snakefile: Path | None) -> dict[str, bytes]:
-    """The Snakefile and its rules, where there is one."""
-    if snakefile is None or not snakefile.is_file():
-        return {}
-    found = [snakefile, *sorted(snakefile.parent.glob("rules/*.smk"))]
-    return {f"workflow/{path.relative_to(snakefile.parent).as_posix()}": path.read_bytes() for path in found}
-
-
-def _tables(name: str, part: dict[str, Any], figures: Path) -> dict[str, bytes]:
+def _tables(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
     """Every table that the page shows of an experiment, as Markdown and LaTeX."""
     found = {key: value for key, value in part.items() if isinstance(value, Table)}
     found |= {f"same-data-{p['kind'].replace(' ', '-')}": p["table"] for p in part["proof"]["parts"]}
     for figure in part["figures"]:
-        captions = read_json(figures / f"{figure}.json", "figure's words", next="snakemake report")
-        if "table" in captions:
-            found[figure] = Table(**captions["table"])
-    files = {}
+        words = read_json(figures / f"{figure}.json", "figure's words", next="snakemake report")
+        found |= {figure: Table(**words["table"])} if "table" in words else {}
+    files, name = {}, part["name"]
     for key, table in found.items():
         files[f"tables/{name}/{key}.md"] = markdown(table).encode()
         files[f"tables/{name}/{key}.tex"] = latex(table, f"tab:{name}-{key}").encode()
     return files
 
 
-def _cells(name: str, tables: Path) -> dict[str, bytes]:
-    with save.Tables(tables / name) as opened:
-        rows = measured_runs(opened.rows)
-    return {f"data/{name}/cells.csv": save.csv(rows).encode(), f"data/{name}/cells.parquet": save.parquet(rows)}
-
-
 def _readme(record: dict[str, Any], files: dict[str, bytes]) -> str:
     text = resources.files("tokenscale.report").joinpath("bundle.md").read_text(encoding="utf-8")
     commit, logs = record["git"].get("commit"), record["logs"]
     changed = " with uncommitted changes" * bool(record["git"].get("dirty"))
-    proof = (
-        f"`{LOGS}` has the logs of {logs['runs']:,} runs"
-        if LOGS in files
-        else f"The logs are not in this folder: {logs['left_out']}. `verify` can then only compare checksums"
-    )
+    proof = f"`{LOGS}` has the logs of {logs.get('runs', 0):,} runs"
+    if LOGS not in files:
+        proof = f"The logs are not in this folder: {logs['left_out']}. `verify` can then only compare checksums"
+    cited = "CITATION.cff" in files
     return text.format(
         experiments="\n".join(f"- `{name}`" for name in record["order"]),
-        cite="`CITATION.cff` says how to cite the software"
-        if "CITATION.cff" in files
-        else "Cite tokenscale by its name",
+        cite="`CITATION.cff` says how to cite the software" if cited else "Cite tokenscale by its name",
         version=record["tokenscale"],
         commit=f"commit {commit}{changed}" if commit else "no commit recorded",
         checkout=f"git checkout {commit} && " if commit else "",
@@ -273,11 +236,9 @@ def _settle(output: Path, files: dict[str, bytes]) -> None:
     for name in ("CITATION.cff", "claims.yaml", LOGS):
         if name not in files:
             (output / name).unlink(missing_ok=True)
-    for folder in FOLDERS:
-        for path in sorted((output / folder).rglob("*"), reverse=True):
+    for folder in (output / name for name in FOLDERS):
+        for path in [*sorted(folder.rglob("*"), reverse=True), folder]:
             if path.is_file() and path.relative_to(output).as_posix() not in files:
                 path.unlink()
             elif path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
-        if (output / folder).is_dir() and not any((output / folder).iterdir()):
-            (output / folder).rmdir()

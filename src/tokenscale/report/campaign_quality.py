@@ -32,12 +32,8 @@ def steadiness(step_times: pd.DataFrame, throughput: pd.DataFrame) -> Table:
     heads = columns("approach", ">world size", ">runs", ">median step (ms)", ">p95 / median", ">p99 / median",
                     ">slowest / median", ">within a run: IQR (%)", ">between runs: range (%)",
                     *([">slowest rank behind (ms)"] if late else []))  # fmt: skip
-    return Table(
-        heads,
-        rows,
-        "After warm-up; steps are as long as on the slowest rank. Quantiles are of one run's steps, medians over runs. "
-        "Between runs: highest less lowest throughput over the median.",
-    )
+    text = "Quantiles are of one run's steps, medians over runs. Between runs: highest less lowest throughput over the "
+    return Table(heads, rows, f"After warm-up; steps are as long as on the slowest rank. {text}median.")
 
 
 def energy(rows: pd.DataFrame) -> str:
@@ -47,19 +43,18 @@ def energy(rows: pd.DataFrame) -> str:
         f"{name}, world size {world}: {spread(1e3 * group['j_per_useful_token'])} mJ a useful token"
         for name, world, group in cells(counted)
     ]
-    listed = f"Energy of the devices' boards, by their own counters ({len(counted)} runs): {'; '.join(texts)}."
-    return listed if texts else ""
+    heading = f"Energy of the devices' boards, by their own counters ({len(counted)} runs)"
+    return f"{heading}: {'; '.join(texts)}." if texts else ""
 
 
-RESUMED = "resumed and uninterrupted"
+RESUMED, OFFLINE = "resumed and uninterrupted", "online and offline"
 #: kind of pair → (what the sentence is about, what is true of a proven pair)
 _SAME = "the same samples and useful tokens at every step"
 _PROOFS = {
     "world sizes": ("across world sizes", f"{_SAME}, and losses within rounding"),
     RESUMED: ("after resuming from another run's state", f"{_SAME} that is left, and losses within rounding"),
-    "online and offline": (
-        "online against offline", "the same samples, the same useful tokens, and bit-identical losses at every step"
-    ),
+    OFFLINE: ("online against offline",
+              "the same samples, the same useful tokens, and bit-identical losses at every step"),
 }  # fmt: skip
 
 
@@ -77,21 +72,21 @@ def proof(order: pd.DataFrame) -> dict[str, Any]:
         pairs = pairs.assign(finding=[_finding(kind, pair) for pair in pairs.itertuples()])
         proven = int((pairs["finding"] == "proven").sum())
         if pairs.empty:
-            state, text = "none", f"Same data {what}: no pair of runs to compare."
+            state, text = "none", "no pair of runs to compare."
         elif proven == len(pairs):
             all_have = f"All {in_pairs(proven)} have" if proven > 1 else "The one pair has"
-            state, text = "proven", f"Same data {what}: proven. {all_have} {true}."
+            state, text = "proven", f"proven. {all_have} {true}."
         else:
             why = pairs.loc[pairs["finding"] != "proven", "finding"].value_counts(sort=False)
             others = "; ".join(f"{in_pairs(n)}: {finding}" for finding, n in why.items())
-            state = "broken"
-            text = f"Same data {what}: not proven. {proven} of {in_pairs(len(pairs))} have {true}; {others}."
-        if kind != "online and offline" and len(pairs):
+            state, text = "broken", f"not proven. {proven} of {in_pairs(len(pairs))} have {true}; {others}."
+        if kind != OFFLINE and len(pairs):
             text += (
                 f" Losses differ by up to {pairs['largest_loss_difference'].max():.2g} nats a useful token. Rounding "
                 f"explains {pairs['loss_tolerance'].min():.2g} in the first 20 steps, growing to "
                 f"{pairs['late_loss_tolerance'].min():.2g} at the last step (query order)."
             )
+        text = f"Same data {what}: {text}"
         parts.append({"kind": kind, "state": state, "text": text, "table": _proof_table(pairs)})
     return {"parts": parts}
 
@@ -102,11 +97,9 @@ def _finding(kind: str, pair: Any) -> str:
         return "other samples or another order: not proven"
     if not pair.same_useful_tokens:
         return "same order, useful tokens differ: not proven"
-    if kind == "online and offline" and not pair.losses_identical:
+    if kind == OFFLINE and not pair.losses_identical:
         return "same order, losses differ: not proven"
-    if not pair.losses_agree:
-        return "same order, losses differ by more than rounding: not proven"
-    return "proven"
+    return "proven" if pair.losses_agree else "same order, losses differ by more than rounding: not proven"
 
 
 def _proof_table(pairs: pd.DataFrame) -> Table:
@@ -146,11 +139,9 @@ def design(runs: pd.DataFrame, planned: Mapping[str, int | None], not_run: Seque
         wanted = len(group) if external else planned.get(cell) or len(group)
         name = (cell or "(one cell)") + " (external)" * external
         rows.append([name, *(by_repeat.get(r, "–") for r in repeats), f"{len(used(group))} of {wanted}"])
-    without = [
-        f"{', '.join(f'{key}={level}' for key, level in flatten_cell(left['cells']).items())} ({left['reason']})"
-        for left in not_run
-    ]
-    notes = [f"Not run: {'; '.join(without)}."] if without else []
+    left_out = (", ".join(f"{key}={level}" for key, level in flatten_cell(left["cells"]).items()) for left in not_run)
+    without = "; ".join(f"{cell} ({left['reason']})" for cell, left in zip(left_out, not_run, strict=True))
+    notes = [f"Not run: {without}."] if without else []
     if len(canary):
         done = f"{len(used(canary))} of {len(canary)} runs of {canary['cell'].iloc[0]}"
         notes.append(f"Canary, between the others: {done}.")
@@ -187,9 +178,8 @@ def _newest_log(run: Any) -> str:
 
 def quarantine_table(connection: duckdb.DuckDBPyConnection) -> Table:
     """Return the broken log lines; those that a killed process does not explain come first."""
+    query = "SELECT file, line, reason, benign, text FROM quarantine ORDER BY benign, file, line LIMIT 100"
     with damage_reported(connection):
-        rows = connection.execute(
-            "SELECT file, line, reason, benign, text FROM quarantine ORDER BY benign, file, line LIMIT 100"
-        ).fetchall()
+        rows = connection.execute(query).fetchall()
     heads = columns("file", ">line", "reason", "benign", "text")
     return Table(heads, [[f, str(n), why, "yes" if benign else "no", text[:120]] for f, n, why, benign, text in rows])

@@ -1,6 +1,7 @@
 """The judged claims as the report shows them: a table, LaTeX macros, and words for a terminal."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,7 @@ from tokenscale.report.table import Table, columns, in_latex
 #: words for a supported claim whose number is not the published figure, or may be another one
 DIRECTION, NOT_REPRODUCED, UNDECIDED = "direction supported", "figure not reproduced", "figure not decided"
 #: LaTeX names have letters only
-_DIGITS = dict(
-    zip("0123456789", ("Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine"), strict=True)
-)
+_DIGITS = dict(zip("0123456789", "Zero One Two Three Four Five Six Seven Eight Nine".split(), strict=True))
 
 
 def read_claims(path: Path) -> list[dict[str, Any]]:
@@ -43,45 +42,40 @@ def read_replication(path: Path) -> list[replication.Row]:
 def replication_tables(rows: Iterable[replication.Row]) -> list[tuple[str, str, Table]]:
     """(study, how many figures have which verdict, table of all of them) of each study; what was run comes first."""
     heads = columns("table, cell", "verdict", "published", "ours", "ratio", "corrected (why)")
-    by_study: dict[str, list[replication.Row]] = {}
-    for row in rows:
-        by_study.setdefault(row.study, []).append(row)
-    found = []
-    for study, of in by_study.items():
-        counts = ", ".join(f"{n} {word}" for word in replication.VERDICTS if (n := sum(r.verdict == word for r in of)))
+    rows, found = list(rows), []
+    for study in dict.fromkeys(row.study for row in rows):
+        of = sorted((row for row in rows if row.study == study), key=lambda row: row.verdict == replication.NOT_RUN)
+        verdicts = Counter(row.verdict for row in of)
+        counts = ", ".join(f"{verdicts[word]} {word}" for word in replication.VERDICTS if verdicts[word])
         texts = []
-        for row in sorted(of, key=lambda r: r.verdict == replication.NOT_RUN):
+        for row in of:
             cell, published, corrected, ours, ratio, verdict = row.texts
             texts.append([f"{row.table}: {cell}", verdict, published, ours, ratio, corrected])
-        found.append((study, f"{len(of)} figures: {counts}", Table(heads, texts)))
+        found.append((study, f"{len(texts)} figures: {counts}", Table(heads, texts)))
     return found
 
 
 def count_verdicts(claims: Iterable[dict[str, Any]]) -> dict[str, int]:
     """Verdict → how many claims have it."""
-    claims = list(claims)
-    return {verdict: sum(c["verdict"] == verdict for c in claims) for verdict in VERDICTS}
+    found = Counter(claim["verdict"] for claim in claims)
+    return {verdict: found[verdict] for verdict in VERDICTS}
 
 
 def claims_table(claims: Iterable[dict[str, Any]], document: str) -> Table:
     """A row a claim of one document, as paper has room for it."""
     rows = []
-    for c in claims:
-        if c["document"] == document:
-            of = describe_verdict(c)
-            held = f"Holds {of['rule']}." if c["experiment"] else ""
-            shown = f", {c['shown_in']}" if c["shown_in"] else ""
-            came = f"From {c['experiment']}{shown}." if c["experiment"] else ""
-            text = " ".join(filter(None, [c["sentence"], of["because"], held, c["remark"], c["refused"], came]))
-            rows.append([c["claim"], c["figure"] or "–", text, ", ".join(verdict_words(c))])
+    for c in (c for c in claims if c["document"] == document):
+        place = ", ".join(filter(None, [c["experiment"], c["shown_in"]]))
+        held, came = (f"Holds {_rule(c)}.", f"From {place}.") if c["experiment"] else ("", "")
+        text = " ".join(filter(None, [c["sentence"], describe_reason(c), held, c["remark"], c["refused"], came]))
+        rows.append([c["claim"], c["figure"] or "–", text, ", ".join(verdict_words(c))])
     return Table(columns("claim", "its figure", "what the data say", "verdict"), rows)
 
 
 def describe_verdict(claim: dict[str, Any]) -> dict[str, Any]:
     """Words for a page: its verdict in words and why, where it would hold, its p, and the verdict's first word."""
-    state = claim["verdict"].split()[0]
-    words = verdict_words(claim)
-    return {"words": words, "because": describe_reason(claim), "rule": _rule(claim), "p": _p(claim), "state": state}
+    found = {"words": verdict_words(claim), "because": describe_reason(claim), "rule": _rule(claim), "p": _p(claim)}
+    return found | {"state": claim["verdict"].split()[0]}
 
 
 def verdict_words(claim: dict[str, Any]) -> list[str]:
@@ -129,20 +123,13 @@ def macros(claims: Iterable[dict[str, Any]]) -> str:
 
     Raises UserError where two claims would define one macro.
     """
-    lines = [
-        "% Numbers and verdicts of the claims ledger. Made by: python -m tokenscale claims",
-        "% A claim that is not tested has a verdict, and dashes for numbers.",
-    ]
+    lines = ["% Numbers and verdicts of the claims ledger. Made by: python -m tokenscale claims"]
+    lines += ["% A claim that is not tested has a verdict, and dashes for numbers."]
     taken: dict[str, str] = {}
     for claim in claims:
-        name = f"claim{_macro(claim['id'])}"
-        parts = {
-            "": claim["sentence"],
-            **{part.capitalize(): written(claim[part], claim["unit"]) for part in ("number", "low", "high")},
-            "N": str(claim["n"]),
-            "Verdict": ", ".join(verdict_words(claim)),
-        }
-        for macro, text in ((f"\\{name}{part}", text) for part, text in parts.items()):
+        parts = {part.capitalize(): written(claim[part], claim["unit"]) for part in ("number", "low", "high")}
+        parts = {"": claim["sentence"], **parts, "N": str(claim["n"]), "Verdict": ", ".join(verdict_words(claim))}
+        for macro, text in ((f"\\claim{_macro(claim['id'])}{part}", text) for part, text in parts.items()):
             if macro in taken:  # `a-1` and `a-one`, or `a` and `a-low`
                 what, next = "two claims have one LaTeX macro.", "rename one of them: a macro spells out digits"
                 raise UserError(what, macro=macro, claims=f"{taken[macro]}, {claim['id']}", next=next)
@@ -162,11 +149,6 @@ def _macro(name: str) -> str:
 
 def claim_lines(claims: Iterable[dict[str, Any]]) -> list[str]:
     """A line a claim, for a terminal."""
-    claims = list(claims)
-    verdicts = [", ".join(verdict_words(c)) for c in claims]
-    width = max(map(len, verdicts), default=0)
-    names = max((len(c["id"]) for c in claims), default=0)
-    return [
-        f"{verdict:<{width}}  {c['id']:<{names}}  {' '.join(filter(None, [c['sentence'], describe_reason(c)]))}"
-        for c, verdict in zip(claims, verdicts, strict=True)
-    ]
+    rows = [(", ".join(verdict_words(c)), c["id"], f"{c['sentence']} {describe_reason(c)}".strip()) for c in claims]
+    widths = [max((len(row[i]) for row in rows), default=0) for i in (0, 1)]
+    return [f"{verdict:<{widths[0]}}  {name:<{widths[1]}}  {text}" for verdict, name, text in rows]

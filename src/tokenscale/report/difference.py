@@ -47,38 +47,40 @@ LOAD = 1.0
 
 @dataclass(frozen=True)
 class Report:
-    """One report's folder: its name as given, cells by experiment, origin, and claims if it has any."""
+    """A report: its folder as given, (experiment, cell, world size, external) → runs that count, origin, claims."""
 
     name: str
-    cells: dict[str, pd.DataFrame]
+    cells: dict[tuple, pd.DataFrame]
     origin: dict[str, Any]
     claims: dict[str, dict[str, Any]] | None
 
 
 def read(folder: Path) -> Report:
     """Read a report's folder. Raises UserError for another folder, and for a file that differs from its checksum."""
-    if not (folder / "provenance.json").is_file():
-        raise UserError(
-            "this is no report's folder.",
-            folder=folder,
-            expected="provenance.json and data/<experiment>/cells.parquet, as in results/report",
-            next="snakemake report makes one",
-        )
-    claims, cells = folder / "claims.json", sorted((folder / "data").glob("*/cells.parquet"))
+    record, claims, cells = folder / "provenance.json", folder / "claims.json", {}
+    if not record.is_file():
+        expected, next = f"{record.name} and data/<experiment>/cells.parquet, as in results/report", "snakemake report"
+        raise UserError("this is no report's folder.", folder=folder, expected=expected, next=f"{next} makes one")
+    paths = sorted((folder / "data").glob("*/cells.parquet"))
     listed = read_sums(folder) if (folder / bundle.SUMS).is_file() else {}
     again = "build that report again, or name another one"
-    for path in (folder / "provenance.json", claims, *cells):
+    for path in (record, claims, *paths):
         listing = {"name": path.name, "sha256": listed.get(path.relative_to(folder).as_posix())}
         for _, fault in walk(path.parent, [listing]) if path.is_file() else ():
             what = "a file of a report has changed since it was built."
             raise UserError(what, file=path, found=f"{fault}  ({bundle.SUMS})", next=again)
     try:
-        rows = {path.parent.name: pd.read_parquet(path)[[*bundle.IDENTITY, *bundle.NAMES]] for path in cells}
+        for path in paths:
+            rows = pd.read_parquet(path)[[*bundle.IDENTITY, *bundle.NAMES]]
+            rows = rows[rows["validity"].isin(["valid", "suspect"])].astype(dict.fromkeys(bundle.NAMES, float))
+            rows = rows.assign(world_size=rows["world_size"].fillna(0), cell=rows["cell"].fillna(""))
+            for key, group in rows.groupby(["cell", "world_size", "external"], sort=False):
+                cells[(path.parent.name, *key)] = group
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).split("\n")[0]
         raise UserError("the cells of a report cannot be read.", folder=folder, reason=reason, next=again) from None
-    origin = read_json(folder / "provenance.json", "record of the report's origin")
-    return Report(str(folder), rows, origin, _claims(read_json(claims, "claims")) if claims.is_file() else None)
+    origin = read_json(record, "record of the report's origin")
+    return Report(str(folder), cells, origin, _claims(read_json(claims, "claims")) if claims.is_file() else None)
 
 
 def _claims(value: Any) -> dict[str, dict[str, Any]]:
@@ -89,12 +91,11 @@ def _claims(value: Any) -> dict[str, dict[str, Any]]:
 
 def difference(a: Report, b: Report) -> dict[str, Table]:
     """Return heading → table of how `b` differs from `a`, without empty tables."""
-    before, after = _grouped(a), _grouped(b)
     rows = [
         [*_place(key), measure, *_compare(measure, sides, _other_text(a, b, sides))]
-        for key in after
+        for key in b.cells
         for measure in bundle.NAMES
-        if len(sides := [g[key][np.isfinite(g[key][measure])] for g in (before, after) if key in g]) == 2
+        if len(sides := [r.cells[key][np.isfinite(r.cells[key][measure])] for r in (a, b) if key in r.cells]) == 2
         and min(map(len, sides))
     ]
     text = (
@@ -103,29 +104,18 @@ def difference(a: Report, b: Report) -> dict[str, Table]:
         "the same text and settings."
     )
     only = [
-        [*_place(key), report.name, str(len(groups[key]))]
-        for report, groups, others in ((a, before, after), (b, after, before))
-        for key in groups.keys() - others.keys()
+        [*_place(key), report.name, str(len(report.cells[key]))]
+        for report, other in ((a, b), (b, a))
+        for key in report.cells.keys() - other.cells.keys()
     ]
     numeric = (">runs, A and B", ">median, A", ">median, B", ">B / A", ">spread")
     found = {
         "Cells": Table(columns("experiment", "cell", "measure", *numeric, "verdict"), rows, text),
         "In one report only": Table(columns("experiment", "cell", "only in", ">runs"), sorted(only)),
-        "Claims whose verdict differs": _claim_table(a, b),
+        "Claims whose verdict differs": _claim_table(a.claims, b.claims),
         "What may explain it": suspects(a, b),
     }
     return {heading: table for heading, table in found.items() if table.rows}
-
-
-def _grouped(report: Report) -> dict[tuple, pd.DataFrame]:
-    """Return (experiment, cell, world size, external) → runs that count."""
-    groups = {}
-    for experiment, rows in report.cells.items():
-        counted = rows[rows["validity"].isin(["valid", "suspect"])].astype({name: float for name in bundle.NAMES})
-        known = counted.assign(world_size=counted["world_size"].fillna(0), cell=counted["cell"].fillna(""))
-        for key, group in known.groupby(["cell", "world_size", "external"], sort=False):
-            groups[(experiment, *key)] = group
-    return groups
 
 
 def _place(key: tuple) -> list[str]:
@@ -135,11 +125,10 @@ def _place(key: tuple) -> list[str]:
 def _compare(measure: str, sides: list[pd.DataFrame], other: str) -> list[str]:
     """Return the columns behind the measure: runs, medians, ratio, spread and verdict."""
     x, y = (rows[measure] for rows in sides)
-    texts = [f"{len(x)}, {len(y)}", number(x.median(), 5), number(y.median(), 5)]
+    texts, ratios = [f"{len(x)}, {len(y)}", number(x.median(), 5), number(y.median(), 5)], ["–", "–"]
     if min(x.min(), y.min()) > 0:
-        texts += [number(y.median() / x.median(), 4), f"{number(y.min() / x.max(), 4)}–{number(y.max() / x.min(), 4)}"]
-    else:
-        texts += ["–", "–"]
+        ratio, low, high = (number(r, 4) for r in (y.median() / x.median(), y.min() / x.max(), y.max() / x.min()))
+        ratios = [ratio, f"{low}–{high}"]
     if sides[0]["seal"].notna().all() and set(sides[0]["seal"]) == set(sides[1]["seal"]):
         verdict = "the same runs"
     elif other:
@@ -152,7 +141,7 @@ def _compare(measure: str, sides: list[pd.DataFrame], other: str) -> list[str]:
         lower = y.max() < x.min()
         better = lower == (measure in bundle.LESS_IS_BETTER)
         verdict = f"{'lower' if lower else 'higher'} ({'better' if better else 'worse'})"
-    return [*texts, verdict]
+    return [*texts, *ratios, verdict]
 
 
 def _other_text(a: Report, b: Report, sides: list[pd.DataFrame]) -> str:
@@ -161,7 +150,7 @@ def _other_text(a: Report, b: Report, sides: list[pd.DataFrame]) -> str:
     repeats = set.intersection(*(set(rows["repeat"]) for rows in sides))
     ids = [set(rows.loc[rows["repeat"].isin(repeats) | (not repeats), "run_id"]) for rows in sides]
     x, y = (_facts(report, runs) for report, runs in zip((a, b), ids, strict=True))
-    different = {name for name, _ in x.keys() | y.keys() if x.get((name, _)) != y.get((name, _))}
+    different = {key[0] for key in x.keys() | y.keys() if x.get(key) != y.get(key)}
     known = all(any(name in SAME for name, _ in facts) for facts in (x, y))
     return ", ".join(words for name, words, _ in SUSPECTS if name in SAME and (name in different or not known))
 
@@ -177,20 +166,17 @@ def _facts(report: Report, runs: set[str] | None = None) -> dict[tuple[str, str]
     return found
 
 
-def _claim_table(a: Report, b: Report) -> Table:
+def _claim_table(a: dict[str, dict[str, Any]] | None, b: dict[str, dict[str, Any]] | None) -> Table:
     """Return claims with another verdict, or that one of the two lacks; empty where a report has no claims at all."""
-    heads = columns("claim", ">number, A", "verdict, A", ">number, B", "verdict, B")
-    if a.claims is None or b.claims is None:
-        return Table(heads, [])
-    pairs = [(name, a.claims.get(name, {}), b.claims.get(name, {})) for name in sorted(a.claims.keys() | b.claims)]
-    return Table(heads, [
-        [name, _number(x), x.get("verdict") or "–", _number(y), y.get("verdict") or "–"]
-        for name, x, y in pairs if x.get("verdict") != y.get("verdict")
-    ])  # fmt: skip
+    rows = []
+    for name in sorted(a.keys() | b.keys()) if a is not None and b is not None else ():
+        pair = [claims.get(name, {}) for claims in (a or {}, b or {})]
+        if pair[0].get("verdict") != pair[1].get("verdict"):
+            rows.append([name, *(text for c in pair for text in (_number(c.get("number")), c.get("verdict") or "–"))])
+    return Table(columns("claim", ">number, A", "verdict, A", ">number, B", "verdict, B"), rows)
 
 
-def _number(claim: dict[str, Any]) -> str:
-    value = claim.get("number")
+def _number(value: Any) -> str:
     return number(value) if isinstance(value, (int, float)) else str(value or "–")
 
 
@@ -220,7 +206,7 @@ def suspects(a: Report, b: Report) -> Table:
 
 def _spread(report: Report) -> float:
     """Return the largest range of throughput over its median, of all cells."""
-    rates = [rows["useful_tokens_per_s"].dropna() for rows in _grouped(report).values()]
+    rates = [rows["useful_tokens_per_s"].dropna() for rows in report.cells.values()]
     return max(((x.max() - x.min()) / x.median() for x in rates if len(x) and x.median() > 0), default=0.0)
 
 
@@ -229,6 +215,5 @@ def _text(values: set) -> str:
     known = sorted(values - {None}, key=str)
     if len(known) > 1 and all(isinstance(v, float) for v in known):
         return f"{number(min(known))} to {number(max(known))}"
-    texts = [v[:12] if isinstance(v, str) and len(v) in (16, 40, 64) else v if isinstance(v, str) else json.dumps(v)
-             for v in known]  # fmt: skip
-    return few(texts, 4) or "not recorded"
+    texts = [v if isinstance(v, str) else json.dumps(v) for v in known]
+    return few([v[:12] if v in known and len(v) in (16, 40, 64) else v for v in texts], 4) or "not recorded"

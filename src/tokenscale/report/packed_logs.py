@@ -38,9 +38,8 @@ def pack(experiments: Sequence[str], folder: Path, output: Path) -> int:
     for inputs in found:
         builds = (str(Path(store).with_name("build.json")) for store in inputs.stores)
         names |= {*inputs.names(), *(name for name in builds if (results / name).is_file())}
-        rows = pq.read_table(
-            folder / inputs.experiment / "runs.parquet", columns=["run_id", *JUDGED], use_threads=False
-        )
+        path = folder / inputs.experiment / "runs.parquet"
+        rows = pq.read_table(path, columns=["run_id", *JUDGED], use_threads=False)
         judged[inputs.experiment] = {row.pop("run_id"): row for row in rows.to_pylist()}
         runs |= {run for run, row in judged[inputs.experiment].items() if row["validity"] != "missing"}
     if outside := [name for name in sorted(names) if ".." in Path(name).parts]:
@@ -75,15 +74,14 @@ def _read(results: Path, name: str) -> bytes:
 
 
 def restore(archive: Path, output: Path) -> list[str]:
-    """Unpack the logs of an archive below `output` and ingest them; return the names of the experiments, in order.
+    """Unpack the logs of an archive below `output`, laid out like `results/`, and ingest them; return the names of the
+    experiments, in order. A folder that an earlier call made is replaced.
 
-    `output` is laid out like `results/`. A folder that an earlier call made is replaced. Raises UserError for a damaged
-    archive, and for a folder that holds anything else.
+    Raises UserError for a damaged archive, and for a folder that holds anything else.
     """
-    ours = (output / INDEX).is_file() or (output.is_dir() and not any(output.iterdir()))
-    if output.exists() and not ours:
-        next = "name a new folder with --output"
-        raise UserError("the folder for the evidence holds other files.", folder=output, next=next)
+    if output.exists() and not (output / INDEX).is_file() and (not output.is_dir() or any(output.iterdir())):
+        what, next = "the folder for the evidence holds other files.", "name a new folder with --output"
+        raise UserError(what, folder=output, next=next)
     experiments, files, judged = _unpack(archive)
     shutil.rmtree(output, ignore_errors=True)
     for name, content in files.items():
@@ -109,26 +107,21 @@ def _unpack(archive: Path) -> tuple[list[TableInputs], dict[str, bytes], dict[st
         raise UserError("the archive of logs cannot be read.", path=archive, reason=error, next=next) from None
     with report_malformed(archive, "archive of logs", next=next):
         experiments = [TableInputs(**inputs) for inputs in content["experiments"]]
-        for name in (name for inputs in experiments for name in (inputs.experiment, *inputs.names())):
-            check_relative_path(name)
         for inputs in experiments:
             check_file_name(inputs.experiment)
+            for name in inputs.names():
+                check_relative_path(name)
         files = {check_relative_path(name): text.encode(*ENCODING) for name, text in content["files"].items()}
         return experiments, files, {name: dict(of) for name, of in content.get("judged", {}).items()}
 
 
 def _add_judged(folder: Path, judged: dict[str, dict[str, Any]]) -> None:
-    """State of each run what a comparison with its token stores showed when it was packed.
-
-    It can only add reasons and cautions to those that the logs give.
-    """
+    """Add what a comparison with their token stores showed of runs when they were packed: more reasons and cautions."""
     rows = pq.read_table(folder / "runs.parquet", use_threads=False).to_pylist()
     for row in rows:
         packed = judged.get(row["run_id"], {})
-        if packed.keys() == {*JUDGED} and all(
-            {*(row[name] or "").split("; ")} - {""} <= {*(packed[name] or "").split("; ")}
-            for name in ("reasons", "cautions")
-        ):
+        texts = ([(of[name] or "").split("; ") for of in (row, packed)] for name in ("reasons", "cautions"))
+        if packed.keys() == {*JUDGED} and all({*own} - {""} <= {*of} for own, of in texts):
             row |= packed if packed["reasons"] != row["reasons"] else packed | {"validity": row["validity"]}
     tables.write(folder / "runs.parquet", "runs", rows)
     tables.write_manifest(folder)

@@ -25,84 +25,45 @@ from tokenscale.settings.experiments import COMPARISONS
 
 #: the verdict where no data from so few pairs could reach a small p
 TOO_FEW = "too few runs"
-#: in place of a verdict, where a comparison is not among the primary ones
-EXPLORATORY = "exploratory"
-#: in place of a verdict: half of the pairs or more have a suspect run; the effect does not stand without the drift
-SUSPECT, DRIFTED = "no verdict: suspect runs", "no verdict: drift"
+#: in place of a verdict: not a primary comparison; half of the pairs or more have a suspect run; the effect does not
+#: stand without the drift
+EXPLORATORY, SUSPECT, DRIFTED = "exploratory", "no verdict: suspect runs", "no verdict: drift"
+#: verdicts that decide nothing, and so have no marks
+UNDECIDED = (TOO_FEW, EXPLORATORY, SUSPECT, DRIFTED)
 #: after a verdict that stands
 WITH_DRIFT, WITH_SUSPECT, UNEQUAL_UPDATES = ", with drift", ", with suspect runs", ", unequal updates"
-_MARGIN = f"1 ± {statistics.MARGIN:g}"
 #: after a verdict, where the effect is smaller than what matters
 SMALL = f" by less than {100 * statistics.MARGIN:g} %"
-RATE = "useful_tokens_per_s"
+_MARGIN = f"1 ± {statistics.MARGIN:g}"
+RATE, LOSS = "useful_tokens_per_s", "validation_loss"
 #: quantity → (words for a ratio above and below 1, what is compared)
 QUANTITIES = {
     RATE: ("faster", "slower", "useful tokens per second"),
-    "validation_loss": ("higher loss", "lower loss", "final validation loss"),
+    LOSS: ("higher loss", "lower loss", "final validation loss"),
 }
 #: every verdict of a comparison, without its marks
 VERDICT_WORDS = (
     *(f"{word}{by}" for above, below, _ in QUANTITIES.values() for word in (above, below) for by in ("", SMALL)),
     *(TOO_FEW, "no difference shown", "equivalent", EXPLORATORY, SUSPECT, DRIFTED),
 )
-#: verdicts that decide nothing, and so have no marks
-UNDECIDED = (TOO_FEW, EXPLORATORY, SUSPECT, DRIFTED)
 #: of the runs that a comparison leaves out: reasons that are named, and letters of each
 REASONS, LETTERS = 3, 90
-
-
-def comparisons(
-    throughput: pd.DataFrame,
-    runs: pd.DataFrame,
-    primary: Sequence[Mapping[str, Any]] | None = None,
-    validation: pd.DataFrame | None = None,
-    certificates: pd.DataFrame | None = None,
-) -> tuple[list["Judged"], str]:
-    """(comparisons, primary ones first; sentences on runs that are in none because they are not comparable).
-
-    `primary` is what `settings.experiments.describe_primary` wrote; None tests all pairs of approaches. `throughput`,
-    `runs`, `validation` and `certificates` are rows of the queries `throughput`, `inventory`, `validation` and
-    `certificates`. Runs of other programs are in no pair: they have no repeats of ours.
-    """
-    pairs, sentences = _approach_pairs(throughput, runs)
-    others: list[Pair] = []
-    if primary is not None:
-        main, refused = _primary_pairs(throughput, runs, primary, validation)
-        main = [replace(pair, parity=_find_parity(pair, runs, certificates)) for pair in main]
-        tested = {(pair.of, pair.over) for pair in main if pair.quantity == RATE}
-        others = [pair for pair in pairs if (pair.of, pair.over) not in tested]
-        pairs, sentences = main, refused + sentences
-    started = runs.dropna(subset=["started_unix_s"]).set_index("run_id")["started_unix_s"].to_dict()
-    judged = judge(pairs, measure_drift(throughput, runs), started)
-    found = [_add_notes(comparison, runs, validation) for comparison in judged]
-    exploratory = [Judged(pair, pair.result(), np.nan, np.nan, EXPLORATORY) for pair in others]
-    return found + exploratory, " ".join(dict.fromkeys(sentences))
-
-
-def measure_drift(throughput: pd.DataFrame, runs: pd.DataFrame) -> statistics.Drift:
-    """Return the drift of useful tokens per second over the starts of our own runs, within their cells."""
-    started = _ours(runs)[["run_id", "started_unix_s"]].dropna()
-    timed = throughput.merge(started, on="run_id").sort_values("started_unix_s", kind="stable")
-    cells = list(zip(timed["series"], timed["world_size"], strict=True))
-    return statistics.drift(timed["started_unix_s"], timed[RATE], cells)
-
-
-def _ours(runs: pd.DataFrame) -> pd.DataFrame:
-    return runs[~runs["external"].fillna(False).astype(bool)]
+#: repeat → (run id, number)
+Values = Mapping[Any, tuple[str, float]]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two cells with the numbers of their runs, repeat → (run id, number)."""
+    """Two cells with the numbers of their runs. `refused` is run id → what makes a run not comparable."""
 
     of: str
     over: str
     names: tuple[str, str]
     at: str
     quantity: str
-    values: Mapping[Any, tuple[str, float]]
-    bases: Mapping[Any, tuple[str, float]]
-    refused: Mapping[str, str]  # runs that are not comparable: run id → what differs
+    values: Values
+    bases: Values
+    refused: Mapping[str, str]
     parity: str = ""  # of two trainers: their certificate in words
 
     @property
@@ -118,11 +79,11 @@ class Pair:
         if self.quantity != RATE:
             return self
         last = max(started.values())
-        sides = [
+        values, bases = (
             {k: (run, x * math.exp(slope * (last - started[run]))) for k, (run, x) in side.items() if run in started}
             for side in (self.values, self.bases)
-        ]
-        return replace(self, values=sides[0], bases=sides[1])
+        )
+        return replace(self, values=values, bases=bases)
 
 
 @dataclass(frozen=True)
@@ -142,6 +103,118 @@ class Judged:
         return replace(self, verdict=verdict, notes=(*self.notes, *filter(None, notes)))
 
 
+def comparisons(
+    throughput: pd.DataFrame,
+    runs: pd.DataFrame,
+    primary: Sequence[Mapping[str, Any]] | None = None,
+    validation: pd.DataFrame | None = None,
+    certificates: pd.DataFrame | None = None,
+) -> tuple[list[Judged], str]:
+    """(comparisons, primary ones first; sentences on runs that are in none because they are not comparable).
+
+    `primary` is what `settings.experiments.describe_primary` wrote; None tests all pairs of approaches. `throughput`,
+    `runs`, `validation` and `certificates` are rows of the queries `throughput`, `inventory`, `validation` and
+    `certificates`. Runs of other programs are in no pair: they have no repeats of ours.
+    """
+    pairs, sentences = _approach_pairs(throughput, runs)
+    others: list[Pair] = []
+    if primary is not None:
+        numbers = {RATE: throughput.set_index("run_id")[RATE].astype(float).to_dict()}
+        if validation is not None:
+            last = validation[validation["last"].astype(bool)]
+            numbers[LOSS] = last.set_index("run_id")["loss"].astype(float).to_dict()
+        main, refused = _primary_pairs(_ours(runs), primary, numbers)
+        main = [replace(pair, parity=_find_parity(pair, runs, certificates)) for pair in main]
+        tested = {(pair.of, pair.over) for pair in main if pair.quantity == RATE}
+        others = [pair for pair in pairs if (pair.of, pair.over) not in tested]
+        pairs, sentences = main, refused + sentences
+    started = runs.dropna(subset=["started_unix_s"]).set_index("run_id")["started_unix_s"].to_dict()
+    judged = judge(pairs, measure_drift(throughput, runs), started)
+    found = [_add_notes(comparison, runs, validation) for comparison in judged]
+    found += (Judged(pair, pair.result(), np.nan, np.nan, EXPLORATORY) for pair in others)
+    return found, " ".join(dict.fromkeys(sentences))
+
+
+def measure_drift(throughput: pd.DataFrame, runs: pd.DataFrame) -> statistics.Drift:
+    """Return the drift of useful tokens per second over the starts of our own runs, within their cells."""
+    timed = throughput.merge(_ours(runs)[["run_id", "started_unix_s"]].dropna(), on="run_id")
+    timed = timed.sort_values("started_unix_s", kind="stable")
+    cells = list(zip(timed["series"], timed["world_size"], strict=True))
+    return statistics.drift(timed["started_unix_s"], timed[RATE], cells)
+
+
+def _ours(runs: pd.DataFrame) -> pd.DataFrame:
+    return runs[~runs["external"].fillna(False).astype(bool)]
+
+
+def differences(refusals: Sequence[comparability.Refusal]) -> dict[str, str]:
+    """Run id → what makes it not comparable."""
+    return {run_id: "; ".join(refusal.differs) for refusal in refusals for run_id in refusal.run_ids}
+
+
+def _primary_pairs(
+    ours: pd.DataFrame, primary: Sequence[Mapping[str, Any]], numbers: Mapping[str, Mapping[str, float]]
+) -> tuple[list[Pair], list[str]]:
+    """(the primary comparisons, also those without any pair of runs; sentences on runs that are not comparable).
+
+    `numbers` is quantity → run id → its number.
+    """
+    found, sentences = [], []
+    for comparison in primary:
+        of, over, quantity = comparison["of"], comparison["over"], comparison["quantity"]
+        rows, known = ours[ours["cell"].isin([of, over])], numbers.get(quantity, {})
+        refusals = comparability.refusals(rows, comparison["factor"])
+        sentences += [refusal.sentence for refusal in refusals]
+        refused = differences(refusals)
+        rows = rows[~rows["run_id"].isin(refused) & rows["run_id"].isin(known)]
+        values, bases = (
+            {r.repeat: (r.run_id, known[r.run_id]) for r in rows[rows["cell"] == cell].itertuples()}
+            for cell in (of, over)
+        )
+        of_name, over_name, at = map(_shorten, (*comparison["names"], comparison["at"]))
+        found.append(Pair(of, over, (of_name, over_name), at, quantity, values, bases, refused))
+    return found, sentences
+
+
+def _approach_pairs(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[Pair], list[str]]:
+    """(the pairs of `COMPARISONS`, one a group; sentences on runs that are not comparable).
+
+    A group is what both have in common: all factors but the approach, at the smallest world size that both have.
+    Factors of the Parquet store are those of the approach that is compared; its baseline reads none.
+    """
+    refusals = comparability.refusals(runs, "approach")
+    refused, names = differences(refusals), runs.set_index("run_id")["cell"]
+    cells: dict[tuple, dict[Any, tuple[str, float]]] = {}
+    for row in throughput[throughput["run_id"].isin(set(_ours(runs)["run_id"]) - refused.keys())].itertuples():
+        cell = (row.approach, row.factors, row.storage, row.layout, row.world_size)
+        cells.setdefault(cell, {})[row.repeat] = row.run_id, row.useful_tokens_per_s
+    smallest: dict[tuple, tuple] = {}
+    for approach, baseline in COMPARISONS:
+        for cell in sorted(cell for cell in cells if cell[0] == approach):
+            over = (baseline, cell[1], "", *cell[3:])
+            if over in cells:
+                smallest.setdefault((approach, baseline, *cell[1:4]), (cell, over))
+    groups = {key: of for key, of in smallest.items() if cells[of[0]].keys() & cells[of[1]].keys()}
+    several = len({of[-1] for of, _ in groups.values()}) > 1
+    pairs = []
+    for key, (cell, base) in groups.items():
+        of, over = (names[next(iter(cells[side].values()))[0]] for side in (cell, base))
+        at = ", ".join(filter(None, [*key[2:], f"world size {cell[-1]}" * several]))
+        pairs.append(Pair(of, over, key[:2], at, RATE, cells[cell], cells[base], refused))
+    return pairs, [refusal.sentence for refusal in refusals]
+
+
+def _shorten(cell: str) -> str:
+    """Return a cell's levels without the keys that their values explain.
+
+    >>> _shorten("approach=packed, layout.data=2")
+    'packed, 2 data-parallel ranks'
+    """
+    text = re.sub(r"(^|, )layout\.data=([^,]*)", r"\1\2 data-parallel ranks", cell)
+    text = re.sub(r"(^|, )1 data-parallel ranks", r"\g<1>1 data-parallel rank", text)
+    return re.sub(r"(^|, )(?:approach=|arm=|layout\.)", r"\1", text)
+
+
 def judge(pairs: Sequence[Pair], drift: statistics.Drift, started: Mapping[str, float]) -> list[Judged]:
     """Return the verdicts of comparisons that are one family, corrected over all of them.
 
@@ -149,8 +222,7 @@ def judge(pairs: Sequence[Pair], drift: statistics.Drift, started: Mapping[str, 
     `started` is run id → start in seconds.
     """
     results = [pair.result() for pair in pairs]
-    corrected = statistics.holm([result.p for result in results])
-    reachable = statistics.holm([result.smallest_p for result in results])
+    corrected, reachable = (statistics.holm([getattr(r, p) for r in results]) for p in ("p", "smallest_p"))
     found = []
     for pair, c, p, smallest in zip(pairs, results, corrected, reachable, strict=True):
         verdict = statistics.verdict(c.spread, p, smallest)
@@ -176,27 +248,25 @@ def _hold_against(judged: Judged, steady: Judged, drift: statistics.Drift) -> Ju
 
 def _add_order(judged: Judged, started: Mapping[str, float]) -> Judged:
     """Note which cell ran first in how many pairs, where throughput drifted or it is one cell in six or more."""
-    pair = judged.pair
-    known = [started[a] < started[b] for a, b in pair.ids if a in started and b in started]
+    known = [started[a] < started[b] for a, b in judged.pair.ids if a in started and b in started]
     if known and (judged.notes or (len(known) > 5 and len(set(known)) == 1)):
-        return judged.mark("", f"{pair.names[0]} ran first in {sum(known)} of {in_pairs(len(known))}")
+        return judged.mark("", f"{judged.pair.names[0]} ran first in {sum(known)} of {in_pairs(len(known))}")
     return judged
 
 
 def _add_notes(judged: Judged, runs: pd.DataFrame, validation: pd.DataFrame | None) -> Judged:
     """Mark suspect runs and unequal updates, and name the runs that are left out."""
-    pair = judged.pair
-    used = {run_id for ids in pair.ids for run_id in ids}
+    pair, ids = judged.pair, judged.pair.ids
+    used = {run_id for both in ids for run_id in both}
     suspect = _reasons(runs[runs["run_id"].isin(used) & (runs["validity"] == "suspect")])
-    if doubtful := sum(not suspect.keys().isdisjoint(ids) for ids in pair.ids):
-        if 2 * doubtful >= len(pair.ids) and judged.verdict not in UNDECIDED:
+    if doubtful := sum(not suspect.keys().isdisjoint(both) for both in ids):
+        if 2 * doubtful >= len(ids) and judged.verdict not in UNDECIDED:
             judged = replace(judged, verdict=SUSPECT)
-        note = f"suspect runs in {doubtful} of {in_pairs(len(pair.ids))}: {_name_runs(suspect)}"
-        judged = judged.mark(WITH_SUSPECT, note)
-    if pair.quantity == "validation_loss" and validation is not None and used:
+        judged = judged.mark(WITH_SUSPECT, f"suspect runs in {doubtful} of {in_pairs(len(ids))}: {_name_runs(suspect)}")
+    if pair.quantity == LOSS and validation is not None and used:
         last = validation[validation["last"].astype(bool)].set_index("run_id")
         for column, unit, mark in (("step", "updates", UNEQUAL_UPDATES), ("useful_tokens_seen", "useful tokens", "")):
-            of, over = (round(last.loc[list(side), column].median()) for side in zip(*pair.ids, strict=True))
+            of, over = (round(last.loc[list(side), column].median()) for side in zip(*ids, strict=True))
             if of != over:
                 judged = judged.mark(mark, f"after {number(of, 6)} against {number(over, 6)} {unit}")
     rows = _ours(runs)
@@ -218,8 +288,7 @@ def describe_left_out(runs: pd.DataFrame, used: Set[str], refused: Mapping[str, 
 
 def _reasons(runs: pd.DataFrame) -> dict[str, str]:
     """Run id → its validity and the first reason for it."""
-    texts = [f"{r.validity}: {(r.reasons or 'no reason recorded').split('; ')[0]}" for r in runs.itertuples()]
-    return dict(zip(runs["run_id"], texts, strict=True))
+    return {r.run_id: f"{r.validity}: {(r.reasons or 'no reason recorded').split('; ')[0]}" for r in runs.itertuples()}
 
 
 def _name_runs(reasons: Mapping[str, str]) -> str:
@@ -255,84 +324,8 @@ def _find_parity(pair: Pair, runs: pd.DataFrame, certificates: pd.DataFrame | No
     """Return the certificate of a comparison of trainers in words; empty where one trainer is compared with itself."""
     of, over = (set(runs.loc[runs["cell"] == cell, "arm"].dropna()) for cell in (pair.of, pair.over))
     rows = [] if certificates is None else certificates.to_dict("records")
-    found = {(row["of_cell"], row["over_cell"]): row for row in reversed(rows)}
-    return "" if of == over else describe_certificate(found.get((pair.of, pair.over)))
-
-
-def _primary_pairs(
-    throughput: pd.DataFrame, runs: pd.DataFrame, primary: Sequence[Mapping[str, Any]], validation: pd.DataFrame | None
-) -> tuple[list[Pair], list[str]]:
-    """(the primary comparisons, also those without any pair of runs; sentences on runs that are not comparable)."""
-    ours = _ours(runs)
-    found, sentences = [], []
-    for comparison in primary:
-        of, over, quantity = comparison["of"], comparison["over"], comparison["quantity"]
-        rows = ours[ours["cell"].isin([of, over])]
-        refusals = comparability.refusals(rows, comparison["factor"])
-        sentences += [refusal.sentence for refusal in refusals]
-        refused, numbers = differences(refusals), _numbers(quantity, throughput, validation)
-        rows = rows[~rows["run_id"].isin(refused) & rows["run_id"].isin(numbers)]
-        sides: list[dict[Any, tuple[str, float]]] = [
-            {r.repeat: (r.run_id, numbers[r.run_id]) for r in rows[rows["cell"] == cell].itertuples()}
-            for cell in (of, over)
-        ]
-        of_name, over_name, at = map(_shorten, (*comparison["names"], comparison["at"]))
-        found.append(Pair(of, over, (of_name, over_name), at, quantity, sides[0], sides[1], refused))
-    return found, sentences
-
-
-def differences(refusals: Sequence[comparability.Refusal]) -> dict[str, str]:
-    """Run id → what makes it not comparable."""
-    return {run_id: "; ".join(refusal.differs) for refusal in refusals for run_id in refusal.run_ids}
-
-
-def _numbers(quantity: str, throughput: pd.DataFrame, validation: pd.DataFrame | None) -> dict[str, float]:
-    """Run id → number of a quantity; runs without one are left out."""
-    if quantity == "validation_loss":
-        last = None if validation is None else validation[validation["last"].astype(bool)]
-        return {} if last is None else dict(zip(last["run_id"], last["loss"].astype(float), strict=True))
-    return dict(zip(throughput["run_id"], throughput[RATE].astype(float), strict=True))
-
-
-def _shorten(cell: str) -> str:
-    """Return a cell's levels without the keys that their values explain.
-
-    >>> _shorten("approach=packed, layout.data=2")
-    'packed, 2 data-parallel ranks'
-    """
-    text = re.sub(r"(^|, )layout\.data=([^,]*)", r"\1\2 data-parallel ranks", cell)
-    text = re.sub(r"(^|, )1 data-parallel ranks", r"\g<1>1 data-parallel rank", text)
-    return re.sub(r"(^|, )(?:approach=|arm=|layout\.)", r"\1", text)
-
-
-def _approach_pairs(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[Pair], list[str]]:
-    """(the pairs of `COMPARISONS`, one a group; sentences on runs that are not comparable).
-
-    A group is what both have in common: all factors but the approach, at the smallest world size that both have.
-    Factors of the Parquet store are those of the approach that is compared; its baseline reads none.
-    """
-    refusals = comparability.refusals(runs, "approach")
-    refused, ours = differences(refusals), set(_ours(runs)["run_id"])
-    cells: dict[tuple, dict[Any, tuple[str, float]]] = {}
-    for row in throughput[throughput["run_id"].isin(ours - refused.keys())].itertuples():
-        cell = (row.approach, row.factors, row.storage, row.layout, row.world_size)
-        cells.setdefault(cell, {})[row.repeat] = row.run_id, row.useful_tokens_per_s
-    smallest: dict[tuple, tuple] = {}
-    for approach, baseline in COMPARISONS:
-        for cell in sorted(cell for cell in cells if cell[0] == approach):
-            over = (baseline, cell[1], "", *cell[3:])
-            if over in cells:
-                smallest.setdefault((approach, baseline, *cell[1:4]), (cell, over))
-    groups = [key for key, (of, over) in smallest.items() if cells[of].keys() & cells[over].keys()]
-    several = len({smallest[key][0][-1] for key in groups}) > 1
-    names = dict(zip(runs["run_id"], runs["cell"], strict=True))
-    pairs = []
-    for key in groups:
-        values, bases = (cells[cell] for cell in smallest[key])
-        of, over = (names[next(iter(side.values()))[0]] for side in (values, bases))
-        group = ", ".join(filter(None, [*key[2:], f"world size {smallest[key][0][-1]}" * several]))
-        pairs.append(Pair(of, over, key[:2], group, RATE, values, bases, refused))
-    return pairs, [refusal.sentence for refusal in refusals]
+    found = (row for row in rows if (row["of_cell"], row["over_cell"]) == (pair.of, pair.over))
+    return "" if of == over else describe_certificate(next(found, None))
 
 
 def select_answers(answers: list[dict[str, str]], most: int) -> tuple[list[dict[str, str]], str]:
@@ -350,33 +343,26 @@ def select_answers(answers: list[dict[str, str]], most: int) -> tuple[list[dict[
 
 def answers(compared: Sequence[Judged]) -> list[dict[str, str]]:
     """Return an answer for each comparison that is not exploratory: effect, spread with notes, verdict."""
-    return [
-        {
-            "part": "loss" if c.pair.quantity == "validation_loss" else "throughput",
-            "text": _sentence(c),
-            "spread": "; ".join([_spread(c), *c.notes]),
-            "verdict": c.verdict,
-        }
-        for c in compared
-        if c.verdict != EXPLORATORY
-    ]
+    found = []
+    for c in (c for c in compared if c.verdict != EXPLORATORY):
+        (of, over), r, loss = c.pair.names, c.result.spread, c.pair.quantity == LOSS
+        parity, ratio = f" (parity: {c.pair.parity})" if c.pair.parity else "", format_ratio(r.median)
+        if not r.n:
+            text = f"{of} against {over}: no pair of runs"
+        elif loss:
+            text = f"{of} ends at {ratio}× the validation loss of {over}"
+        else:
+            text = f"{of} trains on {ratio}× as many useful tokens per second as {over}{parity}"
+        spread = f"{_range(c)}, {in_pairs(r.n)}, {r.kind}"
+        spread += f", within {_MARGIN}" if c.verdict.startswith("equivalent") else ""
+        text, spread = f"{c.pair.at}: {text}" if c.pair.at else text, "; ".join([spread, *c.notes])
+        part = "loss" if loss else "throughput"
+        found.append({"part": part, "text": text, "spread": spread, "verdict": c.verdict})
+    return found
 
 
-def _sentence(c: Judged) -> str:
-    (of, over), ratio = c.pair.names, format_ratio(c.result.spread.median)
-    start = f"{c.pair.at}: " if c.pair.at else ""
-    if not c.result.spread.n:
-        return f"{start}{of} against {over}: no pair of runs"
-    if c.pair.quantity == "validation_loss":
-        return f"{start}{of} ends at {ratio}× the validation loss of {over}"
-    parity = f" (parity: {c.pair.parity})" if c.pair.parity else ""
-    return f"{start}{of} trains on {ratio}× as many useful tokens per second as {over}{parity}"
-
-
-def _spread(c: Judged) -> str:
-    r = c.result.spread
-    text = f"{format_ratio(r.low)}–{format_ratio(r.high)}, {in_pairs(r.n)}, {r.kind}"
-    return text + (f", within {_MARGIN}" if c.verdict.startswith("equivalent") else "")
+def _range(c: Judged) -> str:
+    return f"{format_ratio(c.result.spread.low)}–{format_ratio(c.result.spread.high)}"
 
 
 def format_ratio(value: float) -> str:
@@ -395,36 +381,30 @@ def in_pairs(n: int) -> str:
 def comparison_table(compared: Sequence[Judged], refused: str = "") -> Table:
     """Return a row for each comparison: ratios, test and verdict; some columns only where there is anything in them."""
     losses = any(c.pair.quantity != RATE for c in compared)
-    cells = {
-        "of": lambda c, r: c.pair.names[0],
-        "against": lambda c, r: c.pair.names[1],
-        "at": lambda c, r: c.pair.at,
-        "compared": lambda c, r: QUANTITIES[c.pair.quantity][2] * losses,
-        ">pairs": lambda c, r: str(r.n),
-        ">ratio of medians": lambda c, r: format_ratio(c.result.ratio),
-        ">median of paired ratios": lambda c, r: format_ratio(r.median),
-        ">spread": lambda c, r: f"{format_ratio(r.low)}–{format_ratio(r.high)}",
-        "what the spread is": lambda c, r: r.kind,
-        ">p (Holm)": lambda c, r: number(c.p, 2),
-        ">smallest possible p": lambda c, r: number(c.smallest_p, 2),
-        "verdict": lambda c, r: c.verdict,
-        "parity of the trainers": lambda c, r: c.pair.parity,
-    }
-    found = {head: [cell(c, c.result.spread) for c in compared] for head, cell in cells.items()}
-    shown = {head: texts for head, texts in found.items() if any(texts) or not compared}
-    notes = [
-        "Ratios in pairs of runs of one repeat, all other factors equal"
-        + ("." if losses else ": useful tokens per second."),
-        "Exact sign-flip test on log ratios, Holm-corrected over the rows with a verdict.",
-        "“too few runs”: no data from so many pairs could reach p < 0.05.",
-        f"“equivalent”: the whole interval lies within {_MARGIN}, the smallest effect that matters.",
-        "Parity: whether both trainers compute the same from the same weights and batches; A is the second of the two, "
-        "B the first (docs/parity.md)."
-        if "parity of the trainers" in shown and compared
-        else "",
-        "“exploratory”: not a primary comparison of this experiment, so it is not tested."
-        if any(c.verdict == EXPLORATORY for c in compared)
-        else "",
+    heads = ("of", "against", "at", "compared", ">pairs", ">ratio of medians", ">median of paired ratios",
+             ">spread", "what the spread is", ">p (Holm)", ">smallest possible p", "verdict",
+             "parity of the trainers")  # fmt: skip
+    rows = [
+        [
+            *(*c.pair.names, c.pair.at, QUANTITIES[c.pair.quantity][2] * losses),
+            *(str(c.result.spread.n), format_ratio(c.result.ratio), format_ratio(c.result.spread.median), _range(c)),
+            *(c.result.spread.kind, number(c.p, 2), number(c.smallest_p, 2), c.verdict, c.pair.parity),
+        ]
+        for c in compared
     ]
-    rows = [list(row) for row in zip(*shown.values(), strict=True)]
-    return Table(columns(*shown), rows, " ".join(filter(None, [*notes, refused])))
+    shown = [i for i in range(len(heads)) if not rows or any(row[i] for row in rows)]
+    unit = "" if losses else f": {QUANTITIES[RATE][2]}"
+    text = (
+        f"Ratios in pairs of runs of one repeat, all other factors equal{unit}. "
+        "Exact sign-flip test on log ratios, Holm-corrected over the rows with a verdict. “too few runs”: no data from "
+        "so many pairs could reach p < 0.05. “equivalent”: the whole interval lies within "
+        f"{_MARGIN}, the smallest effect that matters."
+    )
+    if any(c.pair.parity for c in compared):
+        text += " Parity: whether both trainers compute the same from the same weights and batches; A is the second of "
+        text += "the two, B the first (docs/parity.md)."
+    if any(c.verdict == EXPLORATORY for c in compared):
+        text += " “exploratory”: not a primary comparison of this experiment, so it is not tested."
+    return Table(
+        columns(*(heads[i] for i in shown)), [[row[i] for i in shown] for row in rows], f"{text} {refused}".strip()
+    )

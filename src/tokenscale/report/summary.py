@@ -37,11 +37,8 @@ def describe_source_study(original: Mapping[str, Any]) -> dict[str, str]:
 
 def source_study_table(parts: Iterable[Mapping[str, Any]]) -> Table:
     """A row for each experiment that has an original, as `describe_source_study` has them."""
-    rows = [
-        [part["name"], *(part["original"].get(heading, "") for heading in HEADINGS.values())]
-        for part in parts
-        if part["original"]
-    ]
+    found = ((part["name"], part["original"]) for part in parts if part["original"])
+    rows = [[name, *(original.get(heading, "") for heading in HEADINGS.values())] for name, original in found]
     return Table(columns("experiment", *HEADINGS.values()), rows)
 
 
@@ -67,21 +64,20 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
     design = head.get("cautions") or []
     with save.Tables(folder) as opened:
         rows = opened.rows
-        runs, throughput, order = rows("inventory"), rows("throughput"), rows("order")
-        primary = head.get("primary")
-        compared, refused = paired_comparisons.comparisons(
-            throughput, runs, primary, rows("validation"), rows("certificates")
-        )
+        runs, throughput, validation, scaling = map(rows, ("inventory", "throughput", "validation", "scaling"))
+        of = (throughput, runs, head.get("primary"), validation, rows("certificates"))
+        compared, refused = paired_comparisons.comparisons(*of)
         dropped = answers.dropped_shares(rows("dropped_text"))
         compared = answers.note_dropped(compared, dropped, runs)
+        verdicts = [c.verdict for c in compared if c.verdict != paired_comparisons.EXPLORATORY]
         planned = head.get("cell_repeats") or dict.fromkeys(runs["cell"].dropna(), head.get("repeats"))
-        scaling = rows("scaling")
-        proof, figures = campaign_quality.proof(order), drawn_figures(head)
+        stores = opened.connection.execute("FROM stores").df()
+        cautions = answers.find_cautions(runs, throughput, scaling, rows("stragglers"), verdicts, stores, design)
+        proof, figures, crowded = campaign_quality.proof(rows("order")), drawn_figures(head), caution(scaling)
+        marks = [c["mark"] for c in design if c["mark"]]
         return {
             "name": name,
-            "question": head.get("question") or "",
-            "scale": head.get("scale") or "",
-            "note": head.get("note") or "",
+            **{key: head.get(key) or "" for key in ("question", "scale", "note")},
             "original": describe_source_study(head.get("original") or {}),
             "repeats": head.get("repeats"),
             "figures": figures,
@@ -92,24 +88,13 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             "commits": _commits(runs),
             "data_from": _dates(runs),
             "digest": digest,
-            "caution": caution(scaling),
-            "cautions": answers.caution_dropped(dropped)
-            + answers.find_cautions(
-                runs,
-                throughput,
-                scaling,
-                rows("stragglers"),
-                [c.verdict for c in compared if c.verdict != paired_comparisons.EXPLORATORY],
-                opened.connection.execute("FROM stores").df(),
-                design,
-            ),
-            "answers": answers.find_answers(
-                rows, compared, proof, figures, caution(scaling), [c["mark"] for c in design if c["mark"]]
-            ),
+            "caution": crowded,
+            "cautions": answers.caution_dropped(dropped) + cautions,
+            "answers": answers.find_answers(rows, compared, proof, figures, crowded, marks),
             "design": campaign_quality.design(runs, planned, head.get("left_out") or []),
             "throughput": throughput_table(throughput, rows("stalls"), runs, dropped),
             "comparisons": paired_comparisons.comparison_table(compared, refused),
-            "validation": validation_table(rows("validation"), dropped),
+            "validation": validation_table(validation, dropped),
             "generations": generations_table(rows("generations")),
             "proof": proof,
             "inventory": campaign_quality.inventory_table(runs),
@@ -213,11 +198,8 @@ def validation_table(validation: pd.DataFrame, dropped: answers.Dropped) -> Tabl
         ])  # fmt: skip
     heads = columns("approach", ">world size", ">runs", ">steps", ">useful tokens trained on", ">first loss",
                     ">last loss", ">perplexity", *([">accuracy (%)"] if counted else []), *head)  # fmt: skip
-    text = (
-        "Nats a useful token on one fixed held-out slice, the same rows for every approach; medians, their spread in "
-        "brackets."
-    )
-    text += " Accuracy: labels that have the largest logit." if counted else ""
+    text = "Nats a useful token on one fixed held-out slice, the same rows for every approach; medians, their spread "
+    text += "in brackets." + " Accuracy: labels that have the largest logit." * bool(counted)
     return Table(heads, rows, f"{text} {kinds(by_cell(validation[validation['last'].astype(bool)], 'loss'))}")
 
 
@@ -271,8 +253,14 @@ def generations_table(generations: pd.DataFrame) -> Table:
     """Return a row for each answer of `generations.sql`; the caption says in how many the cache changed a token."""
     heads = columns("prompt", "text behind it", "sampling", ">tokens", "model", ">steps", "run")
     rows = [
-        [_printable(r.prompt), _printable(r.text), _sampling(r), count(r.tokens)]
-        + [str(r.model), count(r.model_step), str(r.run_id)]
+        [
+            *map(_printable, (r.prompt, r.text)),
+            _sampling(r),
+            count(r.tokens),
+            str(r.model),
+            count(r.model_step),
+            r.run_id,
+        ]
         for r in generations.itertuples()
     ]
     if not rows:
@@ -296,5 +284,5 @@ def _printable(text: str | None) -> str:
 def _sampling(row: Any) -> str:
     if row.temperature == 0:
         return "greedy"
-    parts = [f"temperature {number(row.temperature)}", *([f"top_k {int(row.top_k)}"] if row.top_k else [])]
-    return ", ".join([*parts, *([f"top_p {number(row.top_p)}"] if row.top_p < 1 else []), f"seed {int(row.seed)}"])
+    limits = [f"top_k {int(row.top_k)}" if row.top_k else "", f"top_p {number(row.top_p)}" if row.top_p < 1 else ""]
+    return ", ".join(filter(None, [f"temperature {number(row.temperature)}", *limits, f"seed {int(row.seed)}"]))

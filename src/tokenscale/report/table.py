@@ -41,36 +41,14 @@ def count(value: Any) -> str:
     return "–" if pd.isna(value) else str(int(value))
 
 
-#: what LaTeX reads as commands, and signs that its fonts may lack
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "%": r"\%",
-    "_": r"\_",
-    "^": r"\textasciicircum{}",
-    "~": r"\textasciitilde{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "[": "{[}",  # at the beginning of a row it would belong to the end of the one before
-    "\u202f": r"\,",
-    "\u00a0": "~",
-    "−": "$-$",
-    "–": "--",
-    "×": r"$\times$",
-    "±": r"$\pm$",
-    "≤": r"$\le$",
-    "≥": r"$\ge$",
-    "→": r"$\to$",
-    "∞": r"$\infty$",
-    "µ": r"\textmu{}",
-    "“": "``",
-    "”": "''",
-}
+#: what LaTeX reads as commands, and signs that its fonts may lack; `[` would belong to the end of the row before
+_LATEX = str.maketrans({
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
+    "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", "[": "{[}", "\u202f": r"\,", "\u00a0": "~", "−": "$-$", "–": "--", "×": r"$\times$",
+    "±": r"$\pm$", "≤": r"$\le$", "≥": r"$\ge$", "→": r"$\to$", "∞": r"$\infty$", "µ": r"\textmu{}", "“": "``",
+    "”": "''", "\n": " ",
+})  # fmt: skip
 
 
 def markdown(table: Table) -> str:
@@ -81,9 +59,8 @@ def markdown(table: Table) -> str:
     | :-- | --: |
     | a\\|b | 1 |
     """
-    heads = [_markdown(name) for name, _ in table.columns]
+    heads, *rows = ([_markdown(text) for text in row] for row in ([name for name, _ in table.columns], *table.rows))
     rules = ["--:" if right else ":--" for _, right in table.columns]
-    rows = [[_markdown(text) for text in row] for row in table.rows]
     lines = [f"| {' | '.join(cells)} |" for cells in (heads, rules, *rows)]
     return "\n".join(lines + (["", _markdown(table.caption)] if table.caption else [])) + "\n"
 
@@ -102,15 +79,9 @@ def plain(table: Table) -> str:
     """
     rows = [[name for name, _ in table.columns], *table.rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
-    cells = [
-        [
-            text.rjust(w) if right else text.ljust(w)
-            for text, w, (_, right) in zip(row, widths, table.columns, strict=True)
-        ]
-        for row in rows
-    ]
-    caption = ["", *textwrap.wrap(table.caption, 100)] if table.caption else []
-    return "\n".join([*("  ".join(row).rstrip() for row in cells), *caption]) + "\n"
+    sides = [">" if right else "<" for _, right in table.columns]
+    lines = ["  ".join(map("{:{}{}}".format, row, sides, widths)).rstrip() for row in rows]
+    return "\n".join([*lines, *(["", *textwrap.wrap(table.caption, 100)] if table.caption else [])]) + "\n"
 
 
 def latex(table: Table, label: str) -> str:
@@ -119,19 +90,14 @@ def latex(table: Table, label: str) -> str:
     >>> print(latex(Table([("run", False), ("%", True)], [["a_b", "1"]]), "tab:x").splitlines()[5])
     a\\_b & 1 \\\\
     """
-    rows = [" & ".join(in_latex(text) for text in row) + r" \\" for row in table.rows]
+    heads, *rows = (" & ".join(map(in_latex, row)) for row in ([name for name, _ in table.columns], *table.rows))
+    sides = "".join("r" if right else "l" for _, right in table.columns)
     lines = [
-        r"\begin{table}",
-        r"\centering",
-        rf"\begin{{tabular}}{{{''.join('r' if right else 'l' for _, right in table.columns)}}}",
-        r"\toprule",
-        " & ".join(in_latex(name) for name, _ in table.columns) + r" \\ \midrule",
-        *rows,
-        r"\bottomrule",
-        r"\end{tabular}",
+        *(r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{sides}}}", r"\toprule", rf"{heads} \\ \midrule"),
+        *(rf"{row} \\" for row in rows),
+        *(r"\bottomrule", r"\end{tabular}"),
         *([rf"\caption{{{in_latex(table.caption)}}}"] if table.caption else []),
-        rf"\label{{{re.sub(r'[^A-Za-z0-9:-]', '-', label)}}}",
-        r"\end{table}",
+        *(rf"\label{{{re.sub(r'[^A-Za-z0-9:-]', '-', label)}}}", r"\end{table}"),
     ]
     return "\n".join(lines) + "\n"
 
@@ -142,4 +108,4 @@ def in_latex(text: str) -> str:
     >>> print(in_latex("75 % of a_b"))
     75 \\% of a\\_b
     """
-    return "".join(_LATEX.get(c, c) for c in text.replace("\n", " "))
+    return text.translate(_LATEX)

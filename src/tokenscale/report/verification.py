@@ -30,7 +30,7 @@ from tokenscale.base.files import (
 from tokenscale.base.manifests import SUMS, read_sums, walk
 from tokenscale.report import bundle
 from tokenscale.report.packed_logs import LOGS, restore
-from tokenscale.runs.records.provenance import list_installed, name_differences, read_sealed
+from tokenscale.runs.records.provenance import name_differences, read_sealed
 
 #: what a signature is for, so that one made for something else is none
 NAMESPACE = "tokenscale"
@@ -44,8 +44,7 @@ LINKS = ("logs", "tables", "figures", "page")
 
 @dataclass
 class Link:
-    """What was found of one link of the chain: where it differs from what it follows from, or why nobody can tell, and
-    the commands that make it again."""
+    """What was found of one link of the chain: where it differs, or why nobody can tell, and what makes it again."""
 
     differs: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
@@ -92,35 +91,24 @@ class Chain:
     @property
     def code(self) -> int:
         """0: all links agree; 1: one differs; 3: none differs, but not all could be checked."""
-        found = self.links.values()
-        return (
-            1
-            if any(link.differs for link in found)
-            else 3
-            if any(link.unchecked or link.unsure for link in found)
-            else 0
-        )
+        links = self.links.values()
+        unsure = any(link.unchecked or link.unsure for link in links)
+        return 1 if any(link.differs for link in links) else 3 if unsure else 0
 
     def __str__(self) -> str:
-        lines = [self.what, *(f"  {name}: {link}" for name, link in self.links.items())]
-        lines += [f"  note: {note}" for note in self.notes]
+        lines = [*(f"{name}: {link}" for name, link in self.links.items()), *(f"note: {note}" for note in self.notes)]
         steps = dict.fromkeys(link.next for link in self.links.values() if link.differs and link.next)
-        return "\n".join([*lines, *(f"  next: {step}" for step in steps)])
-
-
-# --- tables ---------------------------------------------------------------------------------------------------------
+        return "\n  ".join([self.what, *lines, *(f"next: {step}" for step in steps)])
 
 
 def check_tables(folder: Path, results: Path) -> Link:
     """Ingest the logs below `results` again, and compare every table of the folder with them, byte by byte."""
-    link = Link(next=tables.restore_command(folder))
+    link, at_hand = Link(next=tables.restore_command(folder)), folder.is_dir()
     try:
-        files = tables.read_manifest(folder)["files"]
+        link.differs += (f"{folder / n}: {fault}" for n, fault in walk(folder, tables.read_manifest(folder)["files"]))
     except UserError as error:
-        (link.differs if folder.is_dir() else link.unchecked).append(_one_line(error))
-        return link
-    link.differs += [f"{folder / name}: {fault}" for name, fault in walk(folder, files)]
-    if link.differs:
+        (link.differs if at_hand else link.unchecked).append(_one_line(error))
+    if link.differs or link.unchecked:
         return link
     runs = pq.read_table(folder / "runs.parquet", columns=["run_id", "status"], use_threads=False).to_pylist()
     records = {run["run_id"]: results / "runs" / run["run_id"] / "run.json" for run in runs}
@@ -141,18 +129,11 @@ def check_tables(folder: Path, results: Path) -> Link:
                 difference = _name_difference(path, other)
                 why = "equal values in other bytes: another pyarrow, or inputs of runs were at hand then or are now"
                 (link.differs if difference else link.notes).append(f"{path}: {difference or why}")
-    going = [run for run, path in records.items() if path.is_file() and not _has_seal(path)]
+    going = [run for run, path in records.items() if path.is_file() and b'"seal"' not in path.read_bytes()]
     if link.differs and going:
         link.unchecked.append(f"runs have not ended, and tables may be older than their logs: {few(going)}")
         link.differs.clear()
     return link
-
-
-def _has_seal(path: Path) -> bool:
-    return b'"seal"' in path.read_bytes()
-
-
-# --- reports --------------------------------------------------------------------------------------------------------
 
 
 def is_report(folder: Path) -> bool:
@@ -183,48 +164,47 @@ def _check_claims(report: Path, results: Path) -> Chain:
     """Check packed logs that have no report beside them, and the claims that were judged by them."""
     from tokenscale.report import build
 
-    chain = Chain(str(report), {"logs": Link(), "claims": Link()})
-    claims = report / build.CLAIMS
+    logs, claims, path = Link(), Link(), report / build.CLAIMS
+    chain = Chain(str(report), {"logs": logs, "claims": claims})
     try:
         experiments = restore(report / LOGS, results)
     except UserError as error:
-        chain.links["logs"].differs.append(_one_line(error))
-        chain.links["claims"].unchecked.append(f"{LOGS} is damaged")
+        logs.differs.append(_one_line(error))
+        claims.unchecked.append(f"{LOGS} is damaged")
         return chain
-    _check_logs(chain.links["logs"], results, {})
-    if missing := [str(path) for path in (claims, LEDGER) if not path.is_file()]:
-        chain.links["claims"].unchecked.append(f"there is no {missing[0]}")
-    elif not _is_equal(claims, judged := build.judge(LEDGER, results / "tables", experiments, results)):
-        chain.links["claims"].differs.append(f"{build.CLAIMS}: {_name_difference(claims, judged)}")
+    _check_logs(logs, results, {})
+    if missing := [str(file) for file in (path, LEDGER) if not file.is_file()]:
+        claims.unchecked.append(f"there is no {missing[0]}")
+    elif not _is_equal(path, judged := build.judge(LEDGER, results / "tables", experiments, results)):
+        claims.differs.append(f"{build.CLAIMS}: {_name_difference(path, judged)}")
     return chain
 
 
 def _check_report(report: Path, again: Path, signers: Path | None, results: Path | None) -> Chain:
     """Check a report, which is made again below the folder `again`."""
-    chain = Chain(str(report))
-    record: dict[str, Any] = {}
-    faults: dict[str, str] = {}
+    chain, record, faults = Chain(str(report)), dict[str, Any](), dict[str, str]()
+    page, logs = chain.links["page"], chain.links["logs"]
     try:
         record = _read_record(report / RECORD)
         _note_environments(chain, record)
     except UserError as error:
-        chain.links["page"].differs.append(f"{RECORD}: {error.what}")
+        page.differs.append(f"{RECORD}: {error.what}")
     try:
         files = [{"name": name, "sha256": sha256} for name, sha256 in read_sums(report).items()]
         beside = {SUMS, f"{SUMS}.sig", *(entry.name for entry in report.iterdir() if is_report(entry))}
         faults = {file["name"]: "" for file in files} | dict(walk(report, files, beside))
     except UserError as error:
-        chain.links["page"].differs.append(f"{SUMS}: {error.what}")
+        page.differs.append(f"{SUMS}: {error.what}")
     _check_signature(chain, report, signers)
     try:
         experiments = restore(report / LOGS, again)
-        _check_logs(chain.links["logs"], again, record)
+        _check_logs(logs, again, record)
         _make_again(chain, report, again, experiments, record)
     except UserError as error:
         why, left_out = _one_line(error), record.get("logs", {}).get("left_out")
         if left_out is not None and not (report / LOGS).is_file():
             why = f"the report has no logs: {left_out}"
-            chain.links["logs"].unchecked.append(why)
+            logs.unchecked.append(why)
         elif not (again / "tables").exists():
             faults[LOGS] = f"{error.what} {error.facts.get('reason', '')}"
         for name in LINKS[1:]:
@@ -235,7 +215,7 @@ def _check_report(report: Path, again: Path, signers: Path | None, results: Path
         equal = name in made and path.is_file() and _is_equal(path, other)
         copied = name.startswith(bundle.COPIED) and path.is_file()
         if fault and equal and not copied:
-            chain.links["page"].differs.append(f"{SUMS}: its checksum of {name} ({fault.partition(':')[0]})")
+            page.differs.append(f"{SUMS}: its checksum of {name} ({fault.partition(':')[0]})")
         elif fault:
             chain.of(name).differs.append(f"{name}: {fault.partition(':')[0]}{f' (or {SUMS} is)' * copied}")
         elif made and not path.is_file():
@@ -271,8 +251,7 @@ def _read_record(path: Path) -> dict[str, Any]:
 def _note_environments(chain: Chain, record: dict[str, Any]) -> None:
     """Note in what this environment is another than that of the report and its runs, and what that leaves unsure."""
     now = bundle.built_by()
-    here = now["packages"] | list_installed() | {name: now[name] for name in ("zlib", "tokenscale")}
-    then = record["packages"] | record["installed"] | {name: record[name] for name in ("zlib", "tokenscale")}
+    then, here = (of["packages"] | of["installed"] | {n: of[n] for n in ("zlib", "tokenscale")} for of in (record, now))
     code, commit = record["code"], record["git"].get("commit")
     changed = sorted(name for name in code.keys() | now["code"].keys() if code.get(name) != now["code"].get(name))
     runs = {run: facts for part in record["experiments"].values() for run, facts in part["runs"].items()}
@@ -287,8 +266,8 @@ def _note_environments(chain: Chain, record: dict[str, Any]) -> None:
         if found:
             chain.notes.append(f"{what}: {few([*dict.fromkeys(found)], 5)}")
     drawing = name_differences({name: then[name] for name in bundle.DRAWING if name in then}, here)
-    version = f"tokenscale {then['tokenscale']} then, {here['tokenscale']} now"
     if changed or then["tokenscale"] != here["tokenscale"]:
+        version = f"tokenscale {then['tokenscale']} then, {here['tokenscale']} now"
         drawing.append(f"{version}, {few(changed, 1)}" if changed else version)
     rows = [text for text in drawing if text.startswith(("pyarrow ", "tokenscale "))]
     chain.unsure = dict.fromkeys(DRAWN, few(drawing, 5)) | {".parquet": few(rows, 5)}
@@ -305,7 +284,7 @@ def _check_logs(link: Link, results: Path, record: dict[str, Any]) -> None:
         sealed = None
         with suppress(UserError):
             sealed = read_sealed(folder / "run.json")
-        if sealed is None and _has_seal(folder / "run.json"):
+        if sealed is None and b'"seal"' in (folder / "run.json").read_bytes():
             faults = [f"{folder / 'run.json'}: edited after it was sealed"]
         elif seals.get(run) not in (None, (sealed or {}).get("seal")):
             faults = [f"{folder / 'run.json'}: another sealed record than the report's"]
@@ -331,16 +310,10 @@ def _make_again(chain: Chain, report: Path, results: Path, experiments: list[str
     from tokenscale.report import build
 
     ledger, again = report / "claims.yaml", results / "report"
-    build.write(
-        experiments,
-        results / "tables",
-        results / "figures",
-        again,
-        ledger=ledger if ledger.is_file() and (report / build.CLAIMS).is_file() else None,
-        workflow=report / "workflow/Snakefile",
-        citation=report / "CITATION.cff",
-        built={name: record[name] for name in bundle.built_by()} if record else None,
-    )
+    copied: dict[str, Any] = {"workflow": report / "workflow/Snakefile", "citation": report / "CITATION.cff"}
+    copied |= {"ledger": ledger} if ledger.is_file() and (report / build.CLAIMS).is_file() else {}
+    built = {name: record[name] for name in bundle.built_by()} if record else None
+    build.write(experiments, results / "tables", results / "figures", again, **copied, built=built)
     now = read_json(again / RECORD)
     for name, part in now["experiments"].items() if record else ():
         if part["tables"] != (stated := record["experiments"].get(name, {}).get("tables")):
@@ -382,8 +355,8 @@ def _check_signature(chain: Chain, report: Path, signers: Path | None) -> None:
             link.differs.append(f"{sums}: not signed, there is no file {path}")
             return
 
-    def ssh_keygen(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = ["ssh-keygen", "-Y", *map(str, arguments), "-s", str(signature), "-f", str(signers)]
+    def ssh_keygen(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["ssh-keygen", "-Y", *arguments, "-s", str(signature), "-f", str(signers)]
         try:
             with open(sums, "rb") as signed:
                 return subprocess.run(command, stdin=signed, capture_output=True, encoding="utf-8", errors="replace")
