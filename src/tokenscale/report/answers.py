@@ -148,7 +148,6 @@ def _by_text(texts: Mapping[str, str]) -> list[str]:
 
 
 def _some(names: Sequence[str]) -> str:
-    """Return names as a sentence has them, of many the first."""
     more = len(names) - NAMED + 1
     return captions.listing([*names] if more < 2 else [*names[: NAMED - 1], f"{more} more"])
 
@@ -181,8 +180,8 @@ def note_dropped(
 
 
 def not_useful_shares(rows: pd.DataFrame) -> dict[tuple[str, int], float]:
-    """Return (series, world size) → share of processed tokens that are not useful: the median over the repeats that all
-    series have at that world size. Without such repeats nothing; of a single series, over all its repeats."""
+    """Return (series, world size) → median share of processed tokens that are not useful, over the repeats that all
+    series have at that world size; without such repeats nothing."""
     found: dict[tuple[str, int], float] = {}
     for _, cells in rows.groupby("world_size"):
         medians = captions.common_repeats(cells, ["series"]).groupby(["series", "world_size"])["not_useful_share"]
@@ -191,10 +190,7 @@ def not_useful_shares(rows: pd.DataFrame) -> dict[tuple[str, int], float]:
 
 
 def answer_padding(padding: pd.DataFrame) -> list[Answer]:
-    """Return which share of processed tokens is not useful, by approach; from rows of `padding.sql`.
-
-    Such a token is padding, or its label is ignored because it begins a document.
-    """
+    """Return which share of processed tokens is not useful (padding, ignored labels); from rows of `padding.sql`."""
     rows = _fewest_ranks(padding.dropna(subset=["not_useful_share"]))
     names, shares = ordered(rows["series"]), {name: share for (name, _), share in not_useful_shares(rows).items()}
     if len(names) < 2:
@@ -356,8 +352,7 @@ def _numbers(values: Sequence[int]) -> str:
 
 
 def _nats(value: float, digits: int = 2) -> str:
-    """A difference of losses.
-
+    """
     >>> _nats(0.0314), _nats(1.4e-6, 1)
     ('0.031', '1e-6')
     """

@@ -26,15 +26,12 @@ def write(
     output: Path,
     *,
     ledger: Path | None = None,
-    workflow: Path | None = None,
-    citation: Path | None = None,
-    logs: bool = True,
-    built: dict[str, Any] | None = None,
+    **options: Any,
 ) -> list[Path]:
     """Write the report of `<tables>/<experiment>`; return the files for a reader.
 
     Figures go to `<figures>/<experiment>/`, everything else to `output`. Claims are judged if there is a `ledger`;
-    `logs` and `built` are those of `bundle.write`. Raises UserError for an experiment that is named twice or has no
+    further `options` are those of `bundle.write`. Raises UserError for an experiment that is named twice or has no
     tables, before anything is written.
     """
     experiments = list(experiments)
@@ -55,8 +52,7 @@ def write(
     home, document = output / page.HOME, output / "report.pdf"
     page.write(experiments, tables, figures, home, claims=judged)
     pdf.write(experiments, tables, document, claims=judged, figures=figures)
-    copied = {"workflow": workflow, "citation": citation, "ledger": ledger}
-    bundle.write(experiments, tables, figures, output, **copied, also=tuple(also), logs=logs, built=built)
+    bundle.write(experiments, tables, figures, output, ledger=ledger, also=tuple(also), **options)
     return [home, *also, document, output / bundle.SUMS]
 
 

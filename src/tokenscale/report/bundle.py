@@ -107,11 +107,17 @@ def write(
         with save.Tables(tables / name) as opened:
             rows = measured_runs(opened.rows)
         files |= {f"data/{name}/cells.csv": save.csv(rows).encode(), f"data/{name}/cells.parquet": save.parquet(rows)}
-    copied = {"CITATION.cff": citation, "claims.yaml": ledger, "workflow/Snakefile": workflow}
+    copied = {"CITATION.cff": citation, "claims.yaml": ledger}
     if workflow is not None and workflow.is_file():
-        copied |= {f"workflow/rules/{path.name}": path for path in workflow.parent.glob("rules/*.smk")}
+        rules = workflow.parent.glob("rules/*.smk")
+        copied |= {f"workflow/{path.relative_to(workflow.parent).as_posix()}": path for path in (workflow, *rules)}
     files |= {name: path.read_bytes() for name, path in copied.items() if path is not None and path.is_file()}
-    record = origin(parts, tables, built or built_by()) | {"logs": _pack(experiments, tables, output / LOGS, logs)}
+    of = {
+        name: {"tables": part["digest"], "data_from": part["data_from"], "runs": runs(tables / name)}
+        for name, part in parts.items()
+    }
+    record = {"schema": 1, **(built or built_by()), "order": list(parts), "experiments": of}
+    record |= {"logs": _pack(experiments, tables, output / LOGS, logs)}
     if "runs" in record["logs"]:
         files[LOGS] = (output / LOGS).read_bytes()
     files["README.md"] = _readme(record, files).encode()
@@ -133,15 +139,6 @@ def _pack(experiments: list[str], tables: Path, output: Path, wanted: bool) -> d
         where = path.relative_to(tables.parent) if path.is_relative_to(tables.parent) else path.name
         reason = f"{error.what.rstrip('.')} ({where})"
     return {"left_out": reason}
-
-
-def origin(parts: dict[str, dict[str, Any]], tables: Path, built: dict[str, Any]) -> dict[str, Any]:
-    """What `provenance.json` holds: what built the report, and what each experiment was made from."""
-    experiments = {
-        name: {"tables": part["digest"], "data_from": part["data_from"], "runs": runs(tables / name)}
-        for name, part in parts.items()
-    }
-    return {"schema": 1, **built, "order": list(parts), "experiments": experiments}
 
 
 def built_by() -> dict[str, Any]:

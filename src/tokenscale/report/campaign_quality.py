@@ -170,10 +170,8 @@ def inventory_table(runs: pd.DataFrame) -> Table:
 
 
 def _newest_log(run: Any) -> str:
-    if not run.job_ids:
-        return ""
-    jobs, logs = run.job_ids.split(", "), (run.slurm_logs or "").split(", ")
-    return Link.to(f"job {jobs[-1]}", logs[-1]) if logs[-1] else f"job {jobs[-1]}"
+    job, log = ((of or "").split(", ")[-1] for of in (run.job_ids, run.slurm_logs))
+    return Link.to(f"job {job}", log) if job and log else f"job {job}" * bool(job)
 
 
 def quarantine_table(connection: duckdb.DuckDBPyConnection) -> Table:

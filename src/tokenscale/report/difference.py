@@ -26,11 +26,8 @@ SUSPECTS = (
     ("held_out_tokens", "held-out tokens", "losses"),
     ("manifests", "inputs", "losses, padding, speed"),
     ("science", "settings", "all measures"),
-    ("device", "device", "speed"),
-    ("cpu", "CPU", "speed"),
-    ("cores", "cores", "speed"),
-    ("threads", "threads of a rank", "speed"),
-    ("load", "load average when runs began", "speed"),
+    *(("device", "device", "speed"), ("cpu", "CPU", "speed"), ("cores", "cores", "speed")),
+    *(("threads", "threads of a rank", "speed"), ("load", "load average when runs began", "speed")),
     ("machine", "machine", "speed"),
     ("code_digest", "code and inputs of the training", "all measures"),
     ("packages", "packages of the training", "speed, and last digits of losses"),
@@ -98,11 +95,9 @@ def difference(a: Report, b: Report) -> dict[str, Table]:
         if len(sides := [r.cells[key][np.isfinite(r.cells[key][measure])] for r in (a, b) if key in r.cells]) == 2
         and min(map(len, sides))
     ]
-    text = (
-        "Valid and suspect runs of cells that both reports have. Spread: the lowest run of B over the highest of A, to "
-        f"the highest over the lowest. A verdict needs {FEWEST} runs in each report whose ranges do not overlap, of "
-        "the same text and settings."
-    )
+    text = "Valid and suspect runs of cells that both reports have. Spread: the lowest run of B over the highest of A, "
+    text += f"to the highest over the lowest. A verdict needs {FEWEST} runs in each report whose ranges do not "
+    text += "overlap, of the same text and settings."
     only = [
         [*_place(key), report.name, str(len(report.cells[key]))]
         for report, other in ((a, b), (b, a))

@@ -82,9 +82,8 @@ def write_experiment(name: str, tables: Path, figures: Path, output: Path) -> No
 
 
 def _figures(part: dict[str, Any], figures: Path) -> dict[str, Any]:
-    """Figures of an experiment: the `picture` beside its answers, those that are open (`drawn`), `more`, and `empty`
-    ones. `methods` are the sentences that several figures and tables have, which are taken out of all of them, and so
-    is the experiment's caution."""
+    """Figures: the `picture` beside the answers, those that are open (`drawn`), `more`, and `empty` ones. `methods` are
+    sentences that several figures and tables have. All lose these, and the experiment's caution."""
     every = [figure(name, figures / part["name"], f"{part['name']}-{name}") for name in part["figures"]]
     drawn, empty = ([f for f in every if bool(f["folded"]) is folded] for folded in (False, True))
     tables = {name: table for name, table in part.items() if isinstance(table, Table)}
@@ -111,18 +110,18 @@ def _sentences(text: str) -> list[str]:
 
 
 def _claims(path: Path | None, parts: list[dict[str, Any]], output: Path) -> dict[str, Any] | None:
-    """The claims of each document that were tested, how many have which verdict, and how many were not tested; None
-    where nobody judged. Claims lead to the figures of `parts` that show them."""
+    """The tested claims of each document, with links to the figures of `parts` that show them, and how many have which
+    verdict; None where nobody judged."""
     if path is None:
         return None
-    named = {part["name"]: part for part in parts}
-    documents: dict[str, dict[str, Any]] = {}
+    named, documents = {part["name"]: part for part in parts}, dict[str, dict[str, Any]]()
     rows = [row | judged.describe_verdict(row) for row in judged.read_claims(path)]
     tested = [row for row in rows if row["experiment"]]
     for row in tested:
-        part = named.get(row["experiment"], {"figures": ()})
-        place = f"-figure-{row['shown_in']}" if row["shown_in"] in part["figures"] else ""
-        row["href"] = f"{part.get('href', '')}#{part['name']}{place}" if "name" in part else ""
+        row["href"] = ""
+        if part := named.get(row["experiment"]):
+            place = f"-figure-{row['shown_in']}" if row["shown_in"] in part["figures"] else ""
+            row["href"] = f"{part.get('href', '')}#{part['name']}{place}"
         document = documents.setdefault(row["document"], {"title": row["document"], "where": row["where"], "rows": []})
         document["rows"].append(row)
     figures = [row for row in judged.read_replication(path) if row.table != "Claims"]
@@ -189,20 +188,14 @@ def figure(name: str, folder: Path, prefix: str) -> dict[str, Any]:
     """Texts, table and inlined drawings of a figure; `folded` says why there is nothing to show."""
     path = folder / f"{name}.json"
     if not path.is_file():
-        title = figure_class(name).title
-        return {"name": name, "title": title, "folded": "This figure has not been made"}
+        return {"name": name, "title": figure_class(name).title, "folded": "This figure has not been made"}
     words = read_json(path, "figure's texts")
     prefix = "".join(c if c.isalnum() or c == "-" else "-" for c in prefix)
     drawing = (folder / f"{name}.svg").read_text(encoding="utf-8")
     _, _, width, height = map(float, re.search(r'viewBox="([^"]*)"', drawing)[1].split())
-    return {
-        "name": name,
-        "tall": height / width,
-        **words,
-        "table": Table(**words["table"]) if "table" in words else None,
-        "svg": Markup(style.inline(drawing, prefix, "wide")),
-        "phone": Markup(style.inline(words["phone"], f"{prefix}-phone", "phone")),
-    }
+    wide, phone = style.inline(drawing, prefix, "wide"), style.inline(words["phone"], f"{prefix}-phone", "phone")
+    table = Table(**words["table"]) if "table" in words else None
+    return {"name": name, "tall": height / width, **words, "table": table, "svg": Markup(wide), "phone": Markup(phone)}
 
 
 def _read(name: str) -> str:

@@ -83,10 +83,7 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             "figures": figures,
             "runs": len(runs),
             "validity": {word: int((runs["validity"] == word).sum()) for word in VALIDITY},
-            "text": _text(runs),
-            "machines": _machines(runs),
-            "commits": _commits(runs),
-            "data_from": _dates(runs),
+            **_describe_origin(runs),
             "digest": digest,
             "caution": crowded,
             "cautions": answers.caution_dropped(dropped) + cautions,
@@ -99,7 +96,6 @@ def _experiment(name: str, folder: Path, digest: str) -> dict[str, Any]:
             "proof": proof,
             "inventory": campaign_quality.inventory_table(runs),
             "quarantine": campaign_quality.quarantine_table(opened.connection),
-            "versions": _versions(runs),
             "steadiness": campaign_quality.steadiness(rows("step_times"), throughput),
             "campaign": campaign_text(throughput, runs, planned),
             "energy": campaign_quality.energy(rows("energy")),
@@ -210,43 +206,27 @@ def _dropped_column(dropped: answers.Dropped, rows: pd.DataFrame) -> tuple[list[
     return [">text dropped"], lambda name: [answers.describe_dropped(dropped.get(name, {})) or "0 %"]
 
 
-def _text(runs: pd.DataFrame) -> str:
-    """Return the corpora and tokenizers of the runs; empty where no record has them."""
-    named = runs.dropna(subset=["corpus", "tokenizer"])
-    pairs = sorted({(r.corpus, r.tokenizer) for r in named.itertuples()})
-    return "; ".join(f"corpus {corpus}, tokenizer {tokenizer}" for corpus, tokenizer in pairs)
-
-
-def _machines(runs: pd.DataFrame) -> list[str]:
-    found = set()
+def _describe_origin(runs: pd.DataFrame) -> dict[str, Any]:
+    """Corpora and tokenizers (`text`), machines, commits, first and last day (UTC) and versions of packages of runs."""
+    named, known = runs.dropna(subset=["corpus", "tokenizer"]), runs.dropna(subset=["git_commit"])
+    texts = sorted({f"corpus {r.corpus}, tokenizer {r.tokenizer}" for r in named.itertuples()})
+    commits = {(r.git_commit, pd.notna(r.git_dirty) and bool(r.git_dirty)) for r in known.itertuples()}
+    ends = [runs["started_unix_s"].min(), runs["stopped_unix_s"].max()] if runs["started_unix_s"].notna().any() else []
+    days = dict.fromkeys(f"{datetime.fromtimestamp(t, UTC):%Y-%m-%d}" for t in ends)
+    machines, versions = set[str](), dict[str, set[str]]()
     for r in runs.dropna(subset=["device"]).itertuples():
-        cpu = r.cpu or "unknown CPU"
-        cores = "" if pd.isna(r.cores) else f", {int(r.cores)} cores"
-        found.add(f"{cpu}{cores}" if r.device == "cpu" else f"{r.device} ({cpu}{cores})")
-    return sorted(found)
-
-
-def _commits(runs: pd.DataFrame) -> list[dict[str, Any]]:
-    known = runs.dropna(subset=["git_commit"])
-    pairs = set(zip(known["git_commit"], known["git_dirty"].fillna(False).astype(bool), strict=True))
-    return [{"commit": commit[:12], "dirty": dirty} for commit, dirty in sorted(pairs)]
-
-
-def _dates(runs: pd.DataFrame) -> str:
-    """Return the first and last day on which the runs ran, UTC."""
-    if runs["started_unix_s"].isna().all():
-        return ""
-    ends = (runs["started_unix_s"].min(), runs["stopped_unix_s"].max())
-    days = list(dict.fromkeys(datetime.fromtimestamp(t, UTC).strftime("%Y-%m-%d") for t in ends))
-    return " to ".join(days)
-
-
-def _versions(runs: pd.DataFrame) -> list[tuple[str, str]]:
-    found: dict[str, set[str]] = {}
-    for text in runs["versions"].dropna():
-        for package, version in json.loads(text).items():
-            found.setdefault(package, set()).add(str(version))
-    return [(package, ", ".join(sorted(v))) for package, v in sorted(found.items())]
+        cpu = (r.cpu or "unknown CPU") + ("" if pd.isna(r.cores) else f", {int(r.cores)} cores")
+        machines.add(cpu if r.device == "cpu" else f"{r.device} ({cpu})")
+    for packages in map(json.loads, runs["versions"].dropna()):
+        for package, version in packages.items():
+            versions.setdefault(package, set()).add(str(version))
+    return {
+        "text": "; ".join(texts),
+        "machines": sorted(machines),
+        "commits": [{"commit": commit[:12], "dirty": dirty} for commit, dirty in sorted(commits)],
+        "data_from": " to ".join(days),
+        "versions": [(package, ", ".join(sorted(found))) for package, found in sorted(versions.items())],
+    }
 
 
 def generations_table(generations: pd.DataFrame) -> Table:

@@ -228,8 +228,7 @@ def _check_report(report: Path, again: Path, signers: Path | None, results: Path
     paths = {name: results / "tables" / name / tables.MANIFEST for name in record["order"]}
     if stale := [n for n, p in paths.items() if p.is_file() and sha256_file(p) != record["experiments"][n]["tables"]]:
         chain.notes.append(f"tables have changed since it was built: {few(stale)}")
-        return chain
-    for other in sorted((again / "figures").rglob("*.*")):
+    for other in sorted((again / "figures").rglob("*.*")) if not stale else ():
         path = results / other.relative_to(again)
         if path.is_file() and not _is_equal(path, other):
             chain.add(chain.links["figures"], str(path), _name_difference(path, other))
