@@ -90,9 +90,8 @@ def _summarize(parts: list[dict[str, Any]]) -> Iterator[str]:
     from tokenscale.report.summary import list_cautions
 
     verdicts: dict[str, dict[str, None]] = {}
-    for part in parts:
-        for answer in part["answers"]:
-            verdicts.setdefault(answer["verdict"], {})[answer["part"]] = None
+    for answer in (answer for part in parts for answer in part["answers"]):
+        verdicts.setdefault(answer["verdict"], {})[answer["part"]] = None
     found = "; ".join(f"{verdict}: {', '.join(named)}" for verdict, named in verdicts.items())
     yield f"answers  {found or 'none: nothing in it can be compared'}"
     cautions = list(dict.fromkeys(text for part in parts for text in list_cautions(part)))

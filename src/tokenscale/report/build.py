@@ -57,10 +57,7 @@ def write(
 
 
 def judge(ledger: Path, tables: Path, experiments: Sequence[str], output: Path) -> Path:
-    """Judge the claims of the ledger; return the path of `claims.json` in `output`, with its LaTeX beside it.
-
-    Raises UserError if there is no ledger.
-    """
+    """Judge the claims of a ledger; return `claims.json` in `output`. Raises UserError if there is no ledger."""
     from tokenscale.settings.claims import load_claims  # requires pydantic
 
     if not ledger.is_file():

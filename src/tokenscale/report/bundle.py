@@ -43,11 +43,9 @@ IDENTITY = ("run_id", "cell", "series", "world_size", "repeat", "external", "val
 
 
 def measured_runs(rows: Callable[[str], pd.DataFrame]) -> pd.DataFrame:
-    """Rows of all runs that an experiment lists: `IDENTITY` and `NAMES`. What is not known of a run is null.
+    """Rows of all runs that an experiment lists: `IDENTITY` and `NAMES`, null where unknown. `rows` gives a query's.
 
-    `rows` gives those of a query. `validation_loss` is that of the last step, in nats a useful token; `mfu` is the
-    share of the peak by the convention of PaLM (see `computing.sql`); the others are defined in the queries that
-    `MEASURES` names.
+    `validation_loss` is that of the last step, in nats a useful token; `mfu` follows PaLM (see `computing.sql`).
     """
     found = rows("inventory")[list(IDENTITY)]
     for name, columns in MEASURES.items():
@@ -94,10 +92,9 @@ def write(
 ) -> dict[str, Any]:
     """Fill the folder `output`, in which `index.html` and `report.pdf` lie already; return its `provenance.json`.
 
-    `workflow` is the Snakefile (with its rules beside it), `citation` a CITATION.cff and `ledger` the claims, which are
-    copied where there are such files; `also` are further files of the folder. Without `logs`, or where they cannot be
-    packed, the folder does not prove itself, and its README says why. `built` is what `built_by` told of a report that
-    is made again. Raises UserError where a file of the report is missing.
+    `workflow` (the Snakefile, with its rules), `citation` and `ledger` (the claims) are copied where they exist; `also`
+    are further files of the folder. Without `logs` the folder does not prove itself, and its README says why. `built`
+    is what `built_by` told of a report that is made again. Raises UserError where a file is missing.
     """
     parts = {name: summary.experiment(name, tables) for name in experiments}
     files = {path: (output / path).read_bytes() for path in _there(output, also)}

@@ -61,8 +61,7 @@ _PROOFS = {
 def proof(order: pd.DataFrame) -> dict[str, Any]:
     """Return a sentence and a table for each kind of pair: whether its runs trained on the same batches.
 
-    Digests name samples; equal losses show equal content: bit-identical online against offline, equal within rounding
-    (`order.sql`) across world sizes and after a resumption.
+    Digests name samples; equal losses show equal content (`order.sql`), within rounding unless online and offline.
     """
     parts = []
     for kind, (what, true) in _PROOFS.items():
@@ -126,10 +125,7 @@ def of_canary(runs: pd.DataFrame, planned: Mapping[str, int | None]) -> pd.Serie
 
 
 def design(runs: pd.DataFrame, planned: Mapping[str, int | None], not_run: Sequence[dict[str, Any]] = ()) -> Table:
-    """Return a row for each cell with the validity of its repeats; `nonfinite` are invalid ones that stopped so.
-
-    The caption names the combinations that are not run, with the reason, and the canary.
-    """
+    """Return a row for each cell with the validity of its repeats; `nonfinite` are invalid ones that stopped so."""
     canary = runs[of_canary(runs, planned)]
     runs = runs.drop(canary.index)
     repeats = sorted(runs["repeat"].dropna().unique())

@@ -24,9 +24,9 @@ def read_claims(path: Path) -> list[dict[str, Any]]:
 
 
 def write_claims(claims: list[dict[str, Any]], output: Path, measured: Sequence[dict[str, Any]] = ()) -> None:
-    """Write `claims.json` and `claims.tex` into a folder. Raises UserError where two claims have one macro.
+    """Write `claims.json` and `claims.tex` into a folder; `measured` are our numbers beside the figures of the studies.
 
-    `measured` are our numbers beside the figures of the studies' tables (analysis/replication.py).
+    Raises UserError where two claims have one macro.
     """
     latex = macros(claims)
     write_json(output / "claims.json", {"schema": 1, "claims": claims, "replication": list(measured)})
@@ -107,10 +107,7 @@ def describe_reason(claim: dict[str, Any]) -> str:
 
 
 def _p(claim: dict[str, Any]) -> str:
-    """The p-values that decided: of each cell alone where all of them support the claim, else after Holm's correction.
-
-    `–` for counts, which are not tested.
-    """
+    """The p-values that decided: of each cell alone where all support the claim, else after Holm; `–` for counts."""
     alone = claim["verdict"] == SUPPORTED and claim["in_cells"] == "all"
     ps = [cell["p" if alone else "corrected_p"] for cell in claim["cells"]]
     if not ps or all(p == 0 for p in ps):

@@ -65,11 +65,9 @@ def _read(results: Path, name: str) -> bytes:
     if not path.is_file():
         raise UserError("a file that the tables are made of is missing.", path=path, next=f"snakemake {path} --cores 2")
     content = path.read_bytes()
-    for folder in {Path.cwd(), Path.home()} - {Path("/")}:
-        if f"{folder}/".encode() in content:
-            next = "name the corpus and other inputs by paths relative to the project, and run the experiment again"
-            what = "a file for the archive names a folder of this machine."
-            raise UserError(what, path=path, found=f"{folder}/", next=next)
+    if named := [f"{at}/" for at in {Path.cwd(), Path.home()} - {Path("/")} if f"{at}/".encode() in content]:
+        next = "name the corpus and other inputs by paths relative to the project, and run the experiment again"
+        raise UserError("a file for the archive names a folder of this machine.", path=path, found=named[0], next=next)
     return content
 
 

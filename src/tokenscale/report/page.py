@@ -56,9 +56,9 @@ OPEN = 10
 
 
 def write(experiments: Sequence[str], tables: Path, figures: Path, output: Path, *, claims: Path | None = None) -> None:
-    """Write the first page for the named experiments, in that order; `claims` is what the command `claims` wrote.
+    """Write the first page for the named experiments: one in full, or links to the pages of several, in that order.
 
-    One experiment is shown in full; of several, their own pages (`write_experiment`) are linked.
+    `claims` is what the command `claims` wrote.
     """
     parts = [summary.experiment(name, tables) for name in experiments]
     alone = len(parts) == 1

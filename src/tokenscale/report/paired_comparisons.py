@@ -155,10 +155,7 @@ def differences(refusals: Sequence[comparability.Refusal]) -> dict[str, str]:
 def _primary_pairs(
     ours: pd.DataFrame, primary: Sequence[Mapping[str, Any]], numbers: Mapping[str, Mapping[str, float]]
 ) -> tuple[list[Pair], list[str]]:
-    """(the primary comparisons, also those without any pair of runs; sentences on runs that are not comparable).
-
-    `numbers` is quantity → run id → its number.
-    """
+    """(the primary comparisons, also without pairs; sentences on refused runs). `numbers`: quantity → run → number."""
     found, sentences = [], []
     for comparison in primary:
         of, over, quantity = comparison["of"], comparison["over"], comparison["quantity"]
@@ -179,8 +176,8 @@ def _primary_pairs(
 def _approach_pairs(throughput: pd.DataFrame, runs: pd.DataFrame) -> tuple[list[Pair], list[str]]:
     """(the pairs of `COMPARISONS`, one a group; sentences on runs that are not comparable).
 
-    A group is what both have in common: all factors but the approach, at the smallest world size that both have.
-    Factors of the Parquet store are those of the approach that is compared; its baseline reads none.
+    A group has all factors but the approach in common, at the smallest world size that both have. Factors of the
+    Parquet store are those of the approach that is compared; its baseline reads none.
     """
     refusals = comparability.refusals(runs, "approach")
     refused, names = differences(refusals), runs.set_index("run_id")["cell"]
@@ -274,10 +271,7 @@ def _add_notes(judged: Judged, runs: pd.DataFrame, validation: pd.DataFrame | No
 
 
 def describe_left_out(runs: pd.DataFrame, used: Set[str], refused: Mapping[str, str]) -> str:
-    """Return which of these runs a comparison does not use, and why; empty if it uses all.
-
-    `refused` is run id → what makes it not comparable.
-    """
+    """Return which runs a comparison does not use, and why; `refused` is run id → what makes it not comparable."""
     ids = set(runs["run_id"])
     reasons = _reasons(runs[~runs["validity"].isin(["valid", "suspect"])])
     reasons |= {run_id: f"not comparable: {why}" for run_id, why in refused.items() if run_id in ids}

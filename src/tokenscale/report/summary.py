@@ -232,17 +232,10 @@ def _describe_origin(runs: pd.DataFrame) -> dict[str, Any]:
 def generations_table(generations: pd.DataFrame) -> Table:
     """Return a row for each answer of `generations.sql`; the caption says in how many the cache changed a token."""
     heads = columns("prompt", "text behind it", "sampling", ">tokens", "model", ">steps", "run")
-    rows = [
-        [
-            *map(_printable, (r.prompt, r.text)),
-            _sampling(r),
-            count(r.tokens),
-            str(r.model),
-            count(r.model_step),
-            r.run_id,
-        ]
-        for r in generations.itertuples()
-    ]
+    rows = []
+    for r in generations.itertuples():
+        texts = (_printable(r.prompt), _printable(r.text), _sampling(r))
+        rows.append([*texts, count(r.tokens), str(r.model), count(r.model_step), str(r.run_id)])
     if not rows:
         return Table(heads, [])
     same = generations["same_uncached"].dropna().astype(bool)

@@ -10,13 +10,13 @@ import pandas as pd
 
 
 class Link(str):
-    """A cell's text that leads to a file, named as seen from the project's folder."""
+    """A cell's text that leads to a file."""
 
     href: str = ""
 
     @classmethod
     def to(cls, text: str, path: str) -> "Link":
-        """The text with its target, as seen from the folder of the page (`results/report/`)."""
+        """The text with its target, as seen from the folder of the page; `path` is seen from the project's folder."""
         link = cls(text)
         link.href = quote(f"../../{path}")
         return link

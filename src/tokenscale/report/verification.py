@@ -143,11 +143,11 @@ def is_report(folder: Path) -> bool:
 
 def verify(path: Path, signers: Path | None = None, results: Path | None = None) -> Chain:
     """Check the report that a path is, or is a file of: files against checksums, logs against seals of the runs, and
-    all that follows from the logs against what they give again.
+    all that follows from the logs against what they give again. A report must be signed by one of the `signers`, if
+    they are given. Drawings of `results` are compared, too, while its tables are those of the report.
 
-    Of a folder that has packed logs and `claims.json` alone, these are checked, with the claims of the project. A
-    report must be signed by one of the `signers`, if they are given. Drawings of `results` are compared, too, while its
-    tables are those of the report. Raises UserError for a path that is no report.
+    Of a folder with packed logs and `claims.json` alone, these are checked, with the claims of the project. Raises
+    UserError for a path that is no report.
     """
     report = next((folder for folder in (path, *path.absolute().parents[:5]) if is_report(folder)), None)
     if report is None or not path.exists():
@@ -280,13 +280,13 @@ def _check_logs(link: Link, results: Path, record: dict[str, Any]) -> None:
     found = {path.parent.name: path.parent for path in sorted((results / "runs").glob("*/run.json"))}
     link.differs += [f"{LOGS}: lacks runs/{run}" for run in sorted(seals.keys() - found.keys())]
     for run, folder in found.items():
-        sealed = None
+        sealed, path = None, folder / "run.json"
         with suppress(UserError):
-            sealed = read_sealed(folder / "run.json")
-        if sealed is None and b'"seal"' in (folder / "run.json").read_bytes():
-            faults = [f"{folder / 'run.json'}: edited after it was sealed"]
+            sealed = read_sealed(path)
+        if sealed is None and b'"seal"' in path.read_bytes():
+            faults = [f"{path}: edited after it was sealed"]
         elif seals.get(run) not in (None, (sealed or {}).get("seal")):
-            faults = [f"{folder / 'run.json'}: another sealed record than the report's"]
+            faults = [f"{path}: another sealed record than the report's"]
         else:  # records of other programs may lack hashes: their tables are compared
             faults = check_sealed(folder, sealed) if sealed and "logs" in sealed["outcome"] else []
         link.differs += [f"{LOGS}: {fault.replace(f'{results}/', '')}" for fault in faults]
@@ -349,10 +349,9 @@ def _check_signature(chain: Chain, report: Path, signers: Path | None) -> None:
         if signature.is_file():
             chain.notes.append("signed; --signers FILE tells by whom, and whether it still fits")
         return
-    for path in (signers, signature):
-        if not path.is_file():
-            link.differs.append(f"{sums}: not signed, there is no file {path}")
-            return
+    if missing := [path for path in (signers, signature) if not path.is_file()]:
+        link.differs.append(f"{sums}: not signed, there is no file {missing[0]}")
+        return
 
     def ssh_keygen(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = ["ssh-keygen", "-Y", *arguments, "-s", str(signature), "-f", str(signers)]
