@@ -604,10 +604,35 @@ def test_tables_as_markdown_and_latex_escape_what_they_hold():
     assert r"\caption{50 \% of \$x\$}" in lines and r"\label{tab:a-b}" in lines
 
 
-def test_verifying_and_comparing_need_no_trainer():
-    script = "import sys; from tokenscale.report import bundle, difference, verification; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"torch", "transformers", "scipy", "pydantic", "snakemake"} & set(loaded)
+#: verify a folder, and import what compares two, where only the named packages and their requirements can be imported
+WITH_FEW = """
+import importlib.metadata as metadata, sys
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+few, names = set(), sys.argv[2:]
+while names:
+    few.add(name := canonicalize_name(names.pop()))
+    needed = [Requirement(text) for text in metadata.requires(name) or ()]
+    names += [r.name for r in needed if not r.marker or r.marker.evaluate({"extra": ""})]
+of = {module: {canonicalize_name(n) for n in names} for module, names in metadata.packages_distributions().items()}
+class Finder:
+    def find_spec(self, module, *_):
+        if not of.get(module.partition(".")[0], few | {"tokenscale"}) & (few | {"tokenscale"}):
+            raise ModuleNotFoundError(module)
+sys.meta_path.insert(0, Finder())
+from tokenscale.cli import diff, main
+sys.exit(main.main(["verify", sys.argv[1]]))
+"""
+
+
+def test_the_packages_that_the_readme_installs_are_enough_to_verify(made):
+    lines = re.findall(r"^    pip install (\w.*)", (made / "report/README.md").read_text(), re.MULTILINE)
+    (wanted,) = ([Requirement(text) for text in line.split()] for line in lines)
+    assert all(str(r.specifier) == f"=={importlib.metadata.version(r.name)}" for r in wanted)
+    assert not {"torch", "transformers", "snakemake"} & {r.name for r in wanted}
+    command = [sys.executable, "-c", WITH_FEW, made / "report", *(r.name for r in wanted)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0 and ended.stdout.count(": agrees\n") == 4, ended.stdout + ended.stderr
 
 
 def test_cells_say_what_each_run_measured(made):

@@ -75,6 +75,8 @@ _MANIFESTS = ("corpus", "tokenizer", "store", "validation_store")
 COPIED = ("workflow/", "CITATION.cff", "claims.yaml", LOGS)
 #: packages of which another release may draw the same data in other bytes
 DRAWING = ("fonttools", "jinja2", "matplotlib", "numpy", "pillow", "pyarrow", "pypdf", "zlib")
+#: packages that verify a report: far fewer than trainings need
+VERIFYING = (*DRAWING[:-1], "duckdb", "pandas", "pydantic", "pyyaml", "xxhash")
 
 
 def write(
@@ -204,7 +206,7 @@ def _tables(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
 
 def _readme(record: dict[str, Any], files: dict[str, bytes]) -> str:
     text = resources.files("tokenscale.report").joinpath("bundle.md").read_text(encoding="utf-8")
-    commit, logs = record["git"].get("commit"), record["logs"]
+    commit, logs, installed = record["git"].get("commit"), record["logs"], record["installed"]
     changed = " with uncommitted changes" * bool(record["git"].get("dirty"))
     proof = f"`{LOGS}` has the logs of {logs.get('runs', 0):,} runs"
     if LOGS not in files:
@@ -216,6 +218,7 @@ def _readme(record: dict[str, Any], files: dict[str, bytes]) -> str:
         version=record["tokenscale"],
         commit=f"commit {commit}{changed}" if commit else "no commit recorded",
         checkout=f"git checkout {commit} && " if commit else "",
+        packages=" ".join(f"{name}=={installed[name]}" for name in VERIFYING if name in installed),
         proof=proof,
     )
 
