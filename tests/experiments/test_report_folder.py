@@ -228,6 +228,13 @@ def test_one_edited_byte_of_a_file_of_each_kind_is_named(results, renewed):
     checked(report, [("page", "provenance.json: "), *((link, f"{name}: ") for name, link in edited.items())])
 
 
+def test_claims_that_no_longer_run_are_named_though_checksums_fit(results):
+    ledger = results / "report" / "claims.yaml"
+    ledger.write_text(ledger.read_text().replace("FROM stalls", "FROM stills"))
+    renew_sums(results / "report")
+    checked(results / "report", [("figures", "claims and figures: ")], code=1)
+
+
 def test_files_that_are_missing_added_or_only_listed_are_named(results, quick):
     report = results / "report"
     for name in ("figures/demo/more.svg", "figures/demo/forged.svg", "more.html"):

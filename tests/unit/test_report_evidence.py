@@ -163,6 +163,13 @@ DAMAGES = {
     "cut in half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "empty": lambda path: path.write_bytes(b""),
     "a web page": lambda path: path.write_text("<html>" * 99),
+    "judgements that are no text": lambda path: archive_of(
+        path, {"experiments": [], "files": {}, "judged": {"demo": {"run": {"reasons": 5}}}}
+    ),
+    "a judgement that is a number": lambda path: archive_of(
+        path, {"experiments": [], "files": {}, "judged": {"demo": {"run": 5}}}
+    ),
+    "more than it may unpack to": lambda path: archive_of(path, {"experiments": [], "files": {"a": "x" * (80 << 20)}}),
     "a path outside": lambda path: archive_of(path, {"experiments": [], "files": {"../outside": "x"}}),
     "an experiment outside": lambda p: archive_of(p, {"experiments": [{"experiment": "../outside"}], "files": {}}),
     "an input outside": lambda path: archive_of(path, {"experiments": [{**OUTSIDE}], "files": {}}),

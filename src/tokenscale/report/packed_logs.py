@@ -13,7 +13,14 @@ import pyarrow.parquet as pq
 from tokenscale.analysis import tables
 from tokenscale.analysis.ingest import TableInputs, read_inputs
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import atomic, check_file_name, check_relative_path, report_malformed, write_json
+from tokenscale.base.files import (
+    atomic,
+    check_file_name,
+    check_relative_path,
+    check_types,
+    report_malformed,
+    write_json,
+)
 
 #: name of the archive in the folder of a report
 LOGS = "logs.json.xz"
@@ -23,6 +30,8 @@ INDEX = "archive.json"
 ENCODING = ("utf-8", "surrogateescape")
 #: files of a run that tables are made of, and those that its seal covers
 OF_RUN = ("run.json", "done.json", "dirty.diff", "**/attempt.json", "**/rank=*/*.jsonl")
+#: an archive may unpack to this many bytes, and this many times its size: real logs shrink to a tenth
+UNPACKED, RATIO = 64 << 20, 500
 #: what `ingest` says of a run after a comparison with its token stores, which are not in the archive
 JUDGED = ("validity", "reasons", "cautions", "unchecked")
 
@@ -98,7 +107,11 @@ def _unpack(archive: Path) -> tuple[list[TableInputs], dict[str, bytes], dict[st
     """Return experiments, file → content, and experiment → run → `JUDGED` of an archive."""
     next = "take the archive from where it came from again"
     try:
-        content = json.loads(lzma.decompress(archive.read_bytes()))
+        packed, unpacker = archive.read_bytes(), lzma.LZMADecompressor()
+        text = unpacker.decompress(packed, UNPACKED + RATIO * len(packed))
+        if not unpacker.eof:
+            raise EOFError(f"it is cut, or unpacks to more than {len(text):,} bytes")
+        content = json.loads(text)
     except FileNotFoundError:
         raise UserError("there is no such archive.", path=archive, next="correct the path") from None
     except (lzma.LZMAError, EOFError, OSError, ValueError, RecursionError) as error:
@@ -110,7 +123,10 @@ def _unpack(archive: Path) -> tuple[list[TableInputs], dict[str, bytes], dict[st
             for name in inputs.names():
                 check_relative_path(name)
         files = {check_relative_path(name): text.encode(*ENCODING) for name, text in content["files"].items()}
-        return experiments, files, {name: dict(of) for name, of in content.get("judged", {}).items()}
+        judged = {name: dict(of) for name, of in content.get("judged", {}).items()}
+        for row in (row for of in judged.values() for row in of.values()):
+            check_types(row, dict.fromkeys(row.keys() & {*JUDGED}, (str, type(None))))
+        return experiments, files, judged
 
 
 def _add_judged(folder: Path, judged: dict[str, dict[str, Any]]) -> None:

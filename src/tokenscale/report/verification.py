@@ -207,6 +207,8 @@ def _check_report(report: Path, again: Path, signers: Path | None, results: Path
             logs.unchecked.append(why)
         elif not (again / "tables").exists():
             faults[LOGS] = f"{error.what} {error.facts.get('reason', '')}"
+        if (again / "tables").exists():  # the logs are sound, and what is beside them is not
+            chain.add(chain.links["figures"], "claims and figures", why, ".svg")
         for name in LINKS[1:]:
             chain.links[name].unchecked.append(why)
     made = {path.relative_to(again / "report").as_posix() for path in (again / "report").rglob("*") if path.is_file()}
@@ -375,4 +377,4 @@ def _one_line(error: UserError) -> str:
     """Return an error as one line: where, what, and the next step."""
     where = ", ".join(error.facts[name] for name in ("file", "path", "folder") if name in error.facts)
     next = f"; next {error.facts['next']}" if "next" in error.facts else ""
-    return f"{where}: {error.what.rstrip('.')}{next}"
+    return f"{where}{': ' * bool(where)}{error.what.rstrip('.')}{next}"
