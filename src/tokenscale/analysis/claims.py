@@ -389,7 +389,7 @@ def _sentence(claim: Claim, rows: pd.DataFrame, cells: tuple[Cell, ...]) -> str:
     }
     for name in _columns_of(claim):
         values[name] = ", ".join(dict.fromkeys(map(_text, rows[name])))
-    return re.sub(r"\b1 pairs\b", "1 pair", claim.sentence.format(**values))
+    return re.sub(r"\b1 (pair|triple|round)s\b", r"1 \1", claim.sentence.format(**values))
 
 
 def _kinds(cells: Sequence[Cell]) -> str:
