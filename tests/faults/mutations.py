@@ -110,7 +110,7 @@ GUARDS = {
     "a ledger's SQL reads its tables alone": Guard(
         "analysis/claims.py", "SET enable_external_access = false", "SELECT 1", SECURITY
     ),
-    "the report's policy": Guard("report/layout.html.j2", "default-src 'none'; ", "", SECURITY),
+    "the report's policy": Guard("report/page.html.j2", "default-src 'none'; ", "", SECURITY),
     "text is escaped": Guard(
         "report/page.py", "autoescape=True", "autoescape=False", "tests/experiments/test_report_generations.py"
     ),
