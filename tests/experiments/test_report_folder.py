@@ -449,7 +449,7 @@ def test_a_report_without_its_logs_is_built_and_says_why(results, change, reason
     more = ["--no-logs"] if "setting" in reason else []
     report = Path("results/report")
     more += ["--ledger", "results/ledger.yaml", "--also", *(f"{report}/claims.{kind}" for kind in ("json", "tex"))]
-    assert main(["report", "bundle", "--experiments", "demo", *more]) == 0
+    assert main(["report", "bundle", "--experiments", "demo", "--output", str(report), *more]) == 0
     said = capsys.readouterr().out
     assert "logs.json.xz: left out: " in said and reason in said
     text = (report / "README.md").read_text()
