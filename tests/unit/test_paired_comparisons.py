@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tokenscale.report.paired_comparisons import answers, comparisons
+from tokenscale.report.paired_comparisons import answers, comparison_table, comparisons
 
 CELLS = {"packed": "approach=packed", "padded": "approach=padded"}
 PRIMARY = {
@@ -63,6 +63,15 @@ def test_a_verdict_is_not_what_drift_makes(order, ratio, drift, verdict):
 def test_one_order_in_all_pairs_is_said_without_drift_too():
     assert "packed ran first in 0 of 6 pairs" in answer(*campaign(LAST, 1.2))["spread"]
     assert "ran first" not in answer(*campaign(ABBA, 1.2))["spread"]
+
+
+@pytest.mark.parametrize(("order", "pairs", "spread"), [("AA", 0, False), ("AB", 1, False), ("ABBA", 2, True)])
+def test_no_spread_is_shown_of_a_single_pair_or_of_none(order, pairs, spread):
+    compared, _ = comparisons(*campaign(order), [PRIMARY])
+    table = comparison_table(compared)
+    shown = dict(zip(dict(table.columns), table.rows[0], strict=True))
+    assert ("–" in answers(compared)[0]["spread"]) == ("–" in shown.get("spread", "")) == spread, shown
+    assert answers(compared)[0]["spread"].startswith(f"{pairs} pair") is not spread
 
 
 @pytest.mark.parametrize(

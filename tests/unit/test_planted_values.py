@@ -252,7 +252,7 @@ def test_invalid_runs_and_open_verdicts_are_cautions():
     found = find_cautions(runs, throughput, scaling, verdicts=["too few runs", "faster"])
     assert found == [
         "1 invalid of 12 runs: a step that took no time (packed-2-1).",
-        "1 of 2 comparisons have too few runs for a verdict.",
+        "Comparisons with too few runs for a verdict: 1 of 2.",
     ]
 
 

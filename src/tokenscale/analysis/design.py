@@ -339,9 +339,9 @@ def check_held_out(design: Design) -> Iterator[Problem]:
                 found[corpus.name] = (f"{text.held_out} document{'s' * (text.held_out > 1)}", of)
     if found:
         texts = listing(f"{documents} of {name}{of}" for name, (documents, of) in found.items())
-        mark = f"held-out text: {listing(documents for documents, _ in found.values())}"
         cure = "a larger corpus, or a larger validation_share"
-        yield Problem("warn", f"validation losses are of few held-out texts: {texts}", "runs.corpus", cure, mark)
+        what, mark = f"validation losses are of few held-out texts: {texts}", f"held-out text: {texts}"
+        yield Problem("warn", what, "runs.corpus", cure, mark)
 
 
 def check_mixtures(design: Design) -> Iterator[Problem]:

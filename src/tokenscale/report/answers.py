@@ -399,7 +399,7 @@ def find_cautions(
         f"{drifted}p = {number(drift.p, 2)})." if drift.verdict == "drift" else "",
         _describe_spread(throughput),
         "" if stragglers is None or stragglers.empty else _describe_stragglers(stragglers),
-        f"{few} of {len(verdicts)} comparisons have too few runs for a verdict." if few else "",
+        f"Comparisons with too few runs for a verdict: {few} of {len(verdicts)}." if few else "",
         *_describe_run_cautions(runs),
         _describe_load(runs),
     ]

@@ -347,7 +347,7 @@ def answers(compared: Sequence[Judged]) -> list[dict[str, str]]:
             text = f"{of} ends at {ratio}× the validation loss of {over}"
         else:
             text = f"{of} trains on {ratio}× as many useful tokens per second as {over}{parity}"
-        spread = f"{_range(c)}, {in_pairs(r.n)}, {r.kind}"
+        spread = ", ".join(filter(None, [_ends(r), in_pairs(r.n), r.kind * (r.n > 1)]))
         spread += f", within {_MARGIN}" if c.verdict.startswith("equivalent") else ""
         text, spread = f"{c.pair.at}: {text}" if c.pair.at else text, "; ".join([spread, *c.notes])
         part = "loss" if loss else "throughput"
@@ -355,8 +355,9 @@ def answers(compared: Sequence[Judged]) -> list[dict[str, str]]:
     return found
 
 
-def _range(c: Judged) -> str:
-    return f"{format_ratio(c.result.spread.low)}–{format_ratio(c.result.spread.high)}"
+def _ends(spread: statistics.Summary) -> str:
+    """Both ends of a spread; empty for a single pair, which has none."""
+    return f"{format_ratio(spread.low)}–{format_ratio(spread.high)}" if spread.n > 1 else ""
 
 
 def format_ratio(value: float) -> str:
@@ -381,8 +382,15 @@ def comparison_table(compared: Sequence[Judged], refused: str = "") -> Table:
     rows = [
         [
             *(*c.pair.names, c.pair.at, QUANTITIES[c.pair.quantity][2] * losses),
-            *(str(c.result.spread.n), format_ratio(c.result.ratio), format_ratio(c.result.spread.median), _range(c)),
-            *(c.result.spread.kind, number(c.p, 2), number(c.smallest_p, 2), c.verdict, c.pair.parity),
+            *(str(c.result.spread.n), format_ratio(c.result.ratio), format_ratio(c.result.spread.median)),
+            _ends(c.result.spread),
+            *(
+                c.result.spread.kind * (c.result.spread.n > 1),
+                number(c.p, 2),
+                number(c.smallest_p, 2),
+                c.verdict,
+                c.pair.parity,
+            ),
         ]
         for c in compared
     ]
