@@ -100,9 +100,10 @@ class LossOverTime(Figure):
             text += f"A cross ends {runs} whose training stopped at a loss that was not finite; no median counts them. "
         final = self.held_out[self.held_out["last"].astype(bool)]
         if len(final):
+            ends = sorted({f"{loss:.4f}" for loss in (final["loss"].min(), final["loss"].max())})
             text += (
                 f"Validation is on one fixed slice of {number(final['validation_tokens'].max(), 6)} useful tokens; "
-                f"after the last step it lies between {final['loss'].min():.4f} and {final['loss'].max():.4f} over "
+                f"after the last step it {'is' if len(ends) == 1 else 'lies between'} {' and '.join(ends)} over "
                 f"{captions.count(len(final), 'run')}. "
             )
         return text + (
