@@ -256,6 +256,13 @@ def test_invalid_runs_and_open_verdicts_are_cautions():
     ]
 
 
+@pytest.mark.parametrize("missing", [1, 5])
+def test_missing_runs_are_a_caution(missing):
+    runs, throughput, scaling = make_campaign()
+    runs.loc[runs.index[:missing], "validity"] = "missing"
+    assert f"{missing} missing of 12 runs." in find_cautions(runs, throughput, scaling)
+
+
 def test_blocks_that_ran_eagerly_although_compile_was_requested_are_a_caution():
     runs, throughput, scaling = make_campaign()
     counts = {"graphs": 9, "recompiles": 7, "graph_breaks": 1, "blocks": 32, "eager_blocks": 24}
