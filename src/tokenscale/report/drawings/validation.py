@@ -1,5 +1,7 @@
 """Figures of what training reached: losses of a mixture, time to a loss, and BLEU of translations."""
 
+import re
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -20,7 +22,8 @@ class MixtureLosses(Figure):
         super().prepare()
         rows = self.rows[self.rows["last"].astype(bool) & self.rows["share"].notna()]
         cells = rows["corpus"].astype(str)
-        others = captions.without(captions.without(rows["series"], "corpus"), "corpus.name")  # in whose place it stands
+        parts = rows["series"].map(lambda name: [p for p in name.split(", ") if not re.match(r"corpus(\.name)?=", p)])
+        others = parts.map(", ".join)
         if others.nunique() > 1 or rows["world_size"].nunique() > 1:
             cells = cells + ", " + others + ", " + rows["world_size"].map(panels.ranks)
         self.rows = rows.assign(cell=cells)
