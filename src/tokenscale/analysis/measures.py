@@ -63,7 +63,7 @@ def read_points(directory: Path, *, ended: bool) -> tuple[list[Point], dict[str,
         once = dict(connection.execute(of_run).fetchall())
         speed, stalls = (next(iter(query_rows(connection, name)), {}) for name in ("throughput", "stalls"))
     seen = [point.values.get("train/useful_tokens_seen", 0.0) for point in points.values()]
-    whole = {name: speed.get(name) for name in ("useful_tokens_per_s", "total_tokens_per_s")} | once
+    whole = {name: speed.get(name) for name in ("useful_tokens_per_s", "total_tokens_per_s")}
     whole |= {"data_wait_share": stalls.get("data_stall_share"), "useful_tokens_seen": max(seen, default=0.0)} | once
     return list(points.values()), {f"summary/{name}": value for name, value in whole.items() if value is not None}
 
