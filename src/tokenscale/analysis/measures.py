@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenscale.analysis.queries import connect_logs, query_rows, read_sql
+from tokenscale.analysis.queries import connect_logs, query_rows, read_file
 from tokenscale.analysis.runs import read_settings
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, sha256_file
@@ -30,7 +30,7 @@ def _select(kind: str, column: str) -> str:
     )
 
 
-FILES = ("sql/points.sql", "sql/once.sql")
+FILES = ("points.sql", "once.sql")
 _FIELDS = {
     "summed_steps": _select("steps", "{over}::DOUBLE AS {name}"),
     "steps": _select("steps", '{name} AS "{part}/{name}"'),
@@ -56,7 +56,7 @@ def read_points(directory: Path, *, ended: bool) -> tuple[list[Point], dict[str,
     run has `ended`. Raises UserError for logs of a newer version.
     """
     points: dict[tuple[int, bool], Point] = {}
-    of_steps, of_run = (read_sql(Path(name).stem).format(**_FIELDS) for name in FILES)
+    of_steps, of_run = (read_file(name).format(**_FIELDS) for name in FILES)
     with closing(connect_logs(directory)) as connection:
         for step, after, t_unix_s, name, value in connection.execute(of_steps, {"ended": ended}).fetchall():
             points.setdefault((step, after), Point(step, t_unix_s, {})).values[name] = value

@@ -49,19 +49,19 @@ def sql(name: str) -> str:
     """Return the text of a query. Its definition is the comment at its head."""
     if name not in PARAMETERS:
         raise unknown("query", name, PARAMETERS)
-    return read_sql(name)
+    return read_file(f"sql/{name}.sql")
 
 
-def read_sql(name: str) -> str:
-    """Return the text of a file of `sql/`, of a query or not."""
-    return resources.files("tokenscale.analysis").joinpath("sql", f"{name}.sql").read_text(encoding="utf-8")
+def read_file(name: str) -> str:
+    """Return the text of a file below `analysis`."""
+    return resources.files("tokenscale.analysis").joinpath(name).read_text(encoding="utf-8")
 
 
 def create_views(connection: duckdb.DuckDBPyConnection) -> None:
     """Create the views and macros that queries use, over the tables `steps`, `runs` and `events` of a connection."""
     for view in VIEWS:  # a query that reads a view orders its own rows
         connection.execute(f"CREATE VIEW {view} AS {sql(view).rpartition('ORDER BY')[0]}")
-    connection.execute(read_sql("macros"))
+    connection.execute(read_file("sql/macros.sql"))
 
 
 def definition(name: str) -> str:
@@ -136,7 +136,7 @@ SELECT * EXCLUDE (filename), regexp_extract(filename, '{_PLACE}', 1)::INTEGER AS
 FROM read_json(?, columns = ?, format = 'newline_delimited', ignore_errors = true, filename = true,
     hive_partitioning = false)
 """
-FILES = ("sql/live.sql",)
+FILES = ("live.sql",)
 
 
 def run_summary(directory: Path) -> dict[str, Any] | None:
@@ -227,7 +227,7 @@ def _connect() -> duckdb.DuckDBPyConnection:
 
 
 def _create_run(connection: duckdb.DuckDBPyConnection) -> None:
-    connection.execute(read_sql("live"))
+    connection.execute(read_file(FILES[0]))
     create_views(connection)
 
 

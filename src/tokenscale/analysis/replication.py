@@ -1,7 +1,7 @@
 """The source studies' figures beside ours: every cell of their tables, and every claim.
 
 `published/studies.csv` has a row for each figure of a table: as published, corrected with the reason, and what gives
-ours: a quantity of the runs (`sql/replication.sql`) or rows of a benchmark that `where` selects. Figures of runs come
+ours: a quantity of the runs (`replication.sql`) or rows of a benchmark that `where` selects. Figures of runs come
 from tables of scale `study`, whose cells are the studies' own. A claim's figure is that of `config/claims.yaml`.
 """
 
@@ -10,15 +10,14 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from tokenscale.analysis import statistics
 from tokenscale.analysis.claims import CONTRADICTED, SUPPORTED, ClaimTables, is_near, written
-from tokenscale.analysis.queries import read_sql
+from tokenscale.analysis.queries import read_file
 
-FILES = ("published/studies.csv", "sql/replication.sql")
+FILES = ("published/studies.csv", "replication.sql")
 VERDICTS = ("reproduced", "direction only", "not decided", "not reproduced", "not run")
 SAME, DIRECTION, UNDECIDED, OTHER, NOT_RUN = VERDICTS
 #: quantities that are counted: one run suffices. All others are measured and need an interval
@@ -63,8 +62,7 @@ class Figure:
 
 def load_figures() -> list[Figure]:
     """Return the figures of all tables, in the order of the file."""
-    text = resources.files("tokenscale.analysis").joinpath(FILES[0]).read_text(encoding="utf-8")
-    figures: list[dict[str, Any]] = list(csv.DictReader(text.splitlines()))
+    figures: list[dict[str, Any]] = list(csv.DictReader(read_file(FILES[0]).splitlines()))
     for row in figures:
         row |= {name: float(row[name]) if row[name] else None for name in ("published", "corrected")}
     return [Figure(**row) for row in figures]
@@ -77,7 +75,7 @@ def measure(tables: Path, experiments: Sequence[str]) -> list[dict[str, Any]]:
         figures = [figure for figure in load_figures() if figure.experiment in experiments]
         names = dict.fromkeys(figure.experiment for figure in figures)
         opened = {name: stack.enter_context(closing(ClaimTables(name, tables / name))) for name in names}
-        of_runs = {name: of.rows(FILES[1], read_sql("replication")) for name, of in opened.items() if of.scale == SCALE}
+        of_runs = {name: of.rows(FILES[1], read_file(FILES[1])) for name, of in opened.items() if of.scale == SCALE}
         for figure in figures:
             claim_tables, key = opened[figure.experiment], " / ".join(figure.key)
             if sql := OF_BENCHMARKS.get(figure.quantity):

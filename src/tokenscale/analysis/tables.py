@@ -36,7 +36,7 @@ ARROW = dict(INTEGER=pa.int32(), BIGINT=pa.int64(), DOUBLE=pa.float64(), VARCHAR
 #: Arrow type → encoding in the files, where a dictionary of the values would be as long as the column
 ENCODINGS = {pa.float64(): "BYTE_STREAM_SPLIT", pa.int64(): "DELTA_BINARY_PACKED"}
 
-FILES = ("sql/tables.sql",)
+FILES = ("tables.sql",)
 _DEFINED = re.sub(" *--.*", "", (Path(__file__).parent / FILES[0]).read_text(encoding="utf-8"))
 #: table → column → SQL type
 TABLES: dict[str, dict[str, str]] = {
