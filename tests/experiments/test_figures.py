@@ -363,7 +363,7 @@ def test_runs_that_did_not_reach_the_target_stand_at_the_edge_and_are_counted(tm
     arrows = [line for line in left.lines if line.get_marker() == ">"]
     assert len(arrows) == 2 and {line.get_xdata()[0] for line in arrows} == {left.get_xlim()[1] / 1.06}
     assert "1 of 3" in texts(figure)
-    assert "1 of 3 runs reached it" in kind(*frames).caption()
+    assert "of which 1 reached it" in kind(*frames).caption()
     assert "stated before the runs" in kind(*frames).caption()
     assert "the highest that any run ended with" in kind(query("time_to_target", tables), inventory).caption()
     assert not [line for line in left.lines if line.get_linewidth() == 2], "a median that is not known is drawn"

@@ -61,7 +61,7 @@ class StorageAgainstEntropy(Figure):
             "entropy of the ids, the whole bits that number the vocabulary, and the UTF-8 bytes of the text per id, "
             "where no document is cut. Stores are built once: these are counts, without a spread. No code of single "
             "ids is shorter than their order-0 entropy; a store below it exploits which ids follow each other. "
-        ) + (f"Bytes over entropy: {captions.listing(sizes)}." if sizes else "There is no store of a training split.")
+        ) + (f"Bytes over entropy: {'; '.join(sizes)}." if sizes else "There is no store of a training split.")
 
     def numbers(self) -> str:
         each = zip(self.names, self.rows.itertuples(), strict=True)

@@ -127,7 +127,7 @@ class TimeToTargetLoss(Figure):
         chosen = "stated before the runs" if stated else "the highest that any run ended with"
         text = (
             f"Target: a validation loss of {number(self.rows['target'].iloc[0], 5)} nats a useful token, {chosen}. "
-            f"{len(reached)} of {captions.count(len(self.rows), 'run')} reached it; {self.counted()}. Each dot is the "
+            f"Shown: {self.counted()}, of which {len(reached)} reached it. Each dot is the "
             "first validation at or below the target. Thin lines begin at the validation before: the loss passed the "
             "target in between. Arrows at the right edge are runs that did not reach it; a median counts their time as "
             "longest. "
