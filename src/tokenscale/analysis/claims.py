@@ -383,7 +383,7 @@ def _sentence(claim: Claim, rows: pd.DataFrame, cells: tuple[Cell, ...]) -> str:
     ends = (low, high) if claim.exact else (min(c.number for c in cells), max(c.number for c in cells))
     values: dict[str, str] = {
         "number": " to ".join(dict.fromkeys(map(format_value, ends))),
-        "spread": f"{format_value(low)} to {format_value(high)}, {_kinds(cells)}",
+        "spread": f"{format_value(low)} to {format_value(high)}, " * (low != high) + _kinds(cells),
         "n": str(n),
         "cells": ", ".join(filter(None, (cell.name for cell in cells))),
     }
