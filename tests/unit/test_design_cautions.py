@@ -88,11 +88,11 @@ def test_a_mixture_is_cautioned_about_by_corpus(tmp_path):
 def test_enough_text_is_no_caution(tmp_path):
     fields = {"world_size": 2, "validation": ValidationSettings(rows=1)}
     found = manifests(tmp_path, documents=10**4, tokens=10**6, held_out=400)
-    assert told(tmp_path, [run(**fields)], found)["cautions"] == []
+    assert told(tmp_path, [run(**fields)], found)["cautions"] == ["1 missing of 1 run."]
 
 
 def test_what_nobody_knows_is_not_cautioned_about(tmp_path):
-    assert told(tmp_path, [run()], ([], []))["cautions"] == []
+    assert told(tmp_path, [run()], ([], []))["cautions"] == ["1 missing of 1 run."]
     _, corpora = manifests(tmp_path, built=False)
     found = told(tmp_path, [run("padded"), run("pretokenized-padded"), run()], ([], corpora))["cautions"]
     assert [text for text in found if "runs of 2 of 3 cells" in text.lower()] and "very run" not in " ".join(found)

@@ -98,7 +98,7 @@ def test_yaml_is_read_by_a_loader_that_makes_plain_values():
 def test_every_word_that_a_rule_hands_to_a_shell_is_quoted(path):
     """But what the workflow says itself: numbers, flags that are there or not, and names of engines."""
     text = path.read_text(encoding="utf-8")
-    own = ("threads", "resources.share", "params.strict", "params.engine")
+    own = ("threads", "resources.share", "params.strict", "params.engine", "params.logs")
     blocks = re.findall(r"shell:\n((?:\s+[rf]?\".*\"\n?)+)|shell\((.*?)\)", text)
     for words in ("".join(block) for block in blocks):
         for name in re.findall(r"(?<!\{)\{([^{}]+)\}(?!\})", words):
@@ -115,6 +115,8 @@ def test_links_of_a_page_lead_to_the_report_s_own_files(path):
         "data/",
         "sql/",
         "{{ p.href }}",
+        '{{ p.href or "#" ~ p.name }}',
+        "{{ claims.file }}",
         "{{ c.href }}",
         "{{ text.href }}",
         "{{ home",

@@ -409,7 +409,7 @@ def find_cautions(
 def _describe_validity(runs: pd.DataFrame) -> list[str]:
     """Runs that are not valid: their first reasons, of which three are named."""
     missing = int((runs["validity"] == "missing").sum())
-    found = [f"{missing} missing of {len(runs)} runs."] if missing else []
+    found = [f"{missing} missing of {captions.count(len(runs), 'run')}."] if missing else []
     for word in ("invalid", "suspect"):
         wrong, of = runs[runs["validity"] == word], dict[str, list[str]]()
         for run_id, reasons in zip(wrong["run_id"], wrong["reasons"], strict=True):
