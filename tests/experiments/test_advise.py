@@ -211,7 +211,7 @@ def test_the_printed_configuration_plans_as_it_is_pasted(place, tmp_path, monkey
     for file, text in re.findall(r"  save as (\S+):\n\n(.*?)\n\n", pasted, re.DOTALL):
         (project.root / file).write_text(text)
     assert "then    make run CONFIG=mine.yaml" in pasted
-    plan = project.snakemake("--configfile", "mine.yaml", "-n").stdout
+    plan = project.snakemake("--configfile", "mine.yaml", "--workflow-profile", "none", "-n").stdout
     assert "results/corpus/my-my-numbers/manifest.json" in plan and "data/my numbers.jsonl" in pasted
     name = "numbers" if tokenizer == "numbers" else "learnt"
     assert f"results/tokens/my-my-numbers/{name}/packed-sequence_length={T}/manifest.json" in plan

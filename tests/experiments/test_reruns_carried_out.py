@@ -132,7 +132,9 @@ def test_everything_is_rebuilt_from_raw_parquet_without_network(copy):
         if path.name != "corpus":
             shutil.rmtree(path)
     shutil.rmtree(copy.root / ".snakemake")
-    text = copy.command("--cores", "2", "tokens", "results/report/ranks.html", offline=True)
+    text = copy.command(
+        "--workflow-profile", "none", "--cores", "2", "tokens", "results/report/ranks.html", offline=True
+    )
     assert "build_corpus" not in text.split("Job stats:")[1].split("\n\n")[0]
     again = copy.records()
     assert again == {name: before[name] for name in again} and len(again) == 7 + 3
