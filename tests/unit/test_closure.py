@@ -212,11 +212,12 @@ def project(tmp_path, monkeypatch):
     (package / "one.py").write_text("a = 1\n")
     monkeypatch.setattr(closure, "PACKAGE", package)
     monkeypatch.chdir(tmp_path)
-    return package
+    yield package
+    forget()
 
 
-def listed():
-    """The listing of the one verb, as another process finds it."""
+def forget():
+    """Clear what this process has read of sources."""
     for function in (
         closure.write_listing,
         closure._list_files,
@@ -226,6 +227,11 @@ def listed():
         closure._hash_source,
     ):
         function.cache_clear()
+
+
+def listed():
+    """The listing of the one verb, as another process finds it."""
+    forget()
     return Path(write_listing("tokenscale.cli.rank"))
 
 
