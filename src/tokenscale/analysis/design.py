@@ -37,7 +37,7 @@ ONE_CHOICE = ("layout", "model", "resume_from")
 #: budgets that say, with the tokens at hand, how often a text is read
 COUNTED = ("steps", "epochs")
 SCALING_FIGURES = ("scaling_throughput", "parallel_methods")
-#: held-out documents of which a loss says little about other text
+#: fewest held-out documents for a loss that represents other text
 FEW_DOCUMENTS = 30
 
 
@@ -104,8 +104,8 @@ def find_cautions(
 ) -> list[dict[str, str]]:
     """Return `level`, `what` and `mark` of what `check` refuses or warns of and no table of results says by itself.
 
-    `table` is the run table; `stores` and `corpora` are manifests; `steps` is run id → its steps. Nothing is said of a
-    table whose settings this version cannot read.
+    `table` is the run table; `stores` and `corpora` are manifests; `steps` is run id → its steps. A table whose
+    settings this version cannot read gives none.
     """
     try:
         runs: list[Run] = []
@@ -146,7 +146,7 @@ def check_confounding(design: Design) -> list[Problem]:
             what = f"factor {name} never changes alone: {others} changes with it, so their effects cannot be separated"
             cure = "run cells that differ in one of them only (check left_out), or fix one"
             found.append(Problem("refuse", what, f"factors.{name}", cure))
-    cure = "run cells that differ in one factor only, or leave out those that differ in several"
+    cure = "run cells that differ in one factor only, or leave out cells that differ in several"
     key = "left_out" if design.experiment.left_out else "factors"
     for cell in table if not found else ():
         near = [different for a, b, different in apart if cell in (a, b)]
@@ -327,15 +327,15 @@ def check_repeated_data(design: Design) -> Iterator[Problem]:
 
 
 def check_held_out(design: Design) -> Iterator[Problem]:
-    """Find held-out text that is too small for the validation asked for, or to stand for other text."""
+    """Find held-out text that is smaller than the requested validation, or too small to represent other text."""
     found = {}
     for _, run in design.settings:
         for corpus in run.corpora if run.validation_store else ():
             text = design.texts.get((corpus.name, run.tokenizer.name, run.eos), CorpusSize())
-            asked = run.validation.rows
-            rows = text.rows.get(run.validation_store.directory, asked)
-            if text.held_out and (text.held_out < FEW_DOCUMENTS or rows < asked):
-                of = f" in {rows} of the {asked} rows asked for" if rows < asked else ""
+            requested = run.validation.rows
+            rows = text.rows.get(run.validation_store.directory, requested)
+            if text.held_out and (text.held_out < FEW_DOCUMENTS or rows < requested):
+                of = f" in {rows} of the {requested} rows requested" if rows < requested else ""
                 found[corpus.name] = (f"{text.held_out} document{'s' * (text.held_out > 1)}", of)
     if found:
         texts = listing(f"{documents} of {name}{of}" for name, (documents, of) in found.items())
