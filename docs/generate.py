@@ -307,8 +307,8 @@ EXPERIMENTS_HEAD = """# Experiments
 
 One file, one question. Written from the files themselves by `make generate`; edit those.
 
-`snakemake NAME` runs one up to its own report, `snakemake all_experiments` all of them up to one report,
-`python -m tokenscale plan [NAME …]` says what that takes. Scales are overlays of one file, chosen by
+`.venv/bin/snakemake NAME` runs one up to its own report, `.venv/bin/snakemake all_experiments` all of them up to one
+report, and `.venv/bin/tokenscale plan [NAME …]` says what that takes. Scales are overlays of one file, chosen by
 `--config scale=workstation`: `demo` is a CPU's, of minutes, and says nothing about GPUs; `workstation` and `alps` are
 for GPUs; `study` has the source studies' own cells. At a scale without an overlay an experiment is left out of
 `all_experiments`, and refused by its name.
@@ -342,7 +342,7 @@ def _render_experiment(name: str, configs: Mapping[str, Config]) -> str:
         *_render_primary(configs, name),
         *_render_source_study(_first_experiment(configs, name).original),
         "```sh",
-        f"snakemake --cores 2 {name}",
+        f".venv/bin/snakemake --cores 2 {name}",
         "```",
         "",
     ]

@@ -120,7 +120,7 @@ def ingest(
     """
     table = read_json(experiment, "experiment's run table", next=f"snakemake {experiment} --cores 2")
     if not isinstance(table, dict) or not isinstance(table.get("runs"), list):
-        expected, next = 'an object with a list "runs"', "python -m tokenscale plan EXPERIMENT --output FILE"
+        expected, next = 'an object with a list "runs"', "tokenscale plan EXPERIMENT --output FILE"
         raise UserError("this is no run table of an experiment.", path=experiment, expected=expected, next=next)
     again = f"snakemake -f {experiment} --cores 2"
     with report_malformed(experiment, "experiment's run table", next=again):
@@ -133,7 +133,7 @@ def ingest(
     listed = {entry["run_id"]: entry for entry in sorted(table["runs"], key=lambda r: r["run_id"])}
     if len(listed) < len(table["runs"]):
         twice = sorted(run_id for run_id, n in Counter(r["run_id"] for r in table["runs"]).items() if n > 1)
-        next = "python -m tokenscale plan EXPERIMENT --output FILE"
+        next = "tokenscale plan EXPERIMENT --output FILE"
         raise UserError("the run table lists a run twice.", path=experiment, run=", ".join(twice), next=next)
     # refused before anything is written
     others = benchmark_rows(list(benchmarks)) | {"stores": store_rows(list(stores), list(corpora))}

@@ -183,4 +183,4 @@ def restore_command(folder: Path) -> str:
         return f"snakemake -f {shown}/runs.parquet --cores 2"
     results = shown.parent.parent
     table = results / "experiments" / shown.name / "runs.json"
-    return f"python -m tokenscale ingest --experiment {table} --runs {results / 'runs'} --output {shown}"
+    return f"tokenscale ingest --experiment {table} --runs {results / 'runs'} --output {shown}"

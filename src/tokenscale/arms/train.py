@@ -276,7 +276,7 @@ def train(
             "the number of started processes is not the run's.",
             run=f"{run.identity} has {run.layout.world_size} ranks",
             found=world_size,
-            next="start it with `python -m tokenscale launch`",
+            next="start it with `tokenscale launch`",
         )
     attempt_directory = directory / f"attempt={attempt:02d}"
     writer = Writer(attempt_directory / f"rank={rank:05d}")

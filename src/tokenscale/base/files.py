@@ -127,7 +127,7 @@ def lock_folder(
             try:
                 free = acquire(file)
             except OSError as error:  # Lustre mounted without -o flock, for one
-                following = "use a file system with locks (`python -m tokenscale doctor` tries them)"
+                following = "use a file system with locks (`tokenscale doctor` tries them)"
                 raise UserError(
                     f"{what} cannot be locked here.", lock=path, reason=error.strerror, next=following
                 ) from None

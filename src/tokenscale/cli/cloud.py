@@ -100,7 +100,7 @@ def stage(address: str, experiment: str, ranks: int, config: "Config") -> Iterat
     yield f"  {len(missing)} of them uploaded to {bucket.address}; the others were there"
     if others := [str(size) for size in sizes if size != ranks]:
         yield f"  not staged: {len(table) - len(runs)} runs on other numbers of ranks ({', '.join(others)})"
-    yield f"  next  python -m tokenscale cloud --bucket {bucket.address} {experiment} --ranks {ranks} --worker"
+    yield f"  next  tokenscale cloud --bucket {bucket.address} {experiment} --ranks {ranks} --worker"
 
 
 def describe_project(config: "Config") -> dict[str, dict[str, str]]:
@@ -126,7 +126,7 @@ def check_project(bucket: Bucket, config: "Config", *, reading: bool = False) ->
                 "the bucket holds no runs of tokenscale." if reading else "the bucket holds other files.",
                 address=bucket.address,
                 expected=f"the object {MARKER}",
-                next="correct the address, or stage runs first: python -m tokenscale cloud --help"
+                next="correct the address, or stage runs first: tokenscale cloud --help"
                 if reading
                 else "use an empty prefix: --bucket s3://BUCKET/NAME",
             )
@@ -314,7 +314,7 @@ def work(address: str, experiment: str, ranks: int, every_s: float) -> int:
             ranks=ranks,
             address=bucket.address,
             has=near,
-            next=f"python -m tokenscale cloud --bucket {bucket.address} {experiment} --ranks {ranks}, in the project",
+            next=f"tokenscale cloud --bucket {bucket.address} {experiment} --ranks {ranks}, in the project",
         )
     plan = _parse(data, bucket, key)
     for path, facts in plan["files"].items():

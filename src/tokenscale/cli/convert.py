@@ -51,7 +51,7 @@ FOREIGN: dict[str, Any] = {
     **{"megatron": Megatron, "nanogpt": NanoGpt, "hf-datasets": HfDatasets, "litdata": Litdata, "mds": Mds}
 }
 IDS = ("vocabulary_size", "bos_id", "eos_id", "pad_id")
-HELP = "python -m tokenscale convert --help"
+HELP = "tokenscale convert --help"
 
 
 @settings_class
@@ -220,7 +220,7 @@ def _detect_format(path: Path) -> str:
             source=path,
             expected="a store's folder, PREFIX of .bin and .idx, a .bin, or a folder of datasets, litdata or MDS",
             next=f"--from {{store,{','.join(FOREIGN)}}} tries one format and reports what is missing\n"
-            "python -m tokenscale pretokenize --help, for text",
+            "tokenscale pretokenize --help, for text",
         )
     raise UserError("the source is missing.", source=path, next="correct the path")
 

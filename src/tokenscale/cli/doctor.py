@@ -100,7 +100,7 @@ def render(findings: Mapping[str, Finding], width: int = 120) -> str:
         if finding.next:
             lines += _wrap(f"{'':<{column}}  {'':<4}  next: ", finding.next, width)
     first = find_first_lack(findings)
-    chosen = "python -m tokenscale ready says whether the chosen experiments can start"
+    chosen = "tokenscale ready says whether the chosen experiments can start"
     lines += ["", f"make run cannot run here yet. First: {first}" if first else f"make run can run here; {chosen}"]
     return "\n".join(lines).encode("ascii", "backslashreplace").decode("ascii")
 

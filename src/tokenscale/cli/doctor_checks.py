@@ -127,7 +127,7 @@ def check_configuration(context: Context) -> Finding:
         runs = config.all_runs(list(config.settings.experiments))
     except UserError as error:
         facts = ", ".join(f"{label} {text}" for label, text in error.facts.items() if label != "next")
-        return Finding("no", f"{error.what} {facts}", error.facts.get("next", "python -m tokenscale check"))
+        return Finding("no", f"{error.what} {facts}", error.facts.get("next", "tokenscale check"))
     most = max((run.settings.layout.world_size for run in runs.values()), default=1)
     on_gpus = max((r.settings.layout.world_size for r in runs.values() if r.settings.device == "auto"), default=0)
     names = ", ".join(config.settings.experiments)

@@ -82,9 +82,7 @@ def request_by_id(run_ids: list[str], settings: "Config") -> Request:
     from tokenscale.settings.manifests import done_file, list_manifests
 
     if not run_ids:
-        raise UserError(
-            "the run id is missing.", next="python -m tokenscale launch RUN_ID; `snakemake -n runs` lists ids"
-        )
+        raise UserError("the run id is missing.", next="tokenscale launch RUN_ID; `snakemake -n runs` lists ids")
     runs = settings.all_runs(settings.usable(()))
     for run_id in run_ids:
         if run_id not in runs:

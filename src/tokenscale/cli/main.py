@@ -188,7 +188,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = Parser(
         prog="tokenscale",
         description="Experiments on LLM pretraining systems.",
-        usage="python -m tokenscale COMMAND [options]   (COMMAND --help lists a command's options)",
+        usage="tokenscale COMMAND [options]   (COMMAND --help lists a command's options)",
         epilog=f"commands:\n{listing}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -204,11 +204,11 @@ def main(arguments: list[str] | None = None) -> int:
         if command not in COMMANDS:
             raise unknown("command", command, COMMANDS)
         module = importlib.import_module(f"tokenscale.cli.{command}")
-        command_parser = Parser(prog=f"python -m tokenscale {command}", description=module.__doc__)
+        command_parser = Parser(prog=f"tokenscale {command}", description=module.__doc__)
         module.add_arguments(command_parser)
         return module.run(command_parser.parse_args(read_arguments(arguments[1:])))
 
-    return exit_code(run, f"python -m tokenscale {command} --help")
+    return exit_code(run, f"tokenscale {command} --help")
 
 
 def exit_code(run: Callable[[], int | None], help_command: str) -> int:

@@ -48,14 +48,14 @@ def run(arguments: argparse.Namespace) -> None:
             "the flags belong to two modes of this command.",
             file=" ".join(of_file),
             corpus=" ".join(of_rule),
-            next="use the flags of one mode: python -m tokenscale pretokenize --help",
+            next="use the flags of one mode: tokenscale pretokenize --help",
         )
     if not of_rule:
         from_file.write(from_file.read_settings(arguments))
         return
     for name in RULE:
         if name != "tokenizer" and getattr(arguments, name) is None:
-            raise UserError(f"--{name} is missing.", next="python -m tokenscale pretokenize --help")
+            raise UserError(f"--{name} is missing.", next="tokenscale pretokenize --help")
     if arguments.threads:
         os.environ["RAYON_NUM_THREADS"] = str(arguments.threads)
     store = StoreSettings.parse(arguments.store)

@@ -76,7 +76,7 @@ def read_settings(arguments: argparse.Namespace) -> FileSettings:
     settings = FileSettings(**flags.parse_flags(arguments, FLAGS))
     for name in ("input_path", "output_dir"):
         if not getattr(settings, name):
-            raise UserError(f"--{name.replace('_', '-')} is missing.", next="python -m tokenscale pretokenize --help")
+            raise UserError(f"--{name.replace('_', '-')} is missing.", next="tokenscale pretokenize --help")
     if "packed" in settings.format:
         raise UserError(
             "packed rows are memory-mapped: they cannot be a Parquet file.",

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.json and (arguments.stale is not None or arguments.failed is not None):
         from tokenscale.base.errors import UserError
 
-        raise UserError("--json cannot be combined with another report.", next="python -m tokenscale status --json")
+        raise UserError("--json cannot be combined with another report.", next="tokenscale status --json")
     if arguments.stale is not None:
         from tokenscale.cli.status_stale import describe_stale
         from tokenscale.settings import profile
@@ -154,7 +154,7 @@ class StatusReport:
                 yield f"{'':<{4 + widths[0]}}why   {run.hint.what}"
                 yield f"{'':<{4 + widths[0]}}next  {run.hint.next}"
         if counts["failed"]:
-            yield "  python -m tokenscale status --failed shows what failed in Snakemake's last call, with the logs."
+            yield "  tokenscale status --failed shows what failed in Snakemake's last call, with the logs."
         elif counts["interrupted"]:
             yield "  Start Snakemake again: an interrupted run resumes from its last checkpoint, if it has one."
 

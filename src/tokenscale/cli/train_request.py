@@ -320,7 +320,7 @@ def _read_pretokenized(words: TrainOptions, path: Path) -> _Data:
             flag="--dataset",
             file=path,
             expected=manifest_path.name,
-            next=f"make it with `python -m tokenscale pretokenize --input-path … --output-dir {path.parent}`, or add\n"
+            next=f"make it with `tokenscale pretokenize --input-path … --output-dir {path.parent}`, or add\n"
             "--text-column NAME if it holds text, to tokenize it before the training",
         )
     _check_present(manifest_path if folder else path, "--dataset")

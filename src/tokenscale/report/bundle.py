@@ -171,7 +171,7 @@ def _there(output: Path, also: tuple[Path, ...]) -> Iterator[str]:
     """Names of the files of the folder that others have made."""
     for path in (output / "index.html", output / "report.pdf", *also):
         if not path.is_file():
-            next = "snakemake report, or python -m tokenscale report"
+            next = "snakemake report, or tokenscale report"
             raise UserError("a file of the report is missing.", file=path, next=next)
         if not path.resolve().is_relative_to(output.resolve()):
             what, next = "a file of the report lies outside its folder.", "write it below the folder of the report"

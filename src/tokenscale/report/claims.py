@@ -120,7 +120,7 @@ def macros(claims: Iterable[dict[str, Any]]) -> str:
 
     Raises UserError where two claims would define one macro.
     """
-    lines = ["% Numbers and verdicts of the claims ledger. Made by: python -m tokenscale claims"]
+    lines = ["% Numbers and verdicts of the claims ledger. Made by: tokenscale claims"]
     lines += ["% A claim that is not tested has a verdict, and dashes for numbers."]
     taken: dict[str, str] = {}
     for claim in claims:

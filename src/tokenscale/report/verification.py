@@ -153,7 +153,7 @@ def verify(path: Path, signers: Path | None = None, results: Path | None = None)
     if report is None or not path.exists():
         what = "this is no report, and no file of one." if path.exists() else "there is no such file."
         expected = f"a folder with {SUMS} and {LOGS}, such as results/report"
-        raise UserError(what, file=path, expected=expected, next="python -m tokenscale verify FOLDER")
+        raise UserError(what, file=path, expected=expected, next="tokenscale verify FOLDER")
     with TemporaryDirectory() as temporary:
         if not (report / SUMS).is_file() and not (report / RECORD).is_file():
             return _check_claims(report, Path(temporary))

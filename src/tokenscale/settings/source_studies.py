@@ -127,7 +127,7 @@ def resolve_approach(dataset_type: str, pretokenized: bool) -> str:
             f"--dataset-type {form}{' --pretokenized' * before}"
             for form, before in [(dataset_type, pretokenized), *APPROACH_OF]
         )
-        facts = {"allowed": "\n".join(pairs), "next": "run `python -m tokenscale pretokenize`, then add --pretokenized"}
+        facts = {"allowed": "\n".join(pairs), "next": "run `tokenscale pretokenize`, then add --pretokenized"}
         raise UserError("this dataset type does not support this mode.", requested=requested, **facts) from None
 
 

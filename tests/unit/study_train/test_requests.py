@@ -176,8 +176,8 @@ def test_the_table_of_study_commands_has_no_flag_that_is_not_there(monkeypatch):
     rows = [line.strip("| ").split(" | ", 1) for line in text.split("\n## ")[0].splitlines() if line.startswith("| ")]
     monkeypatch.chdir(ROOT)
     parsed = {}
-    for code in (code for _, ours in rows[1:] for code in re.findall(r"`(python -m tokenscale [^`]+)`", ours)):
-        verb, *words = shlex.split(code)[3:]
+    for code in (code for _, ours in rows[1:] for code in re.findall(r"`\.venv/bin/(tokenscale [^`]+)`", ours)):
+        verb, *words = shlex.split(code)[1:]
         parser = argparse.ArgumentParser(allow_abbrev=False)
         importlib.import_module(f"tokenscale.cli.{verb}").add_arguments(parser)
         known = {name for action in parser._actions for name in action.option_strings}

@@ -52,7 +52,7 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
     """
     directory, source = Path(directory), settings.source
     if source.kind not in DOWNLOADS:
-        next = "python -m tokenscale corpus --help makes the corpus"
+        next = "tokenscale corpus --help makes the corpus"
         raise UserError("this corpus' source needs no download.", key="source.kind", found=source.kind, next=next)
     resolve, fetch = DOWNLOADS[source.kind]
     manifest: dict[str, Any] = {"schema_version": VERSION, "kind": source.kind}

@@ -41,7 +41,7 @@ REFUSALS = {
     "no text": Refusal(
         "parquet jsonl mds litdata stream",
         "does not hold text in the {kind} {name!r}",
-        "name a {kind} of strings; for ids: python -m tokenscale convert --help",
+        "name a {kind} of strings; for ids: tokenscale convert --help",
     ),
     "utf-8": Refusal(
         "parquet jsonl tsv text mds",
@@ -102,7 +102,7 @@ REFUSALS = {
     "ids": Refusal(
         "convert-mds convert-litdata convert-hf-datasets",
         "has no column of ids, or several",
-        "--column NAME; text has to be tokenized first: python -m tokenscale pretokenize --help",
+        "--column NAME; text has to be tokenized first: tokenscale pretokenize --help",
     ),
     "no ids": Refusal(
         "convert-mds convert-litdata convert-hf-datasets",

@@ -66,7 +66,7 @@ def rebuild_command(where: Path, file: str = "") -> str:
         return json.loads(build_record_path(manifest).read_text(encoding="utf-8"))["command"]
     if manifest.name == "manifest.json":
         return f"snakemake -f {manifest}"
-    return f"python -m tokenscale pretokenize --input-path … --output-dir {folder} …"
+    return f"tokenscale pretokenize --input-path … --output-dir {folder} …"
 
 
 def build_record_path(manifest: Path) -> Path:

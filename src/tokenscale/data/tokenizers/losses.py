@@ -134,7 +134,7 @@ def _loss_error(tokenizer: Tokenizer, found: dict[str, Any], lost: Counter[str],
         settings |= {role: tokenizer.token_name(i) for role, i in names.items() if i is not None}
         text = shlex.quote(json.dumps(settings | {"accepted_loss": accepted}))
         next += f"; without one, use the tokenizer {name} after\n"
-        next += f"python -m tokenscale tokenizer --settings {text} --output results/tokenizers/{name}/manifest.json"
+        next += f"tokenscale tokenizer --settings {text} --output results/tokenizers/{name}/manifest.json"
     return UserError(
         f"the tokenizer {tokenizer.name} loses {found['lost']:.1%} of this text.",
         corpus=corpus,

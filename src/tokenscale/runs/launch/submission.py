@@ -98,7 +98,7 @@ def budget_error(totals: Mapping[str, Total], node_hours: float) -> UserError | 
         budget=f"{node_hours:,g}  (budget.node_hours)",
         largest="\n".join(lines),
         next=f"--config '{suggest_budget(needed)}', or the same key in config.yaml;\n"
-        "or run fewer: `python -m tokenscale plan` prints what each experiment takes"
+        "or run fewer: `tokenscale plan` prints what each experiment takes"
         + (";\nor `snakemake corpus tokens` first: token stores make bounds exact" if bounded else ""),
     )
 

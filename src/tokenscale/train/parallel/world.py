@@ -72,7 +72,7 @@ def check(devices_of_ranks: list[NodeDevice], nodes: int | None) -> None:
             "the ranks are not on as many nodes as they should be.",
             expected=f"{nodes} nodes",
             found=f"{len(found)}: {', '.join(found)}",
-            next="start it with `python -m tokenscale launch`, which spells every option of srun out",
+            next="start it with `tokenscale launch`, which spells every option of srun out",
         )
     each = len(devices_of_ranks) // nodes
     if any(node_device.node != found[rank // each] for rank, node_device in enumerate(devices_of_ranks)):
@@ -157,7 +157,7 @@ def join(expected_size: int, device: str = "auto", *, nodes: int | None = None, 
             "the number of processes is not the run's world size.",
             run=f"wants world size {expected_size}",
             found=f"WORLD_SIZE={size} (rank {rank})",
-            next="start it with `python -m tokenscale launch`, or with as many ranks as its layout has",
+            next="start it with `tokenscale launch`, or with as many ranks as its layout has",
         )
     cuda = device == "auto" and torch.cuda.is_available()
     # srun with one GPU a task shows each rank a single device, which is then number 0
