@@ -1,12 +1,14 @@
-"""A lock that a killed Snakemake left is taken off; that of a living one, or of one on another node, is not."""
+"""One call of Snakemake works in a folder; what a killed one left is taken off."""
 
 import os
-import platform
 import subprocess
 import sys
 
 import pytest
 
+from tokenscale.base import files
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import name_process
 from tokenscale.runs.launch import lock
 
 ENTER = (
@@ -16,60 +18,62 @@ ENTER = (
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
     """A `.snakemake` whose lock somebody left."""
+    monkeypatch.setattr(lock, "_held", [])
     made = tmp_path / ".snakemake"
     (made / "locks").mkdir(parents=True)
     (made / "locks/0.input.lock").write_text("results/corpus/small/manifest.json\n")
     return made
 
 
-def started(folder, *arguments):
-    process = subprocess.Popen(
-        [sys.executable, "-c", ENTER, folder, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture
+def other(folder):
+    """Another process that has entered the workflow."""
+    command = [sys.executable, "-c", ENTER, folder, "all"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "in\n"
-    return process
+    (folder / "locks").mkdir()
+    yield process
+    process.communicate("")
 
 
-def ended(process) -> str:
-    return process.communicate("")[1]
-
-
-def test_what_a_killed_one_left_is_taken_off(folder):
-    first = started(folder, "all")
-    (folder / "locks").mkdir(exist_ok=True)
+def test_what_a_killed_one_left_is_taken_off(folder, other, capsys):
+    assert f"process {other.pid} on" in (folder / lock.OWNER).read_text()
+    other.kill()
+    other.wait()
     (folder / "locks/0.input.lock").touch()
-    first.kill()
-    first.wait()
-    second = started(folder, "all")
+    assert lock.enter_workflow(["all"], folder) and not (folder / "locks").exists()
+    assert "was killed" in capsys.readouterr().err and str(os.getpid()) in (folder / lock.OWNER).read_text()
+
+
+def test_a_second_is_refused_and_names_the_first_which_leaves_no_name(folder, other):
+    for arguments in (["all"], ["report_now"], ["--unlock"]):
+        with pytest.raises(UserError, match=f"process {other.pid} on"):
+            lock.enter_workflow(arguments, folder)
+    assert (folder / "locks").exists() and lock.enter_workflow(["-n"], folder) is False
+    other.communicate("")
+    assert (folder / lock.OWNER).read_text() == "" and lock.enter_workflow(["all"], folder)
+
+
+@pytest.mark.parametrize("shared, boot, refused", [(True, "0" * 8, True), (False, "0" * 8, False), (True, None, False)])
+def test_an_owner_of_another_machine_counts_where_locks_may_not_reach_it(folder, monkeypatch, shared, boot, refused):
+    monkeypatch.setattr(lock, "is_shared", lambda path: shared)
+    mine = files.get_boot_id()[:8]
+    (folder / lock.OWNER).write_text(name_process().replace(mine, boot or mine).replace(" on ", " on old-"))
+    if refused:
+        with pytest.raises(UserError, match="may still be running"):
+            lock.enter_workflow(["all"], folder)
+    assert lock.enter_workflow(["--unlock"] if refused else ["all"], folder)
     assert not (folder / "locks").exists()
-    assert "removing the lock of a Snakemake process that was killed" in ended(second)
-    assert (folder / "tokenscale.owners").read_text() == "", "an orderly end leaves no name"
 
 
-def test_that_of_a_living_one_stays_and_its_owner_is_named(folder):
-    first = started(folder, "all")
-    (folder / "locks").mkdir(exist_ok=True)
-    (folder / "locks/0.input.lock").touch()
-    second = started(folder, "all")
-    assert f"Snakemake is running in this folder: process {first.pid} on {platform.node()}" in ended(second)
-    assert (folder / "locks/0.input.lock").exists()
-    third = started(folder, "all")  # the second's end took nothing from the first
-    assert f"process {first.pid} on" in ended(third)
-    ended(first)
-
-
-def test_that_of_another_node_stays_until_it_is_unlocked(folder):
-    (folder / "tokenscale.owners").write_text("process 7 on login9\n")
-    assert "may still be running in this folder: process 7 on login9" in ended(started(folder, "all"))
-    assert (folder / "locks/0.input.lock").exists()
-    ended(started(folder, "--unlock"))
-    assert not (folder / "locks").exists() and "login9" not in (folder / "tokenscale.owners").read_text()
+def test_a_link_in_place_of_the_lock_is_not_followed(folder, tmp_path):
+    (tmp_path / "thesis.tex").write_text("all of it")
+    (folder / lock.OWNER).symlink_to(tmp_path / "thesis.tex")
+    with pytest.raises(UserError, match="not a regular file"):
+        lock.enter_workflow(["all"], folder)
+    assert (tmp_path / "thesis.tex").read_text() == "all of it"
 
 
 @pytest.mark.parametrize("arguments", [["-n"], ["-np", "all"], ["--dry-run"], ["--lint"], ["--report", "report.zip"]])

@@ -94,8 +94,11 @@ if workflow.is_main_process and settings.broken_experiments:
     names = ", ".join(settings.broken_experiments)
     hint = "python -m tokenscale plan NAME shows why"
     print(UserError(what, experiments=names, next=hint).render(), file=sys.stderr)
-if workflow.is_main_process and lock.enter_workflow(WORDS):
-    call.save()
+try:
+    if workflow.is_main_process and lock.enter_workflow(WORDS):
+        call.save()
+except UserError as error:
+    refuse(error)
 if workflow.is_main_process and ALL in WORDS and settings.left_out_note:
     print(f"tokenscale: {settings.left_out_note}", file=sys.stderr, flush=True)
 

@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import itemgetter
@@ -19,6 +20,8 @@ import pyarrow.json
 from tokenscale.analysis import tables
 from tokenscale.analysis.siblings import find_copied_logs
 from tokenscale.analysis.tables import ARROW
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_record
 from tokenscale.runs.records.events import FIELDS, VERSION
 
 #: kind of event file → Arrow schema of its rows
@@ -59,12 +62,10 @@ def numbered(directory: Path, word: str) -> list[tuple[int, Path]]:
 
 
 def read_launched(attempt: Path) -> dict[str, Any]:
-    """What the launcher left for an attempt; nothing where that cannot be read."""
-    try:
-        found = json.loads((attempt / "attempt.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    """What the launcher left for an attempt; nothing where that is missing or damaged."""
+    with suppress(OSError, UserError):
+        return read_record(attempt / "attempt.json", "attempt's record")
+    return {}
 
 
 def read_lines(path: Path, kind: str) -> Lines:

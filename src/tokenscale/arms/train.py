@@ -25,14 +25,13 @@ from safetensors.torch import save_file
 from tokenscale.arms.contract import digest_rows
 from tokenscale.arms.prepared import ARMS, python_of, read_record, source_of
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json, write_json
+from tokenscale.base.files import get_boot_id, read_json, write_json
 from tokenscale.costs.schedule import learning_rate
 from tokenscale.data.batches.batch import Batches, Inputs
 from tokenscale.data.batches.open import open_batches
 from tokenscale.parity import recorder
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
-from tokenscale.runs.records.provenance import get_boot_id
 from tokenscale.runs.records.redaction import redact
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict

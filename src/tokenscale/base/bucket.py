@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import SECRET_NAME, UserError, first_line
-from tokenscale.base.files import temporary_path
+from tokenscale.base.files import atomic
 
 #: scheme → the package with its file system
 PACKAGES = {"s3": "s3fs"}
@@ -65,14 +65,8 @@ class Bucket:
 
     def download(self, key: str, path: Path) -> None:
         """Download an object; the file appears complete or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_path(path)
-        try:
-            with self._errors(key):
-                self._system.get_file(f"{self._root}/{key}", str(temporary))
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with atomic(path) as temporary, self._errors(key):
+            self._system.get_file(f"{self._root}/{key}", str(temporary))
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; missing ones are no error."""

@@ -1,13 +1,14 @@
 """Atomic writes, locks, canonical JSON, hashes."""
 
+import errno
 import fcntl
-import glob
 import hashlib
 import json
 import os
 import platform
 import re
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,26 +24,46 @@ UMASK = os.umask(0o077)
 os.umask(UMASK)
 #: seconds between two looks at a lock, and to wait for a queue that does not answer about the job that left one
 POLL_S, PATIENCE_S = 1.0, 120.0
+#: how names of temporary files begin
+TEMPORARY = ".tokenscale-"
+_REMOVE = "remove it, or name another path"
 
 
 @contextmanager
-def atomic(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path next to `path`; it is synced and renamed on success, and removed on failure.
+def atomic(path: str | Path, durable: bool = True) -> Iterator[Path]:
+    """Yield a new file next to `path`; it is synced and renamed on success, and removed on failure.
 
-    Readers see the old or the complete new file, also after a power cut, and the new one once the block has ended.
+    Readers see the old or the complete new file and, if `durable`, also after a power cut. The new file is locked while
+    the block runs, so that the files of killed processes can be told from those of living ones, on every machine.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_path(path)
+    _remove_left_over(path.parent)
+    descriptor, name = tempfile.mkstemp(f".{path.name}.tmp", TEMPORARY, path.parent)  # refuses links, as every new name
+    temporary = Path(name)
     try:
+        with suppress(OSError):  # a file system without locks: what a killed process leaves there stays
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield temporary
-        if stat.S_IMODE(temporary.stat().st_mode) == 0o600:  # safetensors' files are their owner's alone
+        if stat.S_IMODE(temporary.stat().st_mode) == 0o600:
             temporary.chmod(0o666 & ~UMASK)
-        sync(temporary)
+        if durable:
+            sync(temporary)
         os.replace(temporary, path)
-        sync(path.parent)
+        if durable:
+            sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+@cache  # a folder of many files is listed once
+def _remove_left_over(folder: Path) -> None:
+    """Remove the temporary files of processes that were killed: nobody locks them."""
+    for left in folder.glob(f"{TEMPORARY}*.tmp"):
+        with suppress(OSError), open(left, "rb+") as file:
+            if acquire(file):
+                left.unlink()
 
 
 def sync(path: str | Path) -> None:
@@ -79,29 +100,29 @@ def move_files(building: Path, directory: Path, names: list[str]) -> None:
         os.replace(building / name, directory / name)
 
 
-def temporary_path(path: Path) -> Path:
-    """Return a temporary path next to `path` for this process."""
-    _remove_left_over(path.parent)
-    return path.with_name(f".{platform.node()}-{os.getpid()}.{path.name}.tmp")
+def open_file(path: str | Path, flags: int = os.O_RDONLY, *, follow: bool = True) -> int:
+    """Open a regular file and return its descriptor. Does not wait for the writer of a FIFO.
+
+    Names that others can predict are opened with `follow` False: a link there may lead to a file of the user's.
+    Raises UserError for a FIFO, a device, a folder or such a link.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW), 0o666)
+    except OSError as error:
+        if error.errno in (errno.EISDIR, errno.ENXIO, errno.ENODEV) or (error.errno == errno.ELOOP and not follow):
+            found = "a link" if error.errno == errno.ELOOP else "a folder, a pipe or a device"
+            raise UserError("this is not a regular file.", path=path, found=found, next=_REMOVE) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UserError("this is not a regular file.", path=path, found="a folder, a pipe or a device", next=_REMOVE)
+    return descriptor
 
 
-@cache  # a folder of many files is listed once
-def _remove_left_over(folder: Path) -> None:
-    """Remove the temporary files of ended processes on this node."""
-    mine = f".{platform.node()}-"
-    for left in folder.glob(f"{glob.escape(mine)}*.tmp"):
-        process = left.name.removeprefix(mine).partition(".")[0]
-        if process.isdigit() and not is_alive(int(process)):
-            left.unlink(missing_ok=True)
-
-
-def is_alive(process: int) -> bool:
-    with suppress(PermissionError):  # process of another user
-        try:
-            os.kill(process, 0)
-        except ProcessLookupError:
-            return False
-    return True
+def read_file(path: str | Path) -> bytes:
+    """Return the content of a regular file. Raises UserError as `open_file` does, and OSError."""
+    with open(open_file(path), "rb") as file:
+        return file.read()
 
 
 @contextmanager
@@ -122,7 +143,7 @@ def lock_folder(
     """
     directory.mkdir(parents=True, exist_ok=True)
     path, reported, since = directory / ".lock", False, time.monotonic()
-    with open(path, "a+", encoding="utf-8") as file:
+    with open(open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, follow=False), "a+", encoding="utf-8") as file:
         while True:
             try:
                 free = acquire(file)
@@ -150,11 +171,43 @@ def lock_folder(
                 reported = True
             time.sleep(POLL_S)
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()}{f', job {job}' if job else ''}\n")
+        file.write(f"{name_process()}{f', job {job}' if job else ''}\n")
         file.flush()
         os.fsync(file.fileno())
         yield file.fileno()
         file.truncate(0)  # an orderly end leaves no owner; after a failure its ranks may still be there
+
+
+#: file systems whose files, but maybe not their locks, other machines share
+_SHARED = re.compile(r"nfs|lustre|gpfs|beegfs|cifs|smb|ceph|gluster|fuse|9p|afs|ocfs|gfs|pvfs|orangefs|wekafs|daos|dvs")
+
+
+def is_shared(path: Path) -> bool:
+    """Return whether a path is on a file system that other machines may mount. True where that is not known."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return True
+    here, found = path.resolve(), ("", "unknown fuse")
+    for mount, _, rest in ((line.split()[4], *line.partition(" - ")[1:]) for line in lines):
+        mount = mount.encode().decode("unicode_escape")  # a space is \\040
+        if here.is_relative_to(mount) and len(mount) >= len(found[0]):
+            found = (mount, rest.split()[0])
+    return _SHARED.search(found[1]) is not None
+
+
+@cache
+def get_boot_id() -> str | None:
+    """Return the boot id of this machine, equal in all its containers; clocks and locks of one boot are comparable."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
+    except OSError:
+        return None
+
+
+def name_process() -> str:
+    """Return how locks name this process: `process 42 on nid000001, boot 1b9e0c44`."""
+    return f"process {os.getpid()} on {platform.node()}" + (f", boot {boot[:8]}" if (boot := get_boot_id()) else "")
 
 
 def acquire(file: IO[str]) -> bool:
@@ -175,7 +228,7 @@ class HashedFile:
         self._pending: Future[None] | None = None
 
     def __enter__(self) -> "HashedFile":
-        self._file = open(self._path, "wb")
+        self._file = open(open_file(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, follow=False), "wb")
         return self
 
     def write(self, data: Any) -> None:
@@ -204,6 +257,26 @@ def utc_now() -> str:
 def write_json(path: str | Path, value: Any) -> None:
     """Write JSON with sorted keys and indentation, atomically; equal values give equal bytes."""
     write_text(path, pretty_json(value))
+
+
+def write_sealed(path: str | Path, record: dict[str, Any]) -> None:
+    """Write a record that others trust as JSON, with the digest of its own content as `seal`."""
+    write_json(path, record | {"seal": sha256_text(canonical_json(record))})
+
+
+def is_sealed(record: Any) -> bool:
+    """Return whether a record has the digest of its own content, as `write_sealed` writes it."""
+    if not isinstance(record, dict):
+        return False
+    return record.get("seal") == sha256_text(canonical_json({k: v for k, v in record.items() if k != "seal"}))
+
+
+def read_record(path: str | Path, what: str, next: str | None = None) -> dict[str, Any]:
+    """Read a record that `write_sealed` wrote. Raises UserError where it is missing, broken or changed."""
+    if not is_sealed(record := read_json(path, what, next)):
+        expected = "`seal`, the SHA-256 of its content"
+        raise UserError(f"the {what} has changed since it was written.", path=path, expected=expected, next=next)
+    return record
 
 
 def pretty_json(value: Any) -> str:
@@ -272,13 +345,22 @@ def check_relative_path(name: Any) -> str:
 
 
 def read_json(path: str | Path, what: str = "file", next: str | None = None) -> Any:
-    """Read a JSON file. Raises UserError for a missing or broken file."""
+    """Read a JSON file. Raises UserError if it is missing, broken, holds NaN or infinity, or is no regular file."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return parse_json(read_file(path))
     except FileNotFoundError:
         raise UserError(f"the {what} is missing.", path=path, next=next) from None
     except (ValueError, RecursionError, OSError) as error:  # including excessive nesting, and a folder
         raise UserError(f"the {what} is not readable JSON.", path=path, reason=error, next=next) from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON as `pretty_json` writes it. Raises ValueError, also for NaN, infinity and text that is not UTF-8."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    return json.loads(text if isinstance(text, str) else text.decode("utf-8"), parse_constant=refuse)
 
 
 def canonical_json(value: Any) -> str:

@@ -5,7 +5,6 @@ Only files that trainings wrote are read. No lock is taken and nothing is waited
 
 import json
 import os
-import platform
 import re
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 from tokenscale.analysis.queries import current_throughput
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import get_boot_id
 from tokenscale.cli.status_queue import QueuedJob
 from tokenscale.runs.launch.failure_hints import Hint, find_hint
 from tokenscale.runs.records.provenance import read_lines, read_sealed
@@ -129,7 +129,8 @@ def _is_alive(folder: Path, written: float | None, now: float) -> bool:
         return True
     if lock.is_file() and not read_tail(lock).strip():  # a run that ended normally removed the owner
         return False
-    elsewhere = _read_owner(folder, r" on ([^\s,]+)") != platform.node() or not Path("/proc/locks").is_file()
+    boot = _read_owner(folder, "boot ([0-9a-f]+)")
+    elsewhere = boot != (get_boot_id() or "")[:8] or not Path("/proc/locks").is_file()
     return elsewhere and written is not None and now - written < FRESH_S
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 from tokenscale import __version__
 from tokenscale.analysis.queries import PARAMETERS, connect, damage_reported, sql
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import atomic, canonical_json, read_json, sha256_file, write_text
+from tokenscale.base.files import atomic, canonical_json, sha256_file, write_text
 from tokenscale.base.manifests import SUMS
 from tokenscale.report import save, summary
 from tokenscale.report.packed_logs import LOGS, pack
@@ -180,11 +180,13 @@ def _there(output: Path, also: tuple[Path, ...]) -> Iterator[str]:
 
 
 def _figures(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
-    """Drawings and data of an experiment's figures. Raises UserError for one that is missing."""
-    files, kinds = {}, (*save.DRAWN, "csv", "parquet")
-    for path in (figures / f"{figure}.{kind}" for figure in part["figures"] for kind in kinds):
-        if not path.is_file():
-            raise UserError("a figure's file is missing.", file=path, next=f"snakemake {path.with_suffix('.svg')}")
+    """Drawings and data of an experiment's figures. Raises UserError for one that is missing or changed."""
+    files = {}
+    for path in (
+        figures / f"{name}.{kind}"
+        for name in part["figures"]
+        for kind in save.read_figure(figures / f"{name}.json")["files"]
+    ):
         folder = "figures" if path.suffix[1:] in save.DRAWN else "data"
         files[f"{folder}/{part['name']}/{path.name}"] = path.read_bytes()
     return files
@@ -195,7 +197,7 @@ def _tables(part: dict[str, Any], figures: Path) -> dict[str, bytes]:
     found = {key: value for key, value in part.items() if isinstance(value, Table)}
     found |= {f"same-data-{p['kind'].replace(' ', '-')}": p["table"] for p in part["proof"]["parts"]}
     for figure in part["figures"]:
-        words = read_json(figures / f"{figure}.json", "figure's words", next="snakemake report")
+        words = save.read_figure(figures / f"{figure}.json")
         found |= {figure: Table(**words["table"])} if "table" in words else {}
     files, name = {}, part["name"]
     for key, table in found.items():

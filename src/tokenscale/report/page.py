@@ -17,11 +17,12 @@ from markupsafe import Markup
 
 from tokenscale import __version__
 from tokenscale.analysis import queries, replication
-from tokenscale.base.files import read_json, write_text
+from tokenscale.base.files import write_text
 from tokenscale.report import answers, paired_comparisons, style, summary
 from tokenscale.report import claims as judged
 from tokenscale.report.captions import sentence
 from tokenscale.report.figure import figure_class
+from tokenscale.report.save import read_figure
 from tokenscale.report.table import Table
 
 #: files of this folder that the pages are made of
@@ -189,7 +190,7 @@ def figure(name: str, folder: Path, prefix: str) -> dict[str, Any]:
     path = folder / f"{name}.json"
     if not path.is_file():
         return {"name": name, "title": figure_class(name).title, "folded": "This figure has not been made"}
-    words = read_json(path, "figure's texts")
+    words = read_figure(path)
     prefix = "".join(c if c.isalnum() or c == "-" else "-" for c in prefix)
     drawing = (folder / f"{name}.svg").read_text(encoding="utf-8")
     _, _, width, height = map(float, re.search(r'viewBox="([^"]*)"', drawing)[1].split())

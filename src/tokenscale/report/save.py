@@ -14,7 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenscale.analysis.queries import connect, query
-from tokenscale.base.files import atomic, write_json, write_text
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import atomic, read_record, report_malformed, sha256_file, write_sealed, write_text
+from tokenscale.base.manifests import walk
 from tokenscale.report import captions
 from tokenscale.report.figure import Figure, figure_class
 from tokenscale.report.style import narrow, settle, style
@@ -105,8 +107,24 @@ def write(loaded: LoadedFigure, output: Path) -> list[Path]:
         temporary.write_bytes(parquet(loaded.data))
     with narrow():
         phone = draw(loaded, ("svg",))["svg"].decode()
-    write_json(paths["json"], {"schema": 1, "figure": loaded.name, "phone": phone, **describe(loaded)})
+    files = {kind: sha256_file(path) for kind, path in paths.items() if kind != "json"}
+    write_sealed(
+        paths["json"], {"schema": 2, "figure": loaded.name, "phone": phone, "files": files, **describe(loaded)}
+    )
     return list(paths.values())
+
+
+def read_figure(path: Path) -> dict[str, Any]:
+    """Read the JSON of a figure. Raises UserError if it is missing or changed, or a file of the figure is."""
+    next = f"snakemake -f {path.with_suffix('.svg')}"
+    words = read_record(path, "figure's record", next)
+    with report_malformed(path, "figure's record", next):
+        files = [{"name": f"{path.stem}.{kind}", "sha256": sha256} for kind, sha256 in words["files"].items()]
+    for name, fault in walk(path.parent, files):
+        raise UserError(
+            "a figure's file is not the one that was drawn.", file=path.parent / name, found=fault, next=next
+        )
+    return words
 
 
 def describe(loaded: LoadedFigure) -> dict:

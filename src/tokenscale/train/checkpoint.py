@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
 import time
 from collections import defaultdict
@@ -30,7 +31,16 @@ from torch import Tensor
 from xxhash import xxh3_128
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import atomic, check_types, read_json, report_malformed, sync, write_json
+from tokenscale.base.files import (
+    atomic,
+    check_types,
+    is_sealed,
+    read_json,
+    report_malformed,
+    sync,
+    write_json,
+    write_sealed,
+)
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import decode
 
@@ -122,7 +132,7 @@ def commit(folder: Path, world_size: int, record: dict[str, Any], *, patience_s:
             raise TimeoutError(f"{partial}: {', '.join(missing)} did not come within {patience_s:.0f} s")
         time.sleep(0.02)
     ranks = {name: _fingerprint(partial / name) for name in names}
-    write_json(partial / RECORD, {"schema": VERSION, **record, "world_size": world_size, "ranks": ranks})
+    write_sealed(partial / RECORD, {"schema": VERSION, **record, "world_size": world_size, "ranks": ranks})
     if folder.exists():  # an older one of the same name, such as `best`
         old = folder.with_name(folder.name + ".old")
         shutil.rmtree(old, ignore_errors=True)
@@ -158,6 +168,9 @@ class Checkpoint:
                 found=f"schema {version}",
                 expected=f"schema {VERSION}",
             )
+        stated = re.fullmatch(r"step=(\d{8})", self.folder.name)
+        if not is_sealed(self.record) or (stated and self.record.get("step") != int(stated[1])):
+            raise self._error("the checkpoint's record has changed since it was written.", file=RECORD)
         #: names of its files, but for the tokenizer's
         self.files = {RECORD}
         self.ranks: list[dict[str, Any]] = []

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import get_boot_id
 from tokenscale.costs.flops import Convention, flops_per_token
 from tokenscale.costs.schedule import epoch_ends, learning_rate, steps_of
 from tokenscale.data.batches.batch import Batches, Inputs, Prefetcher
 from tokenscale.data.batches.open import count_labelled_rows, open_batches
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Status, Writer
-from tokenscale.runs.records.provenance import Energy, get_boot_id
+from tokenscale.runs.records.provenance import Energy
 from tokenscale.settings.data import LOSS_CAUTION
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import decode, to_dict

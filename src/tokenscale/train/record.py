@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import tokenscale
-from tokenscale.base.files import read_json, sha256_file
+from tokenscale.base.files import read_record, sha256_file
 from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token
 from tokenscale.data.batches.batch import Batch
 from tokenscale.runs.records import provenance
@@ -26,7 +26,7 @@ from tokenscale.train.trainer import StepResult
 def launched(attempt_directory: Path) -> dict[str, Any]:
     """Return the facts that the launcher wrote for this attempt: digests of its code and inputs."""
     prepared = attempt_directory / "attempt.json"
-    return read_json(prepared, "attempt's record") if prepared.is_file() else {}
+    return read_record(prepared, "attempt's record") if prepared.is_file() else {}
 
 
 def start(

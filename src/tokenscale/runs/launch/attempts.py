@@ -2,11 +2,13 @@
 
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256_text, write_json
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import canonical_json, read_record, sha256_file, sha256_text, write_json, write_sealed
 from tokenscale.runs.records.provenance import read_sealed
 from tokenscale.settings.run import RunSettings
 
@@ -91,7 +93,7 @@ def prepare_attempt(
     number = 1 + max((int(a.name.split("=")[1]) for a in directory.glob("attempt=*")), default=-1)
     attempt = directory / f"attempt={number:02d}"
     attempt.mkdir(parents=True)
-    write_json(attempt / "attempt.json", identity.record() | ({"launch": launch} if launch else {}))
+    write_sealed(attempt / "attempt.json", identity.record() | ({"launch": launch} if launch else {}))
     return number
 
 
@@ -110,7 +112,10 @@ def delete_resume_states(directory: Path, run: RunSettings) -> None:
 
 
 def _read_digest(path: Path) -> str | None:
-    return read_json(path, "attempt's record").get("digest") if path.is_file() else None
+    """Return the digest of an attempt; None where its record is missing or damaged, so that it is put aside."""
+    with suppress(UserError):
+        return read_record(path, "attempt's record")["digest"]
+    return None
 
 
 def write_done_file(directory: Path, output: Path, identity: Identity, run: RunSettings) -> bool:

@@ -1,9 +1,7 @@
 """Locks: one process writes a run's folder, a store or a corpus; one Snakemake works in a project's folder."""
 
 import atexit
-import fcntl
 import os
-import platform
 import shutil
 import sys
 from collections.abc import Sequence
@@ -11,7 +9,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO
 
-from tokenscale.base.files import acquire, lock_folder
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import acquire, get_boot_id, is_shared, lock_folder, name_process, open_file, utc_now
 from tokenscale.runs.launch import job
 
 
@@ -25,49 +24,52 @@ def hold_run_folder(directory: Path, what: str, *, wait: bool = False) -> Abstra
 #: options with which Snakemake runs no jobs, besides -n
 DRY_OPTIONS = {"--dry-run", "--dryrun", "--dag", "--rulegraph", "--filegraph", "--lint", "--report", "--summary", "-S"}
 DRY_OPTIONS |= {"--detailed-summary", "-D", "--list", "-l", "--list-rules", "--version", "-v"}
+OWNER = "tokenscale.owners"
 _held: list[IO[str]] = []
 
 
 def enter_workflow(arguments: Sequence[str], folder: Path = Path(".snakemake")) -> bool:
-    """Register this Snakemake process before it takes Snakemake's own lock. Returns False for dry runs and the like.
+    """Take the lock of this project for the whole call of Snakemake. Returns False for dry runs and the like.
 
-    Concurrent processes share a lock of the operating system, which ends with them. A process that finds it free is
-    alone: a lock of Snakemake is then stale and is removed. File systems may not share locks between nodes, so a
-    process registered on another node counts as alive until `--unlock` is given.
+    Snakemake's own lock is removed at the end of any call, and names files instead of calls. This one is the operating
+    system's, which ends with the process: whoever gets it is alone, and locks that Snakemake left are removed. Nodes
+    may not share locks of a network file system, so an owner on another machine counts as alive there until `--unlock`
+    is given. Raises UserError if another call works in this folder.
     """
     if DRY_OPTIONS & set(arguments) or any(a.startswith("-n") for a in arguments):
         return False
     if _held:
         return True
     folder.mkdir(exist_ok=True)
-    file = open(folder / "tokenscale.owners", "a+", encoding="utf-8")  # held until the process ends
+    file = os.fdopen(open_file(folder / OWNER, os.O_RDWR | os.O_CREAT | os.O_APPEND, follow=False), "a+")
     try:
-        alone = acquire(file)
+        free = acquire(file)
     except OSError:  # a file system without locks: Snakemake's own has to do
         file.close()
         return True
     file.seek(0)
-    owners = file.read().splitlines()
-    elsewhere = [owner for owner in owners if not owner.endswith(f" on {platform.node()}")]
-    locked = any((folder / "locks").glob("*"))
-    if alone and (not elsewhere or "--unlock" in arguments):
-        if locked:
-            print("tokenscale: removing the lock of a Snakemake process that was killed.", file=sys.stderr)
-            shutil.rmtree(folder / "locks")
-        file.truncate(0)
-    elif locked:
-        how, others = ("may still be", elsewhere) if alone else ("is", owners)
-        print(f"tokenscale: Snakemake {how} running in this folder: {', '.join(others)}.", file=sys.stderr)
-    fcntl.flock(file, fcntl.LOCK_SH)
-    file.write(f"process {os.getpid()} on {platform.node()}\n")
+    owner, boot = file.read().strip(), f"boot {(get_boot_id() or '')[:8]}"
+    if not free:
+        following = "wait for it (tokenscale status shows its jobs), or end it"
+        raise UserError("Snakemake is running in this folder.", folder=Path.cwd(), owner=owner, next=following)
+    if owner and boot not in owner and is_shared(folder) and "--unlock" not in arguments:
+        following = "if that machine is gone: snakemake --unlock"
+        raise UserError(
+            "Snakemake may still be running in this folder.", folder=Path.cwd(), owner=owner, next=following
+        )
+    if any((folder / "locks").glob("*")):
+        print("tokenscale: removing the lock of a Snakemake process that was killed.", file=sys.stderr)
+        shutil.rmtree(folder / "locks")
+    file.truncate(0)
+    file.write(f"{name_process()}, since {utc_now()}\n")
     file.flush()
-    _held.append(file)
+    _held.append(file)  # until the process ends
     atexit.register(_release, file, os.getpid())
     return True
 
 
 def _release(file: IO[str], process: int) -> None:
-    if os.getpid() == process and acquire(file):
+    if os.getpid() == process:  # not a fork
         file.truncate(0)
 
 

@@ -4,11 +4,12 @@ import json
 import math
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import sync, temporary_path
+from tokenscale.base.files import atomic, sync
 
 VERSION = 2
 #: when buffered lines are written, and how often a status
@@ -170,9 +171,5 @@ class Status:
         if not force and now - self._last < STATUS_S:
             return
         self._last = now
-        temporary = temporary_path(self.path)
-        try:
+        with suppress(OSError), atomic(self.path, durable=False) as temporary:
             temporary.write_text(json.dumps({"t_unix_s": round(time.time(), 3), **fields}))
-            os.replace(temporary, self.path)
-        except OSError:
-            temporary.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.base.files import sha256_file
+from tokenscale.base.files import get_boot_id, sha256_file
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
 from tokenscale.settings.experiments import EXTERNAL_PREFIX
@@ -79,7 +79,7 @@ class ExternalRun:
     def __enter__(self) -> "ExternalRun":
         if self.rank == 0:
             self._record = provenance.start_record(self.folder, self._record)
-        self._writer.event("run_start", world_size=self.world_size, boot=provenance.get_boot_id())
+        self._writer.event("run_start", world_size=self.world_size, boot=get_boot_id())
         self._writer.event("init_done")
         self._last = time.monotonic()
         return self

@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenscale import __version__
 from tokenscale.base.errors import SECRET_NAME
-from tokenscale.base.files import canonical_json, read_json, sha256_text, write_json, write_text
+from tokenscale.base.files import is_sealed, read_json, sha256_text, write_json, write_sealed, write_text
 from tokenscale.runs.records.redaction import redact, redact_arguments, redact_variable
 
 
@@ -69,11 +69,6 @@ def count_cores() -> int:
 
 def count_affinity_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def get_boot_id() -> str | None:
-    """Return Linux's boot id; monotonic clocks of one boot can be compared."""
-    return read_text(Path("/proc/sys/kernel/random/boot_id")) or None
 
 
 def describe_machine() -> dict[str, Any]:
@@ -201,17 +196,10 @@ def start_record(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
 
 def seal_record(directory: Path, record: dict[str, Any], outcome: dict[str, Any]) -> None:
     """Write the final record with a digest of its canonical JSON, so that later edits are detected."""
-    body = {k: v for k, v in record.items() if k != "seal"} | {"outcome": outcome}
-    write_json(directory / "run.json", body | {"seal": sha256_text(canonical_json(body))})
+    write_sealed(directory / "run.json", {k: v for k, v in record.items() if k != "seal"} | {"outcome": outcome})
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:
     """Return the record at `path` if it is sealed and unchanged, else None."""
     record = read_json(path, "run record") if path.is_file() else None
-    if not isinstance(record, dict):
-        return None
-    body = {k: v for k, v in record.items() if k != "seal"}
-    try:
-        return record if record.get("seal") == sha256_text(canonical_json(body)) else None
-    except ValueError:  # NaN, which no record of ours holds
-        return None
+    return record if is_sealed(record) else None
