@@ -19,7 +19,7 @@ import tokenscale
 from tests.corpora import Lab, make_run
 from tests.distributed.ranks import run_ranks
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json, sha256_file, write_json
+from tokenscale.base.files import read_json, sha256_file, write_json, write_sealed
 from tokenscale.data.order.permutation import MODULUS
 from tokenscale.data.tokenizers.load import load_tokenizer as load_tokenizer
 from tokenscale.runs.records.provenance import read_sealed
@@ -198,7 +198,7 @@ def test_a_checkpoint_of_other_data_or_code_is_refused_by_name(lab, tmp_path, th
     start(run, lab.inputs(run), tmp_path)
     state, mine = tmp_path / "checkpoints/step=00000012", {"inputs": {"store": "a"}, "code_sha256": "a"}
     record = read_json(state / "checkpoint.json")
-    write_json(state / "checkpoint.json", record | mine | theirs)
+    write_sealed(state / "checkpoint.json", record | mine | theirs)
     checkpoints = Checkpoints(run, tmp_path / "other", World(0, 1, 0, torch.device("cpu")), mine, None)
     if differs is None:  # what is only validated on may be another
         assert checkpoints.named(str(state)).record["step"] == 12
@@ -363,20 +363,22 @@ def test_a_run_that_diverged_keeps_its_states_and_no_best_of_nothing(lab, tmp_pa
     assert list((tmp_path / "checkpoints").glob("step=*"))
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "json"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "json", "step"])
 def test_a_damaged_state_is_passed_over_for_an_older_one(lab, tmp_path, damage):
     run = run_of()
     inputs = lab.inputs(run)
     interrupted(run, inputs, tmp_path, at=8)
     newest = tmp_path / "checkpoints/step=00000006"
-    file = newest / ("checkpoint.json" if damage == "json" else "rank=00000.safetensors")
+    file = newest / ("checkpoint.json" if damage in ("json", "step") else "rank=00000.safetensors")
     content = file.read_bytes()
     if damage == "gone":
         file.unlink()
     else:
         middle = len(content) // 2
         flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
-        file.write_bytes({"cut": content[:-1], "flipped": flipped, "json": content[:-5]}[damage])
+        step = content.replace(b'"step": 6', b'"step": 7')  # one bit
+        file.write_bytes({"cut": content[:-1], "flipped": flipped, "json": content[:-5], "step": step}[damage])
+        assert file.read_bytes() != content
     interrupted(run, inputs, tmp_path, at=5, attempt=1)
     assert (tmp_path / "checkpoints/step=00000006.damaged").is_dir(), "its name is newer: new states would be pruned"
     first = json.loads((tmp_path / "attempt=01/rank=00000/steps.jsonl").read_text().splitlines()[0])
@@ -427,7 +429,7 @@ def _restate(folder: Path) -> None:
     try:
         record = read_json(folder / "checkpoint.json")
         record["ranks"]["rank=00000.json"] = _fingerprint(folder / "rank=00000.json")
-        write_json(folder / "checkpoint.json", record)
+        write_sealed(folder / "checkpoint.json", record)
     except UserError:
         pass
 

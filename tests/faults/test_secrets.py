@@ -122,6 +122,7 @@ def test_no_secret_is_in_any_file_of_a_workflow_s_results(tmp_path, monkeypatch)
         named = what.startswith(UNNAMED)
         monkeypatch.setenv(f"FI_PLANTED_{number}{'_PASSWORD' * named}", secret.splitlines()[0])
         monkeypatch.setenv(f"NCCL_PLANTED_{number}", PLANTED[what][1].format(secret))
+    monkeypatch.setenv("TOKENSCALE_KEEP_DIFF", "1")
     project = make_project(tmp_path)
     root = project.root
     experiment = {"question": "Who sees secrets?", "runs": RUNS | {"approach": "packed"}, "factors": {"seed": [0, 1]}}

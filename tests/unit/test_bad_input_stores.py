@@ -13,10 +13,10 @@ from tests.corpora import HOSTILE, Lab, texts_around
 from tests.harm import edited, harmed
 from tests.unit.test_formats import read_all
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256_text, write_json
+from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256_text, write_json, write_sealed
 from tokenscale.data.corpus.raw_text import RawText, read_corpus_manifest
 from tokenscale.data.records import write_records
-from tokenscale.data.stores.manifest import open_records, open_store, read_store_manifest, write_sealed
+from tokenscale.data.stores.manifest import SEAL, open_records, open_store, read_store_manifest
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.data.tokenizers.load import build, load_tokenizer
 from tokenscale.settings.data import StoreSettings, TokenizerSettings
@@ -145,7 +145,7 @@ def hashed_anew(checkpoint, folder, name, change):
         write_json(index, read_json(index) | _fingerprint(path))
     record = read_json(folder / "checkpoint.json")
     record["ranks"]["rank=00000.json"] = _fingerprint(folder / "rank=00000.json")
-    write_json(folder / "checkpoint.json", record)
+    write_sealed(folder / "checkpoint.json", record)
     return folder
 
 
@@ -198,11 +198,12 @@ def test_a_record_of_a_checkpoint_that_is_edited_and_hashed_anew_is_refused_or_r
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(checkpoint, folder)
         name = draw.choice(["checkpoint.json", "rank=00000.json"])
-        write_json(folder / name, edited(read_json(folder / name), draw))
+        record = edited(read_json(folder / name), draw)
+        (write_sealed if isinstance(record, dict) else write_json)(folder / name, record)
         if name != "checkpoint.json":
             record = read_json(folder / "checkpoint.json")
             record["ranks"][name] = _fingerprint(folder / name)
-            write_json(folder / "checkpoint.json", record)
+            write_sealed(folder / "checkpoint.json", record)
         try:
             all_of(folder)
         except UserError as error:
@@ -218,7 +219,7 @@ def test_a_resume_state_lacks_nothing_that_is_read_later(checkpoint, tmp_path, f
     folder = tmp_path / "step=00000001"
     shutil.copytree(checkpoint, folder)
     record = read_json(folder / "checkpoint.json")
-    write_json(
+    write_sealed(
         folder / "checkpoint.json",
         {k: v for k, v in record.items() if k != field or value != "gone"}
         | ({} if value == "gone" else {field: value}),
@@ -275,7 +276,7 @@ def test_ids_outside_of_the_vocabulary_are_refused_though_their_hashes_fit(lab, 
         (folder / "tokens.bin").write_bytes(rows.tobytes())
     for file in manifest["files"]:
         file |= {"bytes": (folder / file["name"]).stat().st_size, "sha256": sha256_file(folder / file["name"])}
-    write_sealed(folder / "manifest.json", manifest)
+    write_sealed(folder / "manifest.json", manifest, SEAL)
     with pytest.raises(UserError, match="outside of its vocabulary") as error:
         read_all(folder, store)
     assert "262" in error.value.facts["expected"] and str(folder) in error.value.facts["file"]
@@ -290,7 +291,7 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(lab, tmp_path, name):
     shutil.copytree(lab.store(store), tmp_path / store.directory)
     manifest = read_store_manifest(tmp_path / store.directory)
     manifest["files"][0]["name"] = name
-    write_sealed(tmp_path / store.directory / "manifest.json", manifest)
+    write_sealed(tmp_path / store.directory / "manifest.json", manifest, SEAL)
     with pytest.raises(UserError, match="does not have the expected content"):
         open_store(tmp_path / store.directory, store)
     for source, read, file_of in (

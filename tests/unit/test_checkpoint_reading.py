@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json, write_json
+from tokenscale.base.files import read_json, write_json, write_sealed
 from tokenscale.data.order.permutation import shard_rows
 from tokenscale.train import checkpoint as module
 from tokenscale.train.checkpoint import Checkpoint, Piece, State, commit, write_rank
@@ -180,7 +180,7 @@ def test_states_of_earlier_code_have_no_shapes_in_their_index(sharded, tmp_path)
             del entry["shape"]
         write_json(folder / name, rank)
         record["ranks"][name] = module._fingerprint(folder / name)
-    write_json(folder / "checkpoint.json", record)
+    write_sealed(folder / "checkpoint.json", record)
     for verify in (True, False):
         found = Checkpoint(folder, verify=verify).tensor("model.head.weight")
         assert torch.equal(found, values_of("model.head.weight", (500, 8)))

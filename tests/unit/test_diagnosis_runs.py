@@ -2,13 +2,12 @@
 
 import json
 import os
-import platform
 import time
 
 import pytest
 
 from tokenscale.analysis import queries
-from tokenscale.base.files import lock_folder
+from tokenscale.base.files import get_boot_id, lock_folder
 from tokenscale.cli import main as cli
 from tokenscale.cli import status_runs as runs
 from tokenscale.cli.status_queue import QueuedJob
@@ -43,7 +42,8 @@ def made(results, name=RUN, *, attempt=0, ago=0.0, log="", host=None, **status):
         Status(folder / "status.json").update(**status)
         told = json.loads((folder / "status.json").read_text()) | {"t_unix_s": time.time() - ago}
         (folder / "status.json").write_text(json.dumps(told))
-    (folder / ".lock").write_text(f"process 4242 on {host or platform.node()}\n")
+    boot = "0" * 8 if host else (get_boot_id() or "")[:8]
+    (folder / ".lock").write_text(f"process 4242 on {host or 'here'}, boot {boot}\n")
     if log:
         (results / "logs/train").mkdir(parents=True, exist_ok=True)
         (results / f"logs/train/{name}.log").write_text(log)

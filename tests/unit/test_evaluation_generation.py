@@ -14,6 +14,7 @@ from tests.corpora import make_corpus, make_tokenizer
 from tests.experiments.test_export import checkpoint_of
 from tests.unit.test_models_convert import LENGTH, SHAPES, named, ours, theirs
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import write_sealed
 from tokenscale.cli.generate import generate_texts
 from tokenscale.cli.main import main
 from tokenscale.data.tokenizers.load import load_tokenizer
@@ -195,7 +196,7 @@ def checkpoint(tmp_path_factory):
 def stored(folder, shape, tokenizer, **options):
     checkpoint_of(folder, shape, tokenizer=tokenizer, **options)
     record = json.loads((folder / "checkpoint.json").read_text())
-    (folder / "checkpoint.json").write_text(json.dumps(record | {"step": 7}))
+    write_sealed(folder / "checkpoint.json", record | {"step": 7})
 
 
 def test_the_verb_streams_what_it_generates(checkpoint, capsys):

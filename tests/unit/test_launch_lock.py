@@ -1,7 +1,6 @@
 """One writer a run: processes of this machine by the file's lock, jobs of other nodes by the queue."""
 
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -158,14 +157,63 @@ def test_a_store_that_another_process_makes_is_waited_for(tmp_path, capfd):
 
 
 def test_what_a_killed_writer_left_is_removed_by_the_next_and_a_living_ones_stays(tmp_path):
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    names = [f"{platform.node()}-{dead.pid}", f"{platform.node()}-1", f"elsewhere-{dead.pid}"]
-    left = [tmp_path / f".{name}.table.json.tmp" for name in names]
-    for path in left:
-        path.write_text("half")
+    code = (
+        "import sys; from tokenscale.base.files import atomic\n"
+        "with atomic(sys.argv[1]) as path: path.write_text('half'); print('in', flush=True); sys.stdin.read()"
+    )
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    killed, living = (subprocess.Popen([sys.executable, "-c", code, tmp_path / "table.json"], **options) for _ in "ab")
+    assert {killed.stdout.readline(), living.stdout.readline()} == {"in\n"}
+    killed.kill()
+    killed.wait()
+    (tmp_path / ".mine.tmp").touch()  # somebody else's
+    assert len(list(tmp_path.iterdir())) == 3
+    files._remove_left_over.cache_clear()
     write_json(tmp_path / "table.json", {})
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(p.name for p in [*left[1:], tmp_path / "table.json"])
+    assert len(list(tmp_path.iterdir())) == 3 and (tmp_path / ".mine.tmp").exists()
+    living.communicate("")
+    assert (tmp_path / "table.json").read_text() == "half" and len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder", "device"])
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path, kind):
+    path, other = tmp_path / "x.json", tmp_path / "thesis"
+    other.write_text("{}")
+    if kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        {"link": lambda: path.symlink_to(other), "fifo": lambda: os.mkfifo(path), "folder": path.mkdir}[kind]()
+    if kind == "link":
+        assert files.read_json(path) == {}  # whoever reads may have linked it
+    else:
+        with pytest.raises(UserError, match=r"not a regular file|not readable"):
+            files.read_json(path)
+    with pytest.raises(UserError, match="not a regular file"):
+        files.open_file(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, follow=False)
+    assert other.read_text() == "{}"
+
+
+@pytest.mark.parametrize("text", [b"NaN", b'{"a": Infinity}', b"[-Infinity]", b"\xff", b"{", b"[" * 100_000, b""])
+def test_json_that_we_do_not_write_is_refused_with_its_name(tmp_path, text):
+    (tmp_path / "record.json").write_bytes(text)
+    with pytest.raises(UserError, match=r"record\.json"):
+        files.read_json(tmp_path / "record.json")
+
+
+def test_no_flipped_bit_of_a_sealed_record_is_read_as_another(tmp_path):
+    path = tmp_path / "record.json"
+    record = {"step": 18, "seed": 7, "name": "best", "parts": [{"file": "a", "bytes": 5}], "lr": 1e-3}
+    files.write_sealed(path, record)
+    content = path.read_bytes()
+    for bit in range(8 * len(content)):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        try:
+            found = files.read_record(path, "record")
+        except UserError:
+            continue
+        assert {k: v for k, v in found.items() if k != "seal"} == record
 
 
 def test_a_folder_of_many_files_is_not_listed_for_each(tmp_path, monkeypatch):

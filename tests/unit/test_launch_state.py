@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json, write_json
+from tokenscale.base.files import read_json, write_sealed
 from tokenscale.runs.launch.attempts import hash_identity, prepare_attempt
 from tokenscale.runs.launch.start import open_run
 from tokenscale.runs.records import provenance
@@ -20,7 +20,7 @@ def run(tmp_path, monkeypatch):
     """A run that goes on from a state whose record is there."""
     monkeypatch.chdir(tmp_path)
     where = state_path(WRITER, 8)
-    write_json(tmp_path / where / "checkpoint.json", {"step": 8})
+    write_sealed(tmp_path / where / "checkpoint.json", {"step": 8})
     return RunSettings(resume_from=where)
 
 
@@ -38,7 +38,7 @@ def test_a_run_of_the_same_state_is_not_trained_again_and_one_of_another_state_i
     assert read_json(directory / "attempt=00/attempt.json")["state"] == first.state
     with open_run(run, directory / "done.json", {}) as (same, attempt, _):
         assert attempt is None and same == first
-    write_json(tmp_path / run.resume_from / "checkpoint.json", {"step": 8, "ranks": "others"})
+    write_sealed(tmp_path / run.resume_from / "checkpoint.json", {"step": 8, "ranks": "others"})
     with open_run(run, directory / "done.json", {}) as (other, attempt, _):
         assert attempt == 0 and other.digest != first.digest
         assert other.code_and_inputs == first.code_and_inputs, "what repeats share is the same"

@@ -259,16 +259,17 @@ def write_json(path: str | Path, value: Any) -> None:
     write_text(path, pretty_json(value))
 
 
-def write_sealed(path: str | Path, record: dict[str, Any]) -> None:
-    """Write a record that others trust as JSON, with the digest of its own content as `seal`."""
-    write_json(path, record | {"seal": sha256_text(canonical_json(record))})
+def write_sealed(path: str | Path, record: dict[str, Any], key: str = "seal") -> None:
+    """Write a record that others trust as JSON, with the digest of its own content as `key`."""
+    body = {k: v for k, v in record.items() if k != key}
+    write_json(path, body | {key: sha256_text(canonical_json(body))})
 
 
-def is_sealed(record: Any) -> bool:
+def is_sealed(record: Any, key: str = "seal") -> bool:
     """Return whether a record has the digest of its own content, as `write_sealed` writes it."""
     if not isinstance(record, dict):
         return False
-    return record.get("seal") == sha256_text(canonical_json({k: v for k, v in record.items() if k != "seal"}))
+    return record.get(key) == sha256_text(canonical_json({k: v for k, v in record.items() if k != key}))
 
 
 def read_record(path: str | Path, what: str, next: str | None = None) -> dict[str, Any]:

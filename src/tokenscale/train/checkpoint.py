@@ -168,8 +168,7 @@ class Checkpoint:
                 found=f"schema {version}",
                 expected=f"schema {VERSION}",
             )
-        stated = re.fullmatch(r"step=(\d{8})", self.folder.name)
-        if not is_sealed(self.record) or (stated and self.record.get("step") != int(stated[1])):
+        if not is_sealed(self.record):
             raise self._error("the checkpoint's record has changed since it was written.", file=RECORD)
         #: names of its files, but for the tokenizer's
         self.files = {RECORD}
@@ -181,6 +180,8 @@ class Checkpoint:
         with report_malformed(self.folder / RECORD, "checkpoint's record", NEXT):
             known = {"begins_at_useful_tokens": 0} | self.record  # states of earlier code lack it
             check_types(known, RESUME if self.record["kind"] == "resume" else WEIGHTS)
+            if (stated := re.fullmatch(r"step=(\d{8})", self.folder.name)) and self.record["step"] != int(stated[1]):
+                raise ValueError(f"step is {self.record['step']}, the folder's name says {int(stated[1])}")
             names = list(self.record["ranks"])
         with ThreadPoolExecutor(THREADS) as pool:  # hashing and reading wait for the disk, not for Python
             found = list(pool.map(partial(self._read_rank, verify=verify), names))

@@ -7,10 +7,10 @@ import pytest
 from tests.unit.conftest import TEXTS, T
 from tests.unit.convert.conftest import FOREIGN, KNOWN, digest, documents_of, ours, run, write_megatron
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import canonical_json
+from tokenscale.base.files import canonical_json, write_sealed
 from tokenscale.cli.convert import ConvertSettings, convert
 from tokenscale.data.stores import write_parquet
-from tokenscale.data.stores.manifest import load_reader, open_store, read_store_manifest, write_sealed
+from tokenscale.data.stores.manifest import SEAL, load_reader, open_store, read_store_manifest
 from tokenscale.settings.data import StoreSettings
 
 
@@ -87,7 +87,7 @@ def test_a_store_without_records_is_refused_with_the_command_that_writes_it_agai
     where = path.with_suffix(".manifest.json") if single else path / "manifest.json"
     manifest = read_store_manifest(where)
     del manifest["records"]
-    write_sealed(where, manifest)
+    write_sealed(where, manifest, SEAL)
     with pytest.raises(UserError, match="no records") as error:
         load_reader(form)(where, open_store(where, store))
     assert error.value.facts["next"] == "c --force"

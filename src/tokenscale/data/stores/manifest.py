@@ -17,14 +17,13 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import (
-    canonical_json,
     check_relative_path,
     check_types,
+    is_sealed,
     pretty_json,
+    read_file,
     read_manifest_file,
     report_malformed,
-    sha256_text,
-    write_json,
 )
 from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.records import Records, changed_error
@@ -32,6 +31,8 @@ from tokenscale.settings.data import LOST, StoreSettings, unknown_format_error
 from tokenscale.settings.registry import FORMATS
 
 VERSION = 2
+#: field of a manifest with the hash of the rest
+SEAL = "self_sha256"
 
 
 @dataclass(frozen=True)
@@ -74,21 +75,14 @@ def build_record_path(manifest: Path) -> Path:
     return manifest.with_name(manifest.name.removesuffix("manifest.json") + "build.json")
 
 
-def write_sealed(path: Path, manifest: dict[str, Any]) -> None:
-    """Write a manifest with a hash of itself, so that later changes are detected."""
-    write_json(path, manifest | {"self_sha256": sha256_text(canonical_json(manifest))})
-
-
 def read_store_manifest(where: Path) -> dict[str, Any]:
     """Read the manifest of a store. Raises UserError for a missing, broken, changed or too new manifest."""
     path = resolve_store(where)[1]
     manifest = read_manifest_file(path, "token store", VERSION, rebuild_command(where), oldest=VERSION)
-    stated = manifest.pop("self_sha256", None)
-    if stated != (found := sha256_text(canonical_json(manifest))) or path.read_text(encoding="utf-8") != pretty_json(
-        manifest | {"self_sha256": stated}
-    ):
-        expected, next = f"sha256 {stated}  (self_sha256)", rebuild_command(where)
-        raise changed_error("the manifest of the token store", path, expected, f"sha256 {found}", next)
+    if not is_sealed(manifest, SEAL) or read_file(path) != pretty_json(manifest).encode():
+        expected, next = f"the content of {SEAL}, as it was written", rebuild_command(where)
+        raise changed_error("the manifest of the token store", path, expected, "other content", next)
+    del manifest[SEAL]
     with report_malformed(path, "manifest of the token store", rebuild_command(where)):
         if manifest["format"] not in FORMATS:
             raise unknown_format_error(manifest["format"], store=path)

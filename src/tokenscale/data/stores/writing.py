@@ -20,18 +20,18 @@ import numpy as np
 
 from tokenscale import __version__
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import move_files, read_json, remove_manifest, sha256_file, utc_now, write_json
+from tokenscale.base.files import move_files, read_json, remove_manifest, sha256_file, utc_now, write_json, write_sealed
 from tokenscale.data.corpus.raw_text import check_file, read_corpus_manifest
 from tokenscale.data.records import part_folder, remove_other_parts, smallest_dtype
 from tokenscale.data.stores.documents import Chunk, DocumentRange, Documents, IdsDigest
 from tokenscale.data.stores.manifest import (
+    SEAL,
     VERSION,
     SingleFile,
     build_record_path,
     load_writer,
     read_store_manifest,
     rebuild_command,
-    write_sealed,
 )
 from tokenscale.data.stores.text import EngineDiffers, TextDocuments
 from tokenscale.data.tokenizers.backends import REFERENCE
@@ -182,7 +182,7 @@ def open_store_writer(
     shutil.rmtree(folder, ignore_errors=True)
     command = single.command if single else documents.origin.command
     write_build_record(manifest, time.monotonic() - started, documents.origin.engine, command)
-    write_sealed(manifest, writer.manifest)
+    write_sealed(manifest, writer.manifest, SEAL)
 
 
 def _remove_data(directory: Path, keep: Container[str] = ()) -> None:
@@ -265,7 +265,7 @@ def merge_store(store: StoreSettings, corpus_directory: Path, directory: Path, p
     seconds = [record.get("duration_s") for record in built]
     engines = sorted({record.get("engine", "") for record in built} - {""})
     write_build_record(path, None if None in seconds else sum(seconds), ", ".join(engines))  # of all jobs together
-    write_sealed(path, merged)
+    write_sealed(path, merged, SEAL)
     return merged
 
 
@@ -289,7 +289,7 @@ def write_empty_part(
         "part": {"number": number, "parts": parts},
     }
     build_record_path(directory / "manifest.json").unlink(missing_ok=True)
-    write_sealed(directory / "manifest.json", manifest)
+    write_sealed(directory / "manifest.json", manifest, SEAL)
     return manifest
 
 

@@ -112,6 +112,8 @@ ENVIRONMENT = {
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("SLURM_JOB_ID", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES"),
 }
+#: variable that asks for the diff of a changed working tree in the record
+KEEP_DIFF = "TOKENSCALE_KEEP_DIFF"
 PREFIXES = ("MALLOC_", "NCCL_", "FI_", "TORCH_NCCL_", "GLOO_")
 _PACKAGES = "torch numpy pyarrow safetensors tokenizers mistral-common gigatoken xxhash transformers triton"
 PACKAGES = tuple(_PACKAGES.split())
@@ -144,8 +146,8 @@ def name_differences(then: dict[str, str], now: dict[str, str]) -> list[str]:
 
 
 def read_git_state() -> tuple[dict[str, Any], str]:
-    """Return (commit and dirty flag, diff of tracked files and of the package's new ones) of the working tree of this
-    package; ({}, "") without git. Secrets are removed from the diff.
+    """Return what git knows of the working tree of this package, and the diff of tracked files and of the package's new
+    ones; ({}, "") without git. The diff is empty unless `KEEP_DIFF` asks for it: files may hold secrets of any form.
     """
 
     def git(*arguments: str, fails: bool = False) -> str:
@@ -157,16 +159,22 @@ def read_git_state() -> tuple[dict[str, Any], str]:
     try:
         commit = git("rev-parse", "HEAD").strip()
         diff = git("diff", "HEAD", "--no-ext-diff", "--no-color")
+        changed = git("diff", "HEAD", "--name-only", "-z").split("\0")
         top = git("rev-parse", "--show-toplevel").removesuffix("\n")
         for name in git("ls-files", "--others", "--exclude-standard", "--full-name", "-z", "--", ".").split("\0"):
             if name:  # it ends with 1 where files differ, which these do
                 requested = ("-C", top, "diff", "--no-index", "--no-ext-diff", "--no-color", "/dev/null", name)
                 diff += git(*requested, fails=True)
+                changed.append(name)
     except (OSError, subprocess.SubprocessError):
         return {}, ""
-    clean = redact(diff)
-    found = {"commit": commit, "dirty": bool(diff.strip()), "diff_sha256": sha256_text(clean) if diff else None}
-    return found | ({"diff_redacted": True} if clean != diff else {}), clean  # `git apply` then makes another tree
+    clean = redact(diff) if os.environ.get(KEEP_DIFF) else ""
+    found = {"commit": commit, "dirty": bool(diff.strip()), "changed": sorted(filter(None, changed))}
+    found |= {
+        "changes_sha256": sha256_text(diff) if diff else None,
+        "diff_sha256": sha256_text(clean) if clean else None,
+    }
+    return found | ({"diff_redacted": True} if clean not in ("", diff) else {}), clean  # no patch for `git apply` then
 
 
 def allowed_environment() -> dict[str, str]:
@@ -175,7 +183,7 @@ def allowed_environment() -> dict[str, str]:
 
 
 def start_record(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """Write `<directory>/run.json` with common facts added to `record`, and the diff of a dirty working tree."""
+    """Write `<directory>/run.json` with common facts added to `record`, and what changed in the working tree."""
     git, diff = read_git_state()
     if diff:
         write_text(directory / "dirty.diff", diff)
@@ -196,7 +204,7 @@ def start_record(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
 
 def seal_record(directory: Path, record: dict[str, Any], outcome: dict[str, Any]) -> None:
     """Write the final record with a digest of its canonical JSON, so that later edits are detected."""
-    write_sealed(directory / "run.json", {k: v for k, v in record.items() if k != "seal"} | {"outcome": outcome})
+    write_sealed(directory / "run.json", record | {"outcome": outcome})
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:
