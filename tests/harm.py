@@ -1,11 +1,18 @@
 """Damage to the files of a folder, drawn from a seed."""
 
+import json
+import os
 import random
+import re
 import shutil
 from pathlib import Path
 
 KINDS = ("flip", "overwrite", "truncate", "drop", "repeat", "insert", "zero", "swap", "append", "empty")
+#: of text and JSON; in a file without such a place they are the first kind
+OF_TEXT = ("number", "nan", "infinity", "latin-1", "line", "name", "edit")
 OF_FILES = ("exchange", "remove", "folder", "copy")
+#: what opening may wait for, or read for ever
+SPECIAL = ("fifo", "device", "dangling")
 
 
 def harmed(source: Path, target: Path, draw: random.Random) -> str:
@@ -13,22 +20,55 @@ def harmed(source: Path, target: Path, draw: random.Random) -> str:
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target)
     files = sorted(p for p in target.rglob("*") if p.is_file() and p.name != ".lock")
-    path, other = draw.choice(files), draw.choice(files)
-    kind = draw.choice(KINDS + OF_FILES)
-    data = bytearray(path.read_bytes())
-    if kind == "exchange":
-        path.write_bytes(other.read_bytes())
-        other.write_bytes(data)
-    elif kind == "remove":
-        path.unlink()
-    elif kind == "folder":
-        path.unlink()
-        path.mkdir()
-    elif kind == "copy":
-        path.write_bytes(other.read_bytes())
-    else:
-        path.write_bytes(damaged(data, kind, draw))
+    path, kind = draw.choice(files), draw.choice(KINDS + OF_FILES)
+    harm(path, kind, draw.choice(files), draw)
     return f"{kind} {path.relative_to(target)}"
+
+
+def harm(path: Path, kind: str, other: Path, draw: random.Random) -> None:
+    """Damage a file; `exchange` damages the other one, too. The file is a new one: links to the old keep it whole."""
+    data = path.read_bytes()
+    path.unlink()
+    if kind in ("exchange", "copy"):
+        path.write_bytes(data if other == path else other.read_bytes())
+        if kind == "exchange" and other != path:
+            other.unlink()
+            other.write_bytes(data)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind in ("device", "dangling"):
+        path.symlink_to("/dev/zero" if kind == "device" else "nowhere")
+    elif kind != "remove":
+        path.write_bytes(retyped(data, kind, draw) if kind in OF_TEXT else damaged(bytearray(data), kind, draw))
+
+
+def retyped(data: bytes, kind: str, draw: random.Random) -> bytes:
+    """Text, often JSON, with one number, line or name changed, as a hand or a foreign program does it."""
+    numbers = [found for found in re.finditer(rb"(?<=[ :\[,])\d+(?=[\n,}\]])", data)]
+    names = [found for found in re.finditer(rb'"[\w ./=-]+"', data)]
+    lines = data.split(b"\n")
+    if kind == "edit":
+        try:
+            return json.dumps(edited(json.loads(data), draw), indent=2).encode()
+        except ValueError:
+            kind = "flip"
+    if kind in ("number", "nan", "infinity") and numbers:
+        place = draw.choice(numbers)
+        new = {"number": b"%d" % (int(place[0]) + 1), "nan": b"NaN", "infinity": b"-Infinity"}[kind]
+    elif kind == "name" and names:
+        place = draw.choice(names)
+        new = draw.choice([b'"../../x"', b'"/etc/passwd"', b'"$(touch owned)"', b'"a\\u0000b"', b'"x"'])
+    elif kind == "latin-1" and names:
+        place = draw.choice(names)
+        new = b'"\xe9' + place[0][1:]
+    elif kind == "line" and len(lines) > 2:
+        at = draw.randrange(len(lines) - 1)
+        return b"\n".join([*lines[:at], lines[at + 1], lines[at], *lines[at + 2 :]])
+    else:
+        return damaged(bytearray(data), "flip", draw)
+    return data[: place.start()] + new + data[place.end() :]
 
 
 def damaged(data: bytearray, kind: str, draw: random.Random) -> bytes:

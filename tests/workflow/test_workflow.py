@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests import planted
+from tests.faults import mutate
 from tests.refusals import refused
+from tests.unit.test_launch_workflows import ENTER
 from tests.workflow import forked
 from tests.workflow.conftest import EXPERIMENTS, OFFLINE, ROOT, RUNS
 from tests.workflow.jobs import REPORT
@@ -187,6 +189,23 @@ def test_every_figure_leads_back_to_logs_code_environment_and_raw_text(built):
     command = [sys.executable, "-m", "tokenscale", "verify", "results/"]
     done = subprocess.run(command, cwd=built.root, env=built.environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_damaged_file_is_named(built, tmp_path, capfd):
+    counts = mutate.campaign(built.root / "results", tmp_path / "mutated", seed=26, count=60)
+    assert counts.keys() <= {"named", "equal"}, capfd.readouterr().out
+    assert counts["named"] > 50
+
+
+def test_a_second_call_in_the_same_folder_is_refused_and_writes_nothing(fresh):
+    command = [sys.executable, "-c", ENTER, fresh.root / ".snakemake", "all"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=fresh.environment) as first:
+        assert first.stdout.readline()
+        for target in ("corpus", "report_now"):
+            code, text = forked.snakemake(["--cores", "1", target], fresh.root, fresh.environment)
+            assert code == 2 and f"process {first.pid} on" in text and not (fresh.root / "results").exists(), text
+        assert forked.snakemake(["-n", "corpus"], fresh.root, fresh.environment)[0] == 0
+        first.stdin.close()
 
 
 def here(*arguments):

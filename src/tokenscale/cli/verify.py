@@ -6,13 +6,14 @@ agree. 1: a file differs. 3: nothing differs, but something could not be checked
 
 import argparse
 import importlib.util
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json, report_malformed
+from tokenscale.base.files import read_json, read_record, report_malformed
 from tokenscale.base.manifests import UNLISTED, walk
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.corpus.raw_text import read_corpus_manifest as read_corpus
@@ -25,6 +26,7 @@ from tokenscale.data.stores.writing import list_files
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
 from tokenscale.data.tokenizers.base import rebuild_command as restore_tokenizer
 from tokenscale.report import verification
+from tokenscale.runs.launch.attempts import mark_end
 from tokenscale.runs.records.provenance import read_sealed
 from tokenscale.settings.data import StoreSettings, state_held_out
 
@@ -173,7 +175,10 @@ def _verify_corpus(folder: Path) -> Iterator[Finding]:
     merged = [file for split in manifest["splits"].values() for file in split["files"]]
     for part in parts:
         yield from _errors_as_findings(_verify_corpus_part(folder, part, merged))
-    yield from _verify_records(RawText(folder, verify=False).open_records())
+    records = RawText(folder, verify=False).open_records()
+    if records is None and (left := folder / "records").exists():
+        yield Finding(f"{left}: records without their manifest; next rm -r {left} && {rebuild_corpus(folder)}")
+    yield from _verify_records(records)
 
 
 def _verify_corpus_part(folder: Path, part: Path, merged: list[dict[str, Any]]) -> Iterator[Finding]:
@@ -231,19 +236,27 @@ def _verify_run(folder: Path) -> Iterator[Finding]:
     """Check the seal of a run's record, its logs against the record, and its checkpoints."""
     path, done = folder / "run.json", folder / "done.json"
     record = read_json(path, "run's record", RESTORE_RUN)
-    if not isinstance(record, dict) or "seal" not in record:
+    if not done.is_file() and isinstance(record, dict) and "seal" not in record:
         yield Finding(f"{folder}: the run has not ended; its logs are not sealed", note=True)
     elif read_sealed(path) is None:
         yield Finding(f"{path}: edited after it was sealed; {RESTORE_RUN}")
     else:
         yield from (Finding(f"{fault}; {RESTORE_RUN}") for fault in verification.check_sealed(folder, record))
-        mark = read_json(done, "mark of a run's end", f"snakemake --touch {done}") if done.is_file() else record
-        if not isinstance(mark, dict) or mark.get("seal") != record["seal"]:
+        if not os.path.lexists(done):
+            yield Finding(f"{done}: missing; snakemake {done} writes it from the record", note=True)
+        elif read_json(done, "mark of a run's end") != mark_end(folder.name, record):
             yield Finding(f"{done}: belongs to another record than run.json")
+    for attempt in sorted(folder.glob("attempt=*")):
+        yield from _errors_as_findings(_verify_attempt(attempt))
     yield from _verify_checkpoints(folder / "checkpoints")
     for path in sorted(folder.iterdir()):
         if path.name not in OF_RUN and not path.name.startswith("attempt="):
             yield _extra(path)
+
+
+def _verify_attempt(folder: Path) -> Iterator[Finding]:
+    read_record(folder / "attempt.json", "attempt's record", RESTORE_RUN)
+    yield from ()
 
 
 def _verify_checkpoints(folder: Path) -> Iterator[Finding]:

@@ -86,12 +86,7 @@ def write_text_records(directory: Path, processes: int = 1) -> dict[str, Any]:
     files = list(
         map_processes(_write_records_of_shard, [(directory, n) for n in range(len(text._first) - 1)], processes)
     )
-    manifest = {
-        "schema_version": RECORDS_VERSION,
-        "split": "train",
-        "text_sha256": text.split["text_sha256"],
-        "files": files,
-    }
+    manifest = {"schema_version": RECORDS_VERSION, "text_sha256": text.split["text_sha256"], "files": files}
     sync_tree(path.parent)
     write_json(path, manifest)
     return manifest

@@ -123,7 +123,11 @@ def write_done_file(directory: Path, output: Path, identity: Identity, run: RunS
     record = read_final(directory, identity)
     if record is None:
         return False
-    ended = {key: record["outcome"][key] for key in ("status", "steps")}
-    facts = {"schema": 1, "run_id": run.identity, "attempt": record["attempt"], "seal": record["seal"]}
-    write_json(output, facts | ended)
+    write_json(output, mark_end(run.identity, record))
     return True
+
+
+def mark_end(run_id: str, record: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of `done.json` for a sealed record."""
+    ended = {key: record["outcome"][key] for key in ("status", "steps")}
+    return {"schema": 1, "run_id": run_id, "attempt": record["attempt"], "seal": record["seal"]} | ended
