@@ -19,11 +19,11 @@ from tokenscale.base.files import (
     atomic,
     canonical_json,
     check_types,
-    read_json,
+    read_record,
     report_malformed,
     sha256_file,
     sha256_text,
-    write_json,
+    write_sealed,
 )
 from tokenscale.runs.records.events import FIELDS
 
@@ -94,7 +94,7 @@ def write_manifest(folder: Path) -> None:
     """Write the manifest of a folder whose files are complete; equal files give equal bytes."""
     paths = [folder / name for name in file_names()]
     files = [{"name": p.name, "bytes": p.stat().st_size, "sha256": sha256_file(p)} for p in paths]
-    write_json(folder / MANIFEST, {"columns": column_digest(), "files": files})
+    write_sealed(folder / MANIFEST, {"columns": column_digest(), "files": files})
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             raise UserError("there are no tables in this folder.", path=folder, next=next)
         reason = "an older version of tokenscale wrote them, or ingest was interrupted"
         raise UserError("the tables have no manifest with their hashes.", path=path, reason=reason, next=next)
-    manifest = read_json(path, "manifest of the tables", next)
+    manifest = read_record(path, "manifest of the tables", next)
     with report_malformed(path, "manifest of the tables", next):
         check_types(manifest, {"columns": str, "files": list})
         for file in manifest["files"]:
