@@ -10,6 +10,7 @@ from tests.corpora import HOSTILE, Lab, make_run
 from tokenscale.base.files import read_json, write_json
 from tokenscale.cli import main as cli
 from tokenscale.cli.verify import verify_results
+from tokenscale.runs.launch.attempts import mark_end
 from tokenscale.runs.records import provenance
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.model import ModelSettings
@@ -42,7 +43,7 @@ def made(tmp_path_factory):
     commit(folder, 1, facts | {"run": to_dict(make_run("packed", 16)), "model": to_dict(ModelSettings())})
     record = provenance.start_record(run, {"run_id": run.name, "attempt": 0})
     provenance.seal_record(run, record, {"status": "complete", "steps": 2, "logs": log_hashes(run)})
-    write_json(run / "done.json", {"seal": read_json(run / "run.json")["seal"]})
+    write_json(run / "done.json", mark_end(run.name, read_json(run / "run.json")))
     return results
 
 

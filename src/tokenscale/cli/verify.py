@@ -246,16 +246,18 @@ def _verify_run(folder: Path) -> Iterator[Finding]:
             yield Finding(f"{done}: missing; snakemake {done} writes it from the record", note=True)
         elif read_json(done, "mark of a run's end") != mark_end(folder.name, record):
             yield Finding(f"{done}: belongs to another record than run.json")
-    for attempt in sorted(folder.glob("attempt=*")):
-        yield from _errors_as_findings(_verify_attempt(attempt))
+    launched = isinstance(record, dict) and "digest" in record  # from the attempt's record
+    for path in (attempt / "attempt.json" for attempt in sorted(folder.glob("attempt=*"))):
+        if launched or os.path.lexists(path):
+            yield from _errors_as_findings(_verify_attempt(path))
     yield from _verify_checkpoints(folder / "checkpoints")
     for path in sorted(folder.iterdir()):
         if path.name not in OF_RUN and not path.name.startswith("attempt="):
             yield _extra(path)
 
 
-def _verify_attempt(folder: Path) -> Iterator[Finding]:
-    read_record(folder / "attempt.json", "attempt's record", RESTORE_RUN)
+def _verify_attempt(path: Path) -> Iterator[Finding]:
+    read_record(path, "attempt's record", RESTORE_RUN)
     yield from ()
 
 
