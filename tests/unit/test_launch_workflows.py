@@ -33,7 +33,7 @@ def other(folder):
     command = [sys.executable, "-c", ENTER, folder, "all"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "in\n"
-    (folder / "locks").mkdir()
+    (folder / "locks").mkdir(exist_ok=True)
     yield process
     process.communicate("")
 
