@@ -15,6 +15,7 @@ in torch call `contract.log_step` themselves.
 
 import hashlib
 import json
+import os
 import resource
 import sys
 import time
@@ -141,7 +142,15 @@ class Contract:
         from importlib.metadata import distributions
 
         versions = {str(d.metadata["Name"]).lower(): d.version for d in distributions()}
-        result = {"steps": self._step, "versions": versions, "facts": facts, "threads": _count_threads()}
+        torch, variables = sys.modules.get("torch"), self.facts["variables"]
+        result = {
+            "steps": self._step,
+            "versions": versions,
+            "facts": facts,
+            # as the trainer left them: it may choose an allocator and threads of its own
+            "environment": {name: os.environ[name] for name in variables if name in os.environ},
+            "threads": torch.get_num_threads() if torch else None,
+        }
         Path(self.facts["result"]).write_text(json.dumps(result), encoding="utf-8")
 
     # --- internals -----------------------------------------------------------------------------------------------
@@ -193,12 +202,9 @@ class Contract:
         else:
             now = time.monotonic()
             seconds = [end - begin for begin, end in zip(begins, ends, strict=True)]
-        if all(hasattr(loss, "detach") for loss in losses):  # one copy for all of them
-            import torch
-
-            losses = tuple(torch.stack([loss.reshape(()).double() for loss in losses]).tolist())
-        for loss, tokens, step_s, ended_mono_s in zip(losses, inputs, seconds, ends, strict=True):
-            hosts = [tokens_bt.cpu().numpy() for tokens_bt in tokens]
+        values = [[*tokens, loss] for tokens, loss in zip(inputs, losses, strict=True)]
+        for found, step_s, ended_mono_s in zip(_copy_to_host(values), seconds, ends, strict=True):
+            *hosts, loss = found
             digest = sum(map(digest_rows, hosts)) % MODULUS
             fields = {"memory_peak_bytes": peak, "paused_s": self._paused}
             self._write(float(loss), step_s, ended_mono_s, sum(map(len, hosts)), digest, fields)
@@ -215,7 +221,14 @@ class Contract:
         self._step += 1
 
 
-def _count_threads() -> int | None:
-    """Return the threads that torch computes with in this process; None without torch."""
-    torch = sys.modules.get("torch")
-    return None if torch is None else torch.get_num_threads()
+def _copy_to_host(values: list[list[Any]]) -> list[list[Any]]:
+    """Return lists of torch tensors as float64 arrays, by one copy for all of them; other values as they are."""
+    tensors = [value for found in values for value in found if hasattr(value, "detach")]
+    if not tensors:
+        return values
+    import torch
+
+    device = tensors[-1].device
+    flat = torch.cat([tensor.reshape(-1).to(device, torch.float64) for tensor in tensors]).cpu().numpy()
+    parts = iter(np.split(flat, np.cumsum([tensor.numel() for tensor in tensors])[:-1]))
+    return [[next(parts).reshape(v.shape) if hasattr(v, "detach") else v for v in found] for found in values]

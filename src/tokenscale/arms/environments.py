@@ -24,6 +24,8 @@ from tokenscale.settings.yaml_files import read_yaml
 BUNDLES = "TOKENSCALE_ARM_BUNDLES"
 #: names a release of torch, which locks leave out: its CPU and CUDA builds have other hashes
 CONSTRAINTS = Path("constraints.txt")
+#: seconds that one command may take, such as a download of torch
+LIMIT_S = 3600
 
 
 @dataclass(frozen=True)
@@ -115,12 +117,13 @@ def _hash_files(name: str) -> dict[str, str]:
 
 def _run(command: list[Any], cwd: Path | None = None) -> str:
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "timeout": LIMIT_S}
     try:
-        done = subprocess.run(
-            list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, errors="replace"
-        )
+        done = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, **options)
     except OSError as error:
         raise PreparationError(f"{command[0]}: {error.strerror}") from None
+    except subprocess.TimeoutExpired:
+        raise PreparationError(f"{' '.join(map(str, command[:4]))} …: did not end within {LIMIT_S:g} s") from None
     if done.returncode:
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
         raise PreparationError(redact(f"{' '.join(map(str, command[:4]))} …: {' | '.join(lines[-3:])}"))

@@ -32,7 +32,7 @@ from tokenscale.data.batches.open import open_batches
 from tokenscale.parity import recorder
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
-from tokenscale.runs.records.redaction import redact
+from tokenscale.runs.records.redaction import redact, redact_variable
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
@@ -130,6 +130,7 @@ def write_contract(
             "log": str(here / "steps.jsonl"),
             "result": str(here / "result.json"),
             "log_every": 1 if recording else run.log_every,
+            "variables": sorted({*provenance.ENVIRONMENT, *provenance.allowed_environment()}),
             "recording": str(recording.resolve()) if recording else None,
         },
     )
@@ -296,6 +297,19 @@ def train(
         reason = run_adapter(run.arm, environment, folder, peers=attempt_directory, hang_s=hang_s)
         steps, wrong = read_steps(folder, expected)
         reason = reason or wrong
+    _write_steps(writer, run, steps, expected)
+    status = "failed" if reason else "complete"
+    writer.event("run_stop", status=status, step=len(steps))
+    writer.close()
+    folder.mkdir(exist_ok=True)
+    if reason:
+        (folder / "failed.txt").write_text(reason, encoding="utf-8")
+    (folder / "ended.txt").write_text(status, encoding="utf-8")
+    if rank == 0:
+        _seal(run, directory, attempt_directory, state, steps)
+
+
+def _write_steps(writer: Writer, run: RunSettings, steps: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
     ended = None
     for step, facts in zip(steps, expected, strict=False):
         if ended is not None and step.get("paused_s"):
@@ -317,15 +331,6 @@ def train(
             nonfinite=not math.isfinite(loss_sum),
             **counted,
         )
-    status = "failed" if reason else "complete"
-    writer.event("run_stop", status=status, step=len(steps))
-    writer.close()
-    folder.mkdir(exist_ok=True)
-    if reason:
-        (folder / "failed.txt").write_text(reason, encoding="utf-8")
-    (folder / "ended.txt").write_text(status, encoding="utf-8")
-    if rank == 0:
-        _seal(run, directory, attempt_directory, state, steps)
 
 
 def _seal(run: RunSettings, directory: Path, attempt: Path, state: dict[str, Any], steps: list[dict[str, Any]]) -> None:
@@ -344,8 +349,9 @@ def _seal(run: RunSettings, directory: Path, attempt: Path, state: dict[str, Any
         print(f"tokenscale: {run.identity} is invalid.\n  reason  {reasons[0]}", flush=True)
     result = ranks[0] / "result.json"
     state["arm"]["result"] = found = read_json(result) if result.is_file() else None
-    if found and found.get("threads"):
-        state["hardware"]["threads_per_rank"] = found["threads"]  # of the arm's process, not of this one
+    if found:  # of the arm's process, not of this one
+        state["environment"] = {name: redact_variable(value) for name, value in found.pop("environment").items()}
+        state["hardware"]["threads_per_rank"] = found["threads"] or state["hardware"]["threads_per_rank"]
     for rank in ranks:
         for name in ("weights", "work", "lib"):  # of the inputs, the contract and the log are kept
             shutil.rmtree(rank / name, ignore_errors=True)
