@@ -1,862 +1,720 @@
-"""Causes of a difference, by testing hypotheses: compute a recorded value again from its recorded inputs.
+"""Cause of a difference, by testing hypotheses: compute a recorded value again from its recorded inputs.
 
-A module's output, a loss or an update is explained where a formula with certain settings reproduces it to the measured
-floor. The cause is the setting in which the explanations of both models differ. Formulas run in float64.
+`FORMULAS` is the table of hypotheses. A formula with certain settings must reproduce A's value to the measured floor,
+and B's with one setting changed: that setting is the cause. Formulas run in float64; `Parity.tried` counts comparisons.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenscale.parity.comparison import DIFFERENT, MULTIPLE, Comparison, Parity, read_kind
+from tokenscale.parity.comparison import DIFFERENT, MULTIPLE, RESOLUTION, Comparison, Parity, read_kind
 from tokenscale.parity.recording import Anchor, Match, Recording, difference
 
 Settings = dict[str, Any]
-#: An explanation: its settings, and how far its value is from the recorded one.
-Explanation = tuple[Settings, float]
+Cause = dict[str, Any]
+
+# --- formulas -------------------------------------------------------------------------------------------------------
+
+
+def _linear(inputs: Any, settings: Settings) -> Tensor | None:
+    x, weights = inputs
+    weight = weights[2] if settings["weight"] == "[out, in]" else weights[2].T
+    if weight.shape[1] != x.shape[-1]:
+        return None
+    if settings["precision"] == "bfloat16":
+        return (x.bfloat16().double() @ weight.T.bfloat16().double() + weights.get(0, 0)).bfloat16().double()
+    return x @ weight.T + weights.get(0, 0)
+
+
+def _norm(inputs: Any, settings: Settings) -> Tensor | None:
+    x, weights = inputs
+    if weights[1].shape[0] != x.shape[-1]:
+        return None
+    base = x if settings["kind of norm"] == "RMS" else x - x.mean(-1, keepdim=True)
+    normed = base / (base.square().mean(-1, keepdim=True) + settings["norm epsilon"]).sqrt()
+    return normed * (weights[1] + (settings["weight of the norm"] == "plus one")) + weights.get(0, 0)
+
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "GELU, exact (erf)": F.gelu,
     "GELU, tanh approximation": lambda x: F.gelu(x, approximate="tanh"),
-    "GELU, sigmoid approximation": lambda x: x * torch.sigmoid(1.702 * x),
     "SiLU": F.silu,
-    "ReLU": F.relu,
-    "squared ReLU": lambda x: F.relu(x).square(),
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
     "none": lambda x: x,
 }
-EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 0.0, 1e-10, 1e-9, 1e-7, 1e-4, 1e-3, 1e-2)
-ROPE_BASES = (10_000.0, 500_000.0, 1_000_000.0, 5_000.0, 20_000.0, 50_000.0, 100_000.0, 1_000.0, 100.0)
-#: Positions that attention may see, counted back from the query's own (0): first and last, where None is no limit.
-MASKS = {"causal": (0, None), "causal, one position late": (1, None), "causal, one position early": (-1, None)}
 
 
-def find_cause(parity: Parity, first: Comparison) -> dict[str, Any] | None:
-    """Return {kind, setting, a, b, text, evidence} for the first difference; None where no hypothesis explains it."""
-    if first.stage == "parameters":
-        return _explain_parameters(parity)
+def _activation(inputs: Any, settings: Settings) -> Tensor | None:
+    """Return the activation of the last linear layer's output, or of one of the last two times the other."""
+    last, shape = inputs
+    function, gate = ACTIVATIONS[settings["activation"]], settings["gated"]
+    if not last or any(value.shape != shape for value in last[: 1 if gate == "no" else 2]):
+        return None
+    if gate == "no":
+        return function(last[0])
+    if len(last) < 2:
+        return None
+    return function(last[1]) * last[0] if gate == "by the first" else function(last[0]) * last[1]
+
+
+def _attention(inputs: Any, settings: Settings) -> Tensor:
+    """Return attention [B, T, q's width] of queries, keys and values [B, T, width]."""
+    width, length = settings["head width"], inputs[0].shape[1]
+    q, k, v = (value.unflatten(-1, (-1, width)).transpose(1, 2) for value in inputs)
+    if settings["rope base"] is not None:
+        q, k = (_rotate(value, settings) for value in (q, k))
+    k, v = (value.repeat_interleave(q.shape[1] // value.shape[1], dim=1) for value in (k, v))
+    scores = q @ k.transpose(-1, -2) * (1.0 if settings["scale of the scores"] == "1" else width**-0.5)
+    back = torch.arange(length)[:, None] - torch.arange(length)[None, :]  # the query's position less the key's
+    mask = settings["mask"]
+    seen = back >= {"none": -length, "causal, one position early": -1}.get(mask, 0)
+    if "window" in mask:
+        seen &= back < int(mask.rsplit(" ", 1)[1])
+    return (scores.masked_fill(~seen, -math.inf).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def _rotate(x: Tensor, settings: Settings) -> Tensor:
+    """Rotate the pairs of x [B, heads, T, width] by positions (rotary embedding, Su et al. 2021)."""
+    width = x.shape[-1]
+    frequencies = settings["rope base"] ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angles = torch.outer(torch.arange(x.shape[2], dtype=torch.float64), frequencies)
+    pairs = (2, -1) if settings["rope pairs"] == "halves" else (-1, 2)
+    one, two = x.unflatten(-1, pairs).unbind(-2 if pairs[0] == 2 else -1)
+    turned = one * angles.cos() - two * angles.sin(), two * angles.cos() + one * angles.sin()
+    return torch.stack(turned, dim=-2 if pairs[0] == 2 else -1).flatten(-2)
+
+
+def _update(inputs: Any, settings: Settings) -> Tensor | None:
+    """Return the update of Adam or AdamW (Kingma & Ba 2015, Loshchilov & Hutter 2019) from the recorded gradients."""
+    recording, match, side, step = inputs
+    group = recording.group(getattr(match, side)[0], step)
+    gradients = [match.values(recording, side, number, "gradient_clipped") for number in range(step + 1)]
+    weights = [match.values(recording, side, number, "before") for number in range(step + 1)]
+    if "lr" not in group or any(value is None for value in gradients + weights):
+        return None
+    beta1, beta2 = group.get("betas", (0.9, 0.999)) if settings["betas"] == "as stated" else settings["betas"]
+    rounded = settings["constants"] == "rounded to fp32"
+    one, two = torch.tensor([beta1, beta2], dtype=torch.float32 if rounded else torch.float64)
+    decay = group.get("weight_decay", 0.0)
+    coupled = not group.get("decoupled_weight_decay", True)
+    first = second = torch.zeros(())
+    for gradient, weight in zip(gradients, weights, strict=True):
+        gradient = gradient + decay * weight if coupled else gradient
+        first = beta1 * first + float(1 - one) * gradient
+        second = beta2 * second + float(1 - two) * gradient.square()
+    if settings["bias correction"] == "on":
+        first = first / float(1 - one ** (step + 1))
+    second, epsilon = second / float(1 - two ** (step + 1)), group.get("eps", 1e-8)
+    inside = settings["epsilon"] == "inside the root"
+    update = -group["lr"] * first / ((second + epsilon).sqrt() if inside else second.sqrt() + epsilon)
+    if decay and not coupled:
+        update = update - (1 if settings["decay times learning rate"] == "no" else group["lr"]) * decay * weights[-1]
+    return update
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A formula and the values that are tried of each of its settings, the usual one first.
+
+    A's value is searched among all combinations of the first `combined` settings, then with one of the others changed;
+    B's among single changes of A's settings.
+    """
+
+    compute: Callable[[Any, Settings], Tensor | None]
+    combined: int
+    settings: dict[str, tuple[Any, ...]]
+
+
+#: planted differences or their programs need each value (`tests/parity_cases.py`, `tests/arm_cases.py`); llm.c needs
+#: "rounded to fp32"
+FORMULAS = {
+    "linear": Formula(_linear, 1, {"weight": ("[out, in]", "[in, out]"), "precision": ("fp32", "bfloat16")}),
+    "norm": Formula(
+        _norm,
+        3,
+        {
+            "norm epsilon": (1e-5, 1e-6, 1e-8, 1e-3),
+            "kind of norm": ("RMS", "layer"),
+            "weight of the norm": ("applied", "plus one"),
+        },
+    ),
+    "activation": Formula(
+        _activation, 2, {"gated": ("no", "by the first", "by the second"), "activation": tuple(ACTIVATIONS)}
+    ),
+    "attention": Formula(
+        _attention,
+        3,
+        {
+            "head width": (),  # the divisors of the width
+            "rope base": (None, 10_000.0, 500_000.0),
+            "rope pairs": ("halves", "neighbours"),
+            "mask": ("causal", "causal, one position early", "none"),  # and the window that B may have
+            "scale of the scores": ("1/sqrt(head width)", "1"),
+        },
+    ),
+    "update": Formula(
+        _update,
+        0,
+        {
+            "constants": ("exact", "rounded to fp32"),
+            "bias correction": ("on", "of the second moment only"),
+            "decay times learning rate": ("yes", "no"),
+            "epsilon": ("outside the root", "inside the root"),
+            "betas": ("as stated", (0.8, 0.95)),
+        },
+    ),
+}
+
+
+def _search(
+    parity: Parity, formula: Formula, distance: Callable[[str, Settings], float], **known: Any
+) -> list[tuple[Settings, float]] | None:
+    """Return the settings that reproduce A's and B's values, with the distances; None where there are none.
+
+    `distance(side, settings)` is relative to what rounding allows. `known` has values of settings, with _ for spaces.
+    """
+    values = formula.settings | {name.replace("_", " "): tuple(found) for name, found in known.items()}
+    names = list(values)
+
+    def first(side: str, candidates: Iterable[Settings]) -> tuple[Settings, float] | None:
+        for settings in candidates:
+            parity.tried += 1
+            if (found := distance(side, settings)) <= 1:
+                return settings, found
+        return None
+
+    def vary(start: Settings, changed: list[str]) -> Iterator[Settings]:
+        return (start | {name: value} for name in changed for value in values[name] if value != start[name])
+
+    combined, others = names[: formula.combined], names[formula.combined :]
+    usual = {name: values[name][0] for name in others}
+    starts = [
+        dict(zip(combined, found, strict=True)) | usual
+        for found in itertools.product(*(values[name] for name in combined))
+    ]
+    a = first("a", itertools.chain(starts, (settings for start in starts for settings in vary(start, others))))
+    b = a and first("b", itertools.chain([a[0]], vary(a[0], names)))
+    return [a, b] if a and b else None
+
+
+def _try(parity: Parity, found: Tensor | None, predicted: Tensor | None, allowed: float) -> bool:
+    """Return whether one hypothesis reproduces a value."""
+    parity.tried += 1
+    distance = difference(found, predicted)
+    return distance is not None and distance <= allowed
+
+
+# --- causes ---------------------------------------------------------------------------------------------------------
+
+
+def find_cause(parity: Parity, first: Comparison) -> Cause | None:
+    """Return {setting, a, b, text, evidence} for the first difference; None where no hypothesis explains it."""
     if first.stage == "tokens":
         fewer = "B" if first.b < first.a else "A"
         text = f"{fewer} drops sequences of the batch (a micro-batch?): {first.a} in A, {first.b} in B"
-        return _cause("batch", "sequences per step", first.a, first.b, text)
-    if first.stage.startswith("module"):
-        return _explain_module(parity, first)
-    if first.stage == "loss":
-        return _explain_loss(parity, first)
-    if first.stage == "gradient":
-        return _explain_gradient(parity, first)
-    if first.stage == "clipped gradient":
-        return _explain_clipping(parity, first)
-    if first.stage.startswith("setting"):
-        return _explain_setting(parity, first)
-    return _explain_update(parity, first)
+        return _cause("sequences per step", first.a, first.b, text)
+    return EXPLAIN[first.stage.split()[0]](parity, first)
 
 
-def _cause(kind: str, setting: str, a: Any, b: Any, text: str, evidence: Iterable[str] = ()) -> dict[str, Any]:
-    return {"kind": kind, "setting": setting, "a": a, "b": b, "text": text, "evidence": list(evidence)}
-
-
-def _from_explanations(
-    kind: str, where: str, a: Explanation, b: Explanation, crossed: float | None = None
-) -> dict[str, Any] | None:
-    """Return the cause: the settings in which two explanations differ."""
-    keys = [key for key in {**a[0], **b[0]} if a[0].get(key) != b[0].get(key)]
-    if not keys:
-        return None
-    key = keys[0]
-    values = [", ".join(f"{_show(found.get(k))}" for k in keys) for found in (a[0], b[0])]
-    evidence = [
-        f"A's is reproduced to {a[1]:.2g} with {values[0]}",
-        f"B's is reproduced to {b[1]:.2g} with {values[1]}",
-    ]
-    if crossed is not None:
-        evidence.append(f"B's with A's settings is {crossed:.2g} away")
-    text = f"{' and '.join(keys)} of {where}: {values[0]} in A, {values[1]} in B"
-    return _cause(kind, " and ".join(keys), a[0].get(key), b[0].get(key), text, evidence)
+def _cause(
+    setting: str, a: Any, b: Any, text: str | None = None, *, where: str = "", evidence: Iterable[str] = ()
+) -> Cause:
+    text = text or f"{setting}{where and f' of {where}'}: {_show(a)} in A, {_show(b)} in B"
+    return {"setting": setting, "a": a, "b": b, "text": text, "evidence": list(evidence)}
 
 
 def _show(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else "absent" if value is None else str(value)
 
 
-# --- parameters -----------------------------------------------------------------------------------------------------
-
-
-def _explain_parameters(parity: Parity) -> dict[str, Any]:
-    alignment = parity.alignment
-    if alignment.untied:
-        (name, partner), *_ = alignment.untied.items()
-        tied = "B" if name in parity.a.parameters else "A"
-        text = f"weight tying: {name} is a parameter of its own in {'AB'[tied == 'A']}, and tied to {partner} in {tied}"
-        return _cause("parameters", "weight tying", tied == "A", tied == "B", text)
-    if alignment.unequal:
-        names = _few([name for match in alignment.unequal for name in match.a])
-        return _cause("parameters", "initial weights", None, None, f"initial weights: {names} have other values in B")
-    only, side = (alignment.only_a, "A") if alignment.only_a else (alignment.only_b, "B")
-    described = (parity.a if side == "A" else parity.b).parameters
-    bias = all(len(described[name]["shape"]) == 1 and "bias" in name for name in only)
-    both = alignment.only_a and alignment.only_b
-    setting = "initial weights" if both else "bias" if bias else "parameters"
-    text = f"{setting}: {_few(only)} {'of A differ from those of B' if both else f'only in {side}'}"
-    return _cause("parameters", setting, _few(alignment.only_a), _few(alignment.only_b), text)
-
-
 def _few(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") or "none"
+
+
+def _name(where: str, found: list[tuple[Settings, float]]) -> Cause | None:
+    """Return the setting in which two explanations differ as the cause; None where they are the same."""
+    (a, near_a), (b, near_b) = found
+    names = [name for name in a if a[name] != b[name]]
+    if not names:
+        return None
+    evidence = [
+        f"{side}'s value is reproduced with {_show(settings[names[0]])}: {near:.2g} times what rounding allows"
+        for side, settings, near in (("A", a, near_a), ("B", b, near_b))
+    ]
+    return _cause(names[0], a[names[0]], b[names[0]], where=where, evidence=evidence)
+
+
+def _explain_parameters(parity: Parity, first: Comparison) -> Cause:
+    alignment = parity.alignment
+    for name, partner in alignment.untied.items():
+        own, tied = ("A", "B") if name in parity.a.parameters else ("B", "A")
+        text = f"weight tying: {name} is a parameter of its own in {own}, and tied to {partner} in {tied}"
+        return _cause("weight tying", tied == "A", tied == "B", text)
+    if alignment.unequal:
+        names = _few([name for match in alignment.unequal for name in match.a])
+        return _cause("initial weights", None, None, f"initial weights: {names} have other values in B")
+    a, b = alignment.only_a, alignment.only_b
+    setting = "bias" if all("bias" in name for name in a + b) else "parameters"
+    text = f"{setting}: {' and '.join(f'{_few(only)} only in {side}' for only, side in ((a, 'A'), (b, 'B')) if only)}"
+    return _cause(setting, _few(a), _few(b), text)
 
 
 # --- modules --------------------------------------------------------------------------------------------------------
 
 
-def _explain_module(parity: Parity, first: Comparison) -> dict[str, Any] | None:
-    number = next(i for i, anchor in enumerate(parity.anchors) if anchor is first.anchor)
-    floor = MULTIPLE * max(first.floor, 2.0**-24)
-    output = first.stage == "module output"
-    found = _explain_output(parity, first.anchor, floor) if output else _explain_region(parity, number, floor)
-    if found is None:
-        name = first.anchor.name("a")
-        before = _common_parent([*parity.anchors[max(number - 1, 0) : number], first.anchor])
-        where = name if output else f"{before}, before {name}"
-        text = f"module {where}: no setting that was tried explains the difference"
-        ran = {name for entry in parity.b.facts["trace"] for name in entry["parameters"]}
-        if idle := [name for name in parity.b.parameters if name not in ran]:
-            text += f"; B does not call the modules of {_few(idle)}"
-        found = _cause("module", "unexplained", None, None, text)
-    return found
+def _explain_module(parity: Parity, first: Comparison) -> Cause:
+    before = list(itertools.takewhile(lambda anchor: anchor is not first.anchor, parity.anchors))
+    where, allowed = first.anchor.name("a"), MULTIPLE * max(first.floor, RESOLUTION)
+    if first.stage == "module output":
+        cause = _explain_output(parity, first.anchor, where, allowed)
+    else:
+        parts = [anchor.a[0]["module"].split(".") for anchor in (*before[-1:], first.anchor)]
+        common = [words[0] for words in zip(*parts, strict=False) if len(set(words)) == 1]
+        where = f"{'.'.join(common) or 'the model'} (input of {where})"
+        cause = _explain_input(parity, first.anchor, before, where, allowed)
+    if cause:
+        return cause
+    text = f"module {where}: no setting that was tried explains the difference"
+    ran = {name for entry in parity.b.facts["trace"] for name in entry["parameters"]}
+    if idle := [name for name in parity.b.parameters if name not in ran]:
+        text += f"; B does not call the modules of {_few(idle)}"
+    return _cause("unexplained", None, None, text)
 
 
-def _best(candidates: Iterable[tuple[Settings, Tensor]], value: Tensor, enough: float) -> Explanation | None:
-    """Return the first explanation closer than `enough`, in the order of the candidates."""
-    for settings, predicted in candidates:
-        distance = difference(value, predicted)
-        if distance is not None and distance <= enough:
-            return settings, distance
-    return None
+def _read(parity: Parity, anchor: Anchor, kind: str) -> dict[str, Any]:
+    return {side: anchor.tensor(getattr(parity, side), side, kind) for side in "ab"}
 
 
-def _weights(parity: Parity, anchor: Anchor, side: str) -> dict[int, Tensor]:
-    """Return the weights that a module owns by number of dimensions: 1 of norms, 2 matrices; 0 is the bias."""
-    recording = parity.a if side == "a" else parity.b
-    entries = anchor.a if side == "a" else anchor.b
-    found = {}
-    for name in entries[0]["parameters"]:
-        shape = recording.parameters[name]["shape"]
-        value = recording.detail("initial", "", name)
-        if value.numel() == math.prod(shape):
-            key = len(shape) if not name.endswith("bias") else 0
-            found[key] = value.view(shape)
-    return found
+def _explain_value(
+    parity: Parity, formula: Formula, where: str, inputs: Any, values: dict[str, Any], allowed: float, **known: Any
+) -> Cause | None:
+    """Explain values of modules by a formula; the cause is empty where the same settings reproduce both."""
+
+    def distance(side: str, settings: Settings) -> float:
+        found = difference(values[side], formula.compute(inputs[side], settings))
+        return math.inf if found is None else found / allowed
+
+    found = _search(parity, formula, distance, **known)
+    return _name(where, found) or {} if found else None
 
 
-def _explain_output(parity: Parity, anchor: Anchor, floor: float) -> dict[str, Any] | None:
-    """Explain an output that differs where the input agrees: norms, embeddings and linear layers."""
-    found: list[Explanation] = []
-    predictions = []
+def _explain_output(parity: Parity, anchor: Anchor, where: str, allowed: float) -> Cause | None:
+    """Explain an output that differs where the input agrees: of norms and linear layers."""
+    x, y, inputs = _read(parity, anchor, "inputs"), _read(parity, anchor, "outputs"), {}
+    if any(x[side] is None or y[side] is None for side in "ab") or len(anchor.a) + len(anchor.b) > 2:
+        return None
     for side in "ab":
-        recording = parity.a if side == "a" else parity.b
-        x, y = (anchor.tensor(recording, side, kind) for kind in ("inputs", "outputs"))
-        weights = _weights(parity, anchor, side)
-        if x is None or y is None or len(anchor.a) + len(anchor.b) > 2:
-            return None
-        candidates = list(_outputs(x, weights))
-        if (explained := _best(candidates, y, floor)) is None:
-            return None
-        found.append(explained)
-        predictions.append((candidates, y))
-    crossed = next((difference(predictions[1][1], p) for s, p in predictions[1][0] if s == found[0][0]), None)
-    cause = _from_explanations("module", anchor.name("a"), found[0], found[1], crossed)
-    if cause is None:  # the same formula of the same inputs
-        text = f"layout of the weights of {anchor.name('a')}: the same values are transposed or in another order in B"
-        cause = _cause("module", "layout of the weights", None, None, text)
-    return cause
+        recording: Recording = getattr(parity, side)
+        weights = {}  # by number of dimensions: 1 of norms, 2 matrices; 0 is the bias
+        for name in getattr(anchor, side)[0]["parameters"]:
+            shape, value = recording.parameters[name]["shape"], recording.detail("initial", "", name)
+            if value.numel() == math.prod(shape):  # else a sample
+                weights[0 if name.endswith("bias") else len(shape)] = value.view(shape)
+        inputs[side] = x[side], weights
+    known = set(inputs["a"][1]) & set(inputs["b"][1]) & {1, 2}
+    if not known or not x["a"].is_floating_point():
+        return None
+    formula = FORMULAS["linear" if 2 in known else "norm"]
+    cause = _explain_value(parity, formula, where, inputs, y, allowed)
+    text = f"layout of the weights of {where}: the same values are transposed or in another order in B"
+    return _cause("layout of the weights", None, None, text) if cause == {} else cause
 
 
-def _outputs(x: Tensor, weights: dict[int, Tensor]) -> Iterator[tuple[Settings, Tensor]]:
-    bias = weights.get(0)
-    if not x.is_floating_point():
-        rows = F.embedding(x, weights[2]) if 2 in weights else None
-        for scale in (1.0, weights[2].shape[1] ** 0.5, weights[2].shape[1] ** -0.5) if rows is not None else ():
-            yield {"scale of the embedding": scale}, rows * scale
-    elif 2 in weights:
-        for weight, turned in ((weights[2], "[out, in]"), (weights[2].T, "[in, out]")):
-            if weight.shape[1] == x.shape[-1]:
-                y = x @ weight.T
-                yield {"weight": turned, "bias": None if bias is None else "added"}, y if bias is None else y + bias
-                yield {"weight": turned, "bias": "left out"}, y
-                rounded = x.bfloat16().double() @ weight.T.bfloat16().double() + (0 if bias is None else bias)
-                yield {"precision": "bfloat16"}, rounded.bfloat16().double()
-    elif 1 in weights and weights[1].shape[0] == x.shape[-1]:
-        centred = x - x.mean(-1, keepdim=True)
-        for kind, base, epsilon in ((k, v, e) for e in EPSILONS for k, v in (("RMS", x), ("layer", centred))):
-            normed = base / (base.square().mean(-1, keepdim=True) + epsilon).sqrt()
-            for name, weight in (("applied", weights[1]), ("plus one", 1 + weights[1]), ("left out", torch.ones(1))):
-                settings = {"norm epsilon": epsilon, "kind of norm": kind, "weight of the norm": name}
-                yield settings, normed * weight + (bias if bias is not None else 0)
-    return
-
-
-def _explain_region(parity: Parity, number: int, floor: float) -> dict[str, Any] | None:
+def _explain_input(parity: Parity, anchor: Anchor, before: list[Anchor], where: str, allowed: float) -> Cause | None:
     """Explain an input that differs where all modules before it agree: what is computed between modules."""
-    anchor, before = parity.anchors[number], parity.anchors[:number]
-    x = {"a": anchor.tensor(parity.a, "a", "inputs"), "b": anchor.tensor(parity.b, "b", "inputs")}
+    x = _read(parity, anchor, "inputs")
     if x["a"] is None or x["b"] is None:
         return None
-    where = f"{_common_parent(before[-1:] + [anchor])} (input of {anchor.name('a')})"
     if not x["a"].is_floating_point():
         ours, theirs = (parity.rows(x[side], side) for side in "ab")
         shift = (theirs - ours).unique().tolist() if ours.shape == theirs.shape else []
         how = f"B's are A's {shift[0]:+d}" if len(shift) == 1 else "they are others"
-        text = f"positions or ids that {anchor.name('a')} looks up: {how}"
-        return _cause("module", "positions or ids", 0, shift[0] if len(shift) == 1 else None, text)
-    for explain in (_activations, _attentions):
-        if found := explain(parity, before, x, floor):
-            return _from_explanations("module", where, *found)
-    ours, theirs = (parity.rows(x[side], side) for side in "ab")
-    kept = theirs != 0
-    if bool((~kept & (ours != 0)).any()):
-        scale = float((theirs[kept] / ours[kept]).median())
-        if difference(theirs[kept], ours[kept] * scale) <= floor:
-            rate = 1 - 1 / scale
-            return _cause("module", "dropout", 0.0, rate, f"dropout in {where}: {rate:.3g} of the values in B are zero")
-    return _explain_sum(parity, before, anchor, x, floor, where)
-
-
-def _common_parent(anchors: list[Anchor]) -> str:
-    parts = [anchor.a[0]["module"].split(".") for anchor in anchors]
-    common = [words[0] for words in zip(*parts, strict=False) if len(set(words)) == 1]
-    return ".".join(common) or "the model"
+        return _cause("positions or ids", None, None, f"positions or ids that {anchor.name('a')} looks up: {how}")
+    last = {side: _linear_outputs(parity, before, side) for side in "ab"}
+    inputs = {side: (last[side], x[side].shape) for side in "ab"}
+    return (
+        _explain_value(parity, FORMULAS["activation"], where, inputs, x, allowed)
+        or _explain_attention(parity, last, x, where, allowed)
+        or _explain_sum(parity, before, x, where, allowed)
+    )
 
 
 def _linear_outputs(parity: Parity, anchors: list[Anchor], side: str) -> list[Tensor]:
-    """Return the outputs of the last anchors, latest first, up to the norm before them."""
-    recording, found = parity.a if side == "a" else parity.b, []
+    """Return the outputs of the last linear layers, latest first, up to the norm before them."""
+    found = []
     for anchor in reversed(anchors):
-        value = anchor.tensor(recording, side, "outputs")
-        shapes = [
-            len(recording.parameters[n]["shape"]) for n in (anchor.a if side == "a" else anchor.b)[0]["parameters"]
-        ]
-        if value is None or max(shapes) < 2:
+        value = _read(parity, anchor, "outputs")[side]
+        if value is None or _is_norm(parity, anchor, side):
             break
         found.append(value)
     return found
 
 
-def _activations(parity: Parity, before: list[Anchor], x: dict[str, Tensor], floor: float) -> Any:
-    def candidates(side: str) -> Iterator[tuple[Settings, Tensor]]:
-        last, width = _linear_outputs(parity, before, side), x[side].shape[-1]
-        for name, function in ACTIVATIONS.items():
-            if last and last[0].shape == x[side].shape:
-                yield {"activation": name}, function(last[0])
-            if len(last) > 1 and last[0].shape == last[1].shape == x[side].shape:
-                yield {"activation": name, "gated": "by the first"}, function(last[1]) * last[0]
-                yield {"activation": name, "gated": "by the second"}, function(last[0]) * last[1]
-            elif last and last[0].shape[-1] == 2 * width:
-                gate, up = last[0].chunk(2, dim=-1)
-                yield {"activation": name, "gated": "by the first"}, function(gate) * up
-                yield {"activation": name, "gated": "by the second"}, function(up) * gate
-
-    return _explain_both(lambda side: _best(candidates(side), x[side], floor))
+def _is_norm(parity: Parity, anchor: Anchor, side: str) -> bool:
+    described, owned = getattr(parity, side).parameters, getattr(anchor, side)[0]["parameters"]
+    return max(len(described[name]["shape"]) for name in owned) < 2
 
 
-def _explain_both(explain: Callable[[str], Explanation | None]) -> tuple[Explanation, Explanation] | None:
-    ours = explain("a")
-    theirs = explain("b") if ours else None
-    return (ours, theirs) if ours and theirs else None
-
-
-def _attentions(parity: Parity, before: list[Anchor], x: dict[str, Tensor], floor: float) -> Any:
-    """Explain the input of attention's output layer by queries, keys and values: first A's, then one change for B's."""
-
-    def heads(side: str) -> tuple[Tensor, Tensor, Tensor] | None:
-        last, width = _linear_outputs(parity, before, side), x[side].shape[-1]
-        if last and last[0].shape[-1] > width and (last[0].shape[-1] - width) % 2 == 0:
-            rest = (last[0].shape[-1] - width) // 2
-            return last[0].split([width, rest, rest], dim=-1)
-        if len(last) > 2 and last[2].shape[-1] == width and last[0].shape == last[1].shape:
-            return last[2], last[1], last[0]
+def _explain_attention(
+    parity: Parity, last: dict[str, list[Tensor]], x: dict[str, Tensor], where: str, allowed: float
+) -> Cause | None:
+    """Explain the input of attention's output layer by queries, keys and values, in one output or in three."""
+    inputs, width = {}, x["a"].shape[-1]
+    for side, found in last.items():
+        if found and found[0].shape[-1] > width and (found[0].shape[-1] - width) % 2 == 0:
+            rest = (found[0].shape[-1] - width) // 2
+            inputs[side] = found[0].split([width, rest, rest], dim=-1)
+        elif len(found) > 2 and found[2].shape[-1] == width and found[0].shape == found[1].shape:
+            inputs[side] = (found[2], found[1], found[0])
+    tensors = [*x.values(), *itertools.chain(*inputs.values())]
+    if len(inputs) < 2 or any(value.dim() != 3 for value in tensors) or width % (narrow := tensors[3].shape[-1]):
         return None
-
-    ours, theirs = heads("a"), heads("b")
-    if ours is None or theirs is None or x["a"].dim() != 3:
-        return None
-    widths = [
-        n for n in range(2, ours[1].shape[-1] + 1, 2) if ours[1].shape[-1] % n == 0 and ours[0].shape[-1] % n == 0
-    ]
+    widths = [n for n in range(2, narrow + 1, 2) if narrow % n == 0]
     attributes = [entry["attributes"] for entry in parity.a.facts["trace"]]
-    known = {a[k] for a in attributes for k in ("head_dim", "head_dimension") if isinstance(a.get(k), int)}
-    widths.sort(key=lambda width: width not in known)
-    length = x["a"].shape[1]
-    values: dict[str, list[Any]] = {
-        "head width": widths,
-        "rope base": [None, *ROPE_BASES],
-        "rope pairs": ["halves", "neighbours"],
-        "mask": [*MASKS, "none", *(f"causal, window of {n}" for n in range(1, length))],
-        "scale of the scores": ["1/sqrt(head width)", "1", "1/head width", "1/sqrt(width)"],
-        "first position": [0, 1],
-        "rotated share": [1.0, 0.5, 0.25],
-    }
-    default = {name: found[0] for name, found in values.items()}
-
-    def explain(tensors: Any, value: Tensor, every: Iterable[Settings]) -> Explanation | None:
-        return _best(((s, _attend(tensors, s)) for s in every), value, floor)
-
-    def varied(start: Settings) -> Iterator[Settings]:
-        yield start
-        for name, found in values.items():
-            yield from (start | {name: value} for value in found if value != start[name])
-
-    first = itertools.product(values["head width"], values["rope base"], values["rope pairs"])
-    starts = [default | dict(zip(("head width", "rope base", "rope pairs"), found, strict=True)) for found in first]
-    a = explain(ours, x["a"], starts) or explain(ours, x["a"], (s for start in starts[:40] for s in varied(start)))
-    b = a and explain(theirs, x["b"], varied(a[0]))
-    return (a, b) if a and b else None
-
-
-def _attend(tensors: tuple[Tensor, Tensor, Tensor], settings: Settings) -> Tensor:
-    """Return attention [B, T, q's width] of queries, keys and values [B, T, width] in float64."""
-    q, k, v = tensors
-    width, length = settings["head width"], q.shape[1]
-    full = q.shape[-1]
-    q, k, v = (value.unflatten(-1, (-1, width)).transpose(1, 2) for value in (q, k, v))
-    if settings["rope base"] is not None:
-        q, k = (_rotate(value, settings) for value in (q, k))
-    repeats = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
-    scales = {"1": 1.0, "1/head width": 1 / width, "1/sqrt(width)": full**-0.5}
-    scores = q @ k.transpose(-1, -2) * scales.get(settings["scale of the scores"], width**-0.5)
-    back = torch.arange(length)[:, None] - torch.arange(length)[None, :]  # the query's position less the key's
-    mask = settings["mask"]
-    least, most = MASKS.get(mask, (0, int(mask.rsplit(" ", 1)[1]) - 1) if "window" in mask else (-length, None))
-    seen = back >= least
-    if most is not None:
-        seen &= back <= most
-    weights = torch.nan_to_num(scores.masked_fill(~seen, -math.inf).softmax(-1))
-    return (weights @ v).transpose(1, 2).flatten(2)
-
-
-def _rotate(x: Tensor, settings: Settings) -> Tensor:
-    """Rotate the pairs of x [B, heads, T, width] by positions (rotary embedding, Su et al. 2021)."""
-    rotated = int(x.shape[-1] * settings["rotated share"]) // 2 * 2
-    part, rest = x[..., :rotated], x[..., rotated:]
-    frequencies = settings["rope base"] ** (-torch.arange(0, rotated, 2, dtype=torch.float64) / rotated)
-    positions = torch.arange(x.shape[2], dtype=torch.float64) + settings["first position"]
-    cosine, sine = (f(torch.outer(positions, frequencies)) for f in (torch.cos, torch.sin))
-    if settings["rope pairs"] == "halves":
-        one, two = part.chunk(2, dim=-1)
-        turned = torch.cat((one * cosine - two * sine, two * cosine + one * sine), dim=-1)
-    else:
-        one, two = part[..., 0::2], part[..., 1::2]
-        turned = torch.stack((one * cosine - two * sine, two * cosine + one * sine), dim=-1).flatten(-2)
-    return torch.cat((turned, rest), dim=-1)
+    stated = {a[k] for a in attributes for k in ("head_dim", "head_dimension") if isinstance(a.get(k), int)}
+    widths.sort(key=lambda width: width not in stated)
+    formula = FORMULAS["attention"]
+    # a window of n leaves the first n positions as they are
+    ours, theirs = (parity.rows(x[side], side) for side in "ab")
+    apart = ((ours - theirs).abs() > allowed * ours.abs().mean()).any(-1).any(0).nonzero()
+    windows = [f"causal, window of {int(apart[0])}"] if len(apart) and int(apart[0]) else []
+    mask = (*formula.settings["mask"], *windows)
+    return _explain_value(parity, formula, where, inputs, x, allowed, head_width=widths, mask=mask)
 
 
 def _explain_sum(
-    parity: Parity, before: list[Anchor], anchor: Anchor, x: dict[str, Tensor], floor: float, where: str
-) -> dict[str, Any] | None:
+    parity: Parity, before: list[Anchor], x: dict[str, Tensor], where: str, allowed: float
+) -> Cause | None:
     """Explain the residual stream as a weighted sum: of the last norm's input, or embeddings, and outputs since."""
     found: list[dict[str, float]] = []
     for side in "ab":
-        recording, terms = parity.a if side == "a" else parity.b, {}
+        terms: dict[str, Tensor] = {}
         for earlier in reversed(before):
-            value = earlier.tensor(recording, side, "outputs")
-            owned = (earlier.a if side == "a" else earlier.b)[0]["parameters"]
-            if value is not None and max(len(recording.parameters[name]["shape"]) for name in owned) < 2:
-                kept = earlier.tensor(recording, side, "inputs")  # of a norm: the stream before
-                terms[f"the input of {earlier.name('a')}"] = kept
+            norm = _is_norm(parity, earlier, side)
+            kind = "inputs" if norm else "outputs"  # of a norm: the stream before
+            value, target = _read(parity, earlier, kind)[side], x[side].reshape(-1)
+            if value is not None and value.shape[-2:] == x[side].shape[-2:]:
+                terms[f"the {kind[:-1]} of {earlier.name('a')}"] = value.expand(x[side].shape).reshape(-1)
+            if norm:
                 break
-            if value is not None:
-                terms[f"the output of {earlier.name('a')}"] = value
-        usable = {}
-        for name, value in terms.items():
-            try:
-                usable[name] = value.expand(x[side].shape).reshape(-1)
-            except RuntimeError:
-                continue
-        if not usable:
+        if not terms:
             return None
-        kept_terms = {n: usable[n] * w for n, w in found[0].items() if abs(w) > 1e-3} if side == "b" else {}
-        if kept_terms and (dropped := _find_dropout(kept_terms, x["b"].reshape(-1), floor)):
-            text = f"dropout of {dropped[0]} before the sum at {where}: {dropped[1]:.3g} of the values in B are zero"
-            return _cause("module", "dropout", 0.0, dropped[1], text)
-        columns = torch.stack(list(usable.values()), dim=1)
-        weights = torch.linalg.lstsq(columns, x[side].reshape(-1, 1)).solution
-        if difference(x[side].reshape(-1), (columns @ weights).reshape(-1)) > floor:
+        if found and (dropped := _find_dropout(parity, terms, found[0], target, allowed)):
+            text = f"dropout of {dropped[0]} in the sum at {where}: {dropped[1]:.3g} of the values in B are zero"
+            return _cause("dropout", 0.0, dropped[1], text)
+        columns = torch.stack(list(terms.values()), dim=1)
+        weights = torch.linalg.lstsq(columns, target[:, None]).solution
+        if not _try(parity, target, (columns @ weights).reshape(-1), allowed):
             return None
-        found.append(dict(zip(usable, weights.flatten().tolist(), strict=True)))
+        found.append(dict(zip(terms, weights.flatten().tolist(), strict=True)))
     ours, theirs = found
     worst = max(ours, key=lambda name: abs(ours[name] - theirs.get(name, 0.0)))
     values = [round(weights.get(worst, 0.0), 5) + 0.0 for weights in found]  # no -0.0
     text = f"weight of {worst} in the sum at {where}: {values[0]:.5g} in A, {values[1]:.5g} in B"
-    return _cause("module", "residual stream", values[0], values[1], text)
+    return _cause("residual stream", values[0], values[1], text)
 
 
-def _find_dropout(terms: dict[str, Tensor], value: Tensor, floor: float) -> tuple[str, float] | None:
+def _find_dropout(
+    parity: Parity, terms: dict[str, Tensor], weights: dict[str, float], value: Tensor, allowed: float
+) -> tuple[str, float] | None:
     """Return the term of a sum of which values are zero and the others scaled alike, and the share of zeros."""
-    total = torch.stack(list(terms.values())).sum(0)
-    for name, term in terms.items():
+    terms = {name: terms[name] * weight for name, weight in weights.items() if abs(weight) > 1e-3 and name in terms}
+    total = sum(terms.values(), torch.zeros_like(value))
+    for name, term in (terms | {"all terms": total}).items():
         ratio = (value - (total - term)) / term
-        scale = float(ratio[ratio > 0.5].median()) if bool((ratio > 0.5).any()) else 0.0
-        kept = (ratio > 0.5).double() * scale
-        rate = float((kept == 0).double().mean())
-        if 0 < rate < 1 and scale > 1 and difference(value, total - term + kept * term) <= floor:
-            return name, rate
+        kept = ratio > 0.5
+        scale = float(ratio[kept].median()) if bool(kept.any()) else 0.0
+        if scale > 1 and not bool(kept.all()) and _try(parity, value, total - term + kept * scale * term, allowed):
+            return name, 1 - float(kept.double().mean())
     return None
 
 
 # --- loss, gradients, clipping --------------------------------------------------------------------------------------
 
 
-def _agrees(parity: Parity, stage: str, step: int) -> bool:
-    found = [c for c in parity.comparisons if c.stage == stage and c.step == step]
-    return bool(found) and all(c.verdict != DIFFERENT for c in found)
-
-
-def _explain_loss(parity: Parity, first: Comparison) -> dict[str, Any] | None:
+def _explain_loss(parity: Parity, first: Comparison) -> Cause | None:
     if first.step:
         return None
-    calls = [(r, r.facts["cross_entropy"][0] if r.facts["cross_entropy"] else None) for r in (parity.a, parity.b)]
-    floor = MULTIPLE * first.floor
-    if all(call and len(call["tensors"]) == 2 for _, call in calls):
-        targets = [r.trace[call["tensors"][1]["key"]].flatten() for r, call in calls]
-        logits = [
-            r.trace[call["tensors"][0]["key"]].double().reshape(len(t), -1)
-            for (r, call), t in zip(calls, targets, strict=True)
-        ]
-        if cause := _explain_targets(parity, targets, [call for _, call in calls]):
-            return cause
-        for name, default in (("label_smoothing", 0.0), ("reduction", "mean"), ("ignore_index", -100)):
-            ours, theirs = (call.get(name, default) for _, call in calls)
-            if ours != theirs:
-                text = f"{name} of the cross-entropy: {ours} in A, {theirs} in B"
-                return _cause("loss", name, ours, theirs, text)
-        if logits[0].shape == logits[1].shape and (difference(*logits) or 0) > floor:
-            scale = float((logits[0] * logits[1]).sum() / logits[0].square().sum())
-            exact = difference(logits[1], scale * logits[0]) <= floor
-            text = "logits are changed between the output head and the loss" + (
-                f": times {scale:.5g} in B" if exact else ""
-            )
-            return _cause("loss", "logits", 1.0, scale if exact else None, text)
-        ours, theirs = first.a, first.b
-        squares = float(logits[0].logsumexp(-1).square()[targets[0] >= 0].mean())
-        for weight in (1e-4, 1e-3, 1e-5, 1e-2):
-            if abs(theirs - ours - weight * squares) <= floor * abs(ours):
-                return _cause("loss", "z-loss", 0.0, weight, f"z-loss: {weight:g} · mean(logsumexp²) is added in B")
-    return _explain_ratio(parity, first, "loss", "the loss")
-
-
-def _explain_targets(parity: Parity, targets: list[Tensor], calls: list[Any]) -> dict[str, Any] | None:
-    """Explain labels that differ: shifted labels, or ignored labels that count."""
-    ours, theirs = targets
-    ignored = [call.get("ignore_index", -100) for call in calls]
-    if len(ours) == len(theirs):
-        if torch.equal(ours, theirs):
-            return None
-        both = (ours != ignored[0]) & (theirs != ignored[1])
-        if torch.equal(ours[both], theirs[both]):
-            counted = [int((t != i).sum()) for t, i in zip(targets, ignored, strict=True)]
-            text = f"ignored labels: {counted[0]} labels count in A, {counted[1]} in B"
-            return _cause("loss", "ignored labels", counted[0], counted[1], text)
-    tokens = [
-        next(_first_input(r, entry) for entry in r.facts["trace"] if entry["inputs"]) for r in (parity.a, parity.b)
+    recordings, allowed = (parity.a, parity.b), MULTIPLE * first.floor
+    calls = [next(iter(recording.facts["cross_entropy"]), {"tensors": ()}) for recording in recordings]
+    found = [
+        [recording.trace[kept["key"]] for kept in call["tensors"]]
+        for recording, call in zip(recordings, calls, strict=True)
     ]
-    shifts = [_find_shift(t, found) for t, found in zip(tokens, targets, strict=True)]
+    if all(len(tensors) == 2 and tensors[0].dim() > tensors[1].dim() for tensors in found):  # no samples
+        a, b = found
+        if cause := _explain_targets(parity, [a[1].flatten(), b[1].flatten()], calls):
+            return cause
+        for name, default in (("label_smoothing", 0.0), ("reduction", "mean")):
+            ours, theirs = (call.get(name, default) for call in calls)
+            if ours != theirs:
+                return _cause(name, ours, theirs, where="the cross-entropy")
+        logits_a, logits_b = a[0].double().flatten(0, -2), b[0].double().flatten(0, -2)
+        if logits_a.shape == logits_b.shape and not _try(parity, logits_b, logits_a, allowed):
+            scale = float((logits_a * logits_b).sum() / logits_a.square().sum())
+            exact = f": times {scale:.5g} in B" if _try(parity, logits_b, scale * logits_a, allowed) else ""
+            return _cause("logits", None, None, f"logits are changed between the output head and the loss{exact}")
+        parity.tried += 1
+        squares = float(logits_a.logsumexp(-1).square()[a[1].flatten() >= 0].mean())
+        if abs(first.b - first.a - 1e-4 * squares) <= allowed * abs(first.a):
+            return _cause("z-loss", 0.0, 1e-4, "z-loss: 0.0001 · mean(logsumexp²) is added in B")
+    for count in {len(recording.steps[0]["losses"]) for recording in recordings} - {1}:
+        for factor in (float(count), 1 / count):
+            parity.tried += 1
+            if first.a and abs(first.b / first.a / factor - 1) <= allowed:
+                text = f"scale of the loss (gradient accumulation): B's is {factor:.5g} times A's"
+                return _cause("gradient accumulation", 1.0, factor, text)
+    return None
+
+
+def _explain_targets(parity: Parity, targets: list[Tensor], calls: list[Any]) -> Cause | None:
+    """Explain labels that differ: shifted labels, or ignored labels that count."""
+    if torch.equal(*targets):
+        return None
+    same = len(targets[0]) == len(targets[1])
+    counts = [target != call.get("ignore_index", -100) for target, call in zip(targets, calls, strict=True)]
+    if same and torch.equal(*(target[counts[0] & counts[1]] for target in targets)):
+        a, b = (int(count.sum()) for count in counts)
+        return _cause("ignored labels", a, b, f"ignored labels: {a} labels count in A, {b} in B")
+    shifts = []
+    for recording, target in zip((parity.a, parity.b), targets, strict=True):
+        kept = next(entry for entry in recording.facts["trace"] if entry["inputs"])["inputs"][0]
+        shifts.append(_find_shift(recording.trace[kept["key"]].reshape(kept["shape"]), target))
     if shifts[0] != shifts[1]:
         shown = ["another" if shift is None else f"{shift} positions ahead" for shift in shifts]
         text = f"label shift: labels are the tokens {shown[0]} in A, {shown[1]} in B"
-        return _cause("loss", "label shift", shifts[0], shifts[1], text)
-    return (
-        _cause("loss", "labels", None, None, "labels differ, in another way than a shift")
-        if len(ours) == len(theirs)
-        else None
-    )
-
-
-def _first_input(recording: Recording, entry: dict[str, Any]) -> Tensor:
-    return recording.trace[entry["inputs"][0]["key"]].reshape(entry["inputs"][0]["shape"])
+        return _cause("label shift", shifts[0], shifts[1], text)
+    return _cause("labels", None, None, "labels differ, in another way than a shift") if same else None
 
 
 def _find_shift(tokens: Tensor, targets: Tensor) -> int | None:
     """Return by how many positions labels are ahead of the tokens; None where they are not."""
     rows, length = tokens.shape[0], tokens.shape[-1]
-    if targets.numel() % rows:
-        return None
-    labels = targets.reshape(rows, -1)
-    for shift in (1, 0, 2, -1, 3):
-        first = max(shift, 0)
-        count = min(length - first, labels.shape[1] + min(shift, 0))
-        moved, found = tokens[:, first : first + count], labels[:, max(-shift, 0) : max(-shift, 0) + count]
+    labels = targets.reshape(rows, -1) if targets.numel() % rows == 0 else targets[:0].reshape(rows, 0)
+    for shift in (1, 0, 2):
+        count = min(length - shift, labels.shape[1])
+        moved, found = tokens[:, shift : shift + count], labels[:, :count]
         useful = found >= 0
-        if moved.shape == found.shape and bool(useful.any()) and torch.equal(moved[useful], found[useful]):
+        if bool(useful.any()) and torch.equal(moved[useful], found[useful]):
             return shift
     return None
 
 
-def _explain_ratio(parity: Parity, first: Comparison, kind: str, what: str) -> dict[str, Any] | None:
-    """Explain two numbers whose ratio is a small integer or its inverse, such as the number of micro-batches."""
-    floor = MULTIPLE * first.floor
-    ratio = first.b / first.a if first.a else math.inf
-    for top, bottom in (fraction for n in range(2, 257) for fraction in ((1, n), (n, 1))):
-        if abs(ratio * bottom / top - 1) <= floor:
-            counts = [len(row.steps[first.step]["losses"]) for row in (parity.a, parity.b)]
-            why = (
-                "gradient accumulation"
-                if max(top, bottom) in counts
-                else "a mean in place of a sum, or of another count"
-            )
-            text = f"scale of {what}: B's is {top}/{bottom} of A's ({why})"
-            return _cause(
-                kind, f"scale ({why})", 1.0, ratio, text, [f"micro-batches: {counts[0]} in A, {counts[1]} in B"]
-            )
-    return None
+def _join(parity: Parity, matches: list[Match], side: str, step: int, kind: str) -> Tensor | None:
+    """Return gradients of parameters, one after the other; None where one of them was not recorded."""
+    found = [read_kind(match, getattr(parity, side), side, step, kind) for match in matches]
+    return None if any(value is None for value in found) else torch.cat(found)
 
 
-def _explain_gradient(parity: Parity, first: Comparison) -> dict[str, Any] | None:
+def _explain_gradient(parity: Parity, first: Comparison) -> Cause | None:
     """Explain gradients that differ where the loss agrees: scale, micro-batches left out, parameters left out."""
     step = first.step
     compared = [c for c in parity.comparisons if c.stage == "gradient" and c.step == step and c.match]
-    pairs = [
-        (c, read_kind(c.match, parity.a, "a", step, "gradient"), read_kind(c.match, parity.b, "b", step, "gradient"))
-        for c in compared
-    ]
-    absent = [c for c, a, b in pairs if (a is None or not bool(a.any())) != (b is None or not bool(b.any()))]
-    if absent:
-        side = "B" if any(b is None or not bool(b.any()) for c, a, b in pairs if c in absent) else "A"
-        text = f"parameters without a gradient in {side}: {_few([c.name for c in absent])}"
-        return _cause("gradient", "parameters without a gradient", None, side, text)
-    usable = [(c, a, b) for c, a, b in pairs if a is not None and b is not None and c.floor < 1e-2]
+    usable, absent = [], {"A": [], "B": []}  # type: ignore[var-annotated]
+    for comparison in compared:
+        a, b = (_join(parity, [comparison.match], side, step, "gradient") for side in "ab")
+        has_a, has_b = (value is not None and bool(value.any()) for value in (a, b))
+        if has_a != has_b:
+            absent["B" if has_a else "A"].append(comparison.name)
+        if a is not None and b is not None and comparison.floor < 1e-2:
+            usable.append(comparison)
+    for side, names in reversed(absent.items()):
+        if names:
+            text = f"parameters without a gradient in {side}: {_few(names)}"
+            return _cause("parameters without a gradient", None, side, text)
     if usable:
-        ours, theirs = torch.cat([a for _, a, _ in usable]), torch.cat([b for _, _, b in usable])
-        scale = float((ours * theirs).sum() / ours.square().sum())
-        floor = MULTIPLE * max(c.floor for c, _, _ in usable)
-        counts = [len(r.steps[step]["losses"]) for r in (parity.a, parity.b)]
-        if abs(scale - 1) > floor and difference(theirs, scale * ours) <= floor:
+        matches, allowed = [c.match for c in usable], MULTIPLE * max(c.floor for c in usable)
+        gradients = {side: _join(parity, matches, side, step, "gradient") for side in "ab"}
+        scale = float((gradients["a"] * gradients["b"]).sum() / gradients["a"].square().sum())
+        if abs(scale - 1) > allowed and _try(parity, gradients["b"], scale * gradients["a"], allowed):
             text = f"scale of the gradient: B's is {scale:.5g} of A's for every parameter"
-            return _cause(
-                "gradient",
-                "scale of the gradient",
-                1.0,
-                scale,
-                text,
-                [f"micro-batches: {counts[0]} in A, {counts[1]} in B"],
-            )
-        if step == 0 and (cause := _explain_micro_batches(parity, usable, theirs, floor, counts)):
+            return _cause("scale of the gradient", 1.0, scale, text)
+        explain = _explain_uncleared if step else _explain_micro_batches
+        if cause := explain(parity, matches, gradients, step, allowed):
             return cause
-        if step and (cause := _explain_uncleared(parity, usable, ours, theirs, step, floor)):
-            return cause
-    wrong = [c for c in compared if c.verdict == DIFFERENT]
-    if wrong:
+    if wrong := [c for c in compared if c.verdict == DIFFERENT]:
         text = f"backward pass: the last parameter in order of execution whose gradient differs is {wrong[-1].name}"
-        return _cause("gradient", "backward pass", None, wrong[-1].name, text)
+        return _cause("backward pass", None, wrong[-1].name, text)
     return None
 
 
 def _explain_uncleared(
-    parity: Parity, usable: list[Any], ours: Tensor, theirs: Tensor, step: int, floor: float
-) -> dict[str, Any] | None:
+    parity: Parity, matches: list[Match], gradients: dict[str, Tensor], step: int, allowed: float
+) -> Cause | None:
     """Explain one model's gradient as the other's plus its own of the step before."""
-    for side, recording, more, fewer in (("a", parity.a, ours, theirs), ("b", parity.b, theirs, ours)):
-        earlier = [read_kind(c.match, recording, side, step - 1, "gradient_clipped") for c, _, _ in usable]
-        if all(value is not None for value in earlier) and difference(more, fewer + torch.cat(earlier)) <= floor:
+    for side, other in ("ab", "ba"):
+        earlier = _join(parity, matches, side, step - 1, "gradient_clipped")
+        if earlier is not None and _try(parity, gradients[side], gradients[other] + earlier, allowed):
             text = f"gradients not cleared in {side.upper()}: those of the step before are added"
-            return _cause("gradient", "gradients cleared", side == "b", side == "a", text)
+            return _cause("gradients not cleared", side == "a", side == "b", text)
     return None
 
 
 def _explain_micro_batches(
-    parity: Parity, usable: list[Any], theirs: Tensor, floor: float, counts: list[int]
-) -> dict[str, Any] | None:
+    parity: Parity, matches: list[Match], gradients: dict[str, Tensor], step: int, allowed: float
+) -> Cause | None:
     """Explain B's gradient as A's of some micro-batches."""
-    sums: list[Tensor] = []
-    for number in range(counts[0]):
-        found = [c.match.values(parity.a, "a", 0, f"micro-batch-{number}") for c, _, _ in usable]
-        if any(value is None for value in found):
-            return None
-        sums.append(torch.cat(found))
-    parts = [sums[0], *(later - earlier for earlier, later in itertools.pairwise(sums))]
-    if len(parts) < 2 or len(parts) > 8:
+    count = len(parity.a.steps[0]["losses"])
+    sums = [_join(parity, matches, "a", 0, f"micro-batch-{number}") for number in range(count)]
+    if count > 8 or any(value is None for value in sums):
         return None
-    for kept in itertools.chain.from_iterable(
-        itertools.combinations(range(len(parts)), n) for n in range(1, len(parts))
-    ):
+    parts = [sums[0], *(later - earlier for earlier, later in itertools.pairwise(sums))]
+    for kept in (kept for n in range(1, len(parts)) for kept in itertools.combinations(range(len(parts)), n)):
         total = torch.stack([parts[number] for number in kept]).sum(0)
-        scale = float((total * theirs).sum() / total.square().sum())
-        if difference(theirs, scale * total) <= floor:
+        scale = float((total * gradients["b"]).sum() / total.square().sum())
+        if _try(parity, gradients["b"], scale * total, allowed):
             numbers = ", ".join(map(str, kept))
             text = f"dropped micro-batch: B's gradient is that of A's micro-batches {numbers} of 0 to {len(parts) - 1}"
-            return _cause("gradient", "dropped micro-batch", len(parts), len(kept), text)
+            return _cause("dropped micro-batch", len(parts), len(kept), text)
     return None
 
 
-def _explain_clipping(parity: Parity, first: Comparison) -> dict[str, Any] | None:
-    step, words, limits = first.step, [], []
-    for recording in (parity.a, parity.b):
-        row = recording.steps[step]
+def _explain_clipping(parity: Parity, first: Comparison) -> Cause:
+    words: list[str] = []
+    limits: list[float | None] = []
+    for side in "ab":
+        row = getattr(parity, side).steps[first.step]
         before, after = row["gradient_norm"], row["gradient_norm_clipped"]
         clipped = abs(after - before) > MULTIPLE * 2.0**-24 * before
         limits.append(after if clipped else None)
-        words.append(f"to {after:.4g}" if clipped else "off")
-    if limits[0] is not None and limits[1] is not None and abs(limits[0] - limits[1]) < 1e-3 * limits[0]:
-        words = ["by the norm", "in another way (by value, of each parameter, or with another epsilon)"]
-    for number, side in enumerate("ab"):
-        if limits[number] is not None and (largest := _find_clipped_value(parity, step, side, MULTIPLE * first.floor)):
-            words[number] = f"by value, to {largest:.4g}"
-    evidence = [f"norm before clipping {parity.a.steps[step]['gradient_norm']:.6g} in both"]
+        value = _find_clipped_value(parity, first.step, side, MULTIPLE * first.floor) if clipped else None
+        words.append(f"by value, to {value:.4g}" if value else f"to {after:.4g}" if clipped else "off")
+    evidence = [f"norm before clipping {parity.a.steps[first.step]['gradient_norm']:.6g} in both"]
     text = f"gradient clipping: {words[0]} in A, {words[1]} in B"
-    return _cause("optimizer", "gradient clipping", limits[0], limits[1], text, evidence)
+    return _cause("gradient clipping", limits[0], limits[1], text, evidence=evidence)
 
 
-def _find_clipped_value(parity: Parity, step: int, side: str, floor: float) -> float | None:
+def _find_clipped_value(parity: Parity, step: int, side: str, allowed: float) -> float | None:
     """Return the largest gradient if larger ones were clipped to it and the others were left as they are."""
-    recording = parity.a if side == "a" else parity.b
-    pairs = [
-        [read_kind(match, recording, side, step, kind) for kind in ("gradient", "gradient_clipped")]
-        for match in parity.alignment.matches
-    ]
-    known = [(before, after) for before, after in pairs if before is not None and after is not None]
-    if not known:
+    matches = [m for m in parity.alignment.matches if _join(parity, [m], side, step, "gradient") is not None]
+    before, after = (_join(parity, matches, side, step, kind) for kind in ("gradient", "gradient_clipped"))
+    if not matches or before is None or after is None:
         return None
-    before, after = (torch.cat(values) for values in zip(*known, strict=True))
     largest = float(after.abs().max())
-    return largest if difference(after, before.clamp(-largest, largest)) <= floor else None
+    return largest if _try(parity, after, before.clamp(-largest, largest), allowed) else None
 
 
 # --- optimizer ------------------------------------------------------------------------------------------------------
 
 
 def _roles(parity: Parity, matches: list[Match]) -> str:
+    """Return what parameters are: all, embeddings, matrices, norms, biases; or their names."""
+
     def role(match: Match) -> str:
-        facts = parity.a.parameters[match.a[0]]
-        if len(facts["shape"]) < 2:
+        if len(parity.a.parameters[match.a[0]]["shape"]) < 2:
             return "biases" if match.a[0].endswith("bias") else "norms"
         entries = [entry for entry in parity.a.facts["trace"] if match.a[0] in entry["parameters"] and entry["inputs"]]
         looked_up = any(not parity.a.trace[entry["inputs"][0]["key"]].is_floating_point() for entry in entries)
         return "embeddings" if looked_up else "matrices"
 
-    every: dict[str, list[Match]] = {}
-    for match in parity.alignment.matches:
-        every.setdefault(role(match), []).append(match)
-    whole = [name for name, found in every.items() if all(match in matches for match in found)]
-    covered = sum(len(every[name]) for name in whole)
-    if covered == len(parity.alignment.matches):
+    every = parity.alignment.matches
+    roles = dict.fromkeys(role(match) for match in every)
+    whole = [name for name in roles if all(match in matches for match in every if role(match) == name)]
+    if len(whole) == len(roles):
         return "all parameters"
-    return " and ".join(whole) if covered == len(matches) else _few([", ".join(match.a) for match in matches])
+    covered = all(role(match) in whole for match in matches)
+    return " and ".join(whole) if covered else _few([", ".join(match.a) for match in matches])
 
 
-def _explain_setting(parity: Parity, first: Comparison) -> dict[str, Any]:
+def _explain_setting(parity: Parity, first: Comparison) -> Cause:
     """Describe a stated setting that differs, and for a learning rate how the schedules differ."""
     setting = first.stage.removeprefix("setting ")
-    same = [
-        c for c in parity.comparisons if c.stage == first.stage and c.difference and (c.a, c.b) == (first.a, first.b)
-    ]
-    which = _roles(parity, [c.match for c in same if c.step == first.step])
+    same = [c for c in parity.comparisons if c.stage == first.stage and c.step == first.step and c.difference]
+    which = _roles(parity, [c.match for c in same if (c.a, c.b) == (first.a, first.b)])
     if setting != "lr":
-        names = {
-            "weight_decay": "weight decay",
-            "eps": "epsilon of the optimizer",
-            "decoupled_weight_decay": "decoupled weight decay",
-        }
-        name = names.get(setting, setting)
-        text = f"{name} of {which}: {_show(first.a)} in A, {_show(first.b)} in B"
-        return _cause("optimizer", f"{name} of {which}", first.a, first.b, text)
-    name = first.match.a[0]
-    ours, theirs = (
-        [float(r.group(n, s)["lr"]) for s in range(len(r.steps))]
-        for r, n in ((parity.a, name), (parity.b, first.match.b[0]))
-    )
-    how, setting = _compare_schedules(ours, theirs)
+        name = "epsilon of the optimizer" if setting == "eps" else setting.replace("_", " ")
+        return _cause(name, first.a, first.b, where=which)
+    rates = [
+        [float(recording.group(names[0], step)["lr"]) for step in range(len(recording.steps))]
+        for recording, names in ((parity.a, first.match.a), (parity.b, first.match.b))
+    ]
+    how = _compare_schedules(*rates)
     text = f"learning rate of {which}: {how}; at step {first.step} {first.a:.6g} in A, {first.b:.6g} in B"
-    return _cause("optimizer", setting, first.a, first.b, text)
+    return _cause("learning rate", first.a, first.b, text)
 
 
-def _compare_schedules(a: list[float], b: list[float]) -> tuple[str, str]:
-    """Return how two schedules differ, and the setting that this shows.
+def _compare_schedules(a: list[float], b: list[float]) -> str:
+    """Return how two schedules differ.
 
     >>> _compare_schedules([1.0, 1.0, 1.0], [1.0, 0.75, 0.5])
-    ('they differ from step 1 on (decay of the learning rate)', 'decay of the learning rate')
-    >>> _compare_schedules([0.0, 1.0, 1.0, 1.0], [0.0, 0.5, 1.0, 0.9])[1]
-    'warm-up'
+    'they differ from step 1 on (decay of the learning rate)'
+    >>> _compare_schedules([0.0, 1.0, 1.0, 1.0], [0.0, 0.5, 1.0, 1.0])
+    'they differ up to step 1 only (warm-up)'
+    >>> _compare_schedules([0.5, 1.0, 1.0], [1.0, 2.0, 2.0])
+    "B's is 2 times A's in every step"
     """
 
     def close(x: list[float], y: list[float]) -> bool:
         return len(x) > 1 and all(math.isclose(i, j, rel_tol=1e-6, abs_tol=1e-15) for i, j in zip(x, y, strict=True))
 
     if close(a[:-1], b[1:]):
-        return "B's schedule is one step late", "learning rate one step late"
+        return "B's schedule is one step late"
     if close(a[1:], b[:-1]):
-        return "B's schedule is one step early", "learning rate one step early"
+        return "B's schedule is one step early"
     ratios = [y / x for x, y in zip(a, b, strict=True) if x]
-    if ratios and close(ratios, [ratios[0]] * len(ratios)):
-        return f"B's is {ratios[0]:.6g} times A's in every step", "learning rate"
+    if close(ratios, ratios[:1] * len(ratios)):
+        return f"B's is {ratios[0]:.6g} times A's in every step"
     differing = [step for step, (x, y) in enumerate(zip(a, b, strict=True)) if not math.isclose(x, y, rel_tol=1e-6)]
     if differing[-1] < len(a) - 1 and differing[0] < len(a) / 2:
-        return f"they differ up to step {differing[-1]} only (warm-up)", "warm-up"
-    rising = [sum(y > x for x, y in itertools.pairwise(found)) for found in (a, b)]
+        return f"they differ up to step {differing[-1]} only (warm-up)"
+    rising = [sum(y > x for x, y in itertools.pairwise(rates)) for rates in (a, b)]
     if differing[0] > 1 or (differing[0] == 1 and rising[0] == rising[1]):
-        return f"they differ from step {differing[0]} on (decay of the learning rate)", "decay of the learning rate"
-    if rising[0] != rising[1]:
-        return f"they rise for {rising[0]} steps in A and {rising[1]} in B (warm-up)", "warm-up"
-    return "B follows another schedule", "shape of the schedule"
+        return f"they differ from step {differing[0]} on (decay of the learning rate)"
+    return "B follows another schedule"
 
 
-def simulate(recording: Recording, match: Match, side: str, step: int, change: Settings) -> Tensor | None:
-    """Return the update of Adam or AdamW (Kingma & Ba 2015, Loshchilov & Hutter 2019) from the recorded gradients.
-
-    `change` overrides the settings that the optimizer states.
-    """
-    names = match.a if side == "a" else match.b
-    group = recording.group(names[0], step) | change
-    if not group or "lr" not in group:
-        return None
-    before = match.values(recording, side, step, "before")
-    beta1, beta2 = group.get("betas", (0.9, 0.999))
-    one_minus_1, one_minus_2, count = 1 - beta1, 1 - beta2, step + 1
-    corrections = 1 - beta1**count, 1 - beta2**count
-    if group.get("constants") == "rounded to fp32":
-        single = torch.tensor([beta1, beta2])
-        one_minus_1, one_minus_2 = (1 - single).tolist()
-        corrections = tuple((1 - single**count).tolist())
-    first = second = torch.zeros(())
-    decay = group.get("weight_decay", 0.0)
-    coupled = group.get("coupled", "decoupled_weight_decay" in group and not group["decoupled_weight_decay"])
-    for number in range(step + 1):
-        gradient = match.values(recording, side, number, "gradient_clipped")
-        if gradient is None:
-            return None
-        if coupled and decay:
-            gradient = gradient + decay * match.values(recording, side, number, "before")
-        first = beta1 * first + one_minus_1 * gradient
-        second = beta2 * second + one_minus_2 * gradient.square()
-    correction = group.get("bias correction", "on")
-    one = corrections[0] if correction in ("on", "of the first moment only") else 1.0
-    two = corrections[1] if correction in ("on", "of the second moment only") else 1.0
-    epsilon = group.get("eps", 1e-8)
-    root = (
-        (second / two + epsilon).sqrt()
-        if group.get("epsilon", "outside") == "inside the root"
-        else (second / two).sqrt() + epsilon
-    )
-    update = -group["lr"] * (first / one) / root
-    if decay and not coupled:
-        update = update - (decay if group.get("decay times learning rate") == "no" else group["lr"] * decay) * before
-    return update
-
-
-def _changes(recording: Recording, other: Recording, match: Match, step: int) -> Iterator[Settings]:
-    """Yield single changes to stated settings: first the settings of the other optimizer, then usual mistakes."""
-    stated, theirs = recording.group(match.b[0], step), other.group(match.a[0], step)
-    yield {}
-    for name in ("weight_decay", "eps", "betas", "lr"):
-        if name in theirs and theirs[name] != stated.get(name):
-            yield {name: theirs[name]}
-    yield {"constants": "rounded to fp32"}
-    for correction in ("off", "of the first moment only", "of the second moment only"):
-        yield {"bias correction": correction}
-    yield {"coupled": True}
-    yield {"coupled": False}
-    for decay in (0.0, 0.1, 0.01, 0.05, 0.2, 0.001):
-        yield {"weight_decay": decay}
-    yield {"decay times learning rate": "no"}
-    for epsilon in EPSILONS:
-        yield {"eps": epsilon}
-    yield {"epsilon": "inside the root"}
-    for betas in itertools.product((0.9, 0.8, 0.95, 0.0, 0.99), (0.999, 0.95, 0.99, 0.98, 0.9)):
-        yield {"betas": betas}
-    for at in (step - 1, step + 1):
-        if 0 <= at < len(recording.steps) and "lr" in (group := recording.group(match.b[0], at)):
-            yield {"lr": group["lr"]}
-    for factor in (0.1, 0.5, 2.0, 10.0):
-        yield {"lr": stated.get("lr", 0.0) * factor}
-
-
-def _explain_update(parity: Parity, first: Comparison) -> dict[str, Any] | None:
+def _explain_update(parity: Parity, first: Comparison) -> Cause | None:
     """Explain updates that differ where gradients and stated settings agree, by Adam with one changed setting."""
     step = first.step
     compared = [c for c in parity.comparisons if c.stage == "update" and c.step == step and c.match]
     wrong = [c for c in compared if c.verdict == DIFFERENT]
     together = not wrong and first.name == "update_norm"  # too little in each parameter, and systematic
-    if together:
-        wrong = compared
+    wrong = compared if together else wrong
     if not wrong:
         return None
-    which = _roles(parity, [c.match for c in wrong])
-    still = [
-        r
-        for r in (parity.a, parity.b)
-        if all(
-            r.steps[step]["update_norms"].get(n) == 0
-            for c in wrong
-            for n in (c.match.a if r is parity.a else c.match.b)
-        )
-    ]
-    if len(still) == 1:
-        side = "A" if still[0] is parity.a else "B"
-        return _cause("optimizer", f"{which} not updated", None, None, f"{which}: not updated in {side}")
+    formula = FORMULAS["update"]
+    recorded = {s: [read_kind(c.match, getattr(parity, s), s, step, "update") for c in wrong] for s in "ab"}
 
-    def error(recording: Recording, side: str, change: Settings) -> float:
-        """Return the largest ratio of an error to what is allowed: of the norm of all updates, or of each."""
-        worst = 0.0
+    def distance(side: str, settings: Settings) -> float:
+        """Return the largest error over what rounding allows: of the norm of all updates, or of each."""
+        recording: Recording = getattr(parity, side)
+        found = [formula.compute((recording, c.match, side, step), settings) for c in wrong]
+        if any(a is None or b is None or not bool(a.any()) for a, b in zip(recorded[side], found, strict=True)):
+            return math.inf
         if together:
-            sizes = []
-            recorded = [read_kind(c.match, recording, side, step, "update") for c in wrong]
-            for values in (recorded, [simulate(recording, c.match, side, step, change) for c in wrong]):
-                if any(value is None for value in values):
-                    return math.inf
-                sizes.append(math.hypot(*(float(value.norm()) for value in values)))
+            sizes = [math.hypot(*(float(value.norm()) for value in values)) for values in (recorded[side], found)]
             return abs(sizes[1] / sizes[0] - 1) / (MULTIPLE * first.floor)
-        for comparison in wrong:
+        worst = 0.0
+        for comparison, actual, predicted in zip(wrong, recorded[side], found, strict=True):
             match = comparison.match
-            actual, before = (
-                read_kind(match, recording, side, step, "update"),
-                match.values(recording, side, step, "before"),
-            )
-            distance = difference(actual, simulate(recording, match, side, step, change))
-            if distance is None or before is None or not bool(actual.any()):
-                return math.inf
-            kept = recording.details[f"{step}.before.{(match.a if side == 'a' else match.b)[0]}"].dtype
+            kept = recording.details[f"{step}.before.{getattr(match, side)[0]}"].dtype
+            before = match.values(recording, side, step, "before")
             resolved = float(torch.finfo(kept).eps / 2 * before.norm() / actual.norm())  # weights are rounded to it
-            worst = max(worst, distance / (MULTIPLE * max(comparison.floor, resolved)))
+            worst = max(worst, difference(actual, predicted) / (MULTIPLE * max(comparison.floor, resolved)))
         return worst
 
-    found: list[tuple[Settings, float] | None] = []
-    for recording, side, other in ((parity.a, "a", parity.b), (parity.b, "b", parity.a)):
-        best = None
-        for change in _changes(recording, other, wrong[0].match, step):
-            if (distance := error(recording, side, change)) <= 1:
-                best = change, distance
-                break
-        found.append(best)
-    ours, theirs = found
-    words = [
-        "what its settings state" if f == {} else "none of the tried" if f is None else _name_change(f)
-        for f in (o and o[0] for o in found)
-    ]
-    if ours is None or theirs is None or ours[0] == theirs[0]:
-        text = f"update of {which}: A's follows {words[0]}, B's {words[1]}"
-        return _cause("optimizer", f"update of {which}", words[0], words[1], text)
-    name = next(iter(theirs[0] or ours[0]))
-    label = {
-        "coupled": "decoupled weight decay",
-        "weight_decay": "weight decay",
-        "eps": "epsilon",
-        "lr": "learning rate",
-    }.get(name, name)
-    text = f"{label} of {which}: A's update follows {words[0]}, B's {words[1]}"
-    crossed = error(parity.b, "b", ours[0])
-    evidence = [
-        f"B's update with A's rule is {crossed:.3g} times further away than rounding",
-        f"with the cause named, {theirs[1]:.2g} times",
-    ]
-    return _cause("optimizer", f"{label} of {which}", words[0], words[1], text, evidence)
+    which = _roles(parity, [c.match for c in wrong])
+    found = _search(parity, formula, distance)
+    if cause := found and _name(which, found):
+        return cause
+    norms = [math.hypot(*(float(value.norm()) for value in recorded[side] if value is not None)) for side in "ab"]
+    text = f"update of {which}: norm {norms[0]:.6g} in A, {norms[1]:.6g} in B; no rule that was tried explains both"
+    return _cause("update", norms[0], norms[1], text)
 
 
-def _name_change(change: Settings) -> str:
-    ((name, value),) = change.items()
-    if name == "coupled":
-        return "weight decay in the gradient (Adam with L2)" if value else "decoupled weight decay (AdamW)"
-    return f"{name.replace('_', ' ')} {_show(value)}"
+#: first word of the stage in which quantities differ first → explanation
+EXPLAIN: dict[str, Callable[[Parity, Comparison], Cause | None]] = {
+    "parameters": _explain_parameters,
+    "module": _explain_module,
+    "loss": _explain_loss,
+    "gradient": _explain_gradient,
+    "clipped": _explain_clipping,
+    "setting": _explain_setting,
+    "update": _explain_update,
+}

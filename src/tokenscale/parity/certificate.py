@@ -6,7 +6,7 @@ from typing import Any
 from tokenscale import __version__
 from tokenscale.parity.causes import find_cause
 from tokenscale.parity.comparison import CERTIFICATE_VERSION, DIFFERENT, EQUAL, MULTIPLE, ROUNDING, Comparison, Parity
-from tokenscale.parity.recording import Recording
+from tokenscale.parity.recording import SCALARS, Recording
 
 
 def certify(parity: Parity) -> dict[str, Any]:
@@ -16,17 +16,12 @@ def certify(parity: Parity) -> dict[str, Any]:
     verdict = next(word for word in (DIFFERENT, ROUNDING, EQUAL) if word in verdicts)
     cause = find_cause(parity, first) if first else None
     by_step: dict[int, dict[str, Any]] = {}
-    for comparison in parity.comparisons:
-        if comparison.name in ("loss", "gradient_norm", "gradient_norm_clipped", "update_norm"):
-            by_step.setdefault(comparison.step, {"step": comparison.step})[comparison.name] = {
-                "a": comparison.a,
-                "b": comparison.b,
-                "difference": comparison.difference,
-                "floor": comparison.floor,
-                "verdict": comparison.verdict,
-            }
     stages: dict[str, dict[str, Any]] = {}
     for comparison in parity.comparisons:
+        if comparison.name in SCALARS:
+            by_step.setdefault(comparison.step, {"step": comparison.step})[comparison.name] = {
+                name: getattr(comparison, name) for name in ("a", "b", "difference", "floor", "verdict")
+            }
         row = stages.setdefault(comparison.stage, {"compared": 0, "largest_ratio_to_floor": 0.0, "verdict": EQUAL})
         row["compared"] += 1
         order = (EQUAL, ROUNDING, DIFFERENT)
@@ -42,6 +37,7 @@ def certify(parity: Parity) -> dict[str, Any]:
         "steps": len(parity.a.steps),
         "first_difference": first and _describe(first),
         "cause": cause,
+        "hypotheses_tried": parity.tried,
         "stages": stages,
         "by_step": list(by_step.values()),
         "parameters": {
@@ -99,4 +95,6 @@ def summarise(certificate: dict[str, Any]) -> str:
         lines += [f"  {line}" for line in cause["evidence"]]
     elif first:
         lines.append("cause: no tested hypothesis explains the difference")
+    if tried := certificate["hypotheses_tried"]:
+        lines.append(f"  {tried} hypotheses were compared with recorded values")
     return "\n".join(lines)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tokenscale.parity.recording import (
+    SCALARS,
     Alignment,
     Anchor,
     Match,
@@ -34,17 +35,7 @@ MULTIPLE = 10.0
 #: What a recorded number in fp32 resolves: the smallest floor of a scalar, for two runs can agree by chance.
 RESOLUTION = 2.0**-24
 #: settings of torch's optimizers that change the update; the others choose an implementation
-SETTINGS = (
-    "weight_decay",
-    "decoupled_weight_decay",
-    "betas",
-    "eps",
-    "momentum",
-    "dampening",
-    "nesterov",
-    "amsgrad",
-    "maximize",
-)
+SETTINGS = "weight_decay decoupled_weight_decay betas eps momentum dampening nesterov amsgrad maximize".split()
 
 
 @dataclass
@@ -78,6 +69,8 @@ class Parity:
     alignment: Alignment
     anchors: list[Anchor]
     comparisons: list[Comparison] = field(default_factory=list)
+    #: hypotheses that were compared with recorded values in search of the cause
+    tried: int = 0
 
     @property
     def first(self) -> Comparison | None:
@@ -104,10 +97,7 @@ def _compare_all(parity: Parity) -> Iterator[Comparison]:
         yield Comparison("parameters", None, name, math.inf, 0.0)
     for match in alignment.unequal:
         yield Comparison("parameters", None, ", ".join(match.a), math.inf, 0.0, match=match)
-    scalars = {
-        name: _floor_of_scalar(parity, name)
-        for name in ("loss", "gradient_norm", "gradient_norm_clipped", "update_norm")
-    }
+    scalars = {name: _floor_of_scalar(parity, name) for name in SCALARS}
     floors: dict[tuple[str, str], float] = {}
     detailed = min(parity.a.facts["detailed_steps"], parity.b.facts["detailed_steps"])
     for step, (row, other) in enumerate(zip(parity.a.steps, parity.b.steps, strict=True)):
@@ -196,7 +186,7 @@ def _compare_parameters(
 def _read_norm(match: Match, recording: Recording, side: str, step: int, kind: str) -> Tensor | None:
     """Return the norm [1] of a gradient or an update: where values lie in other orders, or one side has no gradient."""
     norms = recording.steps[step].get("update_norms" if kind == "update" else "gradient_norms", {})
-    found = [norms.get(name) or 0.0 for name in (match.a if side == "a" else match.b)]
+    found = [norms.get(name) or 0.0 for name in getattr(match, side)]
     return None if kind == "gradient_clipped" else torch.tensor([math.hypot(*found)], dtype=torch.float64)
 
 
@@ -208,11 +198,9 @@ def _compare_settings(parity: Parity, step: int) -> Iterator[Comparison]:
             if name == "decoupled_weight_decay" and not (ours.get("weight_decay") and theirs.get("weight_decay")):
                 continue
             if name in ours and name in theirs:
-                same = _nearly_equal(ours[name], theirs[name])
-                label = ", ".join(match.a)
-                yield Comparison(
-                    f"setting {name}", step, label, float(not same), 0.0, ours[name], theirs[name], match=match
-                )
+                apart = float(not _nearly_equal(ours[name], theirs[name]))
+                values, label = (ours[name], theirs[name]), ", ".join(match.a)
+                yield Comparison(f"setting {name}", step, label, apart, 0.0, *values, match=match)
 
 
 def _nearly_equal(a: Any, b: Any) -> bool:

@@ -15,6 +15,8 @@ from tokenscale.base.files import read_json, report_malformed
 from tokenscale.parity.recorder import FLOOR_VARIABLE, SCHEMA_VERSION, sample
 
 RECORD_AGAIN = "record it again: run the training script to its end"
+#: numbers of each step that are compared
+SCALARS = ("loss", "gradient_norm", "gradient_norm_clipped", "update_norm")
 
 
 @dataclass
@@ -48,87 +50,68 @@ def read_recording(folder: Path) -> Recording:
     from safetensors.torch import load_file
 
     path = folder / "recording.json"
-    if not folder.is_dir():
-        raise UserError(
-            "the recording is missing.",
-            folder=folder,
-            expected="a folder that ParityRecorder wrote",
-            next="record the training: docs/parity.md has the lines",
-        )
     if not path.exists():
         truncated = (folder / "steps.jsonl").exists()
         raise UserError(
             f"the recording is {'truncated' if truncated else 'missing'}.",
             folder=folder,
             expected="recording.json, which recorder.close() writes after the last step",
-            next=RECORD_AGAIN,
+            next=RECORD_AGAIN if folder.is_dir() else "record the training: docs/parity.md has the lines",
         )
     facts = read_json(path, "recording", RECORD_AGAIN)
     with report_malformed(path, "recording", RECORD_AGAIN):
         if facts["schema_version"] != SCHEMA_VERSION:
-            found, expected = f"schema_version {facts['schema_version']}", f"schema_version {SCHEMA_VERSION}"
+            found, expected = (f"schema_version {version}" for version in (facts["schema_version"], SCHEMA_VERSION))
             next = "use the recorder.py of this version of tokenscale, and record again"
             raise UserError("the recording has another version.", found=found, expected=expected, next=next)
         lines = (folder / "steps.jsonl").read_text(encoding="utf-8").splitlines()
         if len(lines) != facts["steps"]:
-            raise UserError(
-                "the recording is truncated.", found=f"{len(lines)} steps", expected=facts["steps"], next=RECORD_AGAIN
-            )
+            found = f"{len(lines)} steps"
+            raise UserError("the recording is truncated.", found=found, expected=facts["steps"], next=RECORD_AGAIN)
         steps = [json.loads(line) for line in lines]
         if not steps:
             next = "call optimizer.step() between ParityRecorder(…) and recorder.close()"
             raise UserError("the recording has no optimizer step.", next=next)
-        for step in steps:
-            for name in ("loss", "gradient_norm", "gradient_norm_clipped", "update_norm"):
-                if step[name] is None:
-                    raise UserError("the recording has no loss.", next="call recorder.loss(loss) in each step")
-                if not math.isfinite(step[name]):
-                    where, next = (
-                        f"{name.replace('_', ' ')} of step {step['step']}",
-                        "find out why it is not finite first",
-                    )
-                    raise UserError("a recorded value is not finite.", found=f"{step[name]}", where=where, next=next)
+        for step, name in ((step, name) for step in steps for name in SCALARS):
+            if step[name] is None:
+                raise UserError("the recording has no loss.", next="call recorder.loss(loss) in each step")
+            if not math.isfinite(step[name]):
+                where = f"{name.replace('_', ' ')} of step {step['step']}"
+                next = "find out why it is not finite first"
+                raise UserError("a recorded value is not finite.", found=f"{step[name]}", where=where, next=next)
         try:
-            trace, details = load_file(folder / "trace.safetensors"), load_file(folder / "details.safetensors")
+            trace, details = (load_file(folder / f"{name}.safetensors") for name in ("trace", "details"))
         except Exception as error:  # safetensors' own class, and OSError
             raise UserError("the recording is truncated.", reason=error, next=RECORD_AGAIN) from None
-    return Recording(
-        folder, facts, steps, trace, details, [read_recording(path) for path in sorted(folder.glob("floor-*"))]
-    )
+    floors = [read_recording(path) for path in sorted(folder.glob("floor-*"))]
+    return Recording(folder, facts, steps, trace, details, floors)
 
 
 def check_comparable(a: Recording, b: Recording) -> None:
     """Raise UserError for other numbers of steps, other batches, no floor, or a floor of another training."""
-    for recording in (a, b):
-        for floor in recording.floors:
-            stated = [[(sorted(row["rows"]), row["groups"]) for row in found.steps] for found in (recording, floor)]
-            if stated[0] != stated[1] or list(recording.parameters) != list(floor.parameters):
-                raise UserError(
-                    "a floor is of another training than its recording.",
-                    floor=floor.folder,
-                    expected="the same parameters, batches and settings of the optimizer in each step",
-                    next="run the script of this recording again with and without " + FLOOR_VARIABLE,
-                )
-    if a.facts["steps"] != b.facts["steps"]:
-        raise UserError(
-            "the recordings have other numbers of steps.", a=a.facts["steps"], b=b.facts["steps"], next=RECORD_AGAIN
-        )
+    for recording, floor in ((found, floor) for found in (a, b) for floor in found.floors):
+        stated = [[(sorted(row["rows"]), row["groups"]) for row in found.steps] for found in (recording, floor)]
+        if stated[0] != stated[1] or list(recording.parameters) != list(floor.parameters):
+            raise UserError(
+                "a floor is of another training than its recording.",
+                floor=floor.folder,
+                expected="the same parameters, batches and settings of the optimizer in each step",
+                next=f"run the script of this recording again with and without {FLOOR_VARIABLE}",
+            )
+    if (steps := a.facts["steps"]) != b.facts["steps"]:
+        raise UserError("the recordings have other numbers of steps.", a=steps, b=b.facts["steps"], next=RECORD_AGAIN)
     if not a.floors and not b.floors:
-        raise UserError(
-            "the rounding floor was not measured.",
-            expected=f"{a.folder / 'floor-1'}",
-            next=f"run A's training script twice more, with {FLOOR_VARIABLE}=1 and {FLOOR_VARIABLE}=2",
-        )
+        next = f"run A's training script twice more, with {FLOOR_VARIABLE}=1 and {FLOOR_VARIABLE}=2"
+        raise UserError("the rounding floor was not measured.", expected=f"{a.folder / 'floor-1'}", next=next)
     every = [set(step["rows"]) for step in a.steps]
-    for step, other in zip(a.steps, b.steps, strict=True):
-        rows, others = set(step["rows"]), set(other["rows"])
+    for step, rows, other in zip(a.steps, every, b.steps, strict=True):
+        others = set(other["rows"])
         if not (rows <= others or others <= rows):
-            earlier = next((number for number, found in enumerate(every) if found == others), None)
+            earlier = f"; B has A's batch of step {every.index(others)}" if others in every else ""
             raise UserError(
                 "the recordings have other batches.",
                 step=step["step"],
-                found=f"{len(rows & others)} of {len(rows)} sequences of A are in B"
-                + (f"; B has A's batch of step {earlier}" if earlier is not None else ""),
+                found=f"{len(rows & others)} of {len(rows)} sequences of A are in B{earlier}",
                 expected="the same sequences of tokens in each step, in any order",
                 next="give both loops the same batches",
             )
@@ -148,7 +131,7 @@ class Match:
 
     def values(self, recording: Recording, side: str, step: int | str, kind: str) -> Tensor | None:
         """Return the values of `Recording.detail` in the common layout, or None where they were not recorded."""
-        names = self.a if side == "a" else self.b
+        names = getattr(self, side)
         found = [recording.detail(step, kind, name) for name in names]
         if self.layout is None or any(value is None for value in found):
             return None
@@ -331,7 +314,7 @@ class Anchor:
 
     def tensor(self, recording: Recording, side: str, kind: str) -> Tensor | None:
         """Return the input, or the outputs side by side, in the trace of a recording. float64; ids as int64."""
-        entries = self.a if side == "a" else self.b
+        entries = getattr(self, side)
         found = []
         for entry in entries[: 1 if kind == "inputs" else None]:
             if not entry.get(kind):
@@ -345,7 +328,7 @@ class Anchor:
         return joined.double() if joined.is_floating_point() else joined.long()
 
     def name(self, side: str) -> str:
-        return ", ".join(entry["module"] for entry in (self.a if side == "a" else self.b))
+        return ", ".join(entry["module"] for entry in getattr(self, side))
 
 
 def find_anchors(a: Recording, b: Recording, alignment: Alignment) -> list[Anchor]:
