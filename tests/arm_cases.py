@@ -27,6 +27,8 @@ from tokenscale.base.files import read_json
 from tokenscale.data.batches.batch import Batch
 from tokenscale.parity.certificate import certify
 from tokenscale.parity.comparison import EQUAL, ROUNDING, compare
+from tokenscale.parity.golden import verdict as golden
+from tokenscale.parity.golden.reading import Curve
 from tokenscale.parity.recorder import FLOOR_VARIABLE
 from tokenscale.parity.recording import Recording, read_recording
 from tokenscale.settings.presets import PRESETS
@@ -206,6 +208,15 @@ REFACTORINGS = [
     Case("head in two halves", HF_GPT, "transformers.models.gpt2.modeling_gpt2", "logits = self.lm_head(hidden_states)\n\n        loss", "logits = torch.cat([nn.functional.linear(hidden_states, half) for half in self.lm_head.weight.chunk(2)], dim=-1)\n\n        loss"),
 ]
 # fmt: on
+#: planted differences that reach the loss by the update: those of the optimizer, of gradients, and untied weights
+BY_UPDATE = {
+    case.name
+    for case in FAULTS
+    if re.search(
+        "clipping|decay|Adam|optimizer|beta2|warm-up|learning rate|bias correction|[Gg]radient|backward|not tied",
+        case.name,
+    )
+}
 
 
 class Sequences:
@@ -310,12 +321,27 @@ class References:
             raise RuntimeError(f"{setting}: {case.name if case else 'reference'}: {reason}")
 
     def certificate_of(self, case: Case) -> dict[str, Any]:
-        """Return the certificate of a case against its reference."""
+        """Return the certificate of a case against its reference, and the `golden` verdict from losses alone."""
         folder = self.folder / "case"
         reference = self.get(case.setting)
         shutil.rmtree(folder, ignore_errors=True)
         self.record(case.setting, folder, case)
-        return certify(compare(reference, read_recording(folder)))
+        old, new, *floors = map(curve_of, (reference, recorded := read_recording(folder), *reference.floors))
+        return certify(compare(reference, recorded)) | {"golden": golden.judge(old, new, floors).kind}
+
+
+def curve_of(recording: Recording) -> Curve:
+    """Return the losses and gradient norms of a recording."""
+    return Curve.of(*([step[name] for step in recording.steps] for name in ("loss", "gradient_norm")))
+
+
+def score_golden(case: Case, kind: str) -> str:
+    """Return `right`, `cannot tell` or `wrong` for a kind that was found from losses alone."""
+    if case.expected is None:
+        right = {golden.IDENTICAL, golden.ROUNDING}
+    else:
+        right = {golden.NORM, golden.UPDATE if case.name in BY_UPDATE else golden.MODEL}
+    return "right" if kind in right else "cannot tell" if kind == golden.UNKNOWN else "wrong"
 
 
 def judge(case: Case, certificate: dict[str, Any]) -> str:
@@ -335,14 +361,14 @@ def describe(certificate: dict[str, Any]) -> str:
     return f"at most {worst[0]:.2g} × floor ({worst[1]})"
 
 
-def run(cases: list[Case], references: References) -> Iterator[tuple[Case, str, str]]:
-    """Yield each case with its result and its cause."""
+def run(cases: list[Case], references: References) -> Iterator[tuple[Case, str, str, str]]:
+    """Yield each case with its result, its cause and its kind from losses alone."""
     for case in cases:
         try:
             certificate = references.certificate_of(case)
-            yield case, judge(case, certificate), describe(certificate)
+            yield case, judge(case, certificate), describe(certificate), certificate["golden"]
         except (RuntimeError, UserError) as error:
-            yield case, "failed", " ".join(str(error).split())
+            yield case, "failed", " ".join(str(error).split()), golden.UNKNOWN
 
 
 def find_records() -> dict[str, Path]:
@@ -364,10 +390,14 @@ def main() -> None:
         references, counts = References(Path(folder), records), Counter()
         for title, cases in tables().items():
             chosen = [case for case in cases if not only or case.name in only or case.setting in only]
-            print(f"\n| {title} | arm | result | {COLUMNS[title]} |\n|---|---|---|---|", flush=True)
-            for case, result, cause in run(chosen, references):
-                print(f"| {case.name} | {case.setting} | {result} | {cause} |", flush=True)
+            print(
+                f"\n| {title} | arm | result | {COLUMNS[title]} | from losses alone |\n|---|---|---|---|---|",
+                flush=True,
+            )
+            for case, result, cause, kind in run(chosen, references):
+                print(f"| {case.name} | {case.setting} | {result} | {cause} | {kind} |", flush=True)
                 counts[title, SETTINGS[case.setting][0], result] += 1
+                counts[title, SETTINGS[case.setting][0], f"losses alone: {score_golden(case, kind)}"] += 1
     print("\n| cases | arm | result | number |\n|---|---|---|---|")
     for (title, arm, result), count in counts.items():
         print(f"| {title} | {arm} | {result} | {count} |")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.arm_cases import FAULTS, References, edit, find_records, run, tables
+from tests.arm_cases import FAULTS, References, edit, find_records, run, score_golden, tables
 from tests.long import logs
 from tokenscale.arms.environments import BUNDLES, prepare
 from tokenscale.base.files import read_json
@@ -32,7 +32,9 @@ def results(tmp_path_factory):
         began, references = time.monotonic(), References(folder, records)
         found = {title: list(run(cases, references)) for title, cases in tables().items()}
     lines = [
-        f"{case.setting}: {case.name}: {result}: {cause}" for rows in found.values() for case, result, cause in rows
+        f"{case.setting}: {case.name}: {result}: {cause}: from losses alone {kind}"
+        for rows in found.values()
+        for case, result, cause, kind in rows
     ]
     logs.write("parity-arms", "\n".join([*lines, f"{time.monotonic() - began:.0f} s"]) + "\n")
     return found
@@ -40,7 +42,7 @@ def results(tmp_path_factory):
 
 def outside(rows, expected):
     """Return the cases with another result than the expected ones."""
-    return [(case.setting, case.name, result, cause) for case, result, cause in rows if result not in expected]
+    return [(case.setting, case.name, result, cause) for case, result, cause, _ in rows if result not in expected]
 
 
 @pytest.mark.slow(600)
@@ -58,6 +60,14 @@ def test_of_the_planted_differences_85_percent_are_named(results):
 @pytest.mark.long
 def test_no_refactoring_is_an_alarm(results):
     assert not outside(results["refactoring"], (EQUAL, ROUNDING))
+
+
+@pytest.mark.long
+def test_losses_alone_show_the_kind_or_too_little(results):
+    rows = results["planted difference"]
+    wrong = [case.name for case, *_, kind in rows if score_golden(case, kind) == "wrong"]
+    assert len(wrong) <= 0.1 * len(rows), wrong
+    assert all(score_golden(case, kind) == "right" for case, *_, kind in results["refactoring"])
 
 
 @pytest.mark.parametrize("text", ["x = 1", "x = 1; x = 1; x = 1"])
