@@ -8,10 +8,7 @@ complete, and any layout can read what another wrote: pieces say where in the wh
 Names are those of the model's parameters, behind `model.`, and behind `optimizer.<moment>.` for the optimizer's state.
 """
 
-import itertools
-import json
 import math
-import os
 import re
 import shutil
 import time
@@ -21,11 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from xxhash import xxh3_128
@@ -49,12 +46,6 @@ RECORD = "checkpoint.json"
 PARTIAL = ".partial"
 NEXT = "take an older checkpoint, or train again"
 NUMBER = (int, float)
-#: types as safetensors names them → as torch does
-DTYPES = {
-    **{"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool", "U8": "uint8"},
-    **{"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8"},
-    **{"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"},
-}
 #: what records hold that are read: of a checkpoint, of a resume state, of a rank, of a rank's resume state
 WEIGHTS = {"ranks": dict, "run_id": str, "run": dict, "model": dict, "step": int}
 RESUME = WEIGHTS | {
@@ -191,7 +182,7 @@ class Checkpoint:
         with report_malformed(self.folder / RECORD, "checkpoint", NEXT):
             self._check_pieces()
 
-    def _read_rank(self, name: str, *, verify: bool) -> tuple[dict[str, Any], dict[str, "_Stored"] | None]:
+    def _read_rank(self, name: str, *, verify: bool) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
         """Return a rank's record, and its tensors' header where it is verified or the index lacks shapes (earlier
         code).
         """
@@ -202,11 +193,11 @@ class Checkpoint:
             check_types(rank, RANK)
             self._check(rank["file"], rank, verify)
             if verify or not all("shape" in entry for entry in rank["index"].values()):
-                with self._reading(rank["file"]), open(self.folder / rank["file"], "rb", buffering=0) as file:
-                    return rank, read_header(file)
+                with self._reading(rank["file"]):
+                    return rank, _map(self.folder / rank["file"])
         return rank, None
 
-    def _add(self, rank: dict[str, Any], header: dict[str, "_Stored"] | None) -> None:
+    def _add(self, rank: dict[str, Any], header: dict[str, Tensor] | None) -> None:
         if self.record["kind"] == "resume":
             check_types(rank["state"], RANK_RESUME)
         self.ranks.append(rank["state"])
@@ -221,23 +212,24 @@ class Checkpoint:
                 raise ValueError(f"{key} is {shape} at {offsets} of {whole}")
             if self.shapes.setdefault(key, whole) != whole:
                 raise ValueError(f"{key} is {whole} and {self.shapes[key]}")
-            if entry["dtype"] not in DTYPES.values():
+            dtype = getattr(torch, entry["dtype"], None)
+            if not isinstance(dtype, torch.dtype):
                 raise ValueError(f"{key} has the type {entry['dtype']}")
-            dtype = getattr(torch, entry["dtype"])
             if self.dtypes.setdefault(key, dtype) != dtype:
                 raise ValueError(f"{key} is {dtype} and {self.dtypes[key]}")
             self._parts[key].append(_Part(file, offsets, shape))
 
-    def _compare_header(self, file: str, header: dict[str, "_Stored"]) -> None:
+    def _compare_header(self, file: str, header: dict[str, Tensor]) -> None:
         index = self._indices[file]
         if header.keys() != index.keys():
             raise ValueError(f"{file} and its index differ in {sorted(header.keys() ^ index.keys())[0]}")
         for name, stored in header.items():
-            offsets, whole, shape = index[name]["offsets"], index[name]["whole"], stored.shape
+            offsets, whole, shape = index[name]["offsets"], index[name]["whole"], list(stored.shape)
             inside = len(shape) == len(whole) and all(o + n <= w for o, n, w in zip(offsets, shape, whole, strict=True))
-            if not inside or DTYPES[stored.dtype] != index[name]["dtype"]:
+            dtype = str(stored.dtype).removeprefix("torch.")
+            if not inside or dtype != index[name]["dtype"]:
                 stated = f"{index[name]['dtype']} at {offsets} of {whole}"
-                raise ValueError(f"{name} is {DTYPES[stored.dtype]} of shape {shape}, its index says {stated}")
+                raise ValueError(f"{name} is {dtype} of shape {shape}, its index says {stated}")
 
     def _check_pieces(self) -> None:
         """Raise ValueError where the pieces of a tensor overlap or leave a gap."""
@@ -272,39 +264,36 @@ class Checkpoint:
         """Fill tensors with parts (name, offsets, into), on any device and in any format. Each file is read once, in
         its order.
         """
-        boxes: defaultdict[str, list[_Box]] = defaultdict(list)
+        boxes: defaultdict[str, list[tuple[str, _Part, tuple[slice, ...], Tensor]]] = defaultdict(list)
         for name, offsets, into in wanted:
             filled = 0
             for part in self._find(name):
                 if box := _overlap(offsets, tuple(into.shape), part.offsets, part.shape):
-                    low, extent = box
-                    place = tuple(slice(a - o, a - o + n) for a, o, n in zip(low, offsets, extent, strict=True))
-                    boxes[part.file].append(_Box(name, part, low, extent, into[place]))
-                    filled += math.prod(extent)
+                    here = into[_slices(box, offsets)]
+                    boxes[part.file].append((name, part, _slices(box, part.offsets), here))
+                    filled += here.numel()
             if filled != into.numel():
                 raise self._error("pieces of a tensor are missing.", tensor=name)
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(self._read_file, boxes, boxes.values()))
 
     @torch.no_grad()
-    def _read_file(self, name: str, boxes: "list[_Box]") -> None:
-        with self._reading(name), open(self.folder / name, "rb", buffering=0) as file:
-            header = read_header(file)
-            self._compare_header(name, header)
-            for box in sorted(boxes, key=lambda box: header[box.name].begin):
-                stored = header[box.name]
-                if stored.shape != box.part.shape:
-                    raise ValueError(f"{box.name} is of shape {stored.shape}, its index says {box.part.shape}")
+    def _read_file(self, file: str, boxes: "list[tuple[str, _Part, tuple[slice, ...], Tensor]]") -> None:
+        with self._reading(file):
+            stored = _map(self.folder / file)
+            self._compare_header(file, stored)
+            for name, part, there, here in sorted(boxes, key=lambda box: stored[box[0]].data_ptr()):
+                if (found := list(stored[name].shape)) != part.shape:
+                    raise ValueError(f"{name} is of shape {found}, its index says {part.shape}")
+                values = stored[name][there]
                 # memory that a GPU reads directly, so that the next piece is read while this one is copied
-                staged = torch.empty(box.extent, dtype=self.dtypes[box.name], pin_memory=box.into.is_cuda)
-                _read_box(file, stored, box, memoryview(staged.reshape(-1).view(torch.uint8).numpy()))
-                box.into.copy_(staged, non_blocking=True)
+                here.copy_(values.pin_memory() if here.is_cuda else values, non_blocking=True)
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
         try:
             yield
-        except (OSError, ValueError) as error:
+        except (OSError, SafetensorError, ValueError) as error:
             raise self._error("a file of the checkpoint cannot be read.", file=name, reason=error) from None
 
     def _find(self, name: str) -> "list[_Part]":
@@ -338,51 +327,10 @@ class _Part:
     shape: list[int]
 
 
-@dataclass(frozen=True)
-class _Box:
-    """The values [low, low + extent) of a tensor, all in one piece, and where they go."""
-
-    name: str
-    part: _Part
-    low: tuple[int, ...]
-    extent: tuple[int, ...]
-    into: Tensor
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """A tensor in a file, from byte `begin` on, row by row."""
-
-    dtype: str
-    shape: list[int]
-    begin: int
-
-
-def read_header(file: FileIO) -> dict[str, _Stored]:
-    """Return the tensors of a file of safetensors: 8 bytes with the length of a JSON object, the object, the values.
-
-    Raises ValueError where the header is not one, or names bytes that the file does not have.
-    """
-    size = os.fstat(file.fileno()).st_size
-    length = int.from_bytes(file.read(8), "little")
-    if not 0 < length <= size - 8:
-        raise ValueError("it has no header of safetensors")
-    found = {}
-    header = json.loads(file.read(length))
-    try:
-        for name, stated in header.items():
-            if name == "__metadata__":
-                continue
-            dtype, shape, (begin, end) = stated["dtype"], stated["shape"], stated["data_offsets"]
-            bytes_each = getattr(torch, DTYPES[dtype]).itemsize
-            if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
-                raise ValueError(f"its header gives {name} the shape {shape} and the bytes {begin} to {end}")
-            if end - begin != math.prod(shape) * bytes_each or end > size - 8 - length:
-                raise ValueError(f"its header gives {name} the bytes {begin} to {end}")
-            found[name] = _Stored(dtype, shape, 8 + length + begin)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"its header is not that of safetensors: {error!r}") from None
-    return found
+def _map(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file of safetensors, mapped: their values are read from disk when they are used."""
+    with safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}
 
 
 def _overlap(
@@ -396,27 +344,9 @@ def _overlap(
     return low, tuple(b - a for a, b in zip(low, high, strict=True))
 
 
-def _read_box(file: FileIO, stored: _Stored, box: _Box, buffer: memoryview) -> None:
-    """Read a part of a stored tensor row by row. Dimensions that are read in full make one run with the one before
-    them.
-    """
-    start = [a - o for a, o in zip(box.low, box.part.offsets, strict=True)]
-    last = len(start) - 1
-    while last > 0 and box.extent[last] == stored.shape[last]:
-        last -= 1
-    strides = [math.prod(stored.shape[axis + 1 :]) for axis in range(len(start))]
-    runs = itertools.product(*(range(a, a + n) for a, n in zip(start[:last], box.extent[:last], strict=True)))
-    run, done = len(buffer) // max(1, math.prod(box.extent[: max(last, 0)])), 0
-    each = len(buffer) // math.prod(box.extent)
-    for outer in runs:
-        first = (*outer, *start[last : last + 1])
-        place = stored.begin + each * sum(n * stride for n, stride in zip(first, strides, strict=False))
-        end = done + run
-        while done < end:
-            count = os.preadv(file.fileno(), [buffer[done:end]], place)
-            if not count:
-                raise ValueError("it ends early")
-            done, place = done + count, place + count
+def _slices(box: tuple[tuple[int, ...], tuple[int, ...]], origin: Sequence[int]) -> tuple[slice, ...]:
+    """Return where a box (offsets, shape) of a tensor lies in the part of it that begins at `origin`."""
+    return tuple(slice(low - o, low - o + n) for low, n, o in zip(*box, origin, strict=True))
 
 
 def read_model(folder: str | Path) -> tuple[ModelSettings, dict[str, Tensor]]:
