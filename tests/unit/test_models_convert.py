@@ -1,6 +1,7 @@
 """The oracle: models of `transformers` with the same weights give the same logits."""
 
 import importlib.util
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -131,6 +132,38 @@ def test_a_base_model_alone_is_read(name):
         from_hf(config | {"tie_word_embeddings": False}, base)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("wrapper", ["_orig_mod.", "module.", "module._orig_mod.", "_fsdp_wrapped_module."])
+def test_names_of_a_wrapped_model_are_read(name, wrapper):
+    model = ours(SHAPES[name])
+    config, there = to_hf(model.settings, named(model), LENGTH)
+    whole = {wrapper + key: weight for key, weight in there.items()}
+    blocks = {re.sub(r"\.(\d)\.", rf".\1.{wrapper}", key): weight for key, weight in there.items()}
+    for wrapped in (whole, blocks):
+        assert all(torch.equal(from_hf(config, wrapped)[1][key], weight) for key, weight in named(model).items())
+    with pytest.raises(UserError, match="one name twice"):
+        from_hf(config, there | dict([*whole.items()][:1]))
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "gpt2"])
+def test_a_key_that_a_configuration_lacks_has_the_librarys_default(kind):
+    from transformers import CONFIG_MAPPING
+
+    shape = SHAPES.get(kind, LLAMA)
+    full, weights = to_hf(shape, named(ours(shape)), LENGTH)
+    full |= {"model_type": kind} | ({"sliding_window": None} if kind == "mistral" else {})
+
+    def outcome(config):
+        try:
+            return from_hf(config, weights)[0]
+        except UserError as error:
+            return error.facts.get("key", "weights")
+
+    for key in full.keys() - {"model_type"}:
+        config = {k: value for k, value in full.items() if k != key}
+        assert outcome(config) in (key, outcome(CONFIG_MAPPING[kind](**config).to_dict())), key
+
+
 @pytest.mark.parametrize("name", ["llama-tied", "qwen3", "gpt2"])
 def test_a_head_that_differs_from_the_tied_embedding_is_kept(name, tokens, tmp_path):
     """The library (5) unties such ends; a head alone is also the embedding."""
@@ -213,6 +246,8 @@ def test_a_gpt2_without_biases_is_none():
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
         ("gpt2", {"embd_pdrop": 0.3}),
         ("llama", {"model_type": "mistral", "sliding_window": 4096}),
+        ("llama", {"model_type": "mistral"}),
+        ("llama", {"quantization_config": {"bits": 4}}),
         ("qwen2", {"use_sliding_window": True}),
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}),
         ("llama", {"model_type": "opt"}),

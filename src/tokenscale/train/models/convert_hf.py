@@ -8,6 +8,7 @@ Nothing is computed: matrices are renamed, GPT-2's transposed (its Conv1D holds 
 joined. So a way there and back gives the same bits.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -50,37 +51,89 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
 }
-#: name in a block of ours → name in a layer of theirs, with .weight and .bias
-LLAMA_LAYER = {
-    "attention_norm": "input_layernorm",
-    "attention.query": "self_attn.q_proj",
-    "attention.key": "self_attn.k_proj",
-    "attention.value": "self_attn.v_proj",
-    "attention.output": "self_attn.o_proj",
-    "feed_forward_norm": "post_attention_layernorm",
-    "feed_forward.gate": "mlp.gate_proj",
-    "feed_forward.up": "mlp.up_proj",
-    "feed_forward.down": "mlp.down_proj",
+NEEDED = object()
+#: (setting of ours, key of a configuration, the library's default); a default None follows from other keys
+Table = tuple[tuple[str, str, Any], ...]
+LLAMA_CONFIG: Table = (
+    ("vocabulary_size", "vocab_size", NEEDED),
+    ("dimension", "hidden_size", NEEDED),
+    ("hidden", "intermediate_size", NEEDED),
+    ("layers", "num_hidden_layers", NEEDED),
+    ("heads", "num_attention_heads", NEEDED),
+    ("key_value_heads", "num_key_value_heads", None),
+    ("head_dimension", "head_dim", None),
+    ("initial_deviation", "initializer_range", 0.02),
+    ("norm_epsilon", "rms_norm_eps", 1e-6),
+    ("rope_theta", "rope_theta", 10_000.0),
+    ("dropout", "attention_dropout", 0.0),
+    ("tied_embeddings", "tie_word_embeddings", False),
+)
+GPT2_CONFIG: Table = (
+    ("vocabulary_size", "vocab_size", NEEDED),
+    ("maximum_positions", "n_positions", NEEDED),
+    ("dimension", "n_embd", NEEDED),
+    ("layers", "n_layer", NEEDED),
+    ("heads", "n_head", NEEDED),
+    ("hidden", "n_inner", None),
+    ("initial_deviation", "initializer_range", 0.02),
+    ("norm_epsilon", "layer_norm_epsilon", 1e-5),
+    ("dropout", "embd_pdrop", 0.1),
+    ("dropout", "attn_pdrop", 0.1),
+    ("dropout", "resid_pdrop", 0.1),
+    ("tied_embeddings", "tie_word_embeddings", True),
+)
+#: defaults that are those of one type
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"num_key_value_heads": 32},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
 }
-HEAD_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
-LLAMA = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
-GPT2_LAYER = {
-    "attention_norm": "ln_1",
-    "attention.output": "attn.c_proj",
-    "feed_forward_norm": "ln_2",
-    "feed_forward.up": "mlp.c_fc",
-    "feed_forward.down": "mlp.c_proj",
+#: (key, values that the decoder has, of which the first is the default, words for them)
+FIXED: tuple[tuple[str, tuple, str], ...] = (
+    ("hidden_act", ("silu",), "silu"),
+    ("partial_rotary_factor", (1.0,), "1: all of a head is rotated"),
+    ("use_sliding_window", (False, None), "false: attention over the whole row"),
+    ("activation_function", ("gelu_new", "gelu_pytorch_tanh"), "gelu_new"),
+    ("scale_attn_weights", (True,), "true"),
+    ("scale_attn_by_inverse_layer_idx", (False,), "false"),
+    ("quantization_config", (None,), "weights that are not quantized"),
+)
+#: name of ours → the library's, with .weight and .bias; of several for one name, the rows are joined
+LLAMA = {
+    "embedding": "model.embed_tokens",
+    "blocks.*.attention_norm": "model.layers.*.input_layernorm",
+    "blocks.*.attention.query": "model.layers.*.self_attn.q_proj",
+    "blocks.*.attention.key": "model.layers.*.self_attn.k_proj",
+    "blocks.*.attention.value": "model.layers.*.self_attn.v_proj",
+    "blocks.*.attention.query_norm": "model.layers.*.self_attn.q_norm",
+    "blocks.*.attention.key_norm": "model.layers.*.self_attn.k_norm",
+    "blocks.*.attention.output": "model.layers.*.self_attn.o_proj",
+    "blocks.*.feed_forward_norm": "model.layers.*.post_attention_layernorm",
+    "blocks.*.feed_forward.gate": "model.layers.*.mlp.gate_proj",
+    "blocks.*.feed_forward.up": "model.layers.*.mlp.up_proj",
+    "blocks.*.feed_forward.down": "model.layers.*.mlp.down_proj",
+    "norm": "model.norm",
+    "head": "lm_head",
 }
 GPT2 = {
     "embedding": "transformer.wte",
     "positions": "transformer.wpe",
+    "blocks.*.attention_norm": "transformer.h.*.ln_1",
+    "blocks.*.attention.query": "transformer.h.*.attn.c_attn",
+    "blocks.*.attention.key": "transformer.h.*.attn.c_attn",
+    "blocks.*.attention.value": "transformer.h.*.attn.c_attn",
+    "blocks.*.attention.output": "transformer.h.*.attn.c_proj",
+    "blocks.*.feed_forward_norm": "transformer.h.*.ln_2",
+    "blocks.*.feed_forward.up": "transformer.h.*.mlp.c_fc",
+    "blocks.*.feed_forward.down": "transformer.h.*.mlp.c_proj",
     "norm": "transformer.ln_f",
     "head": "lm_head",
 }
-#: GPT-2 holds these three side by side in one matrix
-JOINED, PARTS = "attn.c_attn", ("attention.query", "attention.key", "attention.value")
-#: the library's own defaults are ids of its tokenizers
-SPECIAL_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+HEAD = "lm_head.weight"
+#: matrices of GPT-2's linear layers
+TRANSPOSED = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
+#: what DDP, torch.compile, FSDP and activation checkpointing put before the names of what they wrap
+WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
 
 def family(shape: ModelSettings) -> str:
@@ -122,30 +175,22 @@ def to_hf(shape: ModelSettings, weights: Weights, sequence_length: int) -> tuple
     UserError for a shape that the library does not support, and for missing, unknown or wrongly sized weights.
     """
     kind = family(shape)
-    renamed = _names(shape, kind)
-    if kind != "gpt2":
-        expected = set(renamed)
-        _check_names(expected, weights, "the decoder")
-        found = {theirs: weights[ours] for ours, theirs in renamed.items()}
-        return _llama_config(shape, kind, sequence_length), found
-    joined = {f"{layer}{part}.{w}" for layer, _ in _layers(shape, kind) for part in PARTS for w in ("weight", "bias")}
-    _check_names(set(renamed) | joined, weights, "the decoder")
-    found = {theirs: _turned(theirs, weights[ours]) for ours, theirs in renamed.items()}
-    for ours, theirs in _layers(shape, kind):
-        for suffix in ("weight", "bias"):
-            parts = [weights[f"{ours}{part}.{suffix}"] for part in PARTS]
-            name = f"{theirs}{JOINED}.{suffix}"
-            found[name] = _turned(name, torch.cat(parts))
-    return _gpt2_config(shape), found
+    names = _names(shape, kind)
+    _check_names({name for parts in names.values() for name in parts}, weights, "the decoder")
+    found = {}
+    for theirs, parts in names.items():
+        whole = torch.cat([weights[name] for name in parts]) if len(parts) > 1 else weights[parts[0]]
+        found[theirs] = whole.t().contiguous() if theirs.endswith(TRANSPOSED) else whole
+    return _config(shape, kind, sequence_length), found
 
 
 def from_hf(config: dict[str, Any], weights: Weights) -> tuple[ModelSettings, Weights]:
     """Return (shape, weights by the decoder's names) of a library model, from its config.json and its weights.
 
-    The base model alone, whose names have no prefix, and files of before 2023, which hold constants beside the weights,
-    are read as the library does. Ends that the configuration ties and the file holds as two different matrices stay
-    two. Raises UserError for a type that is not among `ARCHITECTURES`, for a setting that the decoder does not have,
-    and for weights that are missing or unknown.
+    The base model alone, whose names have no prefix, names of wrapped modules, and files of before 2023, which hold
+    constants beside the weights, are read. Ends that the configuration ties and the file holds as two different
+    matrices stay two. Raises UserError for a type that is not among `ARCHITECTURES`, for a setting that the decoder
+    does not have, and for weights that are missing or unknown.
     """
     kind = config.get("model_type")
     if kind not in ARCHITECTURES:
@@ -154,30 +199,28 @@ def from_hf(config: dict[str, Any], weights: Weights) -> tuple[ModelSettings, We
             expected=", ".join(ARCHITECTURES),
             next="convert one of these",
         )
-    shape = _gpt2_shape(config) if kind == "gpt2" else _llama_shape(config, kind)
-    ends = GPT2 if kind == "gpt2" else LLAMA
-    prefix, head = ends["norm"].partition(".")[0] + ".", f"{ends['head']}.weight"
-    if not any(name.startswith(prefix) for name in weights):
-        weights = {name if name == head else prefix + name: w for name, w in weights.items()}
+    shape = _shape(config, kind)
+    table = GPT2 if kind == "gpt2" else LLAMA
+    clean = {WRAPPERS.sub("", name): name for name in weights}
+    if len(clean) < len(weights):
+        twice = set(weights) - set(clean.values())
+        raise UserError("tensors of the model have one name twice.", unknown=few(sorted(twice)), next="keep one")
+    prefix = table["norm"].partition(".")[0] + "."
+    based = any(name.startswith(prefix) for name in clean)
+    weights = {name if based or name == HEAD else prefix + name: weights[stored] for name, stored in clean.items()}
     weights = {name: w for name, w in weights.items() if not _is_constant(name, w, shape)}
-    if shape.tied_embeddings and head in weights:
-        tied = weights.setdefault(f"{ends['embedding']}.weight", weights[head])
-        if torch.equal(tied, weights[head]):
-            del weights[head]
+    if shape.tied_embeddings and HEAD in weights:
+        tied = weights.setdefault(f"{table['embedding']}.weight", weights[HEAD])
+        if torch.equal(tied, weights[HEAD]):
+            del weights[HEAD]
         else:
             shape = replace(shape, tied_embeddings=False)
-    renamed = _names(shape, kind)
-    expected = set(renamed.values())
-    if kind == "gpt2":
-        expected |= {f"{layer}{JOINED}.{w}" for _, layer in _layers(shape, kind) for w in ("weight", "bias")}
-    _check_names(expected, weights, f"the {kind} model")
-    found = {ours: _turned(theirs, weights[theirs]) for ours, theirs in renamed.items()}
-    if kind == "gpt2":
-        for ours, theirs in _layers(shape, kind):
-            for suffix in ("weight", "bias"):
-                whole = _turned(f"{theirs}{JOINED}.{suffix}", weights[f"{theirs}{JOINED}.{suffix}"])
-                parts = whole.chunk(3)
-                found |= {f"{ours}{part}.{suffix}": p.contiguous() for part, p in zip(PARTS, parts, strict=True)}
+    names = _names(shape, kind)
+    _check_names(set(names), weights, f"the {kind} model")
+    found = {}
+    for theirs, parts in names.items():
+        whole = weights[theirs].t() if theirs.endswith(TRANSPOSED) else weights[theirs]
+        found |= {ours: part.contiguous() for ours, part in zip(parts, whole.chunk(len(parts)), strict=True)}
     return shape, found
 
 
@@ -196,36 +239,21 @@ def _is_constant(name: str, values: Tensor, shape: ModelSettings) -> bool:
     return False
 
 
-# ------------------------------------------------------------------------------------------------------------- names
-
-
-def _layers(shape: ModelSettings, kind: str) -> list[tuple[str, str]]:
-    prefix = "transformer.h" if kind == "gpt2" else "model.layers"
-    return [(f"blocks.{n}.", f"{prefix}.{n}.") for n in range(shape.layers)]
-
-
-def _names(shape: ModelSettings, kind: str) -> dict[str, str]:
-    """Return our name → the library's, for every weight that both have as one tensor."""
-    layer, whole = (GPT2_LAYER, GPT2) if kind == "gpt2" else (LLAMA_LAYER, LLAMA)
-    if shape.query_key_norm:
-        layer = layer | HEAD_NORMS
-    pairs = [(ours, theirs) for ours, theirs in whole.items() if not (ours == "head" and shape.tied_embeddings)]
-    pairs += [(a + ours, b + theirs) for a, b in _layers(shape, kind) for ours, theirs in layer.items()]
-    names = {f"{ours}.weight": f"{theirs}.weight" for ours, theirs in pairs}
-    return names | {f"{ours}.bias": f"{theirs}.bias" for ours, theirs in pairs if _has_bias(shape, ours)}
-
-
-def _has_bias(shape: ModelSettings, ours: str) -> bool:
-    module = ours.rsplit(".", 1)[-1]
-    if module.endswith("norm"):
-        return shape.norm == "layer" and shape.biases
-    return module not in ("embedding", "positions", "head") and shape.has_bias(module)
-
-
-def _turned(name: str, weight: Tensor) -> Tensor:
-    """Transpose the matrices of GPT-2's linear layers; everything else stays as it is."""
-    linear = name.endswith((f"{JOINED}.weight", ".c_proj.weight", ".c_fc.weight"))
-    return weight.t().contiguous() if linear else weight
+def _names(shape: ModelSettings, kind: str) -> dict[str, list[str]]:
+    """Return the library's name → ours, of which GPT-2 joins three."""
+    names: dict[str, list[str]] = {}
+    for ours, theirs in (GPT2 if kind == "gpt2" else LLAMA).items():
+        module = ours.rsplit(".", 1)[-1]
+        if module == "head" and shape.tied_embeddings or module.endswith("y_norm") and not shape.query_key_norm:
+            continue
+        if module.endswith("norm"):
+            bias = shape.norm == "layer" and shape.biases
+        else:
+            bias = module not in ("embedding", "positions", "head") and shape.has_bias(module)
+        for suffix in ("weight", "bias")[: 1 + bias]:
+            for n in map(str, range(shape.layers if "*" in ours else 1)):
+                names.setdefault(f"{theirs}.{suffix}".replace("*", n), []).append(f"{ours}.{suffix}".replace("*", n))
+    return names
 
 
 def _check_names(expected: set[str], weights: Iterable[str], where: str) -> None:
@@ -239,131 +267,60 @@ def _check_names(expected: set[str], weights: Iterable[str], where: str) -> None
         )
 
 
-# ---------------------------------------------------------------------------------------------------- configurations
-
-
-def _llama_config(shape: ModelSettings, kind: str, sequence_length: int) -> dict[str, Any]:
+def _config(shape: ModelSettings, kind: str, sequence_length: int) -> dict[str, Any]:
     """Return the keys that published configurations have; versions 4 and 5 of the library read them."""
-    scaling = ROPE_SCALING | {"factor": shape.rope_factor} if shape.rope_scaling == "llama3" else None
-    biases = {"attention_bias": shape.has_bias("output"), "mlp_bias": shape.biases}
-    own = {
-        "llama": biases,
-        "qwen2": {"use_sliding_window": False},
-        "qwen3": {"attention_bias": shape.has_bias("output"), "use_sliding_window": False},
-    }
+    table, own = GPT2_CONFIG, {"activation_function": "gelu_new"}
+    if kind != "gpt2":
+        scaling = ROPE_SCALING | {"factor": shape.rope_factor} if shape.rope_scaling == "llama3" else None
+        length = 131_072 if scaling else sequence_length
+        table = LLAMA_CONFIG
+        own = {"hidden_act": "silu", "max_position_embeddings": length, "rope_scaling": scaling}
+        own |= {} if kind == "qwen2" else {"attention_bias": shape.has_bias("output")}
+        own |= {"mlp_bias": shape.biases} if kind == "llama" else {"use_sliding_window": False}
     return {
         "architectures": [ARCHITECTURES[kind]],
         "model_type": kind,
-        "vocab_size": shape.vocabulary_size,
-        "hidden_size": shape.dimension,
-        "intermediate_size": shape.hidden,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.key_value_heads,
-        "head_dim": shape.head_dimension,
-        "hidden_act": "silu",
-        "max_position_embeddings": 131_072 if scaling else sequence_length,
-        "initializer_range": shape.initial_deviation,
-        "rms_norm_eps": shape.norm_epsilon,
-        "rope_theta": shape.rope_theta,
-        "rope_scaling": scaling,
-        **own[kind],
-        "attention_dropout": shape.dropout,
-        "tie_word_embeddings": shape.tied_embeddings,
-        **SPECIAL_IDS,
+        **{theirs: getattr(shape, ours) for ours, theirs, _ in table},
+        **own,
+        # the library's own defaults are ids of its tokenizers
+        **{"bos_token_id": None, "eos_token_id": None, "pad_token_id": None},
     }
 
 
-def _gpt2_config(shape: ModelSettings) -> dict[str, Any]:
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "vocab_size": shape.vocabulary_size,
-        "n_positions": shape.maximum_positions,
-        "n_embd": shape.dimension,
-        "n_layer": shape.layers,
-        "n_head": shape.heads,
-        "n_inner": shape.hidden,
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": shape.norm_epsilon,
-        "initializer_range": shape.initial_deviation,
-        "embd_pdrop": shape.dropout,
-        "attn_pdrop": shape.dropout,
-        "resid_pdrop": shape.dropout,
-        "tie_word_embeddings": shape.tied_embeddings,
-        **SPECIAL_IDS,
-    }
-
-
-def _llama_shape(config: dict[str, Any], kind: str) -> ModelSettings:
-    """Return the shape of a llama, mistral, qwen2 or qwen3 model."""
-    for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
-        _require(config, key, key in config, "a number")
+def _shape(config: dict[str, Any], kind: str) -> ModelSettings:
     rotary = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})  # version 5, or before
-    theta = rotary.pop("rope_theta", None) or config.get("rope_theta", 10_000.0)
-    scaling: dict[str, Any] = {}
+    theirs_of = {key: rotary[key] for key in ("rope_theta", "partial_rotary_factor") if rotary.get(key) is not None}
+    config = DEFAULTS.get(kind, {}) | config | theirs_of
+    for key, allowed, words in FIXED:
+        _require(config, key, config.get(key, allowed[0]) in allowed, words)
+    values: dict[str, Any] = {}
+    for ours, key, default in GPT2_CONFIG if kind == "gpt2" else LLAMA_CONFIG:
+        value = default if config.get(key) is None else config[key]
+        _require(config, key, value is not NEEDED, "a number")
+        _require(config, key, values.setdefault(ours, value) == value, f"as other keys say: {values[ours]}")
+    heads, width = values["heads"], values.pop("head_dimension", None)
+    whole = width is None or width * heads == values["dimension"]
+    values |= {"name": kind, "head_dim": None if whole else width}
+    if kind == "gpt2":
+        values |= {field: allowed[0] for field, allowed in FAMILIES["gpt2"].items()}
+        return ModelSettings(
+            **values | {"key_value_heads": heads, "hidden": values["hidden"] or 4 * values["dimension"]}
+        )
     if rotary.get("rope_type", rotary.get("type", "default")) != "default":
         same = {key: rotary.get(key) for key in ROPE_SCALING} == ROPE_SCALING
         _require(config, "rope_scaling", same, "none, or that of Llama 3.1 and 3.2 with any factor")
-        scaling = {"rope_scaling": "llama3", "rope_factor": float(rotary["factor"])}
-    whole = rotary.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    _require(config, "partial_rotary_factor", whole == 1.0, "1: all of a head is rotated")
-    _require(config, "hidden_act", config.get("hidden_act", "silu") == "silu", "silu")
-    window = "sliding_window" if kind == "mistral" else "use_sliding_window"
+        values |= {"rope_scaling": "llama3", "rope_factor": float(rotary["factor"])}
     without = "null: attention over the whole row; up to the window's length the results are the same"
-    _require(config, window, not config.get(window), without)
+    _require(config, "sliding_window", kind != "mistral" or not config["sliding_window"], without)
     layers = set(config.get("layer_types") or ["full_attention"])
     _require(config, "layer_types", layers == {"full_attention"}, "full_attention in every layer")
     attention, feeding = bool(config.get("attention_bias", False)), bool(config.get("mlp_bias", False))
     _require(config, "mlp_bias", attention or not feeding, "false, as attention_bias")
-    biases: dict[str, Any] = {"biases": attention and feeding}
+    values["biases"] = attention and feeding
     if kind == "qwen2" or attention and not feeding:
-        biases["attention_biases"] = "inputs" if kind == "qwen2" else "all"
-    heads = config["num_attention_heads"]
-    width = config.get("head_dim") or (128 if kind == "qwen3" else config["hidden_size"] // heads)
-    return ModelSettings(
-        name=kind,
-        dimension=config["hidden_size"],
-        layers=config["num_hidden_layers"],
-        heads=heads,
-        key_value_heads=config.get("num_key_value_heads") or heads,
-        head_dim=None if width * heads == config["hidden_size"] else width,
-        hidden=config["intermediate_size"],
-        vocabulary_size=config["vocab_size"],
-        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-        rope_theta=float(theta),
-        norm_epsilon=config.get("rms_norm_eps", 1e-6),
-        initial_deviation=config.get("initializer_range", 0.02),
-        query_key_norm=kind == "qwen3",
-        dropout=config.get("attention_dropout", 0.0),
-        **scaling,
-        **biases,
-    )
-
-
-def _gpt2_shape(config: dict[str, Any]) -> ModelSettings:
-    activation = config.get("activation_function", "gelu_new")
-    _require(config, "activation_function", activation in ("gelu_new", "gelu_pytorch_tanh"), "gelu_new")
-    _require(config, "scale_attn_weights", config.get("scale_attn_weights", True), "true")
-    by_layer = config.get("scale_attn_by_inverse_layer_idx", False)
-    _require(config, "scale_attn_by_inverse_layer_idx", not by_layer, "false")
-    dropouts = {config.get(key, 0.1) for key in ("embd_pdrop", "attn_pdrop", "resid_pdrop")}
-    _require(config, "resid_pdrop", len(dropouts) == 1, "the same as embd_pdrop and attn_pdrop")
-    return ModelSettings(
-        name="gpt2",
-        dimension=config["n_embd"],
-        layers=config["n_layer"],
-        heads=config["n_head"],
-        key_value_heads=config["n_head"],
-        hidden=config.get("n_inner") or 4 * config["n_embd"],
-        vocabulary_size=config["vocab_size"],
-        tied_embeddings=bool(config.get("tie_word_embeddings", True)),
-        norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
-        initial_deviation=config.get("initializer_range", 0.02),
-        maximum_positions=config["n_positions"],
-        dropout=dropouts.pop(),
-        **{field: allowed[0] for field, allowed in FAMILIES["gpt2"].items()},
-    )
+        values["attention_biases"] = "inputs" if kind == "qwen2" else "all"
+    values |= {"key_value_heads": values["key_value_heads"] or heads, "rope_theta": float(values["rope_theta"])}
+    return ModelSettings(query_key_norm=kind == "qwen3", **values)
 
 
 def _require(config: dict[str, Any], key: str, holds: bool, expected: str) -> None:
