@@ -21,6 +21,7 @@ from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.checkpoint import Piece, State, commit, write_rank
+from tokenscale.train.checkpoint_models import open_checkpoint
 from tokenscale.train.models.build import build as build_model
 from tokenscale.train.models.build import initialise
 
@@ -102,6 +103,21 @@ def test_the_library_loads_what_is_exported(tmp_path, bpe, name):
         written = library.generate(prompt, max_new_tokens=4, do_sample=False, eos_token_id=None)
         for k in range(4):  # greedy: the library's cache against our whole forward pass
             assert model(written[:, : 3 + k])[0, -1].argmax() == written[0, 3 + k]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_folder_for_dcp_is_opened_as_the_checkpoint_is(tmp_path, bpe, name):
+    model = checkpoint_of(tmp_path / "final", replace(SHAPES[name], vocabulary_size=320), tokenizer=bpe)
+    flags = ["--checkpoint", str(tmp_path / "final"), "--output", str(tmp_path / "out")]
+    assert main(["export", *flags, "--format", "dcp"]) == 0
+    assert not list((tmp_path / "out").glob("*.safetensors")) and (tmp_path / "out/tokenizer.json").is_file()
+    tokens = tokens_below(320)
+    with torch.no_grad():
+        assert torch.equal(open_checkpoint(tmp_path / "out", tokenizer=bpe, device="cpu").model(tokens), model(tokens))
+    assert main(["generate", *flags[:1], str(tmp_path / "out"), "--tokenizer", str(bpe), "--prompt", "the"]) == 0
+    checkpoint_of(tmp_path / "other", library_shape("opt"), tokenizer=bpe)
+    with pytest.raises(UserError, match="its own format"):
+        export(tmp_path / "other", tmp_path / "more", format="dcp")
 
 
 def library_shape(kind):

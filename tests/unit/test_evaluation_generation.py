@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from tests.corpora import make_corpus, make_tokenizer
 from tests.experiments.test_export import checkpoint_of
@@ -19,7 +20,7 @@ from tokenscale.cli.generate import generate_texts
 from tokenscale.cli.main import main
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.presets import PRESETS
-from tokenscale.train.checkpoint_models import open_checkpoint
+from tokenscale.train.checkpoint_models import open_checkpoint, read_published
 from tokenscale.train.evaluation.generation import Sampling, generate, generate_rows, probabilities
 from tokenscale.train.models.build import build, initialise
 from tokenscale.train.models.convert_hf import to_hf
@@ -296,3 +297,46 @@ def test_a_model_that_cannot_be_read_is_refused_by_what_was_found(tmp_path, chec
     argv = ["--checkpoint", str(tmp_path), "--tokenizer", str(checkpoint / "tokenizer"), "--prompt", "a"]
     assert main(["generate", *argv]) == 2
     assert re.search(words, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    "spoil, words",
+    [
+        (lambda w: w | {"norm.weight": w["norm.weight"] * torch.nan}, "not finite"),
+        (lambda w: w | {"norm.weight": w["norm.weight"].to(torch.int8)}, "weights in int8 are not read"),
+        (lambda w: w | {"norm.weight": w["norm.weight"].to(torch.float8_e4m3fn)}, "weights in float8_e4m3fn are not"),
+        (lambda w: w | {"norm.weight": w["norm.weight"][:-1].clone()}, "are not those of the model"),
+        (lambda w: w | {"layers.0.self_attn.q_proj.weight_scale": torch.ones(1)}, "weight_scale"),
+        (lambda w: {key: v for key, v in w.items() if "norm" not in key}, "missing"),
+        (None, "cannot be read"),
+    ],
+    ids=["nan", "int8", "fp8", "short", "scale", "missing", "pickled"],
+)
+def test_weights_that_cannot_be_read_are_refused(tmp_path, checkpoint, spoil, words):
+    model = ours(replace(SHAPES["llama-tied"], vocabulary_size=290))
+    theirs(*to_hf(model.settings, named(model), LENGTH)).model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    if spoil is None:
+        file.rename(tmp_path / "pytorch_model.bin")
+    else:
+        save_file(spoil(load_file(file)), file)
+    with pytest.raises(UserError, match=words) as error:
+        open_checkpoint(tmp_path, tokenizer=checkpoint / "tokenizer")
+    assert error.value.facts["next"]
+
+
+def test_files_of_a_model_are_chosen_as_the_library_does(tmp_path):
+    """One whole file comes before an index; two files that hold a tensor are refused unless it is the same."""
+    model = ours(SHAPES["gpt2"])
+    theirs(*to_hf(model.settings, named(model), LENGTH)).save_pretrained(tmp_path, max_shard_size="60kB")
+    one, two = (load_file(path) for path in sorted(tmp_path.glob("model-*"))[:2])
+    second = sorted(tmp_path.glob("model-*"))[1]
+    name = next(iter(one))
+    save_file(two | {name: one[name]}, second)
+    assert all(torch.equal(w, named(model)[key]) for key, w in read_published(tmp_path)[1].items())
+    save_file(two | {name: one[name] + 1}, second)
+    with pytest.raises(UserError, match="two files"):
+        read_published(tmp_path)
+    whole = {key: w + 1 for key, w in to_hf(model.settings, named(model), LENGTH)[1].items()}
+    save_file(whole, tmp_path / "model.safetensors")
+    assert torch.equal(read_published(tmp_path)[1]["embedding.weight"], named(model)["embedding.weight"] + 1)

@@ -1,4 +1,4 @@
-"""Export a checkpoint, with its tokenizer, to a folder that transformers' `from_pretrained` loads."""
+"""Export a checkpoint, with its tokenizer, to a folder that transformers or torch.distributed.checkpoint loads."""
 
 import argparse
 import json
@@ -30,6 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER", help="such as …/checkpoints/final")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="a new folder, or an empty one")
     parser.add_argument(
+        "--format",
+        choices=("hf", "dcp"),
+        default="hf",
+        help="hf: for from_pretrained of transformers; dcp: torch.distributed.checkpoint, as for torchtitan",
+    )
+    parser.add_argument(
         "--tokenizer",
         type=Path,
         metavar="FOLDER",
@@ -39,12 +45,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Export the checkpoint."""
+    export(arguments.checkpoint, arguments.output, arguments.tokenizer, format=arguments.format)
 
-    export(arguments.checkpoint, arguments.output, arguments.tokenizer)
 
-
-def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, log: Callable[[str], None] = print) -> None:
-    """Write config.json, model.safetensors, generation_config.json and the tokenizer's files to a new folder.
+def export(
+    checkpoint: Path,
+    output: Path,
+    tokenizer: Path | None = None,
+    log: Callable[[str], None] = print,
+    *,
+    format: str = "hf",
+) -> None:
+    """Write config.json, the weights, generation_config.json and the tokenizer's files to a new folder.
 
     `tokenizer` is the folder of the training's tokenizer, for a checkpoint without a copy of it; a model of ids that
     are not text has none. Weights keep their number format. Raise UserError for a folder that is not empty, for
@@ -53,6 +65,8 @@ def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, log: C
     _check_output(output)
     shape, weights = read_model(checkpoint)
     record = read_json(checkpoint / RECORD, "checkpoint's record")
+    if shape.transformers is not None and format == "dcp":
+        raise UserError("a model of transformers has its own format.", checkpoint=checkpoint, next="use --format hf")
     if shape.transformers is None and not OBJECTIVES[record["objective"]].causal:
         raise UserError(
             f"a decoder of the {record['objective']} objective cannot be exported: transformers has no such encoder.",
@@ -74,7 +88,7 @@ def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, log: C
             )
             ids = {f"{role}_token_id": number for role, number in found.items()}
         if shape.transformers is None:
-            name = _write_decoder(shape, weights, run.sequence_length, ids, partial)
+            name = _write_decoder(shape, weights, run.sequence_length, ids, partial, format)
         else:
             name = library.save(shape, run.objective, weights, partial, ids)
         if OBJECTIVES[run.objective].causal:
@@ -93,14 +107,24 @@ def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, log: C
 
 
 def _write_decoder(
-    shape: ModelSettings, weights: dict[str, Tensor], sequence_length: int, ids: dict[str, int | None], folder: Path
+    shape: ModelSettings,
+    weights: dict[str, Tensor],
+    sequence_length: int,
+    ids: dict[str, int | None],
+    folder: Path,
+    format: str,
 ) -> str:
-    """Write config.json and model.safetensors of a decoder, without transformers. Return the name of its class."""
+    """Write config.json and the weights of a decoder, without transformers. Return the name of its class."""
     config, renamed = to_hf(shape, weights, sequence_length)
     config["torch_dtype"] = str(next(iter(renamed.values())).dtype).removeprefix("torch.")  # versions 4 and 5 read it
     write_json(folder / "config.json", config | ids)
-    with atomic(folder / "model.safetensors") as temporary:
-        save_file(renamed, str(temporary), metadata={"format": "pt"})
+    if format == "dcp":
+        from tokenscale.train.models.dcp import to_titan, write_dcp
+
+        write_dcp(folder, to_titan(config, renamed))
+    else:
+        with atomic(folder / "model.safetensors") as temporary:
+            save_file(renamed, str(temporary), metadata={"format": "pt"})
     return config["architectures"][0]
 
 

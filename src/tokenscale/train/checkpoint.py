@@ -359,6 +359,12 @@ def read_model(folder: str | Path) -> tuple[ModelSettings, dict[str, Tensor]]:
         for name in checkpoint.names("model.")
     }
     checkpoint.read([("model." + name, (0,) * weight.dim(), weight) for name, weight in weights.items()])
+    check_finite(checkpoint.folder, weights)
+    return shape, weights
+
+
+def check_finite(folder: Path, weights: dict[str, Tensor]) -> None:
+    """Raise UserError where a weight of a checkpoint is not finite."""
     for name, weight in weights.items():
         if not torch.isfinite(weight).all():
             raise UserError(
@@ -368,7 +374,6 @@ def read_model(folder: str | Path) -> tuple[ModelSettings, dict[str, Tensor]]:
                 found=f"{int((~torch.isfinite(weight)).sum()):,} of {weight.numel():,} values are NaN or infinite",
                 next="take an earlier checkpoint, or train again with a lower learning rate",
             )
-    return shape, weights
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

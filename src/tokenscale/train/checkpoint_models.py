@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import canonical_json, read_json, report_malformed
+from tokenscale.base.files import canonical_json, check_file_name, read_json, report_malformed
 from tokenscale.data.tokenizers.base import Tokenizer, read_tokenizer_manifest
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.settings.run import RunSettings
-from tokenscale.train.checkpoint import NEXT, RECORD, read_model
+from tokenscale.train.checkpoint import NEXT, RECORD, check_finite, read_model
 from tokenscale.train.evaluation.generation import Sampling, generate
 from tokenscale.train.models.attention import choose_kernel
 from tokenscale.train.models.build import build
@@ -25,8 +25,11 @@ from tokenscale.train.models.objective import LanguageModel
 
 #: the configuration of a model of `transformers`
 CONFIG = "config.json"
+METADATA = ".metadata"  # of torch.distributed.checkpoint
 #: positions of a row where such a model allows more
 PUBLISHED_POSITIONS = 2048
+#: number formats that such a model may have
+FORMATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 #: sixteen bits of a run's precision
 HALF = {"bf16": torch.bfloat16, "bf16-true": torch.bfloat16, "fp16": torch.float16}
 
@@ -106,40 +109,71 @@ def open_checkpoint(
 
 
 def is_published(folder: Path) -> bool:
-    """Return whether the folder has a model of `transformers` and no checkpoint of ours."""
-    return (folder / CONFIG).is_file() and not (folder / RECORD).exists()
+    """Return whether the folder has a model of `transformers`, or of DCP, and no checkpoint of ours."""
+    return any((folder / name).is_file() for name in (CONFIG, METADATA)) and not (folder / RECORD).exists()
 
 
 def read_published(folder: Path) -> tuple[ModelSettings, dict[str, Tensor], dict[str, Any], RunSettings]:
-    """Return (shape, parameters by name, record, run) of a folder that `save_pretrained` or a hub wrote.
+    """Return (shape, parameters by name, record, run) of a folder that `save_pretrained` or a hub wrote, or
+    `torch.distributed.checkpoint` beside such a config.json.
 
     bf16 weights stay in bf16, others are read as fp32. Rows have the model's positions, at most `PUBLISHED_POSITIONS`.
     Raises UserError for model types, settings and weights that the decoder does not have.
     """
-    config = read_json(folder / CONFIG, "model's configuration")
-    index, hint = folder / "model.safetensors.index.json", "save the model again with save_pretrained"
-    names = ["model.safetensors"]
-    if index.is_file():
-        with report_malformed(index, "index of the weights", hint):
-            names = sorted(set(read_json(index, "index of the weights")["weight_map"].values()))
-    weights: dict[str, Tensor] = {}
-    for name in names:
-        try:
-            weights |= load_file(folder / name)
-        except (SafetensorError, OSError) as error:
-            raise UserError(
-                "the model's weights cannot be read.", file=folder / name, reason=error, next=hint
-            ) from None
+    hint = "save the model again with save_pretrained"
+    if (folder / METADATA).is_file():
+        hint = "copy the model's config.json of transformers beside .metadata, which does not state the shape"
+    config = read_json(folder / CONFIG, "model's configuration", hint)
+    weights = _read_files(folder, hint)
     with report_malformed(folder / CONFIG, "model's configuration", hint):
-        shape, weights = from_hf(config, weights)
+        try:
+            if "tok_embeddings.weight" in weights:
+                from tokenscale.train.models.dcp import from_titan
+
+                weights = from_titan(config, weights)
+            shape, weights = from_hf(config, weights)
+        except RuntimeError as error:  # of a tensor that cannot be split or turned
+            raise ValueError(f"the weights are not of this shape: {error}") from None
         positions = config.get("max_position_embeddings") or config.get("n_positions") or PUBLISHED_POSITIONS
         half = all(weight.dtype == torch.bfloat16 for weight in weights.values())
         run = RunSettings(
             sequence_length=min(int(positions), PUBLISHED_POSITIONS), precision="bf16-true" if half else "fp32"
         )
+    for name, weight in weights.items():
+        if weight.dtype not in FORMATS:
+            what = f"weights in {str(weight.dtype).removeprefix('torch.')} are not read."
+            raise UserError(what, checkpoint=folder, tensor=name, next=hint)
+    check_finite(folder, weights)
     if not half:
         weights = {name: weight.float() for name, weight in weights.items()}
     return shape, weights, {"run_id": shape.name, "step": None}, run
+
+
+def _read_files(folder: Path, hint: str) -> dict[str, Tensor]:
+    """Return the tensors of model.safetensors, or of the files that its index names, or of DCP."""
+    index, names = folder / "model.safetensors.index.json", ["model.safetensors"]
+    if not (folder / names[0]).is_file():
+        if (folder / METADATA).is_file():
+            from tokenscale.train.models.dcp import read_dcp
+
+            return read_dcp(folder)
+        if index.is_file():
+            with report_malformed(index, "index of the weights", hint):
+                files = read_json(index, "index of the weights")["weight_map"].values()
+                names = sorted({check_file_name(name) for name in files})
+    weights: dict[str, Tensor] = {}
+    for name in names:
+        try:
+            found = load_file(folder / name)
+        except (SafetensorError, OSError) as error:
+            raise UserError(
+                "the model's weights cannot be read.", file=folder / name, reason=error, next=hint
+            ) from None
+        for key in weights.keys() & found.keys():
+            if not torch.equal(weights[key], found[key]):
+                raise UserError("two files hold a tensor.", file=folder / name, tensor=key, next=hint)
+        weights |= found
+    return weights
 
 
 def check_weights(folder: Path, model: nn.Module, weights: dict[str, Tensor]) -> None:

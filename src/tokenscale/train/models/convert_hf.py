@@ -177,7 +177,7 @@ def to_hf(shape: ModelSettings, weights: Weights, sequence_length: int) -> tuple
     kind = family(shape)
     names = _names(shape, kind)
     _check_names({name for parts in names.values() for name in parts}, weights, "the decoder")
-    found = {}
+    found: Weights = {}
     for theirs, parts in names.items():
         whole = torch.cat([weights[name] for name in parts]) if len(parts) > 1 else weights[parts[0]]
         found[theirs] = whole.t().contiguous() if theirs.endswith(TRANSPOSED) else whole
@@ -217,7 +217,7 @@ def from_hf(config: dict[str, Any], weights: Weights) -> tuple[ModelSettings, We
             shape = replace(shape, tied_embeddings=False)
     names = _names(shape, kind)
     _check_names(set(names), weights, f"the {kind} model")
-    found = {}
+    found: Weights = {}
     for theirs, parts in names.items():
         whole = weights[theirs].t() if theirs.endswith(TRANSPOSED) else weights[theirs]
         found |= {ours: part.contiguous() for ours, part in zip(parts, whole.chunk(len(parts)), strict=True)}
@@ -269,7 +269,8 @@ def _check_names(expected: set[str], weights: Iterable[str], where: str) -> None
 
 def _config(shape: ModelSettings, kind: str, sequence_length: int) -> dict[str, Any]:
     """Return the keys that published configurations have; versions 4 and 5 of the library read them."""
-    table, own = GPT2_CONFIG, {"activation_function": "gelu_new"}
+    table = GPT2_CONFIG
+    own: dict[str, Any] = {"activation_function": "gelu_new"}
     if kind != "gpt2":
         scaling = ROPE_SCALING | {"factor": shape.rope_factor} if shape.rope_scaling == "llama3" else None
         length = 131_072 if scaling else sequence_length
