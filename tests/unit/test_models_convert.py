@@ -238,6 +238,10 @@ def test_a_gpt2_without_biases_is_none():
     [
         ("llama", {"hidden_act": "gelu"}),
         ("llama", {"mlp_bias": True}),
+        ("llama", {"hidden_size": "64"}),
+        ("llama", {"num_hidden_layers": 2.5}),
+        ("gpt2", {"n_head": 0}),
+        ("gpt2", {"vocab_size": [96]}),
         ("llama", {"partial_rotary_factor": 0.5}),
         ("llama", {"rope_scaling": ROPE_SCALING | {"factor": 8.0, "low_freq_factor": 2.0}}),
         ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),

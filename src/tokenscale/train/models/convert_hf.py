@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tokenscale.base.errors import UserError, few
 from tokenscale.settings.model import ModelSettings
+from tokenscale.settings.options import decode
 from tokenscale.train.models.decoder import LLAMA3, rotary_frequencies
 
 Weights = dict[str, Tensor]
@@ -304,24 +305,22 @@ def _shape(config: dict[str, Any], kind: str) -> ModelSettings:
     values |= {"name": kind, "head_dim": None if whole else width}
     if kind == "gpt2":
         values |= {field: allowed[0] for field, allowed in FAMILIES["gpt2"].items()}
-        return ModelSettings(
-            **values | {"key_value_heads": heads, "hidden": values["hidden"] or 4 * values["dimension"]}
-        )
+        values |= {"key_value_heads": heads, "hidden": values["hidden"] or 4 * values["dimension"]}
+        return decode(ModelSettings, values)
     if rotary.get("rope_type", rotary.get("type", "default")) != "default":
         same = {key: rotary.get(key) for key in ROPE_SCALING} == ROPE_SCALING
         _require(config, "rope_scaling", same, "none, or that of Llama 3.1 and 3.2 with any factor")
-        values |= {"rope_scaling": "llama3", "rope_factor": float(rotary["factor"])}
+        values |= {"rope_scaling": "llama3", "rope_factor": rotary["factor"]}
     without = "null: attention over the whole row; up to the window's length the results are the same"
     _require(config, "sliding_window", kind != "mistral" or not config["sliding_window"], without)
     layers = set(config.get("layer_types") or ["full_attention"])
     _require(config, "layer_types", layers == {"full_attention"}, "full_attention in every layer")
     attention, feeding = bool(config.get("attention_bias", False)), bool(config.get("mlp_bias", False))
     _require(config, "mlp_bias", attention or not feeding, "false, as attention_bias")
-    values["biases"] = attention and feeding
     if kind == "qwen2" or attention and not feeding:
         values["attention_biases"] = "inputs" if kind == "qwen2" else "all"
-    values |= {"key_value_heads": values["key_value_heads"] or heads, "rope_theta": float(values["rope_theta"])}
-    return ModelSettings(query_key_norm=kind == "qwen3", **values)
+    values |= {"biases": attention and feeding, "query_key_norm": kind == "qwen3"}
+    return decode(ModelSettings, values | {"key_value_heads": values["key_value_heads"] or heads})
 
 
 def _require(config: dict[str, Any], key: str, holds: bool, expected: str) -> None:
