@@ -12,12 +12,8 @@ from tokenscale.runs.records import provenance
 PACKAGE = Path(queries.__file__).parents[1]
 #: a division of tokens by seconds, in Python or SQL
 DIVISION = re.compile(r"tokens\w*[\"'\])]*\)?(?:\.\w+\(\))?\s*/\s*[^\n]{0,30}(?:step_s|seconds|duration|_time\b)")
-#: the definition; and rates that are not of a run's steps: writing a store, predictions, tokenizing
-OTHERS = {
-    "analysis/sql/macros.sql",
-    "analysis/projection.py",
-    "cli/advise.py",
-}
+#: the definition; and rates that are not of a run's steps: writing a store, predictions
+OTHERS = {"analysis/sql/macros.sql", "analysis/projection.py"}
 
 
 def write_logs(folder, ranks=2):

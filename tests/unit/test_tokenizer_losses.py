@@ -14,8 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from tests.corpora import make_corpus, make_run
 from tokenscale.base.errors import UserError
-from tokenscale.cli.advise import advise
-from tokenscale.cli.advise_sample import AdviceSettings
+from tokenscale.cli.advise import AdviceSettings, advise
 from tokenscale.cli.convert import ConvertSettings, convert
 from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.batches.open import open_batches
@@ -339,11 +338,11 @@ def test_a_tokenizer_that_loses_or_refuses_text_is_one_message_at_every_door(tmp
 
 def test_advice_says_what_the_tokenizer_loses(tmp_path):
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in CJK), "utf-8")
-    settings, said = AdviceSettings(tokenizer=str(made(characters(), tmp_path / "t"))), []
+    settings, said = AdviceSettings(tokenizer_name=str(made(characters(), tmp_path / "t"))), []
     with pytest.raises(UserError, match="loses"):
         advise(settings, (str(tmp_path / "a.jsonl"),))
     tokenizer = made(characters(), tmp_path / "again", settings={"accepted_loss": 0.9})
-    advise(replace(settings, tokenizer=str(tokenizer)), (str(tmp_path / "a.jsonl"),), said.append)
+    advise(replace(settings, tokenizer_name=str(tokenizer)), (str(tmp_path / "a.jsonl"),), said.append)
     assert any("caution" in line and "34.6" in line for line in said)
 
 

@@ -104,7 +104,7 @@ COMMANDS = {
     "pretokenize": "raw Parquet → one token store",
     "mixture": "manifest of the corpora or token stores of a mixture",
     "convert": "token stores from and to Megatron-LM, nanoGPT, Hugging Face, litdata and MDS data",
-    "advise": "advice for your own text from a sample: padding, bytes, speed, and the format to choose",
+    "advise": "advice for your own text from a sample: padding, cut text, bytes, and the format to choose",
     "train": "a training from flags: on a file, a named corpus or random tokens; also under torchrun",
     "launch": "start a run's processes on this machine or in a SLURM job, and seal its record",
     "rank": "one rank of a run, as a launcher starts it",

@@ -4,6 +4,7 @@ import argparse
 import importlib
 import os
 from pathlib import Path
+from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.progress import Progress
@@ -83,7 +84,12 @@ def run(arguments: argparse.Namespace) -> None:
     if manifest["documents"] == 0:
         print(f"{progress.line()}; no documents fall into this part")
         return
-    print(
-        f"{progress.line()}; {manifest['rows']:,} rows, {manifest['tokens_useful']:,} useful of "
-        f"{manifest['tokens_total']:,} tokens (fill {manifest['fill']:.2%}), {manifest['tokens_cut']:,} cut"
+    print(f"{progress.line()}; {describe_store(manifest)}")
+
+
+def describe_store(manifest: dict[str, Any]) -> str:
+    """Return the counts of a store in one line."""
+    return (
+        f"{manifest['rows']:,} rows, {manifest['tokens_useful']:,} useful of {manifest['tokens_total']:,} tokens "
+        f"(fill {manifest['fill']:.2%}), {manifest['tokens_cut']:,} cut"
     )

@@ -9,22 +9,27 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import lock_folder, sync, sync_tree
 from tokenscale.base.progress import Progress
+from tokenscale.cli.pretokenize import describe_store
 from tokenscale.data.corpus.build import build
-from tokenscale.data.corpus.read import COMPRESSION, ENDINGS
+from tokenscale.data.corpus.read import COMPRESSION, ENDINGS, read_texts
 from tokenscale.data.stores.manifest import SingleFile, read_store_manifest
 from tokenscale.data.stores.writing import write_store
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
-from tokenscale.data.tokenizers.huggingface import resolve_tokenizer
+from tokenscale.data.tokenizers.huggingface import ResolvedTokenizer, resolve_tokenizer
 from tokenscale.data.tokenizers.load import build as build_tokenizer
 from tokenscale.settings import flags
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, StorageSettings, StoreSettings
 from tokenscale.settings.options import option, settings_class
+
+Log = Callable[[str], None]
 
 
 @settings_class
@@ -52,7 +57,9 @@ class FileSettings:
     dtype: Literal["int32", "int64", "uint32"] = option("int32", "dtype of token ids; the studies had int64")
     row_group_rows: int = option(1000, "rows per Parquet row group", ge=1)
     eos: bool = option(False, "end each document with EOS, beside its one BOS")
-    text_column: str = option("text", "column or key of the text", metavar="NAME")
+    text_column: str | None = option(
+        None, "column or key of the text (default: text, else the only one that holds text)", metavar="NAME"
+    )
     separator: str | None = option(
         None, r"what stands between the documents of a text file, such as '<|endoftext|>' or '\n' (default: it is one)"
     )
@@ -93,8 +100,8 @@ def read_settings(arguments: argparse.Namespace) -> FileSettings:
     return settings
 
 
-def write(settings: FileSettings, log: Callable[[str], None] = print) -> dict[Path, dict[str, Any]]:
-    """Write the files, each with its manifest beside it, and return path → manifest.
+def write(settings: FileSettings, log: Log = print) -> None:
+    """Write the files, each with its manifest beside it.
 
     The tokenizer is copied to `<output_dir>/tokenizers/<name>/`, from where `train` copies it beside the weights. `log`
     receives a line for each step. Raise UserError for an unreadable or empty input, for an existing file that this
@@ -102,14 +109,15 @@ def write(settings: FileSettings, log: Callable[[str], None] = print) -> dict[Pa
     """
     source, directory = Path(settings.input_path), Path(settings.output_dir)
     tokenizer = resolve_tokenizer(settings.tokenizer_name)
-    _check_source(source)
-    stem = strip_extensions(source)
+    if source.is_dir():
+        raise UserError("the input is a folder.", flag="--input-path", folder=source, next="name one of its files")
+    check_present(source, "--input-path")
     new = not directory.exists()
-    aside = directory / f".{stem}.building"
+    aside = directory / f".{strip_extensions(source)}.building"
     try:
         with lock_folder(aside, f"the tokens of {source}"):
             try:
-                return _write(settings, source, stem, directory, aside, tokenizer, log)
+                _write(settings, source, aside, tokenizer, log)
             finally:
                 shutil.rmtree(aside, ignore_errors=True)
     except BaseException:
@@ -118,8 +126,9 @@ def write(settings: FileSettings, log: Callable[[str], None] = print) -> dict[Pa
         raise
 
 
-def _write(settings, source, stem, directory, aside, tokenizer, log) -> dict[Path, dict[str, Any]]:
-    corpus = _build_corpus(settings, source, stem, aside / "corpus")
+def _write(settings: FileSettings, source: Path, aside: Path, tokenizer: ResolvedTokenizer, log: Log) -> None:
+    directory = aside.parent
+    corpus = _build_corpus(settings, source, aside / "corpus", log)
     left_out = corpus["cleaning"]["documents"]
     if left_out["read"] > left_out["kept"]:
         log(f"{left_out['read'] - left_out['kept']} of {left_out['read']:,} rows hold no text and are skipped")
@@ -143,27 +152,20 @@ def _write(settings, source, stem, directory, aside, tokenizer, log) -> dict[Pat
             dtype=settings.dtype,
             row_group_rows=settings.row_group_rows,
         )
-        name = f"{stem}_tokenized_{form}_{settings.compression}"
+        name = f"{strip_extensions(source)}_tokenized_{form}_{settings.compression}"
         single = SingleFile(name, _command_line(settings, store))
         _check_free(single.list_files(directory), store, read_tokenizer(folder))
         stores[single] = store
     folder = _copy_tokenizer(folder, kept)
     if "token-list" in settings.format:
         log("token-list: documents are kept whole; the studies cut theirs at --max-length")
-    written = {}
     for single, store in stores.items():
         progress = Progress(single.name, total=corpus["splits"]["train"]["rows"])
-        options = {"batch_documents": settings.batch_size, "single": single, "log": log}
+        options: dict[str, Any] = {"batch_documents": settings.batch_size, "single": single, "log": log}
         manifest = write_store(store, aside / "corpus", folder, directory, progress, **options)
         progress.close()
         path = single.list_files(directory)[0]
-        log(
-            f"{progress.line()}; {manifest['rows']:,} rows, {manifest['tokens_useful']:,} useful of "
-            f"{manifest['tokens_total']:,} tokens (fill {manifest['fill']:.2%}), {manifest['tokens_cut']:,} cut\n"
-            f"  {path}  {path.stat().st_size:,} bytes"
-        )
-        written[path] = manifest
-    return written
+        log(f"{progress.line()}; {describe_store(manifest)}\n  {path}  {path.stat().st_size:,} bytes")
 
 
 def _copy_tokenizer(folder: Path, kept: Path) -> Path:
@@ -193,38 +195,28 @@ def strip_extensions(path: Path) -> str:
     return name
 
 
-def _check_source(source: Path) -> None:
-    if source.is_dir():
-        raise UserError("the input is a folder.", flag="--input-path", folder=source, next="name one of its files")
-    if not source.exists():
-        there = [p.name for p in source.parent.iterdir()] if source.parent.is_dir() else []
-        near = find_nearest(source.name, there)
-        raise UserError(
-            "the input file is missing.",
-            flag="--input-path",
-            requested=source,
-            next=f"did you mean {source.parent / near}?" if near else "correct the path",
-        )
-    if source.stat().st_size == 0:
-        raise UserError("the input file is empty.", flag="--input-path", file=source, next="name another file")
+def check_present(path: Path, flag: str) -> None:
+    """Raise UserError for a missing file, with the nearest name in its folder, and for an empty one."""
+    if not path.is_file():
+        near = find_nearest(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
+        next = f"did you mean {path.parent / near}?" if near else "correct the path"
+        raise UserError("the input file is missing.", flag=flag, requested=path, next=next)
+    if path.stat().st_size == 0:
+        raise UserError("the input file is empty.", flag=flag, file=path, next="name another file")
 
 
-def _build_corpus(settings: FileSettings, source: Path, stem: str, directory: Path) -> dict[str, Any]:
+def _build_corpus(settings: FileSettings, source: Path, directory: Path, log: Log) -> dict[str, Any]:
     """Build a corpus from the file's documents, in order, and return its manifest."""
-    separator = settings.separator
-    corpus = CorpusSettings(
-        name=re.sub(r"[^A-Za-z0-9._-]+", "-", stem).lstrip("._-") or "text",
-        source=SourceSettings(
-            kind="files",
-            files=(str(source),),
-            text_column=settings.text_column,
-            separator=None if separator is None else unescape(separator),
-        ),
-        cleaning=CleaningSettings(strip=False, minimum_characters=0, deduplicate=False),
-        validation_share=0.0,
-    )
+    separator = None if settings.separator is None else unescape(settings.separator)
     progress = Progress(f"reading {source.name}")
     try:
+        read = SourceSettings(kind="files", files=(str(source),), separator=separator)
+        corpus = CorpusSettings(
+            name=make_corpus_name(strip_extensions(source)),
+            source=choose_text_column(source, read, settings.text_column, log),
+            cleaning=CleaningSettings(strip=False, minimum_characters=0, deduplicate=False),
+            validation_share=0.0,
+        )
         return build(corpus, directory, progress)
     except UserError as error:
         if error.facts.get("corpus") == str(directory):
@@ -235,14 +227,39 @@ def _build_corpus(settings: FileSettings, source: Path, stem: str, directory: Pa
         progress.close()
 
 
+def make_corpus_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-") or "text"
+
+
 def reword_for_flags(error: UserError) -> UserError:
     """Reword an error about a source in terms of flags: the user wrote no configuration for it."""
-    facts = {("flag" if label == "key" else label): text for label, text in error.facts.items()}
+    facts = {"flag" if label == "key" else label: text for label, text in error.facts.items() if text != "source.files"}
     for key in ("text_column", "target_column"):
         if facts.get("flag") == f"source.{key}":
             facts["flag"] = f"--{key.replace('_', '-')}"
             facts["next"] = facts["next"] if "did you mean" in facts.get("next", "") else f"{facts['flag']} NAME"
     return UserError(error.what, **facts)
+
+
+def choose_text_column(path: Path, source: SourceSettings, given: str | None, log: Log) -> SourceSettings:
+    """Return the source with the given text column; by default `text` or, if it is missing, the only one with text.
+
+    `log` receives its name in this case. What is wrong with the file is left to its readers.
+    """
+    if given is not None:
+        return replace(source, text_column=given)
+    try:
+        next(read_texts(path, source), None)
+    except UserError as error:
+        found = []
+        for name in error.facts.get("has", "").split(", ") if error.facts.get("key") == "source.text_column" else ():
+            with suppress(UserError):
+                other = replace(source, text_column=name)
+                found += [other] if isinstance(next(read_texts(path, other), None), str) else []
+        if len(found) == 1:
+            log(f"text column: {found[0].text_column}, the only one that holds text")
+            return found[0]
+    return source
 
 
 def unescape(text: str) -> str:
@@ -256,32 +273,27 @@ def unescape(text: str) -> str:
 
 def _check_free(files: list[Path], store: StoreSettings, tokenizer: dict[str, Any]) -> None:
     """Refuse to overwrite files that this command did not write with the same settings; the manifest is the last."""
-    there, manifest = [path for path in files if path.exists()], files[-1]
+    there = [path for path in files if path.exists()]
     if not there:
         return
-    path = there[0]
-    if not manifest.exists():
+    if files[-1] not in there:
         raise UserError(
             "the output file exists, but has no manifest: this command did not write it.",
-            file=path,
+            file=there[0],
             next="choose another --output-dir, or remove the file",
         )
-    found = read_store_manifest(manifest)
+    found = read_store_manifest(files[-1])
+    made = found["tokenizer"]
+    has = {**found["options"], "tokenizer": made["name"], "tokenizer file": made["file_sha256"]}
     requested = {**store.options(), "tokenizer": tokenizer["name"], "tokenizer file": tokenizer["file"]["sha256"]}
-    has = {
-        **found["options"],
-        "tokenizer": found["tokenizer"]["name"],
-        "tokenizer file": found["tokenizer"]["file_sha256"],
-    }
-    for key in requested:
-        if requested[key] != has.get(key):
-            raise UserError(
-                "the output file exists and was made with other settings.",
-                file=path,
-                has=f"{key} {has.get(key)}",
-                requested=f"{key} {requested[key]}",
-                next="choose another --output-dir, or remove the file and its manifest",
-            )
+    if differing := [key for key in requested if requested[key] != has.get(key)]:
+        raise UserError(
+            "the output file exists and was made with other settings.",
+            file=there[0],
+            has=f"{differing[0]} {has.get(differing[0])}",
+            requested=f"{differing[0]} {requested[differing[0]]}",
+            next="choose another --output-dir, or remove the file and its manifest",
+        )
 
 
 def _command_line(settings: FileSettings, store: StoreSettings) -> str:

@@ -31,9 +31,6 @@ class Sample:
     """Random sample of the documents of a data set."""
 
     texts: list[str]
-    #: independent draw that each document belongs to, [texts], and the number of draws
-    units: np.ndarray
-    unit_count: int
     #: documents in the data set: exact if `counted`, otherwise estimated from the sample
     documents: float
     counted: bool
@@ -87,7 +84,7 @@ def _sample_row_groups(paths: list[Path], source: SourceSettings, documents: int
                 sizes.append(column.total_uncompressed_size)
     rows = sum(n for _, _, n in groups)
     if not rows:
-        return Sample([], np.zeros(0, int), 0, 0.0, True, "")
+        return Sample([], 0.0, True, "")
     chosen = np.arange(len(groups))
     wanted = max(LEAST_GROUPS, int(READ_BYTES / np.mean(sizes)))
     if sum(sizes) > READ_BYTES and wanted < len(groups):
@@ -101,25 +98,15 @@ def _sample_row_groups(paths: list[Path], source: SourceSettings, documents: int
     )
     bounds = np.concatenate(([0], np.cumsum(readable_rows)))
     texts: list[str | None] = []
-    units: list[int] = []
     for unit, g in enumerate(chosen):
         group_rows = sampled[(sampled >= bounds[unit]) & (sampled < bounds[unit + 1])] - bounds[unit]
         path, number, _ = groups[g]
         first_texts = islice(read_texts(path, source, span=(number, number + 1)), int(group_rows.max(initial=-1)) + 1)
         chosen_rows = set(group_rows.tolist())
         texts += [text for row, text in enumerate(first_texts) if row in chosen_rows]
-        units += [unit] * len(group_rows)
-    kept = [i for i, text in enumerate(texts) if text is not None]
+    kept = [text for text in texts if text is not None]
     where = f"{len(chosen):,} of {len(groups):,} row groups" + ("" if share == 1 else ", of each its beginning")
-    complete = len(chosen) == len(groups) and share == 1
-    return Sample(
-        [texts[i] for i in kept],
-        np.arange(len(kept)) if complete or len(chosen) < 8 else np.array(units)[kept],
-        len(kept) if complete or len(chosen) < 8 else len(chosen),
-        rows * len(kept) / len(texts),
-        len(kept) == len(texts),
-        where,
-    )
+    return Sample(kept, rows * len(kept) / len(texts), len(kept) == len(texts), where)
 
 
 def _sample_files(paths: list[Path], source: SourceSettings, documents: int, seed: int) -> Sample:
@@ -128,7 +115,7 @@ def _sample_files(paths: list[Path], source: SourceSettings, documents: int, see
     limit = min(documents, max(2, int(SAMPLE_BYTES / mean)))
     chosen = random.Random(seed).sample(paths, min(limit, len(paths)))
     texts = [text for path in sorted(chosen) for text in read_texts(path, source)]
-    return Sample(texts, np.arange(len(texts)), len(texts), len(paths), True, f"{len(texts):,} of {len(paths):,} files")
+    return Sample(texts, len(paths), True, f"{len(texts):,} of {len(paths):,} files")
 
 
 def _sample_all(paths: list[Path], source: SourceSettings, documents: int, seed: int) -> Sample:
@@ -152,7 +139,7 @@ def _sample_all(paths: list[Path], source: SourceSettings, documents: int, seed:
     if share < 1:
         kept = draw.sample(kept, max(2, int(len(kept) * share)))
     texts = [text for _, text in sorted(kept)]
-    return Sample(texts, np.arange(len(texts)), len(texts), number, True, "all of it read")
+    return Sample(texts, number, True, "all of it read")
 
 
 def _sample_stretches(paths: list[Path], source: SourceSettings, documents: int, seed: int) -> Sample:
@@ -164,7 +151,6 @@ def _sample_stretches(paths: list[Path], source: SourceSettings, documents: int,
     length = int(min(part, max(1 << 14, min(documents * mean, SAMPLE_BYTES) / STRETCHES)))
     draw = random.Random(seed)
     texts: list[str] = []
-    units: list[int] = []
     for stretch in range(STRETCHES):
         first = stretch * part + draw.randrange(part - length + 1)
         for path in paths:
@@ -173,9 +159,7 @@ def _sample_stretches(paths: list[Path], source: SourceSettings, documents: int,
             first -= size
             if begin < end:
                 span = find_start(path, begin, source), find_start(path, end, source)
-                found = list(read_usable_texts(path, source, span))
-                texts += found
-                units += [stretch] * len(found)
+                texts += read_usable_texts(path, source, span)
     estimated = len(texts) * total / (STRETCHES * length)
     where = f"{STRETCHES} stretches of {length / 1e3:,.0f} kB"
-    return Sample(texts, np.array(units, dtype=int), STRETCHES, estimated, False, where)
+    return Sample(texts, estimated, False, where)
