@@ -41,13 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace, wait: bool = True) -> None:
     """Build the corpus or one part, merge its parts, or write its records files, and report the size."""
     if arguments.processes < 1:
         raise UserError("--processes must be at least 1.", found=arguments.processes, next="--processes 8, for example")
     if arguments.records:
         directory = arguments.output.parent.parent
-        with hold_run_folder(directory, "the corpus records", wait=True):
+        with hold_run_folder(directory, "the corpus records", wait=wait):
             files = write_text_records(directory, arguments.processes)["files"]
         documents, size = sum(file["records"] for file in files), sum(file["bytes"] for file in files)
         print(f"records of {directory}: {documents:,} documents, {size / 2**20:,.1f} MiB")
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> None:
     progress = Progress(name)
     downloads = arguments.downloads.parent if arguments.downloads else None
     directory = arguments.output.parent
-    with hold_run_folder(directory, f"the {name}", wait=True):
+    with hold_run_folder(directory, f"the {name}", wait=wait):
         if part is not None:
             manifest = build_part(settings, part, directory, progress, downloads, arguments.content)
         elif settings.parts > 1:

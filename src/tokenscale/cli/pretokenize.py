@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rule.add_argument("--output", type=Path, metavar="FILE", help="results/tokens/…/[parts/NNNNN/]manifest.json")
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace, wait: bool = True) -> None:
     """Write the tokens and report the result."""
     from_file = importlib.import_module(FROM_FILE)
     of_file, of_rule = from_file.list_given_flags(arguments), [f"--{name}" for name in RULE if getattr(arguments, name)]
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> None:
     name = f"store {store.directory}" + (f", part {part}" if part is not None else "")
     progress = Progress(name, total=documents if part is None else None)
     corpus, directory = arguments.corpus.parent, arguments.output.parent
-    with hold_run_folder(directory, f"the {name}", wait=True):
+    with hold_run_folder(directory, f"the {name}", wait=wait):
         if part is None and parts > 1:
             manifest = merge_store(store, corpus, directory, parts)
         else:

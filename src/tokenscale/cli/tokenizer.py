@@ -21,12 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace, wait: bool = True) -> None:
     """Build the tokenizer and report its size."""
     settings = from_json(TokenizerSettings, arguments.settings)
     start = time.monotonic()
     directory = arguments.output.parent
-    with hold_run_folder(directory, f"the tokenizer {settings.name}", wait=True):
+    with hold_run_folder(directory, f"the tokenizer {settings.name}", wait=wait):
         manifest = build(settings, directory, arguments.corpus.parent if arguments.corpus else None)
     print(
         f"tokenizer {manifest['name']} ({manifest['kind']}): {manifest['vocabulary_size']:,} ids, "

@@ -1,39 +1,36 @@
 """Inputs of a run, built if they are missing: corpus, tokenizer and stores, each where the workflow puts it.
 
-Existing inputs that match the settings are used; others are rebuilt. Modules that only some variants need are imported
-by name, as the workflow's rules do.
+Existing inputs that match the settings are used; others are built by the commands of the workflow's rules.
 """
 
+import argparse
 import importlib
 import math
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import lock_folder, read_json, sha256_file
+from tokenscale.base.files import canonical_json, read_json, sha256_file
 from tokenscale.base.progress import Progress
 from tokenscale.cli.mixture import write_mixture
 from tokenscale.cli.pretokenize_file import reword_for_flags
 from tokenscale.cli.train_request import Request, check_run, shorten_warmup, vocabulary_error
-from tokenscale.data.corpus.build import build as build_corpus
 from tokenscale.data.corpus.files import describe
-from tokenscale.data.corpus.raw_text import RawText, read_corpus_manifest, write_text_records
+from tokenscale.data.corpus.raw_text import RawText, read_corpus_manifest
 from tokenscale.data.stores.manifest import open_store, read_store_manifest
 from tokenscale.data.stores.text import encode_documents
-from tokenscale.data.stores.writing import write_store
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
-from tokenscale.data.tokenizers.load import build as build_tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings import flags
-from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings, state_held_out
+from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.manifests import list_manifests
 from tokenscale.settings.options import decode, to_dict
 from tokenscale.settings.registry import BATCHES, OBJECTIVES, SOURCES
 from tokenscale.settings.run import RunSettings
 
+Log = Callable[[str], None]
 RESULTS = Path("results")
 
 
@@ -46,7 +43,7 @@ class PreparedRun:
     manifests: dict[str, Path]
 
 
-def prepare(request: Request, log: Callable[[str], None] = print) -> PreparedRun:
+def prepare(request: Request, log: Log = print) -> PreparedRun:
     """Build the missing inputs of a run, and set what depends on them: steps of epochs, and whether it validates.
 
     `log` receives a line for each input built. Raise UserError for inputs that cannot be obtained or do not fit.
@@ -99,7 +96,7 @@ def _prepare_from_file(request: Request) -> tuple[RunSettings, dict[str, Path]]:
     return run, manifests
 
 
-def _prepare_from_corpus(request: Request, log: Callable[[str], None]) -> tuple[RunSettings, dict[str, Path]]:
+def _prepare_from_corpus(request: Request, log: Log) -> tuple[RunSettings, dict[str, Path]]:
     run = request.run
     for settings in run.corpora:
         if run.labels == "target" and not settings.source.pairs:
@@ -108,8 +105,8 @@ def _prepare_from_corpus(request: Request, log: Callable[[str], None]) -> tuple[
                 flag="--labels target",
                 next="--target-column NAME names the translations, or leave --labels out",
             )
-    corpora = [ensure_corpus(settings, log) for settings in run.corpora]
-    tokenizer = ensure_tokenizer(run.tokenizer, log, request.tokenizer)
+    corpora = [ensure_corpus(settings) for settings in run.corpora]
+    tokenizer = ensure_tokenizer(run.tokenizer, request.tokenizer)
     size = read_tokenizer(tokenizer.parent)["vocabulary_size"]
     if run.model.vocabulary_size is not None and size > run.model.vocabulary_size:
         raise vocabulary_error(run.model, run.tokenizer.name, size)
@@ -128,8 +125,7 @@ def _prepare_from_corpus(request: Request, log: Callable[[str], None]) -> tuple[
     trained = [corpora[n] for n in run.mixture.trained] if run.mixture is not None else corpora
     for corpus in trained if run.store is None else ():
         if RawText(corpus.parent).needs_records:
-            log("records: writing the documents again, to read them in random order")
-            write_text_records(corpus.parent)
+            call("corpus", "--records", output=corpus.parent / "records/manifest.json")
     if run.reads_text:
         manifests["corpus"] = _list_sources(run, "corpus", trained)
     if run.reads_tokenizer:
@@ -138,7 +134,7 @@ def _prepare_from_corpus(request: Request, log: Callable[[str], None]) -> tuple[
         store: StoreSettings | None = getattr(run, role)
         if store is not None:
             read = trained if role == "store" else corpora
-            found = [ensure_store(store, corpus, tokenizer, log) for corpus in read]
+            found = [ensure_store(store, corpus, tokenizer) for corpus in read]
             manifests[role] = _list_sources(run, role, found)
     return run, manifests
 
@@ -153,29 +149,34 @@ def _list_sources(run: RunSettings, role: str, manifests: list[Path]) -> Path:
     return path
 
 
-def ensure_corpus(settings: CorpusSettings, log: Callable[[str], None] = print) -> Path:
+def call(command: str, *words: str, output: Path) -> Path:
+    """Run a command that writes this manifest, and return its path. A folder that is new is removed if it fails."""
+    module, folder = importlib.import_module(f"tokenscale.cli.{command}"), output.parent
+    parser, new = argparse.ArgumentParser(), not folder.exists()
+    module.add_arguments(parser)
+    try:
+        # what another process builds is not built a second time, under its readers
+        module.run(
+            parser.parse_args([*words, "--output", str(output)]), **({} if command == "download" else {"wait": False})
+        )
+    except BaseException as error:
+        refused = isinstance(error, UserError)
+        if new and not (refused and "lock" in error.facts):  # another process may have begun meanwhile
+            shutil.rmtree(folder, ignore_errors=True)
+        raise (reword_for_flags(error) if refused else error) from None
+    return output
+
+
+def ensure_corpus(settings: CorpusSettings) -> Path:
     """Return the manifest of a corpus. Download and build it if it is missing or has other settings or files."""
-    directory = RESULTS / "corpus" / settings.name
-    if _is_current(settings, directory):
-        return directory / "manifest.json"
-    downloads = None
+    output = RESULTS / "corpus" / settings.name / "manifest.json"
+    if _is_current(settings, output.parent):
+        return output
+    words = ["--settings", canonical_json(to_dict(replace(settings, parts=1)))]
     if SOURCES[settings.source.kind].downloaded:
-        downloads = RESULTS / "downloads" / settings.name
-        # by name: only remote files need the download modules
-        importlib.import_module("tokenscale.data.corpus.download").fetch_corpus(settings, downloads)
-    with _lock_for_build(directory, f"the corpus {settings.name}"):
-        progress = Progress(f"corpus {settings.name}")
-        try:
-            manifest = build_corpus(settings, directory, progress, downloads)
-        except UserError as error:
-            raise reword_for_flags(error) from None
-        finally:
-            progress.close()
-        rows = ", ".join(f"{name} {split['rows']:,}" for name, split in manifest["splits"].items())
-        log(f"{progress.line()}; {rows}")
-        if overlap := state_held_out(manifest):
-            log(overlap)
-    return directory / "manifest.json"
+        downloads = call("download", *words, output=RESULTS / "downloads" / settings.name / "manifest.json")
+        words += ["--downloads", str(downloads)]
+    return call("corpus", *words, output=output)
 
 
 def _is_current(settings: CorpusSettings, directory: Path) -> bool:
@@ -196,15 +197,12 @@ def _is_current(settings: CorpusSettings, directory: Path) -> bool:
     return describe(settings.source) == manifest["source"]
 
 
-def ensure_tokenizer(
-    settings: TokenizerSettings, log: Callable[[str], None] = print, directory: Path | None = None
-) -> Path:
+def ensure_tokenizer(settings: TokenizerSettings, given: Path | None = None) -> Path:
     """Return the manifest of a tokenizer. Build it if it is missing; for kind bpe also the corpus it learns from."""
-    corpus = ensure_corpus(settings.learnt_from, log) if settings.learnt_from is not None else None
-    given, directory = directory, directory or RESULTS / "tokenizers" / settings.name
-    path = directory / "manifest.json"
+    corpus = ensure_corpus(settings.learnt_from) if settings.learnt_from is not None else None
+    path = (given or RESULTS / "tokenizers" / settings.name) / "manifest.json"
     if path.is_file():
-        found = read_tokenizer(directory)
+        found = read_tokenizer(path.parent)
         accepted = found.get("accepted_loss", TokenizerSettings.accepted_loss)
         if found["kind"] != settings.kind:
             raise UserError(
@@ -217,41 +215,32 @@ def ensure_tokenizer(
         same = corpus is None or found["corpus_manifest_sha256"] == sha256_file(corpus)
         if same and (given or accepted == settings.accepted_loss):
             return path
-    with _lock_for_build(directory, f"the tokenizer {settings.name}"):
-        manifest = build_tokenizer(settings, directory, corpus.parent if corpus else None, log)
-        log(f"tokenizer {settings.name} ({settings.kind}): {manifest['vocabulary_size']:,} ids")
-    return path
+    words = ["--settings", canonical_json(to_dict(settings)), *(["--corpus", str(corpus)] if corpus else [])]
+    return call("tokenizer", *words, output=path)
 
 
-def ensure_store(store: StoreSettings, corpus: Path, tokenizer: Path, log: Callable[[str], None] = print) -> Path:
+def ensure_store(store: StoreSettings, corpus: Path, tokenizer: Path) -> Path:
     """Return the manifest of a token store. Write it if it is missing or has another corpus or tokenizer."""
-    corpus_name = read_corpus_manifest(corpus.parent)["name"]
-    tokenizer_facts = read_tokenizer(tokenizer.parent)
-    directory = _store_directory(corpus_name, tokenizer_facts["name"], store)
-    path = directory / "manifest.json"
+    made = read_tokenizer(tokenizer.parent)
+    path = _store_directory(read_corpus_manifest(corpus.parent)["name"], made["name"], store) / "manifest.json"
     if path.is_file():
         read_store_manifest(path)  # a store of a newer tokenscale is an error, not overwritten
         try:
             open_store(
                 path,
                 store,
-                tokenizer_name=tokenizer_facts["name"],
-                tokenizer_sha256=tokenizer_facts["file"]["sha256"],
+                tokenizer_name=made["name"],
+                tokenizer_sha256=made["file"]["sha256"],
                 corpus_manifest_sha256=sha256_file(corpus),
             )
             return path
         except UserError:
             pass
-    with _lock_for_build(directory, f"the store {store.directory}"):
-        rows = read_corpus_manifest(corpus.parent)["splits"][store.split]["rows"]
-        progress = Progress(f"store {store.directory}", total=rows)
-        manifest = write_store(store, corpus.parent, tokenizer.parent, directory, progress, log=log)
-        progress.close()
-        log(f"{progress.line()}; {manifest['rows']:,} rows, fill {manifest['fill']:.2%}")
-    return path
+    words = ["--store", store.directory, "--corpus", str(corpus), "--tokenizer", str(tokenizer)]
+    return call("pretokenize", *words, output=path)
 
 
-def count_steps(epochs: float, run: RunSettings, manifests: dict[str, Path], log: Callable[[str], None] = print) -> int:
+def count_steps(epochs: float, run: RunSettings, manifests: dict[str, Path], log: Log = print) -> int:
     """Return the optimizer steps of `epochs` passes over the data: all rows or, for a stream, all tokens."""
     if run.approach == "padding-free":
         log("counting tokens: with --epochs, an approach that tokenizes while training reads the text once beforehand")
@@ -291,16 +280,3 @@ def print_summary(directory: Path) -> None:
 
 def _store_directory(corpus: str, tokenizer: str, store: StoreSettings) -> Path:
     return RESULTS / "tokens" / corpus / tokenizer / store.directory
-
-
-@contextmanager
-def _lock_for_build(directory: Path, what: str) -> Iterator[None]:
-    """Lock a folder while its content is built. If that fails, remove the folder unless it existed before."""
-    new = not directory.exists()
-    with lock_folder(directory, what):
-        try:
-            yield
-        except BaseException:
-            if new:
-                shutil.rmtree(directory, ignore_errors=True)
-            raise

@@ -10,7 +10,14 @@ from typing import Any
 
 from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import canonical_json, read_json, sha256_text
-from tokenscale.cli.pretokenize_file import reword_for_flags, strip_extensions, unescape
+from tokenscale.cli.pretokenize_file import (
+    check_present,
+    choose_text_column,
+    make_corpus_name,
+    reword_for_flags,
+    strip_extensions,
+    unescape,
+)
 from tokenscale.costs.flops import parameters
 from tokenscale.data.corpus.files import describe, documents
 from tokenscale.data.corpus.read import COMPRESSION, ENDINGS, detect_format
@@ -35,6 +42,8 @@ CONTROL = 3
 TEKKEN_VOCABULARY = 131_072
 #: entries that `train` learns for a small model without a vocabulary of its own, as in the demo
 LEARNED_VOCABULARY = 4096
+#: flags that tell where a file's documents are
+COLUMNS = ("text_column", "target_column", "separator")
 FILE_ENDINGS = (*(ending for known in ENDINGS.values() for ending in known), *COMPRESSION)
 
 
@@ -51,17 +60,16 @@ class Request:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Data:
     """Source of the tokens: a corpus and a tokenizer, or a pretokenized file."""
 
     corpus: CorpusSettings
-    tokenizer: TokenizerSettings
     approach: str
+    tokenizer: TokenizerSettings = dataclasses.field(default_factory=TokenizerSettings)
     store: Path | None = None
-    tokenizer_directory: Path | None = None
+    directory: Path | None = None  # of an existing tokenizer
     values: dict[str, Any] = dataclasses.field(default_factory=dict)  # settings that the data determine
-    notes: tuple[str, ...] = ()
     mixture: MixtureSettings | None = None
 
 
@@ -77,17 +85,20 @@ def parse_request(arguments: argparse.Namespace, world_size: int | None = None) 
     blocking = next((path for path in (output, *output.parents) if path.exists() and not path.is_dir()), None)
     if blocking is not None:
         raise UserError("the output folder is a file.", flag="--output-dir", file=blocking, next="name a folder")
-    words, stated, notes = source_studies.translate_study_flags(words, stated, world_size or words.world_size)
+    ranks = world_size or words.world_size
+    words, stated, translated = source_studies.translate_study_flags(words, stated, ranks)
+    ranks = world_size or words.world_size
     _check_flags(words, stated, world_size)
     if words.approach is not None:
         form, pretokenized = next(key for key, approach in APPROACH_OF.items() if approach == words.approach)
         words = replace(words, dataset_type=form, pretokenized=pretokenized)  # type: ignore[arg-type]
     file = source_studies.load_preset_file(words.config) if words.config else StudyFile()
+    notes = [f"distributed.backend {backend}: the device decides"] if (backend := file.distributed.backend) else []
+    notes += translated
     model = _choose_model(words, file)
     values = file.values() | stated
     if words.epochs is not None:
         values.pop("budget.steps", None)
-    ranks = world_size or words.world_size
     if ranks is not None:
         if not {"layout.data", "layout.shard"} & values.keys():
             values = file.layout_values(ranks // _count_model_ranks(values)) | values
@@ -97,25 +108,15 @@ def parse_request(arguments: argparse.Namespace, world_size: int | None = None) 
     values = _derive_batch(words, file, stated, readers) | values
     if words.batch_size is not None and words.flag_of_study_003 and readers > 1:
         counts = f"counts the rows of all ranks, as in study 003, which has {words.flag_of_study_003}"
-        notes = (*notes, f"--batch-size {words.batch_size} {counts}: {values['micro_batch']} a rank at a time")
-    data = _choose_data(words, model)
+        notes.append(f"--batch-size {words.batch_size} {counts}: {values['micro_batch']} a rank at a time")
+    data = _choose_data(words, model, notes)
     given, values = frozenset(values), data.values | values
     run = RunSettings(data.corpus, data.tokenizer, model, data.approach, mixture=data.mixture)
-    run = (
-        shorten_warmup(flags.replace_values(run, values), values)
-        if words.epochs is None
-        else flags.replace_values(run, values)
-    )
+    run = flags.replace_values(run, values)
+    if words.epochs is None:
+        run = shorten_warmup(run, values)
     check_run(run, steps_known=words.epochs is None)
-    return Request(
-        run=run,
-        output_dir=output,
-        stated=given,
-        epochs=words.epochs,
-        store=data.store,
-        tokenizer=data.tokenizer_directory,
-        notes=(*_note_backend(file, run), *notes, *data.notes),
-    )
+    return Request(run, output, given, words.epochs, data.store, data.directory, tuple(notes))
 
 
 def check_run(run: RunSettings, *, steps_known: bool = True) -> None:
@@ -140,14 +141,18 @@ def shorten_warmup(run: RunSettings, stated: Any) -> RunSettings:
 
 
 def _check_flags(words: TrainOptions, stated: dict[str, Any], world_size: int | None) -> None:
-    if words.epochs is not None and "budget.steps" in stated:
-        raise UserError(
-            "--epochs and --training-steps both set the length of the training.", next="leave one of them out"
-        )
-    if words.approach is not None and (words.dataset_type is not None or words.pretokenized):
-        raise UserError("--approach and --dataset-type or --pretokenized set the same.", next="leave one of them out")
-    if words.model and words.model_size:
-        raise UserError("--model and --model-size both name the model.", next="leave one of them out")
+    exclusive = {
+        "--epochs and --training-steps both set the length of the training.": (
+            words.epochs is not None and "budget.steps" in stated
+        ),
+        "--approach and --dataset-type or --pretokenized set the same.": (
+            words.approach is not None and (words.dataset_type is not None or words.pretokenized)
+        ),
+        "--model and --model-size both name the model.": words.model and words.model_size,
+    }
+    for what, both in exclusive.items():
+        if both:
+            raise UserError(what, next="leave one of them out")
     if world_size is not None and words.world_size not in (None, world_size):
         raise UserError(
             "--world-size differs from torchrun's number of ranks.",
@@ -157,10 +162,9 @@ def _check_flags(words: TrainOptions, stated: dict[str, Any], world_size: int | 
         )
     ranks, others, copies = world_size or words.world_size, _count_model_ranks(stated), stated.get("layout.data")
     if ranks is not None and (ranks % others or copies not in (None, ranks // others)):
-        degrees = [f"--layout.{name} {stated[f'layout.{name}']}" for name in DEGREES if f"layout.{name}" in stated]
         raise UserError(
             "the degrees of the layout do not fit the number of ranks.",
-            flags=" ".join(degrees),
+            flags=" ".join(f"--layout.{n} {stated[f'layout.{n}']}" for n in DEGREES if f"layout.{n}" in stated),
             found=f"WORLD_SIZE={ranks}" if world_size is not None else f"--world-size {ranks}",
             next=f"take a multiple of {others} ranks" + (", and leave --layout.data out" if copies else ""),
         )
@@ -211,59 +215,67 @@ def _derive_batch(words: TrainOptions, file: StudyFile, stated: dict[str, Any], 
     return {"micro_batch": math.ceil(rows / chunks), "global_batch": rows * readers * (passes or 1)}
 
 
-def _choose_data(words: TrainOptions, model: ModelSettings) -> _Data:
+def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) -> _Data:
     """Return the dataset that the flags request, as --dataset-type and --pretokenized determine it."""
-    words = _resolve_repository(words)
-    path = Path(words.dataset)
-    of_file = path.is_file() or "/" in words.dataset or words.dataset.lower().endswith(FILE_ENDINGS)
+    name, path = words.dataset, Path(words.dataset)
+    on_hub = bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not path.exists()
+    config = _load_config() if on_hub else None
+    if config is not None:
+        name = next((key for key, corpus in config.corpora.items() if corpus.source.repository == name), name)
+    of_file = path.is_file() or "/" in name or name.lower().endswith(FILE_ENDINGS)
     if words.pretokenized and not _is_text(words, path) and (of_file or (path / "manifest.json").is_file()):
-        _refuse_flags(words, "a pretokenized file", "text_column", "target_column", "separator", "data_path")
-        return _read_pretokenized(words, path)
+        _refuse_flags(words, "a pretokenized file", *COLUMNS, "data_path")
+        return _read_pretokenized(words, path, notes)
     approach = resolve_approach(words.dataset_type or "packed", words.pretokenized)
-    config = None
+    config = None if of_file or name == "dummy" else config or _load_config()
     if of_file:
         _refuse_flags(words, "a file", "data_path")
-        corpus = _define_corpus(words, path, CorpusSettings(), "--dataset")
-    elif words.dataset == "dummy":
-        _refuse_flags(words, "dummy", "text_column", "target_column", "separator", "data_path")
-        corpus = _define_dummy_corpus(model)
+        data = _Data(_define_corpus(words, path, CorpusSettings(), "--dataset", notes), approach)
+    elif name == "dummy":
+        _refuse_flags(words, "dummy", *COLUMNS, "data_path")
+        data = _Data(_define_dummy_corpus(model), approach)
+    elif config is None:
+        raise UserError(
+            f"there is no dataset {name!r}: neither a file nor `dummy`, and no configuration is here.",
+            flag="--dataset",
+            expected=f"{CONFIG}, with {name} under `corpora`",
+            next="work in the project's folder, or name a file",
+        )
+    elif name in config.mixtures:
+        _check_mixture(words, model)
+        data = _Data(CorpusSettings(name), approach, mixture=config.mixtures[name])
+    elif name not in config.corpora:
+        known = sorted({"dummy", *config.corpora, *config.mixtures})
+        near = find_nearest(name, [*known, *(p.name for p in Path().iterdir() if p.is_file())])
+        raise UserError(
+            f"there is no dataset {name!r}: neither a file nor a corpus or mixture of {CONFIG}.",
+            flag="--dataset",
+            allowed=f"a file; {', '.join(known)}",
+            next=f"did you mean {near!r}?" if near else "correct the path, or choose a corpus",
+        )
+    elif words.data_path is not None:
+        corpus = _define_corpus(words, Path(words.data_path), config.corpora[name], "--data-path", notes)
+        data = _Data(corpus, approach)
     else:
-        if not Path(CONFIG).is_file():
-            raise UserError(
-                f"there is no dataset {words.dataset!r}: neither a file nor `dummy`, and no configuration is here.",
-                flag="--dataset",
-                expected=f"{CONFIG}, with {words.dataset} under `corpora`",
-                next="work in the project's folder, or name a file",
-            )
-        from tokenscale.settings.config import load_config  # needs PyYAML
-
-        config = load_config(CONFIG)
-        if words.dataset in config.mixtures:
-            return _choose_mixture(words, model, config, approach)
-        if words.dataset not in config.corpora:
-            known = sorted({"dummy", *config.corpora, *config.mixtures})
-            near = find_nearest(words.dataset, [*known, *(p.name for p in Path().iterdir() if p.is_file())])
-            raise UserError(
-                f"there is no dataset {words.dataset!r}: neither a file nor a corpus or mixture of {CONFIG}.",
-                flag="--dataset",
-                allowed=f"a file; {', '.join(known)}",
-                next=f"did you mean {near!r}?" if near else "correct the path, or choose a corpus",
-            )
-        corpus = config.corpora[words.dataset]
-        if words.data_path is not None:
-            corpus = _define_corpus(words, Path(words.data_path), corpus, "--data-path")
-        else:
-            _refuse_flags(words, f"the corpus {words.dataset}", "text_column", "target_column", "separator")
-    tokenizer, directory, notes = _choose_tokenizer(words, model, corpus, config)
-    if _is_one_document(corpus.source):
-        notes = (*notes, f"{corpus.source.files[0]} is one document; --separator splits it into several")
-    return _Data(corpus, tokenizer, approach, tokenizer_directory=directory, notes=notes)
+        _refuse_flags(words, f"the corpus {name}", *COLUMNS)
+        data = _Data(config.corpora[name], approach)
+    data.tokenizer, data.directory = _choose_tokenizer(words, model, data.corpus, config, notes)
+    if _is_one_document(data.corpus.source):
+        notes.append(f"{data.corpus.source.files[0]} is one document; --separator splits it into several")
+    return data
 
 
-def _choose_mixture(words: TrainOptions, model: ModelSettings, config: Any, approach: str) -> _Data:
-    """Return the data of a mixture of the configuration."""
+def _load_config() -> Any:
+    if not Path(CONFIG).is_file():
+        return None
+    from tokenscale.settings.config import load_config  # needs PyYAML
+
+    return load_config(CONFIG)
+
+
+def _check_mixture(words: TrainOptions, model: ModelSettings) -> None:
     name = words.dataset
-    _refuse_flags(words, f"the mixture {name}", "text_column", "target_column", "separator", "data_path")
+    _refuse_flags(words, f"the mixture {name}", *COLUMNS, "data_path")
     if words.epochs is not None:
         raise UserError("a mixture has no epochs.", flag="--epochs", mixture=name, next="--training-steps N")
     if words.tokenizer_name is None and (model.vocabulary_size or TEKKEN_VOCABULARY) < TEKKEN_VOCABULARY:
@@ -273,10 +285,6 @@ def _choose_mixture(words: TrainOptions, model: ModelSettings, config: Any, appr
             model=f"{model.name} has {model.vocabulary_size:,} entries",
             next=f"--tokenizer-name NAME, one of {CONFIG}",
         )
-    corpus = CorpusSettings(name)
-    tokenizer, directory, notes = _choose_tokenizer(words, model, corpus, config)
-    mixture = config.mixtures[name]
-    return _Data(corpus, tokenizer, approach, tokenizer_directory=directory, notes=notes, mixture=mixture)
 
 
 def _is_text(words: TrainOptions, path: Path) -> bool:
@@ -291,18 +299,6 @@ def _is_text(words: TrainOptions, path: Path) -> bool:
     return not path.name.lower().endswith(".parquet") or any(value is not None for value in stated)
 
 
-def _resolve_repository(words: TrainOptions) -> TrainOptions:
-    """Replace the name of a hub data set by the corpus of the configuration that reads it."""
-    name = words.dataset
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or Path(name).exists() or not Path(CONFIG).is_file():
-        return words
-    from tokenscale.settings.config import load_config  # needs PyYAML
-
-    corpora = load_config(CONFIG).corpora
-    found = next((key for key, corpus in corpora.items() if corpus.source.repository == name), None)
-    return replace(words, dataset=found) if found else words
-
-
 def _refuse_flags(words: TrainOptions, what: str, *names: str) -> None:
     for name in names:
         if getattr(words, name) is not None:
@@ -310,7 +306,7 @@ def _refuse_flags(words: TrainOptions, what: str, *names: str) -> None:
             raise UserError(f"{flag} does not apply to {what}.", flag=f"--dataset {words.dataset}", next="leave it out")
 
 
-def _read_pretokenized(words: TrainOptions, path: Path) -> _Data:
+def _read_pretokenized(words: TrainOptions, path: Path, notes: list[str]) -> _Data:
     """Return the data that `pretokenize` or `convert` wrote. The manifest names its format and its tokenizer."""
     folder = path.is_dir()
     manifest_path = path / "manifest.json" if folder else _manifest_path(path)
@@ -323,7 +319,7 @@ def _read_pretokenized(words: TrainOptions, path: Path) -> _Data:
             next=f"make it with `tokenscale pretokenize --input-path … --output-dir {path.parent}`, or add\n"
             "--text-column NAME if it holds text, to tokenize it before the training",
         )
-    _check_present(manifest_path if folder else path, "--dataset")
+    check_present(manifest_path if folder else path, "--dataset")
     if folder and "format" not in read_json(manifest_path, "manifest"):  # corpora and tokenizers also have a manifest
         raise UserError(
             "the dataset's folder holds no token store.",
@@ -334,69 +330,57 @@ def _read_pretokenized(words: TrainOptions, path: Path) -> _Data:
     manifest = read_store_manifest(manifest_path)
     options = manifest["options"]
     stored = [name for name in ("codec", "codec_level", "dtype", "row_group_rows") if name in options]
-    values = {f"storage.{name}": options[name] for name in stored}
+    values = {f"storage.{name}": options[name] for name in stored} | {"validation.rows": 0}
     values |= {name: options[name] for name in ("sequence_length", "eos", "packing") if name in options}
-    tokenizer, directory, notes = _find_store_tokenizer(words, manifest_path, manifest)
-    return _Data(
-        corpus=CorpusSettings(
-            name=_make_corpus_name(path.name if folder else path.stem),
-            source=SourceSettings(kind="files", files=(str(path),)),
-        ),
-        tokenizer=tokenizer,
-        approach=resolve_approach(words.dataset_type or manifest["format"], True),
-        store=manifest_path,
-        tokenizer_directory=directory,
-        values=values | {"validation.rows": 0},
-        notes=notes,
-    )
+    source = SourceSettings(kind="files", files=(str(path),))
+    corpus = CorpusSettings(name=make_corpus_name(path.name if folder else path.stem), source=source)
+    approach = resolve_approach(words.dataset_type or manifest["format"], True)
+    tokenizer, directory = _find_store_tokenizer(words, manifest_path, manifest, notes)
+    return _Data(corpus, approach, tokenizer, manifest_path, directory, values)
 
 
 def _find_store_tokenizer(
-    words: TrainOptions, path: Path, manifest: dict[str, Any]
-) -> tuple[TokenizerSettings, Path | None, tuple[str, ...]]:
-    """Return (settings, folder, notes) of the tokenizer that made a store's ids. The checkpoint gets a copy of it."""
+    words: TrainOptions, path: Path, manifest: dict[str, Any], notes: list[str]
+) -> tuple[TokenizerSettings, Path | None]:
+    """Return (settings, folder) of the tokenizer that made a store's ids. The checkpoint gets a copy of it."""
     made = manifest["tokenizer"]
     tokenizer = make_settings(made["name"], made["kind"], manifest["vocabulary_size"])
     directory = find_store_tokenizer(path, made["file_sha256"])
-    notes: tuple[str, ...] = ()
     if words.tokenizer_name is not None:
         found = resolve_tokenizer(words.tokenizer_name)
-        notes = (found.note,) if found.note else ()
+        notes += [found.note] if found.note else []
         if made["file_sha256"] is None and found.directory is not None:
-            _check_same_ids(found.directory, path, manifest)
-            return tokenizer, found.directory, notes  # the store's name stays: it is part of the run's identity
+            has = read_tokenizer(found.directory)
+            for name in ("vocabulary_size", "bos_id", "eos_id"):
+                if has[name] != manifest[name]:
+                    raise UserError(
+                        "the tokenizer is not the one that made these ids.",
+                        flag="--tokenizer-name",
+                        tokenizer=f"{found.directory} has {name} {has[name]}",
+                        store=f"{path} has {name} {manifest[name]}",
+                        next="name the tokenizer that made them, or leave --tokenizer-name out",
+                    )
+            return tokenizer, found.directory  # the store's name stays: it is part of the run's identity
         tokenizer, directory = found.settings, found.directory or directory
     if directory is None:
         known = "unknown" if made["file_sha256"] is None else f"{made['name']}, which is not here"
         text = f"the tokenizer of these ids is {known}. The checkpoint will hold none, and `generate` will need one"
-        notes = (*notes, f"{text}; --tokenizer-name FOLDER gives it")
-    return tokenizer, directory, notes
-
-
-def _check_same_ids(directory: Path, store: Path, manifest: dict[str, Any]) -> None:
-    """Refuse a tokenizer whose vocabulary differs from that of a store with an unknown tokenizer."""
-    found = read_tokenizer(directory)
-    for name in ("vocabulary_size", "bos_id", "eos_id"):
-        if found[name] != manifest[name]:
-            raise UserError(
-                "the tokenizer is not the one that made these ids.",
-                flag="--tokenizer-name",
-                tokenizer=f"{directory} has {name} {found[name]}",
-                store=f"{store} has {name} {manifest[name]}",
-                next="name the tokenizer that made them, or leave --tokenizer-name out",
-            )
+        notes.append(f"{text}; --tokenizer-name FOLDER gives it")
+    return tokenizer, directory
 
 
 def _manifest_path(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(".parquet") + ".manifest.json")
 
 
-def _define_corpus(words: TrainOptions, path: Path, base: CorpusSettings, flag: str) -> CorpusSettings:
+def _define_corpus(
+    words: TrainOptions, path: Path, base: CorpusSettings, flag: str, notes: list[str]
+) -> CorpusSettings:
     """Define a corpus of one file, cleaned and split as `base` is.
 
     Its name holds a hash of settings and content, so that no corpus overwrites another.
     """
-    _check_present(path, flag)
+    check_present(path, flag)
     if _manifest_path(path).is_file():
         raise UserError(
             "the dataset's file holds tokens, not text.",
@@ -413,13 +397,19 @@ def _define_corpus(words: TrainOptions, path: Path, base: CorpusSettings, flag: 
         target_column=words.target_column or base.source.target_column,
         separator=base.source.separator if words.separator is None else unescape(words.separator),
     )
-    if not _is_one_document(source):
-        _check_first_document(source, path, flag)
-    corpus = replace(base, source=source, validation_share=0.0 if _is_one_document(source) else base.validation_share)
+    one = _is_one_document(source)
+    if not one:  # a wrong column or an unreadable file is reported before anything is written
+        try:
+            source = choose_text_column(path, source, words.text_column, notes.append)
+            first = next(documents(source), None)
+        except UserError as error:
+            raise reword_for_flags(error) from None
+        if first is None:
+            raise UserError("the dataset's file holds no documents.", flag=flag, file=path, next="name another file")
+    corpus = replace(base, source=source, validation_share=0.0 if one else base.validation_share)
     content = {"settings": to_dict(corpus, science_only=True), "files": describe(source)["files"]}
-    return replace(
-        corpus, name=f"{_make_corpus_name(strip_extensions(path))}-{sha256_text(canonical_json(content))[:6]}"
-    )
+    name = make_corpus_name(strip_extensions(path))
+    return replace(corpus, name=f"{name}-{sha256_text(canonical_json(content))[:6]}")
 
 
 def _is_one_document(source: SourceSettings) -> bool:
@@ -427,30 +417,6 @@ def _is_one_document(source: SourceSettings) -> bool:
     if source.kind != "files" or len(source.files) != 1 or source.separator:
         return False
     return (detect_format(Path(source.files[0])) if source.format == "auto" else source.format) == "text"
-
-
-def _check_present(path: Path, flag: str) -> None:
-    if not path.is_file():
-        there = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = find_nearest(path.name, there)
-        raise UserError(
-            "the dataset's file is missing.",
-            flag=flag,
-            requested=path,
-            next=f"did you mean {path.parent / near}?" if near else "correct the path",
-        )
-    if path.stat().st_size == 0:
-        raise UserError("the dataset's file is empty.", flag=flag, file=path, next="name another file")
-
-
-def _check_first_document(source: SourceSettings, path: Path, flag: str) -> None:
-    """Read one document, so that a wrong column or an unreadable file is reported before anything is written."""
-    try:
-        first = next(documents(source), None)
-    except UserError as error:
-        raise reword_for_flags(error) from None
-    if first is None:
-        raise UserError("the dataset's file holds no documents.", flag=flag, file=path, next="name another file")
 
 
 def _define_dummy_corpus(model: ModelSettings) -> CorpusSettings:
@@ -469,36 +435,31 @@ def _define_dummy_corpus(model: ModelSettings) -> CorpusSettings:
 
 
 def _choose_tokenizer(
-    words: TrainOptions, model: ModelSettings, corpus: CorpusSettings, config: Any
-) -> tuple[TokenizerSettings, Path | None, tuple[str, ...]]:
-    """Return (settings, folder if it is already built, notes for the user) of the tokenizer."""
-    room = model.vocabulary_size
-    name = words.tokenizer_name
+    words: TrainOptions, model: ModelSettings, corpus: CorpusSettings, config: Any, notes: list[str]
+) -> tuple[TokenizerSettings, Path | None]:
+    """Return (settings, folder if it is already built) of the tokenizer."""
+    room, name = model.vocabulary_size, words.tokenizer_name
     if name is None and corpus.source.kind == "dummy":
         size = corpus.source.vocabulary_size + CONTROL
-        return TokenizerSettings(name=f"numbers-{size}", kind="numbers", vocabulary_size=size), None, ()
+        return TokenizerSettings(name=f"numbers-{size}", kind="numbers", vocabulary_size=size), None
     entries = room if room is not None and room < TEKKEN_VOCABULARY else _fitting_vocabulary(model)
     if name is None and entries is not None:
-        learnt = TokenizerSettings(
-            name=f"bpe-{entries}-{corpus.name}",
-            kind="bpe",
-            corpus=corpus.name,
-            learnt_from=corpus,
-            vocabulary_size=entries,
-        )
         note = f"tokenizer: {entries:,} entries learned from the corpus, to fit the model; "
-        return learnt, None, (f"{note}tekken has {TEKKEN_VOCABULARY:,} (--tokenizer-name tekken)",)
-    notes: tuple[str, ...] = ()
-    if config is not None and (name or "tekken") in config.tokenizers:
-        settings, directory = config.tokenizers[name or "tekken"], None
+        notes.append(f"{note}tekken has {TEKKEN_VOCABULARY:,} (--tokenizer-name tekken)")
+        learnt = {"corpus": corpus.name, "learnt_from": corpus, "vocabulary_size": entries}
+        return TokenizerSettings(name=f"bpe-{entries}-{corpus.name}", kind="bpe", **learnt), None
+    name, directory = name or "tekken", None
+    if config is not None and name in config.tokenizers:
+        settings = config.tokenizers[name]
     else:
-        found = resolve_tokenizer(name or "tekken")
-        settings, directory, notes = found.settings, found.directory, (found.note,) if found.note else ()
+        found = resolve_tokenizer(name)
+        settings, directory = found.settings, found.directory
+        notes += [found.note] if found.note else []
     size = read_tokenizer(directory)["vocabulary_size"] if directory else None
     size = TEKKEN_VOCABULARY if settings.kind == "tekken" else size
     if room is not None and size is not None and size > room:
         raise vocabulary_error(model, settings.name, size)
-    return settings, directory, notes
+    return settings, directory
 
 
 def _fitting_vocabulary(model: ModelSettings) -> int | None:
@@ -523,21 +484,3 @@ def vocabulary_error(model: ModelSettings, tokenizer: str, size: int) -> UserErr
         tokenizer=f"{tokenizer} has {size:,}",
         next="leave --tokenizer-name out: a tokenizer with as many entries as the model is then learned from the text",
     )
-
-
-def _note_backend(file: StudyFile, run: RunSettings) -> tuple[str, ...]:
-    """Return a note if a preset file names another backend than this machine uses."""
-    if file.distributed.backend is None:
-        return ()
-    try:
-        import torch
-    except ImportError:
-        return ()
-    used = "nccl" if run.device == "auto" and torch.cuda.is_available() else "gloo"
-    if used == file.distributed.backend:
-        return ()
-    return (f"distributed.backend: {file.distributed.backend} is requested, but on this device the ranks use {used}",)
-
-
-def _make_corpus_name(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-") or "text"

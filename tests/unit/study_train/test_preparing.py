@@ -150,7 +150,7 @@ def test_a_failed_preparation_leaves_no_folder(here):
 
 def test_a_corpus_from_elsewhere_is_downloaded_first(here, monkeypatch):
     """The order and the folders; downloading itself has tests of its own."""
-    from tokenscale.data.corpus import download
+    from tokenscale.cli import download
 
     config = {
         "experiments": [],
@@ -158,14 +158,16 @@ def test_a_corpus_from_elsewhere_is_downloaded_first(here, monkeypatch):
     }
     (here / "config/config.yaml").write_text(json.dumps(config))
 
-    def fetch(settings: CorpusSettings, directory: Path) -> None:
+    def fetch(settings: CorpusSettings, directory: Path) -> dict:
         directory.mkdir(parents=True)
         (directory / "a.txt").write_text("\n".join(TEXTS))
         from tokenscale.base.files import sha256_file, write_json
 
         path = directory / "a.txt"
         listed = {"name": "a.txt", "from": "x", "bytes": path.stat().st_size, "sha256": sha256_file(path)}
-        write_json(directory / "manifest.json", {"schema_version": 1, "kind": "url", "files": [listed]})
+        manifest = {"schema_version": 1, "kind": "url", "files": [listed]}
+        write_json(directory / "manifest.json", manifest)
+        return manifest
 
     monkeypatch.setattr(download, "fetch_corpus", fetch)
     job = prepared("--dataset", "far", "--tokenizer-name", "bpe", "--sequence-length", "32", "--validation.rows", "0")
