@@ -109,7 +109,6 @@ COMMANDS = {
     "launch": "start a run's processes on this machine or in a SLURM job, and seal its record",
     "rank": "one rank of a run, as a launcher starts it",
     "arm": "other trainers that runs may use: list them, or build the environment of one",
-    "arm_rank": "one rank of another trainer, as a launcher starts it",
     "arm_record": "record the first steps of a run for its parity certificate",
     "evaluate": "perplexity, bits per byte and accuracy of a checkpoint on any text",
     "generate": "generate text from a checkpoint",

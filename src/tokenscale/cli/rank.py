@@ -4,6 +4,7 @@ The modules imported here are the code of a training.
 """
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", type=Path, help="manifest of the tokenizer (the same approaches)")
     parser.add_argument("--store", type=Path, help="manifest of the token store (the other approaches)")
     parser.add_argument("--validation-store", type=Path, help="manifest of the packed validation store")
+    parser.add_argument("--arm", type=Path, help="another trainer: results/arms/NAME/environment.json")
     parser.add_argument("--srun", action="store_true", help="started by srun: take the rank from its variables")
     parser.add_argument(
         "--hang-s", type=float, default=0, help="seconds without a step after which the rank ends; 0: never"
@@ -39,11 +41,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Join the process group, train, and tear the process group down."""
+    """Join the process group, train, and tear the process group down; or train one rank of another trainer."""
     if arguments.srun:
         os.environ.update({ours: os.environ[theirs] for theirs, ours in SRUN.items()})
     place = int(os.environ.get("LOCAL_RANK", 0))
     os.environ.update({name: values[place] for name, values in arguments.by_local_rank.items()})
+
+    if arguments.arm is not None:
+        from tokenscale.settings.run import RunSettings
+
+        train = importlib.import_module("tokenscale.arms.train").train  # by name: not code of our own trainings
+        ranks = {"rank": int(os.environ.get("RANK", 0)), "world_size": int(os.environ.get("WORLD_SIZE", 1))}
+        settings, more = RunSettings.from_json(arguments.settings), {"attempt": arguments.attempt, **ranks}
+        train(settings, arguments.store, arguments.arm, arguments.directory, **more, hang_s=arguments.hang_s)
+        return 0
 
     from tokenscale.train.watchdog import Signals
 

@@ -51,13 +51,14 @@ def training_modules(run: RunSettings) -> tuple[str, ...]:
     """Return the root modules of a training job: the rank command, and the modules that it loads by name, as `module`
     or `module:name`.
     """
-    command = "rank" if run.arm == OURS else "arm_rank"
     variants = ["tokenscale.runs.launch.ranks", FORMATS[run.store.format].reader if run.store is not None else ONLINE]
+    if run.arm != OURS:
+        variants.append("tokenscale.arms.train")
     if run.reads_text:
         variants += [TOKENIZER_LOADER, TOKENIZERS[run.tokenizer.kind].module]
     if run.model.transformers is not None:
         variants.append(LIBRARY)
-    return (f"tokenscale.cli.{command}", *(module for module in variants if module is not None))
+    return ("tokenscale.cli.rank", *(module for module in variants if module is not None))
 
 
 def training_code(run: RunSettings) -> list[str]:

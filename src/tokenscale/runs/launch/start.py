@@ -37,7 +37,7 @@ def rank_argv(
     machine: Machine, shape: Geometry, *, run: str, directory: Path, attempt: int, manifests: dict[str, Path]
 ) -> list[str]:
     """Return the command of a rank, equal for all ranks of a run. `run` is its settings as canonical JSON."""
-    argv = [_find_python(machine), "-m", "tokenscale", "arm_rank" if "arm" in manifests else "rank", "--settings", run]
+    argv = [_find_python(machine), "-m", "tokenscale", "rank", "--settings", run]
     argv += ["--directory", str(directory), "--attempt", str(attempt), "--hang-s", str(machine.hang_s)]
     for role, path in manifests.items():
         argv += [f"--{role.replace('_', '-')}", str(path)]
