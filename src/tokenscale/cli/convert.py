@@ -48,7 +48,11 @@ from tokenscale.settings.registry import FORMATS
 Log = Callable[[str], None]
 #: format of another project → class that reads and writes it
 FOREIGN: dict[str, Any] = {
-    **{"megatron": Megatron, "nanogpt": NanoGpt, "hf-datasets": HfDatasets, "litdata": Litdata, "mds": Mds}
+    "megatron": Megatron,
+    "nanogpt": NanoGpt,
+    "hf-datasets": HfDatasets,
+    "litdata": Litdata,
+    "mds": Mds,
 }
 IDS = ("vocabulary_size", "bos_id", "eos_id", "pad_id")
 HELP = "tokenscale convert --help"
@@ -117,6 +121,12 @@ class Target:
         """Return the foreign format."""
         return FOREIGN[self.foreign]
 
+    def list_outputs(self) -> list[Path]:
+        """Return the paths that are written: files, or the folder of a store."""
+        if self.foreign:
+            return self.layout.list_outputs(self.path)
+        return self.single.list_files(self.path.parent) if self.single else [self.path]
+
 
 @dataclass(frozen=True)
 class Source:
@@ -154,7 +164,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Convert the source and report the result."""
 
     settings = ConvertSettings(**flags.parse_flags(arguments, FLAGS))
-    words = shlex.join(["python", "-m", "tokenscale", *sys.argv[1:]])
+    words = shlex.join(["tokenscale", *sys.argv[1:]])
     convert(settings, arguments.source, arguments.target, print, words)
 
 
@@ -239,10 +249,9 @@ def _check_flags(settings: ConvertSettings, kind: str, goal: Target) -> None:
     }
     for name, used in means.items():
         if not used and getattr(settings, name) is not None:
-            flag = next(flag.name for flag in FLAGS if flag.key == name)
-            what = f"from {kind} to {goal.foreign or goal.store.format}"
+            what = f"{_flag(name)} does not apply from {kind} to {goal.foreign or goal.store.format}."
             known = "the store's manifest holds this value" if kind == "store" and name in of_foreign else None
-            raise UserError(f"{flag} does not apply {what}.", reason=known, next="leave it out")
+            raise UserError(what, reason=known, next="leave it out")
 
 
 def find_manifest(path: Path) -> Path:
@@ -252,62 +261,47 @@ def find_manifest(path: Path) -> Path:
 
 def check_target_free(goal: Target, source: Path, kind: str, force: bool) -> None:
     """Refuse to overwrite anything without --force, and files that this command would not write with it."""
-    path = goal.path
+    path, outputs, is_store = goal.path, goal.list_outputs(), not goal.foreign and not goal.single
     parent = next(p for p in path.absolute().parents if p.exists())
     if not parent.is_dir():
         raise UserError("the target's folder is a file.", target=path, folder=parent, next="correct the path")
-    ours = [path]
-    if goal.foreign:
-        ours = goal.layout.list_outputs(path)
-    elif goal.single:
-        ours = goal.single.list_files(path.parent)
-    theirs = _list_files(source, kind)
-    if {p.resolve() for p in ours} & {p.resolve() for p in theirs}:
+    theirs = [source] if kind == "store" else FOREIGN[kind].list_outputs(source)
+    if {p.resolve() for p in outputs} & {p.resolve() for p in theirs}:
         raise UserError("the target would replace its own source.", target=path, next="name another target")
+    there = [p for p in outputs if p.exists() and not (is_store and p.is_dir() and not any(_list_visible(p)))]
+    if not there:
+        return
+    files: list[str] | None = None  # of a folder that may be replaced
     if goal.single:
-        there = [p for p in ours if p.exists()]
         known = find_manifest(path).is_file()
     elif goal.foreign:
-        there = [p for p in ours if p.exists()]
-        known = goal.layout.detect(path) if issubclass(goal.layout, ForeignFolder) else all(p.is_file() for p in there)
+        of_folder = issubclass(goal.layout, ForeignFolder)
+        known = goal.layout.detect(path) if of_folder else all(p.is_file() for p in there)
         if known and hasattr(goal.layout, "list_files"):
-            _check_folder(path, [*goal.layout.list_files(path), "tokenscale.json"], goal.layout.NAME)
-    else:
-        there = [path] if path.exists() and (path.is_file() or any(_list_visible(path))) else []
-        known = path.is_dir() and (path / "manifest.json").is_file()
-        if known:  # a store's writer deletes token files that it does not know
-            manifest = read_json(path / "manifest.json", "manifest")
-            files = [*manifest.get("files", []), *manifest.get("records", {}).get("files", [])]
-            _check_folder(path, ["manifest.json", "build.json", *(file["name"] for file in files)], "a store")
-    if there and not known:
+            files = [*goal.layout.list_files(path), "tokenscale.json"]
+    elif known := (path / "manifest.json").is_file():  # a store's writer deletes token files that it does not know
+        manifest = read_json(path / "manifest.json", "manifest")
+        listed = [*manifest.get("files", []), *manifest.get("records", {}).get("files", [])]
+        files = ["manifest.json", "build.json", *(file["name"] for file in listed)]
+    if files is not None and (strange := sorted(p.name for p in _list_visible(path) if p.name not in files)):
+        raise UserError(
+            f"the target's folder holds more than {goal.layout.NAME if goal.foreign else 'a store'}.",
+            target=path,
+            found=", ".join(strange[:5]),
+            next="name another folder",
+        )
+    if not known:
         raise UserError(
             f"the existing target is not a {goal.foreign or 'token store'}.",
             target=there[0],
             next="name another target; --force replaces only the same kind",
         )
-    if there and not force:
+    if not force:
         raise UserError("the target already exists.", target=there[0], next="--force replaces it")
-
-
-def _check_folder(folder: Path, known: list[str], what: str) -> None:
-    """Raise UserError if a folder to be replaced has other files than the known ones."""
-    strange = sorted(p.name for p in _list_visible(folder) if p.name not in known)
-    if strange:
-        raise UserError(
-            f"the target's folder holds more than {what}.",
-            target=folder,
-            found=", ".join(strange[:5]),
-            next="name another folder",
-        )
 
 
 def _list_visible(folder: Path) -> Iterator[Path]:
     return (p for p in folder.iterdir() if not p.name.startswith("."))
-
-
-def _list_files(source: Path, kind: str) -> list[Path]:
-    """Return the paths that a source occupies: its folder, or its files."""
-    return [source] if kind == "store" else FOREIGN[kind].list_outputs(source)
 
 
 def open_own_store(settings: ConvertSettings, path: Path, goal: Target, log: Log) -> Source:
@@ -325,8 +319,7 @@ def open_own_store(settings: ConvertSettings, path: Path, goal: Target, log: Log
         )
     store = StoreSettings(manifest["format"], **manifest["options"])
     manifest = open_store(where, store, requested_by="this conversion")
-    eos = _resolve_eos(settings, goal, store.eos)
-    _check_eos(eos, manifest["eos_id"])
+    eos = _resolve_eos(settings, goal, store.eos, manifest["eos_id"])
     log(
         f"{path} is a store: {store.directory}, {manifest['documents']:,} documents, "
         f"{manifest['tokens_in_documents']:,} ids, BOS {manifest['bos_id']}"
@@ -342,17 +335,15 @@ def open_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target,
     """Open a foreign source, and read it once to count it. Raise UserError if it contradicts the flags."""
     layout = FOREIGN[kind]
     record = read_record(layout.record_path(path))
-    tokenizer, ids = _resolve_tokenizer(settings, record, path)
+    known = _read_tokenizer(settings.tokenizer)
+    tokenizer, ids = _resolve_tokenizer(settings, known, record, path)
     document_end = settings.document_end
     if document_end is None:
         document_end = record["document_end"] if record and record["document_end"] is not None else ids["eos_id"]
-    if document_end is not None and document_end >= ids["vocabulary_size"]:
-        raise out_of_vocabulary_error("--document-end", document_end, ids["vocabulary_size"])
-    known = read_tokenizer(_find_tokenizer_folder(settings.tokenizer)) if settings.tokenizer is not None else {}
+    _check_id("--document-end", document_end, ids["vocabulary_size"])
     others = tuple({known.get("pad_id"), known.get("mask_id")} - {None, ids["bos_id"], ids["eos_id"], document_end})
     framing = Framing(ids["vocabulary_size"], ids["bos_id"], ids["eos_id"], document_end, others)
-    eos = _resolve_eos(settings, goal, bool(record and record["eos"] and goal.store))
-    _check_eos(eos, ids["eos_id"])
+    eos = _resolve_eos(settings, goal, bool(record and record["eos"] and goal.store), ids["eos_id"])
     reader = layout(
         path,
         vocabulary_size=framing.vocabulary_size,
@@ -371,6 +362,7 @@ def open_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target,
         log(line)
     if goal.store:
         log(f"  added: BOS {framing.bos_id} before each document" + (f", EOS {framing.eos_id} behind" if eos else ""))
+    inside = {file: file != path and file.is_relative_to(path) for file in reader.files}
     documents.origin = Origin(
         tokenizer=tokenizer,
         **ids,
@@ -381,7 +373,11 @@ def open_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target,
             "converted_from": {
                 "format": kind,
                 "files": [
-                    {"name": _name_file(file, path), "bytes": file.stat().st_size, "sha256": hashes[file]}
+                    {
+                        "name": file.relative_to(path).as_posix() if inside[file] else file.name,
+                        "bytes": file.stat().st_size,
+                        "sha256": hashes[file],
+                    }
                     for file in reader.files
                 ],
                 "dtype": reader.dtype,
@@ -395,49 +391,37 @@ def open_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target,
     return Source(documents, documents.origin.source["converted_from"] | {"eos": eos}, framing, counts)
 
 
-def _name_file(file: Path, source: Path) -> str:
-    """Return the name of a file of a source: its path in the source's folder, or its own name."""
-    return file.relative_to(source).as_posix() if file.is_relative_to(source) and file != source else file.name
-
-
 def _resolve_tokenizer(
-    settings: ConvertSettings, record: dict[str, Any] | None, source: Path
+    settings: ConvertSettings, known: dict[str, Any], record: dict[str, Any] | None, source: Path
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (tokenizer, its ids) from the flags, the tokenizer's folder and the record.
+    """Return (tokenizer as a manifest names it, {name of IDS: id}) from --tokenizer (`known`), the record and flags.
 
-    The tokenizer is as a manifest names it, the ids are `vocabulary_size`, `bos_id`, `eos_id` and `pad_id`. Raise
-    UserError if two sources contradict each other, and if none gives a required id.
+    Raise UserError if two of them contradict each other, and if none gives a required id.
     """
-    tokenizer, stated = None, []
-    if settings.tokenizer is not None:
-        found = read_tokenizer(_find_tokenizer_folder(settings.tokenizer))
-        tokenizer = {"name": found["name"], "kind": found["kind"], "file_sha256": found["file"]["sha256"]}
-        stated.append((f"--tokenizer {settings.tokenizer}", {name: found[name] for name in IDS}))
-    if record is not None:
-        stated.append(("the source's record", {name: record[name] for name in IDS}))
-        if tokenizer is None:
-            tokenizer = record["tokenizer"]
-        elif record["tokenizer"]["file_sha256"] not in (None, tokenizer["file_sha256"]):
+    made = record["tokenizer"] if record is not None else None
+    tokenizer = made or {"name": settings.tokenizer_name or "unknown", "kind": "unknown", "file_sha256": None}
+    stated: list[tuple[str, dict[str, Any]]] = []
+    if known:
+        tokenizer = {"name": known["name"], "kind": known["kind"], "file_sha256": known["file"]["sha256"]}
+        stated.append((f"--tokenizer {settings.tokenizer}", known))
+        if made is not None and made["file_sha256"] not in (None, tokenizer["file_sha256"]):
             raise UserError(
                 "another tokenizer made the source.",
                 source=source,
-                has=f"{record['tokenizer']['name']}, sha256 {record['tokenizer']['file_sha256']}",
+                has=f"{made['name']}, sha256 {made['file_sha256']}",
                 requested=f"{tokenizer['name']}, sha256 {tokenizer['file_sha256']}  (--tokenizer)",
                 next="leave --tokenizer out: the record holds the tokenizer's facts",
             )
-    of_flags = {name: getattr(settings, name) for name in IDS if getattr(settings, name) is not None}
+    stated += [("the source's record", record)] if record is not None else []
     ids: dict[str, Any] = {}
-    for facts in (*(facts for _, facts in stated), of_flags):
-        for name, value in facts.items():
-            if ids.setdefault(name, value) != value:
-                flag = f"--{name.replace('_', '-')}"
-                raise UserError(
-                    f"{flag} contradicts {stated[0][0]}.",
-                    stated=f"{ids[name]}",
-                    requested=f"{value}",
-                    next="leave it out",
-                )
-    missing = [f"--{name.replace('_', '-')} N" for name in ("vocabulary_size", "bos_id") if ids.get(name) is None]
+    given = vars(settings)
+    for facts in (*(facts for _, facts in stated), given):
+        for name in IDS:
+            value = facts[name]
+            if (facts is not given or value is not None) and ids.setdefault(name, value) != value:
+                what = f"{_flag(name)} contradicts {stated[0][0]}."
+                raise UserError(what, stated=f"{ids[name]}", requested=f"{value}", next="leave it out")
+    missing = [f"{_flag(name)} N" for name in IDS[:2] if ids.get(name) is None]
     if missing:
         raise UserError(
             "the ids of the source's tokenizer are unknown.",
@@ -450,11 +434,8 @@ def _resolve_tokenizer(
     if ids.get("pad_id") is None:
         ids["pad_id"] = ids["bos_id"] if ids["eos_id"] is None else ids["eos_id"]
     for name in IDS[1:]:
-        if ids[name] is not None and ids[name] >= ids["vocabulary_size"]:
-            raise out_of_vocabulary_error(f"--{name.replace('_', '-')}", ids[name], ids["vocabulary_size"])
-    if tokenizer is None:
-        tokenizer = {"name": settings.tokenizer_name or "unknown", "kind": "unknown", "file_sha256": None}
-    elif settings.tokenizer_name not in (None, tokenizer["name"]):
+        _check_id(_flag(name), ids[name], ids["vocabulary_size"])
+    if settings.tokenizer_name not in (None, tokenizer["name"]):
         raise UserError(
             "--tokenizer-name contradicts the known name of the tokenizer.",
             stated=tokenizer["name"],
@@ -464,39 +445,40 @@ def _resolve_tokenizer(
     return tokenizer, {name: ids[name] for name in IDS}
 
 
-def _find_tokenizer_folder(text: str) -> Path:
-    for folder in (Path(text), BUILT / text):
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _read_tokenizer(text: str | None) -> dict[str, Any]:
+    """Return the manifest of the tokenizer of --tokenizer; empty without the flag."""
+    for folder in () if text is None else (Path(text), BUILT / text):
         if (folder / "manifest.json").is_file() and "kind" in read_json(folder / "manifest.json"):
-            return folder
-    known = sorted(path.parent.name for path in BUILT.glob("*/manifest.json"))
-    facts = {
-        "flag": "--tokenizer",
-        "expected": "a folder with a tokenizer's manifest.json, or a name below " + str(BUILT),
-    }
-    if known:
+            return read_tokenizer(folder)
+    if text is None:
+        return {}
+    facts = {"flag": "--tokenizer", "expected": f"a folder with a tokenizer's manifest.json, or a name below {BUILT}"}
+    if known := sorted(path.parent.name for path in BUILT.glob("*/manifest.json")):
         raise unknown("tokenizer", text, known, **facts)
-    what = f"there is no tokenizer {text!r} here."
-    raise UserError(what, **facts, next="name its folder, or give --vocabulary-size, --bos-id and --eos-id")
+    next = "name its folder, or give --vocabulary-size, --bos-id and --eos-id"
+    raise UserError(f"there is no tokenizer {text!r} here.", **facts, next=next)
 
 
-def out_of_vocabulary_error(flag: str, value: int, vocabulary_size: int) -> UserError:
-    """Return the error for an id outside the vocabulary."""
-    return UserError(
-        f"{flag} is outside the vocabulary.",
-        found=value,
-        expected=f"0 … {vocabulary_size - 1}",
-        next="correct it, or --vocabulary-size",
-    )
+def _check_id(flag: str, value: int | None, vocabulary_size: int) -> None:
+    if value is not None and value >= vocabulary_size:
+        raise UserError(
+            f"{flag} is outside the vocabulary.",
+            found=value,
+            expected=f"0 … {vocabulary_size - 1}",
+            next="correct it, or --vocabulary-size",
+        )
 
 
-def _resolve_eos(settings: ConvertSettings, goal: Target, as_it_is: bool) -> bool:
+def _resolve_eos(settings: ConvertSettings, goal: Target, as_it_is: bool, eos_id: int | None) -> bool:
     """Return whether documents end with EOS: by flag, by the name of the target store, or as in the source."""
-    return settings.eos if settings.eos is not None else as_it_is or (goal.store is not None and goal.store.eos)
-
-
-def _check_eos(eos: bool, eos_id: int | None) -> None:
+    eos = settings.eos if settings.eos is not None else as_it_is or (goal.store is not None and goal.store.eos)
     if eos and eos_id is None:
         raise UserError("the tokenizer has no EOS.", flag="--eos", next="leave it out, or --eos-id N")
+    return eos
 
 
 def _describe(path: Path, name: str, reader: Any, framing: Framing, counts: Counts) -> Iterator[str]:
@@ -539,18 +521,17 @@ def _lock_target(goal: Target) -> Iterator[None]:
     """Lock the target's folder. On failure, remove the folder unless something was begun in it."""
     path = goal.path
     place = path.parent / f".{path.stem}.converting" if goal.single else path
-    new = [p for p in (path.parent if goal.single else path, *path.parents) if not p.exists()]
-    try:
-        with lock_folder(place, str(path)):
+    new = not goal.single and not path.exists()
+    with lock_folder(place, str(path)):
+        try:
             yield
-    except BaseException:
-        if goal.single:
-            shutil.rmtree(place, ignore_errors=True)
-        elif new and not (path / ".building").exists():
-            shutil.rmtree(path, ignore_errors=True)
-        raise
-    if goal.single:
-        shutil.rmtree(place, ignore_errors=True)
+        except BaseException:
+            if new and not (path / ".building").exists():
+                shutil.rmtree(path, ignore_errors=True)
+            raise
+        finally:
+            if goal.single:
+                shutil.rmtree(place, ignore_errors=True)
 
 
 def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: Log) -> None:
@@ -599,8 +580,7 @@ def _choose_rule(settings: ConvertSettings, found: Source, goal: Target) -> Expo
             )
     if end is None and found.counts is not None and found.counts.document_ends_stripped:
         end = found.framing.document_end
-    if end is not None and end >= origin.vocabulary_size:
-        raise out_of_vocabulary_error("--document-end", end, origin.vocabulary_size)
+    _check_id("--document-end", end, origin.vocabulary_size)
     keep = goal.layout.KEEPS_BOS
     if keep and found.counts is not None:
         keep = found.counts.bos_stripped > 0

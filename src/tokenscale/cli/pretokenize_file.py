@@ -298,7 +298,7 @@ def _check_free(files: list[Path], store: StoreSettings, tokenizer: dict[str, An
 
 def _command_line(settings: FileSettings, store: StoreSettings) -> str:
     """Return the command that writes this file again."""
-    words = ["python", "-m", "tokenscale", "pretokenize"]
+    words = ["tokenscale", "pretokenize"]
     for flag in FLAGS:
         value = store.format if flag.key == "format" else getattr(settings, flag.key)
         if value != flag.default:

@@ -31,7 +31,7 @@ def foreign(tmp_path, monkeypatch):
 
 def made(source, target, to, **settings):
     convert(
-        ConvertSettings(to=to, **settings), source, Path(target), lambda line: None, "python -m tokenscale convert …"
+        ConvertSettings(to=to, **settings), source, Path(target), lambda line: None, "tokenscale convert …"
     )
     return target
 
@@ -93,8 +93,8 @@ def test_a_converted_store_that_has_changed_names_the_command_that_made_it(forei
     with pytest.raises(UserError) as error:
         prepared("--dataset", "mine", "--pretokenized", "--training-steps", "2")
     command = error.value.facts["next"].split()
-    assert command == ["python", "-m", "tokenscale", *words, "--force"]
-    assert main(command[3:]) == 0 and Path("mine/tokens.bin").read_bytes() == before
+    assert command == ["tokenscale", *words, "--force"]
+    assert main(command[1:]) == 0 and Path("mine/tokens.bin").read_bytes() == before
 
 
 def test_a_store_of_a_rule_is_made_again_by_the_rule(tmp_path):
