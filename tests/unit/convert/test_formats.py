@@ -1,0 +1,209 @@
+"""What is special to one format: the bytes of its files, and its own kinds of damage."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+import zstandard
+
+from tests.unit.convert.conftest import KNOWN, digest, documents_of, refused, run, write_hf, write_megatron
+from tests.unit.convert.layouts import parse, write_tokens
+from tokenscale.base.errors import UserError
+from tokenscale.data.stores.foreign import shards
+
+
+def test_the_bytes_of_a_megatron_pair(tmp_path):
+    """Documents [7, 8] and [9] behind BOS 0, as Megatron-LM's reader wants them."""
+    run(write_hf(tmp_path / "hf", input_ids=[[0, 7, 8], [0, 9]]), tmp_path / "m", to="megatron", **KNOWN)
+    assert (tmp_path / "m.bin").read_bytes() == bytes.fromhex("0000 0700 0800 0000 0900")
+    assert (tmp_path / "m.idx").read_bytes() == bytes.fromhex(
+        "4d4d494449445800 00"  # MMIDIDX, two zeros
+        "0100000000000000 08"  # version 1, uint16
+        "0200000000000000 0300000000000000"  # two sequences, three document bounds
+        "03000000 02000000"  # lengths
+        "0000000000000000 0600000000000000"  # where they begin
+        "0000000000000000 0100000000000000 0200000000000000"  # documents
+    )
+
+
+@pytest.mark.parametrize(("code", "dtype"), [(1, "u1"), (2, "i1"), (3, "<i2"), (4, "<i4"), (5, "<i8"), (8, "<u2")])
+def test_every_integer_type_of_megatron_is_read_and_sequences_join_to_documents(tmp_path, code, dtype):
+    source = write_megatron(tmp_path / "m", [[5], [6, 7], [8], [9, 1]], code, dtype, bounds=[0, 2, 2, 4])
+    for path in (source, tmp_path / "m.bin", tmp_path / "m.idx"):
+        run(path, tmp_path / f"s{path.suffix}", to="token-list", **KNOWN)
+        assert documents_of(tmp_path / f"s{path.suffix}") == [[0, 5, 6, 7], [0], [0, 8, 9]]
+
+
+@pytest.mark.parametrize("length", range(0, 34 + 2 * 12 + 3 * 8))
+def test_every_truncation_of_an_index_is_refused(tmp_path, length):
+    write_megatron(tmp_path / "m", [[5, 6], [7]])
+    (tmp_path / "m.idx").write_bytes((tmp_path / "m.idx").read_bytes()[:length])
+    text = refused(tmp_path / "m", tmp_path / "s", to="token-list", from_format="megatron", **KNOWN)
+    assert "m.idx" in text and "found" in text and "expected" in text and "next" in text
+
+
+def test_half_a_pair_and_a_multimodal_one_are_refused(tmp_path):
+    write_megatron(tmp_path / "m", [[5, 6], [7]])
+    (tmp_path / "m.idx").write_bytes((tmp_path / "m.idx").read_bytes() + b"\0\1")
+    assert "multimodal" in refused(tmp_path / "m", tmp_path / "s", to="token-list", **KNOWN)
+    (tmp_path / "m.bin").unlink()
+    assert "a file of the pair is missing" in refused(tmp_path / "m", tmp_path / "s", to="token-list", **KNOWN)
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(65_536, "<u2"), (65_537, "<u4")])
+def test_nanogpt_ids_are_uint16_where_they_fit(tmp_path, size, dtype):
+    source = write_hf(tmp_path / "hf", input_ids=[[0, size - 1], [0, 3, 1], [0]])
+    told = run(source, tmp_path / "n.bin", to="nanogpt", vocabulary_size=size, bos_id=0, eos_id=1)
+    assert np.fromfile(tmp_path / "n.bin", dtype).tolist() == [size - 1, 1, 3, 1, 1]
+    assert ("uint32: nanoGPT's train.py reads uint16" in told) == (dtype == "<u4")
+    run(tmp_path / "n.bin", tmp_path / "s", to="token-list")
+    assert documents_of(tmp_path / "s") == [[0, size - 1], [0, 3], [0]]
+
+
+def test_an_end_inside_a_document_cannot_leave_for_nanogpt(tmp_path):
+    run(write_hf(tmp_path / "hf", tokens=[[5, 6], [7, 9, 8]]), tmp_path / "s", to="token-list", **KNOWN)
+    text = refused(tmp_path / "s", tmp_path / "n.bin", to="nanogpt", document_end=9)
+    assert "lies inside one" in text and "1 of 2" in text
+    assert "outside the vocabulary" in refused(tmp_path / "s", tmp_path / "n.bin", to="nanogpt", document_end=100)
+
+
+def test_a_tokenizer_without_an_end_needs_one_for_nanogpt(tmp_path):
+    facts = {"vocabulary_size": 100, "bos_id": 0}
+    run(write_hf(tmp_path / "hf", tokens=[[5, 6], [7]]), tmp_path / "s", to="token-list", **facts)
+    assert "--document-end ID" in refused(tmp_path / "s", tmp_path / "n.bin", to="nanogpt")
+    run(tmp_path / "s", tmp_path / "n.bin", to="nanogpt", document_end=99)
+    run(tmp_path / "n.bin", tmp_path / "back", to="token-list")
+    assert digest(tmp_path / "back") == digest(tmp_path / "s")
+
+
+def test_a_stream_that_is_cut_is_refused_at_every_length(tmp_path):
+    folder = write_hf(tmp_path / "hf", input_ids=[[5, 6], [7], [8], [9, 9, 9], [8]])
+    file = folder / "data-00001-of-00002.arrow"
+    whole = file.read_bytes()
+    for length in range(0, len(whole), 8):
+        file.write_bytes(whole[:length])
+        text = refused(folder, tmp_path / "s", to="token-list", **KNOWN)
+        assert "not a complete Arrow stream" in text and file.name in text
+    file.unlink()
+    assert file.name in refused(folder, tmp_path / "s", to="token-list", **KNOWN)
+
+
+def test_a_folder_of_splits_names_them(tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    assert "train, test" in refused(tmp_path / "d", tmp_path / "s", to="token-list", **KNOWN)
+
+
+def test_the_bytes_of_a_litdata_folder(tmp_path):
+    run(write_hf(tmp_path / "hf", input_ids=[[0, 7, 8], [0, 9]]), tmp_path / "l", to="litdata", **KNOWN)
+    assert sorted(p.name for p in (tmp_path / "l").iterdir()) == ["chunk-0-0.bin", "index.json", "tokenscale.json"]
+    assert (tmp_path / "l/chunk-0-0.bin").read_bytes() == bytes.fromhex(
+        "02000000"  # items
+        "10000000 16000000 1a000000"  # where each begins, and where the last one ends
+        "0000 0700 0800 0000 0900"
+    )
+    index = json.loads((tmp_path / "l/index.json").read_text())
+    assert index["chunks"] == [{"chunk_bytes": 26, "chunk_size": 2, "dim": 5, "filename": "chunk-0-0.bin"}]
+    assert index["config"]["data_format"] == ["no_header_tensor:20"]
+    assert index["config"]["item_loader"] == "TokensLoader" and index["config"]["chunk_bytes"] == 2**26
+
+
+def test_the_bytes_of_an_mds_folder(tmp_path):
+    run(write_hf(tmp_path / "hf", input_ids=[[0, 7, 8], [0, 9]]), tmp_path / "m", to="mds", **KNOWN)
+    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["index.json", "shard.00000.mds", "tokenscale.json"]
+    columns = (
+        b'{"column_encodings": ["ndarray:uint16"], "column_names": ["tokens"], "column_sizes": [null], '
+        b'"compression": null, "format": "mds", "hashes": ["sha256"], "size_limit": 67108864, "version": 2}'
+    )
+    first = 16 + len(columns)
+    data = struct.pack("<4I", 2, first, first + 12, first + 22) + columns
+    data += bytes.fromhex("08000000 04 03 0000 0700 0800" + "06000000 04 02 0000 0900")
+    assert (tmp_path / "m/shard.00000.mds").read_bytes() == data
+    (entry,) = json.loads((tmp_path / "m/index.json").read_text())["shards"]
+    assert entry["samples"] == 2 and entry["raw_data"]["bytes"] == len(data) and entry["zip_data"] is None
+
+
+@pytest.mark.parametrize("length", [254, 255, 256, 257, 65_535, 65_536])
+def test_the_number_of_ids_has_the_smallest_type(tmp_path, length):
+    ids = [0, *[5] * (length - 1)]
+    run(write_hf(tmp_path / "hf", input_ids=[ids, [0]]), tmp_path / "m", to="mds", **KNOWN)
+    assert parse("mds", tmp_path / "m") == ("<u2", [[ids, [0]]])
+    run(tmp_path / "m", tmp_path / "s", to="token-list")
+    assert documents_of(tmp_path / "s") == [ids, [0]]
+
+
+def test_shards_with_other_columns_are_refused(tmp_path):
+    source = write_tokens(tmp_path / "m", [[[5, 6]], [[7]]])
+    index = json.loads((source / "index.json").read_text())
+    index["shards"][1]["column_encodings"] = ["ndarray:int32"]
+    (source / "index.json").write_text(json.dumps(index))
+    assert "the same columns in all shards" in refused(source, tmp_path / "s", to="token-list", **KNOWN)
+
+
+def test_a_document_beyond_the_offsets_is_refused():
+    assert shards.pack_offsets(np.array([1 << 31, (1 << 31) - 17]), 0, "x").tolist()[-1] == (1 << 32) - 1
+    with pytest.raises(UserError, match="a document is too long for x"):
+        shards.pack_offsets(np.array([1 << 31, (1 << 31) - 16]), 0, "x")
+
+
+def test_a_shard_that_was_decompressed_in_the_folder_is_read(tmp_path):
+    source = write_tokens(tmp_path / "m", [[[5, 6], [7]], [[8], [9]]], compression="zstd")
+    zipped = source / "shard.00001.mds.zstd"
+    (source / "shard.00001.mds").write_bytes(zstandard.ZstdDecompressor().decompress(zipped.read_bytes()))
+    zipped.unlink()
+    run(source, tmp_path / "s", to="token-list", **KNOWN)
+    assert documents_of(tmp_path / "s") == [[0, 5, 6], [0, 7], [0, 8], [0, 9]]
+
+
+@pytest.mark.parametrize("change", ["truncated", "no zstd", "smaller", "larger", "huge"])
+def test_broken_compressed_shards_are_refused(tmp_path, change):
+    source = write_tokens(tmp_path / "m", [[[5, 6] * 99]], compression="zstd")
+    file, index = source / "shard.00000.mds.zstd", json.loads((source / "index.json").read_text())
+    (entry,) = index["shards"]
+    data = file.read_bytes()
+    if change in ("smaller", "larger", "huge"):
+        entry["raw_data"]["bytes"] += {"smaller": -1, "larger": 1, "huge": 1 << 50}[change]
+    else:
+        file.write_bytes(data[:-9] if change == "truncated" else b"x" * len(data))
+        entry["zip_data"]["bytes"] = file.stat().st_size
+    (source / "index.json").write_text(json.dumps(index))
+    text = refused(source, tmp_path / "s", to="token-list", **KNOWN)
+    assert file.name in text and "next" in text
+    said = {"truncated": "damaged", "no zstd": "another compression"}
+    assert said.get(change, "another size") in text
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "xxh3_64"])
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_hash_of_the_index_is_verified(tmp_path, algorithm, compression):
+    source = write_tokens(tmp_path / "m", [[[5, 6], [7]]], hashes=[algorithm], compression=compression)
+    run(source, tmp_path / "ok", to="token-list", **KNOWN)
+    for kind in ["raw_data", *(["zip_data"] if compression else [])]:
+        index = json.loads((source / "index.json").read_text())
+        index["shards"][0][kind]["hashes"][algorithm] = "0" * 16
+        (tmp_path / kind).mkdir()
+        for file in source.iterdir():
+            (tmp_path / kind / file.name).write_bytes(file.read_bytes())
+        (tmp_path / kind / "index.json").write_text(json.dumps(index))
+        text = refused(tmp_path / kind, tmp_path / "s", to="token-list", **KNOWN)
+        assert "has changed" in text and "shard.00000.mds" in text and algorithm in text
+
+
+def test_a_merged_index_of_folders_is_read(tmp_path):
+    """As streaming's `merge_index` writes it: shards of several folders, with equal names."""
+    (tmp_path / "m").mkdir()
+    entries = []
+    for number, documents in enumerate([[[5, 6]], [[7], [8]]]):
+        write_tokens(tmp_path / f"m/{number}", [documents])
+        (entry,) = json.loads((tmp_path / f"m/{number}/index.json").read_text())["shards"]
+        entry["raw_data"]["basename"] = f"{number}/shard.00000.mds"
+        entries.append(entry)
+    (tmp_path / "m/index.json").write_text(json.dumps({"version": 2, "shards": entries}))
+    run(tmp_path / "m", tmp_path / "s", to="token-list", **KNOWN)
+    assert documents_of(tmp_path / "s") == [[0, 5, 6], [0, 7], [0, 8]]
+    files = json.loads((tmp_path / "s/manifest.json").read_text())["converted_from"]["files"]
+    assert [file["name"] for file in files] == ["index.json", "0/shard.00000.mds", "1/shard.00000.mds"]
+    assert len({file["sha256"] for file in files}) == 3
+    text = refused(tmp_path / "s", tmp_path / "m", to="mds", force=True)  # their folders may hold other files
+    assert "more than an MDS folder" in text
