@@ -30,9 +30,7 @@ def foreign(tmp_path, monkeypatch):
 
 
 def made(source, target, to, **settings):
-    convert(
-        ConvertSettings(to=to, **settings), source, Path(target), lambda line: None, "tokenscale convert …"
-    )
+    convert(ConvertSettings(to=to, **settings), source, Path(target), lambda line: None, "tokenscale convert …")
     return target
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from tests.unit.study_train.conftest import LISTS, PADDED, TEXTS, asked, files, prepared
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import lock_folder
+from tokenscale.cli.main import main
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.settings import source_studies
 from tokenscale.settings.data import CorpusSettings
@@ -187,3 +189,26 @@ def test_no_rule_of_the_workflow_depends_on_this():
         import_closure("tokenscale.cli.pretokenize", *writers),
     ):
         assert not {Path(file).name for file in code} & own
+
+
+@pytest.mark.parametrize("columns, chosen", [(["story"], "story"), (["text", "story"], "text"), (["a", "b"], None)])
+def test_the_only_column_of_text_is_used_and_named(here, capsys, columns, chosen):
+    pq.write_table(pa.table({"n": range(len(TEXTS))} | dict.fromkeys(columns, TEXTS)), "own.parquet")
+    pretokenize = ["pretokenize", "--input-path", "own.parquet", "--output-dir", "own", "--tokenizer-name", "bpe"]
+    if chosen is None:
+        with pytest.raises(UserError, match="no column 'text'") as refused:
+            asked("--dataset", "own.parquet")
+        assert refused.value.facts["flag"] == "--text-column" and main(pretokenize) == 2
+        return
+    request = asked("--dataset", "own.parquet")
+    assert request.run.corpus.source.text_column == chosen
+    assert any("column: story" in note for note in request.notes) == (chosen == "story")
+    assert main(pretokenize) == 0 and ("column: story" in capsys.readouterr().out) == (chosen == "story")
+
+
+def test_what_another_process_builds_is_refused_and_kept(here):
+    words = "--dataset tinystories --tokenizer-name bpe --sequence-length 32".split()
+    folder = here / "results/corpus/tinystories"
+    with lock_folder(folder, "the corpus"), pytest.raises(UserError, match="is being written"):
+        prepared(*words)
+    assert (folder / ".lock").is_file() and prepared(*words)
