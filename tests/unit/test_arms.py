@@ -22,6 +22,7 @@ from tokenscale.arms.record import record
 from tokenscale.arms.train import _end, train, write_contract
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
+from tokenscale.cli.main import main
 from tokenscale.data.batches.batch import Batch, Inputs
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.stores.documents import IGNORED
@@ -482,3 +483,14 @@ def test_an_arm_waits_for_its_device_as_often_as_we_do(tmp_path, lab, waits):
     log.read()
     # an event and one copy in each read: of the first step, of every fifth, of the last
     assert theirs == waits() == 2 * 4
+
+
+def test_rank_starts_a_rank_of_another_trainer(monkeypatch, tmp_path):
+    started = []
+    monkeypatch.setattr("tokenscale.arms.train.train", lambda *given, **ranks: started.append((given, ranks)))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    paths = {name: tmp_path / name for name in ("store", "arm", "directory")}
+    words = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
+    assert main(["rank", "--settings", run_of().to_json(), *words, "--attempt", "3"]) == 0
+    assert started == [((run_of(), *paths.values()), {"attempt": 3, "rank": 1, "world_size": 2, "hang_s": 0})]

@@ -239,9 +239,9 @@ def render(facts: dict[str, Any]) -> str:
     more = f" and {len(facts['files']) - 1:,} more" if len(facts["files"]) > 1 else ""
     lines = [
         f"{Path(facts['files'][0]).name}{more}: {facts['documents']:,.0f} documents, "
-        f"{facts['text_bytes'] / 1e6:,.1f} MB of text, {count(facts['tokens'])} tokens of {facts['tokenizer']}",
+        f"{_bytes(facts['text_bytes'])} of text, {count(facts['tokens'])} tokens of {facts['tokenizer']}",
         "every document was read" if exact else f"estimated from {sampled['documents']:,} documents "
-        f"({sampled['text_bytes'] / 1e6:.1f} MB; {sampled['where']})",
+        f"({_bytes(sampled['text_bytes'])}; {sampled['where']})",
         "",
         "one document a row, cut or padded:             packed rows:",
         f"{'row':>6}  {'padding':>9}  {'tokens cut':>11}  {'documents cut':>14}  {'useful':>11}  "
@@ -253,13 +253,17 @@ def render(facts: dict[str, Any]) -> str:
             f"{_percent(of['fill_packed'], 2):>11}  {of['gain']:>23.2f}x"
         )
     lines += ["", f"rows of {facts['sequence_length']}:"]
-    lines += [f"{'format':<11} {'tokens':>16} {'of them useful':>16} {'on disk, MB':>13}"]
+    lines += [f"{'format':<11} {'tokens':>16} {'of them useful':>16} {'on disk':>13}"]
     for name, of in facts["formats"].items():
         tokens, useful = count(of["tokens"]), count(of["useful_tokens"])
-        lines.append(f"{name:<11} {tokens:>16} {useful:>16} {of['bytes'] / 1e6:>13,.1f}")
+        lines.append(f"{name:<11} {tokens:>16} {useful:>16} {_bytes(of['bytes']):>13}")
     choice = f"choose  {facts['choice']}: {facts['reason']}."
     lines += ["", *textwrap.wrap(choice, 98, subsequent_indent=" " * 8), f"next    {facts['next']}"]
     return "\n".join([*lines, "time    tokenscale benchmark data --help  (reading and tokenizing, by approach)"])
+
+
+def _bytes(number: float) -> str:
+    return f"{number / 1e3:,.1f} kB" if number < 1e6 else f"{number / 1e6:,.1f} MB"
 
 
 def _percent(share: float, digits: int = 1) -> str:

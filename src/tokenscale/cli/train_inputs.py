@@ -154,16 +154,16 @@ def call(command: str, *words: str, output: Path) -> Path:
     module, folder = importlib.import_module(f"tokenscale.cli.{command}"), output.parent
     parser, new = argparse.ArgumentParser(), not folder.exists()
     module.add_arguments(parser)
+    # what another process builds is not built a second time, under its readers
+    options = {} if command == "download" else {"wait": False}
     try:
-        # what another process builds is not built a second time, under its readers
-        module.run(
-            parser.parse_args([*words, "--output", str(output)]), **({} if command == "download" else {"wait": False})
-        )
+        module.run(parser.parse_args([*words, "--output", str(output)]), **options)
     except BaseException as error:
-        refused = isinstance(error, UserError)
-        if new and not (refused and "lock" in error.facts):  # another process may have begun meanwhile
+        if new and "lock" not in getattr(error, "facts", ()):  # another process may have begun meanwhile
             shutil.rmtree(folder, ignore_errors=True)
-        raise (reword_for_flags(error) if refused else error) from None
+        if isinstance(error, UserError):
+            raise reword_for_flags(error) from None
+        raise
     return output
 
 

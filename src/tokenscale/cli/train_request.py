@@ -446,7 +446,7 @@ def _choose_tokenizer(
     if name is None and entries is not None:
         note = f"tokenizer: {entries:,} entries learned from the corpus, to fit the model; "
         notes.append(f"{note}tekken has {TEKKEN_VOCABULARY:,} (--tokenizer-name tekken)")
-        learnt = {"corpus": corpus.name, "learnt_from": corpus, "vocabulary_size": entries}
+        learnt: dict[str, Any] = {"corpus": corpus.name, "learnt_from": corpus, "vocabulary_size": entries}
         return TokenizerSettings(name=f"bpe-{entries}-{corpus.name}", kind="bpe", **learnt), None
     name, directory = name or "tekken", None
     if config is not None and name in config.tokenizers:
