@@ -71,7 +71,7 @@ def test_the_studies_command_makes_one_file_a_format(here, capsys, monkeypatch, 
     """As in their README, name of the tokenizer and all. Tekken is built beside the tokens: here, copied."""
     built = []
 
-    def build(settings, folder, log):
+    def build(settings, folder):
         built.append(settings)
         shutil.copytree(tekken_folder, folder)
 

@@ -100,12 +100,12 @@ def read_settings(arguments: argparse.Namespace) -> FileSettings:
     return settings
 
 
-def write(settings: FileSettings, log: Log = print) -> None:
+def write(settings: FileSettings) -> None:
     """Write the files, each with its manifest beside it.
 
-    The tokenizer is copied to `<output_dir>/tokenizers/<name>/`, from where `train` copies it beside the weights. `log`
-    receives a line for each step. Raise UserError for an unreadable or empty input, for an existing file that this
-    command did not write with these settings, and while another process writes there.
+    The tokenizer is copied to `<output_dir>/tokenizers/<name>/`, from where `train` copies it beside the weights.
+    Raise UserError for an unreadable or empty input, for an existing file that this command did not write with these
+    settings, and while another process writes there.
     """
     source, directory = Path(settings.input_path), Path(settings.output_dir)
     tokenizer = resolve_tokenizer(settings.tokenizer_name)
@@ -117,7 +117,7 @@ def write(settings: FileSettings, log: Log = print) -> None:
     try:
         with lock_folder(aside, f"the tokens of {source}"):
             try:
-                _write(settings, source, aside, tokenizer, log)
+                _write(settings, source, aside, tokenizer)
             finally:
                 shutil.rmtree(aside, ignore_errors=True)
     except BaseException:
@@ -126,21 +126,21 @@ def write(settings: FileSettings, log: Log = print) -> None:
         raise
 
 
-def _write(settings: FileSettings, source: Path, aside: Path, tokenizer: ResolvedTokenizer, log: Log) -> None:
+def _write(settings: FileSettings, source: Path, aside: Path, tokenizer: ResolvedTokenizer) -> None:
     directory = aside.parent
-    corpus = _build_corpus(settings, source, aside / "corpus", log)
+    corpus = _build_corpus(settings, source, aside / "corpus")
     left_out = corpus["cleaning"]["documents"]
     if left_out["read"] > left_out["kept"]:
-        log(f"{left_out['read'] - left_out['kept']} of {left_out['read']:,} rows hold no text and are skipped")
+        print(f"{left_out['read'] - left_out['kept']} of {left_out['read']:,} rows hold no text and are skipped")
     if left_out["read"] == 1:
-        log(f"{source} is one document; for a text file, --separator splits it into several")
+        print(f"{source} is one document; for a text file, --separator splits it into several")
     if tokenizer.note:
-        log(tokenizer.note)
+        print(tokenizer.note)
     kept = directory / "tokenizers" / tokenizer.settings.name
     folder = tokenizer.directory or kept
     if not (folder / "manifest.json").is_file():
         folder = aside / "tokenizer"
-        build_tokenizer(tokenizer.settings, folder, log=log)
+        build_tokenizer(tokenizer.settings, folder)
     stores = {}
     for form in dict.fromkeys(settings.format):
         store = StoreSettings(
@@ -158,14 +158,15 @@ def _write(settings: FileSettings, source: Path, aside: Path, tokenizer: Resolve
         stores[single] = store
     folder = _copy_tokenizer(folder, kept)
     if "token-list" in settings.format:
-        log("token-list: documents are kept whole; the studies cut theirs at --max-length")
+        print("token-list: documents are kept whole; the studies cut theirs at --max-length")
     for single, store in stores.items():
         progress = Progress(single.name, total=corpus["splits"]["train"]["rows"])
-        options: dict[str, Any] = {"batch_documents": settings.batch_size, "single": single, "log": log}
-        manifest = write_store(store, aside / "corpus", folder, directory, progress, **options)
+        manifest = write_store(
+            store, aside / "corpus", folder, directory, progress, batch_documents=settings.batch_size, single=single
+        )
         progress.close()
         path = single.list_files(directory)[0]
-        log(f"{progress.line()}; {describe_store(manifest)}\n  {path}  {path.stat().st_size:,} bytes")
+        print(f"{progress.line()}; {describe_store(manifest)}\n  {path}  {path.stat().st_size:,} bytes")
 
 
 def _copy_tokenizer(folder: Path, kept: Path) -> Path:
@@ -205,7 +206,7 @@ def check_present(path: Path, flag: str) -> None:
         raise UserError("the input file is empty.", flag=flag, file=path, next="name another file")
 
 
-def _build_corpus(settings: FileSettings, source: Path, directory: Path, log: Log) -> dict[str, Any]:
+def _build_corpus(settings: FileSettings, source: Path, directory: Path) -> dict[str, Any]:
     """Build a corpus from the file's documents, in order, and return its manifest."""
     separator = None if settings.separator is None else unescape(settings.separator)
     progress = Progress(f"reading {source.name}")
@@ -213,7 +214,7 @@ def _build_corpus(settings: FileSettings, source: Path, directory: Path, log: Lo
         read = SourceSettings(kind="files", files=(str(source),), separator=separator)
         corpus = CorpusSettings(
             name=make_corpus_name(strip_extensions(source)),
-            source=choose_text_column(source, read, settings.text_column, log),
+            source=choose_text_column(source, read, settings.text_column, print),
             cleaning=CleaningSettings(strip=False, minimum_characters=0, deduplicate=False),
             validation_share=0.0,
         )
