@@ -27,7 +27,7 @@ from tokenscale.analysis.expectations import BETWEEN_RUNS, OF_A_RUN
 from tokenscale.analysis.replication import replicate
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, pretty_json, read_json, write_text
-from tokenscale.cli.doctor_python import list_packages
+from tokenscale.cli.doctor import list_packages
 from tokenscale.cli.main import exit_code
 from tokenscale.data.corpus import docstrings, stream
 from tokenscale.data.corpus.build import FATES

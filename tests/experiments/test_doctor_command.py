@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from tests.machines import ROOT, STAGES
-from tokenscale.cli import doctor, doctor_python
-from tokenscale.cli.doctor_python import GROUPS, list_packages, module_of
+from tests.machines import ROOT, TORCH
+from tokenscale.cli import doctor
+from tokenscale.cli.doctor import GROUPS, PURPOSES, list_packages, module_of
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(17)]
 
@@ -40,7 +40,7 @@ def test_json_holds_every_check_and_the_verdict(here):
     done, results = here
     said = json.loads(done.stdout)
     findings = {f["name"]: f for f in said["findings"]}
-    assert list(findings) == list(doctor.CHECKS)
+    assert list(findings) == [name for name, _ in doctor.CHECKS]
     assert {f["verdict"] for f in said["findings"]} <= {"ok", "note", "no"} and all(f["fact"] for f in said["findings"])
     assert done.returncode == (0 if said["demo"] else 2)
     assert not results.exists()  # a check makes nothing
@@ -54,23 +54,16 @@ def test_two_real_processes_meet_here(here):
 
 
 def test_it_runs_without_any_package_and_says_which_are_missing(tmp_path):
-    done = run_doctor(without=map(module_of, list_packages()), PYTHONIOENCODING="ascii")
+    done = run_doctor(without=map(module_of, list_packages(*GROUPS)), PYTHONIOENCODING="ascii")
     assert done.returncode == 2 and "Traceback" not in done.stdout, done.stdout
     lines = done.stdout.splitlines()
     for group in GROUPS:
         line = next(line for line in lines if line.startswith(f"{group} packages"))
-        assert line.split()[2] == "no" and f"for {GROUPS[group][0]}, missing: " in line
+        assert line.split()[2] == "no" and f"for {PURPOSES[group]}, missing: " in line
     assert "missing: torch, numpy" in done.stdout and "missing: snakemake, " in done.stdout
     # what does not need packages is examined all the same
     assert next(line for line in lines if line.startswith("cores")).split()[1] in ("ok", "note")
     assert lines[-1].startswith("make run cannot run here yet. First: ") and "pip install -e '.[test]'" in lines[-1]
-
-
-@pytest.fixture
-def well(monkeypatch):
-    """A child process and an all-reduce without any problem, which take no time."""
-    monkeypatch.setattr(doctor_python, "probe", lambda modules: {"broken": {}, "stages": STAGES, "ended": ""})
-    monkeypatch.setitem(doctor.CHECKS, "gloo", lambda context: doctor.Finding("ok", "fine"))
 
 
 def offline():
@@ -91,11 +84,13 @@ def test_without_a_loopback_interface_no_ranks_and_no_demo():
     assert done.returncode == 2 and not said["demo"]
 
 
-def test_a_check_that_breaks_is_a_line_like_any_other(well, monkeypatch, tmp_path):
+def test_a_check_that_breaks_is_a_line_like_any_other(monkeypatch, tmp_path):
     def breaks(context):
         raise RuntimeError("the disk sings")
 
-    monkeypatch.setitem(doctor.CHECKS, "memory", breaks)
+    monkeypatch.setattr(doctor, "probe", lambda modules: {"broken": {}, "torch": TORCH, "ended": ""})
+    fine = [(name, lambda context: doctor.Finding("ok", "fine")) for name, _ in doctor.CHECKS]
+    monkeypatch.setattr(doctor, "CHECKS", [(name, breaks if name == "memory" else check) for name, check in fine])
     found = doctor.examine(tmp_path)
     assert found["memory"].verdict == "no"
     assert found["memory"].fact == "the check itself failed: RuntimeError: the disk sings"
@@ -109,7 +104,7 @@ def test_the_packages_of_a_conclusion_are_enough_for_it():
         (report, ["analysis.ingest", "report.page", "report.pdf", "report.save", "cli.ingest", "cli.report"]),
         ([], ["cli.doctor", "cli.main"]),
     ):
-        forbidden = [module for module in map(module_of, list_packages()) if module not in allowed]
+        forbidden = [module for module in map(module_of, list_packages(*GROUPS)) if module not in allowed]
         code = f"import sys\nfor name in {forbidden!r}: sys.modules[name] = None\n"
         code += "import " + ", ".join(f"tokenscale.{module}" for module in modules)
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

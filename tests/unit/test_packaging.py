@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from tests.faults import campaign, shared
 from tests.faults import table as faults
 from tests.long import lock, wheels
-from tokenscale.cli import doctor_python
+from tokenscale.cli import doctor
 
 pytestmark = pytest.mark.slow(11)
 
@@ -63,7 +63,7 @@ def test_the_constraint_on_torch_lies_within_its_range():
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     (release,) = re.fullmatch(r"torch==(\d+\.\d+\.\d+)", "\n".join(lines)).groups()
     bounds = dict(split(r) for r in project()["dependencies"])["torch"]
-    assert doctor_python.satisfies(release, bounds), f"{release} is outside {bounds}"
+    assert doctor.satisfies(release, bounds), f"{release} is outside {bounds}"
 
 
 only_locked = pytest.mark.skipif(lock.LOCK.stem != PLATFORM, reason=f"{PLATFORM} has no lock")

@@ -1,14 +1,16 @@
 """`ready` says whether experiments can start, and names each thing that is missing with the step that mends it."""
 
 import argparse
+import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.machines import GPU, ROOT
-from tokenscale.cli import main, ready
-from tokenscale.cli.doctor_checks import Finding
+from tokenscale.cli import check, main, ready
+from tokenscale.cli.doctor import Finding
 from tokenscale.cli.plan_prices import RunPrices
 from tokenscale.runs.records import provenance
 from tokenscale.settings.config import load_config
@@ -27,7 +29,7 @@ def find(profile=None, machine=(), experiments=("demo",), **overrides):
     config = load_config(profile=profile, overrides=overrides)
     config.machine = replace(config.machine, **dict(machine))
     names = config.select_experiments(list(experiments))
-    return list(ready.find_problems(config, names, RunPrices(config), profile))
+    return list(ready.find_lacks(config, names, RunPrices(config), profile))
 
 
 ALPS = {"container_digest": f"sha256:{'0' * 64}"}
@@ -70,15 +72,88 @@ def with_a_full_disk(monkeypatch):
     return find(), "free space"
 
 
-CASES = [without_account, without_digest, without_a_package, with_a_small_budget, with_little_memory, with_small_gpus,
-         with_a_full_disk]  # fmt: skip
+def without_a_file_of_the_corpus(monkeypatch):
+    corpora = {"own": {"source": {"files": "nowhere/*.parquet"}}}
+    return find(corpora=corpora, corpus="own"), "corpora.own.source.files"
+
+
+def without_an_optional_package(monkeypatch):
+    monkeypatch.setattr(check, "is_importable", lambda name: name != "tokenizers")
+    monkeypatch.setattr(check, "find_missing_packages", lambda runs, packages: {"tokenizers": ["a"], "numpy": ["a"]})
+    return find(), "pip install tokenizers"
+
+
+def with_a_design_that_decides_nothing(monkeypatch):
+    problem = check.Problem("refuse", "factor a never changes alone", "factors.a", "fix one")
+    monkeypatch.setattr(check, "find_design_problems", lambda design: [problem])
+    return find(), "config/experiments/demo.yaml: factors.a"
+
+
+CASES = [case for name, case in sorted(globals().items()) if name.startswith(("with_", "without_"))]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_each_lack_is_one_problem_with_its_next_step(case, monkeypatch):
     problems, following = case(monkeypatch)
     assert len(problems) == 1, problems
-    assert following in " ".join(problems[0])
+    assert following in " ".join(problems[0][:2])
+
+
+def test_warnings_are_listed_and_do_not_count(monkeypatch):
+    """A vocabulary that dwarfs the model, and a text that the tokenizer loses a part of."""
+    lacks = find(experiments=["ddp_scaling_weak"])
+    assert lacks and not any(lack.refuses for lack in lacks)
+    config = load_config()
+    assert ready.line(config, ["demo"], RunPrices(config), lacks).startswith(f"ready: {len(lacks)} warnings")
+    entries = {"kind": "bpe", "corpus": "docstrings", "vocabulary_size": 131_072}
+    (large,) = find(tokenizers={"bpe-4096": entries})
+    assert "131,072 entries" in large.what and not large.refuses
+
+
+@pytest.mark.parametrize(
+    ("lost", "unknown", "accepted", "refuses"),
+    [(0, 0, 0.05, None), (0.02, 0, 0.05, False), (0, 0.3, 0.05, False), (0.02, 0.3, 0.01, True)],
+)
+def test_a_tokenizer_that_loses_text_does_not_fit(tmp_path, lost, unknown, accepted, refuses):
+    config = load_config()
+    (store, *_) = config.stores(["demo"])
+    path = tmp_path.joinpath("tokens", *store, "manifest.json")
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"text_sample": {"lost": lost, "unknown": unknown}}))
+    runs = [run.settings for run in config.runs("demo")]
+    runs = [replace(run, tokenizer=replace(run.tokenizer, accepted_loss=accepted)) for run in runs]
+    found = list(check.check_tokenizers(runs, RunPrices(config, tmp_path), tmp_path))
+    assert [problem.level == "refuse" for problem in found] == [refuses] * (refuses is not None)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "words"),
+    [
+        ({"normal": 4, "debug": 4}, None),
+        ({"normal": 0}, None),  # the cluster does not say
+        ({"long": 4}, "no partition normal"),
+        ({"normal": 2}, "have 2 GPUs"),
+    ],
+)
+def test_the_partition_and_its_gpus_are_those_of_the_cluster(partitions, words):
+    config = load_config(profile="alps")
+    found = {"slurm": Finding("ok", "", values={"partitions": partitions})}
+    lacks = list(ready.judge_machine(config, ["demo"], found, "alps"))
+    assert [words in lack.what for lack in lacks] == [True] * (words is not None)
+
+
+def test_the_image_of_trainings_is_missed_where_it_should_be(monkeypatch, tmp_path):
+    """profiles/alps/train.toml says where; without SCRATCH this is another cluster."""
+    monkeypatch.delenv("SCRATCH", raising=False)
+    config = load_config(profile="alps")
+    assert not list(ready.judge_machine(config, ["demo"], {}, "alps"))
+    monkeypatch.setenv("SCRATCH", str(tmp_path))
+    (lack,) = ready.judge_machine(config, ["demo"], {}, "alps")
+    assert f"{tmp_path}/ce-images/" in lack.what and "step 5" in lack.next
+    image = Path(lack.what.rpartition(" ")[2])
+    image.parent.mkdir()
+    image.touch()
+    assert not list(ready.judge_machine(config, ["demo"], {}, "alps"))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +179,7 @@ def test_the_first_line_is_the_verdict_and_the_exit_code_agrees(monkeypatch, cap
     ready.add_arguments(parser)
     for findings, verdict, exit_code in (
         (WELL, "ready: ", 0),
-        ({"python": Finding("no", "3.9", "install")}, "not ready, 1", 2),
+        ({"python": Finding("no", "3.9", "install")}, "not ready: 1 missing", 2),
     ):
         monkeypatch.setattr(ready.doctor, "examine", lambda results, only, findings=findings: findings)
         assert ready.run(parser.parse_args(["demo"])) == exit_code

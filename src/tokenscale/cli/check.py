@@ -6,22 +6,32 @@ conclusions: exit code 2. Warnings and notes list what a design cannot show.
 
 import argparse
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenscale.analysis.design import Design, Problem, find_problems
+from tokenscale.analysis.design import Design, Problem
+from tokenscale.analysis.design import find_problems as find_design_problems
 from tokenscale.analysis.readings import read_sizes
-from tokenscale.base.errors import few
+from tokenscale.base.errors import UserError, few
 from tokenscale.cli import main
+from tokenscale.cli.doctor import is_importable
+from tokenscale.cli.plan_prices import RunPrices
+from tokenscale.costs.flops import weights
 from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.batches.open import count_labelled_rows
+from tokenscale.data.corpus.files import check_files
 from tokenscale.runs.launch.submission import install_hint
 from tokenscale.runs.records.provenance import count_cores
 from tokenscale.settings.closure import find_missing_packages
 from tokenscale.settings.config import Config
+from tokenscale.settings.data import LOSS_CAUTION
 from tokenscale.settings.manifests import list_manifests
-from tokenscale.settings.run import RunSettings
+from tokenscale.settings.run import OURS, RunSettings
+
+#: largest share of a model's weights in tables of the vocabulary that passes without a warning
+MOST_VOCABULARY = 0.95
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,47 +52,74 @@ def run(arguments: argparse.Namespace) -> int:
     one_scale = configured.file_of("scale") != CONFIG_FILE
     refused = False
     for scale in [configured.settings.scale] if one_scale else SCALES:
-        config = main.load_configuration(arguments, {**overrides, "scale": scale})
-        here = scale == configured.settings.scale
-        names = arguments.experiment
+        config, names = main.load_configuration(arguments, {**overrides, "scale": scale}), arguments.experiment
         if names and not one_scale:  # each experiment at the scales that it has
             names = [name for name in names if config.has_scale(name)]
-        if names or not arguments.experiment:
-            for line, refuses in check(config, names, here=here):
-                print(line)
-                refused |= refuses
+        if not arguments.experiment:
+            for name, error in config.unusable.items():
+                print(f"{scale:<12} {name}: {error.what} {error.facts.get('reason', '')}".rstrip())
+                refused |= error.facts.get("key") != "corpus"
+            names = config.usable([n for n in config.settings.experiments if config.has_scale(n)])
+        for name, problems in find_problems(config, names, here=scale == configured.settings.scale).items():
+            if name:
+                print(f"{scale:<12} {name}: {len(config.runs(name))} runs")
+            for problem in problems:
+                where = f"{name} at {scale}" if name else scale
+                print(f"  {problem.level:<6}  {where}: {describe(config, name, problem)}. Next: {problem.next}")
+                refused |= problem.level == "refuse"
         if not arguments.experiment and (note := config.left_out_note):
             print(f"{scale:<12} {note}")
     return 2 if refused else 0
 
 
-def check(
-    config: Config, names: list[str], *, here: bool, results: Path = Path("results")
-) -> Iterator[tuple[str, bool]]:
-    """Yield (line, whether it refuses) for each experiment and each of its problems; all experiments without names.
+def describe(config: Config, name: str, problem: Problem) -> str:
+    """Return what is wrong, with the file and the key that decide it."""
+    file: object = config.available.get(name, config.file_of(problem.key))
+    if problem.key.startswith("corpora."):
+        file = config.file_of(problem.key)
+    elif problem.key.startswith("container_"):
+        file = config.settings.machine
+    return f"{problem.what} ({file}: {problem.key})" if problem.key else problem.what
 
-    `here`: the experiments are meant for this machine, so that its GPUs and cores count.
+
+def find_problems(
+    config: Config, names: Sequence[str], *, here: bool, results: Path = Path("results")
+) -> dict[str, list[Problem]]:
+    """Return experiment → its problems, and as "" those of the machine's file and of corpora that several may share.
+
+    `here`: the experiments are meant for this machine, so that its GPUs, cores, packages and text files count.
     """
-    scale = config.settings.scale
-    usable = names or config.usable([n for n in config.settings.experiments if config.has_scale(n)])
-    for name, error in ({} if names else config.unusable).items():
-        other_corpus = error.facts.get("key") == "corpus"
-        yield f"{scale:<12} {name}: {error.what} {error.facts.get('reason', '')}".rstrip(), not other_corpus
-    if config.machine.container is not None and config.machine.container_digest is None:
-        what, next = (
-            f"the image of {config.machine.container} has no digest",
-            "sha256sum IMAGE, then container_digest = ",
-        )
-        yield _line(config, scale, Problem("refuse", what, "container_digest", f'{next}"sha256:…" there'))
-    for name in usable:
+    found: dict[str, list[Problem]] = {"": []}
+    if names and config.machine.container is not None and config.machine.container_digest is None:
+        what = f"the image of {config.machine.container} has no digest"
+        following = 'sha256sum IMAGE, then container_digest = "sha256:…" there'
+        found[""].append(Problem("refuse", what, "container_digest", following))
+    if here:
+        found[""] += check_sources(config, names, results)
+    for name in names:
         runs = config.runs(name)
-        yield f"{scale:<12} {name}: {len(runs)} runs", False
         settings = [run.settings for run in runs]
         manifests = (sorted(results.glob(f"{where}/manifest.json")) for where in ("tokens/*/*/*", "corpus/*"))
-        sizes, here_has = read_sizes(settings, *manifests), count_gpus_and_cores() if here else ()
-        design = Design(config.experiment(name), runs, sizes, config.machine, *here_has)
-        for problem in (*find_problems(design), *check_labels(settings, results), *check_packages(config, name)):
-            yield _line(config, f"{name} at {scale}", problem, config.available[name])
+        on_nodes = config.machine.starter == "srun"
+        sizes, here_has = read_sizes(settings, *manifests), count_gpus_and_cores() if here and not on_nodes else ()
+        found[name] = find_design_problems(Design(config.experiment(name), runs, sizes, config.machine, *here_has))
+        found[name] += check_labels(settings, results)
+        found[name] += check_tokenizers(settings, RunPrices(config, results), results)
+        found[name] += check_packages(config, name, here=here)
+    return found
+
+
+def check_sources(config: Config, names: Sequence[str], results: Path) -> Iterator[Problem]:
+    """Yield each corpus of the experiments whose files are missing or not readable, as Snakemake refuses it."""
+    for name in config.list_corpora(list(names)):
+        corpus = config.corpora[name]
+        try:
+            if corpus.source.kind == "files":
+                check_files(corpus, results / "corpus", config.file_of)
+        except UserError as error:
+            data = error.facts.get("requested") or error.facts.get("data") or error.facts.get("found", "")
+            what = f"corpus {name}: {error.what.rstrip('.')}: {data}".removesuffix(": ")
+            yield Problem("refuse", what, error.facts.get("key", f"corpora.{name}"), error.facts.get("next", ""))
 
 
 def check_labels(runs: list[RunSettings], results: Path) -> Iterator[Problem]:
@@ -103,29 +140,49 @@ def check_labels(runs: list[RunSettings], results: Path) -> Iterator[Problem]:
         yield Problem(level, what, "runs.sequence_length", "raise it, so that rows reach their targets")
 
 
-def check_packages(config: Config, name: str) -> Iterator[Problem]:
-    """Yield each package that runs import and the machine's container lacks."""
+def check_tokenizers(runs: list[RunSettings], prices: RunPrices, results: Path) -> Iterator[Problem]:
+    """Yield tokenizers that lose text, as stores that are built have measured, and that dwarf the model."""
+    for corpus, tokenizer in {(c.name, run.tokenizer): None for run in runs for c in run.trained_corpora}:
+        stores = sorted((results / "tokens" / corpus / tokenizer.name).glob("*/"))
+        samples = [(prices.read_manifest("tokens", corpus, tokenizer.name, store.name) or {}) for store in stores]
+        sample = next((found["text_sample"] for found in samples if "text_sample" in found), {})
+        lost, unknown = sample.get("lost", 0), sample.get("unknown", 0)
+        if max(lost, unknown) > LOSS_CAUTION:
+            what = f"tokenizer {tokenizer.name} does not fit {corpus}: {lost:.2%} of its bytes are lost"
+            what += f", {unknown:.2%} of its ids are unknown" * (unknown > 0)
+            level = "refuse" if lost > tokenizer.accepted_loss else "warn"
+            yield Problem(level, what, "runs.tokenizer", "choose a tokenizer that falls back to bytes")
+    for run in {(run.model, run.tokenizer.name): run for run in runs if run.arm == OURS}.values():
+        entries = run.model.vocabulary_size or run.tokenizer.vocabulary_size or prices.read_vocabulary(run)
+        if entries is None or run.model.transformers is not None:
+            continue
+        counted = weights(run.model.with_vocabulary(entries).with_positions(run.sequence_length))
+        share = 1 - counted.blocks / counted.total
+        if share > MOST_VOCABULARY:
+            what = (
+                f"the {entries:,} entries of {run.tokenizer.name} take {share:.0%} of the weights of {run.model.name}"
+            )
+            yield Problem("warn", what, "runs.tokenizer", "a tokenizer with fewer entries, or a larger model")
+
+
+def check_packages(config: Config, name: str, *, here: bool) -> Iterator[Problem]:
+    """Yield each package that runs import, and that the machine's container or, without one, this Python lacks."""
     machine, key = config.machine, "container_packages"
+    runs = {run.run_id: run.settings for run in config.runs(name)}
     if machine.container is None:
-        return
-    if not machine.container_packages:
+        own = {run_id: run for run_id, run in runs.items() if run.arm == OURS}  # others have their own environment
+        for names, run_ids in find_missing_packages(own, ()).items() if here else ():
+            if not any(map(is_importable, names.split(" or "))):
+                what = f"{len(run_ids)} runs import {names}, which this Python lacks ({few(run_ids)})"
+                package = names.partition(" or ")[0].replace("_", "-")
+                yield Problem("refuse", what, "", f"{sys.executable} -m pip install {package}")
+    elif not machine.container_packages:
         what = f"the packages in the image of {machine.container} are not listed"
         yield Problem("note", what, key, "list them there")
-        return
-    runs = {run.run_id: run.settings for run in config.runs(name)}
-    for package, run_ids in find_missing_packages(runs, machine.container_packages).items():
-        what = f"{len(run_ids)} runs import {package}, which the container's image lacks ({few(run_ids)})"
-        yield Problem("refuse", what, key, install_hint([package], machine.container))
-
-
-def _line(config: Config, where: str, problem: Problem, file: object = "") -> tuple[str, bool]:
-    """Return the line of a problem, with the file that its key stands in, and whether it refuses."""
-    if problem.key.startswith("corpora."):
-        file = config.file_of(problem.key)
-    elif problem.key.startswith("container_"):
-        file = config.settings.machine
-    text = f"{where}: {problem.what} ({file}: {problem.key}). Next: {problem.next}"
-    return f"  {problem.level:<6}  {text}", problem.level == "refuse"
+    else:
+        for package, run_ids in find_missing_packages(runs, machine.container_packages).items():
+            what = f"{len(run_ids)} runs import {package}, which the container's image lacks ({few(run_ids)})"
+            yield Problem("refuse", what, key, install_hint([package], machine.container))
 
 
 def count_gpus_and_cores() -> tuple[int, int]:

@@ -1,18 +1,80 @@
-"""Report what this machine has and lacks. Exit code 0 if `make run` can run here, else 2."""
+"""Report what this machine has and lacks. Exit code 0 if `make run` can run here, else 2.
+
+Verdicts: `ok`; `note`, it works with a restriction; `no`, it is missing or does not work. Any package may be missing or
+broken: they are imported in a child process.
+"""
 
 import argparse
+import errno
+import importlib
+import importlib.metadata
+import importlib.util
 import json
+import mmap
+import os
 import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
 import textwrap
-from collections.abc import Callable, Container, Mapping
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tokenscale import __version__
-from tokenscale.cli import doctor_checks, doctor_python
-from tokenscale.cli.doctor_checks import Context, Finding
-from tokenscale.cli.doctor_python import GROUPS, list_packages, module_of
+from tokenscale.runs.records import provenance
+
+GIB = 2**30
+#: time limit of a child process; a first import from a busy network disk is slow
+LIMIT_S = 60.0
+#: group of packages → its distributions
+GROUPS = {
+    "host": "snakemake snakemake-executor-plugin-slurm pyyaml packaging pygments requests urllib3 huggingface-hub",
+    "trainer": "torch numpy pydantic pyarrow safetensors tokenizers mistral-common tiktoken gigatoken xxhash zstandard "
+    "transformers",
+    "report": "duckdb pandas matplotlib jinja2 pypdf sacrebleu",
+}
+PURPOSES = {"host": "the workflow", "trainer": "training", "report": "the report"}
+#: distribution → the only feature that needs it
+ONLY = {"snakemake-executor-plugin-slurm": "SLURM", "packaging": "doctor", "pygments": "snakemake --report"}
+ONLY |= dict.fromkeys(("requests", "urllib3", "huggingface-hub"), "downloads")
+ONLY |= {"zstandard": "reading compressed MDS shards", "transformers": "its models", "sacrebleu": "BLEU"}
+#: bytes of memory that the demo needs: a rank peaks at 0.69 GB, two run at a time; and of disk: twice its results
+DEMO_MEMORY, DEMO_DISK = 1_700_000_000, 100_000_000
+#: types of file systems, as the kernel names them
+NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "afs", "9p", "virtiofs")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of a check: its verdict (ok, note, no), the fact as text and as values, and the next step."""
+
+    verdict: str
+    fact: str
+    next: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What checks share: the results folder, and what the child process reported.
+
+    `broken`: module → error of its import. `torch`: its version, builds and GPUs. `ended`: how the child failed, or "".
+    """
+
+    results: Path = Path("results")
+    broken: dict[str, str] = field(default_factory=dict)
+    torch: dict[str, Any] = field(default_factory=dict)
+    ended: str = ""
+    #: GB/s that the machine's file expects inside a node
+    least_node_gb_s: float | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,38 +106,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if possible else 2
 
 
-#: name → check, in the order of the output
-CHECKS: dict[str, Callable[[Context], Finding]] = {
-    "python": doctor_python.check_python,
-    **{f"{group} packages": partial(doctor_python.check_packages, group) for group in GROUPS},
-    "project": doctor_checks.check_project_folder,
-    "configuration": doctor_checks.check_configuration,
-    "tools": doctor_checks.check_tools,
-    "cores": doctor_checks.check_cores,
-    "memory": doctor_checks.check_memory,
-    "gpu": doctor_python.check_gpus,
-    "bf16": doctor_python.check_bf16,
-    "gloo": doctor_python.check_gloo,
-    "nccl": doctor_python.check_nccl,
-    "results folder": doctor_checks.check_results_folder,
-    "slurm": doctor_checks.check_slurm,
-}
-#: checks that `make run` needs, which decide the exit code
-DEMO = ("python", "host packages", "trainer packages", "report packages", "project", "configuration", "memory", "gloo",
-        "results folder")  # fmt: skip
-
-
 def examine(
     results: Path, least_node_gb_s: float | None = None, only: Container[str] | None = None
 ) -> dict[str, Finding]:
-    """Return the findings of all checks, or of those in `only`, by name. A check that fails is a finding, too.
+    """Return name → finding of all checks, or of those in `only`. A check that fails is a finding, too.
 
     GPUs' links are compared with `least_node_gb_s`.
     """
     findings = {}
-    probed = doctor_python.probe([module_of(name) for name in list_packages()])
-    context = Context(results, **probed, least_node_gb_s=least_node_gb_s)
-    for name, check in CHECKS.items():
+    groups = [group for group in GROUPS if only is None or f"{group} packages" in only]
+    context = Context(results, **probe(list(map(module_of, list_packages(*groups)))), least_node_gb_s=least_node_gb_s)
+    for name, check in CHECKS:
         try:
             if only is None or name in only:
                 findings[name] = check(context)
@@ -96,21 +137,497 @@ def render(findings: Mapping[str, Finding], width: int = 120) -> str:
     lines = [f"tokenscale {__version__} on {platform.system()} {platform.machine()}"]
     column = max(map(len, findings))
     for name, finding in findings.items():
-        lines += _wrap(f"{name:<{column}}  {finding.verdict:<4}  ", finding.fact, width)
-        if finding.next:
-            lines += _wrap(f"{'':<{column}}  {'':<4}  next: ", finding.next, width)
+        for start, text in (
+            (f"{name:<{column}}  {finding.verdict:<4}  ", finding.fact),
+            (" " * (column + 8) + "next: ", finding.next),
+        ):
+            indent = {"initial_indent": start, "subsequent_indent": " " * len(start)}
+            lines += textwrap.wrap(text, width, **indent, break_long_words=False, break_on_hyphens=False)
     first = find_first_lack(findings)
     chosen = "tokenscale ready says whether the chosen experiments can start"
     lines += ["", f"make run cannot run here yet. First: {first}" if first else f"make run can run here; {chosen}"]
     return "\n".join(lines).encode("ascii", "backslashreplace").decode("ascii")
 
 
-def _wrap(start: str, text: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        " ".join(text.split()) or "-",
-        max(width, len(start) + 40),
-        initial_indent=start,
-        subsequent_indent=" " * len(start),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+# -- Python and packages
+
+
+def list_packages(*groups: str) -> list[str]:
+    """Return the distributions of groups."""
+    return [name for group in groups for name in GROUPS[group].split()]
+
+
+def module_of(distribution: str) -> str:
+    """Return the module that a distribution installs."""
+    return {"pyyaml": "yaml"}.get(distribution, distribution.replace("-", "_"))
+
+
+def is_importable(module: str) -> bool:
+    """Return whether Python finds the module, without importing it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the installed version of a distribution, or None."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def read_requirements() -> dict[str, str]:
+    """Return distribution → version bounds ("": none), and those of `python`. Empty if they are unknown.
+
+    Read from the pyproject.toml of the clone that this file lies in, because metadata of an editable install may be
+    older; elsewhere from the installed metadata.
+    """
+    try:
+        import tomllib
+
+        file = Path(__file__).resolve().parents[3] / "pyproject.toml"
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+        extras, python = project["optional-dependencies"].values(), project["requires-python"]
+        stated = [*project["dependencies"], *(r for extra in extras for r in extra)]
+    except (ImportError, OSError, ValueError, LookupError):
+        try:
+            stated = importlib.metadata.requires("tokenscale") or []
+            python = importlib.metadata.metadata("tokenscale")["Requires-Python"] or ""
+        except importlib.metadata.PackageNotFoundError:
+            return {}
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:
+        return {"python": python}
+    parsed = map(Requirement, [f"python{python}", *stated])
+    return {r.name.lower().replace("_", "-"): ",".join(sorted(map(str, r.specifier), reverse=True)) for r in parsed}
+
+
+def satisfies(version: str, bounds: str) -> bool:
+    """Return whether a version lies within bounds such as `>=2.9,<2.14`; any does without the package packaging.
+
+    Only the numbers count: a container's `2.9.0a0+5228986` is taken for 2.9.0, which pip would not do.
+
+    >>> satisfies("2.13.0+cpu", ">=2.9,<2.14"), satisfies("2.8.1", ">=2.9,<2.14"), satisfies("2.14.0rc1", "<2.14")
+    (True, False, False)
+    """
+    try:
+        from packaging.specifiers import SpecifierSet
+        from packaging.version import Version
+    except ImportError:
+        return True
+    return not bounds or SpecifierSet(bounds).contains(Version(version).base_version)
+
+
+def check_python(context: Context) -> Finding:
+    """Check the version of Python that runs this command."""
+    version, wanted = platform.python_version(), read_requirements().get("python", "")
+    values = {"version": version, "wanted": wanted, "executable": sys.executable}
+    if not wanted:
+        return Finding("note", f"{version}; the required version is unknown", "work in a clone", values)
+    if not satisfies(version, wanted):
+        cure = "make setup PYTHON=python3.13 (`uv python install 3.13`, or https://www.python.org/downloads)"
+        return Finding("no", f"{version}; {wanted} is required", cure, values)
+    place = "in a virtual environment" if sys.prefix != sys.base_prefix else "not in a virtual environment"
+    return Finding("ok", f"{version} ({wanted}), {place}", values=values)
+
+
+def check_packages(group: str, context: Context) -> Finding:
+    """Check that the packages of one group are installed, within bounds, and importable."""
+    wanted, found = read_requirements(), {}
+    for name in list_packages(group):
+        bounds, version, module = wanted.get(name, ""), installed_version(name), module_of(name)
+        if not is_importable(module):
+            state, text = "missing", f"{name} is missing"
+        elif module in context.broken:
+            state, text = "broken", f"{name} {version or ''} does not import: {context.broken[module]}"
+        elif version and not satisfies(version, bounds):
+            state, text = "outside", f"{name} {version} is outside {bounds}"
+        else:
+            state, text = "ok", f"{name} {version or 'of unknown version'}" + (f" ({bounds})" if bounds else "")
+        found[name] = {"version": version, "wanted": bounds, "only": ONLY.get(name, ""), "state": state, "text": text}
+    wrong, fact = {name: p for name, p in found.items() if p["state"] != "ok"}, f"for {PURPOSES[group]}"
+    if not wrong:
+        return Finding("ok", f"{fact}: " + ", ".join(p["text"] for p in found.values()), values={"packages": found})
+    only = {name: f" (only for {p['only']})" * bool(p["only"]) for name, p in wrong.items()}
+    missing = ", ".join(name + only[name] for name, p in wrong.items() if p["state"] == "missing")
+    others = [p["text"] + only[name] for name, p in wrong.items() if p["state"] != "missing"]
+    fine = ", ".join(name for name in found if name not in wrong)
+    fact += ", " + "; ".join([f"missing: {missing}"] * bool(missing) + others + [f"fine: {fine}"] * bool(fine))
+    cure = " ".join(f"'{name}{p['wanted']}'" for name, p in wrong.items())
+    if any(p["state"] == "broken" for p in wrong.values()):
+        cure = f"--force-reinstall {cure}"
+    elif not fine and Path("src/tokenscale").is_dir():
+        cure = "-e '.[test]'"  # no package was installed at all
+    verdict = "note" if all(p["only"] for p in wrong.values()) else "no"
+    python = Path(sys.executable)  # in a message short, if it lies in this folder
+    python = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
+    return Finding(verdict, fact, f"{python} -m pip install {cure}", {"packages": found})
+
+
+# -- child processes
+
+
+def run_command(argv: list[str], timeout_s: float = 5.0, **variables: str) -> tuple[int | None, str]:
+    """Run a command and return its exit code and its output (both streams).
+
+    The code is None if the command is missing or does not end in time; then its whole process group is killed.
+    """
+    try:
+        process = subprocess.Popen(
+            argv,
+            env=os.environ | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        return None, error.strerror or str(error)
+    try:
+        return (process.communicate(timeout=timeout_s)[0].strip(), process.returncode)[::-1]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return None, f"{process.communicate()[0].strip()}\nno output within {timeout_s:g} s".strip()
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def run_python(*arguments: str) -> tuple[int | None, str]:
+    """Run Python with this very package, whatever the working folder holds."""
+    path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]))
+    return run_command([sys.executable, *arguments], LIMIT_S, PYTHONPATH=path)
+
+
+def describe_exit(code: int | None) -> str:
+    if code is None:
+        return f"no exit within {LIMIT_S:g} s"
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def probe(modules: Sequence[str]) -> dict[str, Any]:
+    """Import modules in a child process, where a crash or a hang does no harm, and ask torch for its GPUs there.
+
+    Returns the fields `broken`, `torch` and `ended` of `Context`.
+    """
+    names, lines = [name for name in modules if is_importable(name)], []
+    code, text = run_python("-c", f"from {__name__} import report_imports; report_imports({names})")
+    for line in text.splitlines():
+        with suppress(ValueError):  # a package that prints while it is imported
+            lines += [found] if isinstance(found := json.loads(line), dict) else []
+    tried = {line["module"]: line.get("error") for line in lines if "module" in line}
+    broken = {name: error for name, error in tried.items() if error}
+    ended = "" if code == 0 else describe_exit(code)
+    if untried := [name for name in names if name not in tried]:
+        broken[untried[0]] = f"importing it kills Python: {ended}"
+    facts = {key: value for line in lines if "module" not in line for key, value in line.items()}
+    return {"broken": broken, "torch": facts, "ended": ended}
+
+
+def report_imports(names: Sequence[str]) -> None:
+    """In the child: print a line of JSON for each attempt at once, so that those before a crash are known."""
+    for name in names:
+        line = {"module": name}
+        try:
+            importlib.import_module(name)
+        except BaseException as error:  # a package may even call exit
+            line["error"] = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+        print("\n" + json.dumps(line), flush=True)
+    if "torch" not in sys.modules:
+        return
+    import torch
+    import torch.distributed as dist
+
+    facts: dict[str, Any] = {"version": torch.__version__, "cuda": torch.version.cuda, "rocm": torch.version.hip}
+    print("\n" + json.dumps(facts | {"nccl": dist.is_available() and dist.is_nccl_available()}), flush=True)
+    found: dict[str, Any] = {"devices": []}
+    try:
+        if not torch.cuda.is_available() and (torch.version.cuda or torch.version.hip):
+            torch.cuda.init()  # is_available gives no reason; this raises it
+        for number in range(torch.cuda.device_count()):
+            about = torch.cuda.get_device_properties(number)
+            capability = f"{about.major}.{about.minor}"
+            device = {"name": about.name, "memory_bytes": about.total_memory, "capability": capability}
+            try:
+                ones = torch.ones(64, 64, device=f"cuda:{number}", dtype=torch.bfloat16)
+                if (ones @ ones).float().sum().item() != 64**3:
+                    device["error"] = "a product of ones is wrong"
+            except Exception as error:
+                device["error"] = f"{type(error).__name__}: {error}"[:200]
+            found["devices"].append(device)
+    except Exception as error:
+        found["error"] = f"{type(error).__name__}: {error}"[:200]
+    print("\n" + json.dumps(found), flush=True)
+
+
+# -- project and capacity
+
+
+def check_project_folder(context: Context) -> Finding:
+    """Check that this folder is the project's: the workflow is in the repository, not in the package."""
+    needed = ("workflow/Snakefile", "config/config.yaml", "profiles/default/config.yaml", "pyproject.toml")
+    if missing := [name for name in needed if not Path(name).is_file()]:
+        return Finding("no", f"not in this folder: {', '.join(missing)}", "cd to a clone of the repository")
+    if absent := [name for name in ("make", "git") if shutil.which(name) is None]:
+        cure = "install them: without make, `snakemake` starts the workflow; without git, results name no commit"
+        return Finding("note", f"workflow and configuration are here, but not {' and '.join(absent)}", cure)
+    if not Path("alps/config.yaml").is_file():  # a download or a file system without symbolic links
+        return Finding("note", "the link `alps` does not point to profiles/alps", "ln -sfn profiles/alps alps")
+    return Finding("ok", "workflow, configuration and profiles are here")
+
+
+def check_configuration(context: Context) -> Finding:
+    """Check the configuration as the workflow would read it."""
+    if not is_importable("pydantic") or not is_importable("yaml"):
+        return Finding("no", "unknown without pydantic and pyyaml", "see host packages")
+    if not Path("config/config.yaml").is_file():
+        return Finding("no", "unknown outside the project's folder", "see project")
+    from tokenscale.base.errors import UserError
+    from tokenscale.settings.config import load_config
+
+    try:
+        config = load_config("config/config.yaml")
+        runs = config.all_runs(list(config.settings.experiments))
+    except UserError as error:
+        facts = ", ".join(f"{label} {text}" for label, text in error.facts.items() if label != "next")
+        return Finding("no", f"{error.what} {facts}", error.facts.get("next", "tokenscale check"))
+    most = max((run.settings.layout.world_size for run in runs.values()), default=1)
+    names, scale = ", ".join(config.settings.experiments), config.settings.scale
+    fact = f"scale {scale}, experiments {names}: {len(runs)} runs of at most {most} ranks"
+    return Finding("ok", fact, values={"scale": scale, "runs": len(runs), "ranks": most})
+
+
+def check_cores(context: Context) -> Finding:
+    """Check the cores that this process may use, by its affinity mask and control groups, not the built-in ones."""
+    visible, quota = provenance.count_affinity_cores(), provenance.cgroup_limits()[0]
+    usable, fact = provenance.usable_cores(visible, quota), f"usable of {os.cpu_count()}"
+    values = {"usable": usable, "affinity": visible, "quota": quota, "built_in": os.cpu_count()}
+    if quota and quota < visible:
+        fact += f": a control group allows {quota:g}, but Snakemake's `cores: all` counts all {visible} visible"
+        return Finding("note", f"{usable} {fact}", f"snakemake --cores {usable}", values)
+    return Finding("ok", f"{usable} {fact}", values=values)
+
+
+def check_memory(context: Context) -> Finding:
+    """Check main memory: its total, what is available now, and the limit of control groups."""
+    (total, available), limit = provenance.read_memory(), provenance.cgroup_limits()[1]
+    values = {"total_bytes": total, "available_bytes": available, "limit_bytes": limit}
+    parts = [f"{total / GIB:.1f} GiB" if total else "of unknown size"]
+    parts += [f"{available / GIB:.1f} GiB available"] * (available is not None)
+    parts += [f"limited to {limit / GIB:.1f} GiB by a control group"] if limit and limit < (total or limit) else []
+    least, fact = min(filter(None, (total, available, limit)), default=None), ", ".join(parts)
+    if least is None or least < 2 * DEMO_MEMORY:
+        verdict = "no" if least is not None and least < DEMO_MEMORY else "note"
+        fact += f"; the demo needs {DEMO_MEMORY / GIB:.1f} GiB, larger models more"
+        return Finding(verdict, fact, "close other programs, or raise the limit", values)
+    return Finding("ok", fact, values=values)
+
+
+# -- GPUs and collectives
+
+
+def find_torch_problem(context: Context) -> Finding | None:
+    """Return the finding that explains why the child reported nothing of torch; None if it did."""
+    if "version" not in context.torch:
+        return Finding("no", "unknown without torch", "see trainer packages")
+    if "devices" not in context.torch:
+        fact = f"the process that tries it ended early: {context.ended or 'no result'}"
+        return Finding("no", fact, "repeat the command; if it fails again, report it as a bug")
+    return None
+
+
+def check_gpus(context: Context) -> Finding:
+    """Check the GPUs that torch and NVIDIA's driver see."""
+    there, why = query_driver()
+    seen = f"the driver sees {len(there)} ({', '.join(dict.fromkeys(there))})" if there else why
+    if problem := find_torch_problem(context):
+        return Finding("no", f"{seen}; GPUs seen by torch: {problem.fact}", problem.next)
+    torch, devices, hidden = context.torch, context.torch["devices"], os.environ.get("CUDA_VISIBLE_DEVICES")
+    build = f"CUDA {torch['cuda']}" if torch["cuda"] else f"ROCm {torch['rocm']}" if torch["rocm"] else ""
+    if devices:
+        names = [f"{d['name']} ({d['memory_bytes'] / GIB:.0f} GiB, capability {d['capability']})" for d in devices]
+        fact = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) + f"; torch for {build}"
+        if failing := [f"GPU {n}: {d['error']}" for n, d in enumerate(devices) if "error" in d]:
+            cure = "install a torch built for this GPU"
+            return Finding("no", f"{fact}; {'; '.join(failing)}", cure, {"devices": devices})
+        fewer = f"; {seen}; CUDA_VISIBLE_DEVICES is {hidden or 'not set'}" if len(there) > len(devices) else ""
+        return Finding("note" if fewer else "ok", fact + fewer, values={"devices": devices})
+    if not there:
+        return Finding("no", f"none: {seen}; training runs on the CPU", values={"devices": []})
+    if not build:
+        why = f"torch {torch['version']} is a build for CPUs"
+        cure = "make setup without PIP_ARGS installs a build for CUDA"
+    elif hidden is not None:
+        why, cure = f"CUDA_VISIBLE_DEVICES={hidden!r} hides them", "unset CUDA_VISIBLE_DEVICES"
+    else:
+        why = f"torch for {build} cannot use them: {torch.get('error') or 'it gives no reason'}"
+        cure = "update the driver, or install a torch for an older CUDA"
+    return Finding("no", f"{seen}, but {why}; training runs on the CPU", cure, {"devices": []})
+
+
+def query_driver() -> tuple[list[str], str]:
+    """Return the names of the GPUs that NVIDIA's driver lists, and why there are none."""
+    if not shutil.which("nvidia-smi"):
+        return [], "no GPU driver found (nvidia-smi)"
+    code, text = run_command(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
+    return (text.splitlines(), "") if code == 0 and text else ([], f"nvidia-smi fails: {text or 'it lists no GPU'}")
+
+
+def check_nccl(context: Context) -> Finding:
+    """Check an all-reduce over two GPUs with NCCL."""
+    devices = context.torch.get("devices")
+    if devices is not None and not context.torch["nccl"]:
+        return Finding("no", f"not in this build of torch ({context.torch['version']}); needed only for GPUs")
+    if devices is not None and len(devices) < 2:
+        fact = "one GPU needs no all-reduce" if devices else "torch sees no GPU"
+        return Finding("ok" if devices else "no", f"in this build of torch; {fact}")
+    cure = "NCCL_DEBUG=INFO shows why; NCCL_P2P_DISABLE=1 often helps if GPUs cannot reach each other"
+    return check_all_reduce("auto", cure, context)
+
+
+def check_all_reduce(device: str, cure: str, context: Context) -> Finding:
+    """Run `benchmark collectives` on two ranks, with a buffer as large as that of a training's preflight."""
+    if problem := find_torch_problem(context):
+        return problem
+    size, least = (4 if device == "cpu" else 128) * 2**20, context.least_node_gb_s if device != "cpu" else None
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "collectives.json"
+        options = f"--sizes 4096 {size} --collectives all_reduce --rounds 3 --device {device} --output".split()
+        code, text = run_python("-m", "tokenscale", "benchmark", "collectives", *options, str(output))
+        if code != 0:
+            found = re.findall(r"^(?:[\w.]+Error|tokenscale): .*", text, re.M) or text.splitlines()[-1:]
+            return Finding("no", f"an all-reduce fails: {found[0][:200] if found else describe_exit(code)}", cure)
+        seconds = min(r["seconds"] for r in json.loads(output.read_text())["records"] if r["bytes"] == size)
+    rate = size / seconds / 1e9  # bus bandwidth of two ranks, as in nccl-tests
+    values, fact = {"ranks": 2, "gb_s": rate}, f"2 ranks completed an all-reduce, at {rate:.3g} GB/s"
+    if least is not None and rate < least:
+        fact += f": the machine's file expects at least {least:g} GB/s (least_node_gb_s), and trainings would stop"
+        return Finding("note", fact, "nvidia-smi topo -m shows how the GPUs are joined", values)
+    return Finding("ok", fact, values=values)
+
+
+# -- the results folder
+
+
+def try_folder(folder: Path) -> tuple[str, float]:
+    """Try the operations of writing results in a temporary folder. Return why one does not work, or "", and the seconds
+    that the file system's clock is ahead of this machine's (Snakemake compares file times).
+    """
+    import fcntl
+
+    step = "create"
+    try:
+        with tempfile.TemporaryDirectory(prefix=".doctor-", dir=folder, ignore_cleanup_errors=True) as name:
+            old, new = Path(name) / "results.json", Path(name) / ".results.json.tmp"
+            old.write_bytes(b"old")
+            before = time.time()
+            new.write_bytes(b"new")
+            stamp = new.stat().st_mtime
+            skew = stamp - min(max(stamp, before), time.time())
+            step = "fsync"
+            with open(new, "rb+") as file:
+                os.fsync(file.fileno())
+            step = "rename"
+            os.replace(new, old)
+            if old.read_bytes() != b"new" or new.exists():
+                raise OSError(errno.EIO, "a renamed file still has its old content")
+            step = "flock"
+            with open(old, "rb+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # another process: within one, some file systems grant a lock twice
+                again = "import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+                code, text = run_command([sys.executable, "-S", "-c", again, str(old)], 10)
+                if code == 0 or "BlockingIOError" not in text:
+                    raise OSError(errno.ENOLCK, text if code else "two processes acquired the same lock")
+            step = "memory map"
+            with open(old, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+                view[0]
+    except Exception as error:
+        return f"{step} fails: {getattr(error, 'strerror', None) or f'{type(error).__name__}: {error}'}", 0.0
+    return "", skew
+
+
+def check_results_folder(context: Context) -> Finding:
+    """Check the file system of the results: free space, and the operations that the project relies on."""
+    folder = context.results.absolute()
+    while not folder.exists() and folder != folder.parent:  # a check creates no folders
+        folder = folder.parent
+    (failed, skew), free = try_folder(folder), shutil.disk_usage(folder).free
+    code, text = run_command(["df", "--output=fstype", str(folder)])
+    kind = text.splitlines()[-1] if code == 0 and text else "unknown"  # as the kernel names it
+    values = {"folder": str(folder), "file_system": kind, "free_bytes": free, "failed": failed}
+    where = str(context.results) + " (does not exist yet)" * (folder != context.results.absolute())
+    fact = f"{where}, file system {kind}, {free / GIB:.1f} GiB free"
+    if failed:
+        cure = "make it writable, or use another folder"
+        cure = "request a mount with the option flock" if "flock" in failed and kind == "lustre" else cure
+        return Finding("no", f"{fact}; {failed}", cure, values)
+    fact += "; rename, fsync, flock and memory map work"
+    if free < DEMO_DISK:
+        return Finding("no", fact, f"free {DEMO_DISK / 1e6:.0f} MB: the demo's results take half of it", values)
+    on_network = kind in NETWORK_FILE_SYSTEMS or kind.startswith("fuse")
+    skewed = f"its clock is {skew:+.0f} s off this machine's clock, and Snakemake compares file times"
+    notes = {
+        ("it is in memory: lost on reboot", "copy important results to a disk"): kind in ("tmpfs", "ramfs"),
+        ("it is inside a container and is lost with it", "mount a folder of the host here"): kind == "overlay",
+        ("files of other nodes appear late", "snakemake --latency-wait 60, as profiles/alps has it"): on_network,
+        (skewed, "synchronize both clocks with NTP"): abs(skew) > 1.0,
+        ("little free space beyond the demo", "free some space"): free < 20 * DEMO_DISK,
+    }
+    return make_finding(fact, [note for note, holds in notes.items() if holds], values)
+
+
+def make_finding(fact: str, notes: list[tuple[str, str]], values: dict[str, Any]) -> Finding:
+    """Return an `ok` finding, or a `note` with each (reason, next step)."""
+    fact = "; ".join([fact, *(why for why, _ in notes)])
+    return Finding("note" if notes else "ok", fact, "; ".join(cure for _, cure in notes), values)
+
+
+# -- SLURM
+
+
+def check_slurm(context: Context) -> Finding:
+    """Check SLURM's programs, its controller and its accounting. `values`: partition → GPUs of its nodes, if any."""
+    if missing := [name for name in ("sbatch", "srun", "sinfo") if shutil.which(name) is None]:
+        cure = "run this on a cluster's login node; a dry run needs no SLURM: snakemake --profile alps -n"
+        return Finding("no", f"{', '.join(missing)} not found; needed only for --profile alps", cure)
+    code, text = run_command(["sinfo", "--noheader", "--format=%P %G"])
+    if code != 0:
+        first = text.splitlines()[0] if text else describe_exit(code)
+        cure = "scontrol ping; then contact the administrators"
+        return Finding("no", f"its controller does not respond: {first[:160]}", cure)
+    partitions: dict[str, int] = {}
+    for name, _, resources in (line.partition(" ") for line in text.splitlines()):
+        gpus = sum(int(count) for count in re.findall(r"gpu:(?:[^,:()]+:)?(\d+)", resources))
+        partitions[name.rstrip("*")] = max(gpus, partitions.get(name.rstrip("*"), 0))
+    notes = []
+    if run_command(["sacct", "-X", "--noheader", "--format=JobIdRaw"])[0] != 0:
+        notes.append(("sacct fails: Snakemake would wait forever", "snakemake --slurm-status-command squeue"))
+    if job := os.environ.get("SLURM_JOB_ID"):
+        notes.append((f"this is inside job {job}, and Snakemake submits jobs itself", "start it outside a job"))
+    fact = f"{run_command(['sbatch', '--version'])[1]}, partitions {', '.join(partitions)}"
+    return make_finding(fact, notes, {"partitions": partitions})
+
+
+#: (name, check), in the order of the output
+CHECKS: list[tuple[str, Callable[[Context], Finding]]] = [
+    ("python", check_python),
+    *((f"{group} packages", partial(check_packages, group)) for group in GROUPS),
+    ("project", check_project_folder),
+    ("configuration", check_configuration),
+    ("cores", check_cores),
+    ("memory", check_memory),
+    ("gpu", check_gpus),
+    ("gloo", partial(check_all_reduce, "cpu", "set up the loopback interface: ip link set lo up")),
+    ("nccl", check_nccl),
+    ("results folder", check_results_folder),
+    ("slurm", check_slurm),
+]
+#: checks that `make run` needs, which decide the exit code
+DEMO = ("python", "host packages", "trainer packages", "report packages", "project", "configuration", "memory", "gloo",
+        "results folder")  # fmt: skip

@@ -1,20 +1,22 @@
 """Say whether the chosen experiments can start: one line, then what is missing and how to mend it.
 
-Exit code 0 if nothing is missing, else 2. Details: `check` (designs), `doctor` (this machine), `plan` (cost).
+Exit code 0 if nothing is missing, else 2; warnings do not count. Details: `check` (designs), `doctor` (this machine),
+`plan` (cost).
 """
 
 import argparse
 import os
+import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenscale.base.errors import UserError
 from tokenscale.cli import check, doctor, main
-from tokenscale.cli.doctor_checks import Finding
+from tokenscale.cli.doctor import Finding
 from tokenscale.cli.plan import format_bytes
 from tokenscale.cli.plan_prices import RunPrices
 from tokenscale.costs.prices import sum_prices
@@ -28,8 +30,13 @@ from tokenscale.settings.run import RunSettings
 HERE = ("python", "host packages", "trainer packages", "report packages", "results folder", "gpu", "nccl", "gloo")
 SUBMITTED = ("python", "host packages", "report packages", "results folder", "slurm")
 
-#: what is missing, and the command or edit that mends it
-Problem = tuple[str, str]
+
+class Lack(NamedTuple):
+    """Something that is missing, and the command or edit that mends it. `refuses`: the experiments cannot start."""
+
+    what: str
+    next: str
+    refuses: bool = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,53 +46,109 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the verdict, the size of the work, and what is missing."""
-    config, results = main.load_configuration(arguments), Path("results")
+    """Print the verdict with the size of the work, and what is missing."""
+    config = main.load_configuration(arguments)
     names, prices = config.select_experiments(arguments.experiment), RunPrices(config)
-    submits = config.machine.starter == "srun"
-    findings = doctor.examine(results, only=SUBMITTED if submits else HERE)
-    problems = [*judge_machine(config, names, findings), *find_problems(config, names, prices, arguments.profile)]
-    for line in render(config, names, prices, problems, colour=sys.stdout.isatty()):
-        print(line)
-    return 2 if problems else 0
+    findings = doctor.examine(Path("results"), only=SUBMITTED if config.machine.starter == "srun" else HERE)
+    lacks = [
+        *judge_machine(config, names, findings, arguments.profile),
+        *find_lacks(config, names, prices, arguments.profile),
+    ]
+    print(line(config, names, prices, lacks, colour=sys.stdout.isatty()))
+    for lack in sorted(lacks, key=lambda lack: not lack.refuses):
+        print(f"  {'' if lack.refuses else 'warning  '}{textwrap.shorten(lack.what, 240)}")
+        for number, text in enumerate(lack.next.splitlines()):
+            print(f"    {'' if number else 'next':<4}  {text}")
+    return 2 if any(lack.refuses for lack in lacks) else 0
 
 
-def judge_machine(config: Config, names: Sequence[str], findings: Mapping[str, Finding]) -> Iterator[Problem]:
-    """Yield what this machine lacks for the experiments; GPUs are only missing where there are some, but too few."""
-    runs = [run.settings for run in config.all_runs(list(names)).values()]
+def line(
+    config: Config, names: Sequence[str], prices: RunPrices, lacks: Sequence[Lack], *, colour: bool = False
+) -> str:
+    """Return the verdict with the runs that are left and their cost. A dry run ends with it, too."""
+    runs, missing = config.all_runs(list(names)), sum(lack.refuses for lack in lacks)
+    left = [run for run_id, run in runs.items() if not prices.is_done(run_id)]
+    total, verdict = sum_prices(map(prices.price, left)), "not ready" if missing else "ready"
+    parts = [f"{missing} missing"] * bool(missing) + [f"{len(lacks) - missing} warnings"] * (missing < len(lacks))
+    parts += [f"{', '.join(names)} at scale {config.settings.scale}", f"{len(left)} of {len(runs)} runs to do"]
+    if total.timed and config.machine.gpus_per_node is not None:
+        parts.append(f"{submission.format_hours({'': total})} node-hours")
+    parts += [format_bytes(total.bytes)] * bool(left)
+    return (
+        f"\x1b[{31 if missing else 32}m{verdict}\x1b[0m: {', '.join(parts)}"
+        if colour
+        else f"{verdict}: {', '.join(parts)}"
+    )
+
+
+def judge_machine(
+    config: Config, names: Sequence[str], findings: Mapping[str, Finding], profile: str | None = None
+) -> Iterator[Lack]:
+    """Yield what this machine or cluster lacks for the experiments. A GPU is missed only where there are too few."""
+    runs, machine = [run.settings for run in config.all_runs(list(names)).values()], config.machine
     ranks = max((run.layout.world_size for run in runs), default=1)
-    on_gpus = max((run.layout.world_size for run in runs if run.device == "auto"), default=0)
+    on_gpus = max((run.layout.world_size for run in runs if run.device != "cpu"), default=0)
     devices = len(findings["gpu"].values.get("devices", [])) if "gpu" in findings else 0
     unneeded = {"gpu", *["nccl"] * (not devices or on_gpus < 2), *["gloo"] * (ranks < 2)}
     for name, finding in findings.items():
         if finding.verdict == "no" and name not in unneeded:
-            yield f"{name}: {finding.fact}", finding.next
+            yield Lack(f"{name}: {finding.fact}", finding.next)
+        elif finding.verdict == "note" and name == "slurm":
+            yield Lack(f"{name}: {finding.fact}", finding.next, refuses=False)
     if 0 < devices < on_gpus:
-        yield f"runs of {on_gpus} ranks with a GPU each, but torch sees {devices}", "CUDA_VISIBLE_DEVICES= make run"
+        yield Lack(
+            f"runs of {on_gpus} ranks with a GPU each, but torch sees {devices}", "CUDA_VISIBLE_DEVICES= make run"
+        )
+    partitions = findings["slurm"].values.get("partitions", {}) if "slurm" in findings else {}
+    wanted = _read_resources(profile).get("slurm_partition") if profile else None
+    if partitions and wanted and wanted not in partitions:
+        following = (
+            f"slurm_partition: one of {', '.join(partitions)}, in profiles/{Path(profile or '').name}/config.yaml"
+        )
+        yield Lack(f"the cluster has no partition {wanted}", following)
+    elif 0 < (there := partitions.get(wanted, 0)) < (machine.gpus_per_node or 0):
+        what = f"nodes of partition {wanted} have {there} GPUs, and {machine.name} asks for {machine.gpus_per_node}"
+        yield Lack(what, f"gpus_per_node = {there} in {config.settings.machine}, or another partition")
+    if machine.container is not None and (image := _find_missing_image(machine.container)):
+        yield Lack(f"the image of trainings is missing: {image}", "build it: profiles/alps/README.md, step 5")
 
 
-def find_problems(config: Config, names: Sequence[str], prices: RunPrices, profile: str | None) -> Iterator[Problem]:
-    """Yield what keeps the experiments from starting, by their settings, the profile, and the files in `results`."""
-    for line, refuses in check.check(config, list(names), here=config.machine.starter != "srun"):
-        if refuses:
-            what, _, following = line.strip().removeprefix("refuse").strip().partition(" Next: ")
-            yield what, following
+def _find_missing_image(container: str) -> str | None:
+    """Return the path of a container image if it is missing: CSCS deletes files that nobody accesses."""
+    text = Path(container).read_text() if Path(container).is_file() else ""
+    stated = re.search(r'^image = "(.+)"$', text, re.M)
+    path = os.path.expandvars(stated[1]) if stated else ""
+    # `$`: a variable without a value, this is not Alps; `#`: a registry address
+    return path if path and not set("$#") & set(path) and not Path(path).exists() else None
+
+
+def find_lacks(config: Config, names: Sequence[str], prices: RunPrices, profile: str | None = None) -> Iterator[Lack]:
+    """Yield what keeps the experiments from starting, by their settings, the profile, and the files in `results`.
+
+    Needs a fraction of a second and no torch: a dry run calls it, too.
+    """
+    for name, problems in check.find_problems(config, names, here=config.machine.starter != "srun").items():
+        for problem in problems:
+            if problem.level != "note":
+                what = check.describe(config, name, problem)
+                yield Lack(f"{name}: {what}" if name else what, problem.next, problem.level == "refuse")
     runs = config.all_runs(list(names))
     left = [run_id for run_id in runs if not prices.is_done(run_id)]
     errors = [submission.unset_variable_error([_read_resources(profile)] if profile else [])]
     if config.machine.gpus_per_node is not None:
         errors.append(submission.budget_error(prices.sum_by_experiment(left), config.settings.budget.node_hours))
-    too_large = {
-        run_id: error for run_id in left if (error := _find_lack_of_memory(config, runs[run_id].settings, prices))
-    }
-    for run_id, error in list(too_large.items())[:1]:
-        errors.append(UserError(f"{len(too_large)} runs, such as {run_id}: {error.what}", **error.facts))
+    large = {run_id: error for run_id in left if (error := _find_lack_of_memory(config, runs[run_id].settings, prices))}
+    for run_id, error in list(large.items())[:1]:
+        errors.append(UserError(f"{len(large)} runs, such as {run_id}: {error.what}", **error.facts))
     for found in filter(None, errors):
         facts = ", ".join(f"{key} {text}" for key, text in found.facts.items() if key in ("needed", "found", "budget"))
-        yield f"{found.what} {facts}".strip(), str(found.facts.get("next", ""))
-    needed, free = sum_prices(prices.price(runs[run_id]) for run_id in left).bytes, shutil.disk_usage(".").free
-    if needed > free:
-        yield f"results take about {format_bytes(needed)}, {format_bytes(free)} are free", "free space (`df -h .`)"
+        yield Lack(f"{found.what} {facts}".strip(), str(found.facts.get("next", "")))
+    stores = prices.count_stores(list(names)).predicted_bytes if left else 0
+    needed = sum_prices(prices.price(runs[run_id]) for run_id in left).bytes + stores
+    if needed > (free := shutil.disk_usage(".").free):
+        yield Lack(
+            f"results take about {format_bytes(needed)}, {format_bytes(free)} are free", "free space (`df -h .`)"
+        )
 
 
 def _find_lack_of_memory(config: Config, run: RunSettings, prices: RunPrices) -> UserError | None:
@@ -101,23 +164,3 @@ def _read_resources(profile: str) -> dict[str, Any]:
     given = load_profile(profile)[1].get("default-resources") or {}
     pairs = given.items() if isinstance(given, Mapping) else (str(entry).partition("=")[::2] for entry in given)
     return {name: os.path.expandvars(str(value)) for name, value in pairs}
-
-
-def render(
-    config: Config, names: Sequence[str], prices: RunPrices, problems: Sequence[Problem], *, colour: bool = False
-) -> Iterator[str]:
-    """Yield the verdict with the runs that are left and their cost, then each problem with its next step."""
-    runs = config.all_runs(list(names))
-    left = [run for run_id, run in runs.items() if not prices.is_done(run_id)]
-    total = sum_prices(map(prices.price, left))
-    work = f"{', '.join(names)} at scale {config.settings.scale}: {len(left)} of {len(runs)} runs to do"
-    if total.timed and config.machine.gpus_per_node is not None:
-        work += f", {submission.format_hours({'': total})} node-hours"
-    work += f", {format_bytes(total.bytes)}" if left else ""
-    verdict = f"not ready, {len(problems)} missing" if problems else "ready"
-    yield (f"\x1b[{31 if problems else 32}m{verdict}\x1b[0m" if colour else verdict) + f": {work}"
-    for what, following in problems:
-        yield f"  {textwrap.shorten(what, 240)}"
-        yield from (
-            f"    {'next' if number == 0 else '    '}  {line}" for number, line in enumerate(following.splitlines())
-        )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from tokenscale.cli.doctor_checks import run_command
+from tokenscale.cli.doctor import run_command
 
 #: `slurm-jobname-prefix` of our profiles
 PREFIX = "tokenscale"

@@ -1,0 +1,412 @@
+"""What `doctor` finds. No GPU and no cluster is needed: driver, torch and SLURM are told what to say."""
+
+import errno
+import fcntl
+import importlib.metadata
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.machines import GPU, TORCH, asked, program
+from tokenscale.cli import doctor
+from tokenscale.cli.doctor import GROUPS, PURPOSES, list_packages
+from tokenscale.runs.records import provenance
+
+CHECKS = dict(doctor.CHECKS)
+TWO = TORCH | {"devices": [GPU, GPU]}
+
+# -- cores and memory
+
+
+@pytest.mark.parametrize(
+    "lines, files, limits",
+    [
+        (["0::/job"], {"job/cpu.max": "250000 100000", "job/memory.max": "8589934592"}, (2.5, 8 * 2**30)),
+        (["0::/job/step"], {"job/memory.max": "1000", "job/step/memory.max": "max"}, (None, 1000)),  # the parent limits
+        (["0::/"], {"cpu.max": "max 100000", "memory.max": "max"}, (None, None)),
+        (["0::/not/visible"], {"memory.max": "5000", "cpu.max": "50000 100000"}, (0.5, 5000)),  # inside a container
+        ([], {}, (None, None)),
+    ],
+)
+def test_control_groups_limit_cores_and_memory(tmp_path, lines, files, limits):
+    files = {f"sys/fs/cgroup/{name}": text for name, text in files.items()} | {"proc/self/cgroup": "\n".join(lines)}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert provenance.cgroup_limits(tmp_path) == limits
+
+
+@pytest.mark.parametrize("affinity, quota, usable", [(8, None, 8), (8, 2.5, 3), (2, 16.0, 2), (4, 0.2, 1)])
+def test_usable_cores_are_those_that_work_at_once(affinity, quota, usable):
+    assert provenance.usable_cores(affinity, quota) == usable
+
+
+def test_fewer_cores_than_are_visible_is_a_note(monkeypatch):
+    monkeypatch.setattr(provenance, "cgroup_limits", lambda: (1.5, None))
+    monkeypatch.setattr(provenance, "count_affinity_cores", lambda: 16)
+    found = doctor.check_cores(asked())
+    assert found.verdict == "note" and found.values["usable"] == 2 and "--cores 2" in found.next
+
+
+@pytest.mark.parametrize("limit, verdict", [(None, "ok"), (2**30, "no"), (2 * 2**30, "note")])
+def test_the_memory_that_counts_is_what_a_control_group_leaves(monkeypatch, limit, verdict):
+    monkeypatch.setattr(provenance, "read_memory", lambda: (64 * 2**30, 60 * 2**30))
+    monkeypatch.setattr(provenance, "cgroup_limits", lambda: (None, limit))
+    found = doctor.check_memory(asked())
+    assert found.verdict == verdict and found.fact.startswith("64.0 GiB")
+
+
+# -- SLURM
+
+
+@pytest.fixture
+def cluster(monkeypatch, tmp_path):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    program(tmp_path, "srun", "exit 0")
+    program(tmp_path, "sbatch", "echo slurm 22.05.8")
+    program(tmp_path, "sinfo", "echo 'normal* gpu:gh200:4(S:0-3)'; echo 'debug (null)'; echo 'debug gpu:2'")
+    program(tmp_path, "sacct", "exit 0")
+    return tmp_path
+
+
+def test_a_cluster_whose_services_answer_is_ok(cluster):
+    found = doctor.check_slurm(asked())
+    assert (found.verdict, found.fact) == ("ok", "slurm 22.05.8, partitions normal, debug")
+    assert found.values["partitions"] == {"normal": 4, "debug": 2}
+
+
+@pytest.mark.parametrize(
+    "spoil, verdict, words",
+    [
+        (lambda folder, env: (folder / "sbatch").unlink(), "no", "sbatch not found"),
+        (lambda folder, env: (folder / "srun").unlink(), "no", "srun not found"),
+        (lambda folder, env: program(folder, "sinfo", "echo Unable to contact; exit 1"), "no", "Unable to contact"),
+        (lambda folder, env: program(folder, "sacct", "exit 1"), "note", "--slurm-status-command squeue"),
+        (lambda folder, env: (folder / "sacct").unlink(), "note", "--slurm-status-command squeue"),
+        (lambda folder, env: env.setenv("SLURM_JOB_ID", "42"), "note", "inside job 42"),
+    ],
+)
+def test_what_a_cluster_lacks_is_told(cluster, monkeypatch, spoil, verdict, words):
+    spoil(cluster, monkeypatch)
+    found = doctor.check_slurm(asked())
+    assert found.verdict == verdict and words in f"{found.fact}; {found.next}", found
+
+
+# -- GPUs and collectives
+
+
+@pytest.mark.parametrize(
+    "driver, torch, hidden, verdict, words",
+    [
+        ([], {}, None, "no", "training runs on the CPU"),
+        (["NVIDIA H200"], {"devices": [GPU]}, None, "ok", "1 x NVIDIA H200 (150 GiB, capability 9.0); torch for CUDA"),
+        (["NVIDIA H200"], {"cuda": None, "version": "2.13.0+cpu"}, None, "no", "2.13.0+cpu is a build for CPUs"),
+        (["NVIDIA H200"], {}, "", "no", "CUDA_VISIBLE_DEVICES='' hides them"),
+        (["NVIDIA H200"], {"error": "RuntimeError: driver is too old"}, None, "no", "driver is too old"),
+        (["NVIDIA H200"], {"devices": [GPU | {"error": "no kernel image"}]}, None, "no", "GPU 0: no kernel image"),
+        (["NVIDIA H200"] * 4, {"devices": [GPU]}, "2", "note", "sees 4 (NVIDIA H200); CUDA_VISIBLE_DEVICES is 2"),
+        ([], {"cuda": None, "rocm": "7.1", "devices": [GPU] * 2}, None, "ok", "2 x NVIDIA H200"),
+    ],
+)
+def test_gpus_of_driver_and_torch_are_compared(monkeypatch, driver, torch, hidden, verdict, words):
+    monkeypatch.setattr(doctor, "query_driver", lambda: (driver, ""))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    found = doctor.check_gpus(asked(torch=TORCH | torch))
+    assert found.verdict == verdict and words in found.fact, found
+
+
+def test_the_driver_is_asked_through_nvidia_smi(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor.query_driver()[0] == []
+    program(tmp_path, "nvidia-smi", "echo 'NVIDIA H200'; echo 'NVIDIA H200'")
+    assert doctor.query_driver() == (["NVIDIA H200"] * 2, "")
+    program(tmp_path, "nvidia-smi", "echo 'NVIDIA-SMI has failed because it could not talk to the driver'; exit 9")
+    assert doctor.query_driver()[0] == [] and "could not talk to the driver" in doctor.query_driver()[1]
+
+
+@pytest.fixture
+def sweep(monkeypatch):
+    """Set what `benchmark collectives` prints and writes; return the arguments of its calls."""
+    calls = []
+
+    def result(code, text, seconds=None):
+        def run(*arguments):
+            calls.append(arguments)
+            if seconds is not None:
+                size = int(arguments[arguments.index("--sizes") + 2])
+                record = {"bytes": size, "seconds": seconds * size / 2**20}
+                Path(arguments[-1]).write_text(json.dumps({"records": [{"bytes": 4096, "seconds": 1.0}, record]}))
+            return code, text
+
+        monkeypatch.setattr(doctor, "run_python", run)
+        return calls
+
+    return result
+
+
+@pytest.mark.parametrize(
+    "code, text, words",
+    [
+        (1, "Traceback:\ntorch.distributed.DistNetworkError: refused\n  at\ntokenscale: a rank failed.", "refused"),
+        (2, "tokenscale: a rank of the sweep failed.\n  code  -11", "a rank of the sweep failed."),
+        (None, "no output within 60 s", "no output within 60 s"),
+        (-9, "", "signal 9"),
+    ],
+)
+def test_an_all_reduce_that_fails_or_hangs_is_no(sweep, code, text, words):
+    sweep(code, text)
+    found = CHECKS["gloo"](asked())
+    assert found.verdict == "no" and words in found.fact and "ip link set lo up" in found.next
+
+
+def test_what_cannot_be_tried_is_told_apart(sweep):
+    calls = sweep(0, "", 1.0)
+    assert CHECKS["gloo"](asked(torch={})).fact == CHECKS["nccl"](asked(torch={})).fact == "unknown without torch"
+    crashed = {key: value for key, value in TORCH.items() if key != "devices"}
+    for name in ("gloo", "nccl", "gpu"):
+        assert "ended early: signal 11" in CHECKS[name](asked(torch=crashed, ended="signal 11")).fact
+    assert "not in this build" in doctor.check_nccl(asked(torch=TORCH | {"nccl": False})).fact
+    assert "sees no GPU" in doctor.check_nccl(asked()).fact
+    assert doctor.check_nccl(asked(torch=TORCH | {"devices": [GPU]})).verdict == "ok" and calls == []
+
+
+def test_the_speed_of_an_all_reduce_is_compared_with_the_machines_file(sweep):
+    calls = sweep(0, "", 2**20 / 40e9)
+    found = doctor.check_nccl(asked(torch=TWO, least_node_gb_s=39.0))
+    assert found.verdict == "ok" and found.fact.endswith("an all-reduce, at 40 GB/s") and "auto" in calls[0]
+    slow = doctor.check_nccl(asked(torch=TWO, least_node_gb_s=60.0))
+    assert slow.verdict == "note" and "expects at least 60 GB/s (least_node_gb_s)" in slow.fact
+    gloo = CHECKS["gloo"](asked(least_node_gb_s=60.0))
+    assert gloo.verdict == "ok" and gloo.values["gb_s"] == pytest.approx(40) and "cpu" in calls[-1]
+
+
+# -- the results folder
+
+
+def test_a_good_folder_passes_every_trial_and_is_left_empty(tmp_path):
+    failed, skew = doctor.try_folder(tmp_path)
+    assert failed == "" and abs(skew) < 5 and list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_no(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    found = doctor.check_results_folder(asked(tmp_path / "file"))
+    assert found.verdict == "no" and "create fails: Not a directory" in found.fact
+
+    def read_only(*args, **kwargs):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(doctor.tempfile, "TemporaryDirectory", read_only)
+    found = doctor.check_results_folder(asked(tmp_path))
+    assert found.verdict == "no" and "create fails: Read-only file system" in found.fact and "writable" in found.next
+
+
+@pytest.mark.parametrize(
+    "step, owner, name, replacement",
+    [
+        ("fsync", os, "fsync", OSError(errno.EINVAL, "Invalid argument")),
+        ("rename", os, "replace", OSError(errno.EXDEV, "Invalid cross-device link")),
+        ("rename", os, "replace", None),  # says it did, and did not
+        ("flock fails: two processes", doctor, "run_command", (0, "")),
+        ("flock", fcntl, "flock", OSError(errno.ENOSYS, "Function not implemented")),  # Lustre without the option flock
+        ("memory map", doctor.mmap, "mmap", OSError(errno.ENODEV, "No such device")),
+    ],
+)
+def test_what_a_file_system_cannot_do_is_named(tmp_path, monkeypatch, step, owner, name, replacement):
+    def replaced(*args, **kwargs):
+        if isinstance(replacement, Exception):
+            raise replacement
+        return replacement
+
+    monkeypatch.setattr(owner, name, replaced)
+    assert doctor.try_folder(tmp_path)[0].startswith(step)
+
+
+@pytest.mark.parametrize(
+    "free, kind, skew, verdict, words",
+    [
+        (10**6, "ext4", 0, "no", "free 100 MB"),
+        (10**9, "ext4", 0, "note", "little free space"),
+        (10**11, "ext4", 0, "ok", "file system ext4"),
+        (10**11, "nfs4", 0, "note", "latency-wait"),
+        (10**11, "fuse.sshfs", 0, "note", "latency-wait"),
+        (10**11, "tmpfs", 0, "note", "lost on reboot"),
+        (10**11, "overlay", 0, "note", "inside a container"),
+        (10**11, "ext4", -90, "note", "-90 s off"),
+    ],
+)
+def test_room_kind_and_clock_of_a_file_system_are_judged(monkeypatch, tmp_path, free, kind, skew, verdict, words):
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**12, 0, free))
+    monkeypatch.setattr(doctor, "run_command", lambda argv: (0, f"Type\n{kind}"))
+    monkeypatch.setattr(doctor, "try_folder", lambda folder: ("", skew))
+    found = doctor.check_results_folder(asked(tmp_path))
+    assert found.verdict == verdict and words in f"{found.fact} {found.next}" and f"file system {kind}" in found.fact
+
+
+# -- child processes
+
+
+def test_the_child_tells_broken_crashing_and_chatty_packages_apart(monkeypatch, tmp_path):
+    modules = {
+        "chatty": "import sys\nprint('hello')\nprint('{}')\nprint('more', end='', file=sys.stderr)",
+        "broken": "raise ImportError('libcuda.so.1: cannot open shared object file')",
+        "leaving": "raise SystemExit(3)",
+        "crashing": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
+        "hanging": "import time\ntime.sleep(60)",
+        "unreached": "",
+    }
+    for name, text in modules.items():
+        (tmp_path / f"{name}.py").write_text(f"{text}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert doctor.probe(["chatty", "missing", "broken", "leaving", "crashing", "unreached"]) == {
+        "broken": {
+            "broken": "ImportError: libcuda.so.1: cannot open shared object file",
+            "leaving": "SystemExit: 3",
+            "crashing": "importing it kills Python: signal 9",
+        },
+        "torch": {},
+        "ended": "signal 9",
+    }
+    monkeypatch.setattr(doctor, "LIMIT_S", 2.0)
+    found = doctor.probe(["unreached", "hanging"])
+    assert found["broken"] == {"hanging": "importing it kills Python: no exit within 2 s"}
+
+
+def test_torch_of_this_machine_is_described():
+    found = doctor.probe(["torch"])
+    assert found["broken"] == {} and found["ended"] == ""
+    assert set(found["torch"]) >= set(TORCH) and found["torch"]["version"]
+
+
+def test_a_command_that_does_not_end_is_killed_with_its_children(tmp_path):
+    command = f"(sleep 3; touch {tmp_path}/late) & echo begun; sleep 60"
+    assert doctor.run_command(["sh", "-c", command], 0.5) == (None, "begun\nno output within 0.5 s")
+    doctor.run_command(["sleep", "3"])
+    assert not (tmp_path / "late").exists()
+    assert doctor.run_command([str(tmp_path / "none")])[0] is None
+
+
+# -- the project
+
+
+def test_outside_of_the_project_there_is_no_demo(monkeypatch, tmp_path):
+    assert doctor.check_project_folder(asked()).verdict in ("ok", "note")
+    monkeypatch.chdir(tmp_path)
+    found = doctor.check_project_folder(asked())
+    assert found.verdict == "no" and "workflow/Snakefile" in found.fact
+    assert "outside the project" in doctor.check_configuration(asked()).fact
+
+
+def test_programs_and_links_that_are_not_found_are_named(monkeypatch, tmp_path):
+    for name in ("workflow/Snakefile", "config/config.yaml", "profiles/default/config.yaml", "pyproject.toml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "alps").write_text("profiles/alps")  # what Git makes of a link where links are not supported
+    monkeypatch.chdir(tmp_path)
+    assert "ln -sfn" in doctor.check_project_folder(asked()).next
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = doctor.check_project_folder(asked())
+    assert found.verdict == "note" and "make and git" in found.fact
+
+
+def test_a_mistake_in_the_configuration_is_told_as_the_workflow_tells_it(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/config.yaml").write_text("scale: dmeo\n")
+    found = doctor.check_configuration(asked())
+    assert found.verdict == "no" and "unknown scale 'dmeo'" in found.fact and "demo" in found.next
+
+
+# -- Python and packages
+
+
+@pytest.mark.parametrize("version, verdict", [("3.10.14", "no"), ("3.11.0", "ok"), ("3.14.2", "ok"), ("3.15.0", "no")])
+def test_the_version_of_python_is_compared_with_the_project_s(monkeypatch, version, verdict):
+    monkeypatch.setattr(doctor.platform, "python_version", lambda: version)
+    found = doctor.check_python(asked())
+    assert found.verdict == verdict and version in found.fact and ">=3.11,<3.15" in found.fact
+    assert verdict == "ok" or found.next.startswith("make setup PYTHON=python3.")
+
+
+def not_installed(name):
+    raise importlib.metadata.PackageNotFoundError(name)
+
+
+def test_bounds_are_the_clone_s_or_else_the_installed_ones_or_unknown(monkeypatch):
+    ours, listed = doctor.read_requirements(), set(list_packages(*GROUPS))
+    assert listed - set(ours) == {"tiktoken"}
+    assert (ours["python"], ours["torch"], ours["ruff"]) == (">=3.11,<3.15", ">=2.9,<2.16", ">=0.17,<0.18")
+    monkeypatch.setattr(doctor, "__file__", "/nowhere/site-packages/tokenscale/cli/doctor.py")
+    stated = ["torch<2.15,>=2.10", 'pytest>=8; extra == "test"', "PyYAML", "huggingface_hub[cli] (>=1)"]
+    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda name: stated)
+    installed = doctor.read_requirements()
+    assert installed.pop("python") == ">=3.11,<3.15"
+    assert installed == {"torch": ">=2.10,<2.15", "pytest": ">=8", "pyyaml": "", "huggingface-hub": ">=1"}
+    monkeypatch.setattr(doctor.importlib.metadata, "requires", not_installed)
+    assert doctor.read_requirements() == {}
+    assert doctor.check_python(asked()).verdict == "note" and CHECKS["host packages"](asked()).verdict == "ok"
+
+
+def test_without_the_package_packaging_no_version_is_refused(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "packaging"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    assert doctor.satisfies("1.0", ">=2") and doctor.check_python(asked()).verdict == "ok"
+    found = CHECKS["host packages"](asked())
+    assert found.verdict == "note" and "missing: packaging (only for doctor)" in found.fact
+
+
+@pytest.mark.parametrize(
+    "version, bounds, holds",
+    [
+        ("2.9", ">=2.9.0,<2.14", True),
+        ("2.14", "<2.14.0", False),
+        ("2.13.1+cu130", ">=2.9,<2.14", True),
+        ("2.9.0a0+5228986.nv25.10", ">=2.9", True),  # containers of NVIDIA's
+        ("2.8.9", ">=2.9,<2.14", False),
+        ("2.14.0.dev20261101", "<2.14", False),
+        ("9.3", ">=9.20", False),
+        ("anything", "", True),
+    ],
+)
+def test_versions_are_compared_as_numbers(version, bounds, holds):
+    assert doctor.satisfies(version, bounds) is holds
+
+
+@pytest.mark.parametrize("group, name", [(group, name) for group in GROUPS for name in list_packages(group)])
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch, group, name):
+    monkeypatch.setitem(sys.modules, doctor.module_of(name), None)  # what makes a module unimportable
+    found = doctor.check_packages(group, asked())
+    assert f"missing: {name}" in found.fact and f"for {PURPOSES[group]}" in found.fact
+    assert f"pip install '{name}" in found.next
+    assert found.verdict == ("note" if name in doctor.ONLY else "no")
+
+
+def test_one_package_that_is_needed_weighs_more_than_one_that_is_not(monkeypatch):
+    for module in ("yaml", "snakemake_executor_plugin_slurm"):
+        monkeypatch.setitem(sys.modules, module, None)
+    found = doctor.check_packages("host", asked())
+    assert found.verdict == "no" and "snakemake-executor-plugin-slurm (only for SLURM), pyyaml" in found.fact
+
+
+@pytest.mark.parametrize("version", ["2.8.0", "2.16.0"])
+def test_a_torch_outside_its_bounds_is_refused(monkeypatch, version):
+    real = doctor.installed_version
+    monkeypatch.setattr(doctor, "installed_version", lambda name: version if name == "torch" else real(name))
+    found = doctor.check_packages("trainer", asked())
+    assert found.verdict == "no" and f"torch {version} is outside >=2.9,<2.16" in found.fact
+    assert "'torch>=2.9,<2.16'" in found.next
+
+
+def test_a_package_that_is_there_and_does_not_import_is_broken():
+    why = "ImportError: libstdc++.so.6: version not found"
+    found = doctor.check_packages("report", asked(broken={"duckdb": why}))
+    assert found.verdict == "no" and f"does not import: {why}" in found.fact
+    assert "--force-reinstall 'duckdb" in found.next
