@@ -166,7 +166,7 @@ def test_a_dry_run_warns_and_goes_on(cluster):
     assert re.search(r"^cost of 5 trainings, estimated: [0-9,.]+ node-hours, over the budget of 50 ", text, re.M)
     code, text, _ = submit(cluster, "-n", "ranks")
     assert code == 0 and not refusals(text)
-    assert "cost of 2 trainings, estimated: 0.1 node-hours, within the budget of 50 (budget.node_hours)" in text
+    assert re.search(r"cost of 2 trainings, estimated: 0.\d+ node-hours, within the budget of 50 \(budget", text), text
     assert re.search(r"^  ranks +0\.1  2 runs$", text, re.M) and "≤" not in text
 
 
@@ -179,7 +179,7 @@ def test_a_dry_run_says_the_most_that_runs_without_a_store_can_take(cluster):
     assert "  ≤: 1 runs are priced by the fewest useful tokens per row" in text
     made(cluster)
     code, text, _ = submit(cluster, "-n", "ranks")
-    assert "cost of 2 trainings, estimated: 0.1 node-hours, within" in text and "≤" not in text, text
+    assert re.search(r"cost of 2 trainings, estimated: 0.\d+ node-hours, within", text) and "≤" not in text, text
 
 
 def test_a_dry_run_of_this_machine_says_nothing_of_either(cluster):

@@ -44,7 +44,7 @@ def test_a_budget_that_is_not_kept_names_the_largest_experiments_and_the_way_out
     assert error.facts["budget"].startswith("50 ")
     lines = error.facts["largest"].splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["large", "middle", "small"]
-    assert lines[0].split()[1] == "40.0" and lines[-1] == "and 2 more experiments: 1.0"
+    assert lines[0].split()[1] == "40.0" and lines[-1] == "and 2 more experiments: 1.00"
     assert "--config 'budget={node_hours: 70}'" in error.facts["next"] and "corpus tokens" not in error.facts["next"]
     error = budget_error(totals | {"other": of(0, unknown="no device")}, 50)
     assert error.facts["needed"] == "≥ 63.0 node-hours (estimated), and 1 runs of unknown hours"
@@ -54,15 +54,15 @@ def test_upper_bounds_count_for_the_budget_and_are_marked():
     totals = {"exact": of(1.0), "bounded": of(60.0, bound="the time limit of their jobs")}
     error = budget_error(totals, 50)
     assert error.facts["needed"] == "≤ 61.0 node-hours (estimated), 1 runs with an upper bound"
-    assert error.facts["largest"].split() == ["bounded", "≤", "60.0", "exact", "1.0"]
+    assert error.facts["largest"].split() == ["bounded", "≤", "60.0", "exact", "1.00"]
     assert "snakemake corpus tokens" in error.facts["next"]
 
 
 def test_a_cost_is_listed_by_experiment_within_the_budget_and_over_it():
     totals = {"exact": of(1.0), "bounded": of(3.0, bound="the time limit of their jobs")}
     first, *lines = format_costs(totals, 50)
-    assert first == "cost of 2 trainings, estimated: ≤ 4.0 node-hours, within the budget of 50 (budget.node_hours)"
-    assert [line.split()[:2] for line in lines] == [["exact", "1.0"], ["bounded", "≤"], ["≤:", "1"]]
+    assert first == "cost of 2 trainings, estimated: ≤ 4.00 node-hours, within the budget of 50 (budget.node_hours)"
+    assert [line.split()[:2] for line in lines] == [["exact", "1.00"], ["bounded", "≤"], ["≤:", "1"]]
     assert "over the budget of 3 " in format_costs(totals, 3)[0] and format_costs({}, 0) == []
 
 

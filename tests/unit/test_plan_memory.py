@@ -19,16 +19,16 @@ def test_a_line_says_the_sum_and_its_parts():
     assert "GPU" in head
     named, _, parts = line.partition(" = ")
     assert (
-        named.split() == "llama-1.4b-nemo one rank 2 x 2048 bf16 block checkpointing, loss_chunk 1024 24.19 GiB".split()
+        named.split() == "llama-1.4b-nemo one rank 2 x 2048 bf16 block checkpointing, loss_chunk 1024 24.2 GiB".split()
     )
-    assert parts == "5.25 parameters + 5.25 gradients + 10.50 optimizer + 3.19 activations"
+    assert parts == "5.25 parameters + 5.25 gradients + 10.5 optimizer + 3.19 activations"
 
 
 def test_layouts_that_need_the_same_share_a_line_and_repeats_add_none():
     layouts = [LayoutSettings(), LayoutSettings(data=2), LayoutSettings(data=16), LayoutSettings(shard=2)]
     runs = [replace(RUN, layout=layout, repeat=repeat) for layout in layouts for repeat in range(3)]
     lines = list(render_memory(runs))[1:]
-    data = "one rank, data 2 (5.3 GiB sent), data 16 (9.8 GiB sent)"
+    data = "one rank, data 2 (5.25 GiB sent), data 16 (9.84 GiB sent)"
     assert [(data in line, "zero3 2" in line) for line in lines] == [(True, False), (False, True)]
     assert len({line.index(" = ") for line in lines}) == 1, "sums stand below each other"
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import mistral_common
@@ -14,8 +15,10 @@ from tokenscale.cli.plan import plan
 from tokenscale.cli.plan_prices import VOCABULARIES, RunPrices, read_gpu_prices
 from tokenscale.costs.prices import sum_prices
 from tokenscale.data.tokenizers import tekken
+from tokenscale.runs.records.provenance import describe_machine
 from tokenscale.settings import config as configuration
 from tokenscale.settings import profile
+from tokenscale.settings.options import to_dict
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = sorted(
@@ -103,13 +106,13 @@ def test_shared_runs_count_once_and_columns_add_up(project, capsys):
     assert lines[0] == "scale workstation"
     assert [found[name][0] for name in ("a", "b", "total")] == ["2", "2", "3"]
     # 120 s and next to nothing: one run on one node is 1/30 h
-    assert [found[name][2] for name in ("a", "b", "total")] == ["0.1", "0.1", "0.1"]
-    assert found["a"][3] == "0.1" and found["total"][3] == "0.2"
+    assert [found[name][2] for name in ("a", "b", "total")] == ["0.0667", "0.0667", "0.100"]
+    assert found["a"][3] == "0.100" and found["total"][3] == "0.233"
     # six, SLURM's and three a rank: 10 + 13, 13 + 19, and 10 + 13 + 19 together
     assert [found[name][4] for name in ("a", "b", "total")] == ["23", "32", "42"]
     assert "  whole nodes are charged: 58% of their GPUs compute" in lines
     assert any("120 s" in line and "30%" in line and "989 TFLOP/s in bf16" in line for line in lines)
-    assert lines[-1] == "  3 runs are left to do, 0.1 node-hours: within the budget of 50 (budget.node_hours)"
+    assert lines[-1] == "  3 runs are left to do, 0.100 node-hours: within the budget of 50 (budget.node_hours)"
 
 
 def test_the_budget_counts_a_shared_run_for_the_first_experiment(project):
@@ -128,14 +131,14 @@ def test_finished_runs_are_counted_and_need_no_budget(project, capsys):
         (project / f"results/runs/{run_id}/done.json").write_text("{}")
     lines = printed(capsys, "--profile", "box")
     assert [table(lines)[name][:2] for name in ("a", "b", "total")] == [["2", "2"], ["2", "1"], ["3", "2"]]
-    assert lines[-1].startswith("  1 runs are left to do, 0.0 node-hours: within")
+    assert lines[-1].startswith("  1 runs are left to do, 0.0333 node-hours: within")
 
 
 def test_a_plan_over_the_budget_says_so_and_what_to_write(project, capsys):
     text = (project / "config/config.yaml").read_text()
     (project / "config/config.yaml").write_text(text[:-1] + ', "budget": {"node_hours": 0.05}}')
     *_, said, _, line = printed(capsys, "--profile", "box")
-    assert "0.1 node-hours: over the budget of 0.05" in said
+    assert "0.100 node-hours: over the budget of 0.05" in said
     assert line == "    --config 'budget={node_hours: 10}'"
 
 
@@ -173,10 +176,10 @@ STORE |= {"options": {"split": "train", "eos": False}, "files": [{"bytes": 66000
 def test_what_cannot_be_priced_exactly_has_an_upper_bound_until_its_store_is_there(project, capsys):
     changed_to(project, budget={"epochs": 2})
     lines = printed(capsys, "--profile", "box")
-    assert table(lines)["b"][2] == "≤ 2.0" and table(lines)["total"][2] == "≤ 2.1", "the machine's 120 minutes"
+    assert table(lines)["b"][2] == "≤ 2.00" and table(lines)["total"][2] == "≤ 2.07", "the machine's 120 minutes"
     said = "the time limit of their jobs: an epoch's rows are not known before the token store is built"
     assert f"  ≤: 1 of 3 runs are priced by {said}" in lines
-    assert lines[-1] == "  3 runs are left to do, ≤ 2.1 node-hours: within the budget of 50 (budget.node_hours)"
+    assert lines[-1] == "  3 runs are left to do, ≤ 2.07 node-hours: within the budget of 50 (budget.node_hours)"
     assert "  logs of 1 runs are not counted in these bytes: their number of steps is not known" in lines
     manifest(project, "tokens/text/bpe/packed-sequence_length=32", **STORE)
     assert priced(project).steps == 2 * 1000 / 4 and priced(project).bound is None
@@ -223,6 +226,71 @@ def test_a_budget_in_useful_tokens_is_bounded_by_the_least_fill_of_a_row(project
     assert priced(project).bound.startswith("the time limit"), "documents of any length: nothing is known of padding"
 
 
+def end(project, run, *, seconds, machine="box", steps=5, begins_at=0, **hardware):
+    """A run that ended, as its record has it."""
+    outcome = {"status": "complete", "steps": steps, "begins_at": begins_at, "ended_unix_s": 1000 + seconds}
+    record = {"run": to_dict(run.settings), "launch": {"machine": machine}, "started_unix_s": 1000, "outcome": outcome}
+    path = project / f"results/runs/{run.run_id}/run.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(record | {"hardware": describe_machine() | hardware}))
+    path.with_name("done.json").write_text("{}")
+
+
+def repeats(project, machine=MACHINE):
+    (project / "profiles/box/machine.toml").write_text(machine)
+    experiment = {"question": "?", "runs": RUNS, "factors": {"layout.data": [1, 2]}, "repeats": 4} | EVERY_SCALE
+    (project / "config/experiments/b.yaml").write_text(json.dumps(experiment))
+    config = configuration.load_config(overrides=profile.load_profile_config("box"))
+    return config, config.runs("b")
+
+
+def test_repeats_of_a_cell_that_ran_here_are_priced_by_it(project, capsys):
+    """The run itself by its own time, other repeats by the median, other cells by the peak."""
+    config, runs = repeats(project)
+    cell = [run for run in runs if run.settings.layout.data == 2]
+    for run, seconds in zip(cell, (100, 300, 200), strict=False):
+        end(project, run, seconds=seconds)
+    prices = RunPrices(config)
+    assert [prices.price(run).seconds for run in cell] == [100, 300, 200, 200]
+    assert prices.price(cell[3]).measured and prices.price(cell[3]).node_hours == pytest.approx(200 / 3600)
+    others = [prices.price(run) for run in runs if run not in cell]
+    assert not any(price.measured for price in others)
+    lines = printed(capsys, "b", "--profile", "box")
+    assert any("measured: hours of 4 of 8 runs" in line for line in lines) and any(
+        "estimated" in line for line in lines
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [
+        ({}, 90),
+        ({"steps": 5, "begins_at": 2}, 150),  # its last attempt went on from step 2
+        ({"machine": "this machine"}, None),
+        ({"steps": 0}, None),
+    ],
+)
+def test_only_whole_runs_of_this_machine_are_a_measure(project, changes, seconds):
+    config, (run, *_) = repeats(project)
+    end(project, run, seconds=90, **changes)
+    found = RunPrices(config).price(run)
+    assert found.measured == (seconds is not None) and (not seconds or found.seconds == pytest.approx(seconds))
+
+
+def test_hours_here_are_known_once_the_cells_ran_on_this_very_machine(project, capsys):
+    _, runs = repeats(project)
+    runs = configuration.load_config(overrides={"scale": "workstation"}).runs("b")
+    for run in runs[:2]:
+        end(project, run, seconds=7200, machine="this machine", cpu="another one")
+    assert table(printed(capsys, "b", "--scale", "workstation"))["b"][2] == "not known"
+    shutil.rmtree(project / "results")
+    for run in runs[:2]:
+        end(project, run, seconds=7200, machine="this machine")
+    lines = printed(capsys, "b", "--scale", "workstation")
+    assert {run.settings.layout.data for run in runs[:2]} == {1, 2} and table(lines)["b"][2] == "16.0"
+    assert not any("not known" in line for line in lines)
+
+
 def test_tekken_has_as_many_entries_as_a_price_takes_for_granted():
     file = Path(mistral_common.__file__).parent / "data" / tekken.FILE
     assert VOCABULARIES == {"tekken": json.loads(file.read_text())["config"]["default_vocab_size"]}
@@ -264,7 +332,7 @@ def test_rent_is_gpu_hours_times_the_price(project, capsys):
     lines = printed(capsys, "--prices", "prices.yaml")
     rows = lines[lines.index("rent, if each rank rents one GPU") + 2 :]
     # a and b have runs on 1, 2 and 4 ranks, each 120 s and next to nothing: 7 × 120 s = 0.23 h
-    assert re.split(r" {2,}", rows[0].strip())[1:] == ["0.2", "3.00 (a provider, 2026-11-25)", "0.70"]
+    assert re.split(r" {2,}", rows[0].strip())[1:] == ["0.233", "3.00 (a provider, 2026-11-25)", "0.70"]
     assert re.split(r" {2,}", rows[1].strip())[2:] == ["not set"]
     assert "rent" not in " ".join(printed(capsys))
 

@@ -29,7 +29,7 @@ def find(profile=None, machine=(), experiments=("demo",), **overrides):
     config = load_config(profile=profile, overrides=overrides)
     config.machine = replace(config.machine, **dict(machine))
     names = config.select_experiments(list(experiments))
-    return list(ready.find_lacks(config, names, RunPrices(config), profile))
+    return list(ready.find_problems(config, names, RunPrices(config), profile))
 
 
 ALPS = {"container_digest": f"sha256:{'0' * 64}"}
@@ -104,7 +104,7 @@ def test_warnings_are_listed_and_do_not_count(monkeypatch):
     lacks = find(experiments=["ddp_scaling_weak"])
     assert lacks and not any(lack.refuses for lack in lacks)
     config = load_config()
-    assert ready.line(config, ["demo"], RunPrices(config), lacks).startswith(f"ready: {len(lacks)} warnings")
+    assert next(ready.render(config, ["demo"], RunPrices(config), lacks)).startswith(f"ready: {len(lacks)} warnings")
     entries = {"kind": "bpe", "corpus": "docstrings", "vocabulary_size": 131_072}
     (large,) = find(tokenizers={"bpe-4096": entries})
     assert "131,072 entries" in large.what and not large.refuses

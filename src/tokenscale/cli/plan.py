@@ -7,11 +7,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import canonical_json, sha256_text, write_json
 from tokenscale.cli import main
 from tokenscale.cli.plan_prices import GpuPrice, RunPrices, read_gpu_prices
 from tokenscale.costs.memory import exchanged_bytes, largest_memory
 from tokenscale.costs.peaks import peak_flops
-from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, sum_prices
+from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, format_bytes, format_number, sum_prices
 from tokenscale.runs.launch.submission import format_hours, suggest_budget
 from tokenscale.settings.config import ALL, Config
 from tokenscale.settings.data import state_held_out
@@ -35,10 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan, or write the run table of one experiment."""
-    from tokenscale.base.errors import UserError
-    from tokenscale.base.files import canonical_json, sha256_text, write_json
-    from tokenscale.settings.config import Config
-
     overrides = {key: value for key in ("scale", "machine") if (value := getattr(arguments, key)) is not None}
     if arguments.config_json is not None:
         config = Config({**arguments.config_json, **overrides})
@@ -106,7 +103,10 @@ def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterat
     machine, every = config.machine, config.all_runs(names)
     of_all = sum_prices(prices.price(run) for run in every.values())
     yield f"cost on {machine.name}" + (f" ({machine.gpus_per_node} GPUs a node)" * bool(machine.gpus_per_node))
-    rows: list[tuple[str, ...]] = [("", "runs", "done", "node-hours", "GPU-hours", "files", "bytes")]
+    gpus = machine.gpus_per_node or machine.device
+    rows: list[tuple[str, ...]] = [
+        ("", "runs", "done", "node-hours", "GPU-hours" if gpus else "rank-hours", "files", "bytes")
+    ]
     for name in names:
         runs = config.runs(name)
         ended = sum(prices.is_done(run.run_id) for run in runs)
@@ -114,10 +114,12 @@ def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterat
     done = {run_id for run_id in every if prices.is_done(run_id)}
     if len(names) > 1:
         rows.append(_format_row("total", len(done), of_all))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *others in rows:
-        columns = [first.ljust(widths[0]), *(text.rjust(width) for text, width in zip(others, widths[1:], strict=True))]
-        yield f"  {'  '.join(columns)}".rstrip()
+    yield from _render_table(rows)
+    yield (
+        "  node-hours: from start to end of a run, times its nodes (whole ones are charged); "
+        + f"{rows[0][4]}: times its ranks"
+    )
+    yield "  files, bytes: what the runs leave in results/runs; done: runs that have ended"
     yield from _describe_stores(config, names, prices)
     if of_all.passing_bytes:
         yield f"  resume states: up to {format_bytes(of_all.passing_bytes)} more while a run is running"
@@ -152,15 +154,24 @@ def render_rent(config: Config, names: list[str], gpus: dict[str, GpuPrice]) -> 
         cost = hours if not of_all.timed else f"{of_all.gpu_hours * price.usd_per_gpu_hour:,.2f}"
         origin = ", ".join(filter(None, [price.source, str(price.date or "")]))
         rows.append((name, hours, f"{price.usd_per_gpu_hour:,.2f}{f' ({origin})' * bool(origin)}", cost))
+    yield from _render_table(rows)
+    yield from unknown
+
+
+def _render_table(rows: list[tuple[str, ...]]) -> Iterator[str]:
+    """Yield rows whose columns end below each other; the first one begins there."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *others in rows:
         columns = [first.ljust(widths[0]), *(text.rjust(width) for text, width in zip(others, widths[1:], strict=True))]
         yield f"  {'  '.join(columns)}".rstrip()
-    yield from unknown
 
 
 def _format_row(name: str, done: int, of: Total) -> tuple[str, ...]:
-    sums = ("not known", "not known") if of.runs and not of.timed else (f"{of.node_hours:,.1f}", f"{of.gpu_hours:,.1f}")
+    sums = (
+        ("not known", "not known")
+        if of.runs and not of.timed
+        else (format_number(of.node_hours), format_number(of.gpu_hours))
+    )
     # hours of a part of the runs are at least what all of them take, unless there are upper bounds among them
     missing = 0 < of.timed < of.runs
     sign = "about " if missing and of.bounded else "≤ " if of.bounded else "≥ " if missing else ""
@@ -193,9 +204,11 @@ def _describe_stores(config: Config, names: list[str], prices: RunPrices) -> Ite
 
 def _describe_assumptions(config: Config, runs: Iterable, of_all: Total) -> Iterator[str]:
     machine = config.machine
+    if of_all.measured:
+        yield f"  measured: hours of {of_all.measured:,} of {of_all.runs:,} runs, by runs of their cell that ended here"
     formats = {run.settings.number_format for run in runs} if machine.device else set()
     peaks = {number: peak for number in sorted(formats) if (peak := peak_flops(machine.device, number))}
-    if peaks:
+    if peaks and of_all.measured < of_all.timed:
         pieces = ", ".join(f"{peak / 1e12:,.0f} TFLOP/s in {number}" for number, peak in peaks.items())
         yield (
             f"  estimated, not measured: {STARTING_S:.0f} s until a job's first step, then {UTILISATION:.0%} of the "
@@ -220,17 +233,6 @@ def _describe_budget(config: Config, prices: RunPrices, left: list[str]) -> Iter
     if not kept:
         yield "  submission will be refused. Raise the budget with"
         yield f"    --config '{suggest_budget(needed)}'"
-
-
-def format_bytes(count: int) -> str:
-    """Format a number of bytes for display.
-
-    >>> format_bytes(1536), format_bytes(3 << 30)
-    ('1.5 KiB', '3.0 GiB')
-    """
-    units = ["B", "KiB", "MiB", "GiB", "TiB"]
-    power = min(len(units) - 1, max(0, count.bit_length() - 1) // 10)
-    return f"{count / (1 << 10 * power):,.{int(power > 0)}f} {units[power]}"
 
 
 def render_memory(runs: list[RunSettings], gpu_gib: float | None = None) -> Iterator[str]:
@@ -315,10 +317,10 @@ def _predict_memory(run: RunSettings, gpu_gib: float | None) -> tuple[tuple[str,
     parts = [
         f"{part}, not predicted"
         if size is None
-        else f"{size / unit:.2f} {part}{eager if part == 'activations' else ''}"
+        else f"{format_number(size / unit)} {part}{eager if part == 'activations' else ''}"
         for part, size in asdict(predicted).items()
     ]
     remark = ""
     if gpu_gib is not None and run.device != "cpu" and predicted.total > gpu_gib * (1 << 30):
         remark = f": does not fit a GPU of {gpu_gib:g} GiB"
-    return (f"{predicted.total / unit:.2f} {name}", " + ".join(parts) + remark), None
+    return (f"{format_number(predicted.total / unit)} {name}", " + ".join(parts) + remark), None

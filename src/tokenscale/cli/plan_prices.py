@@ -3,11 +3,13 @@
 import datetime
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from tokenscale.base.errors import unknown
+from tokenscale.base.errors import UserError, unknown
+from tokenscale.base.files import canonical_json
 from tokenscale.costs.peaks import PEAKS, find_peak
 from tokenscale.costs.prices import (
     Price,
@@ -20,14 +22,15 @@ from tokenscale.costs.prices import (
     store_bytes,
     sum_prices,
 )
+from tokenscale.runs.records.provenance import describe_machine
 from tokenscale.settings import options
 from tokenscale.settings.config import Config
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.experiments import Run
 from tokenscale.settings.machine import Machine
-from tokenscale.settings.options import option, settings_class
+from tokenscale.settings.options import decode, option, settings_class, to_dict
 from tokenscale.settings.registry import BATCHES
-from tokenscale.settings.run import RunSettings
+from tokenscale.settings.run import RunSettings, start_step
 from tokenscale.settings.yaml_files import read_yaml
 
 #: tokenizer kind → its entries, where the kind decides them: known before the tokenizer is built
@@ -75,13 +78,41 @@ class RunPrices:
         self._config, self._results, self._machine = config, results, machine or config.machine
         self._manifests: dict[Path, dict[str, Any] | None] = {}
         self._prices: dict[str, Price] = {}
+        self._measured: dict[str, list[tuple[str, str, float]]] = {}
 
     def price(self, run: Run) -> Price:
         """Return the price of one run."""
         if run.run_id not in self._prices:
             settings, vocabulary = run.settings, self.read_vocabulary(run.settings)
-            self._prices[run.run_id] = estimate_run(settings, self._machine, vocabulary, self._read_rows(settings))
+            price = estimate_run(settings, self._machine, vocabulary, self._read_rows(settings))
+            if seconds := self._measure(run):
+                price = replace(price, seconds=median(seconds), unknown=None, bound=None, measured=True)
+            self._prices[run.run_id] = price
         return self._prices[run.run_id]
+
+    def _measure(self, run: Run) -> list[float]:
+        """Return the seconds of this run, or else of all runs of its cell, that have ended on this machine."""
+        prefix = run.run_id.rpartition("-")[0]
+        if prefix not in self._measured:
+            files = sorted(self._results.glob(f"runs/{prefix}-*/done.json"))
+            self._measured[prefix] = [found for file in files if (found := self._read_time(file.parent))]
+        cell = _cell_of(to_dict(run.settings))
+        alike = [(run_id, seconds) for run_id, other, seconds in self._measured[prefix] if other == cell]
+        return [seconds for run_id, seconds in alike if run_id == run.run_id] or [seconds for _, seconds in alike]
+
+    def _read_time(self, folder: Path) -> tuple[str, str, float] | None:
+        """Return (run id, cell, seconds from start to end) of a run that ended on this machine; None for another."""
+        try:
+            record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+            outcome, hardware, here = record["outcome"], record["hardware"], describe_machine()
+            same = all(hardware[key] == here.get(key) for key in ("architecture", "cpu", "cores"))
+            if record["launch"]["machine"] != self._machine.name or not (same or self._machine != Machine()):
+                return None
+            seconds, steps = outcome["ended_unix_s"] - record["started_unix_s"], outcome["steps"] - outcome["begins_at"]
+            whole = outcome["steps"] - start_step(decode(RunSettings, record["run"]))
+            return folder.name, _cell_of(record["run"]), seconds * whole / steps
+        except (OSError, ValueError, LookupError, TypeError, ArithmeticError, UserError):
+            return None  # incomplete, or of another version
 
     def read_vocabulary(self, run: RunSettings) -> int | None:
         """Return the entries of a run's tokenizer; None where it is not built and its kind does not decide them."""
@@ -190,6 +221,11 @@ class RunPrices:
             except (OSError, ValueError):
                 self._manifests[path] = None
         return self._manifests[path]
+
+
+def _cell_of(settings: dict[str, Any]) -> str:
+    """Return what all repeats of a cell have in common."""
+    return canonical_json({key: value for key, value in settings.items() if key not in ("repeat", "seed")})
 
 
 def _count_tokens(manifest: dict[str, Any]) -> int:

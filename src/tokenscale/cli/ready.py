@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 from tokenscale.base.errors import UserError
 from tokenscale.cli import check, doctor, main
 from tokenscale.cli.doctor import Finding
-from tokenscale.cli.plan import format_bytes
 from tokenscale.cli.plan_prices import RunPrices
-from tokenscale.costs.prices import sum_prices
+from tokenscale.costs.prices import format_bytes, sum_prices
 from tokenscale.runs.launch import submission
 from tokenscale.runs.launch.start import check_memory
 from tokenscale.settings.config import Config
@@ -52,33 +51,38 @@ def run(arguments: argparse.Namespace) -> int:
     findings = doctor.examine(Path("results"), only=SUBMITTED if config.machine.starter == "srun" else HERE)
     lacks = [
         *judge_machine(config, names, findings, arguments.profile),
-        *find_lacks(config, names, prices, arguments.profile),
+        *find_problems(config, names, prices, arguments.profile),
     ]
-    print(line(config, names, prices, lacks, colour=sys.stdout.isatty()))
-    for lack in sorted(lacks, key=lambda lack: not lack.refuses):
-        print(f"  {'' if lack.refuses else 'warning  '}{textwrap.shorten(lack.what, 240)}")
-        for number, text in enumerate(lack.next.splitlines()):
-            print(f"    {'' if number else 'next':<4}  {text}")
+    for text in render(config, names, prices, lacks, colour=sys.stdout.isatty()):
+        print(text)
     return 2 if any(lack.refuses for lack in lacks) else 0
 
 
-def line(
+def render(
     config: Config, names: Sequence[str], prices: RunPrices, lacks: Sequence[Lack], *, colour: bool = False
-) -> str:
-    """Return the verdict with the runs that are left and their cost. A dry run ends with it, too."""
+) -> Iterator[str]:
+    """Yield the verdict with the runs that are left and their cost, then each lack with its next step."""
     runs, missing = config.all_runs(list(names)), sum(lack.refuses for lack in lacks)
     left = [run for run_id, run in runs.items() if not prices.is_done(run_id)]
-    total, verdict = sum_prices(map(prices.price, left)), "not ready" if missing else "ready"
-    parts = [f"{missing} missing"] * bool(missing) + [f"{len(lacks) - missing} warnings"] * (missing < len(lacks))
+    total, verdict, warnings = (
+        sum_prices(map(prices.price, left)),
+        "not ready" if missing else "ready",
+        len(lacks) - missing,
+    )
+    parts = [f"{missing} missing"] * bool(missing) + [f"{warnings} warning{'s' * (warnings > 1)}"] * bool(warnings)
     parts += [f"{', '.join(names)} at scale {config.settings.scale}", f"{len(left)} of {len(runs)} runs to do"]
-    if total.timed and config.machine.gpus_per_node is not None:
+    if left and total.timed and config.machine.gpus_per_node is not None:
         parts.append(f"{submission.format_hours({'': total})} node-hours")
     parts += [format_bytes(total.bytes)] * bool(left)
-    return (
+    yield (
         f"\x1b[{31 if missing else 32}m{verdict}\x1b[0m: {', '.join(parts)}"
         if colour
         else f"{verdict}: {', '.join(parts)}"
     )
+    for lack in sorted(lacks, key=lambda lack: not lack.refuses):
+        yield f"  {'' if lack.refuses else 'warning  '}{textwrap.shorten(lack.what, 240)}"
+        for number, text in enumerate(lack.next.splitlines()):
+            yield f"    {'' if number else 'next':<4}  {text}"
 
 
 def judge_machine(
@@ -122,7 +126,9 @@ def _find_missing_image(container: str) -> str | None:
     return path if path and not set("$#") & set(path) and not Path(path).exists() else None
 
 
-def find_lacks(config: Config, names: Sequence[str], prices: RunPrices, profile: str | None = None) -> Iterator[Lack]:
+def find_problems(
+    config: Config, names: Sequence[str], prices: RunPrices, profile: str | None = None
+) -> Iterator[Lack]:
     """Yield what keeps the experiments from starting, by their settings, the profile, and the files in `results`.
 
     Needs a fraction of a second and no torch: a dry run calls it, too.

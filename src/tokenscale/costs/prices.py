@@ -1,7 +1,7 @@
 """Estimate of a run's node time, bytes and files, from the settings.
 
 Hours are not measured: FLOPs over an assumed share of the device's peak (`UTILISATION`), plus an allowance for starting
-(`STARTING_S`). Print both constants with them.
+(`STARTING_S`). Print both constants with them. `cli.plan_prices` replaces them by those of runs that ended here.
 """
 
 import math
@@ -66,6 +66,8 @@ class Price:
     files: int
     unknown: str | None = None
     bound: str | None = None
+    #: whether `seconds` is the time of runs of the same cell on this machine
+    measured: bool = False
 
     @property
     def node_hours(self) -> float | None:
@@ -93,6 +95,8 @@ class Total:
     unlogged: int
     unknown: dict[str, int]
     bounded: dict[str, int]
+    #: number of runs whose hours are those of finished runs of the same cell
+    measured: int = 0
 
     @property
     def timed(self) -> int:
@@ -111,7 +115,29 @@ def sum_prices(prices: Iterable[Price]) -> Total:
         unlogged=sum(p.steps is None for p in prices),
         unknown=dict(Counter(p.unknown or "" for p in prices if p.seconds is None)),
         bounded=dict(Counter(p.bound for p in prices if p.bound is not None)),
+        measured=sum(p.measured for p in prices),
     )
+
+
+def format_number(value: float) -> str:
+    """Format a number with three significant digits, and all digits before the point.
+
+    >>> format_number(0.004567), format_number(18.2), format_number(12345.6), format_number(0)
+    ('0.00457', '18.2', '12,346', '0')
+    """
+    digits = 2 - math.floor(math.log10(abs(value))) if value else 0
+    return f"{value:,.{max(0, digits)}f}"
+
+
+def format_bytes(count: int) -> str:
+    """Format a number of bytes with three significant digits.
+
+    >>> format_bytes(999), format_bytes(1536), format_bytes(3 << 30), format_bytes(1000 << 10)
+    ('999 B', '1.50 KiB', '3.00 GiB', '1,000 KiB')
+    """
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    power = min(len(units) - 1, max(0, count.bit_length() - 1) // 10)
+    return f"{format_number(count / (1 << 10 * power)) if power else count} {units[power]}"
 
 
 def estimate_run(

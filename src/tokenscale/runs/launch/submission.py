@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tokenscale.base.errors import UserError, few
-from tokenscale.costs.prices import Total
+from tokenscale.costs.prices import Total, format_number
 
 #: reference to an environment variable: `$ALPS_ACCOUNT`, `${ALPS_ACCOUNT}`
 VARIABLE = re.compile(r"\$\{?(\w+)\}?")
@@ -107,7 +107,7 @@ def format_hours(totals: Mapping[str, Total]) -> str:
     """Format node-hours: `≤` marks a sum with upper bounds, `≥` one that lacks runs."""
     hours, bounded, unknown = _add(totals)
     sign = "about " if bounded and unknown else "≤ " if bounded else "≥ " if unknown else ""
-    return f"{sign}{hours:,.1f}"
+    return f"{sign}{format_number(hours)}"
 
 
 def _add(totals: Mapping[str, Total]) -> tuple[float, Counter[str], Counter[str]]:
