@@ -182,7 +182,7 @@ def test_nothing_is_predicted_from_ranks_that_share_cores(tables_of, capsys, giv
         ([*runs([1], precision="bf16"), *runs([2])], {}, "differ in precision"),
         ([*runs([1]), *runs([2], global_batch=24)], {}, "neither the rows per rank nor the global batch"),
         (runs([1, 2], global_batch=64), {}, r"strong scaling.*\n(.*\n)+  next      measure 4, or"),
-        (runs([1, 2], validity="invalid"), {}, "needs finished runs(.*\n)+  next    snakemake --cores all e"),
+        (runs([1, 2], validity="invalid"), {}, "needs finished runs(.*\n)+  next    snakemake e"),
         (runs([1, 2], tensor=None), {}, "valid value of `tensor`"),
         (runs([1, 2], global_batch=0), {}, "valid value of `global_batch`"),
         (runs([2, 4]), {"world_sizes": [1]}, "below the smallest measured one"),
@@ -207,7 +207,6 @@ def test_tables_without_a_column_are_refused(tables_of, capsys, table, column):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        ([], "the following arguments are required: --tables"),
         (["--tables", "x", "--world-sizes", "2,0"], "'0' is not a whole number"),
         (["--tables", "x", "--world-sizes", "2;4"], "'2;4' is not a whole number"),
         (["--tables", "x", "--world-sizes", "10000000000"], "from 1 to 1000000000"),
@@ -218,3 +217,16 @@ def test_options_that_say_nothing_or_too_much_are_refused(arguments, said, capsy
     with pytest.raises(SystemExit, match="^2$"):
         main(["predict", *arguments])
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [([], "ddp_scaling_weak"), (["--tables", "results/tables/mine"], "mine"), (["--tables", "x"], "ddp_scaling_weak")],
+)
+def test_without_tables_the_command_that_makes_them_is_named(arguments, name, tmp_path, monkeypatch, capsys):
+    (tmp_path / "config/experiments").mkdir(parents=True)
+    (tmp_path / "config/experiments/mine.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert "needs finished runs" in said and f"snakemake {name}\n" in said and f"results/tables/{name}\n" in said

@@ -59,7 +59,7 @@ def project(
         experiment = connection.execute("SELECT any_value(experiment) FROM runs").fetchone()[0]
     if runs.empty:
         what = "a prediction needs finished runs, and no valid run of these tables has steps after the warm-up."
-        raise UserError(what, tables=tables, next=f"snakemake --cores all {experiment or 'ddp_scaling_weak'}")
+        raise UserError(what, tables=tables, next=f"snakemake {experiment or 'ddp_scaling_weak'}")
     groups = {name: runs[runs["series"] == name] for name in dict.fromkeys(runs["series"])}
     if series is not None:
         if series not in groups:

@@ -2,7 +2,6 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, report_malformed, write_text
@@ -28,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
 def write_requirements(folder: Path) -> str:
     """Return what a report's `provenance.json` or a run's `run.json` records, as text that `pip install -r` takes.
 
-    Raises UserError for a folder without such a record.
+    Runs of a report that were trained with other packages are comments. Raises UserError for a folder without a record.
     """
     path = next((folder / name for name in ("provenance.json", "run.json") if (folder / name).is_file()), None)
     if path is None:
@@ -43,40 +42,26 @@ def write_requirements(folder: Path) -> str:
         main: dict[str, str] = dict(record["versions"] if path.name == "run.json" else record["packages"])
         python, version = main.pop("python"), record.get("tokenscale") or main.get("tokenscale", "")
         main.pop("tokenscale", None)
-        installed = record.get("installed") or main
-        lines = _head(folder, python, version, record) + [
-            _requirement(name, installed[name]) for name in sorted(installed)
-        ]
-        lines += _list_differing_runs(record, installed)
+        installed, commit = record.get("installed") or main, (record.get("git") or {}).get("commit")
+        lines = [f"# The environment of {folder}: Python {python}, tokenscale {version}"]
+        lines[0] += f" of commit {commit}" * bool(commit)
+        lines += ["# The record has only the main packages."] * ("installed" not in record)
+        lines += [_requirement(name, installed[name]) for name in sorted(installed)]
+        differing: dict[str, list[str]] = {}
+        for part in record.get("experiments", {}).values():
+            for run, facts in part["runs"].items():
+                own = {name: version for name, version in facts["packages"].items() if name in installed}
+                if found := name_differences(installed | own, installed):
+                    differing.setdefault(", ".join(text.partition(" then")[0] for text in found), []).append(run)
+        lines += [f"# trained with {packages}: {', '.join(runs)}" for packages, runs in differing.items()]
     return "".join(f"{line}\n" for line in lines)
 
 
-def _head(folder: Path, python: str, version: str, record: dict[str, Any]) -> list[str]:
-    commit = (record.get("git") or {}).get("commit")
-    lines = [
-        f"# The environment of {folder}: Python {python}, tokenscale {version}" + f" of commit {commit}" * bool(commit)
-    ]
-    if "installed" not in record:
-        lines.append("# The record is older than the list of all packages, and has only the main packages.")
-    return lines
-
-
 def _requirement(name: str, version: str) -> str:
-    """A line for pip. Registries have no local versions such as `2.13.0+cpu`, of which the build is a comment.
+    """Return a line for pip. Registries have no local versions such as `2.13.0+cpu`: the build is a comment.
 
     >>> _requirement("torch", "2.13.0+cpu")
     'torch==2.13.0  # recorded: 2.13.0+cpu'
     """
     public = version.partition("+")[0]
     return f"{name}=={public}" + (f"  # recorded: {version}" if public != version else "")
-
-
-def _list_differing_runs(record: dict[str, Any], installed: dict[str, str]) -> list[str]:
-    """Return a comment for each group of runs of a report that were trained with other packages."""
-    differing: dict[tuple[str, ...], list[str]] = {}
-    for part in record.get("experiments", {}).values():
-        for run, facts in part["runs"].items():
-            own = {name: version for name, version in facts["packages"].items() if name in installed}
-            if found := name_differences(installed | own, installed):
-                differing.setdefault(tuple(text.partition(" then")[0] for text in found), []).append(run)
-    return [f"# trained with {', '.join(packages)}: {', '.join(runs)}" for packages, runs in differing.items()]

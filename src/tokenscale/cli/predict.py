@@ -1,8 +1,13 @@
-"""Predict step times on more ranks from runs on few."""
+"""Predict step times on more ranks from finished runs on few.
+
+It needs the tables of an experiment whose runs scale weakly over two world sizes or more, such as ddp_scaling_weak.
+"""
 
 import argparse
 import json
 from pathlib import Path
+
+from tokenscale.base.errors import UserError
 
 #: largest world size that can be asked for
 LARGEST = 10**9
@@ -10,32 +15,33 @@ LARGEST = 10**9
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the fit and of the prediction."""
+    sizes, nodes = "default: measured ones, 2 to 16 times the largest", "default: as in the runs' records, else 1"
     parser.add_argument(
-        "--tables", required=True, type=Path, metavar="DIR", help="results/tables/EXPERIMENT: its runs of weak scaling"
+        "--tables", type=Path, metavar="DIR", help="results/tables/EXPERIMENT: its runs of weak scaling"
     )
     parser.add_argument("--series", metavar="NAME", help="only this series")
-    parser.add_argument(
-        "--world-sizes",
-        type=_parse_world_sizes,
-        metavar="N,N,…",
-        help="default: measured ones, 2 to 16 times the largest",
-    )
-    parser.add_argument(
-        "--ranks-per-node", type=_parse_positive, metavar="N", help="default: as in the runs' records, else 1"
-    )
+    parser.add_argument("--world-sizes", type=_parse_world_sizes, metavar="N,N,…", help=sizes)
+    parser.add_argument("--ranks-per-node", type=_parse_positive, metavar="N", help=nodes)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print the predictions."""
+    """Print the predictions. Raises UserError without tables of finished runs."""
+    tables = arguments.tables
+    if tables is None or not (tables / "runs.parquet").is_file():
+        name = (
+            tables.name if tables and Path(f"config/experiments/{tables.name}.yaml").is_file() else "ddp_scaling_weak"
+        )
+        raise UserError(
+            "a prediction needs finished runs at two world sizes or more, and their tables are not here.",
+            tables=tables,
+            found=", ".join(str(path.parent) for path in sorted(Path("results/tables").glob("*/runs.parquet"))) or None,
+            next=f"snakemake {name}\ntokenscale predict --tables results/tables/{name}",
+        )
     from tokenscale.analysis.projection import format_projection, project
 
-    found = project(
-        arguments.tables,
-        series=arguments.series,
-        world_sizes=arguments.world_sizes,
-        ranks_per_node=arguments.ranks_per_node,
-    )
+    options = {"series": arguments.series, "world_sizes": arguments.world_sizes}
+    found = project(tables, **options, ranks_per_node=arguments.ranks_per_node)
     if arguments.json:
         print(json.dumps([projection.to_json() for projection in found]))
     else:
