@@ -187,7 +187,7 @@ def _check_weak_scaling(name: str, runs: pd.DataFrame) -> None:
             )
         found = ", ".join(f"{b} rows at {n}" for n, b in pairs.itertuples(index=False))
         expected = "weak scaling: a global batch in proportion to the ranks"
-        next = f"measure {2 * runs['world_size'].max()}, or run weak scaling: snakemake --cores all ddp_scaling_weak"
+        next = f"measure {2 * runs['world_size'].max()}, or run weak scaling: snakemake ddp_scaling_weak"
         raise UserError(what, series=name, found=found, expected=expected, next=next)
 
 

@@ -74,18 +74,17 @@ def stage(address: str, experiment: str, ranks: int, config: "Config") -> Iterat
     table = config.runs(experiment)
     runs = [row.settings for row in table if row.settings.layout.world_size == ranks]
     sizes = sorted({row.settings.layout.world_size for row in table})
+    others = ", ".join(str(size) for size in sizes if size != ranks)
     if not runs:
         raise UserError(
             f"no run of the experiment has {ranks} ranks.",
             experiment=experiment,
             scale=config.settings.scale,
-            expected=", ".join(map(str, sizes)) or "an experiment with runs",
+            expected=others or "an experiment with runs",
             next=f"--ranks {sizes[-1]}" if sizes else "choose another experiment",
         )
-    files = find_input_files(runs)
-    bucket = open_bucket(address)
-    marker = check_project(bucket, config)
-    there = bucket.list("inputs/")
+    files, bucket = find_input_files(runs), open_bucket(address)
+    marker, there = check_project(bucket, config), bucket.list("inputs/")
     missing = {facts["sha256"]: path for path, facts in files.items() if f"inputs/{facts['sha256']}" not in there}
     for sha256, path in missing.items():
         if sha256_file(path) != sha256:
@@ -98,19 +97,9 @@ def stage(address: str, experiment: str, ranks: int, config: "Config") -> Iterat
     size = sum(facts["bytes"] for facts in files.values())
     yield f"{experiment}: {len(runs)} runs on {ranks} rank(s), {len(files)} input files with {size:,} bytes"
     yield f"  {len(missing)} of them uploaded to {bucket.address}; the others were there"
-    if others := [str(size) for size in sizes if size != ranks]:
-        yield f"  not staged: {len(table) - len(runs)} runs on other numbers of ranks ({', '.join(others)})"
+    if others:
+        yield f"  not staged: {len(table) - len(runs)} runs on other numbers of ranks ({others})"
     yield f"  next  tokenscale cloud --bucket {bucket.address} {experiment} --ranks {ranks} --worker"
-
-
-def describe_project(config: "Config") -> dict[str, dict[str, str]]:
-    """Return section → name → hash of the declared settings, for what runs read by name."""
-    from tokenscale.settings.options import to_dict
-
-    return {
-        section: {name: sha256_text(canonical_json(to_dict(value))) for name, value in getattr(config, section).items()}
-        for section in NAMED
-    }
 
 
 def check_project(bucket: Bucket, config: "Config", *, reading: bool = False) -> dict[str, Any]:
@@ -119,30 +108,24 @@ def check_project(bucket: Bucket, config: "Config", *, reading: bool = False) ->
     A bucket is another project's if it gives a corpus, mixture or tokenizer of this configuration other settings, or if
     it has objects without a marker. `reading`: an empty bucket is an error, too.
     """
+    from tokenscale.settings.options import to_dict
+
     found = bucket.read(MARKER)
-    if found is None:
-        if bucket.list() or reading:
-            raise UserError(
-                "the bucket holds no runs of tokenscale." if reading else "the bucket holds other files.",
-                address=bucket.address,
-                expected=f"the object {MARKER}",
-                next="correct the address, or stage runs first: tokenscale cloud --help"
-                if reading
-                else "use an empty prefix: --bucket s3://BUCKET/NAME",
-            )
-        found = b'{"schema": 1}'
-    marker, mine = _parse(found, bucket, MARKER), describe_project(config)
+    if found is None and (reading or bucket.list()):
+        what, following = "the bucket holds other files.", "use an empty prefix: --bucket s3://BUCKET/NAME"
+        if reading:
+            what = "the bucket holds no runs of tokenscale."
+            following = "correct the address, or stage runs first: tokenscale cloud --help"
+        raise UserError(what, address=bucket.address, expected=f"the object {MARKER}", next=following)
+    marker, differs = _parse(found or b'{"schema": 1}', bucket, MARKER), []
     for section in NAMED:
-        theirs = marker.get(section, {})
-        different = [name for name, sha256 in mine[section].items() if theirs.get(name, sha256) != sha256]
-        if different:
-            raise UserError(
-                "the bucket holds the runs of another project.",
-                address=bucket.address,
-                differs=", ".join(f"{section}.{name}" for name in different),
-                next=NEXT_BUCKET,
-            )
-        marker[section] = theirs | mine[section]
+        named, theirs = getattr(config, section), marker.get(section, {})
+        mine = {name: sha256_text(canonical_json(to_dict(value))) for name, value in named.items()}
+        differs += [f"{section}.{name}" for name, sha256 in mine.items() if theirs.get(name, sha256) != sha256]
+        marker[section] = theirs | mine
+    if differs:
+        what = "the bucket holds the runs of another project."
+        raise UserError(what, address=bucket.address, differs=", ".join(differs), next=NEXT_BUCKET)
     return marker
 
 
@@ -158,13 +141,9 @@ def find_input_files(runs: "list[RunSettings]") -> dict[str, dict[str, Any]]:
         manifests |= dict.fromkeys(list_manifests(settings).values())
         if settings.store is None:
             manifests |= dict.fromkeys(corpus_records(corpus.name) for corpus in settings.trained_corpora)
-    missing = [path for path in manifests if not Path(path).is_file()]
-    if missing:
-        raise UserError(
-            "inputs of the runs are not built.",
-            missing="\n".join(missing),
-            next=f"snakemake --cores all {' '.join(missing)}",
-        )
+    if missing := [path for path in manifests if not Path(path).is_file()]:
+        following = f"snakemake {' '.join(missing)}"
+        raise UserError("inputs of the runs are not built.", missing="\n".join(missing), next=following)
     files: dict[str, dict[str, Any]] = {}
     for path in manifests:
         _add_manifest(Path(path), files)
@@ -200,12 +179,8 @@ def _list_files(content: Any) -> Iterator[dict[str, Any]]:
 
 
 def _raise_changed(file: Path, expected: str) -> None:
-    raise UserError(
-        "an input file is not the one that its manifest lists.",
-        file=file,
-        expected=expected,
-        next=f"snakemake --cores all -f {file.parent / 'manifest.json'}",
-    )
+    what, following = "an input file is not the one that its manifest lists.", file.parent / "manifest.json"
+    raise UserError(what, file=file, expected=expected, next=f"snakemake -f {following}")
 
 
 def _sort(runs: "list[RunSettings]") -> "list[RunSettings]":
@@ -230,12 +205,8 @@ def _parse(data: bytes, bucket: Bucket, key: str) -> dict[str, Any]:
         found = json.loads(data)
         if isinstance(found, dict) and found.get("schema") == 1:
             return found
-    raise UserError(
-        "an object of the bucket is not what this version of tokenscale writes.",
-        address=f"{bucket.address}/{key}",
-        expected="JSON with schema 1",
-        next=NEXT_BUCKET,
-    )
+    what, address = "an object of the bucket is not what this version of tokenscale writes.", f"{bucket.address}/{key}"
+    raise UserError(what, address=address, expected="JSON with schema 1", next=NEXT_BUCKET)
 
 
 # --- reports -------------------------------------------------------------------------------------------------------
@@ -305,23 +276,19 @@ def work(address: str, experiment: str, ranks: int, every_s: float) -> int:
         )
     bucket = open_bucket(address)
     key = _plan_key(experiment, ranks)
-    data = bucket.read(key)
-    if data is None:
-        near = find_nearest(key, bucket.list("experiments/"))
+    if (data := bucket.read(key)) is None:
         raise UserError(
             "the experiment is not staged for this number of ranks.",
             experiment=experiment,
             ranks=ranks,
             address=bucket.address,
-            has=near,
+            has=find_nearest(key, bucket.list("experiments/")),
             next=f"tokenscale cloud --bucket {bucket.address} {experiment} --ranks {ranks}, in the project",
         )
-    plan = _parse(data, bucket, key)
+    plan, failed = _parse(data, bucket, key), {}
     for path, facts in plan["files"].items():
         fetch_input(bucket, _checked_path(path), facts)
-    failed = {}
-    for text in plan["runs"]:
-        settings = RunSettings.from_json(text)
+    for settings in map(RunSettings.from_json, plan["runs"]):
         code = train_run(bucket, settings, every_s)
         if code == RESUME_EXIT_CODE:
             return code
@@ -336,14 +303,11 @@ def fetch_input(bucket: Bucket, path: Path, facts: dict[str, Any]) -> None:
     """Fetch an input file unless it is here, and verify its hash."""
     if path.is_file() and path.stat().st_size == facts["bytes"] and sha256_file(path) == facts["sha256"]:
         return
-    bucket.download(f"inputs/{facts['sha256']}", path)
+    bucket.download(key := f"inputs/{facts['sha256']}", path)
     if sha256_file(path) != facts["sha256"]:
         path.unlink()
-        raise UserError(
-            "an input file of the bucket is damaged.",
-            address=f"{bucket.address}/inputs/{facts['sha256']}",
-            next="delete that object, and stage the experiment again",
-        )
+        following = "delete that object, and stage the experiment again"
+        raise UserError("an input file of the bucket is damaged.", address=f"{bucket.address}/{key}", next=following)
 
 
 def train_run(bucket: Bucket, settings: "RunSettings", every_s: float) -> int:
@@ -409,7 +373,7 @@ class Mirror:
             if wanted:
                 self._bucket.download(key, path)
             if path.is_file() and path.name != "run.json" and path.stat().st_size == size:
-                self._remember(path)
+                self._pushed[path] = _stamp(path)
 
     def fetch_below(self, prefix: str) -> None:
         """Fetch the objects below a prefix that are missing here."""
@@ -423,29 +387,27 @@ class Mirror:
         complete = set()
         if self._newest is not None and self._newest.is_dir():  # else it was superseded by this code or data
             complete = {key.removesuffix(CHECKPOINT) for key in listed if key.endswith(f"/{CHECKPOINT}")}
-        stale = [
-            key
-            for key in listed
-            if not self._path(key).exists()
-            and not (key.startswith(f"{self._key}checkpoints/") and any(map(key.startswith, complete)))
-        ]
+        kept = tuple(complete)
+        stale = [key for key in listed if not self._path(key).exists() and not key.startswith(kept)]
         self._bucket.delete(stale)
         self._push_files(sorted(self._directory.glob("attempt=*/attempt.json")))
 
     @contextlib.contextmanager
     def pushing(self, every_s: float) -> Iterator[None]:
-        """Push in a thread while the block runs. Failed requests are reported and tried again."""
+        """Push in a thread while the block runs. A failed request is printed once and tried again: training goes on."""
         stop = threading.Event()
 
         def loop() -> None:
             waited = every_s
             while not stop.wait(min(TICK_S, every_s)):
                 waited += TICK_S
-                with self._reported():
+                try:
                     self._push_checkpoints()
                     if waited >= every_s:
                         self._push_logs()
                         waited = 0.0
+                except UserError as error:
+                    self._warn(error)
 
         thread = threading.Thread(target=loop, name="tokenscale-bucket", daemon=True)
         thread.start()
@@ -503,27 +465,18 @@ class Mirror:
 
     def _push_files(self, paths: list[Path]) -> None:
         """Push files that have changed since they were pushed. One with a secret is reported and left out."""
-        for path in paths:
-            if not self._is_new(path):
-                continue
-            facts = path.stat()  # a file that grows during the upload is pushed again
+        for path in filter(self._is_new, paths):
+            stamp = _stamp(path)  # a file that grows during the upload is pushed again
             try:
                 self._bucket.upload(path, self._key + path.relative_to(self._directory).as_posix())
             except UserError as error:
                 if "secret" not in error.what:
                     raise
                 self._warn(error)
-            self._pushed[path] = (facts.st_mtime_ns, facts.st_size)
+            self._pushed[path] = stamp
 
     def _is_new(self, path: Path) -> bool:
-        if not path.is_file():
-            return False
-        facts = path.stat()
-        return self._pushed.get(path) != (facts.st_mtime_ns, facts.st_size)
-
-    def _remember(self, path: Path) -> None:
-        facts = path.stat()
-        self._pushed[path] = (facts.st_mtime_ns, facts.st_size)
+        return path.is_file() and self._pushed.get(path) != _stamp(path)
 
     def _states(self) -> dict[str, list[str]]:
         """Return folder → keys of the resume states in the bucket, complete or not."""
@@ -536,16 +489,14 @@ class Mirror:
     def _path(self, key: str) -> Path:
         return self._directory / _checked_path(key.removeprefix(self._key))
 
-    @contextlib.contextmanager
-    def _reported(self) -> Iterator[None]:
-        """Print an error of the bucket once, and go on: training does not stop for it."""
-        try:
-            yield
-        except UserError as error:
-            self._warn(error)
-
     def _warn(self, error: UserError) -> None:
         text = redact_credentials(error.render())
         if text not in self._warned:
             self._warned.add(text)
             print(text, flush=True)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Return time and size of a file: another pair is another content."""
+    facts = path.stat()
+    return facts.st_mtime_ns, facts.st_size
