@@ -145,7 +145,7 @@ def check_tokenizers(runs: list[RunSettings], prices: RunPrices, results: Path) 
     for corpus, tokenizer in {(c.name, run.tokenizer): None for run in runs for c in run.trained_corpora}:
         stores = sorted((results / "tokens" / corpus / tokenizer.name).glob("*/"))
         samples = [(prices.read_manifest("tokens", corpus, tokenizer.name, store.name) or {}) for store in stores]
-        sample = next((found["text_sample"] for found in samples if "text_sample" in found), {})
+        sample: dict[str, Any] = next((found["text_sample"] for found in samples if "text_sample" in found), {})
         lost, unknown = sample.get("lost", 0), sample.get("unknown", 0)
         if max(lost, unknown) > LOSS_CAUTION:
             what = f"tokenizer {tokenizer.name} does not fit {corpus}: {lost:.2%} of its bytes are lost"

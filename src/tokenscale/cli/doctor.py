@@ -136,13 +136,12 @@ def render(findings: Mapping[str, Finding], width: int = 120) -> str:
     """Return the report as ASCII text: one line per check, then whether `make run` can run."""
     lines = [f"tokenscale {__version__} on {platform.system()} {platform.machine()}"]
     column = max(map(len, findings))
+    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
     for name, finding in findings.items():
-        for start, text in (
-            (f"{name:<{column}}  {finding.verdict:<4}  ", finding.fact),
-            (" " * (column + 8) + "next: ", finding.next),
-        ):
-            indent = {"initial_indent": start, "subsequent_indent": " " * len(start)}
-            lines += textwrap.wrap(text, width, **indent, break_long_words=False, break_on_hyphens=False)
+        parts = (f"{name:<{column}}  {finding.verdict:<4}  ", finding.fact), (f"{'':<{column + 8}}next: ", finding.next)
+        for start, text in parts:
+            wrapper.initial_indent, wrapper.subsequent_indent = start, " " * len(start)
+            lines += wrapper.wrap(text)
     first = find_first_lack(findings)
     chosen = "tokenscale ready says whether the chosen experiments can start"
     lines += ["", f"make run cannot run here yet. First: {first}" if first else f"make run can run here; {chosen}"]
@@ -530,14 +529,14 @@ def try_folder(folder: Path) -> tuple[str, float]:
             stamp = new.stat().st_mtime
             skew = stamp - min(max(stamp, before), time.time())
             step = "fsync"
-            with open(new, "rb+") as file:
+            with open(new, "rb") as file:
                 os.fsync(file.fileno())
             step = "rename"
             os.replace(new, old)
             if old.read_bytes() != b"new" or new.exists():
                 raise OSError(errno.EIO, "a renamed file still has its old content")
             step = "flock"
-            with open(old, "rb+") as file:
+            with open(old, "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # another process: within one, some file systems grant a lock twice
                 again = "import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB)"

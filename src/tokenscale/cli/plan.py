@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -158,7 +158,7 @@ def render_rent(config: Config, names: list[str], gpus: dict[str, GpuPrice]) -> 
     yield from unknown
 
 
-def _render_table(rows: list[tuple[str, ...]]) -> Iterator[str]:
+def _render_table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     """Yield rows whose columns end below each other; the first one begins there."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *others in rows:
