@@ -78,9 +78,8 @@ def without_a_file_of_the_corpus(monkeypatch):
 
 
 def without_an_optional_package(monkeypatch):
-    monkeypatch.setattr(check, "is_importable", lambda name: name != "tokenizers")
-    monkeypatch.setattr(check, "find_missing_packages", lambda runs, packages: {"tokenizers": ["a"], "numpy": ["a"]})
-    return find(), "pip install tokenizers"
+    monkeypatch.setattr(check, "ONLY_FOR", {"no_such": lambda run: True, "numpy": lambda run: True})
+    return find(), "pip install no-such"
 
 
 def with_a_design_that_decides_nothing(monkeypatch):

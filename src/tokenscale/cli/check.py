@@ -24,7 +24,7 @@ from tokenscale.data.batches.open import count_labelled_rows
 from tokenscale.data.corpus.files import check_files
 from tokenscale.runs.launch.submission import install_hint
 from tokenscale.runs.records.provenance import count_cores
-from tokenscale.settings.closure import find_missing_packages
+from tokenscale.settings.closure import ONLY_FOR, find_missing_packages
 from tokenscale.settings.config import Config
 from tokenscale.settings.data import LOSS_CAUTION
 from tokenscale.settings.manifests import list_manifests
@@ -166,16 +166,16 @@ def check_tokenizers(runs: list[RunSettings], prices: RunPrices, results: Path) 
 
 
 def check_packages(config: Config, name: str, *, here: bool) -> Iterator[Problem]:
-    """Yield each package that runs import, and that the machine's container or, without one, this Python lacks."""
+    """Yield packages that runs import, and that the machine's container lacks or, of optional ones, this Python."""
     machine, key = config.machine, "container_packages"
     runs = {run.run_id: run.settings for run in config.runs(name)}
-    if machine.container is None:
-        own = {run_id: run for run_id, run in runs.items() if run.arm == OURS}  # others have their own environment
-        for names, run_ids in find_missing_packages(own, ()).items() if here else ():
-            if not any(map(is_importable, names.split(" or "))):
-                what = f"{len(run_ids)} runs import {names}, which this Python lacks ({few(run_ids)})"
-                package = names.partition(" or ")[0].replace("_", "-")
-                yield Problem("refuse", what, "", f"{sys.executable} -m pip install {package}")
+    if machine.container is None:  # what every run needs is a finding of `doctor`
+        for package, needs in ONLY_FOR.items() if here else ():
+            # other trainers have their own environment
+            run_ids = [run_id for run_id, run in runs.items() if run.arm == OURS and needs(run)]
+            if run_ids and not is_importable(package):
+                what = f"{len(run_ids)} runs import {package}, which this Python lacks ({few(run_ids)})"
+                yield Problem("refuse", what, "", f"{sys.executable} -m pip install {package.replace('_', '-')}")
     elif not machine.container_packages:
         what = f"the packages in the image of {machine.container} are not listed"
         yield Problem("note", what, key, "list them there")

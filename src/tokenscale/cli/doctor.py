@@ -529,17 +529,17 @@ def try_folder(folder: Path) -> tuple[str, float]:
             stamp = new.stat().st_mtime
             skew = stamp - min(max(stamp, before), time.time())
             step = "fsync"
-            with open(new, "rb") as file:
-                os.fsync(file.fileno())
+            with open(new, "rb+") as held:
+                os.fsync(held.fileno())
             step = "rename"
             os.replace(new, old)
             if old.read_bytes() != b"new" or new.exists():
                 raise OSError(errno.EIO, "a renamed file still has its old content")
             step = "flock"
-            with open(old, "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with open(old, "rb+") as held:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # another process: within one, some file systems grant a lock twice
-                again = "import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+                again = "import fcntl, sys; fcntl.flock(open(sys.argv[1], 'rb+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
                 code, text = run_command([sys.executable, "-S", "-c", again, str(old)], 10)
                 if code == 0 or "BlockingIOError" not in text:
                     raise OSError(errno.ENOLCK, text if code else "two processes acquired the same lock")
