@@ -91,3 +91,12 @@ def test_the_default_tokenizer_of_train_does_not_outweigh_the_model(tmp_path):
     assert asked("--dataset", str(text), "--tokenizer-name", "tekken").run.tokenizer.kind == "tekken"
     assert asked("--dataset", str(text), "--model-size", "small").run.tokenizer.kind == "tekken"
     assert asked("--dataset", str(text), "--model", "llama-8b-nemo").run.tokenizer.kind == "tekken"
+
+
+@pytest.mark.parametrize("starter", [{}, {"starter": "srun", "gpus_per_node": 4}])
+def test_the_memory_that_a_machines_file_grants_is_compared(starter):
+    """A job may use what it requests; on this machine a file may state less than there is."""
+    start.check_memory(TINY, Machine(**starter))
+    with pytest.raises(UserError, match="needs more memory") as error:
+        start.check_memory(TINY, Machine(memory_mb=10, **starter))
+    assert "memory_mb = 10" in error.value.facts["next"]

@@ -231,8 +231,9 @@ class Launch:
 def check_memory(run: RunSettings, machine: Machine | None = None, *, vocabulary: int | None = None) -> None:
     """Raise UserError if a run's predicted memory (`costs.memory`, a lower bound) exceeds that of a node or a GPU.
 
-    On a CPU all ranks of this machine share its memory, or what a control group allows. `vocabulary` is the size of the
-    tokenizer, for settings that do not state it; a run whose memory is not predicted passes.
+    On a CPU all ranks of a node share its memory, what a control group allows, or the `memory_mb` that a job requests.
+    `vocabulary` is the size of the tokenizer, for settings that do not state it; a run whose memory is not predicted
+    passes.
     """
     machine, entries = machine or Machine(), run.model.vocabulary_size or run.tokenizer.vocabulary_size or vocabulary
     if run.arm != OURS or entries is None:
@@ -242,7 +243,9 @@ def check_memory(run: RunSettings, machine: Machine | None = None, *, vocabulary
         ranks, room = 1, machine.gpu_memory_gib and machine.gpu_memory_gib * GIB
     else:
         ranks = geometry(run.layout.world_size, machine.gpus_per_node).ranks_per_node
-        known = (provenance.read_memory()[0], provenance.cgroup_limits()[1]) if machine.starter != "srun" else ()
+        submitted, stated = machine.starter == "srun", machine.memory_mb != Machine.memory_mb
+        known = [] if submitted else [provenance.read_memory()[0], provenance.cgroup_limits()[1]]
+        known += [machine.memory_mb << 20] * (submitted or stated)
         room = min(filter(None, known), default=None)
     if room is None:
         return
@@ -262,7 +265,8 @@ def check_memory(run: RunSettings, machine: Machine | None = None, *, vocabulary
         needed=f"{needed / GIB:.1f} GiB on {ranks} rank{'s' * (ranks > 1)}; {part}: {size / GIB:.1f} GiB a rank",
         found=f"{room / GIB:.1f} GiB",
         next="lower micro_batch or sequence_length, choose a tokenizer with fewer entries or a smaller model"
-        + (", or use fewer ranks" if ranks > 1 else ""),
+        + (", or use fewer ranks" if ranks > 1 else "")
+        + (f"; or raise memory_mb = {machine.memory_mb} of the machine" if room == machine.memory_mb << 20 else ""),
     )
 
 
