@@ -8,6 +8,7 @@ from tests.unit.study_train.conftest import asked
 from tokenscale.base.errors import UserError
 from tokenscale.cli.train_request import LEARNED_VOCABULARY
 from tokenscale.costs.memory import largest_memory
+from tokenscale.costs.prices import format_bytes
 from tokenscale.runs.launch import start
 from tokenscale.runs.records import provenance
 from tokenscale.settings.layout import LayoutSettings
@@ -46,7 +47,7 @@ def test_a_run_that_does_not_fit_is_refused_with_numbers(run):
         start.check_memory(run)
     assert refused.value.facts["found"] == "16.0 GiB"
     needed = run.layout.world_size * largest_memory(run).total
-    assert f"{needed / GIB:.1f} GiB" in refused.value.facts["needed"]
+    assert format_bytes(needed) in refused.value.facts["needed"]
 
 
 def test_a_control_group_counts_as_the_machine(monkeypatch):

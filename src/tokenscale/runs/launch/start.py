@@ -17,6 +17,7 @@ from typing import Any
 from tokenscale.base.errors import UserError, few
 from tokenscale.base.files import read_json, write_arguments
 from tokenscale.costs.memory import largest_memory, memory
+from tokenscale.costs.prices import format_bytes
 from tokenscale.runs.launch import attempts, failure_hints, lock, ranks
 from tokenscale.runs.launch.job import Job, job_id, load_job
 from tokenscale.runs.launch.ranks import THREADS
@@ -262,8 +263,8 @@ def check_memory(run: RunSettings, machine: Machine | None = None, *, vocabulary
     raise UserError(
         f"the run needs more memory than {'a GPU' if on_gpus else 'this machine'} has.",
         run=f"{run.model.name}, {entries:,} vocabulary entries, {shape}",
-        needed=f"{needed / GIB:.1f} GiB on {ranks} rank{'s' * (ranks > 1)}; {part}: {size / GIB:.1f} GiB a rank",
-        found=f"{room / GIB:.1f} GiB",
+        needed=f"{format_bytes(needed)} on {ranks} rank{'s' * (ranks > 1)}; {part}: {format_bytes(size)} a rank",
+        found=format_bytes(int(room)),
         next="lower micro_batch or sequence_length, choose a tokenizer with fewer entries or a smaller model"
         + (", or use fewer ranks" if ranks > 1 else "")
         + (f"; or raise memory_mb = {machine.memory_mb} of the machine" if room == machine.memory_mb << 20 else ""),
