@@ -143,6 +143,7 @@ def gradients(world, run, compiled):
         batch = batch_of(run, 3)
         done = trainer.step(batch, torch.tensor(2.0 * batch.useful_tokens), 1e-3, HostTimer())
         counts = trainer.parallel.compilation.counts() if compiled else {}
+        assert torch._dynamo.config.optimize_ddp, "of others who compile in this process"
     pieces = {name: piece.tensor.detach().float().numpy() for name, piece in trainer.pieces(resume=False).items()}
     return done.loss_sum.item(), done.norm.item(), pieces, counts
 

@@ -18,17 +18,10 @@ _compiled: Counter[str] = Counter()
 
 
 def compile_blocks(blocks: Iterable[nn.Module]) -> "Compilation":
-    """Compile each block: equal blocks share one graph. Return the counts from here on.
-
-    DDP's splitting of graphs at bucket borders is switched off for the process: a block is the unit whose gradients
-    are reduced while earlier blocks are differentiated, and one graph for each matrix has nothing left to fuse.
-    """
-    import torch._dynamo
-
-    torch._dynamo.config.optimize_ddp = False
+    """Compile each block: equal blocks share one graph. Return the counts from here on."""
     compilation = Compilation(blocks)
     for block in compilation.blocks:
-        block.__class__ = _observed(type(block))  # type: ignore[arg-type]
+        replace_forward(block, _observed)
         block.compile(backend=_inductor)
     return compilation
 
@@ -51,7 +44,7 @@ class Compilation:
         training, if only once.
         """
         found = {name: count - self._before[name] for name, count in _counts().items()}
-        eager = sum(block.ran_eagerly for block in self.blocks)  # type: ignore[misc]
+        eager = sum(getattr(block, "ran_eagerly", False) for block in self.blocks)
         return {**found, "blocks": len(self.blocks), "eager_blocks": eager}
 
 
@@ -83,18 +76,32 @@ def _counts() -> dict[str, int]:
     return {"graphs": _compiled["graphs"], "recompiles": _compiled["recompiles"], "graph_breaks": breaks}
 
 
-@functools.cache
-def _observed(block_class: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass whose instances note that they ran eagerly in training. In a graph the first condition is
-    constant.
+def replace_forward(block: nn.Module, make: Callable[[type[nn.Module]], Callable]) -> None:
+    """Give a block the `forward` that `make` returns for its class.
+
+    The block becomes an instance of a subclass, as FSDP2 does it: its parameters keep their names, and torch.compile
+    traces the new `forward`, which it does not do through a patched one.
     """
+    block.__class__ = _subclass(type(block), make)  # type: ignore[arg-type]
+
+
+@functools.cache
+def _subclass(block_class: type[nn.Module], make: Callable[[type[nn.Module]], Callable]) -> type[nn.Module]:
+    """Return one class for equal blocks, so that they share a graph."""
+    return type(
+        f"{make.__name__.strip('_').title()}{block_class.__name__}", (block_class,), {"forward": make(block_class)}
+    )
+
+
+def _observed(block_class: type[nn.Module]) -> Callable:
+    """Note that a block ran eagerly in training. In a graph the first condition is constant."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling() and self.training:
             self.ran_eagerly = True
         return block_class.forward(self, *args, **kwargs)
 
-    return type(f"Compiled{block_class.__name__}", (block_class,), {"ran_eagerly": False, "forward": forward})
+    return forward
 
 
 def _inductor(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
@@ -130,29 +137,22 @@ STORED = frozenset(
 
 
 def checkpoint_blocks(blocks: Iterable[nn.Module], mode: str) -> None:
-    """Make each block recompute its activations in backward. `mode`: "none", "block" or "selective".
-
-    A block becomes an instance of a subclass whose `forward` is checkpointed, as FSDP2 does it: the names of its
-    parameters stay, and torch.compile traces the checkpoint, which it does not do through a patched `forward`.
-    """
+    """Make each block recompute its activations in backward. `mode`: "none", "block" or "selective"."""
     if mode == "none":
         return
     for block in blocks:
-        block.__class__ = _checkpointed(type(block), mode == "selective")  # type: ignore[arg-type]
+        replace_forward(block, _selective if mode == "selective" else _checkpointed)
 
 
-@functools.cache
-def _checkpointed(block_class: type[nn.Module], selective: bool) -> type[nn.Module]:
-    contexts: dict[str, Any] = {"context_fn": _selective_contexts} if selective else {}
-
+def _checkpointed(block_class: type[nn.Module], **contexts: Any) -> Callable:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return checkpoint(block_class.forward, self, *args, use_reentrant=False, **contexts, **kwargs)
 
-    return type(f"Checkpointed{block_class.__name__}", (block_class,), {"forward": forward})
+    return forward
 
 
-def _selective_contexts() -> tuple[Any, Any]:
-    return create_selective_checkpoint_contexts(_policy)
+def _selective(block_class: type[nn.Module]) -> Callable:
+    return _checkpointed(block_class, context_fn=lambda: create_selective_checkpoint_contexts(_policy))
 
 
 def _policy(context: object, operation: object, *args: object, **kwargs: object) -> CheckpointPolicy:

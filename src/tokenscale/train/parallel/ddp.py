@@ -1,7 +1,9 @@
 """Data parallelism: every rank holds the model; gradients are averaged in buckets while backward runs (DDP)."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from tokenscale.data.order.permutation import shard_rows
+from tokenscale.train.compilation import replace_forward
 from tokenscale.train.parallel.sharding import (
     BucketListener,
     GradReduction,
@@ -51,10 +54,24 @@ def apply_ddp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
             gradient_as_bucket_view=True,
             bucket_cap_mb=mesh.layout.bucket_megabytes,
         )
+    if parallel.compilation is not None:
+        replace_forward(wrapped, _whole_graphs)
     listener = BucketListener()
     wrapped.register_comm_hook(_HookState(group, mesh.layout.compression, listener), _reduce_bucket)
     parallel.module, parallel.no_sync, parallel.bucket_listener = wrapped, wrapped.no_sync, listener
     return parallel
+
+
+def _whole_graphs(ddp: type[nn.Module]) -> Callable:
+    """Compile blocks as they are. DDP splits graphs at the borders of its buckets, so that gradients are reduced while
+    others are computed; blocks are small enough for that, and a graph for each matrix has nothing left to fuse.
+    """
+
+    def forward(self: nn.Module, *args: Any) -> Tensor:
+        with torch._dynamo.config.patch(optimize_ddp=False):  # read when a graph is compiled
+            return ddp.forward(self, *args)
+
+    return forward
 
 
 @dataclass(frozen=True)
