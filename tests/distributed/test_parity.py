@@ -31,6 +31,7 @@ from tokenscale.costs.communication import bus_factor
 from tokenscale.costs.memory import exchanged_bytes
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.run import OptimizerSettings
+from tokenscale.train.parallel import ddp, sharding
 from tokenscale.train.parallel.pipeline import StageP2P
 from tokenscale.train.phase_timer import HostTimer
 from tokenscale.train.profiling import Probe
@@ -345,6 +346,33 @@ def test_gradients_are_exchanged_once_a_step_and_weights_as_often_as_they_are_gi
     for name, ranks in on_ranks(exchanges_of_each, cases).items():
         expected = {"allgather_base": gathered[name], "reduce_scatter_base": 5, "allreduce": 1}  # of the useful tokens
         assert ranks == (expected, expected), name
+
+
+def gathered_of_each(world, runs, limit):
+    """(operation → times, largest in values, whether each weight is the whole updated one) of ZeRO-1's gathering."""
+    ddp.BUCKET = sharding.BUCKET = limit
+    found = []
+    for run in runs:
+        trainer = trainer_of(run, world)
+        before = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
+        for tensor in trainer.shards.tensors:
+            tensor += 1
+        with Exchanges() as counted:
+            trainer.shards.all_gather_parameters()
+        right = all(torch.equal(weight, before[name] + 1) for name, weight in trainer.model.named_parameters())
+        found.append((counted.counts, max(size for _, size in counted.sizes) / 4, right))
+    return found
+
+
+@pytest.mark.parametrize(("limit", "most"), [(1 << 25, 1), (20_000, 4), (1000, 30)])
+def test_updated_rows_are_gathered_in_buckets(limit, most):
+    """39 parameters, of which 2 and 3 ranks share some unequally; from 1000 values on those that divide go alone."""
+    cases = {name: run_of(LAYOUTS[name]) for name in ("zero1@2", "zero1@3", "tp-zero1@2x2")}
+    largest = SHAPE.vocabulary_size * SHAPE.dimension
+    for name, ranks in on_ranks(gathered_of_each, cases, limit).items():
+        for counts, values, right in ranks:
+            assert right and counts.keys() == {"allgather_base"}, (name, counts)
+            assert counts["allgather_base"] <= most and values <= 1.1 * (limit + largest), (name, counts)
 
 
 def order_of_each(world, runs):

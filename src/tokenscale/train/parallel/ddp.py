@@ -1,5 +1,6 @@
 """Data parallelism: every rank holds the model; gradients are averaged in buckets while backward runs (DDP)."""
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -14,12 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 from tokenscale.data.order.permutation import shard_rows
 from tokenscale.train.compilation import replace_forward
 from tokenscale.train.parallel.sharding import (
+    BUCKET,
     BucketListener,
     GradReduction,
     LocalShards,
     Mesh,
     ParallelModel,
     ShardingState,
+    fill_buckets,
     materialise,
 )
 from tokenscale.train.parallel.world import all_gather
@@ -123,16 +127,21 @@ class RowShards(LocalShards):
 
     @torch.no_grad()
     def all_gather_parameters(self) -> None:
-        """Give every rank all rows, in place: one all-gather a parameter, or one broadcast a rank for unequal rows."""
-        pending = []
-        for name, parameter in self.model.named_parameters():
-            weight, shard = parameter.detach(), self.by_name[name].tensor
-            if len(weight) % self._count == 0:
-                pending.append(all_gather(weight, shard, group=self._group, async_op=True))
-                continue
-            for owner in range(self._count):
-                if rows := shard_rows(len(weight), owner, self._count):
-                    values = weight[rows.start : rows.stop]
-                    pending.append(dist.broadcast(values, group=self._group, group_src=owner, async_op=True))
-        for work in pending:
-            work.wait()
+        """Give every rank all rows. Large parameters are gathered in place, the others share all-gathers.
+
+        The copies are no larger than a bucket and a parameter, when activations are no longer there.
+        """
+        weights = {name: weight.detach() for name, weight in self.model.named_parameters()}
+        for name, weight in list(weights.items()):
+            if weight.numel() >= BUCKET and len(weight) % self._count == 0:
+                all_gather(weights.pop(name), self.by_name[name].tensor, group=self._group)
+        for names in fill_buckets(weights):
+            # as many rows of each rank, of which the last ranks may fill fewer
+            shapes = [(-(-len(weights[name]) // self._count), *weights[name].shape[1:]) for name in names]
+            sizes = [math.prod(shape) for shape in shapes]
+            own = [self.by_name[name].tensor.flatten() for name in names]
+            mine = torch.cat([F.pad(rows, (0, size - len(rows))) for rows, size in zip(own, sizes, strict=True)])
+            every = mine.new_empty(self._count, len(mine))
+            all_gather(every.view(-1), mine, group=self._group)
+            for name, part, shape in zip(names, every.split(sizes, dim=1), shapes, strict=True):
+                weights[name].copy_(part.reshape(-1, *shape[1:])[: len(weights[name])])

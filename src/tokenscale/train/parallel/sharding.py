@@ -1,6 +1,6 @@
 """One rank's part of a model: the mesh, the shards that its optimizer updates, and how gradients reach other ranks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -68,7 +68,7 @@ class Mesh:
         return groups.get(key(self.place))
 
 
-#: values that are summed in one all-reduce
+#: values from which on a collective is no longer shared by tensors
 BUCKET = 1 << 25
 
 
@@ -156,7 +156,7 @@ class LocalShards:
         if self.reductions:
             weights = dict(self.model.named_parameters())
             for reduction in self.reductions:
-                _all_reduce([local(weights[name].grad) for name in reduction.names], reduction)
+                _all_reduce({name: local(weights[name].grad) for name in reduction.names}, reduction)
         self._assign_gradients()
 
     def _assign_gradients(self) -> None:
@@ -215,13 +215,23 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def _all_reduce(gradients: list[Tensor], reduction: GradReduction) -> None:
+def fill_buckets(tensors: Mapping[str, Tensor]) -> list[list[str]]:
+    """Return the names in their order, in groups of at least `BUCKET` values, the last one excepted."""
+    buckets: list[list[str]] = []
+    values = BUCKET
+    for name, tensor in tensors.items():
+        if values >= BUCKET:
+            buckets.append([])
+            values = 0
+        buckets[-1].append(name)
+        values += tensor.numel()
+    return buckets
+
+
+def _all_reduce(gradients: dict[str, Tensor], reduction: GradReduction) -> None:
     """Reduce in place; small gradients share one all-reduce."""
-    bucket: list[Tensor] = []
-    for number, gradient in enumerate(gradients):
-        bucket.append(gradient)
-        if sum(map(Tensor.numel, bucket)) < BUCKET and number + 1 < len(gradients):
-            continue
+    for names in fill_buckets(gradients):
+        bucket = [gradients[name] for name in names]
         flat = torch.cat([values.flatten() for values in bucket]) if len(bucket) > 1 else bucket[0].contiguous()
         dist.all_reduce(flat, group=reduction.group)
         if reduction.mean:
@@ -229,4 +239,3 @@ def _all_reduce(gradients: list[Tensor], reduction: GradReduction) -> None:
         if len(bucket) > 1 or flat is not bucket[0]:
             for values, summed in zip(bucket, flat.split([values.numel() for values in bucket]), strict=True):
                 values.copy_(summed.view_as(values))
-        bucket = []
