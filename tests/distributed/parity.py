@@ -142,7 +142,8 @@ def on_ranks(function, cases, *arguments):
     return found
 
 
-def compare(found, expected, *, losses=1e-6, norms=1e-4, weights=AFTER_STEPS):
+def compare(found, expected, *, losses=1e-6, norms=1e-6, weights=AFTER_STEPS):
+    """Measured in fp32, over all layouts: 7e-7, 2.4e-7, and 0.37 of the limit of weights."""
     assert found[0] == pytest.approx(expected[0], abs=losses)
     assert found[1] == pytest.approx(expected[1], rel=norms)
     assert found[2].keys() == expected[2].keys()
