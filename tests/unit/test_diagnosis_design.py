@@ -271,6 +271,17 @@ def test_held_out_text_is_held_out(corpus, words):
 
 
 @pytest.mark.parametrize(
+    ("target", "rows", "words"),
+    [(5.5, [0, 8], "1 of 2 cells do not validate"), (5.5, [0], "1 of 1 cells"), (5.5, [8], None), (None, [0], None)],
+)
+def test_a_target_loss_is_one_of_validation(target, rows, words):
+    found = design({"validation.rows": rows})
+    problems = find_problems(replace(found, experiment=replace(found.experiment, target_loss=target)))
+    told = [problem.what for problem in problems if problem.level == "refuse"]
+    assert len(told) == (words is not None) and all(words in what for what in told)
+
+
+@pytest.mark.parametrize(
     ("device", "gpus", "cores", "level", "words"),
     [
         ("auto", 1, 8, "refuse", "4 ranks need a GPU each, but this machine has 1"),

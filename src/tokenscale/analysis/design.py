@@ -403,11 +403,15 @@ def _count_comparisons(design: Design) -> dict[tuple[str, str], int]:
 
 
 def check_validation(design: Design) -> Iterator[Problem]:
-    """Find validation documents that are also trained on.
+    """Find validation documents that are also trained on, and targets that no validation can reach.
 
     A split by the text's hash cannot put one text on both sides. Separate validation files can: documents that also
     occur in the training files are dropped only with deduplication.
     """
+    without = [cell for cell, s in design.settings if not s.validation.rows]
+    if design.experiment.target_loss is not None and without:
+        what = f"target_loss is a validation loss, but {len(without)} of {len(design.settings)} cells do not validate"
+        yield Problem("refuse", what, "runs.validation.rows", "validation.rows above 0, or no target_loss")
     for corpus in {c.name: c for _, s in design.settings if s.validation.rows for c in s.corpora}.values():
         own, key = corpus.source.validation_files, f"corpora.{corpus.name}"
         if shared := sorted(set(own or ()) & set(corpus.source.files or ())):
