@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -19,12 +19,9 @@ from tokenscale.train.models.losses import (
 )
 
 if TYPE_CHECKING:
-    from tokenscale.train.parallel.tensor import Vocabulary
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
     from tokenscale.data.batches.batch import Batch
     from tokenscale.data.batches.open import HeldOutSlice
+    from tokenscale.train.parallel.tensor import Vocabulary
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,18 +15,10 @@ from tokenscale.train.parallel.world import World
 GPU_BYTES, CPU_BYTES, CALLS = 128 * 2**20, 4 * 2**20, 5
 
 
-@dataclass(frozen=True)
-class Link:
-    """A kind of link: its name in the machine's file, what it joins, and what to look for if it is slow."""
-
-    option: str
-    joins: str
-    next: str
-
-
+#: kind of link → what it joins, and what to look for if it is slow
 LINKS = {
-    "node": Link("least_node_gb_s", "inside a node", 'try gpu_bind = "node", so that ranks see their peers\' GPUs'),
-    "network": Link("least_network_gb_s", "between nodes", "check the network's plugin and the nodes of this job"),
+    "node": ("inside a node", 'try gpu_bind = "node", so that ranks see their peers\' GPUs'),
+    "network": ("between nodes", "check the network's plugin and the nodes of this job"),
 }
 
 
@@ -41,12 +33,13 @@ def check_links(world: World, least: dict[str, float]) -> World:
     found = measure_links(world)
     for kind, limit in least.items():
         if kind in found and found[kind] < limit:
+            joined, advice = LINKS[kind]
             raise UserError(
-                f"the links {LINKS[kind].joins} are slower than the machine's file expects.",
+                f"the links {joined} are slower than the machine's file expects.",
                 measured=f"{found[kind]:.3g} GB/s (bus bandwidth of an all-reduce, slowest group)",
-                expected=f"at least {limit:g} GB/s ({LINKS[kind].option})",
+                expected=f"at least {limit:g} GB/s (least_{kind}_gb_s)",
                 nodes=", ".join(world.nodes),
-                next=f"{LINKS[kind].next}; or lower {LINKS[kind].option} in the machine's file",
+                next=f"{advice}; or lower least_{kind}_gb_s in the machine's file",
             )
     return replace(world, links=found)
 

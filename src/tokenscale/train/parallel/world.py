@@ -43,8 +43,8 @@ def node_device(device: torch.device, environment: Mapping[str, str] = os.enviro
 
 def exchange_devices(mine: NodeDevice, rank: int, size: int, store: Store) -> list[NodeDevice]:
     """Return the devices of all ranks, in their order. A collective."""
-    store.set(f"spot/{rank}", "\n".join(asdict(mine).values()))
-    found = store.multi_get([f"spot/{other}" for other in range(size)])
+    store.set(f"device/{rank}", "\n".join(asdict(mine).values()))
+    found = store.multi_get([f"device/{other}" for other in range(size)])
     return [NodeDevice(*text.decode().split("\n")) for text in found]
 
 
