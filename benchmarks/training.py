@@ -175,7 +175,7 @@ class _TokenscaleArm:
             return (self.training.trainer.parallel.objective(tokens, labels) / batch.useful_tokens).item()
 
     def __call__(self, steps: int) -> list[float]:
-        self.training.timer.restart()
+        self.training.clock.restart()
         before = self._lines()
         for _ in range(steps + 1):
             self.training.step()

@@ -485,7 +485,7 @@ TABLE = [
     Fault(A, "FLOPs per token of the hardware", record(flops_per_token__hardware=lambda old, m: m * old), FACTORS, "FLOPs", word="suspect"),
     Fault(A, "number format", record(number_format=lambda old, m: m), ("bf16", "fp16", "tf32"), "number.format|precision"),
     Fault(A, "optimizer", record(optimizer=lambda old, m: m), ("SGD", "AdamW, foreach"), "optimizer", word=X),
-    Fault(A, "learning rates of another budget before its start", record(earlier_budget=lambda old, m: m), ({"steps": 12},), "another budget", word="caution"),
+    Fault(A, "learning rates of another budget before its start", record(earlier_schedule=lambda old, m: m), ({"budget.steps": 12}, {"schedule.floor": 0.5}), "other settings", word="caution"),
     Fault(A, "clipped norm above the norm", steps(lambda m: at(40, grad_norm_clipped=lambda line: m * line["grad_norm"])), FACTORS, "clipped|norm", word=X),
     Fault(A, "norms not clipped", steps(lambda m: put(grad_norm=m, grad_norm_clipped=m)), (10.0, 1.5, 1.01, 1.001), "clip", word=X),
     Fault(A, "clipped without need", steps(lambda m: at(40, **times("grad_norm_clipped", m))), (0.1, 0.9, 0.99, 0.999), "clip", word=X),

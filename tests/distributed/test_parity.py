@@ -423,7 +423,7 @@ def bytes_held(world, runs):
 
 def bytes_of(world, run):
     trainer, (batch, useful) = trainer_of(run, world), batch_of(0, world, run.layout)
-    probe = Probe(trainer.model, world.device, compiled=False)
+    probe = Probe(trainer.model, world.device, run)
     trainer.step(batch, useful, 1e-3, HostTimer(), probe)
     return {key: probe.bytes[f"{key}_bytes"] for key in ("parameters", "gradients", "optimizer")}
 

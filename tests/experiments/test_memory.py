@@ -108,7 +108,7 @@ def measured_in(world, run):
     if layout.shard > 1:  # as validation does, which leaves weights gathered
         with torch.no_grad():
             trainer.parallel.loss(MicroBatch(*map(torch.from_numpy, (tokens, tokens))))
-    probe = Probe(trainer.model, world.device, compiled=False, reshard_to=layout.reshard_to)
+    probe = Probe(trainer.model, world.device, run)
     trainer.step(batch, torch.tensor(float(run.global_batch * run.sequence_length)), 1e-3, HostTimer(), probe)
     return {part: probe.bytes[f"{part}_bytes"] for part in PARTS}
 

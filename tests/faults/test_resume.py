@@ -295,28 +295,44 @@ def test_a_state_serves_a_run_with_another_kind_of_budget(lab, tmp_path, budget)
 
 
 @pytest.mark.parametrize(
-    ("shape", "budget", "named"),
+    ("shape", "budget", "changed", "named"),
     [
-        ("cosine", {"steps": 20}, {"steps": STEPS}),
-        ("linear", {"useful_tokens": 1500}, {"steps": STEPS}),
-        ("cosine", {"steps": STEPS}, None),
-        ("constant", {"steps": 20}, None),
+        ("cosine", {"steps": 20}, {}, {"budget.steps": STEPS}),
+        ("linear", {"useful_tokens": 1500}, {}, {"budget.steps": STEPS}),
+        ("cosine", {"steps": STEPS}, {}, None),
+        ("constant", {"steps": 20}, {"floor": 0.5}, None),
+        (
+            "cosine",
+            {"steps": STEPS},
+            {"floor": 0.5, "warmup_steps": 3},
+            {"schedule.floor": 0.1, "schedule.warmup_steps": 2},
+        ),
+        (
+            "cosine",
+            {"steps": 20},
+            {"shape": "constant"},
+            {"schedule.shape": "cosine", "schedule.floor": 0.1, "budget.steps": STEPS},
+        ),
     ],
 )
-def test_learning_rates_of_another_budget_are_named(lab, tmp_path, shape, budget, named):
-    """The steps before the state followed the schedule of the other run's budget."""
-    keep = CheckpointSettings(every=6, keep_resume_state=True, keep_last=9)
+def test_learning_rates_of_other_settings_are_named(lab, tmp_path, shape, budget, changed, named):
+    """The steps before the state followed the other run's schedule and budget."""
+    keep = CheckpointSettings(every=1, keep_resume_state=True, keep_last=99)
     schedule = ScheduleSettings(shape=shape, warmup_steps=2)
     first = run_of(checkpoints=keep, schedule=schedule)
     start(first, lab.inputs(first), tmp_path / "first")
     state = str(tmp_path / "first/checkpoints/step=00000006")
-    second = run_of(budget=BudgetSettings(**budget), schedule=schedule, resume_from=state)
+    second = run_of(budget=BudgetSettings(**budget), schedule=replace(schedule, **changed), resume_from=state)
+    second = replace(second, checkpoints=keep)
     start(second, lab.inputs(second), tmp_path / "second")
-    assert read_sealed(tmp_path / "second/run.json").get("earlier_budget") == named
+    third = replace(second, resume_from=str(tmp_path / "second/checkpoints/step=00000007"))
+    start(third, lab.inputs(third), tmp_path / "third")
+    for name in ("second", "third"):
+        assert read_sealed(tmp_path / name / "run.json").get("earlier_schedule") == named
     killed = replace(second, checkpoints=CheckpointSettings(every=1))
     interrupted(killed, lab.inputs(killed), tmp_path / "killed", at=7)
     start(killed, lab.inputs(killed), tmp_path / "killed", attempt=1)
-    assert read_sealed(tmp_path / "killed/run.json").get("earlier_budget") == named
+    assert read_sealed(tmp_path / "killed/run.json").get("earlier_schedule") == named
 
 
 def test_dropout_never_repeats_its_masks(lab, tmp_path, monkeypatch):

@@ -476,7 +476,7 @@ def test_an_arm_waits_for_its_device_as_often_as_we_do(tmp_path, lab, waits):
     log = StepLog(Writer(tmp_path / "ours"), timer := CudaTimer(device), World(0, 1, 0, device), scaled=False)
     waits()
     for step in range(steps):
-        log.add(step, batch, 1e-3, 1, StepResult(one, one, one, one * 0, one), wait_s=0, own_s=0)
+        log.add(step, batch, 1e-3, 1, StepResult(one, one, one, one * 0, one))
         timer.end()
         if len(log) >= run.log_every or not step:
             log.read()

@@ -104,7 +104,7 @@ def test_honest_runs_of_each_kind_raise_nothing(tmp_path_factory, tmp_path):
     assert set(runs["status"]) == {"complete"}
     assert not [text for text in runs["reasons"] if text and not STATED.search(text)]
     cautions = "; ".join(runs["cautions"])
-    assert cautions.count("steps before 6 had the learning rates of another budget (steps 6)") == 2
+    assert cautions.count("steps before 6 had the learning rates of other settings (budget.steps 6)") == 2
     checked = runs[runs["precision"] == "fp32"]["unchecked"]
     assert not checked.str.contains("learning_rate of each step").sum() > 1, checked.tolist()  # of the clock
 

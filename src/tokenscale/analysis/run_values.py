@@ -341,11 +341,11 @@ def _computing(e: Evidence) -> Iterator[str]:
         raise NotCheckedError(f"run.json has no {', '.join(missing)}")
 
 
-@expect("learning rates before a resumed run", "those of its own budget", "record", "caution")
-def _earlier_budget(e: Evidence) -> Iterator[str]:
-    if isinstance(budget := e.get("earlier_budget"), dict):
-        other = ", ".join(f"{name} {value}" for name, value in budget.items())
-        yield f"steps before {start_step(e.settings)} had the learning rates of another budget ({other})"
+@expect("learning rates before a resumed run", "those of its own schedule and budget", "record", "caution")
+def _earlier_schedule(e: Evidence) -> Iterator[str]:
+    if isinstance(earlier := e.get("earlier_schedule"), dict):
+        other = ", ".join(f"{name} {value}" for name, value in earlier.items())
+        yield f"steps before {start_step(e.settings)} had the learning rates of other settings ({other})"
 
 
 @expect("budget_steps", "steps of the budget", "settings, store", "invalid")

@@ -436,3 +436,19 @@ def find_difference(theirs: RunSettings, mine: RunSettings) -> tuple[str, Any, A
         if there.get(key) != here.get(key):
             return key, there.get(key, "the default"), here.get(key, "the default")
     return None
+
+
+def find_other_schedule(theirs: RunSettings, mine: RunSettings, steps: int) -> dict[str, Any]:
+    """Return the settings of `theirs` that gave its first `steps` steps other learning rates than `mine` would."""
+
+    def followed(run: RunSettings) -> dict[str, Any]:
+        schedule, kind = run.schedule, run.budget.kind
+        found = {"schedule.warmup_steps": schedule.warmup_steps, "schedule.shape": schedule.shape}
+        if schedule.shape == "constant":
+            return found
+        return found | {"schedule.floor": schedule.floor, f"budget.{kind}": getattr(run.budget, kind)}
+
+    if theirs.schedule.warmup_steps == mine.schedule.warmup_steps >= steps:
+        return {}
+    ours = followed(mine)
+    return {name: value for name, value in followed(theirs).items() if ours.get(name) != value}

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from tokenscale.base.errors import UserError
-from tokenscale.settings.run import BudgetSettings
+from tokenscale.costs.schedule import learning_rate
+from tokenscale.settings.run import BudgetSettings, ScheduleSettings
 from tokenscale.train.parallel.world import World
 
 #: steps in a row without a single label that end a run: it learns nothing, and no budget of tokens is reached
@@ -45,12 +46,15 @@ class Budget:
         """Return the share of the budget that is used before step `step`, 0 to 1; one number on all ranks."""
         return step / self.steps if self.steps is not None else min(1.0, self._done / self._goal)
 
-    def since_warmup(self, step: int) -> float:
-        """Return the used share of the budget left at the peak of the learning rate, for unknown steps."""
+    def learning_rate(self, step: int, peak: float, schedule: ScheduleSettings) -> float:
+        """Return the learning rate of step `step`; call it once a step, in their order."""
+        if self.steps is not None:
+            return learning_rate(step, self.steps, peak, schedule)
         share = self.share(step)
         if step <= max(self._warmup - 1, 0):
             self._warm = share
-        return (share - self._warm) / (1 - self._warm) if self._warm < 1 else 1.0
+        since = (share - self._warm) / (1 - self._warm) if self._warm < 1 else 1.0  # the peak
+        return learning_rate(step, None, peak, schedule, since)
 
     def exchange(self, useful_tokens: int, stop_requested: bool = False) -> Tensor:
         """Return the useful tokens of the global batch, from those of this rank: a scalar in fp32 on the device.

@@ -11,16 +11,16 @@ import torch
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import get_boot_id
 from tokenscale.costs.flops import Convention, flops_per_token
-from tokenscale.costs.schedule import epoch_ends, learning_rate, steps_of
+from tokenscale.costs.schedule import epoch_ends, steps_of
 from tokenscale.data.batches.batch import Batches, Inputs, Prefetcher
-from tokenscale.data.batches.open import count_labelled_rows, open_batches
+from tokenscale.data.batches.open import count_few_rows, count_labelled_rows, open_batches
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Status, Writer
 from tokenscale.runs.records.provenance import Energy
 from tokenscale.settings.data import LOSS_CAUTION
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import decode, to_dict
-from tokenscale.settings.run import RunSettings
+from tokenscale.settings.run import RunSettings, find_other_schedule
 from tokenscale.train import profiling as memory
 from tokenscale.train import record
 from tokenscale.train.budget import Budget
@@ -29,7 +29,7 @@ from tokenscale.train.compilation import describe_compilation
 from tokenscale.train.evaluation.held_out import HeldOut
 from tokenscale.train.models.attention import choose_kernel
 from tokenscale.train.parallel.world import World
-from tokenscale.train.phase_timer import HostClock, timer_of
+from tokenscale.train.phase_timer import timer_of
 from tokenscale.train.profiling import Garbage, Trace
 from tokenscale.train.record import Progress, StepLog
 from tokenscale.train.resume import Checkpoints, data_state, log_checkpoints
@@ -71,91 +71,87 @@ class Training:
         hang_s: float = 0,
     ):
         started = time.monotonic()
-        self.settings, self.world, self.directory = run, world, directory
+        self.settings, self.world, self.directory, self.attempt = run, world, directory, attempt
         self.signals = signals or Signals()
-        self.attempt_directory = directory / f"attempt={attempt:02d}"
-        self.writer = Writer(self.attempt_directory / f"rank={world.rank:05d}")
+        folder = directory / f"attempt={attempt:02d}"
+        self.launched = record.launched(folder)
+        self.writer = Writer(folder / f"rank={world.rank:05d}")
         self.watch = Watchdog(self.writer.directory / "stacks.txt", hang_s)
         self.writer.event("run_start", world_size=world.size, boot=get_boot_id())
+
+        # build: data, model and optimizer, budget, held-out rows
         self.place = run.layout.coordinate(world.rank)
         inputs = replace(inputs, rank=self.place.data_rank, world_size=run.layout.data_parallel_size)
         self.batches = batches or _batches(run, inputs, world.device)
         shape = _shape(run, self.batches.vocabulary_size)
-        kernel = choose_kernel(
-            run.attention,
-            device=world.device,
-            bounds=run.document_mask,
-            dtype=torch.float32 if run.precision == "fp32" else torch.bfloat16,
-            dropout=run.model.dropout,
-        )
-        self.launched = record.launched(self.attempt_directory)
         self.checkpoints = self._checkpoints(shape, inputs)
-        self.begins_at = 0  # steps that another run did for this one, and the useful tokens of these
-        self.begins_at_useful_tokens = 0
-        self.earlier_budget: dict[str, Any] | None = None  # whose schedule the steps of another run had, if not ours
+        #: what another run did for this one: steps, their useful tokens, and what else their learning rates followed
+        self.earlier: dict[str, Any] = {"begins_at": 0, "begins_at_useful_tokens": 0, "earlier_schedule": None}
         state = self._find_state()
-        self.trainer = Trainer(run, shape, world, kernel, unset=state is not None)
-        self.rows_per_epoch = float("inf")
-        policies = run.validation.each_epoch, run.validation.bleu_each_epoch, run.checkpoints.each_epoch
-        if run.budget.kind == "epochs" or any(policies):
-            self.rows_per_epoch = self.batches.rows_per_epoch()
-        flops_per_row = run.sequence_length * flops_per_token(
-            shape, run.sequence_length, Convention.FULL, run.objective
-        )
+        self.trainer = Trainer(run, shape, world, _kernel(run, world.device), unset=state is not None)
+        self.rows_per_epoch = self._rows_per_epoch()
+        per_token = flops_per_token(shape, run.sequence_length, Convention.FULL, run.objective)
         self.steps = steps_of(
             run.budget,
             rows_per_epoch=self.rows_per_epoch,
             global_batch=run.global_batch,
-            flops_per_row=flops_per_row,
+            flops_per_row=run.sequence_length * per_token,
         )
-        self.budget = Budget(
-            run.budget, self.steps, world, run.schedule.warmup_steps, counts=self.place.is_group_leader
-        )
-        vocabulary_size = self.batches.vocabulary_size
-        self.held_out = HeldOut(run, inputs, vocabulary_size, self.trainer, self.writer, self.watch.beat)
-        self.running: dict[str, Any] = {}
-        if world.rank == 0:
-            facts = {"kernel": kernel, "budget_steps": self.steps, **self.trainer.facts(), **record.costs(run, shape)}
-            facts |= {f"text_{share}": value for share, value in self.batches.lost.items()}
-            if cut := self.batches.count_cut():
-                facts["text_cut"] = cut
-            if self.earlier_budget is not None:
-                facts["earlier_budget"] = self.earlier_budget
-            facts["compilation"] = None  # of all ranks, found at the end; null where nothing was to be compiled
-            self.running = record.start(run, directory, attempt, world, self.launched, facts)
-        self.timer = timer_of(world.device)
-        self.log = StepLog(
-            self.writer, self.timer, world, scaled=run.precision == "fp16", counts=self.place.is_group_leader
-        )
+        leads = self.place.is_group_leader
+        self.budget = Budget(run.budget, self.steps, world, run.schedule.warmup_steps, counts=leads)
+        self.held_out = HeldOut(run, inputs, self.batches.vocabulary_size, self.trainer, self.writer, self.watch.beat)
+
+        # what is written and measured
+        self.running = self._start_record(shape)
+        self.clock = timer_of(world.device)
+        self.log = StepLog(self.writer, self.clock, world, scaled=run.precision == "fp16", counts=leads)
         self.trace = Trace(run.profile, self.writer.directory, world.device)
         self.energy = Energy(record.pci_bus_id(world.device))
         self.status = Status(directory / "status.json")
         self.progress = Progress(self.steps, enabled=world.rank == 0)
-        device = record.device_name(world.device)
-        ranks = f"{world.size} rank(s) on {device}"
-        self.progress.log(f"{run.identity}  {self.trainer.parameters:,} parameters  {ranks}, attention by {kernel}")
-        if self.batches.lost.get("lost", 0) > LOSS_CAUTION:
-            self.progress.log(
-                f"  caution  the tokenizer loses {self.batches.lost['lost']:.2%} of the bytes of this text"
-            )
-        if world.rank == 0 and batches is None:
-            self._describe_rows(inputs)
+        self._describe(inputs, counts_rows=batches is None)
         self.done = 0  # steps behind us
-        self.clock = HostClock()
         self._compiled: dict[str, int] = {}  # as logged last
         self._state_after: int | None = None  # the step of the newest state to go on from
+
+        # resume
         if state is not None:
             self._resume(state)
         self.writer.event("init_done", duration_s=time.monotonic() - started)
 
-    def _describe_rows(self, inputs: Inputs) -> None:
+    def _rows_per_epoch(self) -> float:
+        """Return the rows of an epoch where the run asks for it: of a stream its documents are counted."""
         run = self.settings
+        policies = run.validation.each_epoch, run.validation.bleu_each_epoch, run.checkpoints.each_epoch
+        return self.batches.rows_per_epoch() if run.budget.kind == "epochs" or any(policies) else math.inf
+
+    def _start_record(self, shape: ModelSettings) -> dict[str, Any]:
+        """Write the running record and return it; only rank 0."""
+        if self.world.rank != 0:
+            return {}
+        run, batches = self.settings, self.batches
+        facts = {"budget_steps": self.steps, **self.trainer.facts()}
+        facts |= record.costs(run, shape) | {f"text_{share}": value for share, value in batches.lost.items()}
+        if cut := batches.count_cut():
+            facts["text_cut"] = cut
+        if earlier := self.earlier["earlier_schedule"]:
+            facts["earlier_schedule"] = earlier
+        facts["compilation"] = None  # of all ranks, found at the end; null where nothing was to be compiled
+        return record.start(run, self.directory, self.attempt, self.world, self.launched, facts)
+
+    def _describe(self, inputs: Inputs, *, counts_rows: bool) -> None:
+        """Print what is trained, and what of its data needs caution."""
+        run, world, log = self.settings, self.world, self.progress.log
+        ranks = f"{world.size} rank(s) on {record.device_name(world.device)}"
+        log(f"{run.identity}  {self.trainer.parameters:,} parameters  {ranks}, attention by {self.trainer.kernel}")
+        if (lost := self.batches.lost.get("lost", 0)) > LOSS_CAUTION:
+            log(f"  caution  the tokenizer loses {lost:.2%} of the bytes of this text")
+        if world.rank != 0 or not counts_rows:
+            return
         if (found := count_labelled_rows(run, inputs)) is not None:
-            self.progress.log(f"  labels   {found[0]} of the first {found[1]} rows keep a label")
-        if run.store is not None and (rows := self.batches.rows_per_epoch()) < run.global_batch:
-            self.progress.log(
-                f"  caution  {rows:.0f} rows of data for batches of {run.global_batch}: each batch repeats them"
-            )
+            log(f"  labels   {found[0]} of the first {found[1]} rows keep a label")
+        if (rows := count_few_rows(run, inputs, self.batches)) < run.global_batch:
+            log(f"  caution  {rows:.0f} rows of data for batches of {run.global_batch}: each batch repeats them")
 
     def run(self) -> torch.nn.Module:
         """Run the loop to its end and return the trained model."""
@@ -168,11 +164,11 @@ class Training:
     def _run(self) -> torch.nn.Module:
         run, joules = self.settings, self.energy.joules()
         ended = self.done > 0 and self.budget.ended(self.done)  # killed between its last step and its seal
-        if self.done == 0:
-            self._between(self._due(last=False))
-        garbage = Garbage(run.garbage_every)
+        with self.clock.pause():
+            if self.done == 0:
+                self._between(self._due(last=False))
+            garbage = Garbage(run.garbage_every)
         try:
-            self.timer.restart()
             while not (ended or self.budget.stop):
                 ended = self.step()
                 garbage.after(self.done)
@@ -190,48 +186,37 @@ class Training:
         return self.trainer.model
 
     def step(self) -> bool:
-        """Run an optimizer step, and validation and checkpoints that are due. Return whether it was the last step."""
+        """Run an optimizer step, and validation and checkpoints that are due. Return whether the run has ended."""
         run, step, clock = self.settings, self.done, self.clock
         self.watch.beat()
         self.trace.before(step)
-        first = step == 0 or not self.log.last  # of this attempt: memory is measured in it
+        probe = None if self.log.last else memory.Probe(self.trainer.model, self.world.device, run)  # of an attempt
 
-        clock.begin()
-        batch = self.batches.next()
-        clock.receive_batch()
+        # batch: this rank's rows, the useful tokens of all ranks, and the learning rate
+        batch = clock.wait_for(self.batches.next)
         useful = self.budget.exchange(batch.useful_tokens, stop_requested=self.signals.stop_requested is not None)
-        since = self.budget.since_warmup(step) if self.steps is None else 0.0
-        rate = learning_rate(step, self.steps, run.optimizer.learning_rate, run.schedule, since)
-        self.trainer.seed(step)
-        self.timer.lap("own")  # the batch, which is timed apart, and our bookkeeping since the end of the last step
-        probe = self._probe() if first else None
-        clock.hand_over()
-        stepped = self.trainer.step(batch, useful, rate, self.timer, probe)
-        clock.handed_over()
-        self.log.add(step, batch, rate, self.trainer.micro_steps, stepped, wait_s=clock.wait_s, own_s=clock.own_s)
-        self.timer.end()
+        rate = self.budget.learning_rate(step, run.optimizer.learning_rate, run.schedule)
 
+        # forward and backward, clip, update
+        self.trainer.seed(step)
+        clock.hand_over()
+        stepped = self.trainer.step(batch, useful, rate, clock, probe)
+        self.log.add(step, batch, rate, self.trainer.micro_steps, stepped)
+        clock.end()
+
+        # log: numbers stay on the device until they are read
         self.done = step + 1
-        last = self.budget.after(step, clock.since_begin())
+        last = self.budget.after(step, clock.elapsed())
         self.trace.after(self.done)
         due = self._due(last)
-        if last or due or len(self.log) >= run.log_every or first or self.budget.stop:
-            self._read()
-        clock.end(self.log.waited_s)
-        if probe is not None:
-            self.writer.event("memory", step=step, **probe.bytes)
-            self._log_compilation()
-        if self.log.stopped_at is not None:
-            return True
-        if due:
-            self._between(due)
-            self.timer.restart()
-        return last
+        if last or due or probe or self.budget.stop or len(self.log) >= run.log_every:
+            self._read(probe)
 
-    def _probe(self) -> memory.Probe:
-        run = self.settings
-        reshard_to = run.layout.reshard_to
-        return memory.Probe(self.trainer.model, self.world.device, compiled=run.compile, reshard_to=reshard_to)
+        # what is due: validate, translate, save
+        if due and self.log.stopped_at is None:
+            with clock.pause():
+                self._between(due)
+        return last or self.log.stopped_at is not None
 
     def _due(self, last: bool) -> set[str]:
         """Return what is due after the steps that are done: validate, translate, save."""
@@ -252,7 +237,8 @@ class Training:
         self.writer.event("compilation", step=self.done, **counts)
         self.progress.log(describe_compilation(counts))
 
-    def _read(self) -> None:
+    def _read(self, probe: memory.Probe | None) -> None:
+        """Write the steps that the log has collected, and the memory that was measured."""
         self.log.read()
         line = self.log.last
         mean = line["loss_sum"] / line["useful_tokens"] if line["useful_tokens"] else None
@@ -260,6 +246,9 @@ class Training:
         self.progress.step(self.done, mean, speed, self.budget.share(self.done))
         if self.world.rank == 0:
             self.status.update(step=self.done, steps=self.steps, loss=mean, state="running")
+        if probe is not None:
+            self.writer.event("memory", step=line["step"], **probe.bytes)
+            self._log_compilation()
 
     def _between(self, due: set[str]) -> None:
         if "validate" in due:
@@ -297,9 +286,7 @@ class Training:
             state.rank_record = {"data": self.batches.state()}
         facts = {
             "step": self.done,
-            "begins_at": self.begins_at,
-            "begins_at_useful_tokens": self.begins_at_useful_tokens,
-            "earlier_budget": self.earlier_budget,
+            **self.earlier,
             "budget": self.budget.state(),
             "loss_scale": self.trainer.loss_scale.state(),
         }
@@ -309,22 +296,24 @@ class Training:
         """Return the resume state that this run goes on from, if there is one. A collective."""
         found = self.checkpoints.newest()
         if found is not None:
-            self.begins_at = found.record["begins_at"]
-            self.begins_at_useful_tokens = found.record["begins_at_useful_tokens"]
-            self.earlier_budget = found.record.get("earlier_budget")
+            self.earlier = {name: found.record.get(name) for name in self.earlier}
         elif self.settings.resume_from is not None:
             found = self.checkpoints.named(self.settings.resume_from)
-            self.begins_at = found.record["step"]
-            self.begins_at_useful_tokens = round(found.record["budget"]["useful_tokens"])
-            budget = decode(RunSettings, found.record["run"]).budget
-            if self.settings.schedule.shape != "constant" and budget != self.settings.budget:
-                self.earlier_budget = {budget.kind: getattr(budget, budget.kind)}
+            step, tokens = found.record["step"], round(found.record["budget"]["useful_tokens"])
+            theirs = find_other_schedule(decode(RunSettings, found.record["run"]), self.settings, step)
+            theirs = (found.record.get("earlier_schedule") or {}) | theirs
+            self.earlier = {"begins_at": step, "begins_at_useful_tokens": tokens, "earlier_schedule": theirs or None}
         return found
 
     def _resume(self, found: Checkpoint) -> None:
         self.trainer.load(found)
-        self._restore(found)
-        if self.begins_at == self.done and self.budget.ended(self.done):
+        self.trainer.loss_scale.load(found.record["loss_scale"])
+        self.batches.seek(data_state(found))
+        self.budget.load(found.record["budget"])
+        if found.folder.parent == self.checkpoints.folder:  # another run's best weights are not here
+            self.checkpoints.best = found.record["best_validation_loss"]
+        self.done = found.record["step"]
+        if self.earlier["begins_at"] == self.done and self.budget.ended(self.done):
             raise UserError(
                 "the checkpoint is at the end of this run's budget, or behind it.",
                 checkpoint=found.folder,
@@ -333,30 +322,18 @@ class Training:
             )
         self.writer.event("resume", step=self.done, status=found.folder.name)
         self.progress.log(f"goes on after step {self.done}, from {found.folder}")
-        if self.earlier_budget is not None:
-            earlier = ", ".join(f"{name} {value}" for name, value in self.earlier_budget.items())
+        if earlier := self.earlier["earlier_schedule"]:
             self.progress.log(
-                f"  caution  steps before {self.done} had the learning rates of another budget ({earlier}): "
-                "this is not the run that one with this budget would have been from its start"
+                f"  caution  steps before {self.earlier['begins_at']} had the learning rates of other settings "
+                f"({', '.join(f'{name} {value}' for name, value in earlier.items())}): "
+                "this is not the run that one with these settings would have been from its start"
             )
-
-    def _restore(self, found: Checkpoint) -> None:
-        self.batches.seek(data_state(found))
-        self.budget.load(found.record["budget"])
-        self.trainer.loss_scale.load(found.record["loss_scale"])
-        if found.folder.parent == self.checkpoints.folder:  # another run's best weights are not here
-            self.checkpoints.best = found.record["best_validation_loss"]
-        self.done = found.record["step"]
 
     def _interrupt(self, joules: float | None) -> None:
         """Write a resume state and logs; leave the record unsealed. Raises Interrupted once all ranks have written."""
         if self._state_after != self.done:
             self._save(f"step={self.done:08d}", "resume")
-        self.checkpoints.wait()
-        log_checkpoints(self.writer.event, self.checkpoints)
-        self.writer.event("run_stop", status="interrupted", step=self.done, energy_j=joules)
-        self.writer.close()
-        self.world.barrier()
+        self._close("interrupted", self.done, joules)
         if self.world.rank == 0:
             self.status.update(force=True, step=self.done, steps=self.steps, state="interrupted")
             stop_requested = self.signals.stop_requested or "a signal to another rank"
@@ -365,6 +342,14 @@ class Training:
             )
         self.world.barrier()
         raise Interrupted(self.done)
+
+    def _close(self, status: str, step: int, joules: float | None) -> None:
+        """Complete the files of all ranks."""
+        self.checkpoints.wait()
+        log_checkpoints(self.writer.event, self.checkpoints)
+        self.writer.event("run_stop", status=status, step=step, energy_j=joules)
+        self.writer.close()
+        self.world.barrier()
 
     def _end(self, joules: float | None) -> None:
         """Write weights, logs and the sealed record, then delete what is no longer needed."""
@@ -378,15 +363,11 @@ class Training:
             self.running["compilation"] = dict(zip(self._compiled, totals, strict=True))
         if stopped is None and self.held_out.pairs:
             self.held_out.translate(done)
-        self.checkpoints.wait()
-        log_checkpoints(self.writer.event, self.checkpoints)
-        self.writer.event("run_stop", status=state, step=done, energy_j=joules)
-        self.writer.close()
-        self.world.barrier()  # every rank's files are complete before the record that names their hashes
+        self._close(state, done, joules)
         energy = self.world.sum(joules or 0.0)[0] if joules is not None else None
         if self.world.rank == 0:
             outcome = {"status": state, "steps": done, "ended_unix_s": round(time.time(), 3)}
-            outcome |= {"begins_at": self.begins_at, "begins_at_useful_tokens": self.begins_at_useful_tokens}
+            outcome |= {name: self.earlier[name] for name in ("begins_at", "begins_at_useful_tokens")}
             outcome |= {"energy_j": energy}  # null: not measured
             if stopped is not None:
                 outcome["stopped_at"] = stopped
@@ -415,6 +396,12 @@ def _batches(run: RunSettings, inputs: Inputs, device: torch.device) -> Batches:
     batches = open_batches(run, inputs)
     prefetch = device.type != "cpu" if run.prefetch is None else run.prefetch
     return Prefetcher(batches) if prefetch else batches
+
+
+def _kernel(run: RunSettings, device: torch.device) -> str:
+    dtype = torch.float32 if run.precision == "fp32" else torch.bfloat16
+    dropout = run.model.dropout
+    return choose_kernel(run.attention, device=device, bounds=run.document_mask, dtype=dtype, dropout=dropout)
 
 
 def _shape(run: RunSettings, vocabulary_size: int) -> ModelSettings:

@@ -1,9 +1,14 @@
-"""Time by phase of a step: laps by the host's clock on a CPU, by CUDA events on a GPU, without waiting."""
+"""The clock of a rank's steps: phases by the host's clock on a CPU, by CUDA events on a GPU, without waiting."""
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
+
+Result = TypeVar("Result")
 
 #: the parts of a step, in the order of the log; bubble: waiting for the other stages of a pipeline
 PARTS = ("h2d", "forward", "backward", "bubble", "exposed_communication", "optimizer")
@@ -19,19 +24,25 @@ class Laps:
 
 
 class HostTimer:
-    """Timer of the phases of steps for devices that compute in the caller's thread.
+    """Clock for devices that compute in the caller's thread.
 
     `restart` begins a step now, `lap` attributes the time since the last lap to a phase, `end` ends the step and begins
-    the next one, and `read` returns the laps of the steps that have ended since the last reading.
+    the next one, and `read` returns the laps of the steps that have ended since the last reading. Of the last step
+    `wait_s` is the host's wait for its batch, and `own_s` the bookkeeping since the step before was handed to the
+    device, without waits.
     """
 
     def __init__(self) -> None:
-        self._steps: list[Laps] = []
+        self.wait_s = self.own_s = 0.0
+        self._handed = self._counted = time.monotonic()
+        self._steps: list[Any] = []
+        self._laps: Any
+        self._began: Any
         self.restart()
 
     def restart(self) -> None:
         self._began = self._last = time.monotonic()
-        self._laps: dict[str, float] = {}
+        self._laps = {}
 
     def lap(self, part: str) -> None:
         now = time.monotonic()
@@ -41,25 +52,50 @@ class HostTimer:
     def end(self) -> None:
         now = time.monotonic()
         self._steps.append(Laps(self._laps, now - self._began, now))
-        self._began, self._last, self._laps = now, now, {}
+        self._began, self._last, self._laps, self._handed = now, now, {}, now
 
     def read(self) -> list[Laps]:
         steps, self._steps = self._steps, []
         return steps
 
+    def wait_for(self, batch: Callable[[], Result]) -> Result:
+        """Return the batch of the step to come."""
+        began = time.monotonic()
+        found = batch()
+        self.wait_s = time.monotonic() - began
+        self._handed += self.wait_s
+        return found
 
-class CudaTimer:
+    def hand_over(self) -> None:
+        """End the bookkeeping before a step: what follows is its work."""
+        self.lap("own")
+        self.own_s = time.monotonic() - self._handed
+
+    def elapsed(self) -> float:
+        """Return the seconds since the last call or the first step, without pauses."""
+        before, self._counted = self._counted, time.monotonic()
+        return self._counted - before
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Leave out what is no part of a step, such as validation. The next step begins at the end."""
+        began = time.monotonic()
+        yield
+        paused = time.monotonic() - began
+        self._handed, self._counted = self._handed + paused, self._counted + paused
+        self.restart()
+
+
+class CudaTimer(HostTimer):
     """Timer for a GPU: events are recorded in its stream and read later, so that the host runs ahead; `read` waits."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._spare: list[torch.cuda.Event] = []
-        self._steps: list[tuple[torch.cuda.Event, list[tuple[str, torch.cuda.Event]], torch.cuda.Event]] = []
-        self.restart()
+        super().__init__()
 
     def restart(self) -> None:
-        self._began = self._record()
-        self._laps: list[tuple[str, torch.cuda.Event]] = []
+        self._began, self._laps = self._record(), []
 
     def lap(self, part: str) -> None:
         self._laps.append((part, self._record()))
@@ -67,14 +103,15 @@ class CudaTimer:
     def end(self) -> None:
         end = self._record()
         self._steps.append((self._began, self._laps, end))
-        self._began, self._laps = end, []
+        self._began, self._laps, self._handed = end, [], time.monotonic()
 
     def read(self) -> list[Laps]:
         if not self._steps:
             return []
-        last = self._steps[-1][2]
+        asked, last = time.monotonic(), self._steps[-1][2]
         last.synchronize()
         now, result = time.monotonic(), []
+        self._handed += now - asked
         for began, laps, end in self._steps:
             seconds: dict[str, float] = {}
             before = began
@@ -96,36 +133,5 @@ class CudaTimer:
         return event
 
 
-Timer = HostTimer | CudaTimer
-
-
-def timer_of(device: torch.device) -> Timer:
+def timer_of(device: torch.device) -> HostTimer:
     return CudaTimer(device) if device.type == "cuda" else HostTimer()
-
-
-class HostClock:
-    """Seconds of a step in which the host neither computes nor hands work to the device: `wait_s` for its batch, and
-    `own_s` for bookkeeping since the step before was handed over.
-    """
-
-    def __init__(self) -> None:
-        self.wait_s = self.own_s = self._carried = self._began = self._handed = 0.0
-
-    def begin(self) -> None:
-        self._began = time.monotonic()
-
-    def receive_batch(self) -> None:
-        self.wait_s = self.since_begin()
-
-    def hand_over(self) -> None:
-        self.own_s = self._carried + self.since_begin() - self.wait_s
-
-    def handed_over(self) -> None:
-        self._handed = time.monotonic()
-
-    def since_begin(self) -> float:
-        return time.monotonic() - self._began
-
-    def end(self, waited_s: float) -> None:
-        """End the bookkeeping of a step; `waited_s` of it was waiting for the device."""
-        self._carried = time.monotonic() - self._handed - waited_s

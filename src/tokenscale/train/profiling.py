@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tokenscale.settings.run import ProfileSettings
+from tokenscale.settings.run import ProfileSettings, RunSettings
 from tokenscale.train.compilation import STORED
 from tokenscale.train.parallel.sharding import local
 
@@ -87,8 +87,8 @@ class Probe:
     forward pass (activations). `costs.memory` predicts the same.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, *, compiled: bool, reshard_to: int | None = None):
-        self._model, self._device, self._compiled, self._reshard_to = model, device, compiled, reshard_to
+    def __init__(self, model: nn.Module, device: torch.device, run: RunSettings):
+        self._model, self._device, self._compiled, self._reshard_to = model, device, run.compile, run.layout.reshard_to
         self.bytes: dict[str, int] = {}
 
     @contextmanager

@@ -19,7 +19,7 @@ from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
 from tokenscale.train import profiling as memory
 from tokenscale.train.parallel.world import World
-from tokenscale.train.phase_timer import PARTS, Timer
+from tokenscale.train.phase_timer import PARTS, HostTimer
 from tokenscale.train.trainer import StepResult
 
 
@@ -103,26 +103,15 @@ class StepLog:
     gradient that is not finite.
     """
 
-    def __init__(self, writer: Writer, timer: Timer, world: World, *, scaled: bool, counts: bool = True):
+    def __init__(self, writer: Writer, timer: HostTimer, world: World, *, scaled: bool, counts: bool = True):
         self._writer, self._timer, self._world, self._scaled = writer, timer, world, scaled
         self._share = int(counts)
         self._pending: list[tuple[dict[str, Any], StepResult]] = []
         self._overflows = 0
         self.stopped_at: dict[str, Any] | None = None
         self.last: dict[str, Any] = {}
-        self.waited_s = 0.0  # for the device, in the last reading
 
-    def add(
-        self,
-        step: int,
-        batch: Batch,
-        rate: float,
-        micro_steps: int,
-        stepped: StepResult,
-        *,
-        wait_s: float,
-        own_s: float,
-    ) -> None:
+    def add(self, step: int, batch: Batch, rate: float, micro_steps: int, stepped: StepResult) -> None:
         """Add a step whose work has been queued on the device.
 
         Tokens, rows, digests and losses are summed over ranks by who reads them: of the ranks that train on the same
@@ -130,8 +119,8 @@ class StepLog:
         """
         line = {
             "step": step,
-            "data_wait_s": wait_s,
-            "own_s": own_s,
+            "data_wait_s": self._timer.wait_s,
+            "own_s": self._timer.own_s,
             "useful_tokens": self._share * batch.useful_tokens,
             "total_tokens": self._share * batch.total_tokens,
             "rows": self._share * len(batch.tokens_bt),
@@ -140,7 +129,6 @@ class StepLog:
             "order_digest": self._share * batch.order_digest,
         }
         self._pending.append((line, stepped))
-        self.waited_s = 0.0
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -150,13 +138,11 @@ class StepLog:
         if not self._pending:
             return
         rows = [(s.loss_sum, s.norm, s.norm_clipped, s.bad, s.loss_scale) for _, s in self._pending]
-        began = time.monotonic()
+        laps = self._timer.read()  # the one wait for the device
         if self._world.device.type == "cpu":
             numbers = [[value.item() for value in row] for row in rows]
-        else:  # the one wait for the device
+        else:
             numbers = torch.stack([torch.stack(row) for row in rows]).tolist()
-        laps = self._timer.read()
-        self.waited_s = time.monotonic() - began if self._world.device.type == "cuda" else 0.0
         peak = memory.peak(self._world.device)
         for (line, _), (loss_sum, norm, clipped, bad, scale), lap in zip(self._pending, numbers, laps, strict=True):
             self._overflows = self._overflows + 1 if bad else 0

@@ -23,7 +23,7 @@ from tokenscale.train.optimizer import LossScale, adamw, autocast_of, cast_weigh
 from tokenscale.train.parallel.parallelize import parallelize
 from tokenscale.train.parallel.sharding import Mesh, ParallelModel
 from tokenscale.train.parallel.world import World
-from tokenscale.train.phase_timer import Timer
+from tokenscale.train.phase_timer import HostTimer
 from tokenscale.train.profiling import Probe
 
 
@@ -59,7 +59,7 @@ class Trainer:
         *,
         unset: bool = False,
     ):
-        self.run, self.world, self.mesh = run, world, Mesh(run.layout, world)
+        self.run, self.world, self.mesh, self.kernel = run, world, Mesh(run.layout, world), kernel
         keeps_initial = OBJECTIVES[run.objective].whole_model
         whole = shape.transformers is not None or keeps_initial
         with nullcontext() if whole else torch.device("meta"):
@@ -97,7 +97,9 @@ class Trainer:
             key = mix64(key ^ np.uint64(number))
         torch.manual_seed(int(key[0]))
 
-    def step(self, batch: Batch, useful: Tensor, rate: float, timer: Timer, probe: Probe | None = None) -> StepResult:
+    def step(
+        self, batch: Batch, useful: Tensor, rate: float, timer: HostTimer, probe: Probe | None = None
+    ) -> StepResult:
         """Train on this rank's share of a global batch with `useful` useful tokens over all ranks. A collective."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -185,6 +187,7 @@ class Trainer:
         """Return what the run's record states about the computation."""
         kind = "fused" if self.run.optimizer.fused else "foreach"
         return {
+            "kernel": self.kernel,
             "parameters": self.parameters,
             "micro_steps": self.micro_steps,
             "optimizer": f"AdamW, {kind}",
@@ -199,7 +202,7 @@ def forward_backward(
     micro_batch_size: int,
     micro_steps: int,
     device: torch.device,
-    timer: Timer,
+    timer: HostTimer,
     autocast: Callable[[], AbstractContextManager] = nullcontext,
     probe: Probe | None = None,
 ) -> Tensor:

@@ -18,7 +18,7 @@ from tokenscale.costs.pipeline_schedules import assign_stages, build_schedule, m
 from tokenscale.train.models.decoder import Decoder
 from tokenscale.train.models.objective import KVCache, MicroBatch, Objective
 from tokenscale.train.parallel.sharding import GradReduction, Mesh, ParallelModel
-from tokenscale.train.phase_timer import Timer
+from tokenscale.train.phase_timer import HostTimer
 
 if TYPE_CHECKING:
     from tokenscale.train.profiling import Probe
@@ -274,7 +274,7 @@ class Pipeline:
         *,
         weight: Tensor,
         micro_steps: int,
-        timer: Timer,
+        timer: HostTimer,
         autocast: Callable[[], AbstractContextManager] = nullcontext,
         no_sync: Callable[[], AbstractContextManager] = nullcontext,
         probe: "Probe | None" = None,
