@@ -50,15 +50,7 @@ class Trainer:
     `unset`: leave the weights without values, for `load`.
     """
 
-    def __init__(
-        self,
-        run: RunSettings,
-        shape: ModelSettings,
-        world: World,
-        kernel: str,
-        *,
-        unset: bool = False,
-    ):
+    def __init__(self, run: RunSettings, shape: ModelSettings, world: World, kernel: str, *, unset: bool = False):
         self.run, self.world, self.mesh, self.kernel = run, world, Mesh(run.layout, world), kernel
         keeps_initial = OBJECTIVES[run.objective].whole_model
         whole = shape.transformers is not None or keeps_initial

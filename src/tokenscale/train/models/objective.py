@@ -11,12 +11,7 @@ from torch import Tensor, nn
 from tokenscale.settings.model import ModelSettings
 from tokenscale.train.compilation import compile_function
 from tokenscale.train.models.attention import Bounds
-from tokenscale.train.models.losses import (
-    IGNORED,
-    correct_labels,
-    head_cross_entropy_sum,
-    linear_cross_entropy_sum,
-)
+from tokenscale.train.models.losses import IGNORED, correct_labels, head_cross_entropy_sum, linear_cross_entropy_sum
 
 if TYPE_CHECKING:
     from tokenscale.data.batches.batch import Batch
