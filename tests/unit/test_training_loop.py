@@ -127,6 +127,7 @@ def test_wall_time_ends_a_run_that_has_no_other_end(lab, tmp_path, monkeypatch, 
     steps, _ = trained(lab, tmp_path, run_of(budget=BudgetSettings(wall_s=0.3), **off))
     times = [step["step_s"] + wait_s for step in steps]
     assert 0.3 - wait_s <= sum(times) and sum(times[:-1]) < 0.3 + 2 * max(times)
+    assert not wait_s or min(step["own_s"] for step in steps[1:]) < wait_s, "bookkeeping is no wait"
 
 
 def test_a_warm_up_longer_than_the_budget_is_refused(lab, tmp_path):

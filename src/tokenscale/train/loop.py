@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,7 @@ class Training:
 
         # log: numbers stay on the device until they are read
         self.done = step + 1
-        last = self.budget.after(step, clock.elapsed())
+        last = clock.wait_for(partial(self.budget.after, step, clock.elapsed()))
         self.trace.after(self.done)
         due = self._due(last)
         if last or due or probe or self.budget.stop or len(self.log) >= run.log_every:

@@ -27,9 +27,8 @@ class HostTimer:
     """Clock for devices that compute in the caller's thread.
 
     `restart` begins a step now, `lap` attributes the time since the last lap to a phase, `end` ends the step and begins
-    the next one, and `read` returns the laps of the steps that have ended since the last reading. Of the last step
-    `wait_s` is the host's wait for its batch, and `own_s` the bookkeeping since the step before was handed to the
-    device, without waits.
+    the next one, and `read` returns the laps of the steps that have ended since the last reading. `wait_s` is the
+    host's last wait, and `own_s` its bookkeeping between two steps that it handed to the device, without waits.
     """
 
     def __init__(self) -> None:
@@ -58,10 +57,10 @@ class HostTimer:
         steps, self._steps = self._steps, []
         return steps
 
-    def wait_for(self, batch: Callable[[], Result]) -> Result:
-        """Return the batch of the step to come."""
+    def wait_for(self, result: Callable[[], Result]) -> Result:
+        """Return a result that the host has to wait for: `wait_s` seconds."""
         began = time.monotonic()
-        found = batch()
+        found = result()
         self.wait_s = time.monotonic() - began
         self._handed += self.wait_s
         return found

@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -61,7 +60,13 @@ def apply_ddp(parallel: ParallelModel, mesh: Mesh) -> ParallelModel:
     if parallel.compilation is not None:
         replace_forward(wrapped, _whole_graphs)
     listener = BucketListener()
-    wrapped.register_comm_hook(_HookState(group, mesh.layout.compression, listener), _reduce_bucket)
+
+    def reduce_bucket(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if listener.on_ready is not None:
+            listener.on_ready()
+        return _reduce_in_bf16(group, bucket) if mesh.layout.compression == "bf16" else allreduce_hook(group, bucket)
+
+    wrapped.register_comm_hook(group, reduce_bucket)
     parallel.module, parallel.no_sync, parallel.bucket_listener = wrapped, wrapped.no_sync, listener
     return parallel
 
@@ -78,23 +83,11 @@ def _whole_graphs(ddp: type[nn.Module]) -> Callable:
     return forward
 
 
-@dataclass(frozen=True)
-class _HookState:
-    group: dist.ProcessGroup
-    compression: str
-    listener: BucketListener
-
-
-def _reduce_bucket(state: _HookState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket of gradients over the group, in bf16 where the layout compresses."""
-    if state.listener.on_ready is not None:
-        state.listener.on_ready()
-    if state.compression == "none":
-        return allreduce_hook(state.group, bucket)
-    # torch's own bf16_compress_hook requires NCCL; dividing first keeps the sum in the range of one gradient
+def _reduce_in_bf16(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average over the group. torch's own bf16_compress_hook requires NCCL."""
     gradients = bucket.buffer()
-    compressed = (gradients / dist.get_world_size(state.group)).to(torch.bfloat16)
-    future = dist.all_reduce(compressed, group=state.group, async_op=True).get_future()
+    compressed = (gradients / dist.get_world_size(group)).to(torch.bfloat16)  # the sum has the range of one gradient
+    future = dist.all_reduce(compressed, group=group, async_op=True).get_future()
     return future.then(lambda done: gradients.copy_(done.value()[0]))
 
 
