@@ -195,7 +195,6 @@ def test_what_an_option_took_away_from_the_profile_is_known(used, lost, named, t
     (tmp_path / "profiles/p/config.yaml").write_text(yaml.safe_dump(MAPS))
     argv = {"option": ["--profile", "p"], "joined": ["--profile=profiles/p"], "elsewhere": ["--profile", "q"]}
     environment = {"SNAKEMAKE_PROFILE": "profiles/p"} if named == "variable" else {}
-    found = profile.find_replaced_entries(
-        {**MAPS, **used}, {"train"}, ["snakemake", *argv.get(named, []), "-n"], environment
-    )
+    given = profile.find_profile(["snakemake", *argv.get(named, []), "-n"], environment)
+    found = profile.find_replaced_entries({**MAPS, **used}, {"train"}, given)
     assert found == ({} if named in ("nobody", "elsewhere") else lost)

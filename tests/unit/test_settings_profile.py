@@ -31,12 +31,12 @@ def here(monkeypatch):
     ],
 )
 def test_what_a_command_line_left_out_of_its_profile_is_filled_in(stated, argv, environment, found):
-    assert profile.find_dropped_values(stated, argv, environment) == found
+    assert profile.find_dropped_values(stated, profile.find_profile(argv, environment)) == found
 
 
 def test_jobs_find_the_profile_of_their_snakemake():
     environment = {}
-    profile.find_dropped_values({}, ["snakemake", "--profile", "alps"], environment)
+    assert profile.parse_call(["snakemake", "--profile", "alps"], environment, [], {}).profile == "alps"
     assert environment == {profile.PROFILE_VARIABLE: "alps"}
 
 
@@ -47,5 +47,5 @@ def test_an_error_in_a_profile_is_not_taken_for_a_profile_from_elsewhere(tmp_pat
     (tmp_path / "p").mkdir()
     (tmp_path / "p/config.yaml").write_text(line)
     with pytest.raises(UserError) as error:
-        profile.find_dropped_values({}, ["snakemake", "--profile", "p"], {})
+        profile.find_dropped_values({}, "p")
     assert error.value.facts["file"] in ("p/config.yaml", "none.yaml")

@@ -6,7 +6,7 @@ rule run_table:
         "results/logs/experiments/{experiment}.log",
     localrule: True
     params:
-        config=lambda w: arguments(
+        config=lambda w: targets.arguments(
             config_json=canonical_json(settings.relevant_values(w.experiment))
         ),
         table=lambda w: sha256_text(canonical_json(settings.table(w.experiment))),
@@ -20,12 +20,8 @@ rule run_table:
 rule ingest:
     """Convert the logs of an experiment's runs to typed tables."""
     input:
-        unpack(read_manifests),
+        unpack(lambda w: targets.table_inputs(w.experiment)),
         table="results/experiments/{experiment}/runs.json",
-        runs=lambda w: run_files([w.experiment]),
-        external=lambda w: external_files(w.experiment),
-        benchmarks=benchmark_files,
-        certificates=certificate_files,
         code=lambda w: code_of("ingest"),
     output:
         expand(
@@ -38,7 +34,7 @@ rule ingest:
     threads: 2
     params:
         directory=lambda w, output: os.path.dirname(output[0]),
-        inputs=lambda w, input: arguments(
+        inputs=lambda w, input: targets.arguments(
             benchmark=list(input.benchmarks),
             store=list(input.stores),
             corpus=list(input.corpora),

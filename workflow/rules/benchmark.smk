@@ -1,3 +1,11 @@
+def data_benchmark(w):
+    return targets.benchmarks["data"][w.benchmark]
+
+
+def storage_benchmark(w):
+    return targets.benchmarks["storage"][w.benchmark]
+
+
 rule benchmark_data:
     """Measure tokenizing and reading: every approach in interleaved rounds, beside a memory copy of the batch."""
     input:
@@ -15,20 +23,20 @@ rule benchmark_data:
             "tokenscale.benchmark.data",
             ONLINE,
             *(FORMATS[a.format].reader for a in BATCHES.values() if a.format),
-            TOKENIZERS[settings.tokenizers[data_benchmark(w).tokenizer].kind].module,
+            tokenizer_module(data_benchmark(w).tokenizer),
         ),
     output:
         "results/benchmarks/data/{benchmark}.json",
     log:
         "results/logs/benchmark/data-{benchmark}.log",
     wildcard_constraints:
-        benchmark=one_of(BENCHMARKS["data"]),
+        benchmark=one_of(targets.benchmarks["data"]),
     threads: ALL_CORES
     resources:
         machine=THIS_MACHINE,
         mem_mb=8000,
     params:
-        settings=lambda w: settings_of(data_benchmark(w).settings),
+        settings=lambda w: targets.settings(data_benchmark(w).settings),
         stores=lambda w, input: os.path.dirname(os.path.dirname(input.stores[0])),
     message:
         "benchmark of tokenising and reading, {wildcards.benchmark}"
@@ -46,22 +54,20 @@ rule benchmark_storage:
             "benchmark",
             "tokenscale.benchmark.storage",
             *(name for form in FORMATS.values() for name in form[:2]),
-            TOKENIZERS[
-                settings.tokenizers[storage_benchmark(w).tokenizer].kind
-            ].module,
+            tokenizer_module(storage_benchmark(w).tokenizer),
         ),
     output:
         "results/benchmarks/storage/{benchmark}.json",
     log:
         "results/logs/benchmark/storage-{benchmark}.log",
     wildcard_constraints:
-        benchmark=one_of(BENCHMARKS["storage"]),
+        benchmark=one_of(targets.benchmarks["storage"]),
     threads: ALL_CORES
     resources:
         machine=THIS_MACHINE,
         mem_mb=8000,
     params:
-        settings=lambda w: settings_of(storage_benchmark(w).settings),
+        settings=lambda w: targets.settings(storage_benchmark(w).settings),
     message:
         "benchmark of tokens at rest, {wildcards.benchmark}"
     shell:
@@ -72,8 +78,12 @@ rule benchmark_storage:
 rule benchmark_inference:
     """Measure inference: trained models continue prompts; each length is timed with and without a cache, interleaved."""
     input:
-        runs=lambda w: run_files([w.experiment]),
-        code=inference_code,
+        runs=lambda w: targets.run_files([w.experiment]),
+        code=lambda w: code_of(
+            "benchmark",
+            "tokenscale.benchmark.inference",
+            *targets.tokenizer_modules(w.experiment),
+        ),
     output:
         "results/benchmarks/inference/{experiment}.json",
     log:
@@ -93,10 +103,10 @@ rule benchmark_inference:
         gres="gpu:1",
         site=settings.settings.machine or "",
     params:
-        settings=lambda w: settings_of(
+        settings=lambda w: targets.settings(
             settings.experiment(w.experiment).inference_benchmark
         ),
-        runs=lambda w, input: arguments(
+        runs=lambda w, input: targets.arguments(
             run=[os.path.dirname(file) for file in input.runs]
         ),
     message:

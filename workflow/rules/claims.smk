@@ -2,7 +2,7 @@ rule judge_claims:
     """Test the claims against the tables: numbers, verdicts, LaTeX macros. Never fails because of a verdict."""
     input:
         ledger=ancient(settings.settings.claims),
-        tables=tables_of,
+        tables=lambda w: targets.report_tables(w.report),
         code=lambda w: code_of("claims"),
     output:
         "results/{report}/claims.json",
@@ -11,10 +11,12 @@ rule judge_claims:
         "results/logs/{report}/claims.log",
     localrule: True
     params:
-        experiments=lambda w: arguments(experiments=experiments_of(w)),
+        experiments=lambda w: targets.arguments(
+            experiments=targets.experiments_of(w.report)
+        ),
         folder=lambda w, output: os.path.dirname(output[0]),
         # the claims' content, without comments and modification time
-        content=lambda w: sha256_text(canonical_json(read_claims())),
+        content=lambda w: targets.claims_digest(),
     message:
         "claims of {input.ledger}"
     shell:
@@ -25,13 +27,13 @@ rule judge_claims:
 rule claims:
     """Print the claims. With `strict_claims`, fail if a required claim no longer holds."""
     input:
-        judged=f"{REPORT}/claims.json",
+        judged=f"results/{targets.report}/claims.json",
         ledger=settings.settings.claims,
     log:
         "results/logs/claims-printed.log",
     localrule: True
     params:
-        experiments=arguments(experiments=EXPERIMENTS),
+        experiments=targets.arguments(experiments=targets.chosen),
         strict="--strict" if settings.settings.strict_claims else "",
     shell:
         "python -m tokenscale claims --ledger {input.ledger:q} {params.experiments:q} {params.strict}"

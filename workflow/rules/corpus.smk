@@ -13,7 +13,7 @@ rule download:
     priority: BEFORE_RUNS
     localrule: True
     params:
-        settings=lambda w: settings_of(settings.corpora[w.corpus].download),
+        settings=lambda w: targets.settings(settings.corpora[w.corpus].download),
     message:
         "download of {wildcards.corpus}"
     shell:
@@ -23,7 +23,7 @@ rule download:
 rule build_corpus:
     """Build raw Parquet with train and validation splits from a source's text. Declares only the manifest."""
     input:
-        downloads=lambda w: downloads_of(w.corpus),
+        downloads=lambda w: targets.corpus_inputs(w.corpus),
         code=lambda w: code_of(
             "corpus", SOURCES[settings.corpora[w.corpus].source.kind].module
         ),
@@ -41,8 +41,8 @@ rule build_corpus:
         mem_mb=8000,
         runtime=240,
     params:
-        settings=lambda w: settings_of(settings.corpora[w.corpus]),
-        content=lambda w: content_of(w.corpus),
+        settings=lambda w: targets.settings(settings.corpora[w.corpus]),
+        content=lambda w: targets.content_of(w.corpus),
     message:
         "corpus {wildcards.corpus}"
     shell:
@@ -54,7 +54,7 @@ rule build_corpus:
 rule corpus_part:
     """Build one part of a corpus with several `parts`, from its group of source files."""
     input:
-        downloads=lambda w: downloads_of(w.corpus),
+        downloads=lambda w: targets.corpus_inputs(w.corpus),
         code=lambda w: code_of(
             "corpus", SOURCES[settings.corpora[w.corpus].source.kind].module
         ),
@@ -74,9 +74,9 @@ rule corpus_part:
         mem_mb=3000,
         runtime=60,
     params:
-        settings=lambda w: settings_of(settings.corpora[w.corpus]),
+        settings=lambda w: targets.settings(settings.corpora[w.corpus]),
         number=lambda w: int(w.part),
-        content=lambda w: content_of(w.corpus, int(w.part)),
+        content=lambda w: targets.content_of(w.corpus, int(w.part)),
     message:
         "corpus {wildcards.corpus}, part {wildcards.part}"
     shell:
@@ -87,7 +87,7 @@ rule corpus_part:
 rule merge_corpus:
     """Merge the parts of a corpus: find duplicates between them, and write the manifest of all."""
     input:
-        parts=lambda w: part_manifests(f"results/corpus/{w.corpus}", w.corpus),
+        parts=lambda w: targets.part_manifests(f"results/corpus/{w.corpus}", w.corpus),
         code=lambda w: code("tokenscale.data.corpus.parts"),
     output:
         "results/corpus/{corpus}/manifest.json",
@@ -103,7 +103,7 @@ rule merge_corpus:
         mem_mb=lambda w, threads: 4000 + 600 * threads,
         runtime=240,
     params:
-        settings=lambda w: settings_of(settings.corpora[w.corpus]),
+        settings=lambda w: targets.settings(settings.corpora[w.corpus]),
     message:
         "corpus {wildcards.corpus}, merged from its parts"
     shell:
@@ -136,7 +136,9 @@ rule corpus_records:
 rule mix_corpora:
     """List the corpora of a mixture, for approaches that tokenize while training."""
     input:
-        sources=lambda w: [corpus_manifest(name) for name in mixed_corpora(w.mixture)],
+        sources=lambda w: [
+            corpus_manifest(name) for name in targets.mixed_corpora(w.mixture)
+        ],
         code=lambda w: code_of("mixture"),
     output:
         "results/mixtures/{mixture}/manifest.json",
@@ -145,8 +147,8 @@ rule mix_corpora:
     priority: BEFORE_RUNS
     localrule: True
     params:
-        sources=lambda w, input: arguments(
-            names=mixed_corpora(w.mixture), sources=list(input.sources)
+        sources=lambda w, input: targets.arguments(
+            names=targets.mixed_corpora(w.mixture), sources=list(input.sources)
         ),
     message:
         "mixture {wildcards.mixture}"

@@ -1,7 +1,10 @@
-import atexit
-
-
 report: "../report/workflow.rst"
+
+
+def files_of_experiment(w, name):
+    if MAIN and name == ALL and settings.left_out_note:
+        print(f"tokenscale: {settings.left_out_note}", file=sys.stderr, flush=True)
+    return targets.experiment_files(name)
 
 
 rule draw_figure:
@@ -42,10 +45,8 @@ rule draw_figure:
 rule build_page:
     """Build the first page: verdicts and claims, and the whole experiment if there is only one."""
     input:
-        tables=tables_of,
-        figures=lambda w: figure_files(
-            experiments_of(w)[:1] * (len(experiments_of(w)) == 1)
-        ),
+        tables=lambda w: targets.report_tables(w.report),
+        figures=lambda w: targets.page_figures(w.report),
         claims="results/{report}/claims.json",
         code=lambda w: code("tokenscale.report.page"),
     output:
@@ -54,7 +55,9 @@ rule build_page:
         "results/logs/{report}/page.log",
     localrule: True
     params:
-        experiments=lambda w: arguments(experiments=experiments_of(w)),
+        experiments=lambda w: targets.arguments(
+            experiments=targets.experiments_of(w.report)
+        ),
     message:
         "report {output}"
     shell:
@@ -66,7 +69,7 @@ rule build_experiment_page:
     """Build the page of one of several experiments."""
     input:
         tables=expand("results/tables/{{experiment}}/{table}", table=TABLES),
-        figures=lambda w: figure_files([w.experiment]),
+        figures=lambda w: targets.figure_files([w.experiment]),
         code=lambda w: code("tokenscale.report.page"),
     output:
         "results/{report}/{experiment}.html",
@@ -82,10 +85,10 @@ rule build_experiment_page:
 rule build_pdf:
     """Build the PDF with the same claims, figures and tables."""
     input:
-        tables=tables_of,
+        tables=lambda w: targets.report_tables(w.report),
         claims="results/{report}/claims.json",
         # existing figures are reused if their data are unchanged
-        figures=lambda w: figure_files(experiments_of(w)),
+        figures=lambda w: targets.figure_files(targets.experiments_of(w.report)),
         code=lambda w: code("tokenscale.report.pdf", *FIGURES.values()),
     output:
         "results/{report}/report.pdf",
@@ -93,7 +96,9 @@ rule build_pdf:
         "results/logs/{report}/pdf.log",
     localrule: True
     params:
-        experiments=lambda w: arguments(experiments=experiments_of(w)),
+        experiments=lambda w: targets.arguments(
+            experiments=targets.experiments_of(w.report)
+        ),
     message:
         "report {output}"
     shell:
@@ -107,11 +112,11 @@ rule build_bundle:
     Of its files only these two are declared: the others are replaced one by one, and never missing in between.
     """
     input:
-        pages=lambda w: page_files(f"results/{w.report}"),
+        pages=lambda w: targets.page_files(w.report),
         pdf="results/{report}/report.pdf",
         claims=multiext("results/{report}/claims", ".json", ".tex"),
-        tables=tables_of,
-        figures=lambda w: figure_files(experiments_of(w)),
+        tables=lambda w: targets.report_tables(w.report),
+        figures=lambda w: targets.figure_files(targets.experiments_of(w.report)),
         # copied into the folder; an edit of it is no reason to build the report again
         workflow=ancient(os.path.relpath(workflow.main_snakefile)),
         ledger=ancient(settings.settings.claims),
@@ -123,9 +128,11 @@ rule build_bundle:
         "results/logs/{report}/bundle.log",
     localrule: True
     params:
-        experiments=lambda w: arguments(experiments=experiments_of(w)),
+        experiments=lambda w: targets.arguments(
+            experiments=targets.experiments_of(w.report)
+        ),
         directory=lambda w, output: os.path.dirname(output[0]),
-        also=lambda w, input: arguments(also=[*input.pages[1:], *input.claims]),
+        also=lambda w, input: targets.arguments(also=[*input.pages[1:], *input.claims]),
         logs="" if settings.settings.report_logs else "--no-logs",
     message:
         "report's folder {params.directory}"
@@ -134,18 +141,22 @@ rule build_bundle:
         " --ledger {input.ledger:q} {params.logs} {params.also:q} --output {params.directory:q} > {log:q} 2>&1"
 
 
-# The configuration's report under three names (`report_now`: see `NOW`), and each experiment by its name.
-for name, folder in [
-    *((name, REPORT) for name in ("report", "report_now", ALL)),
-    *((name, settings.report_folder([name])) for name in USABLE),
-]:
+rule report:
+    input:
+        targets.report_files(targets.report),
+
+
+# see `NOW`
+rule report_now:
+    input:
+        targets.report_files(targets.report),
+
+
+# Each experiment by its name, and all of them.
+for requested in [*targets.experiments, ALL]:
 
     rule:
         name:
-            name
+            requested
         input:
-            report_files(folder),
-
-
-if workflow.is_main_process:
-    atexit.register(print_reports)
+            partial(files_of_experiment, name=requested),

@@ -1,13 +1,8 @@
 rule build_tokenizer:
     """Build a tokenizer's files and manifest: from its package, from a folder or hub, or learned from a corpus."""
     input:
-        corpus=lambda w: [
-            corpus_manifest(c) for c in [settings.tokenizers[w.tokenizer].corpus] if c
-        ],
-        source=lambda w: tokenizer_sources(settings.tokenizers[w.tokenizer]),
-        code=lambda w: code_of(
-            "tokenizer", TOKENIZERS[settings.tokenizers[w.tokenizer].kind].module
-        ),
+        unpack(lambda w: targets.tokenizer_inputs(w.tokenizer)),
+        code=lambda w: code_of("tokenizer", tokenizer_module(w.tokenizer)),
     output:
         "results/tokenizers/{tokenizer}/manifest.json",
     log:
@@ -19,7 +14,7 @@ rule build_tokenizer:
     resources:
         mem_mb=4000,
     params:
-        settings=lambda w: settings_of(settings.tokenizers[w.tokenizer]),
+        settings=lambda w: targets.settings(settings.tokenizers[w.tokenizer]),
     message:
         "tokenizer {wildcards.tokenizer}"
     shell:
@@ -42,7 +37,7 @@ rule pretokenize:
         code=lambda w: code_of(
             "pretokenize",
             FORMATS[StoreSettings.parse(w.store).format].writer,
-            TOKENIZERS[settings.tokenizers[w.tokenizer].kind].module,
+            tokenizer_module(w.tokenizer),
         ),
     output:
         "results/tokens/{corpus}/{tokenizer}/{store}/manifest.json",
@@ -82,7 +77,7 @@ rule pretokenize_part:
         code=lambda w: code_of(
             "pretokenize",
             FORMATS[StoreSettings.parse(w.store).format].writer,
-            TOKENIZERS[settings.tokenizers[w.tokenizer].kind].module,
+            tokenizer_module(w.tokenizer),
         ),
     output:
         "results/tokens/{corpus}/{tokenizer}/{store}/parts/{part}/manifest.json",
@@ -116,7 +111,7 @@ rule merge_store:
     """Merge the parts of a token store into one manifest."""
     input:
         corpus="results/corpus/{corpus}/manifest.json",
-        parts=lambda w: part_manifests(
+        parts=lambda w: targets.part_manifests(
             f"results/tokens/{w.corpus}/{w.tokenizer}/{w.store}", w.corpus
         ),
         code=lambda w: code("tokenscale.data.stores.writing"),
@@ -146,7 +141,7 @@ rule mix_stores:
     input:
         sources=lambda w: [
             store_manifest(name, w.tokenizer, w.store)
-            for name in mixed_corpora(w.mixture, w.store)
+            for name in targets.mixed_corpora(w.mixture, w.store)
         ],
         code=lambda w: code_of("mixture"),
     output:
@@ -158,8 +153,9 @@ rule mix_stores:
     priority: BEFORE_RUNS
     localrule: True
     params:
-        sources=lambda w, input: arguments(
-            names=mixed_corpora(w.mixture, w.store), sources=list(input.sources)
+        sources=lambda w, input: targets.arguments(
+            names=targets.mixed_corpora(w.mixture, w.store),
+            sources=list(input.sources),
         ),
     message:
         "mixture {wildcards.mixture} / {wildcards.tokenizer} / {wildcards.store}"

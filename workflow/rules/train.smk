@@ -22,7 +22,7 @@ rule arm:
 rule train:
     """Train one run on all its ranks. Declares only done.json, written from the sealed record; logs are never declared."""
     input:
-        unpack(run_inputs),
+        unpack(lambda w: targets.run_inputs(w.run_id)),
         code=run_code,
     output:
         "results/runs/{run_id}/done.json",
@@ -31,7 +31,7 @@ rule train:
     wildcard_constraints:
         # the form of an id: with every id listed, Snakemake would search all runs once for each run
         run_id=r"[^/]+-w[0-9]+-[0-9a-f]{10}",
-    priority: lambda w: 10_000 - RUNS[w.run_id].position
+    priority: lambda w: 10_000 - targets.runs[w.run_id].position
     threads: ALL_CORES
     resources:
         machine=THIS_MACHINE,
@@ -52,7 +52,7 @@ rule train:
         site=settings.settings.machine or "",
         share=1,
     params:
-        run=lambda w: arguments(run=run_of(w).to_json()),
+        run=lambda w: targets.arguments(run=targets.run_of(w.run_id).to_json()),
     message:
         "train {wildcards.run_id} (ranks: {resources.ranks}, nodes: {resources.nodes})"
     shell:
@@ -64,7 +64,7 @@ rule train:
 rule record:
     """Record the first steps of a run, and two repetitions moved by rounding, for its parity certificates."""
     input:
-        unpack(run_inputs),
+        unpack(lambda w: targets.run_inputs(w.run_id)),
         code=code("tokenscale.cli.arm_record", "tokenscale.arms.own"),
     output:
         "results/parity/{run_id}/outcome.json",
@@ -81,7 +81,7 @@ rule record:
         gres="gpu:1",
         slurm_extra=settings.machine.slurm_options,
     params:
-        run=lambda w: arguments(run=run_of(w).to_json()),
+        run=lambda w: targets.arguments(run=targets.run_of(w.run_id).to_json()),
     message:
         "record {wildcards.run_id} for its certificates"
     shell:

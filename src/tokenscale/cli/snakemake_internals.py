@@ -7,10 +7,11 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from tokenscale.base.errors import UserError
 
@@ -81,15 +82,27 @@ def record_jobs(workflow: Any) -> None:
         get_internal(manager, "logger").addHandler(JobEvents(file))
 
 
-def exit_with(error: UserError) -> NoReturn:
-    """Print the error and end the process with exit code 2.
+@contextmanager
+def exit_on_error() -> Iterator[None]:
+    """Print a UserError and end the process with exit code 2. Snakemake prints a stack trace of other exceptions."""
+    try:
+        yield
+    except UserError as error:
+        if EVENTS_FILE in os.environ:
+            append_event(os.environ[EVENTS_FILE], event="refused", what=error.what, facts=error.facts)
+        print(error.render(), file=sys.stderr, flush=True)
+        sys.exit(2)
 
-    Snakemake prints the stack trace of any exception raised while it reads the rules, `SystemExit` included.
-    """
-    if EVENTS_FILE in os.environ:
-        append_event(os.environ[EVENTS_FILE], event="refused", what=error.what, facts=error.facts)
-    print(error.render(), file=sys.stderr, flush=True)
-    os._exit(2)
+
+class ExitOnError:
+    """An object whose methods end the process where they raise a UserError, for functions that Snakemake calls."""
+
+    def __init__(self, wrapped: Any):
+        self._wrapped = wrapped
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._wrapped, name)
+        return exit_on_error()(value) if callable(value) else value
 
 
 def get_command_line() -> list[str]:
@@ -97,11 +110,11 @@ def get_command_line() -> list[str]:
     return sys.argv
 
 
-def parse_targets(words: Iterable[str]) -> list[str]:
-    """Return the targets among these words; only Snakemake's own parser distinguishes them from option values."""
+def get_targets() -> list[str]:
+    """Return the targets on the command line. The workflow object gets them only after it has read the rules."""
     from snakemake.cli import get_argument_parser
 
-    return get_argument_parser().parse_known_args(list(words))[0].targets
+    return get_argument_parser().parse_known_args(sys.argv[1:])[0].targets
 
 
 def is_planned(workflow: Any) -> bool:
@@ -140,8 +153,15 @@ def get_given_resources(workflow: Any) -> dict[str, Any]:
     }
 
 
-def find_rules(workflow: Any, target: str) -> Iterator[str]:
-    """Yield the names of rules that make a target or have its name."""
-    for rule in get_internal(workflow, "rules"):
-        if rule.name == target or rule.is_producer(target):
-            yield rule.name
+def check_call(workflow: Any, targets: Iterable[str], find_nearest: Callable[[str, list[str]], str | None]) -> None:
+    """Raise UserError for a call without cores, and for a target that no rule makes."""
+    if workflow.resource_settings.cores == 0:  # Snakemake would wait forever
+        raise UserError("--cores must be at least 1.", flag="--cores", found=0, next="--cores 2, or all")
+    rules = list(get_internal(workflow, "rules"))
+    for target in targets:
+        # the report of another configuration may be there
+        there = os.path.exists(target) and not target.startswith("results/report")
+        if not there and not any(rule.name == target or rule.is_producer(target) for rule in rules):
+            near = find_nearest(target, [rule.name for rule in rules if not rule.has_wildcards()])
+            hint = f"did you mean {near}?" if near else "snakemake --list-target-rules lists the rules"
+            raise UserError("no rule makes this target.", target=target, next=hint)

@@ -81,31 +81,25 @@ def find_profile(argv: Sequence[str], environment: Mapping[str, str]) -> str | N
     return next(iter(named), None) or environment.get("SNAKEMAKE_PROFILE") or environment.get(PROFILE_VARIABLE)
 
 
-def find_dropped_values(
-    known: Container[str], argv: Sequence[str], environment: MutableMapping[str, str]
-) -> dict[str, Any]:
+def find_dropped_values(known: Container[str], profile: str | None) -> dict[str, Any]:
     """Return configuration values of the profile in use whose keys are missing in `known`.
 
-    `--config` on the command line makes Snakemake drop the profile's whole `config:`, including machine and scale. The
-    profile is stored in `environment` for the jobs, which are started without it. Empty for a foreign profile.
+    `--config` on the command line makes Snakemake drop the profile's whole `config:`, including machine and scale.
+    Empty for a foreign profile.
     """
-    profile = find_profile(argv, environment)
-    if not profile:
-        return {}
-    environment[PROFILE_VARIABLE] = profile
-    values = load_profile_config(profile) if _load_known(profile)[0] else {}
+    values = load_profile_config(profile) if profile and _load_known(profile)[0] else {}
     return {key: value for key, value in values.items() if key not in known}
 
 
 def find_replaced_entries(
-    used: Mapping[str, Mapping[str, Any]], rules: Container[str], argv: Sequence[str], environment: Mapping[str, str]
+    used: Mapping[str, Mapping[str, Any]], rules: Container[str], profile: str | None
 ) -> dict[str, list[str]]:
     """Return option → entries of the profile in use that the command line's mappings `used` lack.
 
     Entries of `set-resources` (as `rule:resource`) and `set-threads` count only for `rules`. Empty for a foreign
     profile.
     """
-    values = _load_known(find_profile(argv, environment))[1]
+    values = _load_known(profile)[1]
     lost = {name: [k for k in _list_entries(values.get(name)) if k not in _list_entries(used[name])] for name in MAPS}
     for name in MAPS[1:]:
         lost[name] = [key for key in lost[name] if key.partition(":")[0] in rules]
@@ -165,12 +159,17 @@ class Call:
 def parse_call(
     argv: Sequence[str], environment: MutableMapping[str, str], configfiles: Sequence[Path], config: Mapping[str, Any]
 ) -> Call:
-    """Return the call of this process, from its command line and Snakemake's parsed options."""
-    here = Path.cwd()
+    """Return the call of this process, from its command line and Snakemake's parsed options.
+
+    The profile is stored in `environment` for the jobs, which are started without it.
+    """
+    here, profile = Path.cwd(), find_profile(argv, environment)
+    if profile:
+        environment[PROFILE_VARIABLE] = profile
     # Snakemake appends the workflow's own file to what the command line names
     named = [path for path in map(Path, configfiles) if path.absolute() != here / CONFIG_FILE]
     files = tuple(str(path.relative_to(here) if path.is_relative_to(here) else path) for path in named)
-    return Call(files, dict(config), find_profile(argv, environment))
+    return Call(files, dict(config), profile)
 
 
 def load_last_call() -> Call | None:

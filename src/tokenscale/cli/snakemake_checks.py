@@ -1,0 +1,94 @@
+"""Checks before the first job is submitted, and the last lines of a call: readiness in a dry run, reports otherwise."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tokenscale.base.errors import UserError
+from tokenscale.cli import snakemake_internals as internals
+from tokenscale.runs.launch import submission
+from tokenscale.settings.closure import find_missing_packages
+from tokenscale.settings.config import Config
+from tokenscale.settings.profile import Call, find_replaced_entries
+
+
+class CallChecks:
+    """Checks of one Snakemake call."""
+
+    def __init__(self, workflow: Any, config: Config, call: Call):
+        self.workflow, self.config, self.call = workflow, config, call
+
+    def start(self) -> None:
+        """Record the call, which runs jobs. Raise UserError if its jobs must not be submitted."""
+        self.call.save()
+        if internals.submits_jobs(self.workflow):
+            for error in self._find_errors(internals.get_jobs_to_submit(self.workflow)):
+                raise error
+
+    def end(self) -> None:
+        """Print what a dry run's jobs need, or where the reports of a call lie that has nothing left to do."""
+        if not internals.is_planned(self.workflow):
+            return
+        lines = self._describe_dry_run() if self.workflow.dryrun else self._describe_reports()
+        for line in lines:
+            print(line, file=sys.stderr, flush=True)
+
+    def _find_errors(self, jobs: list[Any]) -> Iterator[UserError]:
+        """Yield why jobs must not be submitted: options, accounts, the image, the budget."""
+        config, machine = self.config, self.config.machine
+        trained = [job.wildcards.run_id for job in jobs if job.rule.name == "train"]
+        errors = [
+            self._find_replaced_options(jobs),
+            submission.unset_variable_error(dict(job.resources.items()) for job in jobs),
+        ]
+        if machine.container is not None and machine.container_packages:
+            runs = config.all_runs(config.usable(()))
+            settings = {run_id: runs[run_id].settings for run_id in trained}
+            lacking = find_missing_packages(settings, machine.container_packages)
+            file = config.settings.machine or ""
+            errors.append(submission.missing_package_error(lacking, file, machine.container))
+        prices = self._run_prices().sum_by_experiment(trained)
+        errors.append(submission.budget_error(prices, config.settings.budget.node_hours))
+        yield from filter(None, errors)
+
+    def _find_replaced_options(self, jobs: list[Any]) -> UserError | None:
+        maps, rules = internals.get_given_resources(self.workflow), {job.rule.name for job in jobs}
+        return submission.replaced_options_error(find_replaced_entries(maps, rules, self.call.profile) if jobs else {})
+
+    def _run_prices(self) -> Any:
+        from tokenscale.cli.plan_prices import RunPrices
+
+        return RunPrices(self.config)
+
+    def _describe_dry_run(self) -> Iterator[str]:
+        """Yield the cost of what would be submitted, and whether the experiments can start, as `ready` says it.
+
+        A dry run has no executor: where trainings start by srun, their jobs would be submitted.
+        """
+        jobs = internals.get_jobs_to_submit(self.workflow)
+        if error := self._find_replaced_options(jobs):
+            yield error.render()
+        trained = [job.wildcards.run_id for job in jobs if job.rule.name == "train"]
+        prices = self._run_prices()
+        if self.config.machine.starter == "srun":
+            yield from submission.format_costs(
+                prices.sum_by_experiment(trained), self.config.settings.budget.node_hours
+            )
+        if trained:
+            from tokenscale.cli import ready
+
+            planned = {getattr(job.wildcards, "experiment", None) for job in internals.get_jobs_to_run(self.workflow)}
+            names = [name for name in self.config.available if name in planned] or self.config.select_experiments(())
+            problems = list(ready.find_problems(self.config, names, prices, self.call.profile))
+            yield from ready.render(self.config, names, prices, problems, colour=sys.stderr.isatty())
+
+    def _describe_reports(self) -> Iterator[str]:
+        """Yield each report's page with its answers and cautions, which follow the page's name in its log."""
+        if internals.get_jobs_to_run(self.workflow, unfinished=True):
+            return
+        for page in internals.find_outputs(self.workflow, "build_page"):
+            log = Path("results/logs", Path(page).parent.name, "page.log")
+            said = log.read_text(errors="replace") if log.is_file() else ""
+            answers = said.partition(f"{page}\n")[2]
+            yield f"report   {page}\n{answers}".rstrip("\n")

@@ -1,0 +1,232 @@
+"""Files of the workflow's targets, and inputs and parameters of its rules, from the configuration."""
+
+import os
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tokenscale.analysis import tables
+from tokenscale.base.errors import UserError, find_nearest
+from tokenscale.base.files import canonical_json, sha256_text, write_arguments
+from tokenscale.data.corpus.files import check_files
+from tokenscale.data.corpus.fingerprint import fingerprint_sources
+from tokenscale.settings.claims import load_claims
+from tokenscale.settings.config import ALL, TARGETS, Config
+from tokenscale.settings.data import StoreSettings
+from tokenscale.settings.manifests import (
+    certificate_file,
+    corpus_manifest,
+    corpus_records,
+    done_file,
+    list_manifests,
+    mixture_manifest,
+    store_manifest,
+    tokenizer_manifest,
+)
+from tokenscale.settings.options import to_dict
+from tokenscale.settings.registry import ALIASES, FIGURES, SOURCES, TOKENIZERS
+from tokenscale.settings.run import RunSettings, parse_run_id
+from tokenscale.settings.yaml_files import read_yaml
+
+CORPORA = Path("results/corpus")
+#: files of an experiment's tables, in their folder
+TABLES = (*(f"{name}.parquet" for name in tables.TABLES), "experiment.json", "manifest.json")
+
+
+class Targets:
+    """Files of each target. `existing_only` leaves out runs, benchmarks and manifests that do not exist.
+
+    Methods raise UserError for experiments whose files do not match the settings.
+    """
+
+    def __init__(self, config: Config, existing_only: bool = False):
+        self.config, self._existing_only = config, existing_only
+        #: experiments of the report
+        self.chosen = config.select_experiments(())
+        #: experiments that may be requested; those that cannot run are refused when they are
+        self.experiments = [name for name in config.available if name not in TARGETS]
+        usable = config.usable(self.chosen)
+        self.runs = config.all_runs(usable)
+        #: name of a report's folder → its experiments: each experiment has its own report
+        self.reports = {self._report_name([name]): [name] for name in [*self.experiments, ALL]}
+        self.report = self._report_name(())
+        self.reports[self.report] = self.chosen
+        #: kind → id → measurement, which experiments share as they share runs
+        self.benchmarks: dict[str, dict[str, Any]] = {"data": {}, "storage": {}}
+        for name in usable:
+            for kind, benchmark in config.experiment(name).benchmarks.items():
+                self.benchmarks[kind][benchmark.id] = benchmark
+
+    def _report_name(self, experiments: Sequence[str]) -> str:
+        return Path(self.config.report_folder(experiments)).name
+
+    def _existing(self, files: Iterable[str]) -> list[str]:
+        return [file for file in files if not self._existing_only or os.path.isfile(file)]
+
+    # --- targets ---------------------------------------------------------------------------------------------------
+
+    def corpus_files(self) -> list[str]:
+        return [corpus_manifest(name) for name in self.config.list_corpora(self.chosen)]
+
+    def token_files(self) -> list[str]:
+        """Return everything that runs read, so that they can then start in their planned order."""
+        runs = [run.settings for run in self.config.all_runs(self.chosen).values()]
+        texts = {corpus.name for run in runs if run.store is None for corpus in run.trained_corpora}
+        return [
+            *(tokenizer_manifest(name) for name in sorted({run.tokenizer.name for run in runs})),
+            *(corpus_records(name) for name in sorted(texts)),
+            *(store_manifest(*store) for store in self.config.stores(self.chosen)),
+        ]
+
+    def run_files(self, experiments: Sequence[str]) -> list[str]:
+        return self._existing(map(done_file, self.config.all_runs(experiments)))
+
+    def table_files(self, experiments: Iterable[str]) -> list[str]:
+        return [f"results/tables/{name}/runs.parquet" for name in experiments]
+
+    def figure_files(self, experiments: Iterable[str]) -> list[str]:
+        figures = {name: self.config.experiment(name).figures for name in experiments}
+        return [f"results/figures/{name}/{figure}.svg" for name in figures for figure in figures[name]]
+
+    def experiments_of(self, report: str) -> list[str]:
+        return self.config.select_experiments(self.reports[report])
+
+    def page_files(self, report: str) -> list[str]:
+        """Return the first page, and one page per experiment if there are several."""
+        experiments = self.experiments_of(report)
+        return [f"results/{report}/{page}.html" for page in ("index", *(experiments if len(experiments) > 1 else ()))]
+
+    def report_files(self, report: str) -> list[str]:
+        """Return all files of a report. Its figures are direct inputs: Snakemake then redraws a deleted one."""
+        files = [*self.page_files(report), *(f"results/{report}/{name}" for name in ("report.pdf", "SHA256SUMS"))]
+        return files + self.figure_files(self.experiments_of(report))
+
+    def experiment_files(self, name: str) -> list[str]:
+        """Return the files of an experiment's own report, or of the report of all experiments."""
+        return self.report_files(self._report_name([name]))
+
+    def find_nearest(self, target: str, rules: Iterable[str]) -> str | None:
+        """Return the rule, or for a path the file of an experiment, nearest to a mistyped target."""
+        if "/" not in target:
+            return find_nearest(target, rules)
+        figures = [f"results/figures/{e}/{f}.svg" for e in self.experiments for f in (*FIGURES, *ALIASES)]
+        config = self.config
+        files = [*map(done_file, self.runs), *map(corpus_manifest, config.corpora)]
+        files += [*map(mixture_manifest, config.mixtures), *map(tokenizer_manifest, config.tokenizers)]
+        stores = [store_manifest(*store) for store in config.stores(self.chosen)]
+        reports = [f"results/{r}/{name}" for r in self.reports for name in ("index.html", "report.pdf", "SHA256SUMS")]
+        return find_nearest(target, [*files, *stores, *self.table_files(self.experiments), *figures, *reports])
+
+    # --- inputs of rules -------------------------------------------------------------------------------------------
+
+    def table_inputs(self, experiment: str) -> dict[str, list[str]]:
+        """Return the inputs of an experiment's tables by name. No rule makes the records of other programs' runs."""
+        own, config = self.config.experiment(experiment), self.config
+        found = {
+            "stores": [store_manifest(*store) for store in config.stores([experiment])],
+            "corpora": [corpus_manifest(name) for name in config.list_corpora([experiment])],
+            "runs": self.run_files([experiment]),
+            "external": [f"results/runs/{run['run_id']}/run.json" for run in config.external(experiment)],
+            "benchmarks": own.benchmark_files(experiment),
+            "certificates": [certificate_file(*pair) for pair in config.compared_trainers(experiment)],
+        }
+        return {name: self._existing(files) for name, files in found.items()}
+
+    def report_tables(self, report: str) -> list[str]:
+        return [f"results/tables/{name}/{table}" for name in self.experiments_of(report) for table in TABLES]
+
+    def run_of(self, run_id: str) -> RunSettings:
+        if run_id not in self.runs:
+            near = find_nearest(run_id, self.runs)
+            hint = f"did you mean {near}?" if near else "tokenscale plan lists the runs"
+            folder = self.config.settings.experiments_folder
+            raise UserError(f"no experiment has a run {run_id}.", folder=folder, next=hint)
+        return self.runs[run_id].settings
+
+    def run_inputs(self, run_id: str) -> dict[str, str | list[str]]:
+        """Return the manifests that a run reads by role, and the file that provides the state it resumes from:
+        `done.json` of our own run, or another checkpoint.
+        """
+        run = self.run_of(run_id)
+        named, state = list_manifests(run), list[str]()
+        if run.resume_from is not None:
+            own = (writer := parse_run_id(run.resume_from)) in self.runs
+            state = [done_file(writer) if own else os.path.join(run.resume_from, "checkpoint.json")]
+        records = [corpus_records(corpus.name) for corpus in run.trained_corpora] if run.store is None else []
+        roles = ("corpus", "tokenizer", "store", "validation_store", "arm")
+        return {role: named.get(role, []) for role in roles} | {"records": records, "resume_from": state}
+
+    def corpus_inputs(self, corpus: str) -> list[str]:
+        """Return the manifest of a corpus's download, if it has one. Raises UserError for unreadable source files."""
+        found = self.config.corpora[corpus]
+        if found.source.kind == "files":
+            _check_files(found, self.config.file_of)
+        return [f"results/downloads/{corpus}/manifest.json"] * SOURCES[found.source.kind].downloaded
+
+    def part_manifests(self, folder: str, corpus: str) -> list[str]:
+        """Return the manifests of all parts of a corpus, or of one of its stores."""
+        return [f"{folder}/parts/{number:05d}/manifest.json" for number in range(self.config.corpora[corpus].parts)]
+
+    def mixed_corpora(self, mixture: str, store: str | None = None) -> list[str]:
+        """Return the corpora of a mixture that runs read: in a validation store all, otherwise those with a weight."""
+        mixed = self.config.mixtures[mixture]
+        held_out = store is not None and StoreSettings.parse(store).split == "validation"
+        return [source.corpus.name for source in (mixed.sources if held_out else mixed.trained_sources)]
+
+    def tokenizer_inputs(self, tokenizer: str) -> dict[str, list[str]]:
+        """Return the corpus that a tokenizer learns from, or its files in a folder: other files, another tokenizer."""
+        found = self.config.tokenizers[tokenizer]
+        names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json") if found.source else ()
+        files = [os.path.join(found.source or "", name) for name in names]
+        return {
+            "corpus": [corpus_manifest(found.corpus)] if found.corpus else [],
+            "source": [file for file in files if os.path.isfile(file)],
+        }
+
+    def page_figures(self, report: str) -> list[str]:
+        """Return the figures on a report's first page: those of its experiment, if it has only one."""
+        experiments = self.experiments_of(report)
+        return self.figure_files(experiments if len(experiments) == 1 else ())
+
+    def tokenizer_modules(self, experiment: str) -> list[str]:
+        """Return the modules of the tokenizers that an experiment's runs read."""
+        return sorted({TOKENIZERS[run.settings.tokenizer.kind].module for run in self.config.runs(experiment)})
+
+    # --- parameters of rules ---------------------------------------------------------------------------------------
+
+    def content_of(self, corpus: str, part: int | None = None) -> str:
+        """Return the fingerprint of a corpus's or a part's source files: it shows Snakemake changes of large files."""
+        return fingerprint_sources(self.config.corpora[corpus], CORPORA, part)
+
+    def claims_digest(self) -> str:
+        """Return a digest of the claims' content, without comments and modification time. Raises UserError for wrong
+        claims.
+        """
+        ledger = Path(self.config.settings.claims)
+        load_claims(ledger)
+        return sha256_text(canonical_json(read_yaml(ledger)))
+
+    def settings(self, value: Any) -> str:
+        """Return `@FILE` for `--settings` with this settings object."""
+        return self.arguments(settings=canonical_json(to_dict(value)))
+
+    def arguments(self, **options: Any) -> str:
+        """Return `@FILE`, which stands for these options: lists and settings may exceed an argument's limit.
+
+        The file's name is its content's hash, so that as a parameter it shows Snakemake other values.
+        """
+        words: list[str] = []
+        for name, value in options.items():
+            words += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, list) else [value])]
+        path = f"results/arguments/{sha256_text(canonical_json(words))[:16]}.json"
+        try:
+            return write_arguments(path, words)
+        except OSError as error:
+            what, hint = "the arguments of a job cannot be written.", "make the folder results/arguments writable"
+            raise UserError(what, file=path, reason=error.strerror, next=hint) from None
+
+
+@cache
+def _check_files(corpus: Any, file_of: Any) -> None:
+    check_files(corpus, CORPORA, file_of)
