@@ -38,7 +38,6 @@ YOURS := $(if $(CONFIG),--configfile $(CONFIG))
 # Of a dry run with nothing to do, that line is shown and what follows it: where the report lies, and what it says.
 # Tokens first, the rest in a second call: a rebuilt manifest that is equal byte for byte then stops the wave of reruns.
 run: $(READY)
-	@$(if $(CONFIG),$(VENV)/bin/python -m tokenscale.settings.yaml_files $(CONFIG))
 	@if $(SNAKEMAKE) --dry-run $(YOURS) 2>&1 | sed -n '/Nothing to be done/,$$p' | grep .; then :; \
 	else $(SNAKEMAKE) corpus tokens $(YOURS) && $(SNAKEMAKE) $(YOURS); fi
 

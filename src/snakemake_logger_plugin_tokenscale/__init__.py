@@ -4,9 +4,11 @@ On a terminal, a line for each finished job stands above a status line that is r
 one line is printed for each job when it starts. Warnings and errors look as without the plugin. So does everything in a
 dry run, and with `--verbose`, `--debug-dag`, `--quiet progress`, `--quiet rules` or `--quiet all`.
 
-Snakemake imports every installed plugin in every call, so nothing of `tokenscale` is imported before it is used.
+Snakemake imports every installed plugin in every call, before it reads the command line: `correct` makes it read what
+people type. Nothing of `tokenscale` is imported before it is used.
 """
 
+import re
 import shutil
 import sys
 import threading
@@ -14,9 +16,51 @@ import time
 from collections.abc import Callable
 from inspect import signature
 from logging import LogRecord
+from pathlib import Path
 
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
+
+#: options of Snakemake that take any number of words → pattern of such a word
+LISTS = {"--configfile": r".*\.(ya?ml|json)", "--configfiles": r".*\.(ya?ml|json)", "--config": ".*=.*", "-C": ".*=.*"}
+
+
+def correct(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return Snakemake's command line with `-j all` understood, and targets behind `--configfile FILE` as targets; and
+    the files of that option.
+
+    Snakemake takes all words behind that option as files, and behind `--config` as values.
+
+    >>> correct(["--configfile", "mine.yaml", "corpus", "-n", "-j", "all"])
+    (['corpus', '--configfile', 'mine.yaml', '-n', '-j', 'unlimited'], ['mine.yaml'])
+    """
+    targets, kept, files, option = list[str](), list[str](), list[str](), ""
+    end = words.index("--") if "--" in words else len(words)
+    for before, word in zip(["", *words], words[:end], strict=False):
+        option = word if word.startswith("-") else option
+        if before in ("-j", "--jobs") and word == "all" or word in ("-jall", "--jobs=all"):
+            word = f"{word.removesuffix('all')}unlimited"
+        elif option in LISTS and word != option:
+            first_file = before == option and option.startswith("--configfile")  # it may be missing
+            if not first_file and (
+                word.startswith("results/") or not (re.fullmatch(LISTS[option], word) or Path(word).is_file())
+            ):
+                targets.append(word)
+                continue
+            files += [word] * option.startswith("--configfile")
+        kept.append(word)
+    return [*targets, *kept, *words[end:]], files
+
+
+if sys.argv[0].endswith(("/snakemake", "/snakemake/__main__.py")) and Path("workflow/Snakefile").is_file():
+    from tokenscale.cli.snakemake_internals import exit_on_error
+    from tokenscale.settings.profile import CONFIG_FILE
+    from tokenscale.settings.yaml_files import read_yaml
+
+    sys.argv[1:], given = correct(sys.argv[1:])
+    with exit_on_error():  # Snakemake's own message for a file that is missing or not YAML names no line
+        for file in (CONFIG_FILE, *given):
+            read_yaml(file)
 
 #: messages about Snakemake itself, by how they begin
 LEFT_OUT = (

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import snakemake_logger_plugin_tokenscale
 from tests import tables
 from tests.refusals import refused
 from tests.workflow import forked
@@ -379,6 +380,53 @@ def test_a_mistake_gets_one_message(mistake, shared, monkeypatch, capfd):
     assert any(line.startswith("  next ") for line in output.splitlines()), output
     for word in mistake.words:
         assert word in output, output
+
+
+@pytest.mark.parametrize(
+    "name, text, words",
+    [
+        ("min.yaml", None, ("min.yaml", "did you mean mine.yaml?")),
+        ("mine.yaml", "experiments: [ways\n", ("mine.yaml", "line 1")),
+        ("mine.yaml", "scale: demo\nscale: alps\n", ("mine.yaml", "duplicate key 'scale'")),
+        ("config/config.yaml", "corpora:\n\tmine: 3\n", ("config/config.yaml", "line 2")),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_named_with_its_line(name, text, words, fresh):
+    """Before Snakemake reads it, whose message names neither."""
+    (fresh.root / "mine.yaml").write_text("{}")
+    if text:
+        (fresh.root / name).write_text(text)
+    command = [sys.executable, "-m", "snakemake", "-n", "--configfile", name, "corpus"]
+    done = subprocess.run(command, cwd=fresh.root, env=fresh.environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 2 and done.stderr.count("tokenscale: ") == 1 and "Traceback" not in done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+@pytest.mark.parametrize(
+    "typed, read",
+    [
+        ("--configfile mine.yaml corpus", "corpus --configfile mine.yaml"),
+        ("-n --configfile a.yaml b.yml runs tables -j all", "runs tables -n --configfile a.yaml b.yml -j unlimited"),
+        ("--configfiles a.json results/runs/x/done.json", "results/runs/x/done.json --configfiles a.json"),
+        ("--configfile nope", "--configfile nope"),  # a missing file is none of the targets
+        ("--config scale=demo report", "report --config scale=demo"),
+        ("--configfile a.yaml -- runs", "--configfile a.yaml -- runs"),
+        ("-jall", "-junlimited"),
+        ("--jobs=all all", "--jobs=unlimited all"),
+        ("--jobs all", "--jobs unlimited"),
+        ("-j 4 all", "-j 4 all"),
+        ("-c all", "-c all"),
+        ("--profile alps all", "--profile alps all"),
+    ],
+)
+def test_a_command_line_is_read_as_people_type_it(typed, read):
+    assert " ".join(snakemake_logger_plugin_tokenscale.correct(typed.split())[0]) == read
+
+
+def test_a_target_may_stand_behind_the_configuration_file(fresh):
+    config({"experiments": ["ranks"]})(fresh.root)
+    said = fresh.command("-n", "--quiet", "host", "-j", "all", "--configfile", "mine.yaml", "corpus")
+    assert "build_corpus" in said and "train" not in said
 
 
 @pytest.mark.parametrize("wrong", ["question: [", "questin: what?\n", "question: ?\nruns: {model: lama}\n"])

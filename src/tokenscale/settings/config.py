@@ -24,7 +24,7 @@ from tokenscale.settings.options import NAME_PATTERN, NAME_RULE, collect, option
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.profile import CONFIG_FILE, Call, list_texts, load_profile
 from tokenscale.settings.registry import TOKENIZERS, list_figures
-from tokenscale.settings.run import OURS, RunSettings, parse_run_id
+from tokenscale.settings.run import GPU, OURS, RunSettings, parse_run_id
 from tokenscale.settings.yaml_files import find_foreign_values, read_yaml
 
 #: target of all experiments' figures and one report; also stands for all their names
@@ -36,7 +36,7 @@ TARGETS = (ALL, *"all corpus tokens runs tables figures report claims report_now
 #: folder of the default configuration's report; that of another configuration has a name behind it
 REPORT = "results/report"
 #: settings that choose what a report says, in the order of a folder's name; the others say how it is computed
-REPORTED = "scale experiments corpus experiments_folder claims corpora mixtures tokenizers".split()
+REPORTED = "scale experiments corpus device experiments_folder claims corpora mixtures tokenizers".split()
 
 
 @settings_class
@@ -60,6 +60,9 @@ class ConfigFile:
         "library that tokenizes for token stores; auto: the fastest installed one with exact ids. It never changes ids",
     )
     corpus: str | None = option(None, "corpus for all experiments, instead of theirs; BPE tokenizers are trained on it")
+    device: Literal["auto", "cpu"] | None = option(
+        None, "device of all runs, instead of theirs: auto (or cuda, gpu), cpu", synonyms=GPU
+    )
     claims: str = option("config/claims.yaml", "file of the claims that the report tests against the data", path=True)
     strict_claims: bool = option(False, "true: `snakemake claims` fails if a claim no longer holds at its `holds_at`")
     report_logs: bool = option(True, "false: the report's folder has no packed logs, and `verify` cannot prove it")
@@ -280,6 +283,8 @@ class Config:
         options.raise_errors(design.find_factor_errors(experiment.factors), file=file)
         if self.settings.corpus is not None:
             experiment = self._replace_corpus(experiment, self.settings.corpus, file)
+        if self.settings.device and experiment.has_runs and "device" not in design.varied_keys(experiment.factors):
+            experiment = replace(experiment, runs=experiment.runs | {"device": self.settings.device})
         errors = design.find_errors(experiment, corpus=self.corpora, tokenizer=self.tokenizers)
         options.raise_errors(errors, file=file)
         return replace(experiment, figures=tuple(list_figures(experiment.figures)))
@@ -499,6 +504,7 @@ class Config:
         return {
             "scale": self.settings.scale,
             "corpus": self.settings.corpus,
+            **({"device": self.settings.device} if self.settings.device else {}),
             "experiments": [name],
             "experiments_folder": self.settings.experiments_folder,
             "corpora": {c: self.settings.corpora[c] for c in sorted(corpora)},

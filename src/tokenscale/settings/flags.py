@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
-from tokenscale.settings.options import PathRule, decode, get_default
+from tokenscale.settings.options import PathRule, SynonymRule, decode, get_default
 
 #: metadata of a field that limits its values
 BOUNDS = ("ge", "gt", "le", "lt", "min_length", "pattern", "strict")
@@ -94,7 +94,8 @@ def parse_value(flag: Flag, text: str) -> Any:
     if text.lower() in ("none", "null") and text not in choices and type(None) in typing.get_args(flag.hint):
         return None
     bounds = {name: bound for name, bound in flag.metadata.items() if name in BOUNDS}
-    rules = [PathRule()] * flag.metadata.get("path", False)
+    rules: list[Any] = [PathRule()] * flag.metadata.get("path", False)
+    rules += [SynonymRule(found)] if (found := flag.metadata.get("synonyms")) else []
     return decode(Annotated[hint, pydantic.Field(**bounds), *rules], text, "strings", key=flag.name, label="flag")
 
 

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -69,6 +69,19 @@ class _Rule:
         return {"type": "function-before", "function": function, "schema": handler(source)}
 
 
+class SynonymRule:
+    """Rule of a field with `synonyms`, other words for its values: they are replaced, also in flags."""
+
+    def __init__(self, synonyms: Mapping[str, str]):
+        self._synonyms = synonyms
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        def read(value: Any) -> Any:
+            return self._synonyms.get(value, value) if isinstance(value, str) else value
+
+        return _Rule(read).__get_pydantic_core_schema__(source, handler)
+
+
 def _read_boolean(value: Any) -> Any:
     """Return the boolean that a text names: Snakemake passes `--config key=true` as text."""
     return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
@@ -112,6 +125,7 @@ def settings_class(cls: type[T]) -> type[T]:
     `MOST`.
     """
     for name, hint in cls.__annotations__.items():
+        metadata = getattr(cls.__dict__.get(name), "metadata", {})
         kinds = set(typing.get_args(hint)) if isinstance(hint, types.UnionType) else {hint}
         if kinds & {int, bool}:
             field = cls.__dict__.get(name, dataclasses.MISSING)
@@ -123,8 +137,10 @@ def settings_class(cls: type[T]) -> type[T]:
                 cls.__annotations__[name] = Annotated[hint, _Rule(_read_boolean)]
         elif float in kinds:
             cls.__annotations__[name] = Annotated[hint, _Rule(_refuse_boolean)]
-        elif getattr(cls.__dict__.get(name), "metadata", {}).get("path"):
+        elif metadata.get("path"):
             cls.__annotations__[name] = Annotated[hint, PathRule()]
+        elif synonyms := metadata.get("synonyms"):
+            cls.__annotations__[name] = Annotated[hint, SynonymRule(synonyms)]
         elif hint in (tuple[int, ...], tuple[float, ...]):
             item = Annotated[int, _Size()] if hint == tuple[int, ...] else Annotated[float, _Rule(_refuse_boolean)]
             cls.__annotations__[name] = tuple[item, ...]  # type: ignore[valid-type]

@@ -116,6 +116,10 @@ class ProfileSettings:
     steps: int = option(0, "steps in the trace; 0: no trace", ge=0)
 
 
+#: other words for the device `auto`, which is what ids and records hold
+GPU = {"cuda": "auto", "gpu": "auto"}
+
+
 @settings_class
 class RunSettings:
     """Scientific settings of one run. Where and how it is started is not part of them."""
@@ -144,7 +148,9 @@ class RunSettings:
     micro_batch: int = option(8, "largest number of sequences per forward pass of one rank", ge=1, le=MOST)
     prefetch: bool | None = option(None, "read one batch ahead in a thread; by default on GPUs only")
     layout: LayoutSettings = option(LayoutSettings, "parallel degrees")
-    device: Literal["auto", "cpu"] = option("auto", "auto: one GPU per rank if there are GPUs; cpu: never a GPU")
+    device: Literal["auto", "cpu"] = option(
+        "auto", "auto (or cuda, gpu): one GPU per rank if there are GPUs; cpu: never a GPU", synonyms=GPU
+    )
     precision: Literal["fp32", "bf16", "fp16", "bf16-true"] = option(
         "fp32",
         "bf16: autocast with fp32 weights; fp16: the same with loss scaling; bf16-true: weights, gradients and "

@@ -2,7 +2,6 @@
 
 import math
 import re
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,18 +124,3 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
             seen.add(key) if isinstance(key, str) else None
         return super().construct_mapping(node, deep)
-
-
-def main(files: list[str]) -> int:
-    """Check configuration files before Snakemake reads them, whose messages do not name the file."""
-    try:
-        for file in files:
-            read_yaml(file)
-    except UserError as error:
-        print(error.render(), file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
