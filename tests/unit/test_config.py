@@ -565,3 +565,24 @@ def test_reports_of_many_experiments_and_of_other_corpora_have_names_that_differ
         config = configuration.load_config(root=ROOT, overrides=given)
         names |= {config.report_folder(chosen) for chosen in (list(config.available), list(config.available)[1:])}
     assert len(names) == 6 and max(map(len, names)) < 150
+
+
+@pytest.mark.parametrize("word, device", [("cuda", "auto"), ("gpu", "auto"), ("auto", "auto"), ("cpu", "cpu")])
+def test_a_device_has_several_names_and_one_value_in_ids(tmp_path, word, device):
+    (tmp_path / "config/experiments").mkdir(parents=True)
+    ids = {}
+    for name, given in {"stated": word, "value": device, "other": "cpu" if device == "auto" else "auto"}.items():
+        values = EXPERIMENT | {"runs": EXPERIMENT["runs"] | {"device": given}}
+        (tmp_path / f"config/experiments/{name}.yaml").write_text(json.dumps(values))
+        config = Config(BASE | {"experiments": [name]}, root=tmp_path)
+        ids[name] = [run.run_id for run in config.runs(name)]
+        chosen = Config(BASE | {"experiments": [name], "device": word}, root=tmp_path).runs(name)
+        assert {run.settings.device for run in chosen} == {device} and [run.run_id for run in chosen] == ids["stated"]
+    assert ids["stated"] == ids["value"] != ids["other"]
+
+
+@pytest.mark.parametrize("word", ["cuda:1", "tpu", "", 1, True])
+def test_another_device_is_refused(tmp_path, word):
+    with pytest.raises(UserError) as error:
+        Config(BASE | {"device": word}, root=tmp_path)
+    assert error.value.facts["key"] == "device"
