@@ -144,8 +144,10 @@ def test_status_uses_the_configuration_of_the_last_call(shipped, monkeypatch):
     assert "configuration of the last call" not in tokenscale(shipped, "status", "--stale", "corpus")
     shipped.snakemake("--cores", "1", target, "--configfile", file)
     shipped.snakemake("-n", "corpus")
+    shipped.snakemake("--cores", "1", target, "--configfile", file, "--config", "report_logs=false")
     monkeypatch.chdir(shipped.root)
-    assert profile.load_last_call().configfiles == (file,), "dry runs are no calls"
+    last = profile.load_last_call()
+    assert (last.configfiles, last.config) == ((file,), {}), "neither a dry run nor a call without jobs is the last"
     told = tokenscale(shipped, "status", "--stale", target)
     assert f"snakemake --configfile {file}" in told and "nothing is stale" in told
 

@@ -106,20 +106,6 @@ MISTAKES = [
     Mistake("an unknown experiment", MINE, ("experiments", "did you mean 'ways'"), config("experiments: [way]\n")),
     Mistake("an experiment twice", MINE, ("experiments", "ways"), config("experiments: [ways, ways]\n")),
     Mistake(
-        "YAML that does not parse", "make run CONFIG=mine.yaml", ("mine.yaml", "line 1"), config("experiments: [ways\n")
-    ),
-    Mistake("tabs in YAML", "make run CONFIG=mine.yaml", ("mine.yaml", "line 2"), config("corpora:\n\tmine: 3\n")),
-    Mistake(
-        "a key twice",
-        "make run CONFIG=mine.yaml",
-        ("mine.yaml", "duplicate key 'scale'"),
-        config("scale: demo\nscale: alps\n"),
-    ),
-    Mistake(
-        "a list as configuration", "make run CONFIG=mine.yaml", ("mine.yaml", "mapping"), config("- experiments\n")
-    ),
-    Mistake("a folder as configuration", "make run CONFIG=config", ("config",)),
-    Mistake(
         "a missing configuration file",
         "make run CONFIG=min.yaml",
         ("min.yaml", "did you mean mine.yaml?"),
@@ -388,6 +374,8 @@ def test_a_mistake_gets_one_message(mistake, shared, monkeypatch, capfd):
         ("min.yaml", None, ("min.yaml", "did you mean mine.yaml?")),
         ("mine.yaml", "experiments: [ways\n", ("mine.yaml", "line 1")),
         ("mine.yaml", "scale: demo\nscale: alps\n", ("mine.yaml", "duplicate key 'scale'")),
+        ("mine.yaml", "- experiments\n", ("mine.yaml", "mapping")),
+        ("config", None, ("config",)),
         ("config/config.yaml", "corpora:\n\tmine: 3\n", ("config/config.yaml", "line 2")),
     ],
 )
