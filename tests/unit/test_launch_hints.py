@@ -68,6 +68,9 @@ REFUSED = "SLURM sbatch failed. The error message was 'sbatch: error: Batch job 
         ("killed without a message", "tokenscale: rank 2 failed first (signal SIGKILL); ending 3 other rank(s)."),
         ("killed without a message", "srun: error: nid000001: task 0: Killed"),
         ("killed without a message", "  exitcode  : -9 (pid: 4242)"),
+        ("its state was saved", "interrupted by SIGINT after step 53; the next attempt goes on from there"),
+        ("its state was saved", "interrupted by SIGTERM after step 1; the next attempt goes on from there"),
+        ("before its state was saved", 'Traceback (most recent call last):\n  File "rank.py"\nKeyboardInterrupt'),
     ],
 )
 def test_a_message_is_told_by_its_cause(words, text):

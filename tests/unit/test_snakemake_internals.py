@@ -18,6 +18,23 @@ ROOT = Path(__file__).parents[2]
 RULES = [ROOT / "workflow/Snakefile", *sorted((ROOT / "workflow/rules").glob("*.smk"))]
 
 
+def test_a_second_interrupt_waits_and_a_third_ends():
+    code = """if True:
+        import os, signal, sys
+        from tokenscale.cli.snakemake_internals import wait_for_jobs_when_interrupted
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        wait_for_jobs_when_interrupted()
+        for expected in (True, False, True):
+            try:
+                signal.raise_signal(signal.SIGINT)
+                assert not expected
+            except KeyboardInterrupt:
+                assert expected
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stderr.count("tokenscale: ") == 1 and "save" in done.stderr, done.stderr
+
+
 class FakeJob:
     def __init__(self, name, output=(), norun=False):
         self.rule, self.output, self.is_norun = SimpleNamespace(name=name), list(output), norun

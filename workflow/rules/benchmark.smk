@@ -1,11 +1,3 @@
-def data_benchmark(w):
-    return targets.benchmarks["data"][w.benchmark]
-
-
-def storage_benchmark(w):
-    return targets.benchmarks["storage"][w.benchmark]
-
-
 rule benchmark_data:
     """Measure tokenizing and reading: every approach in interleaved rounds, beside a memory copy of the batch."""
     input:

@@ -140,3 +140,17 @@ def job_minutes(w):
     if settings.machine.starter != "srun" or w.run_id not in targets.runs:
         return settings.machine.minutes
     return run_prices().time_limit_minutes(targets.runs[w.run_id])
+
+
+def data_benchmark(w):
+    return targets.benchmarks["data"][w.benchmark]
+
+
+def storage_benchmark(w):
+    return targets.benchmarks["storage"][w.benchmark]
+
+
+def files_of_experiment(w, name):
+    if MAIN and name == ALL and settings.left_out_note:
+        print(f"tokenscale: {settings.left_out_note}", file=sys.stderr, flush=True)
+    return targets.experiment_files(name)

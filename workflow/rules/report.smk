@@ -1,12 +1,6 @@
 report: "../report/workflow.rst"
 
 
-def files_of_experiment(w, name):
-    if MAIN and name == ALL and settings.left_out_note:
-        print(f"tokenscale: {settings.left_out_note}", file=sys.stderr, flush=True)
-    return targets.experiment_files(name)
-
-
 rule draw_figure:
     """Draw one figure from an experiment's tables, with its data and caption."""
     input:

@@ -20,8 +20,9 @@ class CallChecks:
         self.workflow, self.config, self.call = workflow, config, call
 
     def start(self) -> None:
-        """Record the call, which runs jobs. Raise UserError if its jobs must not be submitted."""
+        """Record the call, which runs jobs, and wait for them. Raise UserError if they must not be submitted."""
         self.call.save()
+        internals.wait_for_jobs_when_interrupted()
         if internals.submits_jobs(self.workflow):
             for error in self._find_errors(internals.get_jobs_to_submit(self.workflow)):
                 raise error

@@ -6,6 +6,7 @@ Snakemake may change these parts in any release. A release without one of them i
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -115,6 +116,21 @@ def get_targets() -> list[str]:
     from snakemake.cli import get_argument_parser
 
     return get_argument_parser().parse_known_args(sys.argv[1:])[0].targets
+
+
+def wait_for_jobs_when_interrupted() -> None:
+    """Make a second Ctrl-C say what the call waits for, instead of a stack trace. A third one ends it at once."""
+    received = 0
+
+    def interrupt(number: int, frame: Any) -> None:
+        nonlocal received
+        received += 1
+        if received != 2:
+            raise KeyboardInterrupt
+        print("tokenscale: waiting for the running jobs, whose trainings save their states.", file=sys.stderr)
+
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def is_planned(workflow: Any) -> bool:

@@ -101,6 +101,12 @@ a rank lost its peer: another one had failed before
 {KILLED}
     {NEXT_IF_KILLED}
     exit ?code *:? (?:137|-9)\b|SIGKILL|: Killed$|^Killed$|died from signal 9
+it was stopped by Ctrl-C or another signal, and its state was saved
+    {RESUMES}
+    ^interrupted by SIG\w+ after step \d+
+it was interrupted again before its state was saved
+    {RESUMES}, if it has one
+    ^KeyboardInterrupt
 it was terminated, by a scheduler or by hand
     {RESUMES}
     exit ?code *:? (?:143|-15)\b|SIGTERM|: Terminated$|^Terminated$
