@@ -80,7 +80,8 @@ class CallChecks:
             from tokenscale.cli import ready
 
             planned = {getattr(job.wildcards, "experiment", None) for job in internals.get_jobs_to_run(self.workflow)}
-            names = [name for name in self.config.available if name in planned] or self.config.select_experiments(())
+            chosen = self.config.select_experiments(())
+            names = [name for name in dict.fromkeys([*chosen, *self.config.available]) if name in planned] or chosen
             problems = list(ready.find_problems(self.config, names, prices, self.call.profile))
             yield from ready.render(self.config, names, prices, problems, colour=sys.stderr.isatty())
 
