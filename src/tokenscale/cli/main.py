@@ -257,12 +257,11 @@ def read_call(arguments: argparse.Namespace) -> "Call":
 
     files = tuple(map(expand_path, arguments.configfile))
     for file in files:
-        if not Path(file).is_file():
-            raise UserError(
-                "the configuration file is missing.",
-                file=file,
-                next="name an existing file; put names of experiments before --configfile",
-            )
+        if not Path(file).exists():
+            near = find_nearest(file, map(str, Path().glob("*.yaml")))
+            hint = "name an existing file; put targets and names of experiments before --configfile"
+            found = f"did you mean {near}?" if near else hint
+            raise UserError("the configuration file is missing.", file=file, next=found)
     profile = arguments.profile and expand_path(arguments.profile)
     return Call(files, dict(map(parse_pair, arguments.config)), profile)
 

@@ -17,6 +17,7 @@ from tokenscale.settings import experiments as design
 from tokenscale.settings import machine, options
 from tokenscale.settings.data import FILE_LISTS, CorpusSettings, SourceSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.experiments import BASE_SCALE, SCALES, Experiment, Run, merge_settings
+from tokenscale.settings.flags import build_flags
 from tokenscale.settings.layout import geometry
 from tokenscale.settings.mixture import MixtureSettings, NamedMixture, find_mixture_problems, resolve_mixture
 from tokenscale.settings.model import ModelSettings
@@ -559,6 +560,31 @@ class Config:
                     raise UserError(what, file=self.available[name], key=where, run=run_id, next=next)
                 found[run_id] = {"run_id": run_id, "external": True, "cell": group.cell, "repeat": repeat}
         return list(found.values())
+
+
+def find_homes(key: str) -> list[str]:
+    """Return where a setting of this name, or of this flag of `train`, belongs; empty for an unknown name."""
+    from tokenscale.settings.source_studies import RUN_FLAGS
+
+    of_experiment = "of an experiment (config/experiments/NAME.yaml)"
+    places = [(flag, f"runs.{{}} {of_experiment}") for flag in RUN_FLAGS]
+    for cls, place in (
+        (Experiment, f"{{}} {of_experiment}"),
+        (CorpusSettings, "corpora.NAME.{}"),
+        (TokenizerSettings, "tokenizers.NAME.{}"),
+        (machine.Machine, "{} of the machine's file (`machine: FILE`)"),
+        (ConfigFile, "{} of config/config.yaml"),
+    ):
+        places += [(flag, place) for flag in build_flags(cls, left_out=("name", "learnt_from"))]
+    found = {}
+    for flag, place in places:
+        parts, spelt = flag.key.split("."), {name.lstrip("-").replace("-", "_") for name in flag.names}
+        if key in parts or key in spelt:
+            found[place.format(".".join(parts[: parts.index(key) + 1] if key in parts else parts))] = None
+    return list(found)[:3]
+
+
+options.find_homes = find_homes
 
 
 def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:

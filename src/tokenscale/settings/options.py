@@ -39,6 +39,8 @@ UNKNOWN_KEY = ("unexpected_keyword_argument", "extra_forbidden")
 SIGNS, EXPECTED = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}, {"int": "an integer", "float": "a number"}
 #: number of further errors that a message lists
 MAX_LISTED = 20
+#: returns where a key belongs that is unknown where it stands; settings/config.py, which knows all files, sets it
+find_homes: Callable[[str], list[str]] = lambda key: []
 
 
 def option(default: Any = dataclasses.MISSING, description: str = "", *, science: bool = True, **bounds: Any) -> Any:
@@ -261,7 +263,7 @@ def combine(found: list[tuple[str, str, dict[str, Any]]], label: str = "key", **
         file = facts.setdefault("file", source(key) if callable(source) else source)
         line = facts.get("reason") or what.removeprefix(f"{key} ").rstrip(".")
         line += f", expected {facts['expected']}" if "expected" in facts else ""
-        line += f", {facts['next']}" if facts.get("next", "").startswith("did you") else ""
+        line += f", {facts['next']}" if facts.get("next", "").startswith(("did you", "write it as")) else ""
         lines.append(": ".join(filter(None, [file if file != first["file"] else "", key, line])))
         lines += facts.get("also", "").splitlines()
     own, *lines = dict.fromkeys(lines)
@@ -279,8 +281,9 @@ def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]
         return where, "the settings are not readable JSON.", facts | {"next": "use text that this project has written"}
     if entry["type"] in UNKNOWN_KEY:
         word, fields = str(entry["loc"][-1]), _list_fields(cls, entry["loc"][:-1])
-        near = find_nearest(word, fields)
+        near, homes = find_nearest(word, fields), find_homes(word)
         next = f"did you mean {near!r}?" if near else "remove it, or use one of the allowed keys"
+        next = f"write it as {' or '.join(homes)}" if homes else next
         return where, f"unknown key {word!r}.", {"allowed": ", ".join(fields), "next": next}
     if entry["type"] in ("missing", "missing_argument"):
         return where, "a key is missing.", {"next": "add it"}

@@ -24,8 +24,9 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
         raise UserError("the file cannot be read.", file=path, reason=reason, next="use a readable file") from None
     values = parse_yaml(text, file=str(path))
     if not isinstance(values, dict):
-        what, found = "the file is not a YAML mapping.", type(values).__name__
-        raise UserError(what, file=path, found=found, expected="key: value lines", next="use key: value lines")
+        kinds = {list: "a list", str: "a text", type(None): "nothing"}
+        facts = {"found": kinds.get(type(values), "a value"), "expected": "key: value lines"}
+        raise UserError("the file is not a YAML mapping.", file=path, **facts, next="write key: value lines")
     return values
 
 
@@ -39,6 +40,11 @@ def parse_yaml(text: str, *, file: str, key: str = "") -> Any:
         problems = find_foreign_values(value, key)
     except RecursionError:
         raise UserError("the file is nested too deeply.", **where, next="reduce the nesting") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where["file"] += f", line {mark.line + 1}"
+        reason = f"{', '.join(filter(None, [error.context, error.problem]))}\n{mark.get_snippet(indent=0)}"
+        raise UserError("the file is not valid YAML.", **where, reason=reason, next="correct this line") from None
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise UserError("the file is not valid YAML.", **where, reason=error, next="correct it") from None
     raise_errors(problems, file=file)
