@@ -75,6 +75,7 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
             manifest = build(settings, directory, progress, downloads, arguments.content)
     progress.close()
     rows = ", ".join(f"{name} {split['rows']:,}" for name, split in manifest["splits"].items())
-    print(f"{progress.line()}; {rows}")
+    dropped = manifest["cleaning"]["documents"]["duplicates"]
+    print(f"{progress.line()}; {rows}" + (f"; {dropped:,} duplicates dropped" if dropped else ""))
     if part is None and (overlap := state_held_out(manifest)):
         print(overlap)

@@ -42,7 +42,7 @@ def parse_yaml(text: str, *, file: str, key: str = "") -> Any:
         raise UserError("the file is nested too deeply.", **where, next="reduce the nesting") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where["file"] += f", line {mark.line + 1}"
+        where["file"] = f"{file}, line {mark.line + 1}"
         reason = f"{', '.join(filter(None, [error.context, error.problem]))}\n{mark.get_snippet(indent=0)}"
         raise UserError("the file is not valid YAML.", **where, reason=reason, next="correct this line") from None
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:

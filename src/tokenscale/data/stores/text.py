@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -61,6 +62,20 @@ class EngineDiffers(UserError):
     """Raised when an engine gives other ids than the reference."""
 
 
+def _no_documents(manifest: dict[str, Any], split: str, corpus: Path) -> UserError:
+    """Return the error for a split without documents, with the key that gives it some."""
+    counts, share, key = manifest["cleaning"]["documents"], manifest["validation_share"], f"corpora.{manifest['name']}"
+    kept = sum(each["rows"] for each in manifest["splits"].values())
+    found = f"{kept} documents, of {counts['read']} that were read; {counts['duplicates']} duplicates were dropped"
+    following = "add documents to the files of this split"
+    if share is not None:  # the source has no files for validation
+        following = f"set {key}.validation_share above {share:g}, to 0.5 for example" if kept > 1 else "add documents"
+    if counts["duplicates"]:
+        following += f"; {key}.cleaning.deduplicate: false keeps duplicates"
+    key = f"{key}.validation_share" if share is not None else f"{key}.source.validation_files"
+    return UserError(f"the corpus has no {split} documents.", corpus=corpus, key=key, found=found, next=following)
+
+
 class TextDocuments:
     """Tokenized documents of a corpus split; see `documents.Documents`.
 
@@ -80,7 +95,10 @@ class TextDocuments:
         report: Callable[[int, int], None] | None = None,
         batch_documents: int | None = None,
     ):
-        self.text, self._sample = RawText(corpus_directory, split), draw_sample(corpus_directory, split)
+        self.text = RawText(corpus_directory, split)
+        if len(self.text) == 0:
+            raise _no_documents(self.text.manifest, split, corpus_directory)
+        self._sample = draw_sample(corpus_directory, split)
         check_eos(tokenizer, eos, self.text.pairs)
         self.tokenizer, self.eos, self.report = tokenizer, eos, report
         mean = max(1, self.text.split["utf8_bytes"] // max(1, len(self.text)))

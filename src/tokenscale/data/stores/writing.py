@@ -157,7 +157,7 @@ def open_store_writer(
             f"the corpus has no {store.split} documents.",
             store=store.directory,
             directory=directory,
-            next="use a larger corpus, or a larger corpus.validation_share",
+            next="use a larger corpus",
         )
     started = time.monotonic()
     directory.mkdir(parents=True, exist_ok=True)

@@ -105,6 +105,15 @@ def find_interrupted_step(directory: Path, attempt: int) -> int | None:
     return last.get("step") if last.get("event") == "run_stop" and last.get("status") == "interrupted" else None
 
 
+def describe_saved_state(directory: Path) -> str:
+    """Describe where the next attempt of a run that was ended at once begins: at its newest resume state, if any."""
+    states = [path.parent.name for path in directory.glob("checkpoints/step=*/checkpoint.json")]
+    saved = max((int(name[5:]) for name in states if name[5:].isdigit()), default=None)
+    if saved is None:
+        return "no state was saved; the next attempt starts at its first step"
+    return f"its last saved state is of step {saved}; the next attempt goes on from there"
+
+
 def delete_resume_states(directory: Path, run: RunSettings) -> None:
     """Delete the resume states of a finished run, which may have been killed before it did so itself."""
     for folder in directory.glob("checkpoints/step=*") if not run.checkpoints.keep_resume_state else ():

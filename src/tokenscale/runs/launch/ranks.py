@@ -142,6 +142,8 @@ def _wait_for_processes(processes: list[subprocess.Popen], received: list[int], 
     for process in processes:
         if process.poll() is None:
             process.send_signal(end_signal)
+    if received[0] == signal.SIGINT:
+        print("\ntokenscale: stopping after this step, to save its state; Ctrl-C again ends at once.", file=sys.stderr)
     began = time.monotonic()
     while any(process.poll() is None for process in processes):
         late = received[0] != signal.SIGUSR1 and time.monotonic() - began > GRACE_S  # USR1: the time limit ends it

@@ -349,6 +349,10 @@ def start_run(
         if (step := attempts.find_interrupted_step(output.parent, attempt)) is not None:
             print(f"tokenscale: {run.identity} was stopped after step {step}; the next attempt goes on from there.")
             return attempts.RESUME_EXIT_CODE
+        if exit_code == 128 + signal.SIGINT:
+            left = attempts.describe_saved_state(output.parent)
+            print(f"tokenscale: {run.identity} was ended at once: {left}.", file=sys.stderr)
+            return exit_code
         if report := failure_hints.describe_hang(launched.attempt_directory(attempt), run.layout.world_size):
             print(report, file=sys.stderr, flush=True)
         if machine.starter == "srun":
