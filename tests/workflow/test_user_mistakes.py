@@ -91,7 +91,33 @@ def file(name: str, content: str | bytes) -> Callable[[Path], object]:
     return arrange
 
 
-MINE = "snakemake --configfile mine.yaml"
+def written(text: str) -> Callable[[Path], object]:
+    """Write a file of one experiment, and a configuration that chooses it."""
+    return lambda root: (experiment()(root), file("own/ways.yaml", text)(root))
+
+
+def machine(text: str) -> Callable[[Path], object]:
+    """Write a machine's file, and a configuration that names it."""
+    return lambda root: (file("m.toml", text)(root), config("machine: m.toml\n")(root))
+
+
+def corpus(lines: list[str]) -> Callable[[Path], object]:
+    """Build a corpus of these lines of JSON, and a tokenizer of numbers."""
+
+    def arrange(root: Path) -> None:
+        file("own.jsonl", "\n".join(lines))(root)
+        settings = {"name": "own", "source": {"kind": "files", "files": ["own.jsonl"]}}
+        with contextlib.chdir(root):
+            assert cli.main(["corpus", "--settings", json.dumps(settings), "--output", "c/manifest.json"]) == 0
+            kind = '{"name": "t", "kind": "numbers", "vocabulary_size": 20}'
+            assert cli.main(["tokenizer", "--settings", kind, "--output", "t/manifest.json"]) == 0
+
+    return arrange
+
+
+MINE, PLAN = "snakemake --configfile mine.yaml", "tokenscale plan --configfile mine.yaml"
+PRETOKENIZE = "tokenscale pretokenize --store packed-split=validation --corpus c/manifest.json"
+PRETOKENIZE += " --tokenizer t/manifest.json --output s/manifest.json"
 PAGE = b"<!DOCTYPE html>\n<html><body>404: not found</body></html>\n"
 TEXT = "Once upon a time there was a text.\n" * 50
 #: key of an experiment's runs, changed
@@ -105,11 +131,72 @@ MISTAKES = [
     Mistake("an unknown corpus", MINE, ("corpus", "did you mean 'small'"), config("corpus: smal\n")),
     Mistake("an unknown experiment", MINE, ("experiments", "did you mean 'ways'"), config("experiments: [way]\n")),
     Mistake("an experiment twice", MINE, ("experiments", "ways"), config("experiments: [ways, ways]\n")),
+    Mistake("YAML that does not parse", MINE, ("mine.yaml, line 1",), config("experiments: [ways\n")),
+    Mistake("YAML that does not parse, to plan", PLAN, ("mine.yaml, line 3",), config("scale: demo\n\na: b: c\n")),
+    Mistake("tabs in YAML", MINE, ("mine.yaml, line 2",), config("corpora:\n\tmine: 3\n")),
+    Mistake("a key twice", MINE, ("mine.yaml, line 2", "key 'scale'"), config("scale: demo\nscale: alps\n")),
+    Mistake("a list as configuration", MINE, ("mine.yaml", "mapping", "a list"), config("- experiments\n")),
+    Mistake("an empty configuration", MINE, ("mine.yaml", "mapping", "nothing"), config("# scale: demo\n")),
+    Mistake("a folder as configuration", "snakemake --configfile config", ("config",)),
+    Mistake("a folder as configuration to plan", "tokenscale plan --configfile config", ("config",)),
     Mistake(
-        "a missing configuration file",
-        "make run CONFIG=min.yaml",
-        ("min.yaml", "did you mean mine.yaml?"),
-        config("{}"),
+        "a missing configuration file", "snakemake --configfile min.yaml", ("did you mean mine.yaml?",), config("{}")
+    ),
+    Mistake("--config without = to plan", "tokenscale plan --config scale", ("--config", "scale", "key=value")),
+    Mistake("--config with an unknown key", "snakemake --config sclae=demo", ("--config", "did you mean 'scale'")),
+    Mistake("malformed TOML", PLAN, ("m.toml", "line 2"), machine("cores_per_rank = 2\nminutes = = 3\n")),
+    Mistake("a folder as machine file", PLAN, ("config",), config("machine: config\n")),
+    Mistake(
+        "a negative number of a machine", PLAN, ("m.toml", "cores_per_rank", "≥ 1"), machine("cores_per_rank = -2\n")
+    ),
+    Mistake("a malformed experiment", PLAN, ("own/ways.yaml, line 2",), written("question: q\nruns: {model: [\n")),
+    Mistake("an empty experiment", PLAN, ("own/ways.yaml", "nothing"), written("")),
+    Mistake(
+        "malformed claims",
+        "tokenscale claims --ledger c.yaml",
+        ("c.yaml, line 2",),
+        file("c.yaml", "claims:\n\ta: 1\n"),
+    ),
+    # keys at the wrong level
+    Mistake("runs in the configuration", MINE, ("mine.yaml", "runs of an experiment"), config({"runs": {"seed": 1}})),
+    Mistake(
+        "a setting of runs in the configuration", PLAN, ("runs.optimizer.learning_rate",), config("learning_rate: 1\n")
+    ),
+    Mistake("a flag of train in the configuration", PLAN, ("runs.budget.steps",), config("training_steps: 1\n")),
+    Mistake(
+        "a setting of a corpus at the top", PLAN, ("corpora.NAME.validation_share",), config("validation_share: 0.1\n")
+    ),
+    Mistake(
+        "files of a corpus without source",
+        PLAN,
+        ("corpora.NAME.source.files",),
+        config({"corpora": {"a": {"files": "a"}}}),
+    ),
+    Mistake(
+        "a setting of a machine in the configuration", PLAN, ("memory_mb of the machine",), config("memory_mb: 1\n")
+    ),
+    Mistake("a machine's file with a setting of runs", PLAN, ("m.toml", "runs.seed"), machine("seed = 1\n")),
+    Mistake(
+        "runs.learning_rate",
+        MINE,
+        ("own/ways.yaml", "runs.optimizer.learning_rate"),
+        experiment(runs=RUNS | {"learning_rate": 1}),
+    ),
+    Mistake("learning_rate of an experiment", PLAN, ("runs.optimizer.learning_rate",), experiment(learning_rate=1)),
+    Mistake("a degree outside of layout", PLAN, ("runs.layout.tensor",), experiment(runs=RUNS | {"tensor": 2})),
+    Mistake("repeats in runs", PLAN, ("repeats of an experiment",), experiment(runs=RUNS | {"repeats": 2})),
+    # a corpus that is too small
+    Mistake(
+        "two documents",
+        PRETOKENIZE,
+        ("corpora.own.validation_share", "2 documents"),
+        corpus(['{"text": "one two"}', '{"text": "three four"}']),
+    ),
+    Mistake(
+        "one document many times",
+        PRETOKENIZE,
+        ("299 duplicates", "corpora.own.cleaning.deduplicate"),
+        corpus(['{"text": "one two"}'] * 300),
     ),
     Mistake("an empty folder of experiments", MINE, ("experiments",), config("experiments_folder: nowhere\n")),
     Mistake("a corpus without files", MINE, ("mine",), config({"corpora": {"mine": {"source": {"files": []}}}})),

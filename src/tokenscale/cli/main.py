@@ -96,41 +96,57 @@ def _read_errno(error: Exception) -> int | None:
     return error.errno if isinstance(error, OSError) else None
 
 
-#: command → its purpose. Each is a module of this package, imported when it is called.
-COMMANDS = {
-    "download": "fetch a corpus' files from a URL or the Hugging Face hub, and verify them by hash",
-    "corpus": "raw text → raw Parquet with train and validation splits",
-    "tokenizer": "train or fetch a tokenizer, and write its manifest",
-    "pretokenize": "raw Parquet → one token store",
-    "mixture": "manifest of the corpora or token stores of a mixture",
-    "convert": "token stores from and to Megatron-LM, nanoGPT, Hugging Face, litdata and MDS data",
-    "advise": "advice for your own text from a sample: padding, cut text, bytes, and the format to choose",
-    "train": "a training from flags: on a file, a named corpus or random tokens; also under torchrun",
-    "launch": "start a run's processes on this machine or in a SLURM job, and seal its record",
-    "rank": "one rank of a run, as a launcher starts it",
-    "arm": "other trainers that runs may use: list them, or build the environment of one",
-    "arm_record": "record the first steps of a run for its parity certificate",
-    "evaluate": "perplexity, bits per byte and accuracy of a checkpoint on any text",
-    "generate": "generate text from a checkpoint",
-    "export": "a checkpoint → a folder that transformers loads",
-    "ingest": "logs of runs and benchmarks → typed tables (Parquet)",
-    "track": "a run's events → TensorBoard, MLflow or W&B offline, live or afterwards",
-    "report": "tables → figures, the HTML report and its folder",
-    "verify": "check that figures, pages and results are what their data and code produce",
-    "environment": "the packages that built a report or trained a run, as requirements for pip",
-    "diff": "compare two reports cell by cell, with possible explanations",
-    "golden": "compare golden losses: rounding or a real change, and of what kind",
-    "parity": "compare two recorded trainings to rounding, and find the cause of their first difference",
-    "claims": "test claims against the data; --strict fails where a required claim does not hold",
-    "predict": "predict step times on more ranks with a fitted model",
-    "benchmark": "side-by-side measurements",
-    "plan": "list what would run, on what, and what it would cost",
-    "check": "check the configuration and the design of experiments",
-    "ready": "whether the chosen experiments can start here or under a profile, and what is missing",
-    "status": "progress of jobs and runs, why they wait, what failed, and what would rerun",
-    "cloud": "an experiment on rented machines: stage inputs in a bucket, train there, resume from it",
-    "doctor": "what this machine has and lacks: packages, GPUs, memory, disk, SLURM",
+#: group → its commands → their purposes. Each is a module of this package, imported when it is called. The last group,
+#: which only the workflow and launchers call, is not listed by `--help`.
+GROUPS = {
+    "models": {
+        "train": "a training from flags: a file, a corpus or random tokens",
+        "generate": "text from a checkpoint",
+        "evaluate": "perplexity, bits per byte, accuracy or BLEU of a checkpoint",
+        "export": "a checkpoint → a folder that transformers loads",
+        "launch": "start one run of an experiment again, and seal its record",
+        "arm": "list other trainers, or build the environment of one",
+    },
+    "data": {
+        "advise": "which format for your text: padding, cut text, bytes",
+        "corpus": "raw text → Parquet with train and validation splits",
+        "tokenizer": "train or fetch a tokenizer",
+        "pretokenize": "Parquet → a token store",
+        "convert": "token stores from and to Megatron-LM, nanoGPT, Hugging Face, …",
+        "download": "fetch the files of a corpus, and verify them by hash",
+    },
+    "before a run": {
+        "ready": "whether experiments can start here or under a profile",
+        "plan": "what would run, on what, and what it would cost",
+        "check": "the configuration and the design of experiments",
+        "predict": "step times on more ranks, by a fitted model",
+        "doctor": "what this machine has and lacks",
+    },
+    "during a run": {
+        "status": "progress of jobs and runs, why they wait, what failed",
+        "track": "events of a run → TensorBoard, MLflow or W&B offline",
+        "cloud": "an experiment on rented machines, with a bucket",
+    },
+    "results": {
+        "ingest": "logs of runs and benchmarks → tables (Parquet)",
+        "report": "tables → figures, pages and the folder of a report",
+        "claims": "verdicts on claims; --strict fails where one does not hold",
+        "verify": "whether results and reports are what their data produce",
+        "diff": "compare two reports cell by cell",
+        "environment": "the packages of a report or a run, as requirements for pip",
+    },
+    "trainers and machines": {
+        "parity": "compare two recorded trainings, and find what differs",
+        "golden": "compare golden losses: rounding or a real change",
+        "benchmark": "measurements side by side",
+    },
+    "": {
+        "rank": "one rank of a run, as a launcher starts it",
+        "arm_record": "record the first steps of a run for its parity certificate",
+        "mixture": "manifest of the corpora or token stores of a mixture",
+    },
 }
+COMMANDS = [command for commands in GROUPS.values() for command in commands]
 
 
 class Parser(argparse.ArgumentParser):
@@ -183,16 +199,16 @@ def main(arguments: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # a terminal or log that is not UTF-8 shows ? for what it lacks
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    listing = "\n".join(f"  {command:<12} {text}" for command, text in COMMANDS.items())
+    groups = [f"{group}:\n{_list_commands(commands)}" for group, commands in GROUPS.items() if group]
     parser = Parser(
         prog="tokenscale",
         description="Experiments on LLM pretraining systems.",
         usage="tokenscale COMMAND [options]   (COMMAND --help lists a command's options)",
-        epilog=f"commands:\n{listing}",
+        epilog="\n\n".join(groups),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"tokenscale {__version__}")
-    parser.add_argument("command", nargs="?", metavar="COMMAND")
+    parser.add_argument("command", nargs="?", metavar="COMMAND", help=argparse.SUPPRESS)
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     command = parser.parse_args(arguments[:1]).command
     if command is None:
@@ -201,13 +217,17 @@ def main(arguments: list[str] | None = None) -> int:
 
     def run() -> int | None:
         if command not in COMMANDS:
-            raise unknown("command", command, COMMANDS)
+            raise unknown("command", command, [name for group in GROUPS if group for name in GROUPS[group]])
         module = importlib.import_module(f"tokenscale.cli.{command}")
         command_parser = Parser(prog=f"tokenscale {command}", description=module.__doc__)
         module.add_arguments(command_parser)
         return module.run(command_parser.parse_args(read_arguments(arguments[1:])))
 
     return exit_code(run, f"tokenscale {command} --help")
+
+
+def _list_commands(commands: Mapping[str, str]) -> str:
+    return "\n".join(f"  {command:<12} {text}" for command, text in commands.items())
 
 
 def exit_code(run: Callable[[], int | None], help_command: str) -> int:

@@ -41,9 +41,11 @@ def parse_yaml(text: str, *, file: str, key: str = "") -> Any:
     except RecursionError:
         raise UserError("the file is nested too deeply.", **where, next="reduce the nesting") from None
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where["file"] = f"{file}, line {mark.line + 1}"
-        reason = f"{', '.join(filter(None, [error.context, error.problem]))}\n{mark.get_snippet(indent=0)}"
+        ends = error.context_mark and "<stream end>" in (error.problem or "")  # then the beginning helps
+        mark = error.context_mark if ends else error.problem_mark or error.context_mark
+        where["file"] = f"{file}, line {min(mark.line + 1, len(text.rstrip().splitlines()) or 1)}"
+        facts = (error.context, error.problem, f"\n{mark.get_snippet(indent=0)}".rstrip(" ^\n"))
+        reason = ", ".join(filter(None, facts[:2])) + facts[2]
         raise UserError("the file is not valid YAML.", **where, reason=reason, next="correct this line") from None
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise UserError("the file is not valid YAML.", **where, reason=error, next="correct it") from None
