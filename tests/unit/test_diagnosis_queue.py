@@ -16,14 +16,14 @@ RUN = "packed-llama-tiny-ddp-w2-0123456789"
 REASONS = {
     "Priority": "higher priority",
     "DependencyNeverSatisfied": "has failed",
-    "ReqNodeNotAvail, UnavailableNodes:nid000003": "down, reserved",
-    "ReqNodeNotAvail, Reserved for maintenance": "maintenance is announced",
+    "ReqNodeNotAvail, UnavailableNodes:nid000003": "down",
+    "ReqNodeNotAvail, Reserved for maintenance": "maintained",
     "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved": "drained",
     "PartitionTimeLimit": "more time",
     "AssocGrpCPUMinutesLimit": "used up",
-    "QOSMaxJobsPerUserLimit": "you have reached your limit",
-    "QOSGrpGRES": "together",
-    "QOSMaxWallDurationPerJobLimit": "one job may",
+    "QOSMaxJobsPerUserLimit": "QOSMaxJobsPerUserLimit",
+    "QOSGrpGRES": "QOSGrpGRES",
+    "QOSMaxWallDurationPerJobLimit": "one job",
 }
 
 

@@ -22,83 +22,45 @@ FORMAT = SEPARATOR.join(f"%{letter}" for letter in "iTrMlDNSjkZ")
 
 #: SLURM's states → words; others are shown in lower case
 STATES = {"PENDING": "waiting", "COMPLETING": "ending", "CONFIGURING": "starting"}
-#: (pattern of SLURM's reason, explanation, what the job's owner can do: "" if only waiting helps). The first pattern
-#: that matches the beginning counts; other reasons are shown unchanged.
+#: (beginning of SLURM's reason as a pattern, explanation, what the job's owner can do). Reasons that pass by waiting are
+#: shown as SLURM names them, but for the three that are seen most.
 WAITING_REASONS: tuple[tuple[str, str, str], ...] = (
     ("None", "SLURM has not considered it yet", ""),
     ("Priority", "jobs of higher priority come first", ""),
     ("Resources", "the nodes it needs are in use; it is next", ""),
-    ("DependencyNeverSatisfied", "a job that it waits for has failed", "scancel {id}, then start Snakemake again"),
-    ("Dependency", "another job must end first", ""),
+    (
+        "DependencyNeverSatisfied|ReservationDeleted",
+        "what it waits for has failed or was deleted",
+        "scancel {id}, then start Snakemake again",
+    ),
     ("BeginTime", "its begin time is in the future", "scontrol update JobId={id} StartTime=now"),
     ("JobHeldUser", "held by you", "scontrol release {id}"),
-    ("JobHeldAdmin", "held by an administrator", "ask the site's support"),
+    ("JobHeldAdmin|FrontEndDown|SystemFailure", "held by an administrator, or SLURM fails", "ask the site's support"),
     (
-        "(JobHoldMaxRequeue|RequeueExitHold|JobLaunchFailure|launch failed requeued held)",
+        "JobHoldMaxRequeue|RequeueExitHold|JobLaunchFailure|launch failed requeued held",
         "it failed to start and is on hold",
         "read its log, then scontrol release {id} or scancel {id}",
     ),
     (
-        "(ReqNodeNotAvail, )?(May be )?[Rr]eserved for maintenance",
-        "a maintenance is announced that begins before its time limit ends",
-        "a shorter `runtime` may fit in before; scontrol show reservation",
-    ),
-    (
-        "ReqNodeNotAvail",
-        "nodes that it needs are down, reserved, or about to be maintained",
+        "PartitionDown|PartitionInactive|ReqNodeNotAvail|May be reserved|[Rr]eserved for maintenance|Nodes required for job are DOWN|NodeDown|Reservation",
+        "its nodes or its partition are down, drained, reserved, or about to be maintained",
         "sinfo -R; scontrol show reservation; a shorter `runtime` may fit in before a maintenance",
     ),
     (
-        "(Nodes required for job are DOWN|NodeDown)",
-        "nodes that it needs are down, drained, or reserved for jobs of higher priority",
-        "sinfo -R shows since when and why",
-    ),
-    ("ReservationDeleted", "its reservation was deleted", "scancel {id}, then start Snakemake again"),
-    ("Reservation", "its reservation has not begun or is full", "scontrol show reservation"),
-    ("(PartitionDown|PartitionInactive)", "its partition is closed", "another slurm_partition; sinfo -s"),
-    (
-        "PartitionTimeLimit",
-        "it requests more time than its partition allows",
-        "scancel {id}, then a shorter `runtime`; sinfo -o '%P %l'",
+        "PartitionTimeLimit|PartitionNodeLimit|PartitionConfig|BadConstraints|(QOSMax|AssocMax|QOSMin).*PerJob|QOSMin|QOSMaxWall|AssocMaxWall|.*TimeLimit",
+        "it requests more time or nodes than its partition, QOS or account gives one job",
+        "scancel {id}, then a shorter `runtime`, other resources or another slurm_partition; sinfo -o '%P %l %D %c %m %G'",
     ),
     (
-        "(PartitionNodeLimit|PartitionConfig)",
-        "it requests more than its partition allows",
-        "scancel {id}, then fewer nodes, or another slurm_partition; scontrol show partition",
-    ),
-    (
-        "BadConstraints",
-        "no node has the resources that it requests",
-        "scancel {id}, then other resources; sinfo -o '%P %D %c %m %G'",
-    ),
-    ("InvalidAccount", "SLURM does not know its account", "scancel {id}, then export ALPS_ACCOUNT=<project>"),
-    ("(InvalidQOS|QOSNotAllowed)", "its account may not use its QOS", "scancel {id}, then another qos"),
-    ("Licenses", "licenses that it requests are in use", ""),
-    ("JobArrayTaskLimit", "its array runs the maximum number of tasks", ""),
-    ("(FrontEndDown|SystemFailure)", "SLURM itself has failed", "ask the site's support"),
-    ("BurstBuffer", "its burst buffer is not ready", ""),
-    ("(Cleaning|Prolog)", "its nodes are being prepared", ""),
-    (
-        "(QOSMax|AssocMax|QOSMin).*PerJob|QOSMin|QOSMaxWall|AssocMaxWall|QOSTimeLimit|AssociationTimeLimit",
-        "it requests more, or less, than one job may use",
-        "scancel {id}, then other resources; sacctmgr show qos",
+        "InvalidAccount|InvalidQOS|QOSNotAllowed",
+        "SLURM does not know its account, or the account may not use its QOS",
+        "scancel {id}, then export ALPS_ACCOUNT=<project>, or another qos",
     ),
     (
         "(Assoc|QOS).*Minutes",
         "the account's or QOS's budget of node or CPU time is used up",
         "ask the project's owner; sacctmgr show associations, or the site's own command, shows what is left",
     ),
-    (
-        "(QOSMaxJobsPerUser|QOSMaxSubmitJob|AssocMaxJobs|AssocMaxSubmitJob|.*PerUser)",
-        "you have reached your limit of running or submitted jobs",
-        "",
-    ),
-    (
-        "(AssocGrp|QOSGrp|AssociationJobLimit|AssociationResourceLimit|QOSResourceLimit|QOSJobLimit|.*PerAccount)",
-        "the jobs of the account or QOS together have reached a limit",
-        "",
-    ),
-    ("QOSUsageThreshold", "the QOS requires a higher fair share", ""),
 )
 
 

@@ -128,8 +128,9 @@ def _find_unknown_entries(folder: Path, pattern: str) -> Iterator[Finding]:
 def _verify_report(report: Path, results: Path) -> Iterator[Finding]:
     chain = verification.verify(report, results=results)
     for name, link in chain.links.items():
-        if str(link) != "agrees":
-            yield Finding(f"{report}: {name} {link}", note=not link.differs, unchecked=not link.differs)
+        yield from (Finding(f"{report}: {name} differs at {text}") for text in link.differs)
+        if not link.differs and str(link) != "agrees":
+            yield Finding(f"{report}: {name} {link}", note=True, unchecked=True)
     yield from (Finding(f"{report}: {note}", note=True) for note in chain.notes)
 
 

@@ -54,7 +54,9 @@ class Link:
 
     def __str__(self) -> str:
         if self.differs:
-            return f"differs at {few(self.differs, 50)}"
+            more = [f"and {len(self.differs) - 50:,} more"] * (len(self.differs) > 50)
+            lines = [*self.differs[:50], *more]
+            return "differs at" + (f" {lines[0]}" if len(lines) == 1 else "".join(f"\n    {line}" for line in lines))
         why = self.unchecked + [f"{why} ({few(files)})" for why, files in self.unsure.items()]
         return f"not checked because {'; '.join(why)}" if why else "agrees"
 
