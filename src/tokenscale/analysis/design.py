@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.analysis.readings import PADDED, CorpusSize, Reading, Text, read_sizes, read_texts
-from tokenscale.analysis.statistics import fewest_pairs, listing
+from tokenscale.analysis.statistics import fewest_pairs
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json
+from tokenscale.base.wording import listing
 from tokenscale.settings.experiments import (
     COMPARISONS,
     Experiment,

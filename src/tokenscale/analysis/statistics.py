@@ -276,9 +276,3 @@ def _positive(values: Sequence[float]) -> np.ndarray:
     if not (np.isfinite(x).all() and (x > 0).all()):
         raise ValueError("values above zero are wanted")
     return x
-
-
-def listing(words: Iterable[object]) -> str:
-    """Words as a sentence has them: `a, b and c`."""
-    *most, last = [str(word) for word in words] or [""]
-    return f"{', '.join(most)} and {last}" if most else last

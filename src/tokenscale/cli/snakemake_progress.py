@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenscale.cli.status_stale import format_duration
+from tokenscale.base.wording import format_duration
 
 #: where Snakemake records each output's rule, start and end, in seconds since 1970
 RECORDS = Path(".snakemake/metadata")

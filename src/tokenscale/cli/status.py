@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import shutil
-import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -12,10 +11,10 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
+from tokenscale.base.wording import count, format_duration, wrap_text
 from tokenscale.cli import main
 from tokenscale.cli.status_queue import Queue, QueuedJob, query_queue, seconds_until
 from tokenscale.cli.status_runs import RunState, find_writers, read_runs
-from tokenscale.cli.status_stale import format_duration
 from tokenscale.runs.records.provenance import read_text
 
 #: a folder with one of these is a project, or holds a copy of its results
@@ -201,8 +200,7 @@ def _format_job(job: QueuedJob) -> tuple[str, ...]:
     # a job in its first second runs, although its used time is 0
     began = job.used_s or (job.used_s == 0 and job.state == "RUNNING")
     used = f"{format_duration(job.used_s)} of {limit}" if began else f"limit {limit}"
-    count = f"{job.node_count} node{'s' * (job.node_count != 1)}"
-    return job.id, job.state_name, job.label, used, job.nodes or count
+    return job.id, job.state_name, job.label, used, job.nodes or count(job.node_count, "node")
 
 
 def _explain_waiting(job: QueuedJob, now: datetime, indent: str) -> Iterator[str]:
@@ -228,11 +226,8 @@ def _format_run(run: RunState) -> tuple[str, ...]:
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    """Wrap a long line and indent its continuation, without breaking a run id or an option."""
-    indent = " " * (len(text) - len(text.lstrip()))
-    return textwrap.wrap(
-        text, max(width, 60), subsequent_indent=f"{indent}      ", break_long_words=False, break_on_hyphens=False
-    )
+    start = text[: len(text) - len(text.lstrip())]
+    return wrap_text(start, text.strip(), max(width, 60), len(start) + 6)
 
 
 def get_terminal_width() -> int:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tokenscale.base.errors import UserError, few
+from tokenscale.base.wording import count, format_duration
 from tokenscale.cli.snakemake_jobs import Job, read_failed_jobs
 from tokenscale.cli.status_runs import find_logs, read_runs, read_tail
-from tokenscale.cli.status_stale import format_duration
 from tokenscale.runs.launch.failure_hints import Hint, find_hint
 
 #: number of last lines shown of each log
@@ -37,7 +37,7 @@ def describe_failures(log: Path | None = None) -> str:
     ago = format_duration(max(0.0, time.time() - (log if log.is_file() else events).stat().st_mtime))
     if not jobs:
         return f"nothing failed in Snakemake's last call ({ago} ago, {log})"
-    lines = [f"{len(jobs)} job{'s' * (len(jobs) != 1)} failed in Snakemake's last call ({ago} ago, {log})"]
+    lines = [f"{count(len(jobs), 'job')} failed in Snakemake's last call ({ago} ago, {log})"]
     # jobs that sbatch refuses for one reason share one message
     refused: dict[str, list[Job]] = {}
     for job in jobs:

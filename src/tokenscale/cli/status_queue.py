@@ -22,8 +22,8 @@ FORMAT = SEPARATOR.join(f"%{letter}" for letter in "iTrMlDNSjkZ")
 
 #: SLURM's states → words; others are shown in lower case
 STATES = {"PENDING": "waiting", "COMPLETING": "ending", "CONFIGURING": "starting"}
-#: (beginning of SLURM's reason as a pattern, explanation, what the job's owner can do). Reasons that pass by waiting are
-#: shown as SLURM names them, but for the three that are seen most.
+#: (beginning of SLURM's reason as a pattern, explanation, what the job's owner can do). Of the reasons for which only
+#: waiting helps, the three most frequent are explained; others are shown as SLURM names them.
 WAITING_REASONS: tuple[tuple[str, str, str], ...] = (
     ("None", "SLURM has not considered it yet", ""),
     ("Priority", "jobs of higher priority come first", ""),
@@ -42,14 +42,16 @@ WAITING_REASONS: tuple[tuple[str, str, str], ...] = (
         "read its log, then scontrol release {id} or scancel {id}",
     ),
     (
-        "PartitionDown|PartitionInactive|ReqNodeNotAvail|May be reserved|[Rr]eserved for maintenance|Nodes required for job are DOWN|NodeDown|Reservation",
+        "PartitionDown|PartitionInactive|NodeDown|Nodes required for job are DOWN|Reservation"
+        "|ReqNodeNotAvail|May be reserved|Reserved for maintenance",
         "its nodes or its partition are down, drained, reserved, or about to be maintained",
         "sinfo -R; scontrol show reservation; a shorter `runtime` may fit in before a maintenance",
     ),
     (
-        "PartitionTimeLimit|PartitionNodeLimit|PartitionConfig|BadConstraints|(QOSMax|AssocMax|QOSMin).*PerJob|QOSMin|QOSMaxWall|AssocMaxWall|.*TimeLimit",
+        "PartitionTimeLimit|PartitionNodeLimit|PartitionConfig|BadConstraints"
+        "|(QOSMax|AssocMax|QOSMin).*PerJob|QOSMin|QOSMaxWall|AssocMaxWall|.*TimeLimit",
         "it requests more time or nodes than its partition, QOS or account gives one job",
-        "scancel {id}, then a shorter `runtime`, other resources or another slurm_partition; sinfo -o '%P %l %D %c %m %G'",
+        "scancel {id}, then a shorter `runtime`, other resources or slurm_partition; sinfo -o '%P %l %D %c %m %G'",
     ),
     (
         "InvalidAccount|InvalidQOS|QOSNotAllowed",

@@ -7,9 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
+from tokenscale.base.wording import count, format_duration, listing, wrap_text
 from tokenscale.cli.snakemake_jobs import DATA, KINDS, Job, plan_jobs, snakemake_command
 from tokenscale.settings.closure import LISTINGS, list_changes
 from tokenscale.settings.profile import NO_OPTIONS, Call
@@ -119,7 +119,7 @@ def _find_direct_causes(job: Job, ran_with: dict[tuple[str, str], str]) -> Itera
 
 
 def _describe_cause(label: str, texts: list[str]) -> str:
-    subject = _join(texts if len(texts) <= 3 else [*texts[:2], f"{len(texts) - 2} more files"])
+    subject = listing(texts if len(texts) <= 3 else [*texts[:2], f"{len(texts) - 2} more files"])
     if label == "missing":
         return f"{subject} (removed, or its job failed)"
     return subject + {"code": " changed", "data": " changed", "unfinished": " was interrupted"}.get(label, "")
@@ -189,19 +189,23 @@ def render(jobs: list[Job], targets: list[str], call: Call = NO_OPTIONS) -> str:
     found, trainings = find_causes(jobs), [job for job in jobs if job.kind == "run"]
     lines = [_describe_total(jobs), *([_describe_trainings(trainings)] if trainings else [])]
     for cause in found:
-        lines += ["", *_wrap(f"{cause.label:<9} ", cause.text), *_wrap(" " * 12, _join(_list_jobs(cause.jobs)))]
+        lines += [
+            "",
+            *wrap_text(f"{cause.label:<9} ", cause.text, 118),
+            *wrap_text(" " * 12, listing(_list_jobs(cause.jobs)), 118),
+        ]
         if cause.dependents:
-            lines += _wrap(" " * 9 + "-> ", _join(_list_jobs(cause.dependents, counted=True)))
+            lines += wrap_text(" " * 9 + "-> ", listing(_list_jobs(cause.dependents, counted=True)), 118)
     hints = list(_suggest_commands(jobs, found, targets, call))
     return "\n".join([*lines, *([""] if hints else []), *hints])
 
 
 def _describe_total(jobs: list[Job]) -> str:
     counts = Counter(job.kind if job.kind in ("run", "store") else "job" for job in jobs)
-    parts = [_format_count(counts[kind], kind) for kind in ("run", "store") if counts[kind]]
+    parts = [_count(counts[kind], kind) for kind in ("run", "store") if counts[kind]]
     if counts["job"]:
-        parts.append(_format_count(counts["job"], "job").replace(" ", " other " if parts else " "))
-    return f"{_join(parts)} would run."
+        parts.append(_count(counts["job"], "job").replace(" ", " other " if parts else " "))
+    return f"{listing(parts)} would run."
 
 
 def _describe_trainings(jobs: list[Job]) -> str:
@@ -209,7 +213,7 @@ def _describe_trainings(jobs: list[Job]) -> str:
     found = [re.search(r"-w(\d+)-[0-9a-f]+$", job.name) for job in jobs]
     sizes = [int(match[1]) if match else 1 for match in found]
     counts = sorted(Counter(sizes).items())
-    text = "trainings: " + ", ".join(f"{n} on {_format_count(size, 'rank')}" for size, n in counts)
+    text = "trainings: " + ", ".join(f"{n} on {count(size, 'rank')}" for size, n in counts)
     seconds = [_read_last_seconds(Path("results/runs") / job.name / "run.json") for job in jobs]
     took, over_ranks = sum(seconds), sum(s * size for s, size in zip(seconds, sizes, strict=True))
     if ran := sum(s > 0 for s in seconds):
@@ -236,15 +240,15 @@ def _list_jobs(jobs: Iterable[Job], counted: bool = False) -> list[str]:
     for kind in [kind for kind in KINDS if kind in by_kind]:
         of_kind = by_kind[kind]
         number = len(of_kind)
-        experiments = _join(sorted({job.experiment for job in of_kind if job.experiment}))
+        experiments = listing(sorted({job.experiment for job in of_kind if job.experiment}))
         if kind == "report":
             parts.append(kind)
         elif kind in ("tables", "run table"):
             parts.append(f"{kind if number == 1 else KINDS[kind][0]} of {experiments}")
         elif counted or number > 3:
-            parts.append(_format_count(number, kind) + (f" of {experiments}" if kind == "figure" else ""))
+            parts.append(_count(number, kind) + (f" of {experiments}" if kind == "figure" else ""))
         else:
-            parts.append(f"{kind if number == 1 else KINDS[kind][0]} {_join([job.name for job in of_kind])}")
+            parts.append(f"{kind if number == 1 else KINDS[kind][0]} {listing([job.name for job in of_kind])}")
     return parts
 
 
@@ -253,7 +257,7 @@ def _suggest_commands(jobs: list[Job], found: list[Cause], targets: list[str], c
     start = snakemake_command(call)
     pushed = sum(job.kind == "run" and set(job.reasons) == {"upstream"} for job in jobs)
     if pushed:
-        yield f"{_format_count(pushed, 'run')} would start only because data is rebuilt."
+        yield f"{_count(pushed, 'run')} would start only because data is rebuilt."
         yield "Rebuild the data first: if it is identical, no run starts."
         data = [job.outputs[0] for job in jobs if job.kind in DATA]
         yield f"    {start} {' '.join(data) if len(data) <= 3 else 'corpus tokens'}"
@@ -270,28 +274,5 @@ def _suggest_commands(jobs: list[Job], found: list[Cause], targets: list[str], c
         yield from (f"    {command}   {meaning}" for command, meaning in commands)
 
 
-def _wrap(start: str, text: str) -> list[str]:
-    room = " " * len(start)
-    return wrap(text, 118, initial_indent=start, subsequent_indent=room, break_long_words=False, break_on_hyphens=False)
-
-
-def _format_count(number: int, kind: str) -> str:
-    plural = KINDS[kind][0] if kind in KINDS else f"{kind}s"
-    return f"{number:,} {kind if number == 1 else plural}"
-
-
-def _join(parts: list[str]) -> str:
-    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
-
-
-def format_duration(seconds: float) -> str:
-    """Format a time in its two largest units.
-
-    >>> [format_duration(s) for s in (0.2, 7.4, 90, 3600, 3 * 3600 + 12 * 60, 60 * 3600)]
-    ['under 1 s', '7 s', '1 min 30 s', '1 h', '3 h 12 min', '2 d 12 h']
-    """
-    for large, size, small, part in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if seconds >= size:
-            rest = int(seconds % size // part)
-            return f"{int(seconds // size)} {large}" + (f" {rest} {small}" if rest else "")
-    return f"{seconds:.0f} s" if seconds >= 1 else "under 1 s"
+def _count(number: int, kind: str) -> str:
+    return count(number, kind, KINDS[kind][0] if kind in KINDS else None)

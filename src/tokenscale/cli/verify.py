@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, read_record, report_malformed
 from tokenscale.base.manifests import UNLISTED, walk
+from tokenscale.base.wording import count
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.corpus.raw_text import read_corpus_manifest as read_corpus
 from tokenscale.data.corpus.raw_text import rebuild_command as rebuild_corpus
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{'note  ' if finding.note else 'fault '} {finding.what}")
         faults = sum(not finding.note for finding in found)
         read = ", ".join(f"{name} {n}" for name, n in counts.items()) or "nothing"
-        print(f"{path}: read {read}; {faults or 'no'} fault{'s' * (faults != 1)}")
+        print(f"{path}: read {read}; {count(faults, 'fault') if faults else 'no faults'}")
         codes.add(1 if faults else 3 if any(finding.unchecked for finding in found) else 0)
     return next((code for code in (1, 3) if code in codes), 0)
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from tokenscale.analysis import comparability
-from tokenscale.analysis.statistics import listing, summary
+from tokenscale.analysis.statistics import summary
+from tokenscale.base.wording import listing
 from tokenscale.report.style import number, ordered
 
 #: letters of a caption that is read with its figure: three lines beside the answers, fewer elsewhere

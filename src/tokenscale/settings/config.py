@@ -584,7 +584,7 @@ def find_homes(key: str) -> list[str]:
     return list(found)[:3]
 
 
-options.find_homes = find_homes
+options.HOMES.append(find_homes)
 
 
 def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,8 +39,8 @@ UNKNOWN_KEY = ("unexpected_keyword_argument", "extra_forbidden")
 SIGNS, EXPECTED = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}, {"int": "an integer", "float": "a number"}
 #: number of further errors that a message lists
 MAX_LISTED = 20
-#: returns where a key belongs that is unknown where it stands; settings/config.py, which knows all files, sets it
-find_homes: Callable[[str], list[str]] = lambda key: []
+#: functions that return where a key belongs that is unknown where it stands (see settings/config.py)
+HOMES: list[Callable[[str], list[str]]] = []
 
 
 def option(default: Any = dataclasses.MISSING, description: str = "", *, science: bool = True, **bounds: Any) -> Any:
@@ -281,7 +281,7 @@ def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]
         return where, "the settings are not readable JSON.", facts | {"next": "use text that this project has written"}
     if entry["type"] in UNKNOWN_KEY:
         word, fields = str(entry["loc"][-1]), _list_fields(cls, entry["loc"][:-1])
-        near, homes = find_nearest(word, fields), find_homes(word)
+        near, homes = find_nearest(word, fields), [home for find in HOMES for home in find(word)]
         next = f"did you mean {near!r}?" if near else "remove it, or use one of the allowed keys"
         next = f"write it as {' or '.join(homes)}" if homes else next
         return where, f"unknown key {word!r}.", {"allowed": ", ".join(fields), "next": next}

@@ -1,0 +1,40 @@
+"""Numbers, times and lists in sentences for people."""
+
+from collections.abc import Iterable
+from textwrap import wrap
+
+
+def count(number: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun.
+
+    >>> count(1, "run"), count(2000, "run"), count(2, "corpus", "corpora")
+    ('1 run', '2,000 runs', '2 corpora')
+    """
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def listing(words: Iterable[object]) -> str:
+    """Words as a sentence has them: `a, b and c`."""
+    *most, last = [str(word) for word in words] or [""]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def wrap_text(start: str, text: str, width: int, indent: int | None = None) -> list[str]:
+    """Wrap `text` behind `start`; further lines are indented as far, or by `indent`. No run id or option is broken."""
+    room = " " * (len(start) if indent is None else indent)
+    return wrap(
+        text, width, initial_indent=start, subsequent_indent=room, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def format_duration(seconds: float) -> str:
+    """Format a time in its two largest units.
+
+    >>> [format_duration(s) for s in (0.2, 7.4, 90, 3600, 3 * 3600 + 12 * 60, 60 * 3600)]
+    ['under 1 s', '7 s', '1 min 30 s', '1 h', '3 h 12 min', '2 d 12 h']
+    """
+    for large, size, small, part in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if seconds >= size:
+            rest = int(seconds % size // part)
+            return f"{int(seconds // size)} {large}" + (f" {rest} {small}" if rest else "")
+    return f"{seconds:.0f} s" if seconds >= 1 else "under 1 s"
