@@ -11,6 +11,7 @@ import pandas as pd
 from tokenscale.analysis.queries import connect, query
 from tokenscale.analysis.scaling_model import COVERAGE, REACH, Fit, Prediction, fit, predict
 from tokenscale.base.errors import UserError, unknown
+from tokenscale.base.wording import count
 
 #: columns that runs of one series must share
 SHARED = (
@@ -108,7 +109,7 @@ def project_series(
     """
     notes = []
     if excluded := int(runs["external"].sum()):
-        notes.append(f"excluded: {excluded} run{'s' * (excluded > 1)} of other programs")
+        notes.append(f"excluded: {count(excluded, 'run')} of other programs")
         runs = runs[~runs["external"]]
     if runs.empty:
         what = "runs of another program do not record how their ranks share the model."
@@ -161,7 +162,7 @@ def _exclude_shared_cores(name: str, runs: pd.DataFrame, notes: list[str]) -> pd
 
 
 def _count(value: float | None, noun: str) -> str:
-    return f"unknown {noun}s" if pd.isna(value) else f"{int(value)} {noun}{'s' * (int(value) != 1)}"
+    return f"unknown {noun}s" if pd.isna(value) else count(int(value), noun)
 
 
 def _check_weak_scaling(name: str, runs: pd.DataFrame) -> None:

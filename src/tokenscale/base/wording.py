@@ -7,10 +7,10 @@ from textwrap import wrap
 def count(number: int, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun.
 
-    >>> count(1, "run"), count(2000, "run"), count(2, "corpus", "corpora")
-    ('1 run', '2,000 runs', '2 corpora')
+    >>> count(1, "run"), count(2000, "run"), count(0, "batch"), count(2, "corpus", "corpora")
+    ('1 run', '2,000 runs', '0 batches', '2 corpora')
     """
-    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+    return f"{number:,} {noun if number == 1 else plural or noun + ('es' if noun.endswith('ch') else 's')}"
 
 
 def listing(words: Iterable[object]) -> str:

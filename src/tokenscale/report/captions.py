@@ -7,7 +7,7 @@ import pandas as pd
 
 from tokenscale.analysis import comparability
 from tokenscale.analysis.statistics import summary
-from tokenscale.base.wording import listing
+from tokenscale.base.wording import count, listing
 from tokenscale.report.style import number, ordered
 
 #: letters of a caption that is read with its figure: three lines beside the answers, fewer elsewhere
@@ -75,15 +75,6 @@ def over(rows: pd.DataFrame, shared: pd.DataFrame) -> str:
         return "No repeat was run in all cells, so no medians are compared. "
     named = name_common(rows, shared)
     return f"Medians are over {named}, which all cells have. " if named else ""
-
-
-def count(n: int, noun: str) -> str:
-    """A number of things.
-
-    >>> count(1, "run"), count(2, "pair"), count(0, "micro-batch")
-    ('1 run', '2 pairs', '0 micro-batches')
-    """
-    return f"{n} {noun}{('es' if noun.endswith('ch') else 's') * (n != 1)}"
 
 
 def nothing(runs: pd.DataFrame, refused: str) -> str:
