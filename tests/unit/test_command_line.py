@@ -21,7 +21,7 @@ def test_what_a_terminal_cannot_show_is_replaced(monkeypatch, encoding, text):
     assert main(["plan", text]) == 2 and main([]) == 0
     shown = sys.stderr.buffer.getvalue().decode(encoding)
     assert shown.startswith("tokenscale: unknown experiment ") and "file named" in shown or "12 " in shown
-    assert "commands:" in sys.stdout.buffer.getvalue().decode(encoding)
+    assert "data:" in sys.stdout.buffer.getvalue().decode(encoding)
 
 
 @pytest.mark.parametrize("words", [[], ["--names", "a b", "", "@x", "–", "line\nline"], ["x" * 300_000] * 3])
@@ -80,3 +80,13 @@ def test_a_commands_words_come_from_a_file(tmp_path, capsys):
     word = write_arguments(tmp_path / "words.json", ["--settings", settings])
     assert main(["corpus", word, "--output", str(tmp_path / "c/manifest.json")]) == 2
     assert "a source file is missing" in capsys.readouterr().err
+
+
+def test_help_lists_what_people_call_in_80_columns(capsys):
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    listed = {line.split()[0] for line in lines if line.startswith("  ") and line.strip()}
+    assert {"train", "ready", "status", "verify"} <= listed and not {"rank", "arm_record", "mixture"} & listed
+    assert max(map(len, lines)) <= 80
+    with pytest.raises(SystemExit, match="^0$"):  # what is not listed runs
+        main(["mixture", "--help"])

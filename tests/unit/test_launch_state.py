@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json, write_sealed
-from tokenscale.runs.launch.attempts import hash_identity, prepare_attempt
+from tokenscale.base.files import read_json, write_json, write_sealed
+from tokenscale.runs.launch.attempts import describe_saved_state, hash_identity, prepare_attempt
 from tokenscale.runs.launch.start import open_run
 from tokenscale.runs.records import provenance
 from tokenscale.settings.run import RunSettings, state_path
@@ -60,3 +60,14 @@ def test_a_state_that_was_purged_is_told_with_what_makes_it_again(run, tmp_path)
     with pytest.raises(UserError, match="existing state"):
         with open_run(replace(run, resume_from="elsewhere/step=00000008"), tmp_path / "run/done.json", {}):
             pass
+
+
+@pytest.mark.parametrize(
+    "saved, words",
+    [([], "no state"), (["step=00000004", "step=00000012", "final"], "step 12"), (["step=7.partial"], "no state")],
+)
+def test_a_run_that_was_ended_at_once_tells_its_saved_state(tmp_path, saved, words):
+    for name in saved:
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+        (tmp_path / "checkpoints" / name / "checkpoint.json").touch()
+    assert words in describe_saved_state(tmp_path)

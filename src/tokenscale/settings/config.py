@@ -576,7 +576,7 @@ def find_homes(key: str) -> list[str]:
         (ConfigFile, "{} of config/config.yaml"),
     ):
         places += [(flag, place) for flag in build_flags(cls, left_out=("name", "learnt_from"))]
-    found = {}
+    found: dict[str, None] = {}
     for flag, place in places:
         parts, spelt = flag.key.split("."), {name.lstrip("-").replace("-", "_") for name in flag.names}
         if key in parts or key in spelt:
