@@ -3,6 +3,7 @@
 import os
 import sys
 from collections import defaultdict
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -11,6 +12,8 @@ from tests.once import once
 
 # before torch is there. Two workers on two cores: a thread that has no core keeps the others waiting, at full speed.
 os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+# as in a shell with the environment activated: messages then name commands without a folder
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 # a machine that does other work, too, fails no test: examples have no deadline
 hypothesis.settings.register_profile("tests", deadline=None)

@@ -118,11 +118,11 @@ def ingest(
     UserError only where the experiment's own table, a benchmark file or a manifest cannot be read, or where the table
     lists two runs as the same repeat.
     """
-    table = read_json(experiment, "experiment's run table", next=f"snakemake {experiment} --cores 2")
+    table = read_json(experiment, "experiment's run table", next=f"snakemake {experiment}")
     if not isinstance(table, dict) or not isinstance(table.get("runs"), list):
         expected, next = 'an object with a list "runs"', "tokenscale plan EXPERIMENT --output FILE"
         raise UserError("this is no run table of an experiment.", path=experiment, expected=expected, next=next)
-    again = f"snakemake -f {experiment} --cores 2"
+    again = f"snakemake -f {experiment}"
     with report_malformed(experiment, "experiment's run table", next=again):
         check_types(table, {"experiment": str})
         for entry in table["runs"]:

@@ -114,8 +114,8 @@ def store_rows(manifests: list[Path], corpora: Sequence[Path] = ()) -> list[Row]
 
 
 def _corpus(path: Path) -> tuple[str, Row]:
-    manifest = read_json(path, "corpus' manifest", next=f"snakemake {path} --cores 2")
-    with report_malformed(path, "corpus' manifest", next=f"snakemake -f {path} --cores 2"):
+    manifest = read_json(path, "corpus' manifest", next=f"snakemake {path}")
+    with report_malformed(path, "corpus' manifest", next=f"snakemake -f {path}"):
         cleaning = manifest.get("cleaning", {})
         shared = cleaning.get("documents", {}).get(HELD_OUT_IN_TRAINING, 0)
         held_out = {"held_out_in_training": shared, "held_out_dropped": cleaning.get("deduplicate")}
@@ -124,7 +124,7 @@ def _corpus(path: Path) -> tuple[str, Row]:
 
 
 def _store_row(path: Path, texts: dict[str, Row]) -> Row:
-    manifest = read_json(path, "store's manifest", next=f"snakemake {path} --cores 2")
+    manifest = read_json(path, "store's manifest", next=f"snakemake {path}")
     try:
         text = texts.get(manifest.get("corpus_manifest_sha256"), {})
         return {
@@ -146,7 +146,7 @@ def _store_row(path: Path, texts: dict[str, Row]) -> Row:
         }
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         what = "this is no manifest of a token store that this version writes."
-        raise UserError(what, path=path, missing=error, next=f"snakemake -f {path} --cores 2") from None
+        raise UserError(what, path=path, missing=error, next=f"snakemake -f {path}") from None
 
 
 def _build(path: Path) -> Row:
@@ -166,7 +166,7 @@ def certificate_rows(paths: Sequence[Path]) -> list[Row]:
 
 
 def _certificate_row(path: Path) -> Row:
-    next = f"snakemake -f {path} --cores 2"
+    next = f"snakemake -f {path}"
     found = read_json(path, "parity certificate", next=next)
     row = {"run_id": path.parent.parent.name, "over": path.stem, "certificate_sha256": sha256_file(path)}
     with report_malformed(path, "parity certificate", next=next):

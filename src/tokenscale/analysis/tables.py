@@ -180,7 +180,7 @@ def restore_command(folder: Path) -> str:
     """Return the command that makes an experiment's tables again from its logs."""
     shown = Path(os.path.relpath(folder))
     if shown.parts[:-1] == ("results", "tables"):
-        return f"snakemake -f {shown}/runs.parquet --cores 2"
+        return f"snakemake -f {shown}/runs.parquet"
     results = shown.parent.parent
     table = results / "experiments" / shown.name / "runs.json"
     return f"tokenscale ingest --experiment {table} --runs {results / 'runs'} --output {shown}"

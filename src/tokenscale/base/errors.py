@@ -1,8 +1,13 @@
 """Errors for users: what is wrong, where, what was expected, what to do next."""
 
+import os
 import re
-from collections.abc import Iterable, Sequence
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
 #: names of environment variables whose values may be secrets
 SECRET_NAME = re.compile("TOKEN|KEY|SECRET|PASS|PWD|CREDENTIAL|AUTH|COOKIE|JWT|SESSION", re.IGNORECASE)
@@ -13,6 +18,28 @@ _SIGNATURE = re.compile(
     r"|secret|password)=)[^&#\s'\"]+",
     re.IGNORECASE,
 )
+#: PATH of the user's shell, where Snakemake's is another
+USER_PATH = "TOKENSCALE_USER_PATH"
+#: a program of the environment where a command begins: in a line, in backticks, behind a colon, two blanks, "or"
+_COMMAND = re.compile(r"(^|`|: |  |, or |, and |, then )(snakemake|tokenscale|torchrun|python|pip)(?= )", re.MULTILINE)
+
+
+def as_typed(text: str) -> str:
+    """Put the environment's folder before the commands in a text, unless the user's shell finds them by name.
+
+    >>> as_typed("the label tokenscale: a sentence about tokenscale")
+    'the label tokenscale: a sentence about tokenscale'
+    """
+    folder = Path(sys.executable).parent
+
+    def locate(found: re.Match[str]) -> str:
+        program = folder / found[2]
+        if shutil.which(found[2], path=os.environ.get(USER_PATH)) == str(program) or not program.exists():
+            return found[0]
+        shown = program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program
+        return found[1] + shlex.quote(str(shown))
+
+    return _COMMAND.sub(locate, text)
 
 
 class UserError(Exception):
@@ -25,13 +52,17 @@ class UserError(Exception):
     def __init__(self, what: str, **facts: object):
         self.what = _escape(what)
         self.facts = {label: _escape(str(text)) for label, text in facts.items() if text is not None}
-        super().__init__(self.render())
+        super().__init__(self._format(self.facts))
 
     def render(self) -> str:
-        """Return the printed message: the sentence, then one indented, aligned line per fact."""
-        width = max((len(label) for label in self.facts), default=0)
+        """Return the printed message: the sentence, then one indented, aligned line per fact; commands as typed."""
+        following = {"next": as_typed(self.facts["next"])} if "next" in self.facts else {}
+        return self._format(self.facts | following)
+
+    def _format(self, facts: Mapping[str, str]) -> str:
+        width = max((len(label) for label in facts), default=0)
         lines = [f"tokenscale: {self.what}"]
-        for label, text in self.facts.items():
+        for label, text in facts.items():
             first, *rest = text.splitlines() or [""]
             lines.append(f"  {label:<{width}}  {first}")
             lines += [f"  {'':<{width}}  {line}" for line in rest]

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from tokenscale.arms.environments import list_arms, load_arm, prepare
+from tokenscale.base.errors import as_typed
 from tokenscale.base.files import read_json
 
 
@@ -24,7 +25,8 @@ def run(arguments: argparse.Namespace) -> int:
     record = arguments.output or Path(f"results/arms/{arguments.name}/environment.json")
     found = prepare(arguments.name, record)
     if found["error"]:
-        print(f"tokenscale: {found['error']}\n  next  correct that, and  snakemake -f {record}", file=sys.stderr)
+        lines = f"tokenscale: {found['error']}\n  next  correct that, and  snakemake -f {record}"
+        print(as_typed(lines), file=sys.stderr)
         return 0  # the runs of this arm become invalid, and others go on
     build, packages = read_json(record.with_name("build.json")), len(found["packages"])
     size = f"{build['bytes'] / 1e6:,.0f} MB, {build['seconds']:.0f} s"

@@ -14,7 +14,7 @@ from typing import Any
 from tokenscale.analysis.design import Design, Problem
 from tokenscale.analysis.design import find_problems as find_design_problems
 from tokenscale.analysis.readings import read_sizes
-from tokenscale.base.errors import UserError, few
+from tokenscale.base.errors import UserError, as_typed, few
 from tokenscale.cli import main
 from tokenscale.cli.doctor import is_importable
 from tokenscale.cli.plan_prices import RunPrices
@@ -65,7 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
                 print(f"{scale:<12} {name}: {len(config.runs(name))} runs")
             for problem in problems:
                 where = f"{name} at {scale}" if name else scale
-                print(f"  {problem.level:<6}  {where}: {describe(config, name, problem)}. Next: {problem.next}")
+                print(
+                    f"  {problem.level:<6}  {where}: {describe(config, name, problem)}. Next: {as_typed(problem.next)}"
+                )
                 refused |= problem.level == "refuse"
         if not arguments.experiment and (note := config.left_out_note):
             print(f"{scale:<12} {note}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenscale.base.bucket import Bucket
-from tokenscale.base.errors import UserError, find_nearest, redact_credentials
+from tokenscale.base.errors import UserError, as_typed, find_nearest, redact_credentials
 from tokenscale.base.files import canonical_json, pretty_json, read_json, sha256_file, sha256_text
 from tokenscale.cli import main
 from tokenscale.settings.data import find_address_problem
@@ -99,7 +99,7 @@ def stage(address: str, experiment: str, ranks: int, config: "Config") -> Iterat
     yield f"  {len(missing)} of them uploaded to {bucket.address}; the others were there"
     if others:
         yield f"  not staged: {len(table) - len(runs)} runs on other numbers of ranks ({others})"
-    yield f"  next  tokenscale cloud --bucket {bucket.address} {experiment} --ranks {ranks} --worker"
+    yield as_typed(f"  next  tokenscale cloud --bucket {bucket.address} {experiment} --ranks {ranks} --worker")
 
 
 def check_project(bucket: Bucket, config: "Config", *, reading: bool = False) -> dict[str, Any]:

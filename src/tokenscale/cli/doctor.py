@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale import __version__
+from tokenscale.base.errors import as_typed
 from tokenscale.runs.records import provenance
 
 GIB = 2**30
@@ -138,12 +139,15 @@ def render(findings: Mapping[str, Finding], width: int = 120) -> str:
     column = max(map(len, findings))
     wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
     for name, finding in findings.items():
-        parts = (f"{name:<{column}}  {finding.verdict:<4}  ", finding.fact), (f"{'':<{column + 8}}next: ", finding.next)
+        parts = (
+            (f"{name:<{column}}  {finding.verdict:<4}  ", finding.fact),
+            (f"{'':<{column + 8}}next: ", as_typed(finding.next)),
+        )
         for start, text in parts:
             wrapper.initial_indent, wrapper.subsequent_indent = start, " " * len(start)
             lines += wrapper.wrap(text)
     first = find_first_lack(findings)
-    chosen = "tokenscale ready says whether the chosen experiments can start"
+    chosen = as_typed("`tokenscale ready` says whether the chosen experiments can start")
     lines += ["", f"make run cannot run here yet. First: {first}" if first else f"make run can run here; {chosen}"]
     return "\n".join(lines).encode("ascii", "backslashreplace").decode("ascii")
 

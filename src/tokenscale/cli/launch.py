@@ -95,7 +95,7 @@ def request_by_id(run_ids: list[str], settings: "Config") -> Request:
             )
     if len(run_ids) > 1:
         files = " ".join(map(done_file, run_ids))
-        raise UserError("one run is launched at a time.", found=len(run_ids), next=f"snakemake --cores 2 {files}")
+        raise UserError("one run is launched at a time.", found=len(run_ids), next=f"snakemake {files}")
     run = runs[run_ids[0]].settings
     manifests = {role: Path(path) for role, path in list_manifests(run).items()}
     return Request(run, Path(done_file(run_ids[0])), manifests, settings.machine)

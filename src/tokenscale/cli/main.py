@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenscale import __version__
-from tokenscale.base.errors import UserError, find_nearest, unknown
+from tokenscale.base.errors import UserError, as_typed, find_nearest, unknown
 from tokenscale.base.files import expand_path, read_arguments
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = Parser(
         prog="tokenscale",
         description="Experiments on LLM pretraining systems.",
-        usage="tokenscale COMMAND [options]   (COMMAND --help lists a command's options)",
+        usage=as_typed("tokenscale COMMAND [options]   (COMMAND --help lists a command's options)"),
         epilog="\n\n".join(groups),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -219,7 +219,7 @@ def main(arguments: list[str] | None = None) -> int:
         if command not in COMMANDS:
             raise unknown("command", command, [name for group in GROUPS if group for name in GROUPS[group]])
         module = importlib.import_module(f"tokenscale.cli.{command}")
-        command_parser = Parser(prog=f"tokenscale {command}", description=module.__doc__)
+        command_parser = Parser(prog=as_typed(f"tokenscale {command}"), description=as_typed(module.__doc__ or ""))
         module.add_arguments(command_parser)
         return module.run(command_parser.parse_args(read_arguments(arguments[1:])))
 

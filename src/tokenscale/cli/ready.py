@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenscale.base.errors import UserError
+from tokenscale.base.errors import UserError, as_typed
 from tokenscale.cli import check, doctor, main
 from tokenscale.cli.doctor import Finding
 from tokenscale.cli.plan_prices import RunPrices
@@ -81,7 +81,7 @@ def render(
     )
     for lack in sorted(lacks, key=lambda lack: not lack.refuses):
         yield f"  {'' if lack.refuses else 'warning  '}{textwrap.shorten(lack.what, 240)}"
-        for number, text in enumerate(lack.next.splitlines()):
+        for number, text in enumerate(as_typed(lack.next).splitlines()):
             yield f"    {'' if number else 'next':<4}  {text}"
 
 

@@ -187,7 +187,7 @@ def require_workflow() -> None:
 
 def snakemake_command(call: Call) -> str:
     """Return the Snakemake command line for this configuration; targets may be appended."""
-    return shlex.join(["snakemake", *_options(call)])
+    return shlex.join(["snakemake", *call.arguments])
 
 
 def _options(call: Call) -> list[str]:

@@ -44,8 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Print the chosen report. Raise UserError outside a project, and for --json with another option."""
     if not any(Path(name).exists() for name in PROJECT):
-        from tokenscale.base.errors import UserError
-
         raise UserError(
             "this folder is not a project.",
             folder=Path.cwd(),
@@ -53,8 +51,6 @@ def run(arguments: argparse.Namespace) -> None:
             next="cd to the project's folder and repeat the command",
         )
     if arguments.json and (arguments.stale is not None or arguments.failed is not None):
-        from tokenscale.base.errors import UserError
-
         raise UserError("--json cannot be combined with another report.", next="tokenscale status --json")
     if arguments.stale is not None:
         from tokenscale.cli.status_stale import describe_stale
@@ -151,9 +147,9 @@ class StatusReport:
             yield ("  " + "  ".join(cells) + "  " + self._progress(run)).rstrip()
             if run.hint:
                 yield f"{'':<{4 + widths[0]}}why   {run.hint.what}"
-                yield f"{'':<{4 + widths[0]}}next  {run.hint.next}"
+                yield f"{'':<{4 + widths[0]}}next  {as_typed(run.hint.next)}"
         if counts["failed"]:
-            yield "  tokenscale status --failed shows what failed in Snakemake's last call, with the logs."
+            yield as_typed("  tokenscale status --failed shows what failed in Snakemake's last call, with the logs.")
         elif counts["interrupted"]:
             yield "  Start Snakemake again: an interrupted run resumes from its last checkpoint, if it has one."
 
@@ -217,7 +213,7 @@ def _explain_waiting(job: QueuedJob, now: datetime, indent: str) -> Iterator[str
         start = f"; expected start {job.start}"
     yield f"{indent}why   {reason}{start}"
     if cure:
-        yield f"{indent}next  {cure}"
+        yield f"{indent}next  {as_typed(cure)}"
 
 
 def _format_run(run: RunState) -> tuple[str, ...]:

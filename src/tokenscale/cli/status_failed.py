@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenscale.base.errors import UserError, few
+from tokenscale.base.errors import UserError, as_typed, few
 from tokenscale.base.wording import count, format_duration
 from tokenscale.cli.snakemake_jobs import Job, read_failed_jobs
 from tokenscale.cli.status_runs import find_logs, read_runs, read_tail
@@ -80,7 +80,7 @@ def _describe_refusal(jobs: list[Job]) -> Iterator[str]:
     found = find_hint(jobs[0].message)
     if found:
         yield f"  why     {found.what}"
-        yield f"  next    {found.next}"
+        yield f"  next    {as_typed(found.next)}"
 
 
 def _describe_job(job: Job) -> Iterator[str]:
@@ -94,7 +94,7 @@ def _describe_job(job: Job) -> Iterator[str]:
         yield f"  why     {found.what}"
         if found.line:
             yield f"  error   {found.line if len(found.line) <= 200 else f'{found.line[:199]}…'}"
-        yield f"  next    {found.next}"
+        yield f"  next    {as_typed(found.next)}"
     if log is None:
         yield f"  log     none: {job.message.splitlines()[0] if job.message else 'the job wrote nothing'}"
     else:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenscale.base.errors import as_typed
 from tokenscale.base.wording import count, format_duration, listing, wrap_text
 from tokenscale.cli.snakemake_jobs import DATA, KINDS, Job, plan_jobs, snakemake_command
 from tokenscale.settings.closure import LISTINGS, list_changes
@@ -197,7 +198,7 @@ def render(jobs: list[Job], targets: list[str], call: Call = NO_OPTIONS) -> str:
         if cause.dependents:
             lines += wrap_text(" " * 9 + "-> ", listing(_list_jobs(cause.dependents, counted=True)), 118)
     hints = list(_suggest_commands(jobs, found, targets, call))
-    return "\n".join([*lines, *([""] if hints else []), *hints])
+    return "\n".join([*lines, *([""] if hints else []), *map(as_typed, hints)])
 
 
 def _describe_total(jobs: list[Job]) -> str:

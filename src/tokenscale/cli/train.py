@@ -4,6 +4,7 @@ import argparse
 import importlib
 import os
 
+from tokenscale.base.errors import as_typed
 from tokenscale.cli.train_inputs import prepare, print_summary
 from tokenscale.cli.train_request import find_vocabulary, parse_request
 from tokenscale.runs.launch.start import check_memory, start_run
@@ -13,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags with the source studies' names, and one flag for each setting of a run."""
     from tokenscale.settings import flags, source_studies
 
-    parser.usage = (
+    parser.usage = as_typed(
         "%(prog)s [--dataset FILE|dummy|CORPUS] [--training-steps N] [--world-size N] [options]\n"
         "       torchrun --nproc-per-node N -m tokenscale train [options]"
     )

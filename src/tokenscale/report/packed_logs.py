@@ -72,7 +72,7 @@ def _read(results: Path, name: str) -> bytes:
     """Return the bytes of a file of the archive, which says nothing of the folders of this machine."""
     path = results / name
     if not path.is_file():
-        raise UserError("a file that the tables are made of is missing.", path=path, next=f"snakemake {path} --cores 2")
+        raise UserError("a file that the tables are made of is missing.", path=path, next=f"snakemake {path}")
     content = path.read_bytes()
     if named := [f"{at}/" for at in {Path.cwd(), Path.home()} - {Path("/")} if f"{at}/".encode() in content]:
         next = "name the corpus and other inputs by paths relative to the project, and run the experiment again"

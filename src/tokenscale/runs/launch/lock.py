@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO
 
-from tokenscale.base.errors import UserError
+from tokenscale.base.errors import USER_PATH, UserError
 from tokenscale.base.files import acquire, get_boot_id, is_shared, lock_folder, name_process, open_file, utc_now
 from tokenscale.runs.launch import job
 
@@ -78,4 +78,5 @@ def use_this_python() -> None:
     here = str(Path(sys.executable).parent)
     folders = os.environ.get("PATH", "").split(os.pathsep)
     if folders[0] != here:
+        os.environ.setdefault(USER_PATH, os.environ.get("PATH", ""))
         os.environ["PATH"] = os.pathsep.join([here, *folders])
