@@ -342,7 +342,7 @@ def _render_experiment(name: str, configs: Mapping[str, Config]) -> str:
         *_render_primary(configs, name),
         *_render_source_study(_first_experiment(configs, name).original),
         "```sh",
-        f".venv/bin/snakemake --cores 2 {name}",
+        f".venv/bin/snakemake {name}",
         "```",
         "",
     ]

@@ -65,9 +65,11 @@ class ConfigFile:
         None, "device of all runs, instead of theirs: auto (or cuda, gpu), cpu", synonyms=GPU
     )
     claims: str = option("config/claims.yaml", "file of the claims that the report tests against the data", path=True)
-    strict_claims: bool = option(False, "true: `snakemake claims` fails if a claim no longer holds at its `holds_at`")
+    strict_claims: bool = option(False, "true: the target `claims` fails if a claim no longer holds at its `holds_at`")
     report_logs: bool = option(True, "false: the report's folder has no packed logs, and `verify` cannot prove it")
-    bucket: str | None = option(None, "s3://BUCKET/PREFIX of `tokenscale cloud`; `report_now` fetches from it")
+    bucket: str | None = option(
+        None, "s3://BUCKET/PREFIX of the command `cloud`; the target `report_now` fetches from it"
+    )
     corpora: dict[str, dict[str, Any]] = option(dict, "name → CorpusSettings")
     mixtures: dict[str, dict[str, Any]] = option(dict, "name → NamedMixture: weighted mixtures of the corpora")
     tokenizers: dict[str, dict[str, Any]] = option(dict, "name → TokenizerSettings")
