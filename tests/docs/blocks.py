@@ -1,8 +1,9 @@
-"""The code blocks of the documents, and how `blocks.yaml` has each of them run."""
+"""The code blocks and the commands in the prose of the documents, and how `blocks.yaml` has each of them run."""
 
 import os
 import re
 import subprocess
+import sys
 import tempfile
 import tomllib
 from dataclasses import dataclass
@@ -43,6 +44,14 @@ SHOWN = ("text", "mermaid", "directive")
 #: a `text` block that begins with one of these is a command under a false name
 COMMANDS = ("$", "python", "snakemake", "make", "tokenscale ", ".venv/", "torchrun", "git", "srun", "sbatch", "pip")
 SUBSTITUTIONS = ("placeholders", "small", "dry_runs")
+#: a program of the environment without its folder: a fresh shell does not find it
+BARE = re.compile(r"(?:^|[;&|] ?|\$ )(?:snakemake|tokenscale|python|pip|torchrun) [^|]", re.MULTILINE)
+#: how a command in prose or in a table is run: (pattern, replacement); other commands of the package show their help
+PROSE = (
+    (r"^make ", "make --dry-run "),
+    (r"^\.venv/bin/torchrun .*?-m tokenscale", ".venv/bin/tokenscale"),
+    (r"^(\.venv/bin/(?!snakemake|pip)(?!\S+ (?:advise|arm|plan|status)\b)\S+ .*?)(?: …)?(?: --help)?$", r"\1 --help"),
+)
 #: of a block that hangs
 TIMEOUT_S = 1800
 
@@ -64,9 +73,14 @@ class Block:
 
 
 def blocks_of(document: str, text: str) -> list[Block]:
-    """Every code block of a document in order; an indented one has the language `indented`."""
+    """Every code block of a document in order, an indented one as `indented`, and commands in its text as `prose`."""
     found = []
-    for token in MarkdownIt().parse(text):
+    for token in MarkdownIt().enable("table").parse(text):
+        for part in token.children or ():
+            if part.type == "code_inline" and re.match(r"(\.venv/bin/\w+|make) \S", part.content):
+                found.append(Block(document, token.map[0] + 1, "prose", None, part.content))
+            elif part.type == "code_inline" and BARE.match(part.content):
+                found.append(Block(document, token.map[0] + 1, "bare", None, part.content))
         if token.type in ("fence", "code_block"):
             language, _, path = token.info.strip().partition(" ") if token.type == "fence" else ("indented", "", "")
             language = "directive" if language.startswith("{") else language  # of Sphinx
@@ -77,8 +91,11 @@ def blocks_of(document: str, text: str) -> list[Block]:
 
 
 def all_blocks() -> list[Block]:
-    """The blocks of all documents."""
-    return [block for name in DOCUMENTS for block in blocks_of(name, (ROOT / name).read_text(encoding="utf-8"))]
+    """The blocks of all documents; those in prose follow the others; equal commands occur once."""
+    found = [block for name in DOCUMENTS for block in blocks_of(name, (ROOT / name).read_text(encoding="utf-8"))]
+    lines = {line for block in found if block.language in RUN for line in block.text.splitlines()}
+    prose = {block.text: block for block in reversed(found) if block.language == "prose" and block.text not in lines}
+    return [block for block in found if block.language != "prose"] + list(reversed(prose.values()))
 
 
 def plan() -> dict[str, Any]:
@@ -88,7 +105,8 @@ def plan() -> dict[str, Any]:
 
 def entry_of(block: Block, entries: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The entry of a block: its text is part of the block's."""
-    return next((e for e in entries if e["document"] == block.document and e["block"] in block.text), None)
+    of_document = (e for e in entries if e["document"] == block.document and block.language != "prose")
+    return next((e for e in of_document if e["block"] in block.text), None)
 
 
 def problems(blocks: list[Block], planned: dict[str, Any]) -> list[str]:
@@ -96,7 +114,9 @@ def problems(blocks: list[Block], planned: dict[str, Any]) -> list[str]:
     found = []
     for block in blocks:
         listed, entry = entry_of(block, planned["listed"]), entry_of(block, planned["blocks"])
-        if block.language not in (*RUN, *SHOWN):
+        if block.language == "bare" or (block.language in ("sh", "console") and BARE.search(block.text)):
+            found.append(f"{block.place}: name the program with its folder, .venv/bin/: {block.text[:60]!r}")
+        elif block.language not in (*RUN, *SHOWN, "prose"):
             found.append(f"{block.place}: write a fenced block with one of the languages {', '.join((*RUN, *SHOWN))}")
         elif block.language == "text" and block.text.startswith(COMMANDS):
             found.append(f"{block.place}: these are commands, so the language is sh or console")
@@ -107,11 +127,11 @@ def problems(blocks: list[Block], planned: dict[str, Any]) -> list[str]:
         elif block.language == "diff" and not block.path:
             found.append(f"{block.place}: name the file behind the language")
     for entry in [*planned["listed"], *planned["blocks"]]:
-        there = [b for b in blocks if b.document == entry["document"] and b.language not in SHOWN]
+        there = [b for b in blocks if b.document == entry["document"] and b.language not in (*SHOWN, "prose")]
         matching = [b.place for b in there if entry["block"] in b.text]
         if len(matching) != 1:
             found.append(f"blocks.yaml: {entry['document']}, {entry['block']!r} is part of {matching or 'no block'}")
-    texts = [block.text for block in blocks if block.language in RUN]
+    texts = [block.text for block in blocks if block.language in (*RUN, "prose")]
     for word in (word for kind in SUBSTITUTIONS for word in planned[kind]):
         if not any(word in text for text in texts):
             found.append(f"blocks.yaml: {word!r} stands in no block")
@@ -131,24 +151,33 @@ class Checkout:
     def __init__(self, root: Path, python: str, planned: dict[str, Any]):
         self.root, self._plan = root, planned
         home = root.parent / "home"
-        home.mkdir(exist_ok=True)
+        standing_in = home / "programs"
+        standing_in.mkdir(parents=True, exist_ok=True)
         self._exported, self._called = home / ".exported", home / ".called"
         programs = root / ".venv/bin"
         programs.mkdir(parents=True)
         (programs / "python").symlink_to(python)
-        self._write(programs / "snakemake", f'exec {python} -m snakemake "$@"')
+        for name, module in {
+            "snakemake": "snakemake",
+            "tokenscale": "tokenscale",
+            "torchrun": "torch.distributed.run",
+        }.items():
+            self._write(programs / name, f'exec {python} -m {module} "$@"')
+        self._write(programs / "pip", "test $1 = install")
         for name, line in planned["programs"].items():
-            self._write(programs / name, f"echo {name} >> {self._called}\n{line}")
+            self._write(standing_in / name, f"echo {name} >> {self._called}\n{line}")
         # as the Makefile names it: otherwise `make` would install this checkout into the tests' environment
         ready = ["make", "--silent", "--eval", "print-ready: ; @echo $(READY)", "print-ready"]
         done = subprocess.run(ready, cwd=root, capture_output=True, text=True, check=True)
         (root / done.stdout.strip()).touch()
         # short: worker processes name sockets in it, whose paths have at most 107 characters
         self._temporary = tempfile.TemporaryDirectory(prefix="docs-")
+        # a shell in which no environment is activated
+        outside = [folder for folder in os.environ["PATH"].split(":") if Path(folder) != Path(sys.executable).parent]
         self.environment = os.environ | {
             "HOME": str(home),
             "TMPDIR": self._temporary.name,
-            "PATH": f"{programs}:{os.environ['PATH']}",
+            "PATH": ":".join([str(standing_in), *outside]),
             "PYTHONPATH": str(root / "src"),
             "HF_HUB_OFFLINE": "1",
             **{name: value.replace("HOME", str(home)) for name, value in planned["environment"].items()},
@@ -169,17 +198,25 @@ class Checkout:
             for word, value in self._plan[kind].items():
                 dry |= kind == "dry_runs" and word in text
                 text = text.replace(word, value)
+        if not entry.get("real"):
+            text, number = re.subn(r"(?<!: )\.venv/bin/snakemake(?! -n)", r"\g<0> -n", text)
+            dry |= bool(number)
         self._called.write_text("")
         self.shell(entry.get("before", ""))
         if block.language == "sh":
             self.shell(text, exits=entry.get("exit", 0))
+        elif block.language == "prose":
+            for pattern, replacement in PROSE:
+                text = re.sub(pattern, replacement, text)
+            self.shell(text)
+            dry = True
         elif block.language == "console":
             self._console(text, exits=entry.get("exit", 0))
         elif block.language == "diff":
             self.shell("git apply -", input=text)
         elif block.language == "python" and not block.path:
             (self.root / "block.py").write_text(text)
-            self.shell("python block.py")
+            self.shell(".venv/bin/python block.py")
         else:
             self._file(block.path or entry["file"], text, entry)
         self.shell(entry.get("check", ""))
@@ -205,7 +242,7 @@ class Checkout:
         commands = re.sub(r"^(?!\$ ).*\n?", "", text, flags=re.MULTILINE).replace("$ ", "", 1)
         output = self.shell(commands, exits)
         for line in text.splitlines():
-            shown = line.split("…")[0].strip()
+            shown = line.split("…")[0].strip().replace(".venv/bin/", "")  # messages name no folder here (served.py)
             if not line.startswith("$ ") and shown not in output:
                 raise Failed(f"the output has no line\n  {shown}\nin\n{output[-3000:]}")
 
