@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json, write_json, write_sealed
+from tokenscale.base.files import read_json, write_sealed
 from tokenscale.runs.launch.attempts import describe_saved_state, hash_identity, prepare_attempt
 from tokenscale.runs.launch.start import open_run
 from tokenscale.runs.records import provenance

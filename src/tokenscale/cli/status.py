@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
+from tokenscale.base.errors import UserError, as_typed
 from tokenscale.base.wording import count, format_duration, wrap_text
 from tokenscale.cli import main
 from tokenscale.cli.status_queue import Queue, QueuedJob, query_queue, seconds_until
