@@ -210,7 +210,7 @@ def name_process() -> str:
     return f"process {os.getpid()} on {platform.node()}" + (f", boot {boot[:8]}" if (boot := get_boot_id()) else "")
 
 
-def acquire(file: IO[str]) -> bool:
+def acquire(file: IO[Any]) -> bool:
     """Lock an open file and return whether no other process has it. Raises OSError on a file system without locks."""
     with suppress(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
