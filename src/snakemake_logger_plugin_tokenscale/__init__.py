@@ -8,6 +8,7 @@ Snakemake imports every installed plugin in every call, before it reads the comm
 people type. Nothing of `tokenscale` is imported before it is used.
 """
 
+import os
 import re
 import shutil
 import sys
@@ -57,6 +58,8 @@ if sys.argv[0].endswith(("/snakemake", "/snakemake/__main__.py")) and Path("work
     from tokenscale.settings.profile import CONFIG_FILE
     from tokenscale.settings.yaml_files import read_yaml
 
+    if not any(name in os.environ for name in ("LOGNAME", "USER", "LNAME", "USERNAME")):
+        os.environ["USER"] = str(os.getuid())  # a user without an entry in passwd, as `docker run -u` starts one
     sys.argv[1:], given = correct(sys.argv[1:])
     with exit_on_error():  # Snakemake's own message for a file that is missing or not YAML names no line
         for file in (CONFIG_FILE, *given):

@@ -80,3 +80,10 @@ def test_a_link_in_place_of_the_lock_is_not_followed(folder, tmp_path):
 def test_who_only_looks_changes_nothing(folder, arguments):
     lock.enter_workflow(arguments, folder)
     assert (folder / "locks/0.input.lock").exists() and os.listdir(folder) == ["locks"]
+
+
+@pytest.mark.parametrize("arguments", [["-n"], ["all"]])
+def test_a_folder_that_this_user_cannot_write_is_one_message(folder, monkeypatch, arguments):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(UserError, match="cannot write"):
+        lock.enter_workflow(arguments, folder)

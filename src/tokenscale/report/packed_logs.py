@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -74,7 +75,8 @@ def _read(results: Path, name: str) -> bytes:
     if not path.is_file():
         raise UserError("a file that the tables are made of is missing.", path=path, next=f"snakemake {path}")
     content = path.read_bytes()
-    if named := [f"{at}/" for at in {Path.cwd(), Path.home()} - {Path("/")} if f"{at}/".encode() in content]:
+    places = {Path.cwd(), Path(os.environ.get("HOME", "/"))} - {Path("/")}
+    if named := [f"{at}/" for at in places if f"{at}/".encode() in content]:
         next = "name the corpus and other inputs by paths relative to the project, and run the experiment again"
         raise UserError("a file for the archive names a folder of this machine.", path=path, found=named[0], next=next)
     return content
