@@ -6,9 +6,9 @@ import pytest
 
 from tests.unit.study_train.conftest import asked
 from tokenscale.base.errors import UserError
+from tokenscale.base.wording import format_bytes
 from tokenscale.cli.train_request import LEARNED_VOCABULARY
 from tokenscale.costs.memory import largest_memory
-from tokenscale.costs.prices import format_bytes
 from tokenscale.runs.launch import start
 from tokenscale.runs.records import provenance
 from tokenscale.settings.layout import LayoutSettings

@@ -8,6 +8,7 @@ from pathlib import Path
 from tokenscale.arms.environments import list_arms, load_arm, prepare
 from tokenscale.base.errors import as_typed
 from tokenscale.base.files import read_json
+from tokenscale.base.wording import format_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +30,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(as_typed(lines), file=sys.stderr)
         return 0  # the runs of this arm become invalid, and others go on
     build, packages = read_json(record.with_name("build.json")), len(found["packages"])
-    size = f"{build['bytes'] / 1e6:,.0f} MB, {build['seconds']:.0f} s"
+    size = f"{format_bytes(build['bytes'])}, {build['seconds']:.0f} s"
     print(f"arm {arguments.name}: {packages} packages, {size}  ({os.path.relpath(record)})")
     return 0

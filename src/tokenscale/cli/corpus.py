@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.progress import Progress
+from tokenscale.base.wording import format_bytes
 from tokenscale.data.corpus.build import build
 from tokenscale.data.corpus.parts import build_part, merge_parts
 from tokenscale.data.corpus.raw_text import write_text_records
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
         with hold_run_folder(directory, "the corpus records", wait=wait):
             files = write_text_records(directory, arguments.processes)["files"]
         documents, size = sum(file["records"] for file in files), sum(file["bytes"] for file in files)
-        print(f"records of {directory}: {documents:,} documents, {size / 2**20:,.1f} MiB")
+        print(f"records of {directory}: {documents:,} documents, {format_bytes(size)}")
         return
     settings = from_json(CorpusSettings, arguments.settings)
     for field, text in settings.problems():

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from tokenscale.base.wording import format_bytes
 from tokenscale.data.corpus.download import fetch_corpus
 from tokenscale.settings.data import FILE_LISTS, CorpusSettings
 from tokenscale.settings.options import from_json
@@ -21,4 +22,4 @@ def run(arguments: argparse.Namespace) -> None:
     settings = from_json(CorpusSettings, arguments.settings)
     manifest = fetch_corpus(settings, arguments.output.parent)
     files = [file for key in FILE_LISTS for file in manifest.get(key, ())]
-    print(f"download {settings.name}: {len(files)} file(s), {sum(f['bytes'] for f in files) / 1e6:.1f} MB")
+    print(f"download {settings.name}: {len(files)} file(s), {format_bytes(sum(f['bytes'] for f in files))}")

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, sha256_text, write_json
+from tokenscale.base.wording import format_bytes, format_number
 from tokenscale.cli import main
 from tokenscale.cli.plan_prices import GpuPrice, RunPrices, read_gpu_prices
 from tokenscale.costs.memory import exchanged_bytes, largest_memory
 from tokenscale.costs.peaks import peak_flops
-from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, format_bytes, format_number, sum_prices
+from tokenscale.costs.prices import STARTING_S, UTILISATION, Total, sum_prices
 from tokenscale.runs.launch.submission import format_hours, suggest_budget
 from tokenscale.settings.config import ALL, Config
 from tokenscale.settings.data import state_held_out

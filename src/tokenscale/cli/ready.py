@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenscale.base.errors import UserError, as_typed
+from tokenscale.base.wording import format_bytes
 from tokenscale.cli import check, doctor, main
 from tokenscale.cli.doctor import Finding
 from tokenscale.cli.plan_prices import RunPrices
-from tokenscale.costs.prices import format_bytes, sum_prices
+from tokenscale.costs.prices import sum_prices
 from tokenscale.runs.launch import submission
 from tokenscale.runs.launch.start import check_memory
 from tokenscale.settings.config import Config

@@ -4,6 +4,7 @@ import argparse
 import time
 from pathlib import Path
 
+from tokenscale.base.wording import format_bytes
 from tokenscale.data.tokenizers.load import build
 from tokenscale.runs.launch.lock import hold_run_folder
 from tokenscale.settings.data import TokenizerSettings
@@ -30,5 +31,5 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
         manifest = build(settings, directory, arguments.corpus.parent if arguments.corpus else None)
     print(
         f"tokenizer {manifest['name']} ({manifest['kind']}): {manifest['vocabulary_size']:,} ids, "
-        f"file {manifest['file']['bytes'] / 1e6:.1f} MB, {time.monotonic() - start:.1f} s"
+        f"file {format_bytes(manifest['file']['bytes'])}, {time.monotonic() - start:.1f} s"
     )

@@ -119,27 +119,6 @@ def sum_prices(prices: Iterable[Price]) -> Total:
     )
 
 
-def format_number(value: float) -> str:
-    """Format a number with three significant digits, and all digits before the point.
-
-    >>> format_number(0.004567), format_number(18.2), format_number(12345.6), format_number(0)
-    ('0.00457', '18.2', '12,346', '0')
-    """
-    digits = 2 - math.floor(math.log10(abs(value))) if value else 0
-    return f"{value:,.{max(0, digits)}f}"
-
-
-def format_bytes(count: int) -> str:
-    """Format a number of bytes with three significant digits.
-
-    >>> format_bytes(999), format_bytes(1536), format_bytes(3 << 30), format_bytes(1000 << 10)
-    ('999 B', '1.50 KiB', '3.00 GiB', '1,000 KiB')
-    """
-    units = ["B", "KiB", "MiB", "GiB", "TiB"]
-    power = min(len(units) - 1, max(0, count.bit_length() - 1) // 10)
-    return f"{format_number(count / (1 << 10 * power)) if power else count} {units[power]}"
-
-
 def estimate_run(
     run: RunSettings, machine: Machine, vocabulary_size: int | None = None, rows: StoreSize | None = None
 ) -> Price:

@@ -16,8 +16,8 @@ from typing import Any
 
 from tokenscale.base.errors import UserError, few
 from tokenscale.base.files import read_json, write_arguments
+from tokenscale.base.wording import format_bytes
 from tokenscale.costs.memory import largest_memory, memory
-from tokenscale.costs.prices import format_bytes
 from tokenscale.runs.launch import attempts, failure_hints, lock, ranks
 from tokenscale.runs.launch.job import Job, job_id, load_job
 from tokenscale.runs.launch.ranks import THREADS

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tokenscale.base.errors import UserError, few
-from tokenscale.costs.prices import Total, format_number
+from tokenscale.base.wording import format_number
+from tokenscale.costs.prices import Total
 
 #: reference to an environment variable: `$ALPS_ACCOUNT`, `${ALPS_ACCOUNT}`
 VARIABLE = re.compile(r"\$\{?(\w+)\}?")
