@@ -54,8 +54,10 @@ def correct(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 if sys.argv[0].endswith(("/snakemake", "/snakemake/__main__.py")) and Path("workflow/Snakefile").is_file():
+    from snakemake.cli import get_profile_dir
+
     from tokenscale.cli.snakemake_internals import exit_on_error
-    from tokenscale.settings.profile import CONFIG_FILE
+    from tokenscale.settings.profile import CONFIG_FILE, load_profile
     from tokenscale.settings.yaml_files import read_yaml
 
     if not any(name in os.environ for name in ("LOGNAME", "USER", "LNAME", "USERNAME")):
@@ -64,6 +66,10 @@ if sys.argv[0].endswith(("/snakemake", "/snakemake/__main__.py")) and Path("work
     with exit_on_error():  # Snakemake's own message for a file that is missing or not YAML names no line
         for file in (CONFIG_FILE, *given):
             read_yaml(file)
+        sys.argv = [part for word in sys.argv for part in re.split("(?<=^--profile)=", word)]
+        for n, name in enumerate(sys.argv[1:], 1):
+            if sys.argv[n - 1] == "--profile" and get_profile_dir(name) is None:  # a name in profiles/, or a mistake
+                sys.argv[n] = str(load_profile(name)[0].parent)
 
 #: messages about Snakemake itself, by how they begin
 LEFT_OUT = (

@@ -165,6 +165,17 @@ def test_templates_and_styles_count_as_code():
     assert {"report/page.html.j2", "report/page.css"} <= names(import_closure("tokenscale.report.page"))
 
 
+def packages(nodes):
+    """Names of the other packages that import statements among these nodes name."""
+    named = [
+        name
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    ]
+    return {name.partition(".")[0] for name in named} - {"tokenscale", *sys.stdlib_module_names}
+
+
 def test_what_a_file_imports_is_what_pythons_parser_finds():
     more = set()
     for path in PACKAGE.rglob("*.py"):
@@ -192,6 +203,9 @@ def test_what_a_file_imports_is_what_pythons_parser_finds():
                 else ast.literal_eval(node.value)
             )
         }
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        inside = (node for function in functions for node in ast.walk(function))
+        assert closure._find_packages(path) == (packages(tree.body), packages(inside)), path
         imports, read = closure._scan_source(path)
         views = {PACKAGE / f"analysis/sql/{view}.sql" for view in closure.VIEWS}
         named |= views if any(file.parent.name == "sql" for file in named) else set()

@@ -96,6 +96,11 @@ def written(text: str) -> Callable[[Path], object]:
     return lambda root: (experiment()(root), file("own/ways.yaml", text)(root))
 
 
+def claims(text: str) -> Callable[[Path], object]:
+    """Write a file of claims, and a configuration that names it."""
+    return lambda root: (file("c.yaml", text)(root), config("claims: c.yaml\n")(root))
+
+
 def machine(text: str) -> Callable[[Path], object]:
     """Write a machine's file, and a configuration that names it."""
     return lambda root: (file("m.toml", text)(root), config("machine: m.toml\n")(root))
@@ -116,6 +121,7 @@ def corpus(lines: list[str]) -> Callable[[Path], object]:
 
 
 MINE, PLAN = "snakemake --configfile mine.yaml", "tokenscale plan --configfile mine.yaml"
+CHECK = "tokenscale check ways --configfile mine.yaml"
 PRETOKENIZE = "tokenscale pretokenize --store packed-split=validation --corpus c/manifest.json"
 PRETOKENIZE += " --tokenizer t/manifest.json --output s/manifest.json"
 PAGE = b"<!DOCTYPE html>\n<html><body>404: not found</body></html>\n"
@@ -151,12 +157,6 @@ MISTAKES = [
     ),
     Mistake("a malformed experiment", PLAN, ("own/ways.yaml, line 2",), written("question: q\nruns: {model: [\n")),
     Mistake("an empty experiment", PLAN, ("own/ways.yaml", "nothing"), written("")),
-    Mistake(
-        "malformed claims",
-        "tokenscale claims --ledger c.yaml",
-        ("c.yaml, line 2",),
-        file("c.yaml", "claims:\n\ta: 1\n"),
-    ),
     # keys at the wrong level
     Mistake("runs in the configuration", MINE, ("mine.yaml", "runs of an experiment"), config({"runs": {"seed": 1}})),
     Mistake(
@@ -263,13 +263,15 @@ MISTAKES = [
         "a claims file with a wrong key",
         "snakemake claims --configfile mine.yaml",
         ("clams", "did you mean 'claims'"),
-        lambda root: (config("claims: c.yaml\n")(root), file("c.yaml", "clams: {}\n")(root)),
+        claims("clams: {}\n"),
     ),
-    Mistake(
-        "a claims file with a wrong key, judged",
-        "tokenscale claims --ledger c.yaml",
-        ("clams", "did you mean 'claims'"),
-        file("c.yaml", "clams: {}\n"),
+    *(
+        Mistake(f"a claims file with {what}, {how}", command, words, claims(text))
+        for what, text, words in (
+            ("a wrong key", "clams: {}\n", ("clams", "did you mean 'claims'")),
+            ("broken lines", "claims:\n\ta: 1\n", ("c.yaml, line 2",)),
+        )
+        for how, command in (("judged", "tokenscale claims --ledger c.yaml"), ("checked", CHECK))
     ),
     # experiments
     Mistake("a negative length", MINE, ("own/ways.yaml", "runs.sequence_length"), experiment(**CHANGED)),
@@ -496,6 +498,24 @@ def test_a_file_that_is_no_configuration_is_named_with_its_line(name, text, word
 )
 def test_a_command_line_is_read_as_people_type_it(typed, read):
     assert " ".join(snakemake_logger_plugin_tokenscale.correct(typed.split())[0]) == read
+
+
+@pytest.mark.parametrize(
+    "words, near", [(["--profile", "alp"], "alps"), (["--profile=alps-debg"], "alps-debug"), (["--profile", "x"], None)]
+)
+def test_an_unknown_profile_is_refused_before_snakemake_reads_it(words, near, fresh):
+    command = [sys.executable, "-m", "snakemake", *words, "-n"]
+    done = subprocess.run(command, cwd=fresh.root, env=fresh.environment, capture_output=True, text=True)
+    assert done.returncode == 2 and "there is no such profile" in done.stderr and "Traceback" not in done.stderr
+    assert near is None or f"did you mean {near}?" in done.stderr
+
+
+@pytest.mark.parametrize("files", ["gone.txt", ["gone/*.parquet"], "empty.txt"])
+def test_a_source_without_files_is_a_line_of_the_plan(files, fresh, monkeypatch, capfd):
+    (fresh.root / "empty.txt").write_text("")
+    config({"corpus": "own", "corpora": {"own": {"source": {"files": files}}}})(fresh.root)
+    code, text = said_by("tokenscale plan ways --configfile mine.yaml", fresh, monkeypatch, capfd)
+    assert code == 0 and "missing: corpus own: " in text and "corpora.own.source.files" in text
 
 
 def test_a_target_may_stand_behind_the_configuration_file(fresh):

@@ -24,6 +24,7 @@ from tokenscale.data.batches.open import count_labelled_rows
 from tokenscale.data.corpus.files import check_files
 from tokenscale.runs.launch.submission import install_hint
 from tokenscale.runs.records.provenance import count_cores
+from tokenscale.settings.claims import load_claims
 from tokenscale.settings.closure import ONLY_FOR, find_missing_packages
 from tokenscale.settings.config import Config
 from tokenscale.settings.data import LOSS_CAUTION
@@ -49,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     overrides = {key: value for key in ("scale", "machine") if (value := getattr(arguments, key)) is not None}
     configured = main.load_configuration(arguments, overrides)
+    load_claims(Path(configured.settings.claims))
     one_scale = configured.file_of("scale") != CONFIG_FILE
     refused = False
     for scale in [configured.settings.scale] if one_scale else SCALES:
@@ -111,7 +113,7 @@ def find_problems(
     return found
 
 
-def check_sources(config: Config, names: Sequence[str], results: Path) -> Iterator[Problem]:
+def check_sources(config: Config, names: Sequence[str], results: Path = Path("results")) -> Iterator[Problem]:
     """Yield each corpus of the experiments whose files are missing or not readable, as Snakemake refuses it."""
     for name in config.list_corpora(list(names)):
         corpus = config.corpora[name]

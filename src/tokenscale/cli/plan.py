@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from tokenscale.base.errors import UserError
+from tokenscale.base.errors import UserError, as_typed
 from tokenscale.base.files import canonical_json, sha256_text, write_json
 from tokenscale.base.wording import format_bytes, format_number
 from tokenscale.cli import main
+from tokenscale.cli.check import check_sources
 from tokenscale.cli.plan_prices import GpuPrice, RunPrices, read_gpu_prices
 from tokenscale.costs.memory import exchanged_bytes, largest_memory
 from tokenscale.costs.peaks import peak_flops
@@ -63,6 +64,8 @@ def plan(config: Config, names: list[str]) -> Iterator[str]:
     yield f"scale {config.settings.scale}"
     if names == config.select_experiments([ALL]) and (note := config.left_out_note):
         yield note
+    for problem in check_sources(config, names):
+        yield f"missing: {problem.what} ({problem.key}). Next: {as_typed(problem.next)}"
     for name in config.list_corpora(names):
         if config.corpora[name].source.downloaded is False:
             yield f"corpus {name}: not downloaded yet with this configuration, so its hashes are not known"
@@ -72,18 +75,15 @@ def plan(config: Config, names: list[str]) -> Iterator[str]:
         runs = config.runs(name)
         experiment = config.experiment(name)
         yield f"{name}: {len(runs)} runs (repeats: {describe_repeats(experiment)}). {experiment.question}"
-        sizes = sorted({run.settings.layout.world_size for run in runs})
-        for size in sizes:
+        for size in sorted({run.settings.layout.world_size for run in runs}):
             of_size = [run.settings for run in runs if run.settings.layout.world_size == size]
             shape = geometry(size, config.machine.gpus_per_node)
-            counted = [run for run in of_size if run.budget.kind == "steps"]
-            steps = sum(_count_own_steps(run) for run in counted)
-            tokens = sum(_count_own_steps(run) * run.global_batch * run.sequence_length for run in counted)
-            others = f", and {len(of_size) - len(counted)} whose budget is not in steps"
-            yield (
-                f"  world size {size:>2}: {len(of_size):>4} runs on {shape.nodes} x {shape.ranks_per_node} ranks"
-                f", {steps:,} steps, {tokens:,} tokens{others if len(counted) < len(of_size) else ''}"
-            )
+            # without the steps of a run that it resumes
+            own = [(max(0, r.budget.steps - start_step(r)), r) for r in of_size if r.budget.kind == "steps"]
+            tokens = sum(steps * run.global_batch * run.sequence_length for steps, run in own)
+            line = f"  world size {size:>2}: {len(of_size):>4} runs on {shape.nodes} x {shape.ranks_per_node} ranks"
+            others = f", and {len(of_size) - len(own)} whose budget is not in steps" * (len(own) < len(of_size))
+            yield f"{line}, {sum(steps for steps, _ in own):,} steps, {tokens:,} tokens{others}"
         if experiment.inference_benchmark is not None:
             yield f"  {experiment.inference_benchmark.describe(len(runs))}"
         yield from render_memory([run.settings for run in runs], config.machine.gpu_memory_gib)
@@ -94,20 +94,14 @@ def plan(config: Config, names: list[str]) -> Iterator[str]:
     yield from render_prices(config, names, prices)
 
 
-def _count_own_steps(run: RunSettings) -> int:
-    """Return the steps that a run takes itself, without those of the run that it resumes."""
-    return max(0, run.budget.steps - start_step(run))
-
-
 def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterator[str]:
     """Yield a table of runs, hours, files and bytes, one line per experiment, then its assumptions and the budget."""
     machine, every = config.machine, config.all_runs(names)
     of_all = sum_prices(prices.price(run) for run in every.values())
     yield f"cost on {machine.name}" + (f" ({machine.gpus_per_node} GPUs a node)" * bool(machine.gpus_per_node))
     gpus = machine.gpus_per_node or machine.device
-    rows: list[tuple[str, ...]] = [
-        ("", "runs", "done", "node-hours", "GPU-hours" if gpus else "rank-hours", "files", "bytes")
-    ]
+    heading = ("", "runs", "done", "node-hours", "GPU-hours" if gpus else "rank-hours", "files", "bytes")
+    rows: list[tuple[str, ...]] = [heading]
     for name in names:
         runs = config.runs(name)
         ended = sum(prices.is_done(run.run_id) for run in runs)
@@ -116,10 +110,8 @@ def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterat
     if len(names) > 1:
         rows.append(_format_row("total", len(done), of_all))
     yield from _render_table(rows)
-    yield (
-        "  node-hours: from start to end of a run, times its nodes (whole ones are charged); "
-        + f"{rows[0][4]}: times its ranks"
-    )
+    charged = "from start to end of a run, times its nodes (whole ones are charged)"
+    yield f"  node-hours: {charged}; {heading[4]}: times its ranks"
     yield "  files, bytes: what the runs leave in results/runs; done: runs that have ended"
     yield from _describe_stores(config, names, prices)
     if of_all.passing_bytes:
@@ -145,9 +137,8 @@ def render_rent(config: Config, names: list[str], gpus: dict[str, GpuPrice]) -> 
     for name, price in gpus.items():
         prices = RunPrices(config, machine=Machine(name=name, device=name))
         of_all = sum_prices(prices.price(run) for run in config.all_runs(names).values())
-        unknown |= {
-            f"  hours of {count} runs on {name} are not known: {why}": None for why, count in of_all.unknown.items()
-        }
+        for why, number in of_all.unknown.items():
+            unknown[f"  hours of {number} runs on {name} are not known: {why}"] = None
         hours = _format_row(name, 0, of_all)[4]
         if price.usd_per_gpu_hour is None:
             rows.append((name, hours, "not set", ""))
@@ -161,29 +152,17 @@ def render_rent(config: Config, names: list[str], gpus: dict[str, GpuPrice]) -> 
 
 def _render_table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     """Yield rows whose columns end below each other; the first one begins there."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *others in rows:
-        columns = [first.ljust(widths[0]), *(text.rjust(width) for text, width in zip(others, widths[1:], strict=True))]
-        yield f"  {'  '.join(columns)}".rstrip()
+    first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *others in rows:
+        yield f"  {'  '.join([name.ljust(first), *map(str.rjust, others, widths)])}".rstrip()
 
 
 def _format_row(name: str, done: int, of: Total) -> tuple[str, ...]:
-    sums = (
-        ("not known", "not known")
-        if of.runs and not of.timed
-        else (format_number(of.node_hours), format_number(of.gpu_hours))
-    )
+    hours = ["not known"] * 2 if of.runs and not of.timed else map(format_number, (of.node_hours, of.gpu_hours))
     # hours of a part of the runs are at least what all of them take, unless there are upper bounds among them
     missing = 0 < of.timed < of.runs
     sign = "about " if missing and of.bounded else "≤ " if of.bounded else "≥ " if missing else ""
-    return (
-        name,
-        f"{of.runs:,}",
-        f"{done:,}",
-        *(f"{sign}{text}" for text in sums),
-        f"{of.files:,}",
-        format_bytes(of.bytes),
-    )
+    return name, f"{of.runs:,}", f"{done:,}", *(sign + text for text in hours), f"{of.files:,}", format_bytes(of.bytes)
 
 
 def _describe_stores(config: Config, names: list[str], prices: RunPrices) -> Iterator[str]:
@@ -191,9 +170,8 @@ def _describe_stores(config: Config, names: list[str], prices: RunPrices) -> Ite
     stores = prices.count_stores(names)
     pieces = []
     if stores.existing:
-        pieces.append(
-            f"{stores.existing} here with {stores.existing_files:,} files, {format_bytes(stores.existing_bytes)}"
-        )
+        size = format_bytes(stores.existing_bytes)
+        pieces.append(f"{stores.existing} here with {stores.existing_files:,} files, {size}")
     if stores.predicted:
         pieces.append(f"{stores.predicted} to be made, about {format_bytes(stores.predicted_bytes)} before compression")
     if stores.unknown:
@@ -211,10 +189,8 @@ def _describe_assumptions(config: Config, runs: Iterable, of_all: Total) -> Iter
     peaks = {number: peak for number in sorted(formats) if (peak := peak_flops(machine.device, number))}
     if peaks and of_all.measured < of_all.timed:
         pieces = ", ".join(f"{peak / 1e12:,.0f} TFLOP/s in {number}" for number, peak in peaks.items())
-        yield (
-            f"  estimated, not measured: {STARTING_S:.0f} s until a job's first step, then {UTILISATION:.0%} of the "
-            f"peak of {machine.device} ({pieces})"
-        )
+        start = f"{STARTING_S:.0f} s until a job's first step, then {UTILISATION:.0%}"
+        yield f"  estimated, not measured: {start} of the peak of {machine.device} ({pieces})"
     if machine.gpus_per_node:
         share = of_all.gpu_hours / (of_all.node_hours * machine.gpus_per_node)
         yield f"  whole nodes are charged: {share:.0%} of their GPUs compute"
@@ -241,20 +217,20 @@ def render_memory(runs: list[RunSettings], gpu_gib: float | None = None) -> Iter
 
     A line says where the memory exceeds `gpu_gib`, that of a GPU in GiB.
     """
+
+    def order(run: RunSettings) -> tuple:  # small layouts before large ones of the same method
+        layout = run.layout
+        return run.model.name, layout.world_size, layout.method, run.micro_batch, run.precision, _format_options(run)
+
     found: dict[tuple[str, ...], dict[str, None]] = {}
     unknown: dict[str, None] = {}
-    for run in sorted(runs, key=_sort_key):
+    for run in sorted(runs, key=order):
         memory, reason = _predict_memory(run, gpu_gib)
         if reason:
             unknown[f"    {run.model.name}: {reason}"] = None
             continue
-        what = (
-            run.model.name,
-            f"{run.micro_batch} x {run.sequence_length}",
-            run.precision,
-            _format_options(run),
-            *memory,
-        )
+        shape = f"{run.micro_batch} x {run.sequence_length}"
+        what = (run.model.name, shape, run.precision, _format_options(run), *memory)
         found.setdefault(what, {})[_format_layout(run.layout) + _format_sent(run)] = None
     kernels = "a CPU's" if all(run.device == "cpu" for run in runs) else "a GPU's"
     sent = ", and bytes sent by a rank in a step" if any(run.layout.data_parallel_size > 1 for run in runs) else ""
@@ -266,12 +242,6 @@ def render_memory(runs: list[RunSettings], gpu_gib: float | None = None) -> Iter
         columns = [text.ljust(width) for text, width in zip(pieces, wide, strict=True) if width]
         yield f"    {'  '.join(columns)}  {total.rjust(room)} = {parts}"
     yield from unknown
-
-
-def _sort_key(run: RunSettings) -> tuple:
-    """Return the sort key of a run: model, then small layouts before large ones of the same method."""
-    layout = run.layout
-    return run.model.name, layout.world_size, layout.method, run.micro_batch, run.precision, _format_options(run)
 
 
 def _format_layout(layout: LayoutSettings) -> str:
@@ -315,12 +285,10 @@ def _predict_memory(run: RunSettings, gpu_gib: float | None) -> tuple[tuple[str,
         return None, f"not known without the library transformers, which builds {run.model.transformers}"
     unit, name = (1 << 30, "GiB") if predicted.total >= 1 << 30 else (1 << 20, "MiB")
     eager = " as without " + ("compile" if run.compile else "float8") if run.compile or run.float8 else ""
-    parts = [
-        f"{part}, not predicted"
-        if size is None
-        else f"{format_number(size / unit)} {part}{eager if part == 'activations' else ''}"
-        for part, size in asdict(predicted).items()
-    ]
+    parts = []
+    for part, size in asdict(predicted).items():
+        text = f"{part}, not predicted" if size is None else f"{format_number(size / unit)} {part}"
+        parts.append(text + eager * (size is not None and part == "activations"))
     remark = ""
     if gpu_gib is not None and run.device != "cpu" and predicted.total > gpu_gib * (1 << 30):
         remark = f": does not fit a GPU of {gpu_gib:g} GiB"

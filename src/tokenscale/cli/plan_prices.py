@@ -10,18 +10,9 @@ from typing import Any
 
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json
+from tokenscale.costs import prices as costs
 from tokenscale.costs.peaks import PEAKS, find_peak
-from tokenscale.costs.prices import (
-    Price,
-    StoreSize,
-    Total,
-    estimate_run,
-    job_minutes,
-    max_rows,
-    min_useful_tokens,
-    store_bytes,
-    sum_prices,
-)
+from tokenscale.costs.prices import Price, StoreSize, Total, sum_prices
 from tokenscale.runs.records.provenance import describe_machine
 from tokenscale.settings import options
 from tokenscale.settings.config import Config
@@ -39,9 +30,8 @@ VOCABULARIES = {"tekken": 131_072}
 
 @dataclass(frozen=True)
 class StoreCounts:
-    """Number and size of token stores: existing ones, ones whose size is predicted, and ones of unknown size.
-
-    The size of a missing store is predicted from another store of the same text.
+    """Number and size of token stores: existing ones, ones whose size is predicted from another store of the same text,
+    and the names of those of unknown size.
     """
 
     existing: int
@@ -84,7 +74,7 @@ class RunPrices:
         """Return the price of one run."""
         if run.run_id not in self._prices:
             settings, vocabulary = run.settings, self.read_vocabulary(run.settings)
-            price = estimate_run(settings, self._machine, vocabulary, self._read_rows(settings))
+            price = costs.estimate_run(settings, self._machine, vocabulary, self._read_rows(settings))
             if seconds := self._measure(run):
                 price = replace(price, seconds=median(seconds), unknown=None, bound=None, measured=True)
             self._prices[run.run_id] = price
@@ -125,7 +115,7 @@ class RunPrices:
 
     def time_limit_minutes(self, run: Run) -> int:
         """Return the time limit of the run's job."""
-        return job_minutes(self.price(run), self._machine)
+        return costs.job_minutes(self.price(run), self._machine)
 
     def sum_by_experiment(self, run_ids: Iterable[str]) -> dict[str, Total]:
         """Return experiment → total price of its requested runs; experiments without a requested run are left out.
@@ -134,11 +124,12 @@ class RunPrices:
         """
         wanted, found = set(run_ids), {}
         chosen = [n for n in self._config.settings.experiments if self._config.has_scale(n)]
-        for name in dict.fromkeys([*chosen, *self._config.usable(chosen)]):
-            runs = [run for run in self._config.runs(name) if run.run_id in wanted]
-            wanted -= {run.run_id for run in runs}
-            if runs:
-                found[name] = sum_prices(self.price(run) for run in runs)
+        for names in (lambda: chosen, lambda: self._config.usable(chosen)):  # resolving all experiments takes a second
+            for name in names() if wanted else ():
+                runs = [run for run in self._config.runs(name) if run.run_id in wanted]
+                wanted -= {run.run_id for run in runs}
+                if runs:
+                    found[name] = sum_prices(self.price(run) for run in runs)
         return found
 
     def count_stores(self, names: list[str]) -> StoreCounts:
@@ -150,19 +141,13 @@ class RunPrices:
             if manifest is not None:
                 existing.append(manifest["files"] + manifest.get("records", {}).get("files", []))
             elif (similar := self._find_similar_store(corpus, tokenizer, store)) is not None:
-                predicted.append(
-                    store_bytes(store, similar["documents"], _count_tokens(similar), similar["vocabulary_size"])
-                )
+                counts = similar["documents"], _count_tokens(similar), similar["vocabulary_size"]
+                predicted.append(costs.store_bytes(store, *counts))
             else:
                 unknown.append(f"{corpus}/{tokenizer}/{directory}")
-        return StoreCounts(
-            existing=len(existing),
-            existing_bytes=sum(file["bytes"] for files in existing for file in files),
-            existing_files=sum(len(files) + 2 for files in existing),  # manifest.json and build.json
-            predicted=len(predicted),
-            predicted_bytes=sum(predicted),
-            unknown=tuple(unknown),
-        )
+        size, files = sum(file["bytes"] for files in existing for file in files), sum(len(f) + 2 for f in existing)
+        # 2 files more: manifest.json and build.json
+        return StoreCounts(len(existing), size, files, len(predicted), sum(predicted), tuple(unknown))
 
     def _read_rows(self, run: RunSettings) -> StoreSize | None:
         """Return the size of the store that a run reads, or of an equivalent store if it tokenizes while training.
@@ -179,10 +164,10 @@ class RunPrices:
             rows = _count_tokens(manifest) / run.sequence_length if stream else manifest["rows"]
             return StoreSize(rows, manifest["tokens_useful"])
         if run.budget.kind == "useful_tokens":
-            useful = min_useful_tokens(run, stream)
+            useful = costs.min_useful_tokens(run, stream)
             return StoreSize(1, useful, "the fewest useful tokens per row") if useful else None
         documents, tokens, source = self._bound_text_size(run, store)
-        rows = max_rows(run, stream, documents, tokens)
+        rows = costs.max_rows(run, stream, documents, tokens)
         return StoreSize(rows, 0, f"the most rows of an epoch, from {source}") if rows else None
 
     def _bound_text_size(self, run: RunSettings, store: StoreSettings) -> tuple[int | None, int | None, str]:

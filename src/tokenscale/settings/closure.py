@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -107,16 +107,16 @@ def find_missing_packages(runs: Mapping[str, RunSettings], packages: Container[s
 @cache
 def _find_packages(path: Path) -> tuple[frozenset[str], frozenset[str]]:
     """Return third-party packages that a file imports: by statements of its top level, and inside functions."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    inside = [node for function in functions for node in ast.walk(function)]
-    return _name_packages(tree.body), _name_packages(inside)
-
-
-def _name_packages(nodes: Iterable[ast.AST]) -> frozenset[str]:
-    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
-    return frozenset({name.partition(".")[0] for name in names} - {"tokenscale", *sys.stdlib_module_names})
+    top, inside = set(), set()
+    for block in re.split(r"^(?=\w|@)", _TYPES.sub("", path.read_text(encoding="utf-8")), flags=re.MULTILINE):
+        found = (re.findall(r"(?:^|,\s*)(\w+)", module or names) for module, names in _IMPORT.findall(block))
+        names = {name for names in found for name in names}
+        if block.startswith(("import ", "from ")):
+            top |= names
+        elif block.startswith(("def ", "async def ", "class ")):
+            inside |= names
+    own = {"tokenscale", *sys.stdlib_module_names}
+    return frozenset(top - own), frozenset(inside - own)
 
 
 def import_closure(*modules: str | None) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenscale.base.errors import UserError
+from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import write_json
 from tokenscale.settings.experiments import merge_settings
 from tokenscale.settings.yaml_files import parse_yaml, read_yaml
@@ -53,7 +53,9 @@ def load_profile(profile: str, root: Path | str = ".") -> tuple[Path, dict[str, 
     available = sorted({path.parent.name for path in Path(root).glob("profiles/*/*.yaml")})
     expected = f"config.yaml in {Path(root) / profile} or {Path(root) / 'profiles' / profile}"
     facts = {"expected": expected, "found": ", ".join(available) or "no profile"}
-    raise UserError("there is no such profile.", profile=profile, **facts, next="use a profile's name or folder")
+    near = find_nearest(profile, available)
+    following = f"did you mean {near}?" if near else "use a profile's name or folder"
+    raise UserError("there is no such profile.", profile=profile, **facts, next=following)
 
 
 def _load_known(profile: str | None, root: Path | str = ".") -> tuple[Path | str, dict[str, Any]]:
