@@ -232,7 +232,7 @@ def test_what_a_file_system_cannot_do_is_named(tmp_path, monkeypatch, step, owne
 @pytest.mark.parametrize(
     "free, kind, skew, verdict, words",
     [
-        (10**6, "ext4", 0, "no", "free 100 MB"),
+        (10**6, "ext4", 0, "no", "free 95.4 MiB"),
         (10**9, "ext4", 0, "note", "little free space"),
         (10**11, "ext4", 0, "ok", "file system ext4"),
         (10**11, "nfs4", 0, "note", "latency-wait"),
@@ -336,21 +336,11 @@ def test_the_version_of_python_is_compared_with_the_project_s(monkeypatch, versi
     assert verdict == "ok" or found.next.startswith("make setup PYTHON=python3.")
 
 
-def not_installed(name):
-    raise importlib.metadata.PackageNotFoundError(name)
-
-
-def test_bounds_are_the_clone_s_or_else_the_installed_ones_or_unknown(monkeypatch):
+def test_bounds_are_the_clone_s_or_unknown(monkeypatch):
     ours, listed = doctor.read_requirements(), set(list_packages(*GROUPS))
     assert listed - set(ours) == {"tiktoken"}
     assert (ours["python"], ours["torch"], ours["ruff"]) == (">=3.11,<3.15", ">=2.9,<2.16", ">=0.17,<0.18")
     monkeypatch.setattr(doctor, "__file__", "/nowhere/site-packages/tokenscale/cli/doctor.py")
-    stated = ["torch<2.15,>=2.10", 'pytest>=8; extra == "test"', "PyYAML", "huggingface_hub[cli] (>=1)"]
-    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda name: stated)
-    installed = doctor.read_requirements()
-    assert installed.pop("python") == ">=3.11,<3.15"
-    assert installed == {"torch": ">=2.10,<2.15", "pytest": ">=8", "pyyaml": "", "huggingface-hub": ">=1"}
-    monkeypatch.setattr(doctor.importlib.metadata, "requires", not_installed)
     assert doctor.read_requirements() == {}
     assert doctor.check_python(asked()).verdict == "note" and CHECKS["host packages"](asked()).verdict == "ok"
 
@@ -398,8 +388,8 @@ def test_one_package_that_is_needed_weighs_more_than_one_that_is_not(monkeypatch
 
 @pytest.mark.parametrize("version", ["2.8.0", "2.16.0"])
 def test_a_torch_outside_its_bounds_is_refused(monkeypatch, version):
-    real = doctor.installed_version
-    monkeypatch.setattr(doctor, "installed_version", lambda name: version if name == "torch" else real(name))
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version if name == "torch" else real(name))
     found = doctor.check_packages("trainer", asked())
     assert found.verdict == "no" and f"torch {version} is outside >=2.9,<2.16" in found.fact
     assert "'torch>=2.9,<2.16'" in found.next

@@ -1,7 +1,7 @@
 """Report what this machine has and lacks. Exit code 0 if `make run` can run here, else 2.
 
-Verdicts: `ok`; `note`, it works with a restriction; `no`, it is missing or does not work. Any package may be missing or
-broken: they are imported in a child process.
+Verdicts: `ok`; `note`, it works with a restriction; `no`, it is missing or does not work. Packages are imported in a
+child process, because any may be missing or broken.
 """
 
 import argparse
@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
@@ -29,12 +28,14 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale import __version__
-from tokenscale.base.errors import as_typed
+from tokenscale.base.errors import UserError, as_typed
+from tokenscale.base.wording import count, format_bytes, wrap_text
 from tokenscale.runs.records import provenance
 
-GIB = 2**30
 #: time limit of a child process; a first import from a busy network disk is slow
 LIMIT_S = 60.0
+#: beginning of a line in which the child process reports to its parent
+MARK = "tokenscale doctor: "
 #: group of packages → its distributions
 GROUPS = {
     "host": "snakemake snakemake-executor-plugin-slurm pyyaml packaging pygments requests urllib3 huggingface-hub",
@@ -68,24 +69,21 @@ class Context:
     """What checks share: the results folder, and what the child process reported.
 
     `broken`: module → error of its import. `torch`: its version, builds and GPUs. `ended`: how the child failed, or "".
+    `least_node_gb_s`: GB/s that the machine's file expects inside a node.
     """
 
     results: Path = Path("results")
     broken: dict[str, str] = field(default_factory=dict)
     torch: dict[str, Any] = field(default_factory=dict)
     ended: str = ""
-    #: GB/s that the machine's file expects inside a node
     least_node_gb_s: float | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `doctor`."""
-    parser.add_argument(
-        "--results", type=Path, default=Path("results"), metavar="DIR", help="folder of the results (default: results)"
-    )
-    parser.add_argument(
-        "--machine", metavar="FILE", help="machine's file, such as profiles/alps/machine.toml: compare its link's speed"
-    )
+    of_machine = "machine's file, such as profiles/alps/machine.toml: compare its link's speed"
+    parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="folder of the results")
+    parser.add_argument("--machine", metavar="FILE", help=of_machine)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
@@ -133,19 +131,12 @@ def find_first_lack(findings: Mapping[str, Finding]) -> str:
     return next((finding.next or finding.fact for finding in lacks), "")
 
 
-def render(findings: Mapping[str, Finding], width: int = 120) -> str:
+def render(findings: Mapping[str, Finding]) -> str:
     """Return the report as ASCII text: one line per check, then whether `make run` can run."""
-    lines = [f"tokenscale {__version__} on {platform.system()} {platform.machine()}"]
-    column = max(map(len, findings))
-    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    lines, column = [f"tokenscale {__version__} on {platform.system()} {platform.machine()}"], max(map(len, findings))
     for name, finding in findings.items():
-        parts = (
-            (f"{name:<{column}}  {finding.verdict:<4}  ", finding.fact),
-            (f"{'':<{column + 8}}next: ", as_typed(finding.next)),
-        )
-        for start, text in parts:
-            wrapper.initial_indent, wrapper.subsequent_indent = start, " " * len(start)
-            lines += wrapper.wrap(text)
+        lines += wrap_text(f"{name:<{column}}  {finding.verdict:<4}  ", finding.fact, 120)
+        lines += wrap_text(" " * (column + 8) + "next: ", as_typed(finding.next), 120)
     first = find_first_lack(findings)
     chosen = as_typed("`tokenscale ready` says whether the chosen experiments can start")
     lines += ["", f"make run cannot run here yet. First: {first}" if first else f"make run can run here; {chosen}"]
@@ -173,38 +164,25 @@ def is_importable(module: str) -> bool:
         return False
 
 
-def installed_version(distribution: str) -> str | None:
-    """Return the installed version of a distribution, or None."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def read_requirements() -> dict[str, str]:
-    """Return distribution → version bounds ("": none), and those of `python`. Empty if they are unknown.
+    """Return distribution → version bounds ("": none) of the clone that this file lies in, and those of `python`.
 
-    Read from the pyproject.toml of the clone that this file lies in, because metadata of an editable install may be
-    older; elsewhere from the installed metadata.
+    The metadata of an editable install may be older. Empty outside a clone, only `python` without the package
+    packaging.
     """
-    try:
-        import tomllib
+    import tomllib  # not in Python 3.10
 
-        file = Path(__file__).resolve().parents[3] / "pyproject.toml"
-        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
-        extras, python = project["optional-dependencies"].values(), project["requires-python"]
-        stated = [*project["dependencies"], *(r for extra in extras for r in extra)]
-    except (ImportError, OSError, ValueError, LookupError):
-        try:
-            stated = importlib.metadata.requires("tokenscale") or []
-            python = importlib.metadata.metadata("tokenscale")["Requires-Python"] or ""
-        except importlib.metadata.PackageNotFoundError:
-            return {}
-    try:
-        from packaging.requirements import Requirement
-    except ImportError:
+    file = Path(__file__).resolve().parents[3] / "pyproject.toml"
+    if not file.is_file():
+        return {}
+    project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+    python, extras = project["requires-python"], project["optional-dependencies"].values()
+    if not is_importable("packaging"):
         return {"python": python}
-    parsed = map(Requirement, [f"python{python}", *stated])
+    from packaging.requirements import Requirement
+
+    stated = [f"python{python}", *project["dependencies"], *(r for extra in extras for r in extra)]
+    parsed = map(Requirement, stated)
     return {r.name.lower().replace("_", "-"): ",".join(sorted(map(str, r.specifier), reverse=True)) for r in parsed}
 
 
@@ -216,58 +194,55 @@ def satisfies(version: str, bounds: str) -> bool:
     >>> satisfies("2.13.0+cpu", ">=2.9,<2.14"), satisfies("2.8.1", ">=2.9,<2.14"), satisfies("2.14.0rc1", "<2.14")
     (True, False, False)
     """
-    try:
-        from packaging.specifiers import SpecifierSet
-        from packaging.version import Version
-    except ImportError:
+    if not bounds or not is_importable("packaging"):
         return True
-    return not bounds or SpecifierSet(bounds).contains(Version(version).base_version)
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import Version
+
+    return SpecifierSet(bounds).contains(Version(version).base_version)
 
 
 def check_python(context: Context) -> Finding:
     """Check the version of Python that runs this command."""
     version, wanted = platform.python_version(), read_requirements().get("python", "")
-    values = {"version": version, "wanted": wanted, "executable": sys.executable}
     if not wanted:
-        return Finding("note", f"{version}; the required version is unknown", "work in a clone", values)
+        return Finding("note", f"{version}; the required version is unknown", "work in a clone")
     if not satisfies(version, wanted):
         cure = "make setup PYTHON=python3.13 (`uv python install 3.13`, or https://www.python.org/downloads)"
-        return Finding("no", f"{version}; {wanted} is required", cure, values)
-    place = "in a virtual environment" if sys.prefix != sys.base_prefix else "not in a virtual environment"
-    return Finding("ok", f"{version} ({wanted}), {place}", values=values)
+        return Finding("no", f"{version}; {wanted} is required", cure)
+    return Finding("ok", f"{version} ({wanted}){', not in a virtual environment' * (sys.prefix == sys.base_prefix)}")
 
 
 def check_packages(group: str, context: Context) -> Finding:
     """Check that the packages of one group are installed, within bounds, and importable."""
-    wanted, found = read_requirements(), {}
+    wanted = read_requirements()
+    fine, missing, others, fact = [], [], [], f"for {PURPOSES[group]}"
     for name in list_packages(group):
-        bounds, version, module = wanted.get(name, ""), installed_version(name), module_of(name)
+        bounds, module, only = wanted.get(name, ""), module_of(name), f" (only for {ONLY.get(name)})" * (name in ONLY)
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            version = ""
         if not is_importable(module):
-            state, text = "missing", f"{name} is missing"
+            missing.append((name, name + only))
         elif module in context.broken:
-            state, text = "broken", f"{name} {version or ''} does not import: {context.broken[module]}"
+            others.append((name, f"{name} {version} does not import: {context.broken[module]}{only}"))
         elif version and not satisfies(version, bounds):
-            state, text = "outside", f"{name} {version} is outside {bounds}"
+            others.append((name, f"{name} {version} is outside {bounds}{only}"))
         else:
-            state, text = "ok", f"{name} {version or 'of unknown version'}" + (f" ({bounds})" if bounds else "")
-        found[name] = {"version": version, "wanted": bounds, "only": ONLY.get(name, ""), "state": state, "text": text}
-    wrong, fact = {name: p for name, p in found.items() if p["state"] != "ok"}, f"for {PURPOSES[group]}"
-    if not wrong:
-        return Finding("ok", f"{fact}: " + ", ".join(p["text"] for p in found.values()), values={"packages": found})
-    only = {name: f" (only for {p['only']})" * bool(p["only"]) for name, p in wrong.items()}
-    missing = ", ".join(name + only[name] for name, p in wrong.items() if p["state"] == "missing")
-    others = [p["text"] + only[name] for name, p in wrong.items() if p["state"] != "missing"]
-    fine = ", ".join(name for name in found if name not in wrong)
-    fact += ", " + "; ".join([f"missing: {missing}"] * bool(missing) + others + [f"fine: {fine}"] * bool(fine))
-    cure = " ".join(f"'{name}{p['wanted']}'" for name, p in wrong.items())
-    if any(p["state"] == "broken" for p in wrong.values()):
+            fine.append((name, f"{name} {version or 'of unknown version'}" + (f" ({bounds})" if bounds else "")))
+    if not (wrong := [name for name, _ in missing + others]):
+        return Finding("ok", f"{fact}: " + ", ".join(text for _, text in fine))
+    parts = [f"missing: {', '.join(text for _, text in missing)}"] * bool(missing) + [text for _, text in others]
+    fact += ", " + "; ".join(parts + [f"fine: {', '.join(name for name, _ in fine)}"] * bool(fine))
+    cure = " ".join(f"'{name}{wanted.get(name, '')}'" for name in wrong)
+    if any(module_of(name) in context.broken for name in wrong):
         cure = f"--force-reinstall {cure}"
     elif not fine and Path("src/tokenscale").is_dir():
         cure = "-e '.[test]'"  # no package was installed at all
-    verdict = "note" if all(p["only"] for p in wrong.values()) else "no"
     python = Path(sys.executable)  # in a message short, if it lies in this folder
     python = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
-    return Finding(verdict, fact, f"{python} -m pip install {cure}", {"packages": found})
+    return Finding("note" if ONLY.keys() >= set(wrong) else "no", fact, f"{python} -m pip install {cure}")
 
 
 # -- child processes
@@ -278,17 +253,10 @@ def run_command(argv: list[str], timeout_s: float = 5.0, **variables: str) -> tu
 
     The code is None if the command is missing or does not end in time; then its whole process group is killed.
     """
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    options: dict[str, Any] = {**streams, "text": True, "errors": "replace", "start_new_session": True}
     try:
-        process = subprocess.Popen(
-            argv,
-            env=os.environ | variables,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        process = subprocess.Popen(argv, env=os.environ | variables, **options)
     except OSError as error:
         return None, error.strerror or str(error)
     try:
@@ -318,54 +286,58 @@ def probe(modules: Sequence[str]) -> dict[str, Any]:
 
     Returns the fields `broken`, `torch` and `ended` of `Context`.
     """
-    names, lines = [name for name in modules if is_importable(name)], []
+    names = [name for name in modules if is_importable(name)]
     code, text = run_python("-c", f"from {__name__} import report_imports; report_imports({names})")
-    for line in text.splitlines():
-        with suppress(ValueError):  # a package that prints while it is imported
-            lines += [found] if isinstance(found := json.loads(line), dict) else []
-    tried = {line["module"]: line.get("error") for line in lines if "module" in line}
+    ended, tried, facts = "" if code == 0 else describe_exit(code), dict[str, str](), dict[str, Any]()
+    for line in text.splitlines():  # a package may print while it is imported
+        if line.startswith(MARK):
+            found = json.loads(line.removeprefix(MARK))
+            tried |= found.pop("imported", {})
+            facts |= found
     broken = {name: error for name, error in tried.items() if error}
-    ended = "" if code == 0 else describe_exit(code)
     if untried := [name for name in names if name not in tried]:
         broken[untried[0]] = f"importing it kills Python: {ended}"
-    facts = {key: value for line in lines if "module" not in line for key, value in line.items()}
     return {"broken": broken, "torch": facts, "ended": ended}
 
 
 def report_imports(names: Sequence[str]) -> None:
     """In the child: print a line of JSON for each attempt at once, so that those before a crash are known."""
+
+    def report(**facts: Any) -> None:
+        print(f"\n{MARK}{json.dumps(facts)}", flush=True)
+
     for name in names:
-        line = {"module": name}
+        error = ""
         try:
             importlib.import_module(name)
-        except BaseException as error:  # a package may even call exit
-            line["error"] = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
-        print("\n" + json.dumps(line), flush=True)
+        except BaseException as raised:  # a package may even call exit
+            error = f"{type(raised).__name__}: {(str(raised).strip().splitlines() or [''])[0][:200]}"
+        report(imported={name: error})
     if "torch" not in sys.modules:
         return
     import torch
     import torch.distributed as dist
 
-    facts: dict[str, Any] = {"version": torch.__version__, "cuda": torch.version.cuda, "rocm": torch.version.hip}
-    print("\n" + json.dumps(facts | {"nccl": dist.is_available() and dist.is_nccl_available()}), flush=True)
-    found: dict[str, Any] = {"devices": []}
+    builds = {"version": torch.__version__, "cuda": torch.version.cuda, "rocm": torch.version.hip}
+    report(**builds, nccl=dist.is_available() and dist.is_nccl_available())
+    devices: list[dict[str, Any]] = []
+    error = None
     try:
         if not torch.cuda.is_available() and (torch.version.cuda or torch.version.hip):
             torch.cuda.init()  # is_available gives no reason; this raises it
         for number in range(torch.cuda.device_count()):
             about = torch.cuda.get_device_properties(number)
             capability = f"{about.major}.{about.minor}"
-            device = {"name": about.name, "memory_bytes": about.total_memory, "capability": capability}
+            devices.append({"name": about.name, "memory_bytes": about.total_memory, "capability": capability})
             try:
                 ones = torch.ones(64, 64, device=f"cuda:{number}", dtype=torch.bfloat16)
                 if (ones @ ones).float().sum().item() != 64**3:
-                    device["error"] = "a product of ones is wrong"
-            except Exception as error:
-                device["error"] = f"{type(error).__name__}: {error}"[:200]
-            found["devices"].append(device)
-    except Exception as error:
-        found["error"] = f"{type(error).__name__}: {error}"[:200]
-    print("\n" + json.dumps(found), flush=True)
+                    devices[-1]["error"] = "a product of ones is wrong"
+            except Exception as raised:
+                devices[-1]["error"] = f"{type(raised).__name__}: {raised}"[:200]
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"[:200]
+    report(devices=devices, error=error)
 
 
 # -- project and capacity
@@ -390,7 +362,6 @@ def check_configuration(context: Context) -> Finding:
         return Finding("no", "unknown without pydantic and pyyaml", "see host packages")
     if not Path("config/config.yaml").is_file():
         return Finding("no", "unknown outside the project's folder", "see project")
-    from tokenscale.base.errors import UserError
     from tokenscale.settings.config import load_config
 
     try:
@@ -401,15 +372,14 @@ def check_configuration(context: Context) -> Finding:
         return Finding("no", f"{error.what} {facts}", error.facts.get("next", "tokenscale check"))
     most = max((run.settings.layout.world_size for run in runs.values()), default=1)
     names, scale = ", ".join(config.settings.experiments), config.settings.scale
-    fact = f"scale {scale}, experiments {names}: {len(runs)} runs of at most {most} ranks"
-    return Finding("ok", fact, values={"scale": scale, "runs": len(runs), "ranks": most})
+    return Finding("ok", f"scale {scale}, experiments {names}: {count(len(runs), 'run')} of at most {most} ranks")
 
 
 def check_cores(context: Context) -> Finding:
     """Check the cores that this process may use, by its affinity mask and control groups, not the built-in ones."""
     visible, quota = provenance.count_affinity_cores(), provenance.cgroup_limits()[0]
     usable, fact = provenance.usable_cores(visible, quota), f"usable of {os.cpu_count()}"
-    values = {"usable": usable, "affinity": visible, "quota": quota, "built_in": os.cpu_count()}
+    values = {"usable": usable}
     if quota and quota < visible:
         fact += f": a control group allows {quota:g}, but Snakemake's `cores: all` counts all {visible} visible"
         return Finding("note", f"{usable} {fact}", f"snakemake --cores {usable}", values)
@@ -419,16 +389,14 @@ def check_cores(context: Context) -> Finding:
 def check_memory(context: Context) -> Finding:
     """Check main memory: its total, what is available now, and the limit of control groups."""
     (total, available), limit = provenance.read_memory(), provenance.cgroup_limits()[1]
-    values = {"total_bytes": total, "available_bytes": available, "limit_bytes": limit}
-    parts = [f"{total / GIB:.1f} GiB" if total else "of unknown size"]
-    parts += [f"{available / GIB:.1f} GiB available"] * (available is not None)
-    parts += [f"limited to {limit / GIB:.1f} GiB by a control group"] if limit and limit < (total or limit) else []
-    least, fact = min(filter(None, (total, available, limit)), default=None), ", ".join(parts)
-    if least is None or least < 2 * DEMO_MEMORY:
-        verdict = "no" if least is not None and least < DEMO_MEMORY else "note"
-        fact += f"; the demo needs {DEMO_MEMORY / GIB:.1f} GiB, larger models more"
-        return Finding(verdict, fact, "close other programs, or raise the limit", values)
-    return Finding("ok", fact, values=values)
+    fact = f"{format_bytes(total)}" if total else "of unknown size"
+    fact += f", {format_bytes(available)} available" if available is not None else ""
+    fact += f", limited to {format_bytes(limit)} by a control group" if limit and limit < (total or limit) else ""
+    least = min(filter(None, (total, available, limit)), default=2 * DEMO_MEMORY - 1)
+    if least >= 2 * DEMO_MEMORY:
+        return Finding("ok", fact)
+    fact += f"; the demo needs {format_bytes(DEMO_MEMORY)}, larger models more"
+    return Finding("no" if least < DEMO_MEMORY else "note", fact, "close other programs, or raise the limit")
 
 
 # -- GPUs and collectives
@@ -453,7 +421,7 @@ def check_gpus(context: Context) -> Finding:
     torch, devices, hidden = context.torch, context.torch["devices"], os.environ.get("CUDA_VISIBLE_DEVICES")
     build = f"CUDA {torch['cuda']}" if torch["cuda"] else f"ROCm {torch['rocm']}" if torch["rocm"] else ""
     if devices:
-        names = [f"{d['name']} ({d['memory_bytes'] / GIB:.0f} GiB, capability {d['capability']})" for d in devices]
+        names = [f"{d['name']} ({format_bytes(d['memory_bytes'])}, capability {d['capability']})" for d in devices]
         fact = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) + f"; torch for {build}"
         if failing := [f"GPU {n}: {d['error']}" for n, d in enumerate(devices) if "error" in d]:
             cure = "install a torch built for this GPU"
@@ -563,16 +531,15 @@ def check_results_folder(context: Context) -> Finding:
     (failed, skew), free = try_folder(folder), shutil.disk_usage(folder).free
     code, text = run_command(["df", "--output=fstype", str(folder)])
     kind = text.splitlines()[-1] if code == 0 and text else "unknown"  # as the kernel names it
-    values = {"folder": str(folder), "file_system": kind, "free_bytes": free, "failed": failed}
     where = str(context.results) + " (does not exist yet)" * (folder != context.results.absolute())
-    fact = f"{where}, file system {kind}, {free / GIB:.1f} GiB free"
+    fact = f"{where}, file system {kind}, {format_bytes(free)} free"
     if failed:
         cure = "make it writable, or use another folder"
         cure = "request a mount with the option flock" if "flock" in failed and kind == "lustre" else cure
-        return Finding("no", f"{fact}; {failed}", cure, values)
+        return Finding("no", f"{fact}; {failed}", cure)
     fact += "; rename, fsync, flock and memory map work"
     if free < DEMO_DISK:
-        return Finding("no", fact, f"free {DEMO_DISK / 1e6:.0f} MB: the demo's results take half of it", values)
+        return Finding("no", fact, f"free {format_bytes(DEMO_DISK)}: the demo's results take half of it")
     on_network = kind in NETWORK_FILE_SYSTEMS or kind.startswith("fuse")
     skewed = f"its clock is {skew:+.0f} s off this machine's clock, and Snakemake compares file times"
     notes = {
@@ -582,10 +549,10 @@ def check_results_folder(context: Context) -> Finding:
         (skewed, "synchronize both clocks with NTP"): abs(skew) > 1.0,
         ("little free space beyond the demo", "free some space"): free < 20 * DEMO_DISK,
     }
-    return make_finding(fact, [note for note, holds in notes.items() if holds], values)
+    return make_finding(fact, [note for note, holds in notes.items() if holds])
 
 
-def make_finding(fact: str, notes: list[tuple[str, str]], values: dict[str, Any]) -> Finding:
+def make_finding(fact: str, notes: list[tuple[str, str]], **values: Any) -> Finding:
     """Return an `ok` finding, or a `note` with each (reason, next step)."""
     fact = "; ".join([fact, *(why for why, _ in notes)])
     return Finding("note" if notes else "ok", fact, "; ".join(cure for _, cure in notes), values)
@@ -614,7 +581,7 @@ def check_slurm(context: Context) -> Finding:
     if job := os.environ.get("SLURM_JOB_ID"):
         notes.append((f"this is inside job {job}, and Snakemake submits jobs itself", "start it outside a job"))
     fact = f"{run_command(['sbatch', '--version'])[1]}, partitions {', '.join(partitions)}"
-    return make_finding(fact, notes, {"partitions": partitions})
+    return make_finding(fact, notes, partitions=partitions)
 
 
 #: (name, check), in the order of the output
