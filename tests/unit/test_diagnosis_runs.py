@@ -188,9 +188,9 @@ def test_a_job_that_has_just_begun_has_not_the_progress_of_the_one_before(result
     made(results, ago=400, step=91, steps=400, loss=4.8, state="running", host="nid000002")
     fields = ("7", "train", RUN, "RUNNING", "None")
     found = only(results, QueuedJob(*fields, 17, 600, 1, "nid000003", None))
-    assert (found.state, found.step, found.silent_s(time.time())) == ("running", None, None)
+    assert (found.state, found.step, found.is_silent(time.time())) == ("running", None, False)
     found = only(results, QueuedJob(*fields, 500, 600, 1, "nid000003", None))
-    assert found.step == 91 and found.silent_s(time.time()) > 300
+    assert found.step == 91 and found.is_silent(time.time())
     assert only(results, job("PENDING")).step == 91
 
 

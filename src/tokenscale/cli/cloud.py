@@ -76,19 +76,18 @@ def stage(address: str, experiment: str, ranks: int, config: "Config") -> Iterat
     sizes = sorted({row.settings.layout.world_size for row in table})
     others = ", ".join(str(size) for size in sizes if size != ranks)
     if not runs:
-        raise UserError(
-            f"no run of the experiment has {ranks} ranks.",
-            experiment=experiment,
-            scale=config.settings.scale,
-            expected=others or "an experiment with runs",
-            next=f"--ranks {sizes[-1]}" if sizes else "choose another experiment",
-        )
+        facts = {
+            "experiment": experiment,
+            "scale": config.settings.scale,
+            "expected": others or "an experiment with runs",
+        }
+        following = f"--ranks {sizes[-1]}" if sizes else "choose another experiment"
+        raise UserError(f"no run of the experiment has {ranks} ranks.", **facts, next=following)
     files, bucket = find_input_files(runs), open_bucket(address)
     marker, there = check_project(bucket, config), bucket.list("inputs/")
     missing = {facts["sha256"]: path for path, facts in files.items() if f"inputs/{facts['sha256']}" not in there}
-    for sha256, path in missing.items():
-        if sha256_file(path) != sha256:
-            _raise_changed(Path(path), f"sha256 {sha256}")
+    if changed := [(path, sha256) for sha256, path in missing.items() if sha256_file(path) != sha256]:
+        _raise_changed(Path(changed[0][0]), f"sha256 {changed[0][1]}")
     bucket.write(MARKER, pretty_json(marker).encode())
     for sha256, path in missing.items():
         bucket.upload(Path(path), f"inputs/{sha256}")
@@ -112,10 +111,10 @@ def check_project(bucket: Bucket, config: "Config", *, reading: bool = False) ->
 
     found = bucket.read(MARKER)
     if found is None and (reading or bucket.list()):
-        what, following = "the bucket holds other files.", "use an empty prefix: --bucket s3://BUCKET/NAME"
-        if reading:
-            what = "the bucket holds no runs of tokenscale."
-            following = "correct the address, or stage runs first: tokenscale cloud --help"
+        what = "the bucket holds no runs of tokenscale." if reading else "the bucket holds other files."
+        following = (
+            "stage runs there first: tokenscale cloud --help" if reading else "use an empty prefix of the bucket"
+        )
         raise UserError(what, address=bucket.address, expected=f"the object {MARKER}", next=following)
     marker, differs = _parse(found or b'{"schema": 1}', bucket, MARKER), []
     for section in NAMED:
@@ -124,8 +123,8 @@ def check_project(bucket: Bucket, config: "Config", *, reading: bool = False) ->
         differs += [f"{section}.{name}" for name, sha256 in mine.items() if theirs.get(name, sha256) != sha256]
         marker[section] = theirs | mine
     if differs:
-        what = "the bucket holds the runs of another project."
-        raise UserError(what, address=bucket.address, differs=", ".join(differs), next=NEXT_BUCKET)
+        facts = {"address": bucket.address, "differs": ", ".join(differs)}
+        raise UserError("the bucket holds the runs of another project.", **facts, next=NEXT_BUCKET)
     return marker
 
 
@@ -226,25 +225,19 @@ def pull(config: "Config", experiments: list[str]) -> str:
     for path, facts in files.items():
         if Path(path).name in ("manifest.json", "build.json") and not Path(path).exists():
             bucket.download(f"inputs/{facts['sha256']}", _checked_path(path))
-    listed = bucket.list("runs/")
+    listed, fetched = bucket.list("runs/"), 0
     ended = [run_id for run_id in config.all_runs(experiments) if f"runs/{run_id}/done.json" in listed]
-    fetched = 0
-    for run_id in ended:
-        prefix, done = f"runs/{run_id}/", Path(f"results/runs/{run_id}/done.json")
-        data = bucket.read(f"{prefix}done.json")
+    for prefix in (f"runs/{run_id}/" for run_id in ended):
+        done = Path("results", prefix, "done.json")
+        if done.is_file() and done.read_bytes() == bucket.read(f"{prefix}done.json"):
+            continue
         if done.is_file():
-            if done.read_bytes() == data:
-                continue
-            raise UserError(
-                "a run has ended here and in the bucket, with different records.",
-                folder=done.parent,
-                address=f"{bucket.address}/{prefix}",
-                next=f"rm -r {done.parent} takes the bucket's, another folder keeps both",
-            )
-        for key in listed:
-            if key.startswith(prefix) and not key.startswith(f"{prefix}checkpoints/") and key != f"{prefix}done.json":
-                bucket.download(key, Path("results", _checked_path(key)))
-        bucket.download(f"{prefix}done.json", done)
+            facts = {"folder": done.parent, "address": f"{bucket.address}/{prefix}"}
+            following = f"rm -r {done.parent} takes the bucket's, another folder keeps both"
+            raise UserError("a run has ended here and in the bucket, with different records.", **facts, next=following)
+        keys = [k for k in listed if k.startswith(prefix) and not k.startswith(f"{prefix}checkpoints/")]
+        for key in sorted(keys, key=lambda key: key == f"{prefix}done.json"):  # the mark of the end comes last
+            bucket.download(key, Path("results", _checked_path(key)))
         fetched += 1
     return f"{bucket.address}: {len(ended)} finished runs, {fetched} of them fetched"
 
@@ -269,22 +262,18 @@ def work(address: str, experiment: str, ranks: int, every_s: float) -> int:
     from tokenscale.settings.run import RunSettings
 
     if (nodes := os.environ.get("NNODES") or os.environ.get("SKYPILOT_NUM_NODES") or "1") != "1":
-        raise UserError(
-            "a worker trains its runs on one node.",
-            found=f"{nodes} nodes (NNODES or SKYPILOT_NUM_NODES)",
-            next="set num_nodes: 1, or use SkyPilot's multi-node runs: torchrun -m tokenscale train in a shared folder",
+        following = (
+            "set num_nodes: 1, or use SkyPilot's multi-node runs: torchrun -m tokenscale train in a shared folder"
         )
+        found = f"{nodes} nodes (NNODES or SKYPILOT_NUM_NODES)"
+        raise UserError("a worker trains its runs on one node.", found=found, next=following)
     bucket = open_bucket(address)
     key = _plan_key(experiment, ranks)
     if (data := bucket.read(key)) is None:
-        raise UserError(
-            "the experiment is not staged for this number of ranks.",
-            experiment=experiment,
-            ranks=ranks,
-            address=bucket.address,
-            has=find_nearest(key, bucket.list("experiments/")),
-            next=f"tokenscale cloud --bucket {bucket.address} {experiment} --ranks {ranks}, in the project",
-        )
+        facts = {"address": bucket.address, "has": find_nearest(key, bucket.list("experiments/"))}
+        following = f"tokenscale cloud --bucket {bucket.address} {experiment} --ranks {ranks}, in the project"
+        what = "the experiment is not staged for this number of ranks."
+        raise UserError(what, experiment=experiment, ranks=ranks, **facts, next=following)
     plan, failed = _parse(data, bucket, key), {}
     for path, facts in plan["files"].items():
         fetch_input(bucket, _checked_path(path), facts)
@@ -326,7 +315,9 @@ def train_run(bucket: Bucket, settings: "RunSettings", every_s: float) -> int:
     record = launch.record() | {"nodes": 1}
     mirror = Mirror(bucket, settings, output.parent)
     if settings.resume_from is not None and (writer := parse_run_id(settings.resume_from)):
-        mirror.fetch_below(f"runs/{writer}/{settings.resume_from.partition(f'{writer}/')[2]}/")
+        for key in bucket.list(f"runs/{writer}/{settings.resume_from.partition(f'{writer}/')[2]}/"):
+            if not (path := Path("results", _checked_path(key))).is_file():
+                bucket.download(key, path)
     mirror.fetch()
     with open_run(settings, output, manifests, launch=record, check=check_repetitions) as (identity, attempt, held):
         if attempt is None:
@@ -375,21 +366,12 @@ class Mirror:
             if path.is_file() and path.name != "run.json" and path.stat().st_size == size:
                 self._pushed[path] = _stamp(path)
 
-    def fetch_below(self, prefix: str) -> None:
-        """Fetch the objects below a prefix that are missing here."""
-        for key in self._bucket.list(prefix):
-            if not (path := Path("results", _checked_path(key))).is_file():
-                self._bucket.download(key, path)
-
     def begin(self) -> None:
         """Delete what is superseded or incomplete in the bucket, then push the records of the attempts."""
-        listed = self._bucket.list(self._key)
-        complete = set()
+        listed, kept = self._bucket.list(self._key), tuple[str, ...]()
         if self._newest is not None and self._newest.is_dir():  # else it was superseded by this code or data
-            complete = {key.removesuffix(CHECKPOINT) for key in listed if key.endswith(f"/{CHECKPOINT}")}
-        kept = tuple(complete)
-        stale = [key for key in listed if not self._path(key).exists() and not key.startswith(kept)]
-        self._bucket.delete(stale)
+            kept = tuple(key.removesuffix(CHECKPOINT) for key in listed if key.endswith(f"/{CHECKPOINT}"))
+        self._bucket.delete([key for key in listed if not self._path(key).exists() and not key.startswith(kept)])
         self._push_files(sorted(self._directory.glob("attempt=*/attempt.json")))
 
     @contextlib.contextmanager

@@ -31,12 +31,9 @@ def write_requirements(folder: Path) -> str:
     """
     path = next((folder / name for name in ("provenance.json", "run.json") if (folder / name).is_file()), None)
     if path is None:
-        raise UserError(
-            "there is no record of an environment here.",
-            folder=folder,
-            expected="provenance.json (a report) or run.json (a run)",
-            next="name results/report, or a folder of results/runs",
-        )
+        facts = {"folder": folder, "expected": "provenance.json (a report) or run.json (a run)"}
+        following = "name results/report, or a folder of results/runs"
+        raise UserError("there is no record of an environment here.", **facts, next=following)
     record = read_json(path, "record of an environment")
     with report_malformed(path, "record of an environment", "build the report again, or train the run again"):
         main: dict[str, str] = dict(record["versions"] if path.name == "run.json" else record["packages"])

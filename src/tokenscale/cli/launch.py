@@ -51,9 +51,13 @@ def run(arguments: argparse.Namespace) -> int:
         manifests = {role: path for role in ROLES if (path := getattr(arguments, role)) is not None}
         request = request_from_json(arguments.run, arguments.output, arguments.site, manifests)
     if arguments.print:
-        print(render_command(request, arguments.share))
+        job = find_job(request.machine)
+        launch = Launch(request.run, request.machine, request.output.parent, arguments.share, job=job)
+        print(launch.printed(request.manifests))
         return 0
-    return start(request, arguments.share)
+    options = {"machine": request.machine, "share": arguments.share, "check": check_repetitions}
+    # if another attempt holds the run's folder, wait for it
+    return start_run(request.run, request.output, request.manifests, wait=True, **options)
 
 
 if TYPE_CHECKING:
@@ -88,33 +92,11 @@ def request_by_id(run_ids: list[str], settings: "Config") -> Request:
         if run_id not in runs:
             near = find_nearest(run_id, runs)
             lists = "`snakemake -n runs` lists ids; --profile chooses another scale"
-            raise UserError(
-                f"no experiment has a run {run_id}.",
-                scale=settings.settings.scale,
-                next=f"did you mean {near}?" if near else lists,
-            )
+            following = f"did you mean {near}?" if near else lists
+            raise UserError(f"no experiment has a run {run_id}.", scale=settings.settings.scale, next=following)
     if len(run_ids) > 1:
         files = " ".join(map(done_file, run_ids))
         raise UserError("one run is launched at a time.", found=len(run_ids), next=f"snakemake {files}")
     run = runs[run_ids[0]].settings
     manifests = {role: Path(path) for role, path in list_manifests(run).items()}
     return Request(run, Path(done_file(run_ids[0])), manifests, settings.machine)
-
-
-def render_command(request: Request, share: int) -> str:
-    """Return the command that would start the run's processes, with the variables it adds, for a shell."""
-    launch = Launch(request.run, request.machine, request.output.parent, share, job=find_job(request.machine))
-    return launch.printed(request.manifests)
-
-
-def start(request: Request, share: int) -> int:
-    """Start the run here. If another attempt holds the run's folder, wait for it."""
-    return start_run(
-        request.run,
-        request.output,
-        request.manifests,
-        machine=request.machine,
-        share=share,
-        wait=True,
-        check=check_repetitions,
-    )

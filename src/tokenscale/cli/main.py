@@ -43,17 +43,11 @@ def translate_error(error: Exception) -> UserError | None:
     path = getattr(error, "filename", None)
     facts = {"path": path, "reason": str(error).splitlines()[0] if str(error) else os.strerror(number or 0)}
     if number in FULL and _lacks_inodes(path):
-        return UserError(
-            "the file system can hold no more files.",
-            **facts,
-            next="delete files (`df -i .` counts them), then repeat the command: finished parts are kept",
-        )
+        following = "delete files (`df -i .` counts them), then repeat the command: finished parts are kept"
+        return UserError("the file system can hold no more files.", **facts, next=following)
     if number in FULL:
-        return UserError(
-            "the disk is full.",
-            **facts,
-            next="free space (`df -h .`), then repeat the command: finished parts are kept",
-        )
+        following = "free space (`df -h .`), then repeat the command: finished parts are kept"
+        return UserError("the disk is full.", **facts, next=following)
     if number in LOCKED:
         how = "the file system is read-only." if number == errno.EROFS else "permission denied for this file or folder."
         return UserError(how, **facts, next="make it writable for this user, or use another folder")
@@ -73,22 +67,13 @@ def _translate_memory_error(error: Exception) -> UserError | None:
     message = f"{type(error).__name__}: {error}"
     reason = message.strip().splitlines()[0]
     if "CUDA out of memory" in message or "HIP out of memory" in message:
-        return UserError(
-            "a GPU's memory was full.",
-            reason=reason,
-            next="use a smaller micro_batch, activation_checkpointing, or a layout that shards the model",
-        )
-    if (
-        isinstance(error, MemoryError)
-        or any(word in message for word in NO_MEMORY)
-        or _read_errno(error) == errno.ENOMEM
-    ):
-        return UserError(
-            "main memory was full, or this job's share of it.",
-            reason=reason,
-            next="allow more memory (memory_mb in machine.toml for trainings, mem_mb in the profile), "
-            "run fewer jobs at a time, or use a smaller micro_batch",
-        )
+        following = "use a smaller micro_batch, activation_checkpointing, or a layout that shards the model"
+        return UserError("a GPU's memory was full.", reason=reason, next=following)
+    named = isinstance(error, MemoryError) or any(word in message for word in NO_MEMORY)
+    if named or _read_errno(error) == errno.ENOMEM:
+        following = "allow more memory (memory_mb in machine.toml for trainings, mem_mb in the profile), "
+        following += "run fewer jobs at a time, or use a smaller micro_batch"
+        return UserError("main memory was full, or this job's share of it.", reason=reason, next=following)
     return None
 
 
@@ -257,17 +242,10 @@ def exit_code(run: Callable[[], int | None], help_command: str) -> int:
 
 def add_configuration_arguments(parser: argparse.ArgumentParser) -> None:
     """Add `--configfile`, `--config` and `--profile`, as Snakemake has them."""
-    parser.add_argument(
-        "--configfile",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="FILE",
-        help="YAML merged over config/config.yaml; later files win",
-    )
-    parser.add_argument(
-        "--config", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="values merged over all files"
-    )
+    of_files, of_values = "YAML merged over config/config.yaml; later files win", "values merged over all files"
+    several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
+    parser.add_argument("--configfile", **several, metavar="FILE", help=of_files)
+    parser.add_argument("--config", **several, metavar="KEY=VALUE", help=of_values)
     parser.add_argument("--profile", help="Snakemake's profile, such as alps: its scale and its machine")
 
 
@@ -291,6 +269,5 @@ def load_configuration(arguments: argparse.Namespace, overrides: Mapping[str, An
     from tokenscale.settings.config import load_config
 
     call = read_call(arguments)
-    return load_config(
-        configfiles=call.configfiles, profile=call.profile, overrides={**call.config, **(overrides or {})}
-    )
+    merged = {**call.config, **(overrides or {})}
+    return load_config(configfiles=call.configfiles, profile=call.profile, overrides=merged)

@@ -37,30 +37,24 @@ class CallChecks:
 
     def _find_errors(self, jobs: list[Any]) -> Iterator[UserError]:
         """Yield why jobs must not be submitted: options, accounts, the image, the budget."""
+        from tokenscale.cli.plan_prices import RunPrices
+
         config, machine = self.config, self.config.machine
         trained = [job.wildcards.run_id for job in jobs if job.rule.name == "train"]
-        errors = [
-            self._find_replaced_options(jobs),
-            submission.unset_variable_error(dict(job.resources.items()) for job in jobs),
-        ]
+        variables = submission.unset_variable_error(dict(job.resources.items()) for job in jobs)
+        errors = [self._find_replaced_options(jobs), variables]
         if machine.container is not None and machine.container_packages:
             runs = config.all_runs(config.usable(()))
             settings = {run_id: runs[run_id].settings for run_id in trained}
             lacking = find_missing_packages(settings, machine.container_packages)
-            file = config.settings.machine or ""
-            errors.append(submission.missing_package_error(lacking, file, machine.container))
-        prices = self._run_prices().sum_by_experiment(trained)
+            errors.append(submission.missing_package_error(lacking, config.settings.machine or "", machine.container))
+        prices = RunPrices(config).sum_by_experiment(trained)
         errors.append(submission.budget_error(prices, config.settings.budget.node_hours))
         yield from filter(None, errors)
 
     def _find_replaced_options(self, jobs: list[Any]) -> UserError | None:
         maps, rules = internals.get_given_resources(self.workflow), {job.rule.name for job in jobs}
         return submission.replaced_options_error(find_replaced_entries(maps, rules, self.call.profile) if jobs else {})
-
-    def _run_prices(self) -> Any:
-        from tokenscale.cli.plan_prices import RunPrices
-
-        return RunPrices(self.config)
 
     def _describe_dry_run(self) -> Iterator[str]:
         """Yield the cost of what would be submitted, and whether the experiments can start, as `ready` says it.
@@ -71,11 +65,12 @@ class CallChecks:
         if error := self._find_replaced_options(jobs):
             yield error.render()
         trained = [job.wildcards.run_id for job in jobs if job.rule.name == "train"]
-        prices = self._run_prices()
+        from tokenscale.cli.plan_prices import RunPrices
+
+        prices = RunPrices(self.config)
         if self.config.machine.starter == "srun":
-            yield from submission.format_costs(
-                prices.sum_by_experiment(trained), self.config.settings.budget.node_hours
-            )
+            allowed = self.config.settings.budget.node_hours
+            yield from submission.format_costs(prices.sum_by_experiment(trained), allowed)
         if trained:
             from tokenscale.cli import ready
 

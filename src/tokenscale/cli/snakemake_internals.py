@@ -26,12 +26,12 @@ def get_internal(owner: Any, path: str) -> Any:
     """Return a private attribute by its dotted path. Raise UserError for a Snakemake without it."""
     for name in path.split("."):
         if not hasattr(owner, name):
-            raise UserError(
-                "this release of Snakemake does not fit the workflow.",
-                found=f"snakemake {version('snakemake')}, without {path}",
-                expected=f"a release like {TESTED}",
-                next=f"pip install 'snakemake~={TESTED}.0'",
-            )
+            found = {
+                "found": f"snakemake {version('snakemake')}, without {path}",
+                "expected": f"a release like {TESTED}",
+            }
+            following = f"pip install 'snakemake~={TESTED}.0'"
+            raise UserError("this release of Snakemake does not fit the workflow.", **found, next=following)
         owner = getattr(owner, name)
     return owner
 
@@ -53,17 +53,10 @@ class JobEvents(logging.Handler):
                 of |= {"rule_name": of["groupid"], "jobid": first, "output": [], "log": of["aux_logs"], "aux": of}
             elif event != "job_info" and (event != "job_error" or of["indent"]):  # indented: a job of the group above
                 return
-            append_event(
-                self.file,
-                event="job_info" if event == "job_info" else "job_error",
-                rule=of["rule_name"],
-                jobid=of["jobid"],
-                output=of["output"],
-                log=of["log"],
-                reason=of.get("reason", ""),
-                message=of.get("rule_msg") or "",
-                slurm=of.get("aux", {}).get("external_jobid"),
-            )
+            facts = {"rule": of["rule_name"], "reason": of.get("reason", ""), "message": of.get("rule_msg") or ""}
+            facts |= {name: of[name] for name in ("jobid", "output", "log")}
+            name = "job_info" if event == "job_info" else "job_error"
+            append_event(self.file, event=name, **facts, slurm=of.get("aux", {}).get("external_jobid"))
         except Exception:  # as every handler of logging: it must not end the workflow
             self.handleError(record)
 

@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -140,7 +140,7 @@ def plan_jobs(targets: list[str], call: Call = NO_OPTIONS) -> list[Job]:
     return [replace(job, reasons=own.get(job.outputs, {}) | job.reasons) for job in jobs]
 
 
-def dry_run(targets: list[str], call: Call = NO_OPTIONS, accepted: Iterable[str] = ()) -> list[Job]:
+def dry_run(targets: list[str], call: Call = NO_OPTIONS, accepted: Sequence[str] = ()) -> list[Job]:
     """Return the jobs of a `snakemake --dry-run`, ignoring edits of the code of `accepted` rules.
 
     Snakemake runs in a process of its own. Raise UserError in a folder without a workflow, and with Snakemake's message
@@ -148,47 +148,35 @@ def dry_run(targets: list[str], call: Call = NO_OPTIONS, accepted: Iterable[str]
     """
     require_workflow()
     # outputs that a killed Snakemake left incomplete would stop the dry run, too
-    command = [sys.executable, "-m", "snakemake", "--dry-run", "--rerun-incomplete", *_options(call)]
-    ancient = [f"{rule}=code" for rule in accepted]
-    command += ["--consider-ancient", *ancient] if ancient else []
+    command = [sys.executable, "-m", "snakemake", "--dry-run", "--rerun-incomplete", *call.arguments]
+    command += ["--cores", "1"] * (not call.profile)
+    command += ["--consider-ancient", *(f"{rule}=code" for rule in accepted)] if accepted else []
+    options: dict[str, Any] = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "text": True,
+        "errors": "replace",
+    }
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "events.jsonl"
-        done = subprocess.run(
-            [*command, "--", *targets],
-            env=os.environ | {EVENTS_FILE: str(file)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
+        done = subprocess.run([*command, "--", *targets], env=os.environ | {EVENTS_FILE: str(file)}, **options)
         if not done.returncode:
             return read_planned_jobs(file)
         for event in read_events(file):
             if event["event"] == "refused":  # a mistake in the configuration
                 raise UserError(event["what"], **event["facts"])
-    printed = done.stdout.partition("Building DAG of jobs...")[2] or done.stdout
-    raise UserError(
-        "Snakemake cannot plan the jobs.",
-        snakemake="\n".join(printed.strip().splitlines()[-12:]),
-        next=f"{snakemake_command(call)} --dry-run {' '.join(targets)}".rstrip(),
-    )
+    printed = "\n".join((done.stdout.partition("Building DAG of jobs...")[2] or done.stdout).strip().splitlines()[-12:])
+    following = f"{snakemake_command(call)} --dry-run {' '.join(targets)}".rstrip()
+    raise UserError("Snakemake cannot plan the jobs.", snakemake=printed, next=following)
 
 
 def require_workflow() -> None:
     """Raise UserError if the working folder holds no workflow."""
-    if not Path("workflow/Snakefile").is_file():
-        raise UserError(
-            "this folder holds no workflow.",
-            folder=Path.cwd(),
-            expected="workflow/Snakefile",
-            next="cd to the project's folder",
-        )
+    if not (file := Path("workflow/Snakefile")).is_file():
+        facts = {"folder": Path.cwd(), "expected": file}
+        raise UserError("this folder holds no workflow.", **facts, next="cd to the project's folder")
 
 
 def snakemake_command(call: Call) -> str:
     """Return the Snakemake command line for this configuration; targets may be appended."""
     return shlex.join(["snakemake", *call.arguments])
-
-
-def _options(call: Call) -> list[str]:
-    return [*call.arguments, *([] if call.profile else ["--cores", "1"])]

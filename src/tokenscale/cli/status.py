@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -25,19 +25,10 @@ PROJECT = ("workflow/Snakefile", "results", ".snakemake")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose the report; without any, it is the queue and the runs."""
     requested = parser.add_mutually_exclusive_group()
-    requested.add_argument(
-        "--stale",
-        nargs="*",
-        metavar="TARGET",
-        help="show what would rerun and why, for these targets, files or experiments (default: the report)",
-    )
-    requested.add_argument(
-        "--failed",
-        nargs="?",
-        const="",
-        metavar="LOG",
-        help="show what failed and why, from a Snakemake log (default: that of the last call in this folder)",
-    )
+    of_stale = "show what would rerun and why, for these targets, files or experiments (default: the report)"
+    of_failed = "show what failed and why, from a Snakemake log (default: that of the last call in this folder)"
+    requested.add_argument("--stale", nargs="*", metavar="TARGET", help=of_stale)
+    requested.add_argument("--failed", nargs="?", const="", metavar="LOG", help=of_failed)
     main.add_configuration_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the queue and the runs as JSON")
 
@@ -45,21 +36,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Print the chosen report. Raise UserError outside a project, and for --json with another option."""
     if not any(Path(name).exists() for name in PROJECT):
-        raise UserError(
-            "this folder is not a project.",
-            folder=Path.cwd(),
-            expected="workflow/Snakefile, or results/",
-            next="cd to the project's folder and repeat the command",
-        )
+        facts = {"folder": Path.cwd(), "expected": "workflow/Snakefile, or results/"}
+        raise UserError("this folder is not a project.", **facts, next="cd to the project's folder")
     if arguments.json and (arguments.stale is not None or arguments.failed is not None):
         raise UserError("--json cannot be combined with another report.", next="tokenscale status --json")
     if arguments.stale is not None:
         from tokenscale.cli.status_stale import describe_stale
-        from tokenscale.settings import profile
-        from tokenscale.settings.profile import NO_OPTIONS
+        from tokenscale.settings.profile import NO_OPTIONS, load_last_call
 
         call = main.read_call(arguments)
-        if call == NO_OPTIONS and (last := profile.load_last_call() or NO_OPTIONS) != NO_OPTIONS:
+        if call == NO_OPTIONS and (last := load_last_call()) not in (None, NO_OPTIONS):
             call = last
             print(f"configuration of the last call here: {' '.join(['snakemake', *call.arguments])}\n")
         print(describe_stale(arguments.stale, call))
@@ -117,14 +103,14 @@ class StatusReport:
             jobs, now = self.queue.jobs, datetime.fromtimestamp(self.unix_s)
             counts = Counter(job.state_name for job in jobs)
             yield f"jobs   {len(jobs)} of this folder: " + ", ".join(f"{n} {state}" for state, n in counts.items())
-            columns = [max(len(text) for text in texts) for texts in zip(*map(_format_job, jobs), strict=True)]
-            for job in jobs:
-                cells = (f"{text:<{column}}" for text, column in zip(_format_job(job), columns, strict=True))
-                yield ("  " + "  ".join(cells)).rstrip()
-                yield from _explain_waiting(job, now, " " * (4 + columns[0]))
-                writer = find_writers(jobs).get(job.of, job) if job.rule == "train" else job
+            writers, lines = find_writers(jobs), _align(map(_format_job, jobs))
+            indent = " " * (4 + max(len(job.id) for job in jobs))
+            for job, line in zip(jobs, lines, strict=True):
+                yield line.rstrip()
+                yield from _explain_waiting(job, now, indent)
+                writer = writers.get(job.of, job) if job.rule == "train" else job
                 if writer is not job and job.state == "RUNNING":
-                    yield f"{'':<{4 + columns[0]}}why   job {writer.id} trains this run; this job waits until it ends"
+                    yield f"{indent}why   job {writer.id} trains this run; this job waits until it ends"
             if not self.snakemake_running:
                 yield (
                     "  No Snakemake of this folder runs on this machine. If none runs elsewhere, start it again: "
@@ -136,19 +122,17 @@ class StatusReport:
             yield "runs   none under results/runs yet"
             return
         counts = Counter(run.state for run in self.runs)
-        order = [state for state in (*ORDER, *sorted(counts)) if counts.get(state)]
-        summary = ", ".join(f"{counts[state]} {state}" for state in dict.fromkeys(order))
+        summary = ", ".join(
+            f"{counts[state]} {state}" for state in dict.fromkeys([*ORDER, *sorted(counts)]) if counts[state]
+        )
         yield f"runs   {len(self.runs)} under results/runs: {summary}"
         listed = [run for state in ORDER[2:] for run in self.runs if run.state == state]
-        widths = [
-            max((len(text) for text in texts), default=0) for texts in zip(*map(_format_run, listed), strict=True)
-        ]
-        for run in listed:
-            cells = (f"{text:<{column}}" for text, column in zip(_format_run(run), widths, strict=True))
-            yield ("  " + "  ".join(cells) + "  " + self._progress(run)).rstrip()
+        indent = " " * (4 + max((len(run.state) for run in listed), default=0))
+        for run, line in zip(listed, _align(map(_format_run, listed)), strict=True):
+            yield f"{line}  {self._progress(run)}".rstrip()
             if run.hint:
-                yield f"{'':<{4 + widths[0]}}why   {run.hint.what}"
-                yield f"{'':<{4 + widths[0]}}next  {as_typed(run.hint.next)}"
+                yield f"{indent}why   {run.hint.what}"
+                yield f"{indent}next  {as_typed(run.hint.next)}"
         if counts["failed"]:
             yield as_typed("  tokenscale status --failed shows what failed in Snakemake's last call, with the logs.")
         elif counts["interrupted"]:
@@ -164,9 +148,8 @@ class StatusReport:
             at += f", {format_duration(run.left_s)} to go" if run.left_s else ""
         if run.written_unix_s is None:
             return at
-        silent = run.silent_s(self.unix_s)
         ago = format_duration(max(0.0, self.unix_s - run.written_unix_s))
-        return f"{at}, {f'silent for {ago}' if silent is not None else f'{ago} ago'}"
+        return f"{at}, silent for {ago}" if run.is_silent(self.unix_s) else f"{at}, {ago} ago"
 
 
 def collect_status(folder: Path = Path()) -> StatusReport:
@@ -189,6 +172,13 @@ def is_snakemake_running(folder: Path, processes: Path = Path("/proc")) -> bool:
         if opened and "--target-jobs" not in read_text(process / "cmdline").split("\0"):
             return True
     return False
+
+
+def _align(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """Return indented lines whose cells begin below each other."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(map(str.ljust, row, widths)) for row in rows]
 
 
 def _format_job(job: QueuedJob) -> tuple[str, ...]:
@@ -222,11 +212,11 @@ def _format_run(run: RunState) -> tuple[str, ...]:
     return run.state, run.id, f"attempt={run.attempt:02d}" if run.attempt is not None else ""
 
 
-def _wrap(text: str, width: int) -> list[str]:
-    start = text[: len(text) - len(text.lstrip())]
-    return wrap_text(start, text.strip(), max(width, 60), len(start) + 6)
-
-
 def get_terminal_width() -> int:
     """Return the number of columns to fill."""
     return max(80, min(160, shutil.get_terminal_size((120, 24)).columns))
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    start = text[: len(text) - len(text.lstrip())]
+    return wrap_text(start, text.strip(), width, len(start) + 6)

@@ -8,6 +8,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,11 +57,9 @@ class RunState:
             return None
         return max(0, self.steps - self.step) * self.step_s
 
-    def silent_s(self, now: float) -> float | None:
-        """Return for how many seconds a running run has written nothing, if it is longer than SILENT_S; else None."""
-        if self.state != "running" or self.written_unix_s is None or now - self.written_unix_s < SILENT_S:
-            return None
-        return now - self.written_unix_s
+    def is_silent(self, now: float) -> bool:
+        """Return whether a running run has written nothing for longer than SILENT_S."""
+        return self.state == "running" and self.written_unix_s is not None and now - self.written_unix_s >= SILENT_S
 
 
 def read_runs(results: Path, jobs: Sequence[QueuedJob] = (), now: float | None = None) -> list[RunState]:
@@ -157,12 +156,9 @@ def _read_status(folder: Path, attempt: int | None) -> dict[str, Any]:
 def _find_last_write(folder: Path, attempt: int | None, status: dict[str, Any]) -> float | None:
     """Return when the newest attempt last wrote: its status or, before the first step, its events."""
     stamps = [status["t_unix_s"]] if isinstance(status.get("t_unix_s"), int | float) else []
-    if attempt is not None:
-        for path in (folder / f"attempt={attempt:02d}").glob("rank=00000/*.jsonl"):
-            try:
-                stamps.append(path.stat().st_mtime)
-            except OSError:
-                continue
+    for path in (folder / f"attempt={attempt or 0:02d}").glob("rank=00000/*.jsonl"):
+        with suppress(OSError):
+            stamps.append(path.stat().st_mtime)
     return max(stamps, default=None)
 
 
