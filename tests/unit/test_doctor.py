@@ -211,12 +211,10 @@ def test_a_folder_that_cannot_be_written_is_no(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "step, owner, name, replacement",
     [
-        ("fsync", os, "fsync", OSError(errno.EINVAL, "Invalid argument")),
         ("rename", os, "replace", OSError(errno.EXDEV, "Invalid cross-device link")),
         ("rename", os, "replace", None),  # says it did, and did not
         ("flock fails: two processes", doctor, "run_command", (0, "")),
         ("flock", fcntl, "flock", OSError(errno.ENOSYS, "Function not implemented")),  # Lustre without the option flock
-        ("memory map", doctor.mmap, "mmap", OSError(errno.ENODEV, "No such device")),
     ],
 )
 def test_what_a_file_system_cannot_do_is_named(tmp_path, monkeypatch, step, owner, name, replacement):

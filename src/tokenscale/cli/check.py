@@ -67,9 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
                 print(f"{scale:<12} {name}: {len(config.runs(name))} runs")
             for problem in problems:
                 where = f"{name} at {scale}" if name else scale
-                print(
-                    f"  {problem.level:<6}  {where}: {describe(config, name, problem)}. Next: {as_typed(problem.next)}"
-                )
+                what = describe(config, name, problem)
+                print(f"  {problem.level:<6}  {where}: {what}. Next: {as_typed(problem.next)}")
                 refused |= problem.level == "refuse"
         if not arguments.experiment and (note := config.left_out_note):
             print(f"{scale:<12} {note}")
@@ -163,10 +162,9 @@ def check_tokenizers(runs: list[RunSettings], prices: RunPrices, results: Path) 
         counted = weights(run.model.with_vocabulary(entries).with_positions(run.sequence_length))
         share = 1 - counted.blocks / counted.total
         if share > MOST_VOCABULARY:
-            what = (
-                f"the {entries:,} entries of {run.tokenizer.name} take {share:.0%} of the weights of {run.model.name}"
-            )
-            yield Problem("warn", what, "runs.tokenizer", "a tokenizer with fewer entries, or a larger model")
+            what = f"the {entries:,} entries of {run.tokenizer.name} take {share:.0%} of the weights of "
+            following = "a tokenizer with fewer entries, or a larger model"
+            yield Problem("warn", what + run.model.name, "runs.tokenizer", following)
 
 
 def check_packages(config: Config, name: str, *, here: bool) -> Iterator[Problem]:

@@ -112,9 +112,7 @@ def check_project(bucket: Bucket, config: "Config", *, reading: bool = False) ->
     found = bucket.read(MARKER)
     if found is None and (reading or bucket.list()):
         what = "the bucket holds no runs of tokenscale." if reading else "the bucket holds other files."
-        following = (
-            "stage runs there first: tokenscale cloud --help" if reading else "use an empty prefix of the bucket"
-        )
+        following = "stage runs first: tokenscale cloud --help" if reading else "use an empty prefix of the bucket"
         raise UserError(what, address=bucket.address, expected=f"the object {MARKER}", next=following)
     marker, differs = _parse(found or b'{"schema": 1}', bucket, MARKER), []
     for section in NAMED:

@@ -1,7 +1,6 @@
 """Start a run's processes here or in a SLURM job, wait for them, and write done.json from the sealed record."""
 
 import argparse
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,9 +8,11 @@ from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.cli import main
 from tokenscale.data.batches.repetitions import check_repetitions
 from tokenscale.runs.launch.start import Launch, find_job, start_run
-from tokenscale.settings import machine as machines
-from tokenscale.settings.machine import Machine
+from tokenscale.settings.machine import Machine, load_machine
 from tokenscale.settings.run import RunSettings
+
+if TYPE_CHECKING:
+    from tokenscale.settings.config import Config
 
 ROLES = ("corpus", "tokenizer", "store", "validation_store", "arm")
 
@@ -31,9 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for role in ROLES:
         option, text = f"--{role.replace('_', '-')}", f"manifest of the {role.replace('_', ' ')}"
         parser.add_argument(option, type=Path, nargs="?", help=text)
-    parser.add_argument(
-        "--site", nargs="?", help="file of the machine (docs/settings.md); by default this one as it is"
-    )
+    of_site = "file of the machine (docs/settings.md); by default this one as it is"
+    parser.add_argument("--site", nargs="?", help=of_site)
     parser.add_argument("--share", type=int, default=1, help="runs that have this run's nodes at the same time")
 
 
@@ -46,43 +46,25 @@ def run(arguments: argparse.Namespace) -> int:
         next_step = f"snakemake --profile {arguments.profile or 'alps'} {files}"
         raise UserError("`launch` writes no job scripts: Snakemake submits runs.", found="--sbatch", next=next_step)
     if arguments.run is None:
-        request = request_by_id(arguments.run_id, main.load_configuration(arguments))
-    else:
-        manifests = {role: path for role in ROLES if (path := getattr(arguments, role)) is not None}
-        request = request_from_json(arguments.run, arguments.output, arguments.site, manifests)
-    if arguments.print:
-        job = find_job(request.machine)
-        launch = Launch(request.run, request.machine, request.output.parent, arguments.share, job=job)
-        print(launch.printed(request.manifests))
-        return 0
-    options = {"machine": request.machine, "share": arguments.share, "check": check_repetitions}
-    # if another attempt holds the run's folder, wait for it
-    return start_run(request.run, request.output, request.manifests, wait=True, **options)
-
-
-if TYPE_CHECKING:
-    from tokenscale.settings.config import Config
-
-
-@dataclass(frozen=True)
-class Request:
-    """A run, its inputs and output, and its machine."""
-
-    run: RunSettings
-    output: Path
-    manifests: dict[str, Path]
-    machine: Machine
-
-
-def request_from_json(run: str, output: Path | None, site: str | None, manifests: dict[str, Path]) -> Request:
-    """Build a request from settings as JSON and paths, as the rule passes them."""
-    if output is None:
+        run, output, manifests, machine = find_run(arguments.run_id, main.load_configuration(arguments))
+    elif arguments.output is None:
         raise UserError("--run needs --output.", next="--output results/runs/<run id>/done.json")
-    return Request(RunSettings.from_json(run), output, manifests, machines.load_machine(site))
+    else:
+        run, output, machine = RunSettings.from_json(arguments.run), arguments.output, load_machine(arguments.site)
+        manifests = {role: path for role in ROLES if (path := getattr(arguments, role)) is not None}
+    if arguments.print:
+        launch = Launch(run, machine, output.parent, arguments.share, job=find_job(machine))
+        print(launch.printed(manifests))
+        return 0
+    # if another attempt holds the run's folder, wait for it
+    options = {"machine": machine, "share": arguments.share, "check": check_repetitions}
+    return start_run(run, output, manifests, wait=True, **options)
 
 
-def request_by_id(run_ids: list[str], settings: "Config") -> Request:
-    """Build a request for a run of any experiment of the configuration. Raises UserError unless one run is named."""
+def find_run(run_ids: list[str], settings: "Config") -> tuple[RunSettings, Path, dict[str, Path], Machine]:
+    """Return a run of any experiment of the configuration, its output, inputs and machine. Raises UserError unless one
+    run is named.
+    """
     from tokenscale.settings.manifests import done_file, list_manifests
 
     if not run_ids:
@@ -99,4 +81,4 @@ def request_by_id(run_ids: list[str], settings: "Config") -> Request:
         raise UserError("one run is launched at a time.", found=len(run_ids), next=f"snakemake {files}")
     run = runs[run_ids[0]].settings
     manifests = {role: Path(path) for role, path in list_manifests(run).items()}
-    return Request(run, Path(done_file(run_ids[0])), manifests, settings.machine)
+    return run, Path(done_file(run_ids[0])), manifests, settings.machine

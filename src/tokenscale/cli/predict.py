@@ -16,9 +16,8 @@ LARGEST = 10**9
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the fit and of the prediction."""
     sizes, nodes = "default: measured ones, 2 to 16 times the largest", "default: as in the runs' records, else 1"
-    parser.add_argument(
-        "--tables", type=Path, metavar="DIR", help="results/tables/EXPERIMENT: its runs of weak scaling"
-    )
+    of_tables = "results/tables/EXPERIMENT: its runs of weak scaling"
+    parser.add_argument("--tables", type=Path, metavar="DIR", help=of_tables)
     parser.add_argument("--series", metavar="NAME", help="only this series")
     parser.add_argument("--world-sizes", type=_parse_world_sizes, metavar="N,N,…", help=sizes)
     parser.add_argument("--ranks-per-node", type=_parse_positive, metavar="N", help=nodes)
@@ -29,15 +28,12 @@ def run(arguments: argparse.Namespace) -> None:
     """Print the predictions. Raises UserError without tables of finished runs."""
     tables = arguments.tables
     if tables is None or not (tables / "runs.parquet").is_file():
-        name = (
-            tables.name if tables and Path(f"config/experiments/{tables.name}.yaml").is_file() else "ddp_scaling_weak"
-        )
-        raise UserError(
-            "a prediction needs finished runs at two world sizes or more, and their tables are not here.",
-            tables=tables,
-            found=", ".join(str(path.parent) for path in sorted(Path("results/tables").glob("*/runs.parquet"))) or None,
-            next=f"snakemake {name}\ntokenscale predict --tables results/tables/{name}",
-        )
+        known = tables and Path(f"config/experiments/{tables.name}.yaml").is_file()
+        name = tables.name if known else "ddp_scaling_weak"
+        there = ", ".join(str(path.parent) for path in sorted(Path("results/tables").glob("*/runs.parquet"))) or None
+        what = "a prediction needs finished runs at two world sizes or more, and their tables are not here."
+        following = f"snakemake {name}\ntokenscale predict --tables results/tables/{name}"
+        raise UserError(what, tables=tables, found=there, next=following)
     from tokenscale.analysis.projection import format_projection, project
 
     options = {"series": arguments.series, "world_sizes": arguments.world_sizes}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenscale.base.errors import UserError, as_typed
-from tokenscale.base.wording import format_bytes
+from tokenscale.base.wording import count, format_bytes
 from tokenscale.cli import check, doctor, main
 from tokenscale.cli.doctor import Finding
 from tokenscale.cli.plan_prices import RunPrices
@@ -65,21 +65,15 @@ def render(
     """Yield the verdict with the runs that are left and their cost, then each lack with its next step."""
     runs, missing = config.all_runs(list(names)), sum(lack.refuses for lack in lacks)
     left = [run for run_id, run in runs.items() if not prices.is_done(run_id)]
-    total, verdict, warnings = (
-        sum_prices(map(prices.price, left)),
-        "not ready" if missing else "ready",
-        len(lacks) - missing,
-    )
-    parts = [f"{missing} missing"] * bool(missing) + [f"{warnings} warning{'s' * (warnings > 1)}"] * bool(warnings)
+    total, warnings = sum_prices(map(prices.price, left)), len(lacks) - missing
+    parts = [f"{missing} missing"] * bool(missing) + [count(warnings, "warning")] * bool(warnings)
     parts += [f"{', '.join(names)} at scale {config.settings.scale}", f"{len(left)} of {len(runs)} runs to do"]
     if left and total.timed and config.machine.gpus_per_node is not None:
         parts.append(f"{submission.format_hours({'': total})} node-hours")
     parts += [format_bytes(total.bytes)] * bool(left)
-    yield (
-        f"\x1b[{31 if missing else 32}m{verdict}\x1b[0m: {', '.join(parts)}"
-        if colour
-        else f"{verdict}: {', '.join(parts)}"
-    )
+    verdict = "not ready" if missing else "ready"
+    shown = f"\x1b[{31 if missing else 32}m{verdict}\x1b[0m" if colour else verdict
+    yield f"{shown}: {', '.join(parts)}"
     for lack in sorted(lacks, key=lambda lack: not lack.refuses):
         yield f"  {'' if lack.refuses else 'warning  '}{textwrap.shorten(lack.what, 240)}"
         for number, text in enumerate(as_typed(lack.next).splitlines()):
@@ -101,15 +95,13 @@ def judge_machine(
         elif finding.verdict == "note" and name == "slurm":
             yield Lack(f"{name}: {finding.fact}", finding.next, refuses=False)
     if 0 < devices < on_gpus:
-        yield Lack(
-            f"runs of {on_gpus} ranks with a GPU each, but torch sees {devices}", "CUDA_VISIBLE_DEVICES= make run"
-        )
+        what = f"runs of {on_gpus} ranks with a GPU each, but torch sees {devices}"
+        yield Lack(what, "CUDA_VISIBLE_DEVICES= make run")
     partitions = findings["slurm"].values.get("partitions", {}) if "slurm" in findings else {}
     wanted = _read_resources(profile).get("slurm_partition") if profile else None
     if partitions and wanted and wanted not in partitions:
-        following = (
-            f"slurm_partition: one of {', '.join(partitions)}, in profiles/{Path(profile or '').name}/config.yaml"
-        )
+        file = f"profiles/{Path(profile or '').name}/config.yaml"
+        following = f"slurm_partition: one of {', '.join(partitions)}, in {file}"
         yield Lack(f"the cluster has no partition {wanted}", following)
     elif 0 < (there := partitions.get(wanted, 0)) < (machine.gpus_per_node or 0):
         what = f"nodes of partition {wanted} have {there} GPUs, and {machine.name} asks for {machine.gpus_per_node}"
@@ -153,9 +145,8 @@ def find_problems(
     stores = prices.count_stores(list(names)).predicted_bytes if left else 0
     needed = sum_prices(prices.price(runs[run_id]) for run_id in left).bytes + stores
     if needed > (free := shutil.disk_usage(".").free):
-        yield Lack(
-            f"results take about {format_bytes(needed)}, {format_bytes(free)} are free", "free space (`df -h .`)"
-        )
+        what = f"results take about {format_bytes(needed)}, {format_bytes(free)} are free"
+        yield Lack(what, "free space (`df -h .`)")
 
 
 def _find_lack_of_memory(config: Config, run: RunSettings, prices: RunPrices) -> UserError | None:

@@ -61,12 +61,12 @@ class CallChecks:
 
         A dry run has no executor: where trainings start by srun, their jobs would be submitted.
         """
+        from tokenscale.cli.plan_prices import RunPrices
+
         jobs = internals.get_jobs_to_submit(self.workflow)
         if error := self._find_replaced_options(jobs):
             yield error.render()
         trained = [job.wildcards.run_id for job in jobs if job.rule.name == "train"]
-        from tokenscale.cli.plan_prices import RunPrices
-
         prices = RunPrices(self.config)
         if self.config.machine.starter == "srun":
             allowed = self.config.settings.budget.node_hours

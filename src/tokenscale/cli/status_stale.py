@@ -138,17 +138,12 @@ def describe_changed_settings(text: str) -> str:
     if not found:
         return text
     (old, *before), (new, *now) = (_parse_values(side) for side in found.groups())
-    listed = [
-        f"{k}: {_format_value(old.get(k))} → {_format_value(new.get(k))}"
-        for k in sorted(old | new)
-        if old.get(k) != new.get(k)
-    ]
+    changed = [k for k in sorted(old | new) if old.get(k) != new.get(k)]
+    listed = [f"{k}: {_format_value(old.get(k))} → {_format_value(new.get(k))}" for k in changed]
     if before or now:
         listed.append(f"{', '.join(before) or 'nothing'} → {', '.join(now) or 'nothing'}")
-    return (
-        ", ".join(listed if len(listed) <= 4 else [*listed[:3], f"{len(listed) - 3} more"])
-        or "its content, compared by hash"
-    )
+    shown = listed if len(listed) <= 4 else [*listed[:3], f"{len(listed) - 3} more"]
+    return ", ".join(shown) or "its content, compared by hash"
 
 
 def _parse_values(text: str) -> list[Any]:
@@ -190,11 +185,8 @@ def render(jobs: list[Job], targets: list[str], call: Call = NO_OPTIONS) -> str:
     found, trainings = find_causes(jobs), [job for job in jobs if job.kind == "run"]
     lines = [_describe_total(jobs), *([_describe_trainings(trainings)] if trainings else [])]
     for cause in found:
-        lines += [
-            "",
-            *wrap_text(f"{cause.label:<9} ", cause.text, 118),
-            *wrap_text(" " * 12, listing(_list_jobs(cause.jobs)), 118),
-        ]
+        lines += ["", *wrap_text(f"{cause.label:<9} ", cause.text, 118)]
+        lines += wrap_text(" " * 12, listing(_list_jobs(cause.jobs)), 118)
         if cause.dependents:
             lines += wrap_text(" " * 9 + "-> ", listing(_list_jobs(cause.dependents, counted=True)), 118)
     hints = list(_suggest_commands(jobs, found, targets, call))
@@ -240,16 +232,16 @@ def _list_jobs(jobs: Iterable[Job], counted: bool = False) -> list[str]:
     parts = []
     for kind in [kind for kind in KINDS if kind in by_kind]:
         of_kind = by_kind[kind]
-        number = len(of_kind)
         experiments = listing(sorted({job.experiment for job in of_kind if job.experiment}))
+        noun = kind if len(of_kind) == 1 else KINDS[kind][0]
         if kind == "report":
             parts.append(kind)
         elif kind in ("tables", "run table"):
-            parts.append(f"{kind if number == 1 else KINDS[kind][0]} of {experiments}")
-        elif counted or number > 3:
-            parts.append(_count(number, kind) + (f" of {experiments}" if kind == "figure" else ""))
+            parts.append(f"{noun} of {experiments}")
+        elif counted or len(of_kind) > 3:
+            parts.append(_count(len(of_kind), kind) + f" of {experiments}" * (kind == "figure"))
         else:
-            parts.append(f"{kind if number == 1 else KINDS[kind][0]} {listing([job.name for job in of_kind])}")
+            parts.append(f"{noun} {listing(job.name for job in of_kind)}")
     return parts
 
 
@@ -265,14 +257,13 @@ def _suggest_commands(jobs: list[Job], found: list[Cause], targets: list[str], c
     commands = []
     edited = {(cause.label, job.kind) for cause in found if cause.label in ("code", "rule") for job in cause.jobs}
     if ("code", "run") in edited:
-        commands.append(
-            (f"{start} {' '.join(targets) or 'all'} {ANCIENT}", "accepts the edit in this call, rebuilds the rest")
-        )
+        command = f"{start} {' '.join(targets) or 'all'} {ANCIENT}"
+        commands.append(f"{command}   accepts the edit in this call, rebuilds the rest")
     if edited and not {"new", "missing", "unfinished"} & {cause.label for cause in found}:
-        commands.append((" ".join([start, *targets, "--touch"]), "accepts all files as they are, permanently"))
+        commands.append(f"{' '.join([start, *targets, '--touch'])}   accepts all files as they are, permanently")
     if commands:
         yield "If an edit cannot change a result:"
-        yield from (f"    {command}   {meaning}" for command, meaning in commands)
+        yield from (f"    {command}" for command in commands)
 
 
 def _count(number: int, kind: str) -> str:

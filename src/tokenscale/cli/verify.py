@@ -42,8 +42,7 @@ LEFT_OVER = (".partial", ".damaged", ".old", ".building", ".tmp", ".part")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options for the files to verify and the signers."""
-    of_files = "a report's folder, or a file in it; or a folder of results, of which all stores, weights, logs, tables "
-    of_files += "and reports are checked"
+    of_files = "a report's folder, or a file in it; or a folder of results, with all that lies there"
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=of_files)
     of_signers = "the signers whom you trust (ALLOWED SIGNERS of ssh-keygen): a report must be signed by one of them"
     parser.add_argument("--signers", type=Path, metavar="FILE", help=of_signers)
@@ -101,6 +100,13 @@ def verify_results(results: Path) -> tuple[list[Finding], Counter[str]]:
 def _errors_as_findings(found: Iterable[Finding]) -> Iterator[Finding]:
     try:
         yield from found
+    except UserError as error:
+        yield _finding(error)
+
+
+def _verify_by_reading(read: Callable[..., object], *arguments: object) -> Iterator[Finding]:
+    try:
+        read(*arguments)
     except UserError as error:
         yield _finding(error)
 
@@ -197,11 +203,6 @@ def _list_corpus_files(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     return [file for file in files if not file["name"].startswith("parts/")]
 
 
-def _verify_mixture(folder: Path) -> Iterator[Finding]:
-    read_mixture(folder / "manifest.json")
-    yield from ()
-
-
 def _verify_tokenizer(folder: Path) -> Iterator[Finding]:
     manifest = read_tokenizer(folder)
     files = [manifest["file"], *manifest.get("derived", [])]
@@ -251,16 +252,11 @@ def _verify_run(folder: Path) -> Iterator[Finding]:
     launched = isinstance(record, dict) and "digest" in record  # from the attempt's record
     for path in (attempt / "attempt.json" for attempt in sorted(folder.glob("attempt=*"))):
         if launched or os.path.lexists(path):
-            yield from _errors_as_findings(_verify_attempt(path))
+            yield from _verify_by_reading(read_record, path, "attempt's record", RESTORE_RUN)
     yield from _verify_checkpoints(folder / "checkpoints")
     for path in sorted(folder.iterdir()):
         if path.name not in OF_RUN and not path.name.startswith("attempt="):
             yield _extra(path)
-
-
-def _verify_attempt(path: Path) -> Iterator[Finding]:
-    read_record(path, "attempt's record", RESTORE_RUN)
-    yield from ()
 
 
 def _verify_checkpoints(folder: Path) -> Iterator[Finding]:
@@ -287,6 +283,6 @@ KINDS: dict[str, tuple[str, Callable[[Path], Iterator[Finding]]]] = {
     "corpus": ("*/manifest.json", _verify_corpus),
     "tokenizers": ("*/manifest.json", _verify_tokenizer),
     "tokens": ("*/*/*/manifest.json", _verify_store),
-    "mixtures": ("**/manifest.json", _verify_mixture),
+    "mixtures": ("**/manifest.json", lambda folder: _verify_by_reading(read_mixture, folder / "manifest.json")),
     "runs": ("*/run.json", _verify_run),
 }
