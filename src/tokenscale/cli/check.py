@@ -50,7 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     overrides = {key: value for key in ("scale", "machine") if (value := getattr(arguments, key)) is not None}
     configured = main.load_configuration(arguments, overrides)
-    load_claims(Path(configured.settings.claims))
+    if Path(configured.settings.claims).is_file() or configured.file_of("claims") != CONFIG_FILE:
+        load_claims(Path(configured.settings.claims))
     one_scale = configured.file_of("scale") != CONFIG_FILE
     refused = False
     for scale in [configured.settings.scale] if one_scale else SCALES:

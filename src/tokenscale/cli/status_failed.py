@@ -25,9 +25,8 @@ def describe_failures(log: Path | None = None) -> str:
     Return "" for a given log without failures, because Snakemake's hook also runs after Ctrl-C. Raise UserError if the
     given log is missing.
     """
-    if log is not None and not log.is_file():
+    if (named := log) is not None and not named.is_file():
         raise UserError("this Snakemake log does not exist.", log=log, next=f"ls -t {LOGS}")
-    named = log is not None
     events = log.with_suffix(".jsonl") if log else max(LOGS.glob("*.snakemake.jsonl"), default=None)
     if events is None:
         return "no job has run here yet"
@@ -113,12 +112,8 @@ def _diagnose(job: Job) -> tuple[Hint | None, Path | None]:
     slurm = [path for path in logs if path not in own and path.is_file()]
     # SLURM's log begins with Snakemake's own start in the job and repeats the command, which may contain any word. If
     # the job never reached its command, it is the only log
-    fields = [
-        line
-        for path in slurm
-        for line in read_tail(path).splitlines()
-        if re.match(r"slurmstepd|srun:|\S+: line \d", line)
-    ]
+    lines = (line for path in slurm for line in read_tail(path).splitlines())
+    fields = [line for line in lines if re.match(r"slurmstepd|srun:|\S+: line \d", line)]
     texts = [read_tail(path) for path in written] or [_strip_commands(read_tail(path)) for path in slurm]
     found = find_hint(*texts, "\n".join(fields), job.message, state=_state(job))
     return found, next(iter([*written, *slurm]), None)
