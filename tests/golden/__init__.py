@@ -49,7 +49,7 @@ def list_mistakes() -> dict[str, list[str]]:
     """Return mistake → words that its message must contain; that all end with exit code 2 is tested where they run."""
     from tests.workflow.test_user_mistakes import MISTAKES
 
-    return {mistake.what: [*mistake.words] for mistake in MISTAKES}
+    return {what: words for what, (_, words, *_) in MISTAKES.items()}
 
 
 def describe_demo(results: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json
@@ -197,92 +198,27 @@ def test_two_experiments_share_the_run_they_both_need(tmp_path):
     assert len(config.all_runs(["e", "f"])) == 8
 
 
-def without(mapping, key):
-    return {k: v for k, v in mapping.items() if k != key}
-
-
 def with_run(**changes):
     return {**EXPERIMENT, "runs": {**EXPERIMENT["runs"], **changes}}
 
 
-@pytest.mark.parametrize(
-    "experiment, words",
-    [
-        ({**EXPERIMENT, "qestion": 1}, ["'qestion'", "did you mean 'question'"]),
-        (without(EXPERIMENT, "question"), ["missing", "question"]),
-        ({**EXPERIMENT, "factors": {"approach": ["pakced"]}}, ["'pakced'", "did you mean 'packed'", "runs.approach"]),
-        (with_run(model={"preset": "llama-micro", "leyers": 3}), ["'leyers'", "'layers'"]),
-        (with_run(model={"preset": "llama-micro", "heads": 3}), ["3 heads", "runs.model.heads"]),
-        (with_run(corpus="web"), ["'web'", "runs.corpus"]),
-        (with_run(optimizer={"learning_rat": 1}), ["runs.optimizer.learning_rat", "'learning_rate'"]),
-        (with_run(optimizer={"learning_rate": -1}), ["runs.optimizer.learning_rate", "> 0"]),
-        (with_run(global_batch="8"), ["runs.global_batch", "'8'"]),
-        (with_run(global_batch=1), ["layout.data", "2 ranks"]),
-        (with_run(schedule={"warmup_steps": 500}), ["warmup_steps", "500"]),
-        (with_run(storage={"codec": "snappy"}), ["storage", "does not read a Parquet"]),
-        ({**EXPERIMENT, "factors": {"approach": ["packed", "packed"]}}, ["same run"]),
-        ({**EXPERIMENT, "factors": {"aproach": ["packed"]}}, ["'aproach'", "'approach'"]),
-        (with_run(repeat=3), ["runs.repeat", "repeats"]),
-        ({**EXPERIMENT, "repeats": 0}, ["repeats", "≥ 1"]),
-        (
-            {**EXPERIMENT, "data_benchmark": {"corpus": "c", "tokenizer": "tekkn"}},
-            ["'tekkn'", "data_benchmark.tokenizer"],
-        ),
-        ({**EXPERIMENT, "factors": {"layout.data": []}}, ["factors.layout.data", "no levels"]),
-        ({**EXPERIMENT, "factors": {"seed": [0, 1]}}, ["factors.seed"]),
-        ({**EXPERIMENT, "factors": {"layout.data, seed": [[1, 0], [2, 1]]}}, ["factors.seed", "use repeats"]),
-        (
-            {**EXPERIMENT, "factors": {"layout.data, global_batch": [[1, 4], [2, 8, 9]]}},
-            ["factors.layout.data, global_batch", "[2,8,9]", "a list of 2 values"],
-        ),
-        ({**EXPERIMENT, "factors": {"layout.data, global_batch": [1]}}, ["the level 1", "a list of 2 values"]),
-        ({**EXPERIMENT, "target_loss": 0}, ["target_loss", "> 0"]),
-        ({**EXPERIMENT, "original": {"studies": ["0000"]}}, ["'0000'", "original.studies", "did you mean '000'"]),
-        ({**EXPERIMENT, "factors": {"layout.data,": [[1, 4]]}}, ["factors.layout.data,", "empty part"]),
-        (
-            {**EXPERIMENT, "factors": {"layout.data, global_batch": [[1, 4]], "global_batch": [4]}},
-            ["global_batch appears twice"],
-        ),
-        (
-            {**EXPERIMENT, "left_out": [{"cells": {"approach": "token-list"}, "reason": "-"}]},
-            ["left_out.0.cells", "no cell", "token-list"],
-        ),
-        ({**EXPERIMENT, "left_out": [{"cells": {"approach": "packed"}}]}, ["left_out", "reason"]),
-        (
-            {**EXPERIMENT, "left_out": [{"cells": {"layout.data": n}, "reason": "-"} for n in (1, 2)]},
-            ["left_out", "every cell"],
-        ),
-        (with_run(model={"preset": ["a"]}), ["runs.model"]),
-        (with_run(model={"preset": "llama-micro", "rope_theta": "many"}), ["runs.model.rope_theta"]),
-        ({**EXPERIMENT, "scales": {"alpes": {}}}, ["'alpes'", "'alps'"]),
-        (
-            {**EXPERIMENT, "storage_benchmark": {"settings": {"formats": ["packed", "archive"]}}},
-            ["archive no longer exists", "storage_benchmark.settings.formats.1", "codec: zstd"],
-        ),
-    ],
-)
-def test_a_wrong_experiment_is_explained(tmp_path, experiment, words):
-    with pytest.raises(UserError) as error:
-        project(tmp_path, experiment).runs("e")
-    for word in [*words, "e.yaml"]:
-        assert word in str(error.value)
+WRONG = yaml.safe_load(Path(__file__).with_name("wrong_experiments.yaml").read_text())
+ROWS = [
+    (row, corpus) for name, rows in WRONG.items() for row in rows for corpus in [None, "d"][: 1 + (name == "early")]
+]
 
 
-@pytest.mark.parametrize(
-    "config, words",
-    [
-        ({"corpora": {"c": {"source": {"kind": "docstring"}}}}, ["corpora.c.source.kind", "did you mean 'docstrings'"]),
-        ({"corpora": {"../c": {}}}, ["corpora.../c"]),
-        ({"tokenizers": {"t": {"kind": "bpe"}}}, ["tokenizers.t.corpus"]),
-        ({"tokenizers": {"t": {"kind": "bpe", "corpus": "x", "vocabulary_size": 300}}}, ["'x'", "tokenizers.t.corpus"]),
-        ({"tokenizers": {"t": {"kind": "tekken", "source": "x"}}}, ["tokenizers.t.source", "no meaning"]),
-    ],
-)
-def test_a_wrong_configuration_is_explained(tmp_path, config, words):
+@pytest.mark.parametrize(("row", "corpus"), ROWS)
+def test_a_wrong_experiment_is_explained_before_it_is_used(tmp_path, row, corpus):
+    key, change, *words = row
+    values = {**EXPERIMENT, **change}
+    if isinstance(change.get("runs"), dict):
+        values["runs"] = EXPERIMENT["runs"] | change["runs"]
+    values = {name: value for name, value in values.items() if value != "GONE"}
     with pytest.raises(UserError) as error:
-        project(tmp_path, **config).runs("e")
-    for word in words:
-        assert word in str(error.value)
+        project(tmp_path, values, corpora={"c": {}, "d": {}}, corpus=corpus).runs("e")
+    assert error.value.facts["key"] == key and error.value.facts["file"].endswith("e.yaml")
+    assert all(word in str(error.value) for word in words), error.value
 
 
 def test_benchmarks_alone_have_no_runs_and_follow_another_corpus(tmp_path):
@@ -505,6 +441,9 @@ def test_an_error_names_the_file_that_sets_the_value(tmp_path):
         ("scale: dmeo", "scale"),
         ("corpus: mien", "corpus"),
         ("tokenizers: {t: {kind: bpe, corpus: nope, vocabulary_size: 300}}", "tokenizers.t.corpus"),
+        ("corpora: {c: {source: {kind: docstring}}}", "corpora.c.source.kind"),
+        ("tokenizers: {t: {kind: bpe}}", "tokenizers.t.corpus"),
+        ("tokenizers: {t: {kind: tekken, source: x}}", "tokenizers.t.source"),
         ("experiments: [dmeo]", "experiments"),
     ]:
         mine.write_text(text)

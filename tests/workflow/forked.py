@@ -1,6 +1,7 @@
 """Snakemake in a fork of a process that has imported it already: two thirds of a dry run's time are imports."""
 
 import atexit
+import importlib
 import os
 import sys
 import tempfile
@@ -8,6 +9,8 @@ from pathlib import Path
 
 from tests import served
 from tests.forks import context
+
+PLUGIN = "snakemake_logger_plugin_tokenscale"
 
 
 class Started:
@@ -53,12 +56,14 @@ def _main(arguments: list[str], root: str, environment: dict[str, str], output: 
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
-    sys.argv = ["snakemake", *arguments]
+    sys.argv = ["/snakemake", *arguments]
     sys.executable = python  # its jobs' Python, too (runs/launch/lock.py)
+    sys.modules.pop(PLUGIN, None)  # imported before there was a command line, which it corrects
+    atexit._clear()  # what the process that forked has registered
+    importlib.import_module(PLUGIN)
     from snakemake.cli import main
 
-    atexit._clear()  # what the process that forked has registered
     try:
-        main(arguments)
+        main(sys.argv[1:])
     finally:
         atexit._run_exitfuncs()
