@@ -408,10 +408,7 @@ def test_long_names_stay_in_the_figure_and_leave_room_for_numbers(gpus, name):
 
 def test_names_of_rows_are_wrapped_or_cut_and_stay_apart():
     long = "padded, optimizer.learning_rate_schedule=cosine, corpus.cleaning.shortest=200, {}"
-    assert text_layout.names(["packed", long.format("eos=True")]) == [
-        "packed",
-        "padded, …\neos=True",
-    ]
+    assert text_layout.names(["packed", long.format("eos=True")]) == ["packed", "padded, …\neos=True"]
     same = [long.format(x) + ", micro_batch=4, sequence_length=2048, precision=bf16" for x in ("eos=True", "eos=False")]
     assert len(set(text_layout.names(same))) == 2
 

@@ -742,8 +742,7 @@ def test_no_figure_is_drawn_twice(two, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
-    [(["demo", "demo"], "named twice"), (["demo", "nobody"], "no tables in this folder")],
+    ("names", "said"), [(["demo", "demo"], "named twice"), (["demo", "nobody"], "no tables in this folder")]
 )
 def test_what_cannot_be_made_is_refused_before_anything_is_written(two, tmp_path, names, said):
     with pytest.raises(UserError, match=said):

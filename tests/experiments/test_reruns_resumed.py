@@ -85,13 +85,7 @@ def test_a_source_that_is_gone_is_trained_again_and_so_is_what_went_on_from_it(l
     assert planned(project, "runs") == {"train": 2}
 
 
-@pytest.mark.parametrize(
-    "file, trained",
-    [
-        ("train/parallel/ddp.py", 2),
-        ("settings/experiments.py", 0),
-    ],
-)
+@pytest.mark.parametrize("file, trained", [("train/parallel/ddp.py", 2), ("settings/experiments.py", 0)])
 def test_an_edit_of_a_trainings_code_reruns_the_source_and_what_resumes_from_it(left, file, trained):
     with changed(left.root / "src/tokenscale" / file):
         assert planned(left).get("train", 0) == trained

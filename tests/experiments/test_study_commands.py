@@ -65,27 +65,17 @@ def environment(**extra: str) -> dict[str, str]:
     return left | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} | extra
 
 
-def call(
-    root: Path, argv: list[str], check: bool = True, python: str | None = None, **extra: str
-) -> subprocess.CompletedProcess:
+def call(root: Path, argv: list[str], check: bool = True, python: str | None = None, **extra: str):
     """Ours and torchrun's ranks are forks of a process with their packages imported, but for another `python`."""
     python = python or served.python()
-    done = subprocess.run(
-        [python, *argv],
-        cwd=root,
-        env=environment(PYTHON_EXEC=python, **extra),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    options = {"cwd": root, "env": environment(PYTHON_EXEC=python, **extra), "capture_output": True, "text": True}
+    done = subprocess.run([python, *argv], timeout=120, **options)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 
 
-def tokenscale(
-    root: Path, verb: str, words: str, check: bool = True, python: str | None = None, **extra: str
-) -> subprocess.CompletedProcess:
-    return call(root, ["-m", "tokenscale", verb, *words.split()], check, python, **extra)
+def tokenscale(root: Path, verb: str, words: str, *arguments, **extra: str) -> subprocess.CompletedProcess:
+    return call(root, ["-m", "tokenscale", verb, *words.split()], *arguments, **extra)
 
 
 def trained(root: Path, done: subprocess.CompletedProcess) -> tuple[RunSettings, list[float], list[int]]:
@@ -125,16 +115,6 @@ def test_a_pretokenized_file_is_trained_on_without_the_hosts_packages(place):
     again = tokenscale(place, "train", words, python=sys.executable, **blocked)
     assert "has ended already" in again.stdout and "step 1/5" not in again.stdout
     assert trained(place, again) == (run, losses, digests)
-
-
-def test_token_lists_are_trained_on_for_an_epoch(place):
-    words = "--dataset out/train_data_tokenized_token-list_snappy.parquet --dataset-type token-list --pretokenized"
-    words += " --sequence-length 64 --batch-size 4 --epochs 1 --model llama-micro"
-    done = tokenscale(place, "train", words)
-    run, losses, _ = trained(place, done)
-    manifest = read_json(place / "out/train_data_tokenized_token-list_snappy.manifest.json")
-    assert run.budget.steps == -(-manifest["tokens_total"] // (4 * 64)) > 5
-    assert "1 epochs are" in done.stdout and losses[-1] < losses[0]
 
 
 def test_weights_trained_on_a_pretokenized_file_write_text(place):
@@ -244,24 +224,6 @@ def test_a_preset_file_trains_on_random_numbers(place):
     assert (run.corpus.source.kind, run.tokenizer.vocabulary_size, run.precision) == ("dummy", 300, "bf16")
     assert (run.global_batch, run.budget.steps) == (4, 4) and ", held out " in done.stdout
     assert abs(losses[0] - 5.7) < 0.2, "random numbers below 297 and three control ids: ln 300"
-
-
-def test_a_corpus_of_the_configuration_is_trained_on_by_name(place):
-    words = "--dataset tinystories --tokenizer-name bpe --model llama-micro --max_steps 4 --batch_size 4"
-    done = tokenscale(place, "train", f"{words} --sequence-length 32 --validation.rows 4")
-    run, _, _ = trained(place, done)
-    assert run.approach == "packed" and (place / "results/corpus/tinystories/manifest.json").is_file()
-    assert "train 1" in done.stdout and ", held out " in done.stdout
-
-
-def test_a_text_file_is_tokenized_while_training(place):
-    words = "--dataset stories.txt --separator <|endoftext|> --dataset-type padding-free --tokenizer-name bpe"
-    done = tokenscale(
-        place, "train", f"{words} --model llama-micro --sequence-length 32 --epochs 0.2 --validation.rows 0"
-    )
-    run, _, _ = trained(place, done)
-    assert run.approach == "padding-free" and run.corpus.name.startswith("stories-")
-    assert "counting tokens" in done.stdout
 
 
 def test_a_mistake_ends_all_ranks_and_is_told_once(place):

@@ -98,11 +98,7 @@ FACTORS = {
         "--checkpoints.each-epoch --checkpoints.at-start --checkpoints.asynchronous false",
         "--checkpoints.best",
     ),
-    "other": (
-        "",
-        "--prefetch --log-every 1 --garbage-every 1 --seed 3",
-        "--profile.first 0 --profile.steps 1",
-    ),
+    "other": ("", "--prefetch --log-every 1 --garbage-every 1 --seed 3", "--profile.first 0 --profile.steps 1"),
 }
 #: flags that no level has, and why
 LEFT_OUT = {
@@ -284,18 +280,6 @@ def test_every_flag_of_a_run_is_in_the_array_or_left_out_with_a_reason():
     for level in (COMMON, *itertools.chain(*FACTORS.values())):
         given |= {key for key, value in vars(parser.parse_args(level.split())).items() if value is not None}
     assert {flag.key for flag in source_studies.RUN_FLAGS} - given == LEFT_OUT.keys()
-
-
-def test_every_allowed_pair_of_levels_is_in_a_training():
-    covered = set().union(*map(pairs_of, TRAINED))
-    unpaired = [
-        (a, b)
-        for one, other in itertools.combinations(FACTORS, 2)
-        for a, b in itertools.product(FACTORS[one], FACTORS[other])
-        if ((one, a), (other, b)) not in covered
-        and not refusals({name: levels[0] for name, levels in FACTORS.items()} | {one: a, other: b})
-    ]
-    assert unpaired == [] and not any(map(refusals, TRAINED))
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

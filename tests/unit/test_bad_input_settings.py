@@ -273,9 +273,7 @@ def values(depth_names: list[str]):
     scalars |= st.sampled_from(["c", "t", "e", "packed", "demo", "llama-micro", -1, 0, 1, 2**70, 1e300, "../x"])
     keys = st.one_of(st.sampled_from(depth_names), st.text(max_size=5), st.integers(-1, 1), st.none())
     return st.recursive(
-        scalars,
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4),
-        max_leaves=12,
+        scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4), max_leaves=12
     )
 
 

@@ -23,16 +23,7 @@ from tokenscale.settings.data import StoreSettings, TokenizerSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
-from tokenscale.train.checkpoint import (
-    RESUME,
-    Checkpoint,
-    Piece,
-    State,
-    _fingerprint,
-    commit,
-    read_model,
-    write_rank,
-)
+from tokenscale.train.checkpoint import RESUME, Checkpoint, Piece, State, _fingerprint, commit, read_model, write_rank
 from tokenscale.train.checkpoint_models import check_weights
 
 T = 16

@@ -48,11 +48,7 @@ def test_a_training_that_reads_a_store_has_no_code_of_writers_and_tokenizers():
         }
         assert code <= {
             *("data/stores/documents.py", "data/stores/manifest.py", "data/stores/packed.py", "data/stores/parquet.py"),
-            *(
-                "data/tokenizers/base.py",
-                "data/order/permutation.py",
-                "data/order/mixture.py",
-            ),
+            *("data/tokenizers/base.py", "data/order/permutation.py", "data/order/mixture.py"),
         }, approach
 
 

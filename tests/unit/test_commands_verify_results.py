@@ -18,10 +18,7 @@ from tokenscale.settings.options import to_dict
 from tokenscale.train.checkpoint import Piece, State, commit, write_rank
 from tokenscale.train.record import log_hashes
 
-STORES = {
-    "packed": StoreSettings("packed"),
-    "token-list": StoreSettings("token-list"),
-}
+STORES = {"packed": StoreSettings("packed"), "token-list": StoreSettings("token-list")}
 
 
 @pytest.fixture(scope="module")

@@ -212,8 +212,7 @@ def test_the_error_of_a_job_is_shown_whole_with_its_log(monkeypatch, tmp_path, s
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"dryrun": True}, {"verbose": True}, {"quiet": {Quietness.PROGRESS}}, {"quiet": {Quietness.RULES}}],
+    "settings", [{"dryrun": True}, {"verbose": True}, {"quiet": {Quietness.PROGRESS}}, {"quiet": {Quietness.RULES}}]
 )
 def test_dry_runs_and_calls_that_ask_for_more_or_less_look_as_without_the_plugin(monkeypatch, tmp_path, settings):
     from snakemake.logging import ColorizingTextHandler, DefaultFilter, DefaultFormatter

@@ -134,10 +134,7 @@ def test_a_run_is_held_as_long_as_one_of_its_ranks_lives(tmp_path):
     )
     launcher.kill()
     launcher.wait()
-    with (
-        pytest.raises(UserError, match="being written by another process"),
-        lock.hold_run_folder(tmp_path, "run x"),
-    ):
+    with pytest.raises(UserError, match="being written by another process"), lock.hold_run_folder(tmp_path, "run x"):
         pass
     os.kill(rank, signal.SIGKILL)
     with lock.hold_run_folder(tmp_path, "run x", wait=True):

@@ -145,14 +145,13 @@ def makefile(tmp_path):
     return make
 
 
+LOCKED = f"--require-hashes --no-deps -r locks/{lock.LOCK.name}"
+
+
 @pytest.mark.parametrize(
     "platform, flags, installs",
     [
-        (
-            lock.LOCK.stem,
-            (),
-            [f"--require-hashes --no-deps -r locks/{lock.LOCK.name}", "--constraint constraints.txt -e"],
-        ),
+        (lock.LOCK.stem, (), [LOCKED, "--constraint constraints.txt -e"]),
         (lock.LOCK.stem, ("NEWEST=1",), ["--upgrade --upgrade-strategy eager -e"]),
         ("linux-aarch64-python3.12", (), ["--constraint constraints.txt -e"]),
     ],
@@ -211,52 +210,28 @@ def test_an_unsupported_python_is_refused_with_a_command_that_works(makefile, tm
     assert shown[3].startswith("  next") and shown[3].endswith(next)
 
 
-@pytest.mark.parametrize(
-    "modules, forbidden",
-    [
-        (  # trainer, for an approach that reads a store: as in a container without the host's packages
-            [
-                "tokenscale.train.loop",
-                "tokenscale.data.batches.stored",
-                "tokenscale.data.stores.parquet",
-            ],
-            ["yaml", "snakemake", "duckdb", "pandas", "matplotlib", "tokenizers", "mistral_common", "tiktoken"],
-        ),
-        (
-            ["tokenscale.settings.config", "tokenscale.settings.closure", "tokenscale.runs.launch.start"],
-            ["torch", "pandas"],
-        ),
-        (
-            ["tokenscale.analysis.ingest", "tokenscale.report.page", "tokenscale.report.pdf", "tokenscale.report.save"],
-            ["torch", "transformers", "snakemake", "tokenizers"],
-        ),
-        (
-            ["tokenscale.data.corpus.build", "tokenscale.data.stores.packed", "tokenscale.data.tokenizers.load"],
-            ["torch", "pydantic"],
-        ),
-        (["tokenscale.data.order.permutation", "tokenscale.data.order.packing"], ["torch", "pyarrow", "pydantic"]),
-        (
-            ["tokenscale.runs.records.external", "tokenscale.runs.records.provenance"]
-            + ["tokenscale.runs.launch.failure_hints"],
-            ["torch", "pyarrow", "pydantic"],
-        ),
-        (
-            ["tokenscale.cli.train"],
-            ["torch", "pydantic", "yaml", "snakemake", "duckdb", "tokenizers", "mistral_common"],
-        ),
-        (
-            ["tokenscale.costs.flops", "tokenscale.runs.records.events", "tokenscale.cli.main"],
-            ["torch", "numpy", "pydantic"],
-        ),
-        (
-            ["tokenscale.analysis.trackers", "tokenscale.cli.track"],
-            ["torch", "pydantic", "pandas", "tensorboard", "mlflow", "wandb"],
-        ),
-    ],
-)
+#: modules of tokenscale, and packages that are not installed where they run
+GROUPS = {
+    # a training that reads a store: as in a container without the host's packages
+    "train.loop data.batches.stored data.stores.parquet": (
+        "yaml snakemake duckdb pandas matplotlib tokenizers mistral_common tiktoken"
+    ),
+    "settings.config settings.closure runs.launch.start": "torch pandas",
+    "analysis.ingest report.page report.pdf report.save": "torch transformers snakemake tokenizers",
+    "data.corpus.build data.stores.packed data.tokenizers.load": "torch pydantic",
+    "data.order.permutation data.order.packing": "torch pyarrow pydantic",
+    "runs.records.external runs.records.provenance runs.launch.failure_hints": "torch pyarrow pydantic",
+    "cli.train": "torch pydantic yaml snakemake duckdb tokenizers mistral_common",
+    "costs.flops runs.records.events cli.main": "torch numpy pydantic",
+    "analysis.trackers cli.track": "torch pydantic pandas tensorboard mlflow wandb",
+}
+
+
+@pytest.mark.parametrize("modules, forbidden", GROUPS.items())
 def test_import_groups(modules, forbidden):
     """Each group runs where the others' packages are not installed: they are made unimportable here."""
-    code = f"import sys\nfor name in {forbidden!r}: sys.modules[name] = None\nimport {', '.join(modules)}\n"
+    imports = "".join(f"import tokenscale.{name}\n" for name in modules.split())
+    code = f"import sys\nfor name in {forbidden.split()!r}: sys.modules[name] = None\n{imports}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 

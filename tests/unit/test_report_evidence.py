@@ -31,10 +31,7 @@ COPIED = {"workflow": ROOT / "workflow/Snakefile", "citation": ROOT / "CITATION.
 LEDGER = ROOT / "config/claims.yaml"
 EVIDENCE = {path.parent.name for path in ROOT.glob("evidence/*/claims.json")}
 INPUTS = TableInputs(
-    "demo",
-    ("benchmarks/data/bench.json",),
-    ("tokens/web/bpe/packed/manifest.json",),
-    ("corpus/web/manifest.json",),
+    "demo", ("benchmarks/data/bench.json",), ("tokens/web/bpe/packed/manifest.json",), ("corpus/web/manifest.json",)
 )
 
 

@@ -209,7 +209,7 @@ def test_only_differences_are_written():
     assert to_dict(StoreSettings("padded", sequence_length=2048)) == {"format": "padded", "sequence_length": 2048}
 
 
-INTERLEAVED = LayoutSettings(pipeline=4, schedule="interleaved", stages_per_rank=2)
+INTERLEAVED = {"pipeline": 4, "schedule": "interleaved", "stages_per_rank": 2}
 
 
 @pytest.mark.parametrize(
@@ -235,53 +235,38 @@ def test_a_layout_is_named_by_its_method_and_has_the_product_of_its_degrees(layo
 @pytest.mark.parametrize(
     "layout, field, words",
     [
-        (LayoutSettings(shard=9), "layout.shard", "9 ranks share 8 sequences"),
-        (LayoutSettings(data=3, shard=3), "layout.data", "9 ranks share 8 sequences"),
-        (LayoutSettings(sharding="zero1"), "layout.sharding", "set layout.shard"),
-        (LayoutSettings(data=2, sharding="zero2"), "layout.sharding", "set layout.shard"),
-        (LayoutSettings(data=2, shard=2, sharding="zero1"), "layout.data", "data 1 and shard 4"),
-        (LayoutSettings(shard=2, compression="bf16"), "layout.compression", "fsdp has no gradient buckets"),
+        (dict(shard=9), "shard", "9 ranks share 8 sequences"),
+        (dict(data=3, shard=3), "data", "9 ranks share 8 sequences"),
+        (dict(sharding="zero1"), "sharding", "set layout.shard"),
+        (dict(data=2, sharding="zero2"), "sharding", "set layout.shard"),
+        (dict(data=2, shard=2, sharding="zero1"), "data", "data 1 and shard 4"),
+        (dict(shard=2, compression="bf16"), "compression", "fsdp has no gradient buckets"),
+        (dict(pipeline=2, data=2, bucket_megabytes=5), "bucket_megabytes", "1f1b-ddp has no gradient buckets"),
+        (dict(tensor=3), "tensor", "key_value_heads 4, sequence_length 64 evenly: 2 works"),
+        (dict(tensor=8), "tensor", "heads 4, model.key_value_heads 4 evenly: 4 works"),
+        (dict(pipeline=5), "pipeline", "5 stages are more than the model's 4 layers; at most 4"),
+        (dict(schedule="gpipe"), "schedule", "set layout.pipeline"),
+        (dict(stages_per_rank=2), "stages_per_rank", "set layout.pipeline"),
+        (dict(pipeline=2, stages_per_rank=2), "stages_per_rank", "1f1b has one stage per rank"),
+        (dict(pipeline=2, schedule="interleaved"), "stages_per_rank", "needs at least 2 stages per rank"),
+        (INTERLEAVED, "pipeline", "8 stages are more than the model's 4 layers; at most 2"),
+        (INTERLEAVED | dict(pipeline=2, data=3), "schedule", "change global_batch or micro_batch to get 2"),
+        (dict(pipeline=2, shard=2, schedule="zero-bubble"), "schedule", "or sharding zero1"),
+        (dict(data=2, head_group=True), "head_group", "set layout.shard"),
+        (dict(shard=2, tensor=2, head_group=True), "head_group", "remove it with tensor"),
+        (dict(shard=4, reshard_to=3), "reshard_to", "no divisor of shard 4 below it: 2 works"),
         (
-            LayoutSettings(pipeline=2, data=2, bucket_megabytes=5),
-            "layout.bucket_megabytes",
-            "1f1b-ddp has no gradient buckets",
-        ),
-        (
-            LayoutSettings(tensor=3),
-            "layout.tensor",
-            "key_value_heads 4, sequence_length 64 evenly: 2 works",
-        ),
-        (LayoutSettings(tensor=8), "layout.tensor", "heads 4, model.key_value_heads 4 evenly: 4 works"),
-        (LayoutSettings(pipeline=5), "layout.pipeline", "5 stages are more than the model's 4 layers; at most 4"),
-        (LayoutSettings(schedule="gpipe"), "layout.schedule", "set layout.pipeline"),
-        (LayoutSettings(stages_per_rank=2), "layout.stages_per_rank", "set layout.pipeline"),
-        (LayoutSettings(pipeline=2, stages_per_rank=2), "layout.stages_per_rank", "1f1b has one stage per rank"),
-        (
-            LayoutSettings(pipeline=2, schedule="interleaved"),
-            "layout.stages_per_rank",
-            "needs at least 2 stages per rank",
-        ),
-        (INTERLEAVED, "layout.pipeline", "8 stages are more than the model's 4 layers; at most 2"),
-        (
-            replace(INTERLEAVED, pipeline=2, data=3),
-            "layout.schedule",
-            "change global_batch or micro_batch to get 2",
-        ),
-        (LayoutSettings(pipeline=2, shard=2, schedule="zero-bubble"), "layout.schedule", "or sharding zero1"),
-        (LayoutSettings(data=2, head_group=True), "layout.head_group", "set layout.shard"),
-        (LayoutSettings(shard=2, tensor=2, head_group=True), "layout.head_group", "remove it with tensor"),
-        (LayoutSettings(shard=4, reshard_to=3), "layout.reshard_to", "no divisor of shard 4 below it: 2 works"),
-        (
-            LayoutSettings(shard=2, sharding="zero2", embedding_group=True),
-            "layout.embedding_group",
-            "zero2 keeps weights gathered until backward: use zero3",
+            dict(shard=2, sharding="zero2", embedding_group=True),
+            "embedding_group",
+            "gathered until backward: use zero3",
         ),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused_with_the_nearest_that_can(layout, field, words):
     shape = ModelSettings(layers=4, heads=4, key_value_heads=4, hidden=192)
-    ((key, text),) = run(layout=layout, model=shape, sequence_length=64, micro_batch=1).problems()
-    assert key == field and words in text
+    settings = run(layout=LayoutSettings(**layout), model=shape, sequence_length=64, micro_batch=1)
+    ((key, text),) = settings.problems()
+    assert key == f"layout.{field}" and words in text
 
 
 def test_what_is_not_cut_is_refused():

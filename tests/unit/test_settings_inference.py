@@ -42,11 +42,7 @@ def test_settings_pass_through_json_as_the_rule_passes_them_on(tmp_path):
             ["a model of objective masked cannot generate text", "inference_benchmark", "e.yaml"],
         ),
         ({**RUNS, "checkpoints": {}}, {}, ["do not save their weights", "checkpoints: {final: true}"]),
-        (
-            RUNS,
-            {"new_tokens": [8, 57]},
-            ["65 prompt and new tokens exceed the sequence length 64"],
-        ),
+        (RUNS, {"new_tokens": [8, 57]}, ["65 prompt and new tokens exceed the sequence length 64"]),
         (RUNS, {"new_tokens": [1]}, ["inference_benchmark.new_tokens", "at least 2"]),
         (RUNS, {"batches": []}, ["inference_benchmark.batches"]),
         (RUNS, {"prompts": []}, ["inference_benchmark.prompts"]),

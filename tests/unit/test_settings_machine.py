@@ -128,10 +128,7 @@ def shown(readme, folder):
     return {name: text for text, name in blocks}
 
 
-@pytest.mark.parametrize(
-    "readme, folder",
-    [("docs/operations.md", "mine"), ("profiles/alps/README.md", "mine")],
-)
+@pytest.mark.parametrize("readme, folder", [("docs/operations.md", "mine"), ("profiles/alps/README.md", "mine")])
 def test_a_profile_that_is_made_as_a_readme_says_is_one(readme, folder, tmp_path):
     files = shown(readme, folder)
     ours, changed = yaml.safe_load((ALPS / "config.yaml").read_text()), yaml.safe_load(files["config.yaml"])

@@ -52,15 +52,6 @@ def test_a_project_with_nothing_built_says_so(fresh):
     assert "corpus small, records small, tokenizer bpe and 6 stores" in done.stdout
 
 
-def test_what_snakemake_refuses_is_passed_on(fresh):
-    done = stale(fresh, "nonsense")
-    assert done.returncode == 2 and "no rule makes this target" in done.stderr and "nonsense" in done.stderr
-    (fresh.root / "config/config.yaml").write_text("{scale: dmeo}")
-    done = stale(fresh)
-    assert done.returncode == 2 and done.stderr.startswith("tokenscale: unknown scale 'dmeo'.\n")
-    assert "did you mean 'demo'" in done.stderr
-
-
 def test_a_failed_call_ends_with_what_failed_and_why(fresh):
     """By the hook of the Snakefile, which jobs on nodes do not call."""
     config = CONFIG | {"corpora": {"small": {"source": {"kind": "docstrings", "packages": ["no_such_package"]}}}}

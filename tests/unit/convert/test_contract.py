@@ -41,10 +41,7 @@ def test_ids_are_uint16_below_65500_ids(tmp_path, layout, size, dtype):
 
 
 #: bytes that one more document of uint16 takes
-MORE = {
-    "litdata": lambda ids: 4 + 2 * len(ids),
-    "mds": lambda ids: 4 + 4 + (2 if len(ids) < 256 else 3) + 2 * len(ids),
-}
+MORE = {"litdata": lambda ids: 4 + 2 * len(ids), "mds": lambda ids: 4 + 4 + (2 if len(ids) < 256 else 3) + 2 * len(ids)}
 
 
 @pytest.mark.parametrize("size", [40, 100, 300, 400, 4096])
