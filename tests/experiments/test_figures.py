@@ -1,9 +1,7 @@
 """The figures: from tables with runs and without, equal to the golden ones, and what they draw is what the logs say."""
 
 import itertools
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -493,20 +491,3 @@ def test_bytes_of_another_tokenizers_ids_are_not_compared(tmp_path):
 
 
 # -- the documentation of figures: its example draws one, and its table names them all
-
-DOCS = Path(__file__).parents[2] / "docs"
-
-
-def test_the_example_of_the_api_page_draws_a_figure(tmp_path, monkeypatch):
-    (example,) = re.findall(r"```python\n(from tokenscale\.analysis.*?)```", (DOCS / "api.md").read_text(), re.S)
-    logs.demo(tmp_path, to="results/tables/demo", repeats=2)
-    monkeypatch.chdir(tmp_path)
-    made = {}
-    exec(example, made)  # noqa: S102
-    assert isinstance(made["figure"], Figure)
-
-
-def test_the_page_of_reports_names_every_figure():
-    text = (DOCS / "report.md").read_text()
-    listed = text[text.index("| compares | figures |") : text.index("An experiment's key `figures`")]
-    assert set(re.findall(r"`([a-z_]+)`", listed)) == set(FIGURES)

@@ -5,8 +5,6 @@ import html
 import itertools
 import json
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -447,18 +445,3 @@ def test_an_experiment_without_any_data_has_its_page(tmp_path, listed):
     assert "no pair of runs to compare" in text
     assert text.count("missing") >= listed
     pdf.write(["demo"], tmp_path / "tables", tmp_path / "report.pdf")
-
-
-def test_the_report_needs_neither_torch_nor_snakemake(site):
-    code = (
-        "import sys; from tokenscale.cli.main import main; "
-        f"assert main(['report','figure','loss_over_time','--tables',{str(site[0] / 'tables' / 'demo')!r},"
-        f"'--output',{str(site[0] / 'cli' / 'loss')!r}]) == 0; "
-        f"assert main(['report','page','--experiments','demo','--tables',{str(site[0] / 'tables')!r},"
-        f"'--figures',{str(site[0] / 'figures')!r},'--output',{str(site[0] / 'cli' / 'index.html')!r}]) == 0; "
-        f"assert main(['ingest','--experiment',{str(site[0] / 'runs.json')!r},'--runs',{str(site[0] / 'runs')!r},"
-        f"'--output',{str(site[0] / 'cli' / 'tables')!r}]) == 0; "
-        "print(sorted({'torch','transformers','snakemake'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
-    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr

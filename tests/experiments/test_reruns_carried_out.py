@@ -64,13 +64,6 @@ def test_a_store_that_is_rebuilt_equal_stops_the_wave(copy, file, planned):
     assert copy.planned() == {}
 
 
-def test_an_edit_of_a_formats_reader_reruns_its_runs_and_no_store(copy):
-    path = copy.root / "src/tokenscale/data/stores/parquet.py"
-    path.write_text(path.read_text() + "\n# an edited line\n")
-    assert copy.planned("tokens") == {}
-    assert copy.planned() == {"train": 1} | BENCHMARK | WAYS and "train token-list-" in copy.dry_run()
-
-
 def test_a_level_taken_out_keeps_its_run_and_put_back_trains_nothing(copy):
     runs = sorted(p.name for p in (copy.root / "results/runs").iterdir())
     path = copy.root / "config/experiments/ways.yaml"

@@ -54,14 +54,6 @@ def test_own_files_rebuild_the_corpus_when_their_content_changes_and_only_then(f
     assert fresh.planned("corpus") == {}
 
 
-def test_files_that_are_not_there_are_told_before_anything_runs(fresh):
-    write_parquet(fresh.root / "data/mine.parquet", ["a"])
-    configure(fresh, files="data/mein.parquet", text_column="body")
-    done = fresh.snakemake("-n", check=False)
-    assert done.returncode == 2 and "Traceback" not in done.stdout
-    assert "did you mean 'mine.parquet'" in done.stdout
-
-
 @pytest.mark.experiment
 def test_a_download_is_a_rule_of_its_own_and_trainings_need_no_network(fresh):
     with Server() as web:
@@ -93,15 +85,6 @@ def test_another_way_to_read_or_clean_downloads_nothing(fresh):
         fresh.snakemake("--cores", "1", "corpus")
         configure(fresh, files=f"{web.address}/tales.txt", separator="\n")
         assert fresh.planned("corpus") == {"build_corpus": 1}
-
-
-def test_one_key_puts_every_experiment_on_another_corpus(fresh):
-    write_parquet(fresh.root / "data/mine.parquet", DOCUMENTS[:300])
-    mine = {"corpus": "mine", "corpora": {"mine": {"source": {"files": "data/mine.parquet", "text_column": "body"}}}}
-    (fresh.root / "mine.yaml").write_text(json.dumps(mine))
-    text = fresh.snakemake("-n", "tokens", "--configfile", "mine.yaml").stdout
-    assert "corpus mine" in text and "tokens mine / bpe-mine / packed-sequence_length=32" in text
-    assert "tokens small" not in text
 
 
 def test_files_in_a_bucket_become_a_corpus_once(fresh, monkeypatch):

@@ -41,15 +41,9 @@ def submit(project, *arguments, account="g1"):
     environment.pop("ALPS_ACCOUNT", None)
     if account:
         environment["ALPS_ACCOUNT"] = account
-    done = subprocess.run(
-        [sys.executable, "-m", "snakemake", "--profile", "alps", *IMPATIENT, *arguments],
-        cwd=project.root,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
+    command = [sys.executable, "-m", "snakemake", "--profile", "alps", *IMPATIENT, *arguments]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": 120}
+    done = subprocess.run(command, cwd=project.root, env=environment, **options)
     return done.returncode, done.stdout, calls.read_text().splitlines() if calls.exists() else []
 
 
@@ -198,17 +192,3 @@ def test_jobs_that_run_here_need_no_account(cluster):
     )
     code, text, calls = submit(cluster, "-n", "corpus", account=None)
     assert code == 0 and not refusals(text), text
-
-
-def test_an_experiment_without_an_overlay_is_left_out_of_all_and_refused_by_its_name(cluster):
-    """Its runs are a laptop's, and would take GPU nodes."""
-    write(cluster, "ways", runs=RUNS, data_benchmark=None, scales={})
-    (cluster.root / "small.yaml").write_text("experiments: [ranks]\n")
-    for target in ("ways", "results/figures/ways/loss_over_time.svg"):
-        code, text, _ = submit(cluster, "-n", "--configfile", "small.yaml", "--", target)
-        assert code == 2 and refusals(text) == ["tokenscale: the experiment ways has no settings for scale alps."], text
-    code, text, _ = submit(cluster, "-n", "--configfile", "small.yaml", "--", "all_experiments")
-    said = ["tokenscale: left out of all_experiments (no overlay for scale alps): ways"]
-    assert code == 0 and refusals(text) == said and "train ways" not in text, text
-    code, text, _ = submit(cluster, "-n")
-    assert code == 2 and "ways has no settings for scale alps" in text, "named in the configuration"

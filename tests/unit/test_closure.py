@@ -35,23 +35,6 @@ def training(approach):
     return names(training_code(RunSettings(approach=approach))) - {"runs/launch/ranks.py"}  # what sets processes up
 
 
-def test_a_run_depends_on_its_own_format_and_on_tokenizing_only_if_it_tokenizes():
-    for approach, entry in BATCHES.items():
-        assert ("data/batches/online.py" in training(approach)) == (entry.format is None), approach
-        assert ("data/tokenizers/tekken.py" in training(approach)) == (entry.format is None), approach
-
-
-def test_a_training_that_reads_a_store_has_no_code_of_writers_and_tokenizers():
-    for approach in (a for a, entry in BATCHES.items() if entry.format):
-        code = {
-            file for file in training(approach) if file.startswith(("data/stores/", "data/tokenizers/", "data/order/"))
-        }
-        assert code <= {
-            *("data/stores/documents.py", "data/stores/manifest.py", "data/stores/packed.py", "data/stores/parquet.py"),
-            *("data/tokenizers/base.py", "data/order/permutation.py", "data/order/mixture.py"),
-        }, approach
-
-
 def test_a_run_imports_what_its_own_code_imports_and_nothing_else():
     always = {("torch",), ("numpy",), ("pydantic",), ("pyarrow",), ("safetensors",), ("xxhash",)}
     engines = ("gigatoken", "mistral_common", "tiktoken", "tokenizers")
@@ -90,21 +73,6 @@ def test_a_training_leaves_out_the_report_the_command_line_and_the_host():
         "settings/yaml_files.py",
         "settings/experiments.py",
     }
-
-
-def test_a_store_depends_on_its_own_writer_and_on_no_reader():
-    files = {"padded": "write_parquet.py", "token-list": "write_parquet.py", "packed": "write_packed.py"}
-    for form, entry in FORMATS.items():
-        code = names(import_closure("tokenscale.cli.pretokenize", entry.writer))
-        split = {"packed.py", "parquet.py", *files.values()}
-        assert code & {f"data/stores/{file}" for file in split} == {f"data/stores/{files[form]}"}, form
-
-
-def test_sql_counts_as_code():
-    files = names(import_closure("tokenscale.report.drawings.scaling"))
-    assert {"analysis/sql/scaling.sql", "analysis/sql/steps_global.sql"} <= files
-    for module in ("tokenscale.report.page", "tokenscale.analysis.claims"):
-        assert {f"analysis/sql/{name}.sql" for name in (*PARAMETERS, "macros")} <= names(import_closure(module))
 
 
 def test_packages_re_export_nothing():
@@ -150,15 +118,6 @@ def test_what_a_training_imports_is_its_code(loaded, approach):
     found = names(f for f in loaded[approach] if not f.endswith("__init__.py"))
     code = names(import_closure("tokenscale.cli.rank", *_variants(BATCHES[approach])))
     assert found and found - code <= {"base/errors.py", "settings/registry.py", "runs/records/redaction.py"}
-
-
-def test_a_new_registry_entry_or_preset_is_nobodys_code():
-    for verb in ("rank", "corpus", "tokenizer", "pretokenize"):
-        assert not names(import_closure(f"tokenscale.cli.{verb}")) & {"settings/registry.py", "settings/presets.py"}
-
-
-def test_templates_and_styles_count_as_code():
-    assert {"report/page.html.j2", "report/page.css"} <= names(import_closure("tokenscale.report.page"))
 
 
 def packages(nodes):

@@ -246,13 +246,6 @@ def test_benchmarks_alone_have_no_runs_and_follow_another_corpus(tmp_path):
         Config(values, root=tmp_path).runs("alone")
 
 
-def test_the_shipped_configuration_is_valid_at_every_scale():
-    for scale in SCALES:
-        config = configuration.load_config("config/config.yaml", root=ROOT, overrides={"scale": scale})
-        for name in config.at_scale:
-            assert config.runs(name) or config.experiment(name).benchmarks
-
-
 def test_comparisons_name_cells_as_the_table_of_runs_does():
     for scale in SCALES:
         config = configuration.load_config("config/config.yaml", root=ROOT, overrides={"scale": scale})

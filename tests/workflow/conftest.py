@@ -98,15 +98,9 @@ class Project:
 
     def command(self, *arguments: str, offline: bool = False, timeout: float = 400) -> str:
         """The same as a user starts it, in a process of its own; `offline` cuts it off where the machine allows it."""
-        done = subprocess.run(
-            [*(OFFLINE if offline else ()), sys.executable, "-m", "snakemake", *arguments],
-            cwd=self.root,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout,
-        )
+        command = [*(OFFLINE if offline else ()), sys.executable, "-m", "snakemake", *arguments]
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": timeout}
+        done = subprocess.run(command, cwd=self.root, env=self.environment, **options)
         assert done.returncode == 0, done.stdout[-6000:] + self.logs()
         return done.stdout
 

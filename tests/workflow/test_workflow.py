@@ -169,10 +169,6 @@ def here(*arguments):
     return forked.snakemake([*arguments], ROOT, os.environ | {"PYTHONPATH": str(ROOT / "src")})
 
 
-def test_the_snakefile_stays_a_table_of_contents():
-    assert len((ROOT / "workflow/Snakefile").read_text().splitlines()) <= 60
-
-
 def test_the_rule_graph_in_the_readme_is_the_real_one():
     code, text = here("--rulegraph", "mermaid-js")
     readme = (ROOT / "docs/experiments.md").read_text()

@@ -1,13 +1,11 @@
 """The flags of `train`: one for each setting of a run, in one spelling or several."""
 
 import argparse
-import dataclasses
 import typing
 
 import pytest
 
 from tests.unit.study_train.conftest import asked
-from tokenscale.cli.main import main
 from tokenscale.settings import flags, source_studies
 from tokenscale.settings.run import RunSettings
 
@@ -41,23 +39,6 @@ def test_each_setting_of_a_run_has_a_flag_that_sets_it(flag):
         assert run == value
 
 
-def test_no_setting_of_a_run_lacks_a_flag():
-    """A new field of the schema gets one by itself; those left out have words of their own."""
-    top = {flag.key.split(".")[0] for flag in source_studies.RUN_FLAGS}
-    assert {f.name for f in dataclasses.fields(RunSettings)} - top == {
-        *("corpus", "mixture", "tokenizer", "model", "approach", "repeat")
-    }
-
-
 @pytest.mark.parametrize("text, value", [("none", None), ("null", None), ("2.5", 2.5)])
 def test_a_flag_of_an_optional_setting_takes_none(text, value):
     assert asked("--optimizer.clip-norm", text).run.optimizer.clip_norm == value
-
-
-def test_half_a_flag_is_none(capsys):
-    """`--optimizer.w 0` would be taken for one of several by argparse's own rule."""
-    with pytest.raises(SystemExit) as error:
-        main(["train", "--optimizer.weight", "0"])
-    assert error.value.code == 2
-    said = capsys.readouterr().err
-    assert "unknown flag --optimizer.weight" in said and "did you mean --optimizer.weight-decay?" in said

@@ -177,20 +177,6 @@ def test_a_corpus_from_elsewhere_is_downloaded_first(here, monkeypatch):
     open_store(job.manifests["store"], job.run.store)
 
 
-def test_no_rule_of_the_workflow_depends_on_this():
-    """What rank and pretokenize import decides what reruns."""
-    from tokenscale.settings.closure import ONLINE, import_closure
-    from tokenscale.settings.registry import FORMATS
-
-    own = {"flags.py", "source_studies.py", "train.py", "train_inputs.py", "train_request.py", "train_torchrun.py"}
-    readers, writers = [entry.reader for entry in FORMATS.values()], [entry.writer for entry in FORMATS.values()]
-    for code in (
-        import_closure("tokenscale.cli.rank", ONLINE, *readers),
-        import_closure("tokenscale.cli.pretokenize", *writers),
-    ):
-        assert not {Path(file).name for file in code} & own
-
-
 @pytest.mark.parametrize("columns, chosen", [(["story"], "story"), (["text", "story"], "text"), (["a", "b"], None)])
 def test_the_only_column_of_text_is_used_and_named(here, capsys, columns, chosen):
     pq.write_table(pa.table({"n": range(len(TEXTS))} | dict.fromkeys(columns, TEXTS)), "own.parquet")
