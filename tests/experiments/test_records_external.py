@@ -205,7 +205,11 @@ def damaged(folder, change_step=None, change_validation=None, **facts):
         ({"change_validation": {"loss_sum": -1.0}}, "a loss_sum of -1.0"),
         ({"change_validation": {"loss_sum": 1e300}}, "a loss_sum of 1e+300"),
         ({"change_validation": {"correct_tokens": 51}}, "correct_tokens of 51"),
+        ({"world_size": 0}, "world_size must be a whole number"),
+        ({"world_size": None}, "world_size must be a whole number"),
         ({"steps": -4}, "steps must be a whole number"),
+        ({"global_batch": 2.5}, "global_batch must be a whole number"),
+        ({"approach": ""}, "approach must be a text"),
     ],
 )
 def test_values_that_no_training_has_are_refused_with_one_reason(tmp_path, values, reason):

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -170,6 +171,23 @@ def test_what_a_killed_writer_left_is_removed_by_the_next_and_a_living_ones_stay
     assert len(list(tmp_path.iterdir())) == 3 and (tmp_path / ".mine.tmp").exists()
     living.communicate("")
     assert (tmp_path / "table.json").read_text() == "half" and len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_new_file_that_another_writer_takes_for_a_left_one_is_made_again(tmp_path, monkeypatch):
+    """Between its making and its lock: two ranks write into one folder at once."""
+    make, made = tempfile.mkstemp, []
+
+    def interrupted(*arguments):
+        made.append(make(*arguments))
+        if len(made) == 1:
+            files._remove_left_over.__wrapped__(tmp_path)
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkstemp", interrupted)
+    with files.atomic(tmp_path / "a") as path:
+        assert path.exists()
+        path.write_text("whole")
+    assert len(made) == 2 and (tmp_path / "a").read_text() == "whole"
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder", "device"])

@@ -39,11 +39,15 @@ def atomic(path: str | Path, durable: bool = True) -> Iterator[Path]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_left_over(path.parent)
-    descriptor, name = tempfile.mkstemp(f".{path.name}.tmp", TEMPORARY, path.parent)  # refuses links, as every new name
+    while True:
+        descriptor, name = tempfile.mkstemp(f".{path.name}.tmp", TEMPORARY, path.parent)  # refuses links, being new
+        with suppress(OSError):  # a file system without locks: what a killed process leaves there stays
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.path.exists(name):
+            break
+        os.close(descriptor)  # before it was locked, another process took it for one of a killed process
     temporary = Path(name)
     try:
-        with suppress(OSError):  # a file system without locks: what a killed process leaves there stays
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield temporary
         if stat.S_IMODE(temporary.stat().st_mode) == 0o600:
             temporary.chmod(0o666 & ~UMASK)
