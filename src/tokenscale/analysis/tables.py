@@ -139,9 +139,10 @@ def _check_file(path: Path, size: int, sha256: str) -> None:
         raise UserError("a table is missing.", path=path, next=next) from None
     except PermissionError:
         raise UserError("a table may not be read by this user.", path=path, next=f"chmod u+r {path}") from None
-    except OSError as error:
+    except (OSError, UserError) as error:
         remove = f"rm -r {path} && " if path.is_dir() else ""
-        raise UserError("a table cannot be read.", path=path, reason=error.strerror, next=remove + next) from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not a regular file"
+        raise UserError("a table cannot be read.", path=path, reason=reason, next=remove + next) from None
     if (found, path.stat().st_size) != (sha256, size):
         expected = f"sha256 {sha256}, {size:,} bytes  ({MANIFEST})"
         now = f"sha256 {found}, {path.stat().st_size:,} bytes"
