@@ -87,27 +87,6 @@ def test_a_value_is_read_as_it_is_written_or_refused_by_key(tmp_path, text, plac
     assert "more" in error.value.facts["also"], "all such values of a file are listed"
 
 
-INFINITE = {"optimizer": {"clip_norm": float("inf")}}
-
-
-@pytest.mark.parametrize(
-    ("key", "change"),
-    [
-        ("runs.optimizer.clip_norm", {"runs": EXPERIMENT["runs"] | INFINITE}),
-        ("factors.optimizer.1.clip_norm", {"factors": {"optimizer": [{}, INFINITE["optimizer"]]}}),
-        ("scales.demo.runs.optimizer.clip_norm", {"scales": {"demo": {"runs": INFINITE}}}),
-        ("target_loss", {"target_loss": float("nan")}),
-    ],
-)
-def test_no_value_of_an_experiment_is_infinite(tmp_path, key, change):
-    text = json.dumps({**EXPERIMENT, **change}).replace("Infinity", ".inf").replace("NaN", ".nan")
-    project(tmp_path)
-    (tmp_path / "config/experiments/e.yaml").write_text(text)
-    with pytest.raises(UserError, match="finite") as error:
-        Config(BASE, root=tmp_path).runs("e")
-    assert error.value.facts["key"] == key and error.value.facts["file"].endswith("e.yaml")
-
-
 def test_all_problems_of_a_file_are_in_one_message(tmp_path):
     runs = {"corpus": "x", "tokenizer": "y", "model": "z", "sequence_length": -1, "repeat": 1}
     with pytest.raises(UserError) as error:

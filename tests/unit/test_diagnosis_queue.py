@@ -2,7 +2,6 @@
 
 import json
 import sys
-from datetime import datetime
 
 import pytest
 
@@ -172,9 +171,3 @@ def test_programs_get_the_same_as_json(folder, capsys):
     assert (job["id"], job["rule"], job["of"], job["limit_s"]) == ("3", "train", RUN, 43_200)
     assert job["next"] == "scontrol release 3" and job["start"] is None
     assert found["schema"] == 1 and found["runs"] == []
-
-
-def test_times_of_slurm_are_read():
-    now = datetime(2026, 11, 21, 16, 0)
-    assert queue.seconds_until("2026-11-21T16:12:12", now) == 732
-    assert queue.seconds_until("N/A", now) is None and queue.seconds_until(None, now) is None

@@ -194,13 +194,7 @@ def test_a_store_is_its_folders_name(store):
 
 
 def test_store_names_have_one_spelling():
-    for name in (
-        "padded-sequence_length=1024",
-        "padded-eos=false",
-        "packed-codec=zstd",
-        "padded-sequence_length=0",
-        "pad",
-    ):
+    for name in "padded-sequence_length=1024 padded-eos=false packed-codec=zstd padded-sequence_length=0 pad".split():
         with pytest.raises(UserError):
             StoreSettings.parse(name)
 

@@ -6,7 +6,7 @@ import pytest
 
 from tokenscale.base.errors import UserError
 from tokenscale.cli.snakemake_targets import TABLES, Targets
-from tokenscale.settings.config import ALL, Config
+from tokenscale.settings.config import Config
 from tokenscale.settings.manifests import done_file
 
 RUNS = {"corpus": "own", "tokenizer": "bpe", "sequence_length": 32, "global_batch": 4, "budget": {"steps": 20}}
@@ -59,31 +59,6 @@ def test_a_shared_run_is_a_file_once_and_only_existing_ones_of_a_report_of_what_
     now = Targets(config_of(tmp_path), existing_only=True)
     assert now.run_files(["first", "second"]) == [files[1]]
     assert now.table_inputs("second")["stores"] == [] != targets.table_inputs("second")["stores"]
-
-
-def test_a_wrong_experiment_is_refused_only_where_it_is_requested(targets):
-    assert "wrong" in targets.experiments and not any("wrong" in file for file in targets.token_files())
-    for request in ("wrong", ALL):
-        with pytest.raises(UserError) as error:
-            targets.experiment_files(request)
-        assert "wrong.yaml" in str(error.value.facts["file"])
-    with pytest.raises(UserError):
-        targets.table_inputs("wrong")
-
-
-@pytest.mark.parametrize(
-    "typed, meant",
-    [
-        ("reprot", "report"),
-        ("frist", "first"),
-        ("results/corpus/owm/manifest.json", "results/corpus/own/manifest.json"),
-        ("results/figures/first/los_over_time.svg", "results/figures/first/loss_over_time.svg"),
-        ("results/report/idex.html", "results/report/index.html"),
-        ("xyzzy", None),
-    ],
-)
-def test_the_nearest_target_of_a_mistyped_one(targets, typed, meant):
-    assert targets.find_nearest(typed, ["report", "first", "second", "runs"]) == meant
 
 
 def test_a_run_reads_its_store_and_the_run_that_it_resumes_from(targets, tmp_path):

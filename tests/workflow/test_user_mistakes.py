@@ -12,8 +12,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -235,22 +233,11 @@ def test_an_unknown_flag_gets_the_nearest_spelling(parser, capsys):
 
 DAMAGES = {
     "truncated": lambda path: path.write_bytes(path.read_bytes()[:-9]),
-    "cut in half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
-    "zeroed": lambda path: path.write_bytes(bytes(path.stat().st_size)),
-    "zeroed pages": lambda path: path.write_bytes(b"PAR1" + bytes(996) + path.read_bytes()[1000:]),
     "empty": lambda path: path.write_bytes(b""),
-    "a web page": lambda path: path.write_text(WORDS["PAGE"]),
     "another table": lambda path: path.write_bytes(path.with_name("stores.parquet").read_bytes()),
-    "a missing column": lambda path: pq.write_table(pq.read_table(path).drop_columns(["run_id"]), path),
-    "a wrong type": lambda path: pq.write_table(with_text(pq.read_table(path)), path),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
     "missing": lambda path: path.unlink(),
 }
-
-
-def with_text(table: pa.Table) -> pa.Table:
-    """The table with every column as words."""
-    return pa.table({name: ["many"] * len(table) for name in table.column_names})
 
 
 @pytest.fixture(scope="module")
