@@ -29,7 +29,7 @@ from xxhash import xxh3_128
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import (
-    atomic,
+    UMASK,
     check_types,
     is_sealed,
     read_json,
@@ -95,8 +95,10 @@ def write_rank(folder: Path, rank: int, state: State) -> None:
     partial.mkdir(parents=True, exist_ok=True)
     name = f"rank={rank:05d}"
     tensors = {key: p.tensor.detach().to("cpu").contiguous() for key, p in state.pieces.items()}
-    with atomic(partial / f"{name}.safetensors") as temporary:
-        save_file(tensors, str(temporary))
+    path = partial / f"{name}.safetensors"
+    save_file(tensors, str(path))  # which writes a file of its own and renames it: no lock of ours would hold
+    path.chmod(0o666 & ~UMASK)
+    sync(path)
     index = {
         key: {
             "offsets": list(p.offsets),
