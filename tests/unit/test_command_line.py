@@ -90,3 +90,13 @@ def test_help_lists_what_people_call_in_80_columns(capsys):
     assert max(map(len, lines)) <= 80
     with pytest.raises(SystemExit, match="^0$"):  # what is not listed runs
         main(["mixture", "--help"])
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="has no file system that makes no folders")
+@pytest.mark.parametrize("folder", ["/proc/x", "/proc/self/x"])
+@pytest.mark.parametrize(
+    "command", ["train --training-steps 1 --output-dir", "pretokenize --input-path README.md --output-dir"]
+)
+def test_a_folder_that_cannot_be_made_is_no_trace(command, folder, capsys):
+    assert main([*command.split(), folder]) == 2
+    assert folder in capsys.readouterr().err

@@ -90,3 +90,28 @@ def test_variables_that_another_launcher_left_are_named(monkeypatch, rank, addre
     with pytest.raises(UserError, match="WORLD_SIZE=4") as refused:
         join(4, "cpu")
     assert refused.value.facts["next"].startswith("unset RANK WORLD_SIZE")
+
+
+@pytest.mark.parametrize("size", ["1", "2"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("WORLD_SIZE", text) for text in ("", "0", "two")),
+        *(("RANK", text) for text in ("x", "-1", "2")),
+        *(("LOCAL_RANK", text) for text in ("1.0", "2")),
+        *(("MASTER_PORT", text) for text in ("b", "0", "99999")),
+        *(("MASTER_ADDR", text) for text in ("no.such.host.invalid", "192.0.2.1")),
+    ],
+)
+def test_a_variable_without_sense_is_named(monkeypatch, size, name, value):
+    values = {"RANK": "0", "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", name: value}
+    for variable in ("TOKENSCALE_ROOT", "TORCHELASTIC_USE_AGENT_STORE", "LOCAL_WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, text in values.items():
+        monkeypatch.setenv(variable, text)
+    if size == "1" and name.startswith("MASTER"):
+        assert join(None, "cpu").size == 1  # one rank needs no address
+        return
+    with pytest.raises(UserError) as refused:
+        join(None, "cpu")
+    assert value in " ".join(map(str, refused.value.facts.values())) and name in refused.value.render()

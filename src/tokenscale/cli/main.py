@@ -7,6 +7,7 @@ import io
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,9 @@ def translate_error(error: Exception) -> UserError | None:
     if number in LOCKED:
         how = "the file system is read-only." if number == errno.EROFS else "permission denied for this file or folder."
         return UserError(how, **facts, next="make it writable for this user, or use another folder")
-    if number in MISPLACED and path is not None:
+    frames = traceback.extract_tb(error.__traceback__)
+    unmade = number == errno.ENOENT and frames and frames[-1].name == "mkdir"  # in /proc, which makes no folders
+    if (number in MISPLACED or unmade) and path is not None:
         return UserError("this path cannot be used.", **facts, next="name another file or folder")
     return _translate_memory_error(error)
 

@@ -7,7 +7,6 @@ and receive the run's settings and its data paths, as JSON in a tensor, not pick
 import argparse
 import datetime
 import json
-import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -37,7 +36,7 @@ def train_together(arguments: argparse.Namespace) -> int:
     Only rank 0 prints its UserError.
     """
     # joining needs only this setting; rank 0 reports a value that is not allowed, like all others
-    world = join(int(os.environ["WORLD_SIZE"]), arguments.device or "auto")
+    world = join(None, arguments.device or "auto")
     with ExitStack() as stack:
         plan, failure, finishing = None, None, None
         if world.rank == 0:

@@ -142,17 +142,20 @@ class World:
             dist.destroy_process_group()
 
 
-def join(expected_size: int, device: str = "auto", *, nodes: int | None = None, network: str | None = None) -> World:
+def join(
+    expected_size: int | None, device: str = "auto", *, nodes: int | None = None, network: str | None = None
+) -> World:
     """Join the run's process group, from the environment that torchrun or our own launcher sets.
 
-    `device` is the run's: "auto" takes one GPU per rank where there are GPUs, "cpu" never takes one.
+    `expected_size` None: any number. `device` is the run's: "auto" takes one GPU per rank where there are GPUs, "cpu"
+    never takes one.
     Raises UserError where the processes are not those of the run: N single-rank runs in place of one N-rank run would
     give plausible, wrong figures, and so would two ranks on one GPU, another number of `nodes`, or another `network`
     between them. Raises PortTaken where another process has the port.
     """
-    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    if size != expected_size:
+    size = _read_variable("WORLD_SIZE", 1, range(1, 2**31))
+    rank, local_rank = (_read_variable(name, 0, range(size)) for name in ("RANK", "LOCAL_RANK"))
+    if expected_size not in (None, size):
         raise UserError(
             "the number of processes is not the run's world size.",
             run=f"wants world size {expected_size}",
@@ -162,7 +165,7 @@ def join(expected_size: int, device: str = "auto", *, nodes: int | None = None, 
     cuda = device == "auto" and torch.cuda.is_available()
     # srun with one GPU a task shows each rank a single device, which is then number 0
     devices = torch.cuda.device_count()
-    if cuda and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > devices:
+    if cuda and _read_variable("LOCAL_WORLD_SIZE", 1, range(1, size + 1)) > devices:
         raise UserError(
             "there are fewer GPUs than ranks on this machine.",
             found=f"{devices} GPU(s)",
@@ -191,6 +194,19 @@ def join(expected_size: int, device: str = "auto", *, nodes: int | None = None, 
     )
 
 
+def _read_variable(name: str, default: int, allowed: range) -> int:
+    """Return a number that a launcher put into the environment. Raises UserError where it is not one of those allowed.
+
+    A variable may be left over from another job.
+    """
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal() or int(text) not in allowed:
+        expected = f"a whole number from {allowed.start} to {allowed.stop - 1}"
+        what = "a variable that launchers of ranks set has a value that it cannot have."
+        raise UserError(what, found=f"{name}={text}", expected=expected, next=NO_LAUNCHER)
+    return int(text)
+
+
 def _choose_interface(size: int) -> None:
     """Let gloo and NCCL listen on the loopback interface alone where all ranks are on this machine."""
     if sys.platform == "linux" and os.environ.get("LOCAL_WORLD_SIZE") == str(size):
@@ -212,7 +228,8 @@ def _open_store(rank: int, size: int, nodes: int | None) -> dist.Store:
     if lacking := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
         found = f"RANK={rank}, WORLD_SIZE={size}, without {' and '.join(lacking)}"
         raise UserError("the variables of a launcher are incomplete.", found=found, next=NO_LAUNCHER)
-    address, port = "127.0.0.1" if here else os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    address = "127.0.0.1" if here else os.environ["MASTER_ADDR"]
+    port = _read_variable("MASTER_PORT", 0, range(1, 2**16))
     listener = listen(address, port, nodes) if rank == 0 else None
     if RENDEZVOUS_SECRET in os.environ or "TOKENSCALE_ROOT" in os.environ:  # our launcher's ranks may start late
         store: dist.Store = dist.TCPStore(address, port, size, rank == 0, master_listen_fd=listener)
@@ -250,19 +267,20 @@ def _meet(address: str, port: int, rank: int, size: int, listener: int | None) -
 
 def listen(address: str, port: int, nodes: int | None) -> int:
     """Return the descriptor of a socket that listens on the interface of this address."""
-    family, _, _, _, found = sorted(socket.getaddrinfo(address, port, type=socket.SOCK_STREAM))[0]
-    if address != found[0] and (nodes or 1) > 1 and ip_address(found[0]).is_loopback:
-        found = ("", port)  # a node whose own name is 127.0.1.1 to itself; others reach it by another address
     try:
+        family, _, _, _, found = sorted(socket.getaddrinfo(address, port, type=socket.SOCK_STREAM))[0]
+        if address != found[0] and (nodes or 1) > 1 and ip_address(found[0]).is_loopback:
+            found = ("", port)  # a node whose own name is 127.0.1.1 to itself; others reach it by another address
         return socket.create_server(found[:2], family=family, backlog=1024).detach()
     except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise PortTaken(
-            "another process has the port on which the ranks of this run rendezvous.",
-            port=f"{address}:{port}",
-            next="start it again; if it stays, look for a process that an earlier job left on the first node",
-        ) from None
+        if error.errno == errno.EADDRINUSE:
+            raise PortTaken(
+                "another process has the port on which the ranks of this run rendezvous.",
+                port=f"{address}:{port}",
+                next="start it again; if it stays, look for a process that an earlier job left on the first node",
+            ) from None
+        what = "rank 0 cannot listen at this address: MASTER_ADDR is not of its machine, or left over."
+        raise UserError(what, address=f"{address}:{port}", reason=error.strerror, next=NO_LAUNCHER) from None
 
 
 #: seconds in which ranks of an unknown launcher must meet
