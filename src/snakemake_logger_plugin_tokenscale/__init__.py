@@ -53,7 +53,8 @@ def correct(words: list[str]) -> tuple[list[str], list[str]]:
     return [*targets, *kept, *words[end:]], files
 
 
-if sys.argv[0].endswith(("/snakemake", "/snakemake/__main__.py")) and Path("workflow/Snakefile").is_file():
+def read_command_line() -> None:
+    """Correct this process's command line, and read its files: Snakemake's message for a file names no line."""
     from snakemake.cli import get_profile_dir
 
     from tokenscale.cli.snakemake_internals import exit_on_error
@@ -63,13 +64,17 @@ if sys.argv[0].endswith(("/snakemake", "/snakemake/__main__.py")) and Path("work
     if not any(name in os.environ for name in ("LOGNAME", "USER", "LNAME", "USERNAME")):
         os.environ["USER"] = str(os.getuid())  # a user without an entry in passwd, as `docker run -u` starts one
     sys.argv[1:], given = correct(sys.argv[1:])
-    with exit_on_error():  # Snakemake's own message for a file that is missing or not YAML names no line
+    with exit_on_error():
         for file in (CONFIG_FILE, *given):
             read_yaml(file)
         sys.argv = [part for word in sys.argv for part in re.split("(?<=^--profile)=", word)]
         for n, name in enumerate(sys.argv[1:], 1):
             if sys.argv[n - 1] == "--profile" and get_profile_dir(name) is None:  # a name in profiles/, or a mistake
                 sys.argv[n] = str(load_profile(name)[0].parent)
+
+
+if sys.argv[0].endswith(("/snakemake", "/snakemake/__main__.py")) and Path("workflow/Snakefile").is_file():
+    read_command_line()
 
 #: messages about Snakemake itself, by how they begin
 LEFT_OUT = (

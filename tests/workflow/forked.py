@@ -1,7 +1,6 @@
 """Snakemake in a fork of a process that has imported it already: two thirds of a dry run's time are imports."""
 
 import atexit
-import importlib
 import os
 import sys
 import tempfile
@@ -9,8 +8,6 @@ from pathlib import Path
 
 from tests import served
 from tests.forks import context
-
-PLUGIN = "snakemake_logger_plugin_tokenscale"
 
 
 class Started:
@@ -56,14 +53,15 @@ def _main(arguments: list[str], root: str, environment: dict[str, str], output: 
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
-    sys.argv = ["/snakemake", *arguments]
+    sys.argv = ["snakemake", *arguments]
     sys.executable = python  # its jobs' Python, too (runs/launch/lock.py)
-    sys.modules.pop(PLUGIN, None)  # imported before there was a command line, which it corrects
-    atexit._clear()  # what the process that forked has registered
-    importlib.import_module(PLUGIN)
     from snakemake.cli import main
 
+    from snakemake_logger_plugin_tokenscale import read_command_line
+
+    atexit._clear()  # what the process that forked has registered
     try:
+        read_command_line()  # which its import does in a process of its own
         main(sys.argv[1:])
     finally:
         atexit._run_exitfuncs()
