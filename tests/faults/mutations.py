@@ -123,7 +123,10 @@ GUARDS = {
         "report/page.py", "autoescape=True", "autoescape=False", "tests/experiments/test_report_generations.py"
     ),
     "the world is the run's": Guard(
-        "train/parallel/world.py", "if expected_size not in (None, size):", "if False:", "tests/unit/test_parallel_places.py"
+        "train/parallel/world.py",
+        "if expected_size not in (None, size):",
+        "if False:",
+        "tests/unit/test_parallel_places.py",
     ),
     "a broken line is kept apart": Guard(
         "analysis/logs.py",
