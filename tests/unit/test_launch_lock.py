@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 
@@ -173,21 +172,21 @@ def test_what_a_killed_writer_left_is_removed_by_the_next_and_a_living_ones_stay
     assert (tmp_path / "table.json").read_text() == "half" and len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_new_file_that_another_writer_takes_for_a_left_one_is_made_again(tmp_path, monkeypatch):
-    """Between its making and its lock: two ranks write into one folder at once."""
-    make, made = tempfile.mkstemp, []
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_temporary_file_that_is_removed_before_its_lock_is_made_again(times, tmp_path, monkeypatch):
+    """Ranks write into one folder at once."""
+    made, make = [], files.tempfile.mkstemp
 
-    def interrupted(*arguments):
+    def make_and_look(*arguments):
         made.append(make(*arguments))
-        if len(made) == 1:
+        if len(made) <= times:
             files._remove_left_over.__wrapped__(tmp_path)
         return made[-1]
 
-    monkeypatch.setattr(tempfile, "mkstemp", interrupted)
-    with files.atomic(tmp_path / "a") as path:
-        assert path.exists()
-        path.write_text("whole")
-    assert len(made) == 2 and (tmp_path / "a").read_text() == "whole"
+    monkeypatch.setattr(files.tempfile, "mkstemp", make_and_look)
+    with files.atomic(tmp_path / "a.json") as path:
+        assert path.exists() and len(made) == times + 1
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder", "device"])

@@ -40,12 +40,12 @@ def atomic(path: str | Path, durable: bool = True) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_left_over(path.parent)
     while True:
-        descriptor, name = tempfile.mkstemp(f".{path.name}.tmp", TEMPORARY, path.parent)  # refuses links, being new
+        descriptor, name = tempfile.mkstemp(f".{path.name}.tmp", TEMPORARY, path.parent)  # refuses links: a new name
         with suppress(OSError):  # a file system without locks: what a killed process leaves there stays
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if os.path.exists(name):
+        if os.fstat(descriptor).st_nlink:
             break
-        os.close(descriptor)  # before it was locked, another process took it for one of a killed process
+        os.close(descriptor)  # another process saw it before it was locked, and removed it
     temporary = Path(name)
     try:
         yield temporary
