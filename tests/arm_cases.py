@@ -220,22 +220,18 @@ BY_UPDATE = {
 
 
 class Sequences:
-    """Batches of random tokens: the same sequences for every arm."""
-
     vocabulary_size = VOCABULARY
 
     def __init__(self):
         self.step = 0
 
     def next(self) -> Batch:
-        """Return the batch of the next step."""
         rows = np.random.default_rng(self.step).integers(1, VOCABULARY, (ROWS, LENGTH + 1))
         self.step += 1
         return Batch.from_arrays(rows[:, :-1], rows[:, 1:], self.step)
 
 
 def run_of(setting: str) -> RunSettings:
-    """Return the run of a reference."""
     arm, model, schedule = SETTINGS[setting]
     return RunSettings(
         arm=arm,
@@ -297,7 +293,6 @@ class References:
     _found: dict[str, Recording] = field(default_factory=dict)
 
     def get(self, setting: str) -> Recording:
-        """Return the recording of a setting."""
         if setting not in self._found:
             folder = self.folder / re.sub(r"\W+", "-", setting)
             for floor in range(3):
@@ -331,7 +326,6 @@ class References:
 
 
 def curve_of(recording: Recording) -> Curve:
-    """Return the losses and gradient norms of a recording."""
     return Curve.of(*([step[name] for step in recording.steps] for name in ("loss", "gradient_norm")))
 
 
@@ -354,7 +348,6 @@ def judge(case: Case, certificate: dict[str, Any]) -> str:
 
 
 def describe(certificate: dict[str, Any]) -> str:
-    """Return the cause, or the largest ratio to the floor."""
     if certificate["cause"]:
         return certificate["cause"]["text"]
     worst = max((row["largest_ratio_to_floor"], stage) for stage, row in certificate["stages"].items())
@@ -377,7 +370,6 @@ def find_records() -> dict[str, Path]:
 
 
 def tables() -> dict[str, list[Case]]:
-    """Return all cases by the title of their table."""
     return {"planted difference": FAULTS, "refactoring": REFACTORINGS}
 
 

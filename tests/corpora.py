@@ -93,7 +93,6 @@ def make_store(directory: Path, corpus_directory: Path, tokenizer_directory: Pat
 
 
 def make_run(approach: str, sequence_length: int, **changes: Any) -> RunSettings:
-    """A run over what `make_tokenizer` makes."""
     tokenizer = TokenizerSettings(name="bpe", kind="bpe", corpus="tiny", vocabulary_size=300)
     return RunSettings(approach=approach, sequence_length=sequence_length, tokenizer=tokenizer, **changes)
 
@@ -107,21 +106,18 @@ class Lab:
         self.tokenizer = make_tokenizer(self.directory / "tokenizer", self.corpus, vocabulary_size)
 
     def store(self, store: StoreSettings) -> Path:
-        """The folder of a store."""
         path = self.directory / "tokens" / store.directory
         if not (path / "manifest.json").exists():
             make_store(path.parent, self.corpus, self.tokenizer, store)
         return path
 
     def inputs(self, run: RunSettings) -> Inputs:
-        """The folders that a run reads."""
         store = self.store(run.store) if run.store else None
         return Inputs(
             self.corpus, self.tokenizer, store, self.store(run.validation_store) if run.validation.rows else None
         )
 
     def batches(self, run: RunSettings, rank: int = 0, world_size: int = 1) -> Batches:
-        """One rank's batches of a run."""
         store = self.store(run.store) if run.store else None
         return open_batches(run, Inputs(self.corpus, self.tokenizer, store, rank=rank, world_size=world_size))
 
@@ -137,7 +133,6 @@ def same(a: Batch, b: Batch) -> bool:
 
 
 def joined(parts: Sequence[Batch]) -> Batch:
-    """The global batch of the ranks' shares."""
     import numpy as np
 
     return Batch(
@@ -150,5 +145,4 @@ def joined(parts: Sequence[Batch]) -> Batch:
 
 
 def held_out(text: str, share: float) -> bool:
-    """Whether a text falls into the validation split."""
     return assign_split(hashlib.sha256(text.encode("utf-8")).digest(), share) == "validation"

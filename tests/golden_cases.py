@@ -67,7 +67,6 @@ class LossRecorder:
 
 
 def train(name: str, case: Case, seed: int, precision: str, other_from: int = STEPS, weights: int | None = None):
-    """Return losses and gradient norms of one training."""
     loop, curves = {}, []
     torch.manual_seed(seed)
     exec(edit(LOOP_OURS if name.startswith("ours") else LOOP, case, L), loop)
@@ -129,7 +128,6 @@ LOSS = {case.name for case in FAULTS[24:34]} | {"loss over all positions"}
 
 
 def kinds_of(group: str, case: Case) -> set[str]:
-    """Return the kinds that are right for a case."""
     if group == "refactoring":
         return {golden.IDENTICAL, golden.ROUNDING}
     if group == "other":
@@ -165,7 +163,6 @@ def judge_all(path: Path) -> list[dict]:
 
 
 def print_tables(found: list[dict]) -> None:
-    """Print the tables of the evidence."""
     for floor in (True, False):
         mine = [row for row in found if row["floor"] == floor]
         print(f"\n## {'With two or three floor runs' if floor else 'Without floor runs'}\n")

@@ -92,7 +92,6 @@ def run_of(layout: str, checkpointing: str, mask: str, precision: str) -> RunSet
 
 
 def batch_of(run: RunSettings, seed: int) -> Batch:
-    """Rank 0's rows."""
     rows = len(rank_slots(run.global_batch, 0, run.layout.data_parallel_size))
     random = np.random.default_rng(seed)
     tokens, labels = random.integers(0, VOCABULARY, (2, rows, LENGTH))
@@ -105,7 +104,6 @@ def batch_of(run: RunSettings, seed: int) -> Batch:
 
 @contextmanager
 def world_of(size: int) -> Iterator[World]:
-    """Rank 0 of a world whose other ranks do not exist."""
     if size == 1:
         yield World(0, 1, 0, torch.device("cpu"))
         return
@@ -151,7 +149,6 @@ def counting_backend() -> Iterator[Counter]:
 
 
 def count(run: RunSettings, kernel: str, world: World, steps: int = 3) -> Counts:
-    """Train some steps and count."""
     eager, forward = set(), Block.forward
 
     def observed(block: Block, *arguments: object) -> torch.Tensor:
@@ -209,7 +206,6 @@ def _return_bucket(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.f
 
 
 def count_case(layout: str, checkpointing: str, mask: str, precision: str) -> Counts:
-    """Count one case in this process."""
     run = run_of(layout, checkpointing, mask, precision)
     with world_of(run.layout.world_size) as world:
         # flex, whose graph makes all scores on a CPU, is slow: two micro-batches show what three steps would

@@ -34,7 +34,6 @@ SHAPES = {
 
 
 def settings(approach="packed", world_size=1, repeat=0, steps=12, **fields) -> RunSettings:
-    """A small run."""
     layout, budget = LayoutSettings(data=world_size), BudgetSettings(steps=steps)
     return RunSettings(approach=approach, layout=layout, repeat=repeat, budget=budget, **fields)
 
@@ -61,13 +60,11 @@ def learning_rate(run: RunSettings, step: int) -> float:
 
 
 def with_shape(run: RunSettings) -> RunSettings:
-    """The run, its model with vocabulary and positions."""
     shape = run.model.with_vocabulary(run.tokenizer.vocabulary_size or VOCABULARY)
     return replace(run, model=shape.with_positions(run.sequence_length))
 
 
 def held(run: RunSettings, rank=0, device_kind="cpu") -> Memory:
-    """Bytes that a rank holds by its settings."""
     return memory(with_shape(run), rank, device_kind)
 
 
@@ -213,7 +210,6 @@ def edit(folder: Path, change, kind="steps", rank="*", attempt="*") -> None:
 
 
 def add_event(folder: Path, event: str, rank=0, attempt=0, **fields) -> None:
-    """Add an event to the logs of a run."""
     with (folder / f"attempt={attempt:02d}/rank={rank:05d}/events.jsonl").open("a") as file:
         file.write(json.dumps({"event": event, "schema": 2, "step": 0} | fields) + "\n")
 
@@ -282,7 +278,6 @@ def write_stores(folder: Path, bytes_per_id: dict[str, int], ids=8192) -> list[P
 
 
 def write_benchmark(path: Path, rounds=3) -> Path:
-    """A data benchmark with five arms and the limit."""
     times = {"padded": 0.5, "padding-free": 0.4, "pretokenized-padded": 0.02, "token-list": 0.03, "packed": 0.001}
     times |= {"memcpy": 2e-4}
     counts = {"batches": 16, "useful_tokens": 60_000, "total_tokens": 131_072}
@@ -360,14 +355,12 @@ def write_demo(folder: Path, world_sizes=(1, 2), repeats=3, approaches=APPROACHE
 
 
 def demo(folder: Path, to="tables", **options) -> Path:
-    """Logs of `write_demo`, and their tables with the benchmark's."""
     benchmark = folder / "bench.json"
     ingest(write_demo(folder, **options), folder / "runs", folder / to, [benchmark])
     return folder / to
 
 
 def unsealed(path: Path) -> dict:
-    """A run table, to be edited and written again without its seal."""
     table = json.loads(path.read_text())
     table.pop("seal", None)
     return table

@@ -11,12 +11,10 @@ GPU = {"name": "NVIDIA H200", "memory_bytes": 150 * 2**30, "capability": "9.0"}
 
 
 def asked(results=Path("results"), *, broken=None, torch=TORCH, ended="", **options):
-    """What a check is given: all is well, except for what is said."""
     return Context(Path(results), broken or {}, torch, ended, **options)
 
 
 def program(folder, name, text):
-    """A program of that name, first in what the test puts into PATH."""
     path = folder / name
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)

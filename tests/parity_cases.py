@@ -290,7 +290,6 @@ def build(name: str, case: Case, seed: int = 0) -> torch.nn.Module:
 
 
 def load(module: types.ModuleType, case: Case) -> types.ModuleType:
-    """Return a module, or a copy of it with the case's edit."""
     if case.where != M:
         return module
     copy = types.ModuleType(module.__name__ + "_planted")
@@ -314,7 +313,6 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def record(folder: Path, name: str, case: Case) -> None:
-    """Train a case and record it."""
     loop = {}
     torch.manual_seed(0)
     exec(edit(LOOP_OURS if name.startswith("ours") else LOOP, case, L), loop)
@@ -325,7 +323,6 @@ def record(folder: Path, name: str, case: Case) -> None:
 
 @contextlib.contextmanager
 def floor(number: int) -> Iterator[None]:
-    """Record the floor within this block."""
     import os
 
     threads = torch.get_num_threads()
@@ -355,7 +352,6 @@ class References:
 
 
 def certificate_of(case: Case, references: References) -> dict:
-    """Return the certificate of a case against its reference."""
     folder = references.folder / re.sub(r"\W+", "-", case.name)
     record(folder, case.model, case)
     return certify(compare(references.get(case.reference or case.model), read_recording(folder)))
@@ -371,7 +367,6 @@ def judge(case: Case, certificate: dict, planted: bool) -> str:
 
 
 def main() -> None:
-    """Print the table of all cases."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         references = References(Path(folder))

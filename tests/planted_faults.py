@@ -79,7 +79,6 @@ def _train(world, run, inputs, folder):
 
 
 def train_run(lab: Lab, run: RunSettings, target: Path) -> None:
-    """Train a run, as the launcher does."""
     inputs = lab.inputs(run)
     manifests = {"validation_store": inputs.validation_store / "manifest.json"} if run.validation.rows else {}
     if run.store is not None:
@@ -144,13 +143,10 @@ def make_bases(folder: Path) -> None:
 
 
 def steady(k: int, median: float) -> float:
-    """A quiet machine's times: 3 % around the median."""
     return median * (1 + 0.03 * math.sin(7.3 * k))
 
 
 class Folder:
-    """A copy of one run's folder, to plant faults in."""
-
     def __init__(self, path: Path):
         self.path = path
 
@@ -213,8 +209,6 @@ class Folder:
 
 
 class Experiment:
-    """A copy of a base: its runs and its run table."""
-
     def __init__(self, bases: Path, base: str, target: Path):
         self.base, self.bases, self.target = base, bases, target
         shutil.copytree(bases / base, target, dirs_exist_ok=True)
@@ -226,7 +220,6 @@ class Experiment:
         return Folder(self.target / "runs" / self.run_id(name))
 
     def table(self, change: Callable[[dict], Any], seal: bool = True) -> None:
-        """Edit the run table, and seal it again."""
         table = read_json(self.target / "runs.json")
         sealed = table.pop("seal")
         change(table)
@@ -274,7 +267,6 @@ def plus(field: str, m: float) -> dict[str, Callable]:
 
 
 def steps(change: Callable[..., Callable], run="packed", kind="steps", **selected) -> Plant:
-    """`change(m)` makes the function of a line."""
     return lambda e, m: e.of(run).edit(change(m), kind, **selected)
 
 
@@ -320,7 +312,6 @@ def scale_losses(e: Experiment, m: float, run="packed", of=("steps", "events"), 
 
 
 def from_other(e: Experiment, run: str, source: str, *fields: str, kind="steps", event: str | None = None) -> None:
-    """Fields of `run` are those of `source`, line by line."""
     lines = iter([line for line in e.of(source).lines(kind) if event in (None, line.get("event"))])
 
     def change(line):
@@ -345,7 +336,6 @@ def scale_clocks(e: Experiment, m: float, events=True, clocks=True) -> None:
 
 
 def copy_attempt(e: Experiment, m: float) -> None:
-    """Attempt 1 is attempt 0, later by m seconds."""
     folder = e.of("packed")
     shutil.copytree(folder.path / "attempt=00", folder.path / "attempt=01")
     folder.shift(m, attempt="01")
@@ -353,7 +343,6 @@ def copy_attempt(e: Experiment, m: float) -> None:
 
 
 def copy_rank(e: Experiment, m: float) -> None:
-    """Rank 1's steps are rank 0's, one of them m seconds longer."""
     folder = e.of("two-ranks")
     source = folder.path / "attempt=00/rank=00000/steps.jsonl"
     shutil.copy(source, folder.path / "attempt=00/rank=00001/steps.jsonl")
@@ -387,8 +376,6 @@ def boot(run="packed-1") -> Plant:
 
 
 def slow(where: Callable[[int, int], bool], base: int, run: tuple[str, ...] = ("packed",)) -> Plant:
-    """Steps that `where(step, steps)` selects take m times as long."""
-
     def plant(e, m):
         for name in run:
             e.of(name).retime(lambda k, median: steady(k, median) * (m if where(k, base) else 1))

@@ -129,7 +129,6 @@ def _follow(connection: socket.socket, job: int, ended: threading.Event) -> None
 
 
 def _run(asked: tuple[list[str], str, dict[str, str]], files: list[int], client: str) -> None:
-    """What `python -m tokenscale` does."""
     arguments, folder, environment = asked
     os.setsid()
     multiprocessing.current_process().daemon = False  # it may start processes of its own

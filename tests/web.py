@@ -31,7 +31,6 @@ class Web:
     address: str = ""
 
     def add_dataset(self, repository: str, commit: str, files: dict[str, bytes]) -> None:
-        """A dataset of the hub at one commit."""
         for name, content in files.items():
             self.files[f"/datasets/{repository}/resolve/{commit}/{name}"] = content
         listing = {
@@ -46,7 +45,6 @@ class Web:
             self.content_types[f"/api/datasets/{repository}/{path}"] = "application/json"
 
     def add_model(self, repository: str, commit: str, files: dict[str, bytes]) -> None:
-        """Files of a model, such as its tokenizer, at one commit."""
         for name, content in files.items():
             self.files[f"/{repository}/resolve/{commit}/{name}"] = content
 

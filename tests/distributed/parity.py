@@ -86,7 +86,6 @@ def trainer_of(run, world) -> Trainer:
 
 
 def held(trainer, resume=False):
-    """Name → (values, offsets, whole) of what this rank writes."""
     pieces = trainer.pieces(resume=resume)
     return {n: (p.tensor.detach().float().numpy().copy(), p.offsets, p.whole) for n, p in pieces.items()}
 
@@ -105,7 +104,6 @@ def whole(ranks):
 
 
 def batch_of(step, world, layout):
-    """(this rank's rows, useful tokens of the global batch)."""
     place = layout.coordinate(world.rank)
     batch = my_batch(step, place.data_rank, layout.data_parallel_size)
     return batch, torch.tensor(float(world.sum(batch.useful_tokens * place.is_group_leader)[0]))

@@ -53,7 +53,6 @@ class PeakMemory(TorchDispatchMode):
 
 
 def initial_of_each(world, runs):
-    """Of each run: what this rank writes, and what its modules hold."""
     return [(held(trainer := trainer_of(run, world)), modules_of(trainer)) for run in runs]
 
 

@@ -210,7 +210,6 @@ def test_weights_gathered_in_bf16_are_near_those_of_one_process(after, name, var
 
 
 def distance(found, expected) -> float:
-    """Mean absolute difference of all weights."""
     apart = [np.abs(found[2][name] - expected[2][name]).ravel() for name in expected[2]]
     return float(np.concatenate(apart).mean())
 
@@ -245,7 +244,6 @@ def mislaid(world, run):
 
 
 def test_this_suite_sees_a_shard_that_is_shuffled():
-    """A test of the tests."""
     ((_, expected),) = run_ranks(gradients, 1, run_of(micro_batch=8))
     found = whole(run_ranks(mislaid, 2, run_of(LAYOUTS["zero1@2"])))
     values = expected["blocks.0.attention.query.weight"][0]
@@ -260,7 +258,6 @@ def dropped(world, run):
 
 
 def test_this_suite_sees_a_stage_whose_gradient_is_dropped():
-    """A test of the tests."""
     ((_, expected),) = run_ranks(gradients, 1, run_of(micro_batch=8))
     found = whole(run_ranks(dropped, 2, run_of(LAYOUTS["1f1b@2"])))
     for name, right in (("blocks.0.attention.query.weight", False), ("blocks.3.attention.query.weight", True)):
@@ -299,12 +296,10 @@ class Exchanges(TorchDispatchMode):
 
 
 def size_of(tensors) -> int:
-    """Bytes of a tensor, or of nested lists of them."""
     return tensors.nbytes if isinstance(tensors, torch.Tensor) else sum(map(size_of, tensors))
 
 
 def bytes_of_each(world, runs):
-    """Bytes that this rank sends in a step, for each run."""
     found = []
     for run in runs:
         trainer = trainer_of(run, world)

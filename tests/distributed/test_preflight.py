@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.distributed, pytest.mark.slow(15)]
 
 
 def checked(world, nodes, least):
-    """Bytes become so few that four ranks on two cores take no time."""
     preflight.CPU_BYTES = 2**16
     world = replace(world, nodes=nodes)
     try:

@@ -51,7 +51,6 @@ FILES = [("a.parquet", []), ("a.jsonl", ["--text-column", "body"]), ("a.txt", ["
 @pytest.mark.parametrize("file, arguments", FILES)
 @pytest.mark.parametrize("documents", [100_000, 1_000])
 def test_the_numbers_are_those_of_the_stores(place, tmp_path, file, arguments, documents):
-    """Exact if all documents were read; of a third of them, near."""
     assert advise(place, file, "--documents", str(documents), "--json", str(tmp_path / "facts"), *arguments) == 0
     facts, near = json.loads((tmp_path / "facts").read_text()), 0 if documents > DOCUMENTS else 0.08
     assert facts["sampled"]["every_document"] == (not near) and facts["documents"] == DOCUMENTS

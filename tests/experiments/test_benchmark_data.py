@@ -47,7 +47,6 @@ COLD = [f"{arm}, cold" for arm in (*APPROACHES, *data.studies.ARMS)]
 
 @pytest.fixture(scope="module")
 def measured(lab, tmp_path_factory):
-    """(record, what was printed) of all arms that can be had here."""
     folder = tmp_path_factory.mktemp("measured")
     with redirect_stdout(StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
         patch.setattr("tokenscale.benchmark.machine.drop_page_cache", lambda paths: 0.0 if list(paths) else 1.0)
@@ -129,7 +128,6 @@ def test_arms_whose_package_is_missing_are_named_and_left_out(lab, tmp_path, mon
 
 
 def test_the_studies_arms_have_their_double_bos_and_their_mask(lab):
-    """As the field notes describe them, by hand, for the first rows."""
     pytest.importorskip("transformers")
     stores = {"token-list": lab.store(StoreSettings("token-list", codec="snappy", dtype="int64"))}
     stores["padded"] = lab.store(StoreSettings("padded", sequence_length=T, codec="snappy", dtype="int64"))

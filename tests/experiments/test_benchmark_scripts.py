@@ -77,7 +77,6 @@ def test_arms_that_compute_other_losses_are_not_compared(monkeypatch):
 
 @pytest.fixture(scope="module")
 def nanogpt():
-    """The peer that needs no package."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(peers, "MODULES", {"nanogpt": "numpy", "nobody's": "nobody"})
         yield

@@ -39,8 +39,6 @@ def test_a_record_counts_the_batches_timed_and_the_first_is_opening(tmp_path, wo
 
 
 class Unsteady(IterableDataset):
-    """Gives workers other batches than no workers."""
-
     def __iter__(self):
         batch = torch.full((1, 4), 0 if get_worker_info() is None else 1)
         while True:
@@ -53,8 +51,6 @@ def test_other_batches_are_not_timed():
 
 
 class Counting:
-    """A reader whose batches are its numbers."""
-
     def __init__(self):
         self._number = -1
 

@@ -50,7 +50,6 @@ TEXTS = [f"Döküment {i}:" + " wörter und Wörter" * (i % 13) for i in range(1
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """The folders that the libraries wrote, by name."""
     home = tmp_path_factory.mktemp("peers")
     script = home / "write.py"
     script.write_text(WRITER)

@@ -22,8 +22,6 @@ CORPUS = CorpusSettings(name="made-up", source=pairs_source(1200))
 
 
 class Pairs(Lab):
-    """As `Lab`, of sentences of the grammar."""
-
     def __init__(self, directory):
         self.directory, self.corpus = directory, directory / "corpus"
         build(CORPUS, self.corpus)

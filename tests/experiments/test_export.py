@@ -58,7 +58,6 @@ def model_of(shape, objective):
 
 
 def checkpoint_of(folder, shape, *, tokenizer=None, objective="causal", dtype=torch.float32):
-    """A checkpoint of two ranks, and the model in it."""
     model = model_of(shape, objective).to(dtype)
     pieces = {f"model.{name}": Piece.of(weight.detach()) for name, weight in model.named_parameters()}
     names = list(pieces)

@@ -77,14 +77,12 @@ def laid_out(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def weak(tmp_path_factory):
-    """Three repeats on one and two ranks, eight rows a rank."""
     runs = [logs.settings("packed", w, r, global_batch=8 * w, micro_batch=8) for r in range(3) for w in (1, 2)]
     return logs.made(tmp_path_factory.mktemp("weak"), runs, further=("global_batch",))
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """Three stores of one text, which no run reads."""
     folder = tmp_path_factory.mktemp("stored")
     manifests = logs.write_stores(folder / "tokens", {"packed": 4, "padded": 8, "token-list": 2})
     measured = [logs.write_storage_benchmark(folder / "bench.json")]
@@ -93,7 +91,6 @@ def stored(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """What a model wrote, of which the logs hold nothing."""
     folder = tmp_path_factory.mktemp("written")
     measured = [logs.write_inference_benchmark(folder / "bench.json")]
     return logs.ingested(folder, [], measured)
@@ -313,14 +310,12 @@ GPU = logs.HARDWARE | {"device": "NVIDIA H100 80GB HBM3", "device_kind": "cuda",
 
 
 def made(folder, runs, further=(), **options):
-    """Tables of these runs."""
     return logs.made(
         folder, runs, parameters=lambda run: parameters(run.model.with_vocabulary(4096)), **options, further=further
     )
 
 
 def dots(axes):
-    """Points that are drawn without a line."""
     return [point for line in axes.lines if line.get_linestyle() == "None" for point in line.get_xydata().tolist()]
 
 

@@ -98,7 +98,6 @@ def measured(world, runs):
 
 
 def measured_in(world, run):
-    """Bytes by part, of one step on this rank's rows."""
     place, layout = run.layout.coordinate(world.rank), run.layout
     rows = len(rank_slots(run.global_batch, place.data_rank, layout.data_parallel_size))
     tokens = np.random.default_rng(rows).integers(0, run.model.vocabulary_size, (rows, run.sequence_length))

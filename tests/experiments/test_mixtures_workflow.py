@@ -44,7 +44,6 @@ OPTIONS = ["--configfile", "own.yaml"]
 
 @pytest.fixture
 def project(fresh):
-    """A project with two mixtures of two corpora."""
     write_config(fresh)
     (fresh.root / "config/experiments/mixing.yaml").write_text(json.dumps(EXPERIMENT))
     return fresh

@@ -16,7 +16,6 @@ OPTIONS = ["--configfile", "own.yaml"]
 
 @pytest.fixture
 def project(fresh):
-    """A project with a corpus of three files in three parts."""
     (fresh.root / "raw").mkdir()
     for number in range(3):
         write_source(fresh, number)

@@ -31,7 +31,6 @@ LOOPS = Path(__file__).parent / "loops"
 
 
 def train(folder, done=4, ranks=1, fails_at=None, **facts):
-    """What a loop of somebody else's leaves."""
     for rank in range(ranks):
         with ExternalRun(folder, **FACTS | facts, rank=rank, world_size=ranks) as run:
             for step in range(done):
@@ -47,7 +46,6 @@ def train(folder, done=4, ranks=1, fails_at=None, **facts):
 
 
 def tables(root: Path, runs=(), **cell) -> Path:
-    """Of ours and all that are external."""
     table = logs.write_table(root / "runs.json", list(runs))
     content = json.loads(table.read_text())
     del content["seal"]

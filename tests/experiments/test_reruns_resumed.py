@@ -25,7 +25,6 @@ LEFT = {
 
 
 def make(folder):
-    """A project of this experiment alone, and nothing built."""
     project = make_project(folder)
     shutil.rmtree(project.root / "config/experiments")
     (project.root / "config/experiments").mkdir()
@@ -47,7 +46,6 @@ def left(tmp_path_factory) -> Project:
 
 @pytest.fixture(scope="module")
 def runs(left):
-    """(the run that is left, the run that goes on from it)."""
     return sorted(configuration.load_config(root=left.root).runs("left"), key=lambda run: run.settings.layout.data)
 
 

@@ -17,7 +17,6 @@ DOCUMENTS = [f"document {i}: " + " ".join(str(i * k % 9973) for k in range(60)) 
 
 
 def configure(project, **source):
-    """The project's corpus is this source."""
     config = CONFIG | {"corpora": {"small": {"source": source}}}
     (project.root / "config/config.yaml").write_text(json.dumps(config))
 

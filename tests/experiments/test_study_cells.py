@@ -59,8 +59,6 @@ def list_toys():
 
 
 class Pairs(Lab):
-    """As `Lab`, of sentences and their translations."""
-
     def __init__(self, directory):
         self.directory, self.corpus = directory, directory / "corpus"
         build(PAIRS, self.corpus)
@@ -69,7 +67,6 @@ class Pairs(Lab):
 
 @pytest.fixture(scope="module")
 def labs(tmp_path_factory):
-    """Labels → a corpus for them."""
     pick = random.Random(0)
     texts = [" ".join(pick.choices(WORDS, k=pick.choice([3, 10, 30, 200]))) for _ in range(150)]
     text = Lab(tmp_path_factory.mktemp("text"), texts, 512, validation_share=0.2)

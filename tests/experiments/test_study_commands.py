@@ -227,7 +227,6 @@ def test_a_preset_file_trains_on_random_numbers(place):
 
 
 def test_a_mistake_ends_all_ranks_and_is_told_once(place):
-    """Ranks as torchrun starts them, one of which reads the flags."""
     base = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": address()[-1], "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     ranks = [
         subprocess.Popen(

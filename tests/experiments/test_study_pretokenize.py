@@ -58,7 +58,6 @@ def contents(folder):
 
 
 def refused(capsys, *sentences, code=2):
-    """The one message of a command that was refused."""
     assert code == 2
     message = capsys.readouterr().err
     assert message.count("tokenscale: ") == 1 and "Traceback" not in message

@@ -117,7 +117,6 @@ Combination = dict[str, str]  # factor → level
 
 
 def words(combination: Combination) -> list[str]:
-    """The command line of a combination."""
     return f"{COMMON} {' '.join(combination.values())}".split()
 
 
@@ -158,7 +157,6 @@ def refusals(combination: Combination) -> list[str]:
 
 
 def pair_of(one: tuple[str, str], other: tuple[str, str]) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Two (factor, level) in the order of FACTORS."""
     return (one, other) if ORDER[one[0]] < ORDER[other[0]] else (other, one)
 
 
@@ -247,7 +245,6 @@ def train(place, monkeypatch, capsys):
 
 
 def train_rank(world, settings: str, inputs: dict[str, Path], directory: Path) -> None:
-    """One rank of a run."""
     from tokenscale.data.batches.batch import Inputs
     from tokenscale.train import loop
 
@@ -255,7 +252,6 @@ def train_rank(world, settings: str, inputs: dict[str, Path], directory: Path) -
 
 
 def train_all(world, jobs: list[tuple]) -> None:
-    """One rank of several runs, one after another."""
     for settings, inputs, directory in jobs:
         train_rank(world, settings, inputs, directory)
 

@@ -18,7 +18,6 @@ from tests.faults.kills import SIGNALS, TRIES, Lab, drawn, trial
 
 
 def read(log: Path) -> list[dict[str, Any]]:
-    """The rows of a log; none where there is no file."""
     return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
@@ -63,7 +62,6 @@ def campaign(log: Path, kills: int, seed: int, folder: Path) -> list[dict[str, A
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("log", type=Path)
     parser.add_argument("--kills", type=int, default=200)

@@ -190,12 +190,10 @@ class Lab:
 
     @cached_property
     def durations(self) -> dict[str, float]:
-        """Seconds of each victim in the undisturbed build."""
         return json.loads((self.folder / "durations.json").read_text())
 
     @cached_property
     def expected(self) -> dict[str, Any]:
-        """What an undisturbed build holds."""
         return lies_in(self.folder / "end/project")
 
     def usual_s(self, kill: Kill) -> float:
@@ -214,17 +212,14 @@ class Lab:
 
 
 def call(*targets: str) -> list[str]:
-    """What Snakemake is asked, as `make run` asks it."""
     return ["--profile", "profiles/default", "--cores", "2", *targets]
 
 
 def environment(project: Project, jobs: Path) -> dict[str, str]:
-    """That of the tests' projects, in which jobs tell of themselves."""
     return project.environment | {"SERVED_JOBS": str(jobs)}
 
 
 def empty(folder: Path) -> Path:
-    """The folder, with nothing in it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
@@ -240,17 +235,14 @@ def jobs_of(folder: Path):
 
 
 def arguments_of(jobs: Path) -> dict[int, list[str]]:
-    """Number of its process → a job's arguments."""
     return {int(p.name): json.loads(p.read_text()) for p in jobs.iterdir() if p.name.isdigit()}
 
 
 def left(jobs: Path) -> list[int]:
-    """Jobs that have not ended."""
     return [job for job in arguments_of(jobs) if not (jobs / f"{job}.ended").exists()]
 
 
 def victim_of(arguments: list[str]) -> str | None:
-    """The victim that a job is."""
     for name, (_, words) in VICTIMS.items():
         if arguments[0] == words[0] and (len(words) == 1 or any(a.startswith(words[1]) for a in arguments[1:])):
             return name
@@ -258,7 +250,6 @@ def victim_of(arguments: list[str]) -> str | None:
 
 
 def taken(jobs: Path) -> dict[str, float]:
-    """Victim → how long the longest of its jobs took."""
     found: dict[str, float] = {}
     for job, arguments in arguments_of(jobs).items():
         name, ended = victim_of(arguments), jobs / f"{job}.ended"

@@ -184,7 +184,6 @@ GUARDS = {
 
 
 def copy_to(folder: Path) -> None:
-    """The project as far as tests need it."""
     for name in COPIED:
         path = ROOT / name
         if path.is_dir():
@@ -219,7 +218,6 @@ def outcome(guard: Guard, folder: Path) -> str:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="of guards; all without")
     asked = parser.parse_args().names or list(GUARDS)

@@ -35,8 +35,6 @@ UNFINISHED = re.compile(r"(^|/)\.|\.(partial|old)/")
 
 @dataclass(eq=False)
 class Node:
-    """A file or a folder; `names` of a folder."""
-
     inode: tuple[int, int]
     names: "dict[str, Node] | None" = None
 
@@ -68,7 +66,6 @@ class Recording:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Record what this process does."""
         real = {name: getattr(os, name) for name in (*HOOKED, "fsync")}
 
         def hook(name: str):
@@ -146,7 +143,6 @@ class Recording:
                     folder.names[name] = node
 
     def sites(self) -> set[str]:
-        """The lines that synced something."""
         return {event.site for event in self.events[self.first :] if event.synced is not None}
 
     def disks(self, without: str | None = None) -> Iterator[tuple[dict[str, bytes], bool]]:
@@ -230,7 +226,6 @@ def _site() -> str:
 
 
 def lay(disk: dict[str, bytes], folder: Path) -> Path:
-    """Write a disk's files into an empty folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for name, data in disk.items():

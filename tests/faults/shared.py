@@ -28,8 +28,6 @@ LIMIT_S = 300.0
 
 
 class Node:
-    """A host name, and its mount of what both share."""
-
     def __init__(self, name: str, folder: Path):
         self.name, self.project = name, Project(folder / "project")
 
@@ -47,14 +45,12 @@ class Node:
         )
 
     def run(self, *arguments: str) -> tuple[int, str]:
-        """The same to its end: exit code and output."""
         process = self.start(*arguments)
         text, _ = process.communicate(timeout=LIMIT_S)
         return process.returncode, text
 
 
 def workflows(a: Node, b: Node, lab: Lab) -> tuple[str, list[str]]:
-    """While node a trains, node b calls the same workflow."""
     running = a.start("snakemake", *call())
     met = until(lambda: trains(a), lambda: running.poll() is None)
     code, said = b.run("snakemake", *call())
@@ -95,7 +91,6 @@ def launchers(a: Node, b: Node, lab: Lab) -> tuple[str, list[str]]:
 
 
 def builders(a: Node, b: Node, lab: Lab) -> tuple[str, list[str]]:
-    """Both nodes build one store at the same time."""
     jobs = [json.loads(path.read_text()) for path in (lab.folder / "jobs/runs").iterdir() if path.name.isdigit()]
     (arguments,) = [job for job in jobs if job[0] == "pretokenize" and any(word.startswith("padded") for word in job)]
     processes = [node.start("tokenscale", *arguments) for node in (a, b)]
@@ -120,17 +115,14 @@ SCENES: tuple[tuple[str, str, Callable[[Node, Node, Lab], tuple[str, list[str]]]
 
 
 def trains(node: Node) -> bool:
-    """Whether a rank has begun to write."""
     return any(node.project.root.glob("results/runs/*/attempt=*/rank=*/steps.jsonl"))
 
 
 def spoken(text: str, words: str) -> str:
-    """The first line with these words."""
     return next((line.strip() for line in text.splitlines() if words in line), "")
 
 
 def everything_killed(process: subprocess.Popen) -> None:
-    """A process and all that came of it, whatever group they are in."""
     families: dict[int, list[int]] = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -150,7 +142,6 @@ def everything_killed(process: subprocess.Popen) -> None:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("a", type=Path, metavar="MOUNT_A")
     parser.add_argument("b", type=Path, metavar="MOUNT_B")

@@ -36,7 +36,6 @@ def clock(monkeypatch) -> Clock:
 
 
 def rows_of(run, folder):
-    """The tables' rows of a run, and what they say of it."""
     entry = {"run_id": folder.name, "cell": {}, "position": 0}
     made = one_run(entry, "clock", folder.parent)
     return made, made["runs"].to_pylist()[0]

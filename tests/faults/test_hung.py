@@ -20,7 +20,6 @@ PAUSE = 20
 
 
 def reading_for_ever():
-    """What hangs: a read that never comes back."""
     time.sleep(999)
 
 

@@ -13,7 +13,6 @@ from tokenscale.settings.run import CheckpointSettings, ValidationSettings
 
 @pytest.fixture
 def taken():
-    """A port on which another process listens."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

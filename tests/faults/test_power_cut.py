@@ -33,7 +33,6 @@ STORES = ("padded-sequence_length=32", "token-list", "packed-sequence_length=32"
 
 
 def files_of(value) -> list[dict]:
-    """The entries of a manifest that name a file beside it."""
     if isinstance(value, list):
         return [file for inner in value for file in files_of(inner)]
     if not isinstance(value, dict):
@@ -43,7 +42,6 @@ def files_of(value) -> list[dict]:
 
 
 def broken_manifest(path: Path) -> list[str]:
-    """The files of a manifest that are not as it names them."""
     if not path.is_file():
         return [f"{path} is missing"]
     found, manifest = [], read_json(path)
@@ -61,7 +59,6 @@ def broken_manifest(path: Path) -> list[str]:
 
 
 def broken(folder: Path) -> list[str]:
-    """What a reader would find incomplete."""
     found = []
     for path in sorted(folder.rglob("*.json")):
         try:
@@ -134,7 +131,6 @@ def build_stores(folder: Path, lab: Lab) -> None:
 
 
 def train_run(folder: Path, lab: Lab) -> None:
-    """A run with resume states, best and final weights."""
     run = replace(
         make_run("packed", 32),
         model=PRESETS["llama-micro"],
@@ -170,13 +166,11 @@ def recordings(tmp_path_factory) -> dict[str, Recording]:
 
 
 def complete(folder: Path) -> set[str]:
-    """The manifests, sealed records and checkpoints in a folder."""
     names = ("manifest.json", "done.json", "run.json", "checkpoint.json", "index.json")
     return {str(path.relative_to(folder)) for name in names for path in folder.rglob(name)}
 
 
 def first_broken(recording: Recording, scratch: Path, without: str | None = None) -> str | None:
-    """The first promise that a disk after a power cut breaks."""
     for disk, ended in recording.disks(without):
         lay(disk, scratch)
         if problems := broken(scratch):

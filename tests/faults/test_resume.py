@@ -247,7 +247,6 @@ def test_states_of_other_code_are_not_resumed(lab, tmp_path):
 
 
 def launch(lab, run: RunSettings, directory: Path, site: Path | str = "") -> subprocess.Popen:
-    """The run in processes of its own, as the workflow starts it."""
     argv = [sys.executable, "-m", "tokenscale", "launch", "--run", run.to_json()]
     argv += ["--store", str(lab.store(run.store) / "manifest.json"), "--output", str(directory / "done.json")]
     if run.keeps_weights:
@@ -427,7 +426,6 @@ def test_no_file_of_a_checkpoint_runs_code(lab, tmp_path):
 
 
 def everything(folder: Path) -> None:
-    """As a resumed run reads it."""
     checkpoint = Checkpoint(folder)
     for name in checkpoint.names():
         checkpoint.tensor(name)

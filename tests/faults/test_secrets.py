@@ -161,7 +161,6 @@ def test_no_secret_is_in_any_file_of_a_workflow_s_results(tmp_path, monkeypatch)
 
 
 def refused(project: Project, settings: str) -> str:
-    """What a download from an address with a secret says."""
     code = "from tokenscale.cli.main import main; import tokenscale.data.corpus.download as d"
     code += "; d.TRIES = 2; d.sleep = id"
     words = ["download", "--settings", settings, "--output", "results/x/manifest.json"]

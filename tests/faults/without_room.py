@@ -32,7 +32,6 @@ def without_rights() -> None:
 
 
 def run(arguments: list[str], project: Path, said: Path, *, like_others: bool = False) -> int:
-    """A verb in a fork, its output in a file. Returns its exit code."""
     process = os.fork()
     if process == 0:
         file = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -61,7 +60,6 @@ def run(arguments: list[str], project: Path, said: Path, *, like_others: bool = 
 
 
 def fill(results: Path) -> None:
-    """Leave no byte."""
     with open(results / "filler", "wb", buffering=0) as file:
         for size in (1 << 20, 1 << 12, 1):
             try:
@@ -72,18 +70,15 @@ def fill(results: Path) -> None:
 
 
 def mount(results: Path, *options: str) -> None:
-    """The tmpfs there, or another way of it."""
     subprocess.run(["mount", *options, "tmpfs", str(results)], check=True)
 
 
 def rights(results: Path, folders: int, others: int) -> None:
-    """Of all that lies there."""
     for path in [results, *results.rglob("*")]:
         path.chmod(folders if path.is_dir() else others)
 
 
 def files(results: Path) -> dict[str, int]:
-    """Name → bytes."""
     return {str(p.relative_to(results)): p.stat().st_size for p in results.rglob("*") if p.is_file()}
 
 

@@ -83,7 +83,6 @@ def describe_rebuilt(folder: Path) -> dict[str, str]:
 
 
 def hash_drawing(content: bytes) -> str:
-    """Return the SHA-256 of a file; of an SVG without its metadata."""
     return hashlib.sha256(re.sub(rb"<metadata>.*?</metadata>", b"", content, flags=re.DOTALL)).hexdigest()
 
 

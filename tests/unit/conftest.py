@@ -16,7 +16,6 @@ def lab(tmp_path_factory):
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    """Shards have 20 rows."""
     from tokenscale.data.stores import write_parquet
 
     monkeypatch.setattr(write_parquet, "SHARD_ROWS", 20)

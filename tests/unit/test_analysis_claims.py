@@ -106,7 +106,6 @@ def test_suspect_runs_of_a_claim_are_counted_beside_its_verdict(tmp_path, suspec
 
 
 def in_cells(cells):
-    """SQL that puts six repeats each into cells named after letters."""
     names = " ".join(f"WHEN t.repeat < {6 * (i + 1)} THEN '{name}'" for i, name in enumerate(cells))
     return PAIRS.replace("t.run_id,", f"t.run_id, CASE {names} END AS cell,")
 

@@ -37,7 +37,6 @@ def test_steps_that_get_shorter_are_noise_and_no_trend():
     st.lists(st.tuples(st.sampled_from([1, 2, 4, 12, 64]), st.floats(1e-4, 1e4)), min_size=3, max_size=9), st.booleans()
 )
 def test_predictions_are_positive_and_lie_inside_their_bands(runs, sharded):
-    """Whatever the runs: scattered by orders of magnitude."""
     if len({n for n, _ in runs}) < 2:
         return
     found = fit(runs, sharded)

@@ -21,8 +21,6 @@ ID = {name: run.identity for name, run in RUNS.items()}
 
 
 class Experiment:
-    """Runs one after the other on one boot."""
-
     def __init__(self, folder):
         self.folder = folder
         for number, run in enumerate(RUNS.values()):

@@ -108,7 +108,6 @@ def run_of(**changes) -> RunSettings:
 
 
 def trained(lab: Lab, run: RunSettings, **options) -> dict:
-    """Return the sealed record of a run of the toy."""
     directory = Path("results/runs") / run.identity
     store = lab.store(run.store) / "manifest.json"
     ranks = {"attempt": 0, "rank": 0, "world_size": 1} | options
@@ -117,7 +116,6 @@ def trained(lab: Lab, run: RunSettings, **options) -> dict:
 
 
 def validity(run: RunSettings) -> dict:
-    """Return the run's row of the table `runs`."""
     entry = {"run_id": run.identity, "cell": {"arm": run.arm}, "repeat": 0, "position": 0}
     return one_run(entry, "toy", Path("results/runs"))["runs"].to_pylist()[0]
 
@@ -302,7 +300,6 @@ def test_rows_are_hashed_without_their_order():
 
 @pytest.fixture
 def installed(toy, monkeypatch):
-    """Commands that would use a network are noted, and succeed."""
     commands = []
     run = environments._run
 
@@ -331,8 +328,6 @@ def test_an_environment_is_built_once_and_again_when_its_requirements_change(toy
 
 
 def repository(folder: Path) -> tuple[str, str]:
-    """Return (commit, tree) of a new repository with one file."""
-
     def git(*words: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
         return subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
@@ -411,8 +406,6 @@ def test_every_arm_is_described_pinned_and_short(monkeypatch):
 
 
 class FakeEvent:
-    """A moment in the stream of a device."""
-
     def __init__(self, enable_timing=False):
         pass
 

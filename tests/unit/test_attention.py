@@ -23,7 +23,6 @@ ROWS = st.integers(1, 12).flatmap(
 
 
 def cut(lengths, total):
-    """As many of the lengths as fit, and what is left of the row."""
     row = []
     for length in lengths:
         if sum(row) + length <= total:

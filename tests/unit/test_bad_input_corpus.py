@@ -203,7 +203,6 @@ def test_a_file_without_one_document_says_what_became_of_its_rows(tmp_path, caps
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.txt"])
 def test_long_documents_are_held_a_few_at_a_time(tmp_path, monkeypatch, name):
-    """Not a batch of 512 of them, nor a row group of 1,000."""
     monkeypatch.setattr(building, "GROUP_BYTES", 500_000)
     monkeypatch.setattr(read, "BATCH_BYTES", 500_000)
     monkeypatch.setattr(read, "CHUNK_BYTES", 100_000)

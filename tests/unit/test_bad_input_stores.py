@@ -43,7 +43,6 @@ def lab(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A resume state of two ranks that share a tensor."""
     folder = tmp_path_factory.mktemp("checkpoints") / "step=00000001"
     for rank in range(2):
         pieces = {"model.a": Piece(torch.arange(12.0).reshape(3, 4), (3 * rank, 0), (6, 4))}
@@ -61,7 +60,6 @@ def texts_of(folder):
 
 
 def all_of(folder):
-    """What a checkpoint holds, whole tensors and parts."""
     shape, weights = read_model(folder)
     found = Checkpoint(folder)
     part = found.part("model.a", (2, 1), (2, 2))
@@ -206,7 +204,6 @@ def test_a_record_of_a_checkpoint_that_is_edited_and_hashed_anew_is_refused_or_r
 @pytest.mark.parametrize("field", [name for name in RESUME if name != "ranks"])
 @pytest.mark.parametrize("value", ["gone", [], True])
 def test_a_resume_state_lacks_nothing_that_is_read_later(checkpoint, tmp_path, field, value):
-    """Not where the training would read it, half begun."""
     folder = tmp_path / "step=00000001"
     shutil.copytree(checkpoint, folder)
     record = read_json(folder / "checkpoint.json")

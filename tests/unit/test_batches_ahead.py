@@ -24,8 +24,6 @@ def lab(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def no_thread_left_over():
-    """Nor does anything wait for ever."""
-
     def late(*_):
         raise TimeoutError("a method did not return")
 
@@ -64,7 +62,6 @@ class Source:
 
 
 def settled(source):
-    """How often it was asked, when it is asked no more."""
     seen = -1
     while seen != source.asked:
         seen = source.asked

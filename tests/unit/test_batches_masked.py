@@ -73,7 +73,6 @@ def test_shares_are_those_stated(seed, share):
 
 @pytest.mark.parametrize("length", [1, 2, 3, 8])
 def test_every_row_that_can_be_masked_predicts_something(length):
-    """Documents of a few tokens: 15 % of them is none."""
     tokens, labels = plain(400, 64)
     labels[:, length:], tokens[:, length + 1 :] = IGNORED, PAD
     tokens[::5, 1], labels[::5] = EOS, IGNORED  # rows with nothing to predict
@@ -217,7 +216,6 @@ def test_the_mask_is_the_tokenizers_own_or_one_more_id(lab, tmp_path):
 
 @pytest.mark.parametrize("mask", ["[MASK]", "<mask>", "<blank>", None])
 def test_a_tokenizer_of_others_says_which_token_masks(tmp_path, mask):
-    """By its files, or by a customary name."""
     tokenizers = pytest.importorskip("tokenizers")
     vocabulary = {text: n for n, text in enumerate(["<s>", "word", *([mask] if mask else [])])}
     (tmp_path / "in").mkdir()

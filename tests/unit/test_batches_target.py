@@ -28,7 +28,6 @@ RUN = {"eos": True, "global_batch": 6, "micro_batch": 6}
 
 
 def pairs_corpus(directory, pairs, kind="parquet", validation_share=0.1, **source):
-    """A corpus of pairs that stand in two columns of a file."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"pairs.{kind}"
     if kind == "parquet":
@@ -48,8 +47,6 @@ def pairs_corpus(directory, pairs, kind="parquet", validation_share=0.1, **sourc
 
 
 class Pairs(Lab):
-    """As `Lab`, with a corpus of pairs."""
-
     def __init__(self, directory, pairs=PAIRS, **corpus):
         self.directory, self.corpus = directory, pairs_corpus(directory, pairs, **corpus)
         self.tokenizer = make_tokenizer(directory / "tokenizer", self.corpus, 300)
@@ -62,7 +59,6 @@ def lab(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def documents(lab):
-    """Source and target ids of every training document."""
     tokenizer, text = load_tokenizer(lab.tokenizer), RawText(lab.corpus)
     pairs = [text.text(i).split(PAIR) for i in range(len(text))]
     return [tuple(ids.tolist() for ids in tokenizer.encode_batch(pair)) for pair in pairs]
@@ -224,7 +220,6 @@ def test_runs_that_cannot_predict_targets_alone_say_so(changes):
 
 
 def test_encoding_text_with_the_mark_in_it_is_no_pair(lab):
-    """Only a corpus that says so holds pairs."""
     tokenizer = load_tokenizer(lab.tokenizer)
     (document,) = encode_documents(tokenizer, [f"a{PAIR}b"], eos=True)
     assert np.count_nonzero(document == tokenizer.eos_id) == 1

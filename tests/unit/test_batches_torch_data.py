@@ -32,7 +32,6 @@ def lab(tmp_path_factory):
 
 
 def store_of(lab, approach):
-    """(folder, our own reader) of an approach's store."""
     settings = make_run(approach, sequence_length=T).store
     folder = lab.store(settings)
     return folder, READERS[approach](folder, open_store(folder, settings))

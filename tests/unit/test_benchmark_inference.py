@@ -43,7 +43,6 @@ def run_of(folder, tokenizer, name="llama", **options):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, tokenizer):
-    """Two models: of grouped queries, and GPT-2's."""
     folder = tmp_path_factory.mktemp("runs")
     return [run_of(folder / name, tokenizer, name) for name in ("llama", "gpt2")]
 

@@ -34,7 +34,6 @@ def values_of(name, shape):
 
 
 def write_checkpoint(folder, ranks):
-    """A checkpoint of pieces: rank by rank, name → piece."""
     for rank, pieces in enumerate(ranks):
         write_rank(folder, rank, State(pieces))
     commit(folder, len(ranks), {"kind": "model", "run_id": "tiny", "run": {}, "model": {}, "step": 2})

@@ -17,8 +17,6 @@ DOCUMENTS, TOKENS = 6000, 1025
 
 
 class NumberedDocuments:
-    """Documents of 1,025 random ids; see `documents.Documents`."""
-
     origin = Origin({"name": "ids", "kind": "ids", "file_sha256": ""}, 1 << 16, 0, None, 1, {"text_sha256": ""})
     report = None
 

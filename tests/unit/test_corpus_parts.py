@@ -27,7 +27,6 @@ from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSet
 
 
 def write_files(folder, files):
-    """Write lists of texts as Parquet files."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, texts in enumerate(files):
         pq.write_table(pa.table({"text": pa.array(texts, pa.string())}), folder / f"f{number:03d}.parquet")
@@ -45,14 +44,12 @@ def build_in_parts(settings, directory, processes=1):
 
 
 def read_rows(directory, split):
-    """Texts and origins of a split, from its shards, in order."""
     manifest = json.loads((directory / "manifest.json").read_text())
     tables = [pq.read_table(directory / file["name"]) for file in manifest["splits"][split]["files"]]
     return [row for table in tables for row in zip(*(table[c].to_pylist() for c in ("text", "origin")), strict=True)]
 
 
 def without_files(manifest):
-    """What must not depend on the number of parts."""
     found = {key: value for key, value in manifest.items() if key not in ("splits", "parts")}
     return found, {name: {k: v for k, v in s.items() if k != "files"} for name, s in manifest["splits"].items()}
 

@@ -22,7 +22,6 @@ LINES = SourceSettings(kind="files")
 
 
 def texts(count, seed=0):
-    """Each begins with its number; log-normal lengths."""
     draw = random.Random(seed)
     return [f"{i} " + "x" * int(draw.lognormvariate(4, 1)) for i in range(count)]
 

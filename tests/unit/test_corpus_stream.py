@@ -18,7 +18,6 @@ pytest.importorskip("datasets")
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A dataset of two splits, the first of them in two files."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder = tmp_path / "dataset"
     (folder / "data").mkdir(parents=True)

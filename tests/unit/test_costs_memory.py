@@ -193,7 +193,6 @@ def test_a_gpus_kernels_keep_neither_scores_nor_masks():
 
 
 def test_a_gpus_rms_norm_keeps_no_normalised_copy():
-    """Two norms a block and the last one, in fp32."""
     run = run_of()
     run = replace(run, model=replace(run.model, vocabulary_size=256))  # rows of products that a GPU adds none to
     cpu, gpu = (memory(run, 0, device).activations for device in ("cpu", "cuda"))
@@ -201,7 +200,6 @@ def test_a_gpus_rms_norm_keeps_no_normalised_copy():
 
 
 def test_it_needs_no_torch_and_no_training_depends_on_it():
-    """A prediction that is mended must train nothing again."""
     lines = "import sys, tokenscale.costs.memory; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", lines], check=False).returncode == 0
     layouts = (

@@ -58,7 +58,6 @@ def lab(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=CASES)
 def trained(lab, tmp_path_factory, request):
-    """(the run, the checkpoint at its end, its last validation)."""
     run = replace(
         make_run("packed", T),
         model=PRESETS["llama-micro"],

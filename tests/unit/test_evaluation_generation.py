@@ -258,7 +258,6 @@ def test_a_masked_model_writes_no_text(tmp_path, checkpoint, capsys):
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])
 def test_a_model_of_transformers_is_read_as_the_library_saved_it(tmp_path, checkpoint, capsys, name):
-    """In two files with an index, as published models of several GB."""
     tokenizer = checkpoint / "tokenizer"
     shape = replace(SHAPES[name], vocabulary_size=load_tokenizer(tokenizer).vocabulary_size)
     model = ours(shape)

@@ -35,8 +35,6 @@ WORLD = World(0, 1, 0, torch.device("cpu"))
 
 
 class Pairs(Lab):
-    """As `Lab`, of sentences of the grammar."""
-
     def __init__(self, directory):
         self.directory, self.corpus = directory, directory / "corpus"
         build(CORPUS, self.corpus)

@@ -233,7 +233,6 @@ def test_masks_never_compare_ids():
 
 
 def read_all(path, store):
-    """Everything a store holds, through its reader."""
     reader = load_reader(store.format)(path, open_store(path, store))
     if FORMATS[store.format].streamed:
         return [reader.document(i).tolist() for i in range(len(reader))]

@@ -189,7 +189,6 @@ def test_documents_are_framed_by_hand():
 @pytest.mark.parametrize("store", STORES[1:], ids=lambda s: s.format)
 @pytest.mark.parametrize(("first", "last"), [(0, None), (0, 0), (3, 4), (5, 30)])
 def test_stores_give_their_documents_back(lab, store, first, last):
-    """`packed` puts documents together again that lie in many rows."""
     reader = {"token-list": TokenListStore, "packed": PackedStore}[store.format]
     path = lab.store(store)
     last = len(TEXTS) if last is None else last

@@ -66,7 +66,6 @@ def rows(tables: Path, name: str) -> list[dict]:
 
 
 def launched(runs: Path, run, attempt: int, job: str, **launch) -> None:
-    """What a launcher leaves for an attempt in a SLURM job."""
     log = f"results/logs/slurm/rule_train/{job}.log"
     found = {"id": job, "nodes": ["nid1", "nid2"], "queue_s": 30.0, "log": log}
     record = {"digest": "d" * 64, "launch": {"machine": "alps", "share": 1, "job": found, **launch}}
@@ -124,7 +123,6 @@ def change(**fields):
     ],
 )
 def test_what_a_log_cannot_carry_is_said(tmp_path, edit, reason):
-    """Other values that cannot be: `tests/planted_faults.py`."""
     run = logs.settings()
     logs.edit(logs.write_run(tmp_path / "runs", run), edit)
     (row,) = rows(tables_of(tmp_path, [run]), "runs")

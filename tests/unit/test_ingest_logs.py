@@ -75,7 +75,6 @@ def test_whole_logs_and_broken_ones_are_read_as_line_by_line(tmp_path, monkeypat
 
 @pytest.mark.parametrize("harm", HARM, ids=range(len(HARM)))
 def test_every_kind_of_harm_is_found_among_good_lines(tmp_path, monkeypatch, harm):
-    """Also beside a line that would make up for its number of rows."""
     path = tmp_path / "steps.jsonl"
     good = b'{"schema":1,"step":7,"step_s":0.1}'
     for others in ([], [b""], [b'{"step":1}{"step":2}'], [b"{}"]):
@@ -85,7 +84,6 @@ def test_every_kind_of_harm_is_found_among_good_lines(tmp_path, monkeypatch, har
 
 
 def test_good_blocks_are_not_read_line_by_line(tmp_path, monkeypatch):
-    """One broken line makes only its own block slow to read."""
     monkeypatch.setattr(logs, "BLOCK_BYTES", 1000)
     careful = []
     original = logs._by_line
@@ -104,7 +102,6 @@ def test_good_blocks_are_not_read_line_by_line(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """A run of two ranks, and the table that lists it."""
     folder = tmp_path_factory.mktemp("demo")
     run = written_logs.settings(world_size=2)
     written_logs.write_run(folder / "runs", run)

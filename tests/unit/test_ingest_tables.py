@@ -44,7 +44,6 @@ class Lab:
 
 @pytest.fixture
 def read(monkeypatch):
-    """Ids of the runs that were read."""
     found = []
     original = module.one_run
     monkeypatch.setattr(module, "one_run", lambda entry, *rest: found.append(entry["run_id"]) or original(entry, *rest))

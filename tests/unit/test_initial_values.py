@@ -74,7 +74,6 @@ def test_a_decoders_parts_are_those_of_the_whole_model():
 
 
 def test_words_are_those_of_splitmix():
-    """Against unsigned arithmetic in NumPy."""
     counter, step = stream_of(3, "head.weight")
     found = random_words(torch.arange(5000) * 7919, counter, step).numpy().view(np.uint64)
     words = np.arange(5000, dtype=np.uint64) * np.uint64(7919) * np.uint64(step % 2**64) + np.uint64(counter % 2**64)

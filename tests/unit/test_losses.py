@@ -136,7 +136,6 @@ def test_small_probabilities_are_not_lost_in_fp16():
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_an_objective_in_chunks_is_the_plain_one(tied):
-    """Through a whole model, tied and not, with every gradient."""
     model = build(ModelSettings(vocabulary_size=61, tied_embeddings=tied), 16, objective="causal", kernel="sdpa")
     initialise(model, 0)
     tokens = torch.randint(61, (3, 16), generator=torch.Generator().manual_seed(0))
@@ -232,8 +231,6 @@ def test_scores_are_the_loss_and_what_the_largest_logit_gets_right(chunk):
 
 
 class Plain(torch.nn.Module):
-    """A model that is its output head."""
-
     def __init__(self, head):
         super().__init__()
         self.head = head

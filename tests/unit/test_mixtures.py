@@ -38,7 +38,6 @@ STAGES = ((T * 37 - 5, (1.0, 0.0, 0.0)), (T * 50, (0.3, 0.3, 0.4)), (None, (0.1,
 
 @st.composite
 def mixtures(draw):
-    """Sizes, stages and a seed."""
     sources = draw(st.integers(1, 5))
     sizes = draw(st.lists(st.integers(1, 400), min_size=sources, max_size=sources))
     first, stages = 0, []
@@ -128,7 +127,6 @@ class MixedLab:
         self.tokenizer = make_tokenizer(folder / "tokenizer", self.corpora[0], 262)
 
     def manifest(self, names, store=None):
-        """The manifest of the corpora or stores with these names."""
         found = {}
         for name in names:
             corpus = self.corpora[NAMES.index(name)]

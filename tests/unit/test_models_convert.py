@@ -40,7 +40,6 @@ TOLERANCE = {"atol": 2e-5, "rtol": 2e-5}
 
 
 def ours(shape) -> Decoder:
-    """Weights that are all different: biases and norms, too."""
     model = Decoder(shape, LENGTH).eval()
     initialise(model, 3)
     generator = torch.Generator().manual_seed(2)

@@ -61,7 +61,6 @@ def losses_of_ours(shape):
 
 
 def losses_of_theirs(shape):
-    """As one would write it by hand."""
     start = build(shape, LENGTH, objective="causal", kernel="sdpa")
     initialise(start, 0)
     model = theirs(*to_hf(start.settings, named(start), LENGTH)).train()

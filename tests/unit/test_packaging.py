@@ -285,8 +285,8 @@ def test_the_readmes_faults_are_what_evidence_says_of_tests_that_are_there():
     readme = (ROOT / "docs/operations.md").read_text()
     assert readme == faults.written(readme), "python -m tests.faults.table --write"
     found = faults.outcomes()
-    for row in faults.FAULTS:
-        for named in row.tests:
+    for row in faults.rows(readme):
+        for named in faults.tests_of(row):
             path, _, name = named.partition("::")
             assert f"def {name or 'test_'}" in (ROOT / path).read_text(), named
             assert any(faults.belongs(test, named) for test in found), f"{named}: python -m tests.faults.table --run"

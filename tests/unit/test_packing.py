@@ -10,7 +10,6 @@ from tokenscale.data.order.packing import best_fit_decreasing, concatenate, spli
 
 
 def naive(lengths: list[int], capacity: int) -> int:
-    """Rows of best-fit-decreasing, by the book."""
     spaces: list[int] = []
     for length in sorted(lengths, reverse=True):
         fitting = [space for space in spaces if space >= length]
@@ -62,7 +61,6 @@ def test_nothing_to_pack():
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 12), st.randoms(use_true_random=False))
 def test_concatenated_rows_are_the_stream_cut_at_every_row(lengths, sequence_length, chance):
-    """Against the definition, token by token."""
     order = list(range(len(lengths)))
     chance.shuffle(order)
     stream = [(d, t) for d in order for t in range(lengths[d])]

@@ -118,7 +118,6 @@ def test_the_recorder_needs_only_torch_and_safetensors():
 
 
 def record(folder, *, steps=3, seed=0, shift=0.0, batch=1, floor=None, close=True, monkeypatch=None):
-    """Train one linear layer. `shift` is added to the loss."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -144,7 +143,6 @@ def record(folder, *, steps=3, seed=0, shift=0.0, batch=1, floor=None, close=Tru
 
 @pytest.fixture
 def recorded(tmp_path, monkeypatch):
-    """A recording `a` with a floor, and `b` of the same training."""
     record(tmp_path / "a")
     record(tmp_path / "a", floor=1, monkeypatch=monkeypatch)
     record(tmp_path / "b")

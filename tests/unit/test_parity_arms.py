@@ -41,7 +41,6 @@ def results(tmp_path_factory):
 
 
 def outside(rows, expected):
-    """Return the cases with another result than the expected ones."""
     return [(case.setting, case.name, result, cause) for case, result, cause, _ in rows if result not in expected]
 
 

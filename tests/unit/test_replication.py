@@ -121,7 +121,6 @@ def test_tables_of_another_scale_give_no_figure_of_a_training(tmp_path):
 
 
 def of_figure(number, low, high, n=6, **changes):
-    """(ratio, verdict) of a figure with this number of ours."""
     figure = replace(load_figures()[0], **{"published": 2.0, "corrected": None, "quantity": "speed-up"} | changes)
     ours = {"number": number, "low": low, "high": high, "n": n, "kind": "interval", "experiment": "e", "scale": "s"}
     row = replication._of_figure(figure, ours)

@@ -138,7 +138,6 @@ HOSTILE = ["x'; DROP TABLE runs; --", 'a"b', "<script>alert(1)</script>", "exter
 
 
 def test_names_of_runs_are_values_in_every_query(tmp_path):
-    """And a folder's name is no pattern, and ends no text of SQL."""
     folder = tmp_path / "it's [a] *folder?"
     rows = [tables.run(name, series=name, approach=name, factors=name, repeat=i) for i, name in enumerate(HOSTILE)]
     steps = [row for name in HOSTILE for row in tables.steps(name, 8)]

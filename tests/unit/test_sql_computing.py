@@ -26,7 +26,6 @@ def small(**changes):
 
 
 def test_flops_are_counted_from_the_settings_whatever_the_record_says(tmp_path):
-    """6 N + 12 L d T, the second term halved under a causal mask."""
     shape, n = SHAPE, parameters(SHAPE) - (0 if SHAPE.tied_embeddings else 1000 * SHAPE.dimension)
     attention = 12 * shape.layers * shape.dimension * 256
     row = table(tmp_path, small(), flops_per_token={"full": 5.0, "causal": 4.0, "hardware": 5.0})

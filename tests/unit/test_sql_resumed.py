@@ -19,7 +19,6 @@ KIND = "resumed and uninterrupted"
 
 
 def made(folder, rows, steps):
-    """Tables of runs of 8 steps of the experiment elastic_resume."""
     experiment = {"scale": "demo", "figures": ["ddp_verification_loss"]}
     return tables.write(folder / "elastic_resume", experiment, runs=rows, steps=steps)
 

@@ -21,7 +21,6 @@ STORES = ["token-list", "padded-sequence_length=16", "packed-sequence_length=16"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A corpus of 240 documents and a tokenizer."""
     folder = tmp_path_factory.mktemp("made")
     rng = random.Random(5)
     texts = [" ".join(rng.choices(["alpha", "beta", "gamma", "delta"], k=rng.randrange(1, 30))) for _ in range(240)]

@@ -35,7 +35,6 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 @pytest.fixture(autouse=True)
 def few_fuzz_texts(monkeypatch):
-    """Engines are compared on 200 texts, to save time."""
     monkeypatch.setattr(backends, "make_fuzz_texts", functools.partial(backends.make_fuzz_texts, count=200))
 
 
@@ -44,7 +43,6 @@ def vocabulary(*entries):
 
 
 def characters(**options):
-    """BPE of single letters, without byte level."""
     return Tokenizer(models.BPE(vocabulary(*LETTERS), [], **options))
 
 

@@ -64,7 +64,6 @@ class Ranks:
 
 
 def record(folder: Path, run, seal: bool = True) -> None:
-    """run.json as a training leaves it; the tree was dirty."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "dirty.diff").write_text(DIFF)
     body = {

@@ -51,7 +51,6 @@ def test_clipping_clips():
 
 @pytest.mark.parametrize("limit", [None, 1.0, 1e-3])
 def test_an_update_is_that_of_torch_clipping_and_adamw(limit):
-    """And the loss scale is gone again: it changes rounding alone."""
     model, tokens = decoder(), torch.ones(2, 16, dtype=torch.long)
     optimizer = adamw(model.parameters(), SETTINGS)
     for _ in range(3):
@@ -110,7 +109,6 @@ def test_only_matrices_decay():
 
 @pytest.mark.parametrize("shape", ["constant", "linear", "cosine"])
 def test_the_first_step_uses_the_warm_up(shape):
-    """A study's schedule ran step 0 at the peak and step 1 at zero."""
     schedule = ScheduleSettings(shape=shape, warmup_steps=10, floor=0.1)
     rates = [learning_rate(k, 100, 2.0, schedule) for k in range(100)]
     assert rates[0] == pytest.approx(0.2) and rates[9] == pytest.approx(2.0) == max(rates)

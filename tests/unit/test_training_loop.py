@@ -60,7 +60,6 @@ def run_of(approach="packed", **changes) -> RunSettings:
 
 
 def trained(lab: Lab, directory: Path, run: RunSettings) -> tuple[list[dict], list[dict]]:
-    """(lines of steps, lines of events) of a run in this process."""
     inputs = Inputs(
         corpus=lab.corpus,
         tokenizer=lab.tokenizer,
@@ -86,7 +85,6 @@ def without_times(steps):
 
 @pytest.fixture(scope="module")
 def plain(lab, tmp_path_factory):
-    """The run that the others are compared with."""
     return trained(lab, tmp_path_factory.mktemp("plain"), run_of())
 
 

@@ -38,7 +38,6 @@ def losses(directory, attempt):
 
 
 def tell(monkeypatch, number):
-    """This process gets the signal in the third step."""
     step = loop.Training.step
 
     def told(training):
