@@ -20,13 +20,14 @@ from typing import Any
 
 import numpy as np
 
+from tests.parity_cases import describe, judge
 from tokenscale.arms.prepared import ARMS, python_of, source_of
 from tokenscale.arms.train import read_steps, run_adapter, write_contract
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json
 from tokenscale.data.batches.batch import Batch
 from tokenscale.parity.certificate import certify
-from tokenscale.parity.comparison import EQUAL, ROUNDING, compare
+from tokenscale.parity.comparison import compare
 from tokenscale.parity.golden import verdict as golden
 from tokenscale.parity.golden.reading import Curve
 from tokenscale.parity.recorder import FLOOR_VARIABLE
@@ -338,28 +339,17 @@ def score_golden(case: Case, kind: str) -> str:
     return "right" if kind in right else "cannot tell" if kind == golden.UNKNOWN else "wrong"
 
 
-def judge(case: Case, certificate: dict[str, Any]) -> str:
-    """Return `named`, `found`, `missed`, `equal…` or `false alarm`."""
-    if certificate["verdict"] in (EQUAL, ROUNDING):
-        return certificate["verdict"] if case.expected is None else "missed"
-    if case.expected is None:
-        return "false alarm"
-    return "named" if certificate["cause"] and re.search(case.expected, certificate["cause"]["text"]) else "found"
-
-
-def describe(certificate: dict[str, Any]) -> str:
-    if certificate["cause"]:
-        return certificate["cause"]["text"]
-    worst = max((row["largest_ratio_to_floor"], stage) for stage, row in certificate["stages"].items())
-    return f"at most {worst[0]:.2g} × floor ({worst[1]})"
-
-
 def run(cases: list[Case], references: References) -> Iterator[tuple[Case, str, str, str]]:
     """Yield each case with its result, its cause and its kind from losses alone."""
     for case in cases:
         try:
             certificate = references.certificate_of(case)
-            yield case, judge(case, certificate), describe(certificate), certificate["golden"]
+            yield (
+                case,
+                judge(case, certificate, case.expected is not None),
+                describe(certificate),
+                certificate["golden"],
+            )
         except (RuntimeError, UserError) as error:
             yield case, "failed", " ".join(str(error).split()), golden.UNKNOWN
 

@@ -1,22 +1,32 @@
 """Tiny corpora, tokenizers and stores for tests, built by the code that builds real ones."""
 
 import hashlib
-from collections.abc import Sequence
+import json
+import random
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenscale.data.batches.batch import Batch, Batches, Inputs
+import numpy as np
+
+from tokenscale.data.batches.batch import Batch, Batches, Inputs, merge_states
 from tokenscale.data.batches.open import open_batches
 from tokenscale.data.corpus.build import assign_split, build_from
+from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.order.permutation import MODULUS
+from tokenscale.data.stores.text import encode_documents
 from tokenscale.data.stores.writing import write_store
 from tokenscale.data.tokenizers.load import build as build_tokenizer
+from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, StoreSettings, TokenizerSettings
-from tokenscale.settings.run import RunSettings
+from tokenscale.settings.layout import LayoutSettings
+from tokenscale.settings.presets import PRESETS
+from tokenscale.settings.run import BudgetSettings, OptimizerSettings, RunSettings, ScheduleSettings, ValidationSettings
 
 GRAMMAR = Path(__file__).parents[1] / "config/corpora/grammar"
 DESCRIPTION = {"kind": "test", "packages": [{"name": "texts", "version": "1"}]}
 
+WORDS = "the loss of a model falls when it reads what it has read before and then some more of it".split()
 #: documents that went wrong somewhere, some day
 HOSTILE = (
     "",
@@ -97,6 +107,21 @@ def make_run(approach: str, sequence_length: int, **changes: Any) -> RunSettings
     return RunSettings(approach=approach, sequence_length=sequence_length, tokenizer=tokenizer, **changes)
 
 
+def small_run(approach: str = "packed", world_size: int = 1, steps: int = 8, **changes: Any) -> RunSettings:
+    """A run of a model of which a step takes milliseconds, on the texts of `words_lab`."""
+    settings = {
+        "model": PRESETS["llama-micro"],
+        "global_batch": 6,
+        "micro_batch": 2,
+        "layout": LayoutSettings(data=world_size),
+        "budget": BudgetSettings(steps=steps),
+        "schedule": ScheduleSettings(warmup_steps=2),
+        "optimizer": OptimizerSettings(learning_rate=3e-3),
+        "validation": ValidationSettings(rows=4),
+    }
+    return make_run(approach, 32, **settings | changes)
+
+
 class Lab:
     """A corpus, its tokenizer, and stores made when first asked for, in one folder."""
 
@@ -122,6 +147,13 @@ class Lab:
         return open_batches(run, Inputs(self.corpus, self.tokenizer, store, rank=rank, world_size=world_size))
 
 
+def words_lab(directory: Path, texts: int = 120, share: float = 0.2) -> Lab:
+    """Texts that a model can learn: few words, lengths from nothing to several rows."""
+    pick = random.Random(0)
+    texts = [" ".join(pick.choices(WORDS, k=pick.choice([0, 3, 10, 30, 200]))) for _ in range(texts)]
+    return Lab(directory, texts, validation_share=share)
+
+
 def same(a: Batch, b: Batch) -> bool:
     """Whether two batches are equal bit for bit, types and counts included."""
     arrays = all(
@@ -129,19 +161,52 @@ def same(a: Batch, b: Batch) -> bool:
         for x, y in ((a.tokens_bt, b.tokens_bt), (a.labels_bt, b.labels_bt))
     )
     counts = (a.useful_tokens, a.total_tokens, a.order_digest) == (b.useful_tokens, b.total_tokens, b.order_digest)
-    return arrays and counts
+    ids = [ids for ids in (a.document_ids_bt, b.document_ids_bt) if ids is not None]
+    return arrays and counts and (len(ids) < 2 or np.array_equal(*ids))
+
+
+def take(batches: Batches, steps: int) -> list[Batch]:
+    return [batches.next().copy() for _ in range(steps)]
+
+
+def check_order(opened: Callable[[int, int], Batches], worlds: Iterable[int], stop: int, wrap=lambda x: x) -> None:
+    """Any number of ranks reads on as one, from the states of three that stopped (JSON) and from the step alone."""
+    alone, ranks = opened(0, 1), [wrap(opened(rank, 3)) for rank in range(3)]
+    for each in (alone, *ranks):
+        take(each, stop)
+    state = json.loads(json.dumps(merge_states([rank.state() for rank in ranks])))
+    assert state == alone.state()
+    expected = take(alone, 12)
+    for ended in (rank for rank in ranks if hasattr(rank, "close")):
+        ended.close()
+    for world in worlds:
+        for found in (state, {"step": stop}):
+            resumed = [opened(rank, world) for rank in range(world)]
+            for rank in resumed:
+                rank.seek(found)
+            assert merge_states([rank.state() for rank in resumed]) == state
+            for batch in expected:
+                parts = [rank.next() for rank in resumed]
+                sizes = [part.tokens_bt.shape for part in parts]
+                assert same(joined(parts), batch) and max(sizes)[0] - min(sizes)[0] <= 1
 
 
 def joined(parts: Sequence[Batch]) -> Batch:
-    import numpy as np
-
+    ids = [part.document_ids_bt for part in parts]
     return Batch(
         np.concatenate([p.tokens_bt for p in parts]),
         np.concatenate([p.labels_bt for p in parts]),
         sum(p.useful_tokens for p in parts),
         sum(p.total_tokens for p in parts),
         sum(p.order_digest for p in parts) % MODULUS,
+        None if ids[0] is None else np.concatenate(ids),
     )
+
+
+def documents_of(lab: Lab, eos: bool = False) -> list[np.ndarray]:
+    """The ids of each training document."""
+    text = RawText(lab.corpus)
+    return encode_documents(load_tokenizer(lab.tokenizer), [text.text(i) for i in range(len(text))], eos)
 
 
 def held_out(text: str, share: float) -> bool:

@@ -2,11 +2,10 @@
 
 Graphs are run as they are: what is counted is Dynamo's part, which is the same on any device. A layout of several
 ranks needs no other process: rank 0 of a fake process group, whose collectives return at once, traces what it would
-trace among real ones. `python -m tests.graphs` prints the table of all cases.
+trace among real ones.
 """
 
 import itertools
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -210,23 +209,3 @@ def count_case(layout: str, checkpointing: str, mask: str, precision: str) -> Co
     with world_of(run.layout.world_size) as world:
         # flex, whose graph makes all scores on a CPU, is slow: two micro-batches show what three steps would
         return count(run, "sdpa" if mask == "row" else mask, world, steps=1 if mask == "flex" else 3)
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    names = sys.argv[1:]
-    print(f"{'case':<44} blocks graphs  calls breaks recompiles  eager")
-    for case in CASES:
-        if names and not any(name in "/".join(case) for name in names):
-            continue
-        try:
-            found = count_case(*case)
-        except Exception as error:
-            print(f"{'/'.join(case):<44} {type(error).__name__}: {str(error).splitlines()[0][:90]}", flush=True)
-            continue
-        counts = f"{found.blocks:6} {found.graphs:6} {found.calls:6} {found.breaks:6}"
-        print(f"{'/'.join(case):<44} {counts} {found.recompiles:10} {found.eager:6}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

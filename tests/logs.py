@@ -14,7 +14,7 @@ from tokenscale.analysis.ingest import ingest
 from tokenscale.base.files import canonical_json, sha256_text, write_json
 from tokenscale.costs import flops
 from tokenscale.costs.memory import Memory, memory
-from tokenscale.data.order.permutation import get_samples, micro_steps, rank_slots, row_digests
+from tokenscale.data.order.permutation import MODULUS, get_samples, micro_steps, rank_slots, row_digests
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
 from tokenscale.settings.layout import LayoutSettings
@@ -364,3 +364,19 @@ def unsealed(path: Path) -> dict:
     table = json.loads(path.read_text())
     table.pop("seal", None)
     return table
+
+
+def read_steps(run: Path) -> dict[int, dict]:
+    """Step → its fields: sums over the ranks of the latest attempt that has it, norm and rate of the first."""
+    found: dict[int, dict] = {}
+    for path in sorted(run.glob("attempt=*/rank=*/steps.jsonl")):
+        attempt = path.parts[-3]
+        for line in map(json.loads, path.read_text().splitlines()):
+            step = found.get(line["step"])
+            if step is None or step["attempt"] != attempt:
+                found[line["step"]] = line | {"attempt": attempt}
+                continue
+            for name in ("loss_sum", "useful_tokens", "rows"):
+                step[name] += line[name]
+            step["order_digest"] = (step["order_digest"] + line["order_digest"]) % MODULUS
+    return dict(sorted(found.items()))

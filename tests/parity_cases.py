@@ -357,6 +357,14 @@ def certificate_of(case: Case, references: References) -> dict:
     return certify(compare(references.get(case.reference or case.model), read_recording(folder)))
 
 
+def describe(certificate: dict) -> str:
+    """Return the cause, or the largest ratio to the floor."""
+    if certificate["cause"]:
+        return certificate["cause"]["text"]
+    worst = max((row["largest_ratio_to_floor"], stage) for stage, row in certificate["stages"].items())
+    return f"at most {worst[0]:.2g} × floor ({worst[1]})"
+
+
 def judge(case: Case, certificate: dict, planted: bool) -> str:
     """Return `named`, `found`, `missed`, `equal…` or `false alarm`."""
     if certificate["verdict"] in (EQUAL, ROUNDING):
@@ -382,11 +390,7 @@ def main() -> None:
                 if only and not any(word in case.name or word == title for word in only):
                     continue
                 certificate = certificate_of(case, references)
-                cause = certificate["cause"]
-                worst = max((row["largest_ratio_to_floor"], stage) for stage, row in certificate["stages"].items())
-                text = (
-                    cause["text"] if cause else f"at most {worst[0]:.2g} × floor ({worst[1]})" if not planted else "–"
-                )
+                text = describe(certificate)
                 print(f"| {case.name} | {case.model} | {judge(case, certificate, planted)} | {text} |", flush=True)
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from tests import logs
-from tests.corpora import Lab, make_run
-from tests.distributed.ranks import run_ranks
+from tests.corpora import WORDS, Lab, make_run
+from tests.distributed.ranks import run_ranks, train_rank
 from tests.unit.test_batches_target import Pairs
 from tokenscale.base.files import canonical_json, read_json, sha256_text, write_json
 from tokenscale.runs.launch.attempts import hash_identity, prepare_attempt
@@ -34,11 +34,9 @@ from tokenscale.settings.run import (
     ScheduleSettings,
     ValidationSettings,
 )
-from tokenscale.train.loop import train
 from tokenscale.train.record import log_hashes
 
 STEPS, BATCH, EVERY = 80, 6, 20
-WORDS = "the loss of a model falls when it reads what it has read before and then some more of it".split()
 
 
 def make_settings(approach: str, world_size: int, repeat: int, **changes: Any) -> RunSettings:
@@ -74,17 +72,13 @@ SYNTHETIC = {
 }
 
 
-def _train(world, run, inputs, folder):
-    train(run, inputs, folder, world)
-
-
 def train_run(lab: Lab, run: RunSettings, target: Path) -> None:
     inputs = lab.inputs(run)
     manifests = {"validation_store": inputs.validation_store / "manifest.json"} if run.validation.rows else {}
     if run.store is not None:
         manifests["store"] = inputs.store / "manifest.json"
     prepare_attempt(target, run, hash_identity([Path(file) for file in training_code(run)], manifests))
-    run_ranks(_train, run.layout.world_size, run, inputs, target)
+    run_ranks(train_rank, run.layout.world_size, run, inputs, target)
 
 
 def make_kinds(folder: Path) -> None:

@@ -70,3 +70,9 @@ def _rank(function, rank, world_size, store, queue, arguments):
             dist.destroy_process_group()
     except BaseException:
         queue.put((rank, (False, traceback.format_exc())))
+
+
+def train_rank(world, run, inputs, directory, attempt=0):
+    from tokenscale.train.loop import train
+
+    train(run, inputs, directory, world, attempt)

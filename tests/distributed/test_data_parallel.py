@@ -84,15 +84,6 @@ def weights(world, micro_batch, steps):
     return norms, {n: p.detach().numpy() for n, p in model.objective.model.named_parameters()}
 
 
-def gradients_of_rank_means(world):
-    """The source studies' normalisation: each rank divides by its own count."""
-    model = model_of(world)
-    batch = my_batch(0, world.rank, world.size)
-    loss = model.module(torch.from_numpy(batch.tokens_bt), torch.from_numpy(batch.labels_bt))
-    (loss / batch.useful_tokens).backward()
-    return {n: p.grad.numpy() for n, p in model.objective.model.named_parameters()}
-
-
 def close(a, b):
     return all(np.allclose(a[name], b[name], **TOLERANCE) for name in a)
 
@@ -119,9 +110,3 @@ def test_the_weights_after_five_steps_are_those_of_one_process(world_size):
         for name in expected:
             np.testing.assert_allclose(rank_weights[name], expected[name], atol=1e-5, rtol=1e-4, err_msg=name)
             np.testing.assert_array_equal(rank_weights[name], found[0][1][name], err_msg=f"ranks differ in {name}")
-
-
-def test_this_suite_sees_a_normalisation_per_rank():
-    """A test of the tests: the mistake they exist for is far outside the tolerance."""
-    ((_, expected),) = run_ranks(gradients, 1, 8)
-    assert not close(run_ranks(gradients_of_rank_means, 2)[0], expected)

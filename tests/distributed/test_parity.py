@@ -32,7 +32,6 @@ from tokenscale.costs.memory import exchanged_bytes
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.run import OptimizerSettings
 from tokenscale.train.parallel import ddp, sharding
-from tokenscale.train.parallel.pipeline import StageP2P
 from tokenscale.train.phase_timer import HostTimer
 from tokenscale.train.profiling import Probe
 
@@ -231,37 +230,6 @@ def test_the_gradient_is_that_of_one_process(micro_batch):
             together = whole(its)
             for name, (values, _, _) in expected.items():
                 np.testing.assert_allclose(together[name], values, err_msg=f"{case}: {name}", **TOLERANCE)
-
-
-def mislaid(world, run):
-    """Ranks that take each other's rows of the gradient: the mistake of a shuffled shard."""
-    trainer = trainer_of(run, world)
-    differentiate(trainer.parallel, 0, 8, world, run.layout)
-    for weight in trainer.model.parameters():
-        weight.grad = torch.flip(weight.grad, [0])
-    trainer.shards.reduce_gradients()
-    return {n: (p.tensor.grad.float().numpy(), p.offsets, p.global_shape) for n, p in trainer.shards.by_name.items()}
-
-
-def test_this_suite_sees_a_shard_that_is_shuffled():
-    ((_, expected),) = run_ranks(gradients, 1, run_of(micro_batch=8))
-    found = whole(run_ranks(mislaid, 2, run_of(LAYOUTS["zero1@2"])))
-    values = expected["blocks.0.attention.query.weight"][0]
-    assert not np.allclose(found["blocks.0.attention.query.weight"], values, **TOLERANCE)
-
-
-def dropped(world, run):
-    """A second stage whose gradient gets lost: the one before it learns from zeros."""
-    send = StageP2P.send
-    StageP2P.send = lambda links, kind, tensor: send(links, kind, tensor if kind == "F" else torch.zeros_like(tensor))
-    return gradients(world, run)[1]
-
-
-def test_this_suite_sees_a_stage_whose_gradient_is_dropped():
-    ((_, expected),) = run_ranks(gradients, 1, run_of(micro_batch=8))
-    found = whole(run_ranks(dropped, 2, run_of(LAYOUTS["1f1b@2"])))
-    for name, right in (("blocks.0.attention.query.weight", False), ("blocks.3.attention.query.weight", True)):
-        assert np.allclose(found[name], expected[name][0], **TOLERANCE) == right, name
 
 
 class Exchanges(TorchDispatchMode):

@@ -1,7 +1,6 @@
 """Whole trainings: every approach at world sizes 1, 2 and 4 reads the same data and follows the same loss."""
 
 import json
-import random
 from dataclasses import replace
 from functools import cache
 
@@ -9,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.corpora import Lab, make_run
-from tests.distributed.ranks import run_ranks
+from tests import logs
+from tests.corpora import small_run, words_lab
+from tests.distributed.ranks import run_ranks, train_rank
 from tokenscale.base.errors import UserError
-from tokenscale.data.order.permutation import MODULUS
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.runs.records.provenance import read_sealed
-from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
     APPROACHES,
@@ -29,33 +27,15 @@ from tokenscale.train.loop import train
 
 pytestmark = [pytest.mark.slow(25), pytest.mark.distributed]
 STEPS = 8
-WORDS = "the loss of a model falls when it reads what it has read before and then some more of it".split()
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """Texts that a model can learn: few words, lengths from nothing to several rows."""
-    pick = random.Random(0)
-    texts = [" ".join(pick.choices(WORDS, k=pick.choice([0, 3, 10, 30, 200]))) for _ in range(150)]
-    return Lab(tmp_path_factory.mktemp("lab"), texts, validation_share=0.2)
+    return words_lab(tmp_path_factory.mktemp("lab"), 150)
 
 
 def run_of(approach="packed", world_size=1, **changes):
-    settings = {
-        "model": PRESETS["llama-micro"],
-        "global_batch": 6,
-        "micro_batch": 2,
-        "layout": LayoutSettings(data=world_size),
-        "budget": BudgetSettings(steps=STEPS),
-        "schedule": ScheduleSettings(warmup_steps=2),
-        "optimizer": OptimizerSettings(learning_rate=3e-3),
-        "validation": ValidationSettings(rows=6, every=4),
-    }
-    return replace(make_run(approach, 32), **(settings | changes))
-
-
-def one_rank(world, run, inputs, directory):
-    train(run, inputs, directory, world)
+    return small_run(approach, world_size, STEPS, **{"validation": ValidationSettings(rows=6, every=4)} | changes)
 
 
 def slice_of(lab, run):
@@ -68,16 +48,9 @@ def slice_of(lab, run):
 
 def trained(lab, directory, run):
     """Train, and read back (losses by step, digests by step, validation losses)."""
-    run_ranks(one_rank, run.layout.world_size, run, lab.inputs(run), directory)
-    losses, useful, digests, rows = ([0] * STEPS for _ in range(4))
-    for path in directory.glob("attempt=00/rank=*/steps.jsonl"):
-        for line in map(json.loads, path.read_text().splitlines()):
-            k = line["step"]
-            losses[k] += line["loss_sum"]
-            useful[k] += line["useful_tokens"]
-            digests[k] = (digests[k] + line["order_digest"]) % MODULUS
-            rows[k] += line["rows"]
-    assert rows == [run.global_batch] * STEPS
+    run_ranks(train_rank, run.layout.world_size, run, lab.inputs(run), directory)
+    steps = logs.read_steps(directory).values()
+    assert [step["rows"] for step in steps] == [run.global_batch] * STEPS
     events = map(json.loads, (directory / "attempt=00/rank=00000/events.jsonl").read_text().splitlines())
     held_out = [e for e in events if e["event"] == "validation"]
     slices = {json.dumps([e["useful_tokens"], e["rows"]]) for e in held_out}
@@ -85,7 +58,8 @@ def trained(lab, directory, run):
     validation = [e["loss_sum"] / e["useful_tokens"] for e in held_out]
     assert read_sealed(directory / "run.json")["outcome"]["status"] == "complete"
     # a batch of the shortest documents alone may hold nothing to learn from
-    return [a / max(b, 1) for a, b in zip(losses, useful, strict=True)], digests, validation
+    losses = [step["loss_sum"] / max(step["useful_tokens"], 1) for step in steps]
+    return losses, [step["order_digest"] for step in steps], validation
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +103,7 @@ def test_bf16_learns_like_fp32_but_is_not_it(lab, alone, tmp_path):
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_run_that_diverges_stops_names_the_batch_and_is_a_result(lab, tmp_path, world_size):
     run = run_of(world_size=world_size, optimizer=OptimizerSettings(learning_rate=1e30, clip_norm=None))
-    run_ranks(one_rank, world_size, run, lab.inputs(run), tmp_path)
+    run_ranks(train_rank, world_size, run, lab.inputs(run), tmp_path)
     outcome = read_sealed(tmp_path / "run.json")["outcome"]
     assert outcome["status"] == "nonfinite" and outcome["steps"] < STEPS
     for path in tmp_path.glob("attempt=00/rank=*/steps.jsonl"):
@@ -169,7 +143,7 @@ def test_ranks_agree_on_the_end_of_a_budget_that_is_no_number_of_steps(lab, tmp_
         changes = {"budget": budget, "schedule": ScheduleSettings(warmup_steps=0)}
         run = run_of("padded", world_size, **changes)
         directory = tmp_path / str(world_size)
-        run_ranks(one_rank, world_size, run, lab.inputs(run), directory)
+        run_ranks(train_rank, world_size, run, lab.inputs(run), directory)
         logs = [path.read_text().splitlines() for path in directory.glob("attempt=00/rank=*/steps.jsonl")]
         assert len(logs) == world_size and len({len(lines) for lines in logs}) == 1
         steps.append([json.loads(line) for line in logs[0]])

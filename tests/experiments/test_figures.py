@@ -483,6 +483,3 @@ def test_bytes_of_another_tokenizers_ids_are_not_compared(tmp_path):
     assert kind(*rows).finding() == "Bytes a token: 2 with token-list to 4 with packed"
     both = kind(pd.concat([rows[0], rows[0].assign(tokenizer="other", bytes_per_id=9.0)], ignore_index=True))
     assert both.finding() == both.title and "other, token-list 9" in both.alt()
-
-
-# -- the documentation of figures: its example draws one, and its table names them all

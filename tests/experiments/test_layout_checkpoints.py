@@ -1,32 +1,26 @@
 """A checkpoint of one layout is one of every other, and a run that changes its layout goes on as if it had not."""
 
 import json
-import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from tests.corpora import Lab, make_run
+from tests import logs
+from tests.corpora import small_run, words_lab
 from tests.distributed.parity import HYBRID, LAYOUTS, ONE, batch_of, held, on_ranks, run_of, trainer_of, whole
-from tests.distributed.ranks import run_ranks
+from tests.distributed.ranks import run_ranks, train_rank
 from tokenscale.base.files import read_json
-from tokenscale.data.order.permutation import MODULUS
 from tokenscale.runs.records.provenance import read_sealed
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
-    BudgetSettings,
     CheckpointSettings,
-    OptimizerSettings,
     RunSettings,
-    ScheduleSettings,
     ValidationSettings,
 )
 from tokenscale.train.checkpoint import Checkpoint, State, commit, write_rank
-from tokenscale.train.loop import train
-from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import HostTimer
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.distributed]
@@ -91,54 +85,38 @@ def test_a_checkpoint_of_one_layout_loads_in_every_other_to_the_last_bit(tmp_pat
                     np.testing.assert_array_equal(values, expected["model." + name], err_msg=f"{writer}: {name}")
 
 
-WORDS = "the loss of a model falls when it reads what it has read before and then some more of it".split()
 STEPS = 12
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    pick = random.Random(0)
-    texts = [" ".join(pick.choices(WORDS, k=pick.choice([0, 3, 10, 30, 200]))) for _ in range(120)]
-    return Lab(tmp_path_factory.mktemp("lab"), texts, validation_share=0.2)
+    return words_lab(tmp_path_factory.mktemp("lab"), 120)
 
 
 def training_of(layout, resume_from=None) -> RunSettings:
     """Validation of 5 rows: ranks with unequal numbers of them, one with a pass too few. Attention inside documents,
     and an embedding that is the output head, too."""
-    return replace(
-        make_run("packed", 32),
+    return small_run(
+        steps=STEPS,
         model=replace(PRESETS["llama-micro"], key_value_heads=2, tied_embeddings=True),
         document_mask=True,
-        global_batch=6,
         micro_batch=1,
         layout=layout,
-        budget=BudgetSettings(steps=STEPS),
-        schedule=ScheduleSettings(warmup_steps=2),
-        optimizer=OptimizerSettings(learning_rate=3e-3),
         validation=ValidationSettings(rows=5, every=6, accuracy=True),
         checkpoints=CheckpointSettings(every=2, keep_last=9, keep_resume_state=True, final=True),
         resume_from=resume_from,
     )
 
 
-def one_rank(world: World, run, inputs, directory):
-    train(run, inputs, directory, world)
-
-
 def trained(lab, directory, run):
     """(step → (loss, digest), step → (validation loss, correct labels)) of a whole training."""
-    run_ranks(one_rank, run.layout.world_size, run, lab.inputs(run), directory)
+    run_ranks(train_rank, run.layout.world_size, run, lab.inputs(run), directory)
     assert read_sealed(directory / "run.json")["outcome"]["status"] == "complete"
-    found: dict[int, list] = {}
-    for path in directory.glob("attempt=00/rank=*/steps.jsonl"):
-        for line in map(json.loads, path.read_text().splitlines()):
-            loss, useful, digest = found.get(line["step"], (0, 0, 0))
-            digest = (digest + line["order_digest"]) % MODULUS
-            found[line["step"]] = (loss + line["loss_sum"], useful + line["useful_tokens"], digest)
     events = map(json.loads, (directory / "attempt=00/rank=00000/events.jsonl").read_text().splitlines())
     counts = {e["step"]: e for e in events if e["event"] == "validation"}
     held_out = {k: (e["loss_sum"] / e["useful_tokens"], e["correct_tokens"]) for k, e in counts.items()}
-    return {k: (loss / useful, digest) for k, (loss, useful, digest) in sorted(found.items())}, held_out
+    steps = logs.read_steps(directory).items()
+    return {k: (step["loss_sum"] / step["useful_tokens"], step["order_digest"]) for k, step in steps}, held_out
 
 
 def test_a_run_goes_on_in_other_layouts_with_the_same_samples_and_losses(lab, tmp_path):

@@ -15,16 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests import served
-from tests.corpora import make_corpus, make_tokenizer, pairs_source
+from tests import logs, served
+from tests.corpora import WORDS, make_corpus, make_tokenizer, pairs_source
 from tokenscale.base.files import read_json
-from tokenscale.data.order.permutation import MODULUS
 from tokenscale.runs.records.provenance import read_sealed
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.distributed]
-WORDS = "the loss of a model falls when it reads what it has read before and then some more of it".split()
 PRESET = """\
 model: {vocab_size: 300, hidden_size: 32, num_layers: 2, num_heads: 2, max_seq_len: 32}
 training: {batch_size: 2, gradient_accumulation_steps: 2, learning_rate: 6e-4, max_steps: 10000, warmup_steps: 2}
@@ -87,21 +85,14 @@ def trained(root: Path, done: subprocess.CompletedProcess) -> tuple[RunSettings,
     run = RunSettings.from_json(json.dumps(record["run"]))
     steps = run.budget.steps
     assert f"complete after {steps} steps" in line and directory.name == run.identity
-    losses, useful, digests, rows = ([0] * steps for _ in range(4))
-    for path in directory.glob("attempt=00/rank=*/steps.jsonl"):
-        for step in map(json.loads, path.read_text().splitlines()):
-            k = step["step"]
-            losses[k] += step["loss_sum"]
-            useful[k] += step["useful_tokens"]
-            digests[k] = (digests[k] + step["order_digest"]) % MODULUS
-            rows[k] += step["rows"]
-    assert rows == [run.global_batch] * steps
-    found = [a / b for a, b in zip(losses, useful, strict=True)]
+    lines = logs.read_steps(directory).values()
+    assert [step["rows"] for step in lines] == [run.global_batch] * steps
+    found = [step["loss_sum"] / step["useful_tokens"] for step in lines]
     if "need the package duckdb, which is not installed" in done.stdout:
         assert "blocked" in directory.parts
     else:
         assert f"loss   {found[-1]:.4f} in the last step" in done.stdout and " useful tokens/s" in done.stdout
-    return run, found, digests
+    return run, found, [step["order_digest"] for step in lines]
 
 
 def test_a_pretokenized_file_is_trained_on_without_the_hosts_packages(place):

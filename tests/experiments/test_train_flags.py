@@ -10,12 +10,12 @@ import json
 import math
 import random
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests import logs
 from tests.corpora import make_corpus, make_tokenizer
 from tests.distributed.ranks import run_ranks
 from tokenscale.cli import train as verb
@@ -261,12 +261,7 @@ def losses_of(directory: Path) -> list[float]:
     record = directory / "run.json"
     if not record.is_file() or json.loads(record.read_text()).get("outcome", {}).get("status") != "complete":
         return []
-    lines = [line for file in directory.glob("attempt=00/rank=*/steps.jsonl") for line in file.read_text().splitlines()]
-    loss, useful = Counter(), Counter()
-    for step in map(json.loads, lines):
-        loss[step["step"]] += step["loss_sum"]
-        useful[step["step"]] += step["useful_tokens"]
-    return [loss[step] / useful[step] for step in sorted(loss)]
+    return [step["loss_sum"] / step["useful_tokens"] for step in logs.read_steps(directory).values()]
 
 
 def test_every_flag_of_a_run_is_in_the_array_or_left_out_with_a_reason():

@@ -16,14 +16,13 @@ import pytest
 import torch
 
 import tokenscale
-from tests.corpora import Lab, make_run
-from tests.distributed.ranks import run_ranks
+from tests import logs
+from tests.corpora import small_run, words_lab
+from tests.distributed.ranks import run_ranks, train_rank
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, sha256_file, write_json, write_sealed
-from tokenscale.data.order.permutation import MODULUS
 from tokenscale.data.tokenizers.load import load_tokenizer as load_tokenizer
 from tokenscale.runs.records.provenance import read_sealed
-from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
     BudgetSettings,
@@ -40,54 +39,26 @@ from tokenscale.train.parallel.world import World
 from tokenscale.train.resume import Checkpoints
 
 STEPS = 12
-WORDS = "the loss of a model falls when it reads what it has read before and then some more of it".split()
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    pick = random.Random(0)
-    texts = [" ".join(pick.choices(WORDS, k=pick.choice([0, 3, 10, 30, 200]))) for _ in range(120)]
-    return Lab(tmp_path_factory.mktemp("lab"), texts, validation_share=0.2)
+    return words_lab(tmp_path_factory.mktemp("lab"), 120)
 
 
 def run_of(approach="packed", world_size=1, **changes) -> RunSettings:
-    settings = {
-        "model": PRESETS["llama-micro"],
-        "global_batch": 6,
-        "micro_batch": 2,
-        "layout": LayoutSettings(data=world_size),
-        "budget": BudgetSettings(steps=STEPS),
-        "schedule": ScheduleSettings(warmup_steps=2),
-        "optimizer": OptimizerSettings(learning_rate=3e-3),
-        "validation": ValidationSettings(rows=4, every=6),
-        "checkpoints": CheckpointSettings(every=3, keep_last=2),
-    }
-    return replace(make_run(approach, 32), **(settings | changes))
-
-
-def one_rank(world, run, inputs, directory, attempt=0):
-    train(run, inputs, directory, world, attempt)
+    own = {"validation": ValidationSettings(rows=4, every=6), "checkpoints": CheckpointSettings(every=3, keep_last=2)}
+    return small_run(approach, world_size, STEPS, **own | changes)
 
 
 def start(run, inputs, directory, attempt=0):
-    run_ranks(one_rank, run.layout.world_size, run, inputs, directory, attempt)
+    run_ranks(train_rank, run.layout.world_size, run, inputs, directory, attempt)
 
 
 def series(directory: Path) -> dict[int, tuple]:
     """Step → (loss of all ranks, gradient norm, rate, order digest); of several attempts the latest."""
-    found: dict[int, dict[int, list]] = {}
-    for path in sorted(directory.glob("attempt=*/rank=*/steps.jsonl")):
-        attempt = int(path.parts[-3].split("=")[1])
-        for text in path.read_text().splitlines():
-            line = json.loads(text)
-            found.setdefault(line["step"], {}).setdefault(attempt, []).append(line)
-    result = {}
-    for step, attempts in sorted(found.items()):
-        lines = attempts[max(attempts)]
-        digest = sum(line["order_digest"] for line in lines) % MODULUS
-        loss = sum(line["loss_sum"] for line in lines)
-        result[step] = (loss, lines[0]["grad_norm"], lines[0]["learning_rate"], digest)
-    return result
+    names = ("loss_sum", "grad_norm", "learning_rate", "order_digest")
+    return {step: tuple(line[name] for name in names) for step, line in logs.read_steps(directory).items()}
 
 
 class Killed(BaseException):

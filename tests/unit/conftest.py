@@ -10,7 +10,13 @@ TEXTS = [*HOSTILE, *texts_around(T)] * 3
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory):
-    """A corpus of TEXTS, its tokenizer, and stores made when first asked for. Nobody may change it."""
+    """A corpus of hostile texts, its tokenizer, and stores made when first asked for. Nobody may change it."""
+    return Lab(tmp_path_factory.mktemp("lab"), [*HOSTILE, *texts_around(T)], vocabulary_size=262)
+
+
+@pytest.fixture(scope="session")
+def large_lab(tmp_path_factory):
+    """The same with each text three times."""
     return Lab(tmp_path_factory.mktemp("lab"), TEXTS, vocabulary_size=262)
 
 

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from xxhash import xxh3_64_intdigest
 
-from tests.corpora import HOSTILE, Lab, texts_around
 from tests.harm import edited, harmed
 from tests.unit.test_formats import read_all
 from tokenscale.base.errors import UserError
@@ -34,11 +33,6 @@ STORES = [
     StoreSettings("packed", sequence_length=T),
     StoreSettings("packed", sequence_length=T, packing="concatenate"),
 ]
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    return Lab(tmp_path_factory.mktemp("lab"), [*HOSTILE, *texts_around(T)], vocabulary_size=262)
 
 
 @pytest.fixture(scope="module")

@@ -10,16 +10,11 @@ import time
 
 import pytest
 
-from tests.corpora import HOSTILE, Lab, make_run, same, texts_around
+from tests.corpora import make_run, same
 from tokenscale.data.batches.batch import Prefetcher
 from tokenscale.settings.run import APPROACHES
 
 T = 16
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    return Lab(tmp_path_factory.mktemp("lab"), [*HOSTILE, *texts_around(T)], vocabulary_size=262)
 
 
 @pytest.fixture(autouse=True)

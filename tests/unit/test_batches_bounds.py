@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.corpora import HOSTILE, Lab, make_run, texts_around
+from tests.corpora import make_run
 from tokenscale.data.batches.batch import document_ids
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
@@ -39,8 +39,7 @@ def test_every_token_has_the_number_of_its_piece_and_padding_a_number_of_its_own
     assert ids.tolist() == list(pieces_of(rows))
 
 
-def test_they_agree_with_the_pieces_of_a_real_store(tmp_path):
-    lab = Lab(tmp_path, [*HOSTILE, *texts_around(T)], vocabulary_size=262)
+def test_they_agree_with_the_pieces_of_a_real_store(lab):
     settings = make_run("packed", sequence_length=T).store
     folder = lab.store(settings)
     store = PackedStore(folder, open_store(folder, settings))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tests.corpora import HOSTILE, Lab, make_run, make_store, texts_around
+from tests.corpora import make_run, make_store
 from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import Inputs, document_ids, merge_states
 from tokenscale.data.batches.torch_data import BatchStream, GlobalOrderSampler, StoreDataset, skip_batches
@@ -24,11 +24,6 @@ pytestmark = [
 ]
 T = 16
 READERS = {"packed": PackedStore, "pretokenized-padded": PaddedStore, "token-list": TokenListStore}
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    return Lab(tmp_path_factory.mktemp("lab"), [*HOSTILE, *texts_around(T)], vocabulary_size=262)
 
 
 def store_of(lab, approach):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.corpora import HOSTILE, Lab, texts_around
+from tests.corpora import HOSTILE
 from tokenscale.base.errors import UserError
 from tokenscale.benchmark import storage
 from tokenscale.settings.benchmarks import StorageBenchmarkSettings
@@ -19,11 +19,6 @@ SHORT = StorageBenchmarkSettings(
     single_rows=2,
     rounds=2,
 )
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    return Lab(tmp_path_factory.mktemp("lab"), [*HOSTILE, *texts_around(T)], vocabulary_size=262)
 
 
 @pytest.fixture(scope="module")

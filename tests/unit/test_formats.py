@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tests.corpora import HOSTILE, Lab, make_store, texts_around
+from tests.corpora import Lab, documents_of, make_store
 from tokenscale.base.errors import UserError
-from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.stores.documents import IGNORED, make_labels
 from tokenscale.data.stores.manifest import load_reader, open_store
 from tokenscale.data.stores.packed import PackedStore
@@ -31,27 +30,12 @@ ALL += [StoreSettings(form, sequence_length=T) for form in FORMATS if form not i
 STREAMED = [StoreSettings(form) for form, entry in FORMATS.items() if entry.streamed]
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    return Lab(tmp_path_factory.mktemp("lab"), [*HOSTILE, *texts_around(T)], vocabulary_size=262)
-
-
-def documents_of(lab, eos=False):
-    text = RawText(lab.corpus)
-    return encode_documents(load_tokenizer(lab.tokenizer), [text.text(i) for i in range(len(text))], eos)
-
-
 def opened(lab, store):
     return load_reader(store.format)(lab.store(store), open_store(lab.store(store), store))
 
 
 def manifest_of(lab, store):
     return json.loads((lab.store(store) / "manifest.json").read_text())
-
-
-def test_the_borders_are_really_tried(lab):
-    """The other tests mean little unless documents end at each border of a row."""
-    assert {1, 2, T, T + 1, T + 2, 2 * T, 2 * T + 1, 2 * T + 2} <= {len(d) for d in documents_of(lab)}
 
 
 @pytest.mark.parametrize("store", ALL, ids=lambda s: s.format)
@@ -299,17 +283,6 @@ def test_a_row_is_checked_when_it_is_read_and_not_before(lab, tmp_path):
         reader.rows(np.array([0, 3]))
     assert error.value.facts["row"].startswith("3 of ")
     PackedStore(path, open_store(path, PACKED), verify=False).rows(np.array([3]))  # what verify=False means
-
-
-def test_a_changed_size_is_found_without_reading_the_content(lab, tmp_path):
-    path = make_store(tmp_path, lab.corpus, lab.tokenizer, PADDED)
-    shard = path / "shard-00000.parquet"
-    good = shard.read_bytes()
-    shard.write_bytes(good[:-1])
-    with pytest.raises(UserError, match="has changed"):
-        open_store(path, PADDED)
-    shard.write_bytes(b"\xff" + good[1:])
-    open_store(path, PADDED)  # contents are verified when they are read
 
 
 MISMATCHES = {

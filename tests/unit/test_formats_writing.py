@@ -36,10 +36,10 @@ class Interrupted(BaseException):
 @pytest.mark.parametrize("store", STORES, ids=lambda s: s.format)
 @pytest.mark.parametrize("killed", [False, True])
 def test_an_interrupted_writer_starts_over_and_gives_the_same_bytes(
-    lab, tmp_path, monkeypatch, small_parts, store, killed
+    large_lab, tmp_path, monkeypatch, small_parts, store, killed
 ):
     whole, other = tmp_path / "whole", tmp_path / "other"
-    write_store(store, lab.corpus, lab.tokenizer, whole)
+    write_store(store, large_lab.corpus, large_lab.tokenizer, whole)
 
     def interrupt(documents, utf8_bytes):
         read.append(documents)
@@ -51,9 +51,9 @@ def test_an_interrupted_writer_starts_over_and_gives_the_same_bytes(
         if killed:
             patched.setattr(writing.shutil, "rmtree", lambda folder, **_: None)
         with pytest.raises(Interrupted):
-            write_store(store, lab.corpus, lab.tokenizer, other, interrupt, batch_documents=5)
+            write_store(store, large_lab.corpus, large_lab.tokenizer, other, interrupt, batch_documents=5)
     assert not (other / "manifest.json").exists() and (other / ".building").exists() == killed
-    write_store(store, lab.corpus, lab.tokenizer, other)
+    write_store(store, large_lab.corpus, large_lab.tokenizer, other)
     assert files_of(other) == files_of(whole)
     assert not (other / ".building").exists()
 
@@ -113,9 +113,9 @@ def test_an_engine_that_is_wrong_on_this_text_costs_time_and_no_id(tmp_path, wro
 
 
 @pytest.mark.parametrize("kind", [list, pa.Array])
-def test_the_gate_asks_in_both_ways_that_are_used(lab, kind):
+def test_the_gate_asks_in_both_ways_that_are_used(large_lab, kind):
     """An engine that is wrong only for documents one by one, or only for a store's Arrow arrays."""
-    right = load_tokenizer(lab.tokenizer, "tokenizers")._engine
+    right = load_tokenizer(large_lab.tokenizer, "tokenizers")._engine
 
     class WrongOneWay:
         def encode(self, texts):
@@ -126,28 +126,28 @@ def test_the_gate_asks_in_both_ways_that_are_used(lab, kind):
     assert gate.find_difference(WrongOneWay(), right, TEXTS)["text"] == repr(" ")
 
 
-def test_equal_ids_give_an_equal_manifest_whatever_the_engine(lab, tmp_path):
+def test_equal_ids_give_an_equal_manifest_whatever_the_engine(large_lab, tmp_path):
     pytest.importorskip("gigatoken")
     for engine in ("gigatoken", "tokenizers"):
-        write_store(STORES[2], lab.corpus, lab.tokenizer, tmp_path / engine, engine=engine)
+        write_store(STORES[2], large_lab.corpus, large_lab.tokenizer, tmp_path / engine, engine=engine)
     assert files_of(tmp_path / "gigatoken") == files_of(tmp_path / "tokenizers")
 
 
-def test_an_engine_that_is_not_here_says_so_and_the_next_one_serves(lab, tmp_path, monkeypatch):
+def test_an_engine_that_is_not_here_says_so_and_the_next_one_serves(large_lab, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "gigatoken", None)
-    tokenizer = load_tokenizer(lab.tokenizer)
+    tokenizer = load_tokenizer(large_lab.tokenizer)
     assert isinstance(tokenizer, EngineTokenizer)
     assert tokenizer.engine == "tokenizers" and "no package gigatoken" in tokenizer.notes[0]
     with pytest.raises(UserError, match="engine gigatoken cannot be used"):
-        load_tokenizer(lab.tokenizer, "gigatoken")
+        load_tokenizer(large_lab.tokenizer, "gigatoken")
     with pytest.raises(UserError, match="did you mean 'tokenizers'"):
-        load_tokenizer(lab.tokenizer, "tokenizer")
+        load_tokenizer(large_lab.tokenizer, "tokenizer")
 
 
-def test_ids_outside_the_vocabulary_are_a_bug(lab, tmp_path, monkeypatch):
+def test_ids_outside_the_vocabulary_are_a_bug(large_lab, tmp_path, monkeypatch):
     monkeypatch.setattr(TextDocuments, "chunks", lambda *a: iter([Chunk(np.array([0, 999], np.int32), np.array([2]))]))
     with pytest.raises(ValueError, match="outside the vocabulary"):
-        write_store(STORES[1], lab.corpus, lab.tokenizer, tmp_path / "store")
+        write_store(STORES[1], large_lab.corpus, large_lab.tokenizer, tmp_path / "store")
 
 
 # ------------------------------------------------------------------------------------------------- ids, digest, chunks
@@ -188,10 +188,10 @@ def test_documents_are_framed_by_hand():
 
 @pytest.mark.parametrize("store", STORES[1:], ids=lambda s: s.format)
 @pytest.mark.parametrize(("first", "last"), [(0, None), (0, 0), (3, 4), (5, 30)])
-def test_stores_give_their_documents_back(lab, store, first, last):
+def test_stores_give_their_documents_back(large_lab, store, first, last):
     reader = {"token-list": TokenListStore, "packed": PackedStore}[store.format]
-    path = lab.store(store)
+    path = large_lab.store(store)
     last = len(TEXTS) if last is None else last
     found = [d.tolist() for c in reader(path, open_store(path, store)).chunks(first, last) for d in c.documents()]
-    tokenizer = load_tokenizer(lab.tokenizer)
+    tokenizer = load_tokenizer(large_lab.tokenizer)
     assert found == [[0, *ids.tolist()] for ids in tokenizer.encode_batch(TEXTS[first:last])]

@@ -1,6 +1,5 @@
 """Weighted mixtures: exact shares, one order at every world size and after restarts, and what is refused."""
 
-import json
 import tracemalloc
 from dataclasses import replace
 
@@ -9,10 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.corpora import HOSTILE, joined, make_corpus, make_run, make_store, make_tokenizer, same, texts_around
+from tests.corpora import (
+    HOSTILE,
+    check_order,
+    make_corpus,
+    make_run,
+    make_store,
+    make_tokenizer,
+    same,
+    take,
+    texts_around,
+)
 from tokenscale.base.errors import UserError
 from tokenscale.cli.mixture import write_mixture
-from tokenscale.data.batches.batch import Inputs, merge_states
+from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.batches.open import load_held_out, open_batches
 from tokenscale.data.batches.repetitions import check_repetitions, count_sequences
 from tokenscale.data.mixtures import open_order
@@ -166,10 +175,6 @@ def mixed_run(approach, mixture=None, **values):
     return replace(run, corpus=CorpusSettings("mix"), mixture=mixture or make_mixture())
 
 
-def take(batches, steps):
-    return [batches.next().copy() for _ in range(steps)]
-
-
 @pytest.mark.parametrize("approach", APPROACHES)
 def test_a_mixture_of_one_corpus_is_the_corpus(mixed, approach):
     one = make_mixture([(T * 20, (1.0,)), (None, (1.0,))], ["prose"])
@@ -189,18 +194,8 @@ def test_online_and_offline_are_bit_identical(mixed, online, offline, global_bat
 @pytest.mark.parametrize("approach", APPROACHES)
 @pytest.mark.parametrize("world_size", range(1, 17))
 def test_every_world_size_reads_the_same_global_batches_from_any_step_on(mixed, approach, world_size):
-    """Three ranks stop at a step, any number goes on: from the positions of their streams, or from the step alone."""
-    run, stop = mixed_run(approach, global_batch=16 if world_size > 9 else 9), world_size * 4 % 31
-    alone, ranks = mixed.batches(run), [mixed.batches(run, rank, 3) for rank in range(3)]
-    for each in (alone, *ranks):
-        take(each, stop)
-    state = json.loads(json.dumps(merge_states([rank.state() for rank in ranks])))
-    expected = take(alone, 14)  # over the borders of stages
-    for found in (state, {"step": stop}):
-        resumed = [mixed.batches(run, rank, world_size) for rank in range(world_size)]
-        for rank in resumed:
-            rank.seek(found)
-        assert all(same(joined([rank.next() for rank in resumed]), batch) for batch in expected)
+    run = mixed_run(approach, global_batch=16 if world_size > 9 else 9)
+    check_order(lambda rank, size: mixed.batches(run, rank, size), [world_size], world_size * 4 % 31)
 
 
 @pytest.mark.parametrize("approach", [name for name, entry in BATCHES.items() if name != "length-bucketed"])

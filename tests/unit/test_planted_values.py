@@ -1,7 +1,6 @@
 """Faults in values, planted in logs (`tests/planted_faults.py`): each is named at its smallest magnitude."""
 
 import re
-import sys
 import tempfile
 from dataclasses import replace
 from functools import lru_cache
@@ -83,19 +82,6 @@ def said(bases: Path, fault: Fault, magnitude) -> tuple[str, str]:
         return "silent", f"(only: {other})" if other and other != reasons[run_id] else ""
 
 
-def smallest(bases: Path, fault: Fault) -> tuple[int, tuple[str, str]]:
-    """(magnitudes that are found, what is said of the smallest of them), by bisection: 0 where none is."""
-    found, missed, words = 0, len(fault.magnitudes) + 1, ("silent", "")
-    while missed - found > 1:
-        number = (found + missed) // 2
-        word = said(bases, fault, fault.magnitudes[number - 1])
-        if word[0] == "silent":
-            missed, words = number, words if found else word
-        else:
-            found, words = number, word
-    return found, words
-
-
 def test_honest_runs_of_each_kind_raise_nothing(tmp_path_factory, tmp_path):
     folder = once(tmp_path_factory, "honest-kinds", make_kinds)
     stores = sorted((folder / "lab/tokens").glob("*/manifest.json"))
@@ -166,26 +152,6 @@ def test_honest_logs_raise_nothing(bases, tmp_path):
         if reason and run.validity != "missing" and not STATED.search(reason)
     }
     assert len(runs) >= 100 and not said
-
-
-def print_table(only: str = "") -> None:
-    """Print each fault with the smallest magnitude that is found: `python -m tests.unit.test_planted_values`."""
-    with tempfile.TemporaryDirectory() as folder:
-        print_found(Path(folder), only)
-
-
-def print_found(bases: Path, only: str) -> None:
-    if not (bases / "trained").exists():
-        make_bases(bases)
-    silent = 0
-    for fault in (fault for fault in TABLE if re.search(only, f"{fault.kind}: {fault.name}")):
-        found, (word, sentence) = smallest(bases, fault)
-        silent += word == "silent"
-        of = "no magnitude" if not found else f"{fault.magnitudes[found - 1]!r}"
-        missed = f", not {fault.magnitudes[found]!r}" if found < len(fault.magnitudes) else ""
-        said_of = fault.why if word == "silent" else sentence[:160]
-        print(f"{fault.kind}: {fault.name}: {of}{missed}: {word}: {said_of}", flush=True)
-    print(f"{len(TABLE)} faults, {silent} silent")
 
 
 def make_campaign(load=1.0, drift=1.0, spread=1.0, efficiency=0.9):
@@ -276,7 +242,3 @@ def test_blocks_that_ran_eagerly_although_compile_was_requested_are_a_caution():
     ]
     runs["eager_blocks"] = 0
     assert find_cautions(runs, throughput, scaling) == []
-
-
-if __name__ == "__main__":
-    print_table(*sys.argv[1:])

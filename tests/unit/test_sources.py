@@ -138,14 +138,6 @@ def test_two_keys_make_a_corpus_and_no_path_is_in_its_manifest(tmp_path):
     assert (tmp_path / "d/manifest.json").read_bytes() == before
 
 
-def test_a_changed_file_makes_another_corpus_without_asking(tmp_path):
-    settings = CorpusSettings(source=source(tmp_path / "a.parquet"), validation_share=0)
-    write_parquet(tmp_path / "a.parquet", ["one", "two"])
-    build(settings, tmp_path / "c")
-    write_parquet(tmp_path / "a.parquet", ["one", "two", "three"])
-    assert build(settings, tmp_path / "c")["splits"]["train"]["rows"] == 3
-
-
 def test_documents_can_be_limited(tmp_path):
     write_parquet(tmp_path / "a.parquet", list("abcdef"))
     assert texts_of(source(tmp_path / "a.parquet", maximum_documents=4)) == list("abcd")

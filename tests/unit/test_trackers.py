@@ -406,14 +406,16 @@ def test_what_is_no_ended_run_is_refused_before_anything_is_written(folder, run,
     pytest.importorskip("tensorboard")
     out = tmp_path / "out"
 
-    def refused(why: str, *folders: Path, follow=False) -> None:
+    def refused(why: str, *folders: Path, follow=False, to=out) -> None:
+        before = sorted(folder.rglob("*"))
         with pytest.raises(UserError, match=why):
-            track(list(folders), "tensorboard", out, follow=follow, log=said)
-        assert not out.exists()
+            track(list(folders), "tensorboard", to, follow=follow, log=said)
+        assert not out.exists() and sorted(folder.rglob("*")) == before
 
     refused("no run in this folder", folder, folder.parent)
     refused("no run in this folder", folder.parent, follow=True)
     refused("named twice", folder, folder)
+    refused("folder of the run itself", folder, to=folder.parent)
     unsealed = tmp_path / "unsealed"
     shutil.copytree(folder, unsealed)
     (unsealed / "run.json").unlink()
@@ -425,19 +427,6 @@ def test_what_is_no_ended_run_is_refused_before_anything_is_written(folder, run,
     refused(r"has not ended[\s\S]*seal does not match", unsealed)
     (unsealed / "run.json").write_text("{}")
     refused("no record of a run", unsealed)
-
-
-def test_the_run_s_own_folder_is_no_output(folder):
-    pytest.importorskip("tensorboard")
-    before = sorted(folder.rglob("*"))
-    with pytest.raises(UserError, match="folder of the run itself"):
-        track([folder], "tensorboard", folder.parent, follow=False, log=said)
-    assert sorted(folder.rglob("*")) == before
-
-
-def test_logs_of_a_newer_version_are_refused(folder, tmp_path):
-    pytest.importorskip("tensorboard")
     with open(folder / "attempt=01/rank=00000/steps.jsonl", "a") as file:
         file.write('{"schema":999,"step":12}\n')
-    with pytest.raises(UserError, match="newer tokenscale"):
-        track([folder], "tensorboard", tmp_path / "out", follow=False, log=said)
+    refused("newer tokenscale", folder)

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import random
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.corpora import Lab, make_run
+from tests.corpora import WORDS, Lab, small_run, words_lab
 from tests.graphs import inductor_replaced
 from tests.unit.test_batches_target import Pairs
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json
 from tokenscale.costs.flops import Convention, flops_per_token
-from tokenscale.data.batches.batch import Inputs
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
     BudgetSettings,
@@ -35,38 +33,16 @@ from tokenscale.train.parallel.world import World
 pytestmark = pytest.mark.slow(35)
 
 STEPS, T = 8, 32
-WORDS = "the loss of a model falls when it reads what it has read before and then some more of it".split()
 WORLD = World(0, 1, 0, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    pick = random.Random(0)
-    texts = [" ".join(pick.choices(WORDS, k=pick.choice([0, 3, 10, 30, 200]))) for _ in range(100)]
-    return Lab(tmp_path_factory.mktemp("lab"), texts, validation_share=0.2)
-
-
-def run_of(approach="packed", **changes) -> RunSettings:
-    settings = {
-        "model": PRESETS["llama-micro"],
-        "global_batch": 6,
-        "micro_batch": 2,
-        "budget": BudgetSettings(steps=STEPS),
-        "schedule": ScheduleSettings(warmup_steps=2),
-        "optimizer": OptimizerSettings(learning_rate=3e-3),
-        "validation": ValidationSettings(rows=4),
-    }
-    return replace(make_run(approach, T), **(settings | changes))
+    return words_lab(tmp_path_factory.mktemp("lab"), 100)
 
 
 def trained(lab: Lab, directory: Path, run: RunSettings) -> tuple[list[dict], list[dict]]:
-    inputs = Inputs(
-        corpus=lab.corpus,
-        tokenizer=lab.tokenizer,
-        store=lab.store(run.store) if run.store else None,
-        validation_store=lab.store(run.validation_store) if run.validation.rows else None,
-    )
-    train(run, inputs, directory, WORLD)
+    train(run, lab.inputs(run), directory, WORLD)
     folder = directory / "attempt=00/rank=00000"
     return tuple(
         [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
@@ -85,7 +61,7 @@ def without_times(steps):
 
 @pytest.fixture(scope="module")
 def plain(lab, tmp_path_factory):
-    return trained(lab, tmp_path_factory.mktemp("plain"), run_of())
+    return trained(lab, tmp_path_factory.mktemp("plain"), small_run())
 
 
 # --- budgets
@@ -93,7 +69,7 @@ def plain(lab, tmp_path_factory):
 
 @pytest.mark.parametrize("approach", ["packed", "padded", "padding-free"])
 def test_epochs_are_passes_over_what_the_approach_reads(lab, tmp_path, approach):
-    run = run_of(approach, budget=BudgetSettings(epochs=1.5))
+    run = small_run(approach, budget=BudgetSettings(epochs=1.5))
     steps, _ = trained(lab, tmp_path, run)
     rows = lab.batches(run).rows_per_epoch()
     assert len(steps) * 6 >= 1.5 * rows > (len(steps) - 1) * 6
@@ -101,7 +77,7 @@ def test_epochs_are_passes_over_what_the_approach_reads(lab, tmp_path, approach)
 
 
 def test_useful_tokens_end_with_the_step_that_reaches_them(lab, tmp_path):
-    run = run_of("padded", budget=BudgetSettings(useful_tokens=900), schedule=ScheduleSettings(warmup_steps=0))
+    run = small_run("padded", budget=BudgetSettings(useful_tokens=900), schedule=ScheduleSettings(warmup_steps=0))
     steps, _ = trained(lab, tmp_path, run)
     counts = [step["useful_tokens"] for step in steps]
     assert sum(counts) >= 900 > sum(counts[:-1])
@@ -111,7 +87,7 @@ def test_useful_tokens_end_with_the_step_that_reaches_them(lab, tmp_path):
 
 def test_flops_are_those_of_the_formula(lab, tmp_path):
     per_row = T * flops_per_token(PRESETS["llama-micro"].with_vocabulary(300), T, Convention.FULL)
-    run = run_of(budget=BudgetSettings(flops=4.5 * 6 * per_row))
+    run = small_run(budget=BudgetSettings(flops=4.5 * 6 * per_row))
     assert len(trained(lab, tmp_path, run)[0]) == 5
 
 
@@ -122,14 +98,14 @@ def test_wall_time_ends_a_run_that_has_no_other_end(lab, tmp_path, monkeypatch, 
     monkeypatch.setattr(budgets, "_read", lambda *sums: (time.sleep(wait_s), read(*sums))[1])
     monkeypatch.setattr(held_out.HeldOut, "validate", lambda *args: (time.sleep(0.1), validate(*args))[1])
     off = {"schedule": ScheduleSettings(warmup_steps=0), "validation": ValidationSettings(rows=4, **validation)}
-    steps, _ = trained(lab, tmp_path, run_of(budget=BudgetSettings(wall_s=0.3), **off))
+    steps, _ = trained(lab, tmp_path, small_run(budget=BudgetSettings(wall_s=0.3), **off))
     times = [step["step_s"] + wait_s for step in steps]
     assert 0.3 - wait_s <= sum(times) and sum(times[:-1]) < 0.3 + 2 * max(times)
     assert not wait_s or min(step["own_s"] for step in steps[1:]) < wait_s, "bookkeeping is no wait"
 
 
 def test_a_warm_up_longer_than_the_budget_is_refused(lab, tmp_path):
-    run = run_of(budget=BudgetSettings(epochs=0.01), schedule=ScheduleSettings(warmup_steps=50))
+    run = small_run(budget=BudgetSettings(epochs=0.01), schedule=ScheduleSettings(warmup_steps=50))
     with pytest.raises(UserError, match="warm-up"):
         trained(lab, tmp_path, run)
 
@@ -142,7 +118,7 @@ def test_a_run_without_labels_ends_and_is_not_complete(tmp_path, capsys, budget,
     """Sources fill the rows, so that no target is in any: nor can a budget of useful tokens be reached."""
     lab = Pairs(tmp_path, [(" ".join(WORDS * 4), f"short {i}") for i in range(40)])
     off = {"validation": ValidationSettings(rows=0), "schedule": ScheduleSettings(warmup_steps=0)}
-    run = replace(run_of("padded", labels="target", budget=BudgetSettings(**budget), **off), eos=True)
+    run = replace(small_run("padded", labels="target", budget=BudgetSettings(**budget), **off), eos=True)
     with pytest.raises(UserError, match="no label") as error:
         train(run, lab.inputs(run), tmp_path / "run", WORLD)
     assert error.value.facts["found"].startswith(found)
@@ -155,7 +131,7 @@ def test_a_run_without_labels_ends_and_is_not_complete(tmp_path, capsys, budget,
 @pytest.mark.parametrize(("rows", "repeats"), [(600, True), (6, False)])
 def test_batches_larger_than_the_data_are_named(lab, tmp_path, capsys, approach, rows, repeats):
     off = {"validation": ValidationSettings(rows=0), "budget": BudgetSettings(steps=1)}
-    run = run_of(approach, global_batch=rows, micro_batch=rows, schedule=ScheduleSettings(warmup_steps=0), **off)
+    run = small_run(approach, global_batch=rows, micro_batch=rows, schedule=ScheduleSettings(warmup_steps=0), **off)
     trained(lab, tmp_path, run)
     assert ("each batch repeats them" in capsys.readouterr().out) == repeats
 
@@ -168,12 +144,12 @@ def test_held_out_rows_without_labels_are_refused(lab, tmp_path, monkeypatch):
 
     monkeypatch.setattr(held_out, "load_held_out", without_labels)
     with pytest.raises(UserError, match="held-out slice keeps a label"):
-        trained(lab, tmp_path, run_of())
+        trained(lab, tmp_path, small_run())
 
 
 def test_two_budgets_are_refused():
     for budget in (BudgetSettings(steps=5, epochs=1), BudgetSettings(flops=1e9, wall_s=3)):
-        assert any(key.startswith("budget.") for key, _ in run_of(budget=budget).problems())
+        assert any(key.startswith("budget.") for key, _ in small_run(budget=budget).problems())
 
 
 # --- number formats, recomputation, compiled blocks
@@ -181,7 +157,7 @@ def test_two_budgets_are_refused():
 
 @pytest.mark.parametrize(("precision", "near"), [("bf16", 0.05), ("fp16", 0.02), ("bf16-true", 0.3)])
 def test_other_precisions_learn_the_same(lab, tmp_path, plain, precision, near):
-    steps, events = trained(lab, tmp_path, run_of(precision=precision))
+    steps, events = trained(lab, tmp_path, small_run(precision=precision))
     assert losses(steps) != losses(plain[0])
     assert losses(steps) == pytest.approx(losses(plain[0]), abs=near)
     held_out = [e["loss_sum"] / e["useful_tokens"] for e in events if e["event"] == "validation"]
@@ -198,7 +174,7 @@ def test_other_precisions_learn_the_same(lab, tmp_path, plain, precision, near):
 def _model(lab):
     from tokenscale.train.models.build import build
 
-    shape = PRESETS["llama-micro"].with_vocabulary(lab.batches(run_of()).vocabulary_size)
+    shape = PRESETS["llama-micro"].with_vocabulary(lab.batches(small_run()).vocabulary_size)
     return build(shape, T, objective="causal", kernel="sdpa")
 
 
@@ -207,7 +183,7 @@ def test_fp16_steps_that_overflow_are_left_out_and_said(lab, tmp_path, monkeypat
     from tokenscale.train import optimizer
 
     monkeypatch.setattr(optimizer.LossScale.__init__, "__kwdefaults__", {"initial": 2.0**28, "interval": 2000})
-    steps, _ = trained(lab, tmp_path, run_of(precision="fp16", budget=BudgetSettings(steps=30)))
+    steps, _ = trained(lab, tmp_path, small_run(precision="fp16", budget=BudgetSettings(steps=30)))
     skipped = [step["skipped"] for step in steps]
     assert skipped[:3] == [True] * 3 and skipped.count(True) < 15
     for before, after in zip(steps[:-1], steps[1:], strict=True):
@@ -220,8 +196,8 @@ def test_fp16_steps_that_overflow_are_left_out_and_said(lab, tmp_path, monkeypat
 @pytest.mark.parametrize("mode", ["block", "selective"])
 def test_activation_checkpointing_changes_memory_alone(lab, tmp_path, plain, mode):
     model = replace(PRESETS["llama-micro"], dropout=0.2)
-    kept = trained(lab, tmp_path / "kept", run_of(model=model))
-    again = trained(lab, tmp_path / "again", run_of(model=model, activation_checkpointing=mode))
+    kept = trained(lab, tmp_path / "kept", small_run(model=model))
+    again = trained(lab, tmp_path / "again", small_run(model=model, activation_checkpointing=mode))
     assert without_times(again[0]) == without_times(kept[0])
     bytes_of = [next(e for e in events if e["event"] == "memory")["activations_bytes"] for _, events in (kept, again)]
     assert bytes_of[1] < bytes_of[0]
@@ -232,7 +208,7 @@ def test_compiled_blocks_compute_the_same_and_the_record_states_what_was_compile
     from torch._dynamo.backends.debugging import aot_eager
 
     with inductor_replaced(aot_eager):
-        steps, events = trained(lab, tmp_path, run_of(compile=True))
+        steps, events = trained(lab, tmp_path, small_run(compile=True))
     assert losses(steps) == pytest.approx(losses(plain[0]), abs=1e-5)
     assert "activations_bytes" not in next(e for e in events if e["event"] == "memory")
     (event,) = (e for e in events if e["event"] == "compilation")
@@ -248,7 +224,7 @@ def test_compiled_blocks_compute_the_same_and_the_record_states_what_was_compile
 
 
 def test_looking_at_the_device_less_often_changes_no_line(lab, tmp_path, plain):
-    steps, events = trained(lab, tmp_path, run_of(log_every=5))
+    steps, events = trained(lab, tmp_path, small_run(log_every=5))
     assert without_times(steps) == without_times(plain[0])
     assert [e["event"] for e in events] == [e["event"] for e in plain[1]]
 
@@ -256,7 +232,7 @@ def test_looking_at_the_device_less_often_changes_no_line(lab, tmp_path, plain):
 @pytest.mark.parametrize("log_every", [1, 4])
 def test_a_run_that_diverges_names_its_batch_and_keeps_no_later_step(lab, tmp_path, log_every):
     optimizer = OptimizerSettings(learning_rate=1e30, clip_norm=None)
-    steps, _ = trained(lab, tmp_path, run_of(optimizer=optimizer, log_every=log_every))
+    steps, _ = trained(lab, tmp_path, small_run(optimizer=optimizer, log_every=log_every))
     outcome = read_json(tmp_path / "run.json")["outcome"]
     assert outcome["status"] == "nonfinite" and outcome["steps"] == steps[-1]["step"] < STEPS - 1
     assert outcome["stopped_at"] == {"step": steps[-1]["step"], "order_digest_of_rank_0": steps[-1]["order_digest"]}
@@ -281,7 +257,7 @@ def test_the_parts_of_a_step_are_all_of_it(plain):
     ],
 )
 def test_validation_comes_when_it_is_asked_for(lab, tmp_path, asked, expected):
-    run = run_of(validation=ValidationSettings(rows=4, **asked), global_batch=60, micro_batch=20)
+    run = small_run(validation=ValidationSettings(rows=4, **asked), global_batch=60, micro_batch=20)
     _, events = trained(lab, tmp_path, run)
     if expected == "epochs":
         rows = lab.batches(run).rows_per_epoch()
@@ -291,7 +267,7 @@ def test_validation_comes_when_it_is_asked_for(lab, tmp_path, asked, expected):
 
 
 def test_a_trace_is_written_for_the_steps_asked_for(lab, tmp_path):
-    trained(lab, tmp_path, run_of(profile=ProfileSettings(first=2, steps=3)))
+    trained(lab, tmp_path, small_run(profile=ProfileSettings(first=2, steps=3)))
     with gzip.open(tmp_path / "attempt=00/rank=00000/trace.json.gz", "rt") as file:
         names = {event.get("name", "") for event in json.load(file)["traceEvents"]}
     assert any("scaled_dot_product" in name for name in names)
@@ -302,13 +278,13 @@ def test_python_collects_no_garbage_in_between_and_all_is_as_before_afterwards(l
     import gc
 
     assert gc.isenabled()
-    trained(lab, tmp_path, run_of(garbage_every=3))
+    trained(lab, tmp_path, small_run(garbage_every=3))
     assert gc.isenabled() and gc.get_freeze_count() == 0
 
 
 def test_events_say_what_was_written(lab, tmp_path):
     asked = CheckpointSettings(final=True, asynchronous=False)
-    _, events = trained(lab, tmp_path, run_of(checkpoints=asked))
+    _, events = trained(lab, tmp_path, small_run(checkpoints=asked))
     (written,) = [e for e in events if e["event"] == "checkpoint"]
     assert written["status"] == "final" and written["bytes"] > 10_000 and written["duration_s"] > 0
     stop = events[-1]
