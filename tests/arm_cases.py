@@ -259,11 +259,7 @@ def edit(path: Path, case: Case) -> str:
 
 
 def plant(case: Case, arm: str, record: Path, folder: Path) -> tuple[str, Path | None]:
-    """Write an edited copy of one file for the process of `folder`. Return its adapter's folder, and its marker.
-
-    The marker exists after the run if an installed module was imported from the copy; None for other files. Nothing
-    is written outside `folder`.
-    """
+    """Write an edited copy of one file for the process of `folder`."""
     if case.file == ADAPTER:
         copy = folder / "adapter"
         copy.mkdir()

@@ -11,7 +11,7 @@ import numpy as np
 
 from tokenscale.data.batches.batch import Batch, Batches, Inputs, merge_states
 from tokenscale.data.batches.open import open_batches
-from tokenscale.data.corpus.build import assign_split, build_from
+from tokenscale.data.corpus.build import assign_split, build, build_from
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.order.permutation import MODULUS
 from tokenscale.data.stores.text import encode_documents
@@ -43,10 +43,7 @@ HOSTILE = (
 
 
 def texts_around(sequence_length: int) -> list[str]:
-    """Texts of distinct letters whose token counts lie at every border of a row, with the byte tokenizer of 259 ids.
-
-    Each letter below is a token of its own there, so a text of n letters makes a document of n + 1 tokens.
-    """
+    """Texts of distinct letters whose token counts lie at every border of a row, with the byte tokenizer of 259 ids."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     sizes = [*range(0, 4), *range(sequence_length - 3, sequence_length + 4), 2 * sequence_length - 1]
     sizes += [2 * sequence_length, 2 * sequence_length + 1, 3 * sequence_length, 7 * sequence_length + 5]
@@ -145,6 +142,15 @@ class Lab:
     def batches(self, run: RunSettings, rank: int = 0, world_size: int = 1) -> Batches:
         store = self.store(run.store) if run.store else None
         return open_batches(run, Inputs(self.corpus, self.tokenizer, store, rank=rank, world_size=world_size))
+
+
+class GrammarLab(Lab):
+    """As `Lab`, of sentences of the grammar and their translations."""
+
+    def __init__(self, directory: Path, settings: CorpusSettings, vocabulary_size: int):
+        self.directory, self.corpus = directory, directory / "corpus"
+        build(settings, self.corpus)
+        self.tokenizer = make_tokenizer(directory / "tokenizer", self.corpus, vocabulary_size)
 
 
 def words_lab(directory: Path, texts: int = 120, share: float = 0.2) -> Lab:

@@ -24,10 +24,7 @@ SEEDS, PRECISIONS = (0, 1, 2), ("fp32", "bf16")
 
 
 def batches(seed: int, other_from: int = STEPS) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return tokens [B, T] and labels of each step, from `other_from` on of other data.
-
-    A token follows from the one before it, or is drawn; how often, differs from row to row, as texts differ.
-    """
+    """Return tokens [B, T] and labels of each step, from `other_from` on of other data."""
     found = []
     for step in range(STEPS):
         generator = torch.Generator().manual_seed(1000 * seed + step + (500 if step >= other_from else 0))

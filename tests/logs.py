@@ -172,10 +172,7 @@ def retime(folder: Path) -> None:
 
 
 def write_run(runs: Path, run: RunSettings, status="complete", hardware=HARDWARE, attempts=None, **fields) -> Path:
-    """A whole run with its sealed run.json. `attempts`: options of `write_attempt`, one mapping an attempt.
-
-    Where the last of them `diverges`, the run is sealed as a training seals it whose loss is not finite.
-    """
+    """A whole run with its sealed run.json."""
     folder = runs / run.identity
     for number, options in enumerate(attempts or [{}]):
         write_attempt(folder, run, number, **options)
@@ -317,8 +314,7 @@ def write_storage_benchmark(path: Path, rounds=2) -> Path:
 
 
 def write_inference_benchmark(path: Path, rounds=2, differs=False, prompts=("Once <script>alert(1)</script>",)) -> Path:
-    """An inference benchmark of one model: a prompt of 8 and answers of 4 and 12 tokens, two at once. Without the cache
-    a token takes ten times as long, and a tenth longer in each further round. `differs`: the longer texts do."""
+    """An inference benchmark of one model: a prompt of 8 and answers of 4 and 12 tokens, two at once."""
     records = []
     for r in range(rounds):
         for new in (4, 12):

@@ -11,14 +11,16 @@ import pytest
 import torch
 
 from tests.distributed.ranks import run_ranks
-from tests.distributed.test_data_parallel import GLOBAL_BATCH, LENGTH, differentiate, my_batch
+from tokenscale.data.batches.batch import Batch
+from tokenscale.data.order.permutation import micro_steps, rank_slots
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.registry import REPLICATION
 from tokenscale.settings.run import OptimizerSettings, RunSettings
 from tokenscale.train.phase_timer import HostTimer
-from tokenscale.train.trainer import Trainer
+from tokenscale.train.trainer import Trainer, forward_backward
 
+LENGTH, GLOBAL_BATCH = 24, 7
 #: 97 entries, which 2, 3 and 4 ranks share unequally, and 92 hidden units, which 3 do
 SHAPE = replace(PRESETS["llama-micro"], hidden=92, layers=4, heads=4, key_value_heads=4).with_vocabulary(97)
 ONE = LayoutSettings()
@@ -66,6 +68,40 @@ TWO_RANKS = [name for name in LAYOUTS if name.endswith("@2")]
 TOLERANCE = {"atol": 2e-7, "rtol": 2e-5}
 #: after five steps: Adam divides by the root of the squared gradient, and rounding grows where gradients are near zero
 AFTER_STEPS = {"atol": 1e-5, "rtol": 1e-4}
+
+
+def global_batch(step: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows with very unequal numbers of useful tokens: where per-rank means would weigh them wrongly."""
+    random = np.random.default_rng(step)
+    tokens = random.integers(0, 96, (GLOBAL_BATCH, LENGTH))
+    labels = random.integers(0, 96, (GLOBAL_BATCH, LENGTH))
+    for row in range(GLOBAL_BATCH):
+        labels[row, 1 + (row * 5 + step) % LENGTH :] = -100
+    return tokens, labels
+
+
+def my_batch(step: int, reader: int, readers: int) -> Batch:
+    mine = rank_slots(GLOBAL_BATCH, reader, readers)
+    tokens, labels = (values[mine.start : mine.stop] for values in global_batch(step))
+    return Batch(tokens, labels, int((labels >= 0).sum()), tokens.size, 0)
+
+
+def differentiate(parallel, step, micro_batch, world, layout):
+    """As the engine does it: this rank's sum of losses, and gradients of the global mean."""
+    place, readers = layout.coordinate(world.rank), layout.data_parallel_size
+    batch = my_batch(step, place.data_rank, readers)
+    useful = torch.tensor(float(batch.useful_tokens * place.is_group_leader))
+    if world.size > 1:
+        torch.distributed.all_reduce(useful)
+    return forward_backward(
+        parallel,
+        batch,
+        weight=readers / useful,
+        micro_batch_size=micro_batch,
+        micro_steps=micro_steps(GLOBAL_BATCH, readers, micro_batch),
+        device=world.device,
+        timer=HostTimer(),
+    )
 
 
 def run_of(layout=ONE, **changes) -> RunSettings:

@@ -11,10 +11,7 @@ from tests.forks import context
 
 
 def run_ranks(function, world_size: int, *arguments, timeout_s: float = 300):
-    """`function(world, *arguments)` on every rank, one thread each. Returns their results, in rank order.
-
-    The function lives in an importable module; results are picklable. A rank's failure fails the caller.
-    """
+    """`function(world, *arguments)` on every rank, one thread each."""
     queue = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         ranks = [

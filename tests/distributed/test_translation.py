@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.distributed.parity import LAYOUTS, ONE, SHAPE, batch_of, on_ranks, run_of, trainer_of
-from tests.distributed.test_data_parallel import LENGTH
+from tests.distributed.parity import LAYOUTS, LENGTH, ONE, SHAPE, batch_of, on_ranks, run_of, trainer_of
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.train.evaluation.generation import Pair, TextModel, translate
 from tokenscale.train.phase_timer import HostTimer

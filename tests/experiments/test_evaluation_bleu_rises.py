@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.corpora import Lab, make_tokenizer, pairs_source
+from tests.corpora import GrammarLab, pairs_source
 from tokenscale.analysis.ingest import bleu_rows
-from tokenscale.data.corpus.build import build
 from tokenscale.settings.data import CorpusSettings, TokenizerSettings
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import BudgetSettings, OptimizerSettings, RunSettings, ScheduleSettings, ValidationSettings
@@ -21,13 +20,6 @@ WORLD = World(0, 1, 0, torch.device("cpu"))
 CORPUS = CorpusSettings(name="made-up", source=pairs_source(1200))
 
 
-class Pairs(Lab):
-    def __init__(self, directory):
-        self.directory, self.corpus = directory, directory / "corpus"
-        build(CORPUS, self.corpus)
-        self.tokenizer = make_tokenizer(directory / "tokenizer", self.corpus, 512)
-
-
 def bleu_of(run, lab, directory):
     train(run, lab.inputs(run), directory / run.identity, WORLD)
     (path,) = (directory / run.identity).rglob("events.jsonl")
@@ -36,7 +28,7 @@ def bleu_of(run, lab, directory):
 
 
 def test_a_trained_model_translates_unseen_sentences_better_than_an_untrained_one(tmp_path):
-    lab = Pairs(tmp_path)
+    lab = GrammarLab(tmp_path, CORPUS, 512)
     run = RunSettings(
         corpus=CORPUS,
         tokenizer=TokenizerSettings(name="bpe", kind="bpe", corpus="made-up", vocabulary_size=512),

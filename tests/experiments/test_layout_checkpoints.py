@@ -94,8 +94,7 @@ def lab(tmp_path_factory):
 
 
 def training_of(layout, resume_from=None) -> RunSettings:
-    """Validation of 5 rows: ranks with unequal numbers of them, one with a pass too few. Attention inside documents,
-    and an embedding that is the output head, too."""
+    """Validation of 5 rows: ranks with unequal numbers of them, one with a pass too few."""
     return small_run(
         steps=STEPS,
         model=replace(PRESETS["llama-micro"], key_value_heads=2, tied_embeddings=True),

@@ -244,10 +244,7 @@ def test_a_record_that_says_nothing_of_itself_is_invalid(tmp_path, external):
 
 
 def wrapped(tmp_path, **facts):
-    """The source study's run on 4 GPUs (1.41B parameters): its FLOPs counted the embedding, which DDP's wrapper hid.
-
-    161,853.91 tokens/s, 9.26 GFLOP a token and an MFU of 37.89 % were reported; the formula has 7.65 GFLOP.
-    """
+    """The source study's run on 4 GPUs (1.41B parameters): its FLOPs counted the embedding, which DDP's wrapper hid."""
     shape = to_dict(PRESETS["llama-1.4b-nemo"])
     folder = tmp_path / "runs/external-study-0"
     length, batch = 2048, 32

@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.corpora import Lab, make_tokenizer, pairs_source
-from tests.distributed.ranks import run_ranks
-from tests.distributed.test_training import WORDS, one_rank
+from tests.corpora import WORDS, GrammarLab, Lab, pairs_source
+from tests.distributed.ranks import run_ranks, train_rank
 from tests.workflow.conftest import ROOT
-from tokenscale.data.corpus.build import build
 from tokenscale.runs.records.provenance import read_sealed
 from tokenscale.settings.config import ALL, load_config
 from tokenscale.settings.data import CorpusSettings, TokenizerSettings
@@ -58,24 +56,17 @@ def list_toys():
     return [pytest.param(toy, id=f"{name}-{toy.identity}") for toy, name in toys.items()]
 
 
-class Pairs(Lab):
-    def __init__(self, directory):
-        self.directory, self.corpus = directory, directory / "corpus"
-        build(PAIRS, self.corpus)
-        self.tokenizer = make_tokenizer(directory / "tokenizer", self.corpus, 512)
-
-
 @pytest.fixture(scope="module")
 def labs(tmp_path_factory):
     pick = random.Random(0)
     texts = [" ".join(pick.choices(WORDS, k=pick.choice([3, 10, 30, 200]))) for _ in range(150)]
     text = Lab(tmp_path_factory.mktemp("text"), texts, 512, validation_share=0.2)
-    return {"all": text, "target": Pairs(tmp_path_factory.mktemp("pairs"))}
+    return {"all": text, "target": GrammarLab(tmp_path_factory.mktemp("pairs"), PAIRS, 512)}
 
 
 @pytest.mark.parametrize("run", list_toys())
 def test_a_cell_of_the_studies_trains_at_toy_size(labs, tmp_path, run):
-    run_ranks(one_rank, run.layout.world_size, run, labs[run.labels].inputs(run), tmp_path)
+    run_ranks(train_rank, run.layout.world_size, run, labs[run.labels].inputs(run), tmp_path)
     record = read_sealed(tmp_path / "run.json")
     assert record["outcome"]["status"] == "complete" and record["outcome"]["steps"] == STEPS
     steps = [json.loads(line) for line in (tmp_path / "attempt=00/rank=00000/steps.jsonl").read_text().splitlines()]

@@ -96,8 +96,7 @@ def trained(root: Path, done: subprocess.CompletedProcess) -> tuple[RunSettings,
 
 
 def test_a_pretokenized_file_is_trained_on_without_the_hosts_packages(place):
-    """Step 2 of the first study, where YAML cannot be imported, by the ranks either. The same command
-    again trains nothing."""
+    """Step 2 of the first study, where YAML cannot be imported, by the ranks either."""
     blocked = {"PYTHONPATH": os.pathsep.join([str(place / "blocked"), os.environ.get("PYTHONPATH", "")])}
     words = f"{STEP_2} --model llama-micro --output-dir blocked/runs"
     run, losses, digests = trained(place, tokenscale(place, "train", words, python=sys.executable, **blocked))

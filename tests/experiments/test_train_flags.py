@@ -166,11 +166,7 @@ def pairs_of(combination: Combination) -> set[tuple[tuple[str, str], tuple[str, 
 
 
 def covering() -> tuple[list[Combination], list[Combination]]:
-    """(combinations to train, in which every allowed pair occurs; one combination for each pair that is forbidden).
-
-    Greedy: a combination begins with a pair that is still missing, and each further factor takes the allowed level
-    that adds the most missing pairs. The same every time.
-    """
+    """(combinations to train, in which every allowed pair occurs; one combination for each pair that is forbidden)."""
     pick = random.Random(0)
     base = {name: levels[0] for name, levels in FACTORS.items()}
     assert not refusals(base)

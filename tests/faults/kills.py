@@ -94,11 +94,7 @@ def drawn(number: int, seed: int) -> Kill:
 
 
 def lies_in(root: Path) -> dict[str, Any]:
-    """What must be the same after any kills: name → digest or values.
-
-    Of stores, tokenizers and corpora every byte; of runs the final weights' bytes, and of each step what all ranks sum
-    to; of all else that the workflow makes, that it is there. How often a run was begun, and when, may differ.
-    """
+    """What must be the same after any kills: name → digest or values."""
     found: dict[str, Any] = {}
     results = root / "results"
     for path in sorted(p for p in results.rglob("*") if p.is_file()):
@@ -329,11 +325,7 @@ def trial(lab: Lab, kill: Kill, folder: Path, seed: int) -> dict[str, Any]:
 
 
 def chain(lab: Lab, kills: list[Kill], folder: Path, seed: int) -> list[str]:
-    """One project, from before the first kill's stage to its end: each call is killed but the last. All that was lost.
-
-    Kills are in the order of what they meet. Where a victim had ended, its call is left to come to the workflow's end,
-    which is compared, too; another project then begins before that kill's stage, and is killed earlier.
-    """
+    """One project, from before the first kill's stage to its end: each call is killed but the last."""
     lost: list[str] = []
     project: Project | None = None
     with jobs_of(folder.with_name("jobs")) as jobs:

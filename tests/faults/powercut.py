@@ -146,10 +146,7 @@ class Recording:
         return {event.site for event in self.events[self.first :] if event.synced is not None}
 
     def disks(self, without: str | None = None) -> Iterator[tuple[dict[str, bytes], bool]]:
-        """What the disk may hold after each event, each state once, and whether it is the one after the last event.
-
-        The syncs of the line `without` are taken away.
-        """
+        """What the disk may hold after each event, each state once, and whether it is the one after the last event."""
         content: dict[Node, bytes] = {}
         names: dict[Node, dict[str, Node]] = {self.top: {}}
         pending: list[Event] = []

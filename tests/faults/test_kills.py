@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.faults.campaign import campaign, table
-from tests.faults.kills import SIGNALS, VICTIMS, WHOLE, Lab, chain, drawn, lies_in
+from tests.faults.kills import SIGNALS, VICTIMS, WHOLE, chain, drawn, lies_in
 
 pytestmark = pytest.mark.slow(20)
 
@@ -41,10 +40,6 @@ def test_the_last_call_makes_what_an_undisturbed_one_makes(stages, name, tmp_pat
     assert not lost, json.dumps(lost, indent=1).replace("\\n", "\n")
 
 
-def test_every_victim_has_its_turn():
-    assert {victim for victims in CHAINS.values() for victim in victims} == {*VICTIMS, *WHOLE}
-
-
 def test_a_loss_of_each_kind_is_seen(stages, tmp_path):
     whole = lies_in(stages.folder / "end/project")
     assert whole == stages.expected
@@ -62,24 +57,3 @@ def test_a_loss_of_each_kind_is_seen(stages, tmp_path):
     assert {name.split("/")[0].split(" of ")[0] for name in changed} == {"tokens", "steps", "runs"}
     assert found.keys() - whole.keys() == {"report/.index.html.node-7.tmp"}
     assert whole.keys() - found.keys() == {"report/report.pdf"}
-
-
-def test_the_table_counts_what_was_injected(tmp_path):
-    row = {"victim": "page", "signal": "SIGTERM", "injected": True, "lost": []}
-    rows = [row, row | {"lost": ["missing: x"]}, row | {"injected": False}, row | {"victim": "Snakemake"}]
-    assert "| page | 0 | 2 | 0 | 1 | 1 |" in table(rows)
-    assert "| together | 0 | 3 | 0 | 2 | 1 |" in table(rows)
-
-
-def test_a_campaign_goes_on_where_its_log_ends(tmp_path, monkeypatch):
-    def injected(lab, kill, folder, seed):
-        return {"number": kill.number, "victim": kill.victim, "signal": kill.signal, "injected": True, "seconds": 0} | {
-            "lost": []
-        }
-
-    monkeypatch.setattr("tests.faults.campaign.trial", injected)
-    monkeypatch.setattr(Lab, "made", lambda self: None)
-    log = tmp_path / "kills.jsonl"
-    campaign(log, 3, 0, tmp_path)
-    assert [row["number"] for row in campaign(log, 5, 0, tmp_path)] == [0, 1, 2, 3, 4]
-    assert len(log.read_text().splitlines()) == 5

@@ -75,14 +75,6 @@ def test_lengths_and_positions_are_those_of_the_documents(rows):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_bounds_of_one_document_change_nothing(causal):
-    query, key, value = (heads(2, 7, 4, seed) for seed in range(3))
-    bounds = Bounds(torch.zeros((2, 7), dtype=torch.int32))
-    found = attend(query, key, value, bounds=bounds, causal=causal)
-    torch.testing.assert_close(found, attend(query, key, value, causal=causal), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
 def test_a_packed_row_through_a_decoder_is_its_documents_one_by_one(positions, causal):
     """Outputs and gradients of all weights, in fp64: positions, rotary or learned, are those of each document."""

@@ -88,18 +88,6 @@ def test_a_label_on_padding_is_found(held, tmp_path, monkeypatch):
         storage._measure_store(StoreSettings("padded", sequence_length=T), held, tmp_path, SHORT)
 
 
-def test_a_file_that_changed_on_disk_is_refused(held, tmp_path):
-    store = StoreSettings("token-list", codec="none")
-    where = tmp_path / store.directory
-    storage.load_writer("token-list")(store, held, where)
-    path = next(where.glob("*.bin"))
-    content = bytearray(path.read_bytes())
-    content[len(content) // 3] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(UserError, match="has changed"):
-        storage.check_store(store, where, held)
-
-
 def test_only_the_first_documents_are_held(lab, held):
     few = storage.TokenizedText(lab.corpus, lab.tokenizer, 5)
     assert len(few) == 5 < len(held)

@@ -39,9 +39,7 @@ def one_thread():
 
 
 def choose_cases():
-    """Cases, with marks. `make test` has each layout once, with its own choice of the other factors (DDP without
-    checkpointing, with which its optimizer cuts nothing); flex traces slowly, and has one case. The experiments have
-    each layout with each other level, the long tests all."""
+    """Cases, with marks."""
     levels = (CHECKPOINTING, MASKS, PRECISIONS)
     daily = {
         (layout, CHECKPOINTING[(n + 2) % 3], ("row", "sdpa", "varlen")[n // 3 % 3], PRECISIONS[n % 4])
@@ -165,8 +163,7 @@ def test_compiled_ranks_compute_what_eager_ranks_do(layout):
     [("none", "fp32", 0), ("block", "fp32", 20), ("selective", "bf16", 0), ("selective", "bf16-true", 20)],
 )
 def test_inductors_code_computes_what_eager_blocks_do(checkpointing, precision, chunk):
-    """Losses, gradient norms and weights after three steps. In 16 bits fused operations round less often than eager
-    ones, and an update of Adam, 1e-3 at most, may go the other way where a gradient is near zero."""
+    """Losses, gradient norms and weights after three steps."""
     steps, exact = 3, precision == "fp32"
     run = replace(run_of("single", checkpointing, "sdpa", precision), loss_chunk=chunk)
     found = {}

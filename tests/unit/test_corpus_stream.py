@@ -91,18 +91,17 @@ def test_a_dataset_of_the_hub_needs_its_commit(tmp_path):
     ]
 
 
-def test_without_its_package_the_message_says_what_to_install(folder, tmp_path, monkeypatch):
+def test_without_its_package_or_with_one_that_runs_scripts_the_message_says_what_to_install(
+    folder, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as old, pytest.raises(UserError, match="need the package datasets") as error:
+        old.setattr("datasets.__version__", "3.6.0")
+        build(corpus_of(folder), tmp_path)
+    assert error.value.facts["found"] == "version 3.6.0"
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match="need the package datasets") as error:
         build(corpus_of(folder), tmp_path)
     assert error.value.facts["next"] == 'pip install "tokenscale[datasets]"'
-
-
-def test_a_version_that_runs_scripts_is_refused(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.__version__", "3.6.0")
-    with pytest.raises(UserError, match="need the package datasets") as error:
-        build(corpus_of(folder), tmp_path)
-    assert error.value.facts["found"] == "version 3.6.0"
 
 
 def test_no_script_of_a_dataset_runs(folder, tmp_path):

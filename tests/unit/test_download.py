@@ -43,6 +43,11 @@ def corpus_of(*files, **more) -> CorpusSettings:
     return CorpusSettings(name="web", source=SourceSettings(kind="url", files=files, separator="<|endoftext|>", **more))
 
 
+def check_download(web, folder, content=CONTENT):
+    fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), folder)
+    assert (folder / "stories.txt").read_bytes() == content
+
+
 def ranges(web):
     return [r for method, path, r in web.requests if method == "GET"]
 
@@ -74,8 +79,7 @@ def test_a_second_download_asks_for_nothing_and_writes_the_same_manifest(web, tm
 
 def test_a_cut_connection_is_continued_where_it_broke(web, tmp_path):
     web.cut["/a/stories.txt"] = [1000, 50_000, 0]
-    fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
-    assert (tmp_path / "stories.txt").read_bytes() == CONTENT
+    check_download(web, tmp_path)
     first, second, third, fourth = ranges(web)
     assert first is None and second == "bytes=1000-" and third == "bytes=51000-" and fourth == "bytes=51000-"
 
@@ -83,8 +87,7 @@ def test_a_cut_connection_is_continued_where_it_broke(web, tmp_path):
 def test_a_server_that_falls_silent_is_asked_again_for_the_rest(web, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("tokenscale.data.corpus.download.TIMEOUT_S", (5.0, 0.3))
     web.silent["/a/stories.txt"], web.silent_s = [4000], 3.0
-    fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
-    assert (tmp_path / "stories.txt").read_bytes() == CONTENT
+    check_download(web, tmp_path)
     assert ranges(web) == [None, "bytes=4000-"]
     assert "timed out (4,000 bytes" in capsys.readouterr().out
 
@@ -106,8 +109,7 @@ def test_a_file_that_changed_meanwhile_is_begun_anew(web, tmp_path):
         fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
     web.cut.clear()
     web.files["/a/stories.txt"] = CONTENT[::-1]
-    fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
-    assert (tmp_path / "stories.txt").read_bytes() == CONTENT[::-1]
+    check_download(web, tmp_path, CONTENT[::-1])
 
 
 def test_a_kill_when_the_file_has_changed_mixes_nothing(web, tmp_path, monkeypatch):
@@ -125,8 +127,7 @@ def test_a_kill_when_the_file_has_changed_mixes_nothing(web, tmp_path, monkeypat
         killed.setattr(download, "write_json", die)
         with pytest.raises(KeyboardInterrupt):
             fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
-    fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
-    assert (tmp_path / "stories.txt").read_bytes() == CONTENT[::-1]
+    check_download(web, tmp_path, CONTENT[::-1])
 
 
 @pytest.mark.parametrize("other", [CONTENT[::-1], CONTENT[::-1] + b"more"])
@@ -154,8 +155,7 @@ def test_no_file_replaces_another_of_the_same_name(web, tmp_path, held_out):
 def test_servers_that_cannot_continue_are_asked_for_the_whole(web, tmp_path, ranges_, etags):
     web.ranges, web.etags = ranges_, etags
     web.cut["/a/stories.txt"] = [9000]
-    fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
-    assert (tmp_path / "stories.txt").read_bytes() == CONTENT
+    check_download(web, tmp_path)
 
 
 def test_a_part_longer_than_the_file_is_begun_anew(web, tmp_path):
@@ -190,8 +190,7 @@ CUT = (200, {"Content-Length": str(len(CONTENT)), "ETag": '"one"'}, CONTENT[:100
 def test_bytes_of_another_file_are_never_appended(web, tmp_path, answer):
     web.files["/a/stories.txt"] = OTHER
     web.canned["/a/stories.txt"] = [CUT, answer]
-    fetch_corpus(corpus_of(f"{web.address}/a/stories.txt"), tmp_path)
-    assert (tmp_path / "stories.txt").read_bytes() == OTHER
+    check_download(web, tmp_path, OTHER)
     assert not list(tmp_path.glob("*.part*"))
 
 

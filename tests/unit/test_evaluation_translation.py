@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from tests import logs
-from tests.corpora import Lab, make_tokenizer, pairs_source
+from tests.corpora import GrammarLab, Lab, pairs_source
 from tokenscale.analysis.ingest import bleu, bleu_rows
 from tokenscale.analysis.queries import query
 from tokenscale.base.errors import UserError
 from tokenscale.cli.evaluate import evaluate
-from tokenscale.data.corpus.build import build
 from tokenscale.settings.data import CorpusSettings, TokenizerSettings
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.manifests import list_manifests
@@ -34,16 +33,9 @@ CORPUS = CorpusSettings(name="made-up", source=pairs_source(500))
 WORLD = World(0, 1, 0, torch.device("cpu"))
 
 
-class Pairs(Lab):
-    def __init__(self, directory):
-        self.directory, self.corpus = directory, directory / "corpus"
-        build(CORPUS, self.corpus)
-        self.tokenizer = make_tokenizer(directory / "tokenizer", self.corpus, 400)
-
-
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    return Pairs(tmp_path_factory.mktemp("pairs"))
+    return GrammarLab(tmp_path_factory.mktemp("pairs"), CORPUS, 400)
 
 
 def make_run(**changes) -> RunSettings:

@@ -14,19 +14,14 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_step_is_one_line_with_its_schema(tmp_path):
+def test_a_step_is_one_line_with_its_schema_and_what_is_no_number_is_flagged(tmp_path):
     writer = Writer(tmp_path)
     writer.step(step=0, loss_sum=2.5, useful_tokens=3)
-    writer.close()
-    assert lines(tmp_path / "steps.jsonl") == [{"schema": VERSION, "step": 0, "loss_sum": 2.5, "useful_tokens": 3}]
-
-
-def test_numbers_that_are_none_become_null_and_are_flagged(tmp_path):
-    writer = Writer(tmp_path)
-    writer.step(step=0, loss_sum=float("nan"), grad_norm=float("inf"))
+    writer.step(step=1, loss_sum=float("nan"), grad_norm=float("inf"))
     writer.close()
     assert lines(tmp_path / "steps.jsonl") == [
-        {"schema": VERSION, "step": 0, "loss_sum": None, "nonfinite": True, "grad_norm": None}
+        {"schema": VERSION, "step": 0, "loss_sum": 2.5, "useful_tokens": 3},
+        {"schema": VERSION, "step": 1, "loss_sum": None, "nonfinite": True, "grad_norm": None},
     ]
 
 
@@ -65,15 +60,6 @@ def test_lines_that_a_full_disk_took_in_part_are_written_once(tmp_path, monkeypa
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
 
 
-def test_secrets_stay_out_of_the_record(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_planted_secret")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "planted_secret_too")
-    monkeypatch.setenv("NCCL_DEBUG", "INFO")
-    provenance.start_record(tmp_path, {"run_id": "x"})
-    text = (tmp_path / "run.json").read_text()
-    assert "planted" not in text and "NCCL_DEBUG" in text
-
-
 def test_the_seal_covers_every_field(tmp_path):
     record = provenance.start_record(tmp_path, {"run_id": "x"})
     assert provenance.read_sealed(tmp_path / "run.json") is None
@@ -82,14 +68,6 @@ def test_the_seal_covers_every_field(tmp_path):
     text = (tmp_path / "run.json").read_text()
     (tmp_path / "run.json").write_text(text.replace('"x"', '"y"'))
     assert provenance.read_sealed(tmp_path / "run.json") is None
-
-
-def test_an_attempt_is_logged_once(tmp_path):
-    from tokenscale.base.errors import UserError
-
-    Writer(tmp_path).close()
-    with pytest.raises(UserError, match="already been logged"):
-        Writer(tmp_path)
 
 
 def test_a_dirty_tree_s_diff_holds_new_files_and_files_of_any_encoding(tmp_path, monkeypatch):

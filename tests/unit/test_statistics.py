@@ -138,8 +138,7 @@ def test_the_fewest_pairs_are_those_that_holm_leaves_a_chance(family):
 @pytest.mark.parametrize("noise", verdicts.NOISE)
 @pytest.mark.parametrize(("family", "n"), [(1, 6), (1, 9), (3, 7)])
 def test_equal_cells_are_rarely_called_different_and_as_often_faster_as_slower(family, n, noise, drift):
-    """In the order of the design; cells share one baseline, as packed and padded rows do. Measured with more campaigns:
-    docs/report.md. Bounds are those of 200 campaigns: 3.5 standard errors above 5 %, and of 2.5 % on each side."""
+    """In the order of the design; cells share one baseline, as packed and padded rows do."""
     faster, slower = verdicts.simulate(family, n, noise, 0.02, drift, 200)
     assert faster + slower <= 0.05 + 3.5 * math.sqrt(0.05 * 0.95 / 200)
     assert max(faster, slower) <= 0.025 + 3.5 * math.sqrt(0.025 * 0.975 / 200)
