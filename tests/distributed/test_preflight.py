@@ -6,15 +6,13 @@ from dataclasses import replace
 import pytest
 
 from tests import served
-from tests.corpora import Lab, make_run
+from tests.corpora import Lab, small_run
 from tests.distributed.ranks import run_ranks
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json
 from tokenscale.runs.launch.start import start_run
-from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.machine import Machine
-from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.run import BudgetSettings, ScheduleSettings, ValidationSettings
+from tokenscale.settings.run import ValidationSettings
 from tokenscale.train.parallel import preflight
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow(15)]
@@ -54,16 +52,7 @@ def test_a_link_that_is_too_slow_is_refused_by_every_rank_with_both_figures(kind
 @pytest.mark.experiment
 def test_a_slow_link_ends_a_run_before_its_first_step_and_a_fast_one_is_recorded(tmp_path, capfd):
     lab = Lab(tmp_path / "lab", ["links are measured before steps are timed " * n for n in range(1, 20)])
-    run = make_run(
-        "packed",
-        32,
-        model=PRESETS["llama-micro"],
-        global_batch=4,
-        layout=LayoutSettings(data=2),
-        budget=BudgetSettings(steps=2),
-        schedule=ScheduleSettings(warmup_steps=1),
-        validation=ValidationSettings(rows=0),
-    )
+    run = small_run("packed", 2, 2, validation=ValidationSettings(rows=0))
     manifests = {"store": lab.inputs(run).store / "manifest.json"}
     for least, code in ((1e6, 2), (1e-9, 0)):
         folder = tmp_path / str(code)

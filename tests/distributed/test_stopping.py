@@ -6,22 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from tests.corpora import Lab, make_run
+from tests.corpora import small_run, words_lab
 from tests.distributed.ranks import run_ranks
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.run import BudgetSettings, ScheduleSettings, ValidationSettings
+from tokenscale.settings.run import BudgetSettings, ScheduleSettings
 from tokenscale.train.loop import Training
 from tokenscale.train.watchdog import Interrupted
 
 pytestmark = pytest.mark.slow(16)
 
-TEXTS = ["a rank that is told alone tells the others with the tokens of the next step " * n for n in range(1, 30)]
-
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    return Lab(tmp_path_factory.mktemp("lab"), TEXTS, validation_share=0.2)
+    return words_lab(tmp_path_factory.mktemp("lab"))
 
 
 def one_rank(world, run, inputs, directory, attempt, told):
@@ -53,17 +51,9 @@ def one_rank(world, run, inputs, directory, attempt, told):
     ],
 )
 def test_all_ranks_stop_after_the_same_step(lab, tmp_path, layout, budget):
-    run = make_run(
-        "packed",
-        32,
-        model=replace(PRESETS["llama-micro"], layers=2, heads=2, key_value_heads=2),
-        global_batch=4,
-        micro_batch=2,
-        layout=LayoutSettings(**layout),
-        budget=BudgetSettings(**budget),
-        schedule=ScheduleSettings(warmup_steps=1),
-        validation=ValidationSettings(rows=4),
-    )
+    model = replace(PRESETS["llama-micro"], layers=2, heads=2, key_value_heads=2)
+    options = {"layout": LayoutSettings(**layout), "budget": BudgetSettings(**budget), "global_batch": 4}
+    run = small_run(model=model, schedule=ScheduleSettings(warmup_steps=1), **options)
     inputs = lab.inputs(run)
     # rank 1 alone, then both in different steps: all hear of it one step later
     assert run_ranks(one_rank, 2, run, inputs, tmp_path, 0, {1: [1]}) == [(True, 3)] * 2

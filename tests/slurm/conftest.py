@@ -55,18 +55,3 @@ def project(made, cluster, tmp_path):
 def local(made, tmp_path_factory):
     """Another copy, for the local profile."""
     return copy_of(made, tmp_path_factory.mktemp("local"))
-
-
-@pytest.fixture
-def measured(request):
-    """Tells a figure, which the end of the session prints, whichever worker found it."""
-    return lambda text: request.node.user_properties.append(("measured", text))
-
-
-def pytest_terminal_summary(terminalreporter):
-    reports = [report for report in terminalreporter.stats.get("passed", []) if report.when == "call"]
-    found = [text for report in reports for name, text in report.user_properties if name == "measured"]
-    if found:
-        terminalreporter.section("measured")
-        for line in found:
-            terminalreporter.line(line)

@@ -3,8 +3,6 @@
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.slurm import polled
 
 #: settings of the executor that this cluster needs: it has no accounting, so any account will do
@@ -12,30 +10,6 @@ SETTINGS = ["--executor", "slurm", "--slurm-status-command", "squeue"]
 SETTINGS += ["--default-resources", "slurm_account=test", "slurm_partition=normal", "runtime=5", "mem_mb=500"]
 #: longer than the test may take
 OWN_WAIT = ["--slurm-init-seconds-before-status-checks", "600"]
-
-
-@pytest.mark.parametrize("own, waited", [(180, 1.0), (0.5, 0.5)])
-def test_no_wait_is_longer_than_the_cap(own, waited):
-    class Executor:
-        @property
-        def next_seconds_between_status_checks(self):
-            return self.kept
-
-        @next_seconds_between_status_checks.setter
-        def next_seconds_between_status_checks(self, value):
-            self.kept = value
-
-    polled.cap(Executor, 1.0)
-    executor = Executor()
-    executor.next_seconds_between_status_checks = own
-    assert executor.next_seconds_between_status_checks == waited
-    assert executor.kept == own
-
-
-def test_the_executor_has_what_is_capped():
-    from snakemake_executor_plugin_slurm import Executor
-
-    assert isinstance(Executor.next_seconds_between_status_checks, property)
 
 
 def test_a_rule_runs_as_a_job(cluster, tmp_path):

@@ -3,7 +3,6 @@
 import json
 import math
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,22 +12,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.corpora import Lab, make_run
+from tests.corpora import Lab, small_run
 from tokenscale.base.errors import UserError
 from tokenscale.cli.evaluate import evaluate_store, evaluate_text
 from tokenscale.cli.main import main
-from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.stores.text import encode_documents
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.data import StoreSettings
-from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import (
-    BudgetSettings,
     CheckpointSettings,
     MaskingSettings,
-    OptimizerSettings,
-    ScheduleSettings,
     ValidationSettings,
 )
 from tokenscale.train.checkpoint_models import open_checkpoint
@@ -58,20 +52,10 @@ def lab(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=CASES)
 def trained(lab, tmp_path_factory, request):
-    run = replace(
-        make_run("packed", T),
-        model=PRESETS["llama-micro"],
-        global_batch=4,
-        budget=BudgetSettings(steps=4),
-        schedule=ScheduleSettings(warmup_steps=2),
-        optimizer=OptimizerSettings(learning_rate=1e-2),
-        validation=ValidationSettings(rows=10),
-        checkpoints=CheckpointSettings(final=True),
-        **CASES[request.param],
-    )
+    options = {"validation": ValidationSettings(rows=10), "checkpoints": CheckpointSettings(final=True)}
+    run = small_run(steps=4, **options, **CASES[request.param])
     folder = tmp_path_factory.mktemp("run")
-    inputs = Inputs(lab.corpus, lab.tokenizer, lab.store(run.store), lab.store(run.validation_store))
-    train(run, inputs, folder, WORLD)
+    train(run, lab.inputs(run), folder, WORLD)
     events = map(json.loads, (folder / "attempt=00/rank=00000/events.jsonl").read_text().splitlines())
     return run, folder / "checkpoints/final", [e for e in events if e["event"] == "validation"][-1]
 

@@ -139,25 +139,26 @@ def test_a_damaged_file_is_named_with_the_command_of_its_part(made, tmp_path, st
     assert caught.value.facts["next"] == f"snakemake -f {tmp_path}/many/parts/00003/manifest.json"
 
 
-@pytest.mark.parametrize(
-    "what", ["missing", "manifest", "file gone", "occurrences", "of another number", "of another corpus"]
-)
+WRONG = {
+    "missing": lambda part, made: shutil.rmtree(part),
+    "manifest": lambda part, made: damage(part / "manifest.json", 20),
+    "file gone": lambda part, made: os.remove(part / "shard-00000.parquet"),
+    "occurrences": lambda part, made: damage(part / "occurrences.npy"),
+    "of another number": lambda part, made: write_store(
+        StoreSettings("token-list"), made / "c", made / "t", part, part=(2, 5)
+    ),
+    "of another corpus": lambda part, made: None,
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_part_is_refused_and_the_store_stays(made, tmp_path, what):
     store = "token-list"
     write_in_parts(made, store, tmp_path / "many", 4)
     before = (tmp_path / "many/manifest.json").read_bytes()
     part, corpus = part_folder(tmp_path / "many", 2), made / "c"
-    if what == "missing":
-        shutil.rmtree(part)
-    elif what == "manifest":
-        (part / "manifest.json").write_text((part / "manifest.json").read_text().replace("token-list", "token-lisp"))
-    elif what == "file gone":
-        os.remove(part / "shard-00000.parquet")
-    elif what == "occurrences":
-        damage(part / "occurrences.npy")
-    elif what == "of another number":
-        write_store(StoreSettings.parse(store), corpus, made / "t", part, part=(2, 5))
-    else:
+    WRONG[what](part, made)
+    if what == "of another corpus":
         corpus = make_corpus(tmp_path / "c2", ["other", "texts"])
     with pytest.raises(UserError) as caught:
         merge_store(StoreSettings.parse(store), corpus, tmp_path / "many", 4)

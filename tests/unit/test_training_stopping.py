@@ -7,29 +7,19 @@ import signal
 import pytest
 import torch
 
-from tests.corpora import Lab, make_run
+from tests.corpora import small_run, words_lab
 from tokenscale.runs.records.provenance import read_sealed
-from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.run import BudgetSettings, ScheduleSettings, ValidationSettings
+from tokenscale.settings.run import BudgetSettings, ScheduleSettings
 from tokenscale.train import loop
 from tokenscale.train.parallel.world import World
 from tokenscale.train.watchdog import Interrupted, Signals
 
 WORLD = World(0, 1, 0, torch.device("cpu"))
-TEXTS = ["a run that is told to stop writes what it has and goes on from there another time " * n for n in range(1, 30)]
-
-SETTINGS = {
-    "model": PRESETS["llama-micro"],
-    "global_batch": 4,
-    "micro_batch": 2,
-    "schedule": ScheduleSettings(warmup_steps=1),
-    "validation": ValidationSettings(rows=4),
-}
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    return Lab(tmp_path_factory.mktemp("lab"), TEXTS, validation_share=0.2)
+    return words_lab(tmp_path_factory.mktemp("lab"))
 
 
 def losses(directory, attempt):
@@ -50,7 +40,7 @@ def tell(monkeypatch, number):
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_signal_ends_a_run_between_two_steps_and_the_next_attempt_goes_on(lab, tmp_path, monkeypatch, number):
-    run = make_run("packed", 32, budget=BudgetSettings(steps=6), **SETTINGS)
+    run = small_run(steps=6)
     loop.train(run, lab.inputs(run), tmp_path / "whole", WORLD)
     tell(monkeypatch, number)
     before = signal.getsignal(number)
@@ -67,7 +57,7 @@ def test_a_signal_ends_a_run_between_two_steps_and_the_next_attempt_goes_on(lab,
 
 
 def test_a_run_told_to_stop_in_its_last_step_is_complete(lab, tmp_path, monkeypatch):
-    run = make_run("packed", 32, budget=BudgetSettings(steps=3), **SETTINGS)
+    run = small_run(steps=3)
     tell(monkeypatch, signal.SIGTERM)
     loop.train(run, lab.inputs(run), tmp_path, WORLD)
     assert read_sealed(tmp_path / "run.json")["outcome"]["status"] == "complete"
@@ -97,7 +87,7 @@ def test_what_nohup_ignores_stays_ignored():
 
 def test_a_run_of_some_seconds_that_was_stopped_before_its_last_step_still_has_it(lab, tmp_path, monkeypatch):
     """Of a budget in seconds, the step that begins after them is the last; a stop before it must not take it away."""
-    run = make_run("packed", 32, budget=BudgetSettings(wall_s=600), **SETTINGS)
+    run = small_run(budget=BudgetSettings(wall_s=600), schedule=ScheduleSettings(warmup_steps=1))
     tell(monkeypatch, signal.SIGTERM)
     with pytest.raises(Interrupted):
         loop.train(run, lab.inputs(run), tmp_path / "run", WORLD, 0)
