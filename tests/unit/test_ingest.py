@@ -14,7 +14,7 @@ from tokenscale.analysis.logs import merge
 from tokenscale.analysis.runs import grouping
 from tokenscale.analysis.tables import TABLES, of_rows, schema
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json, write_json
+from tokenscale.base.files import read_json, write_json, write_sealed
 from tokenscale.runs.records.events import VERSION
 
 GOOD = b'{"schema":1,"step":%d,"step_s":0.1}'
@@ -69,7 +69,7 @@ def launched(runs: Path, run, attempt: int, job: str, **launch) -> None:
     log = f"results/logs/slurm/rule_train/{job}.log"
     found = {"id": job, "nodes": ["nid1", "nid2"], "queue_s": 30.0, "log": log}
     record = {"digest": "d" * 64, "launch": {"machine": "alps", "share": 1, "job": found, **launch}}
-    write_json(runs / run.identity / f"attempt={attempt:02d}" / "attempt.json", record)
+    write_sealed(runs / run.identity / f"attempt={attempt:02d}" / "attempt.json", record)
 
 
 def test_jobs_nodes_and_the_wait_of_all_attempts_are_in_the_table(tmp_path):
@@ -130,7 +130,7 @@ def test_what_a_log_cannot_carry_is_said(tmp_path, edit, reason):
 
 
 def of_digest(folder: Path, attempt: int, digest: str) -> None:
-    write_json(folder / f"attempt={attempt:02d}" / "attempt.json", {"digest": digest})
+    write_sealed(folder / f"attempt={attempt:02d}" / "attempt.json", {"digest": digest})
 
 
 def test_attempts_of_other_code_or_inputs_are_kept_apart(tmp_path):
