@@ -277,11 +277,11 @@ def is_sealed(record: Any, key: str = "seal") -> bool:
 
 
 def read_record(path: str | Path, what: str, next: str | None = None) -> dict[str, Any]:
-    """Read a record that `write_sealed` wrote. Raises UserError where it is missing, broken or changed."""
+    """Read a record of `write_sealed`, without its seal. Raises UserError if it is missing, broken or changed."""
     if not is_sealed(record := read_json(path, what, next)):
         expected = "`seal`, the SHA-256 of its content"
         raise UserError(f"the {what} has changed since it was written.", path=path, expected=expected, next=next)
-    return record
+    return {key: value for key, value in record.items() if key != "seal"}
 
 
 def pretty_json(value: Any) -> str:
