@@ -38,8 +38,8 @@ def enter_workflow(arguments: Sequence[str], folder: Path = Path(".snakemake")) 
     """
     place = folder if folder.exists() else folder.absolute().parent
     if not os.access(place, os.W_OK):  # Snakemake writes there in dry runs, too
-        owner, following = place.stat().st_uid, "make it writable, or work in a copy of the project"
-        found = f"it belongs to user {owner}, this is {os.geteuid()}" if owner != os.geteuid() else "it is read-only"
+        user, following = place.stat().st_uid, "make it writable, or work in a copy of the project"
+        found = f"it belongs to user {user}, this is {os.geteuid()}" if user != os.geteuid() else "it is read-only"
         raise UserError("Snakemake cannot write in this folder.", folder=place, found=found, next=following)
     if DRY_OPTIONS & set(arguments) or any(a.startswith("-n") for a in arguments):
         return False
