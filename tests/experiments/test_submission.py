@@ -192,3 +192,21 @@ def test_jobs_that_run_here_need_no_account(cluster):
     )
     code, text, calls = submit(cluster, "-n", "corpus", account=None)
     assert code == 0 and not refusals(text), text
+
+
+def test_an_experiment_without_an_overlay_is_left_out_of_all_and_refused_by_its_name(cluster):
+    """Its runs are a laptop's, and would take GPU nodes."""
+    write(cluster, "ways", runs=RUNS, data_benchmark=None, scales={})
+    (cluster.root / "small.yaml").write_text("experiments: [ranks]\n")
+    for target in ("ways", "results/figures/ways/loss_over_time.svg"):
+        code, text, _ = submit(cluster, "-n", "--configfile", "small.yaml", "--", target)
+        assert code == 2 and refusals(text) == ["tokenscale: the experiment ways has no settings for scale alps."], text
+    # also where the configuration's report is of an experiment that the scale does not have
+    for config in (["--configfile", "small.yaml"], []):
+        code, text, _ = submit(cluster, "-n", *config, "--", "all_experiments")
+        said = ["tokenscale: left out of all_experiments (no overlay for scale alps): ways"]
+        assert code == 0 and refusals(text) == said and "train ways" not in text, text
+    assert submit(cluster, "-n", "ranks")[0] == 0
+    for target in ("all", "tokens", "tables"):
+        code, text, _ = submit(cluster, "-n", target)
+        assert code == 2 and "ways has no settings for scale alps" in text, "named in the configuration"

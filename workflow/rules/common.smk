@@ -152,5 +152,6 @@ def storage_benchmark(w):
 
 def files_of_experiment(w, name):
     if MAIN and name == ALL and settings.left_out_note:
-        print(f"tokenscale: {settings.left_out_note}", file=sys.stderr, flush=True)
+        # in one piece: Snakemake's log is written by another thread
+        sys.stderr.write(f"tokenscale: {settings.left_out_note}\n")
     return targets.experiment_files(name)

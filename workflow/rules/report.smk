@@ -137,13 +137,13 @@ rule build_bundle:
 
 rule report:
     input:
-        targets.report_files(targets.report),
+        lambda w: targets.report_files(targets.report),
 
 
 # see `NOW`
 rule report_now:
     input:
-        targets.report_files(targets.report),
+        lambda w: targets.report_files(targets.report),
 
 
 # Each experiment by its name, and all of them.

@@ -46,7 +46,7 @@ class Targets:
         self.chosen = config.select_experiments(())
         #: experiments that may be requested; those that cannot run are refused when they are
         self.experiments = [name for name in config.available if name not in TARGETS]
-        usable = config.usable(self.chosen)
+        usable = config.usable([name for name in self.chosen if config.has_scale(name)])
         self.runs = config.all_runs(usable)
         #: name of a report's folder → its experiments: each experiment has its own report
         self.reports = {self._report_name([name]): [name] for name in [*self.experiments, ALL]}
