@@ -1,13 +1,12 @@
 """Convert token stores from and to the formats of Megatron-LM, nanoGPT, Hugging Face datasets, litdata and MosaicML."""
 
 import argparse
-import dataclasses
 import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,13 +46,8 @@ from tokenscale.settings.registry import FORMATS
 
 Log = Callable[[str], None]
 #: format of another project → class that reads and writes it
-FOREIGN: dict[str, Any] = {
-    "megatron": Megatron,
-    "nanogpt": NanoGpt,
-    "hf-datasets": HfDatasets,
-    "litdata": Litdata,
-    "mds": Mds,
-}
+FOREIGN: dict[str, Any] = {"megatron": Megatron, "nanogpt": NanoGpt, "hf-datasets": HfDatasets, "litdata": Litdata}
+FOREIGN["mds"] = Mds
 IDS = ("vocabulary_size", "bos_id", "eos_id", "pad_id")
 HELP = "tokenscale convert --help"
 
@@ -62,21 +56,14 @@ HELP = "tokenscale convert --help"
 class ConvertSettings:
     """Formats of a conversion, and facts that the files do not contain."""
 
-    to: str = option(
-        "",
-        "megatron, nanogpt, hf-datasets, litdata, mds; or a store by its name: packed, "
-        "token-list-dtype=int64, packed-sequence_length=2048",
-        metavar="FORMAT",
-    )
-    from_format: Literal["store", "megatron", "nanogpt", "hf-datasets", "litdata", "mds"] | None = option(
-        None, "format of the source (default: detected)"
+    to: str = option("", f"{', '.join(FOREIGN)}; or a store, such as packed-sequence_length=2048", metavar="FORMAT")
+    from_format: Literal["store", *FOREIGN] | None = option(  # type: ignore[valid-type]
+        None, "format of the source (default: detected)", metavar="FORMAT"
     )
     sequence_length: int | None = option(None, "sequence length of the store to write", ge=1)
-    eos: bool | None = option(
-        None, "target stores: end each document with EOS (default: as in a source store; else no)"
-    )
+    eos: bool | None = option(None, "target stores: end documents with EOS (default: as a source store does; else no)")
     tokenizer: str | None = option(
-        None, "tokenizer that made the source's ids: its folder, or its name below results/tokenizers", metavar="FOLDER"
+        None, f"tokenizer of the source's ids: a folder, or its name below {BUILT}", metavar="FOLDER"
     )
     tokenizer_name: str | None = option(None, "without the tokenizer: its name, for the manifest")
     vocabulary_size: int | None = option(None, "without the tokenizer: the number of its ids", ge=1)
@@ -84,46 +71,35 @@ class ConvertSettings:
     eos_id: int | None = option(None, "without the tokenizer: the id that ends a document, if there is one", ge=0)
     pad_id: int | None = option(None, "without the tokenizer: the padding id (default EOS, else BOS)", ge=0)
     document_end: int | None = option(
-        None,
-        "id that ends documents in the foreign file (default EOS): removed on reading, added on writing",
-        ge=0,
-        metavar="ID",
+        None, "id that ends documents in the foreign file, removed or added (default EOS)", ge=0, metavar="ID"
     )
-    bos: Literal["keep", "drop"] | None = option(
-        None, "foreign targets: the BOS of each document (default: keep; nanogpt: drop)"
-    )
+    bos: Literal["keep", "drop"] | None = option(None, "foreign targets: each BOS (default: keep; nanogpt: drop)")
     dtype: Literal["uint16", "uint32", "int32", "int64"] | None = option(
-        None,
-        "dtype of a nanogpt source (default: by vocabulary, uint16 up to 65,536), or of a column of bytes of an mds "
-        "source (default: int64)",
+        None, "of a nanogpt source (default: uint16 up to 65,536 ids), or of an mds column of bytes (default: int64)"
     )
     column: str | None = option(
-        None,
-        "column of a hf-datasets source (default: input_ids, else tokens), or of an mds source (default: tokens, else "
-        "input_ids, else the only one of integer arrays)",
-        metavar="NAME",
+        None, "column of ids in hf-datasets and mds (default: input_ids, tokens, or the only one)", metavar="NAME"
     )
     force: bool = option(False, "replace TARGET if it is of the same kind")
 
 
 @dataclass(frozen=True)
 class Target:
-    """Output of a conversion: a store (in a folder, or as one file), or a foreign format."""
+    """Output of a conversion: a foreign format by its class (`layout`), or a store, in a folder or as one file."""
 
     path: Path
+    format: str
     store: StoreSettings | None = None
     single: SingleFile | None = None
-    foreign: str | None = None
     command: str = ""  # command that writes it again
 
     @property
     def layout(self) -> Any:
-        """Return the foreign format."""
-        return FOREIGN[self.foreign]
+        return FOREIGN.get(self.format)
 
     def list_outputs(self) -> list[Path]:
         """Return the paths that are written: files, or the folder of a store."""
-        if self.foreign:
+        if self.layout:
             return self.layout.list_outputs(self.path)
         return self.single.list_files(self.path.parent) if self.single else [self.path]
 
@@ -143,29 +119,18 @@ FLAGS = flags.build_flags(ConvertSettings, aliases={"from_format": ("--from",)})
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `convert`."""
-
-    parser.usage = "%(prog)s SOURCE TARGET --to FORMAT [--tokenizer FOLDER] [options]"
-    parser.add_argument(
-        "source",
-        type=Path,
-        metavar="SOURCE",
-        help="store, prefix of a Megatron-LM pair, .bin file, or folder of a data set",
-    )
-    parser.add_argument(
-        "target",
-        type=Path,
-        metavar="TARGET",
-        help="output of the same kinds; for padded and token-list also FILE.parquet",
-    )
+    parser.usage = "%(prog)s SOURCE TARGET --to FORMAT [options]"
+    kinds = {"source": "store, prefix of a Megatron-LM pair, .bin file, or folder of a data set"}
+    kinds["target"] = "output of the same kinds; for padded and token-list also FILE.parquet"
+    for name, text in kinds.items():
+        parser.add_argument(name, type=Path, metavar=name.upper(), help=text)
     flags.add_flags(parser, FLAGS)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Convert the source and report the result."""
-
     settings = ConvertSettings(**flags.parse_flags(arguments, FLAGS))
-    words = shlex.join(["tokenscale", *sys.argv[1:]])
-    convert(settings, arguments.source, arguments.target, print, words)
+    convert(settings, arguments.source, arguments.target, command=shlex.join(["tokenscale", *sys.argv[1:]]))
 
 
 def convert(settings: ConvertSettings, source: Path, target: Path, log: Log = print, command: str = "") -> None:
@@ -178,13 +143,11 @@ def convert(settings: ConvertSettings, source: Path, target: Path, log: Log = pr
     kind = settings.from_format or _detect_format(source)
     _check_flags(settings, kind, goal)
     check_target_free(goal, source, kind, settings.force)
-    if kind == "store":
-        found = open_own_store(settings, source, goal, log)
-    else:
-        found = open_foreign(settings, source, kind, goal, log)
+    open_source = open_own_store if kind == "store" else open_foreign
+    found = open_source(settings, source, kind, goal, log)
     if not len(found.documents):
         raise UserError("the source holds no documents.", source=source, next="name another source")
-    if goal.foreign:
+    if goal.layout:
         write_foreign(settings, found, goal, log)
     else:
         write_store(found, replace(goal, store=replace(goal.store, eos=found.facts["eos"])), log)
@@ -195,25 +158,21 @@ def _parse_target(settings: ConvertSettings, path: Path, command: str) -> Target
     if not settings.to:
         raise UserError("--to is missing.", allowed=", ".join(names), next=HELP)
     if settings.to in FOREIGN:
-        return Target(path, foreign=settings.to)
+        return Target(path, settings.to)
     command = command if settings.force or not command else f"{command} --force"  # a damaged store must be replaced
     if not any(settings.to == name or settings.to.startswith(f"{name}-") for name in FORMATS):
         raise unknown_format_error(settings.to.partition("-")[0], names, flag="--to")
     store = StoreSettings.parse(settings.to)
     if settings.sequence_length is not None:
         if "sequence_length" not in store.options():
-            raise UserError(
-                f"the format {store.format} has no rows of one length.", flag="--sequence-length", next="leave it out"
-            )
+            what = f"the format {store.format} has no rows of one length."
+            raise UserError(what, flag="--sequence-length", next="leave it out")
         store = replace(store, sequence_length=settings.sequence_length)
-    single = None
-    if path.suffix == ".parquet":
-        if store.format not in ("padded", "token-list"):
-            raise UserError(
-                f"the format {store.format} is a folder of files, not one.", target=path, next="name a folder"
-            )
-        single = SingleFile(path.stem, command)
-    return Target(path, store=store, single=single, command=command)
+    single = SingleFile(path.stem, command) if path.suffix == ".parquet" else None
+    if single and store.format not in ("padded", "token-list"):
+        what = f"the format {store.format} is a folder of files, not one."
+        raise UserError(what, target=path, next="name a folder")
+    return Target(path, store.format, store, single, command)
 
 
 def _detect_format(path: Path) -> str:
@@ -225,32 +184,23 @@ def _detect_format(path: Path) -> str:
         if layout.detect(path):
             return kind
     if path.exists() or any(path.with_name(path.name + ending).exists() for ending in (".bin", ".idx")):
-        raise UserError(
-            "the format of the source is unknown.",
-            source=path,
-            expected="a store's folder, PREFIX of .bin and .idx, a .bin, or a folder of datasets, litdata or MDS",
-            next=f"--from {{store,{','.join(FOREIGN)}}} tries one format and reports what is missing\n"
-            "tokenscale pretokenize --help, for text",
-        )
+        expected = "a store's folder, PREFIX of .bin and .idx, a .bin, or a folder of datasets, litdata or MDS"
+        next = f"--from {{store,{','.join(FOREIGN)}}} tries one format and reports what is missing\n"
+        next += "tokenscale pretokenize --help, for text"
+        raise UserError("the format of the source is unknown.", source=path, expected=expected, next=next)
     raise UserError("the source is missing.", source=path, next="correct the path")
 
 
 def _check_flags(settings: ConvertSettings, kind: str, goal: Target) -> None:
     """Raise UserError for a flag that does not apply to this conversion."""
-    of_foreign = ("tokenizer", "tokenizer_name", *IDS)
-    means = dict.fromkeys(of_foreign, kind != "store")
-    means |= {
-        "eos": goal.store is not None,
-        "sequence_length": goal.store is not None,
-        "bos": goal.foreign is not None,
-        "document_end": goal.foreign is not None or kind != "store",
-        "dtype": kind in ("nanogpt", "mds"),
-        "column": kind in ("hf-datasets", "mds"),
-    }
+    of_foreign, own = ("tokenizer", "tokenizer_name", *IDS), kind == "store"
+    means = dict.fromkeys(of_foreign, not own) | dict.fromkeys(("eos", "sequence_length"), goal.store is not None)
+    means |= {"bos": goal.store is None, "document_end": goal.store is None or not own}
+    means |= {"dtype": kind in ("nanogpt", "mds"), "column": kind in ("hf-datasets", "mds")}
     for name, used in means.items():
         if not used and getattr(settings, name) is not None:
-            what = f"{_flag(name)} does not apply from {kind} to {goal.foreign or goal.store.format}."
-            known = "the store's manifest holds this value" if kind == "store" and name in of_foreign else None
+            what = f"{flags.spell(name)} does not apply from {kind} to {goal.format}."
+            known = "the store's manifest holds this value" if own and name in of_foreign else None
             raise UserError(what, reason=known, next="leave it out")
 
 
@@ -261,7 +211,7 @@ def find_manifest(path: Path) -> Path:
 
 def check_target_free(goal: Target, source: Path, kind: str, force: bool) -> None:
     """Refuse to overwrite anything without --force, and files that this command would not write with it."""
-    path, outputs, is_store = goal.path, goal.list_outputs(), not goal.foreign and not goal.single
+    path, outputs, is_store = goal.path, goal.list_outputs(), not goal.layout and not goal.single
     parent = next(p for p in path.absolute().parents if p.exists())
     if not parent.is_dir():
         raise UserError("the target's folder is a file.", target=path, folder=parent, next="correct the path")
@@ -274,7 +224,7 @@ def check_target_free(goal: Target, source: Path, kind: str, force: bool) -> Non
     files: list[str] | None = None  # of a folder that may be replaced
     if goal.single:
         known = find_manifest(path).is_file()
-    elif goal.foreign:
+    elif goal.layout:
         of_folder = issubclass(goal.layout, ForeignFolder)
         known = goal.layout.detect(path) if of_folder else all(p.is_file() for p in there)
         if known and hasattr(goal.layout, "list_files"):
@@ -284,18 +234,11 @@ def check_target_free(goal: Target, source: Path, kind: str, force: bool) -> Non
         listed = [*manifest.get("files", []), *manifest.get("records", {}).get("files", [])]
         files = ["manifest.json", "build.json", *(file["name"] for file in listed)]
     if files is not None and (strange := sorted(p.name for p in _list_visible(path) if p.name not in files)):
-        raise UserError(
-            f"the target's folder holds more than {goal.layout.NAME if goal.foreign else 'a store'}.",
-            target=path,
-            found=", ".join(strange[:5]),
-            next="name another folder",
-        )
+        what = f"the target's folder holds more than {goal.layout.NAME if goal.layout else 'a store'}."
+        raise UserError(what, target=path, found=", ".join(strange[:5]), next="name another folder")
     if not known:
-        raise UserError(
-            f"the existing target is not a {goal.foreign or 'token store'}.",
-            target=there[0],
-            next="name another target; --force replaces only the same kind",
-        )
+        what = f"the existing target is not a {goal.format if goal.layout else 'token store'}."
+        raise UserError(what, target=there[0], next="name another target; --force replaces only the same kind")
     if not force:
         raise UserError("the target already exists.", target=there[0], next="--force replaces it")
 
@@ -304,27 +247,23 @@ def _list_visible(folder: Path) -> Iterator[Path]:
     return (p for p in folder.iterdir() if not p.name.startswith("."))
 
 
-def open_own_store(settings: ConvertSettings, path: Path, goal: Target, log: Log) -> Source:
+def open_own_store(settings: ConvertSettings, path: Path, kind: str, goal: Target, log: Log) -> Source:
     """Open a token store. Raise UserError if its documents cannot be recovered."""
     where = find_manifest(path)
     manifest = read_store_manifest(where)
     reader = load_reader(manifest["format"])
     if not hasattr(reader, "chunks"):
-        raise UserError(
-            f"documents cannot be recovered from the format {manifest['format']}.",
-            store=path,
-            reason=f"{manifest['documents_cut']:,} of its {manifest['documents']:,} documents were cut: "
-            f"{manifest['tokens_cut']:,} tokens are missing",
-            next="convert a token-list or packed store of the same text",
-        )
+        cut = f"{manifest['documents_cut']:,} of its {manifest['documents']:,} documents were cut"
+        what = f"documents cannot be recovered from the format {manifest['format']}."
+        reason = f"{cut}: {manifest['tokens_cut']:,} tokens are missing"
+        next = "convert a token-list or packed store of the same text"
+        raise UserError(what, store=path, reason=reason, next=next)
     store = StoreSettings(manifest["format"], **manifest["options"])
     manifest = open_store(where, store, requested_by="this conversion")
     eos = _resolve_eos(settings, goal, store.eos, manifest["eos_id"])
-    log(
-        f"{path} is a store: {store.directory}, {manifest['documents']:,} documents, "
-        f"{manifest['tokens_in_documents']:,} ids, BOS {manifest['bos_id']}"
-        + (f", EOS {manifest['eos_id']}" if store.eos else "")
-    )
+    size = f"{manifest['documents']:,} documents, {manifest['tokens_in_documents']:,} ids"
+    ends = f", EOS {manifest['eos_id']}" if store.eos else ""
+    log(f"{path} is a store: {store.directory}, {size}, BOS {manifest['bos_id']}{ends}")
     if eos != store.eos:
         log(f"  EOS {manifest['eos_id']} {'added to' if eos else 'removed from'} each document")
     facts = {"format": store.format, "ids_digest": manifest["ids_digest"], "eos": eos}
@@ -344,13 +283,8 @@ def open_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target,
     others = tuple({known.get("pad_id"), known.get("mask_id")} - {None, ids["bos_id"], ids["eos_id"], document_end})
     framing = Framing(ids["vocabulary_size"], ids["bos_id"], ids["eos_id"], document_end, others)
     eos = _resolve_eos(settings, goal, bool(record and record["eos"] and goal.store), ids["eos_id"])
-    reader = layout(
-        path,
-        vocabulary_size=framing.vocabulary_size,
-        document_end=document_end,
-        dtype=settings.dtype,
-        column=settings.column,
-    )
+    options = {"document_end": document_end, "dtype": settings.dtype, "column": settings.column}
+    reader = layout(path, vocabulary_size=framing.vocabulary_size, **options)
     documents = ReframedDocuments(reader, framing, eos)
     hashes = {file: sha256_file(file) for file in reader.files}
     if record is not None:
@@ -358,37 +292,36 @@ def open_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target,
     progress = Progress(f"checking {path.name}", total=len(documents))
     counts = documents.scan(progress)
     progress.close()
-    for line in _describe(path, layout.NAME, reader, framing, counts):
-        log(line)
+    log(f"{path} is {layout.NAME}: {counts.documents:,} documents, {counts.tokens:,} ids of {reader.dtype}")
+    if reader.note:
+        log(f"  {reader.note}")
+    if reader.padding_dropped:
+        log(f"  padding removed, by its attention mask: {reader.padding_dropped:,} ids")
+    of = f" ({counts.documents:,} documents)"
+    if document_end is not None:
+        log(f"  removed from the ends: {counts.document_ends_stripped:,} of id {document_end}{of}")
+    log(f"  removed from the beginnings: {counts.bos_stripped:,} of BOS {framing.bos_id}{of}")
+    if counts.empty_documents:
+        log(f"  documents without text tokens: {counts.empty_documents:,}, kept")
     if goal.store:
         log(f"  added: BOS {framing.bos_id} before each document" + (f", EOS {framing.eos_id} behind" if eos else ""))
-    inside = {file: file != path and file.is_relative_to(path) for file in reader.files}
-    documents.origin = Origin(
-        tokenizer=tokenizer,
-        **ids,
-        source={
-            "corpus_manifest_sha256": None,
-            "text_sha256": None,
-            "special_token_policy": "as the makers of the source had it",  # ours is not theirs
-            "converted_from": {
-                "format": kind,
-                "files": [
-                    {
-                        "name": file.relative_to(path).as_posix() if inside[file] else file.name,
-                        "bytes": file.stat().st_size,
-                        "sha256": hashes[file],
-                    }
-                    for file in reader.files
-                ],
-                "dtype": reader.dtype,
-                "document_end_id": document_end,
-                "padding_dropped": reader.padding_dropped,
-                **dataclasses.asdict(counts),
-            },
-        },
-        engine=f"converted from {kind}",
-    )
-    return Source(documents, documents.origin.source["converted_from"] | {"eos": eos}, framing, counts)
+    files = []
+    for file in reader.files:
+        inside = file != path and file.is_relative_to(path)
+        name = file.relative_to(path).as_posix() if inside else file.name
+        files.append({"name": name, "bytes": file.stat().st_size, "sha256": hashes[file]})
+    converted = {
+        "format": kind,
+        "files": files,
+        "dtype": reader.dtype,
+        "document_end_id": document_end,
+        "padding_dropped": reader.padding_dropped,
+        **asdict(counts),
+    }
+    made = {"special_token_policy": "as the makers of the source had it", "converted_from": converted}
+    made = {"corpus_manifest_sha256": None, "text_sha256": None, **made}
+    documents.origin = Origin(tokenizer, **ids, source=made, engine=f"converted from {kind}")
+    return Source(documents, converted | {"eos": eos}, framing, counts)
 
 
 def _resolve_tokenizer(
@@ -405,13 +338,10 @@ def _resolve_tokenizer(
         tokenizer = {"name": known["name"], "kind": known["kind"], "file_sha256": known["file"]["sha256"]}
         stated.append((f"--tokenizer {settings.tokenizer}", known))
         if made is not None and made["file_sha256"] not in (None, tokenizer["file_sha256"]):
-            raise UserError(
-                "another tokenizer made the source.",
-                source=source,
-                has=f"{made['name']}, sha256 {made['file_sha256']}",
-                requested=f"{tokenizer['name']}, sha256 {tokenizer['file_sha256']}  (--tokenizer)",
-                next="leave --tokenizer out: the record holds the tokenizer's facts",
-            )
+            has, requested = (f"{of['name']}, sha256 {of['file_sha256']}" for of in (made, tokenizer))
+            facts = {"source": source, "has": has, "requested": f"{requested}  (--tokenizer)"}
+            next = "leave --tokenizer out: the record holds the tokenizer's facts"
+            raise UserError("another tokenizer made the source.", **facts, next=next)
     stated += [("the source's record", record)] if record is not None else []
     ids: dict[str, Any] = {}
     given = vars(settings)
@@ -419,34 +349,23 @@ def _resolve_tokenizer(
         for name in IDS:
             value = facts[name]
             if (facts is not given or value is not None) and ids.setdefault(name, value) != value:
-                what = f"{_flag(name)} contradicts {stated[0][0]}."
+                what = f"{flags.spell(name)} contradicts {stated[0][0]}."
                 raise UserError(what, stated=f"{ids[name]}", requested=f"{value}", next="leave it out")
-    missing = [f"{_flag(name)} N" for name in IDS[:2] if ids.get(name) is None]
-    if missing:
-        raise UserError(
-            "the ids of the source's tokenizer are unknown.",
-            source=source,
-            missing=" ".join(missing),
-            next="--tokenizer FOLDER, if the tokenizer that made it is here\n"
-            "--vocabulary-size N --bos-id N, and --eos-id N if it has one, otherwise",
-        )
+    if missing := [f"{flags.spell(name)} N" for name in IDS[:2] if ids.get(name) is None]:
+        next = "--tokenizer FOLDER, if the tokenizer that made it is here\n"
+        next += "--vocabulary-size N --bos-id N, and --eos-id N if it has one, otherwise"
+        facts = {"source": source, "missing": " ".join(missing)}
+        raise UserError("the ids of the source's tokenizer are unknown.", **facts, next=next)
     ids["eos_id"] = ids.get("eos_id")
     if ids.get("pad_id") is None:
         ids["pad_id"] = ids["bos_id"] if ids["eos_id"] is None else ids["eos_id"]
     for name in IDS[1:]:
-        _check_id(_flag(name), ids[name], ids["vocabulary_size"])
+        _check_id(flags.spell(name), ids[name], ids["vocabulary_size"])
     if settings.tokenizer_name not in (None, tokenizer["name"]):
-        raise UserError(
-            "--tokenizer-name contradicts the known name of the tokenizer.",
-            stated=tokenizer["name"],
-            requested=settings.tokenizer_name,
-            next="leave it out",
-        )
+        what = "--tokenizer-name contradicts the known name of the tokenizer."
+        facts = {"stated": tokenizer["name"], "requested": settings.tokenizer_name}
+        raise UserError(what, **facts, next="leave it out")
     return tokenizer, {name: ids[name] for name in IDS}
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _read_tokenizer(text: str | None) -> dict[str, Any]:
@@ -465,12 +384,8 @@ def _read_tokenizer(text: str | None) -> dict[str, Any]:
 
 def _check_id(flag: str, value: int | None, vocabulary_size: int) -> None:
     if value is not None and value >= vocabulary_size:
-        raise UserError(
-            f"{flag} is outside the vocabulary.",
-            found=value,
-            expected=f"0 … {vocabulary_size - 1}",
-            next="correct it, or --vocabulary-size",
-        )
+        what, expected = f"{flag} is outside the vocabulary.", f"0 … {vocabulary_size - 1}"
+        raise UserError(what, found=value, expected=expected, next="correct it, or --vocabulary-size")
 
 
 def _resolve_eos(settings: ConvertSettings, goal: Target, as_it_is: bool, eos_id: int | None) -> bool:
@@ -481,20 +396,6 @@ def _resolve_eos(settings: ConvertSettings, goal: Target, as_it_is: bool, eos_id
     return eos
 
 
-def _describe(path: Path, name: str, reader: Any, framing: Framing, counts: Counts) -> Iterator[str]:
-    yield f"{path} is {name}: {counts.documents:,} documents, {counts.tokens:,} ids of {reader.dtype}"
-    if reader.note:
-        yield f"  {reader.note}"
-    if reader.padding_dropped:
-        yield f"  padding removed, by its attention mask: {reader.padding_dropped:,} ids"
-    of = f" ({counts.documents:,} documents)"
-    if framing.document_end is not None:
-        yield f"  removed from the ends: {counts.document_ends_stripped:,} of id {framing.document_end}{of}"
-    yield f"  removed from the beginnings: {counts.bos_stripped:,} of BOS {framing.bos_id}{of}"
-    if counts.empty_documents:
-        yield f"  documents without text tokens: {counts.empty_documents:,}, kept"
-
-
 def write_store(found: Source, goal: Target, log: Log) -> None:
     """Write a store with the documents of the source."""
     store, path = goal.store, goal.path
@@ -503,17 +404,15 @@ def write_store(found: Source, goal: Target, log: Log) -> None:
     found.documents.origin = replace(found.documents.origin, command=goal.command)
     with _lock_target(goal):
         write = load_writer(store.format)
-        if goal.single:
-            manifest = write(store, found.documents, path.parent, single=goal.single)
-        else:
-            manifest = write(store, found.documents, path)
+        folder, how = (path.parent, {"single": goal.single}) if goal.single else (path, {})
+        manifest = write(store, found.documents, folder, **how)
     progress.close()
-    cut = f", {manifest['tokens_cut']:,} ids of {manifest['documents_cut']:,} documents cut"
-    log(
-        f"{progress.line()}\n{path}: {store.directory}, {manifest['rows']:,} rows, {manifest['tokens_in_documents']:,} "
-        f"ids, fill {manifest['fill']:.2%}{cut if manifest['tokens_cut'] else ''}; "
-        f"ids_digest {manifest['ids_digest']['value'][:16]}"
+    cut = f", {manifest['tokens_cut']:,} ids of {manifest['documents_cut']:,} documents cut" * (
+        manifest["tokens_cut"] > 0
     )
+    fill = f"{manifest['tokens_in_documents']:,} ids, fill {manifest['fill']:.2%}{cut}"
+    digest = f"ids_digest {manifest['ids_digest']['value'][:16]}"
+    log(f"{progress.line()}\n{path}: {store.directory}, {manifest['rows']:,} rows, {fill}; {digest}")
 
 
 @contextmanager
@@ -542,7 +441,7 @@ def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: L
     hashes = layout.write(documents, goal.path, rule, count)
     origin = documents.origin
     facts = {
-        "format": goal.foreign,
+        "format": goal.format,
         "tokenizer": origin.tokenizer,
         **{name: getattr(origin, name) for name in IDS},
         "eos": found.facts["eos"],
@@ -556,7 +455,7 @@ def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: L
     progress.close()
     log(progress.line())
     size = sum(file.stat().st_size for file in hashes)
-    log(f"{goal.path}: {goal.foreign}, {count.documents:,} documents, {count.tokens:,} ids, {size:,} bytes")
+    log(f"{goal.path}: {goal.format}, {count.documents:,} documents, {count.tokens:,} ids, {size:,} bytes")
     if count.bos_dropped and (found.counts is None or found.counts.bos_stripped):
         log(f"  removed: {count.bos_dropped:,} of BOS {origin.bos_id}")
     if rule.document_end is not None:
@@ -566,22 +465,15 @@ def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: L
 
 
 def _choose_rule(settings: ConvertSettings, found: Source, goal: Target) -> ExportFraming:
-    """Return how documents are framed in the target. Between foreign formats they keep their framing if the format
-    allows it.
-    """
+    """Return how documents are framed in the target: between foreign formats as before, if the format allows it."""
     origin, end = found.documents.origin, settings.document_end
-    if end is None and goal.foreign == "nanogpt":
+    if end is None and goal.format == "nanogpt":
         end = found.framing.document_end if found.framing else origin.eos_id
         if end is None:
-            raise UserError(
-                "nanoGPT's format needs an id that ends documents, but the tokenizer has none.",
-                tokenizer=origin.tokenizer["name"],
-                next="--document-end ID",
-            )
+            what = "nanoGPT's format needs an id that ends documents, but the tokenizer has none."
+            raise UserError(what, tokenizer=origin.tokenizer["name"], next="--document-end ID")
     if end is None and found.counts is not None and found.counts.document_ends_stripped:
         end = found.framing.document_end
     _check_id("--document-end", end, origin.vocabulary_size)
-    keep = goal.layout.KEEPS_BOS
-    if keep and found.counts is not None:
-        keep = found.counts.bos_stripped > 0
+    keep = goal.layout.KEEPS_BOS and (found.counts is None or found.counts.bos_stripped > 0)
     return ExportFraming(keep if settings.bos is None else settings.bos == "keep", end)

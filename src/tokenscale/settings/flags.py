@@ -31,6 +31,11 @@ class Flag:
         return self.names[0]
 
 
+def spell(key: str) -> str:
+    """Return the flag of a setting: `eos_id` → `--eos-id`."""
+    return f"--{key.replace('_', '-')}"
+
+
 def build_flags(
     cls: type, *, left_out: Iterable[str] = (), aliases: Mapping[str, tuple[str, ...]] | None = None
 ) -> list[Flag]:
@@ -57,10 +62,8 @@ def _iterate_flags(
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             yield from _iterate_flags(hint, f"{key}.", left_out, aliases)
         else:
-            own = f"--{key.replace('_', '-')}"
-            yield Flag(
-                key, tuple(dict.fromkeys((*aliases.get(key, ()), own))), hint, field.metadata, get_default(field)
-            )
+            names = tuple(dict.fromkeys((*aliases.get(key, ()), spell(key))))
+            yield Flag(key, names, hint, field.metadata, get_default(field))
 
 
 def add_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, flags: Iterable[Flag]) -> None:
@@ -119,13 +122,14 @@ def _item_type(hint: Any) -> tuple[Any, tuple[str, ...]]:
 
 def _metavar(flag: Flag) -> str:
     kind, choices = _item_type(flag.hint)
-    if choices:
-        return "{" + ",".join(choices) + "}"
-    return flag.metadata.get("metavar") or {int: "N", float: "X", bool: "true|false", str: "TEXT"}[kind]
+    given = flag.metadata.get("metavar") or {int: "N", float: "X", bool: "true|false", str: "TEXT"}.get(kind)
+    return given or "{" + ",".join(choices) + "}"
 
 
 def _help_text(flag: Flag) -> str:
     text = flag.metadata.get("description", "")
+    if "metavar" in flag.metadata and (choices := _item_type(flag.hint)[1]):  # too long for the flag's line
+        text += f": {', '.join(choices)}"
     if flag.default not in (None, "", dataclasses.MISSING):
         shown = " ".join(flag.default) if isinstance(flag.default, tuple) else str(flag.default)
         text += f" (default {shown.lower() if isinstance(flag.default, bool) else shown})"

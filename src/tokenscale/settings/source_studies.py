@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.settings import flags
+from tokenscale.settings.flags import spell
 from tokenscale.settings.layout import DEGREES
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import decode, option, settings_class
@@ -52,7 +53,7 @@ class TrainOptions:
         None, "how documents become sequences (default: packed, or the format of a pretokenized file)"
     )
     approach: Literal[*dict.fromkeys(APPROACH_OF.values())] | None = option(  # type: ignore[valid-type]
-        None, "the setting `approach`, in place of --dataset-type and --pretokenized"
+        None, "the setting `approach`, in place of --dataset-type and --pretokenized", metavar="NAME"
     )
     pretokenized: bool = option(
         False, "the dataset is a file of `pretokenize` or `convert`; a corpus is tokenized before"
@@ -90,8 +91,7 @@ class TrainOptions:
     @property
     def flag_of_study_003(self) -> str | None:
         """First given flag of study 003."""
-        given = (name for name in STUDY_003 if getattr(self, name) is not None)
-        return next((f"--{name.replace('_', '-')}" for name in given), None)
+        return next((spell(name) for name in STUDY_003 if getattr(self, name) is not None), None)
 
 
 TRAIN_FLAGS = flags.build_flags(TrainOptions)
@@ -115,7 +115,7 @@ def find_flag(key: str) -> str:
     ('--lr-warmup-steps', '--model')
     """
     own = next((flag.name for flag in RUN_FLAGS if flag.key == key), None)
-    return FLAG_OF.get(key) or own or FLAG_OF.get(key.split(".")[0], f"--{key.replace('_', '-')}")
+    return FLAG_OF.get(key) or own or FLAG_OF.get(key.split(".")[0], spell(key))
 
 
 def resolve_approach(dataset_type: str, pretokenized: bool) -> str:
