@@ -6,8 +6,8 @@ import os
 
 from tokenscale.base.errors import as_typed
 from tokenscale.cli.train_inputs import prepare, print_summary
-from tokenscale.cli.train_request import find_vocabulary, parse_request
-from tokenscale.runs.launch.start import check_memory, start_run
+from tokenscale.cli.train_request import parse_request
+from tokenscale.runs.launch.start import start_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from tokenscale.settings import flags, source_studies
 
     parser.usage = as_typed(
-        "%(prog)s [--dataset FILE|dummy|CORPUS] [--training-steps N] [--world-size N] [options]\n"
+        "%(prog)s [--dataset FILE|dummy|CORPUS] [options]\n"
         "       torchrun --nproc-per-node N -m tokenscale train [options]"
     )
     flags.add_flags(parser.add_argument_group("what to train, on what"), source_studies.TRAIN_FLAGS)
@@ -23,20 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train the run that the flags describe."""
-    return train(arguments)
-
-
-def train(arguments: argparse.Namespace) -> int:
     """Prepare and train the run that the flags describe; return the exit code.
 
     A process that only starts ranks does not import torch.
     """
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return importlib.import_module("tokenscale.cli.train_torchrun").train_together(arguments)
-    request = parse_request(arguments)
-    check_memory(request.run, vocabulary=find_vocabulary(request.run))
-    job = prepare(request, lambda line: print(line, flush=True))
+    job = prepare(parse_request(arguments))
     exit_code = start_run(job.run, job.output, job.manifests)
     if exit_code == 0:
         print_summary(job.output.parent)

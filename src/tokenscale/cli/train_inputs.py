@@ -8,7 +8,9 @@ import importlib
 import math
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from tokenscale.base.errors import UserError
@@ -16,13 +18,14 @@ from tokenscale.base.files import canonical_json, read_json, sha256_file
 from tokenscale.base.progress import Progress
 from tokenscale.cli.mixture import write_mixture
 from tokenscale.cli.pretokenize_file import reword_for_flags
-from tokenscale.cli.train_request import Request, check_run, shorten_warmup, vocabulary_error
+from tokenscale.cli.train_request import TEKKEN_VOCABULARY, Request, check_run, shorten_warmup, vocabulary_error
 from tokenscale.data.corpus.files import describe
 from tokenscale.data.corpus.raw_text import RawText, read_corpus_manifest
 from tokenscale.data.stores.manifest import open_store, read_store_manifest
 from tokenscale.data.stores.text import encode_documents
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
+from tokenscale.runs.launch.start import check_memory
 from tokenscale.settings import flags
 from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.manifests import list_manifests
@@ -31,6 +34,7 @@ from tokenscale.settings.registry import BATCHES, OBJECTIVES, SOURCES
 from tokenscale.settings.run import RunSettings
 
 Log = Callable[[str], None]
+say = partial(print, flush=True)
 RESULTS = Path("results")
 
 
@@ -43,15 +47,17 @@ class PreparedRun:
     manifests: dict[str, Path]
 
 
-def prepare(request: Request, log: Log = print) -> PreparedRun:
+def prepare(request: Request, log: Log = say) -> PreparedRun:
     """Build the missing inputs of a run, and set what depends on them: steps of epochs, and whether it validates.
 
     `log` receives a line for each input built. Raise UserError for inputs that cannot be obtained or do not fit.
     """
+    kind, size = request.run.tokenizer.kind, request.run.tokenizer.vocabulary_size
+    check_memory(request.run, vocabulary=TEKKEN_VOCABULARY if kind == "tekken" else size)
     for note in request.notes:
         log(note)
     if request.store is not None:
-        run, manifests = _prepare_from_file(request)
+        run, manifests = request.run, _open_pretokenized(request, request.store)
     else:
         run, manifests = _prepare_from_corpus(request, log)
     if request.epochs is not None:
@@ -62,49 +68,41 @@ def prepare(request: Request, log: Log = print) -> PreparedRun:
     return PreparedRun(run, request.output_dir / run.identity / "done.json", manifests)
 
 
-def _prepare_from_file(request: Request) -> tuple[RunSettings, dict[str, Path]]:
+def _open_pretokenized(request: Request, store: Path) -> dict[str, Path]:
     run = request.run
     known = request.tokenizer if run.tokenizer.kind != "unknown" else None
     open_store(
-        request.store,
+        store,
         run.store,
         requested_by="the run",
         tokenizer_name=run.tokenizer.name,
         tokenizer_sha256=read_tokenizer(known)["file"]["sha256"] if known else None,
         vocabulary_size=run.model.vocabulary_size,
     )
-    manifests = {"store": request.store}
+    manifests = {"store": store}
     if request.tokenizer is not None and run.reads_tokenizer:
         manifests["tokenizer"] = request.tokenizer / "manifest.json"
     if request.tokenizer is None and OBJECTIVES[run.objective].special_ids:
-        raise UserError(
-            f"the objective {run.objective} needs the tokenizer, but the tokenizer of this file is not here.",
-            flag=f"--objective {run.objective}",
-            file=request.store,
-            next="--tokenizer-name FOLDER names the tokenizer that made the file",
-        )
+        what = f"the objective {run.objective} needs the tokenizer, but the tokenizer of this file is not here."
+        next = "--tokenizer-name FOLDER names the tokenizer that made the file"
+        raise UserError(what, flag=f"--objective {run.objective}", file=store, next=next)
     if run.validation.rows:
-        store = _store_directory(run.corpus.name, run.tokenizer.name, run.validation_store) / "manifest.json"
-        if not store.is_file():
-            raise UserError(
-                "a pretokenized file holds no validation documents, and there is no validation store.",
-                flag="--validation.rows",
-                expected=store,
-                next="leave --validation.rows out, or train on a corpus, which holds out documents",
-            )
-        manifests["validation_store"] = store
-    return run, manifests
+        held_out = _store_manifest(run.corpus.name, run.tokenizer.name, run.validation_store)
+        if not held_out.is_file():
+            what = "a pretokenized file holds no validation documents, and there is no validation store."
+            next = "leave --validation.rows out, or train on a corpus, which holds out documents"
+            raise UserError(what, flag="--validation.rows", expected=held_out, next=next)
+        manifests["validation_store"] = held_out
+    return manifests
 
 
 def _prepare_from_corpus(request: Request, log: Log) -> tuple[RunSettings, dict[str, Path]]:
     run = request.run
     for settings in run.corpora:
         if run.labels == "target" and not settings.source.pairs:
-            raise UserError(
-                f"documents of the corpus {settings.name} are not pairs: they have no target.",
-                flag="--labels target",
-                next="--target-column NAME names the translations, or leave --labels out",
-            )
+            what = f"documents of the corpus {settings.name} are not pairs: they have no target."
+            next = "--target-column NAME names the translations, or leave --labels out"
+            raise UserError(what, flag="--labels target", next=next)
     corpora = [ensure_corpus(settings) for settings in run.corpora]
     tokenizer = ensure_tokenizer(run.tokenizer, request.tokenizer)
     size = read_tokenizer(tokenizer.parent)["vocabulary_size"]
@@ -115,12 +113,9 @@ def _prepare_from_corpus(request: Request, log: Log) -> tuple[RunSettings, dict[
         log("no validation: the corpus holds out no documents")
         run = flags.replace_values(run, {"validation.rows": 0})
     if run.validation.bleu and held_out == 0:
-        raise UserError(
-            "BLEU needs held-out documents, and the corpus holds out none.",
-            flag="--validation.bleu",
-            corpus=corpora[0],
-            next="give the corpus a `validation_share` or `validation_files`, or leave --validation.bleu out",
-        )
+        what = "BLEU needs held-out documents, and the corpus holds out none."
+        next = "give the corpus a `validation_share` or `validation_files`, or leave --validation.bleu out"
+        raise UserError(what, flag="--validation.bleu", corpus=corpora[0], next=next)
     manifests = {}
     trained = [corpora[n] for n in run.mixture.trained] if run.mixture is not None else corpora
     for corpus in trained if run.store is None else ():
@@ -192,9 +187,7 @@ def _is_current(settings: CorpusSettings, directory: Path) -> bool:
             return False
         if to_dict(before, science_only=True) != to_dict(settings, science_only=True):
             return False
-    if settings.source.kind != "files":
-        return True
-    return describe(settings.source) == manifest["source"]
+    return settings.source.kind != "files" or describe(settings.source) == manifest["source"]
 
 
 def ensure_tokenizer(settings: TokenizerSettings, given: Path | None = None) -> Path:
@@ -205,13 +198,9 @@ def ensure_tokenizer(settings: TokenizerSettings, given: Path | None = None) -> 
         found = read_tokenizer(path.parent)
         accepted = found.get("accepted_loss", TokenizerSettings.accepted_loss)
         if found["kind"] != settings.kind:
-            raise UserError(
-                f"the existing tokenizer {settings.name} is of another kind.",
-                tokenizer=path,
-                has=f"kind {found['kind']}",
-                requested=f"kind {settings.kind}",
-                next="remove its folder, or give the new one another name",
-            )
+            facts = {"has": f"kind {found['kind']}", "requested": f"kind {settings.kind}"}
+            what = f"the existing tokenizer {settings.name} is of another kind."
+            raise UserError(what, tokenizer=path, **facts, next="remove its folder, or give the new one another name")
         same = corpus is None or found["corpus_manifest_sha256"] == sha256_file(corpus)
         if same and (given or accepted == settings.accepted_loss):
             return path
@@ -222,25 +211,18 @@ def ensure_tokenizer(settings: TokenizerSettings, given: Path | None = None) -> 
 def ensure_store(store: StoreSettings, corpus: Path, tokenizer: Path) -> Path:
     """Return the manifest of a token store. Write it if it is missing or has another corpus or tokenizer."""
     made = read_tokenizer(tokenizer.parent)
-    path = _store_directory(read_corpus_manifest(corpus.parent)["name"], made["name"], store) / "manifest.json"
+    path = _store_manifest(read_corpus_manifest(corpus.parent)["name"], made["name"], store)
     if path.is_file():
         read_store_manifest(path)  # a store of a newer tokenscale is an error, not overwritten
-        try:
-            open_store(
-                path,
-                store,
-                tokenizer_name=made["name"],
-                tokenizer_sha256=made["file"]["sha256"],
-                corpus_manifest_sha256=sha256_file(corpus),
-            )
+        hashes = {"tokenizer_sha256": made["file"]["sha256"], "corpus_manifest_sha256": sha256_file(corpus)}
+        with suppress(UserError):
+            open_store(path, store, tokenizer_name=made["name"], **hashes)
             return path
-        except UserError:
-            pass
     words = ["--store", store.directory, "--corpus", str(corpus), "--tokenizer", str(tokenizer)]
     return call("pretokenize", *words, output=path)
 
 
-def count_steps(epochs: float, run: RunSettings, manifests: dict[str, Path], log: Log = print) -> int:
+def count_steps(epochs: float, run: RunSettings, manifests: dict[str, Path], log: Log = say) -> int:
     """Return the optimizer steps of `epochs` passes over the data: all rows or, for a stream, all tokens."""
     if run.approach == "padding-free":
         log("counting tokens: with --epochs, an approach that tokenizes while training reads the text once beforehand")
@@ -278,5 +260,5 @@ def print_summary(directory: Path) -> None:
         print("\n".join(summary_lines(directory)), flush=True)
 
 
-def _store_directory(corpus: str, tokenizer: str, store: StoreSettings) -> Path:
-    return RESULTS / "tokens" / corpus / tokenizer / store.directory
+def _store_manifest(corpus: str, tokenizer: str, store: StoreSettings) -> Path:
+    return RESULTS / "tokens" / corpus / tokenizer / store.directory / "manifest.json"

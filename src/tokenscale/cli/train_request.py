@@ -24,14 +24,27 @@ from tokenscale.data.corpus.read import COMPRESSION, ENDINGS, detect_format
 from tokenscale.data.stores.manifest import read_store_manifest
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
 from tokenscale.data.tokenizers.huggingface import find_store_tokenizer, make_settings, resolve_tokenizer
-from tokenscale.settings import flags, source_studies
+from tokenscale.settings import flags
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, TokenizerSettings
 from tokenscale.settings.layout import DEGREES
 from tokenscale.settings.mixture import MixtureSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import decode, to_dict
 from tokenscale.settings.run import RunSettings
-from tokenscale.settings.source_studies import APPROACH_OF, StudyFile, TrainOptions, find_flag, resolve_approach
+from tokenscale.settings.source_studies import (
+    APPROACH_OF,
+    CHUNKS,
+    RUN_FLAGS,
+    TRAIN_FLAGS,
+    StudyFile,
+    TrainOptions,
+    find_flag,
+    find_preset,
+    load_preset_file,
+    resolve_approach,
+    spell,
+    translate_study_flags,
+)
 
 CONFIG = "config/config.yaml"
 DUMMY_DOCUMENTS = 2000
@@ -79,20 +92,19 @@ def parse_request(arguments: argparse.Namespace, world_size: int | None = None) 
     `world_size` is torchrun's, if it started this process. Raise UserError, naming the flag, for values that are not
     allowed, that contradict each other, or that no run can have.
     """
-    words = TrainOptions(**flags.parse_flags(arguments, source_studies.TRAIN_FLAGS))
-    stated = flags.parse_flags(arguments, source_studies.RUN_FLAGS)
+    words = TrainOptions(**flags.parse_flags(arguments, TRAIN_FLAGS))
+    stated = flags.parse_flags(arguments, RUN_FLAGS)
     output = Path(words.output_dir)
     blocking = next((path for path in (output, *output.parents) if path.exists() and not path.is_dir()), None)
     if blocking is not None:
         raise UserError("the output folder is a file.", flag="--output-dir", file=blocking, next="name a folder")
-    ranks = world_size or words.world_size
-    words, stated, translated = source_studies.translate_study_flags(words, stated, ranks)
+    words, stated, translated = translate_study_flags(words, stated, world_size or words.world_size)
     ranks = world_size or words.world_size
     _check_flags(words, stated, world_size)
     if words.approach is not None:
         form, pretokenized = next(key for key, approach in APPROACH_OF.items() if approach == words.approach)
         words = replace(words, dataset_type=form, pretokenized=pretokenized)  # type: ignore[arg-type]
-    file = source_studies.load_preset_file(words.config) if words.config else StudyFile()
+    file = load_preset_file(words.config) if words.config else StudyFile()
     notes = [f"distributed.backend {backend}: the device decides"] if (backend := file.distributed.backend) else []
     notes += translated
     model = _choose_model(words, file)
@@ -124,13 +136,9 @@ def check_run(run: RunSettings, *, steps_known: bool = True) -> None:
     decode(RunSettings, to_dict(run))
     for key, text in run.problems():
         if steps_known or key != "schedule.warmup_steps":
-            raise UserError(
-                "the flags do not fit together.",
-                flag=find_flag(key),
-                setting=key,
-                reason=text,
-                next="change one of these flags, or leave it out",
-            )
+            facts = {"flag": find_flag(key), "setting": key, "reason": text}
+            next = "change one of these flags, or leave it out"
+            raise UserError("the flags do not fit together.", **facts, next=next)
 
 
 def shorten_warmup(run: RunSettings, stated: Any) -> RunSettings:
@@ -141,38 +149,33 @@ def shorten_warmup(run: RunSettings, stated: Any) -> RunSettings:
 
 
 def _check_flags(words: TrainOptions, stated: dict[str, Any], world_size: int | None) -> None:
+    lasts = words.epochs is not None and "budget.steps" in stated
+    form = words.approach is not None and (words.dataset_type is not None or words.pretokenized)
     exclusive = {
-        "--epochs and --training-steps both set the length of the training.": (
-            words.epochs is not None and "budget.steps" in stated
-        ),
-        "--approach and --dataset-type or --pretokenized set the same.": (
-            words.approach is not None and (words.dataset_type is not None or words.pretokenized)
-        ),
+        "--epochs and --training-steps both set the length of the training.": lasts,
+        "--approach and --dataset-type or --pretokenized set the same.": form,
         "--model and --model-size both name the model.": words.model and words.model_size,
     }
+    rows = [("batch_size", "micro_batch"), ("batch_size", "global_batch")]
+    for name, other in [*rows, ("gradient_accumulation_steps", "global_batch")]:
+        both = getattr(words, name) is not None and other in stated
+        exclusive[f"{spell(name)} and {find_flag(other)} both set the rows of a step."] = both
     for what, both in exclusive.items():
         if both:
             raise UserError(what, next="leave one of them out")
+    requested, found = f"--world-size {words.world_size}", f"WORLD_SIZE={world_size}"
     if world_size is not None and words.world_size not in (None, world_size):
-        raise UserError(
-            "--world-size differs from torchrun's number of ranks.",
-            flag=f"--world-size {words.world_size}",
-            found=f"WORLD_SIZE={world_size}",
-            next="leave --world-size out: torchrun sets it",
-        )
+        what, next = "--world-size differs from torchrun's number of ranks.", "leave --world-size out: torchrun sets it"
+        raise UserError(what, flag=requested, found=found, next=next)
     ranks, others, copies = world_size or words.world_size, _count_model_ranks(stated), stated.get("layout.data")
     if ranks is not None and (ranks % others or copies not in (None, ranks // others)):
-        raise UserError(
-            "the degrees of the layout do not fit the number of ranks.",
-            flags=" ".join(f"--layout.{n} {stated[f'layout.{n}']}" for n in DEGREES if f"layout.{n}" in stated),
-            found=f"WORLD_SIZE={ranks}" if world_size is not None else f"--world-size {ranks}",
-            next=f"take a multiple of {others} ranks" + (", and leave --layout.data out" if copies else ""),
-        )
+        given = " ".join(f"--layout.{n} {stated[f'layout.{n}']}" for n in DEGREES if f"layout.{n}" in stated)
+        next = f"take a multiple of {others} ranks" + (", and leave --layout.data out" if copies else "")
+        what = "the degrees of the layout do not fit the number of ranks."
+        raise UserError(what, flags=given, found=requested if world_size is None else found, next=next)
     if words.distributed and world_size is None:
-        raise UserError(
-            "--distributed needs torchrun, which did not start this process.",
-            next="start it with torchrun, or use --world-size N, which starts the ranks here",
-        )
+        what = "--distributed needs torchrun, which did not start this process."
+        raise UserError(what, next="start it with torchrun, or use --world-size N, which starts the ranks here")
 
 
 def _count_model_ranks(values: dict[str, Any]) -> int:
@@ -182,29 +185,21 @@ def _count_model_ranks(values: dict[str, Any]) -> int:
 
 def _choose_model(words: TrainOptions, file: StudyFile) -> ModelSettings:
     if words.model:
-        return source_studies.find_preset(words.model, "--model")
+        return find_preset(words.model, "--model")
     if words.model_size:
-        return source_studies.find_preset(f"study-{words.model_size}", "--model-size")
-    return file.model_settings(Path(words.config or "").stem) or source_studies.find_preset("llama-tiny", "--model")
+        return find_preset(f"study-{words.model_size}", "--model-size")
+    return file.model_settings(Path(words.config or "").stem) or find_preset("llama-tiny", "--model")
 
 
 def _derive_batch(words: TrainOptions, file: StudyFile, stated: dict[str, Any], readers: int) -> dict[str, int]:
     """Return micro_batch and global_batch from the given rows per rank and passes per step.
 
-    `readers`: number of ranks, or groups of ranks, that read different rows.
-
-    With a flag of study 003, --batch-size counts the rows of all ranks, and a pipeline cuts them into micro-batches.
+    `readers`: number of ranks, or groups of ranks, that read different rows. With a flag of study 003, --batch-size
+    counts the rows of all ranks, and a pipeline cuts them into micro-batches.
     """
-    for name in ("batch_size", "gradient_accumulation_steps"):
-        for other in ("micro_batch", "global_batch") if name == "batch_size" else ("global_batch",):
-            if getattr(words, name) is not None and other in stated:
-                raise UserError(
-                    f"--{name.replace('_', '-')} and {find_flag(other)} both set the rows of a step.",
-                    next="leave one of them out",
-                )
     rows = words.batch_size or file.training.batch_size
     passes = words.gradient_accumulation_steps or file.training.gradient_accumulation_steps
-    chunks = (words.n_chunk or source_studies.CHUNKS) if words.model_parallel_mode == "pipeline_parallel" else 1
+    chunks = (words.n_chunk or CHUNKS) if words.model_parallel_mode == "pipeline_parallel" else 1
     if rows is None and passes is None:
         if chunks == 1:
             return {}
@@ -235,24 +230,19 @@ def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) ->
         _refuse_flags(words, "dummy", *COLUMNS, "data_path")
         data = _Data(_define_dummy_corpus(model), approach)
     elif config is None:
-        raise UserError(
-            f"there is no dataset {name!r}: neither a file nor `dummy`, and no configuration is here.",
-            flag="--dataset",
-            expected=f"{CONFIG}, with {name} under `corpora`",
-            next="work in the project's folder, or name a file",
-        )
+        what = f"there is no dataset {name!r}: neither a file nor `dummy`, and no configuration is here."
+        expected = f"{CONFIG}, with {name} under `corpora`"
+        hint = "work in the project's folder, or name a file"
+        raise UserError(what, flag="--dataset", expected=expected, next=hint)
     elif name in config.mixtures:
         _check_mixture(words, model)
         data = _Data(CorpusSettings(name), approach, mixture=config.mixtures[name])
     elif name not in config.corpora:
         known = sorted({"dummy", *config.corpora, *config.mixtures})
         near = find_nearest(name, [*known, *(p.name for p in Path().iterdir() if p.is_file())])
-        raise UserError(
-            f"there is no dataset {name!r}: neither a file nor a corpus or mixture of {CONFIG}.",
-            flag="--dataset",
-            allowed=f"a file; {', '.join(known)}",
-            next=f"did you mean {near!r}?" if near else "correct the path, or choose a corpus",
-        )
+        what = f"there is no dataset {name!r}: neither a file nor a corpus or mixture of {CONFIG}."
+        hint = f"did you mean {near!r}?" if near else "correct the path, or choose a corpus"
+        raise UserError(what, flag="--dataset", allowed=f"a file; {', '.join(known)}", next=hint)
     elif words.data_path is not None:
         corpus = _define_corpus(words, Path(words.data_path), config.corpora[name], "--data-path", notes)
         data = _Data(corpus, approach)
@@ -279,31 +269,26 @@ def _check_mixture(words: TrainOptions, model: ModelSettings) -> None:
     if words.epochs is not None:
         raise UserError("a mixture has no epochs.", flag="--epochs", mixture=name, next="--training-steps N")
     if words.tokenizer_name is None and (model.vocabulary_size or TEKKEN_VOCABULARY) < TEKKEN_VOCABULARY:
-        raise UserError(
-            "the tokenizer of a mixture must be named if the model has a vocabulary of its own.",
-            flag="--tokenizer-name",
-            model=f"{model.name} has {model.vocabulary_size:,} entries",
-            next=f"--tokenizer-name NAME, one of {CONFIG}",
-        )
+        what = "the tokenizer of a mixture must be named if the model has a vocabulary of its own."
+        facts = {"flag": "--tokenizer-name", "model": f"{model.name} has {model.vocabulary_size:,} entries"}
+        raise UserError(what, **facts, next=f"--tokenizer-name NAME, one of {CONFIG}")
 
 
 def _is_text(words: TrainOptions, path: Path) -> bool:
     """Return whether the dataset is a text file, which --pretokenized tokenizes before the training.
 
-    Such a file has no manifest beside it, and its extension or a flag marks it as text (a Parquet file may hold text or
-    tokens).
+    It has no manifest beside it. A Parquet file may hold text or tokens: there a flag marks it as text.
     """
     if not path.is_file() or _manifest_path(path).is_file():
         return False
-    stated = (words.text_column, words.target_column, words.separator)
-    return not path.name.lower().endswith(".parquet") or any(value is not None for value in stated)
+    return not path.name.lower().endswith(".parquet") or any(getattr(words, name) is not None for name in COLUMNS)
 
 
 def _refuse_flags(words: TrainOptions, what: str, *names: str) -> None:
     for name in names:
         if getattr(words, name) is not None:
-            flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"{flag} does not apply to {what}.", flag=f"--dataset {words.dataset}", next="leave it out")
+            what = f"{spell(name)} does not apply to {what}."
+            raise UserError(what, flag=f"--dataset {words.dataset}", next="leave it out")
 
 
 def _read_pretokenized(words: TrainOptions, path: Path, notes: list[str]) -> _Data:
@@ -311,22 +296,14 @@ def _read_pretokenized(words: TrainOptions, path: Path, notes: list[str]) -> _Da
     folder = path.is_dir()
     manifest_path = path / "manifest.json" if folder else _manifest_path(path)
     if path.is_file() and not manifest_path.is_file():
-        raise UserError(
-            "the pretokenized file has no manifest beside it.",
-            flag="--dataset",
-            file=path,
-            expected=manifest_path.name,
-            next=f"make it with `tokenscale pretokenize --input-path … --output-dir {path.parent}`, or add\n"
-            "--text-column NAME if it holds text, to tokenize it before the training",
-        )
+        next = f"make it with `tokenscale pretokenize --input-path … --output-dir {path.parent}`, or add\n"
+        next += "--text-column NAME if it holds text, to tokenize it before the training"
+        facts = {"flag": "--dataset", "file": path, "expected": manifest_path.name}
+        raise UserError("the pretokenized file has no manifest beside it.", **facts, next=next)
     check_present(manifest_path if folder else path, "--dataset")
     if folder and "format" not in read_json(manifest_path, "manifest"):  # corpora and tokenizers also have a manifest
-        raise UserError(
-            "the dataset's folder holds no token store.",
-            flag="--dataset",
-            folder=path,
-            next="name a store, or leave --pretokenized out",
-        )
+        what, next = "the dataset's folder holds no token store.", "name a store, or leave --pretokenized out"
+        raise UserError(what, flag="--dataset", folder=path, next=next)
     manifest = read_store_manifest(manifest_path)
     options = manifest["options"]
     stored = [name for name in ("codec", "codec_level", "dtype", "row_group_rows") if name in options]
@@ -353,13 +330,10 @@ def _find_store_tokenizer(
             has = read_tokenizer(found.directory)
             for name in ("vocabulary_size", "bos_id", "eos_id"):
                 if has[name] != manifest[name]:
-                    raise UserError(
-                        "the tokenizer is not the one that made these ids.",
-                        flag="--tokenizer-name",
-                        tokenizer=f"{found.directory} has {name} {has[name]}",
-                        store=f"{path} has {name} {manifest[name]}",
-                        next="name the tokenizer that made them, or leave --tokenizer-name out",
-                    )
+                    theirs, ours = f"{found.directory} has {name} {has[name]}", f"{path} has {name} {manifest[name]}"
+                    facts = {"flag": "--tokenizer-name", "tokenizer": theirs, "store": ours}
+                    next = "name the tokenizer that made them, or leave --tokenizer-name out"
+                    raise UserError("the tokenizer is not the one that made these ids.", **facts, next=next)
             return tokenizer, found.directory  # the store's name stays: it is part of the run's identity
         tokenizer, directory = found.settings, found.directory or directory
     if directory is None:
@@ -382,13 +356,8 @@ def _define_corpus(
     """
     check_present(path, flag)
     if _manifest_path(path).is_file():
-        raise UserError(
-            "the dataset's file holds tokens, not text.",
-            flag=flag,
-            file=path,
-            manifest=_manifest_path(path).name,
-            next="add --pretokenized",
-        )
+        facts = {"flag": flag, "file": path, "manifest": _manifest_path(path).name}
+        raise UserError("the dataset's file holds tokens, not text.", **facts, next="add --pretokenized")
     source = SourceSettings(
         kind="files",
         files=(str(path),),
@@ -423,12 +392,9 @@ def _define_dummy_corpus(model: ModelSettings) -> CorpusSettings:
     """Define a corpus of random numbers that, with the control ids, fill the model's vocabulary."""
     numbers = (model.vocabulary_size or DUMMY_VOCABULARY) - CONTROL
     if numbers < 2:
-        raise UserError(
-            "the model's vocabulary is too small for the dataset dummy.",
-            model=f"{model.name} has {model.vocabulary_size} entries",
-            expected="at least 5",
-            next="name a dataset, or another model",
-        )
+        what, next = "the model's vocabulary is too small for the dataset dummy.", "name a dataset, or another model"
+        has = f"{model.name} has {model.vocabulary_size} entries"
+        raise UserError(what, model=has, expected="at least 5", next=next)
     source = SourceSettings(kind="dummy", documents=DUMMY_DOCUMENTS, vocabulary_size=numbers)
     corpus = CorpusSettings(source=source, cleaning=CleaningSettings(deduplicate=False))
     return replace(corpus, name=f"dummy-{sha256_text(canonical_json(to_dict(corpus, science_only=True)))[:6]}")
@@ -471,16 +437,8 @@ def _fitting_vocabulary(model: ModelSettings) -> int | None:
     return LEARNED_VOCABULARY if mostly else None
 
 
-def find_vocabulary(run: RunSettings) -> int | None:
-    """Return the entries of a run's tokenizer, if they are known before it is built."""
-    return TEKKEN_VOCABULARY if run.tokenizer.kind == "tekken" else run.tokenizer.vocabulary_size
-
-
 def vocabulary_error(model: ModelSettings, tokenizer: str, size: int) -> UserError:
     """Return the error for an embedding that has fewer rows than the tokenizer has ids."""
-    return UserError(
-        "the tokenizer has more entries than the model's embedding.",
-        model=f"{model.name} has {model.vocabulary_size:,}",
-        tokenizer=f"{tokenizer} has {size:,}",
-        next="leave --tokenizer-name out: a tokenizer with as many entries as the model is then learned from the text",
-    )
+    next = "leave --tokenizer-name out: a tokenizer with as many entries as the model is then learned from the text"
+    facts = {"model": f"{model.name} has {model.vocabulary_size:,}", "tokenizer": f"{tokenizer} has {size:,}"}
+    return UserError("the tokenizer has more entries than the model's embedding.", **facts, next=next)

@@ -17,10 +17,10 @@ import torch.distributed as dist
 
 from tokenscale.base.errors import UserError
 from tokenscale.cli.train_inputs import prepare, print_summary
-from tokenscale.cli.train_request import find_vocabulary, parse_request
+from tokenscale.cli.train_request import parse_request
 from tokenscale.data.batches.batch import Inputs
 from tokenscale.runs.launch.attempts import RESUME_EXIT_CODE, write_done_file
-from tokenscale.runs.launch.start import check_memory, open_run
+from tokenscale.runs.launch.start import open_run
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.loop import train
 from tokenscale.train.parallel.world import World, join
@@ -68,23 +68,15 @@ def train_together(arguments: argparse.Namespace) -> int:
 
 def _make_plan(arguments: argparse.Namespace, world: World, stack: ExitStack) -> tuple[dict[str, Any], tuple]:
     """Return rank 0's plan for all ranks, and what seals the run. The run's folder stays locked."""
-    request = parse_request(arguments, world.size)
-    check_memory(request.run, vocabulary=find_vocabulary(request.run))
-    job = prepare(request, lambda line: print(line, flush=True))
+    job = prepare(parse_request(arguments, world.size))
     identity, attempt, _ = stack.enter_context(open_run(job.run, job.output, job.manifests))
-    directory = job.output.parent.resolve()
     finishing = (job.output.parent, job.output, identity, job.run)
     if attempt is None:
         return {"exit": 0}, finishing
     # a store is named by its manifest, because it may share a folder; corpus and tokenizer are named by their folders
     inputs = {role: path if "store" in role else path.parent for role, path in job.manifests.items()}
-    plan = {
-        "run": job.run.to_json(),
-        "inputs": {role: str(path.resolve()) for role, path in inputs.items()},
-        "directory": str(directory),
-        "attempt": attempt,
-    }
-    return plan, finishing
+    plan: dict[str, Any] = {"inputs": {role: str(path.resolve()) for role, path in inputs.items()}, "attempt": attempt}
+    return plan | {"run": job.run.to_json(), "directory": str(job.output.parent.resolve())}, finishing
 
 
 def broadcast_from_rank_0(message: dict[str, Any] | None, world: World) -> dict[str, Any]:
