@@ -13,15 +13,16 @@ import numpy as np
 from tokenscale.analysis.ingest import bleu as bleu_of
 from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import canonical_json, read_json, report_malformed
+from tokenscale.cli.generate import add_checkpoint_arguments
 from tokenscale.cli.pretokenize_file import reword_for_flags
-from tokenscale.data.batches.batch import Inputs, RowChange, document_ids
+from tokenscale.data.batches.batch import Inputs, document_ids
 from tokenscale.data.batches.objectives import open_change
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.corpus.read import read_usable_texts
 from tokenscale.data.stores.manifest import open_store, read_store_manifest, resolve_store
 from tokenscale.data.stores.packed import PackedStore
 from tokenscale.data.stores.text import encode_documents
-from tokenscale.data.tokenizers.base import Tokenizer, read_tokenizer_manifest
+from tokenscale.data.tokenizers.base import read_tokenizer_manifest
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.data import SourceSettings, StoreSettings
 from tokenscale.settings.run import RunSettings
@@ -34,32 +35,17 @@ from tokenscale.train.optimizer import autocast_of
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that name the checkpoint and the data; by default the held-out documents of its corpus."""
-    parser.add_argument(
-        "--checkpoint",
-        type=Path,
-        required=True,
-        metavar="FOLDER",
-        help="such as …/checkpoints/final, or a model of transformers",
-    )
+    add_checkpoint_arguments(parser)
     data = parser.add_mutually_exclusive_group()
-    data.add_argument(
-        "--corpus",
-        metavar="NAME",
-        help="corpus by its name or folder, or a file (Parquet, JSON lines, text); documents are scored separately",
-    )
-    data.add_argument(
-        "--store", type=Path, metavar="MANIFEST", help="packed store, scored by rows as in a training's validation"
-    )
+    text = "corpus by its name or folder, or a file (Parquet, JSON lines, text); documents are scored separately"
+    data.add_argument("--corpus", metavar="NAME", help=text)
+    text = "packed store, scored by rows as in a training's validation"
+    data.add_argument("--store", type=Path, metavar="MANIFEST", help=text)
     parser.add_argument("--split", choices=("train", "validation"), default="validation", help="split of the corpus")
-    parser.add_argument(
-        "--text-column", default="text", metavar="NAME", help="text column of a Parquet or JSON lines file"
-    )
+    text = "text column of a Parquet or JSON lines file"
+    parser.add_argument("--text-column", default="text", metavar="NAME", help=text)
     parser.add_argument("--rows", type=int, metavar="N", help="stop after N rows (default: read all)")
     parser.add_argument("--bleu", type=int, metavar="N", help="translate N held-out pairs instead, and report BLEU")
-    parser.add_argument("--device", choices=("auto", "cpu"), default="auto", help="auto: a GPU if there is one")
-    parser.add_argument(
-        "--tokenizer", type=Path, metavar="FOLDER", help="the training's tokenizer, for a checkpoint without one"
-    )
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -75,6 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 #: documents per call of the tokenizer
 BATCH_DOCUMENTS = 64
+Report = Callable[[int], None]
 CORPORA = Path("results/corpus")
 
 
@@ -96,12 +83,9 @@ def evaluate(
     if rows is not None and rows < 1:
         raise UserError("--rows must be at least 1.", found=rows, next="leave --rows out to read all rows")
     if bleu is not None:
-        if store is not None or options.get("rows") is not None:
-            raise UserError(
-                "--bleu cannot be combined with --store or --rows.",
-                found="--store" if store is not None else "--rows",
-                next="--bleu N, with --corpus NAME for another corpus than the training's",
-            )
+        if store is not None or rows is not None:
+            found, next = "--rows" if store is None else "--store", "--bleu N, with --corpus NAME for another corpus"
+            raise UserError("--bleu cannot be combined with --store or --rows.", found=found, next=next)
         opened, translated = evaluate_bleu(checkpoint, corpus, bleu, split=split, **options)
         return format_bleu(opened, translated, f"{corpus or opened.run.corpus.name}, split {split}")
     if store is not None:
@@ -117,14 +101,12 @@ def evaluate(
 
 def format_scores(opened: CheckpointModel, found: Scores, data: str) -> str:
     """Format the scores of an evaluation."""
-    causal = opened.run.objective == "causal"
-    per_byte = found.bits_per_byte
+    causal, per_byte = opened.run.objective == "causal", found.bits_per_byte
     if per_byte is not None:
         bits = f"{per_byte:.4f}  ({found.text_bytes:,} bytes of text)"
-    elif causal:
-        bits = "not measured for stores and pairs; --corpus NAME reads text"
     else:
-        bits = "not defined for a masked model"
+        stores = "not measured for stores and pairs; --corpus NAME reads text"
+        bits = stores if causal else "not defined for a masked model"
     lines = {
         "checkpoint": opened.name,
         "data": f"{data}: {found.rows:,} rows, {found.useful_tokens:,} predicted tokens",
@@ -133,6 +115,10 @@ def format_scores(opened: CheckpointModel, found: Scores, data: str) -> str:
         "bits per byte": bits,
         ("next-token" if causal else "masked-token") + " accuracy": f"{found.accuracy:.2%}",
     }
+    return _align(lines)
+
+
+def _align(lines: dict[str, str]) -> str:
     width = max(map(len, lines))
     return "\n".join(f"{label:<{width}}  {text}" for label, text in lines.items())
 
@@ -151,8 +137,7 @@ def format_bleu(opened: CheckpointModel, found: list[Translation], data: str) ->
         lines |= {f"{translation.pair.number} source": translation.pair.source}
         lines |= {f"{translation.pair.number} found": translation.hypothesis or "(nothing)"}
         lines |= {f"{translation.pair.number} reference": translation.pair.reference}
-    width = max(map(len, lines))
-    return "\n".join(f"{label:<{width}}  {text}" for label, text in lines.items())
+    return _align(lines)
 
 
 def evaluate_bleu(
@@ -162,34 +147,26 @@ def evaluate_bleu(
     *,
     split: str = "validation",
     rows: None = None,
-    device: str = "auto",
-    tokenizer: Path | None = None,
-    report: Callable[[int], None] | None = None,
+    report: Report | None = None,
+    **opening: Any,
 ) -> tuple[CheckpointModel, list[Translation]]:
     """Translate the first pairs of a corpus, given by name or folder; by default of the training's corpus.
 
-    Raise UserError for a corpus without pairs, for a model that was not trained on pairs, and as `open_checkpoint`
-    does.
+    `opening`: device and tokenizer, as for `open_checkpoint`. Raise UserError as it does, for a corpus without pairs,
+    and for a model that was not trained on pairs.
     """
     if pairs < 1:
         raise UserError("--bleu must be at least 1.", bleu=pairs, next="--bleu 100, for example")
-    opened = open_checkpoint(checkpoint, tokenizer=tokenizer, device=device, document_mask=False)
+    opened = open_checkpoint(checkpoint, **opening, document_mask=False)
     if opened.run.objective != "causal" or not opened.run.eos:
-        raise UserError(
-            "the model cannot translate: it was not trained on pairs.",
-            checkpoint=opened.name,
-            next="name the checkpoint of a causal run with eos, on a corpus of pairs",
-        )
-    where = corpus or opened.run.corpus.name
-    folder = next((f for f in (CORPORA / where, Path(where)) if (f / "manifest.json").is_file()), None)
+        what, next = "the model cannot translate: it was not trained on pairs.", "name the checkpoint of a causal run"
+        raise UserError(what, checkpoint=opened.name, next=f"{next} with eos, on a corpus of pairs")
+    folder = _find_corpus(corpus or opened.run.corpus.name)
     if folder is None:
-        built = sorted(path.parent.name for path in CORPORA.glob("*/manifest.json"))
-        raise unknown("corpus", where, built, folder=CORPORA)
-    found = []
+        raise _unknown_corpus("corpus", corpus or opened.run.corpus.name)
+    found, engine = [], load_tokenizer(opened.tokenizer)
     held_out = held_out_pairs(folder, pairs, split)
-    for translation in translate(
-        opened.model, held_out, load_tokenizer(opened.tokenizer), opened.positions, opened.device
-    ):
+    for translation in translate(opened.model, held_out, engine, opened.positions, opened.device):
         found.append(translation)
         if report is not None:
             report(len(found))
@@ -198,48 +175,33 @@ def evaluate_bleu(
 
 def _read_training_corpus(checkpoint: Path) -> str:
     if is_published(checkpoint):
-        raise UserError(
-            "a model of transformers names no corpus: name the text to evaluate on.",
-            checkpoint=checkpoint,
-            next="--corpus FILE or NAME, or --store MANIFEST",
-        )
+        what, next = "a model of transformers names no corpus: name the text to evaluate on.", "--corpus FILE or NAME"
+        raise UserError(what, checkpoint=checkpoint, next=f"{next}, or --store MANIFEST")
     path, hint = checkpoint / RECORD, "--checkpoint results/runs/RUN_ID/checkpoints/final, say"
     record = read_json(path, "checkpoint's record", next=hint)
     with report_malformed(path, "checkpoint's record", next=hint):
         run = RunSettings.from_json(canonical_json(record["run"]))
     if run.mixture is not None:
-        raise UserError(
-            "the checkpoint was trained on a mixture: name the corpus to evaluate on.",
-            checkpoint=checkpoint,
-            mixture=f"{run.corpus.name}: {', '.join(run.mixture.names)}",
-            next=f"--corpus {run.mixture.names[0]}",
-        )
+        what, names = "the checkpoint was trained on a mixture: name the corpus to evaluate on.", run.mixture.names
+        mixture = f"{run.corpus.name}: {', '.join(names)}"
+        raise UserError(what, checkpoint=checkpoint, mixture=mixture, next=f"--corpus {names[0]}")
     return run.corpus.name
 
 
 def evaluate_store(
-    checkpoint: Path,
-    store: Path,
-    *,
-    rows: int | None = None,
-    device: str = "auto",
-    tokenizer: Path | None = None,
-    report: Callable[[int], None] | None = None,
+    checkpoint: Path, store: Path, *, rows: int | None = None, report: Report | None = None, **opening: Any
 ) -> tuple[CheckpointModel, Scores]:
     """Score the first `rows` rows of a packed store (None: all), as a training's validation does.
 
-    Raise UserError for a store of another format or tokenizer, and as `open_checkpoint` does.
+    `opening` as in `evaluate_bleu`. Raise UserError for a store of another format or tokenizer.
     """
     manifest = read_store_manifest(store)
     if manifest["format"] != "packed":
-        raise UserError(
-            "only packed stores can be evaluated: they contain every token.",
-            store=f"{resolve_store(store)[0]} has the format {manifest['format']}",
-            next="name a packed store with --store, or the text itself with --corpus",
-        )
-    opened = open_checkpoint(
-        checkpoint, tokenizer=tokenizer, device=device, sequence_length=manifest["sequence_length"]
-    )
+        what, found = "only packed stores can be evaluated: they contain every token.", resolve_store(store)[0]
+        next = "name a packed store with --store, or the text itself with --corpus"
+        raise UserError(what, store=f"{found} has the format {manifest['format']}", next=next)
+    length = manifest["sequence_length"]
+    opened = open_checkpoint(checkpoint, **opening, sequence_length=length)
     manifest = open_store(
         store,
         StoreSettings("packed", **manifest["options"]),
@@ -249,16 +211,31 @@ def evaluate_store(
     )
     reader = PackedStore(store, manifest)
     last = len(reader) if rows is None else min(rows, len(reader))
-    change = open_change(opened.run, Inputs(tokenizer=opened.tokenizer), [manifest], held_out=True)
 
     def batches() -> Iterator[Rows]:
         for begin in range(0, last, opened.run.micro_batch):
             numbers = np.arange(begin, min(begin + opened.run.micro_batch, last))
             ids = document_ids(reader.starts(numbers)) if opened.run.document_mask else None
-            yield _apply(change, Rows(*reader.rows(numbers), ids, numbers))
+            yield Rows(*reader.rows(numbers), ids, numbers)
 
-    found = scores(opened.model, batches(), opened.device, autocast_of(opened.run.precision, opened.device), report)
-    return opened, _check_counted(found, store)
+    return opened, _score(opened, batches(), manifest, store, report)
+
+
+def _score(
+    opened: CheckpointModel, batches: Iterator[Rows], stored: dict[str, Any], where: object, report: Report | None
+) -> Scores:
+    """Score rows with the labels and the masks that the run was trained with. `stored`: facts of the rows' ids."""
+    change = open_change(opened.run, Inputs(tokenizer=opened.tokenizer), [stored], held_out=True)
+
+    def requested() -> Iterator[Rows]:
+        for rows in batches:
+            tokens, labels = change.apply(rows.tokens_bt, rows.labels_bt, rows.numbers)
+            yield replace(rows, tokens_bt=tokens, labels_bt=labels)
+
+    found = scores(opened.model, requested(), opened.device, autocast_of(opened.run.precision, opened.device), report)
+    if found.useful_tokens == 0:
+        raise UserError("this text holds no tokens to predict.", data=where, next="name another text")
+    return found
 
 
 def evaluate_text(
@@ -268,75 +245,57 @@ def evaluate_text(
     split: str = "validation",
     text_column: str = "text",
     rows: int | None = None,
-    device: str = "auto",
-    tokenizer: Path | None = None,
-    report: Callable[[int], None] | None = None,
+    report: Report | None = None,
+    **opening: Any,
 ) -> tuple[CheckpointModel, Scores]:
     """Score whole documents separately, tokenized with the checkpoint's tokenizer.
 
     `where` is a corpus by name or folder, or a file (Parquet, JSON lines, text). Documents longer than a row are cut
-    into windows, as in packed rows. `rows`: stop after the document that completes this number. Raise UserError for
-    unreadable text, and as `open_checkpoint` does.
+    into windows, as in packed rows. `rows`: stop after the document that completes this number. `opening` as in
+    `evaluate_bleu`. Raise UserError for unreadable text.
     """
-    opened = open_checkpoint(checkpoint, tokenizer=tokenizer, device=device, document_mask=False)
+    opened = open_checkpoint(checkpoint, **opening, document_mask=False)
     run, causal = opened.run, opened.run.objective == "causal"
     batches, pairs = _open_texts(where, split, text_column)
-    documents = _Documents(batches, load_tokenizer(opened.tokenizer), run, pairs, rows)
-    facts = {"document_parts": pairs, "bos_id": documents.tokenizer.bos_id, "eos_id": documents.tokenizer.eos_id}
-    # causal attention does not see padding, which comes last; bidirectional attention would
-    made = rows_of_documents(documents, run.sequence_length, run.micro_batch, padded=causal)
-    change = open_change(run, Inputs(tokenizer=opened.tokenizer), [facts], held_out=True)
-    requested = (_apply(change, batch) for batch in made)
-    found = scores(opened.model, requested, opened.device, autocast_of(run.precision, opened.device), report)
-    if causal and not pairs:
-        found.text_bytes = documents.text_bytes
-    return opened, _check_counted(found, where)
+    engine, text_bytes = load_tokenizer(opened.tokenizer), 0
 
-
-class _Documents:
-    """Token ids of texts, document by document, until they fill the requested rows. Counts the bytes of the text."""
-
-    def __init__(
-        self, batches: Iterator[list[str]], tokenizer: Tokenizer, run: RunSettings, pairs: bool, rows: int | None
-    ):
-        self.tokenizer, self.text_bytes = tokenizer, 0
-        self._batches, self._run, self._pairs, self._rows = batches, run, pairs, rows
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        rows = 0
-        for texts in self._batches:
-            for text, ids in zip(
-                texts, encode_documents(self.tokenizer, texts, self._run.eos, self._pairs), strict=True
-            ):
-                if self._rows is not None and rows >= self._rows:
+    def documents() -> Iterator[np.ndarray]:
+        nonlocal text_bytes
+        made = 0
+        for texts in batches:
+            for text, ids in zip(texts, encode_documents(engine, texts, run.eos, pairs), strict=True):
+                if rows is not None and made >= rows:
                     return
-                rows += len(list(windows(ids, self._run.sequence_length)))
-                self.text_bytes += len(text.encode("utf-8"))
+                made += len(list(windows(ids, run.sequence_length)))
+                text_bytes += len(text.encode("utf-8"))
                 yield ids
+
+    facts = {"document_parts": pairs, "bos_id": engine.bos_id, "eos_id": engine.eos_id}
+    # causal attention does not see padding, which comes last; bidirectional attention would
+    requested = rows_of_documents(documents(), run.sequence_length, run.micro_batch, padded=causal)
+    found = _score(opened, requested, facts, where, report)
+    if causal and not pairs:
+        found.text_bytes = text_bytes
+    return opened, found
 
 
 def _open_texts(where: str, split: str, text_column: str) -> tuple[Iterator[list[str]], bool]:
     """Return (batches of texts, whether they are pairs) of a corpus by name or folder, or of a file."""
-    folders = [CORPORA / where, Path(where), Path(where).parent]
-    folder = next((f for f in folders if f.name and (f / "manifest.json").is_file()), None)
-    if folder is not None and not (folder == folders[2] and Path(where).name != "manifest.json"):
+    if folder := _find_corpus(where):
         text = RawText(folder, split)
         return text.batches(BATCH_DOCUMENTS), text.pairs
     if not Path(where).is_file():
-        built = sorted(path.parent.name for path in CORPORA.glob("*/manifest.json"))
-        raise unknown("corpus or file", where, built, folder=CORPORA)
+        raise _unknown_corpus("corpus or file", where)
     source = SourceSettings("files", files=(where,), text_column=text_column)
     whole = read_usable_texts(Path(where), source)
     return iter(lambda: list(itertools.islice(whole, BATCH_DOCUMENTS)), []), False
 
 
-def _apply(change: RowChange, rows: Rows) -> Rows:
-    """Return the rows with the labels and the masks that the run was trained with."""
-    tokens, labels = change.apply(rows.tokens_bt, rows.labels_bt, rows.numbers)
-    return replace(rows, tokens_bt=tokens, labels_bt=labels)
+def _find_corpus(where: str) -> Path | None:
+    """Return the folder of a corpus, given by its name, its folder or its manifest."""
+    folder = Path(where).parent if Path(where).name == "manifest.json" else Path(where)
+    return next((f for f in (CORPORA / where, folder) if f.name and (f / "manifest.json").is_file()), None)
 
 
-def _check_counted(found: Scores, where: object) -> Scores:
-    if found.useful_tokens == 0:
-        raise UserError("this text holds no tokens to predict.", data=where, next="name another text")
-    return found
+def _unknown_corpus(kind: str, where: str) -> UserError:
+    return unknown(kind, where, [path.parent.name for path in CORPORA.glob("*/manifest.json")], folder=CORPORA)

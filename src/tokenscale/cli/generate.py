@@ -17,24 +17,22 @@ SAMPLING_FLAGS = flags.build_flags(SamplingSettings)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options for prompts and sampling."""
-    parser.add_argument(
-        "--checkpoint",
-        type=Path,
-        required=True,
-        metavar="FOLDER",
-        help="such as …/checkpoints/final, or a model of transformers",
-    )
+    add_checkpoint_arguments(parser)
     prompts = parser.add_mutually_exclusive_group(required=True)
     prompts.add_argument("--prompt", metavar="TEXT", help='such as "Once upon a time,"; "" starts a document')
     prompts.add_argument("--prompts-file", type=Path, metavar="FILE", help="file with one prompt per line")
-    parser.add_argument(
-        "--max-new-tokens", type=int, default=50, metavar="N", help="maximum number of new tokens; EOS ends earlier"
-    )
+    text = "maximum number of new tokens; EOS ends earlier"
+    parser.add_argument("--max-new-tokens", type=int, default=50, metavar="N", help=text)
     flags.add_flags(parser, SAMPLING_FLAGS)
+
+
+def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of commands that read a checkpoint."""
+    text = "such as …/checkpoints/final, or a model of transformers"
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER", help=text)
     parser.add_argument("--device", choices=("auto", "cpu"), default="auto", help="auto: a GPU if there is one")
-    parser.add_argument(
-        "--tokenizer", type=Path, metavar="FOLDER", help="the training's tokenizer, for a checkpoint without one"
-    )
+    text = "the training's tokenizer, for a checkpoint without one"
+    parser.add_argument("--tokenizer", type=Path, metavar="FOLDER", help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -80,16 +78,12 @@ def generate_texts(
     """
     opened = open_causal(checkpoint, tokenizer=tokenizer, device=device)
     if max_new_tokens < 1:
-        raise UserError(
-            "--max-new-tokens must be at least 1.",
-            max_new_tokens=max_new_tokens,
-            next="--max-new-tokens 50, for example",
-        )
+        what, next = "--max-new-tokens must be at least 1.", "--max-new-tokens 50, for example"
+        raise UserError(what, max_new_tokens=max_new_tokens, next=next)
     engine = load_tokenizer(opened.tokenizer)
     on_text = on_text or (lambda text: None)
-    return [
-        continue_prompt(
-            prompt, opened, engine, max_new_tokens, replace(sampling, seed=sampling.seed + number), on_text=on_text
-        )[0]
-        for number, prompt in enumerate(prompts)
-    ]
+    texts = []
+    for number, prompt in enumerate(prompts):
+        drawn = replace(sampling, seed=sampling.seed + number)
+        texts.append(continue_prompt(prompt, opened, engine, max_new_tokens, drawn, on_text=on_text)[0])
+    return texts
