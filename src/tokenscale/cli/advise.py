@@ -12,14 +12,15 @@ import numpy as np
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import expand_path, write_json
-from tokenscale.cli.pretokenize_file import choose_text_column, reword_for_flags, unescape
+from tokenscale.cli.pretokenize_file import TextOptions, choose_text_column, reword_for_flags
 from tokenscale.costs import data as costs
 from tokenscale.data.corpus.files import expand_patterns
 from tokenscale.data.corpus.read import detect_format
-from tokenscale.data.corpus.sample import Sample, draw_sample
+from tokenscale.data.corpus.sample import draw_sample
 from tokenscale.data.order.packing import best_fit_decreasing, split_documents
-from tokenscale.data.stores.documents import Chunk, Origin, frame_documents
+from tokenscale.data.stores.documents import Chunk, Origin
 from tokenscale.data.stores.manifest import load_writer
+from tokenscale.data.stores.text import encode_chunk
 from tokenscale.data.stores.writing import list_files
 from tokenscale.data.tokenizers import losses
 from tokenscale.data.tokenizers.base import Tokenizer
@@ -35,32 +36,16 @@ Log = Callable[[str], None]
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 #: most documents, and characters at the beginning of each, that are decoded to measure what the tokenizer loses
 LOSS_DOCUMENTS, LOSS_CHARACTERS = 256, 2048
-#: documents per call of the tokenizer, as in `pretokenize`
-BATCH_DOCUMENTS = 100
 #: below this gain in useful tokens, and with fewer tokens cut, padded rows are as good as packed ones
 LEAST_GAIN, LEAST_CUT = 0.02, 0.001
 
 
 @settings_class
-class AdviceSettings:
+class AdviceSettings(TextOptions):
     """Settings of the planned training, and of the sample."""
 
-    tokenizer_name: str = option(
-        "tekken",
-        "folder, name below results/tokenizers, tekken, or NAME@COMMIT of the Hugging Face hub",
-        metavar="NAME",
-        path=True,
-    )
     sequence_length: int = option(2048, "positions a row", ge=8)
     documents: int = option(5000, "documents in the sample", ge=2, le=100_000)
-    text_column: str | None = option(
-        None, "column or key of the text (default: text, else the only one that holds text)", metavar="NAME"
-    )
-    separator: str | None = option(
-        None,
-        r"what stands between the documents of a text file, such as '<|endoftext|>' or '\n' (default: it is one)",
-        min_length=1,
-    )
     json: str | None = option(None, "write the same facts to this file", metavar="FILE", path=True)
 
 
@@ -69,14 +54,9 @@ FLAGS = flags.build_flags(AdviceSettings, aliases={"tokenizer_name": ("--tokeniz
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options for the files and the planned training."""
-    parser.usage = "%(prog)s FILE … [--tokenizer NAME] [--sequence-length N] [options]"
-    parser.add_argument(
-        "files",
-        nargs="+",
-        type=expand_path,
-        metavar="FILE",
-        help="Parquet, JSON lines or text; also patterns ('*.jsonl')",
-    )
+    parser.usage = "%(prog)s FILE … [--tokenizer NAME] [options]"
+    text = "Parquet, JSON lines or text; also patterns ('*.jsonl')"
+    parser.add_argument("files", nargs="+", type=expand_path, metavar="FILE", help=text)
     flags.add_flags(parser, FLAGS)
 
 
@@ -95,8 +75,7 @@ def advise(settings: AdviceSettings, files: tuple[str, ...], log: Log = print) -
     Counts and bytes are those of the sample times the number of documents over that of the sample; shares are those of
     the sample. Raise UserError for files and tokenizers that cannot be read, and for fewer than two documents.
     """
-    separator = None if settings.separator is None else unescape(settings.separator)
-    source = SourceSettings(kind="files", files=files, separator=separator)
+    source = SourceSettings(kind="files", files=files, separator=settings.unescaped_separator)
     try:
         paths = expand_patterns(files)
         source = choose_text_column(paths[0], source, settings.text_column, log)
@@ -108,19 +87,14 @@ def advise(settings: AdviceSettings, files: tuple[str, ...], log: Log = print) -
         tokenizer = _load_tokenizer(settings.tokenizer_name, Path(folder), log)
         some = found.texts[:: -(-len(found.texts) // LOSS_DOCUMENTS)]
         log(losses.describe(tokenizer, losses.measure(tokenizer, [text[:LOSS_CHARACTERS] for text in some], files[0])))
-        chunk = _tokenize(found, tokenizer)
+        chunk = encode_chunk(tokenizer, found.texts, eos=False)
         stores = {name: _write_store(name, wanted, chunk, tokenizer, Path(folder)) for name in FORMATS}
     scale = found.documents / len(found.texts)
     text_bytes = sum(len(text.encode()) for text in found.texts)
     facts: dict[str, Any] = {
         "files": [str(path) for path in paths],
         "text_column": None if detect_format(paths[0]) == "text" else source.text_column,
-        "sampled": {
-            "documents": len(found.texts),
-            "text_bytes": text_bytes,
-            "where": found.where,
-            "every_document": found.counted and scale == 1,
-        },
+        "sampled": {"documents": len(found.texts), "text_bytes": text_bytes, "where": found.where},
         "tokenizer": tokenizer.name,
         "sequence_length": wanted,
         "documents": found.documents,
@@ -129,6 +103,7 @@ def advise(settings: AdviceSettings, files: tuple[str, ...], log: Log = print) -
         "sequence_lengths": {str(t): compare_rows(chunk.lengths, t) for t in sorted({*LENGTHS, wanted})},
         "formats": {name: {key: count * scale for key, count in of.items()} for name, of in stores.items()},
     }
+    facts["sampled"]["every_document"] = found.counted and scale == 1
     facts["choice"], facts["reason"] = choose_format(facts["sequence_lengths"][str(wanted)])
     facts["next"] = _name_next(settings, facts)
     return facts
@@ -145,13 +120,6 @@ def _load_tokenizer(name: str, folder: Path, log: Log) -> Tokenizer:
     for note in filter(None, (requested.note, *getattr(tokenizer, "notes", ()))):  # such as a slower engine, and why
         log(note)
     return tokenizer
-
-
-def _tokenize(found: Sample, tokenizer: Tokenizer) -> Chunk:
-    batches = range(0, len(found.texts), BATCH_DOCUMENTS)
-    documents = [ids for at in batches for ids in tokenizer.encode_batch(found.texts[at : at + BATCH_DOCUMENTS])]
-    lengths = np.array([len(ids) for ids in documents], dtype=np.int64)
-    return frame_documents(np.concatenate(documents).astype(np.int32), lengths, tokenizer.bos_id, None)
 
 
 class SampleDocuments:
@@ -207,10 +175,10 @@ def compare_rows(lengths: np.ndarray, t: int) -> dict[str, float]:
 def choose_format(at: dict[str, float]) -> tuple[str, str]:
     """Return the advised format and the reason in one sentence."""
     if at["gain"] - 1 < LEAST_GAIN and at["cut"] < LEAST_CUT:
-        return "padded", (
-            f"documents fill their rows: padding takes {_percent(at['padding'])} of the positions and "
-            f"{_percent(at['cut'])} of the tokens are cut, so packing would gain less than {LEAST_GAIN:.0%}"
+        takes = (
+            f"padding takes {_percent(at['padding'])} of the positions and {_percent(at['cut'])} of the tokens are cut"
         )
+        return "padded", f"documents fill their rows: {takes}, so packing would gain less than {LEAST_GAIN:.0%}"
     cuts = f", where padded rows also drop {_percent(at['cut'])} of them" if at["cut"] >= LEAST_CUT else ""
     return "packed", f"{at['gain']:.2f}x as many useful tokens from a step as padded rows{cuts}; nothing is dropped"
 
@@ -237,21 +205,21 @@ def render(facts: dict[str, Any]) -> str:
         return f"{number if exact else float(f'{number:.3g}'):,.0f}"
 
     more = f" and {len(facts['files']) - 1:,} more" if len(facts["files"]) > 1 else ""
+    size = f"{facts['documents']:,.0f} documents, {_bytes(facts['text_bytes'])} of text"
+    part = f"{sampled['documents']:,} documents ({_bytes(sampled['text_bytes'])}; {sampled['where']})"
+    columns = (
+        f"{'padding':>9}  {'tokens cut':>11}  {'documents cut':>14}  {'useful':>11}  {'useful tokens, x padded':>24}"
+    )
     lines = [
-        f"{Path(facts['files'][0]).name}{more}: {facts['documents']:,.0f} documents, "
-        f"{_bytes(facts['text_bytes'])} of text, {count(facts['tokens'])} tokens of {facts['tokenizer']}",
-        "every document was read" if exact else f"estimated from {sampled['documents']:,} documents "
-        f"({_bytes(sampled['text_bytes'])}; {sampled['where']})",
+        f"{Path(facts['files'][0]).name}{more}: {size}, {count(facts['tokens'])} tokens of {facts['tokenizer']}",
+        "every document was read" if exact else f"estimated from {part}",
         "",
         "one document a row, cut or padded:             packed rows:",
-        f"{'row':>6}  {'padding':>9}  {'tokens cut':>11}  {'documents cut':>14}  {'useful':>11}  "
-        f"{'useful tokens, x padded':>24}",
-    ]  # fmt: skip
+        f"{'row':>6}  {columns}",
+    ]
     for t, of in facts["sequence_lengths"].items():
-        lines.append(
-            f"{t:>6}  {_percent(of['padding']):>9}  {_percent(of['cut']):>11}  {_percent(of['cut_documents']):>14}  "
-            f"{_percent(of['fill_packed'], 2):>11}  {of['gain']:>23.2f}x"
-        )
+        padded = f"{_percent(of['padding']):>9}  {_percent(of['cut']):>11}  {_percent(of['cut_documents']):>14}"
+        lines.append(f"{t:>6}  {padded}  {_percent(of['fill_packed'], 2):>11}  {of['gain']:>23.2f}x")
     lines += ["", f"rows of {facts['sequence_length']}:"]
     lines += [f"{'format':<11} {'tokens':>16} {'of them useful':>16} {'on disk':>13}"]
     for name, of in facts["formats"].items():

@@ -18,28 +18,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `corpus`."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--settings", metavar="JSON", help="build the corpus of these settings")
-    what.add_argument(
-        "--records",
-        action="store_true",
-        help="write records files, for random access to single documents",
-    )
-    parser.add_argument(
-        "--part", type=int, metavar="N", help="build part N (from 0) of a corpus with several `parts` in its settings"
-    )
+    text = "write records files, for random access to single documents"
+    what.add_argument("--records", action="store_true", help=text)
+    text = "build part N (from 0) of a corpus with several `parts` in its settings"
+    parser.add_argument("--part", type=int, metavar="N", help=text)
     parser.add_argument("--content", nargs="?", default="", const="", help="fingerprint of the source files, to record")
-    parser.add_argument(
-        "--processes", type=int, default=1, metavar="N", help="processes that merge parts, or write records files"
-    )
-    parser.add_argument(
-        "--downloads", nargs="?", type=Path, metavar="FILE", help="kinds url, hub: results/downloads/NAME/manifest.json"
-    )
-    parser.add_argument(
-        "--output",
-        required=True,
-        type=Path,
-        metavar="FILE",
-        help="results/corpus/NAME/[parts/NNNNN/ | records/]manifest.json",
-    )
+    text = "processes that merge parts, or write records files"
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help=text)
+    text = "kinds url, hub: results/downloads/NAME/manifest.json"
+    parser.add_argument("--downloads", nargs="?", type=Path, metavar="FILE", help=text)
+    text = "results/corpus/NAME/[parts/NNNNN/ | records/]manifest.json"
+    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help=text)
 
 
 def run(arguments: argparse.Namespace, wait: bool = True) -> None:

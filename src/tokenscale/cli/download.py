@@ -12,9 +12,8 @@ from tokenscale.settings.options import from_json
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `download`."""
     parser.add_argument("--settings", required=True, metavar="JSON", help="the corpus settings")
-    parser.add_argument(
-        "--output", required=True, type=Path, metavar="FILE", help="results/downloads/NAME/manifest.json"
-    )
+    text = "results/downloads/NAME/manifest.json"
+    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -29,18 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that name the checkpoint, the tokenizer and the output folder."""
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER", help="such as …/checkpoints/final")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="a new folder, or an empty one")
-    parser.add_argument(
-        "--format",
-        choices=("hf", "dcp"),
-        default="hf",
-        help="hf: for from_pretrained of transformers; dcp: torch.distributed.checkpoint, as for torchtitan",
-    )
-    parser.add_argument(
-        "--tokenizer",
-        type=Path,
-        metavar="FOLDER",
-        help="the training's tokenizer, such as results/tokenizers/NAME, for a checkpoint without one",
-    )
+    text = "hf: for from_pretrained of transformers; dcp: torch.distributed.checkpoint, as for torchtitan"
+    parser.add_argument("--format", choices=("hf", "dcp"), default="hf", help=text)
+    text = "the training's tokenizer, such as results/tokenizers/NAME, for a checkpoint without one"
+    parser.add_argument("--tokenizer", type=Path, metavar="FOLDER", help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -68,11 +60,9 @@ def export(
     if shape.transformers is not None and format == "dcp":
         raise UserError("a model of transformers has its own format.", checkpoint=checkpoint, next="use --format hf")
     if shape.transformers is None and not OBJECTIVES[record["objective"]].causal:
-        raise UserError(
-            f"a decoder of the {record['objective']} objective cannot be exported: transformers has no such encoder.",
-            checkpoint=checkpoint,
-            next="train with `model.transformers: distilbert` or `bert` to export a masked model",
-        )
+        what = f"a decoder of the {record['objective']} objective cannot be exported: transformers has no such encoder."
+        next = "train with `model.transformers: distilbert` or `bert` to export a masked model"
+        raise UserError(what, checkpoint=checkpoint, next=next)
     run = RunSettings.from_json(json.dumps(record["run"]))
     with torch.device("meta"):
         check_weights(checkpoint, build(shape, run.sequence_length, objective=run.objective, kernel="sdpa"), weights)
@@ -83,9 +73,8 @@ def export(
     try:
         ids = {}
         if folder is not None:
-            found = export_tokenizer(
-                load_tokenizer(folder), folder, partial, run.sequence_length, masked=run.objective == "masked"
-            )
+            masked = run.objective == "masked"
+            found = export_tokenizer(load_tokenizer(folder), folder, partial, run.sequence_length, masked=masked)
             ids = {f"{role}_token_id": number for role, number in found.items()}
         if shape.transformers is None:
             name = _write_decoder(shape, weights, run.sequence_length, ids, partial, format)
@@ -133,15 +122,11 @@ def _check_output(output: Path) -> None:
         return
     blocking = next((parent for parent in output.parents if parent.exists() and not parent.is_dir()), None)
     if blocking is not None:
-        raise UserError(
-            "the output folder lies below a file.", output=output, file=blocking, next="name a folder elsewhere"
-        )
+        what = "the output folder lies below a file."
+        raise UserError(what, output=output, file=blocking, next="name a folder elsewhere")
     if output.exists():
-        raise UserError(
-            "the output folder is not empty." if output.is_dir() else "the output is a file.",
-            output=output,
-            next="name a new folder, or remove this one",
-        )
+        what = "the output folder is not empty." if output.is_dir() else "the output is a file."
+        raise UserError(what, output=output, next="name a new folder, or remove this one")
 
 
 def _find_tokenizer(checkpoint: Path, stated: Path | None, vocabulary: int) -> Path | None:
@@ -152,18 +137,17 @@ def _find_tokenizer(checkpoint: Path, stated: Path | None, vocabulary: int) -> P
         return None
     manifest = read_tokenizer_manifest(folder)
     if manifest["vocabulary_size"] > vocabulary:
-        raise UserError(
-            "the tokenizer has more entries than the model's embedding.",
-            tokenizer=f"{folder} has {manifest['vocabulary_size']}",
-            model=f"{checkpoint} has vocabulary_size {vocabulary}",
-            next="name the tokenizer that the model was trained with",
-        )
+        has = {"tokenizer": f"{folder} has {manifest['vocabulary_size']}"}
+        has["model"] = f"{checkpoint} has vocabulary_size {vocabulary}"
+        next = "name the tokenizer that the model was trained with"
+        raise UserError("the tokenizer has more entries than the model's embedding.", **has, next=next)
     trained = read_tokenizer_manifest(held) if stated is not None and held.is_dir() else None
     if trained is not None and trained["file"] != manifest["file"]:
-        raise UserError(
+        made = ((folder, manifest), (held, trained))
+        names = [f"{where}: {of['name']}, sha256 {of['file']['sha256'][:12]}…" for where, of in made]
+        what, next = (
             "the tokenizer is not the one that the model was trained with.",
-            tokenizer=f"{folder}: {manifest['name']}, sha256 {manifest['file']['sha256'][:12]}…",
-            checkpoint=f"{held}: {trained['name']}, sha256 {trained['file']['sha256'][:12]}…",
-            next="leave --tokenizer out: the checkpoint holds it",
+            "leave --tokenizer out: the checkpoint holds it",
         )
+        raise UserError(what, tokenizer=names[0], checkpoint=names[1], next=next)
     return None if manifest["kind"] == "numbers" else folder

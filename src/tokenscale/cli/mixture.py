@@ -14,9 +14,8 @@ VERSION = 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options for sources and output."""
     parser.add_argument("--names", nargs="+", required=True, metavar="CORPUS", help="names of the corpora")
-    parser.add_argument(
-        "--sources", nargs="+", required=True, type=Path, metavar="FILE", help="their manifests, or those of stores"
-    )
+    text = "their manifests, or those of stores"
+    parser.add_argument("--sources", nargs="+", required=True, type=Path, metavar="FILE", help=text)
     parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="results/mixtures/…/manifest.json")
 
 
@@ -37,9 +36,8 @@ def write_mixture(sources: dict[str, Path], path: Path) -> dict[str, Any]:
     listed = []
     for name, manifest in sources.items():
         if not manifest.is_file():
-            raise UserError(
-                "a source of the mixture is missing.", source=name, path=manifest, next=f"snakemake {manifest}"
-            )
+            what, next = "a source of the mixture is missing.", f"snakemake {manifest}"
+            raise UserError(what, source=name, path=manifest, next=next)
         relative = os.path.relpath(manifest, path.parent)
         listed.append({"name": name, "manifest": relative, "sha256": sha256_file(manifest)})
     content = {"schema_version": VERSION, "sources": listed}

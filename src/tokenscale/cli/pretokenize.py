@@ -21,21 +21,18 @@ RULE = ("store", "corpus", "tokenizer", "output")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of both modes."""
     parser.usage = (
-        "%(prog)s --input-path FILE --output-dir DIR [options]\n"
-        "       %(prog)s --store NAME --corpus FILE --tokenizer FILE --output FILE"
+        "%(prog)s --input-path FILE --output-dir DIR …\n       %(prog)s --store NAME --corpus FILE --output FILE"
     )
     importlib.import_module(FROM_FILE).add_arguments(parser)
     rule = parser.add_argument_group("write one store of a corpus, as the workflow's rules do")
     rule.add_argument("--store", metavar="NAME", help="for example padded-sequence_length=2048")
     rule.add_argument("--corpus", type=Path, metavar="FILE", help="results/corpus/NAME/manifest.json")
-    rule.add_argument(
-        "--tokenizer", type=Path, metavar="FILE", help="results/tokenizers/NAME/manifest.json; Tekken's by default"
-    )
+    text = "results/tokenizers/NAME/manifest.json; Tekken's by default"
+    rule.add_argument("--tokenizer", type=Path, metavar="FILE", help=text)
     rule.add_argument("--threads", type=int, help="threads of the engine (default: one per core)")
     rule.add_argument("--engine", default="auto", help="tokenization engine; auto: the fastest exact one")
-    rule.add_argument(
-        "--parts", type=int, default=1, metavar="N", help="merge the N parts of the store in the output's folder"
-    )
+    text = "merge the N parts of the store in the output's folder"
+    rule.add_argument("--parts", type=int, default=1, metavar="N", help=text)
     rule.add_argument("--part", type=int, metavar="K", help="write part K (from 0) of the N parts")
     rule.add_argument("--output", type=Path, metavar="FILE", help="results/tokens/…/[parts/NNNNN/]manifest.json")
 
@@ -43,17 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, wait: bool = True) -> None:
     """Write the tokens and report the result."""
     from_file = importlib.import_module(FROM_FILE)
-    of_file, of_rule = from_file.list_given_flags(arguments), [f"--{name}" for name in RULE if getattr(arguments, name)]
+    of_file = [flag.name for flag in from_file.FLAGS if getattr(arguments, flag.key) is not None]
+    of_rule = [f"--{name}" for name in RULE if getattr(arguments, name)]
     if of_file and of_rule:
-        raise UserError(
-            "the flags belong to two modes of this command.",
-            file=" ".join(of_file),
-            corpus=" ".join(of_rule),
-            next="use the flags of one mode: tokenscale pretokenize --help",
-        )
+        what, next = "the flags belong to two modes of this command.", "use one mode: tokenscale pretokenize --help"
+        raise UserError(what, file=" ".join(of_file), corpus=" ".join(of_rule), next=next)
     if not of_rule:
-        from_file.write(from_file.read_settings(arguments))
-        return
+        return from_file.run(arguments)
     for name in RULE:
         if name != "tokenizer" and getattr(arguments, name) is None:
             raise UserError(f"--{name} is missing.", next="tokenscale pretokenize --help")
@@ -63,11 +56,8 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
     tokenizer = arguments.tokenizer or Path("results/tokenizers/tekken/manifest.json")
     part, parts = arguments.part, arguments.parts
     if parts < 1 or (part is not None and not 0 <= part < parts):
-        raise UserError(
-            "--part must be from 0 to --parts - 1.",
-            found=f"--part {part} --parts {parts}",
-            next="--parts 8 --part 0, for example",
-        )
+        what, found = "--part must be from 0 to --parts - 1.", f"--part {part} --parts {parts}"
+        raise UserError(what, found=found, next="--parts 8 --part 0, for example")
     documents = read_corpus_manifest(arguments.corpus.parent)["splits"][store.split]["rows"]
     name = f"store {store.directory}" + (f", part {part}" if part is not None else "")
     progress = Progress(name, total=documents if part is None else None)
@@ -76,10 +66,8 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
         if part is None and parts > 1:
             manifest = merge_store(store, corpus, directory, parts)
         else:
-            of = None if part is None else (part, parts)
-            manifest = write_store(
-                store, corpus, tokenizer.parent, directory, progress, engine=arguments.engine, part=of
-            )
+            options = {"engine": arguments.engine, "part": None if part is None else (part, parts)}
+            manifest = write_store(store, corpus, tokenizer.parent, directory, progress, **options)
     progress.close()
     if manifest["documents"] == 0:
         print(f"{progress.line()}; no documents fall into this part")
@@ -89,7 +77,7 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
 
 def describe_store(manifest: dict[str, Any]) -> str:
     """Return the counts of a store in one line."""
-    return (
-        f"{manifest['rows']:,} rows, {manifest['tokens_useful']:,} useful of {manifest['tokens_total']:,} tokens "
-        f"(fill {manifest['fill']:.2%}), {manifest['tokens_cut']:,} cut"
+    tokens = (
+        f"{manifest['tokens_useful']:,} useful of {manifest['tokens_total']:,} tokens (fill {manifest['fill']:.2%})"
     )
+    return f"{manifest['rows']:,} rows, {tokens}, {manifest['tokens_cut']:,} cut"

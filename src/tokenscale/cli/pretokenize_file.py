@@ -23,7 +23,7 @@ from tokenscale.data.corpus.read import COMPRESSION, ENDINGS, read_texts
 from tokenscale.data.stores.manifest import SingleFile, read_store_manifest
 from tokenscale.data.stores.writing import write_store
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
-from tokenscale.data.tokenizers.huggingface import ResolvedTokenizer, resolve_tokenizer
+from tokenscale.data.tokenizers.huggingface import BUILT, ResolvedTokenizer, resolve_tokenizer
 from tokenscale.data.tokenizers.load import build as build_tokenizer
 from tokenscale.settings import flags
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, StorageSettings, StoreSettings
@@ -33,20 +33,35 @@ Log = Callable[[str], None]
 
 
 @settings_class
-class FileSettings:
-    """Settings for tokenizing a file, with the source studies' names."""
+class TextOptions:
+    """Options of commands that tokenize text files."""
 
-    input_path: str = option(
-        "", "Parquet, JSON lines (.jsonl) or text; the last two also .gz, .zst", metavar="FILE", path=True
-    )
-    output_dir: str = option("", "folder of the token files", metavar="DIR", path=True)
     tokenizer_name: str = option(
         "tekken",
-        "a folder, a name below results/tokenizers, tekken, a name of Mistral-Nemo (the same), or NAME@COMMIT of the "
-        "Hugging Face hub",
+        f"a folder, a name below {BUILT}, tekken, or NAME@COMMIT of the Hugging Face hub",
         metavar="NAME",
         path=True,
     )
+    text_column: str | None = option(
+        None, "column or key of the text (default: text, else the only one that holds text)", metavar="NAME"
+    )
+    separator: str | None = option(
+        None,
+        r"text between the documents of a text file, such as '<|endoftext|>' or '\n' (default: it is one)",
+        min_length=1,
+    )
+
+    @property
+    def unescaped_separator(self) -> str | None:
+        return None if self.separator is None else unescape(self.separator)
+
+
+@settings_class
+class FileSettings(TextOptions):
+    """Settings for tokenizing a file, with the source studies' names."""
+
+    input_path: str = option("", "Parquet, .jsonl or text; the last two also .gz, .zst", metavar="FILE", path=True)
+    output_dir: str = option("", "folder of the token files", metavar="DIR", path=True)
     max_length: int = option(2048, "padded: positions per row (it stores one more token, the last label)", ge=8)
     batch_size: int = option(100, "documents per call of the tokenizer", ge=1)
     format: tuple[Literal["padded", "token-list", "packed"], ...] = option(
@@ -57,12 +72,6 @@ class FileSettings:
     dtype: Literal["int32", "int64", "uint32"] = option("int32", "dtype of token ids; the studies had int64")
     row_group_rows: int = option(1000, "rows per Parquet row group", ge=1)
     eos: bool = option(False, "end each document with EOS, beside its one BOS")
-    text_column: str | None = option(
-        None, "column or key of the text (default: text, else the only one that holds text)", metavar="NAME"
-    )
-    separator: str | None = option(
-        None, r"what stands between the documents of a text file, such as '<|endoftext|>' or '\n' (default: it is one)"
-    )
 
 
 FLAGS = flags.build_flags(FileSettings)
@@ -73,40 +82,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_flags(parser.add_argument_group("tokenize a text file into one Parquet file for each format"), FLAGS)
 
 
-def list_given_flags(arguments: argparse.Namespace) -> list[str]:
-    """Return the flags of this mode that were given."""
-    return [flag.name for flag in FLAGS if getattr(arguments, flag.key) is not None]
-
-
-def read_settings(arguments: argparse.Namespace) -> FileSettings:
-    """Return the settings from the flags. Raise UserError for a wrong value, a missing flag, and the format packed."""
-    settings = FileSettings(**flags.parse_flags(arguments, FLAGS))
-    for name in ("input_path", "output_dir"):
-        if not getattr(settings, name):
-            raise UserError(f"--{name.replace('_', '-')} is missing.", next="tokenscale pretokenize --help")
-    if "packed" in settings.format:
-        raise UserError(
-            "packed rows are memory-mapped: they cannot be a Parquet file.",
-            flag="--format",
-            allowed="padded, token-list",
-            next="name the corpus in config/config.yaml, then: snakemake "
-            f"results/tokens/CORPUS/TOKENIZER/{StoreSettings('packed', sequence_length=settings.max_length).directory}"
-            "/manifest.json",
-        )
-    if settings.compression_level is not None and settings.compression != "zstd":
-        raise UserError(
-            f"the codec {settings.compression} has no level.", flag="--compression-level", next="--compression zstd"
-        )
-    return settings
-
-
-def write(settings: FileSettings) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Write the files, each with its manifest beside it.
 
     The tokenizer is copied to `<output_dir>/tokenizers/<name>/`, from where `train` copies it beside the weights.
-    Raise UserError for an unreadable or empty input, for an existing file that this command did not write with these
-    settings, and while another process writes there.
+    Raise UserError for wrong flags, for an unreadable or empty input, for an existing file that this command did not
+    write with these settings, and while another process writes there.
     """
+    settings = FileSettings(**flags.parse_flags(arguments, FLAGS))
+    for name in ("input_path", "output_dir"):
+        if not getattr(settings, name):
+            raise UserError(f"{flags.spell(name)} is missing.", next="tokenscale pretokenize --help")
+    if "packed" in settings.format:
+        store = StoreSettings("packed", sequence_length=settings.max_length).directory
+        next = f"results/tokens/CORPUS/TOKENIZER/{store}/manifest.json"
+        next = f"name the corpus in config/config.yaml, then: snakemake {next}"
+        what = "packed rows are memory-mapped: they cannot be a Parquet file."
+        raise UserError(what, flag="--format", allowed="padded, token-list", next=next)
+    if settings.compression_level is not None and settings.compression != "zstd":
+        what = f"the codec {settings.compression} has no level."
+        raise UserError(what, flag="--compression-level", next="--compression zstd")
     source, directory = Path(settings.input_path), Path(settings.output_dir)
     tokenizer = resolve_tokenizer(settings.tokenizer_name)
     if source.is_dir():
@@ -141,16 +136,12 @@ def _write(settings: FileSettings, source: Path, aside: Path, tokenizer: Resolve
     if not (folder / "manifest.json").is_file():
         folder = aside / "tokenizer"
         build_tokenizer(tokenizer.settings, folder)
+    level = settings.compression_level or StorageSettings().codec_level
+    same = {"eos": settings.eos, "dtype": settings.dtype, "row_group_rows": settings.row_group_rows}
     stores = {}
     for form in dict.fromkeys(settings.format):
         store = StoreSettings(
-            form,
-            sequence_length=settings.max_length,
-            eos=settings.eos,
-            codec=settings.compression,
-            codec_level=settings.compression_level or StorageSettings().codec_level,
-            dtype=settings.dtype,
-            row_group_rows=settings.row_group_rows,
+            form, sequence_length=settings.max_length, codec=settings.compression, codec_level=level, **same
         )
         name = f"{strip_extensions(source)}_tokenized_{form}_{settings.compression}"
         single = SingleFile(name, _command_line(settings, store))
@@ -161,9 +152,8 @@ def _write(settings: FileSettings, source: Path, aside: Path, tokenizer: Resolve
         print("token-list: documents are kept whole; the studies cut theirs at --max-length")
     for single, store in stores.items():
         progress = Progress(single.name, total=corpus["splits"]["train"]["rows"])
-        manifest = write_store(
-            store, aside / "corpus", folder, directory, progress, batch_documents=settings.batch_size, single=single
-        )
+        batch = {"batch_documents": settings.batch_size, "single": single}
+        manifest = write_store(store, aside / "corpus", folder, directory, progress, **batch)
         progress.close()
         path = single.list_files(directory)[0]
         print(f"{progress.line()}; {describe_store(manifest)}\n  {path}  {path.stat().st_size:,} bytes")
@@ -208,10 +198,9 @@ def check_present(path: Path, flag: str) -> None:
 
 def _build_corpus(settings: FileSettings, source: Path, directory: Path) -> dict[str, Any]:
     """Build a corpus from the file's documents, in order, and return its manifest."""
-    separator = None if settings.separator is None else unescape(settings.separator)
     progress = Progress(f"reading {source.name}")
     try:
-        read = SourceSettings(kind="files", files=(str(source),), separator=separator)
+        read = SourceSettings(kind="files", files=(str(source),), separator=settings.unescaped_separator)
         corpus = CorpusSettings(
             name=make_corpus_name(strip_extensions(source)),
             source=choose_text_column(source, read, settings.text_column, print),
@@ -237,7 +226,7 @@ def reword_for_flags(error: UserError) -> UserError:
     facts = {"flag" if label == "key" else label: text for label, text in error.facts.items() if text != "source.files"}
     for key in ("text_column", "target_column"):
         if facts.get("flag") == f"source.{key}":
-            facts["flag"] = f"--{key.replace('_', '-')}"
+            facts["flag"] = flags.spell(key)
             facts["next"] = facts["next"] if "did you mean" in facts.get("next", "") else f"{facts['flag']} NAME"
     return UserError(error.what, **facts)
 
@@ -278,23 +267,18 @@ def _check_free(files: list[Path], store: StoreSettings, tokenizer: dict[str, An
     if not there:
         return
     if files[-1] not in there:
-        raise UserError(
-            "the output file exists, but has no manifest: this command did not write it.",
-            file=there[0],
-            next="choose another --output-dir, or remove the file",
-        )
+        what = "the output file exists, but has no manifest: this command did not write it."
+        raise UserError(what, file=there[0], next="choose another --output-dir, or remove the file")
     found = read_store_manifest(files[-1])
     made = found["tokenizer"]
     has = {**found["options"], "tokenizer": made["name"], "tokenizer file": made["file_sha256"]}
     requested = {**store.options(), "tokenizer": tokenizer["name"], "tokenizer file": tokenizer["file"]["sha256"]}
     if differing := [key for key in requested if requested[key] != has.get(key)]:
-        raise UserError(
-            "the output file exists and was made with other settings.",
-            file=there[0],
-            has=f"{differing[0]} {has.get(differing[0])}",
-            requested=f"{differing[0]} {requested[differing[0]]}",
-            next="choose another --output-dir, or remove the file and its manifest",
-        )
+        facts = {
+            label: f"{differing[0]} {of.get(differing[0])}" for label, of in (("has", has), ("requested", requested))
+        }
+        next = "choose another --output-dir, or remove the file and its manifest"
+        raise UserError("the output file exists and was made with other settings.", file=there[0], **facts, next=next)
 
 
 def _command_line(settings: FileSettings, store: StoreSettings) -> str:

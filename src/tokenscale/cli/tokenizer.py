@@ -14,12 +14,10 @@ from tokenscale.settings.options import from_json
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `tokenizer`."""
     parser.add_argument("--settings", required=True, metavar="JSON", help="the tokenizer settings")
-    parser.add_argument(
-        "--corpus", nargs="?", type=Path, metavar="FILE", help="kind bpe: results/corpus/NAME/manifest.json"
-    )
-    parser.add_argument(
-        "--output", required=True, type=Path, metavar="FILE", help="results/tokenizers/NAME/manifest.json"
-    )
+    text = "kind bpe: results/corpus/NAME/manifest.json"
+    parser.add_argument("--corpus", nargs="?", type=Path, metavar="FILE", help=text)
+    text = "results/tokenizers/NAME/manifest.json"
+    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help=text)
 
 
 def run(arguments: argparse.Namespace, wait: bool = True) -> None:
