@@ -19,10 +19,7 @@ ROLES = ("corpus", "tokenizer", "store", "validation_store", "arm")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that give a run by its id, as `plan` lists it, or by its settings, as the rule does."""
-    parser.usage = (
-        "%(prog)s RUN_ID [--profile alps] [--print]\n"
-        "       %(prog)s --run JSON --output FILE [--site FILE] [--store FILE …] [--print]"
-    )
+    parser.usage = "%(prog)s RUN_ID [--profile alps] [--print]\n       %(prog)s --run JSON --output FILE [options]"
     parser.add_argument("run_id", nargs="*", metavar="RUN_ID", help="a run of an experiment")
     main.add_configuration_arguments(parser)
     parser.add_argument("--print", action="store_true", help="print the command of its processes, and start nothing")

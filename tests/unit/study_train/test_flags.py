@@ -1,11 +1,14 @@
 """The flags of `train`: one for each setting of a run, in one spelling or several."""
 
 import argparse
+import sys
 import typing
+from pathlib import Path
 
 import pytest
 
 from tests.unit.study_train.conftest import asked
+from tokenscale.cli.main import GROUPS, main
 from tokenscale.settings import flags, source_studies
 from tokenscale.settings.run import RunSettings
 
@@ -42,3 +45,12 @@ def test_each_setting_of_a_run_has_a_flag_that_sets_it(flag):
 @pytest.mark.parametrize("text, value", [("none", None), ("null", None), ("2.5", 2.5)])
 def test_a_flag_of_an_optional_setting_takes_none(text, value):
     assert asked("--optimizer.clip-norm", text).run.optimizer.clip_norm == value
+
+
+@pytest.mark.parametrize("command", [name for group in GROUPS.values() for name in group])
+def test_the_help_of_a_command_fits_a_terminal(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TOKENSCALE_USER_PATH", str(Path(sys.executable).parent))  # commands without their folder
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
