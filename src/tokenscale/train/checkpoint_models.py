@@ -79,11 +79,8 @@ def open_checkpoint(
         run = replace(run, objective="causal")
     held = folder / "tokenizer"
     if tokenizer is None and not held.is_dir():
-        raise UserError(
-            "the checkpoint holds no tokenizer.",
-            checkpoint=folder,
-            next="name the folder of the one that the model was trained with: --tokenizer results/tokenizers/NAME",
-        )
+        next = "name the folder of the one that the model was trained with: --tokenizer results/tokenizers/NAME"
+        raise UserError("the checkpoint holds no tokenizer.", checkpoint=folder, next=next)
     entries = read_tokenizer_manifest(tokenizer or held)["vocabulary_size"]
     if shape.vocabulary_size is not None and entries > shape.vocabulary_size:
         raise UserError(
@@ -200,11 +197,8 @@ def open_causal(checkpoint: Path, *, tokenizer: Path | None = None, device: str 
     """Open a checkpoint that generates text. Raise UserError as `open_checkpoint` does, and for a masked model."""
     opened = open_checkpoint(checkpoint, tokenizer=tokenizer, device=device, document_mask=False)
     if opened.run.objective != "causal":
-        raise UserError(
-            "a masked model cannot generate text.",
-            checkpoint=opened.name,
-            next="name the checkpoint of a causal run",
-        )
+        next = "name the checkpoint of a causal run"
+        raise UserError("a masked model cannot generate text.", checkpoint=opened.name, next=next)
     return opened
 
 

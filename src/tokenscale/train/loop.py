@@ -315,12 +315,9 @@ class Training:
             self.checkpoints.best = found.record["best_validation_loss"]
         self.done = found.record["step"]
         if self.earlier["begins_at"] == self.done and self.budget.ended(self.done):
-            raise UserError(
-                "the checkpoint is at the end of this run's budget, or behind it.",
-                checkpoint=found.folder,
-                found=f"after step {self.done}",
-                next="raise the budget, or take an earlier state",
-            )
+            what = "the checkpoint is at the end of this run's budget, or behind it."
+            next = "raise the budget, or take an earlier state"
+            raise UserError(what, checkpoint=found.folder, found=f"after step {self.done}", next=next)
         self.writer.event("resume", step=self.done, status=found.folder.name)
         self.progress.log(f"goes on after step {self.done}, from {found.folder}")
         if earlier := self.earlier["earlier_schedule"]:

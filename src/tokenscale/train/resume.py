@@ -87,31 +87,19 @@ class Checkpoints:
         """Return the resume state that `resume_from` names. Raises UserError where it does not fit this run."""
         found = Checkpoint(where)
         if found.record["kind"] != "resume":
-            raise UserError(
-                "this checkpoint holds weights alone: nothing can be resumed from it.",
-                checkpoint=where,
-                next="run the other one with checkpoints.keep_resume_state",
-            )
+            what = "this checkpoint holds weights alone: nothing can be resumed from it."
+            raise UserError(what, checkpoint=where, next="run the other one with checkpoints.keep_resume_state")
         if (other := find_difference(decode(RunSettings, found.record["run"]), self._run)) is not None:
             setting, there, here = other
-            raise UserError(
-                "the checkpoint is of another run.",
-                checkpoint=where,
-                setting=setting,
-                found=there,
-                expected=here,
-                next="name a checkpoint of the same run, or start without one",
-            )
+            what, next = "the checkpoint is of another run.", "name a checkpoint of the same run, or start without one"
+            raise UserError(what, checkpoint=where, setting=setting, found=there, expected=here, next=next)
         theirs, mine = found.record.get("inputs") or {}, self._record.get("inputs") or {}
         # which inputs there are follows from settings that may differ; held-out rows are not trained on
         differing = [role for role in theirs.keys() & mine.keys() - {"validation_store"} if theirs[role] != mine[role]]
         if differing or found.record.get("code_sha256") != self._record.get("code_sha256"):
-            raise UserError(
-                "the checkpoint was made with other code or data.",
-                checkpoint=where,
-                differs=", ".join(differing) or "code",
-                next="train the other run again, which writes a new one",
-            )
+            what = "the checkpoint was made with other code or data."
+            next = "train the other run again, which writes a new one"
+            raise UserError(what, checkpoint=where, differs=", ".join(differing) or "code", next=next)
         return found
 
     def due(self, done: int, *, epoch_ended: bool, last: bool) -> bool:

@@ -60,11 +60,8 @@ class Inputs:
     def require(self, role: str, run: RunSettings, user: str) -> Path:
         """Return the input with this role, which `user` needs. Raises UserError if it was not given."""
         if (where := getattr(self, role)) is None:
-            raise UserError(
-                f"{user} needs the {role.replace('_', ' ')} of the run, but none was given.",
-                run=run.identity,
-                next=f"pass {list_manifests(run)[role]}",
-            )
+            what = f"{user} needs the {role.replace('_', ' ')} of the run, but none was given."
+            raise UserError(what, run=run.identity, next=f"pass {list_manifests(run)[role]}")
         return Path(where)
 
 

@@ -37,11 +37,9 @@ class StoreDataset(Dataset[dict[str, torch.Tensor]]):
         self.where, self.bounds = Path(where), bounds
         declared = read_store_manifest(self.where)
         if bounds and declared["format"] != "packed":
-            raise UserError(
-                "only rows of a packed store hold several documents.",
-                store=f"{self.where} has the format {declared['format']}",
-                next="leave `bounds` out, or read a packed store",
-            )
+            what = "only rows of a packed store hold several documents."
+            next = "leave `bounds` out, or read a packed store"
+            raise UserError(what, store=f"{self.where} has the format {declared['format']}", next=next)
         self.manifest = open_store(self.where, StoreSettings(declared["format"], **declared["options"]))
         self.vocabulary_size: int = self.manifest["vocabulary_size"]
         self._opened: tuple[int, Any] = (0, None)
@@ -88,12 +86,8 @@ class GlobalOrderSampler(Sampler[list[int]]):
 
     def __init__(self, rows: int, global_batch: int, *, seed: int = 0, rank: int = 0, world_size: int = 1):
         if world_size > global_batch:
-            raise UserError(
-                "some ranks would read nothing.",
-                global_batch=global_batch,
-                world_size=world_size,
-                next="raise global_batch",
-            )
+            what = "some ranks would read nothing."
+            raise UserError(what, global_batch=global_batch, world_size=world_size, next="raise global_batch")
         self._rows, self._global_batch, self._seed = rows, global_batch, seed
         self._slots = np.array(rank_slots(global_batch, rank, world_size), dtype=np.int64)
         self._step = 0

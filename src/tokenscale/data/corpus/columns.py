@@ -134,10 +134,6 @@ def read_line_pairs(
 def match_targets(files: Sequence[Named], targets: Sequence[Path], key: str) -> Iterator[tuple[Named, Path | None]]:
     """Yield each file and its translation, or None. Raises UserError if the numbers of files and targets differ."""
     if targets and len(files) != len(targets):
-        raise UserError(
-            "each file of texts goes with one of translations.",
-            key=f"source.{key}",
-            found=f"{len(targets)} for {len(files)} files",
-            next="name as many, in the same order",
-        )
+        what, next = "each file of texts goes with one of translations.", "name as many, in the same order"
+        raise UserError(what, key=f"source.{key}", found=f"{len(targets)} for {len(files)} files", next=next)
     yield from zip(files, targets or [None] * len(files), strict=True)

@@ -138,12 +138,9 @@ def check_files(corpus: CorpusSettings, folder: Path, file_of: Callable[[str], s
 
 def too_many_parts_error(corpus: CorpusSettings, files: int) -> UserError:
     """Return the error for a corpus that has more parts than source files."""
-    return UserError(
-        "a corpus has more parts than source files.",
-        key="parts",
-        found=f"{corpus.parts} parts, {files} file(s)",
-        next=f"lower `parts` of the corpus {corpus.name}, or split its files",
-    )
+    what = "a corpus has more parts than source files."
+    next = f"lower `parts` of the corpus {corpus.name}, or split its files"
+    return UserError(what, key="parts", found=f"{corpus.parts} parts, {files} file(s)", next=next)
 
 
 def _read_documents(
@@ -164,9 +161,7 @@ def _read_documents(
 
 def _read_manifest(downloads: Path | None) -> dict[str, Any]:
     if downloads is None:
-        raise UserError(
-            "the corpus has a remote source, and --downloads is missing.",
-            next="--downloads results/downloads/NAME/manifest.json  (snakemake names it itself)",
-        )
+        next = "--downloads results/downloads/NAME/manifest.json  (snakemake names it itself)"
+        raise UserError("the corpus has a remote source, and --downloads is missing.", next=next)
     path = downloads / "manifest.json"
     return read_json(path, "manifest of the download", f"snakemake {path}")

@@ -64,12 +64,8 @@ def read_texts(
     elif form != "text":
         rows = FORMATS[form].read(path, list_columns(source), span)
     elif source.target_column is not None:
-        raise UserError(
-            "a text file has no columns to hold pairs.",
-            file=path,
-            key="source.target_column",
-            next="name the file of translations as target_files, or write the pairs to Parquet, JSON lines or TSV",
-        )
+        next = "name the file of translations as target_files, or write the pairs to Parquet, JSON lines or TSV"
+        raise UserError("a text file has no columns to hold pairs.", file=path, key="source.target_column", next=next)
     elif source.separator is not None:
         yield from _split_text(path, source.separator.replace("\r\n", "\n"), span)
         return

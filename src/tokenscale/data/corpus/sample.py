@@ -130,11 +130,8 @@ def _sample_all(paths: list[Path], source: SourceSettings, documents: int, seed:
         number += 1
         done += len(text)
         if done > COMPRESSED_BYTES:
-            raise UserError(
-                "compressed text can only be read from the start, and this is too much to read.",
-                read=f"{done / 1e9:.1f} GB of text",
-                next="unpack it, or name a part of the files",
-            )
+            what = "compressed text can only be read from the start, and this is too much to read."
+            raise UserError(what, read=f"{done / 1e9:.1f} GB of text", next="unpack it, or name a part of the files")
     share = SAMPLE_BYTES / max(1, sum(len(text) for _, text in kept))
     if share < 1:
         kept = draw.sample(kept, max(2, int(len(kept) * share)))

@@ -51,11 +51,8 @@ def check_eos(tokenizer: Tokenizer, eos: bool, pairs: bool = False) -> None:
     if pairs and not eos:
         raise UserError("pairs need EOS after both parts.", key="eos", found="false", next="set eos: true")
     if eos and tokenizer.eos_id is None:
-        raise UserError(
-            f"the tokenizer {tokenizer.name} has no end-of-document token.",
-            key="eos",
-            next="set `eos` of the tokenizer, or `eos: false` for the run",
-        )
+        next = "set `eos` of the tokenizer, or `eos: false` for the run"
+        raise UserError(f"the tokenizer {tokenizer.name} has no end-of-document token.", key="eos", next=next)
 
 
 class EngineDiffers(UserError):

@@ -82,11 +82,8 @@ def write_token_list(
             writer, single, {"tokens": store.dtype}, lambda chunk: {"tokens": (chunk.ids, chunk.lengths)}, add_to_digest
         )
         if read.close() != writer.digest.close():
-            raise UserError(
-                "the token store is not read back as it was written.",
-                folder=directory,
-                next="check the disk and the memory of this machine, and build the store again",
-            )
+            next = "check the disk and the memory of this machine, and build the store again"
+            raise UserError("the token store is not read back as it was written.", folder=directory, next=next)
         tokens = int(writer.occurrences.sum())
         facts = {"dtype": store.dtype, "rows": len(documents), "tokens_useful": tokens - len(documents)}
         facts |= dict.fromkeys(("tokens_total", "tokens_stored", "places"), tokens)

@@ -153,12 +153,8 @@ def open_store_writer(
     """
     directory = Path(directory)
     if len(documents) == 0:
-        raise UserError(
-            f"the corpus has no {store.split} documents.",
-            store=store.directory,
-            directory=directory,
-            next="use a larger corpus",
-        )
+        what = f"the corpus has no {store.split} documents."
+        raise UserError(what, store=store.directory, directory=directory, next="use a larger corpus")
     started = time.monotonic()
     directory.mkdir(parents=True, exist_ok=True)
     folder = directory / (f".{single.name}.building" if single else ".building")

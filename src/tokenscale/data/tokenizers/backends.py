@@ -347,12 +347,9 @@ class EngineTokenizer(Tokenizer):
             if name in (REFERENCE, requested) or self._is_exact(name, engine):
                 return name, engine
             self.notes.append(f"not {name} {engine.version}: its ids differ from those of {REFERENCE}")
-        raise UserError(
-            f"the engine {requested} cannot be used here.",
-            tokenizer=self.name,
-            tried="; ".join(self.notes),
-            next=f"install it (environment.yml), or choose another: {', '.join(['auto', *self._engines])}",
-        )
+        what = f"the engine {requested} cannot be used here."
+        next = f"install it (environment.yml), or choose another: {', '.join(['auto', *self._engines])}"
+        raise UserError(what, tokenizer=self.name, tried="; ".join(self.notes), next=next)
 
     def _is_exact(self, name: str, engine: Engine) -> bool:
         """Return whether the engine is exact: as recorded by the build for this version, otherwise tested now."""
@@ -414,8 +411,6 @@ def compare_engines(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
 
 def random_error(name: str, **facts: object) -> UserError:
     """Return the error for a tokenizer that encodes the same text differently a second time."""
-    return UserError(
-        f"the tokenizer {name} gives other ids for the same text: it is no function of the text.",
-        **facts,
-        next="remove what is random from its files (dropout or sampling), or use another tokenizer",
-    )
+    what = f"the tokenizer {name} gives other ids for the same text: it is no function of the text."
+    next = "remove what is random from its files (dropout or sampling), or use another tokenizer"
+    return UserError(what, **facts, next=next)

@@ -48,12 +48,9 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     ids = _choose_ids(settings, token_names, vocabulary)
     if "bos" not in ids:
-        raise UserError(
-            f"nothing says which token begins a document of tokenizer {settings.name}.",
-            source=settings.source,
-            key="tokenizer.bos",
-            next="set `bos` to the text of that token; many tokenizers without one use their end-of-text token",
-        )
+        what = f"nothing says which token begins a document of tokenizer {settings.name}."
+        next = "set `bos` to the text of that token; many tokenizers without one use their end-of-text token"
+        raise UserError(what, source=settings.source, key="tokenizer.bos", next=next)
     unknown = backends.find_unknown(json.loads(tokenizer.model.__getstate__()))
     names = {role: tokenizer.id_to_token(i) for role, i in ids.items()}
     for role in ("pad", "mask"):
@@ -99,10 +96,8 @@ def train_bpe(
     length. Raises UserError without a corpus.
     """
     if corpus_directory is None:
-        raise UserError(
-            f"the tokenizer {settings.name} of kind bpe is trained on a corpus, and --corpus is missing.",
-            next=f"--corpus results/corpus/{settings.corpus}/manifest.json",
-        )
+        what = f"the tokenizer {settings.name} of kind bpe is trained on a corpus, and --corpus is missing."
+        raise UserError(what, next=f"--corpus results/corpus/{settings.corpus}/manifest.json")
     tokenizers = import_library("bpe")
     text = RawText(corpus_directory, "train")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -211,11 +206,9 @@ def _folder_error(problem: str, **facts: object) -> UserError:
 def _download_folder(settings: TokenizerSettings) -> Path:
     """Download the tokenizer's files at its revision and return their folder in the hub's cache."""
     if settings.revision is None:
-        raise UserError(
-            f"the tokenizer {settings.source!r} is no folder, and a hub name needs a pinned revision.",
-            key="tokenizer.revision",
-            next="set `revision` to a commit of the hub repository, so that the same name stays the same tokenizer",
-        )
+        what = f"the tokenizer {settings.source!r} is no folder, and a hub name needs a pinned revision."
+        next = "set `revision` to a commit of the hub repository, so that the same name stays the same tokenizer"
+        raise UserError(what, key="tokenizer.revision", next=next)
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -260,12 +253,8 @@ def _choose_ids(settings: TokenizerSettings, token_names: dict[str, str], vocabu
     for role, customary in CUSTOMARY.items():
         configured = getattr(settings, role, None)
         if configured is not None and configured not in vocabulary:
-            raise UserError(
-                f"the token {configured!r} is not in the vocabulary of tokenizer {settings.name}.",
-                key=f"tokenizer.{role}",
-                source=settings.source,
-                next="name a token that it holds",
-            )
+            what = f"the token {configured!r} is not in the vocabulary of tokenizer {settings.name}."
+            raise UserError(what, key=f"tokenizer.{role}", source=settings.source, next="name a token that it holds")
         known = [text for text in (configured, token_names.get(role), *customary) if text in vocabulary]
         if known:
             found[role] = vocabulary[known[0]]
@@ -324,12 +313,8 @@ def resolve_tokenizer(text: str, built: Path = BUILT) -> ResolvedTokenizer:
     near = find_nearest(text, known)
     hub = f"a name of the hub needs its revision: --tokenizer-name {source}@COMMIT"
     other = "name one of them, or a folder with tokenizer.json, or NAME@COMMIT of the Hugging Face hub"
-    raise UserError(
-        f"there is no tokenizer {text!r}.",
-        flag="--tokenizer-name",
-        known=", ".join(known),
-        next=f"did you mean {near!r}?" if near else hub if "/" in text else other,
-    )
+    next = f"did you mean {near!r}?" if near else hub if "/" in text else other
+    raise UserError(f"there is no tokenizer {text!r}.", flag="--tokenizer-name", known=", ".join(known), next=next)
 
 
 def find_store_tokenizer(manifest: Path, sha256: str | None) -> Path | None:

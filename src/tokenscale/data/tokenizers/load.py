@@ -63,12 +63,8 @@ def build(
     if settings.kind not in TOKENIZERS:
         raise unknown("tokenizer kind", settings.kind, TOKENIZERS, key="tokenizer.kind")
     for field, problem in settings.problems():
-        raise UserError(
-            "the tokenizer settings do not fit together.",
-            key=f"tokenizer.{field}",
-            problem=problem,
-            next=f"correct it for tokenizer {settings.name}",
-        )
+        what, next = "the tokenizer settings do not fit together.", f"correct it for tokenizer {settings.name}"
+        raise UserError(what, key=f"tokenizer.{field}", problem=problem, next=next)
     started = time.monotonic()
     directory.mkdir(parents=True, exist_ok=True)
     kind = _find_kind(settings.kind)

@@ -60,12 +60,9 @@ def measure(tokenizer: Tokenizer, sample: Sequence[str], corpus: str) -> dict[st
     if not np.array_equal(ids, again):
         raise random_error(tokenizer.name, corpus=corpus)
     if np.isin(ids, [i for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None]).any():
-        raise UserError(
-            f"the tokenizer {tokenizer.name} makes control tokens from text.",
-            corpus=corpus,
-            ids=f"BOS {tokenizer.bos_id}, EOS {tokenizer.eos_id}",
-            next="use a tokenizer whose control tokens are not entries for text",
-        )
+        what = f"the tokenizer {tokenizer.name} makes control tokens from text."
+        next = "use a tokenizer whose control tokens are not entries for text"
+        raise UserError(what, corpus=corpus, ids=f"BOS {tokenizer.bos_id}, EOS {tokenizer.eos_id}", next=next)
     unknown = tokenizer.unknown_id
     lost: Counter[str] = Counter()
     normalised = 0.0

@@ -37,11 +37,9 @@ def make(settings: TokenizerSettings, directory: Path, corpus_directory: Path | 
     spec = importlib.util.find_spec("mistral_common")
     source = Path(spec.origin).parent / "data" / FILE if spec is not None and spec.origin else None
     if source is None or not source.exists():
-        raise UserError(
-            f"the tokenizer {settings.name} needs {FILE} from the package mistral_common.",
-            found="no such package" if source is None else f"no file {source}",
-            next="install mistral_common (environment.yml names the version)",
-        )
+        what = f"the tokenizer {settings.name} needs {FILE} from the package mistral_common."
+        next = "install mistral_common (environment.yml names the version)"
+        raise UserError(what, found="no such package" if source is None else f"no file {source}", next=next)
     path = directory / FILE
     with atomic(path) as temporary:
         shutil.copyfile(source, temporary)

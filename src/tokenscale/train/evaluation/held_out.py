@@ -57,12 +57,9 @@ class HeldOut:
                 trainer.parallel, held_out, run.micro_batch, trainer.mesh, trainer.autocast, accuracy=accuracy
             )
             if found.useful_tokens == 0:
-                raise UserError(
-                    "no row of the held-out slice keeps a label: there is no validation loss.",
-                    corpus=held_out.corpus,
-                    found=f"{held_out.global_rows} rows",
-                    next="raise sequence_length or validation.rows, or set validation.rows: 0",
-                )
+                what = "no row of the held-out slice keeps a label: there is no validation loss."
+                next = "raise sequence_length or validation.rows, or set validation.rows: 0"
+                raise UserError(what, corpus=held_out.corpus, found=f"{held_out.global_rows} rows", next=next)
             sums.append(found)
             if run.mixture is not None:
                 self._log("source_validation", done, found, held_out.global_rows, began_slice, corpus=held_out.corpus)

@@ -195,11 +195,8 @@ def from_hf(config: dict[str, Any], weights: Weights) -> tuple[ModelSettings, We
     """
     kind = config.get("model_type")
     if kind not in ARCHITECTURES:
-        raise UserError(
-            f"weights of the model type {kind!r} are not read.",
-            expected=", ".join(ARCHITECTURES),
-            next="convert one of these",
-        )
+        what = f"weights of the model type {kind!r} are not read."
+        raise UserError(what, expected=", ".join(ARCHITECTURES), next="convert one of these")
     shape = _shape(config, kind)
     table = GPT2 if kind == "gpt2" else LLAMA
     clean = {WRAPPERS.sub("", name): name for name in weights}
@@ -260,12 +257,9 @@ def _names(shape: ModelSettings, kind: str) -> dict[str, list[str]]:
 def _check_names(expected: set[str], weights: Iterable[str], where: str) -> None:
     missing, unknown = sorted(expected - set(weights)), sorted(set(weights) - expected)
     if missing or unknown:
-        raise UserError(
-            f"these are not the weights of {where}.",
-            missing=few(missing) or None,
-            unknown=few(unknown) or None,
-            next="compare the shape that is stated with the one of the weights",
-        )
+        what = f"these are not the weights of {where}."
+        next = "compare the shape that is stated with the one of the weights"
+        raise UserError(what, missing=few(missing) or None, unknown=few(unknown) or None, next=next)
 
 
 def _config(shape: ModelSettings, kind: str, sequence_length: int) -> dict[str, Any]:
@@ -325,10 +319,6 @@ def _shape(config: dict[str, Any], kind: str) -> ModelSettings:
 
 def _require(config: dict[str, Any], key: str, holds: bool, expected: str) -> None:
     if not holds:
-        raise UserError(
-            "the model has a setting that the decoder of this project does not support.",
-            key=key,
-            found=config.get(key),
-            expected=expected,
-            next="use it as it is: `model.transformers`",
-        )
+        what = "the model has a setting that the decoder of this project does not support."
+        next = "use it as it is: `model.transformers`"
+        raise UserError(what, key=key, found=config.get(key), expected=expected, next=next)

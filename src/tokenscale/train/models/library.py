@@ -73,11 +73,8 @@ class LibraryModel(LanguageModel):
 def build(shape: ModelSettings, sequence_length: int, *, objective: str, kernel: str) -> LibraryModel:
     shape = shape.with_positions(sequence_length)
     if kernel != "sdpa":
-        raise UserError(
-            f"models of transformers run their own attention, not the kernel {kernel}.",
-            model=f"{shape.name} ({shape.transformers})",
-            next="leave `attention` out",
-        )
+        what = f"models of transformers run their own attention, not the kernel {kernel}."
+        raise UserError(what, model=f"{shape.name} ({shape.transformers})", next="leave `attention` out")
     shape.check_positions(sequence_length)
     return LibraryModel(shape, objective)
 
@@ -203,12 +200,9 @@ def _made(shape: ModelSettings, objective: str, dtype: torch.dtype) -> Any:
     masked, causal = library.MODEL_FOR_MASKED_LM_MAPPING, library.MODEL_FOR_CAUSAL_LM_MAPPING
     if config_class not in (masked if objective == "masked" else causal):
         other = [word for word, known in (("masked", masked), ("causal", causal)) if config_class in known]
-        raise UserError(
-            f"transformers has no {objective} language model of type {shape.transformers}.",
-            model=shape.name,
-            has=", ".join(other) or "neither a masked nor a causal one",
-            next=f"use `objective: {other[0]}`" if other else "choose another type",
-        )
+        what = f"transformers has no {objective} language model of type {shape.transformers}."
+        next = f"use `objective: {other[0]}`" if other else "choose another type"
+        raise UserError(what, model=shape.name, has=", ".join(other) or "neither a masked nor a causal one", next=next)
     config = _config(shape, config_class)
     if config.is_encoder_decoder:
         raise _refused(shape, "it is an encoder with a decoder")
@@ -275,18 +269,13 @@ def _library() -> ModuleType:
     try:
         import transformers
     except ImportError as error:
-        raise UserError(
-            "the model is one of the library transformers, which this environment lacks.",
-            reason=error,
-            next="make setup installs it; the image of a container needs it, too (profiles/alps/Containerfile)",
-        ) from None
+        what = "the model is one of the library transformers, which this environment lacks."
+        next = "make setup installs it; the image of a container needs it, too (profiles/alps/Containerfile)"
+        raise UserError(what, reason=error, next=next) from None
     return transformers
 
 
 def _refused(shape: ModelSettings, reason: str) -> UserError:
-    return UserError(
-        f"the model type {shape.transformers} of transformers cannot be used here.",
-        model=shape.name,
-        reason=reason,
-        next="choose another type; those tested are named in the README",
-    )
+    what = f"the model type {shape.transformers} of transformers cannot be used here."
+    next = "choose another type; those tested are named in the README"
+    return UserError(what, model=shape.name, reason=reason, next=next)

@@ -68,12 +68,9 @@ def check(devices_of_ranks: list[NodeDevice], nodes: int | None) -> None:
     if nodes is None:
         return
     if len(found) != nodes:
-        raise UserError(
-            "the ranks are not on as many nodes as they should be.",
-            expected=f"{nodes} nodes",
-            found=f"{len(found)}: {', '.join(found)}",
-            next="start it with `tokenscale launch`, which spells every option of srun out",
-        )
+        what = "the ranks are not on as many nodes as they should be."
+        next = "start it with `tokenscale launch`, which spells every option of srun out"
+        raise UserError(what, expected=f"{nodes} nodes", found=f"{len(found)}: {', '.join(found)}", next=next)
     each = len(devices_of_ranks) // nodes
     if any(node_device.node != found[rank // each] for rank, node_device in enumerate(devices_of_ranks)):
         raise UserError(
@@ -98,12 +95,9 @@ def reported_network(environment: Mapping[str, str] = os.environ) -> str | None:
 def check_network(expected: str, found: str | None) -> None:
     """Raise UserError where NCCL uses another network than the expected one: TCP works, twenty times slower."""
     if found is None or expected.lower() not in found.lower():
-        raise UserError(
-            "NCCL does not use the expected network between nodes.",
-            expected=expected,
-            found=found or "no line about it in NCCL_DEBUG_FILE",
-            next="look for its plugin in the container (aws-ofi-nccl), or change `network` in the machine's file",
-        )
+        what = "NCCL does not use the expected network between nodes."
+        next = "look for its plugin in the container (aws-ofi-nccl), or change `network` in the machine's file"
+        raise UserError(what, expected=expected, found=found or "no line about it in NCCL_DEBUG_FILE", next=next)
 
 
 class PortTaken(UserError):

@@ -177,11 +177,8 @@ class NanoGpt(ForeignFormat):
         if not path.is_file():
             raise UserError("the source is not a file.", file=path, next="name the .bin")
         if document_end is None:
-            raise UserError(
-                f"{self.NAME} does not say which id ends a document.",
-                file=path,
-                next="--document-end ID (50256 for GPT-2's tokenizer), or a tokenizer that has one: --tokenizer FOLDER",
-            )
+            next = "--document-end ID (50256 for GPT-2's tokenizer), or a tokenizer that has one: --tokenizer FOLDER"
+            raise UserError(f"{self.NAME} does not say which id ends a document.", file=path, next=next)
         self._type = np.dtype(dtype).newbyteorder("<") if dtype else smallest_dtype(vocabulary_size)
         self.files, self.dtype = [path], self._type.name
         other = "uint32" if self.dtype == "uint16" else "uint16"
