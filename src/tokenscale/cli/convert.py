@@ -407,10 +407,10 @@ def write_store(found: Source, goal: Target, log: Log) -> None:
         folder, how = (path.parent, {"single": goal.single}) if goal.single else (path, {})
         manifest = write(store, found.documents, folder, **how)
     progress.close()
-    cut = f", {manifest['tokens_cut']:,} ids of {manifest['documents_cut']:,} documents cut" * (
-        manifest["tokens_cut"] > 0
+    cut = f", {manifest['tokens_cut']:,} ids of {manifest['documents_cut']:,} documents cut"
+    fill = (
+        f"{manifest['tokens_in_documents']:,} ids, fill {manifest['fill']:.2%}{cut if manifest['tokens_cut'] else ''}"
     )
-    fill = f"{manifest['tokens_in_documents']:,} ids, fill {manifest['fill']:.2%}{cut}"
     digest = f"ids_digest {manifest['ids_digest']['value'][:16]}"
     log(f"{progress.line()}\n{path}: {store.directory}, {manifest['rows']:,} rows, {fill}; {digest}")
 

@@ -137,7 +137,7 @@ def _write(settings: FileSettings, source: Path, aside: Path, tokenizer: Resolve
         folder = aside / "tokenizer"
         build_tokenizer(tokenizer.settings, folder)
     level = settings.compression_level or StorageSettings().codec_level
-    same = {"eos": settings.eos, "dtype": settings.dtype, "row_group_rows": settings.row_group_rows}
+    same: dict[str, Any] = {"eos": settings.eos, "dtype": settings.dtype, "row_group_rows": settings.row_group_rows}
     stores = {}
     for form in dict.fromkeys(settings.format):
         store = StoreSettings(
@@ -152,7 +152,7 @@ def _write(settings: FileSettings, source: Path, aside: Path, tokenizer: Resolve
         print("token-list: documents are kept whole; the studies cut theirs at --max-length")
     for single, store in stores.items():
         progress = Progress(single.name, total=corpus["splits"]["train"]["rows"])
-        batch = {"batch_documents": settings.batch_size, "single": single}
+        batch: dict[str, Any] = {"batch_documents": settings.batch_size, "single": single}
         manifest = write_store(store, aside / "corpus", folder, directory, progress, **batch)
         progress.close()
         path = single.list_files(directory)[0]

@@ -1,7 +1,6 @@
 """Translate the command line of `train` into a run and the source of its data. Nothing is built or written here."""
 
 import argparse
-import dataclasses
 import math
 import re
 from dataclasses import dataclass, replace
@@ -27,7 +26,6 @@ from tokenscale.data.tokenizers.huggingface import find_store_tokenizer, make_se
 from tokenscale.settings import flags
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, TokenizerSettings
 from tokenscale.settings.layout import DEGREES
-from tokenscale.settings.mixture import MixtureSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import decode, to_dict
 from tokenscale.settings.run import RunSettings
@@ -73,17 +71,8 @@ class Request:
     notes: tuple[str, ...] = ()
 
 
-@dataclass
-class _Data:
-    """Source of the tokens: a corpus and a tokenizer, or a pretokenized file."""
-
-    corpus: CorpusSettings
-    approach: str
-    tokenizer: TokenizerSettings = dataclasses.field(default_factory=TokenizerSettings)
-    store: Path | None = None
-    directory: Path | None = None  # of an existing tokenizer
-    values: dict[str, Any] = dataclasses.field(default_factory=dict)  # settings that the data determine
-    mixture: MixtureSettings | None = None
+#: run; manifest of a pretokenized file; folder of an existing tokenizer; settings that the data determine
+_Data = tuple[RunSettings, Path | None, Path | None, dict[str, Any]]
 
 
 def parse_request(arguments: argparse.Namespace, world_size: int | None = None) -> Request:
@@ -121,14 +110,13 @@ def parse_request(arguments: argparse.Namespace, world_size: int | None = None) 
     if words.batch_size is not None and words.flag_of_study_003 and readers > 1:
         counts = f"counts the rows of all ranks, as in study 003, which has {words.flag_of_study_003}"
         notes.append(f"--batch-size {words.batch_size} {counts}: {values['micro_batch']} a rank at a time")
-    data = _choose_data(words, model, notes)
-    given, values = frozenset(values), data.values | values
-    run = RunSettings(data.corpus, data.tokenizer, model, data.approach, mixture=data.mixture)
+    run, store, tokenizer, implied = _choose_data(words, model, notes)
+    given, values = frozenset(values), implied | values
     run = flags.replace_values(run, values)
     if words.epochs is None:
         run = shorten_warmup(run, values)
     check_run(run, steps_known=words.epochs is None)
-    return Request(run, output, given, words.epochs, data.store, data.directory, tuple(notes))
+    return Request(run, output, given, words.epochs, store, tokenizer, tuple(notes))
 
 
 def check_run(run: RunSettings, *, steps_known: bool = True) -> None:
@@ -154,7 +142,7 @@ def _check_flags(words: TrainOptions, stated: dict[str, Any], world_size: int | 
     exclusive = {
         "--epochs and --training-steps both set the length of the training.": lasts,
         "--approach and --dataset-type or --pretokenized set the same.": form,
-        "--model and --model-size both name the model.": words.model and words.model_size,
+        "--model and --model-size both name the model.": bool(words.model and words.model_size),
     }
     rows = [("batch_size", "micro_batch"), ("batch_size", "global_batch")]
     for name, other in [*rows, ("gradient_accumulation_steps", "global_batch")]:
@@ -220,15 +208,16 @@ def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) ->
     of_file = path.is_file() or "/" in name or name.lower().endswith(FILE_ENDINGS)
     if words.pretokenized and not _is_text(words, path) and (of_file or (path / "manifest.json").is_file()):
         _refuse_flags(words, "a pretokenized file", *COLUMNS, "data_path")
-        return _read_pretokenized(words, path, notes)
+        return _read_pretokenized(words, path, model, notes)
     approach = resolve_approach(words.dataset_type or "packed", words.pretokenized)
+    mixture = None
     config = None if of_file or name == "dummy" else config or _load_config()
     if of_file:
         _refuse_flags(words, "a file", "data_path")
-        data = _Data(_define_corpus(words, path, CorpusSettings(), "--dataset", notes), approach)
+        corpus = _define_corpus(words, path, CorpusSettings(), "--dataset", notes)
     elif name == "dummy":
         _refuse_flags(words, "dummy", *COLUMNS, "data_path")
-        data = _Data(_define_dummy_corpus(model), approach)
+        corpus = _define_dummy_corpus(model)
     elif config is None:
         what = f"there is no dataset {name!r}: neither a file nor `dummy`, and no configuration is here."
         expected = f"{CONFIG}, with {name} under `corpora`"
@@ -236,7 +225,7 @@ def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) ->
         raise UserError(what, flag="--dataset", expected=expected, next=hint)
     elif name in config.mixtures:
         _check_mixture(words, model)
-        data = _Data(CorpusSettings(name), approach, mixture=config.mixtures[name])
+        corpus, mixture = CorpusSettings(name), config.mixtures[name]
     elif name not in config.corpora:
         known = sorted({"dummy", *config.corpora, *config.mixtures})
         near = find_nearest(name, [*known, *(p.name for p in Path().iterdir() if p.is_file())])
@@ -245,14 +234,13 @@ def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) ->
         raise UserError(what, flag="--dataset", allowed=f"a file; {', '.join(known)}", next=hint)
     elif words.data_path is not None:
         corpus = _define_corpus(words, Path(words.data_path), config.corpora[name], "--data-path", notes)
-        data = _Data(corpus, approach)
     else:
         _refuse_flags(words, f"the corpus {name}", *COLUMNS)
-        data = _Data(config.corpora[name], approach)
-    data.tokenizer, data.directory = _choose_tokenizer(words, model, data.corpus, config, notes)
-    if _is_one_document(data.corpus.source):
-        notes.append(f"{data.corpus.source.files[0]} is one document; --separator splits it into several")
-    return data
+        corpus = config.corpora[name]
+    tokenizer, directory = _choose_tokenizer(words, model, corpus, config, notes)
+    if _is_one_document(corpus.source):
+        notes.append(f"{corpus.source.files[0]} is one document; --separator splits it into several")
+    return RunSettings(corpus, tokenizer, model, approach, mixture=mixture), None, directory, {}
 
 
 def _load_config() -> Any:
@@ -291,7 +279,7 @@ def _refuse_flags(words: TrainOptions, what: str, *names: str) -> None:
             raise UserError(what, flag=f"--dataset {words.dataset}", next="leave it out")
 
 
-def _read_pretokenized(words: TrainOptions, path: Path, notes: list[str]) -> _Data:
+def _read_pretokenized(words: TrainOptions, path: Path, model: ModelSettings, notes: list[str]) -> _Data:
     """Return the data that `pretokenize` or `convert` wrote. The manifest names its format and its tokenizer."""
     folder = path.is_dir()
     manifest_path = path / "manifest.json" if folder else _manifest_path(path)
@@ -313,7 +301,7 @@ def _read_pretokenized(words: TrainOptions, path: Path, notes: list[str]) -> _Da
     corpus = CorpusSettings(name=make_corpus_name(path.name if folder else path.stem), source=source)
     approach = resolve_approach(words.dataset_type or manifest["format"], True)
     tokenizer, directory = _find_store_tokenizer(words, manifest_path, manifest, notes)
-    return _Data(corpus, approach, tokenizer, manifest_path, directory, values)
+    return RunSettings(corpus, tokenizer, model, approach), manifest_path, directory, values
 
 
 def _find_store_tokenizer(
