@@ -272,12 +272,8 @@ def train(
     nothing for `hang_s` seconds is ended (0: never). Raises UserError if the world is not the run's.
     """
     if world_size != run.layout.world_size:
-        raise UserError(
-            "the number of started processes is not the run's.",
-            run=f"{run.identity} has {run.layout.world_size} ranks",
-            found=world_size,
-            next="start it with `tokenscale launch`",
-        )
+        what, next = "the number of started processes is not the run's.", "start it with `tokenscale launch`"
+        raise UserError(what, run=f"{run.identity} has {run.layout.world_size} ranks", found=world_size, next=next)
     attempt_directory = directory / f"attempt={attempt:02d}"
     writer = Writer(attempt_directory / f"rank={rank:05d}")
     folder = writer.directory / "arm"

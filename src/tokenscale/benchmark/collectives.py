@@ -119,11 +119,8 @@ def format_table(result: dict[str, Any]) -> str:
 def _check_settings(settings: dict[str, Any]) -> None:
     for name, least in (("world_size", 2), ("rounds", 1)):
         if settings[name] < least:
-            raise UserError(
-                f"--{name.replace('_', '-')} must be at least {least}.",
-                found=settings[name],
-                next=f"use --{name.replace('_', '-')} {least}",
-            )
+            next = f"use --{name.replace('_', '-')} {least}"
+            raise UserError(f"--{name.replace('_', '-')} must be at least {least}.", found=settings[name], next=next)
     for collective in settings["collectives"]:
         if collective not in COLLECTIVES:
             raise unknown("collective", collective, COLLECTIVES)

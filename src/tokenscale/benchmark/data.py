@@ -228,12 +228,9 @@ class Sources:
                 )
                 for number, (a, b) in enumerate(pair):
                     if not (np.array_equal(a.tokens_bt, b.tokens_bt) and np.array_equal(a.labels_bt, b.labels_bt)):
-                        raise UserError(
-                            f"{arm.name} and {offline} give different batches.",
-                            batch=number,
-                            digests=f"{a.order_digest} and {b.order_digest}",
-                            next="rebuild the store; if they still differ, report a bug",
-                        )
+                        what = f"{arm.name} and {offline} give different batches."
+                        next = "rebuild the store; if they still differ, report a bug"
+                        raise UserError(what, batch=number, digests=f"{a.order_digest} and {b.order_digest}", next=next)
                 checked.append({"online": arm.name, "offline": offline, "identical_batches": count})
         batches = self.open(Arm("packed"))
         for _ in range(count * TIMES_AS_MANY):

@@ -227,12 +227,8 @@ def check_store(store: StoreSettings, where: Path, tokenized: TokenizedText) -> 
 
 
 def _difference_error(store: StoreSettings, what: str) -> UserError:
-    return UserError(
-        "a store does not return the written ids.",
-        store=store.directory,
-        differs=what,
-        next="report a bug",
-    )
+    next = "report a bug"
+    return UserError("a store does not return the written ids.", store=store.directory, differs=what, next=next)
 
 
 def _measure_online(engine: str, tokenized: TokenizedText, tokenizer: Path, rows: int) -> dict[str, Any]:

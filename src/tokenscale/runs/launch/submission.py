@@ -28,11 +28,9 @@ def unset_variable_error(resources: Iterable[Mapping[str, object]]) -> UserError
         return None
     variables = sorted({variable for _, variable in found})
     values = {variable: "project" if variable.endswith("ACCOUNT") else "value" for variable in variables}
-    return UserError(
-        f"environment variables that the profile uses have no value: {', '.join(variables)}.",
-        used_by=", ".join(f"{name}: ${variable}" for name, variable in sorted(found)),
-        next="\n".join(f"export {variable}=<{value}>" for variable, value in values.items()),
-    )
+    what = f"environment variables that the profile uses have no value: {', '.join(variables)}."
+    next = "\n".join(f"export {variable}=<{value}>" for variable, value in values.items())
+    return UserError(what, used_by=", ".join(f"{name}: ${variable}" for name, variable in sorted(found)), next=next)
 
 
 def replaced_options_error(lost: Mapping[str, Iterable[str]]) -> UserError | None:
