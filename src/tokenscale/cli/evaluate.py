@@ -84,8 +84,8 @@ def evaluate(
         raise UserError("--rows must be at least 1.", found=rows, next="leave --rows out to read all rows")
     if bleu is not None:
         if store is not None or rows is not None:
-            found, next = "--rows" if store is None else "--store", "--bleu N, with --corpus NAME for another corpus"
-            raise UserError("--bleu cannot be combined with --store or --rows.", found=found, next=next)
+            other, next = "--rows" if store is None else "--store", "--bleu N, with --corpus NAME for another corpus"
+            raise UserError("--bleu cannot be combined with --store or --rows.", found=other, next=next)
         opened, translated = evaluate_bleu(checkpoint, corpus, bleu, split=split, **options)
         return format_bleu(opened, translated, f"{corpus or opened.run.corpus.name}, split {split}")
     if store is not None:
