@@ -307,8 +307,8 @@ def test_the_command_that_accepts_a_loss_names_bos_as_the_vocabulary_does(tmp_pa
     folder = made(own, tmp_path, roles={"bos": name})
     with pytest.raises(UserError) as error:
         measure(load_tokenizer(folder), CJK, "")
-    command = next(line for line in error.value.facts["next"].splitlines() if line.startswith("python"))
-    settings = json.loads(shlex.split(command)[5])
+    command = next(line for line in error.value.facts["next"].splitlines() if line.startswith("tokenscale"))
+    settings = json.loads(shlex.split(command)[3])
     assert settings["bos"] == name
     build(TokenizerSettings(**settings), tmp_path / "again")
     assert 0 < measure(load_tokenizer(tmp_path / "again"), CJK, "")["lost"] < settings["accepted_loss"]
