@@ -74,7 +74,8 @@ class FileSettings(TextOptions):
     eos: bool = option(False, "end each document with EOS, beside its one BOS")
 
 
-FLAGS = flags.build_flags(FileSettings)
+#: required ones first
+FLAGS = sorted(flags.build_flags(FileSettings), key=lambda flag: flag.key not in ("input_path", "output_dir"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
