@@ -7,7 +7,7 @@ import pytest
 from tests import logs
 from tests.experiments.test_figures import parts, texts
 from tokenscale.analysis.ingest import ingest
-from tokenscale.base.files import write_json
+from tokenscale.base.files import write_json, write_sealed
 from tokenscale.report import page, summary
 from tokenscale.runs.records.external import ExternalRun
 from tokenscale.runs.records.provenance import describe_machine
@@ -21,7 +21,7 @@ def made(folder, runs, further=(), changed=None, hardware=logs.HARDWARE, **field
     for run in runs:
         path = logs.write_run(folder / "runs", run, hardware=hardware)
         if changed and run.identity in changed:
-            write_json(path / "attempt=00/attempt.json", {"launch": changed[run.identity]})
+            write_sealed(path / "attempt=00/attempt.json", {"launch": changed[run.identity]})
     logs.ingested(folder, runs, to="tables/demo", further=further, **fields)
     return folder / "tables"
 

@@ -200,7 +200,7 @@ def test_source_files_that_are_edited_during_a_run_are_sealed_into_its_record(la
     run = run_of()
     source = Path(tokenscale.__file__).parent / "train/loop.py"
     code = {"train/loop.py": sha256_file(source), "train/gone.py": "0" * 64, "train/record.py": "1" * 64}
-    write_json(tmp_path / "attempt=00/attempt.json", {"digest": "a", "code": code})
+    write_sealed(tmp_path / "attempt=00/attempt.json", {"digest": "a", "code": code})
     start(run, lab.inputs(run), tmp_path)
     assert read_sealed(tmp_path / "run.json")["outcome"]["code_changed"] == ["train/gone.py", "train/record.py"]
 
@@ -210,7 +210,7 @@ def test_states_of_other_code_are_not_resumed(lab, tmp_path):
     run = run_of()
     inputs = lab.inputs(run)
     for attempt, digest in enumerate(["a", "b"]):
-        write_json(tmp_path / f"attempt={attempt:02d}/attempt.json", {"digest": digest})
+        write_sealed(tmp_path / f"attempt={attempt:02d}/attempt.json", {"digest": digest})
     interrupted(run, inputs, tmp_path, at=5)
     start(run, inputs, tmp_path, attempt=1)
     first = json.loads((tmp_path / "attempt=01/rank=00000/steps.jsonl").read_text().splitlines()[0])

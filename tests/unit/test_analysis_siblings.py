@@ -9,7 +9,7 @@ import pytest
 from tests import logs
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.siblings import _find_other_levels
-from tokenscale.base.files import sha256_file, write_json
+from tokenscale.base.files import sha256_file, write_json, write_sealed
 
 STEPS = 12
 RUNS = {
@@ -39,7 +39,7 @@ class Experiment:
 
     def share(self, name, runs):
         path = self.folder / "runs" / ID[name] / "attempt=00/attempt.json"
-        write_json(path, {"launch": {"share": runs}})
+        write_sealed(path, {"launch": {"share": runs}})
 
     def ingest(self, **manifests):
         ingest(self.folder / "experiments/demo/runs.json", self.folder / "runs", self.folder / "tables", **manifests)
