@@ -55,7 +55,7 @@ def enter_workflow(arguments: Sequence[str], folder: Path = Path(".snakemake")) 
     file.seek(0)
     owner, boot = file.read().strip(), f"boot {(get_boot_id() or '')[:8]}"
     if not free:
-        following = "wait for it (tokenscale status shows its runs), or end it"
+        following = "wait for it (`tokenscale status` shows its runs), or end it"
         raise UserError("Snakemake is running in this folder.", folder=Path.cwd(), owner=owner, next=following)
     if owner and boot not in owner and is_shared(folder) and "--unlock" not in arguments:
         following = "if that machine is gone: snakemake --unlock"
