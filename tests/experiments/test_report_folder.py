@@ -387,7 +387,7 @@ def write_benchmark_again(results):
 def test_tables_are_compared_with_the_logs_of_results(results, edit, differs):
     edit(results)
     link = verification.check_tables(results / "tables/demo", results)
-    assert differs in ", ".join(link.differs) and "python -m tokenscale ingest" in link.next
+    assert differs in ", ".join(link.differs) and "tokenscale ingest" in link.next
 
 
 #: what is edited in the packed logs → how, and the links that then differ, each with words of the difference

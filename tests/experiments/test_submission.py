@@ -62,7 +62,7 @@ def test_a_plan_over_the_budget_is_refused_before_anything_is_submitted(cluster)
     code, text, calls = submit(cluster)
     assert (code, calls) == (2, []), text
     assert refusals(text) == ["tokenscale: the runs need more node-hours than the budget allows."]
-    assert re.search(r"largest +ways +[0-9,]+\.\d\n", text) and "budget={node_hours: " in text
+    assert re.search(r"largest +ways +[0-9,.]+\n", text) and "budget={node_hours: " in text
     assert "Traceback" not in text and unlocked(cluster) and kept.exists()
 
 
@@ -86,7 +86,7 @@ def test_runs_that_the_image_cannot_run_are_not_submitted(cluster):
     assert re.search(r"runs +safetensors: packed-llama-micro-\S+, packed-llama-micro-\S+\n", text) and unlocked(cluster)
     assert "install safetensors in the image (profiles/alps/Containerfile)" in text
     code, text, _ = submit(cluster, "-n", "ranks")
-    assert code == 0 and re.search(r"^not ready, .*(\n.*)*safetensors", text, re.M), text
+    assert code == 0 and re.search(r"^not ready: .*(\n.*)*safetensors", text, re.M), text
 
 
 def test_an_account_without_a_value_stops_before_the_first_submission(cluster):
@@ -153,7 +153,7 @@ def test_a_job_asks_for_the_nodes_cores_and_gpus_of_its_ranks(cluster):
 def test_a_dry_run_warns_and_goes_on(cluster):
     code, text, calls = submit(cluster, "-n", account=None)
     assert (code, calls) == (0, []), text
-    *_, end = text.partition("\nnot ready, ")
+    *_, end = text.partition("\nnot ready: ")
     assert all(word in end for word in ("ways, ranks at scale alps", "ALPS_ACCOUNT", "node-hours", "container_digest"))
     assert re.search(r"^cost of 5 trainings, estimated: [0-9,.]+ node-hours, over the budget of 50 ", text, re.M)
     code, text, _ = submit(cluster, "-n", "ranks")

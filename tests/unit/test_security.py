@@ -31,12 +31,14 @@ MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "she
 CALLS = {"eval", "exec", "compile", "__import__"}
 #: last parts of dotted names
 METHODS = {"unpack_archive", "extractall", "from_pretrained", "load_dataset"}
-#: what reads a model's configuration of a folder that this project has written itself
+#: what this project has written itself, or reads by a list of what it may name
 ALLOWED = {
     ("tokenscale/train/models/library.py", "from_pretrained"),
     ("tokenscale/cli/export.py", "from_pretrained"),
     # runs no scripts of datasets since version 4, which is required; tests/unit/test_corpus_stream.py plants one
     ("tokenscale/data/corpus/stream.py", "load_dataset"),
+    # its Unpickler finds DCP's own classes alone; tests/unit/test_models_dcp.py plants others
+    ("tokenscale/train/models/dcp.py", "pickle"),
 }
 
 
@@ -46,7 +48,7 @@ def offences(source: str, file: str) -> list[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            found += [f"imports {name}" for name in names if name.split(".")[0] in MODULES]
+            found += [f"imports {n}" for n in names if n.split(".")[0] in MODULES and (file, n) not in ALLOWED]
         if not isinstance(node, ast.Call):
             continue
         words = {word.arg: word.value for word in node.keywords}
@@ -56,7 +58,7 @@ def offences(source: str, file: str) -> list[str]:
             found.append(f"calls {dotted}")
         elif last in METHODS and (file, last) not in ALLOWED:
             found.append(f"calls {dotted}")
-        if dotted == "torch.load":
+        if dotted in ("torch.load", "pickle.load", "pickle.loads"):
             found.append("calls torch.load")
         for word in ("allow_pickle", "trust_remote_code", "shell"):
             if word in words and not (isinstance(words[word], ast.Constant) and words[word].value is False):
@@ -81,7 +83,13 @@ def test_no_program_runs_what_it_reads():
     "line",
     [
         *("import pickle", "from pickle import loads", "import tarfile", "eval(x)", "exec(x)", "os.system(x)"),
-        *("torch.load(f)", "torch.load(f, weights_only=True)", "np.load(f, allow_pickle=True)", "yaml.load(f)"),
+        *(
+            "torch.load(f)",
+            "pickle.load(f)",
+            "torch.load(f, weights_only=True)",
+            "np.load(f, allow_pickle=True)",
+            "yaml.load(f)",
+        ),
         *("yaml.load(f, Loader=yaml.Loader)", "yaml.unsafe_load(f)", "subprocess.run(x, shell=True)"),
         *("AutoModel.from_pretrained(x)", "f(x, trust_remote_code=flag)", "shutil.unpack_archive(f)"),
     ],

@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
             manifest = build(settings, directory, progress, downloads, arguments.content)
     progress.close()
     rows = ", ".join(f"{name} {split['rows']:,}" for name, split in manifest["splits"].items())
-    dropped = manifest["cleaning"]["documents"]["duplicates"]
+    dropped = 0 if part is not None else manifest["cleaning"]["documents"]["duplicates"]  # found among all parts
     print(f"{progress.line()}; {rows}" + (f"; {dropped:,} duplicates dropped" if dropped else ""))
     if part is None and (overlap := state_held_out(manifest)):
         print(overlap)

@@ -37,13 +37,17 @@ TABLES = (*(f"{name}.parquet" for name in tables.TABLES), "experiment.json", "ma
 class Targets:
     """Files of each target. `existing_only` leaves out runs, benchmarks and manifests that do not exist.
 
+    `named`: the call names its experiments, so those of the configuration need not have the scale.
+
     Methods raise UserError for experiments whose files do not match the settings.
     """
 
-    def __init__(self, config: Config, existing_only: bool = False):
+    def __init__(self, config: Config, existing_only: bool = False, named: bool = False):
         self.config, self._existing_only = config, existing_only
         #: experiments of the report
         self.chosen = config.select_experiments(())
+        if named and not all(map(config.has_scale, self.chosen)):
+            self.chosen = config.select_experiments([ALL])
         #: experiments that may be requested; those that cannot run are refused when they are
         self.experiments = [name for name in config.available if name not in TARGETS]
         usable = config.usable([name for name in self.chosen if config.has_scale(name)])
@@ -99,6 +103,8 @@ class Targets:
 
     def report_files(self, report: str) -> list[str]:
         """Return all files of a report. Its figures are direct inputs: Snakemake then redraws a deleted one."""
+        if os.path.lexists(folder := Path("results", report)) and not folder.is_dir():
+            raise UserError("the report's folder is no folder.", path=folder, next=f"remove it: rm {folder}")
         files = [*self.page_files(report), *(f"results/{report}/{name}" for name in ("report.pdf", "SHA256SUMS"))]
         return files + self.figure_files(self.experiments_of(report))
 

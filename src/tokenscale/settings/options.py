@@ -283,7 +283,7 @@ def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]
         word, fields = str(entry["loc"][-1]), _list_fields(cls, entry["loc"][:-1])
         near, homes = find_nearest(word, fields), [home for find in HOMES for home in find(word)]
         next = f"did you mean {near!r}?" if near else "remove it, or use one of the allowed keys"
-        next = f"write it as {' or '.join(homes)}" if homes else next
+        next = f"write it as {' or '.join(homes)}" if homes and not near else next
         return where, f"unknown key {word!r}.", {"allowed": ", ".join(fields), "next": next}
     if entry["type"] in ("missing", "missing_argument"):
         return where, "a key is missing.", {"next": "add it"}
