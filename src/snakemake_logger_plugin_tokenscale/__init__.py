@@ -24,6 +24,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 #: options of Snakemake that take any number of words → pattern of such a word
 LISTS = {"--configfile": r".*\.(ya?ml|json)", "--configfiles": r".*\.(ya?ml|json)", "--config": ".*=.*", "-C": ".*=.*"}
+LISTS |= dict.fromkeys(("--quiet", "-q"), "all|host|progress|reason|rules")
 
 
 def correct(words: list[str]) -> tuple[list[str], list[str]]:

@@ -54,9 +54,7 @@ with internals.exit_on_error():
     )
     config.update(profiles.find_dropped_values(call.config, call.profile))
     settings = Config(config, layers=call.layers())
-    # a job's own Snakemake makes one file, of whichever experiment
-    named = not MAIN or not {ALL, *settings.available}.isdisjoint(REQUESTED)
-    targets = internals.ExitOnError(Targets(settings, existing_only=NOW, named=named))
+    targets = internals.ExitOnError(Targets(settings, existing_only=NOW))
     calls_jobs = MAIN and lock.enter_workflow(internals.get_command_line()[1:])
     if calls_jobs and NOW and settings.settings.bucket is not None:
         print(f"tokenscale: {cloud.pull(settings, targets.chosen)}", file=sys.stderr)

@@ -37,17 +37,13 @@ TABLES = (*(f"{name}.parquet" for name in tables.TABLES), "experiment.json", "ma
 class Targets:
     """Files of each target. `existing_only` leaves out runs, benchmarks and manifests that do not exist.
 
-    `named`: the call names its experiments, so those of the configuration need not have the scale.
-
     Methods raise UserError for experiments whose files do not match the settings.
     """
 
-    def __init__(self, config: Config, existing_only: bool = False, named: bool = False):
+    def __init__(self, config: Config, existing_only: bool = False):
         self.config, self._existing_only = config, existing_only
         #: experiments of the report
         self.chosen = config.select_experiments(())
-        if named and not all(map(config.has_scale, self.chosen)):
-            self.chosen = config.select_experiments([ALL])
         #: experiments that may be requested; those that cannot run are refused when they are
         self.experiments = [name for name in config.available if name not in TARGETS]
         usable = config.usable([name for name in self.chosen if config.has_scale(name)])
