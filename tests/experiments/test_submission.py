@@ -159,7 +159,7 @@ def test_a_dry_run_warns_and_goes_on(cluster):
     code, text, _ = submit(cluster, "-n", "ranks")
     assert code == 0 and not refusals(text) and "budget allows" not in text
     assert re.search(r"cost of 2 trainings, estimated: 0.\d+ node-hours, within the budget of 50 \(budget", text), text
-    assert re.search(r"^  ranks +0\.1  2 runs$", text, re.M) and "≤" not in text
+    assert re.search(r"^  ranks +0\.\d+  2 runs$", text, re.M) and "≤" not in text
 
 
 def test_a_dry_run_says_the_most_that_runs_without_a_store_can_take(cluster):
