@@ -45,3 +45,8 @@ rule ingest:
     shell:
         "python -m tokenscale ingest --experiment {input.table:q} --runs results/runs {params.inputs:q}"
         " --output {params.directory:q} --threads {threads} > {log:q} 2>&1"
+
+
+rule tables:
+    input:
+        lambda w: targets.table_files(targets.chosen),

@@ -135,6 +135,11 @@ rule build_bundle:
         " --ledger {input.ledger:q} {params.logs} {params.also:q} --output {params.directory:q} > {log:q} 2>&1"
 
 
+rule figures:
+    input:
+        lambda w: targets.figure_files(targets.chosen),
+
+
 rule report:
     input:
         lambda w: targets.report_files(targets.report),
