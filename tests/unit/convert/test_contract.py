@@ -314,7 +314,7 @@ def test_what_the_library_writes_is_read(lab, tmp_path, peers, layout, options):
     documents = documents_of(ours(lab, "token-list"))
     if layout == "mds":
         dtype = options["columns"]["tokens"].removeprefix("ndarray:")
-        options = {"dtype": dtype, "size_limit": 2000, **options}
+        options = {"dtype": dtype, "size_limit": 1000, **options}
     peer(peers, layout, do="write", folder=str(tmp_path / "x"), documents=documents, **options)
     assert len(list((tmp_path / "x").glob("*-*.bin" if layout == "litdata" else "shard.*"))) > 3
     assert documents_in(tmp_path / "x", tmp_path / "s") == documents
