@@ -210,7 +210,7 @@ def test_ids_that_are_no_text_have_no_tokenizer(tmp_path):
     "shape, objective, words",
     [
         (SHAPES["llama"], "masked", "decoder of the masked objective cannot be exported"),
-        (replace(SHAPES["llama"], activation="gelu", vocabulary_size=320), "causal", "llama +has activation gelu for swiglu"),
+        (replace(SHAPES["llama"], activation="gelu", vocabulary_size=320), "causal", "activation gelu for swiglu"),
         (library_shape("roberta"), "masked", "count positions from its padding id"),
     ],
     ids=["masked", "llama-gelu", "roberta"],
