@@ -86,6 +86,6 @@ class CallChecks:
             return
         for page in internals.find_outputs(self.workflow, "build_page"):
             log = Path("results/logs", Path(page).parent.name, "page.log")
-            said = log.read_text(errors="replace") if log.is_file() else ""
-            answers = said.partition(f"{page}\n")[2]
+            text = log.read_text(errors="replace") if log.is_file() else ""
+            answers = text.partition(f"{page}\n")[2]
             yield f"report   {page}\n{answers}".rstrip("\n")
