@@ -232,7 +232,7 @@ def test_evidence_is_rebuilt_by_the_commands_of_its_readme(name, tmp_path, monke
         (tmp_path / shared).symlink_to(ROOT / shared)
     monkeypatch.chdir(tmp_path)
     readme = (ROOT / "evidence" / name / "README.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^    python -m tokenscale (.*)$", readme, re.MULTILINE)
+    commands = re.findall(r"^    \.venv/bin/tokenscale (.*)$", readme, re.MULTILINE)
     assert [command.split()[:2] for command in commands] == [["verify", f"evidence/{name}"], ["report", "rebuild"]]
     for command in commands:
         assert main(shlex.split(command)) == 0, capsys.readouterr()
