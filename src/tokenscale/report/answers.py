@@ -139,10 +139,14 @@ def caution_dropped(dropped: Dropped) -> list[str]:
 
 
 def _by_text(texts: Mapping[str, str]) -> list[str]:
-    """Return each text with its names, `70 % with padded and packed`; of many texts the first and the last."""
+    """Return each text with its names, `70 % with padded and packed`; of many texts the first and the last, and one that
+    all share without their names.
+    """
     found: dict[str, list[str]] = {}
     for name, text in texts.items():
         found.setdefault(text, []).append(name)
+    if len(found) == 1 < NAMED < len(texts):
+        return [f"{text} in all {len(texts)} series" for text in found]
     listed = [f"{text} with {_some(names)}" for text, names in found.items()]
     return [listed[0], listed[-1]] if len(listed) > NAMED else listed
 
