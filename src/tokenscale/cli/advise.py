@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenscale.base.errors import UserError
+from tokenscale.base.errors import UserError, as_typed
 from tokenscale.base.files import expand_path, write_json
 from tokenscale.cli.pretokenize_file import TextOptions, choose_text_column, reword_for_flags
 from tokenscale.costs import data as costs
@@ -227,7 +227,8 @@ def render(facts: dict[str, Any]) -> str:
         lines.append(f"{name:<11} {tokens:>16} {useful:>16} {_bytes(of['bytes']):>13}")
     choice = f"choose  {facts['choice']}: {facts['reason']}."
     lines += ["", *textwrap.wrap(choice, 98, subsequent_indent=" " * 8), f"next    {facts['next']}"]
-    return "\n".join([*lines, "time    tokenscale benchmark data --help  (reading and tokenizing, by approach)"])
+    lines.append("time    tokenscale benchmark data --help  (reading and tokenizing, by approach)")
+    return as_typed("\n".join(lines))
 
 
 def _bytes(number: float) -> str:

@@ -139,8 +139,8 @@ def caution_dropped(dropped: Dropped) -> list[str]:
 
 
 def _by_text(texts: Mapping[str, str]) -> list[str]:
-    """Return each text with its names, `70 % with padded and packed`; of many texts the first and the last, and one that
-    all share without their names.
+    """Return each text with its names, `70 % with padded and packed`; of many texts the first and the last. The names
+    of many that share one text are left out.
     """
     found: dict[str, list[str]] = {}
     for name, text in texts.items():
