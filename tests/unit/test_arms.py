@@ -30,13 +30,7 @@ from tokenscale.parity.recording import read_recording
 from tokenscale.runs.records.events import Writer
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.run import (
-    BudgetSettings,
-    OptimizerSettings,
-    RunSettings,
-    ScheduleSettings,
-    ValidationSettings,
-)
+from tokenscale.settings.run import BudgetSettings, OptimizerSettings, RunSettings, ScheduleSettings, ValidationSettings
 from tokenscale.train.parallel.world import World
 from tokenscale.train.phase_timer import CudaTimer
 from tokenscale.train.record import StepLog

@@ -149,10 +149,7 @@ def test_a_loader_reads_our_global_batches_at_any_world_size(lab, approach, worl
         assert same(whole, batches.next())
 
 
-@pytest.mark.parametrize(
-    "options",
-    [dict(num_workers=w) for w in (1, 2, 4)] + [{"multiprocessing_context": "spawn"}],
-)
+@pytest.mark.parametrize("options", [dict(num_workers=w) for w in (1, 2, 4)] + [{"multiprocessing_context": "spawn"}])
 def test_workers_change_nothing(lab, options):
     dataset = StoreDataset(store_of(lab, "packed")[0])
     dataset[0]  # open here, before workers are forked or spawned

@@ -126,10 +126,7 @@ def test_half_the_bytes_in_bf16(runs, tmp_path):
 
 @pytest.mark.parametrize(
     "changes, words",
-    [
-        ({"prompt_tokens": (LENGTH,)}, "exceed the model"),
-        ({"prompts": ("word " * 60,)}, "leaves no room"),
-    ],
+    [({"prompt_tokens": (LENGTH,)}, "exceed the model"), ({"prompts": ("word " * 60,)}, "leaves no room")],
 )
 def test_what_a_model_cannot_write_is_said(runs, tmp_path, changes, words):
     with pytest.raises(UserError, match=words):

@@ -86,11 +86,7 @@ def test_parts_of_a_column_of_objects(tmp_path):
 
 @pytest.mark.parametrize(
     "text, columns, says",
-    [
-        (TSV, ("de", "fr"), "has no column 'fr'"),
-        ("a\tb\nc\n", ("1", "2"), "line 2"),
-        (TSV, ("1", "4"), "1, 2, 3"),
-    ],
+    [(TSV, ("de", "fr"), "has no column 'fr'"), ("a\tb\nc\n", ("1", "2"), "line 2"), (TSV, ("1", "4"), "1, 2, 3")],
 )
 def test_a_tsv_without_the_column_is_refused(tmp_path, text, columns, says):
     with pytest.raises(UserError) as error:

@@ -6,13 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tokenscale.costs.flops import (
-    Convention,
-    flops_per_token,
-    hardware_flops_per_token,
-    parameters,
-    weights,
-)
+from tokenscale.costs.flops import Convention, flops_per_token, hardware_flops_per_token, parameters, weights
 from tokenscale.costs.peaks import PEAKS, peak_flops
 from tokenscale.settings.presets import PRESETS
 from tokenscale.train.models.build import build

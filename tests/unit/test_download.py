@@ -221,10 +221,7 @@ def test_an_encoding_that_nobody_requested_is_refused(web, tmp_path):
     assert error.value.facts["found"] == "br" and len(web.requests) == 1
 
 
-@pytest.mark.parametrize(
-    "wait, least, most",
-    [("7", 7, 7), ("100000", 600, 600), ("in a while", 1, 1), (None, 30, 40)],
-)
+@pytest.mark.parametrize("wait, least, most", [("7", 7, 7), ("100000", 600, 600), ("in a while", 1, 1), (None, 30, 40)])
 def test_a_pause_that_a_server_demands_is_kept(web, tmp_path, monkeypatch, wait, least, most):
     pauses = []
     monkeypatch.setattr(download, "sleep", pauses.append)

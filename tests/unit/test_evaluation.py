@@ -20,11 +20,7 @@ from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.stores.text import encode_documents
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.data import StoreSettings
-from tokenscale.settings.run import (
-    CheckpointSettings,
-    MaskingSettings,
-    ValidationSettings,
-)
+from tokenscale.settings.run import CheckpointSettings, MaskingSettings, ValidationSettings
 from tokenscale.train.checkpoint_models import open_checkpoint
 from tokenscale.train.evaluation.validation import rows_of_documents, windows
 from tokenscale.train.loop import train

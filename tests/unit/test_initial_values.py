@@ -10,13 +10,7 @@ import torch
 from tokenscale.settings.presets import PRESETS
 from tokenscale.train.models import initial_values
 from tokenscale.train.models.decoder import Decoder, initialise, initialise_part
-from tokenscale.train.models.initial_values import (
-    centred_uniform_of,
-    fill_normal,
-    normal_of,
-    random_words,
-    stream_of,
-)
+from tokenscale.train.models.initial_values import centred_uniform_of, fill_normal, normal_of, random_words, stream_of
 
 NORMAL = NormalDist()
 #: a correlation of n independent pairs is below this in all but one of 10⁷ tests
