@@ -168,14 +168,17 @@ def test_a_models_label_which_is_part_of_a_runs_folder_is_of_plain_letters(tmp_p
     assert error.value.facts["key"] == "runs.model.name"
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in NAMES if n and "/" not in n and "\0" not in n and n != "." * len(n)], ids=ascii
-)
-def test_an_experiments_file_which_is_a_target_is_of_plain_letters(tmp_path, name):
+OF_FILES = [n for n in NAMES if n and "/" not in n and "\0" not in n and n != "." * len(n)]
+
+
+@pytest.mark.parametrize("name", [*OF_FILES, "report", "all", "all_experiments"], ids=ascii)
+def test_an_experiments_file_which_is_a_target_is_of_plain_letters_and_no_other_target(tmp_path, name):
     project(tmp_path)
     (tmp_path / "config/experiments" / f"{name}.yaml").write_text(json.dumps(EXPERIMENT))
+    config = project(tmp_path)
     with pytest.raises(UserError, match="cannot have this name"):
-        project(tmp_path).runs(name)
+        config.runs(name)
+    assert config.usable(["e"]) == ["e"] and name in [*config.broken_experiments, ".hidden", "all_experiments"]
 
 
 def test_names_of_plain_letters_are_taken(tmp_path):
@@ -220,19 +223,16 @@ def test_an_address_without_a_host_is_refused(tmp_path, address):
         project(tmp_path, corpora={"c": {"source": {"kind": "url", "files": [address]}}})
 
 
+SECRET = [f"{userinfo}@host/x.txt" for userinfo in ("me:planted", "planted", "me:p@planted", ":planted")]
+SECRET += [f"host/x.txt?{q}" for q in ("X-Amz-Signature=planted", "a=1&sig=planted%2B&b=2", "TOKEN=planted")]
+
+
 @pytest.mark.parametrize("kind", ["url", "files", None])
-@pytest.mark.parametrize("userinfo", ["me:planted", "planted", "me:p@planted", ":planted"])
-def test_a_password_in_an_address_is_refused_and_not_repeated(tmp_path, kind, userinfo):
-    source = {"files": f"https://{userinfo}@host/x.txt"} | ({"kind": kind} if kind else {})
+@pytest.mark.parametrize("address", SECRET)
+def test_a_password_or_signature_in_an_address_is_refused_and_not_repeated(tmp_path, kind, address):
+    source = {"files": f"https://{address}"} | ({"kind": kind} if kind else {})
     with pytest.raises(UserError) as error:
         project(tmp_path, corpora={"c": {"source": source}})
-    assert "host/x.txt" in str(error.value) and "planted" not in str(error.value)
-
-
-@pytest.mark.parametrize("query", ["X-Amz-Signature=planted", "a=1&sig=planted%2B&b=2", "TOKEN=planted"])
-def test_an_address_that_is_signed_is_refused_and_its_signature_not_repeated(tmp_path, query):
-    with pytest.raises(UserError, match="holds a password or signature") as error:
-        project(tmp_path, corpora={"c": {"source": {"files": f"https://host/x.txt?{query}"}}})
     assert "host/x.txt" in str(error.value) and "planted" not in str(error.value)
 
 

@@ -37,13 +37,12 @@ def project(tmp_path, experiment=EXPERIMENT, **config) -> Config:
     return Config({**BASE, **config}, root=tmp_path)
 
 
-def test_every_cell_is_there_once_per_repeat(tmp_path):
+def test_every_cell_is_there_once_per_repeat_and_a_repeat_has_one_seed(tmp_path):
     runs = project(tmp_path).runs("e")
-    assert len(runs) == 8 and len({r.run_id for r in runs}) == 8
-    assert sorted(r.position for r in runs) == list(range(8))
-    assert {(r.cell["approach"], r.cell["layout.data"], r.repeat) for r in runs} == {
-        (a, d, k) for a in ("padded", "packed") for d in (1, 2) for k in (0, 1)
-    }
+    assert len({r.run_id for r in runs}) == 8 and sorted(r.position for r in runs) == list(range(8))
+    cells = [(r.cell["approach"], r.cell["layout.data"], r.repeat) for r in runs]
+    assert sorted(cells) == [(a, d, k) for a in ("packed", "padded") for d in (1, 2) for k in (0, 1)]
+    assert all(run.settings.effective_seed == run.repeat for run in runs)
 
 
 PRIMARY = {"primary": [{"of": {"approach": "packed"}, "over": {"approach": "padded"}, "at": {"layout.data": 1}}]}
@@ -83,11 +82,6 @@ def test_an_order_is_random_and_repeatable(tmp_path):
     assert {r.run_id for r in first} == {r.run_id for r in other}
     blocks = [[r.cell for r in first if r.repeat == k] for k in (0, 2, 4, 6)]
     assert any(block != blocks[0] for block in blocks)
-
-
-def test_approaches_of_one_repeat_share_their_seed(tmp_path):
-    for run in project(tmp_path).runs("e"):
-        assert run.settings.effective_seed == run.repeat
 
 
 def test_a_level_that_is_a_mapping_is_merged_over_the_runs_and_stays_what_it_is(tmp_path):
@@ -132,29 +126,14 @@ def test_keys_that_move_together_become_plain_cells(tmp_path):
     assert {r.run_id for r in other.runs("e")} == {r.run_id for r in config.runs("e")}
 
 
-def test_a_scale_overlays_the_experiment(tmp_path):
-    experiment = {
-        **EXPERIMENT,
-        "scales": {"alps": {"runs": {"budget": {"steps": 99}}, "factors": {"layout.data": [16]}}},
-    }
-    experiment["runs"] = {**EXPERIMENT["runs"], "global_batch": 16}
-    runs = project(tmp_path, experiment, scale="alps").runs("e")
-    assert {r.settings.budget.steps for r in runs} == {99}
-    assert {r.settings.layout.world_size for r in runs} == {16}
-    assert {r.settings.sequence_length for r in runs} == {64}
-
-
-def test_an_overlay_removes_a_factor_by_null(tmp_path):
+def test_a_scale_overlays_the_experiment_and_removes_a_factor_by_null(tmp_path):
+    alps = {"runs": {"budget": {"steps": 99}}, "factors": {"layout.data": [16]}}
+    runs = project(tmp_path, {**with_run(global_batch=16), "scales": {"alps": alps}}, scale="alps").runs("e")
+    found = {(r.settings.budget.steps, r.settings.layout.world_size, r.settings.sequence_length) for r in runs}
+    assert found == {(99, 16, 64)}
     study = {"factors": {"layout.data": None, "layout.data, global_batch": [[1, 2], [2, 4]]}}
     runs = project(tmp_path, {**EXPERIMENT, "scales": {"study": study}}, scale="study").runs("e")
     assert {(r.settings.layout.data, r.settings.global_batch) for r in runs} == {(1, 2), (2, 4)}
-
-
-def test_a_scale_of_no_experiment_names_the_scales_that_exist(tmp_path):
-    config = project(tmp_path, {**EXPERIMENT, "scales": {"alps": {}}}, scale="study")
-    with pytest.raises(UserError, match="unknown scale of the experiments 'study'") as error:
-        config.select_experiments(["all_experiments"])
-    assert error.value.facts["allowed"] == "alps, demo"
 
 
 def test_an_experiment_without_an_overlay_is_none_of_all_and_refused_by_its_name(tmp_path):
@@ -175,27 +154,17 @@ def test_an_experiment_without_an_overlay_is_none_of_all_and_refused_by_its_name
     assert "--config scale=alps" in error.value.facts["next"] and "{workstation: {}}" in error.value.facts["next"]
     demo = Config(BASE, root=tmp_path)
     assert demo.at_scale == ["e", "f", "g"] and demo.left_out_note is None
+    with pytest.raises(UserError, match="unknown scale of the experiments 'study'") as error:
+        Config(BASE | {"scale": "study"}, root=tmp_path).select_experiments(["all_experiments"])
+    assert error.value.facts["allowed"] == "alps, demo, workstation"
 
 
-def test_one_word_stands_for_all_experiments_and_is_none_of_their_names(tmp_path):
+def test_one_word_stands_for_all_experiments_and_equal_runs_are_shared(tmp_path):
     project(tmp_path)
-    (tmp_path / "config/experiments/f.yaml").write_text(json.dumps(EXPERIMENT))
-    config = Config(BASE, root=tmp_path)
-    assert (
-        config.select_experiments([]),
-        config.select_experiments(["f"]),
-        config.select_experiments(["all_experiments"]),
-    ) == (["e"], ["f"], ["e", "f"])
-    (tmp_path / "config/experiments/all_experiments.yaml").write_text(json.dumps(EXPERIMENT))
-    with pytest.raises(UserError, match="cannot have this name"):
-        Config(BASE, root=tmp_path).runs("all_experiments")
-
-
-def test_two_experiments_share_the_run_they_both_need(tmp_path):
-    config = project(tmp_path)
     (tmp_path / "config/experiments/f.yaml").write_text(json.dumps({**EXPERIMENT, "repeats": 1}))
     config = Config(BASE, root=tmp_path)
-    assert len(config.all_runs(["e", "f"])) == 8
+    chosen = [config.select_experiments(words) for words in ([], ["f"], ["all_experiments"])]
+    assert chosen == [["e"], ["f"], ["e", "f"]] and len(config.all_runs(["e", "f"])) == 8
 
 
 def with_run(**changes):
@@ -235,10 +204,8 @@ def test_benchmarks_alone_have_no_runs_and_follow_another_corpus(tmp_path):
     config = Config(values, root=tmp_path)
     assert config.runs("alone") == [] and len(config.runs("both")) == 1
     assert config.table("alone")["runs"] == config.table("alone")["cells"] == []
-    assert config.list_corpora(["alone"]) == ["c"] and set(config.relevant_values("alone")["tokenizers"]) == {
-        "t",
-        "tekken",
-    }
+    assert config.list_corpora(["alone"]) == ["c"]
+    assert set(config.relevant_values("alone")["tokenizers"]) == {"t", "tekken"}
     other = Config(values | {"corpus": "d"}, root=tmp_path)
     assert other.runs("alone") == [] and other.list_corpora(["alone", "both"]) == ["d"]
     (tmp_path / "config/experiments/alone.yaml").write_text(json.dumps({**alone, "storage_benchmark": {"corpus": "x"}}))
@@ -267,46 +234,25 @@ def test_changes_of_a_preset_are_validated_values(tmp_path):
 def test_a_tokenizer_is_what_it_was_learnt_from_not_what_that_is_called(tmp_path):
     renamed = {"corpora": {"d": {}}, "tokenizers": {"t": {"kind": "bpe", "corpus": "d", "vocabulary_size": 300}}}
     other = {"corpora": {"c": {"source": {"packages": ["numpy"]}}}}
-    base = [r.run_id for r in project(tmp_path / "a").runs("e")]
-    assert [r.run_id for r in project(tmp_path / "b", with_run(corpus="d"), **renamed).runs("e")] == base
-    assert [r.run_id for r in project(tmp_path / "c", **other).runs("e")] != base
-
-
-def test_an_unrelated_entry_does_not_concern_an_experiment(tmp_path):
+    base = project(tmp_path / "a")
+    ids = [r.run_id for r in base.runs("e")]
+    assert [r.run_id for r in project(tmp_path / "b", with_run(corpus="d"), **renamed).runs("e")] == ids
+    assert [r.run_id for r in project(tmp_path / "c", **other).runs("e")] != ids
     more = {**BASE["tokenizers"], "unused": {"kind": "tekken"}}
-    assert project(tmp_path / "a").relevant_values("e") == project(tmp_path / "b", tokenizers=more).relevant_values("e")
+    assert base.relevant_values("e") == project(tmp_path / "d", tokenizers=more).relevant_values("e")
 
 
-@pytest.mark.parametrize("name", ["report", "all", "a b"])
-def test_an_experiment_cannot_take_the_name_of_a_target(tmp_path, name):
-    project(tmp_path)
-    (tmp_path / f"config/experiments/{name}.yaml").write_text(json.dumps(EXPERIMENT))
-    config = Config(BASE, root=tmp_path)
-    with pytest.raises(UserError, match="cannot have this name"):
-        config.usable([name])
-    assert config.usable(["e"]) == ["e"] and config.broken_experiments == [name]
-
-
-def nodes_of(tmp_path, ranks) -> str:
-    """The file of a machine whose nodes hold so many ranks."""
-    path = tmp_path / f"{ranks}.toml"
-    path.write_text(f"gpus_per_node = {ranks}\n")
-    return str(path)
-
-
-def test_world_sizes_are_held_against_the_nodes_of_the_machine(tmp_path):
-    experiment = {**with_run(global_batch=12), "factors": {"layout.data": [6, 5]}}
-    assert project(tmp_path / "a", experiment).runs("e")
-    with pytest.raises(UserError, match="use 4 or 6"):
-        project(tmp_path / "b", experiment, machine=nodes_of(tmp_path, 4)).runs("e")
-
-
-def test_tensor_groups_stay_inside_a_node(tmp_path):
+@pytest.mark.parametrize(
+    ("factor", "levels", "ranks", "words"),
+    [("data", [6, 5], 4, "use 4 or 6"), ("tensor", [4], 2, "span nodes of 2 ranks: tensor 2 fits")],
+)
+def test_layouts_are_held_against_the_nodes_of_the_machine(tmp_path, factor, levels, ranks, words):
     shape = {"layers": 2, "heads": 4, "key_value_heads": 4}
-    experiment = {**with_run(global_batch=12, model=shape), "factors": {"layout.tensor": [4]}}
-    assert project(tmp_path / "a", experiment, machine=nodes_of(tmp_path, 4)).runs("e")
-    with pytest.raises(UserError, match="span nodes of 2 ranks: tensor 2 fits"):
-        project(tmp_path / "b", experiment, machine=nodes_of(tmp_path, 2)).runs("e")
+    experiment = {**with_run(global_batch=12, model=shape), "factors": {f"layout.{factor}": levels}}
+    assert project(tmp_path / "a", experiment).runs("e")
+    (tmp_path / "m.toml").write_text(f"gpus_per_node = {ranks}\n")
+    with pytest.raises(UserError, match=words):
+        project(tmp_path / "b", experiment, machine=str(tmp_path / "m.toml")).runs("e")
 
 
 def on_corpus(name, **source):
@@ -382,13 +328,9 @@ def test_primary_comparisons_that_name_no_two_cells_are_refused(tmp_path, change
 
 
 def test_tokenizers_in_factors_and_benchmarks_follow_the_corpus_too(tmp_path):
-    experiment = {
-        **with_run(),
-        "factors": {"tokenizer, log_every": [["t", 1], ["fixed", 2]]},
-        "data_benchmark": {"corpus": "c", "tokenizer": "t"},
-    }
-    learnt = {"kind": "bpe", "corpus": "c", "vocabulary_size": 300}
-    tokenizers = {"t": learnt, "fixed": {"kind": "tekken"}}
+    experiment = {**EXPERIMENT, "factors": {"tokenizer, log_every": [["t", 1], ["fixed", 2]]}}
+    experiment["data_benchmark"] = {"corpus": "c", "tokenizer": "t"}
+    tokenizers = {**BASE["tokenizers"], "fixed": {"kind": "tekken"}}
     config = project(tmp_path, experiment, corpus="other", corpora={"c": {}, "other": {}}, tokenizers=tokenizers)
     assert {run.settings.tokenizer.name for run in config.runs("e")} == {"t-other", "fixed"}
     assert config.experiment("e").data_benchmark.tokenizer == "t-other"
@@ -407,12 +349,10 @@ def test_an_experiment_that_cannot_run_on_the_corpus_is_refused_by_name_and_stop
     shutil.copytree(ROOT / "config/experiments", experiments)
     of_cells = ("factors", "left_out", "primary", "primary_repeats")
     demo = {key: value for key, value in read_yaml(experiments / "demo.yaml").items() if key not in of_cells}
-    (experiments / "numbered.yaml").write_text(
-        json.dumps(demo | {"runs": demo["runs"] | {"corpus": "dummy", "tokenizer": "numbers"}})
-    )
-    (experiments / "compared.yaml").write_text(
-        json.dumps(demo | {"factors": {"corpus": ["docstrings", "tinystories"]}})
-    )
+    numbered = demo | {"runs": demo["runs"] | {"corpus": "dummy", "tokenizer": "numbers"}}
+    compared = demo | {"factors": {"corpus": ["docstrings", "tinystories"]}}
+    (experiments / "numbered.yaml").write_text(json.dumps(numbered))
+    (experiments / "compared.yaml").write_text(json.dumps(compared))
     values = read_yaml(ROOT / "config/config.yaml") | {"experiments_folder": str(experiments)}
     mine = {"corpus": "mine", "corpora": {"mine": {"source": {"files": "mine/*.parquet"}}}}
     layers = [("config/config.yaml", values), ("mine.yaml", mine)]
@@ -459,6 +399,10 @@ def test_the_configuration_is_merged_as_snakemake_merges_it(tmp_path):
     assert config.settings.engine == "tokenizers"
     config = configuration.load_config(root=ROOT, configfiles=[first], profile="alps")
     assert config.settings.scale == "alps", "a profile's config: is Snakemake's --config, and wins over files"
+    for word in ("cuda:1", "tpu", "", 1, True):
+        with pytest.raises(UserError) as error:
+            Config(BASE | {"device": word}, root=tmp_path)
+        assert error.value.facts["key"] == "device"
 
 
 @pytest.mark.parametrize(
@@ -511,10 +455,3 @@ def test_a_device_has_several_names_and_one_value_in_ids(tmp_path, word, device)
         chosen = Config(BASE | {"experiments": [name], "device": word}, root=tmp_path).runs(name)
         assert {run.settings.device for run in chosen} == {device} and [run.run_id for run in chosen] == ids["stated"]
     assert ids["stated"] == ids["value"] != ids["other"]
-
-
-@pytest.mark.parametrize("word", ["cuda:1", "tpu", "", 1, True])
-def test_another_device_is_refused(tmp_path, word):
-    with pytest.raises(UserError) as error:
-        Config(BASE | {"device": word}, root=tmp_path)
-    assert error.value.facts["key"] == "device"
