@@ -209,10 +209,14 @@ def joined(parts: Sequence[Batch]) -> Batch:
     )
 
 
+def texts_of(corpus: Path, split: str = "train") -> list[str]:
+    text = RawText(corpus, split)
+    return [text.text(i) for i in range(len(text))]
+
+
 def documents_of(lab: Lab, eos: bool = False) -> list[np.ndarray]:
     """The ids of each training document."""
-    text = RawText(lab.corpus)
-    return encode_documents(load_tokenizer(lab.tokenizer), [text.text(i) for i in range(len(text))], eos)
+    return encode_documents(load_tokenizer(lab.tokenizer), texts_of(lab.corpus), eos)
 
 
 def held_out(text: str, share: float) -> bool:

@@ -9,11 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from xxhash import xxh3_64_intdigest
 
+from tests.corpora import texts_of
 from tests.harm import edited, harmed
 from tests.unit.test_formats import read_all
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256_text, write_json, write_sealed
-from tokenscale.data.corpus.raw_text import RawText, read_corpus_manifest
+from tokenscale.data.corpus.raw_text import read_corpus_manifest
 from tokenscale.data.records import write_records
 from tokenscale.data.stores.manifest import SEAL, open_records, open_store, read_store_manifest
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest
@@ -48,11 +49,6 @@ def checkpoint(tmp_path_factory):
     return folder
 
 
-def texts_of(folder):
-    text = RawText(folder)
-    return [text.text(i) for i in range(len(text))]
-
-
 def all_of(folder):
     shape, weights = read_model(folder)
     found = Checkpoint(folder)
@@ -78,21 +74,15 @@ def tried(source, target, read, harms, draw, same=None) -> tuple[int, int]:
 
 @pytest.mark.parametrize("store", STORES, ids=lambda s: s.directory)
 def test_of_a_thousand_damaged_stores_none_is_read_as_something_else(lab, tmp_path, store):
-    harms = 1000 // len(STORES) + 1
-    refused, equal = tried(
-        lab.store(store),
-        tmp_path / store.directory,
-        lambda folder: read_all(folder, store),
-        harms,
-        random.Random(store.directory),
-    )
+    harms, draw = 1000 // len(STORES) + 1, random.Random(store.directory)
+    target = tmp_path / store.directory
+    refused, equal = tried(lab.store(store), target, lambda folder: read_all(folder, store), harms, draw)
     # what is read as it was: damage to build.json, which no reader needs, and none at all
     assert refused + equal == harms and refused > harms // 2
 
 
 def test_damaged_corpora_are_never_read_as_other_text(lab, tmp_path):
-    refused, equal = tried(lab.corpus, tmp_path / "corpus", texts_of, 150, random.Random(1))
-    assert refused > 70
+    assert tried(lab.corpus, tmp_path / "corpus", texts_of, 150, random.Random(1))[0] > 70
 
 
 def test_damaged_tokenizers_never_make_other_ids(lab, tmp_path):
@@ -100,16 +90,11 @@ def test_damaged_tokenizers_never_make_other_ids(lab, tmp_path):
         tokenizer = load_tokenizer(folder, "tokenizers")
         return [*(a.tolist() for a in tokenizer.encode(["some wörds", "<s>"])), tokenizer.bos_id, tokenizer.pad_id]
 
-    refused, equal = tried(lab.tokenizer, tmp_path / "tokenizer", ids, 100, random.Random(2))
-    assert refused > 50
+    assert tried(lab.tokenizer, tmp_path / "tokenizer", ids, 100, random.Random(2))[0] > 50
 
 
 def test_damaged_checkpoints_never_give_other_weights(checkpoint, tmp_path):
-    refused, equal = tried(checkpoint, tmp_path / "step=00000001", all_of, 200, random.Random(3))
-    assert refused > 150
-
-
-# --- what a hand has made, with hashes that fit
+    assert tried(checkpoint, tmp_path / "step=00000001", all_of, 200, random.Random(3))[0] > 150
 
 
 def hashed_anew(checkpoint, folder, name, change):
@@ -200,12 +185,8 @@ def test_a_record_of_a_checkpoint_that_is_edited_and_hashed_anew_is_refused_or_r
 def test_a_resume_state_lacks_nothing_that_is_read_later(checkpoint, tmp_path, field, value):
     folder = tmp_path / "step=00000001"
     shutil.copytree(checkpoint, folder)
-    record = read_json(folder / "checkpoint.json")
-    write_sealed(
-        folder / "checkpoint.json",
-        {k: v for k, v in record.items() if k != field or value != "gone"}
-        | ({} if value == "gone" else {field: value}),
-    )
+    record = read_json(folder / "checkpoint.json") | {field: value}
+    write_sealed(folder / "checkpoint.json", {k: v for k, v in record.items() if v != "gone"})
     if field == "begins_at_useful_tokens" and value == "gone":  # earlier code wrote none
         Checkpoint(folder)
         return
@@ -239,7 +220,6 @@ def test_a_manifest_that_is_edited_and_hashed_anew_is_refused_or_read(lab, tmp_p
 @pytest.mark.parametrize("wrong", [262, 5000, -1])
 @pytest.mark.parametrize("store", STORES, ids=lambda s: s.directory)
 def test_ids_outside_of_the_vocabulary_are_refused_though_their_hashes_fit(lab, tmp_path, store, wrong):
-    """In a store with hashes of its files, as whoever made it would write them."""
     folder = tmp_path / store.directory
     shutil.copytree(lab.store(store), folder)
     manifest = read_store_manifest(folder)

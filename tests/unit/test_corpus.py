@@ -7,7 +7,7 @@ import shutil
 import pyarrow.parquet as pq
 import pytest
 
-from tests.corpora import DESCRIPTION, HOSTILE, held_out, make_corpus
+from tests.corpora import DESCRIPTION, HOSTILE, held_out, make_corpus, texts_of
 from tokenscale.base.errors import UserError
 from tokenscale.data.corpus import docstrings
 from tokenscale.data.corpus import read as read_module
@@ -31,21 +31,17 @@ def test_a_rebuild_gives_the_same_bytes(tmp_path):
 
 def test_the_split_is_by_hash_and_covers_all(tmp_path):
     corpus = make_corpus(tmp_path, TEXTS + TEXTS[:40], validation_share=0.3)  # duplicates kept on purpose
-    train, validation = (list(texts_of(RawText(corpus, split))) for split in ("train", "validation"))
+    train, validation = (texts_of(corpus, split) for split in ("train", "validation"))
     assert not set(train) & set(validation)
     assert sorted(train + validation) == sorted(TEXTS + TEXTS[:40])
     assert all(held_out(t, 0.3) for t in validation) and not any(held_out(t, 0.3) for t in train)
     assert 0.2 < len(validation) / 340 < 0.4
 
 
-def texts_of(text):
-    return (text.text(i) for i in range(len(text)))
-
-
 def test_text_comes_back_as_it_went_in(tmp_path):
     corpus = make_corpus(tmp_path, HOSTILE, row_group_rows=3)
     text = RawText(corpus)
-    assert list(texts_of(text)) == list(HOSTILE) == [t for batch in text.batches(2) for t in batch]
+    assert texts_of(corpus) == list(HOSTILE) == [t for batch in text.batches(2) for t in batch]
     with pytest.raises(IndexError):
         text.text(len(HOSTILE))
 
@@ -59,7 +55,7 @@ def test_cleaning_counts_every_fate(tmp_path):
         "read": 7, "no_text": 0, "composed": 0, "collapsed": 0,
         "stripped": 1, "not_unicode": 1, "too_short": 1, "too_long": 1, "duplicates": 2, "kept": 2,
     }  # fmt: skip
-    assert list(texts_of(RawText(corpus))) == ["spaced", "kept it"]
+    assert texts_of(corpus) == ["spaced", "kept it"]
 
 
 def test_shards_hold_a_bounded_number_of_documents(tmp_path, monkeypatch):
@@ -67,23 +63,17 @@ def test_shards_hold_a_bounded_number_of_documents(tmp_path, monkeypatch):
     corpus = make_corpus(tmp_path, TEXTS, row_group_rows=10)
     files = json.loads((corpus / "manifest.json").read_text())["splits"]["train"]["files"]
     assert [f["rows"] for f in files] == [64, 64, 64, 64, 44]
-    assert list(texts_of(RawText(corpus))) == TEXTS
+    assert texts_of(corpus) == TEXTS
 
 
-def test_a_change_that_was_asked_for_is_made(tmp_path):
-    corpus = make_corpus(tmp_path / "c", TEXTS)
-    before = contents(corpus)
-    make_corpus(corpus, TEXTS, cleaning=CleaningSettings(minimum_characters=8))
-    assert contents(corpus) != before
-    make_corpus(corpus, [*TEXTS, "one more"])
-    assert len(RawText(corpus)) == 301
-
-
-def test_a_purged_shard_is_restored_by_an_equal_build(tmp_path):
+def test_a_purged_shard_is_restored_and_a_change_that_was_asked_for_is_made(tmp_path):
     corpus = make_corpus(tmp_path / "c", TEXTS)
     before = contents(corpus, "build.json")
     (corpus / "train-00000.parquet").unlink()
     assert contents(make_corpus(corpus, TEXTS), "build.json") == before
+    make_corpus(corpus, TEXTS, cleaning=CleaningSettings(minimum_characters=8))
+    assert contents(corpus, "build.json") != before
+    assert len(RawText(make_corpus(corpus, [*TEXTS, "one more"]))) == 301
 
 
 def test_a_large_corpus_is_read_by_number_only_with_its_records_files(tmp_path, monkeypatch):
@@ -131,15 +121,8 @@ def test_any_range_of_documents_is_read_in_order(tmp_path, monkeypatch):
     text = RawText(make_corpus(tmp_path, TEXTS, row_group_rows=10))
     expected = [document for batch in text.batches() for document in batch]
     assert len(text.split["files"]) > 5
-    for first, last in [
-        (0, 0),
-        (0, 1),
-        (22, 24),
-        (9, 47),
-        (46, 46),
-        (5, len(expected)),
-        (len(expected), len(expected)),
-    ]:
+    count = len(expected)
+    for first, last in [(0, 0), (0, 1), (22, 24), (9, 47), (46, 46), (5, count), (count, count)]:
         for size in (1, 7, 512):
             columns = [column.to_pylist() for column in text.columns(size, first, last)]
             assert [document for column in columns for document in column] == expected[first:last], (first, last, size)
@@ -167,12 +150,9 @@ def test_a_file_that_would_fail_on_import_is_read(tmp_path, monkeypatch):
     assert found == [("The module.", "oddpackage/__init__.py"), ("A\nclass.", "oddpackage/__init__.py::A")]
 
 
-def test_documents_can_be_limited(tmp_path):
+def test_documents_can_be_limited_and_a_package_that_is_not_installed_is_named(tmp_path):
     source = SourceSettings(packages=("hypothesis",), maximum_documents=5)
     assert len(list(docstrings.documents(source))) == 5
-
-
-def test_a_package_that_is_not_installed_is_named(tmp_path):
     with pytest.raises(UserError, match="no_such_package"):
         build(CorpusSettings(source=SourceSettings(packages=("no_such_package",))), tmp_path)
 

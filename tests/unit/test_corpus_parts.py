@@ -16,8 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.corpora import texts_of
 from tokenscale.base.errors import UserError
 from tokenscale.cli.main import main
+from tokenscale.cli.verify import verify_results
+from tokenscale.data.corpus import fingerprint
 from tokenscale.data.corpus.build import SPLITS, build
 from tokenscale.data.corpus.fingerprint import fingerprint_sources
 from tokenscale.data.corpus.parts import Duplicates, build_part, merge_parts, write_table
@@ -123,16 +126,13 @@ def test_without_shared_texts_or_held_out_files_nothing_is_counted(tmp_path):
 def test_records_in_two_processes_are_those_of_one(tmp_path):
     write_files(tmp_path / "raw", [[f"text {i} of {n % 2}" for i in range(20)] for n in range(4)])
     build_in_parts(corpus_settings(tmp_path / "raw", 4), tmp_path / "c", processes=2)
-    names = [
-        file["name"] for file in json.loads((tmp_path / "c/manifest.json").read_text())["splits"]["train"]["files"]
-    ]
-    assert {name.split("/")[0] for name in names} == {"parts"}  # parts 2 and 3 have nothing new: their shards are gone
+    files = json.loads((tmp_path / "c/manifest.json").read_text())["splits"]["train"]["files"]
+    assert {file["name"].split("/")[0] for file in files} == {"parts"}  # parts 2 and 3 have nothing new
     first = write_text_records(tmp_path / "c")
     contents = {path.name: path.read_bytes() for path in (tmp_path / "c/records").iterdir()}
     assert write_text_records(tmp_path / "c", processes=2) == first
     assert {path.name: path.read_bytes() for path in (tmp_path / "c/records").iterdir()} == contents
-    text = RawText(tmp_path / "c")
-    assert [text.text(i) for i in range(len(text))] == [t for b in text.batches() for t in b]
+    assert texts_of(tmp_path / "c") == [t for b in RawText(tmp_path / "c").batches() for t in b]
 
 
 def test_shards_that_lose_documents_are_written_again_and_the_part_stays(tmp_path):
@@ -142,9 +142,8 @@ def test_shards_that_lose_documents_are_written_again_and_the_part_stays(tmp_pat
     merged = build_in_parts(settings, directory, processes=2)
     assert merged["cleaning"]["documents"]["duplicates"] == 2
     assert any(file["name"].startswith("deduplicated/00001-") for s in merged["splits"].values() for file in s["files"])
-    before = {
-        path: path.read_bytes() for path in directory.glob("**/*") if path.is_file() and path.name != "build.json"
-    }
+    files = [path for path in directory.glob("**/*") if path.is_file() and path.name != "build.json"]
+    before = {path: path.read_bytes() for path in files}
     shutil.rmtree(directory / "parts/00001")
     build_part(settings, 1, part_folder(directory, 1))
     merge_parts(settings, directory)
@@ -212,17 +211,8 @@ def test_a_damaged_part_is_named_with_the_command_that_rebuilds_it(tmp_path, dam
     assert (tmp_path / "c/manifest.json").read_bytes() == before
 
 
-def test_a_damaged_shard_is_named_by_readers_with_the_part(tmp_path):
+def test_a_damaged_shard_is_named_by_readers_with_the_part_and_a_failing_rebuild_keeps_it(tmp_path):
     write_files(tmp_path / "raw", [["a", "b", "c", "d"], ["u", "v", "w"]])
-    build_in_parts(corpus_settings(tmp_path / "raw", 2), tmp_path / "c")
-    flip_byte(tmp_path / "c/parts/00001/train-00000.parquet", 10)
-    with pytest.raises(UserError) as caught:
-        list(RawText(tmp_path / "c").batches())
-    assert caught.value.facts["next"] == f"snakemake -f {tmp_path}/c/parts/00001/manifest.json"
-
-
-def test_a_failing_rebuild_keeps_the_part(tmp_path):
-    write_files(tmp_path / "raw", [["a", "b"], ["c"]])
     settings = corpus_settings(tmp_path / "raw", 2)
     build_in_parts(settings, tmp_path / "c")
     before = {path: path.read_bytes() for path in (tmp_path / "c/parts/00000").iterdir()}
@@ -230,6 +220,10 @@ def test_a_failing_rebuild_keeps_the_part(tmp_path):
     with pytest.raises(UserError, match="not readable Parquet"):
         build_part(settings, 0, part_folder(tmp_path / "c", 0))
     assert {path: path.read_bytes() for path in (tmp_path / "c/parts/00000").iterdir()} == before
+    flip_byte(tmp_path / "c/parts/00001/train-00000.parquet", 10)
+    with pytest.raises(UserError) as caught:
+        list(RawText(tmp_path / "c").batches())
+    assert caught.value.facts["next"] == f"snakemake -f {tmp_path}/c/parts/00001/manifest.json"
 
 
 def test_the_fingerprint_of_a_part_changes_with_its_own_files_only(tmp_path):
@@ -237,8 +231,6 @@ def test_the_fingerprint_of_a_part_changes_with_its_own_files_only(tmp_path):
     settings, folder, memory = corpus_settings(tmp_path / "raw", 2), tmp_path / "results", tmp_path / "cache.json"
 
     def fingerprints():
-        from tokenscale.data.corpus import fingerprint
-
         fingerprint._list_named_paths.cache_clear()
         return [fingerprint_sources(settings, folder, number, memory) for number in (0, 1)]
 
@@ -261,34 +253,22 @@ def test_the_fingerprint_of_a_part_changes_with_its_own_files_only(tmp_path):
     assert fingerprints() == changed  # results copied without their sources stay valid
 
 
-def test_another_number_of_parts_leaves_nothing_behind(tmp_path):
+def test_another_number_of_parts_leaves_nothing_behind_but_strangers(tmp_path):
     write_files(tmp_path / "raw", [["a", "b", "c"], ["b", "d", "e"], ["f"]])
+    with pytest.raises(UserError, match="more parts than source files"):
+        build_part(corpus_settings(tmp_path / "raw", 4), 0, tmp_path / "c/parts/00000")
     build_in_parts(corpus_settings(tmp_path / "raw", 3), tmp_path / "c")
+    (tmp_path / "c/parts/.nfs0001").touch()
     build_in_parts(corpus_settings(tmp_path / "raw", 2), tmp_path / "c")
-    assert sorted(path.name for path in (tmp_path / "c/parts").iterdir()) == ["00000", "00001"]
+    assert sorted(path.name for path in (tmp_path / "c/parts").iterdir()) == [".nfs0001", "00000", "00001"]
+    (tmp_path / "c/parts/.nfs0001").unlink()
     build(corpus_settings(tmp_path / "raw", 1), tmp_path / "c")
     assert not {"parts", "deduplicated"} & {path.name for path in (tmp_path / "c").iterdir()}
     build_in_parts(corpus_settings(tmp_path / "raw", 2), tmp_path / "c")
     assert not list((tmp_path / "c").glob("*.parquet"))
 
 
-def test_a_stray_file_among_the_parts_is_left_alone(tmp_path):
-    write_files(tmp_path / "raw", [["a", "b", "c"], ["b", "d", "e"]])
-    (tmp_path / "c/parts").mkdir(parents=True)
-    (tmp_path / "c/parts/.nfs0001").touch()
-    build_in_parts(corpus_settings(tmp_path / "raw", 2), tmp_path / "c")
-    assert (tmp_path / "c/parts/.nfs0001").exists()
-
-
-def test_a_part_without_files_is_refused(tmp_path):
-    write_files(tmp_path / "raw", [["a"], ["b"]])
-    with pytest.raises(UserError, match="more parts than source files"):
-        build_part(corpus_settings(tmp_path / "raw", 3), 0, tmp_path / "c/parts/00000")
-
-
 def test_verify_names_every_damaged_part(tmp_path):
-    from tokenscale.cli.verify import verify_results
-
     write_files(tmp_path / "raw", [["a", "b", "c"], ["f", "d", "e"], ["g", "h"]])
     settings, corpus = corpus_settings(tmp_path / "raw", 3), tmp_path / "results/corpus/x"
     build_in_parts(settings, corpus)
@@ -317,13 +297,3 @@ def test_processes_end_with_the_command_that_is_killed(tmp_path):
         process.kill()
     time.sleep(3)
     assert not late.exists()
-
-
-def test_planning_refuses_more_parts_than_files(tmp_path):
-    from tokenscale.data.corpus.files import check_files
-
-    write_files(tmp_path / "raw", [["a"], ["b"]])
-    check_files(corpus_settings(tmp_path / "raw", 2), tmp_path, lambda key: "mine.yaml")
-    with pytest.raises(UserError, match="more parts than source files") as caught:
-        check_files(corpus_settings(tmp_path / "raw", 3), tmp_path, lambda key: "mine.yaml")
-    assert caught.value.facts["key"] == "corpora.x.parts" and caught.value.facts["file"] == "mine.yaml"

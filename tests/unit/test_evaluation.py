@@ -12,11 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.corpora import Lab, small_run
+from tests.corpora import Lab, small_run, texts_of
 from tokenscale.base.errors import UserError
 from tokenscale.cli.evaluate import evaluate_store, evaluate_text
 from tokenscale.cli.main import main
-from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.stores.text import encode_documents
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.data import StoreSettings
@@ -83,8 +82,7 @@ def test_the_rows_of_a_validation_score_what_the_training_saw(lab, trained):
 def test_a_corpus_scores_its_documents_each_for_itself(lab, trained):
     run, checkpoint, _ = trained
     opened, found = evaluate_text(checkpoint, str(lab.corpus))
-    text = RawText(lab.corpus, "validation")
-    texts = [text.text(i) for i in range(len(text))]
+    texts = texts_of(lab.corpus, "validation")
     documents = encode_documents(load_tokenizer(lab.tokenizer), texts, run.eos)
     assert found.rows == sum(len(list(windows(d, T))) for d in documents) > len(documents) - texts.count("")
     if run.objective == "masked":
@@ -101,30 +99,21 @@ def test_a_corpus_scores_its_documents_each_for_itself(lab, trained):
 def test_files_score_as_the_corpus_of_their_texts(lab, trained, tmp_path):
     _, checkpoint, _ = trained
     expected = evaluate_text(checkpoint, str(lab.corpus), split="train")[1]
-    text = RawText(lab.corpus, "train")
-    texts = [text.text(i) for i in range(len(text))]
+    texts = texts_of(lab.corpus, "train")
     pq.write_table(pa.table({"body": texts}), tmp_path / "a.parquet")
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"body": t}) + "\n" for t in texts), encoding="utf-8")
     for name in ("a.parquet", "a.jsonl"):
-        found = evaluate_text(checkpoint, str(tmp_path / name), text_column="body")[1]
-        assert found == expected
+        assert evaluate_text(checkpoint, str(tmp_path / name), text_column="body")[1] == expected
 
 
 def test_it_stops_behind_the_document_that_completes_the_rows(lab, trained):
     _, checkpoint, _ = trained
     opened, found = evaluate_text(checkpoint, str(lab.corpus), rows=7)
-    text = RawText(lab.corpus, "validation")
-    taken, size = 0, 0
-    for document in encode_documents(
-        load_tokenizer(lab.tokenizer), [text.text(i) for i in range(len(text))], opened.run.eos
-    ):
-        if taken >= 7:
-            break
-        taken += len(list(windows(document, T)))
-        size += 1
-    assert found.rows == taken >= 7
-    if found.text_bytes is not None:
-        assert found.text_bytes == sum(len(text.text(i).encode()) for i in range(size))
+    texts = texts_of(lab.corpus, "validation")
+    counts = [len(list(windows(d, T))) for d in encode_documents(load_tokenizer(lab.tokenizer), texts, opened.run.eos)]
+    size = next(n for n in range(len(texts)) if sum(counts[:n]) >= 7)
+    assert found.rows == sum(counts[:size])
+    assert found.text_bytes in (None, sum(len(text.encode()) for text in texts[:size]))
 
 
 @pytest.mark.parametrize("padded", [True, False])
@@ -142,9 +131,6 @@ def test_windows_of_documents_are_batched_and_none_is_left_out(padded):
     expected = [pair for d in documents for pair in zip(d[:-1].tolist(), d[1:].tolist(), strict=True)]
     assert sorted(found) == sorted(expected)
     assert rows == sum(-(-(n - 1) // 16) for n in lengths) and padding < 0.02 * len(found)
-
-
-# ------------------------------------------------------------------------------------------------------- the verb
 
 
 def test_the_verb_prints_the_scores(lab, trained, capsys, monkeypatch):
