@@ -19,8 +19,6 @@ from tokenscale.runs.records import provenance
 CHECKS = dict(doctor.CHECKS)
 TWO = TORCH | {"devices": [GPU, GPU]}
 
-# -- cores and memory
-
 
 @pytest.mark.parametrize(
     "lines, files, limits",
@@ -45,22 +43,15 @@ def test_usable_cores_are_those_that_work_at_once(affinity, quota, usable):
     assert provenance.usable_cores(affinity, quota) == usable
 
 
-def test_fewer_cores_than_are_visible_is_a_note(monkeypatch):
-    monkeypatch.setattr(provenance, "cgroup_limits", lambda: (1.5, None))
-    monkeypatch.setattr(provenance, "count_affinity_cores", lambda: 16)
-    found = doctor.check_cores(asked())
-    assert found.verdict == "note" and found.values["usable"] == 2 and "--cores 2" in found.next
-
-
 @pytest.mark.parametrize("limit, verdict", [(None, "ok"), (2**30, "no"), (2 * 2**30, "note")])
-def test_the_memory_that_counts_is_what_a_control_group_leaves(monkeypatch, limit, verdict):
+def test_what_counts_of_cores_and_memory_is_what_a_control_group_leaves(monkeypatch, limit, verdict):
     monkeypatch.setattr(provenance, "read_memory", lambda: (64 * 2**30, 60 * 2**30))
-    monkeypatch.setattr(provenance, "cgroup_limits", lambda: (None, limit))
+    monkeypatch.setattr(provenance, "cgroup_limits", lambda: (1.5, limit))
+    monkeypatch.setattr(provenance, "count_affinity_cores", lambda: 16)
     found = doctor.check_memory(asked())
     assert found.verdict == verdict and found.fact.startswith("64.0 GiB")
-
-
-# -- SLURM
+    found = doctor.check_cores(asked())
+    assert found.verdict == "note" and found.values["usable"] == 2 and "--cores 2" in found.next
 
 
 @pytest.fixture
@@ -74,15 +65,10 @@ def cluster(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_a_cluster_whose_services_answer_is_ok(cluster):
-    found = doctor.check_slurm(asked())
-    assert (found.verdict, found.fact) == ("ok", "slurm 22.05.8, partitions normal, debug")
-    assert found.values["partitions"] == {"normal": 4, "debug": 2}
-
-
 @pytest.mark.parametrize(
     "spoil, verdict, words",
     [
+        (lambda folder, env: None, "ok", "slurm 22.05.8, partitions normal, debug"),
         (lambda folder, env: (folder / "sbatch").unlink(), "no", "sbatch not found"),
         (lambda folder, env: (folder / "srun").unlink(), "no", "srun not found"),
         (lambda folder, env: program(folder, "sinfo", "echo Unable to contact; exit 1"), "no", "Unable to contact"),
@@ -95,9 +81,7 @@ def test_what_a_cluster_lacks_is_told(cluster, monkeypatch, spoil, verdict, word
     spoil(cluster, monkeypatch)
     found = doctor.check_slurm(asked())
     assert found.verdict == verdict and words in f"{found.fact}; {found.next}", found
-
-
-# -- GPUs and collectives
+    assert verdict != "ok" or found.values["partitions"] == {"normal": 4, "debug": 2}
 
 
 @pytest.mark.parametrize(
@@ -188,30 +172,18 @@ def test_the_speed_of_an_all_reduce_is_compared_with_the_machines_file(sweep):
     assert gloo.verdict == "ok" and gloo.values["gb_s"] == pytest.approx(40) and "cpu" in calls[-1]
 
 
-# -- the results folder
-
-
-def test_a_good_folder_passes_every_trial_and_is_left_empty(tmp_path):
+def test_a_good_folder_is_left_empty_and_one_that_cannot_be_written_is_no(tmp_path, monkeypatch):
     failed, skew = doctor.try_folder(tmp_path)
     assert failed == "" and abs(skew) < 5 and list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_written_is_no(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     found = doctor.check_results_folder(asked(tmp_path / "file"))
     assert found.verdict == "no" and "create fails: Not a directory" in found.fact
-
-    def read_only(*args, **kwargs):
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(doctor.tempfile, "TemporaryDirectory", read_only)
-    found = doctor.check_results_folder(asked(tmp_path))
-    assert found.verdict == "no" and "create fails: Read-only file system" in found.fact and "writable" in found.next
 
 
 @pytest.mark.parametrize(
     "step, owner, name, replacement",
     [
+        ("create", doctor.tempfile, "TemporaryDirectory", OSError(errno.EROFS, "Read-only file system")),
         ("rename", os, "replace", OSError(errno.EXDEV, "Invalid cross-device link")),
         ("rename", os, "replace", None),  # says it did, and did not
         ("flock fails: two processes", doctor, "run_command", (0, "")),
@@ -247,9 +219,6 @@ def test_room_kind_and_clock_of_a_file_system_are_judged(monkeypatch, tmp_path, 
     monkeypatch.setattr(doctor, "try_folder", lambda folder: ("", skew))
     found = doctor.check_results_folder(asked(tmp_path))
     assert found.verdict == verdict and words in f"{found.fact} {found.next}" and f"file system {kind}" in found.fact
-
-
-# -- child processes
 
 
 def test_the_child_tells_broken_crashing_and_chatty_packages_apart(monkeypatch, tmp_path):
@@ -293,52 +262,35 @@ def test_a_command_that_does_not_end_is_killed_with_its_children(tmp_path):
     assert doctor.run_command([str(tmp_path / "none")])[0] is None
 
 
-# -- the project
-
-
-def test_outside_of_the_project_there_is_no_demo(monkeypatch, tmp_path):
+def test_what_a_project_folder_lacks_is_named(monkeypatch, tmp_path):
     assert doctor.check_project_folder(asked()).verdict in ("ok", "note")
     monkeypatch.chdir(tmp_path)
     found = doctor.check_project_folder(asked())
     assert found.verdict == "no" and "workflow/Snakefile" in found.fact
     assert "outside the project" in doctor.check_configuration(asked()).fact
-
-
-def test_programs_and_links_that_are_not_found_are_named(monkeypatch, tmp_path):
     for name in ("workflow/Snakefile", "config/config.yaml", "profiles/default/config.yaml", "pyproject.toml"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("")
+        (tmp_path / name).write_text("scale: dmeo\n")
     (tmp_path / "alps").write_text("profiles/alps")  # what Git makes of a link where links are not supported
-    monkeypatch.chdir(tmp_path)
     assert "ln -sfn" in doctor.check_project_folder(asked()).next
     monkeypatch.setenv("PATH", str(tmp_path))
     found = doctor.check_project_folder(asked())
     assert found.verdict == "note" and "make and git" in found.fact
-
-
-def test_a_mistake_in_the_configuration_is_told_as_the_workflow_tells_it(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config/config.yaml").write_text("scale: dmeo\n")
     found = doctor.check_configuration(asked())
     assert found.verdict == "no" and "unknown scale 'dmeo'" in found.fact and "demo" in found.next
 
 
-# -- Python and packages
-
-
 @pytest.mark.parametrize("version, verdict", [("3.10.14", "no"), ("3.11.0", "ok"), ("3.14.2", "ok"), ("3.15.0", "no")])
-def test_the_version_of_python_is_compared_with_the_project_s(monkeypatch, version, verdict):
+def test_the_version_of_python_is_compared_with_the_projects(monkeypatch, version, verdict):
     monkeypatch.setattr(doctor.platform, "python_version", lambda: version)
     found = doctor.check_python(asked())
     assert found.verdict == verdict and version in found.fact and ">=3.11,<3.15" in found.fact
     assert verdict == "ok" or found.next.startswith("make setup PYTHON=python3.")
 
 
-def test_bounds_are_the_clone_s_or_unknown(monkeypatch):
+def test_bounds_are_the_clones_or_unknown(monkeypatch):
     ours, listed = doctor.read_requirements(), set(list_packages(*GROUPS))
-    assert listed - set(ours) == {"tiktoken"}
-    assert (ours["python"], ours["torch"], ours["ruff"]) == (">=3.11,<3.15", ">=2.9,<2.16", ">=0.17,<0.18")
+    assert listed - set(ours) == {"tiktoken"} and ours["python"] == ">=3.11,<3.15"
     monkeypatch.setattr(doctor, "__file__", "/nowhere/site-packages/tokenscale/cli/doctor.py")
     assert doctor.read_requirements() == {}
     assert doctor.check_python(asked()).verdict == "note" and CHECKS["host packages"](asked()).verdict == "ok"
@@ -378,24 +330,16 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
     assert found.verdict == ("note" if name in doctor.ONLY else "no")
 
 
-def test_one_package_that_is_needed_weighs_more_than_one_that_is_not(monkeypatch):
-    for module in ("yaml", "snakemake_executor_plugin_slurm"):
-        monkeypatch.setitem(sys.modules, module, None)
-    found = doctor.check_packages("host", asked())
-    assert found.verdict == "no" and "snakemake-executor-plugin-slurm (only for SLURM), pyyaml" in found.fact
-
-
 @pytest.mark.parametrize("version", ["2.8.0", "2.16.0"])
-def test_a_torch_outside_its_bounds_is_refused(monkeypatch, version):
+def test_a_torch_outside_its_bounds_or_a_package_that_does_not_import_is_refused(monkeypatch, version):
     real = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version if name == "torch" else real(name))
     found = doctor.check_packages("trainer", asked())
     assert found.verdict == "no" and f"torch {version} is outside >=2.9,<2.16" in found.fact
     assert "'torch>=2.9,<2.16'" in found.next
-
-
-def test_a_package_that_is_there_and_does_not_import_is_broken():
-    why = "ImportError: libstdc++.so.6: version not found"
-    found = doctor.check_packages("report", asked(broken={"duckdb": why}))
-    assert found.verdict == "no" and f"does not import: {why}" in found.fact
+    found = doctor.check_packages("report", asked(broken={"duckdb": "ImportError: no libstdc++.so.6"}))
+    assert found.verdict == "no" and "does not import: ImportError: no libstdc++.so.6" in found.fact
     assert "--force-reinstall 'duckdb" in found.next
+    for module in ("yaml", "snakemake_executor_plugin_slurm"):  # one that is needed weighs more than one that is not
+        monkeypatch.setitem(sys.modules, module, None)
+    assert doctor.check_packages("host", asked()).verdict == "no"
