@@ -1,6 +1,5 @@
 """Logs → tables: broken lines, attempts, validity, equal bytes."""
 
-import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -72,31 +71,20 @@ def launched(runs: Path, run, attempt: int, job: str, **launch) -> None:
     write_sealed(runs / run.identity / f"attempt={attempt:02d}" / "attempt.json", record)
 
 
-def test_jobs_nodes_and_the_wait_of_all_attempts_are_in_the_table(tmp_path):
-    run = logs.settings(steps=10)
+def test_what_launchers_recorded_of_all_attempts_is_in_the_table(tmp_path):
+    run, shared, damaged = (logs.settings(steps=10, repeat=repeat) for repeat in range(3))
     logs.write_run(tmp_path / "runs", run, attempts=[{"stop": 6, "stopped": False}, {"start": 6}])
     launched(tmp_path / "runs", run, 0, "45")
     launched(tmp_path / "runs", run, 1, "51")
-    (row,) = rows(tables_of(tmp_path, [run]), "runs")
-    assert (row["machine"], row["node_names"], row["job_ids"], row["queue_s"]) == ("alps", "nid1, nid2", "45, 51", 60)
-    assert row["slurm_logs"].split(", ")[1] == "results/logs/slurm/rule_train/51.log"
-    assert row["validity"] == "valid"
-
-
-def test_a_run_that_shared_its_node_is_suspect(tmp_path):
-    run = logs.settings(steps=3)
-    logs.write_run(tmp_path / "runs", run)
-    launched(tmp_path / "runs", run, 0, "45", share=4)
-    (row,) = rows(tables_of(tmp_path, [run]), "runs")
-    assert row["validity"] == "suspect" and "4 runs had its node at once" in row["reasons"]
-
-
-def test_a_launchers_record_that_is_damaged_says_nothing(tmp_path):
-    run = logs.settings(steps=3)
-    logs.write_run(tmp_path / "runs", run)
-    (tmp_path / "runs" / run.identity / "attempt=00/attempt.json").write_text('{"launch": ')
-    (row,) = rows(tables_of(tmp_path, [run]), "runs")
-    assert row["validity"] == "valid" and row["job_ids"] is None
+    logs.write_run(tmp_path / "runs", shared)
+    launched(tmp_path / "runs", shared, 0, "45", share=4)
+    (logs.write_run(tmp_path / "runs", damaged) / "attempt=00/attempt.json").write_text('{"launch": ')
+    found = {row["repeat"]: row for row in rows(tables_of(tmp_path, [run, shared, damaged]), "runs")}
+    one = found[0]
+    assert (one["machine"], one["node_names"], one["job_ids"], one["queue_s"]) == ("alps", "nid1, nid2", "45, 51", 60)
+    assert one["slurm_logs"].split(", ")[1] == "results/logs/slurm/rule_train/51.log"
+    assert [found[n]["validity"] for n in range(3)] == ["valid", "suspect", "valid"]
+    assert "4 runs had its node at once" in found[1]["reasons"] and found[2]["job_ids"] is None
 
 
 def test_the_latest_attempt_wins_step_by_step(tmp_path):
@@ -115,16 +103,18 @@ def change(**fields):
 
 
 @pytest.mark.parametrize(
-    ("edit", "reason"),
+    ("attempts", "edit", "kind", "reason"),
     [
-        (change(step_s=0.0), "a step that took no time"),
-        (change(t_mono_s=1.0), "the monotonic clock goes back"),
-        (lambda line: None, "its logs hold no step"),
+        (None, change(step_s=0.0), "steps", "a step that took no time"),
+        (None, change(t_mono_s=1.0), "steps", "the monotonic clock goes back"),
+        (None, lambda line: None, "steps", "its logs hold no step"),
+        (None, lambda e: e | {"world_size": 4} if "world_size" in e else e, "events", "observed world size 4, asked"),
+        ([{"diverges": 5}], change(rows=7), "steps", "at step 5 of 12; ranks hold 7 rows at step 3"),
     ],
 )
-def test_what_a_log_cannot_carry_is_said(tmp_path, edit, reason):
-    run = logs.settings()
-    logs.edit(logs.write_run(tmp_path / "runs", run), edit)
+def test_what_a_log_cannot_carry_is_said(tmp_path, attempts, edit, kind, reason):
+    run = logs.settings(world_size=1)
+    logs.edit(logs.write_run(tmp_path / "runs", run, attempts=attempts), edit, kind)
     (row,) = rows(tables_of(tmp_path, [run]), "runs")
     assert row["validity"] == "invalid" and reason in row["reasons"]
 
@@ -172,35 +162,19 @@ def test_without_a_record_the_newest_attempt_says_which_code_counts(tmp_path):
     assert {s["attempt"] for s in rows(tables_of(tmp_path, [run]), "steps")} == {1}
 
 
-def test_an_attempt_or_a_rank_that_is_a_copy_is_named(tmp_path):
-    run = logs.settings(world_size=2)
-    folder = logs.write_run(tmp_path / "runs", run)
-    shutil.copytree(folder / "attempt=00/rank=00000", folder / "attempt=01/rank=00000")
-    shutil.copytree(folder / "attempt=00/rank=00001", folder / "attempt=01/rank=00001")
-    tables = tables_of(tmp_path, [run])
-    (row,) = rows(tables, "runs")
-    assert row["validity"] == "invalid" and len(rows(tables, "steps")) == 2 * 12
-    assert "attempt=01/rank=00000/steps.jsonl is a copy of attempt=00/rank=00000/steps.jsonl" in row["reasons"]
-
-
 def test_two_attempts_at_one_time_are_suspect(tmp_path):
-    run = logs.settings(steps=10)
-    logs.write_run(
-        tmp_path / "runs", run, attempts=[{"stop": 8, "stopped": False}, {"start": 4, "t0": 1.7e9 - 999, "boot": None}]
-    )
-    (row,) = rows(tables_of(tmp_path, [run]), "runs")
-    assert row["validity"] == "suspect"
-    assert row["reasons"] == "attempt 1 took its first step before an earlier attempt had taken its last"
-
-
-def test_of_one_boot_the_monotonic_clock_says_what_was_at_one_time(tmp_path):
-    run = logs.settings(steps=10)
-    attempts = [{"stop": 8, "stopped": False, "boot": None}, {"start": 4, "boot_s": 101.0, "boot": None}]
-    folder = logs.write_run(tmp_path / "runs", run, attempts=attempts)
-    assert rows(tables_of(tmp_path, [run]), "runs")[0]["validity"] == "valid", "by the wall clock, one after the other"
+    """By the wall clock; of one boot by the monotonic clock."""
+    one, two = logs.settings(steps=10), logs.settings(steps=10, repeat=1)
+    first = {"stop": 8, "stopped": False}
+    logs.write_run(tmp_path / "runs", one, attempts=[first, {"start": 4, "t0": 1.7e9 - 999, "boot": None}])
+    attempts = [first | {"boot": None}, {"start": 4, "boot_s": 101.0, "boot": None}]
+    folder = logs.write_run(tmp_path / "runs", two, attempts=attempts)
+    found = {row["repeat"]: row for row in rows(tables_of(tmp_path, [one, two]), "runs")}
+    assert [found[n]["validity"] for n in (0, 1)] == ["suspect", "valid"]
+    assert found[0]["reasons"] == "attempt 1 took its first step before an earlier attempt had taken its last"
     for events in folder.glob("attempt=*/rank=*/events.jsonl"):
         events.write_text(events.read_text().replace('"run_start",', '"run_start","boot":"b",'))
-    assert rows(tables_of(tmp_path, [run]), "runs")[0]["validity"] == "suspect"
+    assert rows(tables_of(tmp_path, [two]), "runs")[0]["validity"] == "suspect"
 
 
 def test_more_flops_than_the_devices_can_do_are_no_measurement(tmp_path, monkeypatch):
@@ -213,15 +187,6 @@ def test_more_flops_than_the_devices_can_do_are_no_measurement(tmp_path, monkeyp
         (row,) = rows(tables_of(tmp_path, [run]), "runs")
         assert row["validity"] == validity, row["reasons"]
         assert row["reasons"] == ("MFU of 250 %: more than the devices can do" if share > 1 else "")
-
-
-def test_another_world_size_than_asked_is_invalid(tmp_path):
-    run = logs.settings(world_size=1)
-    folder = logs.write_run(tmp_path / "runs", run)
-    path = folder / "attempt=00" / "rank=00000" / "events.jsonl"
-    path.write_text(path.read_text().replace('"world_size":1', '"world_size":4'))
-    (row,) = rows(tables_of(tmp_path, [run]), "runs")
-    assert "ranks observed world size 4, asked was 1" in row["reasons"]
 
 
 IMPOSSIBLE = {
@@ -281,13 +246,6 @@ def test_missing_running_and_unreadable_runs_are_listed(tmp_path):
     assert "training stopped: loss or gradient not finite" in found[3]["reasons"]
 
 
-def test_what_else_is_wrong_with_a_stopped_run_is_said_too(tmp_path):
-    run = logs.settings()
-    logs.edit(logs.write_run(tmp_path / "runs", run, attempts=[{"diverges": 5}]), change(rows=7))
-    (row,) = rows(tables_of(tmp_path, [run]), "runs")
-    assert "at step 5 of 12; ranks hold 7 rows at step 3" in row["reasons"]
-
-
 def test_two_runs_that_would_be_one_repeat_of_one_cell_are_refused(tmp_path):
     runs = [logs.settings(sequence_length=length) for length in (512, 1024)]
     with pytest.raises(UserError, match="same repeat of the same cell") as told:
@@ -302,24 +260,18 @@ def test_nothing_at_all_still_gives_every_table_with_its_columns(tmp_path):
         assert pq.read_schema(tables / f"{name}.parquet").equals(schema(name))
 
 
-def test_a_broken_line_is_named_with_its_file_and_number(tmp_path):
-    run = logs.settings()
-    folder = logs.write_run(tmp_path / "runs", run)
-    path = folder / "attempt=00" / "rank=00000" / "steps.jsonl"
+def test_a_broken_line_is_named_with_its_place_and_a_partial_last_one_is_benign(tmp_path):
+    run, resumed = logs.settings(), logs.settings(world_size=1, steps=10, repeat=1)
+    path = logs.write_run(tmp_path / "runs", run) / "attempt=00/rank=00000/steps.jsonl"
     path.write_bytes(b"rubbish\n" + path.read_bytes())
-    tables = tables_of(tmp_path, [run])
-    (line,) = rows(tables, "quarantine")
-    assert (line["file"], line["line"]) == (f"{run.identity}/attempt=00/rank=00000/steps.jsonl", 1)
-    assert rows(tables, "runs")[0]["validity"] == "suspect"
-
-
-def test_a_partial_last_line_leaves_a_run_valid(tmp_path):
-    run = logs.settings(world_size=1, steps=10)
-    folder = logs.write_run(tmp_path / "runs", run, attempts=[{"stop": 6, "stopped": False}, {"start": 6}])
-    with open(folder / "attempt=00" / "rank=00000" / "steps.jsonl", "ab") as file:
-        file.write(b'{"schema":1,"ste')
-    (row,) = rows(tables_of(tmp_path, [run]), "runs")
-    assert (row["validity"], row["quarantined"], row["quarantined_benign"]) == ("valid", 1, 1)
+    attempts = [{"stop": 6, "stopped": False}, {"start": 6}]
+    path = logs.write_run(tmp_path / "runs", resumed, attempts=attempts) / "attempt=00/rank=00000/steps.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"schema":1,"ste')
+    tables = tables_of(tmp_path, [run, resumed])
+    found = {row["repeat"]: row for row in rows(tables, "runs")}
+    assert [(found[n]["validity"], found[n]["quarantined_benign"]) for n in (0, 1)] == [("suspect", 0), ("valid", 1)]
+    lines = [(line["file"], line["line"]) for line in rows(tables, "quarantine")]
+    assert (f"{run.identity}/attempt=00/rank=00000/steps.jsonl", 1) in lines and len(lines) == 2
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,6 @@ def test_good_blocks_are_not_read_line_by_line(tmp_path, monkeypatch):
     assert sum(careful) < 3000
 
 
-# -- whole folders and records, harmed anyhow: a row, never an exception
-
-
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
