@@ -30,7 +30,6 @@ TEXTS = {("docstrings", "tekken", eos): CorpusSize(1000, 64_000) for eos in (Fal
 
 
 def design(factors, runs=(), texts=TEXTS, repeats=10, left_out=(), question="?", figures=(), **machine) -> Design:
-    """As a configuration would make it of these words."""
     left = tuple(LeftOut(cells, "-") for cells in left_out)
     experiment = Experiment(question, factors=factors, repeats=repeats, left_out=left, figures=tuple(figures))
     table = []
@@ -48,7 +47,6 @@ def said(*arguments, level=None, **keywords) -> list[tuple[str, str]]:
 
 
 def one(words, level, *arguments, **keywords):
-    """The problem that says so, which is the only one of its level."""
     (found,) = [o for o in find_problems(design(*arguments, **keywords)) if o.level == level]
     assert words in found.what, found.what
     assert found.next and found.key
@@ -144,9 +142,6 @@ def test_nothing_is_said_of_a_clean_design(factors, more):
     assert said(factors, **more) == []
 
 
-# -- strong and weak scaling, and its base
-
-
 def test_weak_scaling_by_keys_that_move_together_is_one_factor():
     together = {"layout.data, global_batch": [[1, 8], [2, 16], [4, 32]], "approach": APPROACHES}
     found = said(together, texts=LARGE, question="weak scaling", figures=["scaling_throughput"])
@@ -158,9 +153,6 @@ def test_weak_scaling_by_keys_that_move_together_is_one_factor():
     apart = {"layout.data, global_batch, optimizer.learning_rate": [[1, 8, 0.1], [2, 16, 0.1], [2, 16, 0.2]]}
     assert not any("together" in what for _, what in said(apart, texts=LARGE, question="weak"))
     assert any("levels change layout.data and optimizer.learning_rate together" in what for _, what in found)
-
-
-# -- budgets and data
 
 
 def weak_on(text):
@@ -195,9 +187,6 @@ def test_passes_over_the_text_are_counted_as_each_approach_reads_it(run, expecte
     texts = {("docstrings", "tekken", False): CorpusSize(1000, 32_000, {"packed-sequence_length=64": 700})}
     (text,) = read_texts(settings, texts)
     assert text.passes == expected
-
-
-# -- repeats, held-out text, devices
 
 
 @pytest.mark.parametrize(
@@ -239,7 +228,6 @@ def test_only_primary_comparisons_need_repeats():
 
 
 def test_no_shipped_experiment_ends_without_a_verdict():
-    """At every scale, with the design's own checks: nobody spends hours on “too few runs”."""
     for scale in SCALES:
         config = load_config(root=ROOT, overrides={"scale": scale})
         for name in config.select_experiments([ALL]):

@@ -73,19 +73,18 @@ def test_a_failed_job_shows_the_end_of_its_own_log_and_why(folder, capsys):
     assert "GPU's memory" not in text
 
 
-def test_what_srun_says_in_slurms_log_counts(folder, capsys):
-    (folder / OWN).write_text("step 1/100\n")
-    (folder / SLURM).write_text(
-        "slurmstepd: error: *** JOB 8 ON nid2 CANCELLED AT 2026-11-21T16:12:12 DUE TO TIME LIMIT ***"
-    )
-    assert "why     its time limit was over" in said(folder, capsys, FAILED)
-
-
-def test_a_job_that_never_came_to_its_command_shows_slurms_log(folder, capsys):
+def test_what_slurms_log_says_counts_and_the_state_alone_is_enough(folder, capsys):
+    timeout = FAILED | {"message": FAILED["message"].replace("FAILED", "TIMEOUT")}
+    text = said(folder, capsys, timeout)
+    assert "TIMEOUT\n  why     its time limit was over" in text and "log     none: SLURM-job '8' failed" in text
     command = "Command 'python -m tokenscale launch # CUDA out of memory' returned non-zero exit status 127.\n"
     (folder / SLURM).write_text(f"/var/spool/job8/slurm_script: line 3: python: command not found\n{command}")
-    text = said(folder, capsys, FAILED)
+    text = said(folder, capsys, FAILED)  # it never came to its command
     assert f"  log     {SLURM}\n" in text and "command not found" in text and "GPU's memory" not in text
+    (folder / OWN).write_text("step 1/100\n")
+    cancelled = "slurmstepd: error: *** JOB 8 ON nid2 CANCELLED AT 2026-11-21T16:12:12 DUE TO TIME LIMIT ***"
+    (folder / SLURM).write_text(cancelled)
+    assert "why     its time limit was over" in said(folder, capsys, FAILED)
 
 
 def test_the_rank_that_failed_first_is_looked_at(folder, capsys):
@@ -99,12 +98,6 @@ def test_the_rank_that_failed_first_is_looked_at(folder, capsys):
     assert "a GPU's memory was full" in text
 
 
-def test_the_state_alone_is_enough(folder, capsys):
-    text = said(folder, capsys, FAILED | {"message": FAILED["message"].replace("FAILED", "TIMEOUT")})
-    assert "TIMEOUT\n  why     its time limit was over" in text
-    assert "log     none: SLURM-job '8' failed" in text
-
-
 def test_jobs_without_slurm_are_told_alike(folder, capsys):
     (folder / "results/logs/ingest/demo.log").write_text("tokenscale: bad.\n  found  1\n  next   make it good\n")
     text = said(folder, capsys, LOCAL)
@@ -112,22 +105,18 @@ def test_jobs_without_slurm_are_told_alike(folder, capsys):
     assert "  why     bad\n" in text and "  next    make it good\n" in text
 
 
-def test_a_retry_that_went_well_is_no_failure(folder, capsys):
+def test_a_retry_that_went_well_is_no_failure_and_a_dry_run_not_the_last_call(folder, capsys):
+    (folder / ".snakemake/log/2026-11-21T170000.1.snakemake.log").touch()
     assert said(folder, capsys, STARTED, FAILED, STARTED).startswith("nothing failed in Snakemake's last call")
     text = said(folder, capsys, STARTED, FAILED, STARTED, FAILED | {"slurm": "9"})
     assert text.startswith("1 job failed") and "(SLURM job 9)" in text
 
 
-def test_dry_runs_and_calls_without_work_are_not_the_last_call(folder, capsys):
-    (folder / ".snakemake/log/2026-11-21T170000.1.snakemake.log").touch()
-    assert "1 job failed" in said(folder, capsys, REFUSED)
-
-
 def test_many_failures_stay_readable(folder, capsys):
-    text = said(folder, capsys, *[REFUSED | {"jobid": n} for n in range(100)])
-    assert text.startswith("100 jobs failed") and text.count("refused by sbatch") == 1 and " and 97 more" in text
-    text = said(folder, capsys, *[FAILED | {"jobid": n} for n in range(100)])
-    assert text.startswith("100 jobs failed") and len(text.splitlines()) < 160
+    for event, words in ((REFUSED, " and 97 more"), (FAILED, "100 jobs failed")):
+        text = said(folder, capsys, *[event | {"jobid": n} for n in range(100)])
+        assert text.startswith("100 jobs failed") and words in text and len(text.splitlines()) < 160
+        assert text.count("refused by sbatch") == (event is REFUSED)
 
 
 def test_nothing_to_read_is_told(folder, capsys):

@@ -21,29 +21,19 @@ def run(progress, job_id, rule, start, end):
     return progress.finish(job_id, end)
 
 
-# -- the estimate
-
-
-def test_no_time_is_estimated_without_evidence_and_the_jobs_are_counted():
+def test_no_time_is_estimated_without_evidence_and_a_running_job_counts_with_its_rest():
     progress = Progress({"train": 4, "draw": 2})
     assert progress.time_left(0).seconds == 0 and progress.time_left(0).without == 6
     assert progress.time_left(0).render() == "6 jobs not estimated"
     run(progress, 1, "train", 0, 60)
     left = progress.time_left(60)
-    assert (left.seconds, left.without) == (180, 2)
-    assert left.render() == "about 3 min left, 2 jobs not estimated"
-
-
-def test_a_running_job_counts_with_the_rest_of_its_time():
-    progress = Progress({"train": 3})
-    run(progress, 1, "train", 0, 60)
+    assert (left.seconds, left.without, left.render()) == (180, 2, "about 3 min left, 2 jobs not estimated")
     progress.start(2, "train", "train 2", 60)
-    assert progress.time_left(100).seconds == 60 + 20
-    assert progress.time_left(500).seconds == 60  # late: no time is taken from the jobs that wait
+    assert progress.time_left(100).seconds == 2 * 60 + 20
+    assert progress.time_left(500).seconds == 2 * 60  # late: no time is taken from the jobs that wait
 
 
 def test_jobs_that_run_side_by_side_share_their_time_and_timed_jobs_do_not():
-    """Two figures at a time on two cores; trainings hold the machine and run one after another."""
     progress = Progress({"draw": 6, "train": 4})
     for number in (1, 2):
         progress.start(number, "draw", "", 0)
@@ -99,9 +89,6 @@ def test_recorded_jobs_are_read_once_a_job_without_those_that_only_were_touched(
     assert read_recorded_jobs(tmp_path / "absent") == {}
 
 
-# -- the lines
-
-
 def test_a_status_line_never_wraps_and_keeps_the_time_left():
     progress = Progress({"train": 30})
     run(progress, 1, "train", 0, 60)
@@ -114,12 +101,7 @@ def test_a_status_line_never_wraps_and_keeps_the_time_left():
     assert Progress({}).format_status(0, 80) == ""
 
 
-# -- the plugin
-
-
 class TestPlugin(TestLogHandlerBase):
-    """What Snakemake's interface asks of every logger plugin."""
-
     __test__ = True
 
     def get_log_handler_cls(self):
@@ -165,7 +147,6 @@ EVENTS = [
 
 
 def shown(monkeypatch, tmp_path, stream, events=EVENTS, **settings):
-    """What the plugin prints for some events."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stderr", stream)
     common = MockOutputSettings()
@@ -179,12 +160,12 @@ def shown(monkeypatch, tmp_path, stream, events=EVENTS, **settings):
     return stream.getvalue()
 
 
-def test_a_log_file_has_one_line_a_job(monkeypatch, tmp_path):
+def test_a_log_file_has_one_line_a_job_and_a_call_without_jobs_none(monkeypatch, tmp_path):
+    assert shown(monkeypatch, tmp_path, io.StringIO(), EVENTS[:4]) == ""
     lines = shown(monkeypatch, tmp_path, io.StringIO()).splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 3 and lines[2].startswith("1 of 3 jobs done, in ")
     assert re.fullmatch(r"\d\d:\d\d:\d\d  1/3  train packed-w1  \(3 jobs not estimated\)", lines[0])
     assert re.fullmatch(r"\d\d:\d\d:\d\d  2/3  train packed-w2  \(last job under 1 s, .*\)", lines[1])
-    assert lines[2].startswith("1 of 3 jobs done, in ")
 
 
 def test_a_terminal_has_a_line_for_each_finished_job_above_the_status_line(monkeypatch, tmp_path):
@@ -193,10 +174,6 @@ def test_a_terminal_has_a_line_for_each_finished_job_above_the_status_line(monke
     lines = [line.rpartition("\r\x1b[K")[2] for line in text.split("\n")]
     assert lines[0] == "1/3  train packed-w1  under 1 s" and lines[1].startswith("1 of 3 jobs done, in ")
     assert re.search(r"\r\x1b\[Krunning  train packed\S* under 1 s  1/3 done, about 5 s left", text)
-
-
-def test_a_call_that_is_refused_before_its_first_job_prints_nothing(monkeypatch, tmp_path):
-    assert shown(monkeypatch, tmp_path, io.StringIO(), EVENTS[:4]) == ""
 
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])

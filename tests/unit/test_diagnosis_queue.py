@@ -26,10 +26,14 @@ REASONS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def wide(monkeypatch):
-    """Workers of a test session are told of narrow terminals."""
-    monkeypatch.setenv("COLUMNS", "120")
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "120")  # workers of a test session are told of narrow terminals
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "work/results").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "work"
 
 
 def line(folder, number=6, state="RUNNING", reason="None", **values):
@@ -40,16 +44,6 @@ def line(folder, number=6, state="RUNNING", reason="None", **values):
 
 def waiting(folder, reason, **values):
     return line(folder, **{"state": "PENDING", "reason": reason, "used": "0:00", "nodes": "", "start": "N/A"} | values)
-
-
-@pytest.fixture
-def folder(monkeypatch, tmp_path):
-    """A working folder, and no program but the test's."""
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "work/results").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "work")
-    return tmp_path / "work"
 
 
 def squeue(folder, *lines):
@@ -71,36 +65,29 @@ def test_a_machine_without_slurm_says_so_in_one_line(folder, capsys):
 
 
 def test_jobs_of_this_folder_alone_are_told(folder, capsys):
+    (folder.parent / "link").symlink_to(folder)
     squeue(
         folder,
+        *("Fri Nov 20 2026", ""),  # lines of another shape
         line(folder),
         line(folder, 7, name="interactive", comment="(null)"),  # its user's, from here, but no job of ours
         line(folder.parent, 8),  # of another working folder
-        line(folder, 9, name="tokenscale-by-hand", comment="(null)", count=4, nodes="nid[000001-000004]"),
+        line(folder.parent / "link", 9, name="tokenscale-by-hand", comment="(null)", count=4, nodes="nid[000001-4]"),
         line(folder, 10, comment="rule_build_corpus_wildcards_web", limit="UNLIMITED", used="1-00:00:10"),
         line(folder, 11, state="COMPLETING", comment="rule_report", used="0:59", limit="1:00"),
+        line(folder, 12, used="0:00", comment="rule_report"),  # in its first second
+        waiting(folder, "Priority", number=13, comment="rule_report"),
     )
-    head, *told = said(capsys).split("\n\n")[0].splitlines()[:5]
-    assert head == "jobs   4 of this folder: 3 running, 1 ending"
+    head, *told = said(capsys).split("\n\n")[0].splitlines()[:7]
+    assert head == "jobs   6 of this folder: 4 running, 1 ending, 1 waiting"
     assert [" ".join(text.split()) for text in told] == [
         f"6 running train {RUN} 4 s of 12 h nid000002",
-        "9 running tokenscale-by-hand 4 s of 12 h nid[000001-000004]",
+        "9 running tokenscale-by-hand 4 s of 12 h nid[000001-4]",
         "10 running build_corpus web 1 d of no limit nid000002",
+        "12 running report under 1 s of 12 h nid000002",
         "11 ending report 59 s of 1 min nid000002",
+        "13 waiting report limit 12 h 1 node",
     ]
-
-
-def test_a_job_in_its_first_second_runs(folder, capsys):
-    squeue(folder, line(folder, used="0:00"), waiting(folder, "Priority", number=7))
-    lines = [" ".join(text.split()) for text in said(capsys).splitlines()]
-    assert f"6 running train {RUN} under 1 s of 12 h nid000002" in lines
-    assert f"7 waiting train {RUN} limit 12 h 1 node" in lines
-
-
-def test_a_folder_by_a_link_is_the_same_folder(folder, capsys):
-    (folder.parent / "link").symlink_to(folder)
-    squeue(folder, line(folder.parent / "link"))
-    assert "1 of this folder" in said(capsys)
 
 
 @pytest.mark.parametrize("reason", REASONS)
@@ -139,11 +126,6 @@ def test_a_controller_that_does_not_answer_is_one_line_and_the_rest_is_told(fold
     first, empty, runs = said(capsys).splitlines()
     assert first.startswith("jobs   SLURM's queue cannot be read: ") and words in first
     assert runs == "runs   none under results/runs yet"
-
-
-def test_lines_of_another_shape_are_left_out(folder, capsys):
-    squeue(folder, "Fri Nov 20 2026", "", line(folder))
-    assert "1 of this folder" in said(capsys)
 
 
 def test_jobs_without_a_snakemake_are_still_ours(folder, capsys):

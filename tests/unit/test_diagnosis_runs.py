@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 
 import pytest
@@ -17,15 +18,9 @@ from tokenscale.runs.records.provenance import seal_record
 RUN = "packed-llama-tiny-ddp-w2-0123456789"
 
 
-@pytest.fixture(autouse=True)
-def wide(monkeypatch):
-    """Workers of a test session are told of narrow terminals."""
-    monkeypatch.setenv("COLUMNS", "120")
-
-
 @pytest.fixture
 def results(monkeypatch, tmp_path):
-    """A working folder without SLURM's programs."""
+    monkeypatch.setenv("COLUMNS", "120")  # workers of a test session are told of narrow terminals
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return tmp_path / "results"
@@ -74,18 +69,20 @@ def test_a_sealed_run_is_what_its_record_says(results, outcome, word):
     assert only(results).state == "interrupted"
 
 
-def test_a_running_one_tells_how_far_it_is(results, capsys):
-    folder = made(results, attempt=1, ago=14, step=120, steps=400, loss=4.12341, state="running")
+@pytest.mark.parametrize(
+    ("ago", "status", "words"),
+    [
+        (14, {"step": 120, "loss": 4.12341}, "step 120 of 400, loss 4.1234, 14 s ago\n"),
+        (720, {"step": 120, "loss": 4.1}, "silent for 12 min"),
+        (3, None, "before its first step, 3 s ago\n"),
+    ],
+)
+def test_a_running_one_tells_how_far_it_is(results, capsys, ago, status, words):
+    folder = made(results, attempt=1, ago=ago, **(status | {"steps": 400, "state": "running"} if status else {}))
     with lock_folder(folder, "it"):
         text = said(capsys)
-    assert "runs   1 under results/runs: 1 running\n" in text
-    assert f"  running  {RUN}  attempt=01  step 120 of 400, loss 4.1234, 14 s ago\n" in text
-
-
-def test_a_silent_one_is_called_so(results, capsys):
-    folder = made(results, ago=720, step=120, steps=400, loss=4.1, state="running")
-    with lock_folder(folder, "it"):
-        assert "silent for 12 min" in said(capsys)
+    assert "runs   1 under results/runs: 1 running\n" in text and f"  running  {RUN}  attempt=01  " in text
+    assert words in text
 
 
 def logged(folder, rank=0, steps=5, step_s=0.5, useful=1000, end=b""):
@@ -119,29 +116,14 @@ def test_a_log_that_says_no_pace_is_no_error(results, capsys, content):
 
 def test_only_the_end_of_a_long_log_is_read(results, monkeypatch):
     folder = made(results, ago=2, step=1, steps=400, loss=4.0, state="running")
-    logged(folder, steps=2000)
-    logged(folder, 1, steps=2000, end=b"")
-    monkeypatch.setattr(queries.json, "loads", counting := Counting())
-    assert queries.current_throughput(folder / "attempt=00")["step_s"] == 0.5
-    assert counting.calls < 2500
-
-
-class Counting:
-    def __init__(self):
-        self.calls, self.loads = 0, json.loads
-
-    def __call__(self, text):
-        self.calls += 1
-        return self.loads(text)
-
-
-def test_before_its_first_step_it_has_no_progress(results, capsys):
-    with lock_folder(made(results, ago=3), "it"):
-        assert f"running  {RUN}  attempt=00  before its first step, 3 s ago" in said(capsys)
+    for rank in (0, 1):
+        logged(folder, rank, steps=2000)
+    calls, loads = [], json.loads
+    monkeypatch.setattr(queries.json, "loads", lambda text: calls.append(text) or loads(text))
+    assert queries.current_throughput(folder / "attempt=00")["step_s"] == 0.5 and len(calls) < 2500
 
 
 def test_looking_takes_no_lock(results):
-    """A training that starts while somebody looks would be refused its folder."""
     folder = made(results)
     with lock_folder(folder, "it"):
         assert runs.is_locked_here(folder / ".lock")
@@ -149,12 +131,12 @@ def test_looking_takes_no_lock(results):
     assert not runs.is_locked_here(folder / "none")
 
 
-def test_one_that_was_killed_a_moment_ago_does_not_run(results):
-    made(results, ago=1, step=1, steps=4, state="running")
-    assert only(results).state == "interrupted"
-
-
-def test_on_another_machine_it_runs_while_it_writes(results):
+def test_one_runs_here_while_it_is_locked_and_elsewhere_while_it_writes(results):
+    folder = made(results, ago=1, step=1, steps=4, state="running")
+    assert only(results).state == "interrupted", "killed a moment ago"
+    (folder / ".lock").write_text("")
+    assert only(results).state == "interrupted", "an orderly end leaves no owner"
+    shutil.rmtree(results)
     folder = made(results, ago=5, step=1, steps=4, state="running", host="nid000002")
     assert only(results).state == "running"
     (folder / "status.json").unlink()
@@ -163,63 +145,42 @@ def test_on_another_machine_it_runs_while_it_writes(results):
 
 
 def test_the_queue_says_what_runs_on_other_nodes(results):
-    made(results, ago=3600, step=1, steps=4, state="running", host="nid000002")
+    folder = made(results, ago=3600, step=1, steps=4, state="running", host="nid000002")
     found = only(results, job("RUNNING"))
     assert (found.state, found.job) == ("running", "7")
     assert only(results, job("PENDING")).state == "waiting"
     assert only(results, job("RUNNING", of="another")).state == "interrupted"
-
-
-def test_of_two_jobs_of_one_run_the_first_that_runs_has_it(results):
-    made(results, ago=3600, step=1, steps=4, state="running", host="nid000002")
     later = QueuedJob("8", "train", RUN, "RUNNING", "None", 0, 60, 1, "", None)
-    assert only(results, job("RUNNING"), later).job == "7"
+    assert only(results, job("RUNNING"), later).job == "7", "of two, the first that runs"
     assert only(results, job("PENDING"), later).job == "8"
-
-
-def test_a_new_attempt_has_not_the_progress_of_the_one_before(results):
-    folder = made(results, attempt=1, ago=90, step=91, steps=400, loss=4.8, state="running")
-    (folder / "attempt=01/attempt.json").write_text("{}")
-    with lock_folder(folder, "it"):
-        assert (only(results).state, only(results).step) == ("running", None)
-
-
-def test_a_job_that_has_just_begun_has_not_the_progress_of_the_one_before(results):
-    made(results, ago=400, step=91, steps=400, loss=4.8, state="running", host="nid000002")
-    fields = ("7", "train", RUN, "RUNNING", "None")
-    found = only(results, QueuedJob(*fields, 17, 600, 1, "nid000003", None))
-    assert (found.state, found.step, found.is_silent(time.time())) == ("running", None, False)
-    found = only(results, QueuedJob(*fields, 500, 600, 1, "nid000003", None))
-    assert found.step == 91 and found.is_silent(time.time())
-    assert only(results, job("PENDING")).step == 91
-
-
-def test_a_job_that_was_submitted_by_hand_is_known_by_the_lock(results):
-    folder = made(results, ago=3600, step=1, steps=4, state="running")
     (folder / ".lock").write_text("process 4242 on nid000002, job 7\n")
     by_hand = QueuedJob("7", "tokenscale-mine", "", "RUNNING", "None", 0, 60, 1, "", None)
     assert only(results, by_hand).job == "7"
 
 
-def test_an_orderly_end_leaves_no_owner(results):
-    folder = made(results, ago=1, step=1, steps=4, state="running")
-    (folder / ".lock").write_text("")
-    assert only(results).state == "interrupted"
+def test_a_new_attempt_or_job_has_not_the_progress_of_the_one_before(results):
+    folder = made(results, attempt=1, ago=90, step=91, steps=400, loss=4.8, state="running")
+    (folder / "attempt=01/attempt.json").write_text("{}")
+    with lock_folder(folder, "it"):
+        assert (only(results).state, only(results).step) == ("running", None)
+    shutil.rmtree(results)
+    made(results, ago=400, step=91, steps=400, loss=4.8, state="running", host="nid000002")
+    fields = ("7", "train", RUN, "RUNNING", "None")
+    found = only(results, QueuedJob(*fields, 17, 600, 1, "nid000003", None))
+    assert (found.state, found.step, found.is_silent(time.time())) == ("running", None, False)
+    found = only(results, QueuedJob(*fields, 500, 600, 1, "nid000003", None))
+    assert found.step == 91 and found.is_silent(time.time()) and only(results, job("PENDING")).step == 91
 
 
-def test_a_failed_one_says_why(results, capsys):
+def test_a_failed_one_says_why_and_one_that_was_told_to_stop_has_not_failed(results, capsys):
     log = "step 1/4\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
     made(results, ago=3600, step=1, steps=4, loss=8.0, state="running", log=log)
     text = said(capsys)
-    assert f"  failed  {RUN}  attempt=00  step 1 of 4, loss 8.0000, 1 h ago\n" in text
+    assert f"  failed  {RUN}  attempt=00  step 1 of 4, loss 8.0000, 1 h ago\n" in text and "status --failed" in text
     assert "why   a GPU's memory was full" in text and "next  a smaller micro_batch" in text
-    assert "status --failed" in text
-
-
-def test_one_that_was_told_to_stop_has_not_failed(results):
+    shutil.rmtree(results)
     made(results, ago=1, step=1, steps=4, state="interrupted", log="signal SIGTERM\n")
-    found = only(results)
-    assert (found.state, found.hint) == ("interrupted", None)
+    assert (only(results).state, only(results).hint) == ("interrupted", None)
 
 
 @pytest.mark.parametrize(
