@@ -1,33 +1,30 @@
+"""Attempts of a run, its ranks as processes, and the state of another run that it goes on from."""
+
 import os
+import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import lock_folder, read_json, write_json
+from tokenscale.base.files import read_json, write_json, write_sealed
 from tokenscale.runs.launch import ranks
-from tokenscale.runs.launch.attempts import hash_identity, prepare_attempt, write_done_file
+from tokenscale.runs.launch.attempts import describe_saved_state, hash_identity, prepare_attempt, write_done_file
 from tokenscale.runs.launch.ranks import run_ranks
+from tokenscale.runs.launch.start import open_run
 from tokenscale.runs.records import provenance
 from tokenscale.settings.layout import geometry
-from tokenscale.settings.run import RunSettings
+from tokenscale.settings.run import RunSettings, state_path
 
 
-@pytest.mark.parametrize(
-    "world_size, nodes, ranks", [(1, 1, 1), (2, 1, 2), (4, 1, 4), (8, 2, 4), (12, 3, 4), (16, 4, 4)]
-)
-def test_golden_geometry(world_size, nodes, ranks):
-    found = geometry(world_size, 4)
-    assert (found.nodes, found.ranks_per_node) == (nodes, ranks)
-
-
-@pytest.mark.parametrize("world_size", [5, 7, 11, 13])
-def test_a_world_that_does_not_fill_its_nodes_is_refused(world_size):
-    with pytest.raises(UserError, match="use"):
-        geometry(world_size, 4)
-    assert geometry(world_size, None).nodes == 1
+def test_ranks_that_do_not_fill_their_nodes_are_refused():
+    for world_size in (5, 7, 11, 13):
+        with pytest.raises(UserError, match="use"):
+            geometry(world_size, 4)
+        assert geometry(world_size, None).nodes == 1
 
 
 @pytest.fixture
@@ -38,90 +35,86 @@ def place(tmp_path):
     return tmp_path / "run", code, manifest
 
 
+def attempt(place):
+    """(identity of what is there now, number of the attempt that is made of it)."""
+    identity = hash_identity([place[1]], {"store": place[2]})
+    return identity, prepare_attempt(place[0], RunSettings(), identity)
+
+
+def is_done(directory, identity):
+    return write_done_file(directory, directory / "done.json", identity, RunSettings())
+
+
 def train(directory, attempt, identity, status="complete"):
     record = provenance.start_record(directory, {"attempt": attempt, "digest": identity.digest})
     provenance.seal_record(directory, record, {"status": status, "steps": 3})
 
 
-def test_a_complete_run_is_not_trained_again(place):
-    directory, code, manifest = place
-    identity = hash_identity([code], {"store": manifest})
-    assert prepare_attempt(directory, RunSettings(), identity) == 0
+@pytest.mark.parametrize("status", ["complete", "nonfinite"])
+def test_a_run_that_ended_is_not_trained_again_and_an_unfinished_attempt_is_followed_by_the_next(place, status):
+    for number in range(3):
+        identity, found = attempt(place)
+        assert found == number and not is_done(place[0], identity)
+    train(place[0], 2, identity, status)
+    assert attempt(place)[1] is None and is_done(place[0], identity)
+    assert read_json(place[0] / "done.json")["status"] == status
+
+
+@pytest.mark.parametrize("changed", [1, 2], ids=["code", "manifest"])
+def test_attempts_of_other_code_or_data_are_set_aside_under_a_new_number(place, changed):
+    directory = place[0]
+    (directory / "superseded/004").mkdir(parents=True)
+    identity, _ = attempt(place)
     train(directory, 0, identity)
-    assert prepare_attempt(directory, RunSettings(), identity) is None
-    assert write_done_file(directory, directory / "done.json", identity, RunSettings())
-    assert read_json(directory / "done.json")["status"] == "complete"
+    place[changed].write_text("y = 2\n")
+    other, number = attempt(place)
+    assert number == 0 and read_json(directory / "superseded/005/run.json")["digest"] == identity.digest
+    assert not (directory / "run.json").exists() and not is_done(directory, other)
 
 
-def test_an_unfinished_attempt_is_followed_by_the_next(place):
+def test_an_edited_record_is_not_sealed_and_moving_the_project_keeps_the_digest(place, tmp_path):
     directory, code, manifest = place
-    identity = hash_identity([code], {"store": manifest})
-    assert [prepare_attempt(directory, RunSettings(), identity) for _ in range(3)] == [0, 1, 2]
-    assert not write_done_file(directory, directory / "done.json", identity, RunSettings())
-
-
-@pytest.mark.parametrize("changed", ["code", "manifest"])
-def test_attempts_of_other_code_or_data_are_set_aside(place, changed):
-    directory, code, manifest = place
-    identity = hash_identity([code], {"store": manifest})
-    prepare_attempt(directory, RunSettings(), identity)
-    train(directory, 0, identity)
-    {"code": code, "manifest": manifest}[changed].write_text("y = 2\n")
-    other = hash_identity([code], {"store": manifest})
-    assert prepare_attempt(directory, RunSettings(), other) == 0
-    assert read_json(directory / "superseded/000/run.json")["digest"] == identity.digest
-    assert not (directory / "run.json").exists()
-    assert not write_done_file(directory, directory / "done.json", other, RunSettings())
-
-
-def test_an_edited_record_is_not_sealed(place):
-    directory, code, manifest = place
-    identity = hash_identity([code], {"store": manifest})
-    prepare_attempt(directory, RunSettings(), identity)
+    identity, _ = attempt(place)
     train(directory, 0, identity)
     record = read_json(directory / "run.json")
     write_json(directory / "run.json", record | {"attempt": 9})
-    assert provenance.read_sealed(directory / "run.json") is None
-    assert not write_done_file(directory, directory / "done.json", identity, RunSettings())
-
-
-def test_moving_the_project_keeps_the_digest(place, tmp_path):
-    _, code, manifest = place
-    before = hash_identity([code], {"store": manifest}).digest
+    assert provenance.read_sealed(directory / "run.json") is None and not is_done(directory, identity)
     (tmp_path / "elsewhere").mkdir()
-    assert hash_identity([code.rename(tmp_path / "elsewhere/code.py")], {"store": manifest}).digest == before
+    moved = code.rename(tmp_path / "elsewhere/code.py")
+    assert hash_identity([moved], {"store": manifest}).digest == identity.digest
 
 
-def test_the_first_failed_rank_is_named_and_the_others_are_ended(capfd):
-    script = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(7)\ntime.sleep(60)"
-    assert run_ranks([sys.executable, "-c", script], 3) == 7
-    assert "rank 1 failed first (exit code 7); ending 2 other" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_a_rank_that_is_killed_is_named_with_the_most_likely_cause(capfd, ranks):
-    """It could say nothing itself, and the kernel's out-of-memory killer tells only its log."""
-    script = (
-        f"import os, time\nif os.environ.get('RANK', '0') == '{ranks - 1}': os.kill(os.getpid(), 9)\ntime.sleep(60)"
-    )
-    assert run_ranks([sys.executable, "-c", script], ranks) == 128 + 9
+@pytest.mark.parametrize(
+    ("ranks", "last_one", "code", "words"),
+    [
+        (3, "sys.exit(7)", 7, ["(exit code 7)"]),
+        (3, "os.kill(os.getpid(), 9)", 137, ["(signal SIGKILL)", "because main memory was full\n  next    `dm"]),
+        (1, "os.kill(os.getpid(), 9)", 137, ["(signal SIGKILL)", "  cause   a process was killed without a message"]),
+    ],
+)
+def test_the_first_failed_rank_is_named_with_the_most_likely_cause_and_the_others_are_ended(
+    capfd, ranks, last_one, code, words
+):
+    script = f"import os, sys, time\nif os.environ.get('RANK', '0') == '{ranks - 1}': {last_one}\ntime.sleep(60)"
+    assert run_ranks([sys.executable, "-c", script], ranks) == code
     said = capfd.readouterr().err
-    assert f"rank {ranks - 1} failed first (signal SIGKILL); ending {ranks - 1} other" in said
-    assert (
-        "  cause   a process was killed without a message, most often because main memory was full\n  next    `dm"
-        in said
-    )
+    assert f"rank {ranks - 1} failed first {words[0]}; ending {ranks - 1} other" in said and words[-1] in said
 
 
-def test_ranks_get_the_environment_of_torchrun(capfd, monkeypatch):
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_ranks_get_the_environment_of_torchrun_and_nothing_that_another_launcher_left(capfd, monkeypatch, world_size):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "3")
     monkeypatch.setenv("MKL_NUM_THREADS", "64")  # as Snakemake does
     script = (
-        "import os; e = os.environ; assert int(e['MKL_NUM_THREADS']) < 64;"
+        "import os; e = os.environ; assert int(e['MKL_NUM_THREADS']) < 64 and e.get('LOCAL_RANK') != '3';"
         # one write: unbuffered prints of two ranks would mix
-        "os.write(1, f\"I am {e['RANK']} of {e['WORLD_SIZE']} {e['MASTER_ADDR']}\\n\".encode())"
+        "os.write(1, f\"I am {e.get('RANK')} of {e.get('WORLD_SIZE')} {e.get('MASTER_ADDR')}\\n\".encode())"
     )
-    assert run_ranks([sys.executable, "-c", script], 2) == 0
-    assert sorted(capfd.readouterr().out.splitlines()) == ["I am 0 of 2 127.0.0.1", "I am 1 of 2 127.0.0.1"]
+    assert run_ranks([sys.executable, "-c", script], world_size) == 0
+    said = sorted(capfd.readouterr().out.splitlines())
+    alone = ["I am None of None None"]
+    assert said == (alone if world_size == 1 else [f"I am {rank} of 2 127.0.0.1" for rank in (0, 1)])
 
 
 @pytest.mark.parametrize(
@@ -137,7 +130,6 @@ def test_ranks_share_the_threads_of_the_job(monkeypatch, stated, world_size, exp
 
 
 def test_a_launcher_that_is_told_to_end_ends_its_ranks(tmp_path):
-    """Ranks that outlive their launcher go on writing beside the next attempt."""
     write = f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w').write(str(os.getpid()))"
     rank = f"import os, time; {write}; time.sleep(99)"
     call = f"sys.exit(run_ranks([sys.executable, '-c', {rank!r}], 2))"
@@ -153,37 +145,61 @@ def test_a_launcher_that_is_told_to_end_ends_its_ranks(tmp_path):
             os.kill(int(path.read_text()), 0)
 
 
-def test_a_folder_has_one_writer(tmp_path):
-    with lock_folder(tmp_path, "run x"), pytest.raises(UserError, match="another process") as error:
-        with lock_folder(tmp_path, "run x"):
-            pass
-    assert str(os.getpid()) in str(error.value)
-    with lock_folder(tmp_path, "run x"):
+WRITER = "packed-llama-micro-single-w1-0123456789"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run that goes on from a state whose record is there."""
+    monkeypatch.chdir(tmp_path)
+    where = state_path(WRITER, 8)
+    write_sealed(tmp_path / where / "checkpoint.json", {"step": 8})
+    return RunSettings(resume_from=where)
+
+
+def sealed(run, directory):
+    with open_run(run, directory / "done.json", {}) as (identity, attempt, _):
+        record = provenance.start_record(directory, {"attempt": attempt, "digest": identity.digest})
+        provenance.seal_record(directory, record, {"status": "complete", "steps": 24})
+        return identity
+
+
+def test_a_run_of_the_same_state_is_not_trained_again_and_one_of_another_state_is(run, tmp_path):
+    directory = tmp_path / "results/runs/later"
+    first = sealed(run, directory)
+    assert read_json(directory / "attempt=00/attempt.json")["state"] == first.state
+    with open_run(run, directory / "done.json", {}) as (same, attempt, _):
+        assert attempt is None and same == first
+    write_sealed(tmp_path / run.resume_from / "checkpoint.json", {"step": 8, "ranks": "others"})
+    with open_run(run, directory / "done.json", {}) as (other, attempt, _):
+        assert attempt == 0 and other.digest != first.digest
+        assert other.code_and_inputs == first.code_and_inputs, "what repeats share is the same"
+    assert (directory / "superseded/000/attempt=00").is_dir()
+
+
+def test_what_a_run_without_a_state_is_made_of_says_nothing_of_one(tmp_path):
+    (tmp_path / "code.py").write_text("")
+    identity = hash_identity([tmp_path / "code.py"], {})
+    assert identity.digest == identity.code_and_inputs and "state" not in identity.record()
+    assert prepare_attempt(tmp_path / "run", RunSettings(), identity) == 0
+
+
+def test_a_state_that_was_purged_is_told_with_what_makes_it_again(run, tmp_path):
+    shutil.rmtree(tmp_path / run.resume_from)
+    with pytest.raises(UserError) as caught, open_run(run, tmp_path / "results/runs/later/done.json", {}):
         pass
+    assert f"rm -r results/runs/{WRITER}, and snakemake results/runs/{WRITER}/done.json" in str(caught.value)
+    with pytest.raises(UserError, match="existing state"):
+        with open_run(replace(run, resume_from="elsewhere/step=00000008"), tmp_path / "run/done.json", {}):
+            pass
 
 
-def test_superseded_numbers_are_not_reused(place):
-    directory, code, manifest = place
-    (directory / "superseded/004").mkdir(parents=True)
-    for text in ("a = 1", "b = 2"):
-        code.write_text(text)
-        prepare_attempt(directory, RunSettings(), hash_identity([code], {"store": manifest}))
-    assert (directory / "superseded/005").is_dir()
-
-
-def test_a_run_that_diverged_is_not_trained_again(place):
-    directory, code, manifest = place
-    identity = hash_identity([code], {"store": manifest})
-    prepare_attempt(directory, RunSettings(), identity)
-    train(directory, 0, identity, status="nonfinite")
-    assert prepare_attempt(directory, RunSettings(), identity) is None
-    assert write_done_file(directory, directory / "done.json", identity, RunSettings())
-    assert read_json(directory / "done.json")["status"] == "nonfinite"
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_ranks_do_not_see_what_another_launcher_left(monkeypatch, world_size):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.setenv(name, "3")
-    code = f"import os; assert os.environ.get('WORLD_SIZE', '1') == '{world_size}' and os.environ.get('RANK') != '3'"
-    assert run_ranks([sys.executable, "-c", code], world_size) == 0
+@pytest.mark.parametrize(
+    "saved, words",
+    [([], "no state"), (["step=00000004", "step=00000012", "final"], "step 12"), (["step=7.partial"], "no state")],
+)
+def test_a_run_that_was_ended_at_once_tells_its_saved_state(tmp_path, saved, words):
+    for name in saved:
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+        (tmp_path / "checkpoints" / name / "checkpoint.json").touch()
+    assert words in describe_saved_state(tmp_path)

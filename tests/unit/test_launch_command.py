@@ -1,16 +1,16 @@
-"""A run on a machine: what would be started, by whom, and what a failed srun left."""
+"""A run on a machine: its job, what would be started, by whom, and what a failed srun left."""
 
 import json
-import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.machines import program
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_arguments
 from tokenscale.cli.main import main
-from tokenscale.runs.launch import failure_hints
+from tokenscale.runs.launch import failure_hints, job
 from tokenscale.runs.launch.job import Job
 from tokenscale.runs.launch.start import Launch
 from tokenscale.settings.data import CorpusSettings, SourceSettings
@@ -23,41 +23,27 @@ SRUN = Machine(name="m", starter="srun", gpus_per_node=4, cores_per_rank=8)
 JOB = Job("45", ("nid1", "nid2"), "10.0.0.7", "normal", 10.0, 40.0, 0, "/elsewhere/45.log")
 
 
-def test_here_every_rank_is_a_process_of_its_own():
-    argv, variables = Launch(RUN, Machine(environment={"A": "1"}), Path("d")).command(0, {"store": Path("s.json")})
-    assert argv[1:4] == ["-m", "tokenscale", "rank"] and argv[-2:] == ["--store", "s.json"] and variables == {"A": "1"}
-
-
-def test_torchrun_starts_the_same_command_as_a_module():
+def test_ranks_are_processes_of_their_own_or_of_torchrun():
+    by_rank = {"NCCL_IB_HCA": ("mlx5_0", "mlx5_1")}
+    machine = Machine(environment={"A": "1"}, environment_by_local_rank=by_rank)
+    argv, variables = Launch(RUN, machine, Path("d")).command(0, {"store": Path("s.json")})
+    assert argv[1:4] == ["-m", "tokenscale", "rank"] and variables == {"A": "1"}
+    assert argv[argv.index("--store") + 1] == "s.json"
+    assert argv[argv.index("--by-local-rank") + 1] == '{"NCCL_IB_HCA":["mlx5_0","mlx5_1"]}'
     argv, _ = Launch(RUN, Machine(starter="torchrun"), Path("d")).command(0, {})
     assert argv[1:5] == ["-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=8"]
     assert argv[argv.index("-m", 2) + 1 :][:2] == ["tokenscale", "rank"]
 
 
-def test_srun_is_told_where_ranks_meet_by_its_job():
+def test_srun_is_told_where_ranks_meet_by_its_job_and_a_machines_own_variables_win():
     argv, variables = Launch(RUN, SRUN, Path("d"), job=JOB).command(3, {})
     assert argv[0] == "srun" and "--output=d/attempt=03/output/rank=%5t.log" in argv
     assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("10.0.0.7", "20045")
     assert variables["OMP_NUM_THREADS"] == "8"
-
-
-def test_a_machines_own_variables_win_and_nccl_must_talk_over_its_network():
     machine = Machine(starter="srun", gpus_per_node=4, network="AWS Libfabric", environment={"OMP_NUM_THREADS": "4"})
     _, variables = Launch(RUN, machine, Path("d"), job=JOB).command(0, {})
     assert variables["OMP_NUM_THREADS"] == "4" and variables["NCCL_NET"] == "AWS Libfabric"
     assert variables["NCCL_DEBUG_FILE"] == "d/attempt=00/output/nccl.%h.%p.log"
-
-
-def test_variables_by_local_rank_reach_the_ranks_command():
-    machine = Machine(environment_by_local_rank={"NCCL_IB_HCA": ("mlx5_0", "mlx5_1")})
-    argv, _ = Launch(RUN, machine, Path("d")).command(0, {})
-    assert argv[argv.index("--by-local-rank") + 1] == '{"NCCL_IB_HCA":["mlx5_0","mlx5_1"]}'
-
-
-@pytest.mark.parametrize("machine", [Machine(), Machine(starter="torchrun"), SRUN])
-def test_what_is_printed_is_a_command_of_a_shell(machine):
-    lines = Launch(RUN, machine, Path("d")).printed({}).splitlines()
-    assert all(line.endswith(" \\") for line in lines[:-1]) and "tokenscale" in shlex.split(lines[-1])
 
 
 @pytest.mark.parametrize(
@@ -82,25 +68,20 @@ def test_the_record_says_where_and_after_which_wait(tmp_path, monkeypatch):
     assert Launch(RUN, image, Path("d")).record()["container_digest"] == "sha256:1"
 
 
-def test_a_failed_srun_is_told_by_its_first_rank(tmp_path):
+def test_a_failed_srun_is_told_by_its_first_rank_or_in_its_own_words(tmp_path):
+    file = tmp_path / failure_hints.SRUN
+    file.write_text("srun: error: Unable to create step for job 45: More processors requested\n")
+    text = failure_hints.describe_failure(tmp_path)
+    assert "did not run to their end" in text and "More processors" in text
     (tmp_path / "rank=00005.log").write_text("step 1\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate\n")
     (tmp_path / "rank=00000.log").write_text("RuntimeError: Connection closed by peer\n")
-    (tmp_path / failure_hints.SRUN).write_text(
+    file.write_text(
         "srun: error: nid2: task 5: Exited with exit code 1\nsrun: Terminating StepId=45.0\n"
         "srun: error: nid1: tasks 0-3: Killed\n"
     )
     text = failure_hints.describe_failure(tmp_path)
     assert "rank 5 on nid2 failed first (Exited with exit code 1)" in text and "CUDA out of memory" in text
     assert "a GPU's memory was full" in text and "closed by peer" not in text
-
-
-def test_an_srun_that_started_nothing_is_told_in_its_own_words(tmp_path):
-    (tmp_path / failure_hints.SRUN).write_text(
-        "srun: error: Unable to create step for job 45: More processors requested\n"
-    )
-    assert "did not run to their end" in failure_hints.describe_failure(
-        tmp_path
-    ) and "More processors" in failure_hints.describe_failure(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +105,6 @@ def test_a_wrong_machine_is_one_message(tmp_path, text, said):
 
 @pytest.mark.parametrize("starter", ["here", "torchrun"])
 def test_settings_of_any_size_reach_the_rank(tmp_path, starter):
-    """Linux takes 128 KiB in one argument."""
     files = tuple(f"/scratch/crawl/part-{number:05d}-of-04000.jsonl" for number in range(4000))
     run = RunSettings(corpus=CorpusSettings("crawl", SourceSettings("files", files=files)))
     called = tmp_path / "called.json"
@@ -137,3 +117,57 @@ def test_settings_of_any_size_reach_the_rank(tmp_path, starter):
     words = read_arguments(json.loads(called.read_text()))
     assert RunSettings.from_json(words[words.index("--settings") + 1]) == run
     assert words[words.index("--directory") + 1] == str(tmp_path / "run")
+
+
+SHOWN = (
+    "JobId=45 JobName=tokenscale_1 UserId=root(0) Restarts=2 SubmitTime=2026-11-21T16:00:00"
+    " StartTime=2026-11-21T16:01:30 Partition=normal NodeList=nid[000001-000002] BatchHost=nid000001"
+    " Command=(null) StdOut=/p/results/logs/45.log Power="
+)
+
+
+@pytest.fixture
+def slurm(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    program(
+        tmp_path,
+        "scontrol",
+        # of a job array, all elements are told
+        f'case "$2" in job) echo "{SHOWN}"; echo "JobId=46 NodeList=(null)";;'
+        " hostnames) echo nid000001; echo nid000002;;"
+        ' node) echo "NodeName=nid000001 Arch=x86_64 NodeAddr=10.0.0.7 NodeHostName=nid000001";; esac',
+    )
+    return tmp_path
+
+
+def test_a_job_is_told_by_its_controller(slurm):
+    found = job.load_job("45")
+    assert found.nodes == ("nid000001", "nid000002") and found.address == "10.0.0.7"
+    assert found.partition == "normal" and found.restarts == 2 and found.log == "/p/results/logs/45.log"
+    assert found.record()["queue_s"] == 90.0
+
+
+@pytest.mark.parametrize(
+    "says, answer",
+    [
+        ("echo 45 RUNNING", True),
+        ("echo 45 COMPLETING; echo 46 FAILED", True),
+        ("echo 46 RUNNING; echo 45 COMPLETED", False),
+        ("echo 45 PENDING", False),  # of a requeued one: it will wait in its turn
+        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", False),
+        ("echo 'Unable to contact slurm controller' >&2; exit 1", None),
+        ("exec sleep 9", None),
+    ],
+)
+def test_whether_a_job_may_still_write(slurm, says, answer, monkeypatch):
+    monkeypatch.setattr(job, "QUEUE_S", 0.5)
+    program(slurm, "squeue", says)
+    assert job.may_still_write("45") is answer
+
+
+def test_a_controller_that_does_not_answer_is_an_error_and_without_a_queue_nobody_knows(slurm, monkeypatch):
+    program(slurm, "scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(UserError, match="Unable to contact slurm controller"):
+        job.load_job("45")
+    monkeypatch.setenv("PATH", str(slurm))
+    assert job.may_still_write("45") is None

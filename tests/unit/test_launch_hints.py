@@ -1,9 +1,9 @@
-"""What a failed job is told to have died of, by messages as SLURM, torch and NCCL write them."""
+"""What a failed job is told to have died of, by messages as SLURM, torch and NCCL write them; reports of hangs."""
 
 import pytest
 
 from tokenscale.base.errors import UserError
-from tokenscale.runs.launch.failure_hints import find_hint
+from tokenscale.runs.launch.failure_hints import describe_hang, find_hint
 
 PEER = (
     "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:52093\n"
@@ -52,18 +52,12 @@ REFUSED = "SLURM sbatch failed. The error message was 'sbatch: error: Batch job 
         ("time limit", "slurmstepd: error: *** JOB 6 ON nid2 CANCELLED AT 2026-11-21T16:12:12 DUE TO TIME LIMIT ***"),
         ("port", "The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, "),
         ("network plugin", "nid001:31:31 [0] init.cc:1 NCCL WARN Error: network AWS Libfabric not found."),
-        (
-            "cancelled the job",
-            "slurmstepd-nid000001: error: *** JOB 1 ON nid000001 CANCELLED AT 2026-11-21T16:12:12 ***",
-        ),
+        ("cancelled the job", "slurmstepd-nid1: error: *** JOB 1 ON nid000001 CANCELLED AT 2026-11-21T16:12:12 ***"),
         ("timed out", WATCHDOG),
         ("timed out", "RuntimeError: [..] Timed out waiting 1800000ms for recv operation to complete"),
         ("exception", "ValueError: the row has no tokens"),
         ("exception", "[rank1]: KeyError: 'loss'"),
-        (
-            "did not reach",
-            "The client socket has timed out after 60000ms while trying to connect to (nid000001, 29500).",
-        ),
+        ("did not reach", "The client socket has timed out after 60000ms while trying to connect to (nid1, 29500)."),
         ("lost its peer", PEER),
         ("killed without a message", "tokenscale: rank 2 failed first (signal SIGKILL); ending 3 other rank(s)."),
         ("killed without a message", "srun: error: nid000001: task 0: Killed"),
@@ -107,22 +101,15 @@ def test_the_state_of_a_silent_job_is_enough(state, words):
     ],
 )
 def test_an_echo_never_hides_the_cause(cause, words, first):
-    """Wherever it stands: ranks write at the same time."""
     texts = [f"{cause}\n", PEER] if first else [PEER, f"{cause}\n"]
     assert words in find_hint(*texts, state="FAILED").what
 
 
-def test_a_dead_peer_brings_the_watchdog_of_the_others_along():
-    assert "GPU's memory" in find_hint(WATCHDOG, CUDA).what
-
-
-def test_our_own_message_says_it_best():
+def test_our_own_message_says_it_best_and_what_a_launcher_found_before_is_said_again():
+    assert "GPU's memory" in find_hint(WATCHDOG, CUDA).what, "a dead peer brings the watchdog of the others along"
     error = UserError("the token store does not match this run.", run="x wants 2048", next="snakemake -f x")
     found = find_hint(PEER, f"step 1\n{error.render()}\n")
     assert (found.what, found.next) == ("the token store does not match this run", "snakemake -f x")
-
-
-def test_what_a_launcher_found_before_is_said_again():
     told = "tokenscale: rank 5 on nid2 failed first (Killed).\n  output  x/rank=00005.log, which ends:\n    | step 3\n"
     found = find_hint(told + "  cause   a GPU's memory was full\n  next    a smaller micro_batch\n")
     assert (found.what, found.next) == ("a GPU's memory was full", "a smaller micro_batch")
@@ -135,3 +122,17 @@ def test_what_nobody_knows_is_not_guessed():
     # what NCCL says at any start
     assert find_hint("h:1:1 [0] NCCL INFO NET/Plugin : No plugin found (libnccl-net.so).") is None
     assert find_hint("NCCL_TIMEOUT=600 is set") is None
+
+
+WAITS, STUCK = 'File "torch/distributed/x.py", line 1 in wait', 'File "loop.py", line 9 in reading_for_ever'
+
+
+@pytest.mark.parametrize("stack", [None, WAITS, STUCK])
+def test_a_hang_of_a_thousand_ranks_is_a_short_report(tmp_path, stack):
+    for rank in range(1000):
+        text = f"Current thread 0x1 (most recent call first):\n  {stack}\n" if rank != 3 else WAITS
+        if stack or rank == 3:
+            (tmp_path / f"rank={rank:05d}").mkdir()
+            (tmp_path / f"rank={rank:05d}/stacks.txt").write_text(text)
+    said = describe_hang(tmp_path, 1000)
+    assert len(said) < 2000 and "rank 0" in said and "next" in said

@@ -27,26 +27,23 @@ def outside(monkeypatch):
     monkeypatch.setattr(files, "POLL_S", 0.01)
 
 
-def queue_answers(monkeypatch, answer):
-    """Let the queue answer whether the job 45 may still write."""
-    monkeypatch.setattr(lock.job, "may_still_write", answer)
-
-
-def holder(folder, monkeypatch=None, job=None):
-    if job:
-        monkeypatch.setenv("SLURM_JOB_ID", job)
-    process = subprocess.Popen([sys.executable, "-c", HOLD, folder], stdout=subprocess.PIPE, text=True)
+def holder(folder, job=None):
+    with pytest.MonkeyPatch.context() as patch:
+        if job:
+            patch.setenv("SLURM_JOB_ID", job)
+        process = subprocess.Popen([sys.executable, "-c", HOLD, folder], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
-    if job:
-        monkeypatch.delenv("SLURM_JOB_ID")
     return process
 
 
-def left_by_a_dead_job(folder, monkeypatch):
-    """The lock of a process of job 45 that was killed: free, with its name in it."""
-    process = holder(folder, monkeypatch, job="45")
+@pytest.fixture
+def left(tmp_path, monkeypatch):
+    """A function that sets what the queue answers for job 45, whose process was killed: its lock is free, with its
+    name in it."""
+    process = holder(tmp_path, job="45")
     process.kill()
     process.wait()
+    return lambda answer: monkeypatch.setattr(lock.job, "may_still_write", answer)
 
 
 def test_a_held_folder_is_refused_with_its_owner(tmp_path):
@@ -75,46 +72,34 @@ def test_the_owner_names_its_job_and_an_orderly_end_leaves_none(tmp_path, monkey
     assert (tmp_path / ".lock").read_text() == ""
 
 
-def test_a_lock_that_a_dead_process_left_is_free_once_its_job_has_ended(tmp_path, monkeypatch, capfd):
+def test_a_lock_that_a_dead_process_left_is_free_once_its_job_has_ended(tmp_path, monkeypatch, capfd, left):
     """On another node: the file's lock may not reach there, and ranks outlive their launcher."""
-    left_by_a_dead_job(tmp_path, monkeypatch)
     monkeypatch.setenv("SLURM_JOB_ID", "46")
     answers = iter([True, None, True, False])
-    queue_answers(monkeypatch, lambda job: next(answers))
+    left(lambda job: next(answers))
     with lock.hold_run_folder(tmp_path, "run x", wait=True):
         pass
     assert next(answers, "all asked") == "all asked"
     assert capfd.readouterr().out.count("may still be written by job 45") == 1
 
 
-def test_without_waiting_a_job_in_the_queue_is_an_error_that_names_it(tmp_path, monkeypatch):
-    left_by_a_dead_job(tmp_path, monkeypatch)
-    queue_answers(monkeypatch, lambda job: True)
-    with pytest.raises(UserError, match="scancel 45"), lock.hold_run_folder(tmp_path, "run x"):
+@pytest.mark.parametrize(("waits", "answer", "words"), [(False, True, "scancel 45"), (True, None, "does not answer")])
+def test_a_job_in_the_queue_or_a_silent_queue_is_an_error(tmp_path, monkeypatch, left, waits, answer, words):
+    if waits:
+        monkeypatch.setenv("SLURM_JOB_ID", "46")
+        monkeypatch.setattr(files, "PATIENCE_S", 0.05)
+    left(lambda job: answer)
+    with pytest.raises(UserError, match=words), lock.hold_run_folder(tmp_path, "run x", wait=waits):
         pass
 
 
-def test_a_queue_that_never_answers_is_not_waited_for_for_ever(tmp_path, monkeypatch):
-    left_by_a_dead_job(tmp_path, monkeypatch)
-    monkeypatch.setenv("SLURM_JOB_ID", "46")
-    monkeypatch.setattr(files, "PATIENCE_S", 0.05)
-    queue_answers(monkeypatch, lambda job: None)
-    silent = lock.hold_run_folder(tmp_path, "run x", wait=True)
-    with pytest.raises(UserError, match="the queue does not answer"), silent:
-        pass
-
-
-def test_results_of_a_cluster_are_free_on_a_machine_without_its_queue(tmp_path, monkeypatch):
-    left_by_a_dead_job(tmp_path, monkeypatch)
-    queue_answers(monkeypatch, lambda job: None)
+def test_a_machine_without_the_queue_or_the_requeued_job_takes_the_lock_again(tmp_path, monkeypatch, left):
+    left(lambda job: None)
     with lock.hold_run_folder(tmp_path, "run x"):
         pass
-
-
-def test_a_requeued_job_takes_its_own_lock_again(tmp_path, monkeypatch):
-    left_by_a_dead_job(tmp_path, monkeypatch)
+    (tmp_path / ".lock").write_text("process 4242 on nid1, job 45\n")
     monkeypatch.setenv("SLURM_JOB_ID", "45")
-    queue_answers(monkeypatch, lambda job: pytest.fail("asked for its own job"))
+    left(lambda job: pytest.fail("asked for its own job"))
     with lock.hold_run_folder(tmp_path, "run x"):
         pass
 
@@ -129,9 +114,7 @@ def test_a_run_is_held_as_long_as_one_of_its_ranks_lives(tmp_path):
     )
     launcher = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True)
     assert launcher.stdout.readline() == "1\n"
-    (rank,) = (
-        int(pid) for pid in subprocess.run(["pgrep", "-P", str(launcher.pid)], capture_output=True).stdout.split()
-    )
+    rank = int(subprocess.run(["pgrep", "-P", str(launcher.pid)], capture_output=True).stdout)
     launcher.kill()
     launcher.wait()
     with pytest.raises(UserError, match="being written by another process"), lock.hold_run_folder(tmp_path, "run x"):
@@ -142,7 +125,6 @@ def test_a_run_is_held_as_long_as_one_of_its_ranks_lives(tmp_path):
 
 
 def test_a_store_that_another_process_makes_is_waited_for(tmp_path, capfd):
-    """Snakemake was killed and its job lives: the next one's job must not write into the same files."""
     folder = tmp_path / "tokenizers/numbers"
     process = holder(folder)
     threading.Timer(0.5, process.kill).start()
@@ -174,7 +156,6 @@ def test_what_a_killed_writer_left_is_removed_by_the_next_and_a_living_ones_stay
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_temporary_file_that_is_removed_before_its_lock_is_made_again(times, tmp_path, monkeypatch):
-    """Ranks write into one folder at once."""
     made, make = [], files.tempfile.mkstemp
 
     def make_and_look(*arguments):
@@ -193,10 +174,8 @@ def test_a_temporary_file_that_is_removed_before_its_lock_is_made_again(times, t
 def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path, kind):
     path, other = tmp_path / "x.json", tmp_path / "thesis"
     other.write_text("{}")
-    if kind == "device":
-        path.symlink_to("/dev/zero")
-    else:
-        {"link": lambda: path.symlink_to(other), "fifo": lambda: os.mkfifo(path), "folder": path.mkdir}[kind]()
+    make = {"link": lambda: path.symlink_to(other), "device": lambda: path.symlink_to("/dev/zero")}
+    (make | {"fifo": lambda: os.mkfifo(path), "folder": path.mkdir})[kind]()
     if kind == "link":
         assert files.read_json(path) == {}  # whoever reads may have linked it
     else:

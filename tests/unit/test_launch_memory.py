@@ -1,4 +1,4 @@
-"""A run whose predicted memory exceeds the machine's is refused before a process starts."""
+"""What is refused before a process starts: too much memory, a variable without a value, a budget that is too small."""
 
 from dataclasses import replace
 
@@ -9,7 +9,9 @@ from tokenscale.base.errors import UserError
 from tokenscale.base.wording import format_bytes
 from tokenscale.cli.train_request import LEARNED_VOCABULARY
 from tokenscale.costs.memory import largest_memory
+from tokenscale.costs.prices import Price, sum_prices
 from tokenscale.runs.launch import start
+from tokenscale.runs.launch.submission import budget_error, format_costs, unset_variable_error
 from tokenscale.runs.records import provenance
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.machine import Machine
@@ -36,9 +38,7 @@ def with_ranks(run, ranks):
     [
         replace(TINY, sequence_length=100_000),
         replace(TINY, micro_batch=4096, global_batch=4096),
-        with_ranks(
-            replace(TINY, model=RunSettings().model.with_vocabulary(131_072), micro_batch=64, sequence_length=512), 3
-        ),
+        with_ranks(WIDE, 3),
     ],
     ids=["long sequences", "large micro-batch", "three ranks with a large vocabulary"],
 )
@@ -50,19 +50,15 @@ def test_a_run_that_does_not_fit_is_refused_with_numbers(run):
     assert format_bytes(needed) in refused.value.facts["needed"]
 
 
-def test_a_control_group_counts_as_the_machine(monkeypatch):
+def test_a_control_group_counts_as_the_machine_and_all_ranks_of_a_cpu_share_its_memory(monkeypatch):
     needed = largest_memory(TINY).total
-    start.check_memory(TINY)
-    monkeypatch.setattr(provenance, "cgroup_limits", lambda: (None, needed))
-    start.check_memory(TINY)
+    for limit in (None, needed):
+        monkeypatch.setattr(provenance, "cgroup_limits", lambda limit=limit: (None, limit))
+        start.check_memory(TINY)
     monkeypatch.setattr(provenance, "cgroup_limits", lambda: (None, needed - 1))
     with pytest.raises(UserError, match="more memory"):
         start.check_memory(TINY)
-
-
-def test_all_ranks_of_a_cpu_share_its_memory(monkeypatch):
-    one = largest_memory(TINY).total
-    monkeypatch.setattr(provenance, "read_memory", lambda: (int(2.5 * one), None))
+    monkeypatch.setattr(provenance, "cgroup_limits", lambda: (None, int(2.5 * needed)))
     start.check_memory(with_ranks(TINY, 2))
     with pytest.raises(UserError, match="3 ranks"):
         start.check_memory(with_ranks(TINY, 3))
@@ -82,16 +78,15 @@ def test_a_run_without_a_known_vocabulary_or_memory_passes(monkeypatch):
     start.check_memory(replace(TINY, sequence_length=100_000))
 
 
-def test_the_default_tokenizer_of_train_does_not_outweigh_the_model(tmp_path):
-    text = tmp_path / "text.jsonl"
-    text.write_text('{"text": "a line of text"}\n' * 20)
-    small = asked("--dataset", str(text)).run
-    assert small.tokenizer.vocabulary_size == LEARNED_VOCABULARY
-    gpt2 = asked("--dataset", str(text), "--model", "gpt2-tiny").run
-    assert gpt2.tokenizer.vocabulary_size == LEARNED_VOCABULARY
-    assert asked("--dataset", str(text), "--tokenizer-name", "tekken").run.tokenizer.kind == "tekken"
-    assert asked("--dataset", str(text), "--model-size", "small").run.tokenizer.kind == "tekken"
-    assert asked("--dataset", str(text), "--model", "llama-8b-nemo").run.tokenizer.kind == "tekken"
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [("", "bpe"), ("--model gpt2-tiny", "bpe"), ("--tokenizer-name tekken", "tekken"), ("--model-size small", "tekken")]
+    + [("--model llama-8b-nemo", "tekken")],
+)
+def test_the_default_tokenizer_of_train_does_not_outweigh_the_model(tmp_path, words, kind):
+    (tmp_path / "text.jsonl").write_text('{"text": "a line of text"}\n' * 20)
+    found = asked("--dataset", str(tmp_path / "text.jsonl"), *words.split()).run.tokenizer
+    assert found.kind == kind and (kind == "tekken" or found.vocabulary_size == LEARNED_VOCABULARY)
 
 
 @pytest.mark.parametrize("starter", [{}, {"starter": "srun", "gpus_per_node": 4}])
@@ -101,3 +96,52 @@ def test_the_memory_that_a_machines_file_grants_is_compared(starter):
     with pytest.raises(UserError, match="needs more memory") as error:
         start.check_memory(TINY, Machine(memory_mb=10, **starter))
     assert "memory_mb = 10" in error.value.facts["next"]
+
+
+def of(node_hours, **why):
+    return sum_prices([Price(4, 1, None if "unknown" in why else node_hours * 3600, 1, 1, 0, 1, **why)])
+
+
+def test_a_variable_without_a_value_is_named_with_what_sets_it():
+    jobs = [{"slurm_account": "$ALPS_ACCOUNT", "mem_mb": 450000, "slurm_partition": "normal"}] * 3
+    said = unset_variable_error(jobs).render()
+    assert "ALPS_ACCOUNT" in said.splitlines()[0] and said.count("\n") == 2, "three jobs, one message"
+    assert "slurm_account: $ALPS_ACCOUNT" in said and "export ALPS_ACCOUNT=<project>" in said
+    error = unset_variable_error([{"slurm_account": "g1"}, {"qos": "${MY_QOS}", "slurm_account": "$ALPS_ACCOUNT"}])
+    assert "ALPS_ACCOUNT, MY_QOS" in error.what and "export MY_QOS=<value>" in error.facts["next"]
+    alike = {"slurm_account": "g1", "slurm_extra": "--comment=of-$HOME", "runtime": 720, "n": "$"}
+    assert unset_variable_error([]) is None and unset_variable_error([alike]) is None
+
+
+def test_a_budget_that_is_kept_says_nothing():
+    assert budget_error({}, 50) is None and budget_error({"demo": of(0.1)}, 0) is not None
+    assert budget_error({"demo": of(20.0), "other": of(30.0)}, 50) is None
+
+
+def test_a_budget_that_is_not_kept_names_the_largest_experiments_and_the_way_out():
+    totals = {"small": of(1.0), "large": of(40.0), "middle": of(20.04), **{f"e{n}": of(0.5) for n in range(4)}}
+    error = budget_error(totals, 50)
+    assert error.facts["needed"] == "63.0 node-hours (estimated)"
+    assert error.facts["budget"].startswith("50 ")
+    lines = error.facts["largest"].splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["large", "middle", "small"]
+    assert lines[0].split()[1] == "40.0" and lines[-1] == "and 2 more experiments: 1.00"
+    assert "--config 'budget={node_hours: 70}'" in error.facts["next"] and "corpus tokens" not in error.facts["next"]
+    error = budget_error(totals | {"other": of(0, unknown="no device")}, 50)
+    assert error.facts["needed"] == "≥ 63.0 node-hours (estimated), and 1 runs of unknown hours"
+
+
+def test_upper_bounds_count_for_the_budget_and_are_marked():
+    totals = {"exact": of(1.0), "bounded": of(60.0, bound="the time limit of their jobs")}
+    error = budget_error(totals, 50)
+    assert error.facts["needed"] == "≤ 61.0 node-hours (estimated), 1 runs with an upper bound"
+    assert error.facts["largest"].split() == ["bounded", "≤", "60.0", "exact", "1.00"]
+    assert "snakemake corpus tokens" in error.facts["next"]
+
+
+def test_a_cost_is_listed_by_experiment_within_the_budget_and_over_it():
+    totals = {"exact": of(1.0), "bounded": of(3.0, bound="the time limit of their jobs")}
+    first, *lines = format_costs(totals, 50)
+    assert first == "cost of 2 trainings, estimated: ≤ 4.00 node-hours, within the budget of 50 (budget.node_hours)"
+    assert [line.split()[:2] for line in lines] == [["exact", "1.00"], ["bounded", "≤"], ["≤:", "1"]]
+    assert "over the budget of 3 " in format_costs(totals, 3)[0] and format_costs({}, 0) == []

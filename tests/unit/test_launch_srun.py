@@ -1,27 +1,26 @@
-"""Golden tables: how srun starts the ranks, for every world size under every profile."""
+"""How srun starts the ranks, for every world size under every profile, and a measurement on one GPU."""
 
 import json
+import os
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tokenscale.base.files import read_arguments
+from tokenscale.cli.main import main
 from tokenscale.runs.launch import start
 from tokenscale.settings import machine, profile
 from tokenscale.settings.layout import geometry
 from tokenscale.settings.machine import Machine
 
 ROOT = Path(__file__).parents[2]
-SIZES = (1, 2, 4, 8, 12, 16)
-#: nodes and ranks of each; what follows is one for all sizes
+#: size → nodes and ranks of each; what follows is one for all sizes
 STARTED = {
-    1: "--nodes=1 --ntasks=1 --ntasks-per-node=1 --distribution=block:block",
-    2: "--nodes=1 --ntasks=2 --ntasks-per-node=2 --distribution=block:block",
-    4: "--nodes=1 --ntasks=4 --ntasks-per-node=4 --distribution=block:block",
-    8: "--nodes=2 --ntasks=8 --ntasks-per-node=4 --distribution=block:block",
-    12: "--nodes=3 --ntasks=12 --ntasks-per-node=4 --distribution=block:block",
-    16: "--nodes=4 --ntasks=16 --ntasks-per-node=4 --distribution=block:block",
+    size: f"--nodes={nodes} --ntasks={size} --ntasks-per-node={ranks} --distribution=block:block"
+    for size, nodes, ranks in [(1, 1, 1), (2, 1, 2), (4, 1, 4), (8, 2, 4), (12, 3, 4), (16, 4, 4)]
 }
 BOUND = {
     "alps": "--cpus-per-task=72 --gpus-per-task=1 --cpu-bind=cores --mem-bind=local --kill-on-bad-exit=1"
@@ -33,12 +32,11 @@ BOUND = {
 
 @pytest.fixture(params=BOUND)
 def site(request):
-    """(a profile's name, its machine)."""
     config = profile.load_profile_config(request.param, ROOT)
     return request.param, machine.load_machine(config["machine"], ROOT)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", STARTED)
 def test_how_srun_starts_the_ranks(site, size, monkeypatch):
     name, where = site
     monkeypatch.setattr(start.sys, "executable", "PYTHON")
@@ -65,3 +63,47 @@ def test_gpus_are_bound_to_a_rank_or_shown_to_all_ranks_of_a_node():
     rank = start.rank_argv(where, geometry(8, 4), run="{}", directory=Path("d"), attempt=0, manifests={})
     assert json.loads(rank[rank.index("--least-links") + 1]) == {"node": 60, "network": 30}
     assert [key for key, _ in Machine(gpu_bind="node").problems()] == ["gpu_bind"]
+
+
+#: writes down how it was called, and ends as the process that it would start
+SRUN = f"""#!{sys.executable}
+import json, os, sys
+json.dump([sys.argv[1:], dict(os.environ)], open(os.environ["CALLED"], "w"))
+sys.exit(7)
+"""
+
+
+def test_srun_starts_one_process_on_one_gpu_in_the_container():
+    site = machine.load_machine("profiles/alps/machine.toml", ROOT)
+    words = shlex.join(start.build_argv(site, ["benchmark", "inference", "--run", "r"], ROOT))
+    assert words == (
+        "srun --job-name=benchmark --nodes=1 --ntasks=1 --ntasks-per-node=1 --distribution=block:block "
+        "--cpus-per-task=72 --gpus-per-task=1 --cpu-bind=cores --mem-bind=local --kill-on-bad-exit=1 "
+        f"--environment={ROOT}/profiles/alps/train.toml python -m tokenscale benchmark inference --run r"
+    )
+
+
+def test_the_verb_ends_as_srun_ends_and_leaves_the_jobs_own_request_out(tmp_path, monkeypatch):
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("CALLED", str(tmp_path / "called.json"))
+    monkeypatch.setenv("SLURM_JOB_ID", "41")
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
+    monkeypatch.chdir(tmp_path)
+    many = [f"results/runs/packed-llama-micro-single-w1-{number:010x}" for number in range(4000)]  # 216 kB
+    argv = ["benchmark", "inference", "--settings", '{"rounds":2}', "--run", *many, "--output", "out.json"]
+    assert main([*argv, "--site", str(ROOT / "profiles/alps/machine.toml")]) == 7
+    words, variables = json.loads((tmp_path / "called.json").read_text())
+    asked = ["benchmark", "inference", "--settings", '{"rounds":2}', "--output", "out.json", "--run", *many]
+    assert read_arguments(words)[-len(asked) :] == asked
+    assert variables["SLURM_JOB_ID"] == "41" and "SLURM_CPUS_PER_TASK" not in variables
+    assert variables["HF_HUB_OFFLINE"] == "1" and variables["OMP_NUM_THREADS"] == "72"
+
+
+def test_outside_of_a_job_it_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    argv = ["benchmark", "inference", "--run", "a", "--output", "out.json", "--site"]
+    assert main([*argv, str(ROOT / "profiles/alps/machine.toml")]) == 2
+    assert "not in a SLURM job" in capsys.readouterr().err
