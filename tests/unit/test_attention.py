@@ -13,13 +13,8 @@ from tokenscale.train.models.objective import Objective
 
 CUDA = torch.device("cuda")
 #: rows of one length, each as the lengths of its documents
-ROWS = st.integers(1, 12).flatmap(
-    lambda length: st.lists(
-        st.lists(st.integers(1, length), min_size=1, max_size=length).map(lambda cuts: cut(cuts, length)),
-        min_size=1,
-        max_size=3,
-    )
-)
+ROW = lambda n: st.lists(st.integers(1, n), min_size=1, max_size=n).map(lambda cuts: cut(cuts, n))  # noqa: E731
+ROWS = st.integers(1, 12).flatmap(lambda length: st.lists(ROW(length), min_size=1, max_size=3))
 
 
 def cut(lengths, total):
@@ -46,10 +41,8 @@ def test_a_packed_row_is_its_documents_one_by_one(rows, causal, counts):
     length = sum(rows[0])
     query, key, value = (heads(len(rows), length, n, seed) for seed, n in enumerate((counts[0], counts[1], counts[1])))
     weight = torch.randn(query.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
-
     packed = attend(query, key, value, bounds=Bounds(ids_of(rows)), causal=causal)
     gradients = torch.autograd.grad((packed * weight).sum(), (query, key, value))
-
     alone = torch.empty_like(packed)
     for r, row in enumerate(rows):
         begin = 0
@@ -77,7 +70,6 @@ def test_lengths_and_positions_are_those_of_the_documents(rows):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
 def test_a_packed_row_through_a_decoder_is_its_documents_one_by_one(positions, causal):
-    """Outputs and gradients of all weights, in fp64: positions, rotary or learned, are those of each document."""
     shape = ModelSettings(vocabulary_size=50, positions=positions, layers=2)
     model = Decoder(shape, 24, causal=causal)
     initialise(model, 0)
@@ -86,7 +78,6 @@ def test_a_packed_row_through_a_decoder_is_its_documents_one_by_one(positions, c
     tokens = torch.randint(50, (3, 24), generator=torch.Generator().manual_seed(0))
     labels = torch.randint(50, (3, 24), generator=torch.Generator().manual_seed(1))
     objective = Objective(model)
-
     packed = objective(tokens, labels, Bounds(ids_of(rows)))
     gradients = torch.autograd.grad(packed, list(model.parameters()))
     alone = sum(
@@ -98,9 +89,6 @@ def test_a_packed_row_through_a_decoder_is_its_documents_one_by_one(positions, c
     torch.testing.assert_close(packed, alone, rtol=1e-6, atol=0)
     for found, right in zip(gradients, expected, strict=True):
         torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-6)  # norms, turns and the loss are in fp32
-
-
-# ------------------------------------------------------------------------------------------------ choosing
 
 
 @pytest.mark.parametrize("bounds", [True, False])
@@ -124,9 +112,12 @@ def gpu(monkeypatch):
     return here
 
 
+ASKED = dict(device=CUDA, bounds=True, dtype=torch.bfloat16, dropout=0.0)
+
+
 def test_a_gpu_has_the_fastest_that_can(gpu):
     def auto(**changes):
-        return choose_kernel("auto", **(dict(device=CUDA, bounds=True, dtype=torch.bfloat16, dropout=0.0) | changes))
+        return choose_kernel("auto", **(ASKED | changes))
 
     assert auto() == auto(dtype=torch.float16) == "varlen"
     assert auto(dtype=torch.float32) == "flex"
@@ -135,27 +126,18 @@ def test_a_gpu_has_the_fastest_that_can(gpu):
     gpu.clear()
     assert auto() == "flex"  # torch 2.9
     gpu.add("flash_attn")
-    assert auto() == auto(dropout=0.1) == "flash"
-    assert auto(dtype=torch.float32) == "flex"
+    assert auto() == auto(dropout=0.1) == "flash" and auto(dtype=torch.float32) == "flex"
 
 
-@pytest.mark.parametrize(
-    "kernel, changes, reason",
-    [
-        ("flex", dict(bounds=False), "document_mask"),
-        ("varlen", dict(bounds=False), "document_mask"),
+def test_what_a_gpu_cannot_is_said(gpu):
+    for kernel, changes, reason in [
+        *((kernel, dict(bounds=False), "document_mask") for kernel in ("flex", "varlen")),
+        *((kernel, dict(dtype=torch.float32), "16 bits") for kernel in ("varlen", "flash")),
         ("flex", dict(dropout=0.1), "dropout"),
-        ("varlen", dict(dtype=torch.float32), "16 bits"),
-        ("flash", dict(dtype=torch.float32), "16 bits"),
         ("flash", {}, "not installed"),
-    ],
-)
-def test_what_a_gpu_cannot_is_said(gpu, kernel, changes, reason):
-    with pytest.raises(UserError, match=reason):
-        choose_kernel(kernel, **(dict(device=CUDA, bounds=True, dtype=torch.bfloat16, dropout=0.0) | changes))
-
-
-# ------------------------------------------------------------------------------- kernels of a GPU, against sdpa
+    ]:
+        with pytest.raises(UserError, match=reason):
+            choose_kernel(kernel, **(ASKED | changes))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

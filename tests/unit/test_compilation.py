@@ -39,7 +39,6 @@ def one_thread():
 
 
 def choose_cases():
-    """Cases, with marks."""
     levels = (CHECKPOINTING, MASKS, PRECISIONS)
     daily = {
         (layout, CHECKPOINTING[(n + 2) % 3], ("row", "sdpa", "varlen")[n // 3 % 3], PRECISIONS[n % 4])
@@ -64,33 +63,24 @@ def test_all_blocks_share_one_graph_and_the_loss_has_one(layout, checkpointing, 
     assert found.blocks == 12 and found.calls == 12 + loss
     # lengths of documents differ between batches: varlen's second graph takes any
     assert found.recompiles == (mask == "varlen") and found.graphs == 1 + loss + found.recompiles
-    assert found.record == {
-        "graphs": found.graphs,
-        "recompiles": found.recompiles,
-        "graph_breaks": 0,
-        "blocks": 12,
-        "eager_blocks": 0,
-    }
+    counts = {"graphs": found.graphs, "recompiles": found.recompiles}
+    assert found.record == counts | {"graph_breaks": 0, "blocks": 12, "eager_blocks": 0}
 
 
-@pytest.mark.parametrize("chunk", [0, 40])
-def test_a_chunked_loss_is_one_graph_and_shorter_chunks_one_more(chunk):
-    """32 positions of a micro-batch of 2 rows: a last chunk of another length would be a second graph, for any."""
-    run = replace(run_of("single", "none", "row", "bf16"), loss_chunk=chunk)
-    assert count(run, "sdpa", world_of_one()).graphs == 2
-    shorter = count(replace(run, loss_chunk=20), "sdpa", world_of_one())
-    assert (shorter.graphs, shorter.recompiles, shorter.eager) == (3, 1, 0)
-
-
-def test_rows_that_do_not_divide_compile_once_more_for_any_number():
-    run = replace(run_of("single", "none", "row", "bf16"), global_batch=5)  # micro-batches of 2, 2 and 1 rows
-    found = count(run, "sdpa", world_of_one())
-    assert (found.graphs, found.recompiles, found.breaks, found.eager) == (4, 2, 0, 0)
-
-
-def world_of_one():
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"loss_chunk": 0}, (2, 0)),
+        ({"loss_chunk": 40}, (2, 0)),  # 32 positions of a micro-batch of 2 rows
+        ({"loss_chunk": 20}, (3, 1)),  # a last chunk of another length is a second graph, for any
+        ({"global_batch": 5}, (4, 2)),  # micro-batches of 2, 2 and 1 rows
+    ],
+)
+def test_chunks_and_rows_that_do_not_divide_are_one_graph_more_for_any_length(changes, expected):
+    run = replace(run_of("single", "none", "row", "bf16"), **changes)
     with world_of(1) as world:
-        return world
+        found = count(run, "sdpa", world)
+    assert (found.graphs, found.recompiles, found.breaks, found.eager) == (*expected, 0, 0)
 
 
 class Breaking(torch.nn.Linear):
@@ -163,8 +153,7 @@ def test_compiled_ranks_compute_what_eager_ranks_do(layout):
     [("none", "fp32", 0), ("block", "fp32", 20), ("selective", "bf16", 0), ("selective", "bf16-true", 20)],
 )
 def test_inductors_code_computes_what_eager_blocks_do(checkpointing, precision, chunk):
-    """Losses, gradient norms and weights after three steps."""
-    steps, exact = 3, precision == "fp32"
+    exact = precision == "fp32"
     run = replace(run_of("single", checkpointing, "sdpa", precision), loss_chunk=chunk)
     found = {}
     with world_of(1) as world:
@@ -172,10 +161,9 @@ def test_inductors_code_computes_what_eager_blocks_do(checkpointing, precision, 
             torch._dynamo.reset()
             compile_function.cache_clear()
             trainer = Trainer(replace(run, compile=compiled), run.model, world, "sdpa")
-            done = [
-                trainer.step(batch, torch.tensor(float(batch.useful_tokens)), 1e-3, HostTimer())
-                for batch in (batch_of(run, seed) for seed in range(steps))
-            ]
+            batches = [batch_of(run, seed) for seed in range(3)]
+            tokens = [torch.tensor(float(batch.useful_tokens)) for batch in batches]
+            done = [trainer.step(b, n, 1e-3, HostTimer()) for b, n in zip(batches, tokens, strict=True)]
             values = [(d.loss_sum.item(), d.norm.item()) for d in done]
             weights = {name: weight.detach().float() for name, weight in trainer.model.named_parameters()}
             found[compiled] = values, weights
