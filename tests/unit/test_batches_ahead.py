@@ -125,14 +125,16 @@ def test_an_error_comes_in_its_turn_and_the_state_stays(lab):
     ahead.close()
 
 
-def test_closing_waits_neither_for_a_place_nor_for_more_than_the_batch_in_hand(lab):
-    source = Source(lab.batches(make_run("packed", sequence_length=T)))
+def test_closing_waits_neither_for_a_place_nor_for_more_than_the_batch_in_hand_and_loses_nothing(lab):
+    run = make_run("padding-free", sequence_length=T)
+    source, plain = Source(lab.batches(run)), lab.batches(run)
     ahead = Prefetcher(source)
-    ahead.next()
-    settled(source)  # the thread waits for a place
-    ahead.close()
-    assert not readers()
-
+    for _ in range(3):
+        assert same(ahead.next(), plain.next())
+        settled(source)  # the thread waits for a place
+        ahead.close()
+        ahead.close()
+        assert not readers() and ahead.state() == plain.state()
     ahead.next()
     settled(source)
     source.gate.clear()
@@ -141,17 +143,6 @@ def test_closing_waits_neither_for_a_place_nor_for_more_than_the_batch_in_hand(l
     threading.Timer(0.2, source.gate.set).start()
     ahead.close()
     assert not readers() and source.asked == asked
-
-
-def test_closing_loses_nothing(lab):
-    run = make_run("padding-free", sequence_length=T)
-    ahead, plain = Prefetcher(lab.batches(run)), lab.batches(run)
-    for _ in range(4):
-        assert same(ahead.next(), plain.next())
-        ahead.close()
-        ahead.close()
-        assert not readers() and ahead.state() == plain.state()
-    ahead.close()
 
 
 SCRIPT = """

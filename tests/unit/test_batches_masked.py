@@ -30,7 +30,7 @@ def test_a_sample_is_masked_alike_in_every_batch():
     samples = np.arange(40) * 7919
     whole = mask_tokens(tokens, labels, samples, seed=3, **OPTIONS)
     order = np.random.default_rng(1).permutation(40)
-    for part in np.array_split(order, 7):
+    for part in (*np.array_split(order, 7), order[:0]):
         found = mask_tokens(tokens[part], labels[part], samples[part], seed=3, **OPTIONS)
         assert all(np.array_equal(a, b[part]) for a, b in zip(found, whole, strict=True))
 
@@ -84,9 +84,8 @@ def test_every_row_that_can_be_masked_predicts_something(length):
 def test_draws_come_from_all_of_the_vocabulary_but_special_ids():
     for special, mask_id in (((), 12), ((0, 1, 2), 12), ((5, 11, 3, 3), 0), ((7,), 4)):
         tokens = np.full((400, 64), 6)
-        inputs, _ = mask_tokens(
-            tokens, tokens, np.arange(400), seed=0, vocabulary_size=12, mask_id=mask_id, special_ids=special, share=1.0
-        )
+        options = dict(vocabulary_size=12, mask_id=mask_id, special_ids=special, share=1.0)
+        inputs, _ = mask_tokens(tokens, tokens, np.arange(400), seed=0, **options)
         assert set(np.unique(inputs)) == (set(range(12)) - set(special)) | {mask_id}
         counts = np.bincount(inputs[inputs != mask_id], minlength=12)
         counts = np.array([c for i, c in enumerate(counts) if i not in {*special, mask_id, 6}])
@@ -101,25 +100,14 @@ def test_padding_bos_and_eos_are_never_masked(lab, approach):
     for step in range(30):
         batch = batches.next().copy()
         tokens, labels = batch.tokens_bt, batch.labels_bt
-        samples = step * 6 + np.arange(6)
-        inputs, targets = mask_tokens(
-            tokens, labels, samples, seed=0, vocabulary_size=262, mask_id=262, special_ids=special, share=1.0
-        )
+        options = dict(vocabulary_size=262, mask_id=262, special_ids=special, share=1.0)
+        inputs, targets = mask_tokens(tokens, labels, step * 6 + np.arange(6), seed=0, **options)
         counted = np.zeros_like(tokens, dtype=bool)
         counted[:, 1:] = labels[:, :-1] != IGNORED
         assert np.array_equal(targets != IGNORED, counted & (tokens != EOS))
         assert not np.isin(targets, special).any()
         assert np.array_equal(inputs[~counted], tokens[~counted])
         assert inputs.dtype == targets.dtype == np.int64
-
-
-def test_a_batch_without_rows_stays_one():
-    nothing = np.zeros((0, 8), dtype=np.int64)
-    inputs, labels = mask_tokens(nothing, nothing, np.zeros(0, dtype=np.int64), seed=0, **OPTIONS)
-    assert inputs.shape == labels.shape == (0, 8)
-
-
-# ------------------------------------------------------------------------------------------- batches of masked runs
 
 
 def masked_run(approach, **changes):
@@ -149,7 +137,6 @@ def test_a_masked_batch_is_its_approachs_with_some_places_to_be_predicted(lab):
 
 
 def test_each_epoch_masks_anew(lab):
-    """Each row of the store, epoch by epoch: the places chosen are others."""
     run = masked_run("packed", global_batch=1, masking=MaskingSettings(share=0.3))
     plain, masked = lab.batches(masked_run("packed", global_batch=1, objective="causal")), lab.batches(run)
     rows = int(plain.rows_per_epoch())
@@ -161,14 +148,7 @@ def test_each_epoch_masks_anew(lab):
     assert any(not np.array_equal(epochs[0][row], epochs[1][row]) for row in epochs[0])
 
 
-def test_a_masked_run_needs_the_tokenizer(lab):
-    run = masked_run("packed")
-    with pytest.raises(UserError, match="needs the tokenizer") as caught:
-        open_batches(run, Inputs(store=lab.store(run.store)))
-    assert "results/tokenizers/bpe" in caught.value.facts["next"]
-
-
-def test_the_mask_is_the_tokenizers_own_or_one_more_id(lab, tmp_path):
+def test_a_masked_run_needs_the_tokenizer_and_the_mask_is_its_own_or_one_more_id(lab, tmp_path):
     def masking(tokenizer):
         change = open_masked(masked_run("packed"), Inputs(tokenizer=tokenizer), held_out=False)
         options = change.apply.keywords
@@ -178,6 +158,10 @@ def test_the_mask_is_the_tokenizers_own_or_one_more_id(lab, tmp_path):
     manifest = read_json(lab.tokenizer / "manifest.json", "manifest")
     write_json(tmp_path / "manifest.json", manifest | {"mask_id": 7, "eos_id": None})
     assert masking(tmp_path) == (7, [0, 2], 262, 262)
+    run = masked_run("packed")
+    with pytest.raises(UserError, match="needs the tokenizer") as caught:
+        open_batches(run, Inputs(store=lab.store(run.store)))
+    assert "results/tokenizers/bpe" in caught.value.facts["next"]
 
 
 @pytest.mark.parametrize("mask", ["[MASK]", "<mask>", "<blank>", None])
@@ -214,7 +198,6 @@ def test_the_held_out_slice_is_masked_once_and_alike_for_every_layout_and_seed(l
 
 
 def test_document_ids_come_with_packed_rows_where_they_are_asked_for(lab):
-    """Beside each row, from the buffers that are used again; and never where nobody asked."""
     run = make_run("packed", sequence_length=16, global_batch=5, document_mask=True)
     batches, plain = lab.batches(run), lab.batches(make_run("packed", sequence_length=16, global_batch=5))
     crossed = 0

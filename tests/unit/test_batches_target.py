@@ -1,6 +1,8 @@
 """Pairs of a text and its translation: one document each, in every approach; and labels of the targets alone."""
 
+import copy
 import json
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -70,16 +72,11 @@ def epoch(lab, approach, **changes):
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-def test_a_pair_is_one_document_of_both_texts(tmp_path, kind):
-    corpus = pairs_corpus(tmp_path, PAIRS, kind, validation_share=0.0)
-    text = RawText(corpus)
+def test_a_pair_is_one_document_of_both_texts_and_a_row_without_one_of_them_is_left_out(tmp_path, kind):
+    corpus = pairs_corpus(tmp_path, [*PAIRS, ("c", None), (None, "d")], kind, validation_share=0.0)
+    text, manifest = RawText(corpus), read_corpus_manifest(corpus)
     assert [tuple(text.text(i).split(PAIR)) for i in range(len(text))] == PAIRS
-    assert read_corpus_manifest(corpus)["pairs"] is True
-
-
-def test_a_row_without_one_of_the_texts_is_counted_and_left_out(tmp_path):
-    corpus = pairs_corpus(tmp_path, [("a", "b"), ("c", None), (None, "d")], validation_share=0.0)
-    assert read_corpus_manifest(corpus)["cleaning"]["documents"]["no_text"] == 2 and len(RawText(corpus)) == 1
+    assert manifest["pairs"] is True and manifest["cleaning"]["documents"]["no_text"] == 2
 
 
 @pytest.mark.parametrize("approach", ["padded", "pretokenized-padded"])
@@ -143,13 +140,13 @@ def test_the_held_out_slice_predicts_targets_alone(lab):
     assert manifest["document_parts"] == "source, EOS, target"
 
 
-def test_a_row_that_begins_inside_a_document_begins_with_a_target():
+def test_a_row_that_begins_inside_a_document_begins_with_a_target(lab):
     tokens, labels = np.array([[5, 6, 1, 0, 7, 1, 8, 1]]), np.arange(8)[None].copy()
     ignore_sources(tokens, labels, bos_id=0, eos_id=1)
     assert labels.tolist() == [[0, 1, 2, IGNORED, IGNORED, 5, 6, 7]]
-
-
-# ---------------------------------------------------------------------------------------------------- what is refused
+    tokenizer = load_tokenizer(lab.tokenizer)
+    (document,) = encode_documents(tokenizer, [f"a{PAIR}b"], eos=True)
+    assert np.count_nonzero(document == tokenizer.eos_id) == 1, "text with the mark in it is no pair"
 
 
 @pytest.mark.parametrize(
@@ -179,18 +176,14 @@ def test_pairs_without_eos_and_targets_without_pairs_are_refused(lab, tmp_path):
             other.batches(make_run(approach, T, labels="target", **RUN))
 
 
-def test_a_tokenizer_of_one_control_id_shows_no_targets(lab, monkeypatch):
-    path, record = lab.tokenizer / "manifest.json", lab.tokenizer / "build.json"
-    before, built = path.read_text(), record.read_text()
-    manifest = json.loads(before)
-    try:
-        path.write_text(json.dumps(manifest | {"eos_id": manifest["bos_id"]}))
-        record.unlink()  # which holds the manifest's hash
-        with pytest.raises(UserError, match="different ids for BOS and EOS"):
-            lab.batches(make_run("padded", T, labels="target", **RUN))
-    finally:
-        path.write_text(before)
-        record.write_text(built)
+def test_a_tokenizer_of_one_control_id_shows_no_targets(lab, tmp_path):
+    other = copy.copy(lab)
+    other.tokenizer = shutil.copytree(lab.tokenizer, tmp_path / "tokenizer")
+    manifest = json.loads((other.tokenizer / "manifest.json").read_text())
+    (other.tokenizer / "manifest.json").write_text(json.dumps(manifest | {"eos_id": manifest["bos_id"]}))
+    (other.tokenizer / "build.json").unlink()  # which holds the manifest's hash
+    with pytest.raises(UserError, match="different ids for BOS and EOS"):
+        other.batches(make_run("padded", T, labels="target", **RUN))
 
 
 @pytest.mark.parametrize(
@@ -208,9 +201,3 @@ def test_runs_that_cannot_predict_targets_alone_say_so(changes):
     assert [key for key, _ in run.problems() if key == "labels"] == ["labels"]
     good = make_run("packed", T, labels="target", eos=True)
     assert not [key for key, _ in good.problems() if key == "labels"]
-
-
-def test_encoding_text_with_the_mark_in_it_is_no_pair(lab):
-    tokenizer = load_tokenizer(lab.tokenizer)
-    (document,) = encode_documents(tokenizer, [f"a{PAIR}b"], eos=True)
-    assert np.count_nonzero(document == tokenizer.eos_id) == 1

@@ -38,34 +38,24 @@ def stream_of(lab, run, rank=0, world_size=1, **options):
 
 
 def same(found, batch):
-    return torch.equal(found["input_ids"], torch.from_numpy(batch.tokens_bt)) and torch.equal(
-        found["labels"], torch.from_numpy(batch.labels_bt)
-    )
+    arrays = {"input_ids": batch.tokens_bt, "labels": batch.labels_bt}
+    return all(torch.equal(found[name], torch.from_numpy(array)) for name, array in arrays.items())
 
 
-# -- StoreDataset
-
-
-@pytest.mark.parametrize("approach", ["packed", "pretokenized-padded"])
-def test_row_i_is_row_i_of_the_store(lab, approach):
+@pytest.mark.parametrize("approach", READERS)
+def test_item_i_is_row_i_of_the_store_or_document_i(lab, approach):
     folder, store = store_of(lab, approach)
-    rows = list(StoreDataset(folder))
-    tokens, labels = store.rows(np.arange(len(store)))
-    assert len(rows) == len(StoreDataset(str(folder))) == len(store)
-    for row, wanted_tokens, wanted_labels in zip(rows, tokens, labels, strict=True):
-        assert row.keys() == {"input_ids", "labels"}
-        assert row["input_ids"].dtype == row["labels"].dtype == torch.int64
-        assert row["input_ids"].tolist() == wanted_tokens.tolist()
-        assert row["labels"].tolist() == wanted_labels.tolist()
-
-
-def test_item_i_of_a_token_list_is_document_i(lab):
-    folder, store = store_of(lab, "token-list")
     items = list(StoreDataset(folder))
-    assert len(items) == len(store)
+    assert len(items) == len(StoreDataset(str(folder))) == len(store)
+    if approach == "token-list":
+        columns = {"input_ids": [store.document(i) for i in range(len(store))]}
+    else:
+        columns = dict(zip(("input_ids", "labels"), store.rows(np.arange(len(store))), strict=True))
     for i, item in enumerate(items):
-        assert item.keys() == {"input_ids"} and item["input_ids"].dtype == torch.int64
-        assert item["input_ids"].tolist() == store.document(i).tolist()
+        assert {name: values.tolist() for name, values in item.items()} == {
+            n: c[i].tolist() for n, c in columns.items()
+        }
+        assert all(values.dtype == torch.int64 for values in item.values())
 
 
 def test_bounds_come_on_request_and_only_from_packed_rows(lab):
@@ -92,28 +82,28 @@ def test_items_are_of_their_own_memory(lab, approach):
 
 
 @pytest.mark.parametrize("approach", READERS)
-def test_rows_that_do_not_exist_are_an_index_error(lab, approach):
-    dataset = StoreDataset(store_of(lab, approach)[0])
-    for i in (-1, len(dataset)):
-        with pytest.raises(IndexError):
-            dataset[i]
-
-
-def test_a_changed_store_is_refused(lab, tmp_path):
-    folder = make_store(tmp_path, lab.corpus, lab.tokenizer, "packed-sequence_length=16")
-    data = folder / "tokens.bin"
-    data.write_bytes(data.read_bytes()[:-2])
-    with pytest.raises(UserError, match="token store"):
-        StoreDataset(folder)
-
-
-@pytest.mark.parametrize("approach", READERS)
-def test_a_pickle_holds_a_place_not_the_data(lab, approach):
+def test_a_pickle_holds_a_place_not_the_data_and_rows_that_do_not_exist_are_an_index_error(lab, approach):
     dataset = StoreDataset(store_of(lab, approach)[0])
     closed = len(pickle.dumps(dataset))
     first = dataset[0]["input_ids"]
     assert len(pickle.dumps(dataset)) == closed
     assert torch.equal(pickle.loads(pickle.dumps(dataset))[0]["input_ids"], first)
+    for i in (-1, len(dataset)):
+        with pytest.raises(IndexError):
+            dataset[i]
+
+
+def test_changed_and_missing_stores_and_ranks_that_would_read_nothing_are_refused(lab, tmp_path):
+    folder = make_store(tmp_path, lab.corpus, lab.tokenizer, "packed-sequence_length=16")
+    data = folder / "tokens.bin"
+    data.write_bytes(data.read_bytes()[:-2])
+    with pytest.raises(UserError, match="token store"):
+        StoreDataset(folder)
+    with pytest.raises(UserError, match="read nothing"):
+        GlobalOrderSampler(100, 4, world_size=5)
+    stream = BatchStream(make_run("packed", sequence_length=T), Inputs(store=lab.directory / "nowhere"))
+    with pytest.raises(UserError, match="nowhere"):  # where the iteration begins
+        next(iter(DataLoader(stream, batch_size=None)))
 
 
 def test_a_forked_process_opens_files_of_its_own(lab, monkeypatch):
@@ -123,9 +113,6 @@ def test_a_forked_process_opens_files_of_its_own(lab, monkeypatch):
     assert dataset._store() is here
     monkeypatch.setattr("os.getpid", lambda: -1)
     assert dataset._store() is not here
-
-
-# -- GlobalOrderSampler
 
 
 def loader_of(dataset, rank=0, world_size=1, step=0, seed=5, **options):
@@ -149,7 +136,7 @@ def test_a_loader_reads_our_global_batches_at_any_world_size(lab, approach, worl
         assert same(whole, batches.next())
 
 
-@pytest.mark.parametrize("options", [dict(num_workers=w) for w in (1, 2, 4)] + [{"multiprocessing_context": "spawn"}])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 4}, {"multiprocessing_context": "spawn"}])
 def test_workers_change_nothing(lab, options):
     dataset = StoreDataset(store_of(lab, "packed")[0])
     dataset[0]  # open here, before workers are forked or spawned
@@ -181,14 +168,6 @@ def test_the_state_is_the_step_and_resumes_at_another_world_size(lab):
     assert other.state_dict() == {"step": 4}
 
 
-def test_ranks_that_would_read_nothing_are_refused():
-    with pytest.raises(UserError, match="read nothing"):
-        GlobalOrderSampler(100, 4, world_size=5)
-
-
-# -- BatchStream
-
-
 @pytest.mark.parametrize("approach", APPROACHES)
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
 def test_a_stream_gives_the_batches_of_the_run_with_any_number_of_workers(lab, approach, workers):
@@ -213,7 +192,6 @@ def test_a_stream_can_be_spawned(lab):
 
 @pytest.mark.parametrize("approach", APPROACHES)
 def test_a_stream_goes_on_from_states_of_another_world_size(lab, approach):
-    """Three ranks stop with workers ahead of them; one goes on, with other workers, from their states through JSON."""
     run = make_run(approach, sequence_length=T, global_batch=7)
     ranks = [iter(DataLoader(stream_of(lab, run, rank=r, world_size=3), batch_size=None)) for r in range(2)]
     ranks.append(iter(DataLoader(stream_of(lab, run, rank=2, world_size=3), batch_size=None, num_workers=2)))
@@ -238,9 +216,3 @@ def test_rows_are_left_out_unread_and_streams_by_reading(lab, approach, read, mo
     monkeypatch.setattr(batches, "next", lambda plain=batches.next: asked.append(plain()))
     skip_batches(batches, 3)
     assert len(asked) == read and batches.state()["step"] == 3
-
-
-def test_a_missing_store_is_named_where_the_iteration_begins(lab):
-    stream = BatchStream(make_run("packed", sequence_length=T), Inputs(store=lab.directory / "nowhere"))
-    with pytest.raises(UserError, match="nowhere"):
-        next(iter(DataLoader(stream, batch_size=None)))
