@@ -1,6 +1,9 @@
-"""Bytes that the disk delivers for a batch in random order, from stores that are not in the page cache."""
+"""Bytes that the disk delivers for a batch from stores outside the page cache; what benchmarks ask of the system."""
 
+import mmap
 import os
+import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -121,3 +124,32 @@ def test_rows_that_were_announced_are_read_ahead(tmp_path, monkeypatch, read_byt
     assert asked >= len(rows) * 2050
     reader.rows(rows)
     assert read_bytes() - before == asked
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mincore and tmpfs of Linux")
+def test_files_in_memory_are_kept_and_that_is_seen():
+    folder = Path("/dev/shm/tokenscale-test")
+    folder.mkdir(exist_ok=True)
+    try:
+        (folder / "file").write_bytes(bytes(3 * mmap.PAGESIZE))
+        (folder / "empty").touch()
+        assert machine._count_resident_pages(folder / "file") == (3, 3)
+        assert machine.drop_page_cache(folder.iterdir()) == 1.0
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_a_system_that_cannot_be_asked_is_not_cold_and_a_hundredth_of_the_pages_may_stay(tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"x")
+    monkeypatch.setattr(machine, "_count_resident_pages", lambda path: None)
+    assert machine.drop_page_cache([tmp_path / "file"]) is None
+    assert "does not report" in machine.explain_warm_cache(None) and machine.explain_warm_cache(0.01) is None
+    assert machine.explain_warm_cache(0.5) == "50% of its files stay in the page cache"
+
+
+@pytest.mark.skipif(not machine.available_cores(), reason="the system does not say which cores there are")
+def test_cores_are_given_back():
+    before = machine.available_cores()
+    with machine.pin_to_cores({min(before)}):
+        assert machine.available_cores() == {min(before)}
+    assert machine.available_cores() == before

@@ -1,7 +1,5 @@
 """Records files: every record is read by position, whatever the number of files, and every change is found."""
 
-import os
-
 import numpy as np
 import pytest
 
@@ -39,20 +37,6 @@ def test_records_of_several_files_are_read_by_number(tmp_path, monkeypatch, dtyp
     for i in (-1, len(expected)):
         with pytest.raises(IndexError):
             found.read(i)
-
-
-def test_few_files_stay_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "OPEN_FILES", 4)
-    entries = [
-        write_records(tmp_path / f"{n}.bin", [make_parts(n, 5, np.dtype("<u2"))], np.dtype("<u2")) for n in range(20)
-    ]
-    before = len(os.listdir("/proc/self/fd"))
-    found = open_files(tmp_path, entries, np.dtype("<u2"))
-    for i in range(len(found)):
-        found.read(i)
-        assert len(os.listdir("/proc/self/fd")) - before <= 4
-    del found
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_record_in_another_ones_place_is_found(tmp_path):

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.corpora import Lab, documents_of, make_store
+from tests.unit.conftest import files_of
 from tokenscale.base.errors import UserError
 from tokenscale.data.stores.documents import IGNORED, make_labels
 from tokenscale.data.stores.manifest import load_reader, open_store
@@ -38,23 +39,18 @@ def manifest_of(lab, store):
     return json.loads((lab.store(store) / "manifest.json").read_text())
 
 
-@pytest.mark.parametrize("store", ALL, ids=lambda s: s.format)
-def test_a_rebuild_gives_the_same_bytes(lab, tmp_path, store):
-    again = make_store(tmp_path, lab.corpus, lab.tokenizer, store)
-    files = sorted(p.name for p in again.iterdir())
-    assert files == sorted(p.name for p in lab.store(store).iterdir())
-    for name in files:
-        if name != "build.json":
-            assert (again / name).read_bytes() == (lab.store(store) / name).read_bytes(), name
-
-
 def test_all_formats_prove_the_same_text(lab):
     assert len({manifest_of(lab, store)["ids_digest"]["value"] for store in ALL}) == 1
     assert manifest_of(lab, PADDED)["ids_digest"] != manifest_of(lab, replace(PADDED, eos=True))["ids_digest"]
 
 
+STORAGES = [replace(TOKEN_LIST, dtype=dtype, row_group_rows=5) for dtype in ("int64", "uint32")]
+STORAGES += [replace(TOKEN_LIST, codec=codec, row_group_rows=5) for codec in ("zstd", "snappy", "lz4", "none")]
+STORAGES += [replace(TOKEN_LIST, codec_level=19)]
+
+
 @pytest.mark.parametrize("eos", [False, True])
-@pytest.mark.parametrize("store", STREAMED, ids=lambda s: s.format)
+@pytest.mark.parametrize("store", [*STREAMED, *STORAGES], ids=lambda s: s.directory)
 def test_a_format_of_documents_gives_them_back(lab, store, eos):
     """Whole, by number in any order, in chunks, and their lengths without them: what streams and `convert` ask for."""
     store = replace(store, eos=eos)
@@ -67,20 +63,6 @@ def test_a_format_of_documents_gives_them_back(lab, store, eos):
     for first, last in ((0, len(documents)), (3, 8)):
         found = [d for chunk in reader.chunks(first, last) for d in chunk.documents()]
         assert [d.tolist() for d in found] == [d.tolist() for d in documents[first:last]]
-
-
-@pytest.mark.parametrize("dtype", ["int32", "int64", "uint32"])
-@pytest.mark.parametrize(
-    ("codec", "level"), [("zstd", None), ("zstd", 19), ("snappy", None), ("lz4", None), ("none", None)]
-)
-def test_token_lists_hold_whole_documents_in_every_storage(lab, codec, level, dtype):
-    store = replace(TOKEN_LIST, codec=codec, codec_level=level, dtype=dtype, row_group_rows=5)
-    reader = opened(lab, store)
-    documents = documents_of(lab)
-    assert len(reader) == len(documents) and reader.lengths.tolist() == [len(d) for d in documents]
-    for i in reversed(range(len(documents))):
-        found = reader.document(i)
-        assert found.dtype == np.int32 and np.array_equal(found, documents[i])
 
 
 def test_padded_rows_are_cut_and_padded_documents(lab):
@@ -142,30 +124,14 @@ def test_packed_pieces_are_runs_of_documents(lab):
     assert min(len(p) for p in expected if p[0] != 0) >= 2
 
 
-def test_packed_starts_mark_the_pieces(lab):
-    reader = opened(lab, PACKED)
-    indices = np.arange(len(reader))
-    starts = reader.starts(indices)
-    pieces, pointers = np.load(lab.store(PACKED) / "pieces.npy"), np.load(lab.store(PACKED) / "rows.npy")
-    for row in indices:
-        firsts = np.cumsum(pieces[pointers[row] : pointers[row + 1]])  # the last: of the padding
-        assert np.flatnonzero(starts[row]).tolist() == [0, *[f for f in firsts if f < T]]
-
-
-def test_packed_is_full_and_counts(lab):
-    manifest, documents = manifest_of(lab, PACKED), documents_of(lab)
-    assert (
-        manifest["tokens_useful"] == sum(len(d) - 1 for d in documents) == manifest_of(lab, TOKEN_LIST)["tokens_useful"]
-    )
-    assert manifest["tokens_cut"] == manifest["documents_cut"] == 0 and manifest["fill"] > 0.9
-    assert manifest["dtype"] == "uint16"
-
-
-def test_concatenated_rows_are_fuller_and_cut_more_documents(lab):
-    best, cut = manifest_of(lab, PACKED), manifest_of(lab, CONCATENATED)
-    assert cut["ids_digest"] == best["ids_digest"] and cut["tokens_useful"] == best["tokens_useful"]
+def test_packed_is_full_and_counts_and_concatenated_rows_are_fuller_and_cut_more_documents(lab):
+    best, cut, documents = manifest_of(lab, PACKED), manifest_of(lab, CONCATENATED), documents_of(lab)
+    useful = sum(len(d) - 1 for d in documents)
+    assert best["tokens_useful"] == cut["tokens_useful"] == useful == manifest_of(lab, TOKEN_LIST)["tokens_useful"]
+    assert best["tokens_cut"] == best["documents_cut"] == 0 and best["fill"] > 0.9 and best["dtype"] == "uint16"
+    assert cut["ids_digest"] == best["ids_digest"]
     assert cut["places"] - cut["tokens_stored"] <= T  # all rows are full but the last
-    assert cut["documents_split"] > best["documents_split"] == sum(len(d) > T + 1 for d in documents_of(lab))
+    assert cut["documents_split"] > best["documents_split"] == sum(len(d) > T + 1 for d in documents)
 
 
 def test_packed_uses_32_bits_above_65536_ids(lab, tmp_path, monkeypatch):
@@ -186,26 +152,12 @@ def test_rows_are_stored_shuffled(lab):
     assert longest != sorted(longest, reverse=True)
 
 
-def test_shards_hold_a_bounded_number_of_rows(lab, tmp_path, monkeypatch):
-    monkeypatch.setattr("tokenscale.data.stores.write_parquet.SHARD_ROWS", 8)
-    for store in (replace(PADDED, row_group_rows=3), replace(TOKEN_LIST, row_group_rows=3)):
-        path = make_store(tmp_path, lab.corpus, lab.tokenizer, store)
-        assert pq.ParquetFile(path / "shard-00000.parquet").metadata.num_rows == 8
-        reader = load_reader(store.format)(path, open_store(path, store))
-        assert len(reader) == len(documents_of(lab))
-    for i, document in enumerate(documents_of(lab)):
-        assert np.array_equal(reader.document(i), document)
-
-
 def test_masks_never_compare_ids():
     """A document that uses the pad id keeps its labels; padding by length is ignored whatever its id."""
     rows = np.array([[0, 2, 2, 5, 2, 2]])
     assert make_labels(rows, lengths=np.array([4])).tolist() == [[2, 2, 5, IGNORED, IGNORED]]
     starts = [np.array([0, 2])]
     assert make_labels(rows, starts).tolist() == [[2, IGNORED, 5, 2, 2]]
-
-
-# ---------------------------------------------------------------------------------------------------- what is refused
 
 
 def read_all(path, store):
@@ -227,7 +179,6 @@ def _put(path, at, byte):
 
 @pytest.mark.parametrize("store", ALL, ids=lambda s: s.format)
 def test_every_single_byte_flip_is_found(tmp_path, store):
-    """Of a small store, byte by byte: on opening, or at the first touch of a row or a block."""
     lab = Lab(tmp_path / "lab", ["some words", "", "x" * 40], vocabulary_size=259)
     path = lab.store(replace(store, **({"sequence_length": 8} if "sequence_length" in store.options() else {})))
     store = StoreSettings.parse(path.name)
@@ -298,12 +249,9 @@ def test_a_store_that_does_not_match_is_refused(lab, name):
 
 
 @pytest.mark.parametrize("store", ALL, ids=lambda s: s.format)
-def test_a_split_without_documents_is_refused(lab, tmp_path, store):
+def test_a_split_without_documents_and_eos_without_its_token_are_refused(lab, tmp_path, store):
     with pytest.raises(UserError, match="no validation documents"):
         make_store(tmp_path, lab.corpus, lab.tokenizer, replace(store, split="validation"))
-
-
-def test_eos_without_an_eos_token_is_refused(lab):
     tokenizer = load_tokenizer(lab.tokenizer)
     tokenizer.eos_id = None
     with pytest.raises(UserError, match="no end-of-document token"):
@@ -311,14 +259,15 @@ def test_eos_without_an_eos_token_is_refused(lab):
 
 
 def test_a_failed_writer_leaves_the_old_store(lab, tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise OSError("disk")
+
     path = make_store(tmp_path, lab.corpus, lab.tokenizer, PACKED)
-    before = {p.name: p.read_bytes() for p in path.iterdir() if p.is_file()}
-    monkeypatch.setattr(
-        "tokenscale.data.stores.write_packed.split_documents", lambda *a: (_ for _ in ()).throw(OSError("disk"))
-    )
+    before = files_of(path)
+    monkeypatch.setattr("tokenscale.data.stores.write_packed.split_documents", fail)
     with pytest.raises(OSError, match="disk"):
         make_store(tmp_path, lab.corpus, lab.tokenizer, PACKED)
-    assert {p.name: p.read_bytes() for p in path.iterdir() if p.is_file()} == before
+    assert files_of(path) == before
 
 
 def test_a_row_group_beyond_int32_offsets_is_an_error(lab, tmp_path, monkeypatch):
@@ -330,7 +279,6 @@ def test_a_row_group_beyond_int32_offsets_is_an_error(lab, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("store", [PADDED, TOKEN_LIST, PACKED], ids=lambda s: s.format)
 def test_a_store_of_many_parts_is_written_and_read_with_few_open_files(lab, tmp_path, monkeypatch, store):
-    """Parts of one document, read by number, in order and while rows are packed, with four files open at most."""
     monkeypatch.setattr("tokenscale.data.stores.write_parquet.SHARD_ROWS", 1)
     monkeypatch.setattr("tokenscale.data.records.OPEN_FILES", 4)
     before = len(os.listdir("/proc/self/fd"))

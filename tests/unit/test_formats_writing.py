@@ -1,6 +1,9 @@
-"""How a store is written: again from the start after an interruption, and never with ids that are not exact."""
+"""How a store is written, interrupted or by an engine that is wrong; and documents out of packed rows."""
 
 import json
+import shutil
+import sys
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +12,7 @@ import pytest
 from tests.corpora import make_corpus, make_tokenizer
 from tests.unit.conftest import TEXTS, T, files_of
 from tokenscale.base.errors import UserError
-from tokenscale.data.stores import writing
+from tokenscale.data.stores import packed, writing
 from tokenscale.data.stores.documents import Chunk, IdsDigest, frame_documents
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.stores.packed import PackedStore
@@ -58,12 +61,7 @@ def test_an_interrupted_writer_starts_over_and_gives_the_same_bytes(
     assert not (other / ".building").exists()
 
 
-# ------------------------------------------------------------------------------------------------------------- engines
-
-
 class Wrong:
-    """An engine that is right but for texts that hold a certain word."""
-
     def __init__(self, engine, word):
         self.version, self._engine, self._word = engine.version, engine, word
 
@@ -78,12 +76,8 @@ class Wrong:
 
 @pytest.fixture
 def wrong(monkeypatch):
-    def make(word):
-        real = gate.ENGINES["gigatoken"]
-        monkeypatch.setitem(gate.ENGINES, "gigatoken", lambda *a: Wrong(real(*a), word))
-
-    pytest.importorskip("gigatoken")
-    return make
+    real = pytest.importorskip("gigatoken") and gate.ENGINES["gigatoken"]
+    return lambda word: monkeypatch.setitem(gate.ENGINES, "gigatoken", lambda *a: Wrong(real(*a), word))
 
 
 def test_an_engine_that_is_wrong_on_hostile_text_is_passed_over_when_it_is_loaded(tmp_path, wrong):
@@ -96,7 +90,6 @@ def test_an_engine_that_is_wrong_on_hostile_text_is_passed_over_when_it_is_loade
 
 
 def test_an_engine_that_is_wrong_on_this_text_costs_time_and_no_id(tmp_path, wrong):
-    """Right on all hostile texts, wrong on a word of the corpus: the gate's sample finds it in time."""
     texts = [f"document {i} says hello to the world" for i in range(60)]
     corpus = make_corpus(tmp_path / "c", texts)
     folder = make_tokenizer(tmp_path / "t", corpus, 300)
@@ -134,7 +127,7 @@ def test_equal_ids_give_an_equal_manifest_whatever_the_engine(large_lab, tmp_pat
 
 
 def test_an_engine_that_is_not_here_says_so_and_the_next_one_serves(large_lab, tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "gigatoken", None)
+    monkeypatch.setitem(sys.modules, "gigatoken", None)
     tokenizer = load_tokenizer(large_lab.tokenizer)
     assert isinstance(tokenizer, EngineTokenizer)
     assert tokenizer.engine == "tokenizers" and "no package gigatoken" in tokenizer.notes[0]
@@ -150,33 +143,24 @@ def test_ids_outside_the_vocabulary_are_a_bug(large_lab, tmp_path, monkeypatch):
         write_store(STORES[1], large_lab.corpus, large_lab.tokenizer, tmp_path / "store")
 
 
-# ------------------------------------------------------------------------------------------------- ids, digest, chunks
+def digest(*chunks):
+    found = IdsDigest()
+    for chunk in chunks:
+        found.add(chunk)
+    found.close()
+    return found.groups
 
 
 @pytest.mark.parametrize("sizes", [[24], [1] * 24, [7, 0, 10, 3, 4], [10, 10, 4], [11, 13]])
-def test_the_digest_does_not_depend_on_how_documents_come(monkeypatch, sizes):
+def test_the_digest_does_not_depend_on_how_documents_come_but_on_bounds_and_order(monkeypatch, sizes):
     monkeypatch.setattr("tokenscale.data.stores.documents.GROUP_DOCUMENTS", 10)
     lengths = np.arange(24, dtype=np.int64) % 5 + 1
-    chunk = Chunk(np.arange(lengths.sum(), dtype=np.int32), lengths)
-    whole, parts = IdsDigest(), IdsDigest()
-    whole.add(chunk)
-    first = 0
-    for size in sizes:
-        parts.add(chunk.part(first, first + size))
-        first += size
-    whole.close()
-    parts.close()
-    assert whole.groups == parts.groups and len(whole.groups) == 3
-
-
-def test_the_digest_sees_bounds_and_order():
-    def digest(ids, lengths):
-        found = IdsDigest()
-        found.add(Chunk(np.array(ids, np.int32), np.array(lengths, np.int64)))
-        found.close()
-        return IdsDigest.combine(found.groups)
-
-    assert len({digest([1, 2, 3], [1, 2]), digest([1, 2, 3], [2, 1]), digest([1, 3, 2], [1, 2])}) == 3
+    chunk, ends = Chunk(np.arange(lengths.sum(), dtype=np.int32), lengths), np.cumsum([0, *sizes])
+    whole = digest(chunk)
+    assert whole == digest(*(chunk.part(a, b) for a, b in pairwise(ends.tolist()))) and len(whole) == 3
+    others = [([1, 2, 3], [1, 2]), ([1, 2, 3], [2, 1]), ([1, 3, 2], [1, 2])]
+    found = {IdsDigest.combine(digest(Chunk(np.array(i, np.int32), np.array(n, np.int64)))) for i, n in others}
+    assert len(found) == 3
 
 
 def test_documents_are_framed_by_hand():
@@ -186,12 +170,42 @@ def test_documents_are_framed_by_hand():
     assert with_eos.ids.tolist() == [1, 2, 1, 7, 8, 2, 1, 9, 2] and with_eos.lengths.tolist() == [2, 4, 3]
 
 
-@pytest.mark.parametrize("store", STORES[1:], ids=lambda s: s.format)
-@pytest.mark.parametrize(("first", "last"), [(0, None), (0, 0), (3, 4), (5, 30)])
-def test_stores_give_their_documents_back(large_lab, store, first, last):
-    reader = {"token-list": TokenListStore, "packed": PackedStore}[store.format]
-    path = large_lab.store(store)
-    last = len(TEXTS) if last is None else last
-    found = [d.tolist() for c in reader(path, open_store(path, store)).chunks(first, last) for d in c.documents()]
-    tokenizer = load_tokenizer(large_lab.tokenizer)
-    assert found == [[0, *ids.tolist()] for ids in tokenizer.encode_batch(TEXTS[first:last])]
+PACKINGS = STORES[2:]
+
+
+@pytest.fixture(scope="module")
+def documents(large_lab):
+    store = StoreSettings("token-list")
+    reader = TokenListStore(large_lab.store(store), open_store(large_lab.store(store), store))
+    return [d.tolist() for chunk in reader.chunks(0, len(TEXTS)) for d in chunk.documents()]
+
+
+def opened(large_lab, store, path=None):
+    path = path or large_lab.store(store)
+    return PackedStore(path, open_store(path, store))
+
+
+@pytest.mark.parametrize("store", PACKINGS, ids=lambda s: s.packing)
+@pytest.mark.parametrize("tokens", [1, 100, 1 << 20])
+def test_documents_come_back_whole_and_in_order_from_any_of_them_on(large_lab, documents, monkeypatch, store, tokens):
+    monkeypatch.setattr(packed, "CHUNK_TOKENS", tokens)
+    reader, count = opened(large_lab, store), len(TEXTS)
+    for first, last in [(0, count), (0, 1), (7, 40), (count - 1, count), (5, 5)]:
+        chunks = list(reader.chunks(first, last))
+        assert [d.tolist() for chunk in chunks for d in chunk.documents()] == documents[first:last]
+        longest = max((len(d) for d in documents), default=0)
+        assert all(len(chunk.ids) <= max(tokens, longest) and chunk.ids.dtype == np.int32 for chunk in chunks)
+        assert all(len(a.ids) + len(b.ids) > tokens for a, b in pairwise(chunks))  # no smaller than they need to be
+
+
+@pytest.mark.parametrize("store", PACKINGS, ids=lambda s: s.packing)
+def test_a_row_that_has_changed_gives_no_documents(large_lab, tmp_path, store):
+    path = tmp_path / "store"
+    shutil.copytree(large_lab.store(store), path)
+    tokens = path / "tokens.bin"
+    for at in np.linspace(0, tokens.stat().st_size - 1, 10).astype(int).tolist():
+        content = bytearray((large_lab.store(store) / "tokens.bin").read_bytes())
+        content[at] ^= 1
+        tokens.write_bytes(content)
+        with pytest.raises(UserError, match="a row of the token store has changed"):
+            list(opened(large_lab, store, path).chunks(0, len(TEXTS)))
