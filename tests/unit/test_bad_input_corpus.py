@@ -29,7 +29,6 @@ from tokenscale.settings.data import CorpusSettings, SourceSettings
 
 
 def parquet(column, **more):
-    """A writer of Parquet with that column of text, and perhaps others."""
     return lambda path: pq.write_table(pa.table({"text": column, **more}), path)
 
 
@@ -153,17 +152,12 @@ LEGAL = [
 ]
 
 
-def test_bytes_of_a_file_name_that_are_not_utf8_are_recorded_as_hex(tmp_path):
-    path = tmp_path / os.fsdecode(b"\xff.jsonl")
-    path.write_bytes(A)
-    build(
-        CorpusSettings("c", SourceSettings("files", files=(str(tmp_path / "*.jsonl"),)), validation_share=0), tmp_path
-    )
+def test_bytes_of_a_file_name_that_are_not_utf8_are_recorded_as_hex_and_a_separator_may_be_nul(tmp_path):
+    (tmp_path / os.fsdecode(b"\xff.jsonl")).write_bytes(A)
+    source = SourceSettings("files", files=(str(tmp_path / "*.jsonl"),))
+    build(CorpusSettings("c", source, validation_share=0), tmp_path)
     origins = [pq.read_table(shard)["origin"].to_pylist() for shard in tmp_path.rglob("*.parquet")]
     assert origins == [[r"\xff.jsonl::0"]]
-
-
-def test_a_separator_may_be_nul(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"one\0two\0")
     assert list(read_texts(tmp_path / "a.txt", SourceSettings(kind="files", separator="\0"))) == ["one", "two"]
 
@@ -245,9 +239,6 @@ def test_row_groups_end_where_their_text_is_long_enough(tmp_path, monkeypatch):
     text = RawText(tmp_path / "c")
     assert [text.text(i)[0] for i in range(len(text))] == list("0123456789")
     assert pq.read_metadata(tmp_path / "c/train-00000.parquet").num_row_groups == 4
-
-
-# --- addresses
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,16 @@
-"""Pairs of texts from TSV, from two files line for line, and from columns of objects; here and downloaded."""
+"""Pairs of texts from TSV, from two files line for line, and from columns of objects; and the corpus grammar."""
 
 import gzip
 import json
+import re
+import subprocess
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.corpora import GRAMMAR
 from tests.web import Server
 from tokenscale.base.errors import UserError
 from tokenscale.data.corpus import files, fingerprint
@@ -47,19 +51,11 @@ def test_two_columns_of_a_tsv_by_name_or_by_number(tmp_path, ending, columns):
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_line_n_of_one_file_goes_with_line_n_of_the_other(tmp_path, ending):
     de, en = write(tmp_path / f"a.de{ending}", DE), write(tmp_path / f"a.en{ending}", EN)
-    assert pairs_of(source(de, target_files=[en])) == PAIRS
-
-
-def test_several_files_go_with_theirs_in_the_order_they_are_named(tmp_path):
-    names = [[write(tmp_path / f"{n}.{lang}", f"{lang} {n}\n") for n in "ab"] for lang in ("de", "en")]
-    assert pairs_of(source(*names[0], target_files=names[1])) == [("de a", "en a"), ("de b", "en b")]
+    more = write(tmp_path / "b.de", "eins\nzwei\n\n"), write(tmp_path / "b.en", "one\n \nthree\n")
+    found = pairs_of(source(de, more[0], target_files=[en, more[1]]))  # in the order they are named
+    assert found == [*PAIRS, ("eins", "one"), None, None], "a blank line is no translation"
     with pytest.raises(UserError, match="each file of texts goes with one of translations"):
-        pairs_of(source(*names[0], target_files=names[1][:1]))
-
-
-def test_a_blank_line_is_no_translation(tmp_path):
-    de, en = write(tmp_path / "a.de", "eins\nzwei\n\n"), write(tmp_path / "a.en", "one\n \nthree\n")
-    assert pairs_of(source(de, target_files=[en])) == [("eins", "one"), None, None]
+        pairs_of(source(de, more[0], target_files=[en]))
 
 
 @pytest.mark.parametrize("longer", ["de", "en"])
@@ -134,3 +130,26 @@ def test_two_files_from_the_web(tmp_path):
     assert pairs_of(asked, tmp_path) == PAIRS
     held_out = [text.split(PAIR) for text, _ in files.validation_documents(asked, tmp_path)]
     assert held_out == [["vier", "four"]]
+
+
+@pytest.fixture(scope="module")
+def splits():
+    return [pq.read_table(GRAMMAR / f"{split}.parquet").to_pylist() for split in ("train", "validation")]
+
+
+def test_the_script_makes_the_files_again(splits, tmp_path):
+    subprocess.run([sys.executable, GRAMMAR / "generate.py", tmp_path], check=True)
+    for split, pairs in zip(("train", "validation"), splits, strict=True):
+        made, kept = tmp_path / f"{split}.parquet", GRAMMAR / f"{split}.parquet"
+        assert pq.read_table(made).to_pylist() == pairs
+        if pq.read_metadata(made).created_by == pq.read_metadata(kept).created_by:  # the same version of pyarrow
+            assert made.read_bytes() == kept.read_bytes()
+
+
+def test_no_held_out_sentence_is_trained_on_and_all_of_its_words_are(splits):
+    training, held_out = splits
+    for language in ("german", "english"):
+        seen, unseen = ({pair[language] for pair in pairs} for pairs in (training, held_out))
+        assert (len(training), len(held_out)) == (4000, 500) and not seen & unseen
+        words, known = (set(re.findall(r"\w+", " ".join(texts).lower())) for texts in (unseen, seen))
+        assert words <= known

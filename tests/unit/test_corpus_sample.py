@@ -63,26 +63,19 @@ def test_a_small_data_set_is_taken_whole(tmp_path, form):
     assert found.documents == 50 and found.counted
 
 
-def test_what_no_corpus_keeps_is_no_document(tmp_path):
+def test_what_no_corpus_keeps_is_no_document(tmp_path, monkeypatch):
     path = parquet(tmp_path / "a.parquet", ["a", None, "b", None, "c", "d"], 2)
-    lines(tmp_path / "a.jsonl", ["a", None, "b", "\ud800", "c", "d"])
-    for file in (path, tmp_path / "a.jsonl"):
+    for file in (path, lines(tmp_path / "a.jsonl", ["a", None, "b", "\ud800", "c", "d"])):
         found = draw_sample([file], LINES, 100)
         assert found.texts == ["a", "b", "c", "d"] and found.documents == 4
-
-
-def test_stretches_leave_out_what_no_corpus_keeps(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "READ_BYTES", 1000)
-    path = lines(tmp_path / "a.jsonl", [None, "a \ud800", "b"] * 3000)
+    path = lines(tmp_path / "b.jsonl", [None, "a \ud800", "b"] * 3000)
     assert set(draw_sample([path], LINES, 1000).texts) == {"b"}
 
 
-@pytest.mark.parametrize("form", ["parquet", "jsonl"])
-def test_rows_come_from_everywhere(tmp_path, form):
-    documents = texts(5000)
-    path = (
-        parquet(tmp_path / "a.parquet", documents, 500) if form == "parquet" else lines(tmp_path / "a.jsonl", documents)
-    )
+@pytest.mark.parametrize("write", [lambda path, texts: parquet(path.with_suffix(".parquet"), texts, 500), lines])
+def test_rows_come_from_everywhere(tmp_path, write):
+    path = write(tmp_path / "a.jsonl", texts(5000))
     found = draw_sample([path], LINES, 500, seed=3)
     numbers = [number(text) for text in found.texts]
     assert len(set(numbers)) == 500 and found.documents == 5000 and found.counted
@@ -90,21 +83,16 @@ def test_rows_come_from_everywhere(tmp_path, form):
     assert draw_sample([path], LINES, 500, seed=3).texts == found.texts != draw_sample([path], LINES, 500, seed=4).texts
 
 
-def test_of_many_row_groups_some_are_read_spread_over_all_files(tmp_path, monkeypatch):
+def test_of_many_row_groups_some_are_read_spread_over_all_files_and_of_a_giant_one_the_beginning(tmp_path, monkeypatch):
     documents = texts(20_000)
     paths = [parquet(tmp_path / f"{i}.parquet", documents[i * 5000 : (i + 1) * 5000], 50) for i in range(4)]
     monkeypatch.setattr(module, "READ_BYTES", 100_000)
     found = draw_sample(paths, LINES, 400)
     groups = {number(text) // 50 for text in found.texts}
-    assert 16 <= len(groups) < 60
-    assert {group // 100 for group in groups} == {0, 1, 2, 3}
+    assert 16 <= len(groups) < 60 and {group // 100 for group in groups} == {0, 1, 2, 3}
     assert found.documents == 20_000 and found.counted
-
-
-def test_of_a_giant_row_group_the_beginning_is_read(tmp_path, monkeypatch):
-    path = parquet(tmp_path / "a.parquet", texts(20_000), 20_000)
     monkeypatch.setattr(module, "READ_BYTES", 200_000)
-    found = draw_sample([path], LINES, 100)
+    found = draw_sample([parquet(tmp_path / "a.parquet", documents, 20_000)], LINES, 100)
     assert max(number(text) for text in found.texts) < 5000
     assert "its beginning" in found.where and found.documents == 20_000
 
@@ -159,7 +147,6 @@ def test_a_broken_line_in_a_stretch_is_told(tmp_path, monkeypatch, line):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_a_sample_of_stretches_reads_as_the_corpus_build_does(tmp_path, monkeypatch, end):
-    """Keys of objects, line ends and marks; and an array is read whole."""
     source = SourceSettings("files", text_column="doc.body")
     rows = [json.dumps({"doc": {"body": text}}) for text in texts(3000)]
     (tmp_path / "a.jsonl").write_bytes(("\ufeff" + end.join(rows)).encode())
@@ -177,16 +164,12 @@ def test_a_sample_of_stretches_reads_as_the_corpus_build_does(tmp_path, monkeypa
             draw_sample([path], LINES, 10)
 
 
-def test_too_much_compressed_text_is_refused(tmp_path, monkeypatch):
-    path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(lines(tmp_path / "a.jsonl", texts(5000)).read_bytes()))
+def test_too_much_compressed_text_is_refused_and_memory_is_bounded_by_bytes_of_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SAMPLE_BYTES", 20_000)
+    plain = lines(tmp_path / "a.jsonl", texts(5000))
+    for file in (parquet(tmp_path / "a.parquet", texts(5000), 500), plain):
+        assert sum(len(t) for t in draw_sample([file], LINES, 5000).texts) < 40_000
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
     monkeypatch.setattr(module, "COMPRESSED_BYTES", 10_000)
     with pytest.raises(UserError, match="compressed text can only be read from the start"):
-        draw_sample([path], LINES, 100)
-
-
-def test_memory_is_bounded_by_bytes_of_text_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "SAMPLE_BYTES", 20_000)
-    path = parquet(tmp_path / "a.parquet", texts(5000), 500)
-    for file in (path, lines(tmp_path / "a.jsonl", texts(5000))):
-        assert sum(len(t) for t in draw_sample([file], LINES, 5000).texts) < 40_000
+        draw_sample([tmp_path / "a.jsonl.gz"], LINES, 100)
