@@ -20,9 +20,6 @@ def contents(folder):
     return {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-# -- what is written
-
-
 @pytest.mark.parametrize("layout", FOREIGN)
 def test_equal_documents_give_equal_files(lab, tmp_path, layout):
     for name in ("a", "b"):
@@ -100,9 +97,6 @@ def test_documents_that_do_not_end_get_a_note_and_an_end_on_request(lab, tmp_pat
     assert digest(tmp_path / "back") == digest(ours(lab))
 
 
-# -- what is refused
-
-
 @pytest.mark.parametrize("layout", ["hf-datasets", *SHARDED])
 def test_an_id_outside_of_the_vocabulary_names_its_file_and_document(tmp_path, layout):
     for number, wrong in enumerate((100, -1, 2**40, 100)):
@@ -145,46 +139,29 @@ ARRAY = "one-dimensional array of uint16 in the column tokens"
 WRONG = [
     ("megatron", 0, b"MMIDIDY", "no Megatron index"),
     ("megatron", 9, b"\x02", "another version"),
-    ("megatron", 17, b"\x06", "no integers"),
-    ("megatron", 17, b"\x00", "no integers"),
-    ("megatron", 18, b"\xff" * 8, "another size than its header says"),
-    ("megatron", 18, b"\x03", "another size than its header says"),
+    *(("megatron", 17, code, "no integers") for code in (b"\x06", b"\x00")),
+    *(("megatron", 18, number, "another size than its header says") for number in (b"\xff" * 8, b"\x03")),
     ("megatron", 26, b"\x02", "another size than its header says"),
     ("megatron", 34, b"\xff\xff\xff\xff", "negative length"),
-    ("megatron", 34, b"\x01", "points elsewhere"),
-    ("megatron", 50, b"\x06", "points elsewhere"),
-    ("megatron", 42, b"\x02", "points elsewhere"),
-    ("megatron", 58, b"\x01", "out of order"),
-    ("megatron", 66, b"\x03", "out of order"),
-    ("megatron", 74, b"\x01", "out of order"),
-    ("litdata", 0, 3, "its offsets"),  # 2 items at 16 and 32, which end at 40
-    ("litdata", 0, 1, "its offsets"),
-    ("litdata", 4, 8, "its offsets"),
-    ("litdata", 4, 24, "its offsets"),
-    ("litdata", 8, 12, "its offsets"),
-    ("litdata", 8, 48, "its offsets"),
-    ("litdata", 8, 33, "its offsets"),
-    ("litdata", 12, 32, "its offsets"),
-    ("litdata", 12, 48, "its offsets"),
-    ("mds", 0, 3, "its offsets"),  # samples of 4 + 2 + 4 and 4 + 2 + 2 bytes
-    ("mds", 4, 12, "its offsets"),
-    ("mds", 8, 1, "its offsets"),
-    ("mds", 8, 1 << 20, "its offsets"),
-    ("mds", 12, 1 << 20, "its offsets"),
+    *(("megatron", at, byte, "points elsewhere") for at, byte in ((34, b"\x01"), (50, b"\x06"), (42, b"\x02"))),
+    *(("megatron", at, byte, "out of order") for at, byte in ((58, b"\x01"), (66, b"\x03"), (74, b"\x01"))),
+    *(("litdata", at, number, "its offsets")  # 2 items at 16 and 32, which end at 40
+      for at, numbers in ((0, (3, 1)), (4, (8, 24)), (8, (12, 48, 33)), (12, (32, 48))) for number in numbers),
+    *(("mds", at, number, "its offsets")  # samples of 4 + 2 + 4 and 4 + 2 + 2 bytes
+      for at, number in ((0, 3), (4, 12), (8, 1), (8, 1 << 20), (12, 1 << 20))),
     ("mds", 8, -2, "ends inside the sizes of its columns"),  # a second sample of two bytes
     ("mds", -18, 7, "sizes of its columns"),  # the size of the first sample's column
     ("mds", -18, 1 << 31, "sizes of its columns"),
     *(("mds", -14, bytes([axes]), ARRAY) for axes in (8, 0, 5, 7)),
     *(("mds", -13, bytes([length]), ARRAY) for length in (3, 1)),
     ("mds", -4, b"\x01", ARRAY),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("layout", "at", "change", "words"), WRONG)
 def test_a_wrong_byte_of_an_index_or_a_file_is_refused(tmp_path, layout, at, change, words):
-    source = write(
-        layout, tmp_path / "x", [[[5, 6], [7]]], **({"encoding": "ndarray:uint16"} if layout == "mds" else {})
-    )
+    options = {"encoding": "ndarray:uint16"} if layout == "mds" else {}
+    source = write(layout, tmp_path / "x", [[[5, 6], [7]]], **options)
     file = source.with_name("x.idx") if layout == "megatron" else file_of(layout, source, 0)
     data = bytearray(file.read_bytes())
     if isinstance(change, int):
@@ -197,34 +174,28 @@ def test_a_wrong_byte_of_an_index_or_a_file_is_refused(tmp_path, layout, at, cha
     assert words in text and file.name in text and "next" in text and ("expected" in text or layout == "mds")
 
 
-@pytest.mark.parametrize(
-    ("layout", "change", "words"),
-    [
-        ("litdata", {"chunk_size": 1}, "its offsets"),
-        ("litdata", {"chunk_size": -1}, "its offsets"),
-        ("litdata", {"chunk_size": 10**12}, "its offsets"),
-        ("litdata", {"chunk_size": "2"}, "expected content"),
-        ("litdata", {"dim": 4}, "its offsets"),
-        ("litdata", {"dim": None}, "expected content"),
-        ("litdata", {"chunk_bytes": 41}, "another size"),
-        ("litdata", {"filename": "../chunk-0-0.bin"}, "expected content"),
-        ("litdata", {"filename": None}, "expected content"),
-        ("mds", {"samples": 1}, "its offsets"),
-        ("mds", {"samples": -1}, "its offsets"),
-        ("mds", {"samples": 10**12}, "its offsets"),
-        ("mds", {"samples": None}, "expected content"),
-        ("mds", {"version": 1}, "version 2"),
-        ("mds", {"format": "csv"}, "version 2"),
-        ("mds", {"column_sizes": [4]}, "sizes of its columns"),
-        ("mds", {"column_sizes": []}, "expected content"),
-        ("mds", {"column_names": [5]}, "expected content"),
-        ("mds", {"raw_data": None}, "expected content"),
-        ("mds", {"raw_data": {"basename": "../x/shard.00000.mds", "bytes": 100}}, "expected content"),
-        ("mds", {"raw_data": {"basename": "shard.00000.mds", "bytes": "100"}}, "expected content"),
-        ("mds", {"raw_data": {"basename": "shard.00000.mds", "bytes": 100}}, "another size"),
-        ("mds", {"zip_data": {"basename": "x", "bytes": 5}}, "expected content"),
-    ],
-)
+ENTRIES = [
+    *(("litdata", {"chunk_size": size}, "its offsets") for size in (1, -1, 10**12)),
+    *(("litdata", {key: value}, "expected content") for key, value in (("chunk_size", "2"), ("dim", None))),
+    *(("litdata", {"filename": name}, "expected content") for name in ("../chunk-0-0.bin", None)),
+    ("litdata", {"dim": 4}, "its offsets"),
+    ("litdata", {"chunk_bytes": 41}, "another size"),
+    *(("mds", {"samples": number}, "its offsets") for number in (1, -1, 10**12)),
+    ("mds", {"samples": None}, "expected content"),
+    ("mds", {"version": 1}, "version 2"),
+    ("mds", {"format": "csv"}, "version 2"),
+    ("mds", {"column_sizes": [4]}, "sizes of its columns"),
+    ("mds", {"column_sizes": []}, "expected content"),
+    ("mds", {"column_names": [5]}, "expected content"),
+    ("mds", {"raw_data": None}, "expected content"),
+    ("mds", {"raw_data": {"basename": "../x/shard.00000.mds", "bytes": 100}}, "expected content"),
+    ("mds", {"raw_data": {"basename": "shard.00000.mds", "bytes": "100"}}, "expected content"),
+    ("mds", {"raw_data": {"basename": "shard.00000.mds", "bytes": 100}}, "another size"),
+    ("mds", {"zip_data": {"basename": "x", "bytes": 5}}, "expected content"),
+]
+
+
+@pytest.mark.parametrize(("layout", "change", "words"), ENTRIES)
 def test_a_wrong_entry_of_the_index_is_refused(tmp_path, layout, change, words):
     source = write(layout, tmp_path / "x", [[[5, 6], [7]]])
     index = json.loads((source / "index.json").read_text())
@@ -261,9 +232,6 @@ def test_a_folder_with_other_files_is_not_replaced(lab, tmp_path, layout):
     (tmp_path / "x/notes.txt").write_text("precious")
     text = refused(ours(lab), tmp_path / "x", to=layout, force=True)
     assert "more than a" in text and layout in text.lower() and "notes.txt" in text
-
-
-# -- the libraries themselves
 
 
 def peer(peers, library, **settings):

@@ -1,4 +1,4 @@
-"""What is special to one format: the bytes of its files, and its own kinds of damage."""
+"""What is special to one format: the bytes of its files, its own kinds of damage; BOS and ends put on and taken off."""
 
 import json
 import struct
@@ -6,15 +6,17 @@ import struct
 import numpy as np
 import pytest
 import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.convert.conftest import KNOWN, digest, documents_of, refused, run, write_hf, write_megatron
 from tests.unit.convert.layouts import parse, write_tokens
 from tokenscale.base.errors import UserError
-from tokenscale.data.stores.foreign import shards
+from tokenscale.data.stores.documents import Chunk
+from tokenscale.data.stores.foreign import reframe, shards
 
 
 def test_the_bytes_of_a_megatron_pair(tmp_path):
-    """Documents [7, 8] and [9] behind BOS 0, as Megatron-LM's reader wants them."""
     run(write_hf(tmp_path / "hf", input_ids=[[0, 7, 8], [0, 9]]), tmp_path / "m", to="megatron", **KNOWN)
     assert (tmp_path / "m.bin").read_bytes() == bytes.fromhex("0000 0700 0800 0000 0900")
     assert (tmp_path / "m.idx").read_bytes() == bytes.fromhex(
@@ -35,17 +37,14 @@ def test_every_integer_type_of_megatron_is_read_and_sequences_join_to_documents(
         assert documents_of(tmp_path / f"s{path.suffix}") == [[0, 5, 6, 7], [0], [0, 8, 9]]
 
 
-@pytest.mark.parametrize("length", range(0, 34 + 2 * 12 + 3 * 8))
-def test_every_truncation_of_an_index_is_refused(tmp_path, length):
+def test_every_truncation_of_an_index_half_a_pair_and_a_multimodal_one_are_refused(tmp_path):
     write_megatron(tmp_path / "m", [[5, 6], [7]])
-    (tmp_path / "m.idx").write_bytes((tmp_path / "m.idx").read_bytes()[:length])
-    text = refused(tmp_path / "m", tmp_path / "s", to="token-list", from_format="megatron", **KNOWN)
-    assert "m.idx" in text and "found" in text and "expected" in text and "next" in text
-
-
-def test_half_a_pair_and_a_multimodal_one_are_refused(tmp_path):
-    write_megatron(tmp_path / "m", [[5, 6], [7]])
-    (tmp_path / "m.idx").write_bytes((tmp_path / "m.idx").read_bytes() + b"\0\1")
+    whole = (tmp_path / "m.idx").read_bytes()
+    for length in range(0, 34 + 2 * 12 + 3 * 8):
+        (tmp_path / "m.idx").write_bytes(whole[:length])
+        text = refused(tmp_path / "m", tmp_path / "s", to="token-list", from_format="megatron", **KNOWN)
+        assert all(word in text for word in ("m.idx", "found", "expected", "next")), length
+    (tmp_path / "m.idx").write_bytes(whole + b"\0\1")
     assert "multimodal" in refused(tmp_path / "m", tmp_path / "s", to="token-list", **KNOWN)
     (tmp_path / "m.bin").unlink()
     assert "a file of the pair is missing" in refused(tmp_path / "m", tmp_path / "s", to="token-list", **KNOWN)
@@ -61,23 +60,19 @@ def test_nanogpt_ids_are_uint16_where_they_fit(tmp_path, size, dtype):
     assert documents_of(tmp_path / "s") == [[0, size - 1], [0, 3], [0]]
 
 
-def test_an_end_inside_a_document_cannot_leave_for_nanogpt(tmp_path):
+def test_an_end_inside_a_document_or_none_cannot_leave_for_nanogpt(tmp_path):
     run(write_hf(tmp_path / "hf", tokens=[[5, 6], [7, 9, 8]]), tmp_path / "s", to="token-list", **KNOWN)
     text = refused(tmp_path / "s", tmp_path / "n.bin", to="nanogpt", document_end=9)
     assert "lies inside one" in text and "1 of 2" in text
     assert "outside the vocabulary" in refused(tmp_path / "s", tmp_path / "n.bin", to="nanogpt", document_end=100)
-
-
-def test_a_tokenizer_without_an_end_needs_one_for_nanogpt(tmp_path):
-    facts = {"vocabulary_size": 100, "bos_id": 0}
-    run(write_hf(tmp_path / "hf", tokens=[[5, 6], [7]]), tmp_path / "s", to="token-list", **facts)
-    assert "--document-end ID" in refused(tmp_path / "s", tmp_path / "n.bin", to="nanogpt")
-    run(tmp_path / "s", tmp_path / "n.bin", to="nanogpt", document_end=99)
+    run(tmp_path / "hf", tmp_path / "t", to="token-list", **{**KNOWN, "eos_id": None})
+    assert "--document-end ID" in refused(tmp_path / "t", tmp_path / "n.bin", to="nanogpt")
+    run(tmp_path / "t", tmp_path / "n.bin", to="nanogpt", document_end=99)
     run(tmp_path / "n.bin", tmp_path / "back", to="token-list")
-    assert digest(tmp_path / "back") == digest(tmp_path / "s")
+    assert digest(tmp_path / "back") == digest(tmp_path / "t")
 
 
-def test_a_stream_that_is_cut_is_refused_at_every_length(tmp_path):
+def test_a_stream_that_is_cut_is_refused_at_every_length_and_a_folder_of_splits_names_them(tmp_path):
     folder = write_hf(tmp_path / "hf", input_ids=[[5, 6], [7], [8], [9, 9, 9], [8]])
     file = folder / "data-00001-of-00002.arrow"
     whole = file.read_bytes()
@@ -87,9 +82,6 @@ def test_a_stream_that_is_cut_is_refused_at_every_length(tmp_path):
         assert "not a complete Arrow stream" in text and file.name in text
     file.unlink()
     assert file.name in refused(folder, tmp_path / "s", to="token-list", **KNOWN)
-
-
-def test_a_folder_of_splits_names_them(tmp_path):
     (tmp_path / "d").mkdir()
     (tmp_path / "d/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     assert "train, test" in refused(tmp_path / "d", tmp_path / "s", to="token-list", **KNOWN)
@@ -207,3 +199,37 @@ def test_a_merged_index_of_folders_is_read(tmp_path):
     assert len({file["sha256"] for file in files}) == 3
     text = refused(tmp_path / "s", tmp_path / "m", to="mds", force=True)  # their folders may hold other files
     assert "more than an MDS folder" in text
+
+
+DOCUMENTS = st.lists(st.lists(st.integers(0, 4), max_size=6), min_size=1, max_size=8)
+
+
+def flat(documents):
+    return np.array([i for d in documents for i in d], np.int64), np.array([len(d) for d in documents], np.int64)
+
+
+@given(DOCUMENTS, st.sampled_from([0, 1, None]))
+def test_documents_are_trimmed_as_python_lists_are(documents, end):
+    """BOS 0; the end is 1, or BOS itself, or there is none."""
+    ids, lengths = flat(documents)
+    first, last = reframe.find_texts(ids, lengths, 0, end)
+    for document, start, a, b in zip(documents, np.cumsum(lengths) - lengths, first, last, strict=True):
+        right = list(document)
+        while right and right[-1] == end:
+            right.pop()
+        while right and right[0] == 0:
+            right.pop(0)
+        assert ids[a:b].tolist() == right and start <= a <= b
+
+
+@given(DOCUMENTS, st.booleans(), st.sampled_from([1, None]))
+def test_documents_leave_as_python_lists_do(documents, keep_bos, end):
+    documents = [[0, *document] for document in documents]
+    ids, lengths = flat(documents)
+    count = reframe.ExportCounts()
+    found = reframe.export_chunk(Chunk(ids.astype(np.int32), lengths), reframe.ExportFraming(keep_bos, end), count)
+    right = [d if keep_bos else d[1:] for d in documents]
+    added = [end is not None and d[-1:] != [end] for d in right]
+    right = [d + [end] * more for d, more in zip(right, added, strict=True)]
+    assert [d.tolist() for d in found.documents()] == right
+    assert (count.document_ends_added, count.tokens) == (sum(added), sum(map(len, right)))

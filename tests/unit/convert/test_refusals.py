@@ -1,17 +1,11 @@
-"""What is never replaced, never its own source, and never guessed."""
+"""What is never replaced, never its own source, never guessed, and never half there."""
 
 import pytest
 
 from tests.corpora import Lab
 from tests.unit.conftest import T
 from tests.unit.convert.conftest import FOREIGN, digest, ours, refused, run
-
-
-def test_a_renamed_pair_is_read(lab, tmp_path):
-    run(ours(lab), tmp_path / "m", to="megatron")
-    for name in ("bin", "idx", "tokenscale.json"):
-        (tmp_path / f"m.{name}").rename(tmp_path / f"n.{name}")
-    run(tmp_path / "n", tmp_path / "ok", to="token-list")
+from tokenscale.data.stores.foreign import reframe
 
 
 @pytest.mark.parametrize(
@@ -22,9 +16,12 @@ def test_a_renamed_pair_is_read(lab, tmp_path):
         ({"tokenizer_name": "other"}, "--tokenizer-name contradicts"),
     ],
 )
-def test_flags_that_contradict_the_record_are_refused(lab, tmp_path, settings, words):
+def test_flags_that_contradict_the_record_are_refused_and_a_renamed_pair_is_read(lab, tmp_path, settings, words):
     run(ours(lab), tmp_path / "m", to="megatron")
     assert words in refused(tmp_path / "m", tmp_path / "s", to="token-list", **settings)
+    for name in ("bin", "idx", "tokenscale.json"):
+        (tmp_path / f"m.{name}").rename(tmp_path / f"n.{name}")
+    run(tmp_path / "n", tmp_path / "ok", to="token-list")
 
 
 def test_another_tokenizer_than_the_records_is_refused(lab, tmp_path):
@@ -77,14 +74,14 @@ def test_force_replaces_only_what_is_of_the_same_kind(lab, tmp_path):
 
 @pytest.mark.parametrize("foreign", FOREIGN)
 def test_a_source_is_never_its_own_target(lab, tmp_path, foreign):
-    run(ours(lab), tmp_path / "x.bin", to=foreign)
-    text = refused(tmp_path / "x.bin", tmp_path / "x.bin", to=foreign, force=True)
-    assert "replace its own source" in text
+    path = tmp_path / "x.bin"
+    run(ours(lab), path, to=foreign)
+    assert "replace its own source" in refused(path, path, to=foreign, force=True)
 
 
-@pytest.mark.parametrize(
-    ("source", "settings", "words"),
-    [
+def test_what_cannot_be_meant_is_refused(lab, tmp_path):
+    paths = {"packed": ours(lab), "padded": ours(lab, "padded"), "corpus": lab.corpus}
+    for source, settings, words in [
         ("nowhere", {"to": "packed"}, "the source is missing"),
         ("corpus", {"to": "packed"}, "format of the source is unknown"),
         ("packed", {"to": "megatrn"}, "did you mean 'megatron'"),
@@ -94,14 +91,8 @@ def test_a_source_is_never_its_own_target(lab, tmp_path, foreign):
         ("packed", {"to": "megatron", "vocabulary_size": 5}, "--vocabulary-size does not apply from store"),
         ("packed", {"to": "token-list", "document_end": 5}, "--document-end does not apply"),
         ("padded", {"to": "megatron"}, "cannot be recovered from the format padded"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(lab, tmp_path, source, settings, words):
-    path = {"packed": ours(lab), "padded": ours(lab, "padded"), "corpus": lab.corpus}.get(source, tmp_path / source)
-    assert words in refused(path, tmp_path / "x", **settings)
-
-
-def test_packed_is_no_single_file(lab, tmp_path):
+    ]:
+        assert words in refused(paths.get(source, tmp_path / source), tmp_path / "x", **settings)
     assert "a folder of files" in refused(ours(lab, "token-list"), tmp_path / "x.parquet", to="packed")
 
 
@@ -114,3 +105,51 @@ def test_a_changed_row_of_a_store_is_found_and_nothing_is_written(lab, tmp_path)
     (tmp_path / "out").mkdir()
     for to in FOREIGN:
         assert "has changed" in refused(tmp_path / "in/store", tmp_path / "out/x.bin", to=to)
+
+
+class Interrupted(BaseException):
+    """As a signal is."""
+
+
+@pytest.mark.parametrize("to", [*FOREIGN, "token-list", "packed", "token-list.parquet"])
+@pytest.mark.parametrize("old", [False, True], ids=["fresh", "over an old one"])
+def test_an_interrupted_conversion_leaves_the_target_as_it_was(lab, tmp_path, monkeypatch, to, old):
+    target = tmp_path / ("x.parquet" if to.endswith(".parquet") else "x.bin")
+    to = to.removesuffix(".parquet")
+    run(ours(lab), tmp_path / "source", to="megatron")
+    if old:
+        run(ours(lab, "packed", eos=True), target, to=to)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    chunks = reframe.ReframedDocuments.chunks
+
+    def broken(self, first, last):
+        for number, chunk in enumerate(chunks(self, first, last)):
+            if number == 2:
+                raise Interrupted
+            yield chunk
+
+    monkeypatch.setattr(reframe, "BLOCK_TOKENS", 50)
+    with monkeypatch.context() as patched:
+        patched.setattr(reframe.ReframedDocuments, "chunks", broken)
+        with pytest.raises(Interrupted):
+            run(tmp_path / "source", target, to=to, force=True)
+    found = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and ".building" not in p.parts}
+    for files in (found, before):  # a lock holds the number of the process that had it
+        files.pop(target / ".lock", None)
+    assert found == before
+    run(tmp_path / "source", target, to=to, force=True)
+    run(target, tmp_path / "back", to="token-list")
+    assert digest(tmp_path / "back") == digest(ours(lab))
+
+
+def test_a_source_that_changes_meanwhile_is_refused(lab, tmp_path, monkeypatch):
+    run(ours(lab), tmp_path / "m", to="megatron")
+    chunks = reframe.ReframedDocuments.chunks
+
+    def changing(self, first, last):
+        yield from chunks(self, first, last)
+        (tmp_path / "m.bin").touch()
+
+    monkeypatch.setattr(reframe.ReframedDocuments, "chunks", changing)
+    for to in ("nanogpt", "hf-datasets", "litdata", "mds"):
+        assert "has changed while it was converted" in refused(tmp_path / "m", tmp_path / "x", to=to)

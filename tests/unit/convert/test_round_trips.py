@@ -43,14 +43,13 @@ def test_a_source_is_read_from_any_document_on(lab, tmp_path, small_blocks, monk
     assert documents_of(tmp_path / "back") == documents_of(ours(lab, "token-list"))
 
 
-@pytest.mark.parametrize("middle", FOREIGN)
-@pytest.mark.parametrize("foreign", FOREIGN)
-def test_foreign_formats_become_one_another(lab, tmp_path, small_blocks, foreign, middle):
-    store = ours(lab)
-    run(store, tmp_path / "first.bin", to=foreign)
-    run(tmp_path / "first.bin", tmp_path / "second.bin" / "x.bin", to=middle)
-    run(tmp_path / "second.bin" / "x.bin", tmp_path / "back", to=f"packed-sequence_length={T}")
-    assert digest(tmp_path / "back") == digest(store)
+def test_foreign_formats_become_one_another(lab, tmp_path, small_blocks):
+    path = ours(lab)
+    for number, layout in enumerate([*FOREIGN, *FOREIGN[::2], *FOREIGN[::-1]]):
+        run(path, tmp_path / f"{number}/x.bin", to=layout)
+        path = tmp_path / f"{number}/x.bin"
+    run(path, tmp_path / "back", to=f"packed-sequence_length={T}")
+    assert digest(tmp_path / "back") == digest(ours(lab))
 
 
 @pytest.mark.parametrize("form", ["packed", "token-list", "padded"])

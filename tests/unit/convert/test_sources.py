@@ -25,7 +25,6 @@ def mds(*parts, encoding="ndarray:uint16", **options):
 
 
 def columns(chosen=None, **encodings):
-    """An MDS sample with 5 in the chosen column and 6 in all others."""
     sample = {name: "x" if kind == "str" else [6 - (name == chosen)] for name, kind in encodings.items()}
     return lambda path: write_mds(path, [[sample]], encodings)
 
