@@ -57,7 +57,6 @@ def test_ids_of_an_unknown_tokenizer_are_trained_on(foreign, target, to, approac
 
 
 def test_an_unknown_tokenizer_can_be_named(foreign):
-    """One message says that it is unknown and what to pass; a tokenizer of other ids is refused."""
     made(foreign, "mine", "packed-sequence_length=32", **IDS)
     words = ["--dataset", "mine", "--pretokenized", "--sequence-length", "32", "--training-steps", "2"]
     (note,) = asked(*words).notes
@@ -82,7 +81,6 @@ def test_a_folder_without_a_token_store_is_refused(foreign, tmp_path):
 
 def test_a_converted_store_that_has_changed_names_the_command_that_made_it(foreign, capsys):
     words = "convert train.bin mine --to packed-sequence_length=32 --vocabulary-size 300 --bos-id 0 --eos-id 1".split()
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["tokenscale", *words])
         assert main(words) == 0
@@ -105,9 +103,7 @@ def test_a_store_of_a_rule_is_made_again_by_the_rule(tmp_path):
 
 
 def test_nothing_makes_a_tokenizer_that_is_unknown(here):
-    text = Path("config/config.yaml").read_text()
-    Path("config/config.yaml").write_text(
-        text.replace('"tekken": {"kind": "tekken"}', '"odd": {"kind": "unknown", "vocabulary_size": 300}')
-    )
+    path, odd = Path("config/config.yaml"), '"odd": {"kind": "unknown", "vocabulary_size": 300}'
+    path.write_text(path.read_text().replace('"tekken": {"kind": "tekken"}', odd))
     with pytest.raises(UserError, match="unknown tokenizer kind 'unknown'"):
         asked("--dataset", "tinystories", "--tokenizer-name", "tekken")

@@ -11,18 +11,20 @@ import pytest
 
 from tests.unit.study_train.conftest import LISTS, PADDED, TEXTS, asked, files, prepared
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import lock_folder
+from tokenscale.base.files import lock_folder, sha256_file, write_json
 from tokenscale.cli.main import main
+from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.stores.manifest import open_store
-from tokenscale.settings import source_studies
+from tokenscale.data.tokenizers.load import load_tokenizer
+from tokenscale.settings import config, source_studies
 from tokenscale.settings.data import CorpusSettings
 from tokenscale.settings.manifests import list_manifests
 
+OWN = "--dataset tinystories --tokenizer-name own --sequence-length 32"
+
 
 def test_inputs_lie_where_the_workflow_puts_them_and_are_made_once(here):
-    words = (
-        "--dataset tinystories --tokenizer-name own --sequence-length 32 --validation.rows 2 --training-steps 3".split()
-    )
+    words = [*OWN.split(), "--validation.rows", "2", "--training-steps", "3"]
     job = prepared(*words)
     own = "results/tokens/tinystories/own"
     assert {role: str(path) for role, path in job.manifests.items()} == {
@@ -30,11 +32,8 @@ def test_inputs_lie_where_the_workflow_puts_them_and_are_made_once(here):
         "tokenizer": "results/tokenizers/own/manifest.json",  # kept with the weights, which `train` keeps
         "validation_store": f"{own}/packed-split=validation-sequence_length=32/manifest.json",
     }
-    assert Path("results/corpus/tinystories/manifest.json").is_file() and job.output.parent.parent == Path(
-        "results/runs"
-    )
-    from tokenscale.settings import config
-
+    assert Path("results/corpus/tinystories/manifest.json").is_file()
+    assert job.output.parent.parent == Path("results/runs")
     settings = config.load_config()  # the very run that an experiment with these settings would have
     assert (job.run.corpus, job.run.tokenizer) == (settings.corpora["tinystories"], settings.tokenizers["own"])
     before = files(here)
@@ -68,7 +67,6 @@ def test_nothing_held_out_is_nothing_to_translate(here):
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_pretokenized_file_brings_its_tokenizer(here, elsewhere, tmp_path, monkeypatch):
-    """It lies beside the tokens, wherever these are; the checkpoint carries a copy."""
     if elsewhere:
         shutil.copytree("out", tmp_path / "moved/out")
         monkeypatch.chdir(tmp_path / "moved")
@@ -91,7 +89,7 @@ def test_a_tokenizer_that_is_not_here_is_told_with_what_to_pass(here):
 
 
 def test_what_was_made_of_other_text_or_settings_is_made_again(here):
-    words = "--dataset tinystories --tokenizer-name own --sequence-length 32 --validation.rows 0".split()
+    words = [*OWN.split(), "--validation.rows", "0"]
     manifests = prepared(*words).manifests
     before = files(here)
     (here / "stories.txt").write_text("<|endoftext|>".join(TEXTS[:90]))
@@ -123,16 +121,10 @@ def test_one_long_text_is_trained_on_without_validation(here):
 def test_epochs_are_steps_over_all_rows_or_all_tokens(here, approach, epochs):
     form, beforehand = next(pair for pair, found in source_studies.APPROACH_OF.items() if found == approach)
     words = ["--dataset-type", form, *(["--pretokenized"] if beforehand else []), "--epochs", str(epochs)]
-    job = prepared(
-        *["--dataset", "tinystories", "--tokenizer-name", "bpe", "--sequence-length", "32", "--batch-size", "5", *words]
-    )
-    from tokenscale.data.corpus.raw_text import RawText
-    from tokenscale.data.tokenizers.load import load_tokenizer
-
+    job = prepared(*OWN.replace("own", "bpe").split(), "--batch-size", "5", *words)
     text = RawText(Path("results/corpus/tinystories"), "train")
-    lengths = [
-        1 + len(ids) for ids in load_tokenizer(Path("results/tokenizers/bpe")).encode_batch(list(*text.batches(1000)))
-    ]
+    tokenizer = load_tokenizer(Path("results/tokenizers/bpe"))
+    lengths = [1 + len(ids) for ids in tokenizer.encode_batch(list(*text.batches(1000)))]
     if approach in ("padding-free", "token-list"):
         expected = math.ceil(epochs * sum(lengths) / (5 * 32))
     elif approach == "packed":
@@ -151,28 +143,20 @@ def test_a_failed_preparation_leaves_no_folder(here):
 
 
 def test_a_corpus_from_elsewhere_is_downloaded_first(here, monkeypatch):
-    """The order and the folders; downloading itself has tests of its own."""
-    from tokenscale.cli import download
-
-    config = {
-        "experiments": [],
-        "corpora": {"far": {"source": {"files": "https://localhost/a.txt", "separator": "\n"}}},
-    }
-    (here / "config/config.yaml").write_text(json.dumps(config))
+    corpora = {"far": {"source": {"files": "https://localhost/a.txt", "separator": "\n"}}}
+    (here / "config/config.yaml").write_text(json.dumps({"experiments": [], "corpora": corpora}))
 
     def fetch(settings: CorpusSettings, directory: Path) -> dict:
         directory.mkdir(parents=True)
-        (directory / "a.txt").write_text("\n".join(TEXTS))
-        from tokenscale.base.files import sha256_file, write_json
-
         path = directory / "a.txt"
+        path.write_text("\n".join(TEXTS))
         listed = {"name": "a.txt", "from": "x", "bytes": path.stat().st_size, "sha256": sha256_file(path)}
         manifest = {"schema_version": 1, "kind": "url", "files": [listed]}
         write_json(directory / "manifest.json", manifest)
         return manifest
 
-    monkeypatch.setattr(download, "fetch_corpus", fetch)
-    job = prepared("--dataset", "far", "--tokenizer-name", "bpe", "--sequence-length", "32", "--validation.rows", "0")
+    monkeypatch.setattr("tokenscale.cli.download.fetch_corpus", fetch)
+    job = prepared("--dataset", "far", *OWN.replace("own", "bpe").split()[2:], "--validation.rows", "0")
     assert Path("results/downloads/far/a.txt").is_file()
     open_store(job.manifests["store"], job.run.store)
 
@@ -193,7 +177,7 @@ def test_the_only_column_of_text_is_used_and_named(here, capsys, columns, chosen
 
 
 def test_what_another_process_builds_is_refused_and_kept(here):
-    words = "--dataset tinystories --tokenizer-name bpe --sequence-length 32".split()
+    words = OWN.replace("own", "bpe").split()
     folder = here / "results/corpus/tinystories"
     with lock_folder(folder, "the corpus"), pytest.raises(UserError, match="is being written"):
         prepared(*words)

@@ -87,12 +87,9 @@ def test_another_tokenizer_of_the_same_name_is_refused(here):
         prepared(*words, "elsewhere/bpe")
 
 
-def test_another_world_size_than_torchruns_is_refused(here):
+def test_another_world_size_than_torchruns_and_a_name_without_a_configuration_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="WORLD_SIZE=4"):
         asked("--world-size", "2", world_size=4)
-
-
-def test_without_a_configuration_a_name_is_explained(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="no dataset 'tinystories'"):
         asked("--dataset", "tinystories")

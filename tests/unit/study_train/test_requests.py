@@ -76,6 +76,10 @@ COMMANDS = f"""
     sequence_length=32
 --dataset {LISTS} --pretokenized
     approach=token-list
+--dataset {LISTS} --pretokenized --dataset-type length-bucketed
+    approach=length-bucketed
+--dataset web.parquet --dataset-type padding-free
+    approach=padding-free
 --training-steps 4
     schedule.warmup_steps=4
 --training-steps 40
@@ -138,20 +142,6 @@ def test_degrees_that_do_not_make_up_the_ranks_are_refused(here, words, ranks):
     assert ranks is None or refused.value.facts["next"] == "take a multiple of 2 ranks"
 
 
-@pytest.mark.parametrize("pair, approach", source_studies.APPROACH_OF.items())
-def test_dataset_type_and_pretokenized_name_an_approach(here, pair, approach):
-    form, beforehand = pair
-    words = ["--dataset-type", form, *(["--pretokenized"] if beforehand else [])]
-    dataset = (
-        {"pretokenized-padded": PADDED, "token-list": LISTS, "length-bucketed": LISTS, "packed": None}[approach]
-        if beforehand
-        else "web.parquet"
-    )
-    assert dataset is None or asked("--dataset", dataset, *words).run.approach == approach  # no file holds packed rows
-    if beforehand:
-        assert asked("--dataset", "tinystories", *words).run.approach == approach, "a corpus is tokenized beforehand"
-
-
 def test_study_003s_data_set_is_named_as_on_the_hub(here):
     config = json.loads(Path("config/config.yaml").read_text())
     source = {"repository": "bbaaaa/iwslt14-de-en-preprocess", "revision": "a" * 40, "files": "train.parquet"}
@@ -193,17 +183,14 @@ def test_the_table_of_study_commands_has_no_flag_that_is_not_there(monkeypatch):
 
 @pytest.mark.parametrize("words, device", [([], "auto"), (["--device", "cpu"], "cpu")])
 def test_ranks_of_torchrun_join_on_the_device_that_the_flags_say(monkeypatch, words, device):
-    from tokenscale.cli import train as command
-    from tokenscale.cli import train_torchrun as together
-
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     joined = []
-    monkeypatch.setattr(together, "join", lambda *asked: joined.append(asked))
+    monkeypatch.setattr("tokenscale.cli.train_torchrun.join", lambda *asked: joined.append(asked))
     parser = argparse.ArgumentParser()
     train.add_arguments(parser)
     with pytest.raises(AttributeError):  # what came back is no world: further it does not go
-        command.run(parser.parse_args(words))
+        train.run(parser.parse_args(words))
     assert joined == [(None, device)]
 
 
