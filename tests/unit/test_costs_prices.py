@@ -46,28 +46,22 @@ def seconds(run, **facts):
     return estimate_run(run, CLUSTER, **facts).seconds
 
 
-def test_seconds_are_the_start_and_the_flops_over_an_assumed_share_of_the_peak():
+def test_seconds_are_the_start_and_the_flops_over_an_assumed_share_of_the_peak_and_whole_nodes_are_charged():
     assert seconds(on(1)) == pytest.approx(120 + ONE_GPU_S, rel=1e-3)
     assert seconds(on(16)) == pytest.approx(120 + ONE_GPU_S / 16, rel=1e-3)
-
-
-def test_whole_nodes_are_charged():
     one, sixteen = estimate_run(on(1), CLUSTER), estimate_run(on(16), CLUSTER)
     assert (one.nodes, sixteen.nodes) == (1, 4)
     assert one.node_hours == one.gpu_hours == pytest.approx(2653.5 / 3600, rel=1e-3)
     assert sixteen.node_hours == pytest.approx(4 * 278.3 / 3600, rel=1e-3)
     assert sixteen.gpu_hours == pytest.approx(16 * 278.3 / 3600, rel=1e-3)
+    assert seconds(on(1, model=PRESETS["llama-150m"]), vocabulary_size=131072) is not None
 
 
-def test_validation_costs_a_forward_pass():
-    """6 passes (before, after, at 100, 200, 300 and 400) of 64 rows x 2048 positions, a third of 7.65 GFLOP each."""
+def test_validation_costs_a_forward_pass_and_of_a_resumed_run_the_steps_that_are_left_are_priced():
+    """6 passes (before, after, at 100, 200, 300 and 400) of 64 rows x 2048 positions, a third of 7.65 GFLOP each. Of
+    500 steps 350; validation before the first step was the other run's, and so was that after step 100."""
     validation = ValidationSettings(rows=64, every=100)
     assert seconds(on(1, validation=validation)) - seconds(on(1)) == pytest.approx(6.757, rel=1e-3)
-
-
-def test_of_a_run_that_goes_on_from_another_the_steps_that_are_left_are_priced():
-    """Of 500 steps 350; validation before the first step was the other run's, and so was that after step 100."""
-    validation = ValidationSettings(rows=64, every=100)
     rest = {"resume_from": "results/runs/other/checkpoints/step=00000150"}
     assert estimate_run(on(1, **rest), CLUSTER).steps == 350
     assert seconds(on(1, **rest)) - 120 == pytest.approx(0.7 * ONE_GPU_S, rel=1e-3)
@@ -154,7 +148,6 @@ def test_bounds_of_what_a_store_will_hold_are_bounds_of_the_price():
 
 @pytest.mark.parametrize("mean", [8, 30, 100, 129, 1000])
 def test_packed_rows_are_no_more_and_no_emptier_than_their_bounds(mean):
-    """Documents of lengths that pack badly among them: a little more than half a row (129 of 256)."""
     spread = np.random.default_rng(mean).exponential(mean - 2, 4000).astype(np.int64) + 3
     run = RunSettings(approach="packed", sequence_length=256)
     for lengths in (spread, np.full(1000, mean, dtype=np.int64)):
@@ -178,18 +171,6 @@ def test_a_job_asks_for_three_times_its_estimate_and_the_time_to_write_a_state()
         assert asked(seconds) * 60 - CLUSTER.signal_s >= 3 * seconds
 
 
-def test_a_vocabulary_that_the_built_tokenizer_says_is_enough():
-    small = on(1, model=PRESETS["llama-150m"])
-    assert seconds(small, vocabulary_size=131072) is not None
-
-
-def test_logs_grow_with_ranks_and_steps():
-    """By hand: 25 kB a run, and for each rank 1 kB and 600 B a step; six files, SLURM's log, and three a rank."""
-    found = estimate_run(on(16), CLUSTER)
-    assert found.bytes == 25_000 + 16 * (1_000 + 600 * 500)
-    assert found.files == 6 + 1 + 16 * 3
-
-
 def test_checkpoints_are_weights_and_moments():
     """1.41 G weights in fp32: 5.64 GB a model, three times that with two moments."""
     # 2 x 131072 x 2048 + 16 x (2 x 2048**2 + 2 x 2048 x 512 + 3 x 2048 x 7168 + 2 x 2048) + 2048
@@ -208,16 +189,15 @@ def test_checkpoints_are_weights_and_moments():
     assert half.bytes - logs.bytes == 2 * count
 
 
-def test_a_total_adds_up():
-    prices = [
-        estimate_run(on(1), CLUSTER),
-        estimate_run(on(16), CLUSTER),
-        estimate_run(on(1, budget=BudgetSettings(epochs=1)), BOX),
-    ]
+def test_a_total_adds_up_and_logs_grow_with_ranks_and_steps():
+    """By hand: 25 kB a run, and for each rank 1 kB and 600 B a step; six files, SLURM's log, and three a rank."""
+    runs = ((on(1), CLUSTER), (on(16), CLUSTER), (on(1, budget=BudgetSettings(epochs=1)), BOX))
+    prices = [estimate_run(run, machine) for run, machine in runs]
     found = sum_prices(prices)
     assert (found.runs, found.timed, found.unlogged) == (3, 2, 1)
     assert found.node_hours == pytest.approx(2653.5 / 3600 + 4 * 278.3 / 3600, rel=1e-3)
     assert found.files == 10 + 55 + 9 and sum_prices([]).node_hours == 0
+    assert (prices[1].bytes, prices[1].files) == (25_000 + 16 * (1_000 + 600 * 500), 6 + 1 + 16 * 3)
 
 
 def test_ids_are_as_wide_as_the_format_stores_them():

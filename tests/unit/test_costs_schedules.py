@@ -1,5 +1,8 @@
 """Orders of a pipeline's passes: complete, free of deadlock, and as good as their papers say."""
 
+from itertools import combinations
+from random import Random
+
 import pytest
 
 from tokenscale.costs import pipeline_schedules
@@ -17,24 +20,30 @@ NAMES = ("naive", "gpipe", "1f1b", "zero-bubble")
 SIZES = [(2, 1), (2, 3), (3, 2), (4, 4), (4, 9), (8, 16)]
 
 
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("ranks, micro_batches", SIZES)
-def test_each_rank_does_everything_once_and_in_an_order_that_can_be(name, ranks, micro_batches):
-    kinds = "FBW" if name == "zero-bubble" else "FB"
+def test_each_rank_does_everything_once_in_an_order_that_can_be_and_holds_few_micro_batches(ranks, micro_batches):
     for rank in range(ranks):
-        actions = build_schedule(name, rank, ranks, micro_batches)
-        assert sorted(actions) == sorted(Action(kind, micro) for kind in kinds for micro in range(micro_batches))
-        for micro in range(micro_batches):
-            assert [a.kind for a in actions if a.micro == micro] == list(kinds)
-        backwards = [a.micro for a in actions if a.kind == "B"]
-        assert backwards == sorted(backwards), "gradients are added up in the order of one process"
+        held = {}
+        for name in NAMES:
+            kinds, actions = "FBW" if name == "zero-bubble" else "FB", build_schedule(name, rank, ranks, micro_batches)
+            held[name] = max_in_flight(actions)
+            assert sorted(actions) == sorted(Action(kind, micro) for kind in kinds for micro in range(micro_batches))
+            for micro in range(micro_batches):
+                assert [a.kind for a in actions if a.micro == micro] == list(kinds)
+            backwards = [a.micro for a in actions if a.kind == "B"]
+            assert backwards == sorted(backwards), "gradients are added up in the order of one process"
+        assert (held["naive"], held["gpipe"]) == (1, micro_batches)
+        assert held["1f1b"] == min(ranks - rank, micro_batches)
+        assert held["zero-bubble"] <= min(ranks, micro_batches), "the memory of 1f1b's first rank"
 
 
 @pytest.mark.parametrize("ranks, micro_batches, chunks", [(2, 2, 2), (2, 6, 2), (4, 8, 2), (4, 4, 3)])
-def test_interleaving_does_everything_once(ranks, micro_batches, chunks):
+def test_interleaving_does_everything_once_in_whole_rounds(ranks, micro_batches, chunks):
     everything = sorted(Action(k, m, c) for k in "FB" for m in range(micro_batches) for c in range(chunks))
     for rank in range(ranks):
         assert sorted(build_schedule("interleaved", rank, ranks, micro_batches, chunks)) == everything
+    with pytest.raises(ValueError, match="not a multiple"):
+        build_schedule("interleaved", 0, ranks, micro_batches + 1, chunks)
 
 
 @pytest.mark.parametrize("ranks, micro_batches", SIZES)
@@ -49,25 +58,10 @@ def test_the_bubble_is_that_of_the_papers(ranks, micro_batches):
         assert bubble_share("zero-bubble", p, m) == pytest.approx((p - 1) / (3 * m + p - 1))
 
 
-@pytest.mark.parametrize("ranks, micro_batches", SIZES)
-def test_how_many_micro_batches_a_rank_holds(ranks, micro_batches):
-    for rank in range(ranks):
-        held = {name: max_in_flight(build_schedule(name, rank, ranks, micro_batches)) for name in NAMES}
-        assert held["naive"] == 1 and held["gpipe"] == micro_batches
-        assert held["1f1b"] == min(ranks - rank, micro_batches)
-        assert held["zero-bubble"] <= min(ranks, micro_batches), "the memory of 1f1b's first rank"
-
-
 def test_orders_that_wait_for_each_other_are_found(monkeypatch):
-    """A test of the test: all ranks begin with the backward pass that needs the other's."""
     monkeypatch.setattr(pipeline_schedules, "build_schedule", lambda *_: [Action("B", 0), Action("F", 0)])
     with pytest.raises(RuntimeError, match="each waits for another"):
         bubble_share("turned round", 2, 1)
-
-
-def test_interleaving_needs_whole_rounds():
-    with pytest.raises(ValueError, match="not a multiple"):
-        build_schedule("interleaved", 0, 4, 6, 2)
 
 
 @pytest.mark.parametrize("name", [n for n, shape in PRESETS.items() if shape.vocabulary_size and shape.layers >= 4])
@@ -79,9 +73,6 @@ def test_stages_have_all_layers_and_no_other_cut_is_better(name):
 
 
 def test_a_partition_is_the_best_of_all():
-    from itertools import combinations
-    from random import Random
-
     pick = Random(0)
     for _ in range(50):
         costs = [pick.randint(1, 9) for _ in range(pick.randint(3, 8))]
