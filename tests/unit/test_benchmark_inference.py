@@ -11,7 +11,6 @@ from tests.unit.test_evaluation_generation import stored
 from tests.unit.test_models_convert import LENGTH, SHAPES
 from tokenscale.base.errors import UserError
 from tokenscale.benchmark import inference
-from tokenscale.benchmark import inference as inference_table
 from tokenscale.cli.main import main
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings.benchmarks import InferenceBenchmarkSettings, SamplingSettings
@@ -30,9 +29,8 @@ SHORT = InferenceBenchmarkSettings(
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     texts = [f"once upon a time, {i} words stood in a row" for i in range(40)]
-    return make_tokenizer(
-        tmp_path_factory.mktemp("tokenizer"), make_corpus(tmp_path_factory.mktemp("corpus"), texts), 290
-    )
+    corpus = make_corpus(tmp_path_factory.mktemp("corpus"), texts)
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"), corpus, 290)
 
 
 def run_of(folder, tokenizer, name="llama", **options):
@@ -87,11 +85,20 @@ def test_answers_are_those_of_the_verb_and_say_how_they_were_chosen(result, runs
     assert {a["same_uncached"] for a in result["generations"]} == {True}
 
 
-def test_what_was_measured_is_named(result):
+def test_what_was_measured_is_named(result, runs, tmp_path):
     assert len(result["code_sha256"]) == 64 and result["versions"]["torch"] and result["hardware"]["threads"] == 1
     assert all(len(m["checkpoint_sha256"]) == 64 and m["model_step"] == 7 for m in result["models"])
-    text = inference_table.format_table(result)
+    text = inference.format_table(result)
     assert "llama" in text and "equal" in text and "differ" not in text and "'<script>'" in text
+    made = inference.measure(replace(SHORT, bf16=True, rounds=1, batches=(1,)), runs[:1], tmp_path / "out.json")
+    assert (made["models"][0]["dtype"], made["models"][0]["number_bytes"]) == ("bfloat16", 2)
+
+
+def test_no_eos_ends_a_timed_text(runs):
+    writer = inference._open_writer(runs[0], SHORT)
+    (tokens,) = writer.write((1, 4, 8), cached=True)
+    ends = SimpleNamespace(bos_id=writer.engine.bos_id, eos_id=tokens[0], vocabulary_size=290)
+    assert replace(writer, engine=ends).write((1, 4, 8), cached=True) == [tokens] and len(tokens) == 8
 
 
 def test_a_text_that_differs_is_said_and_gives_no_speed_up(runs, tmp_path, monkeypatch):
@@ -107,38 +114,19 @@ def test_a_text_that_differs_is_said_and_gives_no_speed_up(runs, tmp_path, monke
     made = inference.measure(replace(SHORT, batches=(2,), rounds=1), runs[:1], tmp_path / "out.json")
     told = {(r["new_tokens"], r["cached"]): (r["rows_equal"], r["first_difference"]) for r in made["records"]}
     assert told == {(3, True): (2, None), (3, False): (2, None), (8, True): (2, None), (8, False): (1, 9)}
-    lines = inference_table.format_table(made).splitlines()
+    lines = inference.format_table(made).splitlines()
     assert [line.split()[-1] for line in lines[1:3]] == ["equal", "differ"] and " – " in lines[2]
 
 
-def test_no_eos_ends_a_timed_text(runs):
-    writer = inference._open_writer(runs[0], SHORT)
-    (tokens,) = writer.write((1, 4, 8), cached=True)
-    ends = SimpleNamespace(bos_id=writer.engine.bos_id, eos_id=tokens[0], vocabulary_size=290)
-    assert replace(writer, engine=ends).write((1, 4, 8), cached=True) == [tokens] and len(tokens) == 8
-
-
-def test_half_the_bytes_in_bf16(runs, tmp_path):
-    made = inference.measure(replace(SHORT, bf16=True, rounds=1, batches=(1,)), runs[:1], tmp_path / "out.json")
-    (model,) = made["models"]
-    assert (model["dtype"], model["number_bytes"]) == ("bfloat16", 2)
-
-
-@pytest.mark.parametrize(
-    "changes, words",
-    [({"prompt_tokens": (LENGTH,)}, "exceed the model"), ({"prompts": ("word " * 60,)}, "leaves no room")],
-)
-def test_what_a_model_cannot_write_is_said(runs, tmp_path, changes, words):
-    with pytest.raises(UserError, match=words):
-        inference.measure(replace(SHORT, **changes), runs[:1], tmp_path / "out.json")
-    assert not (tmp_path / "out.json").exists()
-
-
-def test_masked_models_and_weights_that_are_gone_are_refused_by_the_verb(tmp_path, tokenizer, capsys):
+def test_what_a_model_cannot_write_is_said(runs, tmp_path, tokenizer, capsys):
+    output = tmp_path / "out.json"
+    for changes, words in (({"prompt_tokens": (LENGTH,)}, "exceed the model"), ({"prompts": ("a " * 60,)}, "no room")):
+        with pytest.raises(UserError, match=words):
+            inference.measure(replace(SHORT, **changes), runs[:1], output)
     masked = run_of(tmp_path / "masked", tokenizer, objective="masked")
-    argv = ["benchmark", "inference", "--output", str(tmp_path / "out.json"), "--run"]
-    assert main([*argv, str(masked)]) == 2
-    assert "cannot generate text" in capsys.readouterr().err
+    argv = ["benchmark", "inference", "--output", str(output), "--run"]
+    assert main([*argv, str(masked)]) == 2 and "cannot generate text" in capsys.readouterr().err
     assert main([*argv, str(tmp_path / "gone")]) == 2
     said = capsys.readouterr().err
     assert "the run's weights are missing" in said and f"snakemake -f {tmp_path}/gone/done.json" in said
+    assert not output.exists()

@@ -6,6 +6,9 @@ import pytest
 from tests.corpora import HOSTILE
 from tokenscale.base.errors import UserError
 from tokenscale.benchmark import storage
+from tokenscale.data.stores import documents
+from tokenscale.data.stores.packed import PackedStore
+from tokenscale.data.stores.parquet import PaddedStore, TokenListStore
 from tokenscale.settings.benchmarks import StorageBenchmarkSettings
 from tokenscale.settings.data import StoreSettings
 
@@ -44,29 +47,26 @@ def test_stores_give_back_what_was_written_and_are_removed(held, tmp_path, store
     assert (record["cold_s"] is None) == (record["not_cold"] is not None)
     assert (record["codec"] is None) == (store.format == "packed")
     lengths = held.whole.lengths
-    whole = int((lengths - 1).sum())
-    assert record["useful_tokens"] == (
-        int((np.minimum(lengths, T + 1) - 1).sum()) if store.format == "padded" else whole
-    )
+    kept = np.minimum(lengths, T + 1) if store.format == "padded" else lengths
+    assert record["useful_tokens"] == int((kept - 1).sum())
 
 
 @pytest.mark.parametrize(
-    ("store", "reader", "method"),
+    ("cls", "method", "form"),
     [
-        (StoreSettings("padded", sequence_length=T), "tokenscale.data.stores.parquet.PaddedStore", "rows"),
-        (StoreSettings("token-list"), "tokenscale.data.stores.parquet.TokenListStore", "chunks"),
-        (StoreSettings("packed", sequence_length=T), "tokenscale.data.stores.packed.PackedStore", "chunks"),
+        (PaddedStore, "rows", "padded"),
+        (TokenListStore, "chunks", "token-list"),
+        (PackedStore, "chunks", "packed"),
+        (documents, "make_labels", "padded"),  # a label on padding
     ],
-    ids=lambda value: value.format if isinstance(value, StoreSettings) else "",
 )
-def test_one_wrong_id_and_nothing_is_recorded(held, tmp_path, monkeypatch, store, reader, method):
-    from importlib import import_module
-
-    cls = getattr(import_module(reader.rpartition(".")[0]), reader.rpartition(".")[2])
+def test_one_wrong_id_or_a_label_on_padding_and_nothing_is_recorded(held, tmp_path, monkeypatch, cls, method, form):
     right = getattr(cls, method)
 
-    def wrong(self, *arguments):
-        found = right(self, *arguments)
+    def wrong(*arguments, **options):
+        if method == "make_labels":
+            return right(*arguments, lengths=options["lengths"] + 1)
+        found = right(*arguments)
         if method == "rows":
             found[0][0, 1] += 1
             return found
@@ -75,17 +75,9 @@ def test_one_wrong_id_and_nothing_is_recorded(held, tmp_path, monkeypatch, store
         return iter(found)
 
     monkeypatch.setattr(cls, method, wrong)
+    store = StoreSettings(form, **({} if form == "token-list" else {"sequence_length": T}))
     with pytest.raises(UserError, match="does not return the written ids"):
         storage._measure_store(store, held, tmp_path, SHORT)
-
-
-def test_a_label_on_padding_is_found(held, tmp_path, monkeypatch):
-    from tokenscale.data.stores import documents
-
-    right = documents.make_labels
-    monkeypatch.setattr(documents, "make_labels", lambda tokens, lengths: right(tokens, lengths=lengths + 1))
-    with pytest.raises(UserError, match="does not return the written ids"):
-        storage._measure_store(StoreSettings("padded", sequence_length=T), held, tmp_path, SHORT)
 
 
 def test_only_the_first_documents_are_held(lab, held):

@@ -35,9 +35,6 @@ def made(model, prompt=PROMPT, **changes):
     return generate(model, prompt, **(options | changes))
 
 
-# ------------------------------------------------------------------------------------------------------ greedy
-
-
 @pytest.mark.parametrize("name", SHAPES)
 def test_greedy_is_the_same_with_a_cache_without_one_and_in_transformers(name):
     model = ours(SHAPES[name])
@@ -82,18 +79,8 @@ def test_prompts_of_a_batch_are_answered_as_alone(cached, temperature):
         assert found[n] == made(model, prompt, sampling=Sampling(temperature, seed=4 + n), cached=cached, stop_id=stop)
     assert len(found[1]) <= 4 < len(found[0]) and all(len(tokens) == 3 for tokens in heard)
     assert {tokens[1] for tokens in heard[len(found[1]) :]} <= {stop}
-
-
-def test_prompts_of_a_batch_are_equally_long():
     with pytest.raises(ValueError, match="equally long"):
-        generate_rows(
-            ours(SHAPES["llama"]),
-            [[1, 2], [3]],
-            **dict(max_new_tokens=2, positions=LENGTH, vocabulary_size=96, stop_id=None, sampling=GREEDY, device=CPU),
-        )
-
-
-# ----------------------------------------------------------------------------------------------------- drawing
+        generate_rows(model, [[1, 2], [3]], stop_id=None, sampling=GREEDY, **options)
 
 
 def directly(logits, temperature, top_k, top_p):
@@ -127,20 +114,6 @@ def test_probabilities_are_those_of_a_direct_calculation(seed, size, temperature
     assert found.sum() == pytest.approx(1) and np.count_nonzero(found) >= 1
 
 
-@pytest.mark.parametrize("options", [dict(top_k=5), dict(top_p=0.6), dict(top_k=20, top_p=0.8), dict(temperature=0.5)])
-def test_probabilities_are_those_of_transformers(options):
-    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
-
-    logits = torch.randn(1, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2
-    warped = TemperatureLogitsWarper(options.get("temperature", 1.0))(None, logits)
-    if "top_k" in options:
-        warped = TopKLogitsWarper(options["top_k"])(None, warped)
-    if "top_p" in options:
-        warped = TopPLogitsWarper(options["top_p"])(None, warped)
-    found = probabilities(logits[0], Sampling(**options))
-    torch.testing.assert_close(found, warped[0].softmax(-1), rtol=1e-9, atol=0)
-
-
 def test_a_seed_draws_the_same_text_and_another_seed_another():
     model = ours(SHAPES["llama"])
     drawn = [made(model, sampling=Sampling(1.0, seed=seed)) for seed in (1, 1, 2)]
@@ -158,28 +131,13 @@ def test_draws_are_as_frequent_as_they_are_likely():
     assert ((counts - 600 * likely).abs() < 5 * (600 * likely * (1 - likely)).sqrt() + 1).all()
 
 
-# ------------------------------------------------------------------------------------------------ where it ends
-
-
-def test_it_ends_with_the_stop_and_where_positions_end():
-    model = ours(SHAPES["llama"])
+def test_it_ends_with_the_stop_and_where_positions_end_and_ids_that_are_no_text_are_never_chosen():
+    model, heard = ours(SHAPES["llama"]), []
     free = made(model)
-    heard = []
-    stop = free[7]
-    stopped = made(model, stop_id=stop, on_token=heard.append)
-    assert stopped == heard == free[: free.index(stop) + 1]
-    assert len(made(model, max_new_tokens=1000)) == LENGTH - len(PROMPT)
-    assert made(model, list(range(LENGTH))) == []
-
-
-def test_ids_that_are_no_text_are_never_chosen():
-    model = ours(SHAPES["llama"])
-    free = made(model)
-    limited = made(model, vocabulary_size=max(free))
-    assert max(limited) < max(free)
-
-
-# ----------------------------------------------------------------------------------------------------- the verb
+    stopped = made(model, stop_id=free[7], on_token=heard.append)
+    assert stopped == heard == free[: free.index(free[7]) + 1]
+    assert len(made(model, max_new_tokens=1000)) == LENGTH - len(PROMPT) and made(model, list(range(LENGTH))) == []
+    assert max(made(model, vocabulary_size=max(free))) < max(free)
 
 
 @pytest.fixture(scope="module")
@@ -217,14 +175,11 @@ def test_the_verb_streams_what_it_generates(checkpoint, capsys):
 
 def test_prompts_of_a_file_are_each_as_alone(checkpoint, tmp_path, capsys):
     (tmp_path / "prompts.txt").write_text("once\nupon a\n")
-    options = ["--temperature", "1", "--max-new-tokens", "9"]
-    assert (
-        main(["generate", "--checkpoint", str(checkpoint), "--prompts-file", str(tmp_path / "prompts.txt"), *options])
-        == 0
-    )
+    argv = ["generate", "--checkpoint", str(checkpoint), "--temperature", "1", "--max-new-tokens", "9"]
+    assert main([*argv, "--prompts-file", str(tmp_path / "prompts.txt")]) == 0
     together = capsys.readouterr().out
     for seed, prompt in enumerate(["once", "upon a"]):
-        main(["generate", "--checkpoint", str(checkpoint), "--prompt", prompt, *options, "--seed", str(seed)])
+        main([*argv, "--prompt", prompt, "--seed", str(seed)])
     assert capsys.readouterr().out == together
 
 
@@ -237,7 +192,6 @@ def test_prompts_of_a_file_are_each_as_alone(checkpoint, tmp_path, capsys):
         (["--prompt", "a", "--seed", "18446744073709551616"], "--seed cannot be"),
         (["--prompt", "a", "--max-new-tokens", "0"], "--max-new-tokens must be at least 1"),
         (["--prompt", "word " * 60], "leaves no room"),
-        (["--prompts-file", "nowhere.txt"], "cannot be read"),
     ],
 )
 def test_what_cannot_be_generated_is_said(checkpoint, capsys, arguments, words):
@@ -248,12 +202,8 @@ def test_what_cannot_be_generated_is_said(checkpoint, capsys, arguments, words):
 def test_a_masked_model_writes_no_text(tmp_path, checkpoint, capsys):
     shape = replace(SHAPES["llama"], vocabulary_size=290)
     stored(tmp_path / "final", shape, checkpoint / "tokenizer", objective="masked")
-    with pytest.raises(UserError, match="cannot generate text"):
-        generate_texts(tmp_path / "final", ["a"], max_new_tokens=3, sampling=GREEDY)
     assert main(["generate", "--checkpoint", str(tmp_path / "final"), "--prompt", "a"]) == 2
-    assert main(["generate", "--checkpoint", str(tmp_path / "none"), "--prompt", "a"]) == 2
-    said = capsys.readouterr().err
-    assert "cannot generate text" in said and "this is no checkpoint" in said and "Traceback" not in said
+    assert "cannot generate text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])
@@ -290,9 +240,8 @@ def test_a_model_that_cannot_be_read_is_refused_by_what_was_found(tmp_path, chec
     theirs(*to_hf(model.settings, named(model), LENGTH)).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config |= {"rope_theta": 1e4, "rope_parameters": None} | changes
-    (tmp_path / "config.json").write_text(
-        json.dumps({key: value for key, value in config.items() if value is not None})
-    )
+    config = {key: value for key, value in config.items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     argv = ["--checkpoint", str(tmp_path), "--tokenizer", str(checkpoint / "tokenizer"), "--prompt", "a"]
     assert main(["generate", *argv]) == 2
     assert re.search(words, capsys.readouterr().err)

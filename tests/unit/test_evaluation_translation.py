@@ -81,11 +81,15 @@ BYTES = SimpleNamespace(
 )
 
 
-def test_a_translation_is_what_stands_between_the_two_ends(monkeypatch):
+def test_a_translation_is_what_stands_between_the_two_ends_and_a_model_that_never_ends_is_stopped():
     pairs = [Pair(3, "ein Haus", "a house"), Pair(4, "x" * 40, "long"), Pair(5, "y" * 64, "no room")]
     found = list(translate(Copier(), pairs, BYTES, 64, torch.device("cpu")))
     assert [t.hypothesis for t in found] == ["ein Haus", "x" * (64 - 42), ""]
     assert [t.pair.number for t in found] == [3, 4, 5]
+    endless = Copier()
+    endless.hidden = lambda tokens_bt, bounds=None: torch.nn.functional.one_hot(tokens_bt * 0 + 65, 256).float()
+    (found,) = translate(endless, [Pair(0, "abc", "")], BYTES, 1000, torch.device("cpu"))
+    assert found.hypothesis == "A" * (2 * 3 + 16)
 
 
 def test_sources_of_one_length_are_translated_together_whatever_rank_reads_them(monkeypatch):
@@ -103,24 +107,16 @@ def test_sources_of_one_length_are_translated_together_whatever_rank_reads_them(
     assert min(map(len, shares)) > 0 and set(seen) == alone
 
 
-def test_a_model_that_never_ends_is_stopped():
-    endless = Copier()
-    endless.hidden = lambda tokens_bt, bounds=None: torch.nn.functional.one_hot(tokens_bt * 0 + 65, 256).float()
-    (found,) = translate(endless, [Pair(0, "abc", "")], BYTES, 1000, torch.device("cpu"))
-    assert found.hypothesis == "A" * (2 * 3 + 16)
+HALF = ["the cat sat on a mat", "a dog barks at noon", "nothing of it is right here"]
 
 
 def test_bleu_is_that_of_the_paper_with_an_interval():
     references = ["the cat sat on the mat", "a dog barks at night", "he reads a long book today"]
-    same = bleu(references, references)
+    same, half = bleu(references, references), bleu(HALF, references)
     assert same.score == pytest.approx(100) and same.low == pytest.approx(100) and same.sentences == 3
-    half = bleu(["the cat sat on a mat", "a dog barks at noon", "nothing of it is right here"], references)
     # found, by hand, in the three sentences: 5+4+0 words of 17, 3+3 pairs of 14, 2+2 of 11, 1+1 of 8; both are as long
-    by_hand = 100 * (9 / 17 * 6 / 14 * 4 / 11 * 2 / 8) ** 0.25
-    assert half.score == pytest.approx(by_hand, rel=1e-3)
-    assert half.low < half.score < half.high and half == bleu(
-        ["the cat sat on a mat", "a dog barks at noon", "nothing of it is right here"], references
-    )
+    assert half.score == pytest.approx(100 * (9 / 17 * 6 / 14 * 4 / 11 * 2 / 8) ** 0.25, rel=1e-3)
+    assert half.low < half.score < half.high and half == bleu(HALF, references)
     assert "tok:13a" in half.signature and "seed:" in half.signature
 
 
@@ -151,14 +147,16 @@ def test_every_rank_logs_its_share_and_training_is_as_without(lab, tmp_path):
         evaluate(tmp_path / run.identity / "checkpoints/final", corpus=str(lab.corpus), bleu=5, rows=3)
 
 
-def test_translating_needs_the_text_and_the_tokenizer_of_an_offline_run():
-    run = make_run()
+@pytest.mark.parametrize(
+    "layout", [{}, {"data": 2}, {"shard": 2, "sharding": "zero1"}, {"shard": 2}, {"tensor": 2}, {"pipeline": 2}]
+)
+def test_runs_of_every_layout_translate_and_need_the_text_and_the_tokenizer(layout):
+    run = make_run(layout=LayoutSettings(**layout))
+    assert not [text for field, text in run.problems() if field == "validation.bleu"]
     assert {"corpus", "tokenizer", "store"} <= list_manifests(run).keys()
     assert "corpus" not in list_manifests(replace(run, validation=ValidationSettings(rows=4)))
-    assert (
-        replace(run, validation=ValidationSettings(bleu=0)).identity
-        == replace(run, validation=ValidationSettings()).identity
-    )
+    without, none = (replace(run, validation=ValidationSettings(**given)) for given in ({}, {"bleu": 0}))
+    assert without.identity == none.identity
 
 
 @pytest.mark.parametrize(
@@ -173,21 +171,6 @@ def test_translating_needs_the_text_and_the_tokenizer_of_an_offline_run():
 def test_runs_that_cannot_translate_are_refused(changes, says):
     fields = "validation.bleu", "validation.bleu_each_epoch", "eos"
     assert any(field in fields and says in text for field, text in make_run(**changes).problems())
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        LayoutSettings(),
-        LayoutSettings(data=2),
-        LayoutSettings(shard=2, sharding="zero1"),
-        LayoutSettings(shard=2),
-        LayoutSettings(tensor=2),
-        LayoutSettings(pipeline=2),
-    ],
-)
-def test_runs_of_every_layout_translate(layout):
-    assert not [text for field, text in make_run(layout=layout).problems() if field == "validation.bleu"]
 
 
 def test_of_a_sentence_that_two_attempts_translated_the_newest_counts():
@@ -205,7 +188,7 @@ def test_tables_and_their_query_have_the_bleu_of_a_run(tmp_path):
     runs = [replace(logs.settings(steps=6), repeat=repeat) for repeat in (0, 1)]
     references = ["the cat sat on the mat", "a dog barks at night"]
     for run in runs:
-        said = references if run.repeat else ["the cat sat on a mat", "a dog barks at noon"]
+        said = references if run.repeat else HALF[:2]
         path = logs.write_run(tmp_path / "runs", run) / "attempt=00/rank=00000/events.jsonl"
         lines = [
             {"event": "translation", "schema": 2, "step": 6, "number": n, "hypothesis": h, "reference": r}
@@ -216,7 +199,7 @@ def test_tables_and_their_query_have_the_bleu_of_a_run(tmp_path):
         path.write_text(path.read_text() + "".join(json.dumps(line) + "\n" for line in lines))
     logs.ingested(tmp_path, runs)
     found = query("translation", tmp_path / "tables").set_index("repeat")
-    expected = bleu(["the cat sat on a mat", "a dog barks at noon"], references)
+    expected = bleu(HALF[:2], references)
     assert found.loc[0, "bleu"] == pytest.approx(expected.score) and found.loc[1, "bleu"] == pytest.approx(100)
     assert found.loc[0, "bleu_high"] == pytest.approx(expected.high) and found.loc[0, "bleu_sentences"] == 2
     assert found.loc[1, "bleu_by_epoch"] == "0.0, 100.0" and found["bleu_by_epoch"].notna().tolist() == [False, True]
