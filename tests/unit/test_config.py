@@ -221,6 +221,7 @@ def test_comparisons_name_cells_as_the_table_of_runs_does():
             cells = {format_cell(run["cell"]) for run in table["runs"]}
             compared = {comparison[side] for comparison in table["primary"] or () for side in ("of", "over")}
             assert compared <= cells and cells <= set(table["cell_repeats"]), (scale, name)
+            assert table["primary"] is not None or not cells, (scale, name)
 
 
 def test_changes_of_a_preset_are_validated_values(tmp_path):
@@ -256,7 +257,6 @@ def test_layouts_are_held_against_the_nodes_of_the_machine(tmp_path, factor, lev
 
 
 def on_corpus(name, **source):
-    """The shipped configuration with the corpus `name` in place of the experiments' own."""
     values = read_yaml(ROOT / "config/config.yaml")
     added = {"corpora": {**values["corpora"], name: {"source": source}}} if source else {}
     return Config(values | {"corpus": name} | added, root=ROOT)
@@ -336,15 +336,7 @@ def test_tokenizers_in_factors_and_benchmarks_follow_the_corpus_too(tmp_path):
     assert config.experiment("e").data_benchmark.tokenizer == "t-other"
 
 
-@pytest.mark.parametrize(
-    "name, reason",
-    [
-        ("translation_data_parallel", "documents of corpus mine are not pairs"),
-        ("numbered", "the tokenizer numbers reads numbers"),
-        ("compared", "the experiment compares corpora"),
-    ],
-)
-def test_an_experiment_that_cannot_run_on_the_corpus_is_refused_by_name_and_stops_no_other(tmp_path, name, reason):
+def test_experiments_that_cannot_run_on_the_corpus_are_refused_by_name_and_stop_no_other(tmp_path):
     experiments = tmp_path / "experiments"
     shutil.copytree(ROOT / "config/experiments", experiments)
     of_cells = ("factors", "left_out", "primary", "primary_repeats")
@@ -357,13 +349,18 @@ def test_an_experiment_that_cannot_run_on_the_corpus_is_refused_by_name_and_stop
     mine = {"corpus": "mine", "corpora": {"mine": {"source": {"files": "mine/*.parquet"}}}}
     layers = [("config/config.yaml", values), ("mine.yaml", mine)]
     config = Config(merge_settings(values, mine), root=ROOT, layers=layers)
-    usable = config.usable(["demo"])
-    assert "demo" in usable and name not in usable and name in config.unusable
-    assert name not in config.select_experiments(["all_experiments"]) and name in config.left_out_note
-    with pytest.raises(UserError, match=f"the experiment {name} cannot run on the corpus mine") as error:
-        config.usable(["demo", name])
-    assert error.value.facts["file"] == "mine.yaml" and error.value.facts["key"] == "corpus"
-    assert reason in error.value.facts["reason"]
+    usable, chosen = config.usable(["demo"]), config.select_experiments(["all_experiments"])
+    assert "demo" in usable
+    for name, reason in {
+        "translation_data_parallel": "documents of corpus mine are not pairs",
+        "numbered": "the tokenizer numbers reads numbers",
+        "compared": "the experiment compares corpora",
+    }.items():
+        assert name not in [*usable, *chosen] and name in config.unusable and name in config.left_out_note
+        with pytest.raises(UserError, match=f"the experiment {name} cannot run on the corpus mine") as error:
+            config.usable(["demo", name])
+        assert error.value.facts["file"] == "mine.yaml" and error.value.facts["key"] == "corpus"
+        assert reason in error.value.facts["reason"]
 
 
 def test_an_error_names_the_file_that_sets_the_value(tmp_path):
