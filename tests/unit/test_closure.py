@@ -52,13 +52,11 @@ def test_a_run_imports_what_its_own_code_imports_and_nothing_else():
 
 def test_packages_that_an_image_lacks_are_named_with_the_runs_that_import_them():
     runs = {"a": RunSettings(approach="packed"), "b": RunSettings(approach="padded"), "c": RunSettings(float8=True)}
-    has = ["torch", "numpy", "pydantic", "pyarrow", "safetensors", "xxhash"]
+    alone, has = {"a": runs["a"]}, ["torch", "numpy", "pydantic", "pyarrow", "safetensors", "xxhash"]
     found = find_missing_packages(runs, has)
     assert found["torchao"] == ["c"] and "b" in found["gigatoken or mistral_common or tiktoken or tokenizers"]
-    assert not find_missing_packages({"a": runs["a"]}, has) and not find_missing_packages(
-        runs, [*has, "torchao", "tiktoken"]
-    )
-    assert find_missing_packages({"a": runs["a"]}, has[1:]) == {"torch": ["a"]}
+    assert not find_missing_packages(alone, has) and not find_missing_packages(runs, [*has, "torchao", "tiktoken"])
+    assert find_missing_packages(alone, has[1:]) == {"torch": ["a"]}
 
 
 def test_a_training_leaves_out_the_report_the_command_line_and_the_host():
@@ -66,20 +64,9 @@ def test_a_training_leaves_out_the_report_the_command_line_and_the_host():
     assert {"train/loop.py", "train/models/decoder.py", "data/order/permutation.py", "runs/records/events.py"} <= code
     elsewhere = ("report/", "analysis/", "runs/launch/", "data/corpus/build", "benchmark/")
     assert not [f for f in code if f.startswith(elsewhere)]
-    assert not code & {
-        "cli/main.py",
-        "base/errors.py",
-        "settings/config.py",
-        "settings/yaml_files.py",
-        "settings/experiments.py",
-    }
-
-
-def test_packages_re_export_nothing():
-    """`__init__` files are left out of every closure, so they must not hold code."""
-    for path in PACKAGE.rglob("__init__.py"):
-        if path.parent != PACKAGE:
-            assert path.read_text().strip() == "", path
+    assert not code & {"cli/main.py", "base/errors.py", *(f"settings/{n}.py" for n in ("config", "yaml_files"))}
+    for path in PACKAGE.rglob("__init__.py"):  # left out of every closure, so they must not hold code
+        assert path.parent == PACKAGE or path.read_text().strip() == "", path
 
 
 LOADED = """
@@ -96,7 +83,6 @@ for approach, names in {batches!r}.items():
 
 
 def _variants(approach):
-    """The modules that an approach's trainings load by name."""
     reads = FORMATS[approach.format].reader if approach.format else ONLINE
     named = [reads] if approach.format else [reads, TOKENIZER_LOADER, TOKENIZERS["bpe"].module]
     return [name.partition(":")[0] for name in named if name is not None]
@@ -121,13 +107,9 @@ def test_what_a_training_imports_is_its_code(loaded, approach):
 
 
 def packages(nodes):
-    """Names of the other packages that import statements among these nodes name."""
-    named = [
-        name
-        for node in nodes
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
-    ]
+    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    named = [a.name for n in imports if isinstance(n, ast.Import) for a in n.names]
+    named += [node.module for node in imports if isinstance(node, ast.ImportFrom)]
     return {name.partition(".")[0] for name in named} - {"tokenscale", *sys.stdlib_module_names}
 
 
@@ -169,12 +151,8 @@ def test_what_a_file_imports_is_what_pythons_parser_finds():
     assert more == set()
 
 
-# Listings
-
-
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A working folder with a package of two modules, one importing the other."""
     package = tmp_path / "src/tokenscale"
     (package / "cli").mkdir(parents=True)
     (package / "cli/rank.py").write_text("import tokenscale.one\n")
@@ -186,16 +164,8 @@ def project(tmp_path, monkeypatch):
 
 
 def forget():
-    """Clear what this process has read of sources."""
-    for function in (
-        closure.write_listing,
-        closure._list_files,
-        closure._closure,
-        closure._find_module_file,
-        closure._scan_source,
-        closure._hash_source,
-    ):
-        function.cache_clear()
+    for name in ("write_listing", "_list_files", "_closure", "_find_module_file", "_scan_source", "_hash_source"):
+        getattr(closure, name).cache_clear()
 
 
 def listed():
@@ -205,15 +175,20 @@ def listed():
 
 
 def test_a_listing_is_written_when_a_content_changed_and_only_then(project):
+    """The first is as old as its newest file, a changed one is new."""
+    for name, seconds in (("one.py", 1000), ("cli/rank.py", 2000)):
+        os.utime(project / name, (seconds, seconds))
     path = listed()
-    assert path.parts[:2] == ("results", "code") and path.name == "sources.json"
+    assert path.parts[:2] == ("results", "code") and path.name == "sources.json" and path.stat().st_mtime == 2000
     assert list(json.loads(path.read_text())["files"]) == ["tokenscale/cli/rank.py", "tokenscale/one.py"]
-    before, text = path.stat().st_mtime_ns, path.read_bytes()
+    text = path.read_bytes()
     os.utime(project / "one.py", (2e9, 2e9))
-    assert listed().stat().st_mtime_ns == before
+    assert listed().stat().st_mtime == 2000
     (project / "one.py").write_text("a = 2\n")
     os.utime(project / "one.py", (1, 1))
-    assert listed() == path and path.read_bytes() != text, "an older time, another content"
+    assert listed() == path and path.read_bytes() != text and path.stat().st_mtime > 2000, (
+        "an older time, other content"
+    )
     (project / "one.py").write_text("a = 1\n")
     assert listed().read_bytes() == text
 
@@ -241,16 +216,6 @@ def test_what_a_job_ran_with_is_compared_with_what_is_there_now(project):
     assert list_changes(path, sha256_file(path)) == [] and list_changes(path, "0" * 64) == []
 
 
-def test_a_first_listing_is_as_old_as_its_newest_file_and_a_changed_one_is_new(project):
-    for name, seconds in (("one.py", 1000), ("cli/rank.py", 2000)):
-        os.utime(project / name, (seconds, seconds))
-    path = listed()
-    assert path.stat().st_mtime == 2000
-    (project / "one.py").write_text("a = 2\n")
-    os.utime(project / "one.py", (1, 1))
-    assert listed().stat().st_mtime > 2000
-
-
 def test_few_earlier_listings_are_kept(project, monkeypatch):
     monkeypatch.setattr(closure, "MAX_COPIES", 2)
     path = listed()
@@ -265,6 +230,10 @@ def test_a_listing_that_cannot_be_written_is_needed_only_where_it_differs(projec
     def refused(*_):
         raise PermissionError(13, "Permission denied")
 
+    def lost(path, text):  # another process wrote the same first
+        Path(path).write_text(text)
+        raise FileNotFoundError(2, "its temporary file is gone")
+
     path = listed()
     monkeypatch.setattr(closure, "write_text", refused)
     assert listed() == path
@@ -272,13 +241,6 @@ def test_a_listing_that_cannot_be_written_is_needed_only_where_it_differs(projec
     with pytest.raises(UserError) as error:
         listed()
     assert str(path) in error.value.render() and "Permission denied" in error.value.render()
-
-
-def test_another_process_may_write_the_same_listing_first(project, monkeypatch):
-    def lost(path, text):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text)
-        raise FileNotFoundError(2, "its temporary file is gone")
-
+    path.unlink()
     monkeypatch.setattr(closure, "write_text", lost)
-    assert listed().is_file()
+    assert listed() == path
