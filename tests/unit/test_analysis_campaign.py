@@ -1,26 +1,25 @@
-"""A/A pairs, drift over a campaign, and whether runs were started in the planned order."""
+"""A/A pairs, drift over a campaign, the planned order, and steadiness within a run."""
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from tokenscale.analysis import tables
+from tokenscale.analysis.expectations import NotCheckedError, Steps
 from tokenscale.analysis.statistics import drift, noise_floor, order_kept
+from tokenscale.analysis.steadiness import find_unsteadiness
 
 
 def test_neighbours_of_equal_settings_say_what_noise_makes():
-    values = 1000 * np.exp(np.random.default_rng(0).normal(0, 0.01, 400))
-    found = noise_floor(values)
+    found = noise_floor(1000 * np.exp(np.random.default_rng(0).normal(0, 0.01, 400)))
     assert found.n == 200
     # |N(0, s)| has its median at 0.6745 s
     assert found.median == pytest.approx(0.6745 * math.sqrt(2) * 0.01, rel=0.3)
-
-
-def test_few_pairs_have_a_range_and_none_have_nothing():
-    assert noise_floor([100.0, 101.0, 99.0]).n == 1
-    assert noise_floor([100.0, 101.0, 99.0]).kind == "single run"
-    assert noise_floor([100.0]).kind == "no runs"
+    few = noise_floor([100.0, 101.0, 99.0])
+    assert (few.n, few.kind, noise_floor([100.0]).kind) == (1, "single run", "no runs")
 
 
 def test_a_drift_of_five_percent_is_found_and_named():
@@ -55,23 +54,20 @@ def test_noise_is_called_a_drift_as_often_as_the_level_says():
     assert found.count("drift") / 400 == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / 400))
 
 
-@pytest.mark.parametrize("n", [0, 1, 4])
-def test_four_runs_or_fewer_show_no_drift(n):
-    assert drift(range(n), [100.0 + 10 * i for i in range(n)]).verdict == "too few runs"
+@pytest.mark.filterwarnings("error")
+def test_few_runs_or_runs_that_started_together_show_no_drift():
+    for n in (0, 1, 4):
+        assert drift(range(n), [100.0 + 10 * i for i in range(n)]).verdict == "too few runs"
+    assert drift(range(9), np.linspace(1, 2, 9), list("abcdefghi")).verdict == "too few runs", "of many cells"
+    found = drift([1.0, 1.0, 5.0, 5.0], [1.0, 2.0, 3.0, 4.0], ["a", "a", "b", "b"])
+    assert (found.n, found.p, found.verdict) == (4, 1.0, "too few runs") and math.isnan(found.share)
 
 
-def test_single_runs_of_many_cells_say_nothing_of_drift():
-    assert drift(range(9), np.linspace(1, 2, 9), list("abcdefghi")).verdict == "too few runs"
-
-
-def test_runs_out_of_order_are_counted():
+def test_runs_out_of_order_are_counted_and_those_that_were_not_started_have_no_place():
     assert order_kept(range(5), [1.0, 2.0, 3.0, 4.0, 5.0]).verdict == "in the planned order"
     assert order_kept(range(5), [5.0, 4.0, 3.0, 2.0, 1.0]).verdict == "not in the planned order"
     swapped = order_kept(range(20), [*range(18), 19.0, 18.0])
     assert (swapped.inversions, swapped.verdict) == (1, "mostly in the planned order")
-
-
-def test_runs_that_were_not_started_have_no_place():
     found = order_kept([0, math.nan, 1, 2], [1.0, 0.0, math.nan, 2.0])
     assert (found.pairs, found.verdict) == (1, "in the planned order")
     assert order_kept([3], [1.0]).verdict == "order not known"
@@ -90,7 +86,44 @@ def test_what_is_no_speed_and_no_start_is_refused(find, said):
         find()
 
 
-@pytest.mark.filterwarnings("error")
-def test_cells_whose_runs_started_together_show_no_drift():
-    found = drift([1.0, 1.0, 5.0, 5.0], [1.0, 2.0, 3.0, 4.0], ["a", "a", "b", "b"])
-    assert (found.n, found.p, found.verdict) == (4, 1.0, "too few runs") and math.isnan(found.share)
+def find(seconds, tokens=None, world=None):
+    n = len(seconds)
+    columns = {
+        "step": np.arange(n),
+        "attempt_step": np.arange(n),
+        "world_size": np.ones(n) if world is None else world,
+        "step_s": seconds,
+        "total_tokens": np.full(n, 1024) if tokens is None else tokens,
+    }
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    rows = [row | {"rank": rank} for row in rows for rank in range(int(row["world_size"]))]
+    return find_unsteadiness(SimpleNamespace(steps=Steps(tables.of_rows("steps", rows))))
+
+
+def noise(n, spread, seed, correlation=0.4):
+    """Log times that are heavy-tailed (Student's t with 4 degrees of freedom) and correlated with the step before."""
+    random = np.random.default_rng(seed)
+    x = random.standard_t(4, n) / math.sqrt(2)
+    for k in range(1, n):
+        x[k] = correlation * x[k - 1] + math.sqrt(1 - correlation**2) * x[k]
+    return np.exp(spread * x)
+
+
+@pytest.mark.parametrize("n", [12, 24, 200, 5000])
+@pytest.mark.parametrize("correlation", [0.0, 0.6])
+def test_honest_noise_is_not_found(n, correlation):
+    for seed in range(20 if n < 1000 else 3):
+        assert find(noise(n, 0.05, seed, correlation)) == []
+
+
+def test_steps_of_unequal_size_and_world_sizes_are_honest():
+    tokens = np.random.default_rng(0).choice([256, 1024, 4096], 60)
+    assert find(noise(60, 0.03, 0) * (50 + tokens), tokens) == []
+    world = np.repeat([1, 2], 30)
+    assert find(noise(60, 0.03, 0) / world, world=world) == []
+
+
+@pytest.mark.parametrize(("n", "spread", "words"), [(8, 0.01, "fewer than"), (24, 0.6, "vary so much")])
+def test_what_cannot_be_decided_is_said(n, spread, words):
+    with pytest.raises(NotCheckedError, match=words):
+        find(noise(n, spread, 1))

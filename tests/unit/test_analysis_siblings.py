@@ -20,6 +20,11 @@ RUNS = {
 ID = {name: run.identity for name, run in RUNS.items()}
 
 
+@pytest.fixture
+def experiment(tmp_path):
+    return Experiment(tmp_path)
+
+
 class Experiment:
     def __init__(self, folder):
         self.folder = folder
@@ -44,11 +49,6 @@ class Experiment:
     def ingest(self, **manifests):
         ingest(self.folder / "experiments/demo/runs.json", self.folder / "runs", self.folder / "tables", **manifests)
         return pd.read_parquet(self.folder / "tables/runs.parquet").set_index("run_id")
-
-
-@pytest.fixture
-def experiment(tmp_path):
-    return Experiment(tmp_path)
 
 
 def set_boot(boot):
@@ -76,18 +76,12 @@ def test_a_run_validated_on_the_training_split_is_invalid(experiment):
     assert "training split" in experiment.ingest(stores=[store]).loc[ID["packed-0"], "reasons"]
 
 
-def test_runs_that_another_experiment_lists_are_not_missed(tmp_path):
-    experiment = Experiment(tmp_path)
-    for name, repeats in (("a", 3), ("demo", 4)):
-        logs.write_table(
-            tmp_path / "experiments" / name / "runs.json", [r for r in RUNS.values() if r.repeat < repeats]
-        )
-    ingest(tmp_path / "experiments/a/runs.json", experiment.folder / "runs", tmp_path / "tables")
-    assert set(pd.read_parquet(tmp_path / "tables/runs.parquet")["cautions"]) == {""}
-
-
-def test_a_run_table_without_a_seal_is_a_caution(experiment):
+def test_runs_that_another_experiment_lists_are_not_missed_and_a_table_without_a_seal_is_a_caution(experiment):
     path = experiment.folder / "experiments/demo/runs.json"
+    fewer = experiment.folder / "experiments/a/runs.json"
+    logs.write_table(fewer, [r for r in RUNS.values() if r.repeat < 3])
+    ingest(fewer, experiment.folder / "runs", experiment.folder / "tables")
+    assert set(pd.read_parquet(experiment.folder / "tables/runs.parquet")["cautions"]) == {""}
     write_json(path, logs.unsealed(path))
     assert all("has no seal" in text for text in experiment.ingest()["cautions"])
 

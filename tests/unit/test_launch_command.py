@@ -89,18 +89,14 @@ def test_a_failed_srun_is_told_by_its_first_rank_or_in_its_own_words(tmp_path):
     [
         ("starter = 'srun'", "gpus_per_node"),
         ("container = 'a.toml'", 'needs starter = "srun"'),
-        ("gpus_per_nod = 4", "did you mean 'gpus_per_node'"),
         ("gpus_per_node = 4\n[environment_by_local_rank]\nA = ['1']", "1 values for 4 ranks"),
         ("minutes = 5\nsignal_s = 300", "300 s is not shorter than minutes = 5"),
-        ("gpus_per_node = ", "not readable TOML"),
     ],
 )
 def test_a_wrong_machine_is_one_message(tmp_path, text, said):
     (tmp_path / "m.toml").write_text(text)
     with pytest.raises(UserError, match=said.replace("(", r"\(")):
         load_machine("m.toml", tmp_path)
-    with pytest.raises(UserError, match="missing"):
-        load_machine("none.toml", tmp_path)
 
 
 @pytest.mark.parametrize("starter", ["here", "torchrun"])

@@ -35,11 +35,7 @@ def with_ranks(run, ranks):
 
 @pytest.mark.parametrize(
     "run",
-    [
-        replace(TINY, sequence_length=100_000),
-        replace(TINY, micro_batch=4096, global_batch=4096),
-        with_ranks(WIDE, 3),
-    ],
+    [replace(TINY, sequence_length=100_000), replace(TINY, micro_batch=4096, global_batch=4096), with_ranks(WIDE, 3)],
     ids=["long sequences", "large micro-batch", "three ranks with a large vocabulary"],
 )
 def test_a_run_that_does_not_fit_is_refused_with_numbers(run):
