@@ -241,11 +241,7 @@ def test_addresses_and_paths_that_only_look_odd_are_taken(tmp_path):
         project(tmp_path, corpora={"c": {"source": {"files": file}}})
 
 
-# --- properties
-
-
 def values(depth_names: list[str]):
-    """What YAML can hold: scalars of every kind, lists, and mappings, often with keys that mean something."""
     scalars = st.one_of(
         st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.dates(), st.binary(max_size=4)
     )
@@ -339,7 +335,6 @@ WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=
 @example("a b'c\"d;$(true)`true`\n|&*?~#%j\\")
 @example("-rf")
 def test_any_word_comes_back_out_of_a_printed_command(word):
-    """What is printed for a shell is the argv that is started, whatever a path or a setting holds."""
     folder, run = Path("results") / word.replace("/", "_") / "run", RunSettings(resume_from=word)
     launch = Launch(run, Machine(environment={"VARIABLE": word}), folder)
     argv, variables = launch.command(0, {"store": Path(word)})

@@ -40,7 +40,6 @@ def test_every_prefix_on_two_nodes_predicts_every_larger_size(rows):
 
 
 def test_predictions_do_not_depend_on_the_held_out_measurements(rows, monkeypatch):
-    """The measurement of the largest size of each series is changed, which no fit of the back-test sees."""
     changed = {
         name: [*points[:-1], points[-1]._replace(throughput=points[-1].throughput / 2)]
         for name, points in load_series().items()

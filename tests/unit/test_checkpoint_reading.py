@@ -122,7 +122,6 @@ def parameter_of(name):
     "rank, ranks, columns", [(0, 128, 1), (77, 128, 1), (127, 128, 1), (5, 64, 1), (2, 4, 1), (3, 8, 4), (0, 1, 1)]
 )
 def test_a_rank_opens_each_needed_file_once(sharded, monkeypatch, rank, ranks, columns):
-    """Ranks other than the one that verifies, of the layout that wrote the state and of others."""
     wanted = shard_of(rank, ranks, columns)
     with opened(sharded, monkeypatch) as names:
         Checkpoint(sharded, verify=False).read(wanted)
@@ -136,7 +135,6 @@ def test_a_rank_opens_each_needed_file_once(sharded, monkeypatch, rank, ranks, c
 
 
 def test_every_part_is_read_from_any_pieces(tmp_path):
-    """A grid of uneven pieces in three dimensions, formats of one to eight bytes, and parts at random."""
     pick, shape = random.Random(0), (7, 5, 6)
     cuts = ([0, 3, 4, 7], [0, 2, 5], [0, 1, 6])
     for dtype in (torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.bool):
@@ -213,12 +211,10 @@ def test_damage_that_comes_after_the_verification_is_one_message(tmp_path, spoil
     assert error.value.facts["file"] == path.name and error.value.facts["next"]
 
 
-def test_pieces_that_overlap_are_found_wherever_they_lie(tmp_path):
-    """Pieces of one column each that begin in the same row, of which two cover one column, and none another."""
-    columns = [0, 1, 2, 2, 4, 5]
-    pieces = [{"model.a": Piece(torch.ones(4, 1), (0, column), (4, 6))} for column in columns]
+@pytest.mark.parametrize("axis", [0, 1])
+def test_pieces_that_overlap_are_found_wherever_they_lie(tmp_path, axis):
+    """Pieces of one column or row each, of which two cover one, and none another."""
+    places = [[(at, 0), (0, at)][axis] for at in (0, 1, 2, 2, 4, 5)]
+    pieces = [{"model.a": Piece(torch.ones([(1, 6), (6, 1)][axis]), place, (6, 6))} for place in places]
     with pytest.raises(UserError, match="do not make up the tensor once"):
-        Checkpoint(write_checkpoint(tmp_path / "columns", pieces))
-    rows = [{"model.a": Piece(torch.ones(n, 2), (begin, 0), (9, 2))} for begin, n in ((0, 5), (2, 1), (6, 3))]
-    with pytest.raises(UserError, match="do not make up the tensor once"):
-        Checkpoint(write_checkpoint(tmp_path / "rows", rows))
+        Checkpoint(write_checkpoint(tmp_path / "step=00000002", pieces))

@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,7 +31,6 @@ EXPERIMENT = {
 
 @pytest.fixture
 def project(s3, tmp_path, monkeypatch):  # noqa: F811
-    """A project with built inputs, in the working directory, and a bucket."""
     monkeypatch.chdir(tmp_path)
     write("config/config.yaml", CONFIG)
     write("config/experiments/own.yaml", EXPERIMENT)
@@ -92,17 +92,9 @@ def own_runs():
     return [run.settings for run in load_config().runs("own")]
 
 
-def forget_inputs(client):
-    shutil.rmtree("results")
-
-
-def change_input(client):
+def change_input(client, change=lambda data: data[:-1] + b"?"):
     file = next(Path("results/tokens").rglob("tokens.bin"))
-    file.write_bytes(file.read_bytes()[:-1] + b"?")
-
-
-def shorten_input(client):
-    next(Path("results/tokens").rglob("tokens.bin")).write_bytes(b"?")
+    file.write_bytes(change(file.read_bytes()))
 
 
 def put_other_files(client):
@@ -125,9 +117,9 @@ def put_other_project(client):
         (None, {"address": "s3://text/project"}, "no such bucket", "AWS_ENDPOINT_URL"),
         (None, {"address": "s3://me:planted@texts/a"}, "no password", "s3://BUCKET/PREFIX"),
         (None, {"address": "texts"}, "is not an address in a bucket", "s3://BUCKET/PREFIX"),
-        (forget_inputs, {}, "not built", "snakemake results/tokens/small"),
+        (lambda client: shutil.rmtree("results"), {}, "not built", "snakemake results/tokens/small"),
         (change_input, {}, "not the one that its manifest lists", "snakemake -f results/tokens"),
-        (shorten_input, {}, "not the one that its manifest lists", "snakemake -f results/tokens"),
+        (lambda client: change_input(client, lambda _: b"?"), {}, "not the one that its", "snakemake -f results/tok"),
         (put_other_files, {}, "holds other files", "empty prefix"),
         (put_other_project, {}, "runs of another project.*\n.*\n.*corpora.small", "another prefix"),
     ],
@@ -142,27 +134,21 @@ def test_what_cannot_be_staged_is_one_message_and_uploads_nothing(project, prepa
     assert keys(project) == before
 
 
-def test_without_credentials_nothing_is_uploaded(project, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.delenv("AWS_ACCESS_KEY_ID")
-        patch.delenv("AWS_SECRET_ACCESS_KEY")
-        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        with pytest.raises(UserError, match="refuses access") as error:
-            stage()
-    assert "AWS_PROFILE" in error.value.facts["next"] and not keys(project)
-
-
-def test_without_the_client_the_message_says_what_to_install(project, monkeypatch):
-    import fsspec
-
+@pytest.mark.parametrize("lacks", ["credentials", "the client"])
+def test_without_credentials_or_the_client_nothing_is_uploaded(project, monkeypatch, lacks):
     def missing(scheme, **options):
         raise ImportError("Install s3fs to access S3")
 
     with monkeypatch.context() as patch:
-        patch.setattr(fsspec, "filesystem", missing)
-        with pytest.raises(UserError, match="need the package s3fs") as error:
+        if lacks == "the client":
+            patch.setattr("fsspec.filesystem", missing)
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.delenv(name)
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        with pytest.raises(UserError, match="refuses access|need the package s3fs") as error:
             stage()
-    assert error.value.facts["next"] == 'pip install "tokenscale[cloud]"'
+    following = {"credentials": "AWS_PROFILE", "the client": 'pip install "tokenscale[cloud]"'}
+    assert following[lacks] in error.value.facts["next"] and not keys(project)
 
 
 def test_a_text_with_a_secret_is_not_uploaded(project, monkeypatch, tmp_path):
@@ -221,24 +207,19 @@ def test_finished_runs_are_fetched_once(project):
     assert f"rm -r {run}" in error.value.facts["next"] and (run / "done.json").read_text() == '{"seal": "b"}'
 
 
-def test_an_empty_bucket_has_no_report(project):
+def test_an_empty_bucket_and_a_path_out_of_the_folder_are_refused(project):
     with pytest.raises(UserError, match="holds no runs") as error:
         pull()
     assert "stage runs first" in error.value.facts["next"]
-
-
-def test_a_path_out_of_the_folder_is_refused(project):
     stage()
-    run_id = own_runs()[0].identity
     for name in ("../../../out.json", "done.json"):
-        project.put_object(Bucket="texts", Key=f"project/runs/{run_id}/{name}", Body=b"{}")
+        key = f"project/runs/{own_runs()[0].identity}/{name}"
+        project.put_object(Bucket="texts", Key=key, Body=b"{}")
     with pytest.raises(UserError, match="leads out of this folder"):
         pull()
 
 
 class Recorded:
-    """A bucket in memory that records the order of uploads."""
-
     def __init__(self):
         self.objects, self.order = {}, []
 
@@ -278,12 +259,8 @@ def run_folder(tmp_path):
 
 
 def mirror_of(bucket, folder):
-    settings = RunSettings(approach="packed")
-
-    class Named:
-        identity, checkpoints = folder.name, settings.checkpoints
-
-    return cloud.Mirror(bucket, Named(), folder)
+    run = SimpleNamespace(identity=folder.name, checkpoints=RunSettings(approach="packed").checkpoints)
+    return cloud.Mirror(bucket, run, folder)
 
 
 def test_a_state_is_complete_in_the_bucket_only_with_all_its_files_and_logs(run_folder):
@@ -303,19 +280,13 @@ def test_a_state_is_complete_in_the_bucket_only_with_all_its_files_and_logs(run_
     assert bucket.order == ["attempt=00/rank=00000/steps.jsonl"]
 
 
-def test_a_state_with_a_missing_file_stays_incomplete(run_folder):
-    bucket = Recorded()
-    write(
-        run_folder / "checkpoints/step=00000004/checkpoint.json",
-        {"ranks": {"rank=00000.json": {}, "rank=00001.json": {}}},
-    )
+def test_a_state_with_a_missing_file_and_a_sealed_record_stay_here(run_folder):
+    bucket, ranks = Recorded(), {"rank=00000.json": {}, "rank=00001.json": {}}
+    write(run_folder / "checkpoints/step=00000004/checkpoint.json", {"ranks": ranks})
     mirror_of(bucket, run_folder)._push_checkpoints()
     assert not [key for key in bucket.objects if key.endswith("checkpoint.json")]
-
-
-def test_a_sealed_record_is_not_pushed_before_the_end(run_folder):
-    bucket = Recorded()
     write(run_folder / "run.json", {"seal": "a"})
+    bucket.order.clear()
     mirror_of(bucket, run_folder)._push_logs()
     assert "run.json" not in bucket.order and bucket.order
 

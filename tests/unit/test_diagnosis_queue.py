@@ -84,8 +84,8 @@ def test_jobs_of_this_folder_alone_are_told(folder, capsys):
         f"6 running train {RUN} 4 s of 12 h nid000002",
         "9 running tokenscale-by-hand 4 s of 12 h nid[000001-4]",
         "10 running build_corpus web 1 d of no limit nid000002",
-        "12 running report under 1 s of 12 h nid000002",
         "11 ending report 59 s of 1 min nid000002",
+        "12 running report under 1 s of 12 h nid000002",
         "13 waiting report limit 12 h 1 node",
     ]
 

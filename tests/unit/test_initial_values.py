@@ -50,7 +50,6 @@ def test_other_memory_and_formats_get_the_same_values():
 
 
 def test_a_decoders_parts_are_those_of_the_whole_model():
-    """Norms and biases too; the deviation is that of the settings, 1/sqrt(2 layers) of it before the residual sum."""
     model = Decoder(PRESETS["gpt2-micro"].with_vocabulary(2000), 32)
     initialise(model, 7)
     scaled = (2 * model.settings.layers) ** -0.5
@@ -91,7 +90,6 @@ def test_a_step_of_few_changes_is_replaced(monkeypatch):
 
 
 def test_values_are_the_inverse_of_the_distribution_function():
-    """In the centre, the tails, at the borders between them, and as far out as words go."""
     steps = torch.arange(-(2**31), 2**31, 1_000_003, dtype=torch.float64)
     border = int(initial_values.CENTRE * 2**32)
     ends = [-(2**31), 2**31 - 1, 0, -1, *range(border - 3, border + 4), *range(-border - 4, -border + 3)]
@@ -117,7 +115,6 @@ def test_values_are_normal():
 
 
 def test_values_are_independent():
-    """Neighbours in a row and a column, both halves of a word, rows, parameters and seeds."""
     one = normal()
     pairs = {
         "next column": (one[:, :-1], one[:, 1:]),

@@ -99,7 +99,6 @@ def test_chunks_err_no_more_than_the_plain_loss_does(precision, vocabulary):
     factor = 65536 / 358 if precision == "fp16" else 1 / 358
     plain = errors(lambda h, w, n: cross_entropy_sum(w(h), n), precision, factor, vocabulary)
     chunked = errors(lambda h, w, n: linear_cross_entropy_sum(h, w, n, 100), precision, factor, vocabulary)
-    print(f"\n{precision:<10}{vocabulary:>7}", *(f"{a:9.1e} {b:8.1e}" for a, b in zip(plain, chunked, strict=True)))
     floor = 1e-6 if precision == "fp32" else 1e-5
     assert all(b <= max(1.5 * a, floor) for a, b in zip(plain, chunked, strict=True))
 
@@ -134,54 +133,47 @@ def test_small_probabilities_are_not_lost_in_fp16():
     assert ((weight - exact)[rest].norm() / exact[rest].norm()) < 1e-3
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_an_objective_in_chunks_is_the_plain_one(tied):
+def objective_of(tied=False):
     model = build(ModelSettings(vocabulary_size=61, tied_embeddings=tied), 16, objective="causal", kernel="sdpa")
     initialise(model, 0)
     tokens = torch.randint(61, (3, 16), generator=torch.Generator().manual_seed(0))
     labels = tokens.roll(-1, 1)
     labels[:, -1] = IGNORED
-    plain, chunked = (Objective(model, loss_chunk=chunk)(tokens, labels) for chunk in (0, 5))
-    torch.testing.assert_close(chunked, plain, rtol=1e-6, atol=0)
-    weights = list(model.parameters())
-    for a, b in zip(torch.autograd.grad(chunked, weights), torch.autograd.grad(plain, weights), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    return model, tokens, labels
 
 
-def test_a_compiled_objective_is_the_plain_one(monkeypatch):
+@pytest.fixture
+def traced(monkeypatch):
     """Traced and made functional as by torch.compile, then run as it is: to make code of it takes half a minute."""
-    traced = partial(torch.compile, backend="aot_eager")
     for module in ("losses", "objective"):
-        monkeypatch.setattr(f"tokenscale.train.models.{module}.compile_function", traced)
-    model = build(ModelSettings(vocabulary_size=61), 16, objective="causal", kernel="sdpa")
-    initialise(model, 0)
-    tokens = torch.randint(61, (3, 16), generator=torch.Generator().manual_seed(0))
-    labels = tokens.roll(-1, 1)
-    labels[:, -1] = IGNORED
+        function = partial(torch.compile, backend="aot_eager")
+        monkeypatch.setattr(f"tokenscale.train.models.{module}.compile_function", function)
+
+
+@pytest.mark.parametrize(
+    ("tied", "options"),
+    [(tied, {"loss_chunk": 5}) for tied in (True, False)]
+    + [(False, {"loss_chunk": chunk, "compiled": True}) for chunk in (0, 20)],  # the last chunk is shorter
+)
+def test_an_objective_in_chunks_or_compiled_is_the_plain_one(traced, tied, options):
+    model, tokens, labels = objective_of(tied)
     weights = list(model.parameters())
-    plain = Objective(model)(tokens, labels)
-    right = torch.autograd.grad(plain, weights)
-    for chunk in (0, 20):  # the last chunk is shorter
-        loss = Objective(model, loss_chunk=chunk, compiled=True)(tokens, labels)
-        torch.testing.assert_close(loss, plain, rtol=1e-6, atol=0)
-        for a, b in zip(torch.autograd.grad(loss, weights), right, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    plain, other = Objective(model)(tokens, labels), Objective(model, **options)(tokens, labels)
+    torch.testing.assert_close(other, plain, rtol=1e-6, atol=0)
+    for a, b in zip(torch.autograd.grad(other, weights), torch.autograd.grad(plain, weights), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("chunk", [0, 20])
 @pytest.mark.parametrize(("dtype", "bias"), [(torch.float32, True), (torch.float32, False), (torch.bfloat16, True)])
-def test_rows_added_for_a_gpu_change_neither_loss_nor_gradients(monkeypatch, dtype, bias, chunk, compiled):
-    traced = partial(torch.compile, backend="aot_eager")
-    for module in ("losses", "objective"):
-        monkeypatch.setattr(f"tokenscale.train.models.{module}.compile_function", traced)
+def test_rows_added_for_a_gpu_change_neither_loss_nor_gradients(traced, monkeypatch, dtype, bias, chunk, compiled):
     hidden, head, labels = made(bias=bias, dtype=dtype)
     objective = Objective(nn.ModuleDict({"head": head}), loss_chunk=chunk, compiled=compiled)
     right = gradients(objective.loss(hidden, labels), hidden, head)
     widths = []
-    monkeypatch.setattr(
-        "tokenscale.train.models.losses.aligned_rows", lambda rows, _: widths.append(rows) or aligned_rows(rows, "cuda")
-    )
+    aligned = "tokenscale.train.models.losses.aligned_rows"
+    monkeypatch.setattr(aligned, lambda rows, _: widths.append(rows) or aligned_rows(rows, "cuda"))
     torch.compiler.reset()
     found = gradients(objective.loss(hidden, labels), hidden, head)
     assert widths and set(widths) == {97}
@@ -198,17 +190,6 @@ def test_a_label_of_another_share_is_not_among_the_added_rows(monkeypatch):
     torch.testing.assert_close(loss, (head(hidden) - head(hidden).amax(-1, keepdim=True)).logsumexp(-1).sum())
     assert aligned_rows(50_257, "cuda") == 50_304 and aligned_rows(131_072, "cuda") == 131_072
     assert aligned_rows(50_257, "cpu") == 50_257
-
-
-def test_without_gradients_none_is_computed():
-    hidden, head, labels = made()
-    sizes = Largest()
-    with torch.no_grad(), sizes:
-        linear_cross_entropy_sum(hidden, head, labels, 10)
-    assert "aten.addmm_.default" not in sizes.seen
-    with sizes:
-        linear_cross_entropy_sum(hidden, head, labels, 10)
-    assert "aten.addmm_.default" in sizes.seen
 
 
 @pytest.mark.parametrize("chunk", [0, 7, 60, 100])
@@ -239,9 +220,6 @@ class Plain(torch.nn.Module):
         return hidden_btd
 
 
-# --------------------------------------------------------------------------------------------------- memory
-
-
 class Largest(TorchDispatchMode):
     """Elements of the largest tensor that an operation made, and the operations."""
 
@@ -269,6 +247,12 @@ def test_no_tensor_is_larger_than_a_chunks_logits(precision):
             loss_of().backward()
         return found.elements
 
+    with torch.no_grad(), Largest() as found:
+        linear_cross_entropy_sum(hidden, head, labels, chunk)
+    assert "aten.addmm_.default" not in found.seen, "without gradients none is computed"
+    with Largest() as found:
+        linear_cross_entropy_sum(hidden, head, labels, chunk)
+    assert "aten.addmm_.default" in found.seen
     assert largest(lambda: cross_entropy_sum(head(hidden), labels)) == positions * vocabulary
     assert largest(lambda: linear_cross_entropy_sum(hidden, head, labels, chunk)) == chunk * vocabulary
 
@@ -290,7 +274,6 @@ chunks = peak()
 cross_entropy_sum(head(hidden), labels).backward()
 print(chunks - before, peak() - before)  # a peak only grows: the smaller one is asked for first
 """
-
     # Blocks above 64 KiB go back to the system when they are freed. By itself glibc raises this bound as it goes: it
     # keeps what was freed and reports 34, 66 or 129 MiB for the same tensors.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
