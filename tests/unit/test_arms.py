@@ -241,20 +241,17 @@ def test_first_tokens_of_documents_count_in_a_stream_and_padding_does_not(lab):
     assert differing > 20 and padded <= 2  # the store's last row
 
 
-@pytest.mark.parametrize(
-    ("changes", "word"),
-    [
+def test_settings_that_other_trainers_do_not_take_are_named():
+    assert run_of().problems() == []
+    for changes, word in [
         ({"labels": "all"}, "labels"),
         ({"packing": "best-fit"}, "labels"),
         ({"validation": ValidationSettings(rows=4)}, "validation.rows"),
         ({"precision": "fp16"}, "precision"),
         ({"document_mask": True}, "document_mask"),
         ({"model": replace(PRESETS["gpt2-micro"], dropout=0.1)}, "model.dropout"),
-    ],
-)
-def test_settings_that_other_trainers_do_not_take_are_named(changes, word):
-    assert run_of().problems() == []
-    assert word in dict(run_of(**changes).problems())
+    ]:
+        assert word in dict(run_of(**changes).problems())
 
 
 def test_rows_are_hashed_without_their_order():

@@ -136,7 +136,7 @@ def test_a_loader_reads_our_global_batches_at_any_world_size(lab, approach, worl
         assert same(whole, batches.next())
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 4}, {"multiprocessing_context": "spawn"}])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 4}])
 def test_workers_change_nothing(lab, options):
     dataset = StoreDataset(store_of(lab, "packed")[0])
     dataset[0]  # open here, before workers are forked or spawned

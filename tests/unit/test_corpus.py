@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.corpora import DESCRIPTION, HOSTILE, held_out, make_corpus, texts_of
+from tests.unit.conftest import files_of
 from tokenscale.base.errors import UserError
 from tokenscale.data.corpus import docstrings
 from tokenscale.data.corpus import read as read_module
@@ -16,10 +17,6 @@ from tokenscale.data.corpus.raw_text import RawText, write_text_records
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings
 
 TEXTS = [f"document number {i}, {'word ' * (i % 13)}" for i in range(300)]
-
-
-def contents(directory, *left_out):
-    return {p.name: p.read_bytes() for p in sorted(directory.iterdir()) if p.name not in left_out}
 
 
 def test_the_split_is_by_hash_and_covers_all(tmp_path):
@@ -53,11 +50,11 @@ def test_cleaning_counts_every_fate(tmp_path):
 
 def test_a_purged_shard_is_restored_and_a_change_that_was_asked_for_is_made(tmp_path):
     corpus = make_corpus(tmp_path / "c", TEXTS)
-    before = contents(corpus, "build.json")
+    before = files_of(corpus)
     (corpus / "train-00000.parquet").unlink()
-    assert contents(make_corpus(corpus, TEXTS), "build.json") == before
+    assert files_of(make_corpus(corpus, TEXTS)) == before
     make_corpus(corpus, TEXTS, cleaning=CleaningSettings(minimum_characters=8))
-    assert contents(corpus, "build.json") != before
+    assert files_of(corpus) != before
     assert len(RawText(make_corpus(corpus, [*TEXTS, "one more"]))) == 301
 
 
@@ -116,7 +113,7 @@ def test_docstrings_are_read_by_syntax_not_by_import(tmp_path):
     settings = CorpusSettings(source=SourceSettings(packages=("hypothesis", "pydoc_data")))
     manifest = build(settings, tmp_path / "a")
     build(settings, tmp_path / "b")
-    assert contents(tmp_path / "a", "build.json") == contents(tmp_path / "b", "build.json")
+    assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
     assert manifest["splits"]["train"]["rows"] > 300
     origins = pq.read_table(tmp_path / "a" / "train-00000.parquet").column("origin").to_pylist()
     assert all(o.startswith(("hypothesis/", "pydoc_data/")) for o in origins)

@@ -1,5 +1,7 @@
 """Records files: every record is read by position, whatever the number of files, and every change is found."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -29,6 +31,7 @@ def test_records_of_several_files_are_read_by_number(tmp_path, monkeypatch, dtyp
         entries.append(write_records(tmp_path / f"{number}.bin", groups, dtype))
         for values, lengths in groups:
             expected += np.split(values, np.cumsum(lengths)[:-1])
+    before = len(os.listdir("/proc/self/fd"))
     found = open_files(tmp_path, entries, dtype)
     assert len(found) == len(expected)
     for i in np.random.default_rng(0).permutation(len(expected)).tolist():
@@ -37,6 +40,8 @@ def test_records_of_several_files_are_read_by_number(tmp_path, monkeypatch, dtyp
     for i in (-1, len(expected)):
         with pytest.raises(IndexError):
             found.read(i)
+    del found
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_record_in_another_ones_place_is_found(tmp_path):

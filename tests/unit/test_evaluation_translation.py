@@ -159,18 +159,15 @@ def test_runs_of_every_layout_translate_and_need_the_text_and_the_tokenizer(layo
     assert without.identity == none.identity
 
 
-@pytest.mark.parametrize(
-    "changes, says",
-    [
+def test_runs_that_cannot_translate_are_refused():
+    fields = "validation.bleu", "validation.bleu_each_epoch", "eos"
+    for changes, says in [
         ({"corpus": CorpusSettings()}, "are not pairs"),
         ({"eos": False, "labels": "all"}, "set eos"),
         ({"float8": True}, "float8"),
         ({"validation": ValidationSettings(bleu_each_epoch=True)}, "nothing is translated"),
-    ],
-)
-def test_runs_that_cannot_translate_are_refused(changes, says):
-    fields = "validation.bleu", "validation.bleu_each_epoch", "eos"
-    assert any(field in fields and says in text for field, text in make_run(**changes).problems())
+    ]:
+        assert any(field in fields and says in text for field, text in make_run(**changes).problems())
 
 
 def test_of_a_sentence_that_two_attempts_translated_the_newest_counts():

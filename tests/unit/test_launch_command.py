@@ -143,22 +143,19 @@ def test_a_job_is_told_by_its_controller(slurm):
     assert found.record()["queue_s"] == 90.0
 
 
-@pytest.mark.parametrize(
-    "says, answer",
-    [
-        ("echo 45 RUNNING", True),
-        ("echo 45 COMPLETING; echo 46 FAILED", True),
-        ("echo 46 RUNNING; echo 45 COMPLETED", False),
-        ("echo 45 PENDING", False),  # of a requeued one: it will wait in its turn
-        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", False),
-        ("echo 'Unable to contact slurm controller' >&2; exit 1", None),
-        ("exec sleep 9", None),
-    ],
-)
-def test_whether_a_job_may_still_write(slurm, says, answer, monkeypatch):
+def test_whether_a_job_may_still_write(slurm, monkeypatch):
     monkeypatch.setattr(job, "QUEUE_S", 0.5)
-    program(slurm, "squeue", says)
-    assert job.may_still_write("45") is answer
+    for says, answer in {
+        "echo 45 RUNNING": True,
+        "echo 45 COMPLETING; echo 46 FAILED": True,
+        "echo 46 RUNNING; echo 45 COMPLETED": False,
+        "echo 45 PENDING": False,  # of a requeued one: it will wait in its turn
+        "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1": False,
+        "echo 'Unable to contact slurm controller' >&2; exit 1": None,
+        "exec sleep 9": None,
+    }.items():
+        program(slurm, "squeue", says)
+        assert job.may_still_write("45") is answer, says
 
 
 def test_a_controller_that_does_not_answer_is_an_error_and_without_a_queue_nobody_knows(slurm, monkeypatch):

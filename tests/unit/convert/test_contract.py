@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.refusals import tree_of
 from tests.unit.convert.conftest import FOREIGN, KNOWN, digest, documents_in, documents_of, ours, refused, run, write_hf
 from tests.unit.convert.layouts import file_of, flatten, parse, write
 from tokenscale.data.stores import parquet
@@ -16,16 +17,12 @@ from tokenscale.data.stores.foreign import hf_datasets, reframe, shards
 SHARDED = ["litdata", "mds"]  # folders of files of a given size beside index.json
 
 
-def contents(folder):
-    return {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
 @pytest.mark.parametrize("layout", FOREIGN)
 def test_equal_documents_give_equal_files(lab, tmp_path, layout):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         run(ours(lab), tmp_path / name / "x.bin", to=layout)
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert tree_of(tmp_path / "a") == tree_of(tmp_path / "b")
 
 
 @pytest.mark.parametrize("layout", [*SHARDED, "megatron"])
