@@ -12,9 +12,15 @@ from tokenscale.train.models.decoder import Decoder, initialise
 from tokenscale.train.models.objective import Objective
 
 CUDA = torch.device("cuda")
+
+
+def rows_of(length):
+    row = st.lists(st.integers(1, length), min_size=1, max_size=length)
+    return st.lists(row.map(lambda cuts: cut(cuts, length)), min_size=1, max_size=3)
+
+
 #: rows of one length, each as the lengths of its documents
-ROW = lambda n: st.lists(st.integers(1, n), min_size=1, max_size=n).map(lambda cuts: cut(cuts, n))  # noqa: E731
-ROWS = st.integers(1, 12).flatmap(lambda length: st.lists(ROW(length), min_size=1, max_size=3))
+ROWS = st.integers(1, 12).flatmap(rows_of)
 
 
 def cut(lengths, total):

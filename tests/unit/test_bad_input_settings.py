@@ -37,6 +37,9 @@ YAML = {
     "NUL": "scale: \0",
     "two documents": "a: 1\n---\nb: 2\n",
     "UTF-16": "scale: demo".encode("utf-16"),
+    "surrogates": 'question: "\\ud800"',
+    "surrogates in a key": '"\\ud800": 1',
+    "surrogates in a list": 'a: [{b: "x\\udfffy"}]',
 }
 
 
@@ -45,13 +48,6 @@ def test_a_file_that_is_no_configuration_is_refused_by_name(tmp_path, capsys, te
     path = tmp_path / "config.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
     assert str(path) in refused(capsys, ["check", "--config", path], untouched=tmp_path)
-
-
-@pytest.mark.parametrize("text", ['question: "\\ud800"', '"\\ud800": 1', 'a: [{b: "x\\udfffy"}]'])
-def test_text_that_no_file_can_hold_is_refused_where_it_is_read(tmp_path, text):
-    (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(UserError, match="surrogates"):
-        read_yaml(tmp_path / "config.yaml")
 
 
 #: YAML → what is read; None: refused by key, because it is read as another value or JSON cannot hold it
@@ -136,11 +132,15 @@ def test_values_of_the_command_line_are_read_as_those_of_files(capsys, pair):
 @pytest.mark.parametrize(
     "line", ["gpu_memory_gib = inf", "runtime_margin = nan", "runtime_margin = true", "environment = {A = 2024-01-01}"]
 )
-def test_a_machines_values_are_ones_that_json_can_hold(tmp_path, line):
+def test_a_machines_values_are_ones_that_json_can_hold_and_its_file_is_one(tmp_path, line):
     (tmp_path / "m.toml").write_text(line, encoding="utf-8-sig")
     with pytest.raises(UserError) as error:
         machine.load_machine(tmp_path / "m.toml")
     assert error.value.facts["key"].split(".")[0] == line.split()[0]
+    (tmp_path / "config").mkdir()
+    for path in ("a\0b", ".", "config"):
+        with pytest.raises(UserError, match="machine file"):
+            machine.load_machine(path, tmp_path)
 
 
 #: what would leave its folder, or mean something to a shell, a terminal, a glob, a regular expression or SLURM
@@ -192,13 +192,6 @@ def test_more_runs_than_anyone_can_start_are_counted_not_listed(tmp_path, change
         project(tmp_path, {**EXPERIMENT, **change}).runs("e")
 
 
-@pytest.mark.parametrize("path", ["a\0b", ".", "config"])
-def test_a_machines_file_that_is_none_is_refused(tmp_path, path):
-    (tmp_path / "config").mkdir()
-    with pytest.raises(UserError, match="machine file"):
-        machine.load_machine(path, tmp_path)
-
-
 OTHER_SCHEMES = ["file:///etc/passwd", "FILE:/etc/passwd", "javascript:alert(1)", "data:text/plain,x"]
 OTHER_SCHEMES += ["ftp://host/x.txt", "s3://bucket/x.txt", "gopher://host/x.txt"]
 
@@ -217,10 +210,12 @@ def test_only_http_is_read_from_elsewhere(tmp_path, kind, address, option):
     assert error.value.facts["key"] == f"corpora.c.source.{option}" and "http" in error.value.facts["reason"]
 
 
-@pytest.mark.parametrize("address", ["https://", "https:///x.txt", "https://[::1/x.txt", "https://host/a b.txt"])
-def test_an_address_without_a_host_is_refused(tmp_path, address):
-    with pytest.raises(UserError, match="not a complete address"):
-        project(tmp_path, corpora={"c": {"source": {"kind": "url", "files": [address]}}})
+def test_an_address_without_a_host_is_refused_and_those_that_only_look_odd_are_taken(tmp_path):
+    for address in ("https://", "https:///x.txt", "https://[::1/x.txt", "https://host/a b.txt"):
+        with pytest.raises(UserError, match="not a complete address"):
+            project(tmp_path, corpora={"c": {"source": {"kind": "url", "files": [address]}}})
+    for file in ("HTTPS://host/x.txt", "https://host:80/a@b.txt", "https://host/?q=me@here", "a:b.txt", "/a//b@c.txt"):
+        project(tmp_path, corpora={"c": {"source": {"files": file}}})
 
 
 SECRET = [f"{userinfo}@host/x.txt" for userinfo in ("me:planted", "planted", "me:p@planted", ":planted")]
@@ -234,11 +229,6 @@ def test_a_password_or_signature_in_an_address_is_refused_and_not_repeated(tmp_p
     with pytest.raises(UserError) as error:
         project(tmp_path, corpora={"c": {"source": source}})
     assert "host/x.txt" in str(error.value) and "planted" not in str(error.value)
-
-
-def test_addresses_and_paths_that_only_look_odd_are_taken(tmp_path):
-    for file in ("HTTPS://host/x.txt", "https://host:80/a@b.txt", "https://host/?q=me@here", "a:b.txt", "/a//b@c.txt"):
-        project(tmp_path, corpora={"c": {"source": {"files": file}}})
 
 
 def values(depth_names: list[str]):

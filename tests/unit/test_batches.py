@@ -211,12 +211,11 @@ def test_missing_inputs_and_a_model_with_too_few_embeddings_are_named(lab, appro
 
 
 def test_a_store_of_other_text_is_refused(lab, tmp_path):
-    other = Lab(tmp_path, ["other text"], vocabulary_size=262)
-    run = make_run("packed", sequence_length=T)
+    run, other = make_run("packed", sequence_length=T), Lab(tmp_path, ["other text"], vocabulary_size=262)
     with pytest.raises(UserError, match="corpus manifest, sha256"):
         open_batches(run, Inputs(other.corpus, store=lab.store(run.store)))
+    renamed = replace(run, tokenizer=replace(run.tokenizer, name="other"))
     with pytest.raises(UserError, match="tokenizer"):
-        renamed = replace(run, tokenizer=replace(run.tokenizer, name="other"))
         open_batches(renamed, Inputs(store=lab.store(run.store)))
 
 

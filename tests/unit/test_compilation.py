@@ -83,7 +83,7 @@ def test_chunks_and_rows_that_do_not_divide_are_one_graph_more_for_any_length(ch
     assert (found.graphs, found.recompiles, found.breaks, found.eager) == (*expected, 0, 0)
 
 
-class Breaking(torch.nn.Linear):
+class Special(torch.nn.Linear):
     def __init__(self, number):
         super().__init__(4, 4)
         self.number = str(number)  # a constant of the graph
@@ -92,28 +92,24 @@ class Breaking(torch.nn.Linear):
         return super().forward(x) if self.number else x
 
 
-def test_blocks_beyond_the_limit_of_recompiles_are_counted_as_eager():
+class Breaking(torch.nn.Linear):
+    def forward(self, x):
+        x = x + 1
+        torch._dynamo.graph_break()
+        return super().forward(x)
+
+
+def test_graph_breaks_and_blocks_beyond_the_limit_of_recompiles_are_counted():
     """A test of the tests: what a `functools.partial` on each instance once did to tensor parallelism."""
-    blocks = [Breaking(n) for n in range(1, 13)]
     with counting_backend() as seen:
-        compilation = compile_blocks(blocks)
-        x = torch.ones(2, 4)
-        for block in blocks:
+        compilation, x = compile_blocks([Special(n) for n in range(1, 13)]), torch.ones(2, 4)
+        for block in compilation.blocks:
             x = block(x)
         counts = compilation.counts()
     assert counts["graphs"] == seen["graphs"] == 8 and counts["recompiles"] == 7
     assert counts["blocks"] == 12 and counts["eager_blocks"] == 4
-
-
-def test_a_graph_break_is_counted():
-    class Printing(torch.nn.Linear):
-        def forward(self, x):
-            x = x + 1
-            torch._dynamo.graph_break()
-            return super().forward(x)
-
     with counting_backend():
-        compilation = compile_blocks([Printing(4, 4)])
+        compilation = compile_blocks([Breaking(4, 4)])
         compilation.blocks[0](torch.ones(2, 4))
         counts = compilation.counts()
     assert counts["graphs"] == 2 and counts["graph_breaks"] > 0  # Dynamo counts frame by frame

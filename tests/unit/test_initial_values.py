@@ -66,13 +66,16 @@ def test_a_decoders_parts_are_those_of_the_whole_model():
             assert weight.std() == pytest.approx(model.settings.initial_deviation * share, rel=error), name
 
 
-def test_words_are_those_of_splitmix():
+def test_words_are_those_of_splitmix_and_values_stay_what_they_are():
+    """Bit for bit on any machine: checkpoints of this seed and these names begin here."""
     counter, step = stream_of(3, "head.weight")
     found = random_words(torch.arange(5000) * 7919, counter, step).numpy().view(np.uint64)
     words = np.arange(5000, dtype=np.uint64) * np.uint64(7919) * np.uint64(step % 2**64) + np.uint64(counter % 2**64)
     for shift, multiplier in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
         words = (words ^ (words >> np.uint64(shift))) * np.uint64(multiplier)
     assert (found == words).all()
+    found = hashlib.sha256(normal(5, "head.weight", (300, 97)).numpy().tobytes()).hexdigest()
+    assert found[:16] == "8688595cf2608e3a"
 
 
 def test_a_step_of_few_changes_is_replaced(monkeypatch):
@@ -147,9 +150,3 @@ def test_no_word_comes_twice():
     for bit in range(64):  # and each bit is as often one as zero
         share = ((words >> bit) & 1).double().mean().item()
         assert abs(share - 0.5) < FIVE_SIGMA * 0.5 / len(words) ** 0.5, bit
-
-
-def test_values_stay_what_they_are():
-    """Bit for bit on any machine: checkpoints of this seed and these names begin here."""
-    found = hashlib.sha256(normal(5, "head.weight", (300, 97)).numpy().tobytes()).hexdigest()
-    assert found[:16] == "8688595cf2608e3a"
