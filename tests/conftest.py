@@ -1,8 +1,9 @@
 """Marks, order and fixtures that all tests share."""
 
+import itertools
 import os
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import hypothesis
@@ -30,6 +31,16 @@ def pytest_collection_modifyitems(items):
         for mark in item.iter_markers("slow"):
             seconds[item.path] = max(seconds[item.path], *mark.args)
     items.sort(key=lambda item: -seconds[item.path])
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The ten longest files, their fixtures included, to the file that `.ci/run` names."""
+    if path := os.environ.get("LONGEST_TESTS"):
+        seconds = Counter()
+        for report in itertools.chain(*terminalreporter.stats.values()):
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+        Path(path).write_text("".join(f"{took:8.0f} s  {file}\n" for file, took in seconds.most_common(10)))
 
 
 @pytest.hookimpl(tryfirst=True)
