@@ -67,7 +67,7 @@ faults-test: $(READY)
 # jobs on a SLURM whose daemons the tests start and end themselves; fails where it is not installed, and says what to install
 slurm-test: $(READY)
 	@$(VENV)/bin/python -m tests.slurm.missing
-	$(PYTEST) tests/slurm
+	$(PYTEST) --dist worksteal tests/slurm
 
 long-test: $(READY)
 	$(PYTEST) $(call marked,long,tests/long)

@@ -14,14 +14,16 @@ import yaml
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
-#: documents whose blocks run in order in one checkout, the longest group first; what needs a demo follows the README
+#: documents whose blocks run in order in one checkout, the longest group first. What needs a demo follows the README, which
+#: follows the tutorial: both run one experiment on the same text of a user, and its runs are trained once
 GROUPS = [
     [
+        "docs/tutorial.md",
         "README.md",
         *(
             f"docs/{name}.md"
             for name in (
-                *("tutorial", "install", "experiments", "data", "source-studies", "training", "evaluation", "report"),
+                *("install", "experiments", "data", "source-studies", "training", "evaluation", "report"),
                 *("interoperability", "parallelism", "operations", "cloud", "results", "replication", "index", "api"),
             )
         ),

@@ -2,11 +2,11 @@
 
 import os
 import re
-import subprocess
-import sys
+import shutil
 
 import pytest
 
+from tests.workflow import forked
 from tests.workflow.conftest import RUNS
 from tests.workflow.test_workflow import write
 
@@ -20,17 +20,29 @@ SILENT = "#!/bin/sh\nexit 0\n"
 
 
 @pytest.fixture
-def cluster(fresh, tmp_path):
+def cluster(fresh):
+    return equip(fresh)
+
+
+@pytest.fixture
+def made(copy):
+    """The same, of which all but the trainings is there, so that they are the first to be submitted."""
+    for name in ("runs", "tables"):
+        shutil.rmtree(copy.root / "results" / name)
+    return equip(copy)
+
+
+def equip(project):
     """A project at scale alps whose experiment `ways` needs many node-hours, and `ranks` few."""
-    commands = tmp_path / "commands"
+    commands = project.root.parent / "commands"
     commands.mkdir()
     for name in ("sbatch", "sacctmgr", "sshare", "sacct", "squeue", "scancel", "sinfo"):
         (commands / name).write_text(SBATCH if name == "sbatch" else SILENT)
         (commands / name).chmod(0o755)
     dear = RUNS | {"model": {"preset": "llama-8b-nemo"}, "budget": {"steps": 2_000_000}, "sequence_length": 2048}
-    write(fresh, "ways", runs=dear, data_benchmark=None)
-    write(fresh, "ranks", runs=RUNS | {"approach": "packed"}, factors={"layout.data": [1, 2]}, data_benchmark=None)
-    return fresh
+    write(project, "ways", runs=dear, data_benchmark=None)
+    write(project, "ranks", runs=RUNS | {"approach": "packed"}, factors={"layout.data": [1, 2]}, data_benchmark=None)
+    return project
 
 
 def submit(project, *arguments, account="g1"):
@@ -41,10 +53,8 @@ def submit(project, *arguments, account="g1"):
     environment.pop("ALPS_ACCOUNT", None)
     if account:
         environment["ALPS_ACCOUNT"] = account
-    command = [sys.executable, "-m", "snakemake", "--profile", "alps", *IMPATIENT, *arguments]
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": 120}
-    done = subprocess.run(command, cwd=project.root, env=environment, **options)
-    return done.returncode, done.stdout, calls.read_text().splitlines() if calls.exists() else []
+    code, text = forked.snakemake(["--profile", "alps", *IMPATIENT, *arguments], project.root, environment)
+    return code, text, calls.read_text().splitlines() if calls.exists() else []
 
 
 def refusals(text):
@@ -114,37 +124,30 @@ def test_an_option_that_takes_nothing_of_what_is_submitted_away_is_not(cluster):
     assert calls and not refusals(text), text
 
 
-def made(project):
-    """What trainings read is there, so that they are the first to be submitted."""
-    project.snakemake("--cores", "2", "--", "tokens")
-    return project
-
-
 def limits(calls):
     """Time limits, in minutes, of the trainings among sbatch's calls."""
     return [int(minutes) for call in calls if "rule_train" in call for minutes in re.findall(r" -t (\d+) ", call)]
 
 
-def test_a_job_asks_for_as_long_as_its_estimate_says_unless_the_profile_says_more(cluster):
+def test_a_job_asks_for_as_long_as_its_estimate_says_unless_the_profile_says_more(made):
     """Two runs of seconds: 30 minutes each, where the machine's limit is 12 hours."""
-    made(cluster)
-    code, text, calls = submit(cluster, "--keep-going", "--", "ranks")
+    code, text, calls = submit(made, "--keep-going", "--", "ranks")
     assert limits(calls) == [30, 30], (text, calls)
-    code, text, calls = submit(cluster, "--keep-going", "--set-resources", "train:runtime=77", "--", "ranks")
+    code, text, calls = submit(made, "--keep-going", "--set-resources", "train:runtime=77", "--", "ranks")
     assert limits(calls) == [30, 30, 77, 77], calls
-    folder = cluster.root / "profiles/alps"
+    folder = made.root / "profiles/alps"
     (folder / "config.yaml").write_text(
         (folder / "config.yaml").read_text() + "set-resources: {train: {runtime: 99}}\n"
     )
-    code, text, calls = submit(cluster, "--keep-going", "--", "ranks")
+    code, text, calls = submit(made, "--keep-going", "--", "ranks")
     assert limits(calls)[4:] == [99, 99], calls
 
 
-def test_a_job_asks_for_the_nodes_cores_and_gpus_of_its_ranks(cluster):
+def test_a_job_asks_for_the_nodes_cores_and_gpus_of_its_ranks(made):
     """Two tasks where there is one rank, as the plugin wants it. Six GPUs are three on each of two nodes."""
     runs = RUNS | {"approach": "packed", "global_batch": 48}
-    write(cluster, "ranks", runs=runs, factors={"layout.data": [1, 2, 6, 16]}, data_benchmark=None)
-    _, text, calls = submit(made(cluster), "--keep-going", "--", "ranks")
+    write(made, "ranks", runs=runs, factors={"layout.data": [1, 2, 6, 16]}, data_benchmark=None)
+    _, text, calls = submit(made, "--keep-going", "--", "ranks")
     options = r"--nodes=(\d+) .*--ntasks-per-node=(\d+) --cpus-per-task=(\d+) --signal=USR1@300 .*--gres=gpu:(\d+)"
     asked = [tuple(map(int, re.search(options, call).groups())) for call in calls if "rule_train" in call]
     assert sorted(asked) == [(1, 2, 36, 1), (1, 2, 72, 2), (2, 3, 72, 3), (4, 4, 72, 4)], (text, calls)
@@ -169,7 +172,7 @@ def test_a_dry_run_says_the_most_that_runs_without_a_store_can_take(cluster):
     assert "cost of 2 trainings, estimated: ≤ 12.0 node-hours, within the budget" in text, text
     assert "  ≤: 1 runs are priced by the time limit of their jobs: a row's useful tokens are not known" in text
     assert "  ≤: 1 runs are priced by the fewest useful tokens per row" in text
-    made(cluster)
+    cluster.snakemake("--cores", "2", "--", "tokens")
     code, text, _ = submit(cluster, "-n", "ranks")
     assert re.search(r"cost of 2 trainings, estimated: 0.\d+ node-hours, within", text) and "≤" not in text, text
 

@@ -107,7 +107,7 @@ def test_a_job_that_is_requeued_in_mid_run_goes_on(project):
 
 def test_a_restarted_controller_trains_nothing_twice(project):
     """Its job goes on when Snakemake is killed; the next one's job waits for it, and seals without training."""
-    project.change("long", budget={"wall_s": 60})  # it still trains when the second job begins
+    project.change("long", layout={}, budget={"wall_s": 60})  # it still trains when the second job begins
     process = project.start("runs", "--config", "experiments=long")
     project.until(lambda: project.step() > 20)
     os.killpg(process.pid, signal.SIGKILL)

@@ -92,7 +92,7 @@ def test_a_job_with_fewer_nodes_than_its_run_needs_trains_nothing(project):
 
 def test_a_job_beyond_its_time_limit_goes_on_in_the_next(project):
     """A job has a minute, of which ranks train less than 55 s: SLURM looks twice, and tells them in its second half."""
-    project.change("long", budget={"wall_s": 55})
+    project.change("long", layout={}, budget={"wall_s": 55})
     options = ("--set-resources", "train:runtime=1", "train:slurm_extra=--signal=USR1@1")
     project.snakemake("runs", *options, "--retries", "9", "--config", "experiments=long")
     name, path = run_of(project)
