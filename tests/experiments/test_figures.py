@@ -25,7 +25,7 @@ from tokenscale.settings.mixture import MixtureSettings, MixtureSource, MixtureS
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.registry import FIGURES
 
-pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(50)]
 
 
 @pytest.fixture(scope="module")

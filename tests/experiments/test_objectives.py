@@ -1,6 +1,7 @@
 """Objectives from end to end through the workflow: raw text in, sealed runs out, losses on held-out rows that fell."""
 
 import json
+import shutil
 
 import pytest
 
@@ -28,15 +29,16 @@ EXPERIMENTS = {
 }
 
 
-def test_causal_and_masked_runs_learn(fresh):
+def test_causal_and_masked_runs_learn(copy):
     pytest.importorskip("transformers")
+    shutil.rmtree(copy.root / "results/runs")
     for name, experiment in EXPERIMENTS.items():
-        (fresh.root / f"config/experiments/{name}.yaml").write_text(json.dumps(experiment))
-    fresh.snakemake("--cores", "2", "runs")
-    records = [json.loads(path.read_text()) for path in sorted(fresh.root.glob("results/runs/*/run.json"))]
+        (copy.root / f"config/experiments/{name}.yaml").write_text(json.dumps(experiment))
+    copy.snakemake("--cores", "2", "runs")
+    records = [json.loads(path.read_text()) for path in sorted(copy.root.glob("results/runs/*/run.json"))]
     assert [r["outcome"]["status"] for r in records] == ["complete"] * 3
     assert sorted(r["run"].get("objective", "causal") for r in records) == ["causal", "masked", "masked"]
-    for path in fresh.root.glob("results/runs/*/attempt=00/rank=00000/events.jsonl"):
+    for path in copy.root.glob("results/runs/*/attempt=00/rank=00000/events.jsonl"):
         events = [json.loads(line) for line in path.read_text().splitlines()]
         first, last = (e["loss_sum"] / e["useful_tokens"] for e in events if e["event"] == "validation")
         assert last < 0.9 * first, path

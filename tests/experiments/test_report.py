@@ -23,7 +23,7 @@ from tokenscale.settings.closure import import_closure
 from tokenscale.settings.data import StorageSettings
 from tokenscale.settings.registry import FIGURES
 
-pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(60)]
 
 #: what `queries.connect` itself reads
 VIEWS = {"steps_global", "validation"}

@@ -32,7 +32,7 @@ from tokenscale.report.table import Table, latex, markdown
 from tokenscale.report.verification import verify
 from tokenscale.train.record import log_hashes
 
-pytestmark = [pytest.mark.experiment, pytest.mark.slow(20)]
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(60)]
 
 ROOT = Path(__file__).parents[2]
 FIGURE = "data_stall_share"

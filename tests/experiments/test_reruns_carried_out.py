@@ -8,7 +8,7 @@ import pytest
 from tests.workflow.conftest import EXPERIMENTS, OFFLINE, copy_of
 from tests.workflow.jobs import ACCEPTED, APPROACHES, BENCHMARK, RANKS, RUNS, STORES, WAYS, changed, source_files
 
-pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.workflow]
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(110), pytest.mark.workflow]
 
 # Edits
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from tests.once import once
-from tests.workflow.conftest import CONFIG, RUNS, Project, copy_of, make_project
+from tests.workflow.conftest import CONFIG, RUNS, Project, copy_of
 from tests.workflow.jobs import changed
 from tokenscale.analysis.queries import query
 from tokenscale.settings import config as configuration
@@ -24,23 +24,21 @@ LEFT = {
 }
 
 
-def make(folder):
-    project = make_project(folder)
-    shutil.rmtree(project.root / "config/experiments")
+def build(built, folder):
+    """From the project whose tokens are there."""
+    project = copy_of(built, folder)
+    for name in ("config/experiments", "results/runs"):
+        shutil.rmtree(project.root / name)
     (project.root / "config/experiments").mkdir()
     (project.root / "config/experiments/left.yaml").write_text(json.dumps(LEFT))
     (project.root / "config/config.yaml").write_text(json.dumps(CONFIG | {"experiments": ["left"]}))
     (project.root / "config/claims.yaml").write_text(json.dumps({"documents": {}, "claims": {}}))
-    return project
-
-
-def build(folder):
-    make(folder).snakemake("--cores", "2", "tables")
+    project.snakemake("--cores", "2", "tables")
 
 
 @pytest.fixture(scope="module")
-def left(tmp_path_factory) -> Project:
-    made = Project(once(tmp_path_factory, "left", build) / "project")
+def left(built, tmp_path_factory) -> Project:
+    made = Project(once(tmp_path_factory, "left", lambda folder: build(built, folder)) / "project")
     return copy_of(made, tmp_path_factory.mktemp("left-copy"))
 
 

@@ -22,7 +22,7 @@ from tokenscale.runs.records.provenance import read_sealed
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.run import RunSettings
 
-pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.distributed]
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(80), pytest.mark.distributed]
 PRESET = """\
 model: {vocab_size: 300, hidden_size: 32, num_layers: 2, num_heads: 2, max_seq_len: 32}
 training: {batch_size: 2, gradient_accumulation_steps: 2, learning_rate: 6e-4, max_steps: 10000, warmup_steps: 2}

@@ -10,7 +10,7 @@ from tests.workflow import forked
 from tests.workflow.conftest import RUNS
 from tests.workflow.test_workflow import write
 
-pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.workflow]
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(60), pytest.mark.workflow]
 
 #: refuses every job, so that a controller ends at once; the call has been written down before
 SBATCH = '#!/bin/sh\necho "$@" >> "$SUBMITTED"\necho refused >&2\nexit 1\n'

@@ -24,7 +24,7 @@ from tokenscale.settings import source_studies
 from tokenscale.settings.run import RunSettings
 from tokenscale.train.parallel.world import World
 
-pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.distributed]
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(120), pytest.mark.distributed]
 COMMON = "--tokenizer-name bpe --sequence-length 32 --device cpu"
 #: factor → its levels, each some flags. A level holds the flags that mean something together only
 FACTORS = {

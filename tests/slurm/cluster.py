@@ -57,7 +57,7 @@ TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=1
 JobAcctGatherParams=OverMemoryKill
-KillWait=5
+KillWait=20
 
 # a node has what stands here, whatever this machine has
 SlurmdParameters=config_overrides
@@ -340,7 +340,7 @@ def marked(root: Path) -> list[int]:
         number
         for number in numbers
         if number != os.getpid()
-        and (line in _read(number, "environ").split("\0") or any(name.startswith(logs) for name in _open(number)))
+        and (line in _read(number, "environ").split("\0") or any(name.startswith(logs) for name in open_files(number)))
     )
 
 
@@ -371,7 +371,7 @@ def _read(process: int, name: str) -> str:
         return ""
 
 
-def _open(process: int) -> list[str]:
+def open_files(process: int) -> list[str]:
     """Names of a process's open files, as far as this user may know them."""
     names = []
     with contextlib.suppress(OSError), os.scandir(f"/proc/{process}/fd") as entries:

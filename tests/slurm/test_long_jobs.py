@@ -3,9 +3,11 @@
 import os
 import re
 import signal
+from pathlib import Path
 
 import pytest
 
+from tests.slurm.cluster import open_files
 from tests.slurm.projects import events, run_of, whole
 
 pytestmark = pytest.mark.slow(20)
@@ -35,7 +37,7 @@ def test_a_launcher_alone_that_is_told_to_end_has_its_ranks_write_a_state(projec
 
 
 def test_a_cancelled_job_is_told_as_such_and_goes_on(project):
-    """scancel gives it five seconds here, and thirty on most clusters."""
+    """scancel gives it twenty seconds here, and thirty on most clusters."""
     process = project.start("runs", "--retries", "0", "--config", "experiments=long")
     project.until(lambda: project.step() > 20)
     name, path = run_of(project)
@@ -107,20 +109,25 @@ def test_a_job_that_is_requeued_in_mid_run_goes_on(project):
 
 def test_a_restarted_controller_trains_nothing_twice(project):
     """Its job goes on when Snakemake is killed; the next one's job waits for it, and seals without training."""
-    project.change("long", layout={}, budget={"wall_s": 60})  # it still trains when the second job begins
     process = project.start("runs", "--config", "experiments=long")
     project.until(lambda: project.step() > 20)
+    name, path = run_of(project)
+    steps = str(path / "attempt=00/rank=00000/steps.jsonl")
+    (rank,) = (int(folder.name) for folder in Path("/proc").glob("[0-9]*") if steps in open_files(folder.name))
+    os.kill(rank, signal.SIGSTOP)  # it still trains when the second job begins
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    name, path = run_of(project)
     project.snakemake("--unlock")
-    project.snakemake("runs", "--config", "experiments=long")
+    process = project.start("runs", "--config", "experiments=long")
+    log = project.root / f"results/logs/train/{name}.log"
+    project.until(lambda: log.exists() and "waiting for it" in log.read_text())
+    os.kill(rank, signal.SIGCONT)
+    project.ended(process)
     first, second = project.jobs_of(name)
     assert (first["state"], second["state"]) == ("COMPLETED", "COMPLETED")
     whole(project, 1)
-    log = (project.root / f"results/logs/train/{name}.log").read_text()
-    assert re.search(rf"is being written by process \d+ on .*job {first['id']}; waiting for it", log)
-    assert "has ended already" in log
+    assert re.search(rf"is being written by process \d+ on .*job {first['id']}; waiting for it", log.read_text())
+    assert "has ended already" in log.read_text()
 
 
 def test_a_run_that_fails_is_tried_as_often_as_the_profile_says(project):
