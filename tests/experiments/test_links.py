@@ -3,10 +3,10 @@
 import os
 import shutil
 import subprocess
-import sys
 
 import pytest
 
+from tests import served
 from tests.workflow.conftest import ROOT
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.workflow]
@@ -30,7 +30,7 @@ def kept(links):
 
 
 def status(project, *options):
-    command = [sys.executable, "-m", "tokenscale", "status", *options]
+    command = [served.python(), "-m", "tokenscale", "status", *options]
     done = subprocess.run(
         command, cwd=project.root, env=project.environment, capture_output=True, text=True, timeout=120
     )

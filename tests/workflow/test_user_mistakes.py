@@ -146,11 +146,10 @@ def test_a_command_line_is_read_as_people_type_it(typed, read):
 @pytest.mark.parametrize(
     "words, near", [(["--profile", "alp"], "alps"), (["--profile=alps-debg"], "alps-debug"), (["--profile", "x"], None)]
 )
-def test_an_unknown_profile_is_refused_before_snakemake_reads_it(words, near, fresh):
-    command = [sys.executable, "-m", "snakemake", *words, "-n"]
-    done = subprocess.run(command, cwd=fresh.root, env=fresh.environment, capture_output=True, text=True)
-    assert done.returncode == 2 and "there is no such profile" in done.stderr and "Traceback" not in done.stderr
-    assert near is None or f"did you mean {near}?" in done.stderr
+def test_an_unknown_profile_is_refused_before_snakemake_reads_it(words, near, shared):
+    code, text = forked.snakemake([*words, "-n"], shared.root, shared.environment)
+    assert code == 2 and "there is no such profile" in text and "Traceback" not in text
+    assert near is None or f"did you mean {near}?" in text
 
 
 @pytest.mark.parametrize("files", ["gone.txt", ["gone/*.parquet"], "empty.txt"])
