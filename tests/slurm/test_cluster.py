@@ -1,15 +1,14 @@
-"""The cluster of these tests itself: nodes, GPUs, several nodes in one step, two at once, an end without remains."""
+"""The cluster of these tests: no traces of another one, an end without remains. What it has: test_trainings.py."""
 
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.slurm import cluster as module
-from tests.slurm.cluster import GPUS, NODES, free
+from tests.slurm.cluster import NODES, free
 from tests.slurm.missing import found
 
 ROOT = Path(__file__).parents[2]
@@ -45,50 +44,6 @@ def ended_orderly(cluster, but: str = "") -> bool:
     """Whether its daemons ended themselves when asked to."""
     assert len(cluster.daemons) == 5
     return all(daemon.returncode == 0 for name, daemon in cluster.daemons.items() if name != but)
-
-
-# -- what it has
-
-
-def test_four_nodes_are_idle(cluster):
-    cluster.wait_for_nodes("idle")
-    assert cluster.nodes() == dict.fromkeys(NODES, "idle")
-    said = cluster.run("sinfo", "--noheader", "--Node", "--partition=normal", "--format=%c %m %G").stdout
-    assert said.splitlines() == ["64 256000 gpu:4"] * 4
-
-
-def test_a_step_of_one_gpu_sees_that_one(cluster):
-    cluster.wait_for_nodes("idle")  # a job that is not quite over keeps its GPUs
-    said = cluster.run("srun", "--gres=gpu:1", "sh", "-c", 'echo "$CUDA_VISIBLE_DEVICES $SLURM_NTASKS $SLURM_NNODES"')
-    assert said.stdout == "0 1 1\n"
-
-
-def test_jobs_on_a_node_see_different_gpus(cluster, tmp_path):
-    """Each waits until both are there."""
-    cluster.wait_for_nodes("idle")
-    command = f'touch {tmp_path}/$SLURM_JOB_ID-$CUDA_VISIBLE_DEVICES; until [ -e "{tmp_path}/go" ]; do sleep 0.1; done'
-    jobs = [submit(cluster, command, "--gres=gpu:2", f"--nodelist={NODES[1]}") for _ in range(2)]
-    for job in jobs:
-        cluster.wait_for(job, "RUNNING")
-    (tmp_path / "go").touch()
-    for job in jobs:
-        assert cluster.wait_for(job, "COMPLETED")["nodes"] == NODES[1]
-    assert {path.name for path in tmp_path.iterdir()} == {"go", f"{jobs[0]}-0,1", f"{jobs[1]}-2,3"}
-
-
-def test_a_step_of_four_by_four_is_sixteen_ranks_on_four_nodes(cluster):
-    names = ["SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURMD_NODENAME", "SLURM_NTASKS", "CUDA_VISIBLE_DEVICES"]
-    options = ["--nodes=4", "--ntasks=16", "--ntasks-per-node=4", "--gpus-per-node=4"]
-    said = cluster.run("srun", *options, "sh", "-c", " ".join(["echo", *(f"${name}" for name in names)])).stdout
-    ranks = [dict(zip(names, line.split(), strict=True)) for line in said.splitlines()]
-    assert sorted(int(rank["SLURM_PROCID"]) for rank in ranks) == [*range(16)]
-    assert {rank["SLURM_NTASKS"] for rank in ranks} == {"16"}
-    assert {rank["CUDA_VISIBLE_DEVICES"] for rank in ranks} == {"0,1,2,3"}
-    assert Counter(rank["SLURMD_NODENAME"] for rank in ranks) == dict.fromkeys(NODES, GPUS)
-    for rank in ranks:
-        number = int(rank["SLURM_PROCID"])
-        assert (int(rank["SLURM_NODEID"]), int(rank["SLURM_LOCALID"])) == divmod(number, GPUS)
-        assert rank["SLURMD_NODENAME"] == NODES[number // GPUS]
 
 
 def test_variables_of_another_cluster_change_nothing(cluster, monkeypatch):

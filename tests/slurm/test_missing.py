@@ -23,7 +23,7 @@ def test_the_check_before_the_tests_fails_with_what_to_install():
 
 
 def test_tests_are_skipped_with_what_to_install():
-    arguments = ["-rs", "-p", "no:cacheprovider", "tests/slurm/test_cluster.py", "-k", "idle"]
+    arguments = ["-rs", "-p", "no:cacheprovider", "tests/slurm/test_cluster.py", "-k", "variables"]
     done = without_slurm(f"import pytest; sys.exit(pytest.main({arguments}))")
     assert done.returncode == 0
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
