@@ -14,8 +14,8 @@ import yaml
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
-#: documents whose blocks run in order in one checkout, the longest group first. What needs a demo follows the README, which
-#: follows the tutorial: both run one experiment on the same text of a user, and its runs are trained once
+#: documents whose blocks run in order in one checkout, the longest group first. What needs a demo follows the README,
+#: and the README the tutorial: both run an experiment on the same text of a user, whose runs are then trained once
 GROUPS = [
     [
         "docs/tutorial.md",
