@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the verdicts, worst first. Return the exit code."""
     try:
-        expected = {re.sub(" from step.*", "", kind.strip()) for kind in arguments.expect}
+        expected = {kind.partition(" from step")[0].strip() for kind in arguments.expect}
         if unknown := expected - {*KINDS}:
             raise GoldenError(f"--expect {unknown.pop()!r} is no kind of change; choose from: {'; '.join(KINDS)}.")
         verdicts = sorted(_compare(arguments), key=lambda pair: (KINDS.index(pair[1].kind), -pair[1].largest))
@@ -78,14 +77,13 @@ def _list_curves(folder: Path, front: str = "") -> Iterator[str]:
 
 def _row(name: str, verdict: Verdict) -> str:
     sizes = [f"{size:.1e}" if size else "" for size in (verdict.first, verdict.largest)]
-    step, time = "" if verdict.step is None else verdict.step, verdict.speed.render() if verdict.speed else ""
-    cells = name, verdict.title, step, *sizes, verdict.reason, time
+    step = "" if verdict.step is None else verdict.step
+    cells = name, verdict.title, step, *sizes, verdict.reason, verdict.speed or ""
     return "| " + " | ".join(" ".join(str(cell).replace("|", "\\|").split()) for cell in cells) + " |"
 
 
 def _lines(verdict: Verdict) -> str:
     first = "" if verdict.step is None or verdict.kind == DATA else f" (first at step {verdict.step})"
-    time = verdict.speed.render() if verdict.speed else ""
-    facts = [("why", verdict.reason), ("floor", verdict.floor), ("sure", verdict.sure), ("time of a step", time)]
-    lines = [f"  {label:<14}  {text}" for label, text in facts + [("note", note) for note in verdict.notes] if text]
+    facts = [("why", verdict.reason), ("floor", verdict.floor), ("sure", verdict.sure), ("step time", verdict.speed)]
+    lines = [f"  {key:<9}  {text}" for key, text in [*facts, *(("note", note) for note in verdict.notes)] if text]
     return "\n".join([verdict.title + first, *lines])

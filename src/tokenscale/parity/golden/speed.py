@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 FEWEST, SMALLEST = 12, 0.01  # steps with a time in each run; change that counts, for repeated runs differ by it
-OUTLIER = 2.5  # robust standard deviations from the line
+OUTLIER = 3.0  # robust standard deviations from the line where a step no longer counts
 
 
 @dataclass
@@ -14,13 +14,12 @@ class Speed:
     """Relative change of a step's time in the middle of the run, its 95 % interval, and the drift within both runs."""
 
     change: float
-    low: float
-    high: float
+    interval: tuple[float, float]
     drifts: tuple[float, float]
     moved: bool  #: beyond chance in the same direction at both ends of the runs, so that no drift explains it
 
-    def render(self) -> str:
-        numbers = [f"{100 * value:+.1f}" for value in (self.change, self.low, self.high, *self.drifts)]
+    def __str__(self) -> str:
+        numbers = [f"{100 * value:+.1f}" for value in (self.change, *self.interval, *self.drifts)]
         return "{} % [{}, {}]; drift within OLD {} %, within NEW {} %".format(*numbers)
 
 
@@ -31,10 +30,10 @@ def compare_speed(old: np.ndarray, new: np.ndarray) -> Speed | None:
     change, drift, error = b[0] - a[0], b[1] - a[1], math.hypot(a[2], b[2])
     z, df = 1.959964, min(a[3], b[3])  # 97.5 % quantile of Student's t, by the series of Cornish and Fisher
     width = error * (z + (z**3 + z) / 4 / df + (5 * z**5 + 16 * z**3 + 3 * z) / 96 / df**2)
-    # the error at an end is twice that in the middle; a test on one side at 5 %, for both ends must agree
-    moved = abs(change) - abs(drift) / 2 > 0.84 * 2 * width and abs(change) > SMALLEST
-    low, high = math.expm1(change - width), math.expm1(change + width)
-    return Speed(math.expm1(change), low, high, (math.expm1(a[1]), math.expm1(b[1])), moved)
+    # the error at an end is twice that in the middle; at both a test on one side at 5 %
+    moved = abs(change) - abs(drift) / 2 > (0.84 - 0.27 / df) * 2 * width and abs(change) > SMALLEST
+    low, high, *drifts = (math.expm1(value) for value in (change - width, change + width, a[1], b[1]))
+    return Speed(math.expm1(change), (low, high), (drifts[0], drifts[1]), moved)
 
 
 def _fit_line(values: np.ndarray) -> tuple[float, float, float, float] | None:
@@ -43,14 +42,13 @@ def _fit_line(values: np.ndarray) -> tuple[float, float, float, float] | None:
     if len(at) < FEWEST:
         return None
     x, y = (at - at.mean()) / (at[-1] - at[0]), np.log(values[at])
-    slope, level, keep = 0.0, float(np.median(y)), np.ones(len(y), bool)
-    for _ in range(4):
+    slope, level = 0.0, float(np.median(y))
+    for _ in range(8):  # Tukey's biweight
         rest = y - level - slope * x
-        keep = np.abs(rest) <= OUTLIER * 1.4826 * np.median(np.abs(rest)) + 1e-9
-        slope, level = np.polyfit(x[keep], y[keep], 1)
-    rest, n = (y - level - slope * x)[keep], int(keep.sum())
-    r = float(rest[1:] @ rest[:-1] / max(rest @ rest, 1e-30))
+        keep = np.clip(1 - (rest / (OUTLIER * 1.4826 * np.median(np.abs(rest)) + 1e-9)) ** 2, 0, 1)
+        slope, level = np.polyfit(x, y, 1, w=keep)
+    pull, n = keep**2 * (y - level - slope * x), len(x)
+    r = float(pull[1:] @ pull[:-1] / max(pull @ pull, 1e-30))
     r = min(0.95, max(0.0, r + (1 + 3 * r) / n))  # without its bias in a short series
-    effective = max(3.0, n * (1 - r) / (1 + r))
-    # normal noise without its tails beyond OUTLIER deviates 6 % less
-    return level, slope, 1.06 * math.sqrt(rest @ rest / (n - 2) / effective), max(1.5, effective - 2)
+    effective, share = max(3.0, n * (1 - r) / (1 + r)), max(0.1, float(np.mean(keep * (5 * keep - 4))))
+    return level, slope, math.sqrt(pull @ pull / (n - 2) / effective) / share, max(1.5, effective - 2)
