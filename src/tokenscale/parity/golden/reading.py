@@ -14,10 +14,10 @@ import numpy as np
 
 LOSSES = ("loss", "train loss", "training loss", "lm loss", "loss train", "reduced train loss", "global avg loss")
 NO_LOSS = set("val valid validation eval test dev scale scaling aux balance balancing z mtp min max best".split())
-STEP = re.compile(r"\b(steps?|iterations?|iter|it)$")
-NORM = re.compile(r"\bgrad(ient)?s? ?norm$|^(global )?norm$")
+STEP = re.compile(r"\b(steps?|iterations?|iter|it|num updates)$")
+NORM = re.compile(r"\bgrad(ient)?s? ?norm$|^(global )?norm$|^gnorm$")
 TIME = re.compile(r"\b(time|time m?s|step m?s|m?s|dt|seconds|sec|step timing in s|time per (step|iteration)( m?s)?)$")
-NO_TIME = set("run total relative wall eta remaining data wait val eval validation start end since".split())
+NO_TIME = set("run total relative wall eta remaining data wait val eval start end since forward backward".split())
 RATE = re.compile(r"\b(tps|tgs|wps|throughput|(tok|tokens|samples) (per )?(s|sec|second)( per (gpu|device))?)$")
 NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:e[-+]?\d+)?|\.\d+|nan|inf(?:inity)?)"
 PAIR = re.compile(rf"([a-z_][a-z_/\-. ()%]*?)['\"]?\s*[:=]?\s*['\"]?({NUMBER})(?=m?s?(?![a-z0-9_]))", re.IGNORECASE)
@@ -39,10 +39,7 @@ class Number(float):
 
 @dataclass
 class Curve:
-    """Losses by step, and gradient norms and seconds per step where known (NaN where a step has none).
-
-    `unit` and `norm_unit` are what the last printed digit is worth at each step, 0 where values were not printed.
-    """
+    """Losses, gradient norms and seconds by step (NaN: not known). Units: what a last printed digit is worth, or 0."""
 
     steps: np.ndarray
     loss: np.ndarray
@@ -101,11 +98,13 @@ def _read_file(path: Path) -> Rows:
     lines = [line for line in re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text).splitlines() if line.strip()]
     if not lines:
         raise GoldenError(f"{path} is empty.")
+    plain = [line for line in lines if not line.lstrip().startswith(("#", "//"))] or lines
     for reader in (_read_json, _read_csv, _read_numbers, _read_output):
-        if rows := reader(lines):
+        if rows := reader(lines if reader is _read_output else plain):
             return rows
-    known = "no JSON, no CSV (decimal commas need ; between cells), no lines of numbers, no 'step 1 loss 2.3'"
-    raise GoldenError(f"{path} has no losses.\n  first lines  {' / '.join(lines[:2])[:160]}\n  understood   {known}")
+    shown = " / ".join(line[:80] for line in dict.fromkeys([*lines[:2], lines[-1]]))
+    known = "no JSON, no CSV with a header (decimal commas: ; between cells), no lines of numbers, no 'step 1 loss 2.3'"
+    raise GoldenError(f"{path} has no losses.\n  lines       {shown}\n  understood  {known}")
 
 
 def _read_json(lines: list[str]) -> Rows:
@@ -117,6 +116,8 @@ def _read_json(lines: list[str]) -> Rows:
 
     found = load("\n".join(lines)) or [*map(load, lines)]  # the last line of a killed run is cut
     found = found.get("log_history", found) if isinstance(found, dict) else found
+    if isinstance(found, dict) and all(map(str.isdecimal, found)):  # by step
+        found = [{"step": int(k), **(row if isinstance(row, dict) else {"loss": row})} for k, row in found.items()]
     if not isinstance(found, dict) or not any(isinstance(value, dict | list) for value in found.values()):
         rows = [row for row in (found if isinstance(found, list) else [found]) if isinstance(row, dict)]
         return [{name: _number(value) for name, value in row.items()} for row in rows]
@@ -128,14 +129,15 @@ def _read_json(lines: list[str]) -> Rows:
             values = {str(start + i * interval): value for i, value in enumerate(values)}
         for step, value in values.items() if isinstance(values, dict) else ():
             if step.isdecimal():
-                table.setdefault(step, {"step": int(step)})[metric] = _number(value)
-    return [table[step] for step in sorted(table, key=int)]
+                table.setdefault(step, {"step": int(step)})[metric] = math.nan if value is None else _number(value)
+    return [table[step] for step in sorted(table, key=int)] or [found]
 
 
 def _read_csv(lines: list[str]) -> Rows:
     """Return rows of CSV with a header. Behind ; or a tab a comma is a decimal one."""
     delimiter = max(",;\t", key=lines[0].count)
     names, *rows = ([cell.strip() for cell in row] for row in csv.reader(lines, delimiter=delimiter))
+    names = ["wall time", "step", "loss"] if names == ["Wall time", "Step", "Value"] else names  # TensorBoard's
     if any(map(_is_number, names)) or not any(map(_is_loss, names)) or not any(map(_is_number, (rows or [[]])[0])):
         return []
     rows = rows[:-1] if len(rows[-1]) < len(names) else rows  # a killed run
@@ -145,13 +147,11 @@ def _read_csv(lines: list[str]) -> Rows:
 
 def _read_numbers(lines: list[str]) -> Rows:
     """Return rows of `step loss [grad_norm] [time]`; a header renames the columns."""
-    cells = [line.split() for line in lines if not line.lstrip().startswith(("#", "//"))]
-    names = ["step", "loss", "grad_norm", "time"]
-    names = names if not cells or any(map(_is_number, cells[0])) else cells.pop(0)
-    width = len(cells[0]) if cells else 0
-    if not 2 <= width <= len(names) or not all(len(row) == width and all(map(_is_number, row)) for row in cells):
-        return []
-    return [dict(zip(names, map(_number, row), strict=False)) for row in cells]
+    cells, names = [line.split() for line in lines], ["step", "loss", "grad_norm", "time"]
+    names = names if any(map(_is_number, cells[0])) else cells.pop(0)
+    cells = cells[:-1] if len(cells) > 1 and len(cells[-1]) < len(cells[-2]) else cells  # a killed run
+    fits = any(map(_is_loss, names)) and all(2 <= len(row) <= len(names) and all(map(_is_number, row)) for row in cells)
+    return [dict(zip(names, map(_number, row), strict=False)) for row in cells] if fits else []
 
 
 def _read_output(lines: list[str]) -> Rows:
@@ -177,9 +177,9 @@ def _read_events(path: Path) -> Rows:
         raise GoldenError(f"{path} is TensorBoard's, and tensorboard is missing: pip install tensorboard.") from None
     events = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()
     found = [(e.step, tag, e.value) for tag in events.Tags()["scalars"] for e in events.Scalars(tag)]
-    steps: dict[int, dict[str, Any]] = {step: {"step": step} for step, *_ in sorted(found)}
-    for step, tag, value in found:
-        steps[step][tag] = value
+    steps: dict[int, dict[str, Any]] = {}
+    for step, tag, value in sorted(found, key=lambda scalar: scalar[0]):
+        steps.setdefault(step, {"step": step})[tag] = value
     return [*steps.values()]
 
 
@@ -203,8 +203,7 @@ def _words(name: str) -> str:
 
 
 def _is_loss(name: str) -> bool:
-    words = {*_words(name).split()}
-    return bool(words & {"loss", "losses"}) and not words & NO_LOSS
+    return bool((words := {*_words(name).split()}) & {"loss", "losses"}) and not words & NO_LOSS
 
 
 def _pick(path: str, rows: Rows, chosen: str) -> Curve:
@@ -213,14 +212,13 @@ def _pick(path: str, rows: Rows, chosen: str) -> Curve:
         if isinstance(row.get("useful_tokens"), REAL) and isinstance(row.get("loss_sum", ""), float | None):
             row["loss"] = float("nan" if row["loss_sum"] is None else row["loss_sum"]) / max(1.0, row["useful_tokens"])
     label = next((n for n in ("run", "run_id", "run_name", "Name", "name") if any(n in row for row in rows)), "")
-    series: dict[tuple[str, str], list[str]] = {}  # run, as a column or in front of the names → columns of losses
+    series: dict[tuple[str, str], dict[str, None]] = {}  # run, as a column or in front of names → columns of losses
     for row in rows:
         for name in (name for name in row if _is_loss(name) and isinstance(row[name], REAL)):
-            names = series.setdefault((str(row.get(label, "")), name.rpartition(" - ")[0]), [])
-            names += [] if name in names else [name]
+            series.setdefault((str(row.get(label, "")), name.rpartition(" - ")[0]), {})[name] = None
     found = {}
     for (run, prefix), names in series.items():
-        best = [name for known in LOSSES for name in names if _words(name) == known][:1] or names
+        best = [name for known in LOSSES for name in names if _words(name) == known][:1] or [*names]
         for name in [chosen] if chosen in names else best:
             found[chosen if name == chosen else prefix or run if len(best) == 1 else name] = run, name
     if not found:
@@ -230,17 +228,22 @@ def _pick(path: str, rows: Rows, chosen: str) -> Curve:
         many = f"no {chosen!r} among the runs or columns" if chosen else "several runs or columns"
         raise GoldenError(f"{path}: {many} with losses: {[*found]}.\n  choose  {path}::{next(iter(found)) or 'NAME'}")
     run, loss = found[chosen] if chosen else next(iter(found.values()))
-    rows = [row for row in rows if isinstance(row.get(loss), REAL) and (not run or str(row.get(label)) == run)]
-    front = "", loss.rpartition(" - ")[0]
-    mine = [*dict.fromkeys(n for row in rows for n in row if n != loss and n.rpartition(" - ")[0] in front)]
+    rows = [row for row in rows if loss in row and (not run or str(row.get(label)) == run)]
+    real, front = [row for row in rows if isinstance(row[loss], REAL)], ("", loss.rpartition(" - ")[0])
+    mine = [*dict.fromkeys(n for row in real for n in row if n != loss and n.rpartition(" - ")[0] in front)]
     norm, rate, step = (next((n for n in mine if kind.search(_words(n))), None) for kind in (NORM, RATE, STEP))
-    time = next((n for n in mine if TIME.search(_words(n)) and not NO_TIME & {*_words(n).split()}), None)
+    times = [n for n in mine if TIME.search(_words(n)) and not NO_TIME & {*_words(n).split()}]
+    time = min(times, key=lambda name: not {"step", "iteration", "iter"} & {*_words(name).split()}, default=None)
     notes = [] if step else ["no column of steps: lines are counted from 1"]
-    numbers = [int(at) if isinstance(at := r.get(step), REAL) and abs(at) < 1e15 else i for i, r in enumerate(rows, 1)]
+    known = {row.get(step) for row in real}  # null is not finite, unless another row has the loss of the step
+    rows = [row for row in rows if isinstance(row[loss], REAL) or (row[loss] is None and row.get(step) not in known)]
+    numbers = [at if isinstance(at := row.get(step), REAL) else i for i, row in enumerate(rows, 1)]
+    if wrong := [at for at in numbers if not abs(at) < 1e15 or at != int(at)]:
+        raise GoldenError(f"{path}: steps must be whole numbers; {step!r} has {wrong[0]} (columns swapped?).")
     if repeated := len(numbers) - len({*numbers}):
         notes.append(f"{repeated} steps are there twice (a resumed run?): the later line counts")
     table: dict[int, dict[str, Any]] = {}
-    for number, row in zip(numbers, rows, strict=True):
+    for number, row in zip(map(int, numbers), rows, strict=True):
         while repeated and table and next(reversed(table)) >= number:
             table.popitem()
         table[number] = row
