@@ -5,8 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
-import venv
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +86,12 @@ LAYOUTS = {
     "UTF-16": lines("{step} {loss:.5f}").encode("utf-16"),
     "Windows": ("\ufeff" + lines("{step} {loss:.5f}").replace("\n", "\r\n")).encode(),
     "from step 0": lines("{step} {loss:.5f}", start=0),
+    "numbers, cut": lines("{step} {loss:.5f} {norm:.4f}") + "41",
+    "CSV behind a comment": "# golden\nstep,loss\n" + lines("{step},{loss:.5f}"),
+    "TensorBoard's CSV": "Wall time,Step,Value\n" + lines("1.7e9,{step},{loss:.5f}"),
+    "JSON, loss by step": json.dumps({str(i): loss for i, loss in enumerate(LOSSES, 1)}),
+    "JSON, metrics by step": json.dumps({str(row["step"]): row for row in ROWS}),
+    "fairseq": lines("epoch 001: loss={loss:.5f}, ppl=100, gnorm={norm:.4f}, num_updates={step}"),
 }
 
 
@@ -123,13 +129,23 @@ def test_logs_of_a_run_are_summed_over_ranks_and_attempts(tmp_path):
     for attempt, rank in ((0, 0), (0, 1), (1, 0), (1, 1)):
         steps = range(0, 30) if attempt == 0 else range(20, STEPS)
         rows = [{"step": s, "loss_sum": LOSSES[s] * 10 * (1 + rank), "useful_tokens": 10 * (1 + rank)} for s in steps]
-        text = "\n".join(map(json.dumps, rows))
+        text = "\n".join(json.dumps(row | {"own_s": 0.1, "forward_s": 0.2, "step_s": 0.4}) for row in rows)
         write(tmp_path, text, f"run/attempt=0{attempt}/rank=0000{rank}/steps.jsonl")
-    assert read(tmp_path / "run").loss == pytest.approx(LOSSES)
+    assert read(tmp_path / "run").loss == pytest.approx(LOSSES) and (read(tmp_path / "run").time == 0.4).all()
     with (tmp_path / "run/attempt=01/rank=00001/steps.jsonl").open("a") as file:
         file.write('\n{"step": 40, "loss_sum": null, "useful_tokens": 20}')  # as a loss that is not finite is logged
     verdict = judge(Curve.of([*LOSSES, 4.0]), read(tmp_path / "run"))
     assert verdict.kind == "diverged or not finite" and verdict.step == 41
+
+
+@pytest.mark.parametrize("lost", ["null", "NaN", '"nan"', "-Infinity"])
+def test_a_loss_that_is_not_finite_is_not_passed_over(lost, tmp_path):
+    losses = [*map(str, LOSSES[:20]), lost, *map(str, LOSSES[21:])]
+    rows = [f'{{"step": {i}, "loss": {loss}}}' for i, loss in enumerate(losses, 1)]
+    rows.insert(5, '{"step": 5, "loss": null, "val_loss": 9.0}')  # of another metric of a step that has a loss
+    for text in ("\n".join(rows), f'{{"lm loss": {{"values": [{",".join(losses)}]}}}}'):
+        verdict = judge(Curve.of(LOSSES), read(write(tmp_path, text)))
+        assert verdict.kind == "diverged or not finite" and verdict.step == 21
 
 
 def test_steps_of_a_resumed_run_replace_the_earlier_ones(tmp_path):
@@ -162,6 +178,10 @@ REFUSED = {
     "a JSON number": ("12", "12"),
     "JSON without losses": ('{"accuracy": {"1": 0.5}}', "accuracy"),
     "steps that are no numbers": ('{"loss": {"first": 0.5}}', "first"),
+    "columns swapped": (lines("{loss:.5f} {step}"), "columns swapped"),
+    "words behind numbers": (lines("{step} {loss}") + "Training ended after all steps\n", "Training ended"),
+    "words before numbers": ("A line\n" + lines("{step} {loss}"), "A line"),
+    "JSON that nests deeper": ('{"a": {"b": {"loss": 4.0}}}', "'a'"),
 }
 
 
@@ -206,6 +226,11 @@ KINDS = {
     "rounding of bf16, no floor": (rounded(1e-4), [], "cannot tell"),
     "a small change within bf16's rounding, no floor": (LOSSES * (1 + 2e-4), [], "cannot tell"),
     "a floor that measures nothing": (rounded(1e-4), [LOSSES, LOSSES], "cannot tell"),
+    "a floor of other data is left out": (LOSSES + 0.1, [*BF16, curve(7)], "other loss, mask or model"),
+    "a floor that diverged is left out": (rounded(1e-4), [*BF16, LOSSES + AT], "rounding"),
+    "beyond the floor by little": (rounded(4e-4), BF16, "cannot tell"),
+    "within the floor, with one sign": (LOSSES * (1 + 1e-4), BF16, "cannot tell"),
+    "other weights": (LOSSES * (1 + 4e-3 * np.cos(AT * 0.9)), [], "other initial weights"),
     "other data from step 12": (from_step(12, curve(7)), [], "other data"),
     "other data from step 2": (from_step(2, curve(7)), BF16, "other data"),
     "other data from step 1": (curve(7), [], "other data"),
@@ -237,17 +262,12 @@ def test_kinds(name):
     assert judge(Curve.of(new), Curve.of(new), floors).kind == "identical"
 
 
-def test_other_initial_weights_change_both_signs_and_do_not_grow():
-    other = LOSSES * (1 + np.random.default_rng(3).normal(0, 6e-3, STEPS))
-    assert judge(Curve.of(curve()), Curve.of(other)).kind in ("other initial weights", "other data")
-    weights = LOSSES * (1 + 4e-3 * np.cos(AT * 0.9))
-    assert judge(Curve.of(LOSSES), Curve.of(weights)).kind == "other initial weights"
-
-
 def test_gradient_norms_that_move_alone_are_a_kind_of_their_own():
     old = Curve.of(LOSSES, NORMS)
     assert judge(old, Curve.of(LOSSES, 1.02 * NORMS)).kind == "gradient norm only"
-    assert judge(old, Curve.of(LOSSES, NORMS * (1 + 1e-7))).kind == "identical"
+    assert judge(old, Curve.of(LOSSES, NORMS * (1 + 1e-5))).kind == "identical"
+    for size, kind in ((1e-7, "rounding"), (1e-4, "cannot tell")):  # where losses are as near as fp32 rounds them
+        assert judge(old, Curve.of(rounded(5e-8), NORMS * (1 + size))).kind == kind
     floors = [Curve.of(loss, NORMS * loss / LOSSES) for loss in BF16]
     assert judge(old, Curve.of(rounded(1e-4), 1.02 * NORMS), floors).kind == "gradient norm only"
     assert judge(old, Curve.of(rounded(1e-4), NORMS * rounded(1e-4) / LOSSES), floors).kind == "rounding"
@@ -283,17 +303,23 @@ def test_common_steps_are_compared(tmp_path):
     verdict = judge(every, fifth)
     assert verdict.kind == "identical" and "8 steps in common" in verdict.notes[0]
     assert "shifted" in judge(every, read(write(tmp_path, LAYOUTS["from step 0"]))).notes[0]
+    zero = [replace(Curve.of(run), steps=AT) for run in (rounded(4e-4), *BF16)]
+    assert judge(Curve.of(LOSSES), zero[0], zero[1:]).kind == "cannot tell"  # a floor is shifted, too
+    lost = np.where(AT == 3, np.nan, LOSSES)
+    assert judge(Curve.of(lost), Curve.of(lost)).kind == "identical"
+    assert judge(Curve.of(lost), Curve.of(from_step(12, curve(7)) + 0 * lost)).kind == "other data"
+    assert judge(Curve.of(0 * lost + np.nan), Curve.of(np.nan * lost)).kind == "cannot tell"
     later = judge(fifth, read(write(tmp_path, lines("{step} {loss:.5f}", LOSSES + 0.5))))
     assert later.kind == "cannot tell"  # step 1 is not known: a model or an update
 
 
-@pytest.mark.parametrize("steps", [40, 100])
+@pytest.mark.parametrize("steps", [20, 40, 100])
 def test_speed_that_moved_is_told_from_drift_noise_and_outliers(steps):
     generator = np.random.default_rng(steps)
-    still = [compare_speed(simulate(generator, steps), simulate(generator, steps)) for _ in range(1000)]
+    still = [compare_speed(simulate(generator, steps), simulate(generator, steps)) for _ in range(500)]
     assert np.mean([speed.moved for speed in still]) <= 0.05
     for change in (0.05, -0.05):
-        moved = [compare_speed(simulate(generator, steps), simulate(generator, steps, change)) for _ in range(250)]
+        moved = [compare_speed(simulate(generator, steps), simulate(generator, steps, change)) for _ in range(150)]
         assert np.mean([speed.moved and speed.change * change > 0 for speed in moved]) >= 0.9
 
 
@@ -324,6 +350,9 @@ def test_a_folder_is_one_table_worst_first_and_declared_changes_pass(folders, ca
     assert main(["golden", *folders, "--expect", "other data"]) == 1
     assert main(["golden", *folders, "--expect", "other data from step 12", "--expect", "other update"]) == 0
     assert main(["golden", folders[0], folders[0]]) == 0
+    assert main(["golden", f"{folders[0]}/data.txt", f"{folders[1]}/data.txt", "--markdown"]) == 1
+    rows = capsys.readouterr().out.splitlines()[-3:]  # of one curve, too
+    assert "other data from step 12" in rows[2] and rows[1].startswith("|---|")
 
 
 def test_files_without_a_partner_or_losses_do_not_pass_in_silence(folders, capsys):
@@ -336,41 +365,32 @@ def test_files_without_a_partner_or_losses_do_not_pass_in_silence(folders, capsy
     assert out.count("cannot tell") == 2 and "settings" not in out
 
 
-def test_a_comment_of_a_pull_request_is_a_table_also_of_one_curve(folders, capsys):
-    assert main(["golden", f"{folders[0]}/data.txt", f"{folders[1]}/data.txt", "--markdown"]) == 1
-    rows = capsys.readouterr().out.splitlines()
-    assert len(rows) == 3 and "other data from step 12" in rows[2] and rows[1].startswith("|---|")
-
-
 def test_the_floor_of_a_folder_is_found_by_name(tmp_path):
-    for folder, losses in {"old": LOSSES, "new": rounded(1e-4), "one": BF16[0], "two": BF16[1]}.items():
+    names = "old new one two three".split()
+    for folder, losses in zip(names, (LOSSES, rounded(1e-4), *BF16), strict=True):
         write(tmp_path, lines("{step} {loss}", losses), f"{folder}/a.txt")
-    old, new, one, two = (str(tmp_path / name) for name in ("old", "new", "one", "two"))
-    assert main(["golden", old, new]) == 1
-    assert main(["golden", old, new, "--floor", one, two]) == 0
+    floor = ["--floor", f"{tmp_path}/one", f"{tmp_path}/two", f"{tmp_path}/three"]
+    assert main(["golden", f"{tmp_path}/old", f"{tmp_path}/new"]) == 1
+    assert main(["golden", f"{tmp_path}/old", f"{tmp_path}/new", *floor]) == 0
 
 
 def test_the_wheel_of_its_own_needs_numpy_only(tmp_path):
     shutil.copytree(Path(module.__file__).parent, tmp_path / "golden", ignore=shutil.ignore_patterns("__pycache__"))
-    venv.create(tmp_path / "venv", system_site_packages=False)  # the packages of this environment build and run it
-    site = next((tmp_path / "venv/lib").glob("python*/site-packages"))
+    site = tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    done = subprocess.run([*pip, "--target", str(site), str(tmp_path / "golden")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (site / "numpy").symlink_to(Path(np.__file__).parent)
-    if (libraries := Path(np.__file__).parents[1] / "numpy.libs").exists():
-        (site / "numpy.libs").symlink_to(libraries)
+    subprocess.run([*pip, "--target", str(site), str(tmp_path / "golden")], check=True)
+    for library in Path(np.__file__).parents[1].glob("numpy*"):
+        (site / library.name).symlink_to(library)
     old = write(tmp_path, LAYOUTS["step loss"], "old.txt")
-    code = "import sys; from tokenscale.parity.golden.command import main; main(); print(sorted(sys.modules))"
-    command = [str(tmp_path / "venv/bin/python"), "-c", code, str(old), str(old)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    code = "import sys; from tokenscale.parity.golden.command import main; main(); print(*sys.modules)"
+    command, environment = [sys.executable, "-S", "-c", code, str(old), str(old)], {"PYTHONPATH": str(site)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 0 and done.stdout.startswith("identical"), done.stderr
-    assert "'torch'" not in done.stdout and "'tokenscale.base" not in done.stdout
+    assert not {"torch", "tokenscale.base", "tokenscale.cli"} & {*done.stdout.split()}
 
 
 def test_the_command_starts_without_torch(tmp_path):
-    old = write(tmp_path, LAYOUTS["step loss"], "old.txt")
-    run = f"main(['golden', {str(old)!r}, {str(old)!r}])"
-    code = f"import sys; from tokenscale.cli.main import main; {run}; print(*sys.modules)"
+    old = str(write(tmp_path, LAYOUTS["step loss"], "old.txt"))
+    code = f"import sys; from tokenscale.cli.main import main; main(['golden', {old!r}, {old!r}]); print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "pandas", "pydantic", "tensorboard", "tokenscale.settings"} & {*modules}

@@ -3,8 +3,9 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,15 +16,12 @@ IDENTICAL, ROUNDING, DATA, WEIGHTS = "identical", "rounding", "other data", "oth
 MODEL, UPDATE, DIVERGED = "other loss, mask or model", "other update", "diverged or not finite"
 NORM, SPEED, UNKNOWN = "gradient norm only", "speed only", "cannot tell"
 KINDS = (DIVERGED, MODEL, WEIGHTS, DATA, UPDATE, NORM, UNKNOWN, SPEED, ROUNDING, IDENTICAL)  # worst first
-#: differences up to WITHIN times the largest among floor runs are rounding, beyond MULTIPLE times they are real
-WITHIN, MULTIPLE = 3.0, 10.0
+MULTIPLE = 10.0  # differences beyond that many times the largest among floor runs are real
 RESOLUTION = 2.0**-24  # relative spacing of fp32: the smallest floor of a loss or a norm
-#: without floor runs, relative: fp32 rounding at step 1 and its growth a step; more than bf16 rounding. Measured in
-#: evidence/golden-2026-11-26: at most 2e-7 in fp32, 5e-4 in bf16
+#: without floor runs, relative: fp32 rounding at step 1 (measured: 2e-7), its growth a step, more than bf16's (5e-4)
 FP32, GROWTH, BF16 = 1e-6, 1.1, 1e-3
-SYSTEMATIC = 1e-2  # differences of later steps that keep their sign are more than rounding from this size on
-#: batches are others where their losses correlate by less: where differences do not lean to one side, or start at once
-SIMILAR, OTHER_BATCHES = 0.75, 0.5
+#: later differences of one sign are real from this size on; batches whose losses correlate less are others (or at once)
+SYSTEMATIC, SIMILAR, OTHER_BATCHES = 1e-2, 0.75, 0.5
 RATES = json.loads((Path(__file__).parent / "rates.json").read_text(encoding="utf-8"))
 
 
@@ -51,14 +49,24 @@ class Verdict:
         return f"right in {right} of {answered} labelled cases with this answer ({RATES['source']})" if answered else ""
 
 
-@np.errstate(invalid="ignore")
+@np.errstate(invalid="ignore", over="ignore")
 def judge(old: Curve, new: Curve, floors: Sequence[Curve] = ()) -> Verdict:
     """Compare curves at their common steps; `floors` repeat OLD and differ from it by rounding only."""
     notes = [f"{name}: {note}" for name, curve in (("OLD", old), ("NEW", new)) for note in curve.notes]
-    steps, a, b = _align(old, new, notes)
-    if not len(steps):
-        return Verdict(UNKNOWN, f"no step in common: OLD begins at {old.steps[0]}, NEW at {new.steps[0]}", notes=notes)
-    notes += ["losses are not finite in both"] * bool(np.any(~np.isfinite(old.loss[a]) & ~np.isfinite(new.loss[b])))
+    if shift := _find_shift(old, new):
+        notes.append(f"steps of NEW are counted from {new.steps[0]}, those of OLD from {old.steps[0]}: shifted")
+    steps, a, b = np.intersect1d(old.steps, new.steps + shift, return_indices=True)
+    if len(steps) < max(len(old.steps), len(new.steps)):
+        notes.append(f"{len(steps)} steps in common of {len(old.steps)} and {len(new.steps)}")
+    if not (finite := np.isfinite(old.loss[a]) | np.isfinite(new.loss[b])).all():
+        notes.append(f"losses are not finite in both at {np.sum(~finite)} steps")
+    if not finite.any():
+        return Verdict(UNKNOWN, f"no loss in common: OLD begins at {old.steps[0]}, NEW at {new.steps[0]}", notes=notes)
+    steps, a, b = steps[finite], a[finite], b[finite]
+    floors = [replace(floor, steps=floor.steps + _find_shift(old, floor)) for floor in floors]
+    others = {n: v for n, f in enumerate(floors, 1) if (v := judge(old, f)).kind in (DIVERGED, WEIGHTS, DATA)}
+    notes += [f"floor run {n} does not repeat OLD and is left out: {v.title}" for n, v in others.items()]
+    floors = [floor for n, floor in enumerate(floors, 1) if n not in others]
     verdict = _judge_losses(steps, old, new, a, b, floors)
     verdict.notes = notes + verdict.notes
     if old.time is not None and new.time is not None:
@@ -69,18 +77,14 @@ def judge(old: Curve, new: Curve, floors: Sequence[Curve] = ()) -> Verdict:
     return verdict
 
 
-def _align(old: Curve, new: Curve, notes: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return common steps and their places; where one curve counts from 0 and one from 1, shifted if that fits."""
-    found = np.intersect1d(old.steps, new.steps, return_indices=True)
-    if abs(shift := int(old.steps[0] - new.steps[0])) == 1:
-        shifted = np.intersect1d(old.steps, new.steps + shift, return_indices=True)
-        gaps = [np.nanmedian(np.abs(old.loss[x] - new.loss[y])) if len(x) else np.inf for _, x, y in (found, shifted)]
-        if len(shifted[0]) >= len(found[0]) and not gaps[1] > 0.5 * gaps[0]:
-            notes.append(f"steps of NEW are counted from {new.steps[0]}, those of OLD from {old.steps[0]}: shifted")
-            found = shifted
-    if len(found[0]) < max(len(old.steps), len(new.steps)):
-        notes.append(f"{len(found[0])} steps in common of {len(old.steps)} and {len(new.steps)}")
-    return found
+def _find_shift(old: Curve, new: Curve) -> int:
+    """Return what to add to the steps of `new`: 1 or -1 where one curve counts from 0 and losses then fit, else 0."""
+    gaps, shift = [], int(old.steps[0] - new.steps[0])
+    for by in (0, shift) if abs(shift) == 1 else ():
+        _, x, y = np.intersect1d(old.steps, new.steps + by, return_indices=True)
+        gap = np.nan_to_num(np.abs(old.loss[x] - new.loss[y]), nan=np.inf)
+        gaps.append((len(x), np.median(gap) if len(x) else np.inf))
+    return shift if gaps and gaps[1][0] >= gaps[0][0] and not gaps[1][1] > 0.5 * gaps[0][1] else 0
 
 
 def _differences(x: np.ndarray, y: np.ndarray, unit_x: np.ndarray, unit_y: np.ndarray) -> np.ndarray:
@@ -90,15 +94,16 @@ def _differences(x: np.ndarray, y: np.ndarray, unit_x: np.ndarray, unit_y: np.nd
     return np.where(np.abs(d) <= slack, 0.0, np.where(np.isfinite(d), d, np.nan))
 
 
-def _measure_floor(steps: np.ndarray, curves: list[tuple[Curve, np.ndarray]], unit: np.ndarray) -> np.ndarray | None:
-    """Return the largest difference among runs [n], up to two steps later; None where they do not differ."""
+def _measure_floor(steps: np.ndarray, curves: list[tuple[Curve, np.ndarray]], unit: np.ndarray) -> tuple[Any, Any]:
+    """Return the largest difference among runs so far [n] and the smallest that is real [n]; None if all are equal."""
     tables = [dict(zip(curve.steps, values, strict=True)) for curve, values in curves]
     runs = np.array([[table.get(step, math.nan) for step in steps] for table in tables])
-    pairs = np.abs(runs[:, None] - runs[None])
-    largest = np.where(np.isfinite(pairs), pairs, 0.0).max((0, 1))
+    largest = np.nan_to_num(np.abs(runs[:, None] - runs[None]), nan=0.0, posinf=0.0).max((0, 1))
     ahead = np.array([np.append(largest, [0.0] * 2)[shift : shift + len(steps)] for shift in range(3)]).max(0)
-    smallest = RESOLUTION * np.abs(np.nan_to_num(runs[0])) + unit / MULTIPLE
-    return np.maximum.accumulate(ahead) + smallest if largest.any() else None
+    floor = np.maximum.accumulate(ahead) + RESOLUTION * np.abs(np.nan_to_num(runs[0])) + unit / MULTIPLE
+    # rounding may reach its level at any step, and one run shows less of it
+    real = np.maximum(MULTIPLE * floor, floor[-1] * (MULTIPLE if len(runs) == 2 else 1.0))
+    return (floor, real) if largest.any() else (None, None)
 
 
 def _judge_losses(steps, old: Curve, new: Curve, a, b, floors: Sequence[Curve]) -> Verdict:
@@ -106,8 +111,8 @@ def _judge_losses(steps, old: Curve, new: Curve, a, b, floors: Sequence[Curve]) 
     d, scale = _differences(x, y, old.unit[a], new.unit[b]), np.maximum(np.abs(np.nan_to_num(x)), 1e-30)
     r = np.abs(np.nan_to_num(d)) / scale
     k = next(iter(np.flatnonzero(d).tolist()), None)
-    floor = _measure_floor(steps, [(old, old.loss), *((f, f.loss) for f in floors)], unit)
-    moved, norm, at, start = _judge_norms(steps, old, new, a, b, floors)
+    floor, real = _measure_floor(steps, [(old, old.loss), *((f, f.loss) for f in floors)], unit)
+    moved, norm, at, start = _judge_norms(steps, old, new, a, b, floors, BF16)
 
     def say(kind: str, reason: str, place: int | None = k) -> Verdict:
         step, source = None if place is None else int(steps[place]), "from the digits printed and the first steps"
@@ -123,27 +128,25 @@ def _judge_losses(steps, old: Curve, new: Curve, a, b, floors: Sequence[Curve]) 
     sizes = f"{len(d)} losses are equal{digits}"
     if k is None:
         return say(NORM, f"{sizes}; {norm}", at) if moved else say(IDENTICAL, sizes)
-    if (peak := int(np.nanargmax(y))) > k and y[peak] > 1.25 * max(y[0], np.nanmax(x)):
+    if (peak := int(np.nanargmax(y))) > k and y[peak] > 1.25 * max(y[0], np.nanmax(x), 0.0):
         return say(DIVERGED, f"the loss of NEW rises from {y[0]:.4g} to {y[peak]:.4g} at step {steps[peak]}")
     sizes = f"step {steps[k]} differs by {d[k]:+.2g} ({r[k]:.1e} of the loss), at most {r.max():.1e}"
     if floor is not None:
-        beyond, ratio = np.flatnonzero(np.abs(d) > MULTIPLE * floor), float((np.abs(d) / floor).max())
+        beyond, ratio = np.flatnonzero(np.abs(d) > real), float((np.abs(d) / (floor + unit)).max())
         sizes += f"; {ratio:.3g} times the floor at most"
-        if not len(beyond) and moved:
-            return say(NORM, f"{sizes}; {norm}", at)
-        if not len(beyond) and (len(d) < 3 or ratio > WITHIN or (ratio > 1 and _lean(d) > 1)):
-            shape = "in few steps" if len(d) < 3 else f"above {WITHIN:g}" if ratio > WITHIN else "with one sign"
-            return say(UNKNOWN, f"{sizes}, {shape}: give more floor runs, or compare more steps")
         if not len(beyond):
-            return say(ROUNDING, sizes)
+            why = "in few steps" * (len(d) < 3) or "beyond it" * (ratio > 1) or "with one sign" * (_lean(d) > 1)
+            near = say(UNKNOWN, f"{sizes}, {why}: give more floor runs or steps") if why else say(ROUNDING, sizes)
+            return say(NORM, f"{sizes}; {norm}", at) if moved else near
     else:
-        beyond = np.flatnonzero(np.abs(d) > FP32 * GROWTH ** np.minimum(np.arange(len(d)), 100) * scale + unit)
+        growth = FP32 * GROWTH ** np.minimum(np.arange(len(d)), 100)
+        beyond = np.flatnonzero(np.abs(d) > growth * scale + unit)
         if (unit / scale).max() > 2e-5 and np.all(np.abs(d) <= 2.01 * unit):
             return say(UNKNOWN, f"{sizes}: too few digits are printed; print 7 digits of the loss")
         if not len(beyond):
-            sizes, but = f"{sizes}: as small as rounding in fp32", norm if moved else "over few steps"
-            unsure = moved or len(d) < 5
-            return say(UNKNOWN, f"{sizes}, but {but}; give --floor runs") if unsure else say(ROUNDING, sizes)
+            moved, norm, *_ = _judge_norms(steps, old, new, a, b, floors, growth)
+            sizes, but = f"{sizes}: as small as rounding in fp32", norm * moved or "over few steps" * (len(d) < 5)
+            return say(UNKNOWN, f"{sizes}, but {but}; give --floor runs") if but else say(ROUNDING, sizes)
     first = k or int(beyond[0])
     lean, c = _lean(d[first:]), _correlate(x[first:], y[first:])
     jump = np.median(r[first : first + 3]) / max(np.median(r[first:]), 1e-30)  # rounding grows from far below
@@ -152,10 +155,7 @@ def _judge_losses(steps, old: Curve, new: Curve, a, b, floors: Sequence[Curve]) 
     sizes += "" if c is None else f"; losses of batches correlate by {c:.2f}"
     if floor is None and not (r[first] > BF16 or others or (lean > 1 and r.max() > SYSTEMATIC)):
         return say(UNKNOWN, f"{sizes}: bf16's rounding or a small change, which no threshold tells; give --floor runs")
-    if floor is not None and first == 0 and r[0] < BF16 and 30 * floor[0] < floor[:10].max():
-        return say(UNKNOWN, f"{sizes}; floor runs are equal at step {steps[0]}: give one with other kernels or layout")
-    noise = np.median(np.abs(np.diff(x, 2))) if len(x) > 4 else 0.0
-    small = r[first] * scale[first] <= 0.3 * noise
+    small = len(x) > 4 and r[first] * scale[first] <= 0.3 * np.median(np.abs(np.diff(x, 2)))
     few = others and len(r) - first < 16 and (first == 0 or c > OTHER_BATCHES / 2 or small)
     if others:
         return say(UNKNOWN, f"{sizes}: other data or not? Compare 16 steps", first) if few else say(DATA, sizes, first)
@@ -184,14 +184,14 @@ def _lean(d: np.ndarray) -> float:
     return float(max(np.mean(d > 0), np.mean(d < 0)) / (0.5 + 1.7 / len(d) ** 0.5))
 
 
-def _judge_norms(steps, old: Curve, new: Curve, a, b, floors: Sequence[Curve]) -> tuple[bool, str, int, float]:
+def _judge_norms(steps, old: Curve, new: Curve, a, b, floors, limit) -> tuple[bool, str, int, float]:
     """Return whether gradient norms moved beyond rounding, a sentence, the place, and the change at the first step."""
     if old.norm is None or new.norm is None or old.norm_unit is None or new.norm_unit is None:
         return False, "", 0, 0.0
     x, y, unit = old.norm[a], new.norm[b], np.maximum(old.norm_unit[a], new.norm_unit[b])
     d, scale = np.abs(_differences(x, y, old.norm_unit[a], new.norm_unit[b])), np.maximum(np.abs(x), 1e-30)
-    floor = _measure_floor(steps, [(c, c.norm) for c in (old, *floors) if c.norm is not None], unit)
-    beyond = np.flatnonzero(d > (BF16 * scale + unit if floor is None else MULTIPLE * floor)).tolist()
+    floor, real = _measure_floor(steps, [(c, c.norm) for c in (old, *floors) if c.norm is not None], unit)
+    beyond = np.flatnonzero(d > (limit * scale + unit if floor is None else real)).tolist()
     at, start = next(iter(beyond), 0), float(np.nan_to_num(d[0] / scale[0]))
     text = f"the gradient norm moves by {y[at] - x[at]:+.2g} ({d[at] / scale[at]:.1e}) at step {steps[at]}"
     return len(beyond) >= min(2, len(d)), text, at, start
