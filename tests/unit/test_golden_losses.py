@@ -70,6 +70,9 @@ LAYOUTS = {
     "decimal commas": lines("{step} {loss:.5f}").replace(".", ","),
     "Megatron's JSON": megatron(LOSSES),
     "Megatron's older JSON": megatron(LOSSES, values=[*map(float, LOSSES)]),
+    "Megatron's older JSON, no start": megatron(
+        LOSSES, values=[*map(float, LOSSES)], start_step=None, step_interval="x"
+    ),
     "JSON, lists": json.dumps({"loss": [*LOSSES], "grad_norm": [*NORMS]}),
     "JSON, trainer state": json.dumps({"log_history": [*ROWS, {"step": STEPS, "eval_loss": 3.0}]}),
     "JSON lines, cut": "\n".join(map(json.dumps, ROWS)) + '\n{"step": 41, "lo',

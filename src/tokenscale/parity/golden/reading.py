@@ -125,7 +125,8 @@ def _read_json(lines: list[str]) -> Rows:
     for metric, values in found.items():
         facts = values if isinstance(values, dict) and "values" in values else {"values": values}
         if isinstance(values := facts["values"], list):
-            start, interval = int(facts.get("start_step", 1)), int(facts.get("step_interval", 1))
+            given = facts.get("start_step"), facts.get("step_interval")
+            start, interval = (int(v) if isinstance(v, REAL) and abs(v) < 1e15 else 1 for v in given)
             values = {str(start + i * interval): value for i, value in enumerate(values)}
         for step, value in values.items() if isinstance(values, dict) else ():
             if step.isdecimal():
