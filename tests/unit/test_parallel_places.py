@@ -17,29 +17,25 @@ def test_one_rank_a_device_on_the_nodes_asked_for_is_right():
     places.check(TWO_NODES, 2)
     places.check(TWO_NODES, None)
     places.check(TWO_NODES[:1], 1)
-
-
-def test_two_ranks_of_one_gpu_are_refused_with_both():
-    with pytest.raises(UserError, match=r"ranks +0 and 3\n +node +a\n +device +gpu 0"):
-        places.check([*TWO_NODES[:3], TWO_NODES[0]], None)
-
-
-@pytest.mark.parametrize("nodes", [1, 3, 4])
-def test_another_number_of_nodes_is_refused(nodes):
-    with pytest.raises(UserError, match=rf"expected +{nodes} nodes\n +found +2: a, b"):
-        places.check(TWO_NODES, nodes)
-
-
-def test_ranks_that_are_no_neighbours_are_refused():
-    with pytest.raises(UserError, match="0 on a, 1 on b, 2 on a, 3 on b"):
-        places.check([TWO_NODES[i] for i in (0, 2, 1, 3)], 2)
-    with pytest.raises(UserError, match="one after the other"):  # three on the one, one on the other
-        places.check([NodeDevice("a", "1"), NodeDevice("a", "2"), NodeDevice("a", "3"), NodeDevice("b", "1")], 2)
-
-
-def test_a_rank_on_a_cpu_goes_by_its_process_and_its_node_by_what_slurm_says():
     found = places.node_device(torch.device("cpu"), {"SLURMD_NODENAME": "nid000003"})
-    assert found == NodeDevice("nid000003", f"process {os.getpid()}")
+    assert found == NodeDevice("nid000003", f"process {os.getpid()}"), "on a CPU"
+
+
+THREE = [NodeDevice("a", "1"), NodeDevice("a", "2"), NodeDevice("a", "3"), NodeDevice("b", "1")]
+
+
+@pytest.mark.parametrize(
+    "ranks, nodes, said",
+    [
+        ([*TWO_NODES[:3], TWO_NODES[0]], None, r"ranks +0 and 3\n +node +a\n +device +gpu 0"),
+        *((TWO_NODES, n, rf"expected +{n} nodes\n +found +2: a, b") for n in (1, 3, 4)),
+        ([TWO_NODES[i] for i in (0, 2, 1, 3)], 2, "0 on a, 1 on b, 2 on a, 3 on b"),
+        (THREE, 2, "one after the other"),
+    ],
+)
+def test_other_places_are_refused_with_what_was_found(ranks, nodes, said):
+    with pytest.raises(UserError, match=said):
+        places.check(ranks, nodes)
 
 
 @pytest.mark.parametrize(
