@@ -43,10 +43,12 @@ def stepped(factor: float, limit: float | None, loss_scale: float = 1.0, steps: 
     return found, list(model.parameters())
 
 
-def test_clipping_clips():
+def test_clipping_clips_and_leaves_small_gradients_alone():
     """A study's clipping never did: the gradients' norm stayed as it was."""
     for before, after, used in stepped(50.0, 1.0)[0]:
         assert before > 2 and abs(after - 1) < 1e-4 and abs(used - 1) < 1e-4
+    for before, after, used in stepped(1e-4, 1.0)[0]:
+        assert before == after < 1 and used == pytest.approx(before)
 
 
 @pytest.mark.parametrize("limit", [None, 1.0, 1e-3])
@@ -61,11 +63,6 @@ def test_an_update_is_that_of_torch_clipping_and_adamw(limit):
     for scale in (1.0, 1024.0):
         for mine, theirs in zip(stepped(5.0, limit, scale)[1], model.parameters(), strict=True):
             torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-5)
-
-
-def test_small_gradients_are_left_alone():
-    for before, after, used in stepped(1e-4, 1.0)[0]:
-        assert before == after < 1 and used == pytest.approx(before)
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
@@ -115,16 +112,9 @@ def test_the_first_step_uses_the_warm_up(shape):
     assert all(b >= a for a, b in zip(rates[:9], rates[1:10], strict=True))
     assert rates[-1] == pytest.approx(2.0 if shape == "constant" else 0.2)
     assert all(b <= a for a, b in zip(rates[9:], rates[10:], strict=False))
-
-
-def test_cosine_is_halfway_in_the_middle():
-    schedule = ScheduleSettings(shape="cosine", warmup_steps=1, floor=0.0)
-    assert learning_rate(50, 101, 1.0, schedule) == pytest.approx(0.5)
-
-
-def test_a_schedule_without_warm_up_starts_at_the_peak():
-    assert learning_rate(0, 10, 1.0, ScheduleSettings(warmup_steps=0)) == 1.0
-    assert learning_rate(0, 1, 1.0, ScheduleSettings(warmup_steps=0)) == 1.0
+    assert [learning_rate(0, n, 1.0, ScheduleSettings(shape=shape, warmup_steps=0)) for n in (1, 10)] == [1.0, 1.0]
+    middle = learning_rate(50, 101, 1.0, ScheduleSettings(shape=shape, warmup_steps=1, floor=0.0))
+    assert middle == pytest.approx(1.0 if shape == "constant" else 0.5)
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -1,5 +1,6 @@
 """What a run can be asked for beside its steps: budgets, number formats, recomputation, when to look at the device."""
 
+import gc
 import gzip
 import json
 import time
@@ -104,10 +105,12 @@ def test_wall_time_ends_a_run_that_has_no_other_end(lab, tmp_path, monkeypatch, 
     assert not wait_s or min(step["own_s"] for step in steps[1:]) < wait_s, "bookkeeping is no wait"
 
 
-def test_a_warm_up_longer_than_the_budget_is_refused(lab, tmp_path):
+def test_a_warm_up_longer_than_the_budget_and_two_budgets_are_refused(lab, tmp_path):
     run = small_run(budget=BudgetSettings(epochs=0.01), schedule=ScheduleSettings(warmup_steps=50))
     with pytest.raises(UserError, match="warm-up"):
         trained(lab, tmp_path, run)
+    for budget in (BudgetSettings(steps=5, epochs=1), BudgetSettings(flops=1e9, wall_s=3)):
+        assert any(key.startswith("budget.") for key, _ in small_run(budget=budget).problems())
 
 
 @pytest.mark.parametrize(
@@ -145,11 +148,6 @@ def test_held_out_rows_without_labels_are_refused(lab, tmp_path, monkeypatch):
     monkeypatch.setattr(held_out, "load_held_out", without_labels)
     with pytest.raises(UserError, match="held-out slice keeps a label"):
         trained(lab, tmp_path, small_run())
-
-
-def test_two_budgets_are_refused():
-    for budget in (BudgetSettings(steps=5, epochs=1), BudgetSettings(flops=1e9, wall_s=3)):
-        assert any(key.startswith("budget.") for key, _ in small_run(budget=budget).problems())
 
 
 # --- number formats, recomputation, compiled blocks
@@ -223,10 +221,11 @@ def test_compiled_blocks_compute_the_same_and_the_record_states_what_was_compile
 # --- what is looked at, and when
 
 
-def test_looking_at_the_device_less_often_changes_no_line(lab, tmp_path, plain):
-    steps, events = trained(lab, tmp_path, small_run(log_every=5))
+def test_looking_at_the_device_and_collecting_garbage_less_often_changes_no_line(lab, tmp_path, plain):
+    steps, events = trained(lab, tmp_path, small_run(log_every=5, garbage_every=3))
     assert without_times(steps) == without_times(plain[0])
     assert [e["event"] for e in events] == [e["event"] for e in plain[1]]
+    assert gc.isenabled() and gc.get_freeze_count() == 0, "as before"
 
 
 @pytest.mark.parametrize("log_every", [1, 4])
@@ -272,14 +271,6 @@ def test_a_trace_is_written_for_the_steps_asked_for(lab, tmp_path):
         names = {event.get("name", "") for event in json.load(file)["traceEvents"]}
     assert any("scaled_dot_product" in name for name in names)
     assert {f"ProfilerStep#{k}" for k in (0, 1, 2)} <= names or any(n.startswith("Optimizer.step") for n in names)
-
-
-def test_python_collects_no_garbage_in_between_and_all_is_as_before_afterwards(lab, tmp_path):
-    import gc
-
-    assert gc.isenabled()
-    trained(lab, tmp_path, small_run(garbage_every=3))
-    assert gc.isenabled() and gc.get_freeze_count() == 0
 
 
 def test_events_say_what_was_written(lab, tmp_path):
