@@ -20,9 +20,17 @@ from tokenscale.settings.layout import LayoutSettings
 pytestmark = pytest.mark.slow(21)
 
 
-@pytest.fixture(scope="module")
-def tables(tmp_path_factory):
-    return logs.demo(tmp_path_factory.mktemp("sql"), repeats=2)
+def test_each_level_of_a_further_factor_has_its_own_efficiency_and_its_own_pairs(tmp_path):
+    stored = [StorageSettings(dtype=dtype) for dtype in ("int32", "int64")]
+    runs = [logs.settings("token-list", world, storage=storage) for world in (1, 2) for storage in stored]
+    runs += [logs.settings("padding-free", world) for world in (1, 2)]
+    logs.made(tmp_path, runs, further=("storage.dtype",))
+    scaling = query("scaling", tmp_path / "tables")
+    assert len(scaling) == 6
+    assert scaling["efficiency"].round(3).tolist() == [1.0, 0.5] * 3
+    order = query("order", tmp_path / "tables")
+    assert (order["kind"] == "world sizes").sum() == 3  # never one storage against the other
+    assert (order["kind"] == "online and offline").sum() == 4
 
 
 def one(frame, **where):
@@ -32,28 +40,8 @@ def one(frame, **where):
     return row
 
 
-def test_stalls_and_their_bound(tables):
-    row = one(query("stalls", tables), approach="padded", world_size=1, repeat=0)
-    assert row["data_stall_share"] == pytest.approx(0.05 / 0.30)
-    assert row["largest_gain"] == pytest.approx(1 / (1 - 0.05 / 0.30))
-
-
-def test_each_level_of_a_further_factor_has_its_own_efficiency_and_its_own_pairs(tmp_path):
-    runs = [
-        logs.settings("token-list", world, storage=StorageSettings(dtype=dtype))
-        for world in (1, 2)
-        for dtype in ("int32", "int64")
-    ] + [logs.settings("padding-free", world) for world in (1, 2)]
-    for run in runs:
-        logs.write_run(tmp_path / "runs", run)
-    table = logs.write_table(tmp_path / "runs.json", runs, further=("storage.dtype",))
-    ingest(table, tmp_path / "runs", tmp_path / "tables")
-    scaling = query("scaling", tmp_path / "tables")
-    assert len(scaling) == 6
-    assert scaling["efficiency"].round(3).tolist() == [1.0, 0.5] * 3
-    order = query("order", tmp_path / "tables")
-    assert (order["kind"] == "world sizes").sum() == 3  # never one storage against the other
-    assert (order["kind"] == "online and offline").sum() == 4
+def layout(steps=6, micro_batch=8, **degrees):
+    return replace(logs.settings(steps=steps), micro_batch=micro_batch, layout=LayoutSettings(**degrees))
 
 
 LAYOUTS = ("layout.pipeline", "layout.schedule", "layout.stages_per_rank", "layout.shard", "layout.sharding")
@@ -68,10 +56,6 @@ def laid_out(folder, runs, edit=None, further=()):
             logs.edit(run_folder, lambda step, run=run, rank=rank: edit(run, rank, step) or step, rank=f"{rank:05d}")
         logs.retime(run_folder)
     return logs.ingested(folder, runs, further=LAYOUTS + further)
-
-
-def layout(steps=6, micro_batch=8, **degrees):
-    return replace(logs.settings(steps=steps), micro_batch=micro_batch, layout=LayoutSettings(**degrees))
 
 
 METHODS = {
@@ -195,13 +179,11 @@ def test_every_query_works_without_rows_and_says_what_it_means(tmp_path, name):
     assert len(query(name, tmp_path / "tables")) == 0
     assert len(definition(name)) > 60
     assert "$" not in definition(name)
-
-
-def test_misspelt_names_are_mended(tables):
-    with pytest.raises(UserError, match="throughput"):
-        query("thruput", tables)
+    with pytest.raises(UserError, match=rf"'{name}'"):
+        query(f"{name}s", tmp_path / "tables")
     with pytest.raises(UserError, match="warmup_steps"):
-        query("throughput", tables, warmup=1)
+        query("throughput", tmp_path / "tables", warmup=1)
+    assert {*VIEWS, "macros"} == closure.VIEWS and set(VIEWS) <= PARAMETERS.keys()
 
 
 SQL = sorted(resources.files("tokenscale.analysis").joinpath("sql").iterdir(), key=lambda path: path.name)
@@ -222,10 +204,6 @@ def test_every_file_is_a_query_that_defines_itself_orders_all_rows_and_averages_
     code = re.sub(r"--.*", "", text)
     assert not RATE_AVERAGED.search(code)
     assert set(re.findall(r"\$(\w+)", code)) == PARAMETERS[path.name.removesuffix(".sql")].keys()
-
-
-def test_views_are_in_the_closure_of_whoever_asks_a_query():
-    assert {*VIEWS, "macros"} == closure.VIEWS and set(VIEWS) <= PARAMETERS.keys()
 
 
 def test_one_rank_and_several_give_the_same_steps(tmp_path):

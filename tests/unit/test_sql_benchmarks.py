@@ -57,11 +57,15 @@ def test_a_store_that_saves_nothing_never_breaks_even(tmp_path):
     assert math.isnan(found.loc["s", "break_even_epochs_tokenizers"])
 
 
-def test_a_store_that_cuts_documents_has_no_share_of_their_text(tmp_path):
+def test_a_store_that_cuts_documents_has_no_share_of_their_text_and_answers_are_in_the_order_of_prompts(tmp_path):
     row = {"benchmark": "b", "store": "s", "format": "padded", "round": 0, "stored_bytes": 5, "text_bytes": 10}
-    by_hand.write(tmp_path, storage_benchmarks=[row | {"documents_cut": n, "store": str(n)} for n in (0, 1)])
+    cut = [row | {"documents_cut": n, "store": str(n)} for n in (0, 1)]
+    row = {"benchmark": "b", "of_run": "r", "model": "m", "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 0}
+    written = [row | {"number": n, "prompt": str(n)} for n in (2, 0, 1)]
+    by_hand.write(tmp_path, storage_benchmarks=cut, generations=written)
     found = query("storage_benchmark", tmp_path).set_index("store")["share_of_text"]
     assert found["0"] == 0.5 and math.isnan(found["1"])
+    assert query("generations", tmp_path)["prompt"].tolist() == ["0", "1", "2"]
 
 
 def test_what_was_left_out_is_said_and_not_drawn(tables, tmp_path):
@@ -91,23 +95,15 @@ def cells(tables):
     return rows[rows["left_out"].isna()].set_index(["new_tokens", "cached", "round"]).sort_index()
 
 
-def test_tokens_behind_the_first_are_those_of_all_rows_over_their_seconds(tables):
+def test_speeds_and_bytes_are_those_of_all_rows(tables):
     rows = cells(tables)
     assert rows.loc[(4, True, 0), "tokens_per_s"] == pytest.approx(2 * 3 / 0.03)
     assert rows.loc[(12, True, 0), "tokens_per_s"] == pytest.approx(2 * 11 / 0.19)
     assert rows.loc[(12, False, 1), "ms_per_token"] == pytest.approx(1e3 * 19 * 0.11 / 11)
     assert rows.loc[(4, True, 0), "prefill_s"] == 0.5
     assert rows.loc[(4, True, 0), "prefill_tokens_per_s"] == pytest.approx(2 * 8 / 0.5)
-
-
-def test_a_speed_up_is_of_the_same_round_and_of_the_cache(tables):
-    rows = cells(tables)
-    assert rows.loc[(12, True, 1), "speed_up"] == pytest.approx(10)
-    assert rows["speed_up"].notna().sum() == 4 and rows.loc[(12, False, 0), "speed_up"] != 10
-
-
-def test_the_cache_has_bytes_by_formula_and_none_has_none(tables):
-    rows = cells(tables)
+    assert rows.loc[(12, True, 1), "speed_up"] == pytest.approx(10), "of the same round"
+    assert rows["speed_up"].notna().sum() == 4 and rows.loc[(12, False, 0), "speed_up"] != 10, "and of the cache"
     assert rows.loc[(12, True, 0), ["formula_bytes", "cache_bytes"]].tolist() == [2 * 2 * 4 * 16 * 20 * 4 * 2] * 2
     assert rows.loc[(12, False, 0), "formula_bytes"] == 0
 
@@ -136,15 +132,5 @@ def test_models_that_were_left_out_are_said_and_not_drawn(tables):
     assert "Left out: qwen-tiny (no cache)" in figure.caption()
     assert set(figure.data()["model"]) == {"llama-tiny"}
     assert figure.data()["position"].notna().sum() == len(query("inference_steps", tables))
-
-
-def test_two_runs_of_one_model_have_names_of_their_own():
-    rows = pd.DataFrame({"run_id": ["a-0123456789", "b-1123456789", "c"], "model": ["m", "m", "n"]})
-    named = names(rows)
+    named = names(pd.DataFrame({"run_id": ["a-0123456789", "b-1123456789", "c"], "model": ["m", "m", "n"]}))
     assert named == {"a-0123456789": "m (0123456789)", "b-1123456789": "m (1123456789)", "c": "n"}
-
-
-def test_answers_come_in_the_order_of_their_prompts(tmp_path):
-    row = {"benchmark": "b", "of_run": "r", "model": "m", "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 0}
-    by_hand.write(tmp_path, generations=[row | {"number": n, "prompt": str(n)} for n in (2, 0, 1)])
-    assert query("generations", tmp_path)["prompt"].tolist() == ["0", "1", "2"]

@@ -32,12 +32,9 @@ def test_flops_are_counted_from_the_settings_whatever_the_record_says(tmp_path):
     assert row["flops_per_token"] == row["flops_per_token_hardware"] == 6 * n + attention
     assert row["flops_per_token_causal"] == 6 * n + attention / 2
     assert row["flops_per_token_stated"] == 5.0
-
-
-def test_what_backward_computes_again_counts_for_the_hardware_alone(tmp_path):
-    plain, again = table(tmp_path / "a", small()), table(tmp_path / "b", small(activation_checkpointing="block"))
-    assert again["flops_per_token"] == plain["flops_per_token"]
-    assert again["flops_per_token_hardware"] > plain["flops_per_token_hardware"]
+    again = table(tmp_path / "again", small(activation_checkpointing="block"))
+    assert again["flops_per_token"] == row["flops_per_token"], "what backward computes again is the hardware's alone"
+    assert again["flops_per_token_hardware"] > row["flops_per_token_hardware"]
 
 
 def test_of_an_unknown_shape_the_record_is_believed_and_without_it_nothing_is(tmp_path):
@@ -98,27 +95,23 @@ def test_every_convention_has_its_share_of_all_devices_peak(tmp_path):
     assert row["mfu_useful"] == pytest.approx(60 * 3 / 800), "padding is no work"
     assert row["hfu"] == pytest.approx(80 * 4 / 800)
     assert row["peak_source"] == "a data sheet"
-
-
-def test_without_a_peak_there_are_operations_and_no_share_of_it(tmp_path):
-    row = computed(tmp_path)
+    row = computed(tmp_path / "unknown")
     assert row["tflops_per_s"] == pytest.approx(240.0)
     assert all(pd.isna(row[name]) for name in ("mfu_palm", "mfu_causal", "mfu_useful", "hfu"))
 
 
-def test_what_waits_all_the_time_has_no_bound(tmp_path):
-    steps = by_hand.steps("a", 6, data_wait_s=1.25)  # two clocks, and a step of one second
-    (row,) = query("stalls", by_hand.write(tmp_path, runs=[by_hand.run("a")], steps=steps)).to_dict("records")
-    assert row["largest_gain"] == float("inf")
+def test_stalls_have_a_bound_unless_a_run_waits_all_the_time(tmp_path):
+    waits = {"a": 0.2, "b": 1.25}  # two clocks, and a step of one second
+    steps = [row for name, wait in waits.items() for row in by_hand.steps(name, 6, data_wait_s=wait)]
+    found = query("stalls", by_hand.write(tmp_path, runs=[by_hand.run(name) for name in waits], steps=steps))
+    assert found["data_stall_share"].iloc[0] == pytest.approx(0.2)
+    assert found["largest_gain"].tolist() == pytest.approx([1 / 0.8, float("inf")])
 
 
 def test_the_peak_of_memory_is_the_most_of_any_rank_and_step(tmp_path):
     steps = by_hand.steps("a", 3, 2, memory_peak_bytes=lambda s, rank: [10, 70, 30][s] + 5 * rank)
     events = [{"run_id": "a", "attempt": 0, "rank": 0, "event": "memory", "parameters_bytes": 1}]
-    folder = by_hand.write(tmp_path, runs=[by_hand.run("a", world_size=2)], steps=steps, events=events)
+    folder = by_hand.write(
+        tmp_path / "it's one; a 'folder'", runs=[by_hand.run("a", world_size=2)], steps=steps, events=events
+    )
     assert query("memory", folder)["peak_bytes"].tolist() == [75]
-
-
-def test_a_folder_may_have_any_name(tmp_path):
-    folder = by_hand.write(tmp_path / "it's one; a 'folder'", runs=[by_hand.run("a")])
-    assert query("inventory", folder)["run_id"].tolist() == ["a"]

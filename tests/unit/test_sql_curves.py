@@ -50,12 +50,6 @@ def test_a_point_is_the_steps_that_end_in_its_part(tmp_path, points, ranks):
         assert found[column].tolist() == pytest.approx(values, rel=1e-12), column
 
 
-def test_a_step_that_ends_just_where_a_part_ends_belongs_to_it(tmp_path):
-    tables.write(tmp_path, runs=[tables.run("a")], steps=tables.steps("a", 12))
-    assert query("loss_curves", tmp_path, points=4)["step"].tolist() == [2, 5, 8, 11]
-    assert query("loss_curves", tmp_path, points=5)["step"].tolist() == [1, 3, 6, 8, 11]
-
-
 def test_a_run_of_no_more_steps_than_points_has_the_losses_of_its_steps_to_the_last_digit(tmp_path):
     uneven(tmp_path, count=100)
     each, curve = query("loss", tmp_path), query("loss_curves", tmp_path)
@@ -74,13 +68,13 @@ def test_steps_longer_than_a_part_leave_parts_without_a_point(tmp_path):
     found = query("loss_curves", tmp_path, points=20)
     assert found["step"].tolist() == [19, 39]
     assert found["steps"].sum() == 40 and found["useful_tokens_seen"].tolist() == [16, 1035]
-
-
-def test_steps_without_a_useful_token_have_no_loss(tmp_path):
-    uneven(tmp_path, count=40, ranks=1, useful_tokens=np.zeros((40, 1), int))
+    uneven(tmp_path, count=40, ranks=1, useful_tokens=0 * useful)
     (point,) = query("loss_curves", tmp_path, points=20).to_dict("records")
-    assert (point["step"], point["useful_tokens_seen"]) == (39, 0)
+    assert (point["step"], point["useful_tokens_seen"]) == (39, 0), "and steps without a useful token have no loss"
     assert all(np.isnan(point[column]) for column in ("loss", "loss_lowest", "loss_highest"))
+    tables.write(tmp_path, runs=[tables.run("a")], steps=tables.steps("a", 12))
+    ends = [query("loss_curves", tmp_path, points=n)["step"].tolist() for n in (4, 5)]
+    assert ends == [[2, 5, 8, 11], [1, 3, 6, 8, 11]], "a step that ends just where a part ends belongs to it"
 
 
 def test_each_run_has_its_own_parts_and_a_stopped_one_is_marked(tmp_path):

@@ -82,15 +82,15 @@ def test_runs_at_several_world_sizes_are_paired_as_before(tmp_path):
     assert found.groupby("run_id")["steps"].sum().to_dict() == {"a2": 8, "b": 6, "d": 6}, "each is held against one"
 
 
-@pytest.mark.parametrize("change", [{"science": "other"}, {"repeat": 1}, {"resumed_from": "elsewhere"}])
-def test_runs_of_other_settings_or_repeats_or_from_elsewhere_are_no_pair(tmp_path, change):
-    folder = made(tmp_path, [tables.run("a"), resumed("b", "a", 2, **change)], tables.steps("a", 8) + rest("b", 2))
+@pytest.mark.parametrize(
+    "source, change",
+    [*(({}, change) for change in ({"science": "other"}, {"repeat": 1}, {"resumed_from": "elsewhere"})),
+     ({"validity": "invalid"}, {})],
+)  # fmt: skip
+def test_runs_of_other_settings_or_repeats_or_from_elsewhere_are_no_pair(tmp_path, source, change):
+    runs = [tables.run("a", **source), resumed("b", "a", 2, **change)]
+    folder = made(tmp_path, runs, tables.steps("a", 8) + rest("b", 2))
     assert query("order", folder).empty and query("loss_difference", folder).empty
-
-
-def test_a_source_that_does_not_count_leaves_no_pair(tmp_path):
-    rows = [tables.run("a", validity="invalid"), resumed("b", "a", 2)]
-    assert query("order", made(tmp_path, rows, tables.steps("a", 8) + rest("b", 2))).empty
 
 
 def test_tokens_seen_count_those_before_the_state(tmp_path):

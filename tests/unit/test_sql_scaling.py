@@ -30,6 +30,13 @@ def test_the_base_is_the_smallest_world_size_with_its_absolute_throughput(tmp_pa
     assert found["speed_up"].tolist() == pytest.approx([1.0, 1 / 0.6, 2.0])
     assert found["efficiency"].tolist() == pytest.approx([1.0, 1 / 0.6 / 2, 0.5])
     assert found["not_compared"].isna().all()
+    found = ask(tmp_path, "scaling", *(("ab"[n], {"world_size": 2, "repeat": n}, 1.0) for n in range(2)))
+    assert found["efficiency"].isna().all(), "one world size shows no scaling"
+    assert set(found["not_compared"]) == {"no other world size of its series was measured"}
+    runs = [("a", {"world_size": 2, "global_batch": 8}, 1.0), ("b", {"world_size": 4, "global_batch": 16}, 1.0)]
+    found = ask(tmp_path, "scaling_weak", *runs)
+    assert found["base_world_size"].tolist() == [2, 2]
+    assert found["efficiency"].tolist() == [1.0, 0.5], "as many useful tokens from twice the ranks"
 
 
 NO_OTHER = "no other world size was measured with {} rows a rank"
@@ -60,12 +67,6 @@ def test_runs_that_are_not_alike_are_not_compared_and_it_says_why(tmp_path, name
     assert pd.isna(alone.get("single_threads_per_rank"))
 
 
-def test_a_series_of_one_world_size_shows_no_scaling(tmp_path):
-    found = ask(tmp_path, "scaling", ("a", {"world_size": 2}, 1.0), ("b", {"world_size": 2, "repeat": 1}, 1.0))
-    assert found["efficiency"].isna().all()
-    assert set(found["not_compared"]) == {"no other world size of its series was measured"}
-
-
 def test_weak_scaling_compares_equal_rows_a_rank(tmp_path):
     """Four rows a rank: 4, 8 and 16 rows in as many seconds, and a bit; useful tokens grow with them."""
     listed, steps = [], []
@@ -87,13 +88,6 @@ def test_weak_scaling_compares_equal_rows_a_rank(tmp_path):
     assert other["not_compared"] == "no other world size was measured with 1 rows a rank"
     strong = of(query("scaling", tmp_path), "strong")
     assert strong["efficiency"] == pytest.approx(2 / 4), "the same runs, held against an equal global batch"
-
-
-def test_weak_scaling_begins_at_the_smallest_world_size_too(tmp_path):
-    runs = [("a", {"world_size": 2, "global_batch": 8}, 1.0), ("b", {"world_size": 4, "global_batch": 16}, 1.0)]
-    found = ask(tmp_path, "scaling_weak", *runs)
-    assert found["base_world_size"].tolist() == [2, 2]
-    assert found["efficiency"].tolist() == [1.0, 0.5], "as many useful tokens from twice the ranks"
 
 
 def test_of_two_budgets_the_base_has_the_runs_own(tmp_path):

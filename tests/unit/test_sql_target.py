@@ -57,17 +57,12 @@ def test_unreached_is_infinite_and_the_cell_says_how_many_reached_it(tmp_path):
     assert found.loc["d", ["reached_of_cell", "runs_of_cell", "median_s_of_cell"]].tolist() == [1, 2, INF]
 
 
-def test_without_a_target_it_is_the_highest_loss_that_a_run_ended_with(tmp_path):
-    runs = [("a", {0: 9.0, 4: 5.0, 8: 3.0}, {}), ("b", {0: 9.0, 4: 4.0, 8: 3.5}, {"repeat": 1})]
-    found = query("time_to_target", validated(tmp_path, *runs))
-    assert set(found["target"]) == {3.5} and found["reached"].all()
-    assert found["step"].tolist() == [8, 8]
-
-
 def test_the_target_of_the_experiments_file_is_taken_and_one_that_is_asked_for_before_it(tmp_path):
     runs = [("a", {0: 9.0, 4: 5.0, 8: 3.0}, {}), ("b", {0: 9.0, 4: 4.0, 8: 3.5}, {"repeat": 1})]
     folder = validated(tmp_path, *runs)
-    assert not query("time_to_target", folder)["target_stated"].any()
+    found = query("time_to_target", folder)  # without a target the highest loss that a run ended with
+    assert set(found["target"]) == {3.5} and found["reached"].all() and found["step"].tolist() == [8, 8]
+    assert not found["target_stated"].any()
     tables.describe(folder, {"target_loss": 3.2})
     found = query("time_to_target", folder)
     assert set(found["target"]) == {3.2} and found["target_stated"].all() and found["reached"].tolist() == [True, False]
@@ -77,6 +72,8 @@ def test_the_target_of_the_experiments_file_is_taken_and_one_that_is_asked_for_b
 def test_only_runs_that_count_and_validate_are_listed(tmp_path):
     runs = [("a", {0: 9.0}, {}), ("b", {0: 1.0}, {"validity": "invalid", "repeat": 1}), ("c", {}, {"repeat": 2})]
     assert query("time_to_target", validated(tmp_path, *runs), target=5.0)["run_id"].tolist() == ["a"]
+    without = validated(tmp_path, ("a", {}, {}), loss_sum=None)
+    assert len(query("time_to_target", without, target=1.0)) == 0, "a run without a loss is not unreached"
 
 
 def test_steps_between_validations_add_up_whatever_their_distances(tmp_path):
@@ -88,11 +85,6 @@ def test_steps_between_validations_add_up_whatever_their_distances(tmp_path):
     found = query("validation", folder)
     assert found["useful_tokens_seen"].tolist() == [0, 66, 92, 182]  # twice the sum of 10 + step
     assert found["training_s"].tolist() == [0.0, 1 + 2 + 3, 1 + 2 + 3 + 4, 1 + 2 + 3 + 4 + 5 + 6 + 7]
-
-
-def test_runs_without_a_loss_are_not_listed_as_unreached(tmp_path):
-    folder = validated(tmp_path, ("a", {}, {}), loss_sum=None)
-    assert len(query("time_to_target", folder, target=1.0)) == 0
 
 
 def test_nothing_before_the_first_validation_is_known(tmp_path):
