@@ -97,11 +97,6 @@ def test_every_job_is_read_with_its_kind_and_name_and_targets_are_not(tmp_path):
     assert jobs[0].reasons == {"upstream": "x"} and jobs[0].logs == (LOG,)
 
 
-def test_a_line_with_several_reasons_is_split():
-    text = f"Missing output files: {RUN}; {UPSTREAM}{STORE}; Set of input files has changed since last execution"
-    assert split_reasons(text) == {"missing": RUN, "upstream": STORE, "inputs": ""}
-
-
 def test_an_edited_file_is_named_with_what_it_hits_and_what_follows():
     text = told(*way(store(f"Updated input files: {code('list')}")))
     assert text.splitlines()[:6] == [
@@ -112,9 +107,6 @@ def test_an_edited_file_is_named_with_what_it_hits_and_what_follows():
         "            store web/bpe/token-list",
         "         -> 1 run, tables of ways, 1 figure of ways and report",
     ]
-
-
-def test_a_run_behind_rebuilt_data_is_told_how_not_to_start_for_nothing():
     text = told(*way(store(f"Updated input files: {code('list')}")), call=Call(profile="alps"))
     assert "1 run would start only because data is rebuilt" in text
     assert f"    snakemake --profile alps {STORE}\n" in text
@@ -126,13 +118,9 @@ def test_an_edit_of_a_trainings_code_can_be_accepted():
     assert "snakemake ways --consider-ancient train=code" in text
     assert "snakemake ways --touch" in text
     assert "only because data is rebuilt" not in text
-
-
-def test_nothing_is_touched_where_something_is_missing():
-    text = told(
-        train(f"Updated input files: {code('decoder')}"), figure("Missing output files: results/figures/a/b.svg")
-    )
-    assert "--consider-ancient" in text and "--touch" not in text
+    missing = figure("Missing output files: results/figures/a/b.svg")
+    text = told(train(f"Updated input files: {code('decoder')}"), missing)
+    assert "--consider-ancient" in text and "--touch" not in text, "where something is missing"
 
 
 def test_files_that_hit_the_same_jobs_are_one_cause():
@@ -159,27 +147,6 @@ def test_causes_come_before_what_only_follows():
     assert text.startswith("2 runs, 1 store and 3 other jobs would run.\ntrainings: 1 on 1 rank, 1 on 4 ranks\n")
 
 
-def test_what_was_never_built_is_not_called_missing():
-    absent = store(f"Missing output files: {STORE}")
-    assert "\nnew       not built yet\n" in told(absent)
-    write_text(LOG, "it ran once")
-    assert f"\nmissing   {STORE} (removed, or its job failed)\n" in told(absent)
-
-
-def test_data_that_changed_is_not_called_code():
-    assert f"\ndata      {STORE} changed\n" in told(train(f"Updated input files: {STORE}"))
-
-
-def test_a_changed_set_of_inputs_is_told_only_where_nothing_else_explains_it():
-    changed = "Set of input files has changed since last execution"
-    assert "\ninputs    its set of input files changed\n" in told(tables(changed))
-    assert "inputs" not in told(train(f"Missing output files: {RUN}"), tables(f"{UPSTREAM}{RUN}; {changed}"))
-
-
-def test_words_that_snakemake_does_not_use_yet_are_passed_on():
-    assert "\nother     The moon is full\n" in told(tables("The moon is full"))
-
-
 @pytest.mark.parametrize(
     "before, now, words",
     [
@@ -201,6 +168,25 @@ def test_a_setting_is_told_with_its_values_before_and_now(before, now, words):
     assert describe_changed_settings(text) == words
 
 
+CHANGED = "Set of input files has changed since last execution"
+
+
+def test_other_reasons_are_told_by_their_kind():
+    absent = store(f"Missing output files: {STORE}")
+    assert told() == "nothing is stale" and "\nnew       not built yet\n" in told(absent)
+    write_text(LOG, "it ran once")
+    for job, said in (
+        (absent, f"missing   {STORE} (removed, or its job failed)"),
+        (train(f"Updated input files: {STORE}"), f"data      {STORE} changed"),
+        (tables(CHANGED), "inputs    its set of input files changed"),
+        (tables("The moon is full"), "other     The moon is full"),
+    ):
+        assert f"\n{said}\n" in told(job)
+    assert "inputs" not in told(train(f"Missing output files: {RUN}"), tables(f"{UPSTREAM}{RUN}; {CHANGED}"))
+    text = f"Missing output files: {RUN}; {UPSTREAM}{STORE}; {CHANGED}"
+    assert split_reasons(text) == {"missing": RUN, "upstream": STORE, "inputs": ""}
+
+
 def test_trainings_say_how_long_they_took():
     for output, seconds in ((RUN, 600), (WIDE, 3600)):
         record = {"started_unix_s": 5.0, "outcome": {"ended_unix_s": 5.0 + seconds}}
@@ -208,10 +194,6 @@ def test_trainings_say_how_long_they_took():
     edited = f"Updated input files: {code('decoder')}"
     text = told(train(edited), train(edited, WIDE))
     assert "trainings: 1 on 1 rank, 1 on 4 ranks; last time took 1 h 10 min, 4 h 10 min over all ranks\n" in text
-
-
-def test_nothing_to_do_is_said():
-    assert told() == "nothing is stale"
 
 
 def test_a_folder_without_a_workflow_is_a_users_error(tmp_path, monkeypatch, capsys):

@@ -26,7 +26,7 @@ from tokenscale.analysis.statistics import (
         (8, 1, 0.9921875),
         (9, 2, 0.9609375),
         (10, 2, 0.978515625),
-        (12, 3, 0.96142578125),
+        (12, 3, 0.961425781),
         (20, 6, 0.9586105),
     ],
 )
@@ -36,15 +36,10 @@ def test_ranks_are_those_of_published_tables(n, k, coverage):
     assert covered == pytest.approx(coverage, abs=1e-6)
 
 
-@pytest.mark.parametrize("n", range(1, 6))
-def test_below_six_runs_nothing_is_called_an_interval(n):
-    kind = summary(range(1, n + 1)).kind
-    assert order_statistic_rank(n) is None
-    assert "%" not in kind
-    assert kind == ("single run" if n == 1 else "range, not an interval")
-
-
-def test_no_runs_give_no_number_and_no_number_is_refused():
+def test_below_six_runs_nothing_is_called_an_interval_and_no_number_is_refused():
+    for n in range(1, 6):
+        assert order_statistic_rank(n) is None
+        assert summary(range(1, n + 1)).kind == ("single run" if n == 1 else "range, not an interval")
     assert summary([]).n == 0 and math.isnan(summary([]).median)
     with pytest.raises(ValueError, match="not finite"):
         summary([1.0, math.nan])
@@ -73,18 +68,11 @@ def test_intervals_cover_the_median_as_often_as_they_say(n, name):
 
 def test_sign_flips_are_all_enumerated():
     differences = [0.3, -0.1, 0.5, 0.2, -0.05]
-    sums = [
-        abs(sum(s * d for s, d in zip(signs, differences, strict=True)))
-        for signs in itertools.product((1, -1), repeat=5)
-    ]
+    sums = [abs(np.dot(signs, differences)) for signs in itertools.product((1, -1), repeat=5)]
     expected = np.mean([s >= abs(sum(differences)) - 1e-12 for s in sums])
     assert sign_flip_p(differences) == (expected, 2 / 32)
-
-
-def test_many_pairs_are_tested_by_chance_with_one_seed():
-    differences = np.linspace(-0.1, 0.5, 30)
-    assert sign_flip_p(differences) == sign_flip_p(differences)
-    assert sign_flip_p(differences)[0] < 0.001
+    many = np.linspace(-0.1, 0.5, 30)  # by chance, with one seed
+    assert sign_flip_p(many) == sign_flip_p(many) and sign_flip_p(many)[0] < 0.001
 
 
 def cells(ratio, n=8, noise=0.004):
