@@ -20,18 +20,13 @@ RUN = {
 }
 
 
-def step_s(n):
-    """Weak scaling: 1 s, and 2 % more for each doubling."""
-    return 1 + 0.02 * (n.bit_length() - 1)
-
-
 def write(folder, runs, steps=8):
     """Tables of runs given as columns that differ from `RUN`, with `step_s` of each. The first three steps are slow."""
     rows, lines = [], []
     for number, run in enumerate(runs):
         n = run["world_size"]
         row = {**RUN, "run_id": f"r{number}", "data": n, "global_batch": 8 * n, **run}
-        seconds = row.pop("step_s", step_s(n))
+        seconds = row.pop("step_s", 1 + 0.02 * (n.bit_length() - 1))  # weak scaling: 2 % more for each doubling
         rows.append(row)
         for rank in range(n):
             for step in range(steps):
@@ -49,12 +44,8 @@ def runs(sizes, **fields):
 
 @pytest.fixture
 def tables_of(tmp_path):
-    return lambda given, **options: write(tmp_path / "tables", given, **options)
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path):
     (tmp_path / "tables").mkdir()
+    return lambda given: write(tmp_path / "tables", given)
 
 
 def test_runs_of_small_worlds_predict_larger_ones_without_their_warm_up(tables_of):
@@ -118,10 +109,13 @@ def test_the_text_has_units_what_it_rests_on_and_the_size_to_measure(tables_of, 
     folder = tables_of(runs([1, 2]))
     assert main(["predict", "--tables", str(folder)]) == 0
     text = capsys.readouterr().out
-    assert (
-        "a model, not a measurement" in text and "4 runs at world sizes 1, 2" in text and "noise of a run 1 %" in text
-    )
-    assert "step s" in text and "useful tokens/s" in text and "if efficiency stays" in text
+    for words in (
+        "a model, not a measurement",
+        "4 runs at world sizes 1, 2",
+        "noise of a run 1 %",
+        "if efficiency stays",
+    ):
+        assert words in text
     assert text.rstrip().endswith("32 cannot be predicted from these sizes; measure 4")
     noisy = [run | {"step_s": (1.0, 1.9)[run["repeat"]]} for run in runs([1, 2])]
     assert "the runs vary too much; repeat the runs at 2" in projection.format_projection(project(tables_of(noisy))[0])

@@ -69,12 +69,9 @@ def text(shares, counted_by_run=False):
 @pytest.mark.parametrize(
     ("shares", "said", "verdict", "cautioned"),
     [
-        (
-            {"padded": 0.752, "length-bucketed": 0.12, "packed": 0.0, "padding-free": 0.0},
-            "75 % with padded, 12 % with length-bucketed; padding-free and packed keep all",
-            answers.COUNTED,
-            ["75 %", "12 %"],
-        ),
+        ({"padded": 0.752, "length-bucketed": 0.12, "packed": 0.0, "padding-free": 0.0},
+         "75 % with padded, 12 % with length-bucketed; padding-free and packed keep all", answers.COUNTED,
+         ["75 %", "12 %"]),
         ({"padded": {"web": 0.5, "books": 0.9, "code": 0.0}, "packed": {"web": 0.0, "books": 0.0, "code": 0.0}},
          "50 % of web, 90 % of books, 0 % of code with padded; packed keeps all", answers.COUNTED, ["90 % of books"]),
         ({"padded": NAN, "packed": 0.0}, "not known with padded; packed keeps all", answers.OPEN, ["not known"]),
@@ -96,8 +93,8 @@ def test_text_that_an_approach_drops_is_answered_and_cautioned(shares, said, ver
 
 def test_a_share_that_one_run_lacks_is_not_known_and_what_a_run_counts_is_no_count_of_an_epoch():
     rows = pd.concat([text({"padded": 0.5}, counted_by_run=True), text({"packed": 0.0})])
-    assert "by the runs" in answers.answer_dropped(rows)[0]["spread"]
-    assert "epoch" in answers.answer_dropped(rows.assign(counted_by_run=False))[0]["spread"]
+    for counted, word in ((rows, "by the runs"), (rows.assign(counted_by_run=False), "epoch")):
+        assert word in answers.answer_dropped(counted)[0]["spread"]
     (answer,) = answers.answer_dropped(pd.concat([rows, text({"padded": NAN})]))
     assert "not known with padded" in answer["text"] and "50 %" not in answer["text"]
 
@@ -114,9 +111,8 @@ def test_a_share_that_one_run_lacks_is_not_known_and_what_a_run_counts_is_no_cou
 )
 def test_losses_of_unequal_text_say_so(shares, noted):
     rows = validation({"padded": (LINE, [0], 0.0), "packed": ((9, 8, 7, 6), [0], 0.0)}, {"padded": 10, "packed": 10})
-    (answer,) = answer_loss(
-        rows, dropped=answers.dropped_shares(text(dict(zip(("padded", "packed"), shares, strict=True))))
-    )
+    dropped = answers.dropped_shares(text(dict(zip(("padded", "packed"), shares, strict=True))))
+    (answer,) = answer_loss(rows, dropped=dropped)
     assert noted in answer["spread"] and answer["verdict"].endswith(answers.UNEQUAL_TEXT) == bool(noted)
 
 
@@ -134,10 +130,8 @@ def validation(curves, tokens_per_step):
 def answer_loss(rows, *invalid, dropped=None):
     """The answer of these runs and of invalid ones."""
     runs = rows[["run_id", "world_size"]].drop_duplicates().assign(validity="valid", reasons="")
-    more = [
-        {"run_id": run_id, "world_size": 1, "validity": "invalid", "reasons": "no seal; more"} for run_id in invalid
-    ]
-    return answers.answer_loss(rows, pd.concat([runs, pd.DataFrame(more)]), {}, dropped or {})
+    more = pd.DataFrame({"run_id": invalid, "world_size": 1, "validity": "invalid", "reasons": "no seal; more"})
+    return answers.answer_loss(rows, pd.concat([runs, more]), {}, dropped or {})
 
 
 LINE = (8.0, 7.0, 6.0, 5.0)
@@ -155,10 +149,8 @@ LINE = (8.0, 7.0, 6.0, 5.0)
 )
 def test_losses_are_compared_at_equal_useful_tokens(losses, repeats, noise, verdict, said):
     """`padded` sees half as many useful tokens, so it ends (at 5.0) where the other has done 12 of 24 steps."""
-    rows = validation(
-        {"padded": (LINE, range(repeats), noise), "packed": (losses, range(repeats), noise)},
-        {"padded": 10, "packed": 20},
-    )
+    curves = {"padded": (LINE, range(repeats), noise), "packed": (losses, range(repeats), noise)}
+    rows = validation(curves, {"padded": 10, "packed": 20})
     (answer,) = answer_loss(rows)
     assert answer["text"].startswith("After 240 useful tokens") and said in answer["text"]
     assert answer["verdict"] == f"{verdict}, unequal updates", answer
