@@ -1,4 +1,4 @@
-"""The files of profiles: machines, the container of Alps with the image that it is built from, and what users copy."""
+"""Profiles: machines, the container of Alps with its image, what users copy, what a command line takes away."""
 
 import json
 import re
@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.unit.test_packaging import project, split
+from tokenscale.base.errors import UserError
 from tokenscale.runs.launch import start
 from tokenscale.runs.records import provenance
 from tokenscale.settings import machine, profile
@@ -46,13 +47,8 @@ def test_every_machine_is_understood(file):
     found = machine.load_machine(file)
     assert found.name == file.parent.name
     assert found.container is None or (ROOT / found.container).is_file()
-
-
-def test_a_profile_names_its_own_machine():
-    for file in sorted(ROOT.glob("profiles/*/config.yaml")):
-        stated = dict(item.split("=") for item in yaml.safe_load(file.read_text()).get("config", []))
-        found = file.with_name("machine.toml")
-        assert stated.get("machine") == (str(found.relative_to(ROOT)) if found.exists() else None), file
+    stated = dict(item.split("=") for item in yaml.safe_load((file.parent / "config.yaml").read_text())["config"])
+    assert stated["machine"] == str(file.relative_to(ROOT)), "a profile names its own machine"
 
 
 # -- the container
@@ -70,20 +66,14 @@ def test_a_rank_begins_in_the_project_and_sees_it_where_it_is(container, exporte
     assert container["workdir"] == "${TOKENSCALE_ROOT}" and exported["TOKENSCALE_ROOT"] == "/p"
     assert "${TOKENSCALE_ROOT}:${TOKENSCALE_ROOT}" in container["mounts"]
     assert all(len(set(mount.split(":"))) == 1 for mount in container["mounts"])  # links lead where they lead outside
-
-
-def test_the_network_plugin_is_in_the_container_where_the_machine_insists_on_it(container):
     hook = container["annotations"]["com"]["hooks"]["aws_ofi_nccl"]
     assert machine.load_machine(ALPS / "machine.toml").network == "AWS Libfabric"
     assert hook["enabled"] == "true" and "variant" in hook
 
 
-def test_no_variable_of_the_container_is_stated_twice(container, exported):
+def test_variables_of_the_container_are_in_a_runs_record_and_none_is_the_launchers(container, exported, monkeypatch):
     """What the container's file says wins: the launcher would be silently overruled."""
     assert not set(container["env"]) & set(exported)
-
-
-def test_variables_of_the_container_are_in_a_runs_record(container, monkeypatch):
     for name, value in container["env"].items():
         monkeypatch.setenv(name, value)
     assert {"NCCL_PROTO", "FI_CXI_RX_MATCH_MODE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"} <= set(container["env"])
@@ -94,18 +84,12 @@ def test_variables_of_the_container_are_in_a_runs_record(container, monkeypatch)
 # -- its image
 
 
-def test_the_image_is_the_workflows():
+def test_the_image_is_the_workflows_and_checks_the_bounds_of_pyproject():
     (stated,) = re.findall(r'^container: "docker://(.+)"$', (ROOT / "workflow/Snakefile").read_text(), re.M)
     assert containerfile()[0] == f"FROM {stated}"
-
-
-def test_what_the_image_has_is_held_while_packages_are_installed():
     (install,) = [line for line in containerfile() if "pip install" in line]
     kept = re.search(r"'\^\((.+?)\)=='", install)[1].split("|")
-    assert OF_THE_IMAGE <= set(kept) and "--constraint /opt/image.txt" in install
-
-
-def test_the_image_checks_the_bounds_of_pyproject():
+    assert OF_THE_IMAGE <= set(kept) and "--constraint /opt/image.txt" in install, "what it has is held"
     (check,) = [line for line in containerfile() if line.startswith("RUN python -c")]
     imported = re.search(r"import ([\w, ]+);", check)[1].split(", ")
     assert sorted(imported) == sorted(machine.load_machine(ALPS / "machine.toml").container_packages)
@@ -195,3 +179,46 @@ def test_what_an_option_took_away_from_the_profile_is_known(used, lost, named, t
     given = profile.find_profile(["snakemake", *argv.get(named, []), "-n"], environment)
     found = profile.find_replaced_entries({**MAPS, **used}, {"train"}, given)
     assert found == ({} if named in ("nobody", "elsewhere") else lost)
+
+
+# -- what a command line leaves out
+
+OF_ALPS = {"scale": "alps", "machine": "profiles/alps/machine.toml"}
+
+
+@pytest.mark.parametrize(
+    "stated, argv, environment, found",
+    [
+        ({}, ["snakemake", "--profile", "alps", "runs"], {}, OF_ALPS),
+        ({}, ["snakemake", "--profile=profiles/alps"], {}, OF_ALPS),
+        ({}, ["snakemake", "--workflow-profile", "alps"], {}, OF_ALPS),
+        ({}, ["snakemake"], {"SNAKEMAKE_PROFILE": "alps"}, OF_ALPS),
+        ({}, ["snakemake", "--mode", "remote"], {profile.PROFILE_VARIABLE: "alps"}, OF_ALPS),  # a job of such a call
+        ({"scale": "demo"}, ["snakemake", "--profile", "alps"], {}, {"machine": OF_ALPS["machine"]}),
+        ({**OF_ALPS, "corpus": "mine"}, ["snakemake", "--profile", "alps"], {}, {}),
+        ({"corpus": "mine"}, ["snakemake", "--cores", "2"], {}, {}),
+        ({}, ["snakemake", "--profile", "somebody-elses"], {}, {}),
+        ({}, ["snakemake", "--profile"], {}, {}),
+    ],
+)
+def test_what_a_command_line_left_out_of_its_profile_is_filled_in(stated, argv, environment, found, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert profile.find_dropped_values(stated, profile.find_profile(argv, environment)) == found
+
+
+def test_jobs_find_the_profile_of_their_snakemake(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    environment = {}
+    assert profile.parse_call(["snakemake", "--profile", "alps"], environment, [], {}).profile == "alps"
+    assert environment == {profile.PROFILE_VARIABLE: "alps"}
+
+
+@pytest.mark.parametrize("line", ["config: {scale: .inf}", "configfile: none.yaml", "config: 5", "jobs: 0100"])
+def test_an_error_in_a_profile_is_not_taken_for_a_profile_from_elsewhere(tmp_path, monkeypatch, line):
+    """Its scale and machine would be missing without a word."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p/config.yaml").write_text(line)
+    with pytest.raises(UserError) as error:
+        profile.find_dropped_values({}, "p")
+    assert error.value.facts["file"] in ("p/config.yaml", "none.yaml")

@@ -1,35 +1,32 @@
-"""`resume_from` of an experiment: which run of its table a run goes on from, and what is refused before they run."""
+"""What an experiment asks for beside its runs: going on from a run's state, canaries, texts that its models write."""
 
 import json
 
 import pytest
 
+from tests.unit.test_config import EXPERIMENT
+from tests.unit.test_config import project as canaries
 from tokenscale.base.errors import UserError
+from tokenscale.cli.plan import plan
+from tokenscale.settings.benchmarks import InferenceBenchmarkSettings, SamplingSettings
 from tokenscale.settings.config import Config
 from tokenscale.settings.experiments import list_kept_steps
-from tokenscale.settings.options import to_dict
+from tokenscale.settings.options import from_json, to_dict
 from tokenscale.settings.run import BudgetSettings, CheckpointSettings, RunSettings, parse_run_id, start_step
 
-BASE = {
-    "experiments": ["e"],
-    "corpora": {"c": {}},
-    "tokenizers": {"t": {"kind": "bpe", "corpus": "c", "vocabulary_size": 300}},
-}
-RUNS = {
-    "corpus": "c",
-    "tokenizer": "t",
-    "model": "llama-micro",
-    "sequence_length": 64,
-    "budget": {"steps": 24},
-    "checkpoints": {"every": 8, "keep_last": 3, "keep_resume_state": True},
-}
+BASE = {"experiments": ["e"], "corpora": {"c": {"source": {"documents": 9}}}}
+BASE |= {"tokenizers": {"t": {"kind": "numbers", "vocabulary_size": 99}}}
+PLAIN = {"corpus": "c", "tokenizer": "t", "model": "llama-micro", "sequence_length": 64}
+RUNS = PLAIN | {"budget": {"steps": 24}, "checkpoints": {"every": 8, "keep_last": 3, "keep_resume_state": True}}
 FROM_ONE = {"run": {"layout.data": 1}, "step": 8}
+ON_ONE = {"run": {"layout.data": 1, "resume_from": {"step": 8}}, "step": 8}
 
 
 def project(tmp_path, levels, *, runs=RUNS, factor="layout.data, resume_from", **more) -> Config:
     folder = tmp_path / "config/experiments"
     folder.mkdir(parents=True, exist_ok=True)
-    experiment = {"question": "?", "runs": runs, "factors": {factor: levels, **more.pop("factors", {})}, **more}
+    factors = ({factor: levels} if levels else {}) | more.pop("factors", {})
+    experiment = {"question": "?", "runs": runs, "factors": factors, **more}
     (folder / "e.yaml").write_text(json.dumps(experiment))
     return Config(BASE, root=tmp_path)
 
@@ -116,22 +113,12 @@ def test_a_run_that_begins_by_itself_keeps_its_identity(tmp_path):
         ([[1, None], [2, {"run": {"layout.data": 3}, "step": 8}]], {}, ("no cell of the experiment", "cells")),
         ([[1, None], [2, {"run": {}, "step": 8}], [4, None]], {}, ("several cells", '"layout.data":4')),
         ([[2, FROM_ONE], [1, {"run": {"layout.data": 2}, "step": 8}]], {}, ("no cell of the experiment",)),
-        (
-            [
-                [2, {"run": {"layout.data": 1, "resume_from": {"step": 8}}, "step": 8}],
-                [1, {"run": {"layout.data": 2, "resume_from": {"step": 8}}, "step": 8}],
-            ],
-            {},
-            ("in a circle", "resume_from: null"),
-        ),
+        ([[2, ON_ONE], [1, ON_ONE | {"run": {"layout.data": 2, "resume_from": {"step": 8}}}]], {},
+         ("in a circle", "resume_from: null")),
         ([[1, None], [2, FROM_ONE | {"step": 7}]], {}, ("no state after this step", "8, 16, 24")),
         ([[1, None], [2, FROM_ONE | {"step": 24}]], {}, ("no steps are left", "budget.steps = 24")),
         ([[1, None], [2, FROM_ONE]], {"checkpoints": {"every": 8}}, ("no state after this step", "keep_resume_state")),
-        (
-            [[1, None], [2, FROM_ONE]],
-            {"checkpoints": {"every": 8, "keep_resume_state": True}},
-            ("no state after this step", "those of 24"),
-        ),
+        ([[1, None], [2, FROM_ONE]], {"checkpoints": {"every": 8, "keep_resume_state": True}}, ("those of 24",)),
         ([[1, None], [2, FROM_ONE]], {"budget": {"wall_s": 9}}, ("no state after this step", "a budget in steps")),
         ([[1, None], [2, {"run": {"layout.data": 1}}]], {}, ("a key is missing", "resume_from.step")),
         ([[1, None], [2, FROM_ONE | {"steps": 8}]], {}, ("unknown key 'steps'", "did you mean 'step'")),
@@ -139,7 +126,7 @@ def test_a_run_that_begins_by_itself_keeps_its_identity(tmp_path):
         ([[1, None], [2, {"run": [1], "step": 8}]], {}, ("resume_from.run", "dict")),
         ([[1, None], [2, [1]]], {}, ("runs.resume_from",)),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_gone_on_from_is_refused_before_anything_runs(tmp_path, levels, changes, words):
     with pytest.raises(UserError) as caught:
         project(tmp_path, levels, runs=RUNS | changes).runs("e")
@@ -178,7 +165,76 @@ def test_a_canary_whose_repeats_have_nothing_to_go_on_from_is_refused(tmp_path):
     ],
 )
 def test_states_that_are_kept_are_those_that_a_run_writes_and_does_not_delete(checkpoints, steps):
-    assert (
-        list_kept_steps(RunSettings(budget=BudgetSettings(steps=24), checkpoints=CheckpointSettings(**checkpoints)))
-        == steps
-    )
+    run = RunSettings(budget=BudgetSettings(steps=24), checkpoints=CheckpointSettings(**checkpoints))
+    assert list_kept_steps(run) == steps
+
+
+# -- canaries
+
+CANARY = {"cell": {"approach": "packed", "layout.data": 1}, "every": 3}
+
+
+def test_a_canary_stands_first_last_and_between(tmp_path):
+    runs = canaries(tmp_path, {**EXPERIMENT, "canary": CANARY}).runs("e")
+    places = [r.position for r in runs if r.repeat >= EXPERIMENT["repeats"]]
+    assert [r.position for r in runs] == list(range(len(runs))) and len(runs) == 8 + 4
+    assert places == [0, 4, 8, 11]
+    assert {(r.cell["approach"], r.cell["layout.data"]) for r in runs if r.position in places} == {("packed", 1)}
+    assert [r.repeat for r in runs if r.position in places] == [2, 3, 4, 5]
+
+
+def test_a_canary_changes_no_other_run(tmp_path):
+    plain = canaries(tmp_path / "a").runs("e")
+    mixed = canaries(tmp_path / "b", {**EXPERIMENT, "canary": CANARY}).runs("e")
+    assert [r.run_id for r in mixed if r.repeat < EXPERIMENT["repeats"]] == [r.run_id for r in plain]
+    assert len({r.run_id for r in mixed}) == len(mixed)
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [({"approach": "packed"}, "several cells"), ({"approach": "token-list"}, "no cell"), ({}, "several cells")],
+)
+def test_a_canary_is_one_cell(tmp_path, cell, words):
+    with pytest.raises(UserError, match=words) as error:
+        canaries(tmp_path, {**EXPERIMENT, "canary": {"cell": cell}}).runs("e")
+    assert error.value.facts["key"] == "canary.cell" and error.value.facts["file"].endswith("e.yaml")
+
+
+# -- texts that models write
+
+WRITING = PLAIN | {"checkpoints": {"final": True}}
+ASKED = {"prompts": ["a"], "prompt_tokens": [8], "new_tokens": [8, 16], "sampling": [{"temperature": 0.5, "seed": 3}]}
+
+
+def inference(tmp_path, runs=WRITING, **asked):
+    return project(tmp_path, None, runs=runs, inference_benchmark=ASKED | asked)
+
+
+def test_settings_pass_through_json_as_the_rule_passes_them_on(tmp_path):
+    config = inference(tmp_path)
+    asked = config.experiment("e").inference_benchmark
+    assert asked.sampling == (SamplingSettings(temperature=0.5, seed=3),) and asked.rounds == 5
+    assert from_json(InferenceBenchmarkSettings, json.dumps(to_dict(asked))) == asked
+    assert config.experiment("e").benchmark_files("e") == ["results/benchmarks/inference/e.json"]
+    assert config.experiment("e").benchmarks == {}
+    assert config.list_corpora(["e"]) == ["c"] and len(config.runs("e")) == 1
+    assert any("1 models write 2 cells" in line for line in plan(config, ["e"]))
+
+
+@pytest.mark.parametrize(
+    ("runs", "asked", "words"),
+    [
+        (WRITING | {"objective": "masked"}, {}, ["a model of objective masked cannot generate text", "e.yaml"]),
+        ({**WRITING, "checkpoints": {}}, {}, ["do not save their weights", "checkpoints: {final: true}"]),
+        (WRITING, {"new_tokens": [8, 57]}, ["65 prompt and new tokens exceed the sequence length 64"]),
+        (WRITING, {"new_tokens": [1]}, ["inference_benchmark.new_tokens", "at least 2"]),
+        (WRITING, {"batches": []}, ["inference_benchmark.batches"]),
+        (WRITING, {"prompts": []}, ["inference_benchmark.prompts"]),
+        (WRITING, {"sampling": [{"top_p": 0}]}, ["inference_benchmark.sampling.0.top_p"]),
+    ],
+)
+def test_what_the_runs_cannot_answer_is_refused_before_anything_runs(tmp_path, runs, asked, words):
+    with pytest.raises(UserError) as error:
+        inference(tmp_path, runs, **asked).runs("e")
+    for word in words:
+        assert word in str(error.value)
