@@ -39,61 +39,44 @@ def test_nothing_is_missing_for_the_demo_here_nor_on_a_described_cluster():
     assert find() == [] and find("alps", ALPS) == []
 
 
-def without_account(monkeypatch):
-    monkeypatch.delenv("ALPS_ACCOUNT")
-    return find("alps", ALPS), "export ALPS_ACCOUNT=<project>"
+def changed(owner, name, value, **asked):
+    """Find problems with an attribute of a module replaced."""
+
+    def case(monkeypatch):
+        monkeypatch.setattr(owner, name, value)
+        return find(**asked)
+
+    return case
 
 
-def without_digest(monkeypatch):
-    return find("alps"), "container_digest"
-
-
-def without_a_package(monkeypatch):
+def without_numpy(patch):
     packages = tuple(name for name in load_config(profile="alps").machine.container_packages if name != "numpy")
-    return find("alps", ALPS | {"container_packages": packages}), "container_packages"
+    return find("alps", ALPS | {"container_packages": packages})
 
 
-def with_a_small_budget(monkeypatch):
-    return find("alps", ALPS, budget={"node_hours": 0.5}), "budget={node_hours:"
+FULL = shutil.disk_usage(".")._replace(free=1000)
+UNDECIDED = check.Problem("refuse", "factor a never changes alone", "factors.a", "fix one")
+NOWHERE = {"corpora": {"own": {"source": {"files": "nowhere/*.parquet"}}}, "corpus": "own"}
+OPTIONAL = {"no_such": lambda run: True, "numpy": lambda run: True}
+#: what is missing → how, and words of the next step
+CASES = {
+    "an account": (lambda patch: (patch.delenv("ALPS_ACCOUNT"), find("alps", ALPS))[1], "export ALPS_ACCOUNT="),
+    "a digest": (lambda patch: find("alps"), "container_digest"),
+    "a package": (without_numpy, "container_packages"),
+    "a budget": (lambda patch: find("alps", ALPS, budget={"node_hours": 0.5}), "budget={node_hours:"),
+    "memory": (changed(provenance, "read_memory", lambda: (1 << 20, None)), "micro_batch"),
+    "memory of GPUs": (lambda patch: find("alps", ALPS | {"gpu_memory_gib": 0.001}), "micro_batch"),
+    "space": (changed(shutil, "disk_usage", lambda path: FULL), "free space"),
+    "files of the corpus": (lambda patch: find(**NOWHERE), "corpora.own.source.files"),
+    "an optional package": (changed(check, "ONLY_FOR", OPTIONAL), "pip install no-such"),
+    "a design that decides": (
+        changed(check, "find_design_problems", lambda design: [UNDECIDED]), "config/experiments/demo.yaml: factors.a"),
+}  # fmt: skip
 
 
-def with_little_memory(monkeypatch):
-    monkeypatch.setattr(provenance, "read_memory", lambda: (1 << 20, None))
-    return find(), "micro_batch"
-
-
-def with_small_gpus(monkeypatch):
-    return find("alps", ALPS | {"gpu_memory_gib": 0.001}), "micro_batch"
-
-
-def with_a_full_disk(monkeypatch):
-    full = shutil.disk_usage(".")._replace(free=1000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
-    return find(), "free space"
-
-
-def without_a_file_of_the_corpus(monkeypatch):
-    corpora = {"own": {"source": {"files": "nowhere/*.parquet"}}}
-    return find(corpora=corpora, corpus="own"), "corpora.own.source.files"
-
-
-def without_an_optional_package(monkeypatch):
-    monkeypatch.setattr(check, "ONLY_FOR", {"no_such": lambda run: True, "numpy": lambda run: True})
-    return find(), "pip install no-such"
-
-
-def with_a_design_that_decides_nothing(monkeypatch):
-    problem = check.Problem("refuse", "factor a never changes alone", "factors.a", "fix one")
-    monkeypatch.setattr(check, "find_design_problems", lambda design: [problem])
-    return find(), "config/experiments/demo.yaml: factors.a"
-
-
-CASES = [case for name, case in sorted(globals().items()) if name.startswith(("with_", "without_"))]
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_each_lack_is_one_problem_with_its_next_step(case, monkeypatch):
-    problems, following = case(monkeypatch)
+@pytest.mark.parametrize(("lacking", "following"), CASES.values(), ids=CASES)
+def test_each_lack_is_one_problem_with_its_next_step(lacking, following, monkeypatch):
+    problems = lacking(monkeypatch)
     assert len(problems) == 1, problems
     assert following in " ".join(problems[0][:2])
 
