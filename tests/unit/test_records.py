@@ -14,30 +14,21 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_step_is_one_line_with_its_schema_and_what_is_no_number_is_flagged(tmp_path):
+def test_a_step_is_one_line_with_its_schema_and_what_is_no_number_is_flagged(tmp_path, monkeypatch):
+    monkeypatch.setattr("tokenscale.runs.records.events.FLUSH_LINES", 2)
     writer = Writer(tmp_path)
+    with pytest.raises(ValueError, match="colour"):
+        writer.step(step=0, colour=1)
+    writer.event("run_stop", status="complete")
+    assert lines(tmp_path / "events.jsonl")[0]["status"] == "complete", "before it is closed"
     writer.step(step=0, loss_sum=2.5, useful_tokens=3)
     writer.step(step=1, loss_sum=float("nan"), grad_norm=float("inf"))
+    assert len(lines(tmp_path / "steps.jsonl")) == 2
     writer.close()
     assert lines(tmp_path / "steps.jsonl") == [
         {"schema": VERSION, "step": 0, "loss_sum": 2.5, "useful_tokens": 3},
         {"schema": VERSION, "step": 1, "loss_sum": None, "nonfinite": True, "grad_norm": None},
     ]
-
-
-def test_a_field_outside_the_schema_is_a_bug(tmp_path):
-    with pytest.raises(ValueError, match="colour"):
-        Writer(tmp_path).step(step=0, colour=1)
-
-
-def test_lines_reach_the_file_without_close(tmp_path, monkeypatch):
-    monkeypatch.setattr("tokenscale.runs.records.events.FLUSH_LINES", 2)
-    writer = Writer(tmp_path)
-    writer.step(step=0)
-    writer.step(step=1)
-    assert len(lines(tmp_path / "steps.jsonl")) == 2
-    writer.event("run_stop", status="complete")
-    assert lines(tmp_path / "events.jsonl")[0]["status"] == "complete"
 
 
 @pytest.mark.parametrize("taken", [0, 1, 30, 10**6])

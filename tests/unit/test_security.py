@@ -7,15 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import duckdb
 import pytest
 import yaml
 
 from tests import tables
 from tests.planted import ENVIRONMENT, SECRETS, VALUE
+from tests.refusals import refused
 from tokenscale.analysis import claims, queries
 from tokenscale.base.errors import UserError, redact_credentials
-from tokenscale.cli import main as cli
 from tokenscale.data.corpus.download import fetch_corpus
 from tokenscale.runs.records import provenance
 from tokenscale.settings import yaml_files as reading
@@ -83,23 +82,14 @@ def test_no_program_runs_what_it_reads():
     "line",
     [
         *("import pickle", "from pickle import loads", "import tarfile", "eval(x)", "exec(x)", "os.system(x)"),
-        *(
-            "torch.load(f)",
-            "pickle.load(f)",
-            "torch.load(f, weights_only=True)",
-            "np.load(f, allow_pickle=True)",
-            "yaml.load(f)",
-        ),
+        *("torch.load(f)", "pickle.load(f)", "torch.load(f, weights_only=True)", "np.load(f, allow_pickle=True)"),
+        "yaml.load(f)",
         *("yaml.load(f, Loader=yaml.Loader)", "yaml.unsafe_load(f)", "subprocess.run(x, shell=True)"),
         *("AutoModel.from_pretrained(x)", "f(x, trust_remote_code=flag)", "shutil.unpack_archive(f)"),
     ],
 )
 def test_the_search_finds_what_it_is_for(line):
-    assert offences(line, "tokenscale/x.py")
-
-
-def test_yaml_is_read_by_a_loader_that_makes_plain_values():
-    assert issubclass(reading._Loader, yaml.SafeLoader)
+    assert offences(line, "tokenscale/x.py") and issubclass(reading._Loader, yaml.SafeLoader)
 
 
 @pytest.mark.parametrize("path", RULES, ids=lambda path: path.name)
@@ -118,18 +108,9 @@ def test_every_word_that_a_rule_hands_to_a_shell_is_quoted(path):
 def test_links_of_a_page_lead_to_the_report_s_own_files(path):
     text = path.read_text(encoding="utf-8")
     starts = (
-        "#",
-        "figures/",
-        "data/",
-        "sql/",
-        "{{ p.href }}",
-        '{{ p.href or "#" ~ p.name }}',
-        "{{ claims.file }}",
-        "{{ c.href }}",
-        "{{ text.href }}",
-        "{{ home",
-        "{{ href }}",
-    )
+        "#", "figures/", "data/", "sql/", "{{ p.href }}", '{{ p.href or "#" ~ p.name }}', "{{ claims.file }}",
+        "{{ c.href }}", "{{ text.href }}", "{{ home", "{{ href }}",
+    )  # fmt: skip
     for where in re.findall(r"(?:href|src)=[\"']([^\"']*(?:\"[^\"]*\")?[^\"']*)[\"']", text):
         assert where.startswith(starts), where
     assert "|safe" not in text.replace(" ", "") and "autoescape" not in text
@@ -183,12 +164,6 @@ def test_a_ledger_s_sql_reads_its_tables_and_nothing_else(tmp_path, sql):
     opened.close()
 
 
-def test_duckdb_gives_no_library_the_environment(monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "planted")
-    with pytest.raises(duckdb.Error):
-        duckdb.connect(":memory:").execute("SELECT getenv('HF_TOKEN')")
-
-
 # --- secrets
 
 
@@ -220,21 +195,15 @@ def test_a_whole_command_says_no_secret(planted, tmp_path):
     assert planted not in done.stdout + done.stderr + written
 
 
-def test_messages_carry_no_password_whoever_writes_them():
-    text = str(
-        UserError("no answer from https://me:planted@host/x.", reason="via http://planted@proxy:1/ and ftp://a:b@c")
-    )
-    assert "planted" not in text and "a:b" not in text and "host/x" in text
-    for innocent in ("https://host/a@b", "me@host", "http://host:80/?q=x@y", "a//b/c@d", "// @ a comment"):
-        assert redact_credentials(innocent) == innocent
-
-
 @pytest.mark.parametrize("name", ["X-Amz-Signature", "X-Goog-Signature", "sig", "token", "access_token", "api_key"])
-def test_messages_carry_no_signature_of_an_address(name):
+def test_messages_carry_no_password_and_no_signature_of_an_address(name):
     address = f"https://host/a.txt?part=1&{name}=planted%2B7&x=2"
     assert redact_credentials(f"no answer from {address}.") == f"no answer from https://host/a.txt?part=1&{name}=…&x=2."
     assert redact_credentials(address.replace(name, name.upper())).count("planted") == 0
-    for innocent in ("https://host/a?signal=1&tokens=5", "sig=1 and token=2", "https://host/a?design=x"):
+    told = str(UserError("no answer from https://me:planted@host/x.", reason="via http://planted@p:1/, ftp://a:b@c"))
+    assert "planted" not in told and "a:b" not in told and "host/x" in told
+    innocents = ("https://host/a@b", "me@host", "http://host:80/?q=x@y", "a//b/c@d", "// @ a comment")
+    for innocent in ("https://host/a?signal=1&tokens=5", "sig=1 and token=2", "https://host/a?design=x", *innocents):
         assert redact_credentials(innocent) == innocent
 
 
@@ -259,9 +228,6 @@ def test_a_download_that_a_proxy_refuses_says_no_password(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("key", ["trust_remote_code", "auto_map", "code_revision"])
 def test_code_of_a_hub_cannot_be_asked_for(tmp_path, capsys, key):
-    from tests.refusals import refused
-
     path = tmp_path / "config.yaml"
     path.write_text(json.dumps({"tokenizers": {"t": {"kind": "huggingface", "source": "a/b", key: True}}}))
     assert f"unknown key '{key}'" in refused(capsys, ["check", "--configfile", path])
-    assert cli.main(["check", "--configfile", str(path)]) == 2

@@ -35,32 +35,20 @@ def test_a_second_interrupt_waits_and_a_third_ends():
     assert done.returncode == 0 and done.stderr.count("tokenscale: ") == 1 and "save" in done.stderr, done.stderr
 
 
-class FakeJob:
-    def __init__(self, name, output=(), norun=False):
-        self.rule, self.output, self.is_norun = SimpleNamespace(name=name), list(output), norun
-
-
-def workflow_of(jobs, run, local=()):
-    dag = SimpleNamespace(jobs=jobs, needrun_jobs=lambda exclude_finished: run)
-    return SimpleNamespace(dag=dag, _localrules=set(local))
+def test_jobs_to_submit_leave_out_local_rules_and_targets_and_another_release_is_refused():
+    names = {"train": False, "figure": False, "all": True}
+    jobs = [SimpleNamespace(rule=SimpleNamespace(name=name), is_norun=norun) for name, norun in names.items()]
+    dag = SimpleNamespace(jobs=jobs, needrun_jobs=lambda exclude_finished: jobs)
+    assert internals.get_jobs_to_submit(SimpleNamespace(dag=dag, _localrules={"figure"})) == jobs[:1]
+    with pytest.raises(UserError, match="does not fit the workflow") as caught:
+        internals.get_jobs_to_submit(SimpleNamespace())
+    assert "_localrules" in caught.value.facts["found"] and "pip install" in caught.value.facts["next"]
 
 
 @pytest.mark.parametrize("path", RULES, ids=lambda path: path.name)
 def test_rules_use_no_private_part_themselves(path):
     private = r"workflow\._|workflow\.dag|workflow\.scheduler|os\._exit|sys\.argv|from snakemake\.cli"
     assert re.findall(private, path.read_text()) == []
-
-
-def test_jobs_to_submit_leave_out_local_rules_and_targets():
-    train, figure, target = FakeJob("train"), FakeJob("figure"), FakeJob("all", norun=True)
-    workflow = workflow_of([train, figure, target], [train, figure, target], local=["figure"])
-    assert internals.get_jobs_to_submit(workflow) == [train]
-
-
-def test_a_release_without_a_part_is_refused_with_a_next_step():
-    with pytest.raises(UserError, match="does not fit the workflow") as caught:
-        internals.get_jobs_to_submit(SimpleNamespace())
-    assert "_localrules" in caught.value.facts["found"] and "pip install" in caught.value.facts["next"]
 
 
 WRONG = """
@@ -131,9 +119,8 @@ def test_jobs_are_recorded_whatever_the_logger_and_in_a_dry_run_only_where_asked
     assert subprocess.run(command, cwd=tmp_path, timeout=60).returncode == 1
     log, events = sorted((tmp_path / ".snakemake/log").iterdir(), reverse=True)
     assert (log.suffix, events) == (".log", log.with_suffix(".jsonl"))
-    assert [(job.rule, job.outputs, job.logs) for job in read_failed_jobs(events)] == [
-        ("bad", ("bad.txt",), ("bad.log",))
-    ]
+    (failed,) = read_failed_jobs(events)
+    assert (failed.rule, failed.outputs, failed.logs) == ("bad", ("bad.txt",), ("bad.log",))
 
 
 def test_a_group_that_fails_is_one_job_with_its_own_log(tmp_path):
