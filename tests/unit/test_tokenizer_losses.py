@@ -138,11 +138,16 @@ def test_added_tokens_of_a_user_keep_their_ids(tmp_path, tokenizer, place):
         assert [ids.tolist() for ids in found] == [e.ids for e in expected], engine
 
 
-def test_a_pad_token_that_stands_for_unknown_text_is_not_the_pad_token(tmp_path):
-    folder = made(words(), tmp_path, roles={"pad": "<unk>"})
-    tokenizer = load_tokenizer(folder)
+def test_a_token_that_also_stands_for_something_else_has_one_meaning(tmp_path):
+    tokenizer = load_tokenizer(made(words(), tmp_path / "pad", roles={"pad": "<unk>"}))
     assert tokenizer.pad_id == tokenizer.eos_id == 1
     assert tokenizer.encode(["the dog"])[0].tolist() == [5, 4]
+    found = load_tokenizer(made(characters(unk_token="<s>"), tmp_path / "unknown")).encode(["a日b"])[0].tolist()
+    assert found == [CONTROL["<unk>"] + 1 + LETTERS.index(c) for c in "ab"]
+    for role in ("bos", "eos"):
+        with pytest.raises(UserError, match="white space"):
+            own = Tokenizer(models.BPE(vocabulary(*LETTERS, "\n"), []))
+            made(own, tmp_path / role, roles={role: "\n"})
 
 
 @pytest.mark.parametrize("special", [True, False])
@@ -156,20 +161,6 @@ def test_a_letter_that_pads_stays_a_letter(tmp_path, tokenizer, role, special):
     assert measure(load_tokenizer(folder), ["a cat"], "")["lost"] == 0
 
 
-@pytest.mark.parametrize("role", ["bos", "eos"])
-def test_white_space_that_ends_documents_is_refused(tmp_path, role):
-    own = Tokenizer(models.BPE(vocabulary(*LETTERS, "\n"), []))
-    with pytest.raises(UserError, match="white space"):
-        made(own, tmp_path, roles={role: "\n"})
-
-
-def test_an_unknown_token_that_is_bos_too_is_not_used(tmp_path):
-    folder = made(characters(unk_token="<s>"), tmp_path)
-    assert load_tokenizer(folder).encode(["a日b"])[0].tolist() == [
-        CONTROL["<unk>"] + 1 + LETTERS.index(c) for c in "ab"
-    ]
-
-
 @pytest.mark.parametrize("inside", [2, 3])
 def test_pad_and_mask_inside_a_foreign_document_are_refused(tmp_path, inside):
     np.array([5, inside, 6, 1, 7, 1], "<u2").tofile(tmp_path / "train.bin")
@@ -180,16 +171,14 @@ def test_pad_and_mask_inside_a_foreign_document_are_refused(tmp_path, inside):
 
 # ---------------------------------------------------------------------------------------------------- ids as a function
 
+TRUNCATION = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+
 
 @pytest.mark.parametrize(
     ("tokenizer", "change", "named"),
     [
         (byte_level("there"), {"model": {"dropout": 0.5}}, "dropout"),
-        (
-            byte_level(),
-            {"file": {"truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}}},
-            "truncation",
-        ),
+        (byte_level(), {"file": {"truncation": TRUNCATION}}, "truncation"),
     ],
     ids=["dropout", "truncation"],
 )
@@ -201,9 +190,8 @@ def test_what_makes_ids_random_or_cuts_them_is_switched_off_by_name(tmp_path, to
     texts = ["there and there again, there"] * 50
     for engine in ("auto", "tokenizers"):
         assert np.array_equal(load_tokenizer(folder, engine).encode(texts)[0], plain.encode(texts)[0])
-    assert all(
-        entry.get("exact", True) for entry in json.loads((folder / "build.json").read_text())["engines"].values()
-    )
+    engines = json.loads((folder / "build.json").read_text())["engines"]
+    assert all(entry.get("exact", True) for entry in engines.values())
 
 
 def test_a_tokenizer_that_is_random_is_refused(tmp_path, monkeypatch):
@@ -247,19 +235,6 @@ def test_lost_bytes_and_unknown_ids_are_measured(tmp_path, tokenizer, texts, los
     assert found["documents"] == len(texts) and any(f"{found['lost']:.2%}" in line for line in said)
 
 
-def test_characters_that_a_normalizer_removes_are_lost_and_those_that_it_replaces_are_not(tmp_path):
-    tokenizer = byte_level()
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.NFKC(), normalizers.Lowercase(), normalizers.Replace(Regex("[日本語]"), "")]
-    )
-    corpus = make_corpus(tmp_path / "c", ["THE ﬁx", *CJK])
-    found = measure(
-        load_tokenizer(made(tokenizer, tmp_path / "t", settings={"accepted_loss": 1.0})), draw_sample(corpus), ""
-    )
-    assert found["lost"] == pytest.approx(270 / 787, abs=1e-6)
-    assert found["normalised"] == pytest.approx(6 / 787, abs=1e-6)
-
-
 FRENCH, HTML = "Élève, déjà reçu", "<b>bold</b> and <i>thin</i> 12345"
 BERT, UNTAGGED = normalizers.BertNormalizer(), normalizers.Replace(Regex("<[^>]+>"), "")
 
@@ -277,6 +252,12 @@ BERT, UNTAGGED = normalizers.BertNormalizer(), normalizers.Replace(Regex("<[^>]+
         (normalizers.NFKC(), "ｶﾞｷﾞ ﬁ", 0, 1),
         (normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁"), UNTAGGED]), HTML, 14 / 30, 0),
         (normalizers.ByteLevel(), "日本 é", 0, 0),
+        (
+            normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex("[日本語]"), "")]),
+            CJK[-1] + " ﬁx",
+            27 / 31,
+            3 / 31,
+        ),
     ],
 )
 def test_accents_and_width_are_normalised_and_what_a_pattern_deletes_is_lost(
