@@ -60,10 +60,7 @@ def test_parts_have_the_ids_of_the_whole(made, tmp_path, store, parts):
     assert {key: merged[key] for key in same} == {key: whole[key] for key in same}
     assert merged["bits_per_token"]["order_0_entropy"] == whole["bits_per_token"]["order_0_entropy"]
     assert sum(part["documents"] for part in merged["parts"]) == 240 and len(merged["parts"]) == min(parts, 24)
-    one, many = (
-        open_reader(tmp_path / StoreSettings.parse(store).directory, store),
-        open_reader(tmp_path / "many", store),
-    )
+    one, many = (open_reader(tmp_path / name, store) for name in (StoreSettings.parse(store).directory, "many"))
     if store == "token-list":
         assert all((one.document(i) == many.document(i)).all() for i in range(240))
         assert (one.lengths == many.lengths).all()
@@ -82,6 +79,8 @@ def test_packed_rows_of_parts_are_those_of_the_parts_in_any_order(made, tmp_path
     merged = write_in_parts(made, store, tmp_path / "many", 5)
     assert merged["rows_packed_within"] == "part"
     many = open_reader(tmp_path / "many", store)
+    many.rows(np.array([merged["parts"][0]["rows"]]))  # tables of a part are opened when one of its rows is read
+    assert ["pieces" in vars(part) for part in many._parts] == [False, True, False, False, False]
     expected = []
     for number in range(5):
         part = open_reader(part_folder(tmp_path / "many", number), store)
@@ -102,15 +101,6 @@ def test_packed_rows_of_parts_are_those_of_the_parts_in_any_order(made, tmp_path
     many.plan(np.zeros((0, 4), dtype=np.int64))
 
 
-def test_tables_of_a_part_are_opened_when_one_of_its_rows_is_read(made, tmp_path):
-    store = "packed-sequence_length=16"
-    merged = write_in_parts(made, store, tmp_path / "many", 5)
-    reader = open_reader(tmp_path / "many", store)
-    assert not any("pieces" in vars(part) for part in reader._parts)
-    reader.rows(np.array([merged["parts"][0]["rows"]]))
-    assert ["pieces" in vars(part) for part in reader._parts] == [False, True, False, False, False]
-
-
 def damage(path, at=-1):
     data = bytearray(path.read_bytes())
     data[at] ^= 1
@@ -120,11 +110,8 @@ def damage(path, at=-1):
 @pytest.mark.parametrize(
     ("store", "name"),
     [
-        ("packed-sequence_length=16", "tokens.bin"),
-        ("packed-sequence_length=16", "pieces.npy"),
-        ("packed-sequence_length=16", "checksums.npy"),
-        ("token-list", "shard-00000.bin"),
-        ("padded-sequence_length=16", "shard-00000.bin"),
+        *(("packed-sequence_length=16", name) for name in ("tokens.bin", "pieces.npy", "checksums.npy")),
+        *((name, "shard-00000.bin") for name in ("token-list", "padded-sequence_length=16")),
     ],
 )
 def test_a_damaged_file_is_named_with_the_command_of_its_part(made, tmp_path, store, name):
