@@ -25,15 +25,8 @@ EXPERIMENTS = sorted(
     path.stem for path in (ROOT / "config/experiments").glob("*.yaml") if "\n  alps:" in path.read_text()
 )
 RUNS = {
-    "corpus": "text",
-    "tokenizer": "bpe",
-    "model": "llama-micro",
-    "sequence_length": 32,
-    "global_batch": 4,
-    "micro_batch": 2,
-    "precision": "bf16",
-    "budget": {"steps": 5},
-    "schedule": {"warmup_steps": 2},
+    **{"corpus": "text", "tokenizer": "bpe", "model": "llama-micro", "sequence_length": 32, "global_batch": 4},
+    **{"micro_batch": 2, "precision": "bf16", "budget": {"steps": 5}, "schedule": {"warmup_steps": 2}},
 }
 EVERY_SCALE = {"scales": {"workstation": {}, "alps": {}, "study": {}}}
 MACHINE = 'name = "box"\nstarter = "srun"\ngpus_per_node = 4\ndevice = "NVIDIA GH200 120GB"\n'
@@ -80,9 +73,19 @@ def printed(capsys, *arguments):
 
 def test_what_the_report_builds_at_scale_alps_fits_the_default_budget(alps, tmp_path):
     assert alps.settings.budget == configuration.SubmissionBudget() and alps.settings.scale == "alps"
+    assert next(plan(alps, ["demo"])) == "scale alps"
     totals = RunPrices(alps, tmp_path).sum_by_experiment(alps.all_runs(alps.settings.experiments))
     assert not any(of.unknown or of.bounded for of in totals.values())
     assert 0 < sum(of.node_hours for of in totals.values()) <= 50, totals
+
+
+def test_the_budget_counts_a_shared_run_for_the_first_experiment(project):
+    config = configuration.load_config(overrides=profile.load_profile_config("box"))
+    totals = RunPrices(config).sum_by_experiment(config.all_runs(["a", "b"]))
+    assert {name: of.node_hours for name, of in totals.items()} == pytest.approx({"a": 2 / 30, "b": 1 / 30}, rel=0.01)
+    (only, *_) = config.all_runs(["b"])
+    (of,) = RunPrices(config).sum_by_experiment([only]).values()
+    assert of.node_hours == pytest.approx(1 / 30, rel=0.01), "of those asked for"
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -90,7 +93,6 @@ def test_every_experiment_at_scale_alps_has_its_price(alps, tmp_path, name):
     """Runs whose steps follow from what their stores hold, which are not made yet, have an upper bound."""
     runs = alps.all_runs([name])
     found = sum_prices(RunPrices(alps, tmp_path).price(run) for run in runs.values())
-    print(f"{name}: {found.node_hours:.1f} node-hours, bounded {found.bounded}")
     asked = [run.settings for run in runs.values()]
     assert not found.unknown and found.timed == len(runs) and (found.node_hours > 0 or not runs)
     assert sum(found.bounded.values()) == sum(run.budget.kind in ("epochs", "useful_tokens") for run in asked)
@@ -113,15 +115,12 @@ def test_shared_runs_count_once_and_columns_add_up(project, capsys):
     assert "  whole nodes are charged: 58% of their GPUs compute" in lines
     assert any("120 s" in line and "30%" in line and "989 TFLOP/s in bf16" in line for line in lines)
     assert lines[-1] == "  3 runs are left to do, 0.100 node-hours: within the budget of 50 (budget.node_hours)"
-
-
-def test_the_budget_counts_a_shared_run_for_the_first_experiment(project):
-    config = configuration.load_config(overrides=profile.load_profile_config("box"))
-    totals = RunPrices(config).sum_by_experiment(config.all_runs(["a", "b"]))
-    assert {name: of.node_hours for name, of in totals.items()} == pytest.approx({"a": 2 / 30, "b": 1 / 30}, rel=0.01)
-    (only, *_) = config.all_runs(["b"])
-    (of,) = RunPrices(config).sum_by_experiment([only]).values()
-    assert of.node_hours == pytest.approx(1 / 30, rel=0.01), "of those asked for"
+    text = (project / "config/config.yaml").read_text()
+    (project / "config/config.yaml").write_text(text[:-1] + ', "budget": {"node_hours": 0.05}}')
+    *_, said, _, line = printed(capsys, "--profile", "box")
+    assert "0.100 node-hours: over the budget of 0.05" in said and line == "    --config 'budget={node_hours: 10}'"
+    assert printed(capsys, "--scale", "workstation", "--machine", "profiles/box/machine.toml")[-1] == line
+    assert printed(capsys, "--profile", "profiles/box", "--scale", "demo")[0] == "scale demo"
 
 
 def test_finished_runs_are_counted_and_need_no_budget(project, capsys):
@@ -132,14 +131,6 @@ def test_finished_runs_are_counted_and_need_no_budget(project, capsys):
     lines = printed(capsys, "--profile", "box")
     assert [table(lines)[name][:2] for name in ("a", "b", "total")] == [["2", "2"], ["2", "1"], ["3", "2"]]
     assert lines[-1].startswith("  1 runs are left to do, 0.0333 node-hours: within")
-
-
-def test_a_plan_over_the_budget_says_so_and_what_to_write(project, capsys):
-    text = (project / "config/config.yaml").read_text()
-    (project / "config/config.yaml").write_text(text[:-1] + ', "budget": {"node_hours": 0.05}}')
-    *_, said, _, line = printed(capsys, "--profile", "box")
-    assert "0.100 node-hours: over the budget of 0.05" in said
-    assert line == "    --config 'budget={node_hours: 10}'"
 
 
 def test_a_machine_without_a_device_has_no_hours_but_files_and_bytes(project, capsys):
@@ -296,13 +287,6 @@ def test_tekken_has_as_many_entries_as_a_price_takes_for_granted():
     assert VOCABULARIES == {"tekken": json.loads(file.read_text())["config"]["default_vocab_size"]}
 
 
-def test_what_stands_on_the_command_line_goes_before_the_profile(project, capsys):
-    assert printed(capsys, "--profile", "profiles/box", "--scale", "demo")[0] == "scale demo"
-    assert printed(capsys, "--scale", "workstation", "--machine", "profiles/box/machine.toml")[-1].endswith(
-        "(budget.node_hours)"
-    )
-
-
 def test_a_profile_is_read_as_snakemake_reads_it(project):
     expected = {"scale": "workstation", "machine": "profiles/box/machine.toml"}
     assert profile.load_profile_config("box") == profile.load_profile_config("profiles/box") == expected
@@ -317,12 +301,6 @@ def test_a_profile_is_read_as_snakemake_reads_it(project):
     assert error.value.facts["found"] == "box"
 
 
-def test_the_profile_of_alps_says_scale_and_machine():
-    expected = {"scale": "alps", "machine": "profiles/alps/machine.toml"}
-    assert profile.load_profile_config("alps", ROOT) == expected
-    assert next(plan(configuration.load_config(root=ROOT, overrides=expected), ["demo"])) == "scale alps"
-
-
 def write_prices(folder, **entry):
     (folder / "prices.yaml").write_text(json.dumps({"NVIDIA H100 80GB HBM3": entry, "NVIDIA L40S": {}}))
 
@@ -335,29 +313,20 @@ def test_rent_is_gpu_hours_times_the_price(project, capsys):
     assert re.split(r" {2,}", rows[0].strip())[1:] == ["0.233", "3.00 (a provider, 2026-11-25)", "0.70"]
     assert re.split(r" {2,}", rows[1].strip())[2:] == ["not set"]
     assert "rent" not in " ".join(printed(capsys))
+    shipped = read_gpu_prices(ROOT / "config/prices.yaml")
+    assert shipped and all(price.usd_per_gpu_hour is None for price in shipped.values())
 
 
 @pytest.mark.parametrize(
     ("entry", "message"),
-    [({"usd_per_gpu_hour": -1}, "usd_per_gpu_hour"), ({"usd": 1}, "usd_per_gpu_hour"), ({"date": "soon"}, "date")],
-)
-def test_a_wrong_price_is_one_message(project, capsys, entry, message):
-    write_prices(project, **entry)
+    [({"usd_per_gpu_hour": -1}, "usd_per_gpu_hour"), ({"usd": 1}, "usd_per_gpu_hour"), ({"date": "soon"}, "date"),
+     (None, "unknown GPU 'NVIDIA H100'")],
+)  # fmt: skip
+def test_a_wrong_price_or_gpu_is_one_message(project, capsys, entry, message):
+    write_prices(project, **entry) if entry else (project / "prices.yaml").write_text('{"NVIDIA H100": {}}')
     assert main(["plan", "--prices", "prices.yaml"]) == 2
     said = capsys.readouterr().err
-    assert message in said and "prices.yaml" in said
-
-
-def test_a_gpu_without_a_known_peak_has_no_price(project, capsys):
-    (project / "prices.yaml").write_text(json.dumps({"NVIDIA H100": {}}))
-    assert main(["plan", "--prices", "prices.yaml"]) == 2
-    said = capsys.readouterr().err
-    assert "unknown GPU 'NVIDIA H100'" in said and "NVIDIA H100 80GB HBM3" in said
-
-
-def test_the_shipped_prices_are_read_and_none_is_set():
-    prices = read_gpu_prices(ROOT / "config/prices.yaml")
-    assert prices and all(price.usd_per_gpu_hour is None for price in prices.values())
+    assert message in said and "prices.yaml" in said and (entry or "NVIDIA H100 80GB HBM3" in said)
 
 
 def test_a_plan_states_held_out_texts_that_are_trained_on(tmp_path, monkeypatch):
