@@ -66,17 +66,10 @@ def test_an_epoch_online_is_that_of_the_offline_twins_store(tmp_path):
     assert found.loc["a", "epoch_rows"] == 60 and found.loc["a", "epoch_s"] == 15.0
     assert found.loc["b", "epoch_rows"] == 40
     assert found.loc[["c", "d", "e", "f"], "epoch_s"].isna().all()
-
-
-def test_an_epoch_of_length_bucketed_batches_is_every_document_once(tmp_path):
-    run = tables.run("a", approach="length-bucketed", store_sha256="a" * 64)
-    assert ask(tmp_path, "epochs", (run, 1.0)).loc["a", "epoch_rows"] == 60
-
-
-def test_stores_that_differ_in_their_tokens_say_nothing_of_an_epoch(tmp_path):
-    run = tables.run("a", approach="padded", tokenizer="bpe", corpus_sha256="c" * 64)
-    stored = [{**STORE, "format": "padded"}, {**STORE, "format": "padded", "total_tokens": 999}]
-    assert pd.isna(ask(tmp_path, "epochs", (run, 1.0), stored=stored).loc["a", "epoch_s"])
+    once = (tables.run("g", approach="length-bucketed", store_sha256="a" * 64), 1.0)
+    assert ask(tmp_path, "epochs", once).loc["g", "epoch_rows"] == 60, "every document once"
+    unlike = ask(tmp_path, "epochs", *runs[:1], stored=[padded, {**padded, "total_tokens": 999}])
+    assert pd.isna(unlike.loc["a", "epoch_s"]), "stores that differ in their tokens say nothing"
 
 
 # -- padding
@@ -113,10 +106,8 @@ def test_dropped_text_is_counted_in_the_store_of_the_same_text_or_is_not_known(t
     like = {"tokenizer": "bpe", "corpus": "web"}
     online = like | {"corpus_sha256": "c" * 64}
     mixed = like | {
-        "corpus": "mixed",
-        "corpus_sha256": "m" * 64,
-        "mixture": '{"books":0.5,"code":0.0,"new":0.2,"web":0.3}',
-    }
+        "corpus": "mixed", "corpus_sha256": "m" * 64, "mixture": '{"books":0.5,"code":0.0,"new":0.2,"web":0.3}',
+    }  # fmt: skip
     expected = {
         "packed": ({"store_sha256": "a" * 64}, 0.0),
         "packed without its store": ({"store_sha256": "x" * 64}, 0.0),
@@ -210,15 +201,8 @@ def test_a_store_says_what_it_holds_and_what_it_took(tmp_path):
         "manifest_sha256": sha256_file(path), "corpus_sha256": sha, "ids": 850, "document_tokens": 900,
         "cut_tokens": 50, "vocabulary_size": 1000, "entropy_bits": 8.0, "engine": "bpe", "seconds": 2.5,
     }  # fmt: skip
-
-
-def test_what_a_manifest_and_a_lost_record_do_not_say_is_not_known(tmp_path):
-    lost = write_store(tmp_path / "web/bpe/a", "0" * 64)
-    corpus = tmp_path / "corpus.json"
-    corpus.write_text(json.dumps({"splits": {"train": {"utf8_bytes": 5000}}}))
-    (row,) = store_rows([lost], [corpus])
-    assert row.get("seconds") is None and row["text_bytes"] is None
-    assert row["cut_tokens"] is None, "not recorded is not 0"
+    (row,) = store_rows([write_store(tmp_path / "web/bpe/lost", "0" * 64)], [corpus])
+    assert row.get("seconds") is row["text_bytes"] is row["cut_tokens"] is None, "not recorded is not 0"
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"format": "padded"}', "no json"])
