@@ -210,14 +210,7 @@ REFACTORINGS = [
 ]
 # fmt: on
 #: planted differences that reach the loss by the update: those of the optimizer, of gradients, and untied weights
-BY_UPDATE = {
-    case.name
-    for case in FAULTS
-    if re.search(
-        "clipping|decay|Adam|optimizer|beta2|warm-up|learning rate|bias correction|[Gg]radient|backward|not tied",
-        case.name,
-    )
-}
+OF_UPDATE = "clipping|decay|Adam|optimizer|beta2|warm-up|learning rate|bias correction|[Gg]radient|backward|not tied"
 
 
 class Sequences:
@@ -233,21 +226,10 @@ class Sequences:
 
 
 def run_of(setting: str) -> RunSettings:
-    arm, model, schedule = SETTINGS[setting]
-    return RunSettings(
-        arm=arm,
-        model=model,
-        sequence_length=LENGTH,
-        packing="concatenate",
-        labels="stream",
-        global_batch=ROWS,
-        micro_batch=MICRO_BATCH,
-        budget=BudgetSettings(steps=STEPS),
-        schedule=schedule,
-        optimizer=OPTIMIZER,
-        validation=ValidationSettings(rows=0),
-        device="cpu",
-    )
+    fields = dict(zip(("arm", "model", "schedule"), SETTINGS[setting], strict=True))
+    fields |= {"sequence_length": LENGTH, "packing": "concatenate", "labels": "stream", "global_batch": ROWS}
+    fields |= {"micro_batch": MICRO_BATCH, "budget": BudgetSettings(steps=STEPS), "optimizer": OPTIMIZER}
+    return RunSettings(validation=ValidationSettings(rows=0), device="cpu", **fields)
 
 
 def edit(path: Path, case: Case) -> str:
@@ -331,7 +313,7 @@ def score_golden(case: Case, kind: str) -> str:
     if case.expected is None:
         right = {golden.IDENTICAL, golden.ROUNDING}
     else:
-        right = {golden.NORM, golden.UPDATE if case.name in BY_UPDATE else golden.MODEL}
+        right = {golden.NORM, golden.UPDATE if re.search(OF_UPDATE, case.name) else golden.MODEL}
     return "right" if kind in right else "cannot tell" if kind == golden.UNKNOWN else "wrong"
 
 
@@ -339,13 +321,8 @@ def run(cases: list[Case], references: References) -> Iterator[tuple[Case, str, 
     """Yield each case with its result, its cause and its kind from losses alone."""
     for case in cases:
         try:
-            certificate = references.certificate_of(case)
-            yield (
-                case,
-                judge(case, certificate, case.expected is not None),
-                describe(certificate),
-                certificate["golden"],
-            )
+            found = references.certificate_of(case)
+            yield case, judge(case, found, case.expected is not None), describe(found), found["golden"]
         except (RuntimeError, UserError) as error:
             yield case, "failed", " ".join(str(error).split()), golden.UNKNOWN
 
@@ -368,10 +345,7 @@ def main() -> None:
         references, counts = References(Path(folder), records), Counter()
         for title, cases in tables().items():
             chosen = [case for case in cases if not only or case.name in only or case.setting in only]
-            print(
-                f"\n| {title} | arm | result | {COLUMNS[title]} | from losses alone |\n|---|---|---|---|---|",
-                flush=True,
-            )
+            print(f"\n| {title} | arm | result | {COLUMNS[title]} | from losses alone |\n|---|---|---|---|---|")
             for case, result, cause, kind in run(chosen, references):
                 print(f"| {case.name} | {case.setting} | {result} | {cause} | {kind} |", flush=True)
                 counts[title, SETTINGS[case.setting][0], result] += 1

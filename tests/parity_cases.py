@@ -6,13 +6,14 @@
 # ruff: noqa: E501
 
 import contextlib
+import os
 import re
 import sys
 import tempfile
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -28,13 +29,8 @@ from tokenscale.train.models.convert_hf import to_hf
 ROWS, LENGTH, VOCABULARY, STEPS = 4, 16, 96, 8
 SHAPES = {
     "llama": replace(PRESETS["llama-tiny"], layers=4, dimension=32, hidden=96, vocabulary_size=VOCABULARY),
-    "gpt": replace(
-        PRESETS["gpt2-tiny"],
-        layers=4,
-        dimension=32,
-        hidden=128,
-        vocabulary_size=VOCABULARY,
-        maximum_positions=LENGTH + 1,
+    "gpt": replace(PRESETS["gpt2-tiny"], layers=4, dimension=32, hidden=128, vocabulary_size=VOCABULARY).with_positions(
+        17
     ),
 }
 #: the loop of a user; faults replace one line of it
@@ -316,15 +312,11 @@ def record(folder: Path, name: str, case: Case) -> None:
     loop = {}
     torch.manual_seed(0)
     exec(edit(LOOP_OURS if name.startswith("ours") else LOOP, case, L), loop)
-    loop["train"](
-        lambda model, optimizer: recorder.ParityRecorder(folder, model, optimizer), build(name, case), batches()
-    )
+    loop["train"](partial(recorder.ParityRecorder, folder), build(name, case), batches())
 
 
 @contextlib.contextmanager
 def floor(number: int) -> Iterator[None]:
-    import os
-
     threads = torch.get_num_threads()
     os.environ[recorder.FLOOR_VARIABLE] = str(number)
     try:
@@ -379,19 +371,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         references = References(Path(folder))
         only = sys.argv[1:]
-        tables = [
-            ("planted difference", FAULTS, True),
-            ("held out", HELD_OUT, True),
-            ("refactoring", REFACTORINGS, False),
-        ]
-        for title, cases, planted in tables:
+        tables = {"planted difference": FAULTS, "held out": HELD_OUT, "refactoring": REFACTORINGS}
+        for title, cases in tables.items():
             print(f"\n| {title} | model | result | cause that the certificate names |\n|---|---|---|---|")
             for case in cases:
                 if only and not any(word in case.name or word == title for word in only):
                     continue
                 certificate = certificate_of(case, references)
                 text = describe(certificate)
-                print(f"| {case.name} | {case.model} | {judge(case, certificate, planted)} | {text} |", flush=True)
+                result = judge(case, certificate, title != "refactoring")
+                print(f"| {case.name} | {case.model} | {result} | {text} |", flush=True)
 
 
 if __name__ == "__main__":
