@@ -2,12 +2,11 @@
 
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.arm_cases import FAULTS, References, edit, find_records, run, score_golden, tables
+from tests.arm_cases import References, find_records, run, score_golden, tables
 from tests.long import logs
 from tokenscale.arms.environments import BUNDLES, prepare
 from tokenscale.base.files import read_json
@@ -67,13 +66,3 @@ def test_losses_alone_show_the_kind_or_too_little(results):
     wrong = [case.name for case, *_, kind in rows if score_golden(case, kind) == "wrong"]
     assert len(wrong) <= 0.1 * len(rows), wrong
     assert all(score_golden(case, kind) == "right" for case, *_, kind in results["refactoring"])
-
-
-@pytest.mark.parametrize("text", ["x = 1", "x = 1; x = 1; x = 1"])
-def test_an_edit_applies_exactly_once(tmp_path, text):
-    path = tmp_path / "model.py"
-    path.write_text(text.replace("1", "2", 1))
-    with pytest.raises(AssertionError, match="expected once"):
-        edit(path, replace(FAULTS[0], old="x = 1", new="x = 3"))
-    path.write_text("x = 1")
-    assert edit(path, replace(FAULTS[0], old="x = 1", new="x = 3")) == "x = 3"

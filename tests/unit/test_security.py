@@ -15,10 +15,8 @@ from tests.planted import ENVIRONMENT, SECRETS, VALUE
 from tests.refusals import refused
 from tokenscale.analysis import claims, queries
 from tokenscale.base.errors import UserError, redact_credentials
-from tokenscale.data.corpus.download import fetch_corpus
 from tokenscale.runs.records import provenance
 from tokenscale.settings import yaml_files as reading
-from tokenscale.settings.data import CorpusSettings, SourceSettings
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -205,22 +203,6 @@ def test_messages_carry_no_password_and_no_signature_of_an_address(name):
     innocents = ("https://host/a@b", "me@host", "http://host:80/?q=x@y", "a//b/c@d", "// @ a comment")
     for innocent in ("https://host/a?signal=1&tokens=5", "sig=1 and token=2", "https://host/a?design=x", *innocents):
         assert redact_credentials(innocent) == innocent
-
-
-def test_a_download_that_a_proxy_refuses_says_no_password(tmp_path, monkeypatch):
-    import requests
-
-    from tokenscale.data.corpus import download
-
-    def refuse(*_, **__):
-        raise requests.exceptions.ProxyError("Cannot connect to http://me:planted@proxy:3128/")
-
-    monkeypatch.setattr(download.requests, "get", refuse)
-    monkeypatch.setattr(download, "sleep", lambda seconds: None)
-    source = SourceSettings(kind="url", files=("http://host/a.txt",))
-    with pytest.raises(UserError) as error:
-        fetch_corpus(CorpusSettings(name="x", source=source), tmp_path)
-    assert "planted" not in str(error.value) and "proxy:3128" in str(error.value)
 
 
 # --- code from hubs

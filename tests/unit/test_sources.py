@@ -288,12 +288,3 @@ def test_a_number_is_a_token(tmp_path):
     for text in ("ten", "50", "-1", "1.5", "９"):
         with pytest.raises(UserError, match="numbers only"):
             tokenizer.encode_batch([text])
-
-
-def test_parquet_as_datatrove_writes_it_is_read(tmp_path):
-    """Columns text, id and metadata (a struct), snappy, as `datatrove.pipeline.writers.ParquetWriter` 0.10.1 writes."""
-    metadata = [{"url": f"https://example.org/{i}", "score": i / 3, "lang": "en"} for i in range(5)]
-    columns = {"text": [f"text {i}\nmore" for i in range(5)], "id": [f"id{i}" for i in range(5)], "metadata": metadata}
-    pq.write_table(pa.table(columns), tmp_path / "000_00000.parquet", compression="snappy")
-    source = SourceSettings(kind="files", files=(str(tmp_path / "*.parquet"),))
-    assert [text for text, _ in files.documents(source)] == columns["text"]
