@@ -95,15 +95,14 @@ def test_pauses_are_no_part_of_a_step_and_waits_are(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        ({"steps": "4"}, "steps must be a whole number"),
-        ({"steps": -1}, "steps must be a whole number"),
-        ({"global_batch": True}, "global_batch must be a whole number"),
+        *(({name: wrong}, f"{name} must be a whole number") for name, wrong in (("steps", "4"), ("steps", -1))),
+        *(
+            ({name: wrong}, f"{name} must be a whole number")
+            for name, wrong in (("global_batch", True), ("world_size", 0))
+        ),
         ({"sequence_length": None}, "sequence_length must be a whole number"),
-        ({"world_size": 0}, "world_size must be a whole number"),
-        ({"approach": ""}, "approach must be a text"),
-        ({"precision": 16}, "precision must be a text"),
-        ({"mfu": "38 %"}, "mfu must be a number"),
-        ({"mfu": float("nan")}, "mfu must be a number"),
+        *(({name: wrong}, f"{name} must be a text") for name, wrong in (("approach", ""), ("precision", 16))),
+        *(({"mfu": wrong}, "mfu must be a number") for wrong in ("38 %", float("nan"))),
         ({"shape": "llama"}, "shape must be a mapping"),
         ({"repeat": 1}, "unknown run fact"),
         ({"rank": 2, "world_size": 2}, "the rank is out of range"),
@@ -115,29 +114,26 @@ def test_facts_that_no_table_could_read_are_refused_before_the_first_step(tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-def test_scalars_of_other_libraries_are_numbers(tmp_path):
-    with ExternalRun(tmp_path / "external-a", **FACTS) as run:
-        run.step(loss_sum=np.float32(1.5), useful_tokens=np.int64(4), total_tokens=np.int64(5), rows=np.int64(8))
-        run.validation(loss_sum=np.float32(2.5), useful_tokens=np.int64(4), rows=1)
-    log = tmp_path / "external-a/attempt=00/rank=00000"
-    (step,) = map(json.loads, (log / "steps.jsonl").read_text().splitlines())
-    assert (step["loss_sum"], step["useful_tokens"], step["rows"]) == (1.5, 4, 8)
-    assert '"loss_sum":2.5' in (log / "events.jsonl").read_text()
-
-
 def test_an_attempt_has_one_writer_and_the_next_one_is_named(tmp_path):
     for attempt in (0, 1):
         with ExternalRun(tmp_path / "external-a", **FACTS, attempt=attempt):
             pass
     with pytest.raises(UserError, match="attempt=01"):
         ExternalRun(tmp_path / "external-a", **FACTS, attempt=1)
+    with pytest.raises(UserError, match="the prefix of external runs"):
+        ExternalRun(tmp_path / "mine", **FACTS)
 
 
-@pytest.mark.parametrize(("device", "kind"), [("CPU", "cpu"), ("cpu", "cpu"), ("NVIDIA H100 80GB HBM3", "cuda")])
-def test_a_cpu_is_one_however_it_is_written(tmp_path, device, kind):
-    with ExternalRun(tmp_path / "external-a", **FACTS, device=device):
-        pass
-    assert json.loads((tmp_path / "external-a/run.json").read_text())["hardware"]["device_kind"] == kind
+def test_scalars_of_other_libraries_are_numbers_and_a_cpu_is_one_however_it_is_written(tmp_path):
+    for number, (device, kind) in enumerate((("CPU", "cpu"), ("cpu", "cpu"), ("NVIDIA H100 80GB HBM3", "cuda"))):
+        with ExternalRun(tmp_path / f"external-{number}", **FACTS, device=device) as run:
+            run.step(loss_sum=np.float32(1.5), useful_tokens=np.int64(4), total_tokens=np.int64(5), rows=np.int64(8))
+            run.validation(loss_sum=np.float32(2.5), useful_tokens=np.int64(4), rows=1)
+        log = tmp_path / f"external-{number}/attempt=00/rank=00000"
+        (step,) = map(json.loads, (log / "steps.jsonl").read_text().splitlines())
+        assert (step["loss_sum"], step["useful_tokens"], step["rows"]) == (1.5, 4, 8)
+        assert '"loss_sum":2.5' in (log / "events.jsonl").read_text()
+        assert json.loads((log.parents[1] / "run.json").read_text())["hardware"]["device_kind"] == kind
 
 
 def test_a_loop_that_fails_says_so(tmp_path):
@@ -253,9 +249,8 @@ def wrapped(tmp_path, **facts):
         device="NVIDIA GH200 120GB", number_format="bf16", shape=shape, **facts,
     ) as run:  # fmt: skip
         for _ in range(3):
-            run.step(
-                loss_sum=1.0, useful_tokens=1, total_tokens=batch * length, rows=batch, step_s=batch * length / 40463.5
-            )
+            counts = {"useful_tokens": 1, "total_tokens": batch * length, "rows": batch}
+            run.step(loss_sum=1.0, step_s=batch * length / 40463.5, **counts)
     (row,) = rows(tables(tmp_path), "runs")
     return row
 
@@ -272,15 +267,6 @@ def test_flops_that_a_wrapper_inflated_are_named(tmp_path, facts, validity, reas
     row = wrapped(tmp_path, **facts)
     assert row["validity"] == validity and (reason in row["reasons"] if reason else not row["reasons"])
     assert row["flops_per_token"] == pytest.approx(7.65e9, rel=2e-3)
-
-
-def test_mistakes_of_a_user_are_said(tmp_path):
-    with pytest.raises(UserError, match="the prefix of external runs"):
-        ExternalRun(tmp_path / "mine", **FACTS)
-    train(tmp_path / "external-mine")
-    with pytest.raises(UserError, match="already been logged"):
-        train(tmp_path / "external-mine")
-    train(tmp_path / "external-mine", attempt=1)
 
 
 EXPERIMENT = {"question": "Which?", "runs": {"corpus": "a", "tokenizer": "b"}, "figures": []}
@@ -309,16 +295,9 @@ def test_an_experiment_lists_the_runs_whose_logs_are_there(tmp_path):
         {"run_id": "external-b-1", "external": True, "cell": cell, "repeat": 1},
         {"run_id": "external-c", "external": True, "cell": {}, "repeat": 0},
     ]
-
-
-@pytest.mark.parametrize("pattern", ["packed-*", "external-../x", "*"])
-def test_patterns_of_other_folders_are_refused(tmp_path, pattern):
-    with pytest.raises(UserError, match="name or pattern of folders that begin with"):
-        config(tmp_path, [{"runs": pattern}]).table("one")
-
-
-def test_a_run_in_two_places_is_refused(tmp_path):
-    train(tmp_path / "results/runs/external-b-0")
+    for pattern in ("packed-*", "external-../x", "*"):
+        with pytest.raises(UserError, match="name or pattern of folders that begin with"):
+            config(tmp_path, [{"runs": pattern}]).table("one")
     with pytest.raises(UserError, match="two patterns match the same run"):
         config(tmp_path, [{"runs": "external-*"}, {"runs": "external-b-0"}]).table("one")
 
