@@ -37,12 +37,10 @@ def test_everything_has_its_turn_in_each_round_and_the_order_changes(measured):
 @pytest.mark.distributed
 def test_alpha_and_beta_are_fitted_to_the_medians_and_to_each_round(measured):
     for name, found in measured["fits"].items():
-        times = [
-            statistics.median(
-                r["seconds"] for r in measured["records"] if (r["collective"], r["bytes"]) == (name, size)
-            )
-            for size in (4096, 32768, 262144)
-        ]
+        cells = {}
+        for r in measured["records"]:
+            cells.setdefault((r["collective"], r["bytes"]), []).append(r["seconds"])
+        times = [statistics.median(cells[name, size]) for size in (4096, 32768, 262144)]
         link, residuals = fit_link(name, (4096, 32768, 262144), times, 2, "ring")
         assert (found["alpha_s"], found["beta_s_per_byte"]) == (link.alpha_s, link.beta_s_per_byte)
         assert [r["relative"] for r in found["residuals"]] == residuals
@@ -69,6 +67,14 @@ def test_several_nodes_are_fitted_by_what_each_rank_sends_between_them():
     assert {key: found[key] for key in link} == pytest.approx(link)
 
 
+def test_a_collective_named_twice_is_measured_once_and_a_rank_that_fails_is_told(monkeypatch):
+    seen = []
+    monkeypatch.setattr(collectives, "run_ranks", lambda argv, world_size: seen.append(json.loads(argv[3])) or 3)
+    with pytest.raises(UserError, match="a rank of the sweep failed"):
+        collectives.measure(sizes=SIZES, collectives=["all_gather", "all_reduce", "all_gather"])
+    assert seen[0]["collectives"] == ["all_gather", "all_reduce"]
+
+
 @pytest.mark.parametrize(
     "arguments, said",
     [
@@ -83,17 +89,3 @@ def test_several_nodes_are_fitted_by_what_each_rank_sends_between_them():
 def test_a_sweep_that_says_nothing_is_refused(arguments, said, capsys):
     assert main(["benchmark", "collectives", *arguments]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_a_collective_named_twice_is_measured_once(monkeypatch):
-    seen = []
-    monkeypatch.setattr(collectives, "run_ranks", lambda argv, world_size: seen.append(json.loads(argv[3])) or 3)
-    with pytest.raises(UserError):
-        collectives.measure(sizes=SIZES, collectives=["all_gather", "all_reduce", "all_gather"])
-    assert seen[0]["collectives"] == ["all_gather", "all_reduce"]
-
-
-def test_a_rank_that_fails_is_told(monkeypatch):
-    monkeypatch.setattr(collectives, "run_ranks", lambda argv, world_size: 3)
-    with pytest.raises(UserError, match="a rank of the sweep failed"):
-        collectives.measure(sizes=SIZES)

@@ -79,6 +79,8 @@ def test_records_say_what_tokenized_and_whether_the_files_were_in_memory(measure
     records = {record["arm"]: record for record in measured[0]["records"]}
     assert {arm for arm, record in records.items() if record["cache"] == "cold"} == set(COLD)
     assert all(("kept_share" in record) == (record["cache"] == "cold") for record in records.values())
+    useful = {arm: record["useful_tokens"] for arm, record in records.items()}
+    assert useful["padded"] == useful["pretokenized-padded"] and useful["padding-free"] == useful["token-list"]
     engines = {arm: record["engine"] for arm, record in records.items() if record["engine"]}
     auto = measured[0]["engine"]
     assert engines == {
@@ -87,13 +89,19 @@ def test_records_say_what_tokenized_and_whether_the_files_were_in_memory(measure
     }
 
 
-def test_no_arm_is_called_cold_where_files_stay_in_memory(lab, tmp_path, monkeypatch):
+def test_arms_that_cannot_be_cold_or_whose_package_or_store_is_missing_are_left_out_or_refused(
+    lab, tmp_path, monkeypatch
+):
     monkeypatch.setattr("tokenscale.benchmark.machine.drop_page_cache", lambda paths: 1.0)
     monkeypatch.setitem(sys.modules, "transformers", None)
     settings = DataBenchmarkSettings(sequence_length=T, rows=2, batches=1, rounds=1, engines=())
     result = data.measure(settings, lab.corpus, lab.tokenizer, lab.directory / "tokens", tmp_path / "out.json")
     assert {record["cache"] for record in result["records"]} == {"warm"}
     assert result["left_out"]["packed, cold"] == "100% of its files stay in the page cache"
+    assert not {record["arm"] for record in result["records"]} & set(data.studies.ARMS)
+    assert result["left_out"]["studies' token-list"] == "package transformers is not installed"
+    with pytest.raises(UserError, match="snakemake -f"):
+        data.measure(settings, lab.corpus, lab.tokenizer, tmp_path, tmp_path / "out.json")
 
 
 def test_an_engine_that_is_not_here_not_exact_or_taken_anyway_has_no_arm(lab, monkeypatch):
@@ -119,14 +127,6 @@ def test_workers_of_a_data_loader_are_arms_of_their_own(lab, tmp_path):
     assert found["packed, DataLoader 2"]["workers"] == 2 and len(found["packed, DataLoader 2"]["batch_s"]) == 2
 
 
-def test_arms_whose_package_is_missing_are_named_and_left_out(lab, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    assert main(arguments(lab, tmp_path / "out.json")) == 0
-    result = json.loads((tmp_path / "out.json").read_text())
-    assert not {r["arm"] for r in result["records"]} & set(data.studies.ARMS)
-    assert "left out: studies' token-list: package transformers is not installed" in capsys.readouterr().out
-
-
 def test_the_studies_arms_have_their_double_bos_and_their_mask(lab):
     pytest.importorskip("transformers")
     stores = {"token-list": lab.store(StoreSettings("token-list", codec="snappy", dtype="int64"))}
@@ -147,11 +147,6 @@ def test_ratios_are_of_the_same_round():
     assert data.Table({"records": records}).ratio("packed", "memcpy") == (1.0, 0.25, 2.0)
 
 
-def test_pairs_count_alike(measured):
-    useful = {r["arm"]: r["useful_tokens"] for r in measured[0]["records"]}
-    assert useful["padded"] == useful["pretokenized-padded"] and useful["padding-free"] == useful["token-list"]
-
-
 def test_nothing_is_timed_where_a_pair_differs(lab, tmp_path, monkeypatch):
     from tokenscale.data.stores.parquet import PaddedStore
 
@@ -167,13 +162,6 @@ def test_nothing_is_timed_where_a_pair_differs(lab, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="different batches"):
         data.measure(settings, lab.corpus, lab.tokenizer, lab.directory / "tokens", tmp_path / "out.json")
     assert not (tmp_path / "out.json").exists()
-
-
-def test_a_missing_store_is_a_users_error(lab, tmp_path, capsys):
-    found = arguments(lab, tmp_path / "out.json")
-    found[found.index("--stores") + 1] = str(tmp_path)
-    assert main(found) == 2
-    assert "snakemake -f" in capsys.readouterr().err
 
 
 def test_storage_has_a_record_a_round_for_each_store_and_engine(lab, tmp_path, capsys):

@@ -38,25 +38,22 @@ def test_utilisation_is_of_the_peak_of_the_cases_own_number_format(tmp_path, mon
 
 
 def test_cases_that_are_there_are_kept_and_a_failed_one_is_told(tmp_path, capsys, monkeypatch):
-    """As after a cut: what has a file is not run again; a case that dies leaves its reason."""
-    (tmp_path / "gpt2-micro-eager-b1.json").write_text(
-        json.dumps({"case": {"name": "gpt2-micro-eager-b1"}, "failed": "x"})
-    )
+    """As after a cut: what has a file is not run again; a case that dies, has no time or does not fit says so."""
+    kept = {"case": {"name": "gpt2-micro-eager-b1"}, "failed": "x"}
+    (tmp_path / "gpt2-micro-eager-b1.json").write_text(json.dumps(kept))
     monkeypatch.setattr(gpu, "TOY", [*gpu.TOY, gpu.Case("gpt2-broken", "gpt2-micro", 64, rows=0)])
     monkeypatch.setattr(gpu.sys, "executable", "/bin/false")
     found = gpu.measure(tmp_path, names=["gpt2-micro-eager", "gpt2-broken"])
     assert found["gpt2-micro-eager-b1"]["failed"] == "x" and found["gpt2-broken"]["failed"] == "no result"
     assert capsys.readouterr().out.count("failed") == 1
-
-
-def test_no_case_is_begun_that_may_not_end(tmp_path, capsys):
-    assert gpu.measure(tmp_path, names=["llama-micro-eager"], budget_s=10) == {}
-    assert "left for another call" in capsys.readouterr().out
-
-
-def test_a_name_that_no_case_has_is_told(tmp_path, capsys):
     assert main(["benchmark", "gpu", "--output", str(tmp_path), "--only", "70b"]) == 2
     assert "no case matches --only" in capsys.readouterr().err
+    assert gpu.measure(tmp_path / "none", names=["llama-micro-eager"], budget_s=10) == {}
+    assert "left for another call" in capsys.readouterr().out
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu, "_read_device", lambda: ("NVIDIA H100 80GB HBM3", 79 * 2**30))
+    assert gpu.measure(tmp_path, names=["8b-2048-selective"]) == {}
+    assert "does not fit: 111 of 79 GiB" in capsys.readouterr().out
 
 
 def test_a_case_in_a_process_of_its_own_leaves_its_result(tmp_path, capsys):
@@ -69,11 +66,8 @@ def test_a_case_in_a_process_of_its_own_leaves_its_result(tmp_path, capsys):
 
 @pytest.mark.parametrize("name, model, rows", [("8b-2048", "llama-8b-nemo", 1), ("gpt2-124m", "gpt2-124m", 16)])
 def test_ladders_change_one_thing_at_a_time(name, model, rows):
-    ladder = [
-        c
-        for c in gpu.CASES
-        if c.name in [f"{name}-{kind}-b{rows}" for kind in ("eager", "compiled", "fused", "chunked")]
-    ]
+    names = [f"{name}-{kind}-b{rows}" for kind in ("eager", "compiled", "fused", "chunked")]
+    ladder = [case for case in gpu.CASES if case.name in names]
     assert len(ladder) == 4 and {c.model for c in ladder} == {model}
     for one, other in zip(ladder[:-1], ladder[1:], strict=True):
         assert sum(asdict(one)[key] != value for key, value in asdict(other).items() if key != "name") == 1
@@ -94,13 +88,6 @@ def test_without_a_gpu_the_plan_lists_memory_and_minutes_of_every_case(capsys):
     assert "on NVIDIA H200" in lines[0] and "does not fit" not in "".join(lines)
     minutes = float(lines[-1].split()[1])
     assert 20 <= minutes <= 40, lines[-1]
-
-
-def test_a_case_that_cannot_fit_is_left_out(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gpu, "_read_device", lambda: ("NVIDIA H100 80GB HBM3", 79 * 2**30))
-    assert gpu.measure(tmp_path, names=["8b-2048-selective"]) == {}
-    assert "does not fit: 111 of 79 GiB" in capsys.readouterr().out
 
 
 def test_the_roofline_of_the_8b_model_by_hand():
