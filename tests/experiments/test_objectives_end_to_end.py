@@ -10,7 +10,6 @@ import torch
 
 from tests.corpora import Lab, make_run
 from tokenscale.base.files import read_json
-from tokenscale.data.batches.batch import Inputs
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import BudgetSettings, OptimizerSettings, ScheduleSettings, ValidationSettings
 from tokenscale.train.loop import train
@@ -70,20 +69,12 @@ def test_validation_loss_falls(lab, tmp_path, case):
     } | CASES[case]
     run = replace(make_run(settings.pop("approach", "packed"), T), **settings)
     assert run.problems() == []
-    inputs = Inputs(
-        corpus=lab.corpus,
-        tokenizer=lab.tokenizer,
-        store=lab.store(run.store) if run.store else None,
-        validation_store=lab.store(run.validation_store),
-    )
-    train(run, inputs, tmp_path, WORLD)
-
+    train(run, lab.inputs(run), tmp_path, WORLD)
     record = read_json(tmp_path / "run.json", "record")
     assert record["outcome"]["status"] == "complete" and record["kernel"] == "sdpa"
     lines = (tmp_path / "attempt=00/rank=00000/events.jsonl").read_text().splitlines()
     found = [event for event in map(json.loads, lines) if event["event"] == "validation"]
     first, last = (event["loss_sum"] / event["useful_tokens"] for event in found)
     vocabulary = read_json(lab.tokenizer / "manifest.json", "manifest")["vocabulary_size"]
-    print(f"\n{case:<45}{first:6.2f} -> {last:5.2f}")
     assert abs(first - math.log(vocabulary)) < 0.6  # a model that knows nothing
     assert last < 0.75 * first
