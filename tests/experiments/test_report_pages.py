@@ -88,7 +88,7 @@ def test_every_reference_inside_the_pages_leads_somewhere(site):
                 assert re.match(r"(figures|data|sql|\.\./\.\.)/|claims/claims.json$", file), (name, reference)
 
 
-def test_claims_stand_with_their_verdicts_and_lead_to_their_figure(site):
+def test_claims_stand_with_their_verdicts_and_lead_to_their_figure(site, tmp_path):
     text = written(site, "one.html", page.write, ["demo"])
     judged = json.loads((site / "claims/claims.json").read_text())["claims"]
     tested = [claim for claim in judged if claim["experiment"]]
@@ -101,20 +101,18 @@ def test_claims_stand_with_their_verdicts_and_lead_to_their_figure(site):
     assert stall["verdict"] == "inconclusive" and 'href="#demo-figure-data_stall_share"' in text
     assert '<span class="badge contradicted">contradicted</span>' in text
     assert "it holds above 50.0 %" in text
+    part = summary.experiment("demo", site / "tables")
+    assert len(part["steadiness"].rows) == len(part["throughput"].rows)
+    assert part["energy"] == "" and "Energy was not measured" in text
     without = site / "without.html"
     page.write(["demo"], site / "tables", site / "figures", without)
     assert 'id="claims"' not in without.read_text()
-
-
-def test_what_ledgers_say_is_text(site, tmp_path):
-    path = tmp_path / "claims.json"
-    judged = json.loads((site / "claims/claims.json").read_text())
-    for claim in judged["claims"]:
+    for claim in judged:  # what ledgers say is text
         claim |= {key: EVIL for key in ("claim", "figure", "sentence", "remark", "document", "where", "reason")}
-    path.write_text(json.dumps(judged))
-    page.write(["demo"], site / "tables", site / "figures", tmp_path / "a.html", claims=path)
-    text = (tmp_path / "a.html").read_text()
-    assert "<script" not in text and "&lt;script&gt;" in text
+    whole = json.loads((site / "claims/claims.json").read_text())
+    (tmp_path / "claims.json").write_text(json.dumps(whole | {"claims": judged}))
+    page.write(["demo"], site / "tables", site / "figures", without, claims=tmp_path / "claims.json")
+    assert "<script" not in without.read_text() and "&lt;script&gt;" in without.read_text()
 
 
 # -- definitions that only these pages ask
@@ -183,14 +181,6 @@ def test_a_rank_that_is_slow_for_a_stretch_is_named_with_its_node_and_time(tmp_p
         "Rank 2 of slow on b was 1.33 times slower than its peers in steps 140 to 219 (2023-11-14 22:13:34 to 22:13:42 "
         "UTC), mostly in the backward pass, 1.6 s in all."
     ]
-
-
-def test_steadiness_and_energy_are_of_the_steps_and_counters(site):
-    part = summary.experiment("demo", site / "tables")
-    assert len(part["steadiness"].rows) == len(part["throughput"].rows)
-    assert part["energy"] == ""
-    text = written(site, "one.html", page.write, ["demo"])
-    assert "Energy was not measured" in text
 
 
 def test_changed_tables_are_not_described_from_the_cache(tmp_path):
