@@ -62,18 +62,14 @@ def inputs(lab, output, **settings):
 # -- training
 
 
-def test_training_times_every_arm_in_each_round_on_equal_models(tmp_path):
+def test_training_times_every_arm_in_each_round_on_equal_models(monkeypatch):
     options = {"sequence_length": 32, "rows": 2, "vocabulary_size": 64, "steps": 2, "rounds": 2}
     result = training.measure(None, models=("llama-micro",), **options)
     timed = [(r["round"], r["arm"]) for r in result["records"]]
     assert len(timed) == len(set(timed)) == 2 * 3 and all(min(r["step_s"]) > 0 for r in result["records"])
     text = training.format_table(result)
     assert training.LOOP in text and "bookkeeping a step" in text
-
-
-def test_arms_that_compute_other_losses_are_not_compared(monkeypatch):
     monkeypatch.setattr(training._PlainLoopArm, "first_loss", lambda self: 1.0)
-    options = {"sequence_length": 16, "rows": 1, "vocabulary_size": 64, "steps": 1, "rounds": 1}
     with pytest.raises(UserError, match="different losses"):
         training.measure(None, models=("llama-micro",), **options)
 
@@ -183,9 +179,6 @@ def test_the_query_and_pandas_give_the_same(tmp_path):
     ingest(tmp_path / "runs.json", tmp_path / "runs", tmp_path / analysis.TABLES)
     answers = [analysis.answer(arm, tmp_path)["answer"] for arm in ("scaling", "pandas scaling")]
     assert answers[0] == pytest.approx(answers[1], rel=1e-9) and len(set(answers[0].values())) > 2
-
-
-def test_different_answers_are_refused(tmp_path):
     (tmp_path / "scaling.json").write_text('{"a": 1.0}')
     (tmp_path / "pandas scaling.json").write_text('{"a": 1.000001}')
     with pytest.raises(UserError, match="answer differently"):
