@@ -23,6 +23,9 @@ from tokenscale.train.trainer import Trainer, forward_backward
 LENGTH, GLOBAL_BATCH = 24, 7
 #: 97 entries, which 2, 3 and 4 ranks share unequally, and 92 hidden units, which 3 do
 SHAPE = replace(PRESETS["llama-micro"], hidden=92, layers=4, heads=4, key_value_heads=4).with_vocabulary(97)
+GPT2_PARTS = replace(
+    SHAPE, norm="layer", positions="learned", activation="gelu", biases=True, tied_embeddings=True
+).with_positions(LENGTH)
 ONE = LayoutSettings()
 LAYOUTS = {
     f"{sharding}@{ranks}": LayoutSettings(shard=ranks, sharding=sharding)
@@ -39,15 +42,12 @@ LAYOUTS = {
     "tp-zero1@2x2": LayoutSettings(tensor=2, shard=2, sharding="zero1"),
     "tp-zero2@2x2": LayoutSettings(tensor=2, shard=2, sharding="zero2"),
     "tp-zero3@2x2": LayoutSettings(tensor=2, shard=2),
-    "naive@2": LayoutSettings(pipeline=2, schedule="naive"),
-    "naive@4": LayoutSettings(pipeline=4, schedule="naive"),
-    "gpipe@2": LayoutSettings(pipeline=2, schedule="gpipe"),
-    "gpipe@4": LayoutSettings(pipeline=4, schedule="gpipe"),
-    "1f1b@2": LayoutSettings(pipeline=2),
-    "1f1b@4": LayoutSettings(pipeline=4),
+    **{
+        f"{n}@{k}": LayoutSettings(pipeline=k, schedule=n)
+        for n in ("naive", "gpipe", "1f1b", "zero-bubble")
+        for k in (2, 4)
+    },
     "interleaved@2": LayoutSettings(pipeline=2, schedule="interleaved", stages_per_rank=2),
-    "zero-bubble@2": LayoutSettings(pipeline=2, schedule="zero-bubble"),
-    "zero-bubble@4": LayoutSettings(pipeline=4, schedule="zero-bubble"),
     "zero-bubble-tp@2x2": LayoutSettings(pipeline=2, tensor=2, schedule="zero-bubble"),
     "zero-bubble-ddp@2x2": LayoutSettings(pipeline=2, data=2, schedule="zero-bubble"),
     "1f1b-tp@2x2": LayoutSettings(pipeline=2, tensor=2),
@@ -164,6 +164,10 @@ def steps(world, run, count=5):
         norms.append(done.norm.item())
         assert done.norm_clipped.item() < 0.51 < done.norm.item(), "the clipping bites"
     return losses, norms, held(trainer)
+
+
+def each(world, runs, function, *arguments):
+    return [function(world, run, *arguments) for run in runs]
 
 
 def on_ranks(function, cases, *arguments):

@@ -66,83 +66,34 @@ L, M = LAYERS, MICRO_STEPS
 BLOCK, EDGE = 4, 1
 #: gradients of the parameters that a tensor group repeats; of a pipeline's copies; squared norms
 REPEATED = MEAN = NORM = 1
+TENSOR = M * (BLOCK * L + 2 * EDGE)
 THREE_D = LayoutSettings(pipeline=4, tensor=8, data=4)
+ENDS = {"gather": M * (BLOCK + EDGE), "scatter": M * (BLOCK + EDGE), "send": M, "receive": M}
 CASES = {
     # zero3 gathers each block for forward and for backward, the rest once; gradients are scattered once a step
     "zero3@64": (LayoutSettings(shard=64), 5, {"gather": M * (2 * L + 1), "scatter": L + 1, "sum": NORM}),
     "zero2@128": (LayoutSettings(shard=128, sharding="zero2"), 5, {"gather": L + 1, "scatter": L + 1, "sum": NORM}),
     # copies sum the gradients of each group of weights
-    "hsdp@8x8": (
-        LayoutSettings(data=8, shard=8),
-        0,
-        {"gather": M * (2 * L + 1), "scatter": L + 1, "sum": L + 1 + NORM},
-    ),
-    "tp-zero3@8x16": (
-        LayoutSettings(tensor=8, shard=16),
-        0,
-        {
-            "gather": M * (BLOCK * L + 2 * EDGE) + M * (2 * L + 1),
-            "scatter": M * (BLOCK * L + 2 * EDGE) + L + 1,
-            "sum": 2 * M + REPEATED + NORM,
-        },
-    ),
-    "tp-zero2@8x8": (
-        LayoutSettings(tensor=8, shard=8, sharding="zero2"),
-        9,
-        {
-            "gather": M * (BLOCK * L + 2 * EDGE) + L + 1,
-            "scatter": M * (BLOCK * L + 2 * EDGE) + L + 1,
-            "sum": 2 * M + REPEATED + NORM,
-        },
-    ),
+    "hsdp@8x8": (LayoutSettings(data=8, shard=8), 0,
+                 {"gather": M * (2 * L + 1), "scatter": L + 1, "sum": L + 1 + NORM}),
+    "tp-zero3@8x16": (LayoutSettings(tensor=8, shard=16), 0,
+                      {"gather": TENSOR + M * (2 * L + 1), "scatter": TENSOR + L + 1, "sum": 2 * M + REPEATED + NORM}),
+    "tp-zero2@8x8": (LayoutSettings(tensor=8, shard=8, sharding="zero2"), 9,
+                     {"gather": TENSOR + L + 1, "scatter": TENSOR + L + 1, "sum": 2 * M + REPEATED + NORM}),
     # one block a stage; the first has the embedding, the last the loss
-    "1f1b-tp-ddp@4x8x4, first": (
-        THREE_D,
-        0,
-        {
-            "gather": M * (BLOCK + EDGE),
-            "scatter": M * (BLOCK + EDGE),
-            "sum": REPEATED + MEAN + NORM,
-            "send": M,
-            "receive": M,
-        },
-    ),
-    "1f1b-tp-ddp@4x8x4, second": (
-        THREE_D,
-        40,
-        {"gather": M * BLOCK, "scatter": M * BLOCK, "sum": REPEATED + MEAN + NORM, "send": 2 * M, "receive": 2 * M},
-    ),
-    "1f1b-tp-ddp@4x8x4, last": (
-        THREE_D,
-        127,
-        {
-            "gather": M * (BLOCK + EDGE),
-            "scatter": M * (BLOCK + EDGE),
-            "sum": 2 * M + REPEATED + MEAN + NORM,
-            "send": M,
-            "receive": M,
-        },
-    ),
-    "1f1b-zero2@4x16": (
-        LayoutSettings(pipeline=4, shard=16, sharding="zero2"),
-        20,
-        {"gather": 1, "scatter": 1, "sum": NORM, "send": 2 * M, "receive": 2 * M},
-    ),
+    "1f1b-tp-ddp@4x8x4, first": (THREE_D, 0, ENDS | {"sum": REPEATED + MEAN + NORM}),
+    "1f1b-tp-ddp@4x8x4, second": (THREE_D, 40, {"gather": M * BLOCK, "scatter": M * BLOCK,
+                                                "sum": REPEATED + MEAN + NORM, "send": 2 * M, "receive": 2 * M}),
+    "1f1b-tp-ddp@4x8x4, last": (THREE_D, 127, ENDS | {"sum": 2 * M + REPEATED + MEAN + NORM}),
+    "1f1b-zero2@4x16": (LayoutSettings(pipeline=4, shard=16, sharding="zero2"), 20,
+                        {"gather": 1, "scatter": 1, "sum": NORM, "send": 2 * M, "receive": 2 * M}),
     # four stages: the first rank has the first and the third, and gets from the last what goes back to the beginning
     "interleaved-zero2@2x32": (
-        LayoutSettings(pipeline=2, stages_per_rank=2, schedule="interleaved", shard=32, sharding="zero2"),
-        20,
-        {"gather": 2 + 1, "scatter": 2 + 1, "sum": NORM, "send": 3 * M, "receive": 3 * M},
-    ),
-}
-NAMES = {
-    "gather": "allgather_base",
-    "scatter": "reduce_scatter_base",
-    "sum": "allreduce",
-    "send": "send",
-    "receive": "recv",
-    "tell": "broadcast",
-}
+        LayoutSettings(pipeline=2, stages_per_rank=2, schedule="interleaved", shard=32, sharding="zero2"), 20,
+        {"gather": 2 + 1, "scatter": 2 + 1, "sum": NORM, "send": 3 * M, "receive": 3 * M}),
+}  # fmt: skip
+NAMES = {"gather": "allgather_base", "scatter": "reduce_scatter_base", "sum": "allreduce"}
+NAMES |= {"send": "send", "receive": "recv", "tell": "broadcast"}
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Each rank makes its own parts of the weights: those of one process to the last bit, and no memory for others."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.distributed.parity import HYBRID, LAYOUTS, ONE, SHAPE, held, on_ranks, run_of, trainer_of, whole
+from tests.distributed.parity import GPT2_PARTS, HYBRID, LAYOUTS, ONE, each, held, on_ranks, run_of, trainer_of, whole
 from tests.distributed.ranks import run_ranks
 from tokenscale.settings.registry import OBJECTIVES
 from tokenscale.train import trainer as engine
@@ -18,10 +16,9 @@ from tokenscale.train.models.build import objective_of
 from tokenscale.train.parallel.sharding import local
 
 pytestmark = pytest.mark.distributed
-TIED = {"norm": "layer", "positions": "learned", "activation": "gelu", "biases": True, "tied_embeddings": True}
 VARIANTS = {
     "plain": {},
-    "GPT-2's parts": {"model": replace(SHAPE, **TIED).with_positions(24)},
+    "GPT-2's parts": {"model": GPT2_PARTS},
     "bf16-true": {"precision": "bf16-true"},
 }
 #: what `make test` compares: an uneven share, parts of rows, and two methods at once
@@ -52,19 +49,16 @@ class PeakMemory(TorchDispatchMode):
         return found
 
 
-def initial_of_each(world, runs):
-    return [(held(trainer := trainer_of(run, world)), modules_of(trainer)) for run in runs]
+def initial_of(world, run):
+    return held(trainer := trainer_of(run, world)), modules_of(trainer)
 
 
-def peaks_of_each(world, runs):
-    """Of each run: the bytes that this rank's modules hold, and the most that there were."""
+def peak_of(world, run):
+    """The bytes that this rank's modules hold, and the most that there were."""
     initial_values.CHUNK["cpu"] = 512  # in this fork alone
-    found = []
-    for run in runs:
-        with PeakMemory() as peak:
-            trainer = trainer_of(run, world)
-        found.append((sum(values.nbytes for values in modules_of(trainer).values()), peak.bytes))
-    return found
+    with PeakMemory() as peak:
+        trainer = trainer_of(run, world)
+    return sum(values.nbytes for values in modules_of(trainer).values()), peak.bytes
 
 
 def modules_of(trainer):
@@ -83,7 +77,7 @@ def initial(request):
         (name, variant): run_of(LAYOUTS.get(name, ONE), **VARIANTS[variant])
         for name, variant in sorted(selected | {("single", variant) for variant in VARIANTS})
     }
-    return on_ranks(initial_of_each, cases)
+    return on_ranks(each, cases, initial_of)
 
 
 def marked(name, variant):
@@ -109,7 +103,7 @@ def test_initial_weights_are_those_of_one_process_to_the_last_bit(initial, name,
 def test_no_rank_has_memory_for_more_than_its_part():
     """All tensors that exist at one time while a rank sets up, not only those that are left."""
     layouts = {"single": ONE, **{name: LAYOUTS[name] for name in PARTS}}
-    found = on_ranks(peaks_of_each, {name: run_of(layout) for name, layout in layouts.items()})
+    found = on_ranks(each, {name: run_of(layout) for name, layout in layouts.items()}, peak_of)
     (((total, _),)) = found.pop("single")
     for name, ranks in found.items():
         for mine, peak in ranks:
@@ -120,7 +114,7 @@ def test_no_rank_has_memory_for_more_than_its_part():
 @pytest.mark.parametrize("unset", [False, True])
 def test_an_objective_that_needs_the_whole_model_finds_initial_weights(unset):
     """DPO copies them as its reference, also in a run that loads a state."""
-    expected = run_ranks(initial_of_each, 1, [run_of()])[0][0][1]
+    expected = run_ranks(initial_of, 1, run_of())[0][1]
     (found,) = run_ranks(weights_when_an_objective_is_made, 1, unset)
     assert found.keys() <= {name.removeprefix("model.") for name in expected} and found
     for name, values in found.items():

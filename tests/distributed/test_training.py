@@ -80,8 +80,9 @@ def test_tokenizing_beforehand_changes_no_bit_of_the_loss(alone, online, offline
     assert alone(online) == alone(offline)
 
 
-def test_the_same_run_twice_is_the_same_to_the_last_bit(lab, alone, tmp_path):
-    assert trained(lab, tmp_path, run_of()) == alone("packed")
+@pytest.mark.parametrize("approach", ["packed", "padding-free"])
+def test_the_same_run_reading_ahead_is_the_same_to_the_last_bit(lab, alone, tmp_path, approach):
+    assert trained(lab, tmp_path, run_of(approach, prefetch=True)) == alone(approach)
 
 
 def test_a_repeat_has_other_weights_and_another_order(lab, alone, tmp_path):
@@ -99,11 +100,6 @@ def test_a_run_that_diverges_stops_names_the_batch_and_is_a_result(lab, tmp_path
         last = json.loads(path.read_text().splitlines()[-1])
         assert last["nonfinite"] is True and last["step"] == outcome["steps"]
     assert outcome["stopped_at"]["step"] == outcome["steps"] and outcome["stopped_at"]["order_digest_of_rank_0"]
-
-
-@pytest.mark.parametrize("approach", ["packed", "padding-free"])
-def test_reading_ahead_changes_nothing_but_when(lab, alone, tmp_path, approach):
-    assert trained(lab, tmp_path, run_of(approach, prefetch=True)) == alone(approach)
 
 
 @pytest.mark.parametrize(

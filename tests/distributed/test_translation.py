@@ -6,7 +6,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.distributed.parity import LAYOUTS, LENGTH, ONE, SHAPE, batch_of, on_ranks, run_of, trainer_of
+from tests.distributed.parity import (
+    GPT2_PARTS,
+    LAYOUTS,
+    LENGTH,
+    ONE,
+    SHAPE,
+    batch_of,
+    each,
+    on_ranks,
+    run_of,
+    trainer_of,
+)
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.train.evaluation.generation import Pair, TextModel, translate
 from tokenscale.train.phase_timer import HostTimer
@@ -14,15 +25,7 @@ from tokenscale.train.phase_timer import HostTimer
 pytestmark = [pytest.mark.slow(30), pytest.mark.distributed]
 #: weights so far apart that texts vary and rounding decides nothing
 LLAMA = replace(SHAPE, heads=8, initial_deviation=0.4)
-GPT2 = replace(
-    SHAPE,
-    norm="layer",
-    positions="learned",
-    activation="gelu",
-    biases=True,
-    tied_embeddings=True,
-    initial_deviation=0.3,
-).with_positions(LENGTH)
+GPT2 = replace(GPT2_PARTS, initial_deviation=0.3)
 #: an id is a character; 97 entries, of which the last is no text
 TOKENIZER = SimpleNamespace(
     bos_id=0,
@@ -46,23 +49,20 @@ def mark(name: str) -> tuple:
     return (pytest.mark.experiment,) if name in PAIRED else (pytest.mark.long,)
 
 
-def translations(world, runs):
-    """Of each run, what this rank translates before and after a step that changes much, and its loss."""
-    found = []
-    for run in runs:
-        trainer = trainer_of(run, world)
-        place, readers = run.layout.coordinate(world.rank), run.layout.data_parallel_size
+def translations(world, run):
+    """What this rank translates before and after a step that changes much, and its loss."""
+    trainer = trainer_of(run, world)
+    place, readers = run.layout.coordinate(world.rank), run.layout.data_parallel_size
 
-        def texts(trainer=trainer, place=place, readers=readers):
-            model = TextModel(trainer.parallel, world.device)
-            made = translate(model, PAIRS, TOKENIZER, LENGTH, world.device, place.data_rank, readers)
-            return {translation.pair.number: translation.hypothesis for translation in made}
+    def texts():
+        model = TextModel(trainer.parallel, world.device)
+        made = translate(model, PAIRS, TOKENIZER, LENGTH, world.device, place.data_rank, readers)
+        return {translation.pair.number: translation.hypothesis for translation in made}
 
-        before = texts()
-        batch, useful = batch_of(0, world, run.layout)
-        loss = trainer.step(batch, useful, 0.05, HostTimer()).loss_sum.item() * place.is_group_leader
-        found.append((place.data_rank, before, texts(), world.sum(loss)[0] / useful.item()))
-    return found
+    before = texts()
+    batch, useful = batch_of(0, world, run.layout)
+    loss = trainer.step(batch, useful, 0.05, HostTimer()).loss_sum.item() * place.is_group_leader
+    return place.data_rank, before, texts(), world.sum(loss)[0] / useful.item()
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def found(request):
         for name, layout in layouts.items()
         for shape in (LLAMA, GPT2)
     }
-    return on_ranks(translations, cases)
+    return on_ranks(each, cases, translations)
 
 
 @pytest.mark.parametrize("shape", [LLAMA, GPT2], ids=["llama", "gpt2"])

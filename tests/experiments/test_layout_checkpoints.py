@@ -9,7 +9,7 @@ import torch
 
 from tests import logs
 from tests.corpora import small_run, words_lab
-from tests.distributed.parity import HYBRID, LAYOUTS, ONE, batch_of, held, on_ranks, run_of, trainer_of, whole
+from tests.distributed.parity import HYBRID, LAYOUTS, ONE, batch_of, each, held, on_ranks, run_of, trainer_of, whole
 from tests.distributed.ranks import run_ranks, train_rank
 from tokenscale.base.files import read_json
 from tokenscale.runs.records.provenance import read_sealed
@@ -26,12 +26,9 @@ from tokenscale.train.phase_timer import HostTimer
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.distributed]
 
 
-def write_seeds(world, runs, folder):
-    return [write_seed(world, run, folder / run.layout.method) for run in runs]
-
-
-def write_seed(world, run, folder):
+def write_seed(world, run, parent):
     """A resume state after two steps, written by these ranks; and what it holds."""
+    folder = parent / run.layout.method
     trainer = trainer_of(run, world)
     for step in range(2):
         trainer.step(*batch_of(step, world, run.layout), 1e-3, HostTimer())
@@ -42,23 +39,21 @@ def write_seed(world, run, folder):
     return held(trainer, resume=True)
 
 
-def read_seeds(world, runs, folders):
-    return [{folder.name: read_seed(world, run, folder) for folder in folders} for run in runs]
-
-
-def read_seed(world, run, folder):
-    """What this rank holds after loading; and with ZeRO-1, all weights."""
-    trainer = trainer_of(replace(run, seed=5), world)
-    trainer.load(Checkpoint(folder))
-    weights = trainer.model.named_parameters() if run.layout.sharding == "zero1" else ()
-    return held(trainer, resume=True), {name: weight.detach().numpy() for name, weight in weights}
+def read_seeds(world, run, folders):
+    """What this rank holds after loading each; and with ZeRO-1, all weights."""
+    found = {}
+    for folder in folders:
+        trainer = trainer_of(replace(run, seed=5), world)
+        trainer.load(Checkpoint(folder))
+        weights = trainer.model.named_parameters() if run.layout.sharding == "zero1" else ()
+        found[folder.name] = held(trainer, resume=True), {name: weight.detach().numpy() for name, weight in weights}
+    return found
 
 
 def test_a_checkpoint_of_one_layout_loads_in_every_other_to_the_last_bit(tmp_path):
-    layouts = {"single": ONE} | {
-        name: LAYOUTS[name] for name in ("zero1@3", "zero3@2", HYBRID, "tp@4", "1f1b@2", "tp-zero1@2x2")
-    }
-    written = on_ranks(write_seeds, {name: run_of(layout) for name, layout in layouts.items()}, tmp_path)
+    layouts = {"single": ONE, **LAYOUTS}
+    writers = ("single", "zero1@3", "zero3@2", HYBRID, "tp@4", "1f1b@2", "tp-zero1@2x2")
+    written = on_ranks(each, {name: run_of(layouts[name]) for name in writers}, write_seed, tmp_path)
     written = {layouts[name].method: whole(ranks) for name, ranks in written.items()}
     folders = [tmp_path / method for method in written]
     names = (
@@ -73,8 +68,8 @@ def test_a_checkpoint_of_one_layout_loads_in_every_other_to_the_last_bit(tmp_pat
         "interleaved@2",
         "1f1b-tp@2x2",
     )
-    readers = {n: run_of({"single": ONE, **LAYOUTS}[n]) for n in names}
-    for reader, ranks in on_ranks(read_seeds, readers, folders).items():
+    readers = {name: run_of(layouts[name]) for name in names}
+    for reader, ranks in on_ranks(each, readers, read_seeds, folders).items():
         for writer, expected in written.items():
             together = whole([found[writer][0] for found in ranks])
             assert together.keys() == expected.keys() and any("exp_avg_sq" in name for name in expected)
