@@ -155,29 +155,18 @@ def extended(tmp_path_factory) -> Project:
     return copy_of(Project(made / "project"), tmp_path_factory.mktemp("extended-copy"))
 
 
-def manifest(project: Project, folder: str) -> dict:
-    return json.loads((project.root / "results" / folder / "manifest.json").read_text())
-
-
-def test_a_source_is_one_file_and_one_line(extended):
-    made = manifest(extended, "corpus/fortunes")
-    assert made["source"] == {"kind": "fortune", "documents": 60}
-    assert sum(split["rows"] for split in made["splits"].values()) == 60
-
-
-def test_a_tokenizer_is_one_file_and_one_line(extended):
-    assert manifest(extended, "tokenizers/bytes")["vocabulary_size"] == 259
-
-
-def test_an_approach_is_one_function_and_two_lines(extended):
+def test_a_source_a_tokenizer_an_approach_and_a_figure_are_a_file_or_function_and_a_line(extended):
+    source, tokenizer = (
+        json.loads((extended.root / f"results/{folder}/manifest.json").read_text())
+        for folder in ("corpus/fortunes", "tokenizers/bytes")
+    )
+    assert source["source"] == {"kind": "fortune", "documents": 60}
+    assert sum(split["rows"] for split in source["splits"].values()) == 60 and tokenizer["vocabulary_size"] == 259
     (log,) = extended.root.glob("results/runs/*/attempt=00/rank=00000/steps.jsonl")
     steps = [json.loads(line) for line in log.read_text().splitlines()]
     assert "ends" in str(log) and len(steps) == RUNS["budget"]["steps"]
     # each document is longer than a row, whose first token is none of its start: all labels count
     assert all(step["total_tokens"] == step["useful_tokens"] == 4 * 32 for step in steps)
-
-
-def test_a_figure_is_one_file_and_one_line(extended):
     assert pq.read_table(extended.root / f"{FIGURE}.parquet").num_rows == 1
     assert (extended.root / f"{FIGURE}.svg").stat().st_size > 1000
 
