@@ -81,6 +81,7 @@ def test_a_removed_figure_is_drawn_alone(copy):
     figure = copy.root / "results/figures/ways/loss_over_time.svg"
     before = figure.read_bytes()
     figure.unlink()
+    assert len(list(copy.root.glob("results/runs/*/done.json"))) == 4, "a run that two experiments need, once"
     assert copy.planned("results/figures/ways/loss_over_time.svg") == {"draw_figure": 1}
     copy.snakemake("--cores", "1", "results/figures/ways/loss_over_time.svg")
     assert figure.read_bytes() == before
@@ -110,10 +111,6 @@ def test_a_purged_store_is_restored_first_and_then_only_the_new_run_trains(copy)
 
 
 # What is carried out
-
-
-def test_a_run_that_two_experiments_need_is_trained_once(built):
-    assert len(list(built.root.glob("results/runs/*/done.json"))) == 4
 
 
 @pytest.mark.skipif(not OFFLINE, reason="this machine allows no network namespace")

@@ -61,9 +61,8 @@ def test_the_rest_has_the_samples_and_the_losses_of_the_run_that_was_not_interru
     assert (row["resumed_from"], row["resumed_at"], row["validity"]) == (runs[0].run_id, 2, "valid")
     seen = query("loss", left.root / "results/tables/left").groupby("run_id")["useful_tokens_seen"].max()
     assert seen[runs[0].run_id] == seen[runs[1].run_id], "its tokens are counted from the beginning"
-
-
-def test_it_is_trained_after_the_run_whose_state_it_needs(left, runs):
+    source, rest = runs
+    assert to_dict(rest.settings)["resume_from"] == f"results/runs/{source.run_id}/checkpoints/step=00000002"
     done = [left.root / f"results/runs/{run.run_id}/done.json" for run in runs]
     assert json.loads(done[0].read_text())["status"] == json.loads(done[1].read_text())["status"] == "complete"
     log = (done[1].parent / "attempt=00/rank=00000/events.jsonl").read_text()
@@ -111,8 +110,3 @@ def test_a_state_that_is_not_kept_or_of_other_samples_is_refused_before_anything
             done = left.snakemake("-n", "--cores", "2", "tables", check=False)
         assert done.returncode == 2 and words in done.stdout and "experiments/left.yaml" in done.stdout
         assert "Traceback" not in done.stdout
-
-
-def test_the_settings_that_the_rule_passes_name_the_state_by_its_folder(runs):
-    source, rest = runs
-    assert to_dict(rest.settings)["resume_from"] == f"results/runs/{source.run_id}/checkpoints/step=00000002"

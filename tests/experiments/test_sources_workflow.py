@@ -61,6 +61,9 @@ def test_a_download_is_a_rule_of_its_own_and_trainings_need_no_network(fresh):
         data = {"download": 1, "build_corpus": 1, "corpus_records": 1, "build_tokenizer": 1, "pretokenize": 6}
         assert fresh.planned("tokens") == data
         fresh.snakemake("--cores", "1", "corpus")
+        configure(fresh, files=f"{web.address}/tales.txt", separator="\n")
+        assert fresh.planned("corpus") == {"build_corpus": 1}, "another way to read downloads nothing"
+        configure(fresh, files=f"{web.address}/tales.txt", separator="<|endoftext|>")
     shutil.rmtree(fresh.root / "results/downloads")
     assert fresh.planned("corpus") == {}, "a purged download is not needed any more"
     assert "download" not in fresh.planned("tokens")
@@ -75,15 +78,6 @@ def test_downloads_of_several_kinds_are_planned_at_once_in_a_fresh_clone(fresh):
     config = CONFIG | {"corpora": CONFIG["corpora"] | corpora}
     (fresh.root / "config/config.yaml").write_text(json.dumps(config))
     assert fresh.planned(*(f"results/downloads/{name}/manifest.json" for name in corpora)) == {"download": 2}
-
-
-def test_another_way_to_read_or_clean_downloads_nothing(fresh):
-    with Server() as web:
-        web.files["/tales.txt"] = "<|endoftext|>".join(DOCUMENTS[:300]).encode()
-        configure(fresh, files=f"{web.address}/tales.txt", separator="<|endoftext|>")
-        fresh.snakemake("--cores", "1", "corpus")
-        configure(fresh, files=f"{web.address}/tales.txt", separator="\n")
-        assert fresh.planned("corpus") == {"build_corpus": 1}
 
 
 def test_files_in_a_bucket_become_a_corpus_once(fresh, monkeypatch):
