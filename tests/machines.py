@@ -10,8 +10,8 @@ TORCH = {"version": "2.13.0", "cuda": "13.0", "rocm": None, "nccl": True, "devic
 GPU = {"name": "NVIDIA H200", "memory_bytes": 150 * 2**30, "capability": "9.0"}
 
 
-def asked(results=Path("results"), *, broken=None, torch=TORCH, ended="", **options):
-    return Context(Path(results), broken or {}, torch, ended, **options)
+def asked(results=Path("results"), *, broken=None, torch=TORCH, ended=""):
+    return Context(Path(results), broken or {}, torch, ended)
 
 
 def program(folder, name, text):

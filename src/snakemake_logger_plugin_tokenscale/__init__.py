@@ -1,8 +1,9 @@
 """Snakemake's logger plugin `tokenscale`: progress of a call, one line a job, with an estimate of the time left.
 
 On a terminal, a line for each finished job stands above a status line that is rewritten. Elsewhere, in a log file say,
-one line is printed for each job when it starts. Warnings and errors look as without the plugin. So does everything in a
-dry run, and with `--verbose`, `--debug-dag`, `--quiet progress`, `--quiet rules` or `--quiet all`.
+one line is printed for each job when it starts. A dry run's jobs are grouped by their reasons (`CallChecks`). Warnings
+and errors look as without the plugin. So does everything with `--verbose`, `--debug-dag`, `--quiet progress`,
+`--quiet rules` or `--quiet all`, and in a dry run with `--printshellcmds` or any `--quiet`.
 
 Snakemake imports every installed plugin in every call, before it reads the command line: `correct` makes it read what
 people type. Nothing of `tokenscale` is imported before it is used.
@@ -16,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from inspect import signature
-from logging import LogRecord
+from logging import INFO, LogRecord
 from pathlib import Path
 
 from snakemake_interface_logger_plugins.base import LogHandlerBase
@@ -118,7 +119,12 @@ class LogHandler(LogHandlerBase):
         )
         self.default.setFormatter(DefaultFormatter(s.quiet, s.show_failed_logs))
         quiet = {Quietness.ALL, Quietness.RULES, Quietness.PROGRESS} & set(s.quiet or ())
-        self.plain = bool(s.dryrun or s.verbose or s.debug_dag or quiet)
+        listed = s.dryrun and (s.printshellcmds or set(s.quiet or ()) != {Quietness.REASON})
+        self.plain = bool(listed or s.verbose or s.debug_dag or quiet)
+        if s.dryrun and not self.plain:
+            from tokenscale.cli import snakemake_internals
+
+            self.planned = snakemake_internals.planned = []
         self.display: Display | None = None
 
     def emit(self, record: LogRecord) -> None:
@@ -132,6 +138,8 @@ class LogHandler(LogHandlerBase):
         event = getattr(record, "event", None)
         if self.plain:
             self.default.handle(record)
+        elif self.common_settings.dryrun:
+            self._plan(record)
         elif event in REPLACED:
             self._show(event, record)
         elif not (event is None and str(record.msg).startswith(LEFT_OUT)):
@@ -139,6 +147,15 @@ class LogHandler(LogHandlerBase):
                 self.display.fail(record.jobid)
             above = self.display.above if self.display else lambda print_record: print_record()
             above(lambda: self.default.handle(record))
+
+    def _plan(self, record: LogRecord) -> None:
+        """Keep a job of a dry run; pass on warnings, errors, and that nothing is to be done."""
+        from tokenscale.cli.snakemake_internals import read_job_event
+
+        if found := read_job_event(record):
+            self.planned.append(found)
+        elif record.levelno > INFO or str(record.msg).startswith("Nothing to be done"):
+            self.default.handle(record)
 
     def _show(self, event: LogEvent, record: LogRecord) -> None:
         if event == LogEvent.RUN_INFO:

@@ -13,6 +13,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.tests import MockOutputSettings, TestLogHandlerBase
 
 import snakemake_logger_plugin_tokenscale as plugin
+from tokenscale.cli import snakemake_internals as internals
 from tokenscale.cli.snakemake_progress import Progress, read_recorded_jobs
 
 
@@ -124,6 +125,7 @@ def record(event=None, message="", level=logging.INFO, **extra):
 
 def job_info(number, rule, **wildcards):
     extra = {"jobid": number, "rule_name": rule, "wildcards": wildcards, "output": ["file"], "rule_msg": "words"}
+    extra["log"] = []
     return record(LogEvent.JOB_INFO, **extra)
 
 
@@ -203,3 +205,15 @@ def test_dry_runs_and_calls_that_ask_for_more_or_less_look_as_without_the_plugin
     for event in events:
         default.handle(event)
     assert text == stream.getvalue() and "Select jobs" in text
+
+
+def test_a_dry_run_prints_warnings_and_keeps_its_jobs_for_the_summary(monkeypatch, tmp_path):
+    events = [*EVENTS, record(message="Nothing to be done (all is there)."), record(message="odd", level=logging.ERROR)]
+    job = {"rule_name": "train", "jobid": 1, "output": ["a"], "log": [], "reason": "Forced execution"}
+    events += [record(LogEvent.JOB_INFO, **job), record(message="Error: Directory cannot be locked.")]
+    text = shown(monkeypatch, tmp_path, io.StringIO(), events, dryrun=True, quiet={Quietness.REASON})
+    assert [re.sub(r"\x1b\[\d*m", "", line) for line in text.splitlines()] == [
+        "Nothing to be done (all is there).",
+        "odd",
+    ]
+    assert [event["reason"] for event in internals.planned] == ["", "", "Forced execution"]

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from tokenscale.base.files import get_boot_id, lock_folder
 from tokenscale.cli import main as cli
 from tokenscale.cli import status_runs as runs
 from tokenscale.cli.status_queue import QueuedJob
+from tokenscale.cli.train_inputs import note_folder
 from tokenscale.runs.records.events import Status
 from tokenscale.runs.records.provenance import seal_record
 
@@ -196,7 +198,7 @@ def test_the_log_of_the_rank_that_failed_first_comes_first(results, words):
     (folder / "attempt=02/output").mkdir()
     for rank in range(4):
         (folder / f"attempt=02/output/rank={rank:05d}.log").write_text("x\n")
-    names = [path.name for path in runs.find_logs(results, RUN, 2)]
+    names = [path.name for path in runs.find_logs(folder, 2)]
     assert names == ["rank=00003.log", f"{RUN}.log", "rank=00000.log", "rank=00001.log", "rank=00002.log"]
 
 
@@ -207,6 +209,20 @@ def test_what_is_half_there_breaks_nothing(results):
     assert only(results).state == "interrupted"
     (results / "runs/begun-by-snakemake").mkdir()
     assert only(results).id == RUN
+
+
+def test_runs_that_train_started_elsewhere_are_listed(results, capsys, tmp_path):
+    """By the list that `train --output-dir` writes once; a folder that is gone is left out."""
+    made(results, ago=900)
+    elsewhere = made(tmp_path / "my out", "own-w1-0123456789", step=3, steps=9, loss=2.0, state="running")
+    for folder in (tmp_path / "my out/runs", tmp_path / "gone", Path("my out/runs"), Path("results/runs")):
+        note_folder(folder)
+    with lock_folder(elsewhere, "it"):
+        text = said(capsys)
+        assert {run.id for run in runs.read_runs(results)} == {RUN, "own-w1-0123456789"}
+    text = " ".join(text.split())
+    assert f"runs 2 under results/runs, {tmp_path}/my out/runs: 1 running, 1 interrupted" in text
+    assert "running own-w1-0123456789 attempt=00 step 3 of 9, loss 2.0000" in text
 
 
 def test_the_end_of_a_log_is_text(tmp_path):

@@ -9,7 +9,6 @@ import pytest
 from tests.machines import program
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_arguments
-from tokenscale.cli.main import main
 from tokenscale.runs.launch import failure_hints, job
 from tokenscale.runs.launch.job import Job
 from tokenscale.runs.launch.start import Launch
@@ -53,11 +52,6 @@ def test_without_a_job_that_is_large_enough_nothing_begins(job, said):
     with pytest.raises(UserError, match=said):
         Launch(RUN, SRUN, Path("d"), job=job).check()
     Launch(RUN, SRUN, Path("d"), job=JOB).check()
-
-
-def test_a_job_script_is_refused_with_the_call_that_submits_the_run(capsys):
-    assert main(["launch", "ID", "--sbatch", "job.sh"]) == 2
-    assert "next   snakemake --profile alps results/runs/ID/done.json\n" in capsys.readouterr().err
 
 
 def test_the_record_says_where_and_after_which_wait(tmp_path, monkeypatch):

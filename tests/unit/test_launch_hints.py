@@ -63,8 +63,13 @@ REFUSED = "SLURM sbatch failed. The error message was 'sbatch: error: Batch job 
         ("killed without a message", "srun: error: nid000001: task 0: Killed"),
         ("killed without a message", "  exitcode  : -9 (pid: 4242)"),
         ("its state was saved", "interrupted by SIGINT after step 53; the next attempt goes on from there"),
+        ("ended by Ctrl-C", "tokenscale: interrupted."),
+        (
+            "of step 5",
+            "tokenscale: x was ended at once.\n  cause  Ctrl-C twice; its state is of step 5\n  next   again",
+        ),
         ("its state was saved", "interrupted by SIGTERM after step 1; the next attempt goes on from there"),
-        ("before its state was saved", 'Traceback (most recent call last):\n  File "rank.py"\nKeyboardInterrupt'),
+        ("ended by Ctrl-C", 'Traceback (most recent call last):\n  File "rank.py"\nKeyboardInterrupt'),
     ],
 )
 def test_a_message_is_told_by_its_cause(words, text):

@@ -139,6 +139,8 @@ def test_a_machine_without_a_device_has_no_hours_but_files_and_bytes(project, ca
     assert int(table(lines)["total"][4]) == 39 and table(lines)["total"][5].endswith("KiB")
     assert "  hours of 3 of 3 runs are not known: the machine (this machine) states no device" in lines
     assert not any("budget" in line for line in lines)
+    (project / "machine.toml").write_text(re.search("echo '(.*)' > machine.toml", "\n".join(lines))[1])
+    assert table(printed(capsys, "--machine", "machine.toml"))["total"][2] != "not known"
 
 
 def changed_to(project, **runs):

@@ -223,4 +223,4 @@ def test_without_tables_the_command_that_makes_them_is_named(arguments, name, tm
     monkeypatch.chdir(tmp_path)
     assert main(["predict", *arguments]) == 2
     said = capsys.readouterr().err
-    assert "needs finished runs" in said and f"snakemake {name}\n" in said and f"results/tables/{name}\n" in said
+    assert "needs finished runs" in said and f"snakemake {name}" in said and f"results/tables/{name}\n" in said

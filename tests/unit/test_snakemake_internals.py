@@ -12,7 +12,7 @@ import pytest
 
 from tokenscale.base.errors import UserError
 from tokenscale.cli import snakemake_internals as internals
-from tokenscale.cli.snakemake_jobs import Job, read_failed_jobs, read_planned_jobs
+from tokenscale.cli.snakemake_jobs import Job, list_planned_jobs, read_events, read_failed_jobs
 
 ROOT = Path(__file__).parents[2]
 RULES = [ROOT / "workflow/Snakefile", *sorted((ROOT / "workflow/rules").glob("*.smk"))]
@@ -113,7 +113,7 @@ def test_jobs_are_recorded_whatever_the_logger_and_in_a_dry_run_only_where_asked
     planned = tmp_path / "planned.jsonl"
     environment = os.environ | {internals.EVENTS_FILE: str(planned)}
     subprocess.run([*command, "-n"], cwd=tmp_path, env=environment, check=True, timeout=60)
-    jobs = {job.rule: job for job in read_planned_jobs(planned)}
+    jobs = {job.rule: job for job in list_planned_jobs(read_events(planned))}
     assert set(jobs) == {"flaky", "bad"} and not list(tmp_path.glob(".snakemake/log/*"))
     assert jobs["bad"] == Job("bad", ("bad.txt",), ("bad.log",), {"missing": "bad.txt"}, "never made")
     assert subprocess.run(command, cwd=tmp_path, timeout=60).returncode == 1

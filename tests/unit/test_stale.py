@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tokenscale.base.files import sha256_text, write_json, write_text
+from tokenscale.base.files import sha256_text, write_arguments, write_json, write_text
 from tokenscale.cli.main import main
-from tokenscale.cli.snakemake_jobs import Job, read_planned_jobs, split_reasons
+from tokenscale.cli.snakemake_jobs import Job, list_planned_jobs, read_events, split_reasons
 from tokenscale.cli.status_stale import describe_changed_settings, find_causes, render
 from tokenscale.settings.closure import PACKAGE
 from tokenscale.settings.profile import NO_OPTIONS, Call
@@ -87,7 +87,7 @@ def test_every_job_is_read_with_its_kind_and_name_and_targets_are_not(tmp_path):
     outputs = [[STORE], [RUN], ["results/figures/ways/loss_over_time.svg"], ["elsewhere.txt"], []]
     lines = [json.dumps(event | {"rule": f"rule{n}", "output": output}) for n, output in enumerate(outputs)]
     write_text(file, "\n".join([*lines, '{"event": "job_']))  # a killed process left the last line incomplete
-    jobs = read_planned_jobs(file)
+    jobs = list_planned_jobs(read_events(file))
     assert [(j.kind, j.name) for j in jobs] == [
         ("store", "web/bpe/token-list"),
         ("run", "token-list-llama-tiny-single-w1-d0ff57e1f3"),
@@ -185,6 +185,16 @@ def test_other_reasons_are_told_by_their_kind():
     assert "inputs" not in told(train(f"Missing output files: {RUN}"), tables(f"{UPSTREAM}{RUN}; {CHANGED}"))
     text = f"Missing output files: {RUN}; {UPSTREAM}{STORE}; {CHANGED}"
     assert split_reasons(text) == {"missing": RUN, "upstream": STORE, "inputs": ""}
+
+
+def test_settings_in_files_of_arguments_are_compared_by_their_content():
+    files = [["--run", '{"seed":1}'], ["--run", '{"seed":2}'], ["--experiments", "a", "b"], ["--experiments", "a"]]
+    seed, other, two, one = (write_arguments(f"results/arguments/{n}.json", words) for n, words in enumerate(files))
+    assert describe_changed_settings(f"before: '{seed}' now: '{other}'") == "seed: 1 → 2"
+    assert describe_changed_settings(f"before: '{two}' now: '{one}'") == "a, b → a"
+    assert "by hash" in describe_changed_settings(
+        "before: '@results/arguments/7.json' now: '@results/arguments/8.json'"
+    )
 
 
 def test_trainings_say_how_long_they_took():

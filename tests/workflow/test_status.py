@@ -50,6 +50,10 @@ def test_a_project_with_nothing_built_says_so(fresh):
     assert done.returncode == 0
     assert done.stdout.startswith("6 stores and 3 other jobs would run.\n\nnew       not built yet\n")
     assert "corpus small, records small, tokenizer bpe and 6 stores" in done.stdout
+    dry = fresh.snakemake("-n", "tokens").stdout  # the same, and no list of every job
+    assert done.stdout.strip() in dry and "Job stats" not in dry
+    dry = fresh.snakemake("-n").stdout
+    assert len(dry.splitlines()) < 60 and "ways, ranks at scale demo, 4 of 4 runs to do" in dry
 
 
 def test_a_failed_call_ends_with_what_failed_and_why(fresh):

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale import __version__
-from tokenscale.base.errors import UserError, as_typed
-from tokenscale.base.wording import count, format_bytes, wrap_text
+from tokenscale.base.errors import as_typed
+from tokenscale.base.wording import format_bytes, wrap_text
 from tokenscale.runs.records import provenance
 
 #: time limit of a child process; a first import from a busy network disk is slow
@@ -68,32 +68,23 @@ class Context:
     """What checks share: the results folder, and what the child process reported.
 
     `broken`: module → error of its import. `torch`: its version, builds and GPUs. `ended`: how the child failed, or "".
-    `least_node_gb_s`: GB/s that the machine's file expects inside a node.
     """
 
     results: Path = Path("results")
     broken: dict[str, str] = field(default_factory=dict)
     torch: dict[str, Any] = field(default_factory=dict)
     ended: str = ""
-    least_node_gb_s: float | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `doctor`."""
-    of_machine = "machine's file, such as profiles/alps/machine.toml: compare its link's speed"
     parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="folder of the results")
-    parser.add_argument("--machine", metavar="FILE", help=of_machine)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run all checks and print the report."""
-    least = None
-    if arguments.machine:
-        from tokenscale.settings.machine import load_machine
-
-        least = load_machine(arguments.machine).least_node_gb_s
-    findings = examine(arguments.results, least)
+    findings = examine(arguments.results)
     possible = not find_first_lack(findings)
     if arguments.json:
         listed = [{"name": name, **asdict(finding)} for name, finding in findings.items()]
@@ -104,16 +95,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if possible else 2
 
 
-def examine(
-    results: Path, least_node_gb_s: float | None = None, only: Container[str] | None = None
-) -> dict[str, Finding]:
-    """Return name → finding of all checks, or of those in `only`. A check that fails is a finding, too.
-
-    GPUs' links are compared with `least_node_gb_s`.
-    """
+def examine(results: Path, only: Container[str] | None = None) -> dict[str, Finding]:
+    """Return name → finding of all checks, or of those in `only`. A check that fails is a finding, too."""
     findings = {}
     groups = [group for group in GROUPS if only is None or f"{group} packages" in only]
-    context = Context(results, **probe(list(map(module_of, list_packages(*groups)))), least_node_gb_s=least_node_gb_s)
+    context = Context(results, **probe(list(map(module_of, list_packages(*groups)))))
     for name, check in CHECKS:
         try:
             if only is None or name in only:
@@ -355,25 +341,6 @@ def check_project_folder(context: Context) -> Finding:
     return Finding("ok", "workflow, configuration and profiles are here")
 
 
-def check_configuration(context: Context) -> Finding:
-    """Check the configuration as the workflow would read it."""
-    if not is_importable("pydantic") or not is_importable("yaml"):
-        return Finding("no", "unknown without pydantic and pyyaml", "see host packages")
-    if not Path("config/config.yaml").is_file():
-        return Finding("no", "unknown outside the project's folder", "see project")
-    from tokenscale.settings.config import load_config
-
-    try:
-        config = load_config("config/config.yaml")
-        runs = config.all_runs(list(config.settings.experiments))
-    except UserError as error:
-        facts = ", ".join(f"{label} {text}" for label, text in error.facts.items() if label != "next")
-        return Finding("no", f"{error.what} {facts}", error.facts.get("next", "tokenscale check"))
-    most = max((run.settings.layout.world_size for run in runs.values()), default=1)
-    names, scale = ", ".join(config.settings.experiments), config.settings.scale
-    return Finding("ok", f"scale {scale}, experiments {names}: {count(len(runs), 'run')} of at most {most} ranks")
-
-
 def check_cores(context: Context) -> Finding:
     """Check the cores that this process may use, by its affinity mask and control groups, not the built-in ones."""
     visible, quota = provenance.count_affinity_cores(), provenance.cgroup_limits()[0]
@@ -464,7 +431,7 @@ def check_all_reduce(device: str, cure: str, context: Context) -> Finding:
     """Run `benchmark collectives` on two ranks, with a buffer as large as that of a training's preflight."""
     if problem := find_torch_problem(context):
         return problem
-    size, least = (4 if device == "cpu" else 128) * 2**20, context.least_node_gb_s if device != "cpu" else None
+    size = (4 if device == "cpu" else 128) * 2**20
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "collectives.json"
         options = f"--sizes 4096 {size} --collectives all_reduce --rounds 3 --device {device} --output".split()
@@ -477,11 +444,8 @@ def check_all_reduce(device: str, cure: str, context: Context) -> Finding:
             return Finding("no", f"an all-reduce fails: {found[0][:200] if found else describe_exit(code)}", cure)
         seconds = min(r["seconds"] for r in json.loads(output.read_text())["records"] if r["bytes"] == size)
     rate = size / seconds / 1e9  # bus bandwidth of two ranks, as in nccl-tests
-    values, fact = {"ranks": 2, "gb_s": rate}, f"2 ranks completed an all-reduce, at {rate:.3g} GB/s"
-    if least is not None and rate < least:
-        fact += f": the machine's file expects at least {least:g} GB/s (least_node_gb_s), and trainings would stop"
-        return Finding("note", fact, "nvidia-smi topo -m shows how the GPUs are joined", values)
-    return Finding("ok", fact, values=values)
+    fact = f"2 ranks completed an all-reduce, at {rate:.3g} GB/s"
+    return Finding("ok", fact, values={"ranks": 2, "gb_s": rate})
 
 
 # -- the results folder
@@ -585,7 +549,6 @@ CHECKS: list[tuple[str, Callable[[Context], Finding]]] = [
     ("python", check_python),
     *((f"{group} packages", partial(check_packages, group)) for group in GROUPS),
     ("project", check_project_folder),
-    ("configuration", check_configuration),
     ("cores", check_cores),
     ("memory", check_memory),
     ("gpu", check_gpus),
@@ -595,5 +558,5 @@ CHECKS: list[tuple[str, Callable[[Context], Finding]]] = [
     ("slurm", check_slurm),
 ]
 #: checks that `make run` needs, which decide the exit code
-DEMO = ("python", "host packages", "trainer packages", "report packages", "project", "configuration", "memory", "gloo",
+DEMO = ("python", "host packages", "trainer packages", "report packages", "project", "memory", "gloo",
         "results folder")  # fmt: skip

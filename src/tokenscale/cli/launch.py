@@ -23,7 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_id", nargs="*", metavar="RUN_ID", help="a run of an experiment")
     main.add_configuration_arguments(parser)
     parser.add_argument("--print", action="store_true", help="print the command of its processes, and start nothing")
-    parser.add_argument("--sbatch", nargs="?", const="", help=argparse.SUPPRESS)  # refused
     parser.add_argument("--run", help="the run's settings as canonical JSON, instead of its id")
     parser.add_argument("--output", type=Path, help="results/runs/<run id>/done.json")
     for role in ROLES:
@@ -36,12 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Start the run, or print its command."""
-    from tokenscale.settings.manifests import done_file
-
-    if arguments.sbatch is not None:
-        files = " ".join(map(done_file, arguments.run_id or ["ID"]))
-        next_step = f"snakemake --profile {arguments.profile or 'alps'} {files}"
-        raise UserError("`launch` writes no job scripts: Snakemake submits runs.", found="--sbatch", next=next_step)
     if arguments.run is None:
         run, output, manifests, machine = find_run(arguments.run_id, main.load_configuration(arguments))
     elif arguments.output is None:
@@ -65,12 +58,12 @@ def find_run(run_ids: list[str], settings: "Config") -> tuple[RunSettings, Path,
     from tokenscale.settings.manifests import done_file, list_manifests
 
     if not run_ids:
-        raise UserError("the run id is missing.", next="tokenscale launch RUN_ID; `snakemake -n runs` lists ids")
+        raise UserError("the run id is missing.", next="tokenscale launch RUN_ID; `snakemake -n -p runs` lists ids")
     runs = settings.all_runs(settings.usable(()))
     for run_id in run_ids:
         if run_id not in runs:
             near = find_nearest(run_id, runs)
-            lists = "`snakemake -n runs` lists ids; --profile chooses another scale"
+            lists = "`snakemake -n -p runs` lists ids; --profile chooses another scale"
             following = f"did you mean {near}?" if near else lists
             raise UserError(f"no experiment has a run {run_id}.", scale=settings.settings.scale, next=following)
     if len(run_ids) > 1:

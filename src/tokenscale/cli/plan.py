@@ -122,6 +122,13 @@ def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterat
         yield f"  ≤: {count} of {of_all.runs} runs are priced by {why}"
     for why, count in of_all.unknown.items():
         yield f"  hours of {count} of {of_all.runs} runs are not known: {why}"
+    if of_all.unknown:
+        chosen = " ".join(names) if names != config.select_experiments(()) else ""
+        following = f"snakemake {chosen}".strip()
+        yield as_typed(f"    next  {following}   (hours are then those of the first run of each cell)")
+        if any("no device" in why for why in of_all.unknown):
+            yield """          or, for a GPU: echo 'device = "NVIDIA H100 80GB HBM3"' > machine.toml"""
+            yield as_typed(f"          tokenscale plan {f'{chosen} ' * bool(chosen)}--machine machine.toml")
     if of_all.timed:
         yield from _describe_assumptions(config, every.values(), of_all)
         yield from _describe_budget(config, prices, [run_id for run_id in every if run_id not in done])

@@ -32,7 +32,8 @@ def run(arguments: argparse.Namespace) -> None:
         name = tables.name if known else "ddp_scaling_weak"
         there = ", ".join(str(path.parent) for path in sorted(Path("results/tables").glob("*/runs.parquet"))) or None
         what = "a prediction needs finished runs at two world sizes or more, and their tables are not here."
-        following = f"snakemake {name}\ntokenscale predict --tables results/tables/{name}"
+        scale = "" if known else " --config scale=workstation"  # at scale demo, ranks share the cores
+        following = f"snakemake {name}{scale}\ntokenscale predict --tables results/tables/{name}"
         raise UserError(what, tables=tables, found=there, next=following)
     from tokenscale.analysis.projection import format_projection, project
 

@@ -57,12 +57,17 @@ class CallChecks:
         return submission.replaced_options_error(find_replaced_entries(maps, rules, self.call.profile) if jobs else {})
 
     def _describe_dry_run(self) -> Iterator[str]:
-        """Yield the cost of what would be submitted, and whether the experiments can start, as `ready` says it.
+        """Yield the jobs by their reasons, the cost of what would be submitted, and whether the experiments can start,
+        as `ready` says it.
 
         A dry run has no executor: where trainings start by srun, their jobs would be submitted.
         """
         from tokenscale.cli.plan_prices import RunPrices
+        from tokenscale.cli.snakemake_jobs import list_planned_jobs
+        from tokenscale.cli.status_stale import render
 
+        if internals.planned:
+            yield render(list_planned_jobs(internals.planned), internals.get_targets(), self.call) + "\n"
         jobs = internals.get_jobs_to_submit(self.workflow)
         if error := self._find_replaced_options(jobs):
             yield error.render()

@@ -20,6 +20,8 @@ from tokenscale.base.errors import UserError
 TESTED = "9.27"
 #: environment variable that names the file for a call's events
 EVENTS_FILE = "TOKENSCALE_EVENTS_FILE"
+#: events of the jobs of this dry run, where the logger plugin collects them instead of printing each
+planned: list[dict[str, Any]] = []
 
 
 def get_internal(owner: Any, path: str) -> Any:
@@ -46,19 +48,25 @@ class JobEvents(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Append a record about a job. A group that fails is one job without outputs."""
         try:
-            of = dict(vars(record))
-            event = of.get("event")
-            if event == "group_error":
-                first = of["job_error_info"][0]["jobid"]
-                of |= {"rule_name": of["groupid"], "jobid": first, "output": [], "log": of["aux_logs"], "aux": of}
-            elif event != "job_info" and (event != "job_error" or of["indent"]):  # indented: a job of the group above
-                return
-            facts = {"rule": of["rule_name"], "reason": of.get("reason", ""), "message": of.get("rule_msg") or ""}
-            facts |= {name: of[name] for name in ("jobid", "output", "log")}
-            name = "job_info" if event == "job_info" else "job_error"
-            append_event(self.file, event=name, **facts, slurm=of.get("aux", {}).get("external_jobid"))
+            if event := read_job_event(record):
+                append_event(self.file, **event)
         except Exception:  # as every handler of logging: it must not end the workflow
             self.handleError(record)
+
+
+def read_job_event(record: logging.LogRecord) -> dict[str, Any] | None:
+    """Return a record of Snakemake's about a job as an event; None for another record."""
+    of = dict(vars(record))
+    event = of.get("event")
+    if event == "group_error":
+        first = of["job_error_info"][0]["jobid"]
+        of |= {"rule_name": of["groupid"], "jobid": first, "output": [], "log": of["aux_logs"], "aux": of}
+    elif event != "job_info" and (event != "job_error" or of["indent"]):  # indented: a job of the group above
+        return None
+    facts = {"rule": of["rule_name"], "reason": of.get("reason", ""), "message": of.get("rule_msg") or ""}
+    facts |= {name: of[name] for name in ("jobid", "output", "log")}
+    name = "job_info" if event == "job_info" else "job_error"
+    return {"event": name, **facts, "slurm": of.get("aux", {}).get("external_jobid")}
 
 
 def append_event(file: str, **event: Any) -> None:

@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -93,9 +93,9 @@ def read_events(file: Path) -> list[dict[str, Any]]:
     return events
 
 
-def read_planned_jobs(file: Path) -> list[Job]:
+def list_planned_jobs(events: Iterable[dict[str, Any]]) -> list[Job]:
     """Return the jobs that start, each with its reasons. Targets, which write nothing, are left out."""
-    return [_job(event) for event in read_events(file) if event["event"] == "job_info" and event["output"]]
+    return [_job(event) for event in events if event["event"] == "job_info" and event["output"]]
 
 
 def read_failed_jobs(file: Path) -> list[Job]:
@@ -161,7 +161,7 @@ def dry_run(targets: list[str], call: Call = NO_OPTIONS, accepted: Sequence[str]
         file = Path(folder) / "events.jsonl"
         done = subprocess.run([*command, "--", *targets], env=os.environ | {EVENTS_FILE: str(file)}, **options)
         if not done.returncode:
-            return read_planned_jobs(file)
+            return list_planned_jobs(read_events(file))
         for event in read_events(file):
             if event["event"] == "refused":  # a mistake in the configuration
                 raise UserError(event["what"], **event["facts"])

@@ -141,7 +141,7 @@ class Targets:
     def run_of(self, run_id: str) -> RunSettings:
         if run_id not in self.runs:
             near = find_nearest(run_id, self.runs)
-            hint = f"did you mean {near}?" if near else "tokenscale plan lists the runs"
+            hint = f"did you mean {near}?" if near else "snakemake -n -p runs lists them"
             folder = self.config.settings.experiments_folder
             raise UserError(f"no experiment has a run {run_id}.", folder=folder, next=hint)
         return self.runs[run_id].settings

@@ -15,7 +15,7 @@ from tokenscale.base.errors import UserError, as_typed
 from tokenscale.base.wording import count, format_duration, wrap_text
 from tokenscale.cli import main
 from tokenscale.cli.status_queue import Queue, QueuedJob, query_queue, seconds_until
-from tokenscale.cli.status_runs import RunState, find_writers, read_runs
+from tokenscale.cli.status_runs import RunState, find_writers, list_folders, read_runs
 from tokenscale.runs.records.provenance import read_text
 
 #: a folder with one of these is a project, or holds a copy of its results
@@ -71,6 +71,7 @@ class StatusReport:
     runs: list[RunState]
     snakemake_running: bool
     unix_s: float
+    folders: tuple[str, ...] = ("results/runs",)
 
     def render(self, width: int = 120) -> str:
         """Return one line per job and per run, each followed by its reason and the next step."""
@@ -125,7 +126,7 @@ class StatusReport:
         summary = ", ".join(
             f"{counts[state]} {state}" for state in dict.fromkeys([*ORDER, *sorted(counts)]) if counts[state]
         )
-        yield f"runs   {len(self.runs)} under results/runs: {summary}"
+        yield f"runs   {len(self.runs)} under {', '.join(self.folders)}: {summary}"
         listed = [run for state in ORDER[2:] for run in self.runs if run.state == state]
         indent = " " * (4 + max((len(run.state) for run in listed), default=0))
         for run, line in zip(listed, _align(map(_format_run, listed)), strict=True):
@@ -136,7 +137,7 @@ class StatusReport:
         if counts["failed"]:
             yield as_typed("  tokenscale status --failed shows what failed in Snakemake's last call, with the logs.")
         elif counts["interrupted"]:
-            yield "  Start Snakemake again: an interrupted run resumes from its last checkpoint, if it has one."
+            yield "  Repeat the call: an interrupted run resumes from its last checkpoint, if it has one."
 
     def _progress(self, run: RunState) -> str:
         if run.step is None:
@@ -154,8 +155,9 @@ class StatusReport:
 
 def collect_status(folder: Path = Path()) -> StatusReport:
     """Query SLURM and read the runs below a project's folder."""
-    now, found = time.time(), query_queue(folder)
-    return StatusReport(found, read_runs(folder / "results", found.jobs, now), is_snakemake_running(folder), now)
+    now, found, results = time.time(), query_queue(folder), folder / "results"
+    runs, parents = read_runs(results, found.jobs, now), tuple(map(str, list_folders(results)))
+    return StatusReport(found, runs, is_snakemake_running(folder), now, parents)
 
 
 def is_snakemake_running(folder: Path, processes: Path = Path("/proc")) -> bool:

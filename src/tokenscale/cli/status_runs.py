@@ -19,6 +19,7 @@ from tokenscale.base.files import get_boot_id
 from tokenscale.cli.status_queue import QueuedJob
 from tokenscale.runs.launch.failure_hints import Hint, find_hint
 from tokenscale.runs.records.provenance import read_lines, read_sealed
+from tokenscale.settings.manifests import RUN_FOLDERS
 
 #: outcome of a sealed run → its state
 OUTCOMES = {"complete": "complete", "nonfinite": "diverged"}
@@ -63,15 +64,22 @@ class RunState:
 
 
 def read_runs(results: Path, jobs: Sequence[QueuedJob] = (), now: float | None = None) -> list[RunState]:
-    """Return the state of all runs below `results/runs`, by id. `jobs` are the queue's jobs, which name their runs."""
+    """Return the state of all runs in `list_folders(results)`. `jobs` are the queue's jobs, which name their runs."""
     now = time.time() if now is None else now
     queued = find_writers(jobs)
     by_id = {job.id: job for job in jobs}
-    folders = sorted(path for path in (results / "runs").glob("*") if path.is_dir() and not path.name.startswith("."))
+    inside = (path for parent in list_folders(results) for path in sorted(parent.glob("*")))
+    folders = [path for path in inside if path.is_dir() and not path.name.startswith(".")]
     # Snakemake makes a run's folder before it starts anything
     begun = [f for f in folders if f.name in queued or (f / "run.json").exists() or any(f.glob("attempt=*"))]
     # a job that was submitted by hand is named in the lock that it holds
-    return [_read_run(f, queued.get(f.name) or by_id.get(_read_owner(f, r"job (\S+)")), results, now) for f in begun]
+    return [_read_run(f, queued.get(f.name) or by_id.get(_read_owner(f, r"job (\S+)")), now) for f in begun]
+
+
+def list_folders(results: Path) -> list[Path]:
+    """Return the folders of runs: `results/runs`, and those that `train --output-dir` named in this project."""
+    others = map(Path, read_lines(results.parent / RUN_FOLDERS))
+    return [results / "runs", *(folder for folder in others if folder.is_dir())]
 
 
 def find_writers(jobs: Sequence[QueuedJob]) -> dict[str, QueuedJob]:
@@ -81,7 +89,7 @@ def find_writers(jobs: Sequence[QueuedJob]) -> dict[str, QueuedJob]:
     return {job.of: job for job in [*trainings[::-1], *running[::-1]]}
 
 
-def _read_run(folder: Path, job: QueuedJob | None, results: Path, now: float) -> RunState:
+def _read_run(folder: Path, job: QueuedJob | None, now: float) -> RunState:
     attempts = [int(path.name.split("=")[1]) for path in folder.glob("attempt=*") if path.name[8:].isdigit()]
     attempt = max(attempts, default=None)
     status = _read_status(folder, attempt)
@@ -103,19 +111,19 @@ def _read_run(folder: Path, job: QueuedJob | None, results: Path, now: float) ->
     if job is not None or (not ended and _is_alive(folder, written, now)):
         now_at = current_throughput(folder / f"attempt={attempt:02d}") if attempt is not None else None
         return RunState(**known | (now_at or {}), state="running")
-    found = None if ended else find_hint(*map(read_tail, find_logs(results, folder.name, attempt)))
+    found = None if ended else find_hint(*map(read_tail, find_logs(folder, attempt)))
     return RunState(**known, state="failed" if found else "interrupted", hint=found)
 
 
-def find_logs(results: Path, run_id: str, attempt: int | None) -> list[Path]:
+def find_logs(folder: Path, attempt: int | None) -> list[Path]:
     """Return a training's logs: of the rank that failed first, of the launcher, of the other ranks.
 
     If ranks have logs of their own, the training's log names the one that failed first.
     """
-    own = results / "logs/train" / f"{run_id}.log"
+    own = folder.parents[1] / "logs/train" / f"{folder.name}.log"
     ranks = []
     if attempt is not None:
-        ranks = sorted((results / "runs" / run_id / f"attempt={attempt:02d}" / "output").glob("rank=*.log"))
+        ranks = sorted((folder / f"attempt={attempt:02d}" / "output").glob("rank=*.log"))
     named = re.search(r"rank[ =](\d+)(?:\.log| .*failed first)", read_tail(own))
     first = [path for path in ranks if named and path.name == f"rank={int(named[1]):05d}.log"]
     return [path for path in dict.fromkeys([*first, own, *ranks]) if path.is_file()]

@@ -5,11 +5,13 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenscale.base.errors import as_typed
+from tokenscale.base.errors import UserError, as_typed
+from tokenscale.base.files import read_arguments
 from tokenscale.base.wording import count, format_duration, listing, wrap_text
 from tokenscale.cli.snakemake_jobs import DATA, KINDS, Job, plan_jobs, snakemake_command
 from tokenscale.settings.closure import LISTINGS, list_changes
@@ -147,21 +149,25 @@ def describe_changed_settings(text: str) -> str:
 
 
 def _parse_values(text: str) -> list[Any]:
-    """Parse one side of a change: a flat mapping of its JSON objects, then its other values as text, without hashes."""
+    """Parse one side of a change: a flat mapping of its JSON objects, then its other values as text, without hashes.
+
+    Values may lie in files of arguments (`@results/arguments/HASH.json`).
+    """
     try:
-        values = ast.literal_eval(f"[{text}]")
+        values = list(map(str, ast.literal_eval(f"[{text}]")))
     except (SyntaxError, ValueError):
         values = [] if "<nothing exclusive>" in text else [text.strip()]
+    with suppress(UserError):  # a file that is gone is a hash, too
+        values = [word for word in read_arguments(values) if not word.startswith("--")]
     settings: dict[str, Any] = {}
     other = []
     for value in values:
-        try:
-            inner = json.loads(value) if isinstance(value, str) else value
-        except json.JSONDecodeError:
-            inner = value
+        inner: Any = value
+        with suppress(ValueError):
+            inner = json.loads(value)
         if isinstance(inner, dict):
             settings |= _flatten(inner)
-        elif not re.fullmatch(r"[0-9a-f]{64}", str(inner)):
+        elif not re.fullmatch(r"[0-9a-f]{64}|@.*\.json", value):
             other.append(_format_value(inner))
     return [settings, *sorted(other)]
 

@@ -7,18 +7,23 @@ import argparse
 import importlib
 import math
 import shutil
+import timeit
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import canonical_json, read_json, sha256_file
+from tokenscale.base.files import canonical_json, read_json, sha256_file, write_text
 from tokenscale.base.progress import Progress
+from tokenscale.base.wording import format_duration
 from tokenscale.cli.mixture import write_mixture
 from tokenscale.cli.pretokenize_file import reword_for_flags
 from tokenscale.cli.train_request import TEKKEN_VOCABULARY, Request, check_run, shorten_warmup, vocabulary_error
+from tokenscale.costs.flops import Convention, hardware_flops_per_token
 from tokenscale.data.corpus.files import describe
 from tokenscale.data.corpus.raw_text import RawText, read_corpus_manifest
 from tokenscale.data.stores.manifest import open_store, read_store_manifest
@@ -26,9 +31,10 @@ from tokenscale.data.stores.text import encode_documents
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.runs.launch.start import check_memory
+from tokenscale.runs.records.provenance import read_lines
 from tokenscale.settings import flags
 from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings
-from tokenscale.settings.manifests import list_manifests
+from tokenscale.settings.manifests import RUN_FOLDERS, list_manifests
 from tokenscale.settings.options import decode, to_dict
 from tokenscale.settings.registry import BATCHES, OBJECTIVES, SOURCES
 from tokenscale.settings.run import RunSettings
@@ -36,6 +42,10 @@ from tokenscale.settings.run import RunSettings
 Log = Callable[[str], None]
 say = partial(print, flush=True)
 RESULTS = Path("results")
+#: a step that takes longer is announced: nothing is printed before its end
+LONG_STEP_S = 20
+#: fewer FLOPs are never long, so that the rate of this machine need not be measured
+LONG_STEP_FLOPS = 4e11
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,37 @@ def prepare(request: Request, log: Log = say) -> PreparedRun:
         run = shorten_warmup(flags.replace_values(run, {"budget.steps": steps}), request.stated)
         log(f"{request.epochs:g} epochs are {steps:,} steps")
     check_run(run)
+    if text := describe_long_step(run, manifests):
+        log(text)
+    note_folder(request.output_dir)
     return PreparedRun(run, request.output_dir / run.identity / "done.json", manifests)
+
+
+def note_folder(folder: Path) -> None:
+    """List a folder of runs for `status`, unless it is the workflow's."""
+    if (place := folder.resolve()) != (RESULTS / "runs").resolve():
+        names = dict.fromkeys([*read_lines(Path(RUN_FOLDERS)), str(place)])
+        write_text(RUN_FOLDERS, "".join(f"{name}\n" for name in names))
+
+
+def describe_long_step(run: RunSettings, manifests: dict[str, Path]) -> str | None:
+    """Return how long a step on the CPU takes at least, by its FLOPs and a measured rate; None if that is short."""
+    if run.device != "cpu" and any(Path("/dev").glob("nvidia[0-9]*")) or run.model.transformers is not None:
+        return None
+    entries = run.model.vocabulary_size
+    if entries is None and "tokenizer" in manifests:
+        entries = read_tokenizer(manifests["tokenizer"].parent)["vocabulary_size"]
+    elif entries is None:
+        entries = read_store_manifest(manifests["store"])["vocabulary_size"]
+    model = run.model.with_vocabulary(entries).with_positions(run.sequence_length)
+    options = (Convention.CAUSAL, run.activation_checkpointing, run.objective)
+    flops = run.global_batch * run.sequence_length * hardware_flops_per_token(model, run.sequence_length, *options)
+    if flops < LONG_STEP_FLOPS:
+        return None
+    square = np.ones((1024, 1024), np.float32)
+    rate = 2 * 1024**3 / min(timeit.repeat(lambda: square @ square, number=1, repeat=3))
+    took = f"{flops / 1e12:,.1f} TFLOP, of which matrix products here reach {rate / 1e12:,.2f} a second"
+    return f"a step takes at least {format_duration(flops / rate)}: {took}" if flops > LONG_STEP_S * rate else None
 
 
 def _open_pretokenized(request: Request, store: Path) -> dict[str, Path]:

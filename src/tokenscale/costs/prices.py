@@ -218,10 +218,10 @@ def _estimate_seconds(
     Steps: `hardware_flops_per_token` over ranks × peak × UTILISATION × (1 − pipeline bubble). A validation costs a
     third of that for its rows. Validations after epochs, checkpoints and data stalls are not included.
     """
-    if machine.device is None:
-        return None, f"the machine ({machine.name}) states no device"
     if run.device == "cpu":
         return None, "they keep to the CPU (device: cpu)"
+    if machine.device is None:
+        return None, f"the machine ({machine.name}) states no device"
     peak = peak_flops(machine.device, run.number_format)
     if peak is None:
         return None, f"no peak of {machine.device} in {run.number_format} is known"

@@ -12,9 +12,15 @@ from torch import Tensor
 
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, report_malformed
+from tokenscale.parity import recorder
 from tokenscale.parity.recorder import FLOOR_VARIABLE, SCHEMA_VERSION, sample
 
 RECORD_AGAIN = "record it again: run the training script to its end"
+RECORD = f"""cp {recorder.__file__} .   (beside the training script, which then has these lines)
+from recorder import ParityRecorder
+recorder = ParityRecorder("{{folder}}", model, optimizer)
+recorder.loss(loss)   (after each loss.backward())
+recorder.close()   (after the last step; docs/parity.md has an example)"""
 #: numbers of each step that are compared
 SCALARS = ("loss", "gradient_norm", "gradient_norm_clipped", "update_norm")
 
@@ -56,7 +62,7 @@ def read_recording(folder: Path) -> Recording:
             f"the recording is {'truncated' if truncated else 'missing'}.",
             folder=folder,
             expected="recording.json, which recorder.close() writes after the last step",
-            next=RECORD_AGAIN if folder.is_dir() else "record the training: docs/parity.md has the lines",
+            next=RECORD_AGAIN if folder.is_dir() else RECORD.format(folder=folder),
         )
     facts = read_json(path, "recording", RECORD_AGAIN)
     with report_malformed(path, "recording", RECORD_AGAIN):

@@ -12,6 +12,8 @@ arm_record = "results/arms/{}/environment.json".format
 #: (run id, run id that it is compared with) → parity certificate
 certificate_file = "results/parity/{}/over/{}.json".format
 done_file = "results/runs/{}/done.json".format
+#: list of other folders of runs, one a line: those of `train --output-dir`
+RUN_FOLDERS = "results/run-folders.txt"
 
 
 def mixture_manifest(name: str, tokenizer: str | None = None, store: str | None = None) -> str:

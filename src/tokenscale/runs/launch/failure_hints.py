@@ -104,9 +104,9 @@ a rank lost its peer: another one had failed before
 it was stopped by Ctrl-C or another signal, and its state was saved
     {RESUMES}
     ^interrupted by SIG\w+ after step \d+
-it was interrupted again before its state was saved
+it was ended by Ctrl-C, without saving a state
     {RESUMES}, if it has one
-    ^KeyboardInterrupt
+    ^KeyboardInterrupt|^tokenscale: interrupted\.
 it was terminated, by a scheduler or by hand
     {RESUMES}
     exit ?code *:? (?:143|-15)\b|SIGTERM|: Terminated$|^Terminated$

@@ -350,8 +350,9 @@ def start_run(
             print(f"tokenscale: {run.identity} was stopped after step {step}; the next attempt goes on from there.")
             return attempts.RESUME_EXIT_CODE
         if exit_code == 128 + signal.SIGINT:
-            left = attempts.describe_saved_state(output.parent)
-            print(f"tokenscale: {run.identity} was ended at once: {left}.", file=sys.stderr)
+            cause = f"Ctrl-C twice; {attempts.describe_saved_state(output.parent)}"
+            error = UserError(f"{run.identity} was ended at once.", cause=cause, next="repeat the command")
+            print(error.render(), file=sys.stderr)
             return exit_code
         if report := failure_hints.describe_hang(launched.attempt_directory(attempt), run.layout.world_size):
             print(report, file=sys.stderr, flush=True)
