@@ -42,6 +42,24 @@ def as_typed(text: str) -> str:
     return _COMMAND.sub(locate, text)
 
 
+def as_runnable(following: str) -> str:
+    """Return a next step that calls Snakemake for a file as it runs here: rules make files of `results`, by their paths
+    from the project's folder.
+
+    >>> as_runnable("snakemake -f ../other/results/x.json"), as_runnable("snakemake -f x.json")
+    ('cd ../other\\nsnakemake -f results/x.json', 'correct the path x.json: Snakemake makes files of results/ only')
+    """
+    found = re.fullmatch(r"snakemake (-f )?(\S*[/.]\S*)", following)
+    if found is None:
+        return following
+    parts = Path(os.path.relpath(found[2])).parts
+    if "results" not in parts:
+        return f"correct the path {found[2]}: Snakemake makes files of results/ only"
+    at = parts.index("results")
+    command = f"snakemake {found[1] or ''}{Path(*parts[at:])}"
+    return f"cd {shlex.quote(str(Path(*parts[:at])))}\n{command}" if at else command
+
+
 class UserError(Exception):
     """Error that a user can fix. Shown without a stack trace, exit code 2.
 

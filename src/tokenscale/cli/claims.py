@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenscale.analysis import claims as judging
 from tokenscale.analysis.replication import measure
 from tokenscale.analysis.tables import read_experiment
-from tokenscale.base.errors import UserError
+from tokenscale.base.errors import UserError, unknown
 from tokenscale.cli import main
 from tokenscale.report import claims
 from tokenscale.settings.claims import load_claims as read_ledger
@@ -37,6 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
     if experiments is None:
         experiments = sorted(path.parent.name for path in tables.glob("*/experiment.json"))
     elif missing := [name for name in experiments if not (tables / name / "experiment.json").is_file()]:
+        names = [path.stem for path in Path("config/experiments").glob("*.yaml")]
+        if names and missing[0] not in names:
+            raise unknown("experiment", missing[0], names)
         what, next = "there are no tables of this experiment.", f"snakemake results/tables/{missing[0]}/runs.parquet"
         raise UserError(what, experiment=", ".join(missing), folder=tables, next=next)
     judged = judging.judge(known, tables, experiments)

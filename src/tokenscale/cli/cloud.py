@@ -80,7 +80,7 @@ def stage(address: str, experiment: str, ranks: int, config: "Config") -> Iterat
         }
         following = f"--ranks {sizes[-1]}" if sizes else "choose another experiment"
         raise UserError(f"no run of the experiment has {ranks} ranks.", **facts, next=following)
-    files, bucket = find_input_files(runs), open_bucket(address)
+    bucket, files = open_bucket(address), find_input_files(runs)
     marker, there = check_project(bucket, config), bucket.list("inputs/")
     missing = {facts["sha256"]: path for path, facts in files.items() if f"inputs/{facts['sha256']}" not in there}
     if changed := [(path, sha256) for sha256, path in missing.items() if sha256_file(path) != sha256]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenscale import __version__
-from tokenscale.base.errors import UserError, as_typed, find_nearest, unknown
+from tokenscale.base.errors import UserError, as_runnable, as_typed, find_nearest, unknown
 from tokenscale.base.files import expand_path, read_arguments
 
 if TYPE_CHECKING:
@@ -226,9 +226,8 @@ def exit_code(run: Callable[[], int | None], help_command: str) -> int:
     try:
         return run() or 0
     except UserError as error:
-        if "next" not in error.facts:
-            error = UserError(error.what, **error.facts, next=help_command)
-        print(error.render(), file=sys.stderr)
+        facts = error.facts | {"next": as_runnable(error.facts.get("next", help_command))}
+        print(UserError(error.what, **facts).render(), file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of our output has exited (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

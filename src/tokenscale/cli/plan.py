@@ -51,10 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         write_json(arguments.output, table | {"seal": sha256_text(canonical_json(table))})
         return 0
     gpus = read_gpu_prices(arguments.prices) if arguments.prices is not None else {}
-    for line in plan(config, names):
-        print(line)
-    for line in render_rent(config, names, gpus):
-        print(line)
+    print(*plan(config, names), *render_rent(config, names, gpus), sep="\n")
     return 0
 
 

@@ -28,11 +28,12 @@ def run(arguments: argparse.Namespace) -> None:
     """Print the predictions. Raises UserError without tables of finished runs."""
     tables = arguments.tables
     if tables is None or not (tables / "runs.parquet").is_file():
+        default = "ddp_scaling_weak"
         known = tables and Path(f"config/experiments/{tables.name}.yaml").is_file()
-        name = tables.name if known else "ddp_scaling_weak"
+        name = tables.name if known else default
         there = ", ".join(str(path.parent) for path in sorted(Path("results/tables").glob("*/runs.parquet"))) or None
         what = "a prediction needs finished runs at two world sizes or more, and their tables are not here."
-        scale = "" if known else " --config scale=workstation"  # at scale demo, ranks share the cores
+        scale = " --config scale=workstation" * (name == default)  # at scale demo, ranks share the cores
         following = f"snakemake {name}{scale}\ntokenscale predict --tables results/tables/{name}"
         raise UserError(what, tables=tables, found=there, next=following)
     from tokenscale.analysis.projection import format_projection, project

@@ -231,6 +231,7 @@ def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) ->
         near = find_nearest(name, [*known, *(p.name for p in Path().iterdir() if p.is_file())])
         what = f"there is no dataset {name!r}: neither a file nor a corpus or mixture of {CONFIG}."
         hint = f"did you mean {near!r}?" if near else "correct the path, or choose a corpus"
+        hint = f"it is a folder: name one of its files, {name}/FILE" if path.is_dir() else hint
         raise UserError(what, flag="--dataset", allowed=f"a file; {', '.join(known)}", next=hint)
     elif words.data_path is not None:
         corpus = _define_corpus(words, Path(words.data_path), config.corpora[name], "--data-path", notes)

@@ -62,7 +62,7 @@ def read_recording(folder: Path) -> Recording:
             f"the recording is {'truncated' if truncated else 'missing'}.",
             folder=folder,
             expected="recording.json, which recorder.close() writes after the last step",
-            next=RECORD_AGAIN if folder.is_dir() else RECORD.format(folder=folder),
+            next=RECORD_AGAIN if truncated else RECORD.format(folder=folder),
         )
     facts = read_json(path, "recording", RECORD_AGAIN)
     with report_malformed(path, "recording", RECORD_AGAIN):

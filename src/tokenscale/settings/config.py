@@ -182,7 +182,7 @@ class Config:
     def select_experiments(self, names: Sequence[str]) -> list[str]:
         """Return experiments' names: `names`, or the report's if empty, or for `ALL` all that fit scale and corpus."""
         if list(names) != [ALL]:
-            return list(names or self.settings.experiments)
+            return list(dict.fromkeys(names or self.settings.experiments))
         if not self.at_scale:
             scales = [scale for name in self.available for scale in self._read_experiment(name).get("scales") or ()]
             where = {"file": self.file_of("scale"), "folder": self.settings.experiments_folder}

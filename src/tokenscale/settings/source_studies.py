@@ -28,7 +28,7 @@ APPROACH_OF = {
 
 #: dotted key of a run's setting → flags of the studies
 FLAG_ALIASES = {
-    "optimizer.learning_rate": ("--learning-rate",),
+    "optimizer.learning_rate": ("--learning-rate", "--lr"),
     "schedule.warmup_steps": ("--lr-warmup-steps",),
     "budget.steps": ("--training-steps", "--max-steps"),
 }

@@ -305,7 +305,9 @@ class Checkpoint:
 
     def _json(self, name: str) -> Any:
         if name == RECORD and not (self.folder / name).is_file():
-            raise self._error("this is no checkpoint.", expected=f"a folder with {RECORD}")
+            following = "name one of those that `ls -d results/runs/*/checkpoints/*` lists"
+            facts = {"checkpoint": self.folder, "expected": f"a folder with {RECORD}"}
+            raise UserError("this is no checkpoint.", **facts, next=following)
         return read_json(self.folder / name, "checkpoint's record", NEXT)
 
     def _check(self, name: str, stated: dict[str, Any], verify: bool) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -12,11 +13,12 @@ import pytest
 from tests.unit.study_train.conftest import LISTS, PADDED, TEXTS, asked, files, prepared
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import lock_folder, sha256_file, write_json
+from tokenscale.cli import train_inputs
 from tokenscale.cli.main import main
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.stores.manifest import open_store
 from tokenscale.data.tokenizers.load import load_tokenizer
-from tokenscale.settings import config, source_studies
+from tokenscale.settings import config, flags, source_studies
 from tokenscale.settings.data import CorpusSettings
 from tokenscale.settings.manifests import list_manifests
 
@@ -182,3 +184,14 @@ def test_what_another_process_builds_is_refused_and_kept(here):
     with lock_folder(folder, "the corpus"), pytest.raises(UserError, match="is being written"):
         prepared(*words)
     assert (folder / ".lock").is_file() and prepared(*words)
+
+
+@pytest.mark.parametrize(
+    "words, long", [("--global-batch 1", False), ("--global-batch 4096 --sequence-length 256", True)]
+)
+def test_a_step_that_takes_long_is_announced_beforehand(words, long, monkeypatch):
+    monkeypatch.setattr(train_inputs.timeit, "repeat", lambda *_, **__: [0.02])  # 107 GFLOP/s
+    run = asked(*f"--dataset dummy --model llama-tiny --device cpu {words}".split()).run
+    found = train_inputs.describe_long_step(flags.replace_values(run, {"model.vocabulary_size": 4096}), {})
+    assert found is None or re.match(r"a step takes at least \d+ s: \d\.\d TFLOP, .* reach 0.11 a second", found)
+    assert bool(found) == long

@@ -104,8 +104,8 @@ a rank lost its peer: another one had failed before
 it was stopped by Ctrl-C or another signal, and its state was saved
     {RESUMES}
     ^interrupted by SIG\w+ after step \d+
-it was ended by Ctrl-C, without saving a state
-    {RESUMES}, if it has one
+it was ended by Ctrl-C
+    start Snakemake again: what is finished is kept, and a training goes on from its last checkpoint, if it has one
     ^KeyboardInterrupt|^tokenscale: interrupted\.
 it was terminated, by a scheduler or by hand
     {RESUMES}
