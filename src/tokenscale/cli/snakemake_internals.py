@@ -171,9 +171,11 @@ def get_given_resources(workflow: Any) -> dict[str, Any]:
 
 
 def check_call(workflow: Any, targets: Iterable[str], find_nearest: Callable[[str, list[str]], str | None]) -> None:
-    """Raise UserError for a call without cores, and for a target that no rule makes."""
-    if workflow.resource_settings.cores == 0:  # Snakemake would wait forever
-        raise UserError("--cores must be at least 1.", flag="--cores", found=0, next="--cores 2, or all")
+    """Raise UserError for a call without cores or jobs, and for a target that no rule makes."""
+    given = workflow.resource_settings
+    for flag, number in (("--cores", given.cores), ("--jobs", given.nodes)):
+        if number is not None and number < 1:  # Snakemake would wait forever
+            raise UserError(f"{flag} must be at least 1.", flag=flag, found=number, next=f"{flag} 2, or all")
     rules = list(get_internal(workflow, "rules"))
     for target in targets:
         # the report of another configuration may be there
