@@ -21,6 +21,7 @@ from tokenscale.settings.data import state_held_out
 from tokenscale.settings.experiments import describe_repeats
 from tokenscale.settings.layout import LayoutSettings, geometry
 from tokenscale.settings.machine import Machine
+from tokenscale.settings.profile import CONFIG_FILE
 from tokenscale.settings.run import RunSettings, start_step
 
 
@@ -120,12 +121,12 @@ def render_prices(config: Config, names: list[str], prices: RunPrices) -> Iterat
     for why, count in of_all.unknown.items():
         yield f"  hours of {count} of {of_all.runs} runs are not known: {why}"
     if of_all.unknown:
-        chosen = " ".join(names) if names != config.select_experiments(()) else ""
-        following = f"snakemake {chosen}".strip()
-        yield as_typed(f"    next  {following}   (hours are then those of the first run of each cell)")
+        chosen = "" if names == config.select_experiments(()) else f" {' '.join(names)}"
+        scale = "" if config.file_of("scale") == CONFIG_FILE else f" --config scale={config.settings.scale}"
+        yield as_typed(f"    next  snakemake{chosen}{scale}   # hours are then those of the first run of each cell")
         if any("no device" in why for why in of_all.unknown):
             yield """          or, for a GPU: echo 'device = "NVIDIA H100 80GB HBM3"' > machine.toml"""
-            yield as_typed(f"          tokenscale plan {f'{chosen} ' * bool(chosen)}--machine machine.toml")
+            yield as_typed(f"          tokenscale plan{chosen} --machine machine.toml{scale}")
     if of_all.timed:
         yield from _describe_assumptions(config, every.values(), of_all)
         yield from _describe_budget(config, prices, [run_id for run_id in every if run_id not in done])

@@ -56,7 +56,8 @@ def run(arguments: argparse.Namespace) -> None:
             print(text)
     else:
         found = collect_status()
-        print(found.to_json() if arguments.json else found.render(get_terminal_width()))
+        columns = shutil.get_terminal_size((120, 24)).columns
+        print(found.to_json() if arguments.json else found.render(max(80, min(160, columns))))
 
 
 #: states of runs in the order of the output; runs in the first two are counted, not listed
@@ -212,11 +213,6 @@ def _explain_waiting(job: QueuedJob, now: datetime, indent: str) -> Iterator[str
 def _format_run(run: RunState) -> tuple[str, ...]:
     """Return the cells of a run's line: state, id, attempt."""
     return run.state, run.id, f"attempt={run.attempt:02d}" if run.attempt is not None else ""
-
-
-def get_terminal_width() -> int:
-    """Return the number of columns to fill."""
-    return max(80, min(160, shutil.get_terminal_size((120, 24)).columns))
 
 
 def _wrap(text: str, width: int) -> list[str]:

@@ -16,11 +16,11 @@ from tokenscale.parity import recorder
 from tokenscale.parity.recorder import FLOOR_VARIABLE, SCHEMA_VERSION, sample
 
 RECORD_AGAIN = "record it again: run the training script to its end"
-RECORD = f"""cp {recorder.__file__} .   (beside the training script, which then has these lines)
+RECORD = f"""cp {recorder.__file__} .   # beside the training script, which then has these lines:
 from recorder import ParityRecorder
 recorder = ParityRecorder("{{folder}}", model, optimizer)
-recorder.loss(loss)   (after each loss.backward())
-recorder.close()   (after the last step; docs/parity.md has an example)"""
+recorder.loss(loss)   # after each loss.backward()
+recorder.close()   # after the last step; docs/parity.md has an example"""
 #: numbers of each step that are compared
 SCALARS = ("loss", "gradient_norm", "gradient_norm_clipped", "update_norm")
 

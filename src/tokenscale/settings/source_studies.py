@@ -86,7 +86,6 @@ class TrainOptions:
         "time (--layout.schedule naive); pipeline_parallel: --n-chunk micro-batches (--layout.schedule gpipe)",
     )
     n_chunk: int | None = option(None, f"study 003: micro-batches of pipeline_parallel (default {CHUNKS})", ge=1)
-    pytest: str | None = option(None, "study 003: not supported; `python -m pytest` runs the tests", metavar="BOOL")
 
     @property
     def flag_of_study_003(self) -> str | None:
@@ -136,12 +135,8 @@ def translate_study_flags(
 ) -> tuple[TrainOptions, dict[str, Any], tuple[str, ...]]:
     """Translate study 003's flags: (options, settings by dotted key, notes for the user).
 
-    `ranks` is the number of ranks if known. Raises UserError for contradicting flags and flags without a counterpart.
+    `ranks` is the number of ranks if known. Raises UserError for contradicting flags.
     """
-    if words.pytest is not None:
-        what = "--pytest has no counterpart: training does not stop after one batch to save gradients."
-        next = "remove it. `python -m pytest tests/distributed/test_parity.py` compares the gradients of layouts"
-        raise UserError(what, flag="--pytest", next=next)
     if words.flag_of_study_003 is None:
         return words, stated, ()
     values, notes = dict(stated), []

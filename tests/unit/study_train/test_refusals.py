@@ -41,7 +41,6 @@ REFUSED = {
     "--dataset web.parquet --output-dir book.txt": ["--output-dir", "book.txt", "is a file"],
     "--dataset web.parquet --tokenizer-name bpe --labels target --eos": ["not pairs", "--target-column NAME"],
     "--dataset web.parquet --target-column text": ["--eos", "end with EOS"],
-    "--pytest True": ["--pytest has no counterpart", "tests/distributed/test_parity.py"],
     "--n_epochs 2 --epochs 3": ["--n-epochs and --epochs", "remove one of them"],
     "--n_epochs 2 --max_steps 3": ["--epochs and --training-steps"],
     "--model_max_length 32 --sequence-length 64": ["--model-max-length and --sequence-length"],
