@@ -17,8 +17,7 @@ from tokenscale.parity.recorder import FLOOR_VARIABLE, SCHEMA_VERSION, sample
 
 RECORD_AGAIN = "record it again: run the training script to its end"
 RECORD = f"""cp {recorder.__file__} .   # beside the training script, which then has these lines:
-from recorder import ParityRecorder
-recorder = ParityRecorder("{{folder}}", model, optimizer)
+recorder = ParityRecorder("{{folder}}", model, optimizer)   # from recorder import ParityRecorder
 recorder.loss(loss)   # after each loss.backward()
 recorder.close()   # after the last step; docs/parity.md has an example"""
 #: numbers of each step that are compared
