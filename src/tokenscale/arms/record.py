@@ -29,24 +29,29 @@ HANG_S = 1800
 OUTCOME = "outcome.json"
 
 
-def record(run: RunSettings, store: Path, environment: Path | None, folder: Path) -> str | None:
+def record(
+    run: RunSettings, store: Path, environment: Path | None, folder: Path, keep: tuple[int, ...] = ()
+) -> str | None:
     """Record the first steps of a run below `folder`, and `FLOORS` repetitions. Return the reason of a failure.
 
     `environment` is the record of the arm's environment, None for this project's own trainer. One rank records, without
-    torch.compile: the recorder reads whole parameters, and the modules as they are written.
+    torch.compile: the recorder reads whole parameters, and the modules as they are written. The recorded process, which
+    may outlive this one, inherits the file descriptors `keep`: the lock of the folder.
     """
     run = replace(run, layout=LayoutSettings(), compile=False)
-    shutil.rmtree(folder, ignore_errors=True)
-    prepared = read_record(environment) if environment is not None else {"error": None}
-    reason = prepared["error"]
-    for floor in range(FLOORS + 1):
-        reason = reason or _record_once(run, store, environment, folder, floor)
     folder.mkdir(parents=True, exist_ok=True)
+    for path in [path for path in folder.iterdir() if path.name != ".lock"]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    reason = read_record(environment)["error"] if environment is not None else None
+    for floor in range(FLOORS + 1):
+        reason = reason or _record_once(run, store, environment, folder, floor, keep)
     write_json(folder / OUTCOME, {"reason": reason})
     return reason
 
 
-def _record_once(run: RunSettings, store: Path, environment: Path | None, folder: Path, floor: int) -> str | None:
+def _record_once(
+    run: RunSettings, store: Path, environment: Path | None, folder: Path, floor: int, keep: tuple[int, ...]
+) -> str | None:
     variables = {FLOOR_VARIABLE: str(floor)} if floor else {}
     work = folder / "arm"
     device = "cuda" if run.device == "auto" and torch.cuda.is_available() else "cpu"
@@ -55,12 +60,12 @@ def _record_once(run: RunSettings, store: Path, environment: Path | None, folder
     options: dict[str, Any] = {"steps": steps, "device": device, "recording": folder}
     write_contract(run, batches, work, record=environment, **options)
     if environment is not None:
-        reason = run_adapter(run.arm, environment, work, variables=variables, hang_s=HANG_S)
+        reason = run_adapter(run.arm, environment, work, variables=variables, hang_s=HANG_S, keep=keep)
     else:
         command = [sys.executable, "-m", "tokenscale.arms.own", str((work / "contract.json").resolve())]
-        options = {"capture_output": True, "text": True, "errors": "replace", "timeout": HANG_S}
+        options = {"capture_output": True, "text": True, "errors": "replace"}
         try:
-            done = subprocess.run(command, env=os.environ | variables, **options)
+            done = subprocess.run(command, env=os.environ | variables, timeout=HANG_S, pass_fds=keep, **options)
             lines = (done.stdout + done.stderr).strip().splitlines()[-LOG_LINES:]
             reason = f"recording failed: {' | '.join(lines)}" if done.returncode else None
         except subprocess.TimeoutExpired:

@@ -155,11 +155,13 @@ def run_adapter(
     peers: Path | None = None,
     variables: dict[str, str] | None = None,
     hang_s: float = 0,
+    keep: tuple[int, ...] = (),
 ) -> str | None:
     """Run the arm's adapter on the contract in `folder`. Return the reason of a failure, or None.
 
     The process and its children are ended when another rank has written its reason below `peers`, and after `hang_s`
-    seconds in which they wrote neither log nor output (0: never). The output is `folder/output.log`.
+    seconds in which they wrote neither log nor output (0: never). The output is `folder/output.log`. The process
+    inherits the file descriptors `keep`.
     """
     command = [str(python_of(record).absolute()), str((ARMS / arm / "adapter.py").resolve())]
     environment = os.environ | {"PYTHONPATH": str((folder / "lib").resolve()), "PYTHONNOUSERSITE": "1"}
@@ -174,6 +176,7 @@ def run_adapter(
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # its children end with it
+                pass_fds=keep,
             )
         except OSError as error:
             return f"the arm's process cannot be started: {command[0]}: {error.strerror}"

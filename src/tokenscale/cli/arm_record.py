@@ -16,9 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Record. A failure is written into the output: the certificate then gives it as its reason."""
     from tokenscale.arms.record import record
+    from tokenscale.runs.launch.lock import hold_run_folder
     from tokenscale.settings.run import RunSettings
 
-    settings = RunSettings.from_json(arguments.run)
-    if reason := record(settings, arguments.store, arguments.arm, arguments.output.parent):
+    settings, folder = RunSettings.from_json(arguments.run), arguments.output.parent
+    with hold_run_folder(folder, f"the recording of {settings.identity}", wait=True) as held:
+        reason = record(settings, arguments.store, arguments.arm, folder, keep=(held,))
+    if reason:
         print(f"tokenscale: {settings.identity} has no recording.\n  reason  {reason}", file=sys.stderr)
     return 0

@@ -1,0 +1,49 @@
+"""A kill while a parity recording or a certificate is made: made again, both equal those that nobody disturbed."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.faults.test_resume import lab, run_of, wait_for  # noqa: F401
+from tokenscale.cli.main import main
+from tokenscale.settings.run import CheckpointSettings, ValidationSettings
+
+
+def start(words: list[str]) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-m", "tokenscale", *words], stdout=subprocess.PIPE)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_the_next_call_makes_what_an_undisturbed_one_makes(lab, tmp_path, capsys):  # noqa: F811
+    """The recorded process outlives the command that is killed: the next one waits for its end."""
+    none = {"validation": ValidationSettings(rows=0), "checkpoints": CheckpointSettings()}
+    run = run_of(labels="stream", packing="concatenate", device="cpu", **none)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    words = ["arm_record", "--run", run.to_json(), "--store", str(lab.store(run.store) / "manifest.json"), "--output"]
+    assert main([*words, str(whole / "outcome.json")]) == 0
+    assert json.loads((whole / "outcome.json").read_text()) == {"reason": None}
+    killed = start([*words, str(cut / "outcome.json")])
+    wait_for(killed, (cut / "steps.jsonl").exists)
+    killed.kill()
+    killed.wait()
+    assert main([*words, str(cut / "outcome.json")]) == 0
+    assert "is being written by process" in capsys.readouterr().out
+    assert content(cut) == content(whole)
+    words = ["parity", str(whole), str(cut), "--output"]
+    certificates = tmp_path / "certificates"
+    assert main([*words, str(certificates / "whole")]) == 0
+    for moment in (0.5, 2.0):
+        killed = start([*words, str(certificates / "cut")])
+        time.sleep(moment)
+        killed.kill()
+        killed.communicate()
+    assert main([*words, str(certificates / "cut")]) == 0
+    found = content(certificates)
+    assert found.keys() == {"whole", "cut"} and found["cut"] == found["whole"]
+    assert json.loads(found["cut"])["verdict"] == "equal"
