@@ -9,7 +9,6 @@ Snakemake imports every installed plugin in every call, before it reads the comm
 people type. Nothing of `tokenscale` is imported before it is used.
 """
 
-import os
 import re
 import shutil
 import sys
@@ -59,14 +58,13 @@ def read_command_line() -> None:
     """Correct this process's command line, and read its files: Snakemake's message for a file names no line."""
     from snakemake.cli import get_profile_dir
 
-    from tokenscale.cli.snakemake_internals import exit_on_error
+    from tokenscale.cli.snakemake_internals import check_folder, exit_on_error
     from tokenscale.settings.profile import CONFIG_FILE, load_profile
     from tokenscale.settings.yaml_files import read_yaml
 
-    if not any(name in os.environ for name in ("LOGNAME", "USER", "LNAME", "USERNAME")):
-        os.environ["USER"] = str(os.getuid())  # a user without an entry in passwd, as `docker run -u` starts one
     sys.argv[1:], given = correct(sys.argv[1:])
     with exit_on_error():
+        check_folder()
         for file in (CONFIG_FILE, *given):
             read_yaml(file)
         sys.argv = [part for word in sys.argv for part in re.split("(?<=^--profile)=", word)]
@@ -136,6 +134,14 @@ class LogHandler(LogHandlerBase):
 
     def _emit(self, record: LogRecord) -> None:
         event = getattr(record, "event", None)
+        if str(record.msg).startswith("Error: Directory cannot be locked."):  # said in a dry run, which goes on
+            record.msg = "tokenscale: another call works in this folder, or was killed. What is left to do now:"
+        text = str(record.msg)  # of Snakemake's own errors: a full disk, a folder of another user
+        if "[Errno" in text and (text.startswith("Traceback") or "Error recording metadata" in text):
+            from tokenscale.cli.main import translate_error
+
+            last = next(line for line in reversed(text.splitlines()) if "[Errno" in line)
+            record.msg = found.render() if (found := translate_error(RuntimeError(last.strip()))) else text
         if self.plain:
             self.default.handle(record)
         elif self.common_settings.dryrun:

@@ -26,19 +26,14 @@ from tests.workflow.conftest import RUNS, Project, copy_of, make_project
 
 CONFIG = {
     "scale": "demo",
-    "experiments": ["ways"],
     "corpora": {"small": {"source": {"kind": "docstrings", "packages": ["pydoc_data"], "maximum_documents": 80}}},
     "tokenizers": {"bpe": {"kind": "bpe", "corpus": "small", "vocabulary_size": 300}},
 }
-EXPERIMENTS = {
-    "ways": {
-        "question": "Does a killed workflow lose anything?",
-        "runs": RUNS | {"checkpoints": {"every": 1, "final": True}, "validation": {"rows": 4, "every": 2}},
-        "factors": {
-            "approach, layout.data": [["pretokenized-padded", 1], ["token-list", 1], ["packed", 2]],
-        },
-        "figures": ["loss_over_time"],
-    },
+EXPERIMENT = {
+    "question": "Does a killed workflow lose anything?",
+    "runs": RUNS | {"checkpoints": {"every": 1, "final": True}, "validation": {"rows": 4, "every": 2}},
+    "factors": {"approach, layout.data": [["pretokenized-padded", 1], ["token-list", 1], ["packed", 2]]},
+    "figures": ["loss_over_time"],
 }
 #: stage → what is built before it begins; the last call of all builds the report
 STAGES = {
@@ -68,7 +63,7 @@ VICTIMS = {
 #: beside these: Snakemake alone, so that its jobs live on, and all processes at once
 WHOLE = ("Snakemake", "everything")
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
-END_S = 120.0
+END_S = 600.0
 #: how often a kill is tried again, earlier, where its victim had ended before
 TRIES = 4
 
@@ -150,6 +145,16 @@ def table(path: Path) -> list[tuple]:
         return sorted(repr(row) for row in rows.project(*[f'"{c}"' for c in kept]).fetchall())
 
 
+def small_project(folder: Path, name: str, experiment: dict[str, Any]) -> Project:
+    """A project with one experiment of the small corpus, and no claims."""
+    project = make_project(folder)
+    config = project.root / "config"
+    (config / "config.yaml").write_text(json.dumps(CONFIG | {"experiments": [name]}))
+    (config / "claims.yaml").write_text(json.dumps({"documents": {}, "claims": {}}))
+    empty(config / "experiments").joinpath(f"{name}.yaml").write_text(json.dumps(experiment))
+    return project
+
+
 class Lab:
     """The project at each of its stages, and what an undisturbed build of it holds; made when first asked for."""
 
@@ -163,14 +168,7 @@ class Lab:
         shutil.rmtree(self.folder, ignore_errors=True)
         first = self.folder / "building"
         first.mkdir(parents=True)
-        project = make_project(first)
-        (project.root / "config/config.yaml").write_text(json.dumps(CONFIG))
-        (project.root / "config/claims.yaml").write_text(json.dumps({"documents": {}, "claims": {}}))
-        shutil.rmtree(project.root / "config/experiments")
-        for name, experiment in EXPERIMENTS.items():
-            path = project.root / f"config/experiments/{name}.yaml"
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(json.dumps(experiment))
+        project = small_project(first, "ways", EXPERIMENT)
         durations: dict[str, float] = {}
         for stage, targets in [*STAGES.items(), ("end", ["all"])]:
             began = time.monotonic()
@@ -192,19 +190,13 @@ class Lab:
     def expected(self) -> dict[str, Any]:
         return lies_in(self.folder / "end/project")
 
-    def usual_s(self, kill: Kill) -> float:
-        """How long what is killed takes: a job, or all that comes behind a stage."""
+    def usual_s(self, kill: Kill, stages: int | None = None) -> float:
+        """How long what is killed takes: a job, or this many stages behind its own, by default all."""
         if kill.victim in VICTIMS:
             return self.durations[kill.victim]
         names = [*STAGES, "end"]
-        return sum(self.durations[f"before {name}"] for name in names[names.index(kill.stage) + 1 :])
-
-    def own_s(self, kill: Kill) -> float:
-        """How long what is killed takes, or the stage in which Snakemake is."""
-        if kill.victim in VICTIMS:
-            return self.durations[kill.victim]
-        names = [*STAGES, "end"]
-        return self.durations[f"before {names[names.index(kill.stage) + 1]}"]
+        behind = names[names.index(kill.stage) + 1 :]
+        return sum(self.durations[f"before {name}"] for name in behind[:stages])
 
 
 def call(*targets: str) -> list[str]:
@@ -308,7 +300,7 @@ def trial(lab: Lab, kill: Kill, folder: Path, seed: int) -> dict[str, Any]:
         alive = len(left(jobs))
         struck_s = time.monotonic() - began
         lost, said = ended(project, jobs)
-    lost = lost or differences(project, lab)
+    lost = lost or differences(lies_in(project.root), lab)
     return {
         "number": kill.number,
         "victim": kill.victim,
@@ -332,14 +324,14 @@ def chain(lab: Lab, kills: list[Kill], folder: Path, seed: int) -> list[str]:
         for kill in kills:
             for _ in range(TRIES):
                 project = project or copy_of(Project(lab.folder / kill.stage / "project"), empty(folder))
-                if killed(kill, lab.own_s(kill), project, jobs, seed)[0]:
+                if killed(kill, lab.usual_s(kill, 1), project, jobs, seed)[0]:
                     break
-                lost += ended(project, jobs)[0] or differences(project, lab)
+                lost += ended(project, jobs)[0] or differences(lies_in(project.root), lab)
                 project, kill = None, replace(kill, moment=kill.moment / 2)
             else:
                 lost.append(f"{kill.victim} always ended before its signal")
         if project:
-            lost += ended(project, jobs)[0] or differences(project, lab)
+            lost += ended(project, jobs)[0] or differences(lies_in(project.root), lab)
     return lost
 
 
@@ -361,9 +353,9 @@ def ended(project: Project, jobs: Path) -> tuple[list[str], str]:
     return [], said
 
 
-def differences(project: Project, lab: Lab) -> list[str]:
+def differences(found: dict[str, Any], lab: Lab) -> list[str]:
     """What is missing, too much or other than in a build that nobody disturbed."""
-    found, expected = lies_in(project.root), lab.expected
+    expected = lab.expected
     return [
         *(f"missing: {name}" for name in sorted(expected.keys() - found.keys())),
         *(f"left over: {name}" for name in sorted(found.keys() - expected.keys())),

@@ -1,9 +1,11 @@
 """Every job of the small workflow where nothing can be written, and then where it can: `python -m` this module with
 
     LAB FAULT FOLDER    FAULT: full (no byte is left), readonly (mounted so), denied (nobody has the right to write)
+    LAB FAULT FOLDER STAGE SHARE    FAULT: bytes, inodes: one call of all that follows a stage, with this share of the
+                                    room that it needs, and then the same call with enough
 
-Runs in a mount namespace of its own, where `results/` is a tmpfs. Prints a line of JSON a job, and at the end what then
-lies there.
+Runs in a mount namespace of its own, where `results/` (the project, for a call) is a tmpfs. Prints a line of JSON a job
+or call, and at the end what then lies there, or what was lost.
 """
 
 import ctypes
@@ -16,7 +18,9 @@ import sys
 from pathlib import Path
 
 import tests.preloaded  # noqa: F401  jobs are forks
-from tests.faults.kills import STAGES, lies_in
+from tests.faults.kills import STAGES, Lab, call, differences, lies_in
+from tests.workflow import forked
+from tests.workflow.conftest import Project
 
 MEGABYTES = 64
 
@@ -108,9 +112,34 @@ def tried(arguments: list[str], fault: str, project: Path, said: Path) -> dict:
     }
 
 
+def room(project: Path) -> dict[str, int]:
+    """What a tmpfs needs for a folder: bytes in whole pages, and inodes."""
+    sizes = [path.lstat().st_size for path in project.rglob("*")]
+    return {"bytes": sum(-(-size // 4096) * 4096 for size in sizes), "inodes": len(sizes) + 1}
+
+
+def whole_calls(lab: Path, fault: str, folder: Path, stage: str, share: float) -> None:
+    root = folder / "project"
+    (folder / "home").mkdir()
+    root.mkdir()
+    mount(root, "-t", "tmpfs", "-o", f"size={MEGABYTES}m")
+    shutil.copytree(lab / stage / "project", root, symlinks=True, dirs_exist_ok=True)
+    used, needed = room(root)[fault], room(lab / "end/project")[fault]
+    limit = int(used + share * (needed - used))
+    option = f"size={limit}" if fault == "bytes" else f"nr_inodes={limit}"
+    project = Project(root)
+    for options in (option, f"size={MEGABYTES}m,nr_inodes=100000"):
+        mount(root, "-o", f"remount,{options}")
+        code, said = forked.snakemake(call(), root, project.environment)
+        print(json.dumps({"code": code, "said": said, "logs": project.logs()}), flush=True)
+    print(json.dumps({"lost": differences(lies_in(root), Lab(lab))}))
+
+
 def main() -> None:
     lab, fault = Path(sys.argv[1]), sys.argv[2]
     folder = Path(sys.argv[3])
+    if len(sys.argv) > 4:
+        return whole_calls(lab, fault, folder, sys.argv[4], float(sys.argv[5]))
     stages = [*STAGES, "end"]
     said = folder / "said.txt"
     for start, behind in zip(stages, stages[1:], strict=False):

@@ -9,6 +9,7 @@ import pytest
 from tokenscale.base import files
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import name_process
+from tokenscale.cli import snakemake_internals
 from tokenscale.runs.launch import lock
 
 ENTER = (
@@ -75,10 +76,12 @@ def test_a_link_in_place_of_the_lock_is_not_followed(folder, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [["-n"], ["-np", "all"], ["--dry-run"], ["--lint"], ["--report", "report.zip"]])
-def test_who_only_looks_changes_nothing(folder, arguments, monkeypatch):
+def test_who_only_looks_changes_nothing(folder, arguments):
     lock.enter_workflow(arguments, folder)
     assert (folder / "locks/0.input.lock").exists() and os.listdir(folder) == ["locks"]
+
+
+def test_a_folder_that_this_user_cannot_write_is_one_message(folder, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    for words in (["-n"], ["all"]):
-        with pytest.raises(UserError, match="cannot write"):
-            lock.enter_workflow(words, folder)
+    with pytest.raises(UserError, match="cannot write"):
+        snakemake_internals.check_folder(folder)

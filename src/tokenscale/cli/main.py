@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+#: how NumPy reports that the disk took a part of an array, without a number
+SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
 LOCKED = (errno.EROFS, errno.EACCES, errno.EPERM)
 #: a file where a folder is needed, and the like
 MISPLACED = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
@@ -41,8 +43,12 @@ def translate_error(error: Exception) -> UserError | None:
     number = _read_errno(error)
     if number is None:
         number = next((n for n in (*FULL, *LOCKED) if os.strerror(n) in str(error)), None)
+    if SHORT_WRITE.fullmatch(str(error)):
+        number = errno.ENOSPC
     path = getattr(error, "filename", None)
     facts = {"path": path, "reason": str(error).splitlines()[0] if str(error) else os.strerror(number or 0)}
+    if number in FULL and path is None:  # a write names no file
+        facts = {"folder": Path.cwd(), "reason": facts["reason"]}
     if number in FULL and _lacks_inodes(path):
         following = "delete files (`df -i .` counts them), then repeat the command: finished parts are kept"
         return UserError("the file system can hold no more files.", **facts, next=following)
@@ -60,10 +66,10 @@ def translate_error(error: Exception) -> UserError | None:
 
 
 def _lacks_inodes(path: str | None) -> bool:
-    """Whether the file system of a path, or of the working folder, has room for bytes but for no further file."""
+    """Whether the file system of a path, or of the working folder, has room for bytes but hardly for another file."""
     folder = Path(path or ".").absolute()
     found = os.statvfs(next(parent for parent in (folder, *folder.parents) if parent.exists()))
-    return found.f_files > 0 and found.f_favail == 0 and found.f_bavail > 0
+    return found.f_favail * 100 < found.f_files and found.f_bavail * 100 > found.f_blocks  # a file may be gone by now
 
 
 def _translate_memory_error(error: Exception) -> UserError | None:

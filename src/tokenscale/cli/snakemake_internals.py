@@ -112,6 +112,22 @@ def get_command_line() -> list[str]:
     return sys.argv
 
 
+def check_folder(folder: Path = Path(".snakemake")) -> None:
+    """Raise UserError if this user cannot write where Snakemake does, also in dry runs. Without a home that can be
+    written, as `docker run -u` starts a user, Snakemake's cache is put there, and the user's number is the name.
+    """
+    place = folder if folder.exists() else folder.absolute().parent
+    if not os.access(place, os.W_OK):
+        user, following = place.stat().st_uid, "make it writable, or work in a copy of the project"
+        found = f"it belongs to user {user}, this is {os.geteuid()}" if user != os.geteuid() else "it is read-only"
+        raise UserError("Snakemake cannot write in this folder.", folder=place, found=found, next=following)
+    if not any(name in os.environ for name in ("LOGNAME", "USER", "LNAME", "USERNAME")):
+        os.environ["USER"] = str(os.getuid())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")).absolute()
+    if not os.access(next(path for path in (cache, *cache.parents) if os.path.exists(path)), os.W_OK):
+        os.environ["XDG_CACHE_HOME"] = str(folder.absolute() / "cache")
+
+
 def get_targets() -> list[str]:
     """Return the targets on the command line. The workflow object gets them only after it has read the rules."""
     from snakemake.cli import get_argument_parser

@@ -34,13 +34,8 @@ def enter_workflow(arguments: Sequence[str], folder: Path = Path(".snakemake")) 
     Snakemake's own lock is removed at the end of any call, and names files instead of calls. This one is the operating
     system's, which ends with the process: whoever gets it is alone, and locks that Snakemake left are removed. Nodes
     may not share locks of a network file system, so an owner on another machine counts as alive there until `--unlock`
-    is given. Raises UserError if another call works in this folder, or this user cannot write there.
+    is given. Raises UserError if another call works in this folder.
     """
-    place = folder if folder.exists() else folder.absolute().parent
-    if not os.access(place, os.W_OK):  # Snakemake writes there in dry runs, too
-        user, following = place.stat().st_uid, "make it writable, or work in a copy of the project"
-        found = f"it belongs to user {user}, this is {os.geteuid()}" if user != os.geteuid() else "it is read-only"
-        raise UserError("Snakemake cannot write in this folder.", folder=place, found=found, next=following)
     if DRY_OPTIONS & set(arguments) or any(a.startswith("-n") for a in arguments):
         return False
     if _held:
