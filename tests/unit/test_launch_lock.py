@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -113,10 +112,10 @@ def test_a_run_is_held_as_long_as_one_of_its_ranks_lives(tmp_path):
         pass
 
 
-def test_a_store_that_another_process_makes_is_waited_for(tmp_path, capfd):
+def test_a_store_that_another_process_makes_is_waited_for(tmp_path, capfd, monkeypatch):
     folder = tmp_path / "tokenizers/numbers"
     process = holder(folder)
-    threading.Timer(0.5, process.kill).start()
+    monkeypatch.setattr(files.time, "sleep", lambda _: process.kill())
     settings = '{"name": "numbers", "kind": "numbers", "vocabulary_size": 20}'
     cli.main(["tokenizer", "--settings", settings, "--output", str(folder / "manifest.json")])
     said = capfd.readouterr().out
