@@ -65,6 +65,9 @@ def test_a_training_goes_on_and_its_times_stay_in_order(lab, tmp_path, clock, mo
     # a loaded machine may slow some steps down
     assert [reason for reason in row["reasons"].split("; ") if reason and "no steady state" not in reason] == []
     assert 0 < row["stopped_unix_s"] - row["started_unix_s"] < 100
+    lines = [*made["steps"].to_pylist(), *made["events"].to_pylist(), *made["spans"].to_pylist()]
+    times = [value for line in lines for name, value in line.items() if name.endswith("_s") and value is not None]
+    assert len(times) > 100 and min(times) >= 0
 
 
 def test_the_next_attempt_is_not_taken_for_a_second_one_at_the_same_time(lab, tmp_path, clock):  # noqa: F811

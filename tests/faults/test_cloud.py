@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests import planted
+from tests.faults.kills import small_project
 from tests.faults.test_resume import series
 from tests.workflow.conftest import RUNS, Project, make_project
 from tokenscale.cli import cloud
@@ -28,12 +29,6 @@ pytestmark = [pytest.mark.experiment, pytest.mark.slow(60)]
 pytest.importorskip("s3fs")
 moto = pytest.importorskip("moto.server")
 
-CONFIG = {
-    "scale": "demo",
-    "experiments": ["rented"],
-    "corpora": {"small": {"source": {"kind": "docstrings", "packages": ["pydoc_data"], "maximum_documents": 80}}},
-    "tokenizers": {"bpe": {"kind": "bpe", "corpus": "small", "vocabulary_size": 300}},
-}
 EXPERIMENT = {
     "question": "Does a killed worker lose anything?",
     "runs": RUNS | {"approach": "packed", "budget": {"steps": 14}, "checkpoints": {"every": 4, "final": True}},
@@ -83,12 +78,7 @@ def environment(server, tmp_path_factory):
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     """A project whose inputs are built."""
-    project = make_project(tmp_path_factory.mktemp("project"))
-    (project.root / "config/config.yaml").write_text(json.dumps(CONFIG))
-    (project.root / "config/claims.yaml").write_text(json.dumps({"documents": {}, "claims": {}}))
-    shutil.rmtree(project.root / "config/experiments")
-    (project.root / "config/experiments").mkdir()
-    (project.root / "config/experiments/rented.yaml").write_text(json.dumps(EXPERIMENT))
+    project = small_project(tmp_path_factory.mktemp("project"), "rented", EXPERIMENT)
     loop = project.root / "src/tokenscale/train/loop.py"
     assert BEAT in loop.read_text()
     loop.write_text(loop.read_text().replace(BEAT, HOLD + BEAT))

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.ranks import run_ranks
-from tests.faults.test_resume import lab, launch, run_of, series  # noqa: F401
+from tests.faults.test_resume import first_step, lab, launch, run_of, series, wait_for  # noqa: F401
 from tokenscale.runs.launch import failure_hints as standing
 from tokenscale.settings.run import BudgetSettings, CheckpointSettings
 from tokenscale.train.loop import Training
 from tokenscale.train.watchdog import CODE
 
 #: seconds for which a rank is stopped
-PAUSE = 20
+PAUSE = 5
 
 
 def reading_for_ever():
@@ -39,6 +39,10 @@ def test_the_rank_that_hangs_is_named_with_its_stack_and_the_others_as_waiting(l
     assert "  waiting for it: rank 0\n" in said
 
 
+def has_line(log: Path) -> bool:
+    return log.exists() and "\n" in log.read_text()
+
+
 def children(process: int) -> list[int]:
     return [int(number) for number in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
@@ -48,16 +52,14 @@ def rank_of(process: int) -> str:
     return found["RANK"]
 
 
-def test_a_rank_that_is_stopped_for_twenty_seconds_costs_only_those(lab, tmp_path):  # noqa: F811
+def test_a_rank_that_is_stopped_and_continued_costs_only_that_time(lab, tmp_path):  # noqa: F811
     """Nothing gives up meanwhile: losses and samples are those of an undisturbed run, in one attempt."""
     run = run_of(world_size=2, budget=BudgetSettings(steps=60), checkpoints=CheckpointSettings(every=10), device="cpu")
     assert launch(lab, run, tmp_path / "whole").wait(120) == 0
     process = launch(lab, run, tmp_path / "run")
     try:
         steps = tmp_path / "run/attempt=00/rank=00001/steps.jsonl"
-        while not steps.exists() or not steps.read_text().count("\n"):
-            assert process.poll() is None
-            time.sleep(0.001)
+        wait_for(process, lambda: has_line(steps))
         (stopped,) = [number for number in children(process.pid) if rank_of(number) == "1"]
         os.kill(stopped, signal.SIGSTOP)
         time.sleep(PAUSE)
@@ -83,10 +85,7 @@ def test_a_process_that_is_stopped_is_named_and_the_run_goes_on_when_started_aga
     run = run_of(world_size=2, budget=BudgetSettings(steps=4000), checkpoints=keep, device="cpu")
     process = launch(lab, run, tmp_path / "run", site)
     try:
-        end = time.monotonic() + 100
-        while not list((tmp_path / "run/checkpoints").glob("step=*[0-9]")):
-            assert time.monotonic() < end and process.poll() is None
-            time.sleep(0.01)
+        wait_for(process, lambda: list((tmp_path / "run/checkpoints").glob("step=*[0-9]")))
         (stopped,) = [number for number in children(process.pid) if rank_of(number) == "1"]
         os.kill(stopped, signal.SIGSTOP)
         _, said = process.communicate(timeout=100)
@@ -100,10 +99,8 @@ def test_a_process_that_is_stopped_is_named_and_the_run_goes_on_when_started_aga
     again = launch(lab, run, tmp_path / "run")
     try:
         steps = tmp_path / "run/attempt=01/rank=00000/steps.jsonl"
-        while not steps.exists() or not steps.read_text().count("\n"):
-            assert again.poll() is None
-            time.sleep(0.01)
-        assert json.loads(steps.read_text().splitlines()[0])["step"] >= 10, "it goes on from a state"
+        wait_for(again, lambda: has_line(steps))
+        assert first_step(tmp_path / "run/attempt=01") >= 10, "it goes on from a state"
     finally:
         os.killpg(again.pid, signal.SIGKILL)
         again.wait()

@@ -2,11 +2,15 @@
 
 import json
 import shutil
+import time
 from dataclasses import replace
 
 import pytest
 
-from tests.faults.kills import SIGNALS, VICTIMS, WHOLE, chain, drawn, lies_in
+from tests.faults import kills
+from tests.faults.kills import SIGNALS, VICTIMS, WHOLE, call, drawn, lies_in
+from tests.workflow import forked
+from tests.workflow.conftest import Project, copy_of
 
 pytestmark = pytest.mark.slow(20)
 
@@ -30,14 +34,31 @@ LATEST = 0.6
 def test_the_last_call_makes_what_an_undisturbed_one_makes(stages, name, tmp_path):
     """Each call is killed, at a moment drawn at random, by the next of the signals, until no steps are left to kill."""
     each, seed = [*VICTIMS, *WHOLE], [*CHAINS].index(name)
-    kills = []
+    planned = []
     for place, victim in enumerate(CHAINS[name]):
         turn = (place + seed) % len(SIGNALS)
         kill = drawn(each.index(victim) + len(each) * turn, seed)
         assert (kill.victim, kill.signal) == (victim, SIGNALS[turn])
-        kills.append(replace(kill, stage=STAGE_OF_WHOLE.get(victim, kill.stage), moment=LATEST * kill.moment))
-    lost = chain(stages, kills, tmp_path / "chain", seed)
+        planned.append(replace(kill, stage=STAGE_OF_WHOLE.get(victim, kill.stage), moment=LATEST * kill.moment))
+    lost = kills.chain(stages, planned, tmp_path / "chain", seed)
     assert not lost, json.dumps(lost, indent=1).replace("\\n", "\n")
+
+
+def test_a_second_call_ends_at_once_and_a_dry_run_shows_its_plan(stages, tmp_path):
+    """The second names the first, which ends as if there had been no other."""
+    project = copy_of(Project(stages.folder / "tokens/project"), kills.empty(tmp_path / "own"))
+    with kills.jobs_of(tmp_path / "jobs") as jobs:
+        variables = kills.environment(project, jobs)
+        first = forked.Started(call(), project.root, variables)
+        assert kills.until(lambda: kills.left(jobs), lambda: first.alive)
+        began = time.monotonic()
+        code, said = forked.snakemake(call(), project.root, variables)
+        assert code == 2 and time.monotonic() - began < 10
+        assert "running in this folder" in said and f"process {first.pid} on" in said and said.count("\n") < 8, said
+        code, said = forked.snakemake(call("-n"), project.root, variables)
+        assert code == 0 and "Job stats:" in said and "Error" not in said, said
+        assert first.alive and first.wait()[0] == 0
+    assert kills.differences(lies_in(project.root), stages) == []
 
 
 def test_a_loss_of_each_kind_is_seen(stages, tmp_path):

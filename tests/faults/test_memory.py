@@ -1,6 +1,5 @@
 """Memory is full: for an allocation in a rank, for each library."""
 
-import json
 import os
 import signal
 import time
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from tests.faults.test_hung import children, rank_of
-from tests.faults.test_resume import lab, launch, run_of, series, start  # noqa: F401
+from tests.faults.test_resume import first_step, lab, launch, run_of, series, start, wait_for  # noqa: F401
 from tokenscale.cli import main as cli
 from tokenscale.cli.main import translate_error
 from tokenscale.settings.run import BudgetSettings, CheckpointSettings
@@ -72,7 +71,7 @@ def test_a_rank_without_memory_says_so_and_the_run_then_goes_on(lab, tmp_path, m
     assert cli.main([*argv, "--attempt", "1"]) == 0
     start(run, inputs, tmp_path / "whole")
     assert series(tmp_path / "cut") == series(tmp_path / "whole")
-    assert (tmp_path / "cut/attempt=01/rank=00000/steps.jsonl").read_text().startswith('{"schema":2,"step":6,')
+    assert first_step(tmp_path / "cut/attempt=01") == 6
 
 
 def test_a_rank_that_the_kernel_kills_is_told_as_such_and_the_run_goes_on(lab, tmp_path):  # noqa: F811
@@ -80,9 +79,7 @@ def test_a_rank_that_the_kernel_kills_is_told_as_such_and_the_run_goes_on(lab, t
     run = run_of(world_size=2, budget=BudgetSettings(steps=60), checkpoints=CheckpointSettings(every=4), device="cpu")
     assert launch(lab, run, tmp_path / "whole").wait(120) == 0
     process = launch(lab, run, tmp_path / "cut")
-    while not list((tmp_path / "cut/checkpoints").glob("step=*[0-9]")):
-        assert process.poll() is None
-        time.sleep(0.001)
+    wait_for(process, lambda: list((tmp_path / "cut/checkpoints").glob("step=*[0-9]")))
     (killed,) = [number for number in children(process.pid) if rank_of(number) == "1"]
     os.kill(killed, signal.SIGKILL)
     _, said = process.communicate(timeout=100)
@@ -90,5 +87,4 @@ def test_a_rank_that_the_kernel_kills_is_told_as_such_and_the_run_goes_on(lab, t
     assert "a process was killed without a message, most often because main memory was full" in said, said
     assert launch(lab, run, tmp_path / "cut").wait(120) == 0
     assert series(tmp_path / "cut") == series(tmp_path / "whole")
-    first = json.loads((tmp_path / "cut/attempt=01/rank=00000/steps.jsonl").read_text().splitlines()[0])
-    assert first["step"] > 0 and first["step"] % 4 == 0
+    assert (step := first_step(tmp_path / "cut/attempt=01")) > 0 and step % 4 == 0

@@ -1,6 +1,8 @@
-"""Who can reach the ranks of a run from outside: on one machine nobody."""
+"""Ports: nobody outside a machine reaches the ranks of a run there; a port that is taken is not the last one."""
 
+import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -8,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.test_resume import lab, run_of  # noqa: F401
-from tokenscale.runs.launch.ranks import free_port
+from tests.faults.test_resume import lab, run_of, series, start  # noqa: F401
+from tokenscale.runs.launch import ranks
+from tokenscale.runs.launch.start import start_run
 from tokenscale.settings.run import CheckpointSettings, ValidationSettings
 
 #: what /proc/net/tcp and tcp6 say of a socket that listens on a loopback address
@@ -85,7 +88,35 @@ def test_ranks_that_a_user_starts_by_torchrun_open_no_port_of_their_own(tmp_path
     """torchrun itself listens on every interface, unless its rendezvous is a file (docs/operations.md)."""
     (tmp_path / "joiner.py").write_text(JOINER)
     variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if options else {}
-    argv = [sys.executable, *TORCHRUN, *(options or [f"--master-port={free_port()}"]), str(tmp_path / "joiner.py")]
+    options = options or [f"--master-port={ranks.free_port()}"]
+    argv = [sys.executable, *TORCHRUN, *options, str(tmp_path / "joiner.py")]
     seen, text = watched(argv, tmp_path, **variables)
     assert text.count("joined") == 2
-    assert len({where.split()[1] for where in seen if where}) == (0 if options else 1), seen
+    assert len({where.split()[1] for where in seen if where}) == (0 if variables else 1), seen
+
+
+def test_ranks_meet_elsewhere_and_where_they_cannot_the_next_call_trains(lab, tmp_path, monkeypatch, capfd):  # noqa: F811
+    """Between the choice of a port and the start of the ranks seconds pass."""
+    run = run_of(world_size=2, device="cpu", validation=ValidationSettings(rows=0), checkpoints=CheckpointSettings())
+    manifests, folder = {"store": lab.store(run.store) / "manifest.json"}, tmp_path / run.identity
+    free, said = ranks.free_port, "another process has the port on which the ranks"
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        with monkeypatch.context() as patch:
+            patch.setattr(ranks, "free_port", lambda: taken)
+            patch.setattr(ranks, "PORTS_TRIED", 1)
+            assert start_run(run, folder / "done.json", manifests) == ranks.PORT_TAKEN
+        heard = capfd.readouterr().err
+        assert said in heard and f"127.0.0.1:{taken}" in heard and "  next  start it again" in heard
+        assert "Traceback" not in heard and not (folder / "done.json").exists()
+        ports = [taken]
+        monkeypatch.setattr(ranks, "free_port", lambda: ports.pop() if ports else free())
+        assert start_run(run, folder / "done.json", manifests) == 0
+    heard = capfd.readouterr().err
+    assert heard.count(said) == 1 and "Traceback" not in heard
+    assert sorted(path.name for path in folder.glob("attempt=*")) == ["attempt=00", "attempt=01"]
+    assert json.loads((folder / "done.json").read_text())["status"] == "complete"
+    start(run, lab.inputs(run), tmp_path / "whole")
+    assert series(folder) == series(tmp_path / "whole")

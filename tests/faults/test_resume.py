@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,9 +83,13 @@ def interrupted(run, inputs, directory, at: int, attempt: int = 0) -> None:
     training.writer.flush()
 
 
-@pytest.mark.parametrize("approach", ["packed", "token-list", "padding-free", "length-bucketed"])
+MASKED = {"objective": "masked"}
+
+
+@pytest.mark.parametrize("approach", ["packed", "token-list", "padding-free", "length-bucketed", "masked"])
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(lab, tmp_path, approach):
-    run = run_of(approach, model=replace(PRESETS["llama-micro"], dropout=0.1))
+    kind = MASKED if approach == "masked" else {"approach": approach}
+    run = run_of(model=replace(PRESETS["llama-micro"], dropout=0.1), **kind)
     inputs = lab.inputs(run)
     start(run, inputs, tmp_path / "whole")
     interrupted(run, inputs, tmp_path / "cut", at=8)
@@ -92,8 +97,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(lab, tmp_path, a
     assert states == ["step=00000003", "step=00000006"]
     start(run, inputs, tmp_path / "cut", attempt=1)
     assert series(tmp_path / "cut") == series(tmp_path / "whole")
-    first = json.loads((tmp_path / "cut/attempt=01/rank=00000/steps.jsonl").read_text().splitlines()[0])
-    assert first["step"] == 6, "it went on, and did not begin anew"
+    assert first_step(tmp_path / "cut/attempt=01") == 6, "it went on, and did not begin anew"
     assert read_sealed(tmp_path / "cut/run.json")["outcome"]["status"] == "complete"
     assert not (tmp_path / "cut/checkpoints").exists(), "resume states are deleted on success"
 
@@ -213,19 +217,30 @@ def test_states_of_other_code_are_not_resumed(lab, tmp_path):
         write_sealed(tmp_path / f"attempt={attempt:02d}/attempt.json", {"digest": digest})
     interrupted(run, inputs, tmp_path, at=5)
     start(run, inputs, tmp_path, attempt=1)
-    first = json.loads((tmp_path / "attempt=01/rank=00000/steps.jsonl").read_text().splitlines()[0])
-    assert first["step"] == 0
+    assert first_step(tmp_path / "attempt=01") == 0
 
 
 def launch(lab, run: RunSettings, directory: Path, site: Path | str = "") -> subprocess.Popen:
     argv = [sys.executable, "-m", "tokenscale", "launch", "--run", run.to_json()]
     argv += ["--store", str(lab.store(run.store) / "manifest.json"), "--output", str(directory / "done.json")]
-    if run.keeps_weights:
+    if run.reads_tokenizer:
         argv += ["--tokenizer", str(lab.tokenizer / "manifest.json")]
     if run.validation.rows:
         argv += ["--validation-store", str(lab.store(run.validation_store) / "manifest.json")]
     argv += ["--site", str(site)]
     return subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def wait_for(process: subprocess.Popen, ready: Callable[[], object], limit_s: float = 600) -> None:
+    """Wait until something is there; what is to make it must live until then."""
+    end = time.monotonic() + limit_s
+    while not ready():
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.002)
+
+
+def first_step(attempt: Path) -> int:
+    return json.loads((attempt / "rank=00000/steps.jsonl").read_text().splitlines()[0])["step"]
 
 
 def test_a_launched_run_goes_on_from_anothers_state_whatever_it_keeps_itself(lab, tmp_path):
@@ -367,8 +382,7 @@ def test_a_damaged_state_is_passed_over_for_an_older_one(lab, tmp_path, damage):
         assert file.read_bytes() != content
     interrupted(run, inputs, tmp_path, at=5, attempt=1)
     assert (tmp_path / "checkpoints/step=00000006.damaged").is_dir(), "its name is newer: new states would be pruned"
-    first = json.loads((tmp_path / "attempt=01/rank=00000/steps.jsonl").read_text().splitlines()[0])
-    assert first["step"] == 3
+    assert first_step(tmp_path / "attempt=01") == 3
     start(run, inputs, tmp_path, attempt=2)
     assert not (tmp_path / "checkpoints").exists()
 
@@ -419,19 +433,16 @@ def _restate(folder: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_kill_9_at_a_random_moment(lab, tmp_path, world_size):
+@pytest.mark.parametrize("world_size, kind", [(1, {}), (2, {"approach": "length-bucketed"}), (2, MASKED)])
+def test_kill_9_at_a_random_moment(lab, tmp_path, world_size, kind):
     """Real processes and a real signal, at a moment nobody chose; then the same command again."""
-    run = run_of(world_size=world_size, budget=BudgetSettings(steps=60), checkpoints=CheckpointSettings(every=4))
-    run = replace(run, validation=ValidationSettings(rows=0), device="cpu")
+    own = {"budget": BudgetSettings(steps=60), "checkpoints": CheckpointSettings(every=4), "device": "cpu"}
+    run = run_of(world_size=world_size, validation=ValidationSettings(rows=0), **own, **kind)
     whole = launch(lab, run, tmp_path / "whole")
     _, said = whole.communicate(timeout=120)
     assert whole.returncode == 0, said
     process = launch(lab, run, tmp_path / "cut")
-    log = tmp_path / "cut/checkpoints"
-    deadline = time.monotonic() + 100
-    while not list(log.glob("step=*[0-9]")) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait_for(process, lambda: list((tmp_path / "cut/checkpoints").glob("step=*[0-9]")))
     time.sleep(random.random() * 0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -439,5 +450,4 @@ def test_kill_9_at_a_random_moment(lab, tmp_path, world_size):
     whole, cut = series(tmp_path / "whole"), series(tmp_path / "cut")
     assert cut == whole and len(whole) == 60
     if len(list((tmp_path / "cut").glob("attempt=*"))) == 2:  # it may have finished before the signal came
-        first = json.loads((tmp_path / "cut/attempt=01/rank=00000/steps.jsonl").read_text().splitlines()[0])
-        assert first["step"] % 4 == 0 and first["step"] > 0
+        assert (step := first_step(tmp_path / "cut/attempt=01")) % 4 == 0 and step > 0

@@ -12,7 +12,8 @@ import sys
 
 import pytest
 
-from tests.workflow.conftest import RUNS, Project, make_project
+from tests.faults.kills import small_project
+from tests.workflow.conftest import RUNS, Project
 from tokenscale.runs.records.external import ExternalRun
 from tokenscale.runs.records.redaction import redact
 
@@ -123,16 +124,9 @@ def test_no_secret_is_in_any_file_of_a_workflow_s_results(tmp_path, monkeypatch)
         monkeypatch.setenv(f"FI_PLANTED_{number}{'_PASSWORD' * named}", secret.splitlines()[0])
         monkeypatch.setenv(f"NCCL_PLANTED_{number}", PLANTED[what][1].format(secret))
     monkeypatch.setenv("TOKENSCALE_KEEP_DIFF", "1")
-    project = make_project(tmp_path)
-    root = project.root
     experiment = {"question": "Who sees secrets?", "runs": RUNS | {"approach": "packed"}, "factors": {"seed": [0, 1]}}
-    for path in (root / "config/experiments").iterdir():
-        path.unlink()
-    (root / "config/experiments/seen.yaml").write_text(
-        json.dumps(experiment | {"figures": ["loss_over_time"], "scales": {"workstation": {}, "alps": {}}})
-    )
-    config = json.loads((root / "config/config.yaml").read_text())
-    (root / "config/config.yaml").write_text(json.dumps(config | {"experiments": ["seen"]}))
+    project = small_project(tmp_path, "seen", experiment | {"figures": ["loss_over_time"]})
+    root = project.root
     (root / ".gitignore").write_text("results\n.snakemake\n__pycache__\n")
     git = ["git", "-c", "user.name=me", "-c", "user.email=me@host.example"]
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
