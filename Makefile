@@ -10,9 +10,11 @@
 # pyproject.toml; torch is the release in constraints.txt. NEWEST=1 installs the newest of all that pyproject.toml allows.
 # make lock: write locks/ anew, with the newest versions that pyproject.toml allows.   make lock-test: does it come out again?
 # make long-test: checks that take long or need the package registry, run before an issue is closed; logs go to evidence/long-tests/.
+# Of these, KILLS=300 kills at random moments go to evidence/faults/kills.jsonl.
 PYTHON ?= python3
 PIP_ARGS ?=
 CONFIG ?=
+KILLS ?= 300
 NEWEST ?=
 # what the user asked for, to be named in an error
 GOAL ?= $(or $(firstword $(MAKECMDGOALS)),run)$(if $(CONFIG), CONFIG=$(CONFIG))
@@ -72,6 +74,7 @@ slurm-test: $(READY)
 long-test: $(READY)
 	$(PYTEST) $(call marked,long,tests/long)
 	$(VENV)/bin/python -m tests.long.wheels
+	$(VENV)/bin/python -m tests.faults.campaign --kills $(KILLS)
 
 # the demo's losses, orders, stores and files, ids of all runs: equal to those recorded?
 golden-test: run

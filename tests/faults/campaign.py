@@ -1,14 +1,15 @@
-"""Hundreds of kills, one after another, with a log that the next call goes on from.
+"""Kills one after another, appended to a log; the next call goes on behind its last line.
 
-    python -m tests.faults.campaign evidence/faults/kills.jsonl --kills 200
+    python -m tests.faults.campaign [--kills 300] [--minutes 20] [--log evidence/faults/kills.jsonl] [--folder LAB]
 
-A line of the log is a kill: what was killed, by which signal, when, and what was lost. `--table` prints the table that
-stands in the README.
+A line of the log is a kill: what was killed, by which signal, when, and what was lost. The table of all kills is then
+written into docs/operations.md.
 """
 
 import argparse
 import json
 import tempfile
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -16,35 +17,37 @@ from typing import Any
 
 from tests.faults.kills import SIGNALS, TRIES, Lab, drawn, trial
 
+ROOT = Path(__file__).parents[2]
+LOG = ROOT / "evidence/faults/kills.jsonl"
+PAGE = ROOT / "docs/operations.md"
+MARK = "<!-- kills -->"
+
 
 def read(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown: a row a victim; how often it was killed by which signal, and how often something was lost."""
+def with_table(page: str, rows: list[dict[str, Any]]) -> str:
+    """The page with its table: a row a victim, how often it was killed by which signal, and how often that lost."""
     hit = [row for row in rows if row["injected"]]
     counts = Counter((row["victim"], row["signal"]) for row in hit)
     lost = Counter(row["victim"] for row in hit if row["lost"])
     lines = [f"| killed | {' | '.join(SIGNALS)} | survived | lost |", "|---|" + "---:|" * (len(SIGNALS) + 2)]
     victims = dict.fromkeys(row["victim"] for row in hit)
-    for victim in victims:
-        killed = [counts[victim, name] for name in SIGNALS]
-        cells = [*killed, sum(killed) - lost[victim], lost[victim]]
-        lines.append(f"| {victim} | {' | '.join(map(str, cells))} |")
-    sums = [sum(counts[victim, name] for victim in victims) for name in SIGNALS]
-    lines.append(f"| together | {' | '.join(map(str, [*sums, len(hit) - lost.total(), lost.total()]))} |")
-    return "\n".join(lines)
+    for name, among in [*((victim, [victim]) for victim in victims), ("together", list(victims))]:
+        killed = [sum(counts[victim, number] for victim in among) for number in SIGNALS]
+        gone = sum(lost[victim] for victim in among)
+        lines.append(f"| {name} | {' | '.join(map(str, [*killed, sum(killed) - gone, gone]))} |")
+    before, _, after = page.split(MARK)
+    return "\n".join([before + MARK, *lines, MARK + after])
 
 
-def campaign(log: Path, kills: int, seed: int, folder: Path) -> list[dict[str, Any]]:
-    """Go on until so many kills were injected; returns the log's rows, with those of earlier calls."""
-    rows = read(log)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    lab = Lab(folder / "lab")
+def campaign(log: Path, kills: int, minutes: float, seed: int, folder: Path) -> list[dict[str, Any]]:
+    """Kill so many times more, or until the time is up. Returns the rows of this call."""
+    end, rows, lab = time.monotonic() + 60 * minutes, [], Lab(folder / "lab")
     lab.made()
-    number = 1 + max((row["number"] for row in rows), default=-1)
-    while sum(row["injected"] for row in rows) < kills:
+    number = 1 + max((row["number"] for row in read(log)), default=-1)
+    while sum(row["injected"] for row in rows) < kills and time.monotonic() < end:
         kill = drawn(number, seed)
         for _ in range(TRIES):
             row = trial(lab, kill, folder / "trial", seed)
@@ -54,26 +57,23 @@ def campaign(log: Path, kills: int, seed: int, folder: Path) -> list[dict[str, A
         with log.open("a") as file:
             file.write(json.dumps(row) + "\n")
         rows.append(row)
-        injected, lost = sum(r["injected"] for r in rows), sum(bool(r["lost"]) for r in rows)
         said = f"{row['victim']} {row['signal']} {row['seconds']} s" + "".join(f"\n  {text}" for text in row["lost"])
-        print(f"{injected}/{kills}, {lost} lost: {said}", flush=True)
+        print(f"{sum(r['injected'] for r in rows)}, {sum(bool(r['lost']) for r in rows)} lost: {said}", flush=True)
         number += 1
     return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("log", type=Path)
-    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--log", type=Path, default=LOG)
     parser.add_argument("--folder", type=Path, help="kept, so that the next call need not build the project again")
-    parser.add_argument("--table", action="store_true", help="print the table of the log, and inject nothing")
     asked = parser.parse_args()
-    if asked.table:
-        return print(table(read(asked.log)))
     with tempfile.TemporaryDirectory(prefix="kills-") as temporary:
-        rows = campaign(asked.log, asked.kills, asked.seed, asked.folder or Path(temporary))
-    print(table(rows))
+        rows = campaign(asked.log, asked.kills, asked.minutes, asked.seed, asked.folder or Path(temporary))
+    PAGE.write_text(with_table(PAGE.read_text(), read(LOG)))
     raise SystemExit(any(row["lost"] for row in rows))
 
 
