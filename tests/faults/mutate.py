@@ -1,9 +1,11 @@
 """Files that the product reads, damaged one at a time: each is named or does no harm.
 
-    python -m tests.faults.mutate --seed 1 --count 1000 [--results results]
+    python -m tests.faults.mutate --seed 1 --count 1000 [--results results] [--kinds runs,figures] [--flips 600]
 
-A line a mutation that is silent, ends in a stack trace or hangs; the last line counts them. Without `--results` a small
-project is built first.
+A line a mutation that is silent, ends in a stack trace or hangs; the last line counts them by kind. `named`: refused or
+reported by name. `equal`: read as it was. `other`: read as another text, in a file whose content nothing proves.
+`--flips`: instead, so many single bits of every record of a file of each kind. Without `--results` a small project is
+built first.
 """
 
 import argparse
@@ -16,17 +18,19 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.faults.samples import SAMPLES, read_logs
 from tests.harm import KINDS, OF_FILES, OF_TEXT, SPECIAL, harm
 from tokenscale.analysis import tables
+from tokenscale.analysis.ingest import ingest
+from tokenscale.analysis.rows import benchmark_rows
 from tokenscale.base.errors import UserError
 from tokenscale.base.manifests import read_sums, walk
 from tokenscale.cli import verify
-from tokenscale.report.packed_logs import restore
 from tokenscale.report.save import read_figure
 
 #: no result is read from these: texts for people, locks, and records of how something was built
@@ -41,14 +45,22 @@ BESIDE = {
     "stacks.txt",
 }
 BESIDE |= {"status.json"}
-HUNG_S = 60
+HARMLESS = ("named", "equal", "other")
+#: seconds without an answer; a busy machine needs many for an import
+HUNG_S = 200
+Counts = dict[str, Counter[str]]
 
 
 class Kind(NamedTuple):
-    """A folder whose files are read together. `check` yields what is wrong, or raises UserError."""
+    """Folders whose files are read together, the parents of `pattern`.
+
+    `check` yields what is wrong; or `read` returns what the files say. Both raise UserError.
+    """
 
     pattern: str
-    check: Callable[[Path], Iterable[object]]
+    check: Callable[[Path], Iterable[object]] | None = None
+    read: Callable[[Path], object] = Path
+    proven: bool = True
 
 
 def _check_figures(folder: Path) -> Iterable[str]:
@@ -59,8 +71,7 @@ def _check_figures(folder: Path) -> Iterable[str]:
 
 def _check_report(folder: Path) -> Iterable[object]:
     yield from walk(folder, [{"name": n, "sha256": s} for n, s in read_sums(folder).items()], beside=("SHA256SUMS",))
-    with tempfile.TemporaryDirectory() as output:
-        restore(folder / "logs.json.xz", Path(output))
+    read_logs(folder)
 
 
 def _check_tables(folder: Path) -> Iterable[object]:
@@ -68,26 +79,48 @@ def _check_tables(folder: Path) -> Iterable[object]:
     return ()
 
 
-#: those of `verify results`, whose folders are the parents of their records, and what the report reads
+def _ingest(folder: Path) -> list[object]:
+    with tempfile.TemporaryDirectory() as output:
+        return [ingest(path, folder / "runs", Path(output)) for path in sorted(folder.glob("*.json"))]
+
+
+#: those of `verify results`, whose folders are the parents of their records, what the report reads, and samples
 CHECKED = {name: Kind(f"{name}/{pattern}", check) for name, (pattern, check) in verify.KINDS.items()} | {
     "tables": Kind("tables/*/manifest.json", _check_tables),
     "figures": Kind("figures/*/*.svg", _check_figures),
     "report": Kind("report*/SHA256SUMS", _check_report),
+    "run tables": Kind("experiments/*.json", read=_ingest),
+    "benchmarks": Kind("benchmarks/*/*.json", read=lambda folder: benchmark_rows(sorted(folder.glob("*.json")))),
+    **{name: Kind("", read=s.read, proven=s.proven) for name, s in SAMPLES.items()},
 }
 
 
-def mutate(results: Path, work: Path, seed: str) -> tuple[str, str]:
-    """Damage one file of a copy; returns (what was done, what came of it)."""
-    draw = random.Random(seed)
+def available(results: Path) -> list[str]:
+    """The kinds of which there are files."""
+    return [name for name, kind in CHECKED.items() if name in SAMPLES or any(results.glob(kind.pattern))]
+
+
+def copied(results: Path, work: Path, name: str, draw: random.Random) -> tuple[Path, Path, list[Path]]:
+    """(a folder of this kind, its copy of links, the files in the copy that are read)."""
     shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    kinds = [name for name, kind in CHECKED.items() if any(results.glob(kind.pattern))]
-    kind = CHECKED[draw.choice(kinds)]
-    source = draw.choice(sorted({path.parent for path in results.glob(kind.pattern)}))
-    folder = work / source.relative_to(results)
+    if name in SAMPLES and not (source := work.with_name("samples") / name).exists():
+        source.mkdir(parents=True)
+        made = _outcome(lambda: f"made: {SAMPLES[name].make(source)}")
+        assert made.startswith("made"), f"{name}: {made}"
+    elif name not in SAMPLES:
+        source = draw.choice(sorted({path.parent for path in results.glob(CHECKED[name].pattern)}))
+    folder = work / source.relative_to(source.parents[1] if name in SAMPLES else results)
     shutil.copytree(source, folder, copy_function=os.link)
     entries = ((path, path.relative_to(folder).parts) for path in sorted(folder.rglob("*")) if path.is_file())
-    files = [path for path, parts in entries if path.name not in BESIDE and "superseded" not in parts]
+    beside = () if name in SAMPLES else BESIDE
+    return source, folder, [path for path, parts in entries if path.name not in beside and "superseded" not in parts]
+
+
+def mutate(results: Path, work: Path, seed: str, kinds: list[str]) -> tuple[str, str, str]:
+    """Damage one file of a copy; returns (kind, what was done, what came of it)."""
+    draw = random.Random(seed)
+    kind = CHECKED[name := draw.choice(kinds)]
+    source, folder, files = copied(results, work, name, draw)
     place = draw.choice(sorted({path.parent for path in files}))
     path = draw.choice([file for file in files if file.parent == place])
     what = draw.choice(KINDS + OF_TEXT + OF_FILES + SPECIAL)
@@ -96,11 +129,21 @@ def mutate(results: Path, work: Path, seed: str) -> tuple[str, str]:
     harm(path, what, other, draw)
     done = f"{what} {path.relative_to(work)}"
     if path.is_file() and not path.is_symlink() and [_content(p.read_bytes()) for p in (path, other)] == before:
-        return done, "equal"
+        return name, done, "equal"
     # a mark that is gone is written again, which is a note
-    return done, _outcome(
-        kind.check, folder, what == "remove", {path.name, path.stem, other.name, other.stem, path.parent.name}
-    )
+    return name, done, _outcome(lambda: said(kind, source, folder, what == "remove", (path, other)))
+
+
+def said(kind: Kind, source: Path, folder: Path, notes: bool, damaged: Iterable[Path]) -> str:
+    """What comes of reading a damaged folder: named, silent, equal, other, or not named."""
+    try:
+        if kind.check is None:
+            return "equal" if kind.read(folder) == kind.read(source) else "silent" if kind.proven else "other"
+        found = " ".join(str(f) for f in kind.check(folder) if notes or not getattr(f, "note", False))
+    except UserError as error:
+        found = str(error)
+    names = {name for path in damaged for name in (path.name, path.stem, path.parent.name)}
+    return "silent" if not found else "named" if any(n in found for n in names) else f"not named: {found}"
 
 
 def _content(data: bytes) -> object:
@@ -111,37 +154,54 @@ def _content(data: bytes) -> object:
         return data
 
 
-def _outcome(check: Callable[[Path], Iterable[object]], folder: Path, notes: bool, names: set[str]) -> str:
-    """What a check says in a process of its own: named, silent, trace or hung."""
+def _outcome(tried: Callable[[], str]) -> str:
+    """What a call in a process of its own returns, or trace, or hung."""
     reading, writing = os.pipe()
     if not (process := os.fork()):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         try:
-            try:
-                found = " ".join(str(f) for f in check(folder) if notes or not getattr(f, "note", False))
-            except UserError as error:
-                found = str(error)
-            said = "silent" if not found else "named" if any(n in found for n in names) else f"not named: {found}"
+            found = tried()
         except BaseException:
-            said = "trace: " + traceback.format_exc()
-        os.write(writing, said.encode()[:4000])
+            found = "trace: " + traceback.format_exc()
+        os.write(writing, found.encode(errors="replace")[:4000])
         os._exit(0)
     os.close(writing)
     ready = select.select([reading], [], [], HUNG_S)[0]
-    said = os.read(reading, 4000).decode() if ready else "hung"
+    found = os.read(reading, 4000).decode(errors="replace") if ready else "hung"
     os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
     os.close(reading)
-    return said or "killed"
+    return found or "killed"
 
 
-def campaign(results: Path, work: Path, seed: int, count: int) -> Counter[str]:
+def campaign(results: Path, work: Path, seed: int, count: int, chosen: list[str] | None = None) -> Counts:
     """So many mutations; prints those that are not named and not without effect."""
-    counts: Counter[str] = Counter()
+    counts: Counts = defaultdict(Counter)
+    kinds = chosen or available(results)
     for number in range(count):
-        done, outcome = mutate(results, work, f"{seed}-{number}")
-        counts[outcome.split(":")[0]] += 1
-        if outcome not in ("named", "equal"):
+        name, done, outcome = mutate(results, work, f"{seed}-{number}", kinds)
+        counts[name][outcome.split(":")[0]] += 1
+        if outcome not in HARMLESS:
             print(f"{seed}-{number} {done}: {outcome}", flush=True)
+    return counts
+
+
+def flips(results: Path, work: Path, seed: int, count: int, chosen: list[str] | None = None) -> Counts:
+    """So many single bits of each record of one folder of each kind whose content is proven."""
+    counts: Counts = defaultdict(Counter)
+    for name in (name for name in chosen or available(results) if CHECKED[name].proven):
+        kind, draw = CHECKED[name], random.Random(f"{seed}-{name}")
+        source, folder, files = copied(results, work, name, draw)
+        for path in (p for p in files if p.suffix in (".json", ".xz") or p.name in ("SHA256SUMS", "steps.jsonl")):
+            content = path.read_bytes()
+            for _ in range(count):
+                harm(path, "flip", path, draw)
+                same = _content(path.read_bytes()) == _content(content)
+                outcome = "equal" if same else said(kind, source, folder, False, (path,))
+                counts[name][outcome.split(":")[0]] += 1
+                if outcome not in HARMLESS:
+                    print(f"{name} {path.relative_to(folder)}: {outcome}", flush=True)
+                path.write_bytes(content)
     return counts
 
 
@@ -149,6 +209,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--flips", type=int, help="single bits of each record")
+    parser.add_argument("--kinds", type=lambda text: text.split(","), help=", ".join(CHECKED))
     parser.add_argument("--results", type=Path, help="results of a project, which stay as they are")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -158,9 +220,10 @@ def main() -> int:
 
             build(Path(folder))
             results = Path(folder, "project/results")
-        counts = campaign(results, results.with_name("mutated"), arguments.seed, arguments.count)
-    print(json.dumps(counts))
-    return 0 if counts.keys() <= {"named", "equal"} else 1
+        tried, number = (campaign, arguments.count) if arguments.flips is None else (flips, arguments.flips)
+        counts = tried(results, results.with_name("mutated"), arguments.seed, number, arguments.kinds)
+    print(json.dumps(counts | {"all": sum(counts.values(), Counter())}))
+    return 0 if sum(counts.values(), Counter()).keys() <= {*HARMLESS} else 1
 
 
 if __name__ == "__main__":

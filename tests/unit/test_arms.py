@@ -21,7 +21,7 @@ from tokenscale.arms.environments import list_arms, load_arm, prepare
 from tokenscale.arms.record import record
 from tokenscale.arms.train import train, write_contract
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json, write_json
+from tokenscale.base.files import read_json, write_sealed
 from tokenscale.cli.main import main
 from tokenscale.data.batches.batch import Batch, Inputs
 from tokenscale.data.batches.open import open_batches
@@ -80,7 +80,7 @@ def toy(tmp_path, monkeypatch):
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
-    write_json(Path("results/arms/toy/environment.json"), {"error": None, "files": {}, "packages": {}})
+    write_sealed(Path("results/arms/toy/environment.json"), {"error": None, "files": {}, "packages": {}})
     return folder
 
 
@@ -221,7 +221,7 @@ def test_what_cannot_start_is_the_reason(toy, lab):
     rows = read_json(lab.store(run_of().store) / "manifest.json")["rows"]
     with pytest.raises(UserError, match="every label counts"):  # the last row is padded
         trained(lab, run_of(budget=BudgetSettings(steps=-(-rows // 6) + 1)))
-    write_json(Path("results/arms/toy/environment.json"), {"error": error, "files": {}})
+    write_sealed(Path("results/arms/toy/environment.json"), {"error": error, "files": {}})
     assert trained(lab, run_of())["outcome"]["reason"] == error
 
 

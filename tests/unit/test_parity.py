@@ -12,7 +12,7 @@ import torch
 import torch.utils.checkpoint
 
 from tests.parity_cases import FAULTS, HELD_OUT, REFACTORINGS, References, certificate_of, judge
-from tokenscale.base.files import read_json, write_json
+from tokenscale.base.files import read_json, write_sealed
 from tokenscale.cli.main import main
 from tokenscale.parity import recorder
 from tokenscale.parity.certificate import certify, summarise
@@ -219,7 +219,7 @@ def test_names_align_parameters_and_other_initial_values_are_a_difference(record
 
 
 def edit(folder, **facts):
-    write_json(folder / "recording.json", read_json(folder / "recording.json") | facts)
+    write_sealed(folder / "recording.json", read_json(folder / "recording.json") | facts)
 
 
 def truncate(folder):
@@ -233,9 +233,12 @@ BAD = {
     "not closed": (lambda b: record(b, close=False), "the recording is truncated"),
     "a line too few": (truncate, "the recording is truncated"),
     "half a file": (lambda b: (b / "trace.safetensors").write_bytes(b"{"), "the recording is truncated"),
-    "not JSON": (lambda b: (b / "recording.json").write_text("{"), "the recording is not readable JSON"),
+    "not JSON": (
+        lambda b: (b / "recording.json").write_text("{"),
+        "the manifest of the recording is not readable JSON",
+    ),
     "keys missing": (lambda b: edit(b, steps=None), "the recording is truncated"),
-    "another version": (lambda b: edit(b, schema_version=99), "the recording has another version"),
+    "another version": (lambda b: edit(b, schema_version=99), "the recording was written by a newer tokenscale"),
     "no step": (lambda b: record(b, steps=0), "the recording has no optimizer step"),
     "other steps": (lambda b: record(b, steps=2), "the recordings have other numbers of steps"),
     "other weights": (lambda b: record(b, seed=1), "the recordings have other initial weights"),

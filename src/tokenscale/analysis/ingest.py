@@ -21,7 +21,15 @@ from tokenscale.analysis.rows import benchmark_rows, certificate_rows, store_row
 from tokenscale.analysis.runs import grouping, launches, read_settings, run_row
 from tokenscale.analysis.siblings import Siblings, find_gaps
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import check_types, read_json, report_malformed, sha256_file, write_json
+from tokenscale.base.files import (
+    check_file_name,
+    check_types,
+    read_json,
+    read_record,
+    report_malformed,
+    sha256_file,
+    write_json,
+)
 from tokenscale.runs.records import provenance
 from tokenscale.settings.manifests import list_manifests
 from tokenscale.settings.registry import OBJECTIVES
@@ -118,18 +126,15 @@ def ingest(
     UserError only where the experiment's own table, a benchmark file or a manifest cannot be read, or where the table
     lists two runs as the same repeat.
     """
-    table = read_json(experiment, "experiment's run table", next=f"snakemake {experiment}")
-    if not isinstance(table, dict) or not isinstance(table.get("runs"), list):
+    again = f"snakemake -f {experiment}"
+    table = read_record(experiment, "run table", again, unsealed=True)
+    if not isinstance(table.get("runs"), list):
         expected, next = 'an object with a list "runs"', "tokenscale plan EXPERIMENT --output FILE"
         raise UserError("this is no run table of an experiment.", path=experiment, expected=expected, next=next)
-    again = f"snakemake -f {experiment}"
     with report_malformed(experiment, "experiment's run table", next=again):
         check_types(table, {"experiment": str})
         for entry in table["runs"]:
-            check_types(entry, {"run_id": str})
-    if "seal" in table and provenance.read_sealed(experiment) is None:
-        what, found = "the run table has changed since it was planned.", "a seal that is not the digest of its content"
-        raise UserError(what, path=experiment, found=found, next=again)
+            check_file_name(entry["run_id"])
     listed = {entry["run_id"]: entry for entry in sorted(table["runs"], key=lambda r: r["run_id"])}
     if len(listed) < len(table["runs"]):
         twice = sorted(run_id for run_id, n in Counter(r["run_id"] for r in table["runs"]).items() if n > 1)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json, report_malformed, sha256_file
+from tokenscale.base.files import read_json, read_record, report_malformed, sha256_file
 from tokenscale.settings.data import HELD_OUT_IN_TRAINING
 
 Row = dict[str, Any]
@@ -31,7 +31,7 @@ def benchmark_rows(paths: list[Path]) -> dict[str, list[Row]]:
     Raises UserError for a file that is no such benchmark."""
     found: dict[str, list[Row]] = {name: [] for name in BENCHMARK_TABLES}
     for path in sorted(paths, key=lambda p: p.name):
-        content = read_json(path, "benchmark file", next=f"snakemake {path}")
+        content = read_record(path, "benchmark file", f"snakemake -f {path}", unsealed=True)
         try:
             kind, hardware = content.get("benchmark"), content.get("hardware") or {}
             of_kind = {"storage": _of_storage, "inference": _of_inference}
@@ -124,7 +124,7 @@ def _corpus(path: Path) -> tuple[str, Row]:
 
 
 def _store_row(path: Path, texts: dict[str, Row]) -> Row:
-    manifest = read_json(path, "store's manifest", next=f"snakemake {path}")
+    manifest = read_record(path, "store's manifest", f"snakemake -f {path}", unsealed=True, key="self_sha256")
     try:
         text = texts.get(manifest.get("corpus_manifest_sha256"), {})
         return {
@@ -153,7 +153,8 @@ def _build(path: Path) -> Row:
     """Engine and seconds of the build, of all jobs of a store in parts together; nothing if the record is lost."""
     if not path.is_file():
         return {}
-    record = read_json(path, "record of the store's build")
+    next = f"snakemake -f {path.with_name('manifest.json')}"
+    record = read_record(path, "record of the store's build", next, unsealed=True)
     return {"engine": record.get("engine") or None, "seconds": record["duration_s"]}
 
 
@@ -167,7 +168,7 @@ def certificate_rows(paths: Sequence[Path]) -> list[Row]:
 
 def _certificate_row(path: Path) -> Row:
     next = f"snakemake -f {path}"
-    found = read_json(path, "parity certificate", next=next)
+    found = read_record(path, "parity certificate", next, unsealed=True)
     row = {"run_id": path.parent.parent.name, "over": path.stem, "certificate_sha256": sha256_file(path)}
     with report_malformed(path, "parity certificate", next=next):
         row |= {"verdict": found["verdict"]}

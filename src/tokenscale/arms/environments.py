@@ -16,7 +16,7 @@ from typing import Any
 
 from tokenscale.arms.prepared import ARMS, python_of, source_of
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.base.files import lock_folder, read_json, sha256_text, write_json
+from tokenscale.base.files import lock_folder, read_json, sha256_text, write_json, write_sealed
 from tokenscale.runs.records.redaction import redact
 from tokenscale.settings.yaml_files import read_yaml
 
@@ -103,7 +103,7 @@ def prepare(name: str, record: Path, log: Any = print) -> dict[str, Any]:
             size = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
             # apart from the record, which is equal for equal environments
             write_json(folder / "build.json", {"seconds": round(time.monotonic() - began, 1), "bytes": size})
-        write_json(record, found)
+        write_sealed(record, found)
     return found
 
 

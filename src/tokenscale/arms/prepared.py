@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tokenscale.base.files import read_json, report_malformed
+from tokenscale.base import files
 
 ARMS = Path("workflow/arms")
 
@@ -19,6 +19,6 @@ def source_of(record: Path) -> Path:
 def read_record(record: Path) -> dict[str, Any]:
     """Read what `prepare` wrote. Raises UserError for a missing or malformed file."""
     next = f"snakemake -f {record}"
-    found = read_json(record, "record of an arm's environment", next=next)
-    with report_malformed(record, "record of an arm's environment", next=next):
+    found = files.read_record(record, "record of an arm's environment", next)
+    with files.report_malformed(record, "record of an arm's environment", next=next):
         return {"error": found["error"], "files": found["files"], **found}

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from tokenscale.arms.contract import digest_rows
 from tokenscale.arms.prepared import ARMS, python_of, read_record, source_of
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import get_boot_id, read_json, write_json
+from tokenscale.base.files import REPLACE, get_boot_id, open_file, read_json, write_json, write_text
 from tokenscale.costs.schedule import learning_rate
 from tokenscale.data.batches.batch import Batches, Inputs
 from tokenscale.data.batches.open import open_batches
@@ -167,7 +167,7 @@ def run_adapter(
     environment = os.environ | {"PYTHONPATH": str((folder / "lib").resolve()), "PYTHONNOUSERSITE": "1"}
     environment |= variables or {}
     log = folder / "output.log"
-    with open(log, "w", encoding="utf-8") as output:
+    with open(open_file(log, REPLACE, follow=False), "w", encoding="utf-8") as output:
         try:
             process = subprocess.Popen(
                 [*command, str((folder / "contract.json").resolve())],
@@ -302,8 +302,8 @@ def train(
     writer.close()
     folder.mkdir(exist_ok=True)
     if reason:
-        (folder / "failed.txt").write_text(reason, encoding="utf-8")
-    (folder / "ended.txt").write_text(status, encoding="utf-8")
+        write_text(folder / "failed.txt", reason)
+    write_text(folder / "ended.txt", status)
     if rank == 0:
         _seal(run, directory, attempt_directory, state, steps)
 

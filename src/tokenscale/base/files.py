@@ -27,6 +27,10 @@ POLL_S, PATIENCE_S = 1.0, 120.0
 #: how names of temporary files begin
 TEMPORARY = ".tokenscale-"
 _REMOVE = "remove it, or name another path"
+#: a compressed file of others may unpack to this many bytes, and this many times its size: real ones shrink to a tenth
+UNPACKED, RATIO = 64 << 20, 500
+#: flags of `open_file` for a file whose content is replaced
+REPLACE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 
 @contextmanager
@@ -65,7 +69,7 @@ def atomic(path: str | Path, durable: bool = True) -> Iterator[Path]:
 def _remove_left_over(folder: Path) -> None:
     """Remove the temporary files of processes that were killed: nobody locks them."""
     for left in folder.glob(f"{TEMPORARY}*.tmp"):
-        with suppress(OSError), open(left, "rb+") as file:
+        with suppress(OSError, UserError), open(open_file(left, os.O_RDWR, follow=False), "rb+") as file:
             if acquire(file):
                 left.unlink()
 
@@ -232,7 +236,7 @@ class HashedFile:
         self._pending: Future[None] | None = None
 
     def __enter__(self) -> "HashedFile":
-        self._file = open(open_file(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, follow=False), "wb")
+        self._file = open(open_file(self._path, REPLACE, follow=False), "wb")
         return self
 
     def write(self, data: Any) -> None:
@@ -276,36 +280,46 @@ def is_sealed(record: Any, key: str = "seal") -> bool:
     return record.get(key) == sha256_text(canonical_json({k: v for k, v in record.items() if k != key}))
 
 
-def read_record(path: str | Path, what: str, next: str | None = None) -> dict[str, Any]:
-    """Read a record of `write_sealed`, without its seal. Raises UserError if it is missing, broken or changed."""
-    if not is_sealed(record := read_json(path, what, next)):
-        expected = "`seal`, the SHA-256 of its content"
+def read_record(
+    path: str | Path, what: str, next: str | None = None, *, unsealed: bool = False, key: str = "seal"
+) -> dict[str, Any]:
+    """Read a record of `write_sealed`, without its seal. Raises UserError if it is missing, broken or changed.
+
+    `unsealed`: or one without a seal, as archives of earlier versions hold.
+    """
+    record = read_json(path, what, next)
+    if not is_sealed(record, key) and not (unsealed and isinstance(record, dict) and key not in record):
+        expected = f"`{key}`, the SHA-256 of its content"
         raise UserError(f"the {what} has changed since it was written.", path=path, expected=expected, next=next)
-    return {key: value for key, value in record.items() if key != "seal"}
+    return {name: value for name, value in record.items() if name != key}
 
 
 def pretty_json(value: Any) -> str:
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def read_manifest_file(path: str | Path, what: str, newest: int, next: str, oldest: int = 0) -> dict[str, Any]:
-    """Read a manifest and check its schema version and its hash in `build.json`.
+def read_manifest_file(
+    path: str | Path, what: str, newest: int, next: str, oldest: int = 0, *, sealed: bool = False
+) -> dict[str, Any]:
+    """Read a manifest and check its schema version, and its seal or its hash in `build.json`.
 
     Raises UserError for a missing, broken, changed, too new or too old manifest. `next` is the command to rebuild it.
     """
     manifest = read_json(path, f"manifest of the {what}", next)
     version = manifest.get("schema_version", 0) if isinstance(manifest, dict) else None
-    if not isinstance(version, int):
+    if type(version) is not int:
         raise UserError(f"the file is not a manifest of a {what}.", manifest=path, next=next)
     if not oldest <= version <= newest:
         writer, expected = ("a newer", f"at most {newest}") if version > newest else ("an older", f"at least {oldest}")
         facts = {"manifest": path, "found": f"schema_version {version}", "expected": expected}
         following = ("upgrade tokenscale, or rebuild: " if version > newest else "rebuild: ") + next
         raise UserError(f"the {what} was written by {writer} tokenscale.", **facts, next=following)
+    if sealed:
+        return read_record(path, f"manifest of the {what}", next)
     build = Path(path).with_name("build.json")
     try:
-        stated = json.loads(build.read_text(encoding="utf-8"))["manifest_sha256"]
-    except (OSError, ValueError, LookupError, TypeError):  # not copied, or of a store, whose manifest has its own hash
+        stated = read_json(build)["manifest_sha256"]
+    except (UserError, LookupError, TypeError):  # not copied, or of a store, whose manifest has its own hash
         return manifest
     if stated != (found := sha256_text(canonical_json(manifest))):
         facts = {"manifest": path, "expected": f"sha256 {stated}  ({build.name})", "found": f"sha256 {found}"}
@@ -410,5 +424,8 @@ def read_arguments(words: list[str]) -> list[str]:
     """Return the words, with those of its file in place of each `@FILE.json`. Raises UserError for a missing file."""
     found: list[str] = []
     for word in words:
-        found += read_json(word[1:], "file of arguments") if word[:1] == "@" and word.endswith(".json") else [word]
+        words_of = read_json(word[1:], "file of arguments") if word[:1] == "@" and word.endswith(".json") else [word]
+        if not isinstance(words_of, list) or not all(isinstance(one, str) for one in words_of):
+            raise UserError("the file of arguments is no list of texts.", path=word[1:], next="rm it, and call again")
+        found += words_of
     return found

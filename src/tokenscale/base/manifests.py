@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import sha256_file
+from tokenscale.base.files import check_relative_path, sha256_file
 
 #: list of checksums in the folder of a report
 SUMS = "SHA256SUMS"
@@ -23,6 +23,11 @@ def walk(
     """
     listed = {file["name"]: file for file in files}
     for name, file in listed.items():
+        try:
+            check_relative_path(name)
+        except ValueError:
+            yield str(name), "a name that leads out of the folder"
+            continue
         if fault := _compare(folder / name, file.get("bytes"), file["sha256"]):
             yield name, fault
     if beside is not None:

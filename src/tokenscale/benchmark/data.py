@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import sha256_file, write_json
+from tokenscale.base.files import sha256_file, write_sealed
 from tokenscale.benchmark import machine, studies
 from tokenscale.benchmark.machine import make_timing_record
 from tokenscale.benchmark.rounds import group_by, interleave
@@ -138,7 +138,7 @@ def measure(
         "finished_unix_s": time.time(),
         "records": records,
     }
-    write_json(output, result)
+    write_sealed(output, result)
     return result
 
 

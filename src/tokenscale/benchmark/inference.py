@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256_text, write_arguments, write_json
+from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256_text, write_arguments, write_sealed
 from tokenscale.benchmark.rounds import interleave
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
@@ -138,7 +138,7 @@ def measure(settings: InferenceBenchmarkSettings, runs: list[Path], output: Path
         "generations": answers,
         "records": records,
     }
-    write_json(output, result)
+    write_sealed(output, result)
     return result
 
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import sha256_file, write_json
+from tokenscale.base.files import sha256_file, write_sealed
 from tokenscale.benchmark import machine
 from tokenscale.benchmark.rounds import group_by, interleave
 from tokenscale.data.corpus.raw_text import RawText
@@ -128,7 +128,7 @@ def measure(
         "finished_unix_s": time.time(),
         "records": records,
     }
-    write_json(output, result)
+    write_sealed(output, result)
     return result
 
 

@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from tokenscale.base.bucket import Bucket
 from tokenscale.base.errors import UserError, as_typed, find_nearest, redact_credentials
-from tokenscale.base.files import canonical_json, pretty_json, read_json, sha256_file, sha256_text
+from tokenscale.base.files import (
+    canonical_json,
+    check_file_name,
+    check_relative_path,
+    check_types,
+    parse_json,
+    pretty_json,
+    read_json,
+    sha256_file,
+    sha256_text,
+)
 from tokenscale.cli import main
 from tokenscale.settings.data import find_address_problem
 
@@ -153,7 +163,7 @@ def _add_manifest(path: Path, files: dict[str, dict[str, Any]]) -> None:
         if beside.is_file():
             files[str(beside)] = {"sha256": sha256_file(beside), "bytes": beside.stat().st_size}
     for listed in _list_files(content):
-        file = path.parent / listed["name"]
+        file = path.parent / check_relative_path(listed["name"])
         if not file.is_file() or file.stat().st_size != listed["bytes"]:
             _raise_changed(file, f"{listed['bytes']:,} bytes ({path})")
         files[str(file)] = {"sha256": listed.get("sha256") or sha256_file(file), "bytes": listed["bytes"]}
@@ -195,9 +205,14 @@ def _plan_key(experiment: str, ranks: int) -> str:
 
 def _parse(data: bytes, bucket: Bucket, key: str) -> dict[str, Any]:
     """Return the JSON of an object with schema 1. Raises UserError for anything else."""
-    with contextlib.suppress(ValueError):
-        found = json.loads(data)
-        if isinstance(found, dict) and found.get("schema") == 1:
+    with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
+        found = parse_json(data)
+        plan = {"files": dict, "runs": list} if key != MARKER else {name: dict for name in NAMED if name in found}
+        check_types(found, {"schema": int, **plan})
+        for facts in found.get("files", {}).values():
+            check_types(facts, {"sha256": str, "bytes": int})
+            check_file_name(facts["sha256"])
+        if found["schema"] == 1 and all(isinstance(run, str) for run in found.get("runs", [])):
             return found
     what, address = "an object of the bucket is not what this version of tokenscale writes.", f"{bucket.address}/{key}"
     raise UserError(what, address=address, expected="JSON with schema 1", next=NEXT_BUCKET)
@@ -219,7 +234,7 @@ def pull(config: "Config", experiments: list[str]) -> str:
         files |= _parse(bucket.read(key) or b"", bucket, key)["files"]
     for path, facts in files.items():
         if Path(path).name in ("manifest.json", "build.json") and not Path(path).exists():
-            bucket.download(f"inputs/{facts['sha256']}", _checked_path(path))
+            fetch_input(bucket, _checked_path(path), facts)
     listed, fetched = bucket.list("runs/"), 0
     ended = [run_id for run_id in config.all_runs(experiments) if f"runs/{run_id}/done.json" in listed]
     for prefix in (f"runs/{run_id}/" for run_id in ended):
@@ -239,9 +254,10 @@ def pull(config: "Config", experiments: list[str]) -> str:
 
 def _checked_path(path: str) -> Path:
     """Return a path of the bucket if it lies below this folder."""
-    if Path(path).is_absolute() or ".." in Path(path).parts:
-        raise UserError("a path in the bucket leads out of this folder.", path=path, next=NEXT_BUCKET)
-    return Path(path)
+    try:
+        return Path(check_relative_path(path))
+    except ValueError:
+        raise UserError("a path in the bucket leads out of this folder.", path=path, next=NEXT_BUCKET) from None
 
 
 # --- workers -------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_file
 from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.settings import flags
 from tokenscale.settings.benchmarks import SamplingSettings
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> None:
 def read_prompts(path: Path) -> list[str]:
     """Return the lines of a file. Raise UserError if it is unreadable or empty."""
     try:
-        prompts = path.read_text(encoding="utf-8").splitlines()
+        prompts = read_file(path).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError("the prompts cannot be read.", file=path, reason=error, next="name a file of text") from None
     if not prompts:

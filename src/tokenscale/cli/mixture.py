@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import pretty_json, sha256_file, write_json
+from tokenscale.base.files import read_record, sha256_file, write_sealed
 
 VERSION = 1
 
@@ -41,6 +41,10 @@ def write_mixture(sources: dict[str, Path], path: Path) -> dict[str, Any]:
         relative = os.path.relpath(manifest, path.parent)
         listed.append({"name": name, "manifest": relative, "sha256": sha256_file(manifest)})
     content = {"schema_version": VERSION, "sources": listed}
-    if not (path.is_file() and path.read_text(encoding="utf-8") == pretty_json(content)):
-        write_json(path, content)
+    try:
+        same = read_record(path, "mixture") == content
+    except UserError:
+        same = False
+    if not same:
+        write_sealed(path, content)
     return content

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the verdict. Return 0 where both are equal or equal to rounding, 1 where they differ."""
     from tokenscale.base.errors import UserError
-    from tokenscale.base.files import read_json, write_json
+    from tokenscale.base.files import read_json, write_sealed
     from tokenscale.parity.certificate import certify, summarise
     from tokenscale.parity.comparison import CERTIFICATE_VERSION, DIFFERENT, compare
     from tokenscale.parity.recording import read_recording
@@ -45,10 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
         outcomes = [folder / "outcome.json" for folder in (arguments.a, arguments.b)]
         reasons = [read_json(path).get("reason") for path in outcomes if path.is_file()]
         reason = [*filter(None, reasons), error.what][0]
-        write_json(arguments.output, {"schema_version": CERTIFICATE_VERSION, "verdict": "none", "reason": reason})
+        write_sealed(arguments.output, {"schema_version": CERTIFICATE_VERSION, "verdict": "none", "reason": reason})
         print(f"no certificate: {reason}")
         return 0
     print(summarise(certificate))
     if arguments.output:
-        write_json(arguments.output, certificate)
+        write_sealed(arguments.output, certificate)
     return int(certificate["verdict"] == DIFFERENT and not arguments.always)

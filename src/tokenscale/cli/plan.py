@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from tokenscale.base.errors import UserError, as_typed
-from tokenscale.base.files import canonical_json, sha256_text, write_json
+from tokenscale.base.files import write_sealed
 from tokenscale.base.wording import format_bytes, format_number
 from tokenscale.cli import main
 from tokenscale.cli.check import check_sources
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         if len(names) != 1:
             raise UserError("--output takes one experiment.", found=", ".join(names), next="name one experiment")
         table = config.table(names[0])
-        write_json(arguments.output, table | {"seal": sha256_text(canonical_json(table))})
+        write_sealed(arguments.output, table)
         return 0
     gpus = read_gpu_prices(arguments.prices) if arguments.prices is not None else {}
     print(*plan(config, names), *render_rent(config, names, gpus), sep="\n")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import open_file
 
 #: the release that these parts were last tested with
 TESTED = "9.27"
@@ -71,7 +72,8 @@ def read_job_event(record: logging.LogRecord) -> dict[str, Any] | None:
 
 def append_event(file: str, **event: Any) -> None:
     """Append an event to a file of events."""
-    with open(file, "a", encoding="utf-8") as opened:
+    how = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    with open(open_file(file, how, follow=False), "a", encoding="utf-8") as opened:
         opened.write(json.dumps(event) + "\n")
 
 

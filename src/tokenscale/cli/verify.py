@@ -167,7 +167,7 @@ def _compare_entries(
 def _verify_download(folder: Path) -> Iterator[Finding]:
     path = folder / "manifest.json"
     next = f"snakemake -f {path}"
-    manifest = read_json(path, "manifest of the download", next)
+    manifest = read_record(path, "manifest of the download", next)
     with report_malformed(path, "manifest of the download", next):
         files = [file for listed in manifest.values() if isinstance(listed, list) for file in listed]
         yield from _verify_files(folder, files, "download", next, ["hashes.json"])

@@ -46,7 +46,7 @@ def read_mixture(path: Path) -> dict[str, Path]:
     changed.
     """
     next = f"snakemake -f {path}"
-    manifest = read_manifest_file(path, "mixture", VERSION, next)
+    manifest = read_manifest_file(path, "mixture", VERSION, next, sealed=True)
     found = {}
     with report_malformed(path, "manifest of the mixture", next):
         for source in manifest["sources"]:

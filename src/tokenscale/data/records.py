@@ -24,6 +24,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import REPLACE, open_file
 
 #: files that a reader keeps open
 OPEN_FILES = 128
@@ -42,7 +43,7 @@ def write_records(path: Path, parts: Iterable[tuple[np.ndarray, np.ndarray]], dt
     """Write a records file of (values of some records, lengths int64) and return its entry for a manifest."""
     table: list[np.ndarray] = []
     first = number = 0
-    with open(path, "wb") as file:
+    with open(open_file(path, REPLACE, follow=False), "wb") as file:
         for values, lengths in parts:
             data = memoryview(np.ascontiguousarray(values, dtype=dtype)).cast("B")
             file.write(data)

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FLOOR_VARIABLE = "TOKENSCALE_PARITY_FLOOR"
 #: tensors with more values are kept as evenly spaced samples of at most this many
 SAMPLES = 1 << 16
@@ -98,7 +98,7 @@ class ParityRecorder:
             {name: value.contiguous() for name, value in self._tensors.items()}, self.folder / "trace.safetensors"
         )
         save_file({k: v.contiguous() for k, v in self._details.items()}, self.folder / "details.safetensors")
-        facts = {
+        facts: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
             "steps": self.step,
             "detailed_steps": min(self.step, self.detailed_steps),
@@ -112,6 +112,10 @@ class ParityRecorder:
             "device": str(next(iter(self._parameters.values())).device),
             "threads": torch.get_num_threads(),
         }
+        names = ("steps.jsonl", "trace.safetensors", "details.safetensors")
+        facts["files"] = {name: hashlib.sha256((self.folder / name).read_bytes()).hexdigest() for name in names}
+        text = json.dumps(json.loads(json.dumps(facts)), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        facts["seal"] = hashlib.sha256(text.encode()).hexdigest()
         temporary = self.folder / "recording.json.partial"
         temporary.write_text(json.dumps(facts), encoding="utf-8")
         temporary.replace(self.folder / "recording.json")

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json, report_malformed
+from tokenscale.base.files import read_file, read_manifest_file, report_malformed
+from tokenscale.base.manifests import walk
 from tokenscale.parity import recorder
 from tokenscale.parity.recorder import FLOOR_VARIABLE, SCHEMA_VERSION, sample
 
@@ -63,17 +64,15 @@ def read_recording(folder: Path) -> Recording:
             expected="recording.json, which recorder.close() writes after the last step",
             next=RECORD_AGAIN if truncated else RECORD.format(folder=folder),
         )
-    facts = read_json(path, "recording", RECORD_AGAIN)
+    next = "use the recorder.py of this version of tokenscale, and record again"
+    facts = read_manifest_file(path, "recording", SCHEMA_VERSION, next, oldest=SCHEMA_VERSION, sealed=True)
     with report_malformed(path, "recording", RECORD_AGAIN):
-        if facts["schema_version"] != SCHEMA_VERSION:
-            found, expected = (f"schema_version {version}" for version in (facts["schema_version"], SCHEMA_VERSION))
-            next = "use the recorder.py of this version of tokenscale, and record again"
-            raise UserError("the recording has another version.", found=found, expected=expected, next=next)
-        lines = (folder / "steps.jsonl").read_text(encoding="utf-8").splitlines()
-        if len(lines) != facts["steps"]:
-            found = f"{len(lines)} steps"
+        for name, fault in walk(folder, [{"name": name, "sha256": s} for name, s in facts["files"].items()]):
+            raise UserError("the recording is truncated.", file=folder / name, found=fault, next=RECORD_AGAIN)
+        steps = [json.loads(line) for line in read_file(folder / "steps.jsonl").splitlines()]
+        if len(steps) != facts["steps"]:
+            found = f"{len(steps)} steps"
             raise UserError("the recording is truncated.", found=found, expected=facts["steps"], next=RECORD_AGAIN)
-        steps = [json.loads(line) for line in lines]
         if not steps:
             next = "call optimizer.step() between ParityRecorder(…) and recorder.close()"
             raise UserError("the recording has no optimizer step.", next=next)

@@ -15,10 +15,14 @@ from tokenscale.analysis import tables
 from tokenscale.analysis.ingest import TableInputs, read_inputs
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import (
+    RATIO,
+    UNPACKED,
     atomic,
     check_file_name,
     check_relative_path,
     check_types,
+    parse_json,
+    read_file,
     report_malformed,
     write_json,
 )
@@ -31,8 +35,6 @@ INDEX = "archive.json"
 ENCODING = ("utf-8", "surrogateescape")
 #: files of a run that tables are made of, and those that its seal covers
 OF_RUN = ("run.json", "done.json", "dirty.diff", "**/attempt.json", "**/rank=*/*.jsonl")
-#: an archive may unpack to this many bytes, and this many times its size: real logs shrink to a tenth
-UNPACKED, RATIO = 64 << 20, 500
 #: what `ingest` says of a run after a comparison with its token stores, which are not in the archive
 JUDGED = ("validity", "reasons", "cautions", "unchecked")
 
@@ -109,16 +111,18 @@ def _unpack(archive: Path) -> tuple[list[TableInputs], dict[str, bytes], dict[st
     """Return experiments, file → content, and experiment → run → `JUDGED` of an archive."""
     next = "take the archive from where it came from again"
     try:
-        packed, unpacker = archive.read_bytes(), lzma.LZMADecompressor()
+        packed, unpacker = read_file(archive), lzma.LZMADecompressor(memlimit=1 << 28)
         text = unpacker.decompress(packed, UNPACKED + RATIO * len(packed))
         if not unpacker.eof:
             raise EOFError(f"it is cut, or unpacks to more than {len(text):,} bytes")
-        content = json.loads(text)
+        content = parse_json(text)
     except FileNotFoundError:
         raise UserError("there is no such archive.", path=archive, next="correct the path") from None
     except (lzma.LZMAError, EOFError, OSError, ValueError, RecursionError) as error:
         raise UserError("the archive of logs cannot be read.", path=archive, reason=error, next=next) from None
     with report_malformed(archive, "archive of logs", next=next):
+        if type(content["schema"]) is not int or content["schema"] != 1:
+            raise ValueError(f"schema is {content['schema']!r}, and 1 is read")
         experiments = [TableInputs(**inputs) for inputs in content["experiments"]]
         for inputs in experiments:
             check_file_name(inputs.experiment)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_file
 from tokenscale.settings.options import as_list, decode, option, raise_errors, settings_class
 
 
@@ -93,7 +94,7 @@ def load_machine(path: str | Path | None, root: str | Path = ".") -> Machine:
 
     file = Path(root) / path
     try:
-        values = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        values = tomllib.loads(read_file(file).decode("utf-8-sig"))
     except FileNotFoundError:
         next = "profiles/alps/machine.toml is an example"
         raise UserError("the machine file is missing.", file=file, next=next) from None

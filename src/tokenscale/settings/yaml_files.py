@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import yaml
 
 from tokenscale.base.errors import UserError, find_nearest
+from tokenscale.base.files import read_file
 from tokenscale.settings.options import join_key, raise_errors
 
 
 def read_yaml(path: Path | str) -> dict[str, Any]:
     """Read a YAML mapping. Raises UserError for a missing file, another document, and what `parse_yaml` rejects."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_file(path).decode("utf-8")
     except FileNotFoundError:
         near = find_nearest(Path(path).name, (file.name for file in Path(path).parent.glob("*.yaml")))
         hint = f"did you mean {Path(path).with_name(near)}?" if near else "check the path"

@@ -1,5 +1,6 @@
 """Models from checkpoints, ready for evaluation and generation."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import canonical_json, check_file_name, read_json, report_malformed
+from tokenscale.base.files import canonical_json, check_file_name, open_file, read_json, report_malformed
 from tokenscale.data.tokenizers.base import Tokenizer, read_tokenizer_manifest
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.registry import OBJECTIVES
@@ -161,6 +162,7 @@ def _read_files(folder: Path, hint: str) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for name in names:
         try:
+            os.close(open_file(folder / name))  # the library would wait for a pipe
             found = load_file(folder / name)
         except (SafetensorError, OSError) as error:
             raise UserError(

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from tokenscale.base.files import REPLACE, open_file
+
 #: seconds between writing the stacks and exiting, in which the other ranks write theirs
 LAST_S = 2.0
 #: exit code of a rank that made no progress
@@ -29,7 +31,8 @@ class Watchdog:
         self._until, self._armed = float("inf"), -float("inf")
         if limit_s:
             file.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(file, "w", encoding="utf-8")  # kept open: it must be writable when nothing else works
+            # kept open: it must be writable when nothing else works
+            self._file = open(open_file(file, REPLACE, follow=False), "w", encoding="utf-8")
             self.beat()
             threading.Thread(target=self._end, name="watchdog", daemon=True).start()
 

@@ -37,6 +37,7 @@ from tokenscale.base.files import (
     sha256_text,
     utc_now,
     write_json,
+    write_sealed,
 )
 from tokenscale.data.corpus import docstrings, dummy, files, stream
 from tokenscale.data.records import remove_other_parts
@@ -269,7 +270,7 @@ def write_manifest(
         "machine": platform.node(),
         "platform": platform.platform(),
     }
-    write_json(directory / "build.json", facts)
+    write_sealed(directory / "build.json", facts)
     write_json(directory / "manifest.json", manifest)
 
 

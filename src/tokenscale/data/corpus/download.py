@@ -24,7 +24,8 @@ import urllib3
 
 from tokenscale.base.bucket import REQUEST_FAILED, access_error, open_system
 from tokenscale.base.errors import UserError, few, find_nearest, first_line, redact_credentials
-from tokenscale.base.files import lock_folder, read_json, sha256_file, sha256_text, sync, write_json
+from tokenscale.base.files import lock_folder, read_json, sha256_file, sha256_text, sync, write_json, write_sealed
+from tokenscale.base.files import open_file as open_regular
 from tokenscale.base.progress import Progress
 from tokenscale.settings.data import FILE_LISTS, CorpusSettings, SourceSettings
 
@@ -77,7 +78,7 @@ def fetch_corpus(settings: CorpusSettings, directory: Path) -> dict[str, Any]:
         finally:
             if hashes:
                 write_json(record, hashes)
-        write_json(directory / MANIFEST, manifest)
+        write_sealed(directory / MANIFEST, manifest)
     return manifest
 
 
@@ -187,7 +188,8 @@ def _receive(open_file: Opener, address: str, part: Path, record: Path, resumabl
             raise Retry("the server sends other bytes than before; starting over", 0.0, restart=True)
         facts = {key: known.get(key) if value is None else value for key, value in facts.items()}
     progress = Progress(urlsplit(address).path.rsplit("/", 1)[-1], total_bytes=facts["size"])
-    with part.open("ab" if answer.start else "wb") as file:
+    how = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if answer.start else os.O_TRUNC)
+    with open(open_regular(part, how, follow=False), "ab" if answer.start else "wb") as file:
         os.fsync(file.fileno())  # bytes of an earlier version are gone before the new one is recorded
         write_json(record, facts)
         for piece in answer.pieces:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError, find_nearest
-from tokenscale.base.files import read_json, sha256_file
+from tokenscale.base.files import read_record, sha256_file
 from tokenscale.data.corpus.columns import match_targets, select_part
 from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.corpus.read import has_documents, read_texts
@@ -164,4 +164,4 @@ def _read_manifest(downloads: Path | None) -> dict[str, Any]:
         next = "--downloads results/downloads/NAME/manifest.json  (snakemake names it itself)"
         raise UserError("the corpus has a remote source, and --downloads is missing.", next=next)
     path = downloads / "manifest.json"
-    return read_json(path, "manifest of the download", f"snakemake {path}")
+    return read_record(path, "manifest of the download", f"snakemake -f {path}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import sha256_file, sha256_text, write_json
+from tokenscale.base.files import read_record, sha256_file, sha256_text, write_json
 from tokenscale.data.corpus.columns import select_part
 from tokenscale.data.corpus.files import list_files, too_many_parts_error
 from tokenscale.data.records import part_folder
@@ -75,7 +75,8 @@ def _hash_files(paths: dict[Key, Path], memory: Path) -> dict[Key, str]:
     for path in paths.values():
         stat = path.stat()
         stamp = [stat.st_size, stat.st_mtime_ns]
-        if cache.get(str(path), {}).get("stamp") != stamp:
+        known = cache.get(str(path))
+        if not isinstance(known, dict) or known.get("stamp") != stamp or not isinstance(known.get("sha256"), str):
             if stat.st_size > SILENT_BYTES:
                 print(f"tokenscale: reading {path} ({stat.st_size / 1e9:.1f} GB) once, for its hash", file=sys.stderr)
             cache[str(path)], changed = {"stamp": stamp, "sha256": sha256_file(path)}, True
@@ -87,6 +88,6 @@ def _hash_files(paths: dict[Key, Path], memory: Path) -> dict[Key, str]:
 
 def _load_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_record(path, "record of hashes", unsealed=True)
+    except UserError:
         return {}

@@ -21,7 +21,7 @@ from tokenscale.base.files import (
     report_malformed,
     sha256_file,
     sync_tree,
-    write_json,
+    write_sealed,
 )
 from tokenscale.base.processes import map_processes
 from tokenscale.data.records import Records, changed_error, write_records
@@ -88,7 +88,7 @@ def write_text_records(directory: Path, processes: int = 1) -> dict[str, Any]:
     )
     manifest = {"schema_version": RECORDS_VERSION, "text_sha256": text.split["text_sha256"], "files": files}
     sync_tree(path.parent)
-    write_json(path, manifest)
+    write_sealed(path, manifest)
     return manifest
 
 
@@ -200,7 +200,7 @@ class RawText:
         if self._name != "train" or not path.exists():
             return None
         next = f"snakemake -f {path}"
-        manifest = read_manifest_file(path, "corpus records", RECORDS_VERSION, next)
+        manifest = read_manifest_file(path, "corpus records", RECORDS_VERSION, next, sealed=True)
         with report_malformed(path, "manifest of the corpus records", next):
             if manifest["text_sha256"] != self.split["text_sha256"]:
                 return None  # records of an earlier build of this corpus

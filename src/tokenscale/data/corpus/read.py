@@ -7,6 +7,7 @@ import codecs
 import gzip
 import io
 import json
+import os
 import re
 import sys
 import zlib
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 import zstandard
 
 from tokenscale.base.errors import UserError, first_line
+from tokenscale.base.files import RATIO, UNPACKED, open_file
 from tokenscale.data.corpus.columns import (
     get_column,
     get_type,
@@ -115,6 +117,7 @@ def detect_format(path: Path, source: SourceSettings | None = None) -> str:
 
 def _open_parquet(path: Path, columns: dict[str, str]) -> pq.ParquetFile:
     """Open a Parquet file. Raises UserError unless each of `columns` (option → name) occurs once and holds text."""
+    os.close(open_file(path))  # refuses what is no regular file
     try:
         file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)  # pre-buffering keeps read bytes
         names = file.schema_arrow.names  # raises for a name that is not UTF-8
@@ -339,11 +342,14 @@ def read_bytes(path: Path, span: Span | None = None) -> Iterator[bytes]:
     try:
         if kind and not path.stat().st_size:
             raise EOFError("0 bytes")
-        with cast(IO[bytes], gzip.open(path) if kind == "gzip" else path.open("rb")) as file:
+        with open(open_file(path), "rb") as opened:
+            file = cast(IO[bytes], gzip.GzipFile(fileobj=opened) if kind == "gzip" else opened)
             file.seek(first)
             chunks = iter(lambda: file.read(min(CHUNK_BYTES, last - first - done)), b"")
             for data in decompress_zstd(file) if kind == "zstd" else chunks:
                 done += len(data)
+                if kind and done > UNPACKED + RATIO * path.stat().st_size:
+                    raise EOFError(f"it unpacks to more than {UNPACKED + RATIO * path.stat().st_size:,} bytes")
                 yield data
     except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
         found = first_line(error)

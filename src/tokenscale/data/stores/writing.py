@@ -20,7 +20,7 @@ import numpy as np
 
 from tokenscale import __version__
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import move_files, read_json, remove_manifest, sha256_file, utc_now, write_json, write_sealed
+from tokenscale.base.files import move_files, read_record, remove_manifest, sha256_file, utc_now, write_sealed
 from tokenscale.data.corpus.raw_text import check_file, read_corpus_manifest
 from tokenscale.data.records import part_folder, remove_other_parts, smallest_dtype
 from tokenscale.data.stores.documents import Chunk, DocumentRange, Documents, IdsDigest
@@ -199,7 +199,7 @@ def write_build_record(manifest: Path, duration_s: float | None, engine: str, co
         "machine": platform.node(),
         "manifest": manifest.name,
     }
-    write_json(build_record_path(manifest), record | ({"command": command} if command else {}))
+    write_sealed(build_record_path(manifest), record | ({"command": command} if command else {}))
 
 
 #: counts that are added over parts
@@ -257,7 +257,7 @@ def merge_store(store: StoreSettings, corpus_directory: Path, directory: Path, p
     _remove_data(directory)  # of an earlier store in one part
     remove_other_parts(directory, parts)
     records = [build_record_path(directory / part["folder"] / "manifest.json") for part in listed]
-    built = [read_json(record, "build record of the part") if record.is_file() else {} for record in records]
+    built = [read_record(r, "build record of the part", unsealed=True) if r.is_file() else {} for r in records]
     seconds = [record.get("duration_s") for record in built]
     engines = sorted({record.get("engine", "") for record in built} - {""})
     write_build_record(path, None if None in seconds else sum(seconds), ", ".join(engines))  # of all jobs together

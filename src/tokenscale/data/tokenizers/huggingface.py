@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tokenscale.base.errors import UserError, find_nearest
-from tokenscale.base.files import atomic, read_json, report_malformed, sha256_file, write_json, write_text
+from tokenscale.base.files import atomic, read_file, read_json, report_malformed, sha256_file, write_json, write_text
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.tokenizers import backends
 from tokenscale.data.tokenizers.backends import import_library
@@ -193,7 +193,7 @@ def _fetch(settings: TokenizerSettings) -> tuple[Any, dict[str, str]]:
         raise _folder_error("holds no tokenizer.json", key="tokenizer.source", folder=folder)
     names = _read_token_names(folder)
     try:
-        return tokenizers.Tokenizer.from_file(str(path)), names
+        return tokenizers.Tokenizer.from_buffer(read_file(path)), names
     except Exception as error:  # the library raises bare Exception
         raise UserError("the tokenizer's file cannot be read.", file=path, reason=error, next="replace it") from None
 

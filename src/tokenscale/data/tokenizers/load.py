@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tokenscale import __version__
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.base.files import canonical_json, sha256_file, sha256_text, utc_now, write_json
+from tokenscale.base.files import canonical_json, sha256_file, sha256_text, utc_now, write_json, write_sealed
 from tokenscale.data.corpus.raw_text import check_file
 from tokenscale.data.tokenizers import huggingface, numbers, tekken
 from tokenscale.data.tokenizers.backends import compare_engines
@@ -81,7 +81,7 @@ def build(
         "file": {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)},
         **facts,
     }
-    write_json(
+    write_sealed(
         directory / "build.json",
         {
             "manifest_sha256": sha256_text(canonical_json(manifest)),

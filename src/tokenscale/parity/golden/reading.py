@@ -88,6 +88,8 @@ def _read_folder(folder: Path) -> Rows:
 
 
 def _read_file(path: Path) -> Rows:
+    if not path.is_file():
+        raise GoldenError(f"{path} is not a regular file.")
     if "tfevents" in path.name:
         return _read_events(path)
     content = path.read_bytes()

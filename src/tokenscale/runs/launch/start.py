@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError, few
-from tokenscale.base.files import read_json, write_arguments
+from tokenscale.base.files import REPLACE, open_file, read_json, write_arguments
 from tokenscale.base.wording import format_bytes
 from tokenscale.costs.memory import largest_memory, memory
 from tokenscale.runs.launch import attempts, failure_hints, lock, ranks
@@ -196,7 +196,8 @@ class Launch:
             print(f"output of the ranks: {self.outputs(attempt)}/rank=*.log", flush=True)
             print(f"srun is called {_process_age_s():.2f} s after this launcher was", flush=True)
             command = [(argv, base | variables)]
-            with open(self.outputs(attempt) / failure_hints.SRUN, "w", encoding="utf-8") as errors:
+            output = open_file(self.outputs(attempt) / failure_hints.SRUN, REPLACE, follow=False)
+            with open(output, "w", encoding="utf-8") as errors:
                 return ranks.run_processes(command, stderr=errors, end_signal=signal.SIGUSR1, keep=keep)
         return ranks.run_processes([(argv, base | variables)], keep=keep)
 

@@ -4,6 +4,7 @@ DCP states no shape of a model: `config.json` of `transformers` lies beside its 
 pickle, of which DCP's own classes alone are read.
 """
 
+import os
 import pickle
 import re
 import warnings
@@ -20,7 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import check_file_name
+from tokenscale.base.files import check_file_name, open_file
 
 #: name in transformers → in torchtitan's Llama
 TITAN = {
@@ -63,10 +64,10 @@ class _Reader(dcp.FileSystemReader):
     """A reader that runs nothing of what it reads, and opens no file outside its folder."""
 
     def read_metadata(self, *arguments: Any, **options: Any) -> Metadata:
-        with open(Path(self.path) / ".metadata", "rb") as file:
+        with open(open_file(Path(self.path) / ".metadata"), "rb") as file:
             found = _Unpickler(file).load()
         for info in found.storage_data.values():
-            check_file_name(info.relative_path)
+            os.close(open_file(Path(self.path) / check_file_name(info.relative_path)))  # torch would wait for a pipe
         for name, stated in found.state_dict_metadata.items():
             if isinstance(stated, TensorStorageMetadata):
                 if sum(chunk.sizes.numel() for chunk in stated.chunks) != stated.size.numel():

@@ -39,6 +39,7 @@ class HfDatasets(ForeignFolder):
             what, found = "the data set holds several splits.", ", ".join(splits)
             raise UserError(what, folder=path, found=found, next="name the folder of one")
         datasets, again = import_datasets(path), "save it again with Dataset.save_to_disk"
+        read_json(path / "dataset_info.json", "description of the data set", again)
         state = read_json(path / "state.json", "state of the data set", again)
         with report_malformed(path / "state.json", "state of the data set", again):
             self.files = [path / Path(file["filename"]).name for file in state["_data_files"]]

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import HashedFile, atomic
+from tokenscale.base.files import HashedFile, atomic, open_file
 from tokenscale.data.records import smallest_dtype
 from tokenscale.data.stores.documents import Documents, Origin
 from tokenscale.data.stores.foreign.reframe import (
@@ -66,9 +66,9 @@ class Megatron(ForeignFormat):
     @staticmethod
     def detect(path: Path) -> bool:
         try:
-            with open(_add_ending(path, ".idx"), "rb") as file:
+            with open(open_file(_add_ending(path, ".idx")), "rb") as file:
                 return file.read(len(MAGIC)) == MAGIC
-        except OSError:
+        except (OSError, UserError):
             return False
 
     @staticmethod

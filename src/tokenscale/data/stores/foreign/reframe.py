@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_manifest_file, write_json
+from tokenscale.base.files import read_manifest_file, write_sealed
 from tokenscale.data.stores.documents import Chunk, Documents, Origin, frame_documents
 
 #: tokens per read; a longer document is read alone
@@ -335,14 +335,14 @@ VERSION = 1
 def write_record(path: Path, hashes: dict[Path, str], facts: dict[str, Any]) -> None:
     """Write the record of exported files. `hashes` are file → SHA-256."""
     files = {file.name: sha256 for file, sha256 in hashes.items()}
-    write_json(path, {"schema_version": VERSION, **facts, "files": files})
+    write_sealed(path, {"schema_version": VERSION, **facts, "files": files})
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
     """Read the record, or return None if there is none. Raises UserError for a broken record."""
     if not path.is_file():
         return None
-    return read_manifest_file(path, "record of a conversion", VERSION, f"rm {path}", oldest=VERSION)
+    return read_manifest_file(path, "record of a conversion", VERSION, f"rm {path}", oldest=VERSION, sealed=True)
 
 
 def check_record(record: dict[str, Any], hashes: dict[Path, str], path: Path) -> None:
