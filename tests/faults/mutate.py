@@ -177,7 +177,7 @@ def _outcome(tried: Callable[[], str]) -> str:
 def campaign(results: Path, work: Path, seed: int, count: int, chosen: list[str] | None = None) -> Counts:
     """So many mutations; prints those that are not named and not without effect."""
     counts: Counts = defaultdict(Counter)
-    kinds = chosen or available(results)
+    kinds = [name for name in available(results) if not chosen or name in chosen]
     for number in range(count):
         name, done, outcome = mutate(results, work, f"{seed}-{number}", kinds)
         counts[name][outcome.split(":")[0]] += 1
@@ -189,7 +189,9 @@ def campaign(results: Path, work: Path, seed: int, count: int, chosen: list[str]
 def flips(results: Path, work: Path, seed: int, count: int, chosen: list[str] | None = None) -> Counts:
     """So many single bits of each record of one folder of each kind whose content is proven."""
     counts: Counts = defaultdict(Counter)
-    for name in (name for name in chosen or available(results) if CHECKED[name].proven):
+    for name in available(results):
+        if not CHECKED[name].proven or (chosen and name not in chosen):
+            continue
         kind, draw = CHECKED[name], random.Random(f"{seed}-{name}")
         source, folder, files = copied(results, work, name, draw)
         for path in (p for p in files if p.suffix in (".json", ".xz") or p.name in ("SHA256SUMS", "steps.jsonl")):

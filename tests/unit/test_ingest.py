@@ -295,6 +295,14 @@ def test_unreadable_inputs_are_the_users_to_mend(tmp_path, write, damage):
     assert not (tmp_path / "tables" / "runs.parquet").exists()
 
 
+@pytest.mark.parametrize("name", ["../run", "/run", "a/b", "..", "", "a\0b", 5])
+def test_a_run_of_the_table_is_never_a_path(tmp_path, name):
+    write_json(tmp_path / "table.json", {"experiment": "x", "runs": [{"run_id": name}]})
+    with pytest.raises(UserError, match="table.json"):
+        ingest(tmp_path / "table.json", tmp_path / "results/runs", tmp_path / "tables")
+    assert not (tmp_path / "tables").exists()
+
+
 def test_ranks_of_two_attempts_never_mix_in_a_step():
     def row(attempt, rank, step):
         return {"attempt": attempt, "rank": rank, "step": step}

@@ -10,6 +10,7 @@ import pytest
 from tokenscale.base import files
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import write_json
+from tokenscale.base.manifests import walk
 from tokenscale.cli import main as cli
 from tokenscale.runs.launch import lock
 
@@ -196,6 +197,16 @@ def test_no_flipped_bit_of_a_sealed_record_is_read_as_another(tmp_path):
         except UserError:
             continue
         assert found == record
+
+
+@pytest.mark.parametrize(
+    "name", ["../thesis", "/etc/passwd", "a/../../thesis", "..", "", ".", "a\0b", "a//b", None, 5, ["a"]]
+)
+def test_a_name_of_a_manifest_never_leads_out_of_its_folder(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "thesis").touch()
+    ((_, fault),) = walk(tmp_path / "folder", [{"name": name, "sha256": None}], beside=())
+    assert "leads out" in fault
 
 
 def test_a_folder_of_many_files_is_not_listed_for_each(tmp_path, monkeypatch):

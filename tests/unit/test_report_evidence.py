@@ -152,7 +152,13 @@ def test_an_input_that_is_missing_elsewhere_or_names_a_folder_of_this_machine_is
 
 
 def archive_of(path, content):
+    content = {"schema": 1, "experiments": [], "files": {}} | content if isinstance(content, dict) else content
     path.write_bytes(lzma.compress(json.dumps(content).encode()))
+
+
+def holding(**content):
+    """Damage: an archive that holds this."""
+    return lambda path: archive_of(path, content)
 
 
 OUTSIDE = {"experiment": "demo", "table": "../runs.json"}
@@ -160,18 +166,22 @@ DAMAGES = {
     "cut in half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "empty": lambda path: path.write_bytes(b""),
     "a web page": lambda path: path.write_text("<html>" * 99),
-    "judgements that are no text": lambda path: archive_of(
-        path, {"experiments": [], "files": {}, "judged": {"demo": {"run": {"reasons": 5}}}}
-    ),
-    "a judgement that is a number": lambda path: archive_of(
-        path, {"experiments": [], "files": {}, "judged": {"demo": {"run": 5}}}
-    ),
-    "more than it may unpack to": lambda path: archive_of(path, {"experiments": [], "files": {"a": "x" * (80 << 20)}}),
-    "a path outside": lambda path: archive_of(path, {"experiments": [], "files": {"../outside": "x"}}),
-    "an experiment outside": lambda p: archive_of(p, {"experiments": [{"experiment": "../outside"}], "files": {}}),
-    "an input outside": lambda path: archive_of(path, {"experiments": [{**OUTSIDE}], "files": {}}),
-    "no text": lambda path: archive_of(path, {"experiments": [], "files": {"runs/x": 1}}),
-    "no files": lambda path: archive_of(path, {"experiments": []}),
+    "judgements that are no text": holding(judged={"demo": {"run": {"reasons": 5}}}),
+    "a judgement that is a number": holding(judged={"demo": {"run": 5}}),
+    "more than it may unpack to": holding(files={"a": "x" * (80 << 20)}),
+    **{
+        f"the path {name!r}": holding(files={name: "x"})
+        for name in ("../outside", "/outside", "a/../b", "a\0b", "a//b")
+    },
+    **{
+        f"the experiment {name!r}": holding(experiments=[{"experiment": name}])
+        for name in ("../outside", "/x", "a\0", 5)
+    },
+    **{f"the schema {schema!r}": holding(schema=schema) for schema in (99, True, "1", None, 1.0)},
+    "an input outside": holding(experiments=[OUTSIDE]),
+    "no text": holding(files={"runs/x": 1}),
+    "no files": holding(files=None),
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
     "a list": lambda path: archive_of(path, []),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
     "missing": lambda path: path.unlink(),

@@ -21,17 +21,17 @@ def walk(
     A listed file has a `name` below the folder, `sha256` (or None), and where it is known `bytes`. `beside` are entries
     of the folder that no list has to name; None: anything may lie beside the listed files.
     """
-    listed = {file["name"]: file for file in files}
-    for name, file in listed.items():
+    known = set[str]()
+    for file in files:
         try:
-            check_relative_path(name)
+            parts = check_relative_path(name := file["name"]).split("/")
         except ValueError:
             yield str(name), "a name that leads out of the folder"
             continue
+        known |= {"/".join(parts[: n + 1]) for n in range(len(parts))}
         if fault := _compare(folder / name, file.get("bytes"), file["sha256"]):
             yield name, fault
     if beside is not None:
-        known = {"/".join(name.split("/")[: n + 1]) for name in listed for n in range(name.count("/") + 1)}
         for path in _entries(folder, known):
             name = path.relative_to(folder).as_posix()
             if name.split("/")[0] not in beside:
