@@ -20,6 +20,7 @@ import tempfile
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -175,14 +176,15 @@ def _outcome(tried: Callable[[], str]) -> str:
 
 
 def campaign(results: Path, work: Path, seed: int, count: int, chosen: list[str] | None = None) -> Counts:
-    """So many mutations; prints those that are not named and not without effect."""
+    """So many mutations, or those until an interruption; prints what is not named and not without effect."""
     counts: Counts = defaultdict(Counter)
     kinds = [name for name in available(results) if not chosen or name in chosen]
-    for number in range(count):
-        name, done, outcome = mutate(results, work, f"{seed}-{number}", kinds)
-        counts[name][outcome.split(":")[0]] += 1
-        if outcome not in HARMLESS:
-            print(f"{seed}-{number} {done}: {outcome}", flush=True)
+    with suppress(KeyboardInterrupt):
+        for number in range(count):
+            name, done, outcome = mutate(results, work, f"{seed}-{number}", kinds)
+            counts[name][outcome.split(":")[0]] += 1
+            if outcome not in HARMLESS:
+                print(f"{seed}-{number} {done}: {outcome}", flush=True)
     return counts
 
 

@@ -1,5 +1,6 @@
 """One writer a run: processes of this machine by the file's lock, jobs of other nodes by the queue."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -207,6 +208,18 @@ def test_a_name_of_a_manifest_never_leads_out_of_its_folder(tmp_path, name):
     (tmp_path / "thesis").touch()
     ((_, fault),) = walk(tmp_path / "folder", [{"name": name, "sha256": None}], beside=())
     assert "leads out" in fault
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_file_that_finds_no_room_is_named(tmp_path, number, capsys):
+    def write():
+        with files.atomic(tmp_path / "table.json"):
+            raise OSError(number, os.strerror(number))  # as a write says it
+
+    with pytest.raises(OSError, match="table.json"):
+        write()
+    if number != errno.EIO:
+        assert cli.exit_code(write, "--help") == 2 and f"{tmp_path}/table.json" in capsys.readouterr().err
 
 
 def test_a_folder_of_many_files_is_not_listed_for_each(tmp_path, monkeypatch):

@@ -52,7 +52,8 @@ def atomic(path: str | Path, durable: bool = True) -> Iterator[Path]:
         os.close(descriptor)  # another process saw it before it was locked, and removed it
     temporary = Path(name)
     try:
-        yield temporary
+        with _naming(path):
+            yield temporary
         if stat.S_IMODE(temporary.stat().st_mode) == 0o600:
             temporary.chmod(0o666 & ~UMASK)
         if durable:
@@ -63,6 +64,17 @@ def atomic(path: str | Path, durable: bool = True) -> Iterator[Path]:
     finally:
         temporary.unlink(missing_ok=True)
         os.close(descriptor)
+
+
+@contextmanager
+def _naming(path: str | Path) -> Iterator[None]:
+    """Name the file in an error of writing it: of a full disk the system names what is opened alone."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            error.filename = str(path)
+        raise
 
 
 @cache  # a folder of many files is listed once
@@ -244,7 +256,8 @@ class HashedFile:
         if self._pending is not None:
             self._pending.result()  # one pending buffer at most, which bounds memory
         self._pending = self._pool.submit(self._digest.update, data)
-        self._file.write(data)
+        with _naming(self._path):
+            self._file.write(data)
 
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown()
