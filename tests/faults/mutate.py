@@ -65,8 +65,8 @@ class Kind(NamedTuple):
 
 
 def _check_figures(folder: Path) -> Iterable[str]:
-    for path in sorted(folder.glob("*.svg")):  # as the page does, for the figures that an experiment has
-        read_figure(path.with_suffix(".json"))
+    for name in sorted({path.stem for path in folder.glob("*.*")}):  # as the page does, for an experiment's figures
+        read_figure(folder / f"{name}.json")
     return ()
 
 

@@ -114,6 +114,9 @@ BAD = [
     ("a.jsonl.gz", content(b'{"text": "a"}\n'), "rename"),
     ("a.jsonl", content(gzip.compress(b'{"text": "a"}\n')), "rename"),
     ("a.tsv", content(zstandard.compress(b"text\nEins\n")), "rename"),
+    ("a.txt.zst", content(zstandard.compress(b"a " * (40 << 20))), "unpacks to more than"),
+    ("a.jsonl", lambda path: (path.unlink(missing_ok=True), os.mkfifo(path)), "not a regular file"),
+    ("a.parquet", lambda path: (path.unlink(missing_ok=True), path.symlink_to("/dev/zero")), "not a regular file"),
 ]
 
 

@@ -1,11 +1,12 @@
 """How often runs read their text: sizes of texts from manifests, rows and passes from a run's settings."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_json
 from tokenscale.settings.run import RunSettings
 
 #: (corpus, tokenizer, eos)
@@ -104,7 +105,7 @@ def read_sizes(runs: Iterable[RunSettings], stores: Sequence[Path], corpora: Seq
 
 def _read(manifest: Path) -> dict[str, Any]:
     try:
-        found = json.loads(manifest.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = read_json(manifest)
+    except UserError:
         return {}
     return found if isinstance(found, dict) else {}

@@ -1,7 +1,6 @@
 """Prices of a configuration's runs, from the settings and the manifests that already exist below `results/`."""
 
 import datetime
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from tokenscale.base.errors import UserError, unknown
-from tokenscale.base.files import canonical_json
+from tokenscale.base.files import canonical_json, read_json
 from tokenscale.costs import prices as costs
 from tokenscale.costs.peaks import PEAKS, find_peak
 from tokenscale.costs.prices import Price, StoreSize, Total, sum_prices
@@ -93,7 +92,7 @@ class RunPrices:
     def _read_time(self, folder: Path) -> tuple[str, str, float] | None:
         """Return (run id, cell, seconds from start to end) of a run that ended on this machine; None for another."""
         try:
-            record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+            record = read_json(folder / "run.json")
             outcome, hardware, here = record["outcome"], record["hardware"], describe_machine()
             same = all(hardware[key] == here.get(key) for key in ("architecture", "cpu", "cores"))
             if record["launch"]["machine"] != self._machine.name or not (same or self._machine != Machine()):
@@ -101,7 +100,7 @@ class RunPrices:
             seconds, steps = outcome["ended_unix_s"] - record["started_unix_s"], outcome["steps"] - outcome["begins_at"]
             whole = outcome["steps"] - start_step(decode(RunSettings, record["run"]))
             return folder.name, _cell_of(record["run"]), seconds * whole / steps
-        except (OSError, ValueError, LookupError, TypeError, ArithmeticError, UserError):
+        except (ValueError, LookupError, TypeError, ArithmeticError, UserError):
             return None  # incomplete, or of another version
 
     def read_vocabulary(self, run: RunSettings) -> int | None:
@@ -202,8 +201,8 @@ class RunPrices:
         path = self._results.joinpath(*where, "manifest.json")
         if path not in self._manifests:
             try:
-                self._manifests[path] = json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError):
+                self._manifests[path] = read_json(path)
+            except UserError:
                 self._manifests[path] = None
         return self._manifests[path]
 

@@ -4,13 +4,14 @@ No Snakemake is imported here. The logger plugin `snakemake_logger_plugin_tokens
 lines.
 """
 
-import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_json
 from tokenscale.base.wording import format_duration
 
 #: where Snakemake records each output's rule, start and end, in seconds since 1970
@@ -178,10 +179,10 @@ def read_recorded_jobs(records: Path = RECORDS) -> dict[str, list[Interval]]:
     jobs: dict[tuple, Interval] = {}
     for path in records.rglob("*"):
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
+            record = read_json(path)
             rule, start, end = str(record["rule"]), float(record["starttime"]), float(record["endtime"])
             job = (rule, *record["log"])  # a job with several outputs has a record for each
-        except (OSError, ValueError, KeyError, TypeError):
+        except (UserError, ValueError, KeyError, TypeError):
             continue
         if end - start >= SHORTEST_S:
             jobs[job] = max((start, end), jobs.get(job, (start, end)), key=lambda interval: interval[1])

@@ -3,7 +3,6 @@
 Only files that trainings wrote are read. No lock is taken and nothing is waited for.
 """
 
-import json
 import os
 import re
 import time
@@ -15,7 +14,7 @@ from typing import Any
 
 from tokenscale.analysis.queries import current_throughput
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import get_boot_id
+from tokenscale.base.files import get_boot_id, read_json
 from tokenscale.cli.status_queue import QueuedJob
 from tokenscale.runs.launch.failure_hints import Hint, find_hint
 from tokenscale.runs.records.provenance import read_lines, read_sealed
@@ -153,11 +152,11 @@ def _read_status(folder: Path, attempt: int | None) -> dict[str, Any]:
     A new attempt leaves the previous attempt's status file in place until it writes its own; that one does not count.
     """
     try:
-        values = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+        values = read_json(folder / "status.json")
         record = folder / f"attempt={attempt or 0:02d}/attempt.json"
         begun = record.stat().st_mtime if attempt and record.is_file() else 0
         return values if isinstance(values, dict) and values.get("t_unix_s", 0) >= begun else {}
-    except (OSError, ValueError, TypeError):
+    except (UserError, OSError, TypeError):
         return {}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError, as_typed
-from tokenscale.base.files import read_arguments
+from tokenscale.base.files import read_arguments, read_json
 from tokenscale.base.wording import count, format_duration, listing, wrap_text
 from tokenscale.cli.snakemake_jobs import DATA, KINDS, Job, plan_jobs, snakemake_command
 from tokenscale.settings.closure import LISTINGS, list_changes
@@ -89,10 +89,10 @@ def _read_recorded_hashes() -> dict[tuple[str, str], str]:
     found: dict[tuple[str, str], str] = {}
     for path in RECORDS.rglob("*"):
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
+            record = read_json(path)
             for file, hashed in record["input_checksums"].items():
                 found |= {(log, file): hashed.removeprefix("sha256:") for log in record["log"]}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (UserError, KeyError, TypeError, AttributeError):
             continue
     return found
 
@@ -224,9 +224,9 @@ def _describe_trainings(jobs: list[Job]) -> str:
 def _read_last_seconds(record: Path) -> float:
     """Return how long a run took according to its record; 0 without a record."""
     try:
-        values = json.loads(record.read_text(encoding="utf-8"))
+        values = read_json(record)
         return max(0.0, values["outcome"]["ended_unix_s"] - values["started_unix_s"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (UserError, KeyError, TypeError):
         return 0.0
 
 

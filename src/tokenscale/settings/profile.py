@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError, find_nearest
-from tokenscale.base.files import write_json
+from tokenscale.base.files import check_types, read_json, write_json
 from tokenscale.settings.experiments import merge_settings
 from tokenscale.settings.yaml_files import parse_yaml, read_yaml
 
@@ -177,9 +177,10 @@ def parse_call(
 def load_last_call() -> Call | None:
     """Return the last Snakemake call in this folder that ran jobs; None before the first one."""
     try:
-        values = json.loads(RECORD.read_text(encoding="utf-8"))
-        return Call(tuple(values["configfiles"]), values["config"], values["profile"])
-    except (OSError, ValueError, KeyError, TypeError):
+        values = read_json(RECORD)
+        check_types(values, {"configfiles": list, "config": dict, "profile": (str, type(None))})
+        return Call(tuple(map(str, values["configfiles"])), values["config"], values["profile"])
+    except (UserError, KeyError, TypeError):
         return None
 
 

@@ -50,6 +50,8 @@ def _no_match_error(pattern: str, key: str, matches: list[str]) -> UserError:
     folder = Path(pattern).parent
     if matches:
         what, next = "a source names a folder, not files.", f"name its files: {Path(pattern) / '*.parquet'}"
+        if not Path(matches[0]).is_dir():
+            what, next = "this is not a regular file.", "name a file"
         return UserError(what, key=f"source.{key}", found=pattern, next=next)
     names = sorted(p.name for p in folder.iterdir() if p.is_file()) if folder.is_dir() else []
     near = find_nearest(Path(pattern).name, names)

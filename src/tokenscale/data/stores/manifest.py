@@ -4,7 +4,7 @@ A store is a folder with `manifest.json` and the files it lists, or `<name>.parq
 `<name>.manifest.json`. Readers accept the folder or the path of the manifest.
 """
 
-import json
+import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from tokenscale.base.files import (
     is_sealed,
     pretty_json,
     read_file,
+    read_json,
     read_manifest_file,
     report_malformed,
 )
@@ -63,8 +64,11 @@ def rebuild_command(where: Path, file: str = "") -> str:
     folder, manifest = resolve_store(where)
     if file.startswith("parts/"):
         return f"snakemake -f {(folder / file).parent / 'manifest.json'}"
-    with suppress(OSError, ValueError, KeyError, TypeError):  # a store without a rule records the command that wrote it
-        return json.loads(build_record_path(manifest).read_text(encoding="utf-8"))["command"]
+    with suppress(UserError, ValueError, LookupError, TypeError, AttributeError):
+        command = read_json(build_record_path(manifest))["command"]  # of a store without a rule, by whoever wrote it
+        words = shlex.split(command)
+        if words[0] == "tokenscale" and shlex.join(words) == command:
+            return command
     if manifest.name == "manifest.json":
         return f"snakemake -f {manifest}"
     return f"tokenscale pretokenize --input-path … --output-dir {folder} …"
