@@ -27,6 +27,7 @@ from tests.unit.test_models_convert import LENGTH, SHAPES, named, ours
 from tokenscale.analysis.rows import certificate_rows
 from tokenscale.arms import environments
 from tokenscale.arms.prepared import read_record
+from tokenscale.base.bucket import access_error
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_arguments, sha256_file, write_arguments, write_json, write_sealed
 from tokenscale.cli import cloud, snakemake_progress, status_runs, status_stale
@@ -213,7 +214,10 @@ def _read_bucket(folder: Path) -> object:
 
     def download(key: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(folder / key, path)
+        try:
+            shutil.copyfile(folder / key, path)
+        except OSError as error:  # as of a client
+            raise access_error(key, error) from None
 
     bucket.download = download
     config = SimpleNamespace(settings=SimpleNamespace(bucket="s3://bucket"), all_runs=lambda names: ["one"])

@@ -354,7 +354,7 @@ def read_bytes(path: Path, span: Span | None = None) -> Iterator[bytes]:
     except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
         found = first_line(error)
         what = "dictionary" if found.endswith("Dictionary mismatch") else "damaged"
-        if not done and path.stat().st_size and _detect_compression(path) != kind:
+        if not done and path.is_file() and path.stat().st_size and _detect_compression(path) != kind:
             what = "compression"
         raise damaged(path, what, found, byte=f"{done:,} (unpacked)") from None
 
