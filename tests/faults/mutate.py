@@ -90,7 +90,7 @@ CHECKED = {name: Kind(f"{name}/{pattern}", check) for name, (pattern, check) in 
     "tables": Kind("tables/*/manifest.json", _check_tables),
     "figures": Kind("figures/*/*.svg", _check_figures),
     "report": Kind("report*/SHA256SUMS", _check_report),
-    "run tables": Kind("experiments/*.json", read=_ingest),
+    "run tables": Kind("experiments/*/*.json", read=_ingest),
     "benchmarks": Kind("benchmarks/*/*.json", read=lambda folder: benchmark_rows(sorted(folder.glob("*.json")))),
     **{name: Kind("", read=s.read, proven=s.proven) for name, s in SAMPLES.items()},
 }
