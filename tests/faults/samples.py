@@ -217,7 +217,7 @@ def _read_bucket(folder: Path) -> object:
         try:
             shutil.copyfile(folder / key, path)
         except OSError as error:  # as of a client
-            raise access_error(key, error) from None
+            raise access_error(f"s3://bucket/{key}", error) from None
 
     bucket.download = download
     config = SimpleNamespace(settings=SimpleNamespace(bucket="s3://bucket"), all_runs=lambda names: ["one"])
