@@ -22,15 +22,16 @@ from pathlib import Path
 from tests.long import logs
 
 ROOT = Path(__file__).parents[2]
-PLATFORM = "linux-x86_64-python3.11.txt"
-LOCK = ROOT / "locks" / PLATFORM
+#: locks of `make setup` and their Pythons; arms have a lock for the first
+LOCKS = {ROOT / f"locks/linux-x86_64-python{v[:4]}.txt": v for v in ("3.11.7", "3.12.1", "3.13.0")}
+PLATFORM = next(iter(LOCKS)).name
 #: how long before today a lock's date lies: mirrors of the registry get new files days after their upload
 MARGIN = datetime.timedelta(days=7)
 #: the resolver is pinned, so that equal packages give equal bytes
 UV = "uv==0.13.9"
 OF_TORCH = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)==")
 HEAD = """\
-# What {user} installs on x86-64 Linux with Python 3.11: the registry as it was before {date}T00:00:00Z.
+# What {user} installs on x86-64 Linux with Python {python}: the registry as it was before {date}T00:00:00Z.
 # `make lock` writes this file anew. torch is not in it: constraints.txt pins its version, because its CPU and CUDA
 # builds have equal versions and other hashes.
 """
@@ -47,16 +48,17 @@ def install_uv() -> Path:
 
 def resolve(lock: Path, date: str) -> str:
     """Return a lock with the newest versions before a date (ISO 8601) that its requirements allow."""
-    ours = lock == LOCK
+    ours = lock in LOCKS
+    python = LOCKS[ROOT / "locks" / lock.name]
     source = ["pyproject.toml", "--extra", "test"] if ours else [str(lock.with_name("requirements.in"))]
     user = "`make setup`" if ours else f"the arm {lock.parent.name}"
     command: list[str | Path] = [install_uv(), "pip", "compile", *source]
     command += ["--constraint", "constraints.txt", "--exclude-newer", f"{date}T00:00:00Z", "--generate-hashes"]
-    command += ["--python-version", "3.11.7", "--python-platform", "x86_64-manylinux_2_28"]
+    command += ["--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
     command += ["--no-header", "--no-annotate", "--quiet"]
     text = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
     entries = re.findall(r"(?m)^\S.*\n(?:    --hash=.*\n)+", text)
-    return HEAD.format(user=user, date=date) + "".join(entry for entry in entries if not OF_TORCH.match(entry))
+    return HEAD.format(user=user, python=python[:4], date=date) + "".join(e for e in entries if not OF_TORCH.match(e))
 
 
 def main() -> int:
@@ -65,7 +67,7 @@ def main() -> int:
     parser.add_argument("--write", nargs="*", metavar="ARM", help="write the locks of a week ago")
     wanted = parser.parse_args().write
     arms = {path.parent.name: path.with_name(PLATFORM) for path in sorted(ROOT.glob("workflow/arms/*/requirements.in"))}
-    locks = [arms[name] for name in wanted] if wanted else [LOCK, *arms.values()]
+    locks = [arms[name] for name in wanted] if wanted else [*LOCKS, *arms.values()]
     if wanted is not None:
         date = datetime.date.fromisoformat(logs.today()) - MARGIN
         for lock in locks:

@@ -65,23 +65,25 @@ def test_the_constraint_on_torch_lies_within_its_range():
     assert doctor.satisfies(release, bounds), f"{release} is outside {bounds}"
 
 
-only_locked = pytest.mark.skipif(lock.LOCK.stem != PLATFORM, reason=f"{PLATFORM} has no lock")
+LOCK = ROOT / f"locks/{PLATFORM}.txt"
+only_locked = pytest.mark.skipif(LOCK not in lock.LOCKS, reason=f"{PLATFORM} has no lock")
 
 
-def locked() -> dict[str, str]:
+def locked(path: Path = LOCK) -> dict[str, str]:
     """Package → version of the lock."""
-    return dict(re.findall(r"(?m)^([\w.-]+)==(\S+)", lock.LOCK.read_text()))
+    return dict(re.findall(r"(?m)^([\w.-]+)==(\S+)", path.read_text()))
 
 
-def test_the_lock_names_packages_by_version_and_hash_and_no_place_to_get_them_from():
-    text = lock.LOCK.read_text()
+@pytest.mark.parametrize("path", lock.LOCKS, ids=lambda path: path.stem)
+def test_a_lock_names_packages_by_version_and_hash_and_no_place_to_get_them_from(path):
+    text = path.read_text()
     assert "://" not in text and not re.search(r"(?m)^-|@", text)
     entries = re.findall(r"(?m)^(?!#)\S.*\n(?:    .*\n)+", text)
-    assert len(entries) == len(locked()) > 100
+    assert len(entries) == len(locked(path)) > 100
     assert all(
         re.fullmatch(r"[\w.-]+==[\w.]+ \\\n(    --hash=sha256:[0-9a-f]{64}( \\)?\n)+", entry) for entry in entries
     )
-    assert not [name for name in locked() if lock.OF_TORCH.match(f"{name}==")], "its builds differ in hashes"
+    assert not [name for name in locked(path) if lock.OF_TORCH.match(f"{name}==")], "its builds differ in hashes"
 
 
 @only_locked
@@ -92,7 +94,7 @@ def test_the_lock_is_what_pyproject_asks_for():
     while todo:
         requirement = todo.pop()
         name, key = canonicalize_name(requirement.name), str(requirement)
-        if key in seen or (requirement.marker and not requirement.marker.evaluate({"extra": ""} | LOCKED_FOR)):
+        if key in seen or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
             continue
         seen.add(key)
         if lock.OF_TORCH.match(f"{name}==") and name != "torch":
@@ -100,15 +102,7 @@ def test_the_lock_is_what_pyproject_asks_for():
         assert requirement.specifier.contains(versions[name]), f"{requirement}: the lock has {versions[name]}"
         for extra in ("", *requirement.extras):
             further = map(Requirement, importlib.metadata.requires(name) or [])
-            environment = {"extra": extra} | LOCKED_FOR
-            todo += [r for r in further if not r.marker or r.marker.evaluate(environment)]
-
-
-#: where the lock is for, as markers of requirements see it
-LOCKED_FOR = {
-    **{"python_version": "3.11", "python_full_version": "3.11.7", "sys_platform": "linux", "os_name": "posix"},
-    **{"platform_system": "Linux", "platform_machine": "x86_64", "platform_python_implementation": "CPython"},
-}
+            todo += [r for r in further if not r.marker or r.marker.evaluate({"extra": extra})]
 
 
 @only_locked
@@ -144,17 +138,17 @@ def makefile(tmp_path):
     return make
 
 
-LOCKED = f"--require-hashes --no-deps -r locks/{lock.LOCK.name}"
+LOCKED = "--require-hashes --no-deps -r locks/"
 
 
 @pytest.mark.parametrize(
     "platform, flags, installs",
     [
-        (lock.LOCK.stem, (), [LOCKED, "--constraint constraints.txt -e"]),
-        (lock.LOCK.stem, ("NEWEST=1",), ["--upgrade --upgrade-strategy eager -e"]),
+        *((path.stem, (), [f"{LOCKED}{path.name}", "--constraint constraints.txt -e"]) for path in lock.LOCKS),
+        (lock.PLATFORM[:-4], ("NEWEST=1",), ["--upgrade --upgrade-strategy eager -e"]),
         ("linux-aarch64-python3.12", (), ["--constraint constraints.txt -e"]),
     ],
-    ids=["the lock", "the newest", "no lock"],
+    ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_make_setup_installs_the_lock_of_this_platform(makefile, platform, flags, installs):
     python = f'case "$2" in *uname*) echo {platform};; esac'
@@ -167,11 +161,11 @@ def test_make_setup_installs_the_lock_of_this_platform(makefile, platform, flags
 
 def test_the_makefile_names_this_platform_as_the_locks_are_named(makefile):
     text = makefile("-n", "setup", python3=f'exec {sys.executable} "$@"').stdout
-    assert (f"locks/{PLATFORM}.txt" in text) is (PLATFORM == lock.LOCK.stem)
-    assert (f"no lock for {PLATFORM};" in text) is (PLATFORM != lock.LOCK.stem)
+    assert (f"locks/{PLATFORM}.txt" in text) is (LOCK in lock.LOCKS)
+    assert (f"no lock for {PLATFORM};" in text) is (LOCK not in lock.LOCKS)
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt", f"locks/{lock.LOCK.name}"])
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt", f"locks/{lock.PLATFORM}"])
 def test_an_edited_list_of_dependencies_is_installed(makefile, tmp_path, name):
     def ready():
         return re.search(r"\.ready-\d+", makefile("-n", "setup").stdout.split("touch")[1])[0]
