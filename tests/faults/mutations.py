@@ -8,11 +8,16 @@ Prints a line a guard. Not part of `make test`: it is for those who change a gua
 import argparse
 import os
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
+
+import tests.preloaded  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("src", "tests", "workflow", "config", "profiles", "docs", "pyproject.toml", "README.md")
@@ -105,20 +110,39 @@ def outcome(guard: Guard, folder: Path) -> str:
         return f"the guard stands {whole.count(guard.guard)} times in {guard.file}"
     path.write_text(whole.replace(guard.guard, guard.without))
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", guard.test],
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(folder / "src")},
-            capture_output=True,
-            text=True,
-            timeout=1200,
-        )
+        code, output = run_tests([guard.test], folder)
     finally:
         path.write_text(whole)
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    if done.returncode == 1 and failed and failed[0].startswith("FAILED"):
+    failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if code == 1 and failed and failed[0].startswith("FAILED"):
         return "red: " + failed[0].split(" - ")[0].removeprefix("FAILED ").split("::", 1)[1]
-    return "GREEN" if done.returncode == 0 else f"NO ANSWER: {done.stdout[-500:]}{done.stderr[-300:]}"
+    return "GREEN" if code == 0 else f"NO ANSWER: {output[-800:]}"
+
+
+def run_tests(tests: list[str], folder: Path, limit_s: int = 300) -> tuple[int, str]:
+    """Run tests in a copy of the project, up to the first that fails: (pytest's exit code, its output).
+
+    Runs in a fork of this process, which has imported the packages. Negative where it was ended after `limit_s`.
+    """
+    output = folder / "output.txt"
+    if (child := os.fork()) == 0:
+        os.setsid()
+        for stream in (1, 2):
+            os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+        signal.alarm(limit_s)
+        os.chdir(folder)
+        os.environ |= {"PYTHONPATH": f"{folder}/src", "PYTHONDONTWRITEBYTECODE": "1"}
+        sys.dont_write_bytecode = True  # a changed file may have the time and the size of the one before
+        sys.path[:0] = [f"{folder}/src", str(folder)]
+        for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "tokenscale")]:
+            del sys.modules[name]
+        os._exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # what the tests had started
+    text = output.read_text(errors="replace")
+    output.unlink()
+    return code, text
 
 
 def main() -> None:

@@ -1,0 +1,135 @@
+"""Small changes of the most important functions: a test must fail for each.  python -m tests.faults.mutants [NAME …]
+
+Changes one operator, constant, condition or statement at a time in a copy of the project, runs the tests of the
+function and prints the mutants that survive. Those that change no behaviour are in `EQUIVALENT`.
+"""
+
+import argparse
+import ast
+import copy
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.faults.mutations import copy_to, run_tests
+
+UNIT = "tests/unit/test_{}.py"
+#: file of src/tokenscale: functions → test files of tests/unit, or paths
+FUNCTIONS = {
+    "train/models/losses.py: _loss_and_gradient": "losses",
+    "train/trainer.py: Trainer.step forward_backward": "training training_loop",
+    "train/budget.py: Budget.share Budget.exchange Budget.after Budget.load": "training training_loop",
+    "train/optimizer.py: update total_norm LossScale.update": "training training_loop",
+    "train/parallel/sharding.py: fill_buckets _all_reduce": "tests/distributed/test_parity.py",
+    "train/models/attention.py: Bounds.positions Bounds.mask Bounds.lengths": "attention",
+    "train/checkpoint.py: write_rank commit _overlap": "checkpoint_reading",
+    "train/resume.py: Checkpoints._chosen Checkpoints.due Checkpoints._write": "training_loop",
+    "costs/schedule.py: steps_of epoch_ends learning_rate": "training src/tokenscale/costs/schedule.py",
+    "data/order/permutation.py: permute _feistel get_samples row_digests rank_slots micro_steps shard_rows": "order",
+    "data/order/packing.py: split_documents best_fit_decreasing pack concatenate": "packing",
+    "data/batches/objectives.py: mask_tokens ignore_sources": "batches_masked batches_target",
+    "data/batches/batch.py: merge_states document_ids": "batches",
+    "data/batches/streams.py: _Stream.seek _Stream.seek_token _Stream.fill _Stream._order": "batches",
+    "data/stores/packed.py: PackedStore.read": "bad_input_stores formats_packed",
+    "analysis/statistics.py: order_statistic_rank summary sign_flip_p verdict holm": "statistics",
+    "analysis/claims.py: edges _tested verdict_of": "analysis_claims",
+    "settings/closure.py: _closure _scan_source write_listing": "closure",
+    "settings/run.py: find_difference find_other_schedule": "formats_writing",
+    "base/files.py: atomic is_sealed read_record": "launch_lock records",
+}
+#: mutants that no test can see, as this command prints them
+EQUIVALENT: set[str] = set()
+PAIRS = (
+    "Lt LtE Gt GtE Eq NotEq Is IsNot In NotIn Add Sub Mult Div LShift RShift BitAnd BitOr Mod FloorDiv And Or".split()
+)
+SWAP = {getattr(ast, PAIRS[i]): getattr(ast, PAIRS[i ^ 1]) for i in range(len(PAIRS))} | {ast.BitXor: ast.BitOr}
+
+
+def changes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield changed copies of a node; those of its children are made at the children."""
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAP:
+        yield ast.Compare(node.left, [SWAP[type(node.ops[0])](), *node.ops[1:]], node.comparators)
+    elif isinstance(node, (ast.BinOp, ast.AugAssign, ast.BoolOp)) and type(node.op) in SWAP:
+        changed = copy.copy(node)
+        changed.op = SWAP[type(node.op)]()
+        yield changed
+    elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        yield from (ast.Constant(node.value + by) for by in (1, -1))
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield ast.Constant(not node.value)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub)):
+        yield node.operand
+    if isinstance(node, (ast.AugAssign, ast.Raise, ast.Break, ast.Continue)) or (
+        isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    ):
+        yield ast.Pass()
+
+
+def children(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield all nodes of a function's body but for messages and annotations."""
+    yield node
+    if isinstance(node, (ast.Raise, ast.JoinedStr)):
+        return
+    for name, value in ast.iter_fields(node):
+        if name not in ("annotation", "returns", "decorator_list", "type_comment"):
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from children(child)
+
+
+def find_function(tree: ast.Module, name: str) -> ast.FunctionDef:
+    node: ast.AST = tree
+    for part in name.split("."):
+        node = next(n for n in node.body if getattr(n, "name", None) == part)
+    return node
+
+
+def mutants(text: str, name: str) -> Iterator[tuple[str, str]]:
+    """Yield (what is changed, the changed file) for each mutant of a function."""
+    whole = text.encode()
+    lines = whole.splitlines(keepends=True)
+    starts = [sum(map(len, lines[:number])) for number in range(len(lines))]
+    for node in children(find_function(ast.parse(text), name)):
+        tests = [node.test] if isinstance(node, (ast.If, ast.While, ast.IfExp)) else []
+        for old, new in [(node, n) for n in changes(node)] + [(t, ast.UnaryOp(ast.Not(), t)) for t in tests]:
+            begin = starts[old.lineno - 1] + old.col_offset
+            end = starts[old.end_lineno - 1] + old.end_col_offset
+            written = ast.unparse(ast.fix_missing_locations(new)).encode()
+            changed = whole[:begin] + (written if isinstance(old, ast.stmt) else b"(%b)" % written) + whole[end:]
+            before, after = (t.splitlines()[old.lineno - 1].decode().strip() for t in (whole, changed))
+            yield f"{name}: {before} → {after}", changed.decode()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="parts of names of functions or files; all without")
+    parser.add_argument("--most", type=int, default=10**6, help="mutants a file, drawn at random with a fixed seed")
+    arguments = parser.parse_args()
+    killed = total = 0
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copy_to(Path(folder))
+        for where, tests in FUNCTIONS.items():
+            file, names = where.split(": ")
+            path = Path(folder, "src/tokenscale", file)
+            text = path.read_text()
+            chosen = [n for n in names.split() if not arguments.names or any(a in file + n for a in arguments.names)]
+            made = dict(mutant for name in chosen for mutant in mutants(text, name))
+            made = random.Random(0).sample(made, min(arguments.most, len(made)))
+            paths = [test if "/" in test else UNIT.format(test) for test in tests.split()]
+            if made and run_tests(paths, Path(folder))[0] != 0:
+                raise SystemExit(f"{' '.join(paths)} fail as they are")
+            for what, changed in made:
+                path.write_text(changed)
+                code, _ = run_tests(paths, Path(folder), limit_s=60)
+                total, killed = total + 1, killed + (code != 0)
+                if code == 0:
+                    print(f"survived  {file}: {what}", flush=True)
+            path.write_text(text)
+            if made:
+                print(f"{file:<32} {killed} of {total} mutants so far are seen by a test", flush=True)
+    raise SystemExit(killed < total)
+
+
+if __name__ == "__main__":
+    main()
