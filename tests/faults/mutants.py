@@ -114,7 +114,7 @@ def main() -> None:
             path = Path(folder, "src/tokenscale", file)
             text = path.read_text()
             chosen = [n for n in names.split() if not arguments.names or any(a in file + n for a in arguments.names)]
-            made = dict(mutant for name in chosen for mutant in mutants(text, name))
+            made = [mutant for name in chosen for mutant in mutants(text, name)]
             made = random.Random(0).sample(made, min(arguments.most, len(made)))
             paths = [test if "/" in test else UNIT.format(test) for test in tests.split()]
             if made and run_tests(paths, Path(folder))[0] != 0:

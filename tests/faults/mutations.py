@@ -15,9 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+# ruff: noqa: F401  what tests would import: they run in forks
+import hypothesis
+import numpy
+import pandas
+import pyarrow.parquet
+import pydantic
 import pytest
-
-import tests.preloaded  # noqa: F401
+import torch._dynamo
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("src", "tests", "workflow", "config", "profiles", "docs", "pyproject.toml", "README.md")

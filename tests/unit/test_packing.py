@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenscale.data.order.packing import best_fit_decreasing, concatenate, split_documents
+from tokenscale.data.order.packing import best_fit_decreasing, concatenate, pack, split_documents
 
 
 def naive(lengths: list[int], capacity: int) -> int:
@@ -53,6 +53,21 @@ def test_packing_is_deterministic_full_and_fast():
     assert np.array_equal(pieces, again)
     assert best_fit_decreasing(lengths[:0], 5)[1].tolist() == [0], "nothing to pack"
     assert lengths.sum() / ((len(rows) - 1) * 2049) > 0.999
+
+
+def test_windows_are_packed_one_after_the_other():
+    def listed(pieces, rows):
+        return [row.tolist() for row in np.split(pieces, rows[1:-1])]
+
+    lengths = np.random.default_rng(0).integers(1, 41, 50)
+    windows = [(i, listed(*best_fit_decreasing(lengths[i : i + 7], 40))) for i in range(0, 50, 7)]
+    assert listed(*pack(lengths, 40, 7)) == [[i + piece for piece in row] for i, rows in windows for row in rows]
+    assert listed(*pack(lengths, 40)) == listed(*best_fit_decreasing(lengths, 40))
+
+
+def test_nothing_to_pack():
+    pieces, rows = best_fit_decreasing(np.zeros(0, dtype=np.int64), 5)
+    assert len(pieces) == 0 and rows.tolist() == [0]
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 12), st.randoms(use_true_random=False))
