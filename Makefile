@@ -9,6 +9,7 @@
 # make setup installs the versions in locks/ where this platform and Python have a lock, else the newest in the ranges of
 # pyproject.toml; torch is the release in constraints.txt. NEWEST=1 installs the newest of all that pyproject.toml allows.
 # make lock: write locks/ anew, with the newest versions that pyproject.toml allows.   make lock-test: does it come out again?
+# make mutants: puts small mistakes into the most important functions, and counts what the tests find (MOST=20 a file).
 # make long-test: checks that take long or need the package registry, run before an issue is closed; logs go to evidence/long-tests/.
 # Of these, KILLS=300 kills at random moments go to evidence/faults/kills.jsonl.
 PYTHON ?= python3
@@ -16,6 +17,7 @@ PIP_ARGS ?=
 CONFIG ?=
 KILLS ?= 300
 NEWEST ?=
+MOST ?= 20
 # what the user asked for, to be named in an error
 GOAL ?= $(or $(firstword $(MAKECMDGOALS)),run)$(if $(CONFIG), CONFIG=$(CONFIG))
 VENV := .venv
@@ -35,7 +37,7 @@ DAILY := $(foreach folder,docs experiments faults golden long slurm,--ignore tes
 marked = -m $(1) $(sort $(2) $(shell grep -rlE --include='test_*.py' 'mark\.$(1)\b' tests | grep -vE '^tests/(faults|$(notdir $(2)))/'))
 YOURS := $(if $(CONFIG),--configfile $(CONFIG))
 
-.PHONY: run quick docs generate test experiments-test docs-test faults-test slurm-test golden-test long-test lock-test setup lock lint clean
+.PHONY: run quick docs generate test experiments-test docs-test faults-test slurm-test golden-test mutants long-test lock-test setup lock lint clean
 
 # Of a dry run with nothing to do, that line is shown and what follows it: where the report lies, and what it says.
 # Tokens first, the rest in a second call: a rebuilt manifest that is equal byte for byte then stops the wave of reruns.
@@ -75,6 +77,9 @@ long-test: $(READY)
 	$(PYTEST) $(call marked,long,tests/long)
 	$(VENV)/bin/python -m tests.long.wheels
 	$(VENV)/bin/python -m tests.faults.campaign --kills $(KILLS)
+
+mutants: $(READY)
+	$(VENV)/bin/python -m tests.faults.mutants --most $(MOST)
 
 # the demo's losses, orders, stores and files, ids of all runs: equal to those recorded?
 golden-test: run

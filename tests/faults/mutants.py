@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.faults.mutations import copy_to, run_tests
+from tests.faults.mutations import copy_to, run_tests, write
 
 UNIT = "tests/unit/test_{}.py"
 #: file of src/tokenscale: functions → test files of tests/unit, or paths
@@ -120,12 +120,12 @@ def main() -> None:
             if made and run_tests(paths, Path(folder))[0] != 0:
                 raise SystemExit(f"{' '.join(paths)} fail as they are")
             for what, changed in made:
-                path.write_text(changed)
+                write(path, changed)
                 code, _ = run_tests(paths, Path(folder), limit_s=60)
                 total, killed = total + 1, killed + (code != 0)
                 if code == 0:
                     print(f"survived  {file}: {what}", flush=True)
-            path.write_text(text)
+            write(path, text)
             if made:
                 print(f"{file:<32} {killed} of {total} mutants so far are seen by a test", flush=True)
     raise SystemExit(killed < total)

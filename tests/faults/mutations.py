@@ -113,15 +113,22 @@ def outcome(guard: Guard, folder: Path) -> str:
     whole = path.read_text()
     if whole.count(guard.guard) != 1:
         return f"the guard stands {whole.count(guard.guard)} times in {guard.file}"
-    path.write_text(whole.replace(guard.guard, guard.without))
+    write(path, whole.replace(guard.guard, guard.without))
     try:
         code, output = run_tests([guard.test], folder)
     finally:
-        path.write_text(whole)
+        write(path, whole)
     failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
     if code == 1 and failed and failed[0].startswith("FAILED"):
         return "red: " + failed[0].split(" - ")[0].removeprefix("FAILED ").split("::", 1)[1]
     return "GREEN" if code == 0 else f"NO ANSWER: {output[-800:]}"
+
+
+def write(path: Path, text: str) -> None:
+    """Write a source file that looks younger than before: what Python has compiled is then out of date."""
+    later = path.stat().st_mtime + 2
+    path.write_text(text)
+    os.utime(path, (later, later))
 
 
 def run_tests(tests: list[str], folder: Path, limit_s: int = 300) -> tuple[int, str]:
@@ -136,8 +143,7 @@ def run_tests(tests: list[str], folder: Path, limit_s: int = 300) -> tuple[int, 
             os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
         signal.alarm(limit_s)
         os.chdir(folder)
-        os.environ |= {"PYTHONPATH": f"{folder}/src", "PYTHONDONTWRITEBYTECODE": "1"}
-        sys.dont_write_bytecode = True  # a changed file may have the time and the size of the one before
+        os.environ["PYTHONPATH"] = f"{folder}/src"
         sys.path[:0] = [f"{folder}/src", str(folder)]
         for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "tokenscale")]:
             del sys.modules[name]

@@ -66,8 +66,9 @@ def test_windows_are_packed_one_after_the_other():
 
 
 def test_nothing_to_pack():
-    pieces, rows = best_fit_decreasing(np.zeros(0, dtype=np.int64), 5)
-    assert len(pieces) == 0 and rows.tolist() == [0]
+    for packing in (best_fit_decreasing, pack):
+        pieces, rows = packing(np.zeros(0, dtype=np.int64), 5)
+        assert len(pieces) == 0 and rows.tolist() == [0]
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 12), st.randoms(use_true_random=False))
