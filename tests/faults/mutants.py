@@ -24,7 +24,7 @@ FUNCTIONS = {
     "train/parallel/sharding.py: fill_buckets _all_reduce": "tests/distributed/test_parity.py",
     "train/models/attention.py: Bounds.positions Bounds.mask Bounds.lengths": "attention",
     "train/checkpoint.py: write_rank commit _overlap": "checkpoint_reading",
-    "train/resume.py: Checkpoints._chosen Checkpoints.due Checkpoints._write": "training_loop",
+    "train/resume.py: Checkpoints._chosen Checkpoints.due Checkpoints._write": "tests/faults/test_resume.py",
     "costs/schedule.py: steps_of epoch_ends learning_rate": "training src/tokenscale/costs/schedule.py",
     "data/order/permutation.py: permute _feistel get_samples row_digests rank_slots micro_steps shard_rows": "order",
     "data/order/packing.py: split_documents best_fit_decreasing pack concatenate": "packing",
@@ -35,7 +35,7 @@ FUNCTIONS = {
     "analysis/statistics.py: order_statistic_rank summary sign_flip_p verdict holm": "statistics",
     "analysis/claims.py: edges _tested verdict_of": "analysis_claims",
     "settings/closure.py: _closure _scan_source write_listing": "closure",
-    "settings/run.py: find_difference find_other_schedule": "formats_writing",
+    "settings/run.py: find_difference find_other_schedule": "tests/faults/test_resume.py",
     "base/files.py: atomic is_sealed read_record": "launch_lock records",
 }
 #: mutants that no test can see, as this command prints them

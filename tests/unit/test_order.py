@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenscale.data.order.permutation import MODULUS, micro_steps, permute, rank_slots, row_digest
+from tokenscale.data.order.permutation import (
+    MODULUS,
+    get_samples,
+    micro_steps,
+    permute,
+    rank_slots,
+    row_digest,
+    shard_rows,
+)
 
 
 @given(st.integers(1, 3000), st.integers(-(2**70), 2**70), st.integers(0, 2**40))
@@ -26,6 +34,9 @@ def test_the_permutation_is_pinned():
     """Golden values: a changed order would silently make old runs irreproducible."""
     assert permute(np.arange(8), 1000, seed=0).tolist() == [187, 648, 346, 904, 667, 892, 766, 790]
     assert permute(np.arange(8), 1000, seed=0, epoch=1).tolist() == [777, 94, 174, 22, 916, 881, 791, 485]
+    assert get_samples(np.arange(98, 104), 100, 7).tolist() == [84, 22, 11, 63, 91, 9]
+    assert row_digest(3, range(8), np.arange(100, 108)) == 4157173186050314
+    assert row_digest(0, range(2, 4), np.arange(2), np.arange(2)) == 2813490987593071
 
 
 def test_one_epoch_for_each_index():
@@ -65,6 +76,17 @@ def test_shares_cover_the_batch_and_differ_by_at_most_one(batch, world_size):
     assert max(sizes) - min(sizes) <= 1
     for micro_batch in (1, 2, 3):
         assert micro_steps(batch, world_size, micro_batch) == max(-(-size // micro_batch) for size in sizes)
+
+
+@pytest.mark.parametrize("rows, sizes", [(8, [3, 3, 2]), (4, [2, 2, 0]), (2, [1, 1, 0]), (9, [3, 3, 3])])
+def test_shards_are_those_of_chunk(rows, sizes):
+    shards = [shard_rows(rows, index, 3) for index in range(3)]
+    assert [len(shard) for shard in shards] == sizes and [row for s in shards for row in s] == list(range(rows))
+
+
+def test_a_rank_outside_the_world_is_a_bug():
+    with pytest.raises(ValueError, match="rank 2 is outside"):
+        rank_slots(8, 2, 2)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 7, 12])

@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tokenscale.costs.schedule import learning_rate
+from tokenscale.costs.schedule import learning_rate, steps_of
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.run import OptimizerSettings, ScheduleSettings
+from tokenscale.settings.run import BudgetSettings, OptimizerSettings, ScheduleSettings
 from tokenscale.train.models.decoder import Decoder, initialise
 from tokenscale.train.models.losses import cross_entropy_sum
 from tokenscale.train.optimizer import LossScale, adamw, total_norm, update
@@ -115,6 +115,20 @@ def test_the_first_step_uses_the_warm_up(shape):
     assert [learning_rate(0, n, 1.0, ScheduleSettings(shape=shape, warmup_steps=0)) for n in (1, 10)] == [1.0, 1.0]
     middle = learning_rate(50, 101, 1.0, ScheduleSettings(shape=shape, warmup_steps=1, floor=0.0))
     assert middle == pytest.approx(1.0 if shape == "constant" else 0.5)
+
+
+def test_by_the_share_of_a_budget_the_rate_falls_to_the_floor():
+    rates = [learning_rate(5, None, 2.0, ScheduleSettings("linear", 1, floor=0.1), share) for share in (0, 0.5, 1, 1.5)]
+    assert rates == pytest.approx([2.0, 1.1, 0.2, 0.2])
+
+
+@pytest.mark.parametrize(
+    "budget, steps",
+    [({"epochs": 2}, 5), ({"epochs": 0.1}, 1), ({"flops": 1e6}, 250), ({"flops": 4001}, 2), ({"flops": 1}, 1)]
+    + [({"steps": 7}, 7), ({"useful_tokens": 9}, None), ({"wall_s": 9}, None)],
+)
+def test_budgets_of_rows_and_flops_are_rounded_up_to_steps(budget, steps):
+    assert steps_of(BudgetSettings(**budget), rows_per_epoch=10, global_batch=4, flops_per_row=1000) == steps
 
 
 @pytest.mark.parametrize("fused", [True, False])
