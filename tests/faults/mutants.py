@@ -117,8 +117,8 @@ def main() -> None:
             made = [m for name in chosen for m in mutants(text, name) if not any(line in m[0] for line in EQUIVALENT)]
             made = random.Random(0).sample(made, min(arguments.most, len(made)))
             paths = [test if "/" in test else UNIT.format(test) for test in tests.split()]
-            if made and run_tests(paths, Path(folder))[0] != 0:
-                raise SystemExit(f"{' '.join(paths)} fail as they are")
+            if made and (code := run_tests(paths, Path(folder))[0]) != 0:
+                raise SystemExit(f"{' '.join(paths)}: exit code {code} as they are")
             for what, changed in made:
                 write(path, changed)
                 code, _ = run_tests(paths, Path(folder), limit_s=60)

@@ -7,6 +7,7 @@ Prints a line a guard. Not part of `make test`: it is for those who change a gua
 
 import argparse
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -134,14 +135,16 @@ def write(path: Path, text: str) -> None:
 def run_tests(tests: list[str], folder: Path, limit_s: int = 300) -> tuple[int, str]:
     """Run tests in a copy of the project, up to the first that fails: (pytest's exit code, its output).
 
-    Runs in a fork of this process, which has imported the packages. Negative where it was ended after `limit_s`.
+    Runs in a fork of this process, which has imported the packages. Negative where it was ended after `limit_s`
+    of CPU time.
     """
     output = folder / "output.txt"
     if (child := os.fork()) == 0:
         os.setsid()
         for stream in (1, 2):
             os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-        signal.alarm(limit_s)
+        resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
+        signal.alarm(10 * limit_s)  # for those that wait
         os.chdir(folder)
         os.environ["PYTHONPATH"] = f"{folder}/src"
         sys.path[:0] = [f"{folder}/src", str(folder)]

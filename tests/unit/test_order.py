@@ -59,7 +59,7 @@ def test_positions_are_spread_evenly():
     assert abs(np.mean(found)) < 0.03 and np.max(np.abs(found)) < 0.15
 
 
-@pytest.mark.parametrize(("index", "n"), [(5, 5), (-1, 5), (0, 0)])
+@pytest.mark.parametrize(("index", "n"), [(5, 5), (-1, 5), (0, 0), (0, 2**62 + 1)])
 def test_indices_outside_are_bugs(index, n):
     with pytest.raises(ValueError, match="outside|range"):
         permute(index, n, 0)
