@@ -3,6 +3,7 @@
 import time
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,6 +64,12 @@ def test_windows_are_packed_one_after_the_other():
     windows = [(i, listed(*best_fit_decreasing(lengths[i : i + 7], 40))) for i in range(0, 50, 7)]
     assert listed(*pack(lengths, 40, 7)) == [[i + piece for piece in row] for i, rows in windows for row in rows]
     assert listed(*pack(lengths, 40)) == listed(*best_fit_decreasing(lengths, 40))
+
+
+@pytest.mark.parametrize("lengths", [[0, 3], [3, 6]])
+def test_pieces_that_fit_no_row_are_bugs(lengths):
+    with pytest.raises(ValueError, match="not within 1 … 5"):
+        best_fit_decreasing(lengths, 5)
 
 
 def test_nothing_to_pack():
