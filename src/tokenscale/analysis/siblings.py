@@ -387,7 +387,7 @@ def find_gaps(table: Row, path: Path, runs: Path) -> list[str]:
     """Return what the run table at `path` lacks, in words: positions, repeats of its cells, runs of these cells in the
     folder `runs` that no run table beside it lists, and its seal."""
     ours = [entry for entry in table["runs"] if not entry.get("external")]
-    found = [] if "seal" in table else ["has no seal"]
+    found = [] if "seal" in read_json(path) else ["has no seal"]
     positions = {entry["position"] for entry in ours if isinstance(entry.get("position"), int)}
     if missing := sorted(set(range(max(positions, default=-1) + 1)) - positions):
         found.append(f"has no run at position {_listed(missing)}")
