@@ -27,6 +27,7 @@ from tokenscale.settings.run import (
     ValidationSettings,
 )
 from tokenscale.train import budget as budgets
+from tokenscale.train import loop
 from tokenscale.train.evaluation import held_out
 from tokenscale.train.loop import train
 from tokenscale.train.parallel.world import World
@@ -94,7 +95,8 @@ def test_flops_are_those_of_the_formula(lab, tmp_path):
 
 @pytest.mark.parametrize(("wait_s", "validation"), [(0, {}), (0, {"every": 1}), (0.05, {})])
 def test_wall_time_ends_a_run_that_has_no_other_end(lab, tmp_path, monkeypatch, wait_s, validation):
-    """The host's wait for a device that computes behind it is part of a step; validation is not."""
+    """The host's wait for a device that computes behind it is part of a step; set-up and validation are not."""
+    monkeypatch.setattr(loop.Training, "_describe", lambda *args, **options: time.sleep(0.4))
     read, validate = budgets._read, held_out.HeldOut.validate
     monkeypatch.setattr(budgets, "_read", lambda *sums: (time.sleep(wait_s), read(*sums))[1])
     monkeypatch.setattr(held_out.HeldOut, "validate", lambda *args: (time.sleep(0.1), validate(*args))[1])

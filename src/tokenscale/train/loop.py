@@ -165,6 +165,7 @@ class Training:
     def _run(self) -> torch.nn.Module:
         run, joules = self.settings, self.energy.joules()
         ended = self.done > 0 and self.budget.ended(self.done)  # killed between its last step and its seal
+        self.clock.elapsed()  # what came before the first step is no part of a budget in seconds
         with self.clock.pause():
             if self.done == 0:
                 self._between(self._due(last=False))
@@ -191,7 +192,8 @@ class Training:
         run, step, clock = self.settings, self.done, self.clock
         self.watch.beat()
         self.trace.before(step)
-        probe = None if self.log.last else memory.Probe(self.trainer.model, self.world.device, run)  # of an attempt
+        # memory is measured in the first step of an attempt
+        probe = None if self.log.last else memory.Probe(self.trainer.model, self.world.device, run)
 
         # batch: this rank's rows, the useful tokens of all ranks, and the learning rate
         batch = clock.wait_for(self.batches.next)

@@ -71,7 +71,7 @@ class HostTimer:
         self.own_s = time.monotonic() - self._handed
 
     def elapsed(self) -> float:
-        """Return the seconds since the last call or the first step, without pauses."""
+        """Return the seconds since the last call, without pauses."""
         before, self._counted = self._counted, time.monotonic()
         return self._counted - before
 

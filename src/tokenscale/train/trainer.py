@@ -200,7 +200,8 @@ def forward_backward(
 ) -> Tensor:
     """Add the gradient of `weight` times the sum of losses over this rank's rows to the model's gradients.
 
-    `weight` is a scalar on the device: readers / useful tokens of the global batch, since DDP averages over ranks.
+    `weight` is a scalar on the device: readers times the loss scale over useful tokens of the global batch, since DDP
+    averages over ranks.
     A rank has `batch.tokens_bt` [rows, T], at most `micro_batch_size * micro_steps` rows; every rank runs `micro_steps`
     passes, and a pass without rows contributes zero. Gradients are reduced in the last pass only. Returns this rank's
     sum of losses, a scalar on its device. A pipeline orders the passes itself.
