@@ -45,7 +45,7 @@ def main() -> int:
 def _compare(arguments: argparse.Namespace) -> Iterator[tuple[str, Verdict]]:
     old, new, *floors = places = [Path(place) for place in (arguments.old, arguments.new, *arguments.floor)]
     if len({is_run(place) for place in places}) == 2:
-        single = [str(place) for place in places if is_run(place)]
+        single = [*map(str, filter(is_run, places))]
         raise GoldenError(f"OLD, NEW and --floor are all curves or all folders of curves; curves are {single}.")
     if is_run(old):
         yield old.name, judge(read(old), read(new), [read(path) for path in floors])
@@ -77,13 +77,12 @@ def _list_curves(folder: Path, front: str = "") -> Iterator[str]:
 
 def _row(name: str, verdict: Verdict) -> str:
     sizes = [f"{size:.1e}" if size else "" for size in (verdict.first, verdict.largest)]
-    step = "" if verdict.step is None else verdict.step
-    cells = name, verdict.title, step, *sizes, verdict.reason, verdict.speed or ""
-    return "| " + " | ".join(" ".join(str(cell).replace("|", "\\|").split()) for cell in cells) + " |"
+    cells = verdict.title, "" if verdict.step is None else verdict.step, *sizes, verdict.reason, verdict.speed or ""
+    return "| " + " | ".join(" ".join(str(cell).replace("|", "\\|").split()) for cell in (name, *cells)) + " |"
 
 
 def _lines(verdict: Verdict) -> str:
     first = "" if verdict.step is None or verdict.kind == DATA else f" (first at step {verdict.step})"
     facts = [("why", verdict.reason), ("floor", verdict.floor), ("sure", verdict.sure), ("step time", verdict.speed)]
-    lines = [f"  {key:<9}  {text}" for key, text in [*facts, *(("note", note) for note in verdict.notes)] if text]
-    return "\n".join([verdict.title + first, *lines])
+    facts += [("note", note) for note in verdict.notes]
+    return "\n".join([verdict.title + first, *(f"  {key:<9}  {text}" for key, text in facts if text)])

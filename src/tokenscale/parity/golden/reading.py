@@ -92,8 +92,7 @@ def _read_file(path: Path) -> Rows:
         raise GoldenError(f"{path} is not a regular file.")
     if "tfevents" in path.name:
         return _read_events(path)
-    content = path.read_bytes()
-    utf16 = content[:2] in (b"\xff\xfe", b"\xfe\xff")
+    utf16 = (content := path.read_bytes())[:2] in (b"\xff\xfe", b"\xfe\xff")
     if not utf16 and b"\0" in content[:4096]:
         raise GoldenError(f"{path} is a binary file; expected text, JSON, CSV or TensorBoard events (*tfevents*).")
     text = content.decode("utf-16" if utf16 else "utf-8-sig", errors="replace")
