@@ -87,7 +87,7 @@ def test_a_drained_node_ends_its_job_and_the_next_one_runs_elsewhere(project):
 def test_a_job_that_is_requeued_in_mid_run_goes_on(project):
     """As of a script that its user submits with --requeue: the same job starts again."""
     project.change("long", budget={"wall_s": 20})
-    planned = project.snakemake("-n", "runs", "--config", "experiments=long")
+    planned = project.snakemake("-np", "runs", "--config", "experiments=long")
     (name,) = set(re.findall(r"train (\S+-w2-[0-9a-f]{10})", planned))
     job = project.submit_launches([name], "--requeue", "--ntasks-per-node=2", "--gres=gpu:2")
     project.until(lambda: project.step() > 60)

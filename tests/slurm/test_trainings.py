@@ -57,7 +57,7 @@ def test_four_runs_of_one_gpu_share_a_node_by_hand(project):
     project.change("long", layout={}, budget={"steps": 30})
     path = project.root / "config/experiments/long.yaml"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"factors": {"seed": [0, 1, 2, 3]}}))
-    planned = project.snakemake("-n", "runs", "--config", "experiments=long")
+    planned = project.snakemake("-np", "runs", "--config", "experiments=long")
     ids = sorted(set(re.findall(r"train (\S+-w1-[0-9a-f]{10})", planned)))
     job = project.submit_launches(ids, "--ntasks-per-node=4", "--gres=gpu:4")
     project.until(lambda: len([*project.root.glob("results/runs/*/done.json")]) == 4, 180)

@@ -6,7 +6,10 @@ from tokenscale.train.models import decoder
 from tokenscale.train.models.objective import LanguageModel, Objective
 
 #: objective → class of a model with its loss
-OBJECTIVES: dict[str, type[Objective]] = {"causal": Objective, "masked": Objective}
+OBJECTIVES: dict[str, type[Objective]] = {
+    "causal": Objective,
+    "masked": Objective,
+}
 
 
 def build(shape: ModelSettings, sequence_length: int, *, objective: str, kernel: str) -> LanguageModel:
