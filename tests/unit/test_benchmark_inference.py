@@ -10,6 +10,7 @@ from tests.corpora import make_corpus, make_tokenizer
 from tests.unit.test_evaluation_generation import stored
 from tests.unit.test_models_convert import LENGTH, SHAPES
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import read_record
 from tokenscale.benchmark import inference
 from tokenscale.cli.main import main
 from tokenscale.data.tokenizers.load import load_tokenizer
@@ -49,7 +50,7 @@ def runs(tmp_path_factory, tokenizer):
 def result(runs, tmp_path_factory):
     output = tmp_path_factory.mktemp("bench") / "bench.json"
     made = inference.measure(SHORT, runs, output)
-    assert json.loads(output.read_text()) == json.loads(json.dumps(made))
+    assert read_record(output, "benchmark") == json.loads(json.dumps(made))
     return made
 
 

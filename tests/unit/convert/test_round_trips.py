@@ -83,14 +83,14 @@ def test_one_parquet_file_can_be_written_and_read(lab, tmp_path):
 def test_a_store_without_records_is_refused_with_the_command_that_writes_it_again(lab, tmp_path, form, single):
     path = tmp_path / ("one.parquet" if single else "store")
     store = StoreSettings(form, **({"sequence_length": T} if form == "padded" else {}))
-    convert(ConvertSettings(to=store.directory), ours(lab), path, command="c")
+    convert(ConvertSettings(to=store.directory), ours(lab), path, command="tokenscale c")
     where = path.with_suffix(".manifest.json") if single else path / "manifest.json"
     manifest = read_store_manifest(where)
     del manifest["records"]
     write_sealed(where, manifest, SEAL)
     with pytest.raises(UserError, match="no records") as error:
         load_reader(form)(where, open_store(where, store))
-    assert error.value.facts["next"] == "c --force"
+    assert error.value.facts["next"] == "tokenscale c --force"
 
 
 def test_the_manifest_says_what_was_converted(lab, tmp_path):

@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.study_train.conftest import LISTS, PADDED, TEXTS, asked, files, prepared
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import lock_folder, sha256_file, write_json
+from tokenscale.base.files import lock_folder, sha256_file, write_sealed
 from tokenscale.cli import train_inputs
 from tokenscale.cli.main import main
 from tokenscale.data.corpus.raw_text import RawText
@@ -154,7 +154,7 @@ def test_a_corpus_from_elsewhere_is_downloaded_first(here, monkeypatch):
         path.write_text("\n".join(TEXTS))
         listed = {"name": "a.txt", "from": "x", "bytes": path.stat().st_size, "sha256": sha256_file(path)}
         manifest = {"schema_version": 1, "kind": "url", "files": [listed]}
-        write_json(directory / "manifest.json", manifest)
+        write_sealed(directory / "manifest.json", manifest)
         return manifest
 
     monkeypatch.setattr("tokenscale.cli.download.fetch_corpus", fetch)
