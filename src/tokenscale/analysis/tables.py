@@ -183,7 +183,7 @@ def restore_command(folder: Path) -> str:
     if shown.parts[:-1] == ("results", "tables"):
         return f"snakemake -f {shown}/runs.parquet"
     results = shown.parent.parent
-    if not (results / "experiments").is_dir():
+    if not (results / "runs").is_dir():
         return "name the tables of an experiment: results/tables/EXPERIMENT"
     table = results / "experiments" / shown.name / "runs.json"
     return f"tokenscale ingest --experiment {table} --runs {results / 'runs'} --output {shown}"
