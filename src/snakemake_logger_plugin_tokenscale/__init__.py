@@ -134,7 +134,7 @@ class LogHandler(LogHandlerBase):
 
     def _emit(self, record: LogRecord) -> None:
         event = getattr(record, "event", None)
-        if str(record.msg).startswith("Error: Directory cannot be locked."):  # said in a dry run, which goes on
+        if str(record.msg).startswith("Error: Directory cannot be locked."):  # printed in a dry run, which continues
             record.msg = "tokenscale: another call works in this folder, or was killed. What is left to do now:"
         text = str(record.msg)  # of Snakemake's own errors: a full disk, a folder of another user
         if "[Errno" in text and (text.startswith("Traceback") or "Error recording metadata" in text):

@@ -21,7 +21,7 @@ from tokenscale.analysis import tables
 from tokenscale.analysis.siblings import find_copied_logs
 from tokenscale.analysis.tables import ARROW
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import is_sealed, read_json
+from tokenscale.base.files import read_record
 from tokenscale.runs.records.events import FIELDS, VERSION
 
 #: kind of event file → Arrow schema of its rows
@@ -33,8 +33,6 @@ BLOCK_BYTES = 1 << 20
 REQUIRED = {"steps": "step", "spans": "name", "events": "event"}
 #: longest text of a broken line that is kept
 CUT = 500
-#: fields of an attempt's record in archives of releases that did not seal it
-UNSEALED = {"code", "digest", "inputs", "launch", "layout_digest", "science_code"}
 _BOUNDS = {"INTEGER": 2**31, "BIGINT": 2**63}
 
 
@@ -66,9 +64,7 @@ def numbered(directory: Path, word: str) -> list[tuple[int, Path]]:
 def read_launched(attempt: Path) -> dict[str, Any]:
     """What the launcher left for an attempt; nothing where that is missing or damaged."""
     with suppress(OSError, UserError):
-        record = read_json(attempt / "attempt.json", "attempt's record")
-        if isinstance(record, dict) and (is_sealed(record) or record.keys() <= UNSEALED):
-            return record
+        return read_record(attempt / "attempt.json", "attempt's record", unsealed=True)
     return {}
 
 
