@@ -87,6 +87,16 @@ def test_a_stream_that_is_cut_is_refused_at_every_length_and_a_folder_of_splits_
     assert "train, test" in refused(tmp_path / "d", tmp_path / "s", to="token-list", **KNOWN)
 
 
+def test_rows_that_lead_out_of_an_arrow_file_are_refused(tmp_path):
+    folder = write_hf(tmp_path / "hf", input_ids=[[5, 6], [7], [8], [9, 9, 9], [8]])
+    file = next(file for file in folder.glob("*.arrow") if np.int32([0, 2, 3]).tobytes() in file.read_bytes())
+    for ends in ([0, 2, 10**6], [0, -4, 3], [7, 2, 3]):
+        whole = file.read_bytes()
+        file.write_bytes(whole.replace(np.int32([0, 2, 3]).tobytes(), np.int32(ends).tobytes()))
+        assert "hf" in refused(folder, tmp_path / "s", to="token-list", **KNOWN)
+        file.write_bytes(whole)
+
+
 def test_the_bytes_of_a_litdata_folder(tmp_path):
     run(write_hf(tmp_path / "hf", input_ids=[[0, 7, 8], [0, 9]]), tmp_path / "l", to="litdata", **KNOWN)
     assert sorted(p.name for p in (tmp_path / "l").iterdir()) == ["chunk-0-0.bin", "index.json", "tokenscale.json"]

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenscale.base.errors import UserError, unknown
+from tokenscale.base.errors import UserError, first_line, unknown
 from tokenscale.base.files import read_json, report_malformed, sha256_file
 from tokenscale.data.corpus.refusals import damaged
 from tokenscale.data.corpus.stream import import_datasets
@@ -52,8 +52,7 @@ class HfDatasets(ForeignFolder):
         try:
             self._data = datasets.load_from_disk(str(path)).with_format("arrow")
         except Exception as error:  # errors of the library have no common base but Exception
-            first = (str(error).splitlines() or [""])[0]
-            raise damaged(path, "arrow", f"{type(error).__name__}: {first}") from None
+            raise damaged(path, "arrow", f"{type(error).__name__}: {first_line(error)}") from None
         if not len(self._data):
             raise UserError("the data set holds no rows.", folder=path, next="choose another")
         names = self._data.column_names
@@ -77,6 +76,10 @@ class HfDatasets(ForeignFolder):
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield (ids, lengths) of 1,000 rows at a time, without tokens that the attention mask excludes."""
         for table in self._data.select(range(first, last)).iter(1000):
+            try:
+                table.validate(full=True)  # offsets of lists may lead out of the file
+            except pa.ArrowException as error:
+                raise damaged(self._folder, "arrow", first_line(error)) from None
             ids, lengths = self._decode(table.column(self.column))
             if "attention_mask" in table.column_names:
                 mask, mask_lengths = self._decode(table.column("attention_mask"))
