@@ -6,6 +6,7 @@ The client reads credentials and endpoint where its own tools do (`AWS_PROFILE`,
 """
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,7 +103,8 @@ def access_error(address: str, error: Exception) -> UserError:
     reason = first_line(error)
     if isinstance(error, FileNotFoundError):
         what, following = "the bucket has no such file.", "correct the address, or list the bucket with its own client"
-        if not address.split("://", 1)[1].partition("/")[2].partition("*")[0] or "bucket" in reason.lower():
+        named = address.split("://", 1)[1].partition("/")[2].partition("*")[0]
+        if not named or re.search("bucket does not exist|nosuchbucket", reason, re.IGNORECASE):
             what, following = "there is no such bucket.", "correct the name, or set AWS_ENDPOINT_URL of its server"
     elif isinstance(error, PermissionError) or type(error).__name__ in ("NoCredentialsError", "ProfileNotFound"):
         what = "the bucket refuses access."
