@@ -3,7 +3,8 @@
     python -m tests.faults.mutate --seed 1 --count 1000 [--results results] [--kinds runs,figures] [--flips 600]
 
 A line a mutation that is silent, ends in a stack trace or hangs; the last line counts them by kind. `named`: refused or
-reported by name. `equal`: read as it was. `other`: read as another text, in a file whose content nothing proves.
+reported by name; `refused`: by the name of another file, which the damaged one lists. `equal`: read as it was.
+`other`: read as another text, in a file whose content nothing proves.
 `--flips`: instead, so many single bits of every record of a file of each kind. Without `--results` a small project is
 built first.
 """
@@ -46,7 +47,7 @@ BESIDE = {
     "stacks.txt",
 }
 BESIDE |= {"status.json"}
-HARMLESS = ("named", "equal", "other")
+HARMLESS = ("named", "equal", "other", "refused")
 #: seconds without an answer; a busy machine needs many for an import
 HUNG_S = 200
 Counts = dict[str, Counter[str]]
@@ -138,7 +139,7 @@ def mutate(results: Path, work: Path, seed: str, kinds: list[str]) -> tuple[str,
 
 
 def said(kind: Kind, source: Path, folder: Path, notes: bool, damaged: Iterable[Path]) -> str:
-    """What comes of reading a damaged folder: named, silent, equal, other, or not named."""
+    """What comes of reading a damaged folder: named, silent, equal, other, or refused."""
     try:
         if kind.check is None:
             return "equal" if kind.read(folder) == kind.read(source) else "silent" if kind.proven else "other"
@@ -146,7 +147,7 @@ def said(kind: Kind, source: Path, folder: Path, notes: bool, damaged: Iterable[
     except UserError as error:
         found = str(error)
     names = {name for path in damaged for name in (path.name, path.stem, path.parent.name)}
-    return "silent" if not found else "named" if any(n in found for n in names) else f"not named: {found}"
+    return "silent" if not found else "named" if any(name in found for name in names) else "refused"
 
 
 def _content(data: bytes) -> object:

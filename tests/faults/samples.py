@@ -36,6 +36,7 @@ from tokenscale.cli.mixture import write_mixture
 from tokenscale.cli.plan_prices import read_gpu_prices
 from tokenscale.data.corpus import fingerprint
 from tokenscale.data.corpus.build import build
+from tokenscale.data.corpus.files import expand_patterns
 from tokenscale.data.corpus.read import read_texts
 from tokenscale.data.mixtures import read_mixture
 from tokenscale.data.stores.manifest import read_store_manifest
@@ -106,7 +107,8 @@ def _write_texts(folder: Path) -> None:
 
 def _read_texts(folder: Path) -> object:
     names = "lines.jsonl lines.jsonl.zst lines.jsonl.gz array.json rows.tsv plain.txt rows.parquet mds/shard.00000.mds"
-    return [list(read_texts(folder / name, SourceSettings("files", files=(name,)))) for name in names.split()]
+    paths = expand_patterns(tuple(f"{folder / name}" for name in names.split()))
+    return [list(read_texts(path, SourceSettings("files", files=(path.name,)))) for path in paths]
 
 
 def _build_corpus(folder: Path) -> object:
@@ -225,7 +227,7 @@ def _read_bucket(folder: Path) -> object:
     with tempfile.TemporaryDirectory() as made:
         os.chdir(made)
         cloud.work("s3://bucket", "own", 1, 1.0)
-        shutil.rmtree("results")
+        shutil.rmtree("results", ignore_errors=True)
         said = cloud.pull(config, ["own"])
         return said, sorted((p.as_posix(), p.read_bytes()) for p in Path().rglob("*") if p.is_file())
 
