@@ -301,7 +301,7 @@ class References:
         shutil.rmtree(folder, ignore_errors=True)
         self.record(case.setting, folder, case)
         old, new, *floors = map(curve_of, (reference, recorded := read_recording(folder), *reference.floors))
-        return certify(compare(reference, recorded)) | {"golden": golden.judge(old, new, floors).kind}
+        return certify(compare(reference, recorded)) | {"golden": golden.judge(old, new, floors, fp32=True).kind}
 
 
 def curve_of(recording: Recording) -> Curve:

@@ -149,23 +149,30 @@ def judge_all(path: Path) -> list[dict]:
             continue
         case = replace(cases.get(name, UNCHANGED), name=name)
         runs = [curves[p, s, "refactoring", n, cases[n].model] for n in FLOORS[reference] if n != name]
-        for floors in (runs, []):
+        fp32 = p == "fp32"
+        for known, floors, told in (("floor", runs, fp32), ("none", [], False), ("fp32", [], True))[: 2 + fp32]:
             old, new = curves[p, s, "reference", "reference", reference], curves[p, s, group, name, model]
-            verdict, right = golden.judge(old, new, floors), kinds_of(group, case)
+            verdict, right = golden.judge(old, new, floors, told), kinds_of(group, case)
             right |= {golden.NORM} if group != "refactoring" else set()  # a real change that it shows
             score = "right" if verdict.kind in right else "cannot tell" if verdict.kind == golden.UNKNOWN else "wrong"
-            row = {"precision": p, "seed": s, "group": group, "model": model, "name": name, "floor": bool(floors)}
+            row = {"precision": p, "seed": s, "group": group, "model": model, "name": name, "known": known}
             found.append(row | {"right": sorted(right)[-1], "score": score, "verdict": verdict})
     return found
 
 
+#: what the command is told
+KNOWN = {"floor": "With two or three floor runs", "none": "Without floor runs", "fp32": "Without floor runs, by --fp32"}
+
+
 def print_tables(found: list[dict]) -> None:
-    for floor in (True, False):
-        mine = [row for row in found if row["floor"] == floor]
-        print(f"\n## {'With two or three floor runs' if floor else 'Without floor runs'}\n")
+    for known, title in KNOWN.items():
+        mine = [row for row in found if row["known"] == known]
+        print(f"\n## {title}\n")
         print("| cases | precision | judged | right | cannot tell | wrong |\n|---|---|---|---|---|---|")
         for group, precision in itertools.product(("fault", "held out", "other", "refactoring"), PRECISIONS):
             scores = [row["score"] for row in mine if (row["group"], row["precision"]) == (group, precision)]
+            if not scores:
+                continue
             counts = [scores.count(score) for score in ("right", "cannot tell", "wrong")]
             print(f"| {group} | {precision} | {len(scores)} | " + " | ".join(map(str, counts)) + " |")
         truths = sorted({row["right"] for row in mine if row["group"] != "refactoring"}) + ["refactoring"]
@@ -177,7 +184,9 @@ def print_tables(found: list[dict]) -> None:
         for row in (row for row in mine if row["score"] == "wrong"):
             times = row["verdict"].reason.rpartition(" times the floor")[0].rpartition(" ")[2]
             key = row["group"], row["name"], row["model"], row["precision"], row["verdict"].kind
-            wrong.setdefault(key, []).append(times if row["verdict"].kind == golden.ROUNDING and floor else "yes")
+            wrong.setdefault(key, []).append(
+                times if row["verdict"].kind == golden.ROUNDING and known == "floor" else "yes"
+            )
         print("\n| wrong | case | model | precision | answer | seeds: times the floor |\n|---|---|---|---|---|---|")
         for key, times in wrong.items():
             print("| " + " | ".join([*key, ", ".join(times)]) + " |")
@@ -185,6 +194,7 @@ def print_tables(found: list[dict]) -> None:
 
 #: one example of each kind: precision, group, case, model
 EXAMPLES = {
+    golden.IDENTICAL: ("bf16", "refactoring", "fused AdamW", "llama"),
     golden.ROUNDING: ("bf16", "refactoring", "linear layers by matrix products", "ours-gpt"),
     golden.MODEL: ("bf16", "fault", "label smoothing", "ours-gpt"),
     golden.UPDATE: ("bf16", "fault", "warm-up longer", "gpt2"),
@@ -203,12 +213,12 @@ def draw(curves_path: Path, target: Path) -> None:
     rows = [json.loads(line) for line in curves_path.read_text().splitlines()]
     curves = {(p, group, name, m): (ref, Curve.of(*curve)) for p, s, group, m, name, ref, *curve in rows if not s}
     cases = {case.name: case for case in REFACTORINGS}
-    figure, axes = plt.subplots(3, 3, figsize=(9, 6.6), sharex=True, layout="constrained")
+    figure, axes = plt.subplots(5, 2, figsize=(7, 11), sharex=True, layout="constrained")
     for axis, (kind, key) in zip(axes.flat, EXAMPLES.items(), strict=False):
         reference, new = curves[key]
         old = curves[key[0], "reference", "reference", reference][1]
         floors = [curves[key[0], "refactoring", n, cases[n].model][1] for n in FLOORS[reference]]
-        verdict = golden.judge(old, new, floors)
+        verdict = golden.judge(old, new, floors, key[0] == "fp32")
         assert verdict.kind == kind, (kind, verdict)
         norm = kind == golden.NORM
         x, y, *runs = ((curve.norm if norm else curve.loss) for curve in (old, new, *floors))
@@ -241,11 +251,11 @@ def print_layouts() -> None:
 
 def write_rates(found: list[dict], source: str) -> None:
     """Write how often each answer was right: what the command prints as `sure`."""
-    rates = {"source": source, "floor": {}, "none": {}}
-    for kind, floor in itertools.product(golden.KINDS, (True, False)):
-        scores = [row["score"] for row in found if row["floor"] == floor and row["verdict"].kind == kind]
+    rates = {"source": source, **{known: {} for known in KNOWN}}
+    for kind, known in itertools.product(golden.KINDS, KNOWN):
+        scores = [row["score"] for row in found if row["known"] == known and row["verdict"].kind == kind]
         if scores and kind not in (golden.UNKNOWN, golden.IDENTICAL):
-            rates["floor" if floor else "none"][kind] = [scores.count("right"), len(scores)]
+            rates[known][kind] = [scores.count("right"), len(scores)]
     (Path(golden.__file__).parent / "rates.json").write_text(json.dumps(rates, indent=1) + "\n")
 
 

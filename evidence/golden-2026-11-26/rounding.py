@@ -1,7 +1,12 @@
 """Train a transformer of width 256 in ways that only rounding tells apart, and print what `tokenscale golden` says.
 
-`python evidence/golden-2026-11-26/rounding.py`; each way is judged against one thread, with the others as floor runs.
+`python evidence/golden-2026-11-26/rounding.py CURVES…`: each way is judged against one thread, others are floor runs.
+CURVES are from other releases of torch: `python evidence/golden-2026-11-26/rounding.py --write CURVES` under each.
 """
+
+import json
+import sys
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -11,14 +16,15 @@ from tokenscale.parity.golden.reading import Curve
 from tokenscale.parity.golden.verdict import judge
 
 WIDTH, LAYERS, VOCABULARY, LENGTH, ROWS, STEPS = 256, 2, 96, 32, 4, 12
-#: threads, order of rows, micro-batches
+#: threads, order of rows, micro-batches, by Inductor
 WAYS = {
-    "one thread": (1, [0, 1, 2, 3], 1),
-    "two threads": (2, [0, 1, 2, 3], 1),
-    "rows reversed": (1, [3, 2, 1, 0], 1),
-    "rows in pairs": (1, [1, 0, 3, 2], 1),
-    "two micro-batches": (1, [0, 1, 2, 3], 2),
-    "four micro-batches": (1, [0, 1, 2, 3], 4),
+    "one thread": (1, [0, 1, 2, 3], 1, False),
+    "two threads": (2, [0, 1, 2, 3], 1, False),
+    "rows reversed": (1, [3, 2, 1, 0], 1, False),
+    "rows in pairs": (1, [1, 0, 3, 2], 1, False),
+    "two micro-batches": (1, [0, 1, 2, 3], 2, False),
+    "four micro-batches": (1, [0, 1, 2, 3], 4, False),
+    "compiled": (1, [0, 1, 2, 3], 1, True),
 }
 
 
@@ -50,17 +56,18 @@ class Model(nn.Module):
         return self.head(x)
 
 
-def train(precision, threads, order, micro_batches):
+def train(precision, threads, order, micro_batches, compiled):
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     model, losses, norms = Model(), [], []
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    forward = torch.compile(model) if compiled else model
     for step in range(STEPS):
         generator, total = torch.Generator().manual_seed(step), 0.0
         tokens = (torch.rand(ROWS, LENGTH + 1, generator=generator) ** 2.5 * VOCABULARY).long()[order]
         for rows in tokens.chunk(micro_batches):
             with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-                logits = model(rows[:, :-1]).flatten(0, 1).float()
+                logits = forward(rows[:, :-1]).flatten(0, 1).float()
                 loss = F.cross_entropy(logits, rows[:, 1:].flatten()) / micro_batches
             total += float(loss.detach())
             loss.backward()
@@ -68,12 +75,22 @@ def train(precision, threads, order, micro_batches):
         losses.append(total)
         optimizer.step()
         optimizer.zero_grad()
-    return Curve.of(losses, norms)
+    return losses, norms
 
 
+if sys.argv[1:2] == ["--write"]:
+    found = {precision: train(precision, *WAYS["one thread"]) for precision in ("bf16", "fp32")}
+    Path(sys.argv[2]).write_text(json.dumps({"torch": torch.__version__, **found}))
+    raise SystemExit
+releases = [json.loads(Path(name).read_text()) for name in sys.argv[1:]]
 for precision in ("bf16", "fp32"):
-    old, *curves = (train(precision, *way) for way in WAYS.values())
-    for name, new in zip([*WAYS][1:], curves, strict=True):
-        alone, verdict = judge(old, new), judge(old, new, [curve for curve in curves if curve is not new])
+    trained = {name: train(precision, *way) for name, way in WAYS.items()}
+    trained |= {f"torch {release['torch']}": release[precision] for release in releases}
+    old, *curves = (Curve.of(*curve) for curve in trained.values())
+    for name, new in zip([*trained][1:], curves, strict=True):
+        alone, verdict = (
+            judge(old, new, floors, precision == "fp32")
+            for floors in ([], [curve for curve in curves if curve is not new])
+        )
         times = verdict.reason.rpartition(" times the floor")[0].rpartition(" ")[2]
         print(f"| {precision} | {name} | {verdict.largest:.1e} | {alone.kind} | {times} | {verdict.kind} |")

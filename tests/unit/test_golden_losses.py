@@ -265,6 +265,18 @@ def test_kinds(name):
     assert judge(Curve.of(new), Curve.of(new), floors).kind == "identical"
 
 
+@pytest.mark.parametrize(
+    "size, told", [(1e-5, "other loss, mask or model"), (1e-4, "other loss, mask or model"), (1e-7, "rounding")]
+)
+def test_floor_runs_of_fp32_s_rounding_decide_nothing_in_bf16(size, told):
+    floors = [Curve.of(rounded(1e-7, seed)) for seed in (4, 5)]
+    new = Curve.of(rounded(size, 6))
+    unknown = "rounding" if size < 1e-6 else "cannot tell"
+    assert judge(Curve.of(LOSSES), new, floors).kind == judge(Curve.of(LOSSES), new).kind == unknown
+    for runs in (floors, []):
+        assert judge(Curve.of(LOSSES), new, runs, fp32=True).kind == told, runs
+
+
 def test_gradient_norms_that_move_alone_are_a_kind_of_their_own():
     old = Curve.of(LOSSES, NORMS)
     assert judge(old, Curve.of(LOSSES, 1.02 * NORMS)).kind == "gradient norm only"

@@ -16,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("old", metavar="OLD", help="file or run of old losses, or a folder of them; FILE::RUN chooses")
     parser.add_argument("new", metavar="NEW", help="the new ones; in folders, curves of the same name are compared")
     parser.add_argument("--floor", nargs="+", default=[], metavar="RUN", help=repeated)
+    parser.add_argument("--fp32", action="store_true", help="both were trained without bf16, fp16 or TF32")
     parser.add_argument("--expect", action="append", default=[], metavar="KIND", help=f"an intended change: {kinds}")
     parser.add_argument("--markdown", action="store_true", help="print the table of a pull request's comment")
 
@@ -45,10 +46,9 @@ def main() -> int:
 def _compare(arguments: argparse.Namespace) -> Iterator[tuple[str, Verdict]]:
     old, new, *floors = places = [Path(place) for place in (arguments.old, arguments.new, *arguments.floor)]
     if len({is_run(place) for place in places}) == 2:
-        single = [*map(str, filter(is_run, places))]
-        raise GoldenError(f"OLD, NEW and --floor are all curves or all folders of curves; curves are {single}.")
+        raise GoldenError(f"Compare curves or folders, not both. Curves: {[*map(str, filter(is_run, places))]}.")
     if is_run(old):
-        yield old.name, judge(read(old), read(new), [read(path) for path in floors])
+        yield old.name, judge(read(old), read(new), [read(path) for path in floors], arguments.fp32)
         return
     names = sorted({name for folder in (old, new) for name in _list_curves(folder)})
     curves = {name: [_try_read(folder / name) for folder in (old, new, *floors)] for name in names}
@@ -56,7 +56,7 @@ def _compare(arguments: argparse.Namespace) -> Iterator[tuple[str, Verdict]]:
         raise GoldenError(f"{old} and {new} have no losses in files or runs of the same name.")
     for name, (a, b, *repeated) in curves.items():
         if a and b:
-            yield name, judge(a, b, [curve for curve in repeated if curve])
+            yield name, judge(a, b, [curve for curve in repeated if curve], arguments.fp32)
         elif a or b:  # else a file without losses in both
             yield name, Verdict(UNKNOWN, f"{'NEW' if a else 'OLD'} has no readable losses of this name")
 

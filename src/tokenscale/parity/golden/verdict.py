@@ -45,21 +45,21 @@ class Verdict:
     @property
     def sure(self) -> str:
         """How often this answer was right on labelled cases, with floor runs or without."""
-        right, answered = RATES["floor" if self.floor.startswith("given") else "none"].get(self.kind, (0, 0))
+        right, answered = RATES[{"given": "floor", "fp32'": "fp32"}.get(self.floor[:5], "none")].get(self.kind, (0, 0))
         return f"right in {right} of {answered} labelled cases with this answer ({RATES['source']})" if answered else ""
 
 
 @np.errstate(invalid="ignore", over="ignore")
-def judge(old: Curve, new: Curve, floors: Sequence[Curve] = ()) -> Verdict:
-    """Compare curves at their common steps; `floors` repeat OLD and differ from it by rounding only."""
+def judge(old: Curve, new: Curve, floors: Sequence[Curve] = (), fp32: bool = False) -> Verdict:
+    """Compare common steps. `floors` differ from OLD by rounding only; `fp32`: nothing was rounded to fewer bits."""
     notes = [f"{name}: {note}" for name, curve in (("OLD", old), ("NEW", new)) for note in curve.notes]
     if shift := _find_shift(old, new):
         notes.append(f"steps of NEW are counted from {new.steps[0]}, those of OLD from {old.steps[0]}: shifted")
     steps, a, b = np.intersect1d(old.steps, new.steps + shift, return_indices=True)
     if len(steps) < max(len(old.steps), len(new.steps)):
         notes.append(f"{len(steps)} steps in common of {len(old.steps)} and {len(new.steps)}")
-    if not (finite := np.isfinite(old.loss[a]) | np.isfinite(new.loss[b])).all():
-        notes.append(f"losses are not finite in both at {np.sum(~finite)} steps")
+    finite = np.isfinite(old.loss[a]) | np.isfinite(new.loss[b])
+    notes += [] if finite.all() else [f"losses are not finite in both at {np.sum(~finite)} steps"]
     if not finite.any():
         return Verdict(UNKNOWN, f"no loss in common: OLD begins at {old.steps[0]}, NEW at {new.steps[0]}", notes=notes)
     steps, a, b = steps[finite], a[finite], b[finite]
@@ -67,7 +67,7 @@ def judge(old: Curve, new: Curve, floors: Sequence[Curve] = ()) -> Verdict:
     others = {n: v for n, f in enumerate(floors, 1) if (v := judge(old, f)).kind in (DIVERGED, WEIGHTS, DATA)}
     notes += [f"floor run {n} does not repeat OLD and is left out: {v.title}" for n, v in others.items()]
     floors = [floor for n, floor in enumerate(floors, 1) if n not in others]
-    verdict = _judge_losses(steps, old, new, a, b, floors)
+    verdict = _judge_losses(steps, old, new, a, b, floors, fp32)
     verdict.notes = notes + verdict.notes
     if old.time is not None and new.time is not None:
         verdict.speed = compare_speed(old.time, new.time)
@@ -94,36 +94,37 @@ def _differences(x: np.ndarray, y: np.ndarray, unit_x: np.ndarray, unit_y: np.nd
     return np.where(np.abs(d) <= slack, 0.0, np.where(np.isfinite(d), d, np.nan))
 
 
-def _measure_floor(steps: np.ndarray, curves: list[tuple[Curve, np.ndarray]], unit: np.ndarray) -> tuple[Any, Any]:
-    """Return the largest difference among runs so far [n] and the smallest that is real [n]; None if all are equal."""
+def _measure_floor(steps, curves: list[tuple[Curve, np.ndarray]], unit, low: np.ndarray) -> tuple[Any, Any]:
+    """Return the largest difference among runs so far [n] and the smallest that is real [n]; None if within `low`."""
     tables = [dict(zip(curve.steps, values, strict=True)) for curve, values in curves]
     runs = np.array([[table.get(step, math.nan) for step in steps] for table in tables])
     largest = np.nan_to_num(np.abs(runs[:, None] - runs[None]), nan=0.0, posinf=0.0).max((0, 1))
     ahead = np.array([np.append(largest, [0.0] * 2)[shift : shift + len(steps)] for shift in range(3)]).max(0)
     floor = np.maximum.accumulate(ahead) + RESOLUTION * np.abs(np.nan_to_num(runs[0])) + unit / MULTIPLE
     # rounding may reach its level at any step, and one run shows less of it
-    real = np.maximum(MULTIPLE * floor, floor[-1] * (MULTIPLE if len(runs) == 2 else 1.0))
-    return (floor, real) if largest.any() else (None, None)
+    real = np.maximum(MULTIPLE * floor, floor[-1] * (MULTIPLE if len(np.unique(runs, axis=0)) < 3 else 1.0))
+    return (floor, real) if (largest > low).any() else (None, None)
 
 
-def _judge_losses(steps, old: Curve, new: Curve, a, b, floors: Sequence[Curve]) -> Verdict:
+def _judge_losses(steps, old: Curve, new: Curve, a, b, floors: Sequence[Curve], fp32: bool) -> Verdict:
     x, y, unit = old.loss[a], new.loss[b], np.maximum(old.unit[a], new.unit[b])
     d, scale = _differences(x, y, old.unit[a], new.unit[b]), np.maximum(np.abs(np.nan_to_num(x)), 1e-30)
     r = np.abs(np.nan_to_num(d)) / scale
     k = next(iter(np.flatnonzero(d).tolist()), None)
-    floor, real = _measure_floor(steps, [(old, old.loss), *((f, f.loss) for f in floors)], unit)
-    moved, norm, at, start = _judge_norms(steps, old, new, a, b, floors, BF16)
+    growth = FP32 * GROWTH ** np.minimum(np.arange(len(d)), 100)
+    low = growth * (not fp32)  # smaller floors are fp32's
+    floor, real = _measure_floor(steps, [(old, old.loss), *((f, f.loss) for f in floors)], unit, low * scale)
+    moved, norm, at, start = _judge_norms(steps, old, new, a, b, floors, growth if fp32 else BF16, low)
 
     def say(kind: str, reason: str, place: int | None = k) -> Verdict:
-        step, source = None if place is None else int(steps[place]), "from the digits printed and the first steps"
+        step, source = None if place is None else int(steps[place]), "fp32's" if fp32 else "digits and first steps"
         if floor is not None and place is not None:
             source = f"given: {len(floors)} run(s), which differ by {floor[place]:.1e} at step {step}"
-        notes = ["the floor runs do not differ from OLD: they measure no rounding"] if floors and floor is None else []
+        notes = ["floor runs that differ as fp32 rounds tell nothing of bf16"] if floors and floor is None else []
         return Verdict(kind, reason, step, float(r[place or 0]), float(r.max()), source if k is not None else "", notes)
 
-    if len(bad := np.flatnonzero(np.isnan(d)).tolist()):
-        which = "NEW" if np.isfinite(x[bad[0]]) else "OLD"
-        return say(DIVERGED, f"the loss of {which} is not finite at step {steps[bad[0]]}", bad[0])
+    for i in np.flatnonzero(np.isnan(d)).tolist():
+        return say(DIVERGED, f"{'NEW' if np.isfinite(x[i]) else 'OLD'}'s loss is not finite at step {steps[i]}", i)
     digits = f" in the {max(0, round(-math.log10(unit.max())))} decimals printed" if unit.any() else ""
     sizes = f"{len(d)} losses are equal{digits}"
     if k is None:
@@ -139,12 +140,11 @@ def _judge_losses(steps, old: Curve, new: Curve, a, b, floors: Sequence[Curve]) 
             near = say(UNKNOWN, f"{sizes}, {why}: give more floor runs or steps") if why else say(ROUNDING, sizes)
             return say(NORM, f"{sizes}; {norm}", at) if moved else near
     else:
-        growth = FP32 * GROWTH ** np.minimum(np.arange(len(d)), 100)
         beyond = np.flatnonzero(np.abs(d) > growth * scale + unit)
         if (unit / scale).max() > 2e-5 and np.all(np.abs(d) <= 2.01 * unit):
             return say(UNKNOWN, f"{sizes}: too few digits are printed; print 7 digits of the loss")
         if not len(beyond):
-            moved, norm, *_ = _judge_norms(steps, old, new, a, b, floors, growth)
+            moved, norm, *_ = _judge_norms(steps, old, new, a, b, floors, growth, low)
             sizes, but = f"{sizes}: as small as rounding in fp32", norm * moved or "over few steps" * (len(d) < 5)
             return say(UNKNOWN, f"{sizes}, but {but}; give --floor runs") if but else say(ROUNDING, sizes)
     first = k or int(beyond[0])
@@ -153,8 +153,8 @@ def _judge_losses(steps, old: Curve, new: Curve, a, b, floors: Sequence[Curve]) 
     others = c is not None and ((c < SIMILAR and lean < 1 and jump > 0.03) or (c < OTHER_BATCHES and jump >= 0.3))
     others = others and np.median(r[first:]) > BF16
     sizes += "" if c is None else f"; losses of batches correlate by {c:.2f}"
-    if floor is None and not (r[first] > BF16 or others or (lean > 1 and r.max() > SYSTEMATIC)):
-        return say(UNKNOWN, f"{sizes}: bf16's rounding or a small change, which no threshold tells; give --floor runs")
+    if floor is None and not fp32 and not (r[first] > BF16 or others or (lean > 1 and r.max() > SYSTEMATIC)):
+        return say(UNKNOWN, f"{sizes}: rounding in bf16 or a small change? Give --floor runs, or --fp32 if it is so")
     small = len(x) > 4 and r[first] * scale[first] <= 0.3 * np.median(np.abs(np.diff(x, 2)))
     few = others and len(r) - first < 16 and (first == 0 or c > OTHER_BATCHES / 2 or small)
     if others:
@@ -184,13 +184,13 @@ def _lean(d: np.ndarray) -> float:
     return float(max(np.mean(d > 0), np.mean(d < 0)) / (0.5 + 1.7 / len(d) ** 0.5))
 
 
-def _judge_norms(steps, old: Curve, new: Curve, a, b, floors, limit) -> tuple[bool, str, int, float]:
+def _judge_norms(steps, old: Curve, new: Curve, a, b, floors, limit, low) -> tuple[bool, str, int, float]:
     """Return whether gradient norms moved beyond rounding, a sentence, the place, and the change at the first step."""
     if old.norm is None or new.norm is None or old.norm_unit is None or new.norm_unit is None:
         return False, "", 0, 0.0
     x, y, unit = old.norm[a], new.norm[b], np.maximum(old.norm_unit[a], new.norm_unit[b])
     d, scale = np.abs(_differences(x, y, old.norm_unit[a], new.norm_unit[b])), np.maximum(np.abs(x), 1e-30)
-    floor, real = _measure_floor(steps, [(c, c.norm) for c in (old, *floors) if c.norm is not None], unit)
+    floor, real = _measure_floor(steps, [(c, c.norm) for c in (old, *floors) if c.norm is not None], unit, low * scale)
     beyond = np.flatnonzero(d > (limit * scale + unit if floor is None else real)).tolist()
     at, start = next(iter(beyond), 0), float(np.nan_to_num(d[0] / scale[0]))
     text = f"the gradient norm moves by {y[at] - x[at]:+.2g} ({d[at] / scale[at]:.1e}) at step {steps[at]}"
