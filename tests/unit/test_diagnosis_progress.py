@@ -86,7 +86,9 @@ def test_recorded_jobs_are_read_once_a_job_without_those_that_only_were_touched(
     record("b-svg", "draw", 10.0, 30.0, "b.log")
     record("touched", "train", 50.0, 50.001, "c.log")
     (tmp_path / "broken").write_text("{")
-    assert read_recorded_jobs(tmp_path) == {"draw": [(0.001, 10.0), (10.0, 30.0)]}
+    record("no-names", "draw", 0.0, 9.0, {"a": 1})
+    record("no-time", "draw", 0, 10**400, "d.log")
+    assert read_recorded_jobs(tmp_path) == {"draw": [(0.0, 9.0), (0.001, 10.0), (10.0, 30.0)]}
     assert read_recorded_jobs(tmp_path / "absent") == {}
 
 

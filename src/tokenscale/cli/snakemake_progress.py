@@ -181,8 +181,8 @@ def read_recorded_jobs(records: Path = RECORDS) -> dict[str, list[Interval]]:
         try:
             record = read_json(path)
             rule, start, end = str(record["rule"]), float(record["starttime"]), float(record["endtime"])
-            job = (rule, *record["log"])  # a job with several outputs has a record for each
-        except (UserError, ValueError, KeyError, TypeError):
+            job = (rule, *map(str, record["log"]))  # a job with several outputs has a record for each
+        except (UserError, ValueError, KeyError, TypeError, OverflowError):
             continue
         if end - start >= SHORTEST_S:
             jobs[job] = max((start, end), jobs.get(job, (start, end)), key=lambda interval: interval[1])
