@@ -1,6 +1,6 @@
 """Guards taken out one at a time: a test must turn red for each.  python -m tests.faults.mutations [NAME …]
 
-Prints a line a guard. Not part of `make test`: it is for those who change a guard or its test, and for the evidence.
+The first are those of the README's guarantees; reruns have `tests/workflow/guards.md`. Prints a line a guard. Not part of `make test`: it is for those who change a guard or its test, and for the evidence.
 """
 
 # ruff: noqa: E501
@@ -39,6 +39,7 @@ class Guard:
     test: str
 
 
+BATCHES = "tests/unit/test_batches.py"
 MANIFESTS = "tests/unit/test_bad_input_stores.py"
 LOCKS = "tests/unit/test_launch_workflows.py"
 WRITER = "tests/unit/test_launch_lock.py"
@@ -46,6 +47,12 @@ SECURITY = "tests/unit/test_security.py"
 SETTINGS = "tests/unit/test_bad_input_settings.py"
 # fmt: off
 GUARDS = {
+    "ranks share the slots of a batch": Guard("data/order/permutation.py", "start + least + (rank < more))", "start + least)", BATCHES),
+    "rows online are those of the store": Guard("data/batches/online.py", "pad_documents(self.documents(indices), ", "pad_documents(self.documents(indices)[::-1], ", BATCHES),
+    "copies share the mean gradient": Guard("train/parallel/sharding.py", "            flat /= dist.get_world_size(reduction.group)\n", "            pass\n", "tests/distributed/test_parity.py"),
+    "parts of a checkpoint have their place": Guard("train/checkpoint.py", "    return low, tuple(", "    return tuple(offsets), tuple(", "tests/experiments/test_layout_checkpoints.py"),
+    "a run goes on behind its last step": Guard("train/loop.py", "        self.batches.seek(data_state(found))\n", "", "tests/faults/test_resume.py"),
+    "warm-up is no speed": Guard("analysis/sql/macros.sql", "g.attempt_step >= warmup_steps AND ", "", "tests/unit/test_analysis_live.py"),
     "a killed process's temporaries are removed": Guard("base/files.py", "                left.unlink()\n", "                pass\n", WRITER + "::test_what_a_killed_writer_left_is_removed_by_the_next_and_a_living_ones_stays"),
     "a killed Snakemake's lock is taken off": Guard("runs/launch/lock.py", '        shutil.rmtree(folder / "locks")\n', "", LOCKS),
     "one call works in a folder": Guard("runs/launch/lock.py", "    if not free:", "    if False:", LOCKS),
