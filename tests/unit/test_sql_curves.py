@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests import logs, tables
+from tests import tables
 from tokenscale.analysis.queries import query
 
 
@@ -23,8 +23,7 @@ def uneven(folder, count=500, ranks=2, seed=0, **fields):
     return [values[name] for name in names]
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("points", [1, 7, 100])
+@pytest.mark.parametrize(("points", "ranks"), [(1, 3), (7, 1), (100, 3)])
 def test_a_point_is_the_steps_that_end_in_its_part(tmp_path, points, ranks):
     useful, total, loss_sum, step_s = uneven(tmp_path, ranks=ranks)
     tokens, losses, seconds = useful.sum(1), loss_sum.sum(1), step_s.max(1)
@@ -75,15 +74,3 @@ def test_steps_longer_than_a_part_leave_parts_without_a_point(tmp_path):
     tables.write(tmp_path, runs=[tables.run("a")], steps=tables.steps("a", 12))
     ends = [query("loss_curves", tmp_path, points=n)["step"].tolist() for n in (4, 5)]
     assert ends == [[2, 5, 8, 11], [1, 3, 6, 8, 11]], "a step that ends just where a part ends belongs to it"
-
-
-def test_each_run_has_its_own_parts_and_a_stopped_one_is_marked(tmp_path):
-    runs = [logs.settings(world_size=2, repeat=repeat) for repeat in (0, 1)]
-    logs.write_run(tmp_path / "runs", runs[0])
-    logs.write_run(tmp_path / "runs", runs[1], attempts=[{"diverges": 5}])
-    logs.ingested(tmp_path, runs)
-    found = query("loss_curves", tmp_path / "tables", points=2)
-    assert found["stopped"].tolist() == [False, False, True, True]
-    assert found["step"].tolist() == [5, 11, 1, 4]
-    each = query("loss", tmp_path / "tables")
-    pd.testing.assert_frame_equal(query("loss_curves", tmp_path / "tables")[each.columns], each, check_exact=True)

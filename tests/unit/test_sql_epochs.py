@@ -1,6 +1,5 @@
 """Epochs, padding, bits per byte, and the rows of `stores`."""
 
-import json
 import math
 
 import pandas as pd
@@ -10,7 +9,7 @@ from tests import corpora, tables
 from tokenscale.analysis.queries import query
 from tokenscale.analysis.rows import store_rows
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import sha256_file
+from tokenscale.base.files import sha256_file, write_json
 
 #: 100 rows of 10 positions: 700 useful, 250 padding, 50 labels that begin a piece
 STORE = {
@@ -51,20 +50,16 @@ def test_an_epoch_is_the_rows_of_the_store_over_rows_a_second(tmp_path):
 
 def test_an_epoch_online_is_that_of_the_offline_twins_store(tmp_path):
     padded = {**STORE, "format": "padded", "total_tokens": 600}
-    like = {"tokenizer": "bpe", "corpus_sha256": "c" * 64}
-    runs = [
-        (tables.run("a", approach="padded", **like), 1.0),
-        (tables.run("b", approach="padding-free", **like), 1.0),
-        (tables.run("c", approach="padded", tokenizer="bpe", corpus_sha256="d" * 64, repeat=1), 1.0),
-        (tables.run("d", approach="padded", eos=True, repeat=2, **like), 1.0),
-        (tables.run("e", approach="padded", sequence_length=20, repeat=3, **like), 1.0),
-        (tables.run("f", approach="padded", tokenizer="other", corpus_sha256="c" * 64, repeat=4), 1.0),
-    ]
+    like = {"approach": "padded", "tokenizer": "bpe", "corpus_sha256": "c" * 64}
+    fields = {
+        "a": {}, "b": {"approach": "padding-free"}, "c": {"corpus_sha256": "d" * 64}, "d": {"eos": True},
+        "e": {"sequence_length": 20}, "f": {"tokenizer": "other"},
+    }  # fmt: skip
+    runs = [(tables.run(name, repeat=n, **like | of), 1.0) for n, (name, of) in enumerate(fields.items())]
     lists = {**STORE, "format": "token-list", "sequence_length": None, "total_tokens": 400}
     held_out = {**padded, "split": "validation", "total_tokens": 7}
     found = ask(tmp_path, "epochs", *runs, stored=[STORE, padded, {**padded, "store": "zstd"}, lists, held_out])
-    assert found.loc["a", "epoch_rows"] == 60 and found.loc["a", "epoch_s"] == 15.0
-    assert found.loc["b", "epoch_rows"] == 40
+    assert found.loc[["a", "b"], "epoch_rows"].tolist() == [60, 40] and found.loc["a", "epoch_s"] == 15.0
     assert found.loc[["c", "d", "e", "f"], "epoch_s"].isna().all()
     once = (tables.run("g", approach="length-bucketed", store_sha256="a" * 64), 1.0)
     assert ask(tmp_path, "epochs", once).loc["g", "epoch_rows"] == 60, "every document once"
@@ -173,23 +168,20 @@ def write_store(folder, corpus=None, build=None, **changes):
     manifest = {
         "format": "packed", "options": {"sequence_length": 10, "eos": True, "split": "train"}, "split": "train",
         "tokenizer": {"name": "bpe"}, "documents": 60, "tokens_useful": 700, "tokens_total": 1000,
-        "tokens_stored": 850, "vocabulary_size": 1000, "places": 1100,
+        "tokens_stored": 850, "vocabulary_size": 1000, "places": 1100, "corpus_manifest_sha256": corpus,
         "bits_per_token": {"stored": 28.2353, "order_0_entropy": 8.0},
         "files": [{"name": "tokens.bin", "bytes": 2000}, {"name": "rows.npy", "bytes": 1000}],
-    } | changes  # fmt: skip
-    if corpus is not None:
-        manifest["corpus_manifest_sha256"] = corpus
-    folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    }  # fmt: skip
+    write_json(folder / "manifest.json", manifest | changes)
     if build is not None:
-        (folder / "build.json").write_text(json.dumps(build))
+        write_json(folder / "build.json", build)
     return folder / "manifest.json"
 
 
 def test_a_store_says_what_it_holds_and_what_it_took(tmp_path):
     corpus = tmp_path / "corpus.json"
     cleaning = {"documents": {"held_out_in_training": 3}, "deduplicate": True}
-    corpus.write_text(json.dumps({"splits": {"train": {"utf8_bytes": 5000}}, "cleaning": cleaning}))
+    write_json(corpus, {"splits": {"train": {"utf8_bytes": 5000}}, "cleaning": cleaning})
     sha = sha256_file(corpus)
     counts = {"tokens_in_documents": 900, "tokens_cut": 50}
     path = write_store(tmp_path / "web/bpe/packed", sha, {"duration_s": 2.5, "engine": "bpe"}, **counts)
@@ -205,10 +197,9 @@ def test_a_store_says_what_it_holds_and_what_it_took(tmp_path):
     assert row.get("seconds") is row["text_bytes"] is row["cut_tokens"] is None, "not recorded is not 0"
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", '{"format": "padded"}', "no json"])
+@pytest.mark.parametrize("text", ["[]", '{"format": "padded"}', "no json"])
 def test_a_file_that_is_no_manifest_is_named(tmp_path, text):
-    path = tmp_path / "web/bpe/packed/manifest.json"
-    path.parent.mkdir(parents=True)
+    path = write_store(tmp_path / "web/bpe/packed")
     path.write_text(text)
     with pytest.raises(UserError, match="manifest"):
         store_rows([path])

@@ -51,7 +51,7 @@ def chain(folder, wrong=None, loss_sum=30.0):
 def verdicts(folder):
     ledger = load_claims(LEDGER)
     ledger = replace(ledger, claims={k: v for k, v in ledger.claims.items() if k.startswith("resumed-")})
-    return {one.id: one for one in claims.judge(ledger, folder, ["elastic_resume"])}
+    return {one.id: one.verdict for one in claims.judge(ledger, folder, ["elastic_resume"])}
 
 
 def test_a_resumed_run_is_held_against_the_one_that_was_never_interrupted_however_often_it_went_on(tmp_path):
@@ -101,18 +101,15 @@ def test_tokens_seen_count_those_before_the_state(tmp_path):
 
 
 def test_claims_hold_where_samples_and_losses_are_equal_and_are_contradicted_by_one_step(tmp_path):
-    chain(tmp_path / "good")
-    judged = verdicts(tmp_path / "good")
-    assert {name: one.verdict for name, one in judged.items()} == dict.fromkeys(judged, SUPPORTED) and len(judged) == 2
-    assert "in 0 of their steps (9 steps in all)" in judged["resumed-same-samples"].sentence
-    assert query("order", chain(tmp_path / "order", wrong=6))["same_data"].tolist() == [False, True]
-    judged = verdicts(tmp_path / "order")
-    assert judged["resumed-same-samples"].verdict == CONTRADICTED
-    assert judged["resumed-same-losses"].verdict == SUPPORTED
-    chain(tmp_path / "loss", loss_sum=lambda step, rank: 30.0 + 0.1 * (step == 4))
-    judged = verdicts(tmp_path / "loss")
-    assert judged["resumed-same-losses"].verdict == CONTRADICTED
-    assert judged["resumed-same-samples"].verdict == SUPPORTED
+    names = ("resumed-same-losses", "resumed-same-samples")
+    cases = {
+        "good": ({}, SUPPORTED, SUPPORTED),
+        "order": ({"wrong": 6}, SUPPORTED, CONTRADICTED),
+        "loss": ({"loss_sum": lambda step, rank: 30.0 + 0.1 * (step == 4)}, CONTRADICTED, SUPPORTED),
+    }
+    for case, (fields, *expected) in cases.items():
+        chain(tmp_path / case, **fields)
+        assert verdicts(tmp_path / case) == dict(zip(names, expected, strict=True)), case
 
 
 def test_a_row_of_the_table_names_what_it_goes_on_from(tmp_path):
@@ -133,11 +130,18 @@ def test_a_row_of_the_table_names_what_it_goes_on_from(tmp_path):
     assert begun["resumed_from"] is None and begun["resumed_at"] is None
 
 
-def test_series_name_what_was_before_in_words():
-    level = {"run": {"layout.data": 1}, "step": 4}
-    found = grouping("packed", {"approach": "packed", "layout": {"data": 2}, "resume_from": level})
-    assert found["series"] == "packed, resumed (data=1 to step 4)" and found["layout"] == ""
-    assert grouping("packed", {"approach": "packed", "layout": {"data": 2}, "resume_from": None})["series"] == "packed"
-    chain = {"run": {"layout.data": 2, "resume_from": {"step": 4}}, "step": 6}
-    found = grouping("packed", {"layout": {"shard": 2, "data": 1}, "resume_from": chain})
-    assert found["series"] == "packed, resumed (to step 4; data=2 to step 6), layout.shard=2"
+@pytest.mark.parametrize(
+    "level, series",
+    [
+        ({"run": {"layout.data": 1}, "step": 4}, "packed, resumed (data=1 to step 4)"),
+        (None, "packed"),
+        (
+            {"run": {"layout.data": 2, "resume_from": {"step": 4}}, "step": 6},
+            "packed, resumed (to step 4; data=2 to step 6)",
+        ),
+    ],
+)
+def test_series_name_what_was_before_in_words(level, series):
+    cell = {"approach": "packed", "layout": {"data": 2}, "resume_from": level}
+    assert grouping("packed", cell)["series"] == series and grouping("packed", cell)["layout"] == ""
+    assert grouping("packed", cell | {"layout": {"shard": 2}})["series"] == f"{series}, layout.shard=2"
