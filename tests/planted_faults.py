@@ -226,20 +226,16 @@ Plant = Callable[[Experiment, Any], Any]
 
 @dataclass(frozen=True)
 class Fault:
-    """`plant(experiment, magnitude)`; `magnitudes` go from large to the smallest that is found. `run` has the fault,
-    `says` is found in what is said (a regular expression), `word` is the least that is said: invalid, suspect, caution
-    (a statement without a word for the run), or silent: `why` nobody says it."""
+    """`plant(experiment, magnitude)`, at the smallest that is found, in the logs of `run`. `says` is a regular expression
+    of what is said, `word` the least that is said: invalid, suspect, or caution, which is no word for the run."""
 
-    kind: str
     name: str
     plant: Plant
-    magnitudes: tuple
+    magnitude: Any
     says: str
     run: str = "packed"
     word: str = "suspect"
     base: str = "trained"
-    least: Any = None  # the smallest that is found, where `magnitudes` go on below it
-    why: str = ""
 
 
 def put(**fields) -> Callable[[dict], dict]:
@@ -309,9 +305,8 @@ def from_other(e: Experiment, run: str, source: str, *fields: str, kind="steps",
     lines = iter([line for line in e.of(source).lines(kind) if event in (None, line.get("event"))])
 
     def change(line):
-        return (
-            line | {n: v for n, v in next(lines).items() if n in fields} if event in (None, line.get("event")) else line
-        )
+        source = next(lines) if event in (None, line.get("event")) else {}
+        return line | {name: value for name, value in source.items() if name in fields}
 
     e.of(run).edit(change, kind)
 
@@ -365,10 +360,6 @@ def overlap(e: Experiment, m: float, run="packed-1", other="packed") -> None:
     folder.seal(started_unix_s=lambda old: old + late, outcome__ended_unix_s=lambda old: old + late)
 
 
-def boot(run="packed-1") -> Plant:
-    return events(lambda m: put(boot=m), "run_start", run)
-
-
 def slow(where: Callable[[int, int], bool], base: int, run: tuple[str, ...] = ("packed",)) -> Plant:
     def plant(e, m):
         for name in run:
@@ -381,32 +372,22 @@ def course(of: Callable[[float, float], float], length: int) -> Plant:
     return lambda e, m: e.of("packed").retime(lambda k, median: steady(k, median) * of(k / length, m))
 
 
-#: name → which steps of n
+#: name → (which steps of n; times what they take, in 24 steps and in 200; None: too little to change a rate)
 PARTS = {
-    "first third": lambda k, n: k < n // 3,
-    "middle third": lambda k, n: n // 3 <= k < 2 * n // 3,
-    "last third": lambda k, n: k >= 2 * n // 3,
-    "every second step": lambda k, n: k % 2 == 0,
-    "every fourth step": lambda k, n: k % 4 == 0,
-    "a tenth in the middle": lambda k, n: n // 2 <= k < n // 2 + max(n // 10, 2),
-    "single step": lambda k, n: k == 2 * n // 3,
-    "compiling until step 6": lambda k, n: k < 6,
+    "first third": (lambda k, n: k < n // 3, 1.3, 1.3),
+    "middle third": (lambda k, n: n // 3 <= k < 2 * n // 3, 1.3, 1.3),
+    "last third": (lambda k, n: k >= 2 * n // 3, 1.3, 1.3),
+    "every second step": (lambda k, n: k % 2 == 0, 1.3, 1.3),
+    "every fourth step": (lambda k, n: k % 4 == 0, 1.3, 1.3),
+    "a tenth in the middle": (lambda k, n: n // 2 <= k < n // 2 + max(n // 10, 2), 4.0, 4.0),
+    "single step": (lambda k, n: k == 2 * n // 3, 8.0, None),
+    "compiling until step 6": (lambda k, n: k < 6, 1.3, None),
 }
-#: name → times of a step after the share x of n steps, at m
+#: name → (times of a step after the share x of n steps, at m; m in 24 steps and in 200)
 COURSES = {
-    "growing steps": lambda x, m: 1 + (m - 1) * x,
-    "shrinking steps": lambda x, m: 1 / (1 + (m - 1) * x),
-    "still warming up": lambda x, m: 1 + (m - 1) * math.exp(-4 * x),
-}
-TIMES = (8.0, 4.0, 2.0, 1.6, 1.3, 1.15)
-RARE: dict[str, Any] = {"word": "silent", "why": "holds too little of the time to change a rate"}
-LEAST: dict[tuple[str, int], dict[str, Any]] = {
-    ("a tenth in the middle", 24): {"least": 4.0},
-    ("a tenth in the middle", 200): {"least": 4.0},
-    ("single step", 24): {"least": 8.0},
-    ("single step", 200): RARE,
-    ("compiling until step 6", 200): RARE,
-    ("still warming up", 24): {"least": 4.0},
+    "growing steps": (lambda x, m: 1 + (m - 1) * x, 1.6, 1.6),
+    "shrinking steps": (lambda x, m: 1 / (1 + (m - 1) * x), 1.6, 1.6),
+    "still warming up": (lambda x, m: 1 + (m - 1) * math.exp(-4 * x), 4.0, 1.6),
 }
 STEADY = "stead|slower|faster|kinds of steps|spread|step_s"
 
@@ -439,162 +420,161 @@ def in_table(change: Callable[[list, Any], Any]) -> Plant:
     return lambda e, m: e.table(lambda table: change(table["runs"], m))
 
 
-A, B, C, D, P, N = "settings and store", "other runs", "machine", "steadiness", "plan", "predicts nothing"
 X = "invalid"
-FACTORS = (10.0, 2.0, 1.1, 1.01, 1.001, 1.0001, 1.00001)
 LOSS = "loss"
 
 TABLE = [
     # ---- settings and store know
-    Fault(A, "learning rate, all steps", steps(lambda m: put(**times("learning_rate", m))), (0.0, *FACTORS), "learning.rate", word=X),
-    Fault(A, "learning rate, one step", steps(lambda m: at(40, **times("learning_rate", m))), (0.0, *FACTORS), "learning.rate", word=X),
-    Fault(A, "learning rate of a longer budget", rate(lambda run, k, m: logs.learning_rate(longer(run, m), k)), (800, 160, 90, 81), "learning.rate", word=X),
-    Fault(A, "learning rate of the step before", rate(lambda run, k, m: logs.learning_rate(run, max(k - m, 0))), (20, 2, 1), "learning.rate", word=X),
-    Fault(A, "learning rate without warm-up", rate(lambda run, k, m: logs.learning_rate(run, max(k, m))), (2, 1), "learning.rate", word=X),
-    Fault(A, "learning rate constant", rate(lambda run, k, m: run.optimizer.learning_rate), (1,), "learning.rate", word=X),
-    Fault(A, "learning rate of one rank", steps(lambda m: put(**times("learning_rate", m)), "two-ranks", rank="00001"), FACTORS, "learning.rate", "two-ranks", X),
-    Fault(A, "total tokens, all steps", steps(lambda m: put(**times("total_tokens", m))), (3, 2, 1.2, 1.01), "total_tokens|tokens", word=X),
-    Fault(A, "total tokens, one step", steps(lambda m: at(40, **plus("total_tokens", m))), (64, 8, 1), "total_tokens|tokens", word=X),
-    Fault(A, "rows, one step", steps(lambda m: at(40, **plus("rows", m))), (6, 1, -1), "rows", word=X),
-    Fault(A, "rows and tokens, all steps", steps(lambda m: put(**times("rows", m), **times("total_tokens", m), **times("useful_tokens", m))), (2, 0.5), "rows|tokens", word=X),
-    Fault(A, "micro-steps, all steps", steps(lambda m: put(micro_steps=m)), (8, 2, 0), "micro.steps", word=X),
-    Fault(A, "micro-steps, one step", steps(lambda m: at(40, micro_steps=m)), (8, 2, 0), "micro.steps", word=X),
-    Fault(A, "parameters", record(parameters=lambda old, m: old + m), (-(10**6), 10**6, 1000, 48, 1, -1), "parameters", word=X),
-    Fault(A, "micro-steps of the record", record(micro_steps=lambda old, m: m), (8, 2), "micro.steps"),
-    Fault(A, "FLOPs per token", record(flops_per_token__full=lambda old, m: m * old), FACTORS, "FLOPs", word="suspect"),
-    Fault(A, "FLOPs per token, causal", record(flops_per_token__causal=lambda old, m: m * old), FACTORS, "FLOPs", word="suspect"),
-    Fault(A, "FLOPs per token of the hardware", record(flops_per_token__hardware=lambda old, m: m * old), FACTORS, "FLOPs", word="suspect"),
-    Fault(A, "number format", record(number_format=lambda old, m: m), ("bf16", "fp16", "tf32"), "number.format|precision"),
-    Fault(A, "optimizer", record(optimizer=lambda old, m: m), ("SGD", "AdamW, foreach"), "optimizer", word=X),
-    Fault(A, "learning rates of another budget before its start", record(earlier_schedule=lambda old, m: m), ({"budget.steps": 12}, {"schedule.floor": 0.5}), "other settings", word="caution"),
-    Fault(A, "clipped norm above the norm", steps(lambda m: at(40, grad_norm_clipped=lambda line: m * line["grad_norm"])), FACTORS, "clipped|norm", word=X),
-    Fault(A, "norms not clipped", steps(lambda m: put(grad_norm=m, grad_norm_clipped=m)), (10.0, 1.5, 1.01, 1.001), "clip", word=X),
-    Fault(A, "clipped without need", steps(lambda m: at(40, **times("grad_norm_clipped", m))), (0.1, 0.9, 0.99, 0.999), "clip", word=X),
-    Fault(A, "gradient norm zero", steps(lambda m: put(grad_norm=0.0, grad_norm_clipped=0.0)), (1,), "norm"),
-    Fault(A, "gradient norm zero, one step", steps(lambda m: at(40, grad_norm=0.0, grad_norm_clipped=0.0)), (1,), "norm"),
-    Fault(A, "gradient norm negative", steps(lambda m: at(40, grad_norm=-m, grad_norm_clipped=-m)), (1.0, 1e-3, 1e-6), "norm", word=X),
-    Fault(A, "gradient norm missing", steps(lambda m: put(grad_norm=None)), (1,), "norm"),
-    Fault(A, "correct above useful tokens", events(lambda m: at(40, correct_tokens=lambda line: line["useful_tokens"] + m)), (100, 1), "correct", word=X),
-    Fault(A, "correct tokens negative", events(lambda m: at(40, correct_tokens=-m)), (100, 1), "correct", word=X),
-    Fault(A, "useful above total tokens, one step", steps(lambda m: at(40, useful_tokens=lambda line: line["total_tokens"] + m)), (100, 1), "useful", word=X),
-    Fault(A, "useful tokens, all steps", steps(lambda m: put(**times("useful_tokens", m))), (0.5, 0.9, 0.99), "useful", word=X),
-    Fault(A, "useful tokens, one step", steps(lambda m: at(40, **plus("useful_tokens", -m))), (50, 5, 1), "useful", word=X),
-    Fault(A, "useful tokens of repeat 1, one step", steps(lambda m: at(40, **plus("useful_tokens", -m)), "packed-1"), (50, 5, 1), "useful", "packed-1", X),
-    Fault(A, "useful tokens moved between steps", steps(lambda m: lambda line: at(41, **plus("useful_tokens", m))(at(40, **plus("useful_tokens", -m))(line))), (5, 1), "useful", word=X),
-    Fault(A, "useful tokens of both twins", all_of(steps(lambda m: put(**times("useful_tokens", m)), "padded"), steps(lambda m: put(**times("useful_tokens", m)), "twin")), (3, 2, 1.4, 1.1, 1.02), "useful|store", "twin", X),
-    Fault(A, "negative tokens", steps(lambda m: at(9, useful_tokens=-m)), (10**6, 100, 1), "useful_tokens", word=X),
-    Fault(A, "memory peak below the weights", steps(lambda m: put(memory_peak_bytes=m)), (0, 1000, 170_000), "memory", word="suspect"),
-    Fault(A, "memory peak falls", steps(lambda m: at(40, **times("memory_peak_bytes", m))), (0.0, 0.5, 0.9), "memory"),
-    Fault(A, "bytes of parameters", events(lambda m: put(**times("parameters_bytes", m)), "memory"), (0.0, 0.5, 0.99), "parameters|memory"),
-    Fault(A, "bytes of gradients", events(lambda m: put(**times("gradients_bytes", m)), "memory"), (0.0, 0.5, 0.99), "gradients|memory"),
-    Fault(A, "bytes of the optimizer", events(lambda m: put(**times("optimizer_bytes", m)), "memory"), (0.0, 0.5, 0.99), "optimizer|memory"),
-    Fault(A, "all steps skipped", steps(lambda m: put(skipped=True)), (1,), "skipped", word=X),
-    Fault(A, "one step skipped", steps(lambda m: at(40, skipped=True)), (1,), "skipped", word=X),
-    Fault(A, "loss scale in fp32", steps(lambda m: put(loss_scale=m)), (65536.0, 1.0), "loss.scale"),
-    Fault(A, "a step not finite in a complete run", steps(lambda m: at(40, nonfinite=True)), (1,), "finite", word=X),
-    Fault(A, "loss missing, one step", steps(lambda m: at(40, loss_sum=None)), (1,), LOSS, word=X),
-    Fault(A, "loss negative, one step", steps(lambda m: at(40, loss_sum=-m)), (100.0, 1e-3), LOSS, word=X),
-    Fault(A, "validation loss negative", events(lambda m: at(40, loss_sum=-m)), (100.0, 1e-3), LOSS, word=X),
-    Fault(A, "loss that no guess needs", events(lambda m: at(0, loss_sum=lambda line: m * math.log(300) * line["useful_tokens"])), (3.0, 1.5, 1.2), "loss|validation before"),
-    Fault(A, "budget of the record", record(budget_steps=lambda old, m: old + m), (80, -80, -1, 1), "budget", word=X),
-    Fault(A, "begins at a step", record(outcome__begins_at=lambda old, m: m), (40, 1), "begins", word="suspect"),
-    Fault(A, "useful tokens before its start", record(outcome__begins_at_useful_tokens=lambda old, m: m), (10**6, 1), "begins"),
-    Fault(A, "steps of the outcome", record(outcome__steps=lambda old, m: old + m), (-160, -1, 1), "steps", word=X),
-    Fault(A, "world size", record(hardware__world_size=lambda old, m: m), (-1, 0, 2), "world_size", word=X),
-    Fault(A, "cores", record(hardware__cores=lambda old, m: m), (-2, 0, 1.5), "cores", word=X),
-    Fault(A, "attempt", record(attempt=lambda old, m: m), (-1, 1), "attempt", word=X),
-    Fault(A, "another run's record", record(run_id=lambda old, m: m), ("packed-other",), "of the run packed-o", word=X),
-    Fault(A, "settings of the record", lambda e, m: e.of("packed").seal(run=lambda old: old | m), ({"seed": 5}, {"global_batch": 12}, {"optimizer": {"learning_rate": 0.1}}), "settings|run table|identity|run_id"),
-    Fault(A, "compiled, although not asked for", record(compilation=lambda old, m: {"graphs": 2, "blocks": m, "eager_blocks": 0, "graph_breaks": 0, "recompiles": 0}), (2,), "compil", word=X),
-    Fault(A, "energy on a machine that counts none", record(outcome__energy_j=lambda old, m: m), (-5.0, 1e9, 0.0), "energy", least=1e9),
-    Fault(A, "energy of the run's stop", events(lambda m: put(energy_j=m), "run_stop"), (-5.0, 1e9), "energy"),
-    Fault(A, "validation left out", steps(lambda m: lambda line: None if line["event"] == "validation" and line["step"] in m else line, kind="events"), ((0, 20, 40, 60, 80), (0,), (40,), (80,)), "validat"),
-    Fault(A, "validation that was not asked for", all_of(steps(lambda m: lambda line: line | {"step": line["step"] + m} if line["event"] == "validation" and line["step"] == 40 else line, kind="events")), (10, 1), "validat"),
-    Fault(A, "held-out tokens of all validations", events(lambda m: put(**plus("useful_tokens", -m))), (50, 1), "validat|useful", word="caution"),
-    Fault(A, "held-out rows", events(lambda m: put(rows=m)), (400, 5, 3), "rows|validat"),
-    Fault(A, "validations of unequal size", events(lambda m: at(20, **plus("useful_tokens", -m))), (50, 10, 1), "validat", word=X),
-    Fault(A, "text that the tokenizer loses", record(text_lost=lambda old, m: m), (0.04, 0.5, -0.1), "lose|lost|text", word="caution"),
-    Fault(A, "a step missing", steps(lambda m: lambda line: None if line["step"] == m else line), (40, 79, 0), "step", word=X),
-    Fault(A, "a step logged twice", steps(lambda m: at(m, step=lambda line: line["step"] - 1)), (40, 79), "step", word=X),
-    Fault(A, "times of steps scaled", lambda e, m: scale_clocks(e, m, events=False, clocks=False), (0.5, 2.0, 0.99), "t_mono_s", word=X),
-    Fault(A, "times and clocks of steps scaled", lambda e, m: scale_clocks(e, m, events=False), (0.5, 0.9, 0.99), "validation", word=X),
-    Fault(A, "all times scaled", scale_clocks, (1e-9, 1e-6, 2e-5), "more than 2 cores can do", word=X),
-    Fault(A, "negative wait", steps(lambda m: at(9, data_wait_s=-m)), (1.0, 1e-3, 2e-6), "data_wait_s", word=X),
-    Fault(A, "wait longer than its step", steps(lambda m: at(9, data_wait_s=lambda line: line["step_s"] + m)), (1.0, 0.01, 2e-5), "wait", word=X),
-    Fault(A, "phase longer than its step", steps(lambda m: at(9, backward_s=lambda line: line["step_s"] + m)), (1.0, 0.01, 2e-5), "phases", word=X),
-    Fault(A, "wall clock of a log ahead", lambda e, m: e.of("packed").shift(m, ["t_unix_s"]), (3600.0, 600.0, 65.0), "run.json"),
-    Fault(A, "wall clock of a step ahead", steps(lambda m: at(9, **plus("t_unix_s", m))), (3600.0, 1.0, 0.002), "clock", word=X),
-    Fault(A, "start of the record", record(started_unix_s=lambda old, m: old + m), (-1e6, 3600.0, 65.0), "started_unix_s"),
-    Fault(A, "end of the record", record(outcome__ended_unix_s=lambda old, m: old + m), (-1e6, 3600.0, 65.0), "ended", word="caution"),
-    Fault(A, "duration of a validation", events(lambda m: at(40, duration_s=m)), (-1.0, 1e6), "duration|validation", word=X),
-    Fault(A, "duration of the start", events(lambda m: put(duration_s=m), "init_done"), (1e6, -1.0), "duration|start|init"),
-    Fault(A, "log changed after sealing", lambda e, m: (e.of("packed").path / "attempt=00/rank=00000/steps.jsonl").open("ab").write(m), (b"{}\n", b"\n"), "logs differ", word=X),
-    Fault(A, "attempt copied", copy_attempt, (1e5, 1e3, 100.0), "copy", word=X),
-    Fault(A, "rank copied", copy_rank, (1e-3, 1e-6, 1e-9), "copy", "two-ranks", X),
+    Fault("learning rate, all steps", steps(lambda m: put(**times("learning_rate", m))), 1.00001, "learning.rate", word=X),
+    Fault("learning rate, one step", steps(lambda m: at(40, **times("learning_rate", m))), 1.00001, "learning.rate", word=X),
+    Fault("learning rate of a longer budget", rate(lambda run, k, m: logs.learning_rate(longer(run, m), k)), 81, "learning.rate", word=X),
+    Fault("learning rate of the step before", rate(lambda run, k, m: logs.learning_rate(run, max(k - m, 0))), 1, "learning.rate", word=X),
+    Fault("learning rate without warm-up", rate(lambda run, k, m: logs.learning_rate(run, max(k, m))), 1, "learning.rate", word=X),
+    Fault("learning rate constant", rate(lambda run, k, m: run.optimizer.learning_rate), 1, "learning.rate", word=X),
+    Fault("learning rate of one rank", steps(lambda m: put(**times("learning_rate", m)), "two-ranks", rank="00001"), 1.00001, "learning.rate", "two-ranks", X),
+    Fault("total tokens, all steps", steps(lambda m: put(**times("total_tokens", m))), 1.01, "total_tokens|tokens", word=X),
+    Fault("total tokens, one step", steps(lambda m: at(40, **plus("total_tokens", m))), 1, "total_tokens|tokens", word=X),
+    Fault("rows, one step", steps(lambda m: at(40, **plus("rows", m))), -1, "rows", word=X),
+    Fault("rows and tokens, all steps", steps(lambda m: put(**times("rows", m), **times("total_tokens", m), **times("useful_tokens", m))), 0.5, "rows|tokens", word=X),
+    Fault("micro-steps, all steps", steps(lambda m: put(micro_steps=m)), 0, "micro.steps", word=X),
+    Fault("micro-steps, one step", steps(lambda m: at(40, micro_steps=m)), 0, "micro.steps", word=X),
+    Fault("parameters", record(parameters=lambda old, m: old + m), -1, "parameters", word=X),
+    Fault("micro-steps of the record", record(micro_steps=lambda old, m: m), 2, "micro.steps"),
+    Fault("FLOPs per token", record(flops_per_token__full=lambda old, m: m * old), 1.00001, "FLOPs", word="suspect"),
+    Fault("FLOPs per token, causal", record(flops_per_token__causal=lambda old, m: m * old), 1.00001, "FLOPs", word="suspect"),
+    Fault("FLOPs per token of the hardware", record(flops_per_token__hardware=lambda old, m: m * old), 1.00001, "FLOPs", word="suspect"),
+    Fault("number format", record(number_format=lambda old, m: m), "tf32", "number.format|precision"),
+    Fault("optimizer", record(optimizer=lambda old, m: m), "AdamW, foreach", "optimizer", word=X),
+    Fault("learning rates of another budget before its start", record(earlier_schedule=lambda old, m: m), {"schedule.floor": 0.5}, "other settings", word="caution"),
+    Fault("clipped norm above the norm", steps(lambda m: at(40, grad_norm_clipped=lambda line: m * line["grad_norm"])), 1.00001, "clipped|norm", word=X),
+    Fault("norms not clipped", steps(lambda m: put(grad_norm=m, grad_norm_clipped=m)), 1.001, "clip", word=X),
+    Fault("clipped without need", steps(lambda m: at(40, **times("grad_norm_clipped", m))), 0.999, "clip", word=X),
+    Fault("gradient norm zero", steps(lambda m: put(grad_norm=0.0, grad_norm_clipped=0.0)), 1, "norm"),
+    Fault("gradient norm zero, one step", steps(lambda m: at(40, grad_norm=0.0, grad_norm_clipped=0.0)), 1, "norm"),
+    Fault("gradient norm negative", steps(lambda m: at(40, grad_norm=-m, grad_norm_clipped=-m)), 1e-6, "norm", word=X),
+    Fault("gradient norm missing", steps(lambda m: put(grad_norm=None)), 1, "norm"),
+    Fault("correct above useful tokens", events(lambda m: at(40, correct_tokens=lambda line: line["useful_tokens"] + m)), 1, "correct", word=X),
+    Fault("correct tokens negative", events(lambda m: at(40, correct_tokens=-m)), 1, "correct", word=X),
+    Fault("useful above total tokens, one step", steps(lambda m: at(40, useful_tokens=lambda line: line["total_tokens"] + m)), 1, "useful", word=X),
+    Fault("useful tokens, all steps", steps(lambda m: put(**times("useful_tokens", m))), 0.99, "useful", word=X),
+    Fault("useful tokens, one step", steps(lambda m: at(40, **plus("useful_tokens", -m))), 1, "useful", word=X),
+    Fault("useful tokens of repeat 1, one step", steps(lambda m: at(40, **plus("useful_tokens", -m)), "packed-1"), 1, "useful", "packed-1", X),
+    Fault("useful tokens moved between steps", steps(lambda m: lambda line: at(41, **plus("useful_tokens", m))(at(40, **plus("useful_tokens", -m))(line))), 1, "useful", word=X),
+    Fault("useful tokens of both twins", all_of(steps(lambda m: put(**times("useful_tokens", m)), "padded"), steps(lambda m: put(**times("useful_tokens", m)), "twin")), 1.02, "useful|store", "twin", X),
+    Fault("negative tokens", steps(lambda m: at(9, useful_tokens=-m)), 1, "useful_tokens", word=X),
+    Fault("memory peak below the weights", steps(lambda m: put(memory_peak_bytes=m)), 170_000, "memory", word="suspect"),
+    Fault("memory peak falls", steps(lambda m: at(40, **times("memory_peak_bytes", m))), 0.9, "memory"),
+    Fault("bytes of parameters", events(lambda m: put(**times("parameters_bytes", m)), "memory"), 0.99, "parameters|memory"),
+    Fault("bytes of gradients", events(lambda m: put(**times("gradients_bytes", m)), "memory"), 0.99, "gradients|memory"),
+    Fault("bytes of the optimizer", events(lambda m: put(**times("optimizer_bytes", m)), "memory"), 0.99, "optimizer|memory"),
+    Fault("all steps skipped", steps(lambda m: put(skipped=True)), 1, "skipped", word=X),
+    Fault("one step skipped", steps(lambda m: at(40, skipped=True)), 1, "skipped", word=X),
+    Fault("loss scale in fp32", steps(lambda m: put(loss_scale=m)), 1.0, "loss.scale"),
+    Fault("a step not finite in a complete run", steps(lambda m: at(40, nonfinite=True)), 1, "finite", word=X),
+    Fault("loss missing, one step", steps(lambda m: at(40, loss_sum=None)), 1, LOSS, word=X),
+    Fault("loss negative, one step", steps(lambda m: at(40, loss_sum=-m)), 1e-3, LOSS, word=X),
+    Fault("validation loss negative", events(lambda m: at(40, loss_sum=-m)), 1e-3, LOSS, word=X),
+    Fault("loss that no guess needs", events(lambda m: at(0, loss_sum=lambda line: m * math.log(300) * line["useful_tokens"])), 1.2, "loss|validation before"),
+    Fault("budget of the record", record(budget_steps=lambda old, m: old + m), 1, "budget", word=X),
+    Fault("begins at a step", record(outcome__begins_at=lambda old, m: m), 1, "begins", word="suspect"),
+    Fault("useful tokens before its start", record(outcome__begins_at_useful_tokens=lambda old, m: m), 1, "begins"),
+    Fault("steps of the outcome", record(outcome__steps=lambda old, m: old + m), 1, "steps", word=X),
+    Fault("world size", record(hardware__world_size=lambda old, m: m), 2, "world_size", word=X),
+    Fault("cores", record(hardware__cores=lambda old, m: m), 1.5, "cores", word=X),
+    Fault("attempt", record(attempt=lambda old, m: m), 1, "attempt", word=X),
+    Fault("another run's record", record(run_id=lambda old, m: m), "packed-other", "of the run packed-o", word=X),
+    Fault("settings of the record", lambda e, m: e.of("packed").seal(run=lambda old: old | m), {"optimizer": {"learning_rate": 0.1}}, "settings|run table|identity|run_id"),
+    Fault("compiled, although not asked for", record(compilation=lambda old, m: {"graphs": 2, "blocks": m, "eager_blocks": 0, "graph_breaks": 0, "recompiles": 0}), 2, "compil", word=X),
+    Fault("energy on a machine that counts none", record(outcome__energy_j=lambda old, m: m), 1e9, "energy"),
+    Fault("energy of the run's stop", events(lambda m: put(energy_j=m), "run_stop"), 1e9, "energy"),
+    Fault("validation left out", steps(lambda m: lambda line: None if line["event"] == "validation" and line["step"] in m else line, kind="events"), (80,), "validat"),
+    Fault("validation that was not asked for", all_of(steps(lambda m: lambda line: line | {"step": line["step"] + m} if line["event"] == "validation" and line["step"] == 40 else line, kind="events")), 1, "validat"),
+    Fault("held-out tokens of all validations", events(lambda m: put(**plus("useful_tokens", -m))), 1, "validat|useful", word="caution"),
+    Fault("held-out rows", events(lambda m: put(rows=m)), 3, "rows|validat"),
+    Fault("validations of unequal size", events(lambda m: at(20, **plus("useful_tokens", -m))), 1, "validat", word=X),
+    Fault("text that the tokenizer loses", record(text_lost=lambda old, m: m), -0.1, "lose|lost|text", word="caution"),
+    Fault("a step missing", steps(lambda m: lambda line: None if line["step"] == m else line), 0, "step", word=X),
+    Fault("a step logged twice", steps(lambda m: at(m, step=lambda line: line["step"] - 1)), 79, "step", word=X),
+    Fault("times of steps scaled", lambda e, m: scale_clocks(e, m, events=False, clocks=False), 0.99, "t_mono_s", word=X),
+    Fault("times and clocks of steps scaled", lambda e, m: scale_clocks(e, m, events=False), 0.99, "validation", word=X),
+    Fault("all times scaled", scale_clocks, 2e-5, "more than 2 cores can do", word=X),
+    Fault("negative wait", steps(lambda m: at(9, data_wait_s=-m)), 2e-6, "data_wait_s", word=X),
+    Fault("wait longer than its step", steps(lambda m: at(9, data_wait_s=lambda line: line["step_s"] + m)), 2e-5, "wait", word=X),
+    Fault("phase longer than its step", steps(lambda m: at(9, backward_s=lambda line: line["step_s"] + m)), 2e-5, "phases", word=X),
+    Fault("wall clock of a log ahead", lambda e, m: e.of("packed").shift(m, ["t_unix_s"]), 65.0, "run.json"),
+    Fault("wall clock of a step ahead", steps(lambda m: at(9, **plus("t_unix_s", m))), 0.002, "clock", word=X),
+    Fault("start of the record", record(started_unix_s=lambda old, m: old + m), 65.0, "started_unix_s"),
+    Fault("end of the record", record(outcome__ended_unix_s=lambda old, m: old + m), 65.0, "ended", word="caution"),
+    Fault("duration of a validation", events(lambda m: at(40, duration_s=m)), 1e6, "duration|validation", word=X),
+    Fault("duration of the start", events(lambda m: put(duration_s=m), "init_done"), -1.0, "duration|start|init"),
+    Fault("log changed after sealing", lambda e, m: (e.of("packed").path / "attempt=00/rank=00000/steps.jsonl").open("ab").write(m), b"\n", "logs differ", word=X),
+    Fault("attempt copied", copy_attempt, 100.0, "copy", word=X),
+    Fault("rank copied", copy_rank, 1e-9, "copy", "two-ranks", X),
     # ---- predicts nothing
-    Fault(N, "no label in any step", steps(lambda m: put(useful_tokens=0, loss_sum=0.0)), (1,), "useful|label|predict", word=X),
-    Fault(N, "no label in some steps", steps(lambda m: lambda line: line | ({"useful_tokens": 0, "loss_sum": 0.0} if line["step"] % m == 1 else {})), (2, 8, 40), "useful|label|predict", word="caution"),
-    Fault(N, "losses of zero", steps(lambda m: put(loss_sum=0.0)), (1,), LOSS, word="caution"),
-    Fault(N, "no label held out", events(lambda m: put(useful_tokens=0, correct_tokens=0, loss_sum=0.0)), (1,), "useful|label|predict|validat", word="suspect"),
+    Fault("no label in any step", steps(lambda m: put(useful_tokens=0, loss_sum=0.0)), 1, "useful|label|predict", word=X),
+    Fault("no label in some steps", steps(lambda m: lambda line: line | ({"useful_tokens": 0, "loss_sum": 0.0} if line["step"] % m == 1 else {})), 40, "useful|label|predict", word="caution"),
+    Fault("losses of zero", steps(lambda m: put(loss_sum=0.0)), 1, LOSS, word="caution"),
+    Fault("no label held out", events(lambda m: put(useful_tokens=0, correct_tokens=0, loss_sum=0.0)), 1, "useful|label|predict|validat", word="suspect"),
     # ---- other runs know
-    Fault(B, "validation before the first step", events(lambda m: at(0, loss_sum=lambda line: line["loss_sum"] + m * line["useful_tokens"]), run="padded"), (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5), "validat|before", "padded"),
-    Fault(B, "digest of a step", steps(lambda m: at(40, order_digest=lambda line: (line["order_digest"] + m) % 2**52), "two-ranks", rank="00000"), (10**9, 1), "digest|order|data", "two-ranks", "caution"),
-    Fault(B, "digests of another repeat", lambda e, m: from_other(e, "packed-1", "packed", "order_digest"), (1,), "digest|order|data", "packed-1"),
-    Fault(B, "digests all equal", steps(lambda m: put(order_digest=m)), (5, 0), "digest|order|data"),
-    Fault(B, "digest of the step before", lambda e, m: e.of("packed").edit(at(40, order_digest=e.of("packed").lines()[40 - m]["order_digest"])), (39, 1), "digest|order|data"),
-    Fault(B, "losses in other units", scale_losses, (1 / math.log(2), 1 / math.log(10)), LOSS),
-    Fault(B, "validations in other units", lambda e, m: scale_losses(e, m, of=["events"]), (1 / math.log(2), 1 / math.log(10)), "loss|validation before"),
-    Fault(B, "losses of steps in other units", lambda e, m: scale_losses(e, m, of=["steps"]), (1 / math.log(2), 1 / math.log(10)), LOSS),
-    Fault(B, "last validation lower than any", lambda e, m: scale_losses(e, m, of=["events"], start=STEPS), (0.1, 0.5, 0.8, 0.9, 0.95), LOSS, least=0.9),
-    Fault(B, "losses of steps lower than any", lambda e, m: scale_losses(e, m, of=["steps"], start=60), (0.1, 0.5, 0.8, 0.9, 0.95), LOSS, word="caution"),
-    Fault(B, "diverged in one repeat", lambda e, m: scale_losses(e, m, "packed-1", start=40), (10.0, 3.0, 1.5, 1.2), "loss|diverg", "packed-1"),
-    Fault(B, "a validation logged twice", lambda e, m: e.of("packed").edit(lambda line: line | ({"loss_sum": next(v["loss_sum"] for v in e.of("packed").lines("events") if v.get("step") == 40 - m and v["event"] == "validation")} if line["event"] == "validation" and line["step"] == 40 else {}), "events"), (20,), "validat|loss", word=X),
-    Fault(B, "validations are those of training", lambda e, m: e.of("packed").edit(lambda line: line | ({"loss_sum": line["useful_tokens"] * e.of("packed").lines()[line["step"] - 1]["loss_sum"] / e.of("packed").lines()[line["step"] - 1]["useful_tokens"]} if line["event"] == "validation" and line["step"] else {}), "events"), (1,), "validat|loss"),
-    Fault(B, "validations of another repeat", lambda e, m: from_other(e, "packed-1", "packed", "loss_sum", kind="events", event="validation"), (1,), "validat|loss|copy", "packed-1", word=X),
-    Fault(B, "losses of another repeat", lambda e, m: from_other(e, "packed-1", "packed", "loss_sum"), (1,), "loss|copy", "packed-1"),
-    Fault(B, "norms of another repeat", lambda e, m: from_other(e, "packed-1", "packed", "grad_norm", "grad_norm_clipped"), (1,), "norm|copy", "packed-1", word=X),
-    Fault(B, "times of another repeat", lambda e, m: (times_of := {line["step"]: line["step_s"] for line in e.of("packed").lines()}) and e.of("packed-1").retime(lambda k, _: times_of[k]), (1,), "copy|step_s", "packed-1"),
-    Fault(B, "useful tokens of an arm", steps(lambda m: put(**times("useful_tokens", m)), "padded"), (2, 1.2, 1.05), "useful", "padded", X),
-    Fault(B, "useful tokens of an arm, one step", steps(lambda m: at(7, **plus("useful_tokens", m)), "padded"), (5, 1), "useful", "padded", X),
-    Fault(B, "losses of a twin", lambda e, m: scale_losses(e, m, "twin", of=["steps"], start=40), (2.0, 1.1, 1.03, 1.01), "loss|data|batches", "twin", "caution"),
-    Fault(B, "losses of two ranks", lambda e, m: scale_losses(e, m, "two-ranks", of=["steps"], start=20), (2.0, 1.1, 1.03, 1.01, 1.003), "loss|data", "two-ranks", "caution", least=1.1),
-    Fault(B, "run copied", copy_run, ("bytes", "shifted", "own_s"), "copy", "packed-1", X),
-    Fault(B, "the original of a copy", copy_run, ("bytes",), "copy", "packed", X),
-    Fault(B, "held-out slice", events(lambda m: put(**times("useful_tokens", m)), run="padded"), (0.5, 0.99), "validat", "padded", "caution"),
-    Fault(B, "one source file", record("padded", code=lambda old, m: old | {m: "f" * 64}), ("train/loop.py",), "train/loop.py", "padded", "caution"),
+    Fault("validation before the first step", events(lambda m: at(0, loss_sum=lambda line: line["loss_sum"] + m * line["useful_tokens"]), run="padded"), 1e-5, "validat|before", "padded"),
+    Fault("digest of a step", steps(lambda m: at(40, order_digest=lambda line: (line["order_digest"] + m) % 2**52), "two-ranks", rank="00000"), 1, "digest|order|data", "two-ranks", "caution"),
+    Fault("digests of another repeat", lambda e, m: from_other(e, "packed-1", "packed", "order_digest"), 1, "digest|order|data", "packed-1"),
+    Fault("digests all equal", steps(lambda m: put(order_digest=m)), 0, "digest|order|data"),
+    Fault("digest of the step before", lambda e, m: e.of("packed").edit(at(40, order_digest=e.of("packed").lines()[40 - m]["order_digest"])), 1, "digest|order|data"),
+    Fault("losses in other units", scale_losses, 1 / math.log(10), LOSS),
+    Fault("validations in other units", lambda e, m: scale_losses(e, m, of=["events"]), 1 / math.log(10), "loss|validation before"),
+    Fault("losses of steps in other units", lambda e, m: scale_losses(e, m, of=["steps"]), 1 / math.log(10), LOSS),
+    Fault("last validation lower than any", lambda e, m: scale_losses(e, m, of=["events"], start=STEPS), 0.9, LOSS),
+    Fault("losses of steps lower than any", lambda e, m: scale_losses(e, m, of=["steps"], start=60), 0.95, LOSS, word="caution"),
+    Fault("diverged in one repeat", lambda e, m: scale_losses(e, m, "packed-1", start=40), 1.2, "loss|diverg", "packed-1"),
+    Fault("a validation logged twice", lambda e, m: e.of("packed").edit(lambda line: line | ({"loss_sum": next(v["loss_sum"] for v in e.of("packed").lines("events") if v.get("step") == 40 - m and v["event"] == "validation")} if line["event"] == "validation" and line["step"] == 40 else {}), "events"), 20, "validat|loss", word=X),
+    Fault("validations are those of training", lambda e, m: e.of("packed").edit(lambda line: line | ({"loss_sum": line["useful_tokens"] * e.of("packed").lines()[line["step"] - 1]["loss_sum"] / e.of("packed").lines()[line["step"] - 1]["useful_tokens"]} if line["event"] == "validation" and line["step"] else {}), "events"), 1, "validat|loss"),
+    Fault("validations of another repeat", lambda e, m: from_other(e, "packed-1", "packed", "loss_sum", kind="events", event="validation"), 1, "validat|loss|copy", "packed-1", word=X),
+    Fault("losses of another repeat", lambda e, m: from_other(e, "packed-1", "packed", "loss_sum"), 1, "loss|copy", "packed-1"),
+    Fault("norms of another repeat", lambda e, m: from_other(e, "packed-1", "packed", "grad_norm", "grad_norm_clipped"), 1, "norm|copy", "packed-1", word=X),
+    Fault("times of another repeat", lambda e, m: (times_of := {line["step"]: line["step_s"] for line in e.of("packed").lines()}) and e.of("packed-1").retime(lambda k, _: times_of[k]), 1, "copy|step_s", "packed-1"),
+    Fault("useful tokens of an arm", steps(lambda m: put(**times("useful_tokens", m)), "padded"), 1.05, "useful", "padded", X),
+    Fault("useful tokens of an arm, one step", steps(lambda m: at(7, **plus("useful_tokens", m)), "padded"), 1, "useful", "padded", X),
+    Fault("losses of a twin", lambda e, m: scale_losses(e, m, "twin", of=["steps"], start=40), 1.01, "loss|data|batches", "twin", "caution"),
+    Fault("losses of two ranks", lambda e, m: scale_losses(e, m, "two-ranks", of=["steps"], start=20), 1.1, "loss|data", "two-ranks", "caution"),
+    Fault("run copied", copy_run, "own_s", "copy", "packed-1", X),
+    Fault("the original of a copy", copy_run, "bytes", "copy", "packed", X),
+    Fault("held-out slice", events(lambda m: put(**times("useful_tokens", m)), run="padded"), 0.99, "validat", "padded", "caution"),
+    Fault("one source file", record("padded", code=lambda old, m: old | {m: "f" * 64}), "train/loop.py", "train/loop.py", "padded", "caution"),
     # ---- the machine knows
-    Fault(C, "overlaps another run", overlap, (1, 0.5, 0.1, 0.01), "overlap|at one time|same time", "packed-1"),
-    Fault(C, "overlaps another approach's", lambda e, m: overlap(e, m, "padded", "packed"), (1, 0.1), "overlap|at one time|same time", "padded"),
-    Fault(C, "another boot", boot(), ("another",), "boot", "packed-1", "caution"),
-    Fault(C, "allocator", record("padded", environment=lambda old, m: old | {"MALLOC_ARENA_MAX": m}), ("1",), "MALLOC", "padded", "caution"),
-    Fault(C, "thread variable", record("padded", environment=lambda old, m: old | {"OMP_NUM_THREADS": m}), ("64", "2"), "OMP_NUM_THREADS|thread", "padded", "caution"),
-    Fault(C, "threads", record("padded", hardware__threads_per_rank=lambda old, m: old + m), (64, 1), "thread", "padded", "caution"),
-    Fault(C, "CPU", record("padded", hardware__cpu=lambda old, m: m), ("Another CPU",), "Another CPU", "padded", "caution"),
-    Fault(C, "memory of the machine", record("padded", hardware__memory_bytes=lambda old, m: int(m * old)), (0.5, 2.0, 0.9), "memory", "padded", word="caution"),
-    Fault(C, "version of torch", record("padded", versions=lambda old, m: old | {"torch": m}), ("1.0", "2.12.0"), "torch", "padded", "caution"),
-    Fault(C, "kernel", record("padded", kernel=lambda old, m: m), ("flash",), "kernel|attention", "padded", word=X),
-    Fault(C, "wall clock of a rank ahead", lambda e, m: e.of("two-ranks").shift(m, ["t_unix_s"], rank="00001"), (3600.0, 600.0, 65.0), "wall clock", "two-ranks"),
-    Fault(C, "clock of a run ahead of later runs", lambda e, m: e.of("packed").shift(m, ["t_unix_s"]), (3600.0, 600.0, 65.0), "ahead of later runs|run.json"),
+    Fault("overlaps another run", overlap, 0.01, "overlap|at one time|same time", "packed-1"),
+    Fault("overlaps another approach's", lambda e, m: overlap(e, m, "padded", "packed"), 0.1, "overlap|at one time|same time", "padded"),
+    Fault("another boot", events(lambda m: put(boot=m), "run_start", "packed-1"), "another", "boot", "packed-1", "caution"),
+    Fault("allocator", record("padded", environment=lambda old, m: old | {"MALLOC_ARENA_MAX": m}), "1", "MALLOC", "padded", "caution"),
+    Fault("thread variable", record("padded", environment=lambda old, m: old | {"OMP_NUM_THREADS": m}), "2", "OMP_NUM_THREADS|thread", "padded", "caution"),
+    Fault("threads", record("padded", hardware__threads_per_rank=lambda old, m: old + m), 1, "thread", "padded", "caution"),
+    Fault("CPU", record("padded", hardware__cpu=lambda old, m: m), "Another CPU", "Another CPU", "padded", "caution"),
+    Fault("memory of the machine", record("padded", hardware__memory_bytes=lambda old, m: int(m * old)), 0.9, "memory", "padded", word="caution"),
+    Fault("version of torch", record("padded", versions=lambda old, m: old | {"torch": m}), "2.12.0", "torch", "padded", "caution"),
+    Fault("kernel", record("padded", kernel=lambda old, m: m), "flash", "kernel|attention", "padded", word=X),
+    Fault("wall clock of a rank ahead", lambda e, m: e.of("two-ranks").shift(m, ["t_unix_s"], rank="00001"), 65.0, "wall clock", "two-ranks"),
+    Fault("clock of a run ahead of later runs", lambda e, m: e.of("packed").shift(m, ["t_unix_s"]), 65.0, "ahead of later runs|run.json"),
     # ---- the plan knows
-    Fault(P, "a repeat that the table does not list", drop_run, ("packed-2",), "list|repeat|position", "packed-2", "caution"),
-    Fault(P, "an approach that the table does not list", drop_run, ("padded",), "list|repeat|position", "padded", "caution"),
-    Fault(P, "a repeat left out and the rest renumbered", renumber, (1,), "list|repeat|position|table", "packed-2", "caution"),
-    Fault(P, "repeats swapped", swap_repeats, (1,), "repeat|table", "packed", "caution"),
-    Fault(P, "positions swapped", in_table(lambda runs, m: [r.update(position=len(runs) - 1 - r["position"]) for r in runs]), (1,), "position|order|table", "packed", "caution"),
-    Fault(P, "settings of the table", in_table(lambda runs, m: runs[0]["run"].update(m)), ({"seed": 5}, {"optimizer": {"learning_rate": 0.1}}), "settings|table", "packed", "caution"),
-    Fault(P, "a cell of the table", in_table(lambda runs, m: runs[4]["cell"].update(approach=m)), ("token-list",), "cell|table|approach", "padded", "caution"),
-    Fault(P, "a note of the table, not sealed again", lambda e, m: e.table(lambda table: table.update(note=m), seal=False), ("Faster.",), "table|seal", word="caution"),
+    Fault("a repeat that the table does not list", drop_run, "packed-2", "list|repeat|position", "packed-2", "caution"),
+    Fault("an approach that the table does not list", drop_run, "padded", "list|repeat|position", "padded", "caution"),
+    Fault("a repeat left out and the rest renumbered", renumber, 1, "list|repeat|position|table", "packed-2", "caution"),
+    Fault("repeats swapped", swap_repeats, 1, "repeat|table", "packed", "caution"),
+    Fault("positions swapped", in_table(lambda runs, m: [r.update(position=len(runs) - 1 - r["position"]) for r in runs]), 1, "position|order|table", "packed", "caution"),
+    Fault("settings of the table", in_table(lambda runs, m: runs[0]["run"].update(m)), {"optimizer": {"learning_rate": 0.1}}, "settings|table", "packed", "caution"),
+    Fault("a cell of the table", in_table(lambda runs, m: runs[4]["cell"].update(approach=m)), "token-list", "cell|table|approach", "padded", "caution"),
+    Fault("a note of the table, not sealed again", lambda e, m: e.table(lambda table: table.update(note=m), seal=False), "Faster.", "table|seal", word="caution"),
     # ---- steadiness: one run of six; and all runs of one approach
     *(
-        Fault(D, f"slow in {part}, {length} steps", slow(where, length), TIMES, STEADY, base=str(length), **LEAST.get((part, length), {"least": 1.3}))
-        for part, where in PARTS.items()
-        for length in LENGTHS
+        Fault(f"slow in {part}, {length} steps", slow(where, length), m, STEADY, base=str(length))
+        for part, (where, *least) in PARTS.items()
+        for length, m in zip(LENGTHS, least, strict=True)
+        if m
     ),
-    Fault(D, "slow in first third, all packed runs", slow(PARTS["first third"], 24, ("packed", "packed-1", "packed-2")), TIMES, STEADY, base="24", least=1.3),
+    Fault("slow in first third, all packed runs", slow(PARTS["first third"][0], 24, ("packed", "packed-1", "packed-2")), 1.3, STEADY, base="24"),
     *(
-        Fault(D, f"{name}, {length} steps", course(of, length), TIMES, STEADY, base=str(length), **LEAST.get((name, length), {"least": 1.6}))
-        for name, of in COURSES.items()
-        for length in LENGTHS
+        Fault(f"{name}, {length} steps", course(of, length), m, STEADY, base=str(length))
+        for name, (of, *least) in COURSES.items()
+        for length, m in zip(LENGTHS, least, strict=True)
     ),
-    Fault(D, "one long step", lambda e, m: e.of("packed").retime(lambda k, median: m if k == 40 else steady(k, median)), (3600.0, 60.0, 10.0, 1.0, 0.1), STEADY, least=1.0),
+    Fault(D, "one long step", lambda e, m: e.of("packed").retime(lambda k, median: m if k == 40 else steady(k, median)), 1.0, STEADY),
 ]  # fmt: skip
