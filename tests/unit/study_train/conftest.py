@@ -49,12 +49,19 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture
-def here(place, tmp_path, monkeypatch):
+def shared(place, monkeypatch):
+    """These files themselves, to work in without changing them."""
+    monkeypatch.chdir(place)
+    for name in ("RANK", "WORLD_SIZE"):  # or `train` takes the test for a rank of torchrun's
+        monkeypatch.delenv(name, raising=False)
+    return place
+
+
+@pytest.fixture
+def here(shared, place, tmp_path, monkeypatch):
     """A working folder with copies of these files."""
     shutil.copytree(place, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
-    for name in ("RANK", "WORLD_SIZE"):  # or `train` takes the test for a rank of torchrun's
-        monkeypatch.delenv(name, raising=False)
     return tmp_path / "here"
 
 
