@@ -10,29 +10,15 @@ RUN = "packed-llama-tiny-ddp-w2-0123456789"
 OWN = f"results/logs/train/{RUN}.log"
 SLURM = f"results/logs/slurm/rule_train/{RUN}/8.log"
 WORDS = "For further error details see the cluster/cloud log and the log files of the involved rule(s)."
-FAILED = {
-    "event": "job_error",
-    "rule": "train",
-    "jobid": 3,
-    "output": [f"results/runs/{RUN}/done.json"],
-    "log": [OWN, SLURM],
-    "reason": "",
-    "message": f"SLURM-job '8' failed, SLURM status is: 'FAILED'. Detailed failure reason unavailable.{WORDS}",
-    "slurm": "8",
-}
+MESSAGE = f"SLURM-job '8' failed, SLURM status is: 'FAILED'. Detailed failure reason unavailable.{WORDS}"
+FAILED = {"event": "job_error", "rule": "train", "jobid": 3, "output": [f"results/runs/{RUN}/done.json"]}
+FAILED |= {"log": [OWN, SLURM], "reason": "", "message": MESSAGE, "slurm": "8"}
 REFUSAL = f"""SLURM sbatch failed. The error message was 'sbatch: error: Memory specification can not be satisfied
 sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified'.
     sbatch call:
         sbatch --parsable --job-name x --comment rule_train -A g1 --wrap="snakemake --x 'Invalid account'"
 {WORDS}"""
 REFUSED = FAILED | {"jobid": 2, "log": [OWN], "message": REFUSAL, "slurm": None}
-LOCAL = FAILED | {
-    "rule": "ingest",
-    "output": ["results/tables/demo/runs.parquet", "results/tables/demo/steps.parquet"],
-    "log": ["results/logs/ingest/demo.log"],
-    "message": "",
-    "slurm": None,
-}
 STARTED = FAILED | {"event": "job_info", "message": "train", "slurm": None}
 
 
@@ -55,13 +41,10 @@ def said(folder, capsys, *events):
 def test_a_refused_job_shows_what_sbatch_said_and_not_its_call(folder, capsys):
     (folder / OWN).write_text("a log of an earlier attempt: No space left on device\n")
     text = said(folder, capsys, REFUSED)
-    assert text.startswith("1 job failed in Snakemake's last call (under 1 s ago, .snakemake/log/2026-11-21T161155.1.")
-    assert f"\nrun {RUN}  refused by sbatch\n" in text
-    assert "  sbatch  Batch job submission failed: Invalid account or account/partition combination specified\n" in text
+    assert text.startswith("1 job failed") and f"\nrun {RUN}  refused by sbatch\n" in text
+    assert "Batch job submission failed: Invalid account or account/partition combination specified\n" in text
     assert "export ALPS_ACCOUNT" in text
     assert "--parsable" not in text and "earlier attempt" not in text
-    later = REFUSED | {"message": REFUSAL.replace("Invalid account or account/partition combination", "Invalid qos")}
-    assert "why     SLURM does not know the account or the QOS" in said(folder, capsys, later)
 
 
 def test_a_failed_job_shows_the_end_of_its_own_log_and_why(folder, capsys):
@@ -74,7 +57,7 @@ def test_a_failed_job_shows_the_end_of_its_own_log_and_why(folder, capsys):
 
 
 def test_what_slurms_log_says_counts_and_the_state_alone_is_enough(folder, capsys):
-    timeout = FAILED | {"message": FAILED["message"].replace("FAILED", "TIMEOUT")}
+    timeout = FAILED | {"message": MESSAGE.replace("FAILED", "TIMEOUT")}
     text = said(folder, capsys, timeout)
     assert "TIMEOUT\n  why     its time limit was over" in text and "log     none: SLURM-job '8' failed" in text
     command = "Command 'python -m tokenscale launch # CUDA out of memory' returned non-zero exit status 127.\n"
@@ -98,13 +81,6 @@ def test_the_rank_that_failed_first_is_looked_at(folder, capsys):
     assert "a GPU's memory was full" in text
 
 
-def test_jobs_without_slurm_are_told_alike(folder, capsys):
-    (folder / "results/logs/ingest/demo.log").write_text("tokenscale: bad.\n  found  1\n  next   make it good\n")
-    text = said(folder, capsys, LOCAL)
-    assert "\ntables of demo" in text or "\ntables " in text
-    assert "  why     bad\n" in text and "  next    make it good\n" in text
-
-
 def test_a_retry_that_went_well_is_no_failure_and_a_dry_run_not_the_last_call(folder, capsys):
     (folder / ".snakemake/log/2026-11-21T170000.1.snakemake.log").touch()
     assert said(folder, capsys, STARTED, FAILED, STARTED).startswith("nothing failed in Snakemake's last call")
@@ -113,17 +89,15 @@ def test_a_retry_that_went_well_is_no_failure_and_a_dry_run_not_the_last_call(fo
 
 
 def test_many_failures_stay_readable(folder, capsys):
-    for event, words in ((REFUSED, " and 97 more"), (FAILED, "100 jobs failed")):
+    for event, shown in ((REFUSED, 1), (FAILED, 0)):
         text = said(folder, capsys, *[event | {"jobid": n} for n in range(100)])
-        assert text.startswith("100 jobs failed") and words in text and len(text.splitlines()) < 160
-        assert text.count("refused by sbatch") == (event is REFUSED)
+        assert text.startswith("100 jobs failed") and len(text.splitlines()) < 160
+        assert text.count("refused by sbatch") == shown, "jobs with one cause are told once"
 
 
-def test_nothing_to_read_is_told(folder, capsys):
+def test_nothing_to_read_is_no_failure(folder, capsys):
     assert cli.main(["status", "--failed"]) == 0
     assert capsys.readouterr().out == "no job has run here yet\n"
-    assert cli.main(["status", "--failed", "none.log"]) == 2
-    assert "this Snakemake log does not exist" in capsys.readouterr().err
     (folder / "named.log").touch()  # what Snakemake's hook asks after Ctrl-C
     assert cli.main(["status", "--failed", "named.log"]) == 0
     assert capsys.readouterr().out == ""

@@ -1,18 +1,21 @@
-"""What `status` says of runs, by what trainings leave behind in each state."""
+"""What `status` says of runs, by what trainings leave behind in each state, and of SLURM's queue."""
 
 import json
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.machines import program
+from tests.refusals import refused
 from tokenscale.analysis import queries
 from tokenscale.base.files import get_boot_id, lock_folder
 from tokenscale.cli import main as cli
+from tokenscale.cli import status_queue as queue
 from tokenscale.cli import status_runs as runs
-from tokenscale.cli.status_queue import QueuedJob
 from tokenscale.cli.train_inputs import note_folder
 from tokenscale.runs.records.events import Status
 from tokenscale.runs.records.provenance import seal_record
@@ -21,11 +24,19 @@ RUN = "packed-llama-tiny-ddp-w2-0123456789"
 
 
 @pytest.fixture
-def results(monkeypatch, tmp_path):
+def folder(monkeypatch, tmp_path):
+    """A working folder on a machine without any program."""
     monkeypatch.setenv("COLUMNS", "120")  # workers of a test session are told of narrow terminals
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "results"
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    for name in ("bin", "work/results"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "work"
+
+
+@pytest.fixture
+def results(folder):
+    return folder / "results"
 
 
 def made(results, name=RUN, *, attempt=0, ago=0.0, log="", host=None, **status):
@@ -52,13 +63,15 @@ def only(results, *jobs):
     return found
 
 
-def job(state, of=RUN):
-    return QueuedJob("7", "train", of, state, "Priority", 7200, 7200, 1, "", None)
+def job(state, of=RUN, number="7", rule="train", used_s=7200):
+    return queue.QueuedJob(number, rule, of, state, "Priority", used_s, 7200, 1, "", None)
 
 
-def said(capsys):
-    assert cli.main(["status"]) == 0
-    return capsys.readouterr().out
+def said(capsys, *options):
+    assert cli.main(["status", *options]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
 
 
 @pytest.mark.parametrize("outcome, word", [("complete", "complete"), ("nonfinite", "diverged")])
@@ -74,17 +87,16 @@ def test_a_sealed_run_is_what_its_record_says(results, outcome, word):
 @pytest.mark.parametrize(
     ("ago", "status", "words"),
     [
-        (14, {"step": 120, "loss": 4.12341}, "step 120 of 400, loss 4.1234, 14 s ago\n"),
+        (14, {"step": 120, "loss": 4.12341}, "step 120 of 400, loss 4.1234"),
         (720, {"step": 120, "loss": 4.1}, "silent for 12 min"),
-        (3, None, "before its first step, 3 s ago\n"),
+        (3, None, "before its first step"),
     ],
 )
 def test_a_running_one_tells_how_far_it_is(results, capsys, ago, status, words):
     folder = made(results, attempt=1, ago=ago, **(status | {"steps": 400, "state": "running"} if status else {}))
     with lock_folder(folder, "it"):
         text = said(capsys)
-    assert "runs   1 under results/runs: 1 running\n" in text and f"  running  {RUN}  attempt=01  " in text
-    assert words in text
+    assert f"  running  {RUN}  attempt=01  " in text and words in text
 
 
 def logged(folder, rank=0, steps=5, step_s=0.5, useful=1000, end=b""):
@@ -102,7 +114,7 @@ def test_a_running_run_says_its_pace_and_how_long_it_will_take(results, capsys):
     with lock_folder(folder, "it"):
         text = " ".join(said(capsys).split())
         found = only(results)
-    assert "step 4 of 400, loss 4.0000, 2,000 useful tokens/s, 5 min 16 s to go" in text
+    assert "2,000 useful tokens/s, 5 min 16 s to go" in text
     assert (found.step_s, found.useful_tokens_per_s, found.left_s) == pytest.approx((0.8, 2000.0, 316.8))
 
 
@@ -113,7 +125,7 @@ def test_a_log_that_says_no_pace_is_no_error(results, capsys, content):
     folder = made(results, ago=2, step=1, steps=400, loss=4.0, state="running")
     logged(folder, steps=0, end=content)
     with lock_folder(folder, "it"):
-        assert "step 1 of 400, loss 4.0000, under 1 s ago" in said(capsys)
+        assert "step 1 of 400, loss 4.0000" in said(capsys)
 
 
 def test_only_the_end_of_a_long_log_is_read(results, monkeypatch):
@@ -123,14 +135,6 @@ def test_only_the_end_of_a_long_log_is_read(results, monkeypatch):
     calls, loads = [], json.loads
     monkeypatch.setattr(queries.json, "loads", lambda text: calls.append(text) or loads(text))
     assert queries.current_throughput(folder / "attempt=00")["step_s"] == 0.5 and len(calls) < 2500
-
-
-def test_looking_takes_no_lock(results):
-    folder = made(results)
-    with lock_folder(folder, "it"):
-        assert runs.is_locked_here(folder / ".lock")
-    assert not runs.is_locked_here(folder / ".lock")
-    assert not runs.is_locked_here(folder / "none")
 
 
 def test_one_runs_here_while_it_is_locked_and_elsewhere_while_it_writes(results):
@@ -152,12 +156,11 @@ def test_the_queue_says_what_runs_on_other_nodes(results):
     assert (found.state, found.job) == ("running", "7")
     assert only(results, job("PENDING")).state == "waiting"
     assert only(results, job("RUNNING", of="another")).state == "interrupted"
-    later = QueuedJob("8", "train", RUN, "RUNNING", "None", 0, 60, 1, "", None)
+    later = job("RUNNING", number="8", used_s=0)
     assert only(results, job("RUNNING"), later).job == "7", "of two, the first that runs"
     assert only(results, job("PENDING"), later).job == "8"
     (folder / ".lock").write_text("process 4242 on nid000002, job 7\n")
-    by_hand = QueuedJob("7", "tokenscale-mine", "", "RUNNING", "None", 0, 60, 1, "", None)
-    assert only(results, by_hand).job == "7"
+    assert only(results, job("RUNNING", "", rule="tokenscale-mine")).job == "7", "started by hand"
 
 
 def test_a_new_attempt_or_job_has_not_the_progress_of_the_one_before(results):
@@ -167,10 +170,9 @@ def test_a_new_attempt_or_job_has_not_the_progress_of_the_one_before(results):
         assert (only(results).state, only(results).step) == ("running", None)
     shutil.rmtree(results)
     made(results, ago=400, step=91, steps=400, loss=4.8, state="running", host="nid000002")
-    fields = ("7", "train", RUN, "RUNNING", "None")
-    found = only(results, QueuedJob(*fields, 17, 600, 1, "nid000003", None))
+    found = only(results, job("RUNNING", used_s=17))
     assert (found.state, found.step, found.is_silent(time.time())) == ("running", None, False)
-    found = only(results, QueuedJob(*fields, 500, 600, 1, "nid000003", None))
+    found = only(results, job("RUNNING", used_s=500))
     assert found.step == 91 and found.is_silent(time.time()) and only(results, job("PENDING")).step == 91
 
 
@@ -178,8 +180,7 @@ def test_a_failed_one_says_why_and_one_that_was_told_to_stop_has_not_failed(resu
     log = "step 1/4\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
     made(results, ago=3600, step=1, steps=4, loss=8.0, state="running", log=log)
     text = said(capsys)
-    assert f"  failed  {RUN}  attempt=00  step 1 of 4, loss 8.0000, 1 h ago\n" in text and "status --failed" in text
-    assert "why   a GPU's memory was full" in text and "next  a smaller micro_batch" in text
+    assert f"  failed  {RUN}  attempt=00" in text and "a GPU's memory was full" in text and "next  a smaller" in text
     shutil.rmtree(results)
     made(results, ago=1, step=1, steps=4, state="interrupted", log="signal SIGTERM\n")
     assert (only(results).state, only(results).hint) == ("interrupted", None)
@@ -211,27 +212,117 @@ def test_what_is_half_there_breaks_nothing(results):
     assert only(results).id == RUN
 
 
-def test_runs_that_train_started_elsewhere_are_listed(results, capsys, tmp_path):
+def test_runs_that_train_started_elsewhere_are_listed(results, capsys):
     """By the list that `train --output-dir` writes once; a folder that is gone is left out."""
     made(results, ago=900)
-    elsewhere = made(tmp_path / "my out", "own-w1-0123456789", step=3, steps=9, loss=2.0, state="running")
-    for folder in (tmp_path / "my out/runs", tmp_path / "gone", Path("my out/runs"), Path("results/runs")):
+    elsewhere = made(results.parent / "my out", "own-w1-0123456789", step=3, steps=9, loss=2.0, state="running")
+    for folder in (results.parent / "my out/runs", results.parent / "gone", Path("my out/runs"), Path("results/runs")):
         note_folder(folder)
     with lock_folder(elsewhere, "it"):
         text = said(capsys)
         assert {run.id for run in runs.read_runs(results)} == {RUN, "own-w1-0123456789"}
-    text = " ".join(text.split())
-    assert f"runs 2 under results/runs, {tmp_path}/my out/runs: 1 running, 1 interrupted" in text
-    assert "running own-w1-0123456789 attempt=00 step 3 of 9, loss 2.0000" in text
+    assert f"results/runs, {results.parent}/my out/runs: 1 running, 1 interrupted" in " ".join(text.split())
 
 
-def test_the_end_of_a_log_is_text(tmp_path):
-    (tmp_path / "x.log").write_bytes(b"\x1b[31mred\x1b[0m\n 1%\r 2%\r 3%\nend\r\n\xff")
-    assert runs.read_tail(tmp_path / "x.log") == "red\n 3%\nend\n\N{REPLACEMENT CHARACTER}"
-    assert runs.read_tail(tmp_path / "x.log", 5) == "nd\n\N{REPLACEMENT CHARACTER}"
+# -- SLURM's queue, by a squeue that says what the real one (22.05) says
 
 
-@pytest.mark.parametrize("asked", ["--stale", "--failed"])
-def test_json_is_refused_where_there_is_none(asked, capsys):
-    assert cli.main(["status", asked, "--json"]) == 2
-    assert "--json cannot be combined" in capsys.readouterr().err
+def line(folder, number=6, state="RUNNING", reason="None", **values):
+    usual = {"used": "0:04", "limit": "12:00:00", "count": 1, "nodes": "nid000002", "start": "2026-11-21T16:12:12"}
+    usual |= {"name": "tokenscale_12234107-f5a1", "comment": f"rule_train_wildcards_{RUN}"} | values
+    return queue.SEPARATOR.join(map(str, (number, state, reason, *usual.values(), folder)))
+
+
+def waiting(folder, reason, **values):
+    return line(folder, **{"state": "PENDING", "reason": reason, "used": "0:00", "nodes": "", "start": "N/A"} | values)
+
+
+def squeue(folder, *lines):
+    said = folder.parent / "said.txt"
+    said.write_text("".join(f"{text}\n" for text in lines))
+    # the shell's own words alone: the test's PATH has no `cat`
+    program(folder.parent / "bin", "squeue", f'while IFS= read -r l; do printf "%s\\n" "$l"; done < {said}')
+
+
+def test_a_machine_without_slurm_says_so(folder, capsys):
+    assert "SLURM is not installed here" in said(capsys)
+
+
+def test_jobs_of_this_folder_alone_are_told(folder, capsys):
+    (folder.parent / "link").symlink_to(folder)
+    squeue(
+        folder,
+        *("Fri Nov 20 2026", ""),  # lines of another shape
+        line(folder),
+        line(folder, 7, name="interactive", comment="(null)"),  # its user's, from here, but no job of ours
+        line(folder.parent, 8),  # of another working folder
+        line(folder.parent / "link", 9, name="tokenscale-by-hand", comment="(null)", count=4, nodes="nid[000001-4]"),
+        line(folder, 10, comment="rule_build_corpus_wildcards_web", limit="UNLIMITED", used="1-00:00:10"),
+        line(folder, 11, state="COMPLETING", comment="rule_report", used="0:59", limit="1:00"),
+        line(folder, 12, used="0:00", comment="rule_report"),  # in its first second
+        waiting(folder, "Priority", number=13, comment="rule_report"),
+    )
+    head, *told = said(capsys).split("\n\n")[0].splitlines()[:7]
+    assert head == "jobs   6 of this folder: 4 running, 1 ending, 1 waiting"
+    assert [" ".join(text.split()) for text in told] == [
+        f"6 running train {RUN} 4 s of 12 h nid000002",
+        "9 running tokenscale-by-hand 4 s of 12 h nid[000001-4]",
+        "10 running build_corpus web 1 d of no limit nid000002",
+        "11 ending report 59 s of 1 min nid000002",
+        "12 running report under 1 s of 12 h nid000002",
+        "13 waiting report limit 12 h 1 node",
+    ]
+
+
+def test_a_waiting_job_says_why_what_to_do_and_when_it_starts(folder, capsys):
+    squeue(
+        folder,
+        waiting(folder, "JobHeldUser", number=3),
+        waiting(folder, "Priority", number=4, start="2999-01-01T17:11:53"),
+        waiting(folder, "QOSGrpGRES", number=5, start="soon"),
+    )
+    text = said(capsys)
+    assert "held by you (JobHeldUser)\n" in text and "next  scontrol release 3\n" in text
+    assert "expected start 2999-01-01 17:11, in " in text
+    assert "QOSGrpGRES" in text and "expected start soon\n" in text
+
+
+@pytest.mark.parametrize(
+    "script, words",
+    [
+        ("echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1", "contact"),
+        ("exit 3", "squeue ended with 3"),
+        (f"exec {sys.executable} -c 'import time; time.sleep(60)'", "no output within 0.5 s"),
+    ],
+)
+def test_a_controller_that_does_not_answer_is_one_line_and_the_rest_is_told(folder, capsys, monkeypatch, script, words):
+    monkeypatch.setattr(queue, "LIMIT_S", 0.5)
+    program(folder.parent / "bin", "squeue", script)
+    first, _, last = said(capsys).splitlines()
+    assert "cannot be read" in first and words in first and last.startswith("runs")
+
+
+def test_jobs_without_a_snakemake_are_still_ours(folder, capsys):
+    squeue(folder, line(folder))
+    assert "start it again" in said(capsys)
+    (folder / ".snakemake/log").mkdir(parents=True)
+    with (folder / ".snakemake/log/now.snakemake.log").open("w"):  # as a Snakemake holds it while it lives
+        assert "start it again" not in said(capsys)
+    assert "start it again" in said(capsys)
+
+
+def test_a_job_that_waits_for_anothers_lock_says_so(folder, capsys):
+    squeue(folder, line(folder, 21), line(folder, 22), line(folder, 23, comment="rule_train_wildcards_another"))
+    assert [text.strip() for text in said(capsys).splitlines() if "why" in text] == [
+        "why   job 21 trains this run; this job waits until it ends"
+    ]
+
+
+def test_programs_get_the_same_as_json(folder, capsys):
+    squeue(folder, waiting(folder, "JobHeldUser", number=3))
+    found = json.loads(said(capsys, "--json"))
+    expected = {"id": "3", "rule": "train", "of": RUN, "limit_s": 43_200, "next": "scontrol release 3", "start": None}
+    (job,) = found["slurm"]["jobs"]
+    assert expected.items() <= job.items() and found["schema"] == 1 and found["runs"] == []
+    for option in ("--stale", "--failed"):
+        assert "--json cannot be combined" in refused(capsys, ["status", option, "--json"])
