@@ -7,15 +7,8 @@ import pytest
 
 from tokenscale.analysis.design import Design, find_problems
 from tokenscale.analysis.readings import CorpusSize, read_texts
-from tokenscale.settings.experiments import (
-    Experiment,
-    LeftOut,
-    PrimaryComparison,
-    Run,
-    merge_settings,
-    order_runs,
-    set_dotted,
-)
+from tokenscale.settings import experiments
+from tokenscale.settings.experiments import Experiment, PrimaryComparison, merge_settings
 from tokenscale.settings.machine import Machine
 from tokenscale.settings.options import decode
 from tokenscale.settings.run import RunSettings
@@ -26,14 +19,14 @@ TEXTS = {("docstrings", "tekken", eos): CorpusSize(1000, 64_000) for eos in (Fal
 
 
 def design(factors, runs=(), texts=TEXTS, repeats=10, left_out=(), question="?", figures=(), **machine) -> Design:
-    left = tuple(LeftOut(cells, "-") for cells in left_out)
+    left = tuple(experiments.LeftOut(cells, "-") for cells in left_out)
     experiment = Experiment(question, factors=factors, repeats=repeats, left_out=left, figures=tuple(figures))
     table = []
-    for position, (cell, repeat) in enumerate(order_runs(experiment)):
+    for position, (cell, repeat) in enumerate(experiments.order_runs(experiment)):
         values = merge_settings(merge_settings(RUNS, dict(runs)), {"repeat": repeat})
         for key, level in cell.items():
-            set_dotted(values, key, level)
-        table.append(Run(decode(RunSettings, values), cell, repeat, position))
+            experiments.set_dotted(values, key, level)
+        table.append(experiments.Run(decode(RunSettings, values), cell, repeat, position))
     return Design(experiment, table, texts, **machine)
 
 
@@ -142,29 +135,27 @@ def test_weak_scaling_by_keys_that_move_together_is_one_factor():
     together = {"layout.data, global_batch": [[1, 8], [2, 16], [4, 32]], "approach": APPROACHES}
     found = said(together, texts=LARGE, question="weak scaling", figures=["scaling_throughput"])
     assert [what for _, what in found if "equal tokens" not in what] == []
-    (alone,) = [o for o in find_problems(design(together, texts=LARGE)) if "grows with the world size" in o.what]
-    assert alone.key == "factors.layout.data, global_batch"
-    rates = {"layout.data, global_batch, optimizer.learning_rate": [[1, 8, 0.1], [2, 16, 0.2]]}
-    found = said(rates, texts=LARGE, question="weak", level="warn")
-    apart = {"layout.data, global_batch, optimizer.learning_rate": [[1, 8, 0.1], [2, 16, 0.1], [2, 16, 0.2]]}
-    assert not any("together" in what for _, what in said(apart, texts=LARGE, question="weak"))
-    assert any("levels change layout.data and optimizer.learning_rate together" in what for _, what in found)
-
-
-def weak_on(text):
-    return said(
-        WEAK, left_out=DIAGONAL, texts={key: text for key in TEXTS}, question="weak", runs={"budget": {"steps": 50}}
+    assert any("grows with the world size" in what for _, what in said(together, texts=LARGE))
+    keys = "layout.data, global_batch, optimizer.learning_rate"
+    both, apart = (
+        {keys: levels} for levels in ([[1, 8, 0.1], [2, 16, 0.2]], [[1, 8, 0.1], [2, 16, 0.1], [2, 16, 0.2]])
     )
+    for factors, confounded in ((both, True), (apart, False)):
+        found = said(factors, texts=LARGE, question="weak")
+        assert any("layout.data and optimizer.learning_rate together" in what for _, what in found) == confounded
+
+
+def weak_on(documents, tokens):
+    texts = dict.fromkeys(TEXTS, CorpusSize(documents, tokens))
+    return said(WEAK, left_out=DIAGONAL, texts=texts, question="weak", runs={"budget": {"steps": 50}})
 
 
 def test_data_that_only_the_larger_world_sizes_repeat_are_refused():
     """1.8, no. 2: 1000 steps were 4 epochs on 4 GPUs, and 16 on 16."""
-    assert [w for level, w in weak_on(CorpusSize(600, 600 * 64)) if level == "refuse"] == [
-        "some cells read their text up to 2.7 times and others less than once: global_batch=16 and global_batch=32 "
-        "repeat it, at the larger world sizes"
-    ]  # fmt: skip
-    assert not [what for _, what in weak_on(CorpusSize(10_000, 640_000)) if "times" in what]
-    assert any(level == "warn" and "4 to 16 times" in what for level, what in weak_on(CorpusSize(100, 6400)))
+    (refused,) = [what for level, what in weak_on(600, 600 * 64) if level == "refuse"]
+    assert "read their text up to 2.7 times and others less than once: global_batch=16 and global_batch=32" in refused
+    assert not [what for _, what in weak_on(10_000, 640_000) if "times" in what]
+    assert any(level == "warn" and "4 to 16 times" in what for level, what in weak_on(100, 6400))
 
 
 @pytest.mark.parametrize(
@@ -185,25 +176,32 @@ def test_passes_over_the_text_are_counted_as_each_approach_reads_it(run, expecte
     assert text.passes == expected
 
 
+EPOCH = {"budget": {"epochs": 0.1}}
+ONE_BASELINE = [{"approach": "padded", "storage.codec": "snappy"}]
+
+
 @pytest.mark.parametrize(
     ("factors", "repeats", "words", "left_out"),
     [
         ({"micro_batch": [1, 2]}, 5, "one comparison needs at least 6", ()),
-        ({"approach": ["padded", "padding-free", "packed"]}, 6, "2 comparisons, corrected after Holm, need at least 7",
-         ()),
+        (
+            {"approach": ["padded", "padding-free", "packed"]},
+            6,
+            "2 comparisons, corrected after Holm, need at least 7",
+            (),
+        ),
         ({"approach": ["padded", "packed"], "sequence_length": [32, 64]}, 1, "2 comparisons", ()),
         ({"approach": ["padded", "packed"], "layout.data": [1, 2]}, 1, "one comparison needs at least 6", ()),
         ({"approach": ["padded", "packed"], "layout": [{"data": 1}, {"data": 2}]}, 1, "one comparison needs", ()),
         ({"approach": ["padded", "packed"], "layout": [{"data": 2}, {"tensor": 2}]}, 1, "2 comparisons", ()),
-        ({"approach": APPROACHES, "storage.codec": ["zstd", "snappy"]}, 1, "2 comparisons",  # with one baseline
-         [{"approach": "padded", "storage.codec": "snappy"}]),
+        ({"approach": APPROACHES, "storage.codec": ["zstd", "snappy"]}, 1, "2 comparisons", ONE_BASELINE),
     ],
-)  # fmt: skip
+)
 def test_repeats_that_allow_no_verdict_are_told_with_the_number_it_takes(factors, repeats, words, left_out):
     few, enough = (
-        [o for o in find_problems(design(factors, repeats=n, left_out=left_out, runs={"budget": {"epochs": 0.1}}))
-         if o.key == "repeats"] for n in (repeats, 7)
-    )  # fmt: skip
+        [o for o in find_problems(design(factors, EPOCH, repeats=n, left_out=left_out)) if o.key == "repeats"]
+        for n in (repeats, 7)
+    )
     assert [o.level for o in few] == ["warn"] and words in few[0].what and not enough
 
 
@@ -213,7 +211,7 @@ def test_only_primary_comparisons_need_repeats():
     second = PrimaryComparison({"approach": "packed"}, {"approach": "padding-free"})
 
     def told(primary, primary_repeats):
-        found = design(factors, repeats=1, runs={"budget": {"epochs": 0.1}})
+        found = design(factors, EPOCH, repeats=1)
         experiment = replace(found.experiment, primary=primary, primary_repeats=primary_repeats)
         problems = find_problems(replace(found, experiment=experiment))
         return [p.what for p in problems if p.key == "primary_repeats"]
@@ -272,9 +270,3 @@ def test_world_sizes_are_held_against_what_is_here(device, gpus, cores, level, w
     found = design({"layout.data": [1, 4]}, runs={"device": device}, gpus=gpus, cores=cores)
     found = [(o.level, o.what) for o in find_problems(found)]
     assert (found[0][0], words in found[0][1]) == (level, True) if level else found == []
-
-
-def test_what_is_refused_comes_first():
-    factors = {"approach": ["padded", "packed"], "budget": [{"steps": 20}, {"useful_tokens": 9}]}
-    levels = [level for level, _ in said(factors, repeats=1, texts={})]
-    assert levels == sorted(levels, key=["refuse", "warn", "note"].index) and len(set(levels)) == 3
