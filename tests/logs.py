@@ -219,21 +219,13 @@ def add_memory(folder: Path, sizes, rank=0, attempt=0) -> None:
 
 def write_table(path: Path, runs: list[RunSettings], further=(), **fields) -> Path:
     """The run table of an experiment with the factors approach, data-parallel degree and the dotted keys `further`."""
-    entries = [
-        {
-            "run_id": run.identity,
-            "cell": {"approach": run.approach, "layout.data": run.layout.data}
-            | {key: reduce(getattr, key.split("."), run) for key in further},
-            "repeat": run.repeat,
-            "position": position,
-            "run": to_dict(run),
-        }
-        for position, run in enumerate(runs)
-    ]
-    factors = {
-        "approach": list(dict.fromkeys(r.approach for r in runs)),
-        "layout.data": sorted({r.layout.data for r in runs}),
-    }
+    entries = []
+    for position, run in enumerate(runs):
+        cell = {key: reduce(getattr, key.split("."), run) for key in ("approach", "layout.data", *further)}
+        entry = {"run_id": run.identity, "cell": cell, "repeat": run.repeat, "position": position}
+        entries.append(entry | {"run": to_dict(run)})
+    approaches = list(dict.fromkeys(run.approach for run in runs))
+    factors = {"approach": approaches, "layout.data": sorted({run.layout.data for run in runs})}
     head = {
         "schema": 1, "experiment": "demo", "question": "Which approach trains fastest?", "scale": "demo",
         "note": "Numbers of a test.", "factors": factors, "repeats": 1 + max((r.repeat for r in runs), default=0),

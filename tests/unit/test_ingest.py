@@ -21,28 +21,29 @@ LINES = b"".join(GOOD % i + b"\n" for i in range(99))
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "good", "bad", "benign"),
+    ("content", "good", "bad", "benign"),
     [
-        ("cut inside the last object", LINES + b'{"schema":1,"st', 99, 1, 1),
-        ("complete, no newline", LINES + GOOD % 99, 100, 0, 0),
-        ("empty file", b"", 0, 0, 0),
-        ("only a fragment", b'{"schema":1,"st', 0, 1, 1),
-        ("NUL bytes at the end", LINES + b"\0" * 4096, 99, 1, 1),
-        ("NUL bytes inside", LINES + b"\0" * 10 + b"\n" + GOOD % 99 + b"\n", 100, 1, 0),
-        ("a resumed job glued onto a fragment", LINES + b'{"sch' + GOOD % 99 + b"\n" + GOOD % 100 + b"\n", 100, 1, 0),
-        ("NaN literal", LINES + b'{"step":99,"loss_sum":NaN}\n', 100, 0, 0),
-        ("an extra key", LINES + b'{"step":99,"new":[1]}\n', 100, 0, 0),
-        ("a wrong type", LINES + b'{"step":"99"}\n', 99, 1, 0),
-        ("a step that is true", LINES + b'{"step":true}\n', 99, 1, 0),
-        ("too large an integer", LINES + b'{"step":99,"rows":9223372036854775808}\n', 99, 1, 0),
-        ("no step", LINES + b'{"schema":1}\n', 99, 1, 0),
-        ("not an object", LINES + b"[1]\n", 99, 1, 0),
-        ("a later schema", LINES + b'{"schema":%d,"step":99}\n' % (VERSION + 1), 99, 1, 0),
-        ("not UTF-8", LINES + b'{"step":\xff}\n', 99, 1, 0),
-        ("deeply nested", LINES + b"[" * 100_000 + b"\n", 99, 1, 0),
+        (LINES + b'{"schema":1,"st', 99, 1, 1),
+        (LINES + GOOD % 99, 100, 0, 0),
+        (b"", 0, 0, 0),
+        (b'{"schema":1,"st', 0, 1, 1),
+        (LINES + b"\0" * 4096, 99, 1, 1),
+        (LINES + b"\0" * 10 + b"\n" + GOOD % 99 + b"\n", 100, 1, 0),
+        (LINES + b'{"sch' + GOOD % 99 + b"\n" + GOOD % 100 + b"\n", 100, 1, 0),
+        (LINES + b'{"step":99,"loss_sum":NaN}\n', 100, 0, 0),
+        (LINES + b'{"step":99,"new":[1]}\n', 100, 0, 0),
+        (LINES + b'{"step":"99"}\n', 99, 1, 0),
+        (LINES + b'{"step":true}\n', 99, 1, 0),
+        (LINES + b'{"step":99,"rows":9223372036854775808}\n', 99, 1, 0),
+        (LINES + b'{"schema":1}\n', 99, 1, 0),
+        (LINES + b"[1]\n", 99, 1, 0),
+        (LINES + b'{"schema":%d,"step":99}\n' % (VERSION + 1), 99, 1, 0),
+        (LINES + b'{"step":\xff}\n', 99, 1, 0),
+        (LINES + b"[" * 100_000 + b"\n", 99, 1, 0),
     ],
+    ids=range(17),
 )
-def test_every_line_is_a_row_or_counted_as_broken(tmp_path, name, content, good, bad, benign):
+def test_every_line_is_a_row_or_counted_as_broken(tmp_path, content, good, bad, benign):
     path = tmp_path / "steps.jsonl"
     path.write_bytes(content)
     lines = reader.read_lines(path, "steps")
@@ -51,38 +52,24 @@ def test_every_line_is_a_row_or_counted_as_broken(tmp_path, name, content, good,
     assert all(len(b["text"]) <= 500 and b["text"].isprintable() for b in lines.broken)
 
 
-def test_a_nonfinite_literal_becomes_null_and_sets_the_flag():
-    row = reader.parse(b'{"step":1,"loss_sum":Infinity}', "steps")
-    assert (row["loss_sum"], row["nonfinite"]) == (None, True)
-
-
-def tables_of(tmp_path: Path, runs, benchmarks=()) -> Path:
-    return logs.ingested(tmp_path, runs, list(benchmarks))
-
-
 def rows(tables: Path, name: str) -> list[dict]:
     return pq.read_table(tables / f"{name}.parquet").to_pylist()
-
-
-def launched(runs: Path, run, attempt: int, job: str, **launch) -> None:
-    log = f"results/logs/slurm/rule_train/{job}.log"
-    found = {"id": job, "nodes": ["nid1", "nid2"], "queue_s": 30.0, "log": log}
-    record = {"digest": "d" * 64, "launch": {"machine": "alps", "share": 1, "job": found, **launch}}
-    write_sealed(runs / run.identity / f"attempt={attempt:02d}" / "attempt.json", record)
 
 
 def test_what_launchers_recorded_of_all_attempts_is_in_the_table(tmp_path):
     run, shared, damaged = (logs.settings(steps=10, repeat=repeat) for repeat in range(3))
     logs.write_run(tmp_path / "runs", run, attempts=[{"stop": 6, "stopped": False}, {"start": 6}])
-    launched(tmp_path / "runs", run, 0, "45")
-    launched(tmp_path / "runs", run, 1, "51")
-    logs.write_run(tmp_path / "runs", shared)
-    launched(tmp_path / "runs", shared, 0, "45", share=4)
-    (logs.write_run(tmp_path / "runs", damaged) / "attempt=00/attempt.json").write_text('{"launch": ')
-    found = {row["repeat"]: row for row in rows(tables_of(tmp_path, [run, shared, damaged]), "runs")}
-    one = found[0]
-    assert (one["machine"], one["node_names"], one["job_ids"], one["queue_s"]) == ("alps", "nid1, nid2", "45, 51", 60)
-    assert one["slurm_logs"].split(", ")[1] == "results/logs/slurm/rule_train/51.log"
+    for one in (shared, damaged):
+        logs.write_run(tmp_path / "runs", one)
+    for one, attempt, job, share in ((run, 0, "45", 1), (run, 1, "51", 1), (shared, 0, "45", 4)):
+        found = {"id": job, "nodes": ["nid1", "nid2"], "queue_s": 30.0, "log": f"rule_train/{job}.log"}
+        path = tmp_path / "runs" / one.identity / f"attempt={attempt:02d}/attempt.json"
+        write_sealed(path, {"digest": "d" * 64, "launch": {"machine": "alps", "share": share, "job": found}})
+    (tmp_path / "runs" / damaged.identity / "attempt=00/attempt.json").write_text('{"launch": ')
+    found = {row["repeat"]: row for row in rows(logs.ingested(tmp_path, [run, shared, damaged]), "runs")}
+    names = ("machine", "node_names", "job_ids", "queue_s", "slurm_logs")
+    expected = ["alps", "nid1, nid2", "45, 51", 60, "rule_train/45.log, rule_train/51.log"]
+    assert [found[0][name] for name in names] == expected
     assert [found[n]["validity"] for n in range(3)] == ["valid", "suspect", "valid"]
     assert "4 runs had its node at once" in found[1]["reasons"] and found[2]["job_ids"] is None
 
@@ -90,7 +77,7 @@ def test_what_launchers_recorded_of_all_attempts_is_in_the_table(tmp_path):
 def test_the_latest_attempt_wins_step_by_step(tmp_path):
     run = logs.settings(world_size=2, steps=10)
     logs.write_run(tmp_path / "runs", run, attempts=[{"stop": 6, "stopped": False}, {"start": 4}])
-    tables = tables_of(tmp_path, [run])
+    tables = logs.ingested(tmp_path, [run])
     (row,) = rows(tables, "runs")
     assert (row["validity"], row["attempts"], row["steps_seen"], row["overlap_rows"]) == ("valid", 2, 10, 4)
     steps = rows(tables, "steps")
@@ -115,7 +102,7 @@ def change(**fields):
 def test_what_a_log_cannot_carry_is_said(tmp_path, attempts, edit, kind, reason):
     run = logs.settings(world_size=1)
     logs.edit(logs.write_run(tmp_path / "runs", run, attempts=attempts), edit, kind)
-    (row,) = rows(tables_of(tmp_path, [run]), "runs")
+    (row,) = rows(logs.ingested(tmp_path, [run]), "runs")
     assert row["validity"] == "invalid" and reason in row["reasons"]
 
 
@@ -129,7 +116,7 @@ def test_attempts_of_other_code_or_inputs_are_kept_apart(tmp_path):
     folder = logs.write_run(tmp_path / "runs", run, attempts=[{"stop": 6, "stopped": False}, {"start": 4}])
     of_digest(folder, 0, "e" * 64)
     of_digest(folder, 1, "d" * 64)  # the record's
-    tables = tables_of(tmp_path, [run])
+    tables = logs.ingested(tmp_path, [run])
     (row,) = rows(tables, "runs")
     assert (row["validity"], row["attempts"], row["steps_seen"], row["overlap_rows"]) == ("invalid", 1, 6, 0)
     assert "6 of 10 steps are in the logs of all ranks" in row["reasons"]
@@ -144,12 +131,13 @@ def test_attempts_that_were_set_aside_are_listed_with_their_digest(tmp_path):
     of_digest(folder, 0, "d" * 64)
     logs.write_attempt(folder / "superseded" / "000", run, stop=3, stopped=False)
     of_digest(folder / "superseded" / "000", 0, "c" * 64)
-    tables = tables_of(tmp_path, [run])
+    tables = logs.ingested(tmp_path, [run])
     assert rows(tables, "runs")[0]["validity"] == "valid"
-    new, old = rows(tables, "attempts")
-    assert (new["folder"], new["superseded"], new["digest"]) == ("attempt=00", False, "d" * 64)
-    assert (old["folder"], old["superseded"], old["digest"]) == ("superseded/000/attempt=00", True, "c" * 64)
-    assert (old["first_step"], old["last_step"], old["merged_rows"]) == (0, 2, 0)
+    names = ("folder", "superseded", "digest", "last_step", "merged_rows")
+    assert [[attempt[name] for name in names] for attempt in rows(tables, "attempts")] == [
+        ["attempt=00", False, "d" * 64, 9, 10],
+        ["superseded/000/attempt=00", True, "c" * 64, 2, 0],
+    ]
 
 
 def test_without_a_record_the_newest_attempt_says_which_code_counts(tmp_path):
@@ -159,7 +147,7 @@ def test_without_a_record_the_newest_attempt_says_which_code_counts(tmp_path):
         of_digest(folder, attempt, f"{attempt}" * 64)
     record = read_json(folder / "run.json")
     write_json(folder / "run.json", {k: v for k, v in record.items() if k not in ("digest", "seal")})
-    assert {s["attempt"] for s in rows(tables_of(tmp_path, [run]), "steps")} == {1}
+    assert {s["attempt"] for s in rows(logs.ingested(tmp_path, [run]), "steps")} == {1}
 
 
 def test_two_attempts_at_one_time_are_suspect(tmp_path):
@@ -169,12 +157,12 @@ def test_two_attempts_at_one_time_are_suspect(tmp_path):
     logs.write_run(tmp_path / "runs", one, attempts=[first, {"start": 4, "t0": 1.7e9 - 999, "boot": None}])
     attempts = [first | {"boot": None}, {"start": 4, "boot_s": 101.0, "boot": None}]
     folder = logs.write_run(tmp_path / "runs", two, attempts=attempts)
-    found = {row["repeat"]: row for row in rows(tables_of(tmp_path, [one, two]), "runs")}
+    found = {row["repeat"]: row for row in rows(logs.ingested(tmp_path, [one, two]), "runs")}
     assert [found[n]["validity"] for n in (0, 1)] == ["suspect", "valid"]
     assert found[0]["reasons"] == "attempt 1 took its first step before an earlier attempt had taken its last"
     for events in folder.glob("attempt=*/rank=*/events.jsonl"):
         events.write_text(events.read_text().replace('"run_start",', '"run_start","boot":"b",'))
-    assert rows(tables_of(tmp_path, [two]), "runs")[0]["validity"] == "suspect"
+    assert rows(logs.ingested(tmp_path, [two]), "runs")[0]["validity"] == "suspect"
 
 
 def test_more_flops_than_the_devices_can_do_are_no_measurement(tmp_path, monkeypatch):
@@ -184,7 +172,7 @@ def test_more_flops_than_the_devices_can_do_are_no_measurement(tmp_path, monkeyp
     for share, validity in ((2.5, "invalid"), (0.99, "valid")):
         costs = {"peak_flops": 1e12, "flops_per_token": share * 2 * 1e12 * seconds / tokens}
         monkeypatch.setattr(module, "grouping", lambda *given, costs=costs: grouping(*given) | costs)
-        (row,) = rows(tables_of(tmp_path, [run]), "runs")
+        (row,) = rows(logs.ingested(tmp_path, [run]), "runs")
         assert row["validity"] == validity, row["reasons"]
         assert row["reasons"] == ("MFU of 250 %: more than the devices can do" if share > 1 else "")
 
@@ -212,7 +200,7 @@ def test_a_record_that_was_sealed_anew_with_impossible_fields_is_not_valid(tmp_p
         record = read_json(folder / "run.json")
         outcome = record["outcome"] | fields.get("outcome", {})
         logs.provenance.seal_record(folder, record | {k: v for k, v in fields.items() if k != "outcome"}, outcome)
-    found = {row["repeat"]: row for row in rows(tables_of(tmp_path, runs), "runs")}
+    found = {row["repeat"]: row for row in rows(logs.ingested(tmp_path, runs), "runs")}
     for repeat, told in enumerate(IMPOSSIBLE):
         assert told in found[repeat]["reasons"], found[repeat]["reasons"]
         assert found[repeat]["validity"] == ("suspect" if "edited" in told else "invalid")
@@ -226,7 +214,7 @@ def test_a_record_or_a_log_that_was_edited_later_is_found(tmp_path):
     record = read_json(folder / "run.json")
     outcome = record["outcome"] | {"logs": {"attempt=00/rank=00000/steps.jsonl": "0" * 64}}
     logs.provenance.seal_record(folder, record, outcome)
-    found = {r["repeat"]: r for r in rows(tables_of(tmp_path, [one, two]), "runs")}
+    found = {r["repeat"]: r for r in rows(logs.ingested(tmp_path, [one, two]), "runs")}
     assert (found[0]["validity"], found[0]["reasons"]) == ("suspect", "run.json does not match its seal")
     assert found[1]["validity"] == "invalid"
     assert "logs differ from the hashes" in found[1]["reasons"]
@@ -235,29 +223,26 @@ def test_a_record_or_a_log_that_was_edited_later_is_found(tmp_path):
 def test_missing_running_and_unreadable_runs_are_listed(tmp_path):
     missing, running, broken, failed = (logs.settings(repeat=r) for r in range(4))
     folder = logs.write_run(tmp_path / "runs", running, status="running")
-    write_json(folder / "run.json", {k: v for k, v in read_json(folder / "run.json").items() if k != "seal"})
+    write_json(folder / "run.json", logs.unsealed(folder / "run.json"))
     (logs.write_run(tmp_path / "runs", broken) / "run.json").write_text('{"run": ')
     logs.write_run(tmp_path / "runs", failed, status="nonfinite")
-    found = {r["repeat"]: r for r in rows(tables_of(tmp_path, [missing, running, broken, failed]), "runs")}
+    found = {r["repeat"]: r for r in rows(logs.ingested(tmp_path, [missing, running, broken, failed]), "runs")}
     assert [found[r]["validity"] for r in range(4)] == ["missing", "invalid", "invalid", "invalid"]
     assert found[0]["approach"] == "packed"
-    assert "has not ended" in found[1]["reasons"]
-    assert "not readable JSON" in found[2]["reasons"]
-    assert "training stopped: loss or gradient not finite" in found[3]["reasons"]
+    for repeat, reason in ((1, "has not ended"), (2, "not readable JSON"), (3, "loss or gradient not finite")):
+        assert reason in found[repeat]["reasons"]
 
 
 def test_two_runs_that_would_be_one_repeat_of_one_cell_are_refused(tmp_path):
     runs = [logs.settings(sequence_length=length) for length in (512, 1024)]
     with pytest.raises(UserError, match="same repeat of the same cell") as told:
-        tables_of(tmp_path, runs)
+        logs.ingested(tmp_path, runs)
     assert all(run.identity in str(told.value) for run in runs)
-    assert "world size 1, repeat 0" in str(told.value)
 
 
 def test_nothing_at_all_still_gives_every_table_with_its_columns(tmp_path):
-    tables = tables_of(tmp_path, [])
-    for name in TABLES:
-        assert pq.read_schema(tables / f"{name}.parquet").equals(schema(name))
+    tables = logs.ingested(tmp_path, [])
+    assert all(pq.read_schema(tables / f"{name}.parquet").equals(schema(name)) for name in TABLES)
 
 
 def test_a_broken_line_is_named_with_its_place_and_a_partial_last_one_is_benign(tmp_path):
@@ -267,7 +252,7 @@ def test_a_broken_line_is_named_with_its_place_and_a_partial_last_one_is_benign(
     attempts = [{"stop": 6, "stopped": False}, {"start": 6}]
     path = logs.write_run(tmp_path / "runs", resumed, attempts=attempts) / "attempt=00/rank=00000/steps.jsonl"
     path.write_bytes(path.read_bytes() + b'{"schema":1,"ste')
-    tables = tables_of(tmp_path, [run, resumed])
+    tables = logs.ingested(tmp_path, [run, resumed])
     found = {row["repeat"]: row for row in rows(tables, "runs")}
     assert [(found[n]["validity"], found[n]["quarantined_benign"]) for n in (0, 1)] == [("suspect", 0), ("valid", 1)]
     lines = [(line["file"], line["line"]) for line in rows(tables, "quarantine")]
@@ -278,16 +263,12 @@ def test_a_broken_line_is_named_with_its_place_and_a_partial_last_one_is_benign(
     ("write", "damage"),
     [
         (logs.write_benchmark, {"records": [{}]}),
-        (logs.write_storage_benchmark, {"records": [{"store": "x"}]}),
         (logs.write_storage_benchmark, {"corpus": None, "settings": None}),
-        (logs.write_inference_benchmark, {"records": [{"of_run": "x"}]}),
         (logs.write_inference_benchmark, {"models": []}),
         (logs.write_inference_benchmark, {"generations": [{}]}),
     ],
 )
 def test_unreadable_inputs_are_the_users_to_mend(tmp_path, write, damage):
-    with pytest.raises(UserError, match="run table is missing"):
-        ingest(tmp_path / "no.json", tmp_path, tmp_path / "tables")
     path = write(tmp_path / "b.json")
     write_json(path, read_json(path) | damage)
     with pytest.raises(UserError, match="no benchmark of data, storage or inference"):
@@ -304,27 +285,23 @@ def test_a_run_of_the_table_is_never_a_path(tmp_path, name):
 
 
 def test_ranks_of_two_attempts_never_mix_in_a_step():
-    def row(attempt, rank, step):
-        return {"attempt": attempt, "rank": rank, "step": step}
-
-    rows_of_both = [row(0, rank, step) for rank in range(3) for step in (0, 1)] + [row(1, rank, 1) for rank in range(2)]
+    places = [(0, rank, step) for rank in range(3) for step in (0, 1)] + [(1, rank, 1) for rank in range(2)]
+    both = [{"attempt": attempt, "rank": rank, "step": step} for attempt, rank, step in places]
     started = [{"event": "run_start", "attempt": attempt, "world_size": 3 - attempt} for attempt in (0, 1)]
     names = ("step", "attempt", "rank", "world_size", "attempt_step")
-    merged = [tuple(r[name] for name in names) for r in merge(of_rows("steps", rows_of_both), started).to_pylist()]
+    merged = [tuple(r[name] for name in names) for r in merge(of_rows("steps", both), started).to_pylist()]
     assert merged == [(0, 0, 0, 3, 0), (0, 0, 1, 3, 0), (0, 0, 2, 3, 0), (1, 1, 0, 2, 0), (1, 1, 1, 2, 0)]
 
 
 @pytest.mark.parametrize("attempts", [[0], [0, 1]])
 def test_merged_rows_come_by_step_and_rank_and_of_a_step_twice_the_last_row_counts(attempts):
-    written = [0, 1, 2, 1]  # step 1 twice
     rows = [
         {"attempt": attempt, "rank": rank, "step": step, "rows": place, "grad_norm": None}
         for attempt in attempts
         for rank in range(3)
-        for place, step in enumerate(written)
+        for place, step in enumerate([0, 1, 2, 1])
     ]
     merged = merge(of_rows("steps", rows), [])
     found = [[row[name] for name in ("step", "rank", "rows", "attempt")] for row in merged.to_pylist()]
-    place = {0: 0, 1: 3, 2: 2}
-    assert found == [[step, rank, place[step], attempts[-1]] for step in range(3) for rank in range(3)]
+    assert found == [[step, rank, (0, 3, 2)[step], attempts[-1]] for step in range(3) for rank in range(3)]
     assert merged["world_size"].to_pylist() == [3] * 9 and merged["grad_norm"].null_count == 9

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import logs
+from tests.refusals import refused
 from tokenscale.analysis import ingest as module
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import connect, query
@@ -18,28 +19,27 @@ from tokenscale.cli import main as cli
 from tokenscale.cli.verify import verify_results
 
 
-@pytest.fixture
-def lab(tmp_path):
-    """Three runs on two ranks each, one of them resumed and one with a broken line."""
-    runs = [logs.settings(world_size=2, repeat=r, steps=10) for r in range(3)]
-    logs.write_run(tmp_path / "runs", runs[0])
-    logs.write_run(tmp_path / "runs", runs[1], attempts=[{"stop": 6, "stopped": False}, {"start": 4}])
-    folder = logs.write_run(tmp_path / "runs", runs[2])
-    with open(folder / "attempt=00/rank=00001/steps.jsonl", "ab") as file:
-        file.write(b'{"schema":1,"ste')
-    logs.write_benchmark(tmp_path / "bench.json")
-    return Lab(tmp_path, runs)
-
-
 class Lab:
-    def __init__(self, root: Path, runs):
-        self.root, self.runs = root, runs
+    """Three runs on two ranks each, one of them resumed and one with a broken line."""
+
+    def __init__(self, root: Path):
+        self.root, runs = root, [logs.settings(world_size=2, repeat=r, steps=10) for r in range(3)]
+        logs.write_run(root / "runs", runs[0])
+        logs.write_run(root / "runs", runs[1], attempts=[{"stop": 6, "stopped": False}, {"start": 4}])
+        with open(logs.write_run(root / "runs", runs[2]) / "attempt=00/rank=00001/steps.jsonl", "ab") as file:
+            file.write(b'{"schema":1,"ste')
+        self.benchmark = logs.write_benchmark(root / "bench.json")
         self.table = logs.write_table(root / "runs.json", runs)
 
     def tables(self, name="tables", threads=2) -> dict[str, bytes]:
         output = self.root / name
-        ingest(self.table, self.root / "runs", output, [self.root / "bench.json"], threads=threads)
+        ingest(self.table, self.root / "runs", output, [self.benchmark], threads=threads)
         return {path.name: path.read_bytes() for path in sorted(output.iterdir())}
+
+
+@pytest.fixture
+def lab(tmp_path):
+    return Lab(tmp_path)
 
 
 @pytest.fixture
@@ -60,20 +60,18 @@ def test_every_call_reads_all_logs_and_gives_the_same_files_with_any_number_of_t
 
 
 def test_the_command_prints_row_counts_and_leaves_only_the_tables(lab, read, capsys):
-    call = ["ingest", "--experiment", str(lab.table), "--runs", str(lab.root / "runs")]
-    call += ["--output", str(lab.root / "out/demo")]
-    assert cli.main(call) == 0 and cli.main(call) == 0 and len(read) == 6
+    folders = ["--runs", str(lab.root / "runs"), "--output", str(lab.root / "out/demo")]
+    assert cli.main(["ingest", "--experiment", str(lab.table), *folders]) == 0 and len(read) == 3
     assert [path.name for path in (lab.root / "out").iterdir()] == ["demo"]
-    said = capsys.readouterr().out.splitlines()
-    counts = {line for line in said if "not checked" not in line}
-    assert len(counts) == 1 and "3 runs" in said[0] and "4 attempts" in said[0]
+    said = capsys.readouterr().out
+    assert "3 runs" in said and "4 attempts" in said
 
 
 def test_every_flipped_bit_is_refused_and_named_until_the_tables_are_ingested_again(lab):
-    """300 bits, at least 10 in each file: of tables, of the experiment's description and of the manifest itself."""
+    """100 bits, at least 5 in each file: of tables, of the experiment's description and of the manifest itself."""
     before = lab.tables("results/tables/demo")
     folder, draw = lab.root / "results/tables/demo", random.Random(23)
-    for number in range(300):
+    for number in range(100):
         name = [*before][number % len(before)]
         data = bytearray(before[name])
         data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
@@ -96,7 +94,6 @@ def test_every_flipped_bit_is_refused_and_named_until_the_tables_are_ingested_ag
 @pytest.mark.parametrize(
     "command",
     [
-        ["report", "figure", "loss_over_time", "--tables", "results/tables/demo", "--output", "out"],
         ["report", "page", "--experiments", "demo", "--output", "out"],
         ["claims", "--ledger", str(Path(__file__).parents[2] / "config/claims.yaml")],
         ["predict", "--tables", "results/tables/demo"],
@@ -108,29 +105,29 @@ def test_commands_refuse_a_table_with_one_flipped_bit(lab, monkeypatch, capsys, 
     data = bytearray(lab.tables("results/tables/demo")["steps.parquet"])
     data[100] ^= 1
     Path("results/tables/demo/steps.parquet").write_bytes(data)
-    assert cli.main(command) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("tokenscale: a table has changed since ingest wrote it.") and "Traceback" not in error
-    assert "results/tables/demo/steps.parquet" in error and "snakemake -f results/tables/demo/runs.parquet" in error
+    error = refused(capsys, command)
+    assert "a table has changed since ingest wrote it" in error and "results/tables/demo/steps.parquet" in error
+    assert "snakemake -f results/tables/demo/runs.parquet" in error
 
 
 def newer(monkeypatch, lab):
     with monkeypatch.context() as patch:
-        patch.setitem(TABLES, "runs", {**TABLES["runs"], "new": "BIGINT"})
+        add_a_column(patch)
         lab.tables("results/tables/demo")
 
 
-def without_a_table(path):
-    manifest = read_json(path)
-    write_json(path, manifest | {"files": manifest["files"][1:]})
+def add_a_column(monkeypatch):
+    monkeypatch.setitem(TABLES, "runs", {**TABLES["runs"], "new": "BIGINT"})
 
 
 OTHERS = {
-    "an older version": lambda m, lab, path: m.setitem(TABLES, "runs", {**TABLES["runs"], "new": "BIGINT"}),
-    "a newer version": lambda m, lab, path: newer(m, lab),
-    "a version without manifests": lambda m, lab, path: path.unlink(),
-    "a table that is missing": lambda m, lab, path: path.with_name("steps.parquet").unlink(),
-    "a manifest without a table": lambda m, lab, path: without_a_table(path),
+    "an older version": lambda monkeypatch, lab, path: add_a_column(monkeypatch),
+    "a newer version": lambda monkeypatch, lab, path: newer(monkeypatch, lab),
+    "a version without manifests": lambda monkeypatch, lab, path: path.unlink(),
+    "a table that is missing": lambda monkeypatch, lab, path: path.with_name("steps.parquet").unlink(),
+    "a manifest without a table": lambda monkeypatch, lab, path: write_json(
+        path, read_json(path) | {"files": read_json(path)["files"][1:]}
+    ),
 }
 
 
@@ -139,9 +136,8 @@ def test_tables_of_another_version_name_the_command_that_makes_them_anew(lab, mo
     monkeypatch.chdir(lab.root)
     lab.tables("results/tables/demo")
     other(monkeypatch, lab, Path("results/tables/demo", MANIFEST))
-    assert cli.main(["report", "figure", "loss_over_time", "--tables", "results/tables/demo", "--output", "out"]) == 2
-    error = capsys.readouterr().err
-    assert re.search("next +snakemake -f results/tables/demo/runs.parquet", error) and "Traceback" not in error
+    error = refused(capsys, ["predict", "--tables", "results/tables/demo"])
+    assert re.search("next +snakemake -f results/tables/demo/runs.parquet", error)
 
 
 def test_a_file_that_changes_while_a_connection_is_open_is_named(lab):
