@@ -82,17 +82,14 @@ def test_what_is_no_speed_and_no_start_is_refused():
         drift([1.0, math.nan, 3.0], [1.0, 2.0, 3.0])
 
 
-def find(seconds, tokens=None, world=None):
+def find(seconds, tokens=1024, world=1):
     n = len(seconds)
-    columns = {
-        "step": np.arange(n),
-        "attempt_step": np.arange(n),
-        "world_size": np.ones(n) if world is None else world,
-        "step_s": seconds,
-        "total_tokens": np.full(n, 1024) if tokens is None else tokens,
-    }
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    rows = [row | {"rank": rank} for row in rows for rank in range(int(row["world_size"]))]
+    columns = np.broadcast_arrays(np.arange(n), world, seconds, tokens)
+    rows = [
+        {"step": step, "attempt_step": step, "world_size": ranks, "step_s": s, "total_tokens": total, "rank": rank}
+        for step, ranks, s, total in zip(*(column.tolist() for column in columns), strict=True)
+        for rank in range(ranks)
+    ]
     return find_unsteadiness(SimpleNamespace(steps=Steps(tables.of_rows("steps", rows))))
 
 
@@ -105,10 +102,10 @@ def noise(n, spread, seed, correlation=0.4):
     return np.exp(spread * x)
 
 
-@pytest.mark.parametrize("n", [12, 24, 200, 5000])
+@pytest.mark.parametrize("n", [12, 200, 5000])
 @pytest.mark.parametrize("correlation", [0.0, 0.6])
 def test_honest_noise_is_not_found(n, correlation):
-    for seed in range(20 if n < 1000 else 3):
+    for seed in range(20 if n < 1000 else 2):
         assert find(noise(n, 0.05, seed, correlation)) == []
 
 

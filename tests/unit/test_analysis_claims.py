@@ -29,15 +29,8 @@ PAIRS = """
 
 
 def claim(**fields):
-    values = {
-        "document": "paper",
-        "claim": "it is fast",
-        "experiments": ("demo",),
-        "sql": PAIRS,
-        "sentence": "{number} times ({spread}, {n})",
-        "direction": "above",
-    }
-    return Claim(**values | fields)
+    values = {"document": "paper", "claim": "it is fast", "experiments": ("demo",), "sql": PAIRS, "direction": "above"}
+    return Claim(**values | {"sentence": "{number} times ({spread}, {n})"} | fields)
 
 
 def ledger(**of):
@@ -47,12 +40,10 @@ def ledger(**of):
 def lab(folder, packed, padded=(1.0,) * 12, changes=None, name="demo"):
     """Tables of runs of two approaches, by seconds a step; 30 useful tokens in each."""
     runs, steps = [], []
-    for approach, seconds in (("packed", packed), ("padded", padded)):
-        for repeat, step_s in enumerate(seconds[: len(packed)]):
-            run_id = f"{approach}-{repeat}"
-            fields = (changes or {}).get(run_id, {})
-            cell = f"approach={approach}"
-            runs.append(tables.run(run_id, approach=approach, repeat=repeat, seed=repeat, cell=cell, **fields))
+    for approach, seconds in (("packed", packed), ("padded", padded[: len(packed)])):
+        for repeat, step_s in enumerate(seconds):
+            run_id, fields = f"{approach}-{repeat}", {"repeat": repeat, "seed": repeat, "cell": f"approach={approach}"}
+            runs.append(tables.run(run_id, approach=approach, **fields | (changes or {}).get(run_id, {})))
             steps += tables.steps(run_id, 8, step_s=step_s)
     tables.write(folder / name, {"scale": "demo"}, runs=runs, steps=steps)
     return folder
@@ -147,9 +138,8 @@ def test_cells_are_corrected_where_one_of_several_decides(tmp_path, times, which
     ],
 )
 def test_a_supported_direction_says_whether_the_figure_is_reproduced(tmp_path, seconds, published, reproduced, words):
-    lab(tmp_path, seconds)
     book = ledger(one=claim(published=published))
-    (row,) = claims.as_rows(book, claims.judge(book, tmp_path, ["demo"]))
+    (row,) = claims.as_rows(book, claims.judge(book, lab(tmp_path, seconds), ["demo"]))
     assert row["reproduced"] is reproduced and verdict_words(row) == words
 
 
@@ -161,13 +151,6 @@ def test_runs_of_other_programs_are_no_points_and_rows_without_a_cell_are_one(tm
     assert found.verdict == CONTRADICTED and [cell.name for cell in found.cells] == [""]
     written_otherwise = PAIRS.replace("FROM throughput", "from\n Throughput") + " order by t.run_id"
     assert judged(tmp_path / "b", claim(sql=written_otherwise)).verdict == CONTRADICTED
-
-
-@pytest.mark.parametrize(("cell", "said"), [("t.repeat", "1 of the 6 "), ("t.repeat < 2", "True: 2 of the 6 ")])
-def test_a_reason_names_its_cells_unless_it_holds_of_all(tmp_path, cell, said):
-    sql = PAIRS.replace("t.run_id,", f"t.run_id, {cell} AS cell,")
-    reason = judged(lab(tmp_path, [0.5] * 3), claim(sql=sql)).reason
-    assert reason.startswith(said) and reason.count("points") == 1 + (":" in said) == 1 + reason.count("; ")
 
 
 @pytest.mark.parametrize(
@@ -215,23 +198,15 @@ def test_the_first_experiment_with_rows_answers(tmp_path):
     ("fields", "said"),
     [
         ({"sql": "SELECT x FROM runs"}, "does not run"),
-        ({"sql": "SELECT 1 AS number"}, "lacks a column"),
         ({"sentence": "{device}"}, "lacks a column"),
         ({"sql": "SELECT 1 AS value", "compares": "approach"}, "lacks a column"),
-        ({"sql": "SELECT count(*) AS value FROM read_csv('/etc/passwd')"}, "does not run"),
-        ({"sql": "COPY runs TO 'out.csv'"}, "does not run"),
-        ({"sql": "SET enable_external_access = true"}, "does not run"),
-        ({"sql": "COPY (SELECT 1) TO 'tables/demo/out.csv'"}, "does not run"),
-        ({"sql": "DROP VIEW runs; SELECT 1 AS value"}, "does not run"),
         ({"sql": "SELECT 'much' AS value"}, "gives no number"),
     ],
 )
 def test_sql_that_does_not_fit_is_named(tmp_path, fields, said):
-    lab(tmp_path, [0.5] * 6)
-    fields = {key: value.replace("tables", str(tmp_path)) for key, value in fields.items()}
     with pytest.raises(UserError, match=said) as caught:
-        judged(tmp_path, claim(**fields))
-    assert "claim  " in caught.value.render() and "one" in caught.value.render()
+        judged(lab(tmp_path, [0.5] * 6), claim(**fields))
+    assert caught.value.facts["claim"] == "one"
 
 
 FILE = """
@@ -250,18 +225,15 @@ claims:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("direction: above", "direction: upwards", "upwards"),
         ("direction: above", "direction: above\n    bound: .nan", "not a finite number"),
         ("direction: above", "direction: equal\n    margin: 0.1\n    bound: 0", "needs a bound other than zero"),
         ("direction: above", "direction: equal", "needs a margin above zero"),
         ("document: paper", "document: papers", "did you mean 'paper'"),
-        ("direction: above", "direction: above\n    bounds: 2", "did you mean 'bound'"),
         ("  fast:", "  Fast one:", "cannot have this name"),
         ("{number} times", "{number:.3f} times", "is not a placeholder"),
         ("{number} times", "{number.__class__} times", "is not a placeholder"),
         ("{number} times", "{number times", "A brace is written {{"),
         ("direction: above", "direction: above\n    holds_at: [dem]", "did you mean 'demo'"),
-        ("    claim: it is fast\n", "", "key is missing"),
     ],
 )
 def test_a_ledger_with_a_mistake_is_refused(tmp_path, old, new, said):
@@ -275,35 +247,28 @@ def test_a_ledger_with_a_mistake_is_refused(tmp_path, old, new, said):
 
 def test_strict_fails_where_edited_data_no_longer_carry_a_sentence(tmp_path, capsys):
     path = tmp_path / "claims.yaml"
-    text = FILE.replace("SELECT 1.0 AS value", json.dumps(SPEED))
-    path.write_text(text + "    bound: 50\n    holds_at: [demo]\n")
+    path.write_text(FILE.replace("SELECT 1.0 AS value", json.dumps(SPEED)) + "    bound: 50\n    holds_at: [demo]\n")
     call = ["claims", "--ledger", str(path), "--tables", str(tmp_path), "--output", str(tmp_path / "out")]
+
+    def judged_as():
+        (row,) = json.loads((tmp_path / "out/claims.json").read_text())["claims"]
+        return row["verdict"], row["number"], row["n"]
+
     lab(tmp_path, [0.5] * 6)
-    assert main([*call, "--strict"]) == 0
-    said = capsys.readouterr()
-    assert "supported" in said.out and "1 supported, 0 contradicted" in said.out and not said.err
-    (row,) = json.loads((tmp_path / "out/claims.json").read_text())["claims"]
-    assert row["verdict"] == SUPPORTED and row["number"] == 60.0 and row["n"] == 6
+    assert main([*call, "--strict"]) == 0 and judged_as() == (SUPPORTED, 60.0, 6)
     lab(tmp_path, [1.0] * 6)
     assert main(call) == 0, "only strict mode fails"
-    assert main([*call, "--strict"]) == 1
-    said = capsys.readouterr()
-    assert "a sentence no longer holds: fast" in said.err and "contradicted" in said.err
-    (row,) = json.loads((tmp_path / "out/claims.json").read_text())["claims"]
-    assert row["verdict"] == CONTRADICTED
+    capsys.readouterr()
+    assert main([*call, "--strict"]) == 1 and judged_as() == (CONTRADICTED, 30.0, 6)
+    assert "a sentence no longer holds: fast" in capsys.readouterr().err
     lab(tmp_path, [])
     assert main([*call, "--strict"]) == 1, "what cannot be tested is not shown to hold"
-    assert main([*call, "--experiments", "absent"]) == 2 and "absent" in capsys.readouterr().err
 
 
 def test_macros_are_latex(tmp_path):
-    lab(tmp_path, [0.5] * 6)
     known = ledger(ddp_94=claim(unit="percent", bound=0.5, sentence="{number} of a_b & c"))
-    (row,) = claims.as_rows(known, claims.judge(known, tmp_path, ["demo"]))
-    text = words.macros([row])
-    assert r"\newcommand{\claimDdpNineFour}{200 \% of a\_b \& c}" in text
-    assert r"\newcommand{\claimDdpNineFourNumber}{200 \%}" in text
-    assert r"\newcommand{\claimDdpNineFourVerdict}{supported}" in text
+    (row,) = claims.as_rows(known, claims.judge(known, lab(tmp_path, [0.5] * 6), ["demo"]))
+    assert r"\newcommand{\claimDdpNineFour}{200 \% of a\_b \& c}" in words.macros([row])
 
 
 @pytest.mark.parametrize("names", [("fast-1", "fast-one"), ("fast", "fast-low"), ("fast-n", "fast")])

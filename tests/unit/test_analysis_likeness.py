@@ -23,35 +23,29 @@ def table(*runs) -> pd.DataFrame:
         row = {**ROW, "repeat": 0, **changes, "approach": approach, "run_id": f"run-{number}"}
         further = "".join(f", {key}={row[key]}" for key in row.pop("further", ()))
         row["series"] = f"{approach}{further}"
-        row["cell"] = f"approach={approach}, layout.data={row['world_size']}{further}"
+        row["cell"] = f"approach={approach}, layout.data={row.pop('cell_ranks', row['world_size'])}{further}"
         row["seed"] = row.get("seed", row["repeat"])
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def study() -> pd.DataFrame:
-    """The ETH study's four approaches at local batch 1 and 2: one run was at another sequence length (1.8, no. 1)."""
+SAME = {"tokenizer_sha256": "a" * 64, "environment": '{"OMP_NUM_THREADS":"2"}'}
+
+
+def test_the_studys_sequence_length_mix_up_is_named_and_its_trend_over_batch_sizes_refused():
+    """Four approaches at local batch 1 and 2, one of them at another sequence length (1.8, no. 1)."""
     runs = [
         (approach, {"micro_batch": batch, "global_batch": batch, "science": f"{batch}", "further": ("micro_batch",)})
         for batch in (1, 2)
         for approach in ("padded", "pretokenized-padded", "padding-free", "token-list")
     ]
     runs[2][1].update(sequence_length=4096, science="other")
-    return table(*runs)
-
-
-def test_the_studys_sequence_length_mix_up_is_named_and_its_trend_over_batch_sizes_refused():
-    (found,) = refusals(study(), "approach")
-    assert found.run_ids == ("run-2",)
-    assert "padding-free at layout.data=1, micro_batch=1" in found.sentence
-    assert "sequence_length 4096 vs 2048" in found.sentence
-    runs = study()
+    runs = table(*runs)
+    (found,) = refusals(runs, "approach")
+    assert found.run_ids == ("run-2",) and "padding-free at layout.data=1, micro_batch=1" in found.sentence
     (found,) = refusals(runs[runs["approach"] == "padding-free"].assign(global_batch=2), "micro_batch")
     assert set(found.run_ids) == {"run-2", "run-6"}
     assert "sequence_length 4096 (micro_batch=1) vs 2048 (micro_batch=2)" in found.sentence
-
-
-SAME = {"tokenizer_sha256": "a" * 64, "environment": '{"OMP_NUM_THREADS":"2"}'}
 
 
 @pytest.mark.parametrize(
@@ -161,6 +155,8 @@ UNLIKE = {
         "approach", [*OURS, ("mine", {**THEIRS, "steps_asked": 300})], {2}, "positions"),
     "another program's length": (
         "approach", [*OURS, ("packed", {**THEIRS, "sequence_length": 512})], {2}, "sequence_length 512 vs 2048"),
+    "another program's world size": (
+        "approach", [*OURS, ("packed", {**THEIRS, "world_size": 4, "cell_ranks": 1})], {2}, "world size 4 vs 1"),
     "another program's length beside one run": (
         "approach", [OURS[1], ("packed", {**THEIRS, "sequence_length": 512})], {0, 1}, "packed (external)"),
 }  # fmt: skip
@@ -178,10 +174,3 @@ def test_what_is_not_alike_is_refused(factor, runs, which, words):
     found = refusals(table(*runs), factor)
     assert words in sentences(found)
     assert which is None or refused(found) == {f"run-{n}" for n in which}
-
-
-def test_another_programs_world_size_has_to_be_ours():
-    runs = table(*OURS, ("packed", {**THEIRS, "world_size": 4}))
-    runs["cell"] = [f"approach={a}, layout.data=1" for a in runs["approach"]]
-    (found,) = refusals(runs, "approach")
-    assert found.run_ids == ("run-2",) and "world size 4 vs 1" in found.sentence

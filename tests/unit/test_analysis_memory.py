@@ -26,23 +26,20 @@ def run_of(model="llama-tiny", **changes):
     return logs.settings(world_size=2, model=PRESETS[model], **changes)
 
 
-def write(folder, run, measured=None, attempts=None, **fields):
-    """A run's logs, with the memory events (attempt, rank, bytes by part) of some ranks."""
-    path = logs.write_run(folder / "runs", run, attempts=attempts, **fields)
-    for attempt, rank, sizes in measured or []:
-        logs.add_memory(path, sizes, rank, attempt)
-
-
-def rows(folder, *runs):
-    logs.ingested(folder, list(runs), further=("seed",))
+def rows(folder, *cases):
+    """Rows of `memory` of runs, each (run, sizes by rank, fields of its record)."""
+    for run, measured, fields in cases:
+        path = logs.write_run(folder / "runs", run, **fields)
+        for rank, sizes in enumerate(measured):
+            logs.add_memory(path, sizes, rank)
+    logs.ingested(folder, [run for run, *_ in cases], further=("seed",))
     return query("memory", folder / "tables").to_dict("records")
 
 
 def test_the_rank_that_held_the_most_stands_beside_what_the_settings_predict(tmp_path):
     run = run_of()
-    measured = [(0, 0, (10, 10, 20, 5)), (0, 1, (10, 10, 21, 7))]
-    write(tmp_path, run, measured, parameters=parameters(SHAPE))
-    (row,) = rows(tmp_path, run)
+    measured = [(10, 10, 20, 5), (10, 10, 21, 7)]
+    (row,) = rows(tmp_path, (run, measured, {"parameters": parameters(SHAPE)}))
     expected = largest_memory(replace(run, model=SHAPE))
     assert [row[f"{part}_bytes"] for part in PARTS] == [10, 10, 21, 7]
     assert [row[f"predicted_{part}_bytes"] for part in PARTS] == [getattr(expected, part) for part in PARTS]
@@ -51,10 +48,8 @@ def test_the_rank_that_held_the_most_stands_beside_what_the_settings_predict(tmp
 
 
 def test_a_gpus_activations_are_predicted_for_a_gpu(tmp_path):
-    run = run_of()
-    hardware = {**logs.HARDWARE, "device": "A test GPU", "device_kind": "cuda"}
-    write(tmp_path, run, [(0, 0, (1, 1, 1, 1))], parameters=parameters(SHAPE), hardware=hardware)
-    (row,) = rows(tmp_path, run)
+    run, hardware = run_of(), {**logs.HARDWARE, "device": "A test GPU", "device_kind": "cuda"}
+    (row,) = rows(tmp_path, (run, [(1, 1, 1, 1)], {"parameters": parameters(SHAPE), "hardware": hardware}))
     gpu, cpu = (largest_memory(replace(run, model=SHAPE), device).activations for device in ("cuda", "cpu"))
     assert row["predicted_activations_bytes"] == gpu < cpu
 
@@ -68,9 +63,9 @@ def test_what_is_not_measured_or_not_predicted_is_null(tmp_path):
         "transformers": (run_of("bert-base", seed=4, sequence_length=512), 5_000_000),
         "too many stages": (replace(run_of(seed=2), layout=LayoutSettings(pipeline=4)), parameters(SHAPE)),
     }
-    for run, count in cases.values():
-        write(tmp_path, run, [(0, 0, (10, 10, 20, None))], parameters=count, flops_per_token=None)
-    found = {row["run_id"]: row for row in rows(tmp_path, *(run for run, _ in cases.values()))}
+    sizes = [(10, 10, 20, None)]
+    listed = [(run, sizes, {"parameters": count, "flops_per_token": None}) for run, count in cases.values()]
+    found = {row["run_id"]: row for row in rows(tmp_path, *listed)}
     for name, (run, _) in cases.items():
         row = pd.Series(found[run.identity])
         assert row["parameters_bytes"] == 10

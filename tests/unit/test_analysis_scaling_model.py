@@ -81,9 +81,7 @@ def test_noise_is_estimated_from_repeats_or_stated_as_assumed():
     assert bent.noise > 0.1 and "misses" in bent.noise_source
 
 
-@pytest.mark.parametrize("noise", [0.01, 0.04])
-@pytest.mark.parametrize("repeats", [2, 3])
-@pytest.mark.parametrize("sizes", [(1, 2), (4, 8, 16)])
+@pytest.mark.parametrize(("sizes", "repeats", "noise"), [((1, 2), 2, 0.01), ((1, 2), 3, 0.04), ((4, 8, 16), 2, 0.04)])
 def test_the_band_covers_at_least_as_often_as_stated(sizes, repeats, noise):
     random, inside = np.random.default_rng(1), 0
     for _ in range(200):
