@@ -62,7 +62,7 @@ def test_packages_that_an_image_lacks_are_named_with_the_runs_that_import_them()
 def test_a_training_leaves_out_the_report_the_command_line_and_the_host():
     code = training("packed")
     assert {"train/loop.py", "train/models/decoder.py", "data/order/permutation.py", "runs/records/events.py"} <= code
-    elsewhere = ("report/", "analysis/", "runs/launch/", "data/corpus/build", "benchmark/")
+    elsewhere = ("report/", "analysis/", "runs/launch/", "data/corpus/build", "benchmark/", "costs/memory")
     assert not [f for f in code if f.startswith(elsewhere)]
     assert not code & {"cli/main.py", "base/errors.py", *(f"settings/{n}.py" for n in ("config", "yaml_files"))}
     for path in PACKAGE.rglob("__init__.py"):  # left out of every closure, so they must not hold code

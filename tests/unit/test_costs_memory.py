@@ -1,14 +1,11 @@
 """Predicted memory against counts by hand and against papers; `tests/experiments/test_memory.py` measures it."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 
 from tokenscale.costs.flops import parameters
 from tokenscale.costs.memory import largest_memory, memory
-from tokenscale.settings.closure import PACKAGE, training_code
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.presets import PRESETS
@@ -180,12 +177,3 @@ def test_a_gpus_kernels_keep_neither_scores_nor_masks_and_no_normalised_copy():
     run = run_of(model=replace(SMALL, vocabulary_size=256))  # rows of products that a GPU adds none to
     cpu, gpu = (memory(run, 0, device).activations for device in ("cpu", "cuda"))
     assert cpu - gpu == (2 * 4 + 1) * 4 * 2 * 32 * 16
-
-
-def test_it_needs_no_torch_and_no_training_depends_on_it():
-    lines = "import sys, tokenscale.costs.memory; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", lines], check=False).returncode == 0
-    assert (PACKAGE / "costs/memory.py").is_file()
-    for layout in ({}, {"pipeline": 2, "tensor": 2, "data": 2}, {"shard": 2, "sharding": "zero1"}):
-        code = training_code(run_of(LayoutSettings(**layout)))
-        assert not [file for file in code if file.endswith("costs/memory.py")]

@@ -5,16 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tokenscale.costs.prices import (
-    Price,
-    StoreSize,
-    estimate_run,
-    job_minutes,
-    max_rows,
-    min_useful_tokens,
-    store_bytes,
-    sum_prices,
-)
+from tokenscale.costs import prices
+from tokenscale.costs.prices import Price, StoreSize, estimate_run, job_minutes, store_bytes, sum_prices
 from tokenscale.data.order.packing import pack, split_documents
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.layout import LayoutSettings
@@ -25,15 +17,11 @@ from tokenscale.settings.run import BudgetSettings, CheckpointSettings, RunSetti
 CLUSTER = Machine(name="cluster", starter="srun", gpus_per_node=4, device="NVIDIA GH200 120GB", minutes=720)
 #: the same nodes without SLURM: no job, and no time limit
 BOX = replace(CLUSTER, starter="torchrun")
+#: 7.65 GFLOP a token at 2048 positions (costs/flops)
 RUN = RunSettings(
-    model=PRESETS["llama-1.4b-nemo"],  # 7.65 GFLOP a token at 2048 positions (costs/flops)
-    sequence_length=2048,
-    global_batch=96,
-    micro_batch=4,
-    precision="bf16",
-    budget=BudgetSettings(steps=500),
-    validation=ValidationSettings(rows=0),
-)
+    model=PRESETS["llama-1.4b-nemo"], sequence_length=2048, global_batch=96, micro_batch=4, precision="bf16",
+    budget=BudgetSettings(steps=500), validation=ValidationSettings(rows=0),
+)  # fmt: skip
 #: 500 x 96 x 2048 x 7.65e9 FLOP over 0.3 x 989.4e12 FLOP/s: seconds of one GPU
 ONE_GPU_S = 2533.5
 
@@ -89,20 +77,18 @@ def test_a_pipeline_that_waits_takes_longer():
 
 
 def test_every_budget_is_priced_where_it_can_be():
-    def of(**budget):
-        return on(1, budget=BudgetSettings(**budget))
+    def priced(machine=CLUSTER, rows=None, objective="causal", **budget):
+        return estimate_run(on(1, budget=BudgetSettings(**budget), objective=objective), machine, rows=rows)
 
     rows = StoreSize(per_epoch=4800, useful_tokens=4800 * 1024)
-    assert estimate_run(of(epochs=10), CLUSTER, rows=rows).steps == 500
-    assert estimate_run(of(useful_tokens=500 * 96 * 1024), CLUSTER, rows=rows).steps == 500
-    assert estimate_run(of(flops=500 * 96 * 2048 * 7.65e9), CLUSTER).steps in (500, 501)
-    assert seconds(of(wall_s=3600)) == 3720
-    assert seconds(of(epochs=10), rows=rows) == seconds(on(1))
+    assert priced(rows=rows, epochs=10).steps == priced(rows=rows, useful_tokens=500 * 96 * 1024).steps == 500
+    assert priced(flops=500 * 96 * 2048 * 7.65e9).steps in (500, 501)
+    assert priced(wall_s=3600).seconds == 3720 and priced(rows=rows, epochs=10).seconds == seconds(on(1))
     for budget, what in (({"epochs": 10}, "epoch"), ({"useful_tokens": 10**6}, "useful tokens")):
-        unknown = estimate_run(of(**budget), BOX)
+        unknown = priced(BOX, **budget)
         assert unknown.seconds is unknown.node_hours is unknown.gpu_hours is None and what in unknown.unknown
-    masked = replace(of(useful_tokens=10**6), objective="masked")
-    assert estimate_run(masked, BOX, rows=rows).seconds is None, "15 % of the stored tokens are predicted, at random"
+    masked = priced(BOX, rows, "masked", useful_tokens=10**6)
+    assert masked.seconds is None, "15 % of the stored tokens are predicted, at random"
 
 
 @pytest.mark.parametrize(
@@ -154,8 +140,8 @@ def test_packed_rows_are_no_more_and_no_emptier_than_their_bounds(mean):
         _, _, pieces = split_documents(lengths, 256)
         _, rows = pack(pieces, 257)
         useful = int((pieces - 1).sum())
-        assert len(rows) - 1 <= max_rows(run, False, len(lengths), int(lengths.sum()))
-        assert useful / (len(rows) - 1) >= min_useful_tokens(run, streams=False)
+        assert len(rows) - 1 <= prices.max_rows(run, False, len(lengths), int(lengths.sum()))
+        assert useful / (len(rows) - 1) >= prices.min_useful_tokens(run, streams=False)
 
 
 def test_a_job_asks_for_three_times_its_estimate_and_the_time_to_write_a_state():
@@ -192,12 +178,12 @@ def test_checkpoints_are_weights_and_moments():
 def test_a_total_adds_up_and_logs_grow_with_ranks_and_steps():
     """By hand: 25 kB a run, and for each rank 1 kB and 600 B a step; six files, SLURM's log, and three a rank."""
     runs = ((on(1), CLUSTER), (on(16), CLUSTER), (on(1, budget=BudgetSettings(epochs=1)), BOX))
-    prices = [estimate_run(run, machine) for run, machine in runs]
-    found = sum_prices(prices)
+    priced = [estimate_run(run, machine) for run, machine in runs]
+    found = sum_prices(priced)
     assert (found.runs, found.timed, found.unlogged) == (3, 2, 1)
     assert found.node_hours == pytest.approx(2653.5 / 3600 + 4 * 278.3 / 3600, rel=1e-3)
     assert found.files == 10 + 55 + 9 and sum_prices([]).node_hours == 0
-    assert (prices[1].bytes, prices[1].files) == (25_000 + 16 * (1_000 + 600 * 500), 6 + 1 + 16 * 3)
+    assert (priced[1].bytes, priced[1].files) == (25_000 + 16 * (1_000 + 600 * 500), 6 + 1 + 16 * 3)
 
 
 def test_ids_are_as_wide_as_the_format_stores_them():
