@@ -1,6 +1,5 @@
 """Generated text: with a cache and without, as transformers generates, and drawn as a direct calculation draws."""
 
-import json
 import re
 from dataclasses import replace
 
@@ -13,9 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from tests.corpora import make_corpus, make_tokenizer
 from tests.experiments.test_export import checkpoint_of
+from tests.refusals import refused
 from tests.unit.test_models_convert import LENGTH, SHAPES, named, ours, theirs
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import write_sealed
+from tokenscale.base.files import read_json, write_json, write_sealed
 from tokenscale.cli.generate import generate_texts
 from tokenscale.cli.main import main
 from tokenscale.data.tokenizers.load import load_tokenizer
@@ -100,13 +100,10 @@ def directly(logits, temperature, top_k, top_p):
 
 
 @given(
-    st.integers(0, 10_000),
-    st.integers(1, 40),
-    st.sampled_from([0.1, 0.7, 1.0, 2.5]),
-    st.integers(0, 45),
+    st.integers(0, 10_000), st.integers(1, 40), st.sampled_from([0.1, 0.7, 1.0, 2.5]), st.integers(0, 45),
     st.sampled_from([1.0, 0.9, 0.5, 0.01]),
-)
-@settings(max_examples=150, deadline=None)
+)  # fmt: skip
+@settings(max_examples=100, deadline=None)
 def test_probabilities_are_those_of_a_direct_calculation(seed, size, temperature, top_k, top_p):
     logits = np.random.default_rng(seed).normal(size=size) * 3
     found = probabilities(torch.from_numpy(logits), Sampling(temperature, top_k, top_p)).numpy()
@@ -126,9 +123,9 @@ def test_draws_are_as_frequent_as_they_are_likely():
     model = ours(SHAPES["llama"])
     with torch.no_grad():
         likely = model(torch.tensor([PROMPT]))[0, -1].double().softmax(-1)
-    drawn = [made(model, max_new_tokens=1, sampling=Sampling(1.0, seed=seed))[0] for seed in range(600)]
+    drawn = [made(model, max_new_tokens=1, sampling=Sampling(1.0, seed=seed))[0] for seed in range(400)]
     counts = torch.bincount(torch.tensor(drawn), minlength=96)
-    assert ((counts - 600 * likely).abs() < 5 * (600 * likely * (1 - likely)).sqrt() + 1).all()
+    assert ((counts - 400 * likely).abs() < 5 * (400 * likely * (1 - likely)).sqrt() + 1).all()
 
 
 def test_it_ends_with_the_stop_and_where_positions_end_and_ids_that_are_no_text_are_never_chosen():
@@ -154,18 +151,15 @@ def checkpoint(tmp_path_factory):
 
 def stored(folder, shape, tokenizer, **options):
     checkpoint_of(folder, shape, tokenizer=tokenizer, **options)
-    record = json.loads((folder / "checkpoint.json").read_text())
-    write_sealed(folder / "checkpoint.json", record | {"step": 7})
+    write_sealed(folder / "checkpoint.json", read_json(folder / "checkpoint.json") | {"step": 7})
 
 
 def test_the_verb_streams_what_it_generates(checkpoint, capsys):
     argv = ["generate", "--checkpoint", str(checkpoint), "--prompt", "Once upon a time,", "--max-new-tokens", "25"]
     assert main(argv) == 0
-    greedy = capsys.readouterr().out
     pieces = []
-    texts = generate_texts(checkpoint, ["Once upon a time,"], max_new_tokens=25, sampling=GREEDY, on_text=pieces.append)
-    assert greedy == "".join(pieces) == "Once upon a time," + texts[0] + "\n"
-    assert len(pieces) > 5
+    (text,) = generate_texts(checkpoint, argv[4:5], max_new_tokens=25, sampling=GREEDY, on_text=pieces.append)
+    assert capsys.readouterr().out == "".join(pieces) == argv[4] + text + "\n" and len(pieces) > 5
     drawn = []
     for seed in ("1", "1", "2"):
         assert main([*argv, "--temperature", "1", "--top-k", "50", "--top-p", "0.95", "--seed", seed]) == 0
@@ -186,24 +180,19 @@ def test_prompts_of_a_file_are_each_as_alone(checkpoint, tmp_path, capsys):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["--prompt", "a", "--temperature", "-1"], "--temperature cannot be"),
-        (["--prompt", "a", "--temperature", "inf"], "--temperature cannot be"),
-        (["--prompt", "a", "--top-p", "0"], "--top-p cannot be"),
-        (["--prompt", "a", "--seed", "18446744073709551616"], "--seed cannot be"),
-        (["--prompt", "a", "--max-new-tokens", "0"], "--max-new-tokens must be at least 1"),
+        (["--prompt", "a", "--temperature", "-1"], "--temperature"),
+        (["--prompt", "a", "--seed", "18446744073709551616"], "--seed"),
+        (["--prompt", "a", "--max-new-tokens", "0"], "--max-new-tokens"),
         (["--prompt", "word " * 60], "leaves no room"),
     ],
 )
 def test_what_cannot_be_generated_is_said(checkpoint, capsys, arguments, words):
-    assert main(["generate", "--checkpoint", str(checkpoint), *arguments]) == 2
-    assert words in capsys.readouterr().err
+    assert words in refused(capsys, ["generate", "--checkpoint", checkpoint, *arguments])
 
 
 def test_a_masked_model_writes_no_text(tmp_path, checkpoint, capsys):
-    shape = replace(SHAPES["llama"], vocabulary_size=290)
-    stored(tmp_path / "final", shape, checkpoint / "tokenizer", objective="masked")
-    assert main(["generate", "--checkpoint", str(tmp_path / "final"), "--prompt", "a"]) == 2
-    assert "cannot generate text" in capsys.readouterr().err
+    stored(tmp_path, replace(SHAPES["llama"], vocabulary_size=290), checkpoint / "tokenizer", objective="masked")
+    assert "cannot generate text" in refused(capsys, ["generate", "--checkpoint", tmp_path, "--prompt", "a"])
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])
@@ -214,15 +203,14 @@ def test_a_model_of_transformers_is_read_as_the_library_saved_it(tmp_path, check
     theirs(*to_hf(model.settings, named(model), LENGTH)).save_pretrained(tmp_path / "hub", max_shard_size="60kB")
     assert (tmp_path / "hub/model.safetensors.index.json").is_file()
     texts = generate_texts(tmp_path / "hub", ["once upon"], max_new_tokens=20, sampling=GREEDY, tokenizer=tokenizer)
-    stored(tmp_path / "final", shape, tokenizer)
     loaded = open_checkpoint(tmp_path / "hub", tokenizer=tokenizer)
     assert all(torch.equal(weight, named(model)[key]) for key, weight in named(loaded.model).items())
     engine = load_tokenizer(tokenizer)
     ids = [engine.bos_id, *engine.encode_batch(["once upon"])[0].tolist()]
     found = made(model, ids, vocabulary_size=engine.vocabulary_size, stop_id=engine.eos_id)
     assert texts == [engine.decode([i for i in found if i != engine.eos_id])]
-    assert main(["evaluate", "--checkpoint", str(tmp_path / "hub"), "--tokenizer", str(tokenizer)]) == 2
-    assert "names no corpus" in capsys.readouterr().err
+    command = ["evaluate", "--checkpoint", tmp_path / "hub", "--tokenizer", tokenizer]
+    assert "names no corpus" in refused(capsys, command)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +218,6 @@ def test_a_model_of_transformers_is_read_as_the_library_saved_it(tmp_path, check
     [
         ({"model_type": "gemma"}, "weights of the model type 'gemma' are not read"),
         ({"hidden_size": None}, "key +hidden_size"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "key +rope_scaling.*\n.*yarn"),
         ({"vocab_size": 5}, "more entries than the model's embedding"),
     ],
     ids=str,
@@ -238,13 +225,10 @@ def test_a_model_of_transformers_is_read_as_the_library_saved_it(tmp_path, check
 def test_a_model_that_cannot_be_read_is_refused_by_what_was_found(tmp_path, checkpoint, capsys, changes, words):
     model = ours(SHAPES["llama"])
     theirs(*to_hf(model.settings, named(model), LENGTH)).save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config |= {"rope_theta": 1e4, "rope_parameters": None} | changes
-    config = {key: value for key, value in config.items() if value is not None}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    argv = ["--checkpoint", str(tmp_path), "--tokenizer", str(checkpoint / "tokenizer"), "--prompt", "a"]
-    assert main(["generate", *argv]) == 2
-    assert re.search(words, capsys.readouterr().err)
+    config = read_json(tmp_path / "config.json") | {"rope_theta": 1e4, "rope_parameters": None} | changes
+    write_json(tmp_path / "config.json", {key: value for key, value in config.items() if value is not None})
+    argv = ["--checkpoint", tmp_path, "--tokenizer", checkpoint / "tokenizer", "--prompt", "a"]
+    assert re.search(words, refused(capsys, ["generate", *argv]))
 
 
 @pytest.mark.parametrize(
@@ -252,13 +236,11 @@ def test_a_model_that_cannot_be_read_is_refused_by_what_was_found(tmp_path, chec
     [
         (lambda w: w | {"norm.weight": w["norm.weight"] * torch.nan}, "not finite"),
         (lambda w: w | {"norm.weight": w["norm.weight"].to(torch.int8)}, "weights in int8 are not read"),
-        (lambda w: w | {"norm.weight": w["norm.weight"].to(torch.float8_e4m3fn)}, "weights in float8_e4m3fn are not"),
         (lambda w: w | {"norm.weight": w["norm.weight"][:-1].clone()}, "are not those of the model"),
         (lambda w: w | {"layers.0.self_attn.q_proj.weight_scale": torch.ones(1)}, "weight_scale"),
-        (lambda w: {key: v for key, v in w.items() if "norm" not in key}, "missing"),
         (None, "cannot be read"),
     ],
-    ids=["nan", "int8", "fp8", "short", "scale", "missing", "pickled"],
+    ids=["nan", "int8", "short", "scale", "pickled"],
 )
 def test_weights_that_cannot_be_read_are_refused(tmp_path, checkpoint, spoil, words):
     model = ours(replace(SHAPES["llama-tied"], vocabulary_size=290))

@@ -39,21 +39,12 @@ def lab(tmp_path_factory):
 
 
 def make_run(**changes) -> RunSettings:
-    options = {
-        "corpus": CORPUS,
-        "tokenizer": TokenizerSettings(name="bpe", kind="bpe", corpus="made-up", vocabulary_size=400),
-        "model": PRESETS["gpt2-micro"],
-        "approach": "packed",
-        "sequence_length": 128,
-        "global_batch": 4,
-        "micro_batch": 4,
-        "eos": True,
-        "labels": "target",
-        "budget": BudgetSettings(steps=2),
-        "schedule": ScheduleSettings(warmup_steps=1),
-        "validation": ValidationSettings(rows=4, bleu=5),
-    }
-    return RunSettings(**options | changes)
+    """A model of two steps that reads pairs, and translates five."""
+    steps = {"budget": BudgetSettings(steps=2), "schedule": ScheduleSettings(warmup_steps=1)}
+    text = {"corpus": CORPUS, "eos": True, "labels": "target", "validation": ValidationSettings(rows=4, bleu=5)}
+    text |= {"tokenizer": TokenizerSettings(name="bpe", kind="bpe", corpus="made-up", vocabulary_size=400)}
+    shape = {"model": PRESETS["gpt2-micro"], "sequence_length": 128, "global_batch": 4, "micro_batch": 4}
+    return RunSettings(**{"approach": "packed"} | steps | text | shape | changes)
 
 
 class Copier(LanguageModel):
@@ -72,13 +63,8 @@ class Copier(LanguageModel):
         return logits
 
 
-BYTES = SimpleNamespace(
-    bos_id=0,
-    eos_id=1,
-    vocabulary_size=256,
-    encode_batch=lambda texts: [torch.tensor(list(text.encode())) for text in texts],
-    decode=lambda ids: bytes(ids).decode(),
-)
+BYTES = SimpleNamespace(bos_id=0, eos_id=1, vocabulary_size=256, decode=lambda ids: bytes(ids).decode())
+BYTES.encode_batch = lambda texts: [torch.tensor(list(text.encode())) for text in texts]
 
 
 def test_a_translation_is_what_stands_between_the_two_ends_and_a_model_that_never_ends_is_stopped():
@@ -129,22 +115,19 @@ def test_the_first_held_out_pairs_are_translated_and_texts_without_pairs_are_not
         held_out_pairs(other.corpus, 3)
 
 
-def test_every_rank_logs_its_share_and_training_is_as_without(lab, tmp_path):
+def test_a_training_logs_its_translations_and_the_command_scores_the_same(lab, tmp_path):
     run = make_run(checkpoints=CheckpointSettings(final=True))
-    model = train(run, lab.inputs(run), tmp_path / run.identity, WORLD)
-    assert model.training
+    assert train(run, lab.inputs(run), tmp_path / run.identity, WORLD).training
     events = [json.loads(line) for line in next(tmp_path.rglob("events.jsonl")).read_text().splitlines()]
-    told = [event for event in events if event["event"] == "translation"]
-    told.sort(key=lambda event: event["number"])
-    assert [event["number"] for event in told] == [0, 1, 2, 3, 4]
+    told = sorted((e for e in events if e["event"] == "translation"), key=lambda event: event["number"])
+    assert [event["number"] for event in told] == [0, 1, 2, 3, 4] and events[-1]["event"] == "run_stop"
     assert [event["reference"] for event in told] == [pair.reference for pair in held_out_pairs(lab.corpus, 5)]
-    assert [event["event"] for event in events][-1] == "run_stop"
-    # what the command prints is what the log holds
-    text = evaluate(tmp_path / run.identity / "checkpoints/final", corpus=str(lab.corpus), bleu=5)
+    checkpoint = tmp_path / run.identity / "checkpoints/final"
     score = bleu([event["hypothesis"] for event in told], [event["reference"] for event in told])
-    assert str(score) in text and score.signature in text and f"{lab.corpus}, split validation: the first 5" in text
+    text = evaluate(checkpoint, corpus=str(lab.corpus), bleu=5)
+    assert str(score) in text and score.signature in text
     with pytest.raises(UserError, match="--bleu cannot be combined"):
-        evaluate(tmp_path / run.identity / "checkpoints/final", corpus=str(lab.corpus), bleu=5, rows=3)
+        evaluate(checkpoint, corpus=str(lab.corpus), bleu=5, rows=3)
 
 
 @pytest.mark.parametrize(
@@ -182,23 +165,19 @@ def test_of_a_sentence_that_two_attempts_translated_the_newest_counts():
 
 
 def test_tables_and_their_query_have_the_bleu_of_a_run(tmp_path):
-    runs = [replace(logs.settings(steps=6), repeat=repeat) for repeat in (0, 1)]
+    """Of the second run after an epoch, too; the file's order is no order of steps."""
+    runs = [logs.settings(steps=6, repeat=repeat) for repeat in (0, 1)]
     references = ["the cat sat on the mat", "a dog barks at night"]
-    for run in runs:
-        said = references if run.repeat else HALF[:2]
-        path = logs.write_run(tmp_path / "runs", run) / "attempt=00/rank=00000/events.jsonl"
-        lines = [
-            {"event": "translation", "schema": 2, "step": 6, "number": n, "hypothesis": h, "reference": r}
-            for n, (h, r) in enumerate(zip(said, references, strict=True))
-        ]
-        # as after an epoch; the file's order is no order of steps
-        lines += [line | {"step": 3, "hypothesis": "none of it"} for line in lines] if run.repeat else []
-        path.write_text(path.read_text() + "".join(json.dumps(line) + "\n" for line in lines))
+    for run, last in zip(runs, (HALF[:2], references), strict=True):
+        path = logs.write_run(tmp_path / "runs", run)
+        for step, texts in [(6, last), (3, ["none of it"] * 2)][: run.repeat + 1]:
+            for n, (text, reference) in enumerate(zip(texts, references, strict=True)):
+                logs.add_event(path, "translation", step=step, number=n, hypothesis=text, reference=reference)
     logs.ingested(tmp_path, runs)
     found = query("translation", tmp_path / "tables").set_index("repeat")
     expected = bleu(HALF[:2], references)
-    assert found.loc[0, "bleu"] == pytest.approx(expected.score) and found.loc[1, "bleu"] == pytest.approx(100)
-    assert found.loc[0, "bleu_high"] == pytest.approx(expected.high) and found.loc[0, "bleu_sentences"] == 2
+    assert found.loc[0, ["bleu", "bleu_high"]].tolist() == pytest.approx([expected.score, expected.high])
+    assert found.loc[1, "bleu"] == pytest.approx(100) and found.loc[0, "bleu_sentences"] == 2
     assert found.loc[1, "bleu_by_epoch"] == "0.0, 100.0" and found["bleu_by_epoch"].notna().tolist() == [False, True]
     speed = query("throughput", tmp_path / "tables").set_index("repeat")
     assert found["target_tokens_per_s"].tolist() == speed["useful_tokens_per_s"].tolist()
