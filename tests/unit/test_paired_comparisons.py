@@ -60,11 +60,6 @@ def test_a_verdict_is_not_what_drift_makes(order, ratio, drift, verdict):
     assert ("throughput drifted by" in found["spread"] and "ran first in" in found["spread"]) is bool(drift)
 
 
-def test_one_order_in_all_pairs_is_said_without_drift_too():
-    assert "packed ran first in 0 of 6 pairs" in answer(*campaign(LAST, 1.2))["spread"]
-    assert "ran first" not in answer(*campaign(ABBA, 1.2))["spread"]
-
-
 @pytest.mark.parametrize(("order", "pairs", "spread"), [("AA", 0, False), ("AB", 1, False), ("ABBA", 2, True)])
 def test_no_spread_is_shown_of_a_single_pair_or_of_none(order, pairs, spread):
     compared, _ = comparisons(*campaign(order), [PRIMARY])
@@ -97,10 +92,6 @@ def test_what_makes_runs_suspect_reaches_the_verdict(suspect, verdict):
     [
         ({"packed-6": ("invalid", "no seal; and more")}, "packed-6 (invalid: no seal)"),
         ({"padded-6": ("missing", "not started")}, "padded-6 (missing: not started)"),
-        (
-            {"packed-6": ("invalid", "no seal"), "padded-6": ("missing", "m")},
-            "packed-6 (invalid: no seal), padded-6 (m",
-        ),
         ({f"packed-{k}": ("invalid", f"reason {k}") for k in range(1, 7)}, "(invalid: reason 3)"),
         ({f"packed-{k}": ("invalid", "no seal") for k in range(1, 7)}, "left out: 6 runs (invalid: no seal)"),
     ],
@@ -108,8 +99,6 @@ def test_what_makes_runs_suspect_reaches_the_verdict(suspect, verdict):
 def test_runs_that_are_left_out_stand_at_the_verdict_with_their_reasons(validity, said):
     found = answer(*campaign(ABBA + "AB", 1.2, validity=validity))
     assert said in found["spread"] and "and more" not in found["spread"]
-    assert ("more" in found["spread"]) is (len({reason for _, reason in validity.values()}) > 3)
-    assert ("nothing to compare in their repeat" in found["spread"]) is (len(validity) == 1 or "6 runs" in said)
     assert "left out" not in answer(*campaign(ABBA + "AB", 1.2))["spread"]
 
 

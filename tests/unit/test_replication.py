@@ -8,17 +8,7 @@ import pytest
 
 from tests import tables
 from tokenscale.analysis import replication
-from tokenscale.analysis.replication import (
-    DIRECTION,
-    NOT_RUN,
-    OF_BENCHMARKS,
-    OTHER,
-    SAME,
-    UNDECIDED,
-    load_figures,
-    measure,
-    replicate,
-)
+from tokenscale.analysis.replication import DIRECTION, OF_BENCHMARKS, OTHER, SAME, UNDECIDED
 from tokenscale.analysis.runs import grouping
 from tokenscale.settings.claims import load_claims
 from tokenscale.settings.config import ALL, load_config
@@ -31,7 +21,7 @@ EXAMPLE = "Example of a benchmark: GPT-2 124M, batch 8, 1,024 tokens"
 
 
 def test_every_figure_has_a_place_of_its_own_and_every_correction_a_reason():
-    figures = load_figures()
+    figures = replication.load_figures()
     assert max(Counter(tuple(f.key) for f in figures).values()) == 1
     ledger = load_claims(ROOT / "config/claims.yaml")
     assert {document.study for document in ledger.documents.values()} == {*STUDIES, ""}
@@ -64,21 +54,21 @@ def measured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tables")
     runs = study_runs()
     for name, rows in runs.items():
-        steps = [
-            s for row in rows for s in tables.steps(row["run_id"], 6, row["world_size"], memory_peak_bytes=8 * 10**9)
-        ]
+        peak = {"memory_peak_bytes": 8 * 10**9}
+        steps = [step for row in rows for step in tables.steps(row["run_id"], 6, row["world_size"], **peak)]
         memory = {"event": "memory", "attempt": 0, "rank": 0, "parameters_bytes": 1_810_000_000}
         memory |= {"gradients_bytes": 1_810_000_000, "optimizer_bytes": 3_630_000_000, "activations_bytes": 0}
         events = [memory | {"run_id": row["run_id"]} for row in rows]
         events += [tables.validation(row["run_id"], 6, 3.0) for row in rows]
         tables.write(folder / name, {"scale": "study"}, runs=rows, steps=steps, events=events)
-    return measure(folder, [*runs])
+    return replication.measure(folder, [*runs])
 
 
 def test_each_figure_of_a_training_is_that_of_one_cell_of_scale_study(measured):
-    figures = {tuple(f.key): f for f in load_figures()}
+    figures = {tuple(f.key): f for f in replication.load_figures()}
     found = {tuple(one["of"]): one for one in measured}
-    assert {key for key, f in figures.items() if f.experiment and f.quantity not in OF_BENCHMARKS} == {*found}
+    measured_by_trainings = {key for key, f in figures.items() if f.experiment and f.quantity not in OF_BENCHMARKS}
+    assert measured_by_trainings == found.keys()
     assert {one["n"] for one in measured} == {1} and {one["scale"] for one in measured} == {"study"}
 
 
@@ -105,7 +95,7 @@ def test_figures_of_benchmarks_come_from_rows_of_2048_tokens_at_any_scale(tmp_pa
     files = {"format": "padded", "codec": "snappy", "dtype": "int64", "row_group_rows": 1000, "stored_bytes": 35_500}
     text = {"format": "text", "engine": "tokenizers", "bulk_s": 0.002}
     tables.write(tmp_path / "storage", {"scale": "alps"}, storage_benchmarks=[stores | files, stores | text])
-    found = {tuple(one["of"][2:]): one["number"] for one in measure(tmp_path, ["tokenization", "storage"])}
+    found = {tuple(one["of"][2:]): one["number"] for one in replication.measure(tmp_path, ["tokenization", "storage"])}
     assert found["pretokenized padded", "speed-up"] == 4 and found["pretokenized token-list", "speed-up"] == 3
     assert found["on the fly (padded)", "seconds of 1,000 rows"] == 100
     assert found["padded, snappy", "bytes a document"] == 3550
@@ -117,11 +107,12 @@ def test_tables_of_another_scale_give_no_figure_of_a_training(tmp_path):
     steps = [s for row in rows for s in tables.steps(row["run_id"], 6, row["world_size"])]
     for scale in ("alps", "study"):
         tables.write(tmp_path / "ddp_scaling_weak", {"scale": scale}, runs=rows, steps=steps)
-        assert bool(measure(tmp_path, ["ddp_scaling_weak"])) == (scale == "study")
+        assert bool(replication.measure(tmp_path, ["ddp_scaling_weak"])) == (scale == "study")
 
 
 def of_figure(number, low, high, n=6, **changes):
-    figure = replace(load_figures()[0], **{"published": 2.0, "corrected": None, "quantity": "speed-up"} | changes)
+    fields = {"published": 2.0, "corrected": None, "quantity": "speed-up"} | changes
+    figure = replace(replication.load_figures()[0], **fields)
     ours = {"number": number, "low": low, "high": high, "n": n, "kind": "interval", "experiment": "e", "scale": "s"}
     row = replication._of_figure(figure, ours)
     return row.ratio, row.verdict
@@ -167,9 +158,9 @@ CLAIM |= {"published": [2.0], "corrected": []}
         ({"published": []}, SAME),
         ({"verdict": "contradicted", "corrected": [2.0], "low": 1.0}, UNDECIDED),
         ({"published": [], "verdict": "inconclusive"}, UNDECIDED),
-        ({"experiment": None, "number": None, "low": None, "high": None}, NOT_RUN),
+        ({"experiment": None, "number": None, "low": None, "high": None}, replication.NOT_RUN),
     ],
 )
 def test_a_claims_verdict_follows_from_the_data_and_its_figure(changes, verdict):
-    (row,) = (row for row in replicate([CLAIM | changes], []) if row.table == "Claims")
+    (row,) = (row for row in replication.replicate([CLAIM | changes], []) if row.table == "Claims")
     assert row.verdict == verdict

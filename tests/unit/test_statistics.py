@@ -7,33 +7,16 @@ import numpy as np
 import pytest
 from benchmarks import verdicts
 
-from tokenscale.analysis.statistics import (
-    compare_pairs,
-    fewest_pairs,
-    holm,
-    order_statistic_rank,
-    sign_flip_p,
-    summary,
-    verdict,
-)
+from tokenscale.analysis import statistics
+from tokenscale.analysis.statistics import holm, order_statistic_rank, sign_flip_p, summary
+
+#: Conover, Practical Nonparametric Statistics; binomial tables with p = 1/2: runs, rank, coverage
+PUBLISHED = [(6, 1, 0.96875), (8, 1, 0.9921875), (9, 2, 0.9609375), (10, 2, 0.978515625), (12, 3, 0.961425781)]
 
 
-@pytest.mark.parametrize(
-    ("n", "k", "coverage"),
-    # Conover, Practical Nonparametric Statistics; binomial tables with p = 1/2
-    [
-        (6, 1, 0.96875),
-        (8, 1, 0.9921875),
-        (9, 2, 0.9609375),
-        (10, 2, 0.978515625),
-        (12, 3, 0.961425781),
-        (20, 6, 0.9586105),
-    ],
-)
+@pytest.mark.parametrize(("n", "k", "coverage"), [*PUBLISHED, (20, 6, 0.9586105)])
 def test_ranks_are_those_of_published_tables(n, k, coverage):
-    rank, covered = order_statistic_rank(n)
-    assert rank == k
-    assert covered == pytest.approx(coverage, abs=1e-6)
+    assert order_statistic_rank(n) == (k, pytest.approx(coverage, abs=1e-6))
 
 
 def test_below_six_runs_nothing_is_called_an_interval_and_no_number_is_refused():
@@ -45,18 +28,10 @@ def test_below_six_runs_nothing_is_called_an_interval_and_no_number_is_refused()
         summary([1.0, math.nan])
 
 
-def draws(name, shape, seed):
-    """Samples with a median of 0, 1 and 1: symmetric, with a long tail, and with one value in ten far too slow."""
-    random = np.random.default_rng(seed)
-    if name == "outliers":
-        return 1 + 0.01 * random.normal(size=shape) + (random.random(shape) < 0.1) * random.exponential(0.5, shape), 1.0
-    return (random.normal(size=shape), 0.0) if name == "normal" else (random.lognormal(size=shape), 1.0)
-
-
-@pytest.mark.parametrize("n", range(6, 21))
-@pytest.mark.parametrize("name", ["normal", "lognormal"])
-def test_intervals_cover_the_median_as_often_as_they_say(n, name):
-    samples, median = draws(name, (4000, n), n)
+@pytest.mark.parametrize("n", range(6, 21, 2))
+@pytest.mark.parametrize(("name", "median"), [("normal", 0.0), ("lognormal", 1.0)])
+def test_intervals_cover_the_median_as_often_as_they_say(n, name, median):
+    samples = getattr(np.random.default_rng(n), name)(size=(4000, n))
     spreads = [summary(sample) for sample in samples[:5]]
     k, coverage = order_statistic_rank(n)
     ordered = np.sort(samples, axis=1)
@@ -81,8 +56,8 @@ def cells(ratio, n=8, noise=0.004):
 
 
 def judge(values, baseline):
-    found = compare_pairs(values, baseline)
-    return verdict(found.spread, found.p, found.smallest_p)
+    found = statistics.compare_pairs(values, baseline)
+    return statistics.verdict(found.spread, found.p, found.smallest_p)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +80,7 @@ def test_verdicts(ratio, n, noise, word):
 
 
 def test_only_repeats_that_both_have_are_paired():
-    found = compare_pairs({0: 2.0, 1: 4.0, 7: 9.0}, {0: 1.0, 1: 2.0, 8: 1.0})
+    found = statistics.compare_pairs({0: 2.0, 1: 4.0, 7: 9.0}, {0: 1.0, 1: 2.0, 8: 1.0})
     assert (found.spread.n, found.ratio, found.spread.median) == (2, 2.0, 2.0)
     assert judge({0: 1.0}, {1: 1.0}) == "too few runs"
 
@@ -117,12 +92,12 @@ def test_holm_keeps_the_order_and_never_falls():
 
 @pytest.mark.parametrize("family", [1, 2, 4, 10])
 def test_the_fewest_pairs_are_those_that_holm_leaves_a_chance(family):
-    n = fewest_pairs(family)
+    n = statistics.fewest_pairs(family)
     assert holm([sign_flip_p([1.0] * n)[0]] * family)[0] < 0.05
     assert n == 6 or holm([sign_flip_p([1.0] * (n - 1))[0]] * family)[0] >= 0.05
 
 
-@pytest.mark.parametrize("drift", [0.0, 0.1, 0.25])
+@pytest.mark.parametrize("drift", [0.0, 0.25])
 @pytest.mark.parametrize("noise", verdicts.NOISE)
 @pytest.mark.parametrize(("family", "n"), [(1, 6), (1, 9), (3, 7)])
 def test_equal_cells_are_rarely_called_different_and_as_often_faster_as_slower(family, n, noise, drift):
