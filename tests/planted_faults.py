@@ -380,7 +380,7 @@ PARTS = {
     "every second step": (lambda k, n: k % 2 == 0, 1.3, 1.3),
     "every fourth step": (lambda k, n: k % 4 == 0, 1.3, 1.3),
     "a tenth in the middle": (lambda k, n: n // 2 <= k < n // 2 + max(n // 10, 2), 4.0, 4.0),
-    "single step": (lambda k, n: k == 2 * n // 3, 8.0, None),
+    "single step": (lambda k, n: k == 2 * n // 3, 8.0, 100.0),
     "compiling until step 6": (lambda k, n: k < 6, 1.3, None),
 }
 #: name → (times of a step after the share x of n steps, at m; m in 24 steps and in 200)
@@ -576,5 +576,4 @@ TABLE = [
         for name, (of, *least) in COURSES.items()
         for length, m in zip(LENGTHS, least, strict=True)
     ),
-    Fault(D, "one long step", lambda e, m: e.of("packed").retime(lambda k, median: m if k == 40 else steady(k, median)), 1.0, STEADY),
 ]  # fmt: skip
