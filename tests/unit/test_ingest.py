@@ -13,7 +13,7 @@ from tokenscale.analysis.logs import merge
 from tokenscale.analysis.runs import grouping
 from tokenscale.analysis.tables import TABLES, of_rows, schema
 from tokenscale.base.errors import UserError
-from tokenscale.base.files import read_json, write_json, write_sealed
+from tokenscale.base.files import read_json, sha256_file, write_json, write_sealed
 from tokenscale.runs.records.events import VERSION
 
 GOOD = b'{"schema":1,"step":%d,"step_s":0.1}'
@@ -175,6 +175,14 @@ def test_more_flops_than_the_devices_can_do_are_no_measurement(tmp_path, monkeyp
         (row,) = rows(logs.ingested(tmp_path, [run]), "runs")
         assert row["validity"] == validity, row["reasons"]
         assert row["reasons"] == ("MFU of 250 %: more than the devices can do" if share > 1 else "")
+
+
+def test_a_run_validated_on_the_training_split_is_invalid(tmp_path):
+    (store,) = logs.write_stores(tmp_path, {"packed": 4})
+    run = logs.settings()
+    logs.write_run(tmp_path / "runs", run, inputs={"validation_store": sha256_file(store)})
+    (row,) = rows(logs.ingested(tmp_path, [run], stores=[store]), "runs")
+    assert row["validity"] == "invalid" and "training split" in row["reasons"]
 
 
 IMPOSSIBLE = {

@@ -12,11 +12,12 @@ import pytest
 
 from tests import logs
 from tests.once import once
-from tests.planted_faults import LENGTHS, TABLE, Experiment, Fault, make_bases, make_kinds
+from tests.planted_faults import LENGTHS, SYNTHETIC, TABLE, Experiment, Fault, make_bases, make_kinds
 from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.runs import run_row
 from tokenscale.analysis.tables import TABLES
 from tokenscale.base.errors import UserError
+from tokenscale.base.files import write_json, write_sealed
 from tokenscale.report import summary
 from tokenscale.report.answers import find_cautions
 from tokenscale.report.packed_logs import restore
@@ -97,6 +98,37 @@ def test_honest_runs_of_each_kind_raise_nothing(tmp_path_factory, tmp_path):
 def test_a_fault_is_named_at_its_smallest_magnitude(bases, fault):
     word, sentence = next(said(bases, fault), ("silent", ""))
     assert STRENGTH.index(word) >= STRENGTH.index(fault.word), (word, sentence)
+
+
+def test_runs_at_once_on_other_nodes_or_in_a_shared_job_do_not_overlap(bases, tmp_path):
+    experiment = Experiment(bases, "24", tmp_path)
+    folder = experiment.of("packed-1")
+    first, end = folder.lines("events")[0], experiment.of("packed").lines("events")[-1]["t_mono_s"]
+    folder.shift(end - 0.5 - first["t_mono_s"])
+
+    def start_in(boot):
+        folder.edit(lambda line: line | ({"boot": boot} if line["event"] == "run_start" else {}), "events")
+
+    start_in("another boot")
+    runs = read(experiment)
+    assert set(runs["validity"]) == {"valid"} and "other boot" in runs.loc[experiment.run_id("packed-1"), "cautions"]
+    start_in(first["boot"])
+    assert read(experiment)["reasons"].str.contains("overlaps").any()
+    for run in (experiment.target / "runs").iterdir():
+        write_sealed(run / "attempt=00/attempt.json", {"launch": {"share": 4}})
+    assert not read(experiment)["reasons"].str.contains("overlaps").any()
+
+
+def test_runs_that_another_experiment_lists_are_not_missed_and_a_table_without_a_seal_is_a_caution(bases, tmp_path):
+    experiment = Experiment(bases, "24", tmp_path)
+    runs = [run for (length, _), run in SYNTHETIC.items() if length == 24]
+    logs.write_table(tmp_path / "experiments/all/runs.json", runs)
+    fewer = logs.write_table(tmp_path / "experiments/few/runs.json", [run for run in runs if run.repeat < 2])
+    ingest(fewer, experiment.target / "runs", tmp_path / "tables")
+    assert set(pd.read_parquet(tmp_path / "tables/runs.parquet")["cautions"]) == {""}
+    write_json(fewer, logs.unsealed(fewer))
+    ingest(fewer, experiment.target / "runs", tmp_path / "tables")
+    assert pd.read_parquet(tmp_path / "tables/runs.parquet")["cautions"].str.contains("has no seal").all()
 
 
 #: what may be true of an honest run on a busy or shared machine
