@@ -1,8 +1,8 @@
 """Golden results: values that must not change by accident, recorded in the JSON files of this folder.
 
 `python -m tests.golden --write [NAME…]` records them, `make golden-test` compares. A commit that changes one on purpose
-records it again and says why. Names: `run_ids`, `mistakes`, `demo`,
-`layouts`, `figures`, and `evidence` for those rebuilt from packed logs.
+records it again and says why. Names: `run_ids`, `demo`, `layouts`, `figures`,
+and `evidence` for those rebuilt from packed logs.
 """
 
 import hashlib
@@ -43,13 +43,6 @@ def list_run_ids() -> dict[str, dict[str, list[str]]]:
         config = load_config("config/config.yaml", root=ROOT, overrides={"scale": scale})
         found[scale] = {name: [run.run_id for run in config.runs(name)] for name in sorted(config.at_scale)}
     return found
-
-
-def list_mistakes() -> dict[str, list[str]]:
-    """Return mistake → words that its message must contain; that all end with exit code 2 is tested where they run."""
-    from tests.workflow.test_user_mistakes import MISTAKES
-
-    return {what: words for what, (_, words, *_) in MISTAKES.items()}
 
 
 def describe_demo(results: Path) -> dict[str, Any]:
@@ -111,7 +104,7 @@ def compare(name: str, found: dict[str, Any], *, part: bool = False) -> None:
         return
     recorded = read_json(path)
     expected, machine = recorded["values"], recorded["machine"]
-    if name not in ("run_ids", "mistakes") and machine["packages"] != here["packages"]:
+    if name != "run_ids" and machine["packages"] != here["packages"]:
         pytest.skip(f"recorded with {machine['packages']}, here {here['packages']}")
     if part:
         expected = {key: value for key, value in expected.items() if key in found}

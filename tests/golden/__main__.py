@@ -10,7 +10,6 @@ from tests.golden import FOLDER, ROOT, WRITE
 #: name → the tests that compute its values and compare them
 TESTS = {
     "run_ids": ["tests/golden/test_golden.py::test_ids_of_all_runs"],
-    "mistakes": ["tests/golden/test_golden.py::test_mistakes_of_users"],
     "demo": ["tests/golden/test_golden.py::test_demo"],
     "layouts": ["tests/distributed/test_parity.py", "-k", "golden"],
     "figures": ["tests/experiments/test_figures.py", "-k", "golden"],

@@ -13,10 +13,6 @@ def test_ids_of_all_runs():
     golden.compare("run_ids", golden.list_run_ids())
 
 
-def test_mistakes_of_users():
-    golden.compare("mistakes", golden.list_mistakes())
-
-
 def test_demo():
     golden.compare("demo", golden.describe_demo(golden.ROOT / "results"))
 

@@ -1,6 +1,5 @@
 import itertools
 import json
-import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -305,26 +304,6 @@ def test_cells_of_primary_comparisons_run_more_often_than_others(tmp_path):
     assert packed["at"] == "global_batch=8, layout.data=1" and packed["quantity"] == "useful_tokens_per_s"
     assert larger["factor"] == "world_size", "a global batch may grow with the world size"
     assert project(tmp_path / "b", GRID).table("e")["primary"] is None
-
-
-@pytest.mark.parametrize(
-    ("change", "key", "words"),
-    [
-        ({"primary": [{**PACKED, "at": {}}]}, "primary.0.of", "several cells"),
-        ({"primary": [{**PACKED, "of": {"approach": "pakced"}}]}, "primary.0.of", "no cell"),
-        ({"primary": [{**PACKED, "over": {"approach": "packed"}}]}, "primary.0", "with itself"),
-        ({"primary": [{"of": {"approach": "packed", "layout.data": 2}, "over": PACKED["over"] | PACKED["at"]}]},
-         "primary.0", "differ in several factors"),
-        ({"primary": [PACKED, PACKED]}, "primary.1", "listed twice"),
-        ({"primary": [PACKED, LARGER, PACKED, LARGER]}, "primary", "at most 3"),
-        ({"primary": [], "primary_repeats": 6}, "primary_repeats", "needs primary comparisons"),
-        ({"primary": [{**PACKED, "quantity": "loss"}]}, "primary.0.quantity", "validation_loss"),
-    ],
-)  # fmt: skip
-def test_primary_comparisons_that_name_no_two_cells_are_refused(tmp_path, change, key, words):
-    with pytest.raises(UserError, match=re.escape(words)) as error:
-        project(tmp_path, {**GRID, **change}).runs("e")
-    assert key in str(error.value.facts["key"]) and "e.yaml" in str(error.value)
 
 
 def test_tokenizers_in_factors_and_benchmarks_follow_the_corpus_too(tmp_path):

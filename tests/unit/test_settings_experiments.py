@@ -6,7 +6,6 @@ import pytest
 
 from tests.unit.test_config import EXPERIMENT
 from tests.unit.test_config import project as canaries
-from tokenscale.base.errors import UserError
 from tokenscale.cli.plan import plan
 from tokenscale.settings.benchmarks import InferenceBenchmarkSettings, SamplingSettings
 from tokenscale.settings.config import Config
@@ -19,7 +18,6 @@ BASE |= {"tokenizers": {"t": {"kind": "numbers", "vocabulary_size": 99}}}
 PLAIN = {"corpus": "c", "tokenizer": "t", "model": "llama-micro", "sequence_length": 64}
 RUNS = PLAIN | {"budget": {"steps": 24}, "checkpoints": {"every": 8, "keep_last": 3, "keep_resume_state": True}}
 FROM_ONE = {"run": {"layout.data": 1}, "step": 8}
-ON_ONE = {"run": {"layout.data": 1, "resume_from": {"step": 8}}, "step": 8}
 
 
 def project(tmp_path, levels, *, runs=RUNS, factor="layout.data, resume_from", **more) -> Config:
@@ -87,69 +85,22 @@ def test_runs_come_after_those_whose_states_they_go_on_from(tmp_path):
                 assert places[parse_run_id(run.settings.resume_from)] < run.position
 
 
-def test_what_all_runs_go_on_from_is_none_of_them(tmp_path):
-    with pytest.raises(UserError, match="no cell of the experiment"):
-        project(tmp_path, [1, 2], factor="layout.data", runs=RUNS | {"resume_from": FROM_ONE}).runs("e")
+def test_a_level_stands_over_what_all_runs_go_on_from(tmp_path):
     levels = [[1, None], [2, FROM_ONE]]
     runs = by_cell(project(tmp_path, levels, runs=RUNS | {"resume_from": {"run": {"layout.data": 9}, "step": 1}}))
-    assert start_step(runs[2, 8, 0]) == 8, "a level stands over `runs`"
+    assert start_step(runs[2, 8, 0]) == 8
 
 
 def test_a_folder_stays_a_folder(tmp_path):
-    runs = by_cell(project(tmp_path, [[1, None], [2, "elsewhere/checkpoints/step=00000100"]]))
-    assert runs[2, 100, 0].resume_from == "elsewhere/checkpoints/step=00000100"
-    assert parse_run_id(runs[2, 100, 0].resume_from) is None
+    folder = "elsewhere/checkpoints/step=00000100"
+    runs = by_cell(project(tmp_path, [[1, None], [2, folder]]))
+    assert runs[2, 100, 0].resume_from == folder and parse_run_id(folder) is None
 
 
 def test_a_run_that_begins_by_itself_keeps_its_identity(tmp_path):
     without = project(tmp_path / "a", [1, 2], factor="layout.data").runs("e")
     among = project(tmp_path / "b", [[1, None], [2, None], [2, FROM_ONE]]).runs("e")
     assert {run.run_id for run in without} < {run.run_id for run in among}
-
-
-@pytest.mark.parametrize(
-    "levels, changes, words",
-    [
-        ([[1, None], [2, {"run": {"layout.data": 3}, "step": 8}]], {}, ("no cell of the experiment", "cells")),
-        ([[1, None], [2, {"run": {}, "step": 8}], [4, None]], {}, ("several cells", '"layout.data":4')),
-        ([[2, FROM_ONE], [1, {"run": {"layout.data": 2}, "step": 8}]], {}, ("no cell of the experiment",)),
-        ([[2, ON_ONE], [1, ON_ONE | {"run": {"layout.data": 2, "resume_from": {"step": 8}}}]], {},
-         ("in a circle", "resume_from: null")),
-        ([[1, None], [2, FROM_ONE | {"step": 7}]], {}, ("no state after this step", "8, 16, 24")),
-        ([[1, None], [2, FROM_ONE | {"step": 24}]], {}, ("no steps are left", "budget.steps = 24")),
-        ([[1, None], [2, FROM_ONE]], {"checkpoints": {"every": 8}}, ("no state after this step", "keep_resume_state")),
-        ([[1, None], [2, FROM_ONE]], {"checkpoints": {"every": 8, "keep_resume_state": True}}, ("those of 24",)),
-        ([[1, None], [2, FROM_ONE]], {"budget": {"wall_s": 9}}, ("no state after this step", "a budget in steps")),
-        ([[1, None], [2, {"run": {"layout.data": 1}}]], {}, ("a key is missing", "resume_from.step")),
-        ([[1, None], [2, FROM_ONE | {"steps": 8}]], {}, ("unknown key 'steps'", "did you mean 'step'")),
-        ([[1, None], [2, FROM_ONE | {"step": "8"}]], {}, ("resume_from.step", "integer")),
-        ([[1, None], [2, {"run": [1], "step": 8}]], {}, ("resume_from.run", "dict")),
-        ([[1, None], [2, [1]]], {}, ("runs.resume_from",)),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_gone_on_from_is_refused_before_anything_runs(tmp_path, levels, changes, words):
-    with pytest.raises(UserError) as caught:
-        project(tmp_path, levels, runs=RUNS | changes).runs("e")
-    text = str(caught.value)
-    assert "config/experiments/e.yaml" in text and "resume_from" in text
-    for word in words:
-        assert word in text, text
-
-
-@pytest.mark.parametrize("setting, value", [("seed", 3), ("optimizer.learning_rate", 0.5), ("approach", "token-list")])
-def test_a_source_that_trains_on_or_computes_something_else_is_refused(tmp_path, setting, value):
-    default = {"seed": 0, "optimizer.learning_rate": 0.1, "approach": "packed"}[setting]
-    levels = [[1, None, value], [2, FROM_ONE, default]]
-    with pytest.raises(UserError, match=rf"(?s)has another {setting.split('.')[0]}"):
-        project(tmp_path, levels, factor=f"layout.data, resume_from, {setting}").runs("e")
-
-
-def test_a_canary_whose_repeats_have_nothing_to_go_on_from_is_refused(tmp_path):
-    levels = [[1, None], [2, FROM_ONE]]
-    fine = project(tmp_path, levels, canary={"cell": {"layout.data": 1}})
-    assert len(fine.runs("e")) == 4
-    with pytest.raises(UserError, match="(?s)canary.cell.*does not have as many"):
-        project(tmp_path, levels, canary={"cell": {"layout.data": 2}}).runs("e")
 
 
 @pytest.mark.parametrize(
@@ -190,28 +141,14 @@ def test_a_canary_changes_no_other_run(tmp_path):
     assert len({r.run_id for r in mixed}) == len(mixed)
 
 
-@pytest.mark.parametrize(
-    ("cell", "words"),
-    [({"approach": "packed"}, "several cells"), ({"approach": "token-list"}, "no cell"), ({}, "several cells")],
-)
-def test_a_canary_is_one_cell(tmp_path, cell, words):
-    with pytest.raises(UserError, match=words) as error:
-        canaries(tmp_path, {**EXPERIMENT, "canary": {"cell": cell}}).runs("e")
-    assert error.value.facts["key"] == "canary.cell" and error.value.facts["file"].endswith("e.yaml")
-
-
-# -- texts that models write
-
-WRITING = PLAIN | {"checkpoints": {"final": True}}
-ASKED = {"prompts": ["a"], "prompt_tokens": [8], "new_tokens": [8, 16], "sampling": [{"temperature": 0.5, "seed": 3}]}
-
-
-def inference(tmp_path, runs=WRITING, **asked):
-    return project(tmp_path, None, runs=runs, inference_benchmark=ASKED | asked)
-
-
-def test_settings_pass_through_json_as_the_rule_passes_them_on(tmp_path):
-    config = inference(tmp_path)
+def test_settings_of_texts_pass_through_json_as_the_rule_passes_them_on(tmp_path):
+    texts = {
+        "prompts": ["a"],
+        "prompt_tokens": [8],
+        "new_tokens": [8, 16],
+        "sampling": [{"temperature": 0.5, "seed": 3}],
+    }
+    config = project(tmp_path, None, runs=PLAIN | {"checkpoints": {"final": True}}, inference_benchmark=texts)
     asked = config.experiment("e").inference_benchmark
     assert asked.sampling == (SamplingSettings(temperature=0.5, seed=3),) and asked.rounds == 5
     assert from_json(InferenceBenchmarkSettings, json.dumps(to_dict(asked))) == asked
@@ -219,22 +156,3 @@ def test_settings_pass_through_json_as_the_rule_passes_them_on(tmp_path):
     assert config.experiment("e").benchmarks == {}
     assert config.list_corpora(["e"]) == ["c"] and len(config.runs("e")) == 1
     assert any("1 models write 2 cells" in line for line in plan(config, ["e"]))
-
-
-@pytest.mark.parametrize(
-    ("runs", "asked", "words"),
-    [
-        (WRITING | {"objective": "masked"}, {}, ["a model of objective masked cannot generate text", "e.yaml"]),
-        ({**WRITING, "checkpoints": {}}, {}, ["do not save their weights", "checkpoints: {final: true}"]),
-        (WRITING, {"new_tokens": [8, 57]}, ["65 prompt and new tokens exceed the sequence length 64"]),
-        (WRITING, {"new_tokens": [1]}, ["inference_benchmark.new_tokens", "at least 2"]),
-        (WRITING, {"batches": []}, ["inference_benchmark.batches"]),
-        (WRITING, {"prompts": []}, ["inference_benchmark.prompts"]),
-        (WRITING, {"sampling": [{"top_p": 0}]}, ["inference_benchmark.sampling.0.top_p"]),
-    ],
-)
-def test_what_the_runs_cannot_answer_is_refused_before_anything_runs(tmp_path, runs, asked, words):
-    with pytest.raises(UserError) as error:
-        inference(tmp_path, runs, **asked).runs("e")
-    for word in words:
-        assert word in str(error.value)

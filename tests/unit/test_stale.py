@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tokenscale.base.files import sha256_text, write_arguments, write_json, write_text
-from tokenscale.cli.main import main
 from tokenscale.cli.snakemake_jobs import Job, list_planned_jobs, read_events, split_reasons
 from tokenscale.cli.status_stale import describe_changed_settings, find_causes, render
 from tokenscale.settings.closure import PACKAGE
@@ -204,9 +203,3 @@ def test_trainings_say_how_long_they_took():
     edited = f"Updated input files: {code('decoder')}"
     text = told(train(edited), train(edited, WIDE))
     assert "trainings: 1 on 1 rank, 1 on 4 ranks; last time took 1 h 10 min, 4 h 10 min over all ranks\n" in text
-
-
-def test_a_folder_without_a_workflow_is_a_users_error(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["status", "--stale"]) == 2
-    assert "workflow/Snakefile" in capsys.readouterr().err

@@ -65,49 +65,6 @@ def test_the_demo_is_planned_on_own_text_alone(shipped, source):
     assert "docstrings" not in planned, "the embedded corpus is neither read nor learnt from"
 
 
-@pytest.mark.parametrize(
-    "source, key, words",
-    [
-        ({"files": "my data/mien.parquet"}, "files", ["missing", "'mine.parquet'"]),
-        ({"files": "my data/mine.parquet", "text_column": "bdy"}, "text_column", ["'bdy'", "did you mean 'body'"]),
-        ({"files": "my data/mine.jsonl"}, "text_column", ["no key 'text'", "content"]),
-        ({"files": "my data/cut.parquet", "text_column": "body"}, "files", ["not readable Parquet", "cut.parquet"]),
-        ({"files": "my data/utf-16.txt"}, "files", ["not UTF-8", "utf-16.txt"]),
-        ({"files": "my data/mine.parquet", "text_colum": "body"}, "text_colum", ["unknown key", "'text_column'"]),
-    ],
-)
-def test_planning_reports_a_mistake_in_own_data_with_the_users_file(shipped, source, key, words):
-    done = shipped.snakemake("-n", "--configfile", configure(shipped, **source), check=False)
-    assert done.returncode == 2 and "Traceback" not in done.stdout and "Job" not in done.stdout, done.stdout
-    told = done.stdout[done.stdout.index("tokenscale: ") :]
-    facts = dict(line.split(None, 1) for line in told.splitlines()[1:] if line.startswith("  "))
-    assert facts["file"] == "mine.yaml" and facts["key"] == f"corpora.mine.source.{key}" and facts["next"]
-    assert not [word for word in words if word not in told], told
-
-
-@pytest.mark.parametrize("file, words", [("nowhere/a.parquet", ["missing"]), ("my data/cut.parquet", ["not readable"])])
-@pytest.mark.parametrize("target", ["results/corpus/other/manifest.json", "results/corpus/other/records/manifest.json"])
-def test_files_of_a_target_that_no_experiment_reads_are_checked_when_planning(shipped, file, words, target):
-    (shipped.root / "mine.yaml").write_text(json.dumps({"corpora": {"other": {"source": {"files": file}}}}))
-    done = shipped.snakemake("-n", target, "--configfile", "mine.yaml", check=False)
-    assert done.returncode == 2 and "Job" not in done.stdout and "Traceback" not in done.stdout, done.stdout
-    assert not [word for word in [*words, file, "corpora.other.source.files"] if word not in done.stdout], done.stdout
-    assert shipped.dry_run("demo", "--configfile", "mine.yaml"), "what nobody asked for stops nothing"
-
-
-def test_a_row_longer_than_the_models_positions_is_reported_when_planning(shipped):
-    file = shipped.root / "config/experiments/long.yaml"
-    runs = {"corpus": "docstrings", "tokenizer": "tekken", "model": "gpt2-124m", "sequence_length": 2048}
-    file.write_text(json.dumps({"question": "?", "runs": runs}))
-    try:
-        done = shipped.snakemake("-n", "long", check=False)
-        assert done.returncode == 2 and "1024 is less than sequence_length 2048" in done.stdout
-        assert "config/experiments/long.yaml" in done.stdout and "Traceback" not in done.stdout
-        assert shipped.dry_run("demo"), "what nobody asked for stops nothing"
-    finally:
-        file.unlink()
-
-
 def test_every_command_reads_the_configuration_of_snakemakes_options(shipped):
     file = configure(shipped, files="my data/mine.parquet", text_column="body")
     plan = tokenscale(shipped, "plan", "demo", "--configfile", file)

@@ -119,15 +119,3 @@ def test_each_column_of_the_tables_holds_its_unit(complete):
             found |= {f"{file.name}: {column}": wrong[:3]} if wrong else {}
             units |= {ending} if values else set()
     assert found == {} and {"_unix_s", "_s", "bytes"} <= units
-
-
-def test_metadata_of_parquet_stores_hold_no_time(complete):
-    """A file's own metadata: what the store is, and nothing that a rebuild would change."""
-    files = sorted((complete.root / "results/tokens").rglob("*.parquet"))
-    assert len(files) >= 4
-    for file in files:
-        metadata = {k.decode(): v.decode() for k, v in pq.read_schema(file).metadata.items()}
-        assert metadata == {
-            "tokenizer": "bpe",
-            "format": json.loads((file.parent / "manifest.json").read_text())["format"],
-        }

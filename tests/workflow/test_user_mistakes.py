@@ -108,21 +108,6 @@ def test_a_mistake_gets_one_message(mistake, shared, monkeypatch, capfd):
 
 
 @pytest.mark.parametrize(
-    "name, text, words",
-    [("min.yaml", None, "did you mean mine.yaml?"), ("config/config.yaml", "corpora:\n\tmine: 3\n", "line 2")],
-)
-def test_a_file_that_is_no_configuration_is_named_with_its_line(name, text, words, fresh):
-    """Before Snakemake reads it, whose message names neither."""
-    (fresh.root / "mine.yaml").write_text("{}")
-    if text:
-        (fresh.root / name).write_text(text)
-    command = [sys.executable, "-m", "snakemake", "-n", "--configfile", name, "corpus"]
-    done = subprocess.run(command, cwd=fresh.root, env=fresh.environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 2 and done.stderr.count("tokenscale: ") == 1 and "Traceback" not in done.stderr
-    assert name in done.stderr and words in done.stderr, done.stderr
-
-
-@pytest.mark.parametrize(
     "typed, read",
     [
         ("--configfile mine.yaml corpus", "corpus --configfile mine.yaml"),
@@ -141,15 +126,6 @@ def test_a_file_that_is_no_configuration_is_named_with_its_line(name, text, word
 )
 def test_a_command_line_is_read_as_people_type_it(typed, read):
     assert " ".join(snakemake_logger_plugin_tokenscale.correct(typed.split())[0]) == read
-
-
-@pytest.mark.parametrize(
-    "words, near", [(["--profile", "alp"], "alps"), (["--profile=alps-debg"], "alps-debug"), (["--profile", "x"], None)]
-)
-def test_an_unknown_profile_is_refused_before_snakemake_reads_it(words, near, shared):
-    code, text = forked.snakemake([*words, "-n"], shared.root, shared.environment)
-    assert code == 2 and "there is no such profile" in text and "Traceback" not in text
-    assert near is None or f"did you mean {near}?" in text
 
 
 @pytest.mark.parametrize("files", ["gone.txt", ["gone/*.parquet"], "empty.txt"])
