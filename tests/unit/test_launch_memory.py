@@ -109,35 +109,25 @@ def test_a_variable_without_a_value_is_named_with_what_sets_it():
     assert unset_variable_error([]) is None and unset_variable_error([alike]) is None
 
 
-def test_a_budget_that_is_kept_says_nothing():
+def test_a_budget_that_is_not_kept_names_the_largest_experiments_and_the_way_out():
     assert budget_error({}, 50) is None and budget_error({"demo": of(0.1)}, 0) is not None
     assert budget_error({"demo": of(20.0), "other": of(30.0)}, 50) is None
-
-
-def test_a_budget_that_is_not_kept_names_the_largest_experiments_and_the_way_out():
     totals = {"small": of(1.0), "large": of(40.0), "middle": of(20.04), **{f"e{n}": of(0.5) for n in range(4)}}
     error = budget_error(totals, 50)
-    assert error.facts["needed"] == "63.0 node-hours (estimated)"
-    assert error.facts["budget"].startswith("50 ")
-    lines = error.facts["largest"].splitlines()
-    assert [line.split()[0] for line in lines[:3]] == ["large", "middle", "small"]
-    assert lines[0].split()[1] == "40.0" and lines[-1] == "and 2 more experiments: 1.00"
+    assert "63.0" in error.facts["needed"] and error.facts["budget"].startswith("50 ")
+    lines = [line.split() for line in error.facts["largest"].splitlines()]
+    assert [line[0] for line in lines] == ["large", "middle", "small", "e0", "e1", "and"] and lines[-1][-1] == "1.00"
     assert "--config 'budget={node_hours: 70}'" in error.facts["next"] and "corpus tokens" not in error.facts["next"]
     error = budget_error(totals | {"other": of(0, unknown="no device")}, 50)
-    assert error.facts["needed"] == "≥ 63.0 node-hours (estimated), and 1 runs of unknown hours"
+    assert "≥ 63.0" in error.facts["needed"] and "1 runs of unknown hours" in error.facts["needed"]
 
 
 def test_upper_bounds_count_for_the_budget_and_are_marked():
-    totals = {"exact": of(1.0), "bounded": of(60.0, bound="the time limit of their jobs")}
-    error = budget_error(totals, 50)
-    assert error.facts["needed"] == "≤ 61.0 node-hours (estimated), 1 runs with an upper bound"
-    assert error.facts["largest"].split() == ["bounded", "≤", "60.0", "exact", "1.00"]
-    assert "snakemake corpus tokens" in error.facts["next"]
-
-
-def test_a_cost_is_listed_by_experiment_within_the_budget_and_over_it():
     totals = {"exact": of(1.0), "bounded": of(3.0, bound="the time limit of their jobs")}
+    error = budget_error(totals, 3)
+    assert "≤ 4.00" in error.facts["needed"] and "snakemake corpus tokens" in error.facts["next"]
+    assert error.facts["largest"].split() == ["bounded", "≤", "3.00", "exact", "1.00"]
     first, *lines = format_costs(totals, 50)
-    assert first == "cost of 2 trainings, estimated: ≤ 4.00 node-hours, within the budget of 50 (budget.node_hours)"
+    assert "≤ 4.00" in first and "within the budget of 50 " in first
     assert [line.split()[:2] for line in lines] == [["exact", "1.00"], ["bounded", "≤"], ["≤:", "1"]]
     assert "over the budget of 3 " in format_costs(totals, 3)[0] and format_costs({}, 0) == []

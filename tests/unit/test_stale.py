@@ -97,17 +97,25 @@ def test_every_job_is_read_with_its_kind_and_name_and_targets_are_not(tmp_path):
 
 
 def test_an_edited_file_is_named_with_what_it_hits_and_what_follows():
-    text = told(*way(store(f"Updated input files: {code('list')}")))
-    assert text.splitlines()[:6] == [
-        "1 run, 1 store and 3 other jobs would run.",
-        "trainings: 1 on 1 rank",
+    for path, seconds in ((RUN, 600), (WIDE, 3600)):
+        record = {"started_unix_s": 5.0, "outcome": {"ended_unix_s": 5.0 + seconds}}
+        write_json(Path(path).with_name("run.json"), record)
+    text = told(
+        *way(store(f"Updated input files: {code('list')}"), train(f"Updated input files: {code('decoder')}", WIDE))
+    )
+    assert text.splitlines()[:5] == [
+        "2 runs, 1 store and 3 other jobs would run.",
+        "trainings: 1 on 1 rank, 1 on 4 ranks; last time took 1 h 10 min, 4 h 10 min over all ranks",
         "",
         f"code      {TOKEN_LIST} changed",
         "            store web/bpe/token-list",
-        "         -> 1 run, tables of ways, 1 figure of ways and report",
     ]
+    both = f"Updated input files: {code('both')}"
+    (cause,) = find_causes([train(both), train(both, WIDE)])
+    assert (cause.text, len(cause.jobs)) == (f"{TOKEN_LIST} and {DECODER} changed", 2)
     text = told(*way(store(f"Updated input files: {code('list')}")), call=Call(profile="alps"))
     assert "1 run would start only because data is rebuilt" in text
+    assert "         -> 1 run, tables of ways, 1 figure of ways and report\n" in text
     assert f"    snakemake --profile alps {STORE}\n" in text
     assert "--consider-ancient" not in text, "the run's own code is not edited"
 
@@ -122,13 +130,6 @@ def test_an_edit_of_a_trainings_code_can_be_accepted():
     assert "--consider-ancient" in text and "--touch" not in text, "where something is missing"
 
 
-def test_files_that_hit_the_same_jobs_are_one_cause():
-    both = f"Updated input files: {code('both')}"
-    found = find_causes([train(both), train(both, WIDE)])
-    assert [(c.label, len(c.jobs)) for c in found] == [("code", 2)]
-    assert found[0].text == f"{TOKEN_LIST} and {DECODER} changed"
-
-
 def test_code_is_told_without_names_where_nobody_knows_what_the_job_ran_with(folder):
     edited = train(f"Updated input files: {code('decoder')}")
     for path in (folder / "results/code/decoder").glob("?" * 64 + ".json"):
@@ -136,14 +137,6 @@ def test_code_is_told_without_names_where_nobody_knows_what_the_job_ran_with(fol
     assert "\ncode      one of its source files changed\n" in told(edited)
     (folder / ".snakemake/metadata/decoder").write_text("no JSON")
     assert "\ncode      one of its source files changed\n" in told(edited)
-
-
-def test_causes_come_before_what_only_follows():
-    text = told(
-        *way(store(f"Updated input files: {code('list')}"), train(f"Updated input files: {code('decoder')}", WIDE))
-    )
-    assert text.index(DECODER) and text.index(TOKEN_LIST) < text.index("-> 1 run")
-    assert text.startswith("2 runs, 1 store and 3 other jobs would run.\ntrainings: 1 on 1 rank, 1 on 4 ranks\n")
 
 
 @pytest.mark.parametrize(
@@ -194,12 +187,3 @@ def test_settings_in_files_of_arguments_are_compared_by_their_content():
     assert "by hash" in describe_changed_settings(
         "before: '@results/arguments/7.json' now: '@results/arguments/8.json'"
     )
-
-
-def test_trainings_say_how_long_they_took():
-    for output, seconds in ((RUN, 600), (WIDE, 3600)):
-        record = {"started_unix_s": 5.0, "outcome": {"ended_unix_s": 5.0 + seconds}}
-        write_json(Path(output).with_name("run.json"), record)
-    edited = f"Updated input files: {code('decoder')}"
-    text = told(train(edited), train(edited, WIDE))
-    assert "trainings: 1 on 1 rank, 1 on 4 ranks; last time took 1 h 10 min, 4 h 10 min over all ranks\n" in text
