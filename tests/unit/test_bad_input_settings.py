@@ -182,8 +182,7 @@ def test_an_experiments_file_which_is_a_target_is_of_plain_letters_and_no_other_
 
 
 def test_names_of_plain_letters_are_taken(tmp_path):
-    for name in ("c", "C4.en_v1-2", "0", "c" * 100):
-        Config(BASE | {"corpora": {"c": {}, name: {}}}, root=project(tmp_path).root)
+    Config(BASE | {"corpora": {name: {} for name in ("c", "C4.en_v1-2", "0", "c" * 100)}}, root=project(tmp_path).root)
 
 
 @pytest.mark.parametrize("change", [{"repeats": 10**9}, {"factors": {f"k{i}": list(range(10)) for i in range(12)}}])
@@ -310,11 +309,14 @@ def test_any_text_is_a_mapping_or_one_message(tmp_path_factory, text):
 @example(RunSettings, {"model": [1]})
 @example(CorpusSettings, {"source": {"files": 5}})
 @example(CorpusSettings, {"source": None, "cleaning": []})
+@example(RunSettings, {"layout": {"dta": 2}})
+@example(RunSettings, {"seed": float("nan")})
 def test_any_settings_passed_as_json_are_taken_or_one_message(cls, found):
-    try:
-        from_json(cls, json.dumps(found, default=str))
-    except UserError as error:
-        assert "next" in error.facts
+    for text in (json.dumps(found, default=str), "{", "3", "[]", "[" * 5000):
+        try:
+            assert isinstance(from_json(cls, text), cls) and text.startswith("{")
+        except UserError as error:
+            assert "next" in error.facts
 
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)

@@ -61,13 +61,6 @@ def test_a_run_survives_its_json():
     assert replace(before, corpus=replace(before.corpus, name="other")).identity == before.identity
 
 
-def test_text_that_is_no_json_of_settings_is_refused():
-    for text in ("{", "3", "[]", '{"layout": {"dta": 2}}', '{"seed": NaN}', "[" * 5000):
-        with pytest.raises(UserError) as error:
-            RunSettings.from_json(text)
-        assert "next" in error.value.facts
-
-
 # Doors: each kind of input is decoded by the same rules
 
 CLASSES = [
@@ -311,8 +304,6 @@ def test_paths_are_recorded_as_a_shell_expands_them(cls, field, tmp_path, monkey
         return value[0] if many else value
 
     assert read("~/a/*.parquet") == f"{tmp_path}/a/*.parquet" and read("${DATA}/x") == "/scratch/x"
-    assert read("https://host/~user/$DATA") == "https://host/~user/$DATA" and read("plain$") == "plain$"
-    with pytest.raises(UserError, match=f"(?s){field}.*NOWHERE"):
-        read("$NOWHERE/x")
-    with pytest.raises(UserError, match=field):
-        read("")
+    for wrong in ("$NOWHERE/x", ""):
+        with pytest.raises(UserError, match=field):
+            read(wrong)

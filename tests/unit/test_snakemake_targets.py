@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tokenscale.base.errors import UserError
-from tokenscale.cli.snakemake_targets import TABLES, Targets
+from tokenscale.cli.snakemake_targets import Targets
 from tokenscale.settings.config import Config
 from tokenscale.settings.manifests import done_file
 
@@ -36,18 +36,6 @@ def config_of(root) -> Config:
 def targets(tmp_path, monkeypatch) -> Targets:
     monkeypatch.chdir(tmp_path)
     return Targets(config_of(tmp_path))
-
-
-def test_a_report_has_a_page_for_each_of_several_experiments_and_their_figures(targets):
-    figure = "results/figures/first/loss_over_time.svg"
-    pages = [f"results/report/{name}.html" for name in ("index", "first", "second")]
-    sealed = ["results/report/report.pdf", "results/report/SHA256SUMS"]
-    assert targets.report_files(targets.report) == [*pages, *sealed, figure]
-    own = "results/report-experiments=first"
-    expected = [f"{own}/{name}" for name in ("index.html", "report.pdf", "SHA256SUMS")] + [figure]
-    assert targets.experiment_files("first") == expected
-    assert targets.page_figures("report-experiments=first") == [figure] and targets.page_figures("report") == []
-    assert len(targets.report_tables("report")) == 2 * len(TABLES)
 
 
 def test_a_shared_run_is_a_file_once_and_only_existing_ones_of_a_report_of_what_is_there(targets, tmp_path):
@@ -85,9 +73,3 @@ def test_parts_and_source_files_of_a_corpus(targets, tmp_path):
         targets.corpus_inputs("own")
     assert targets.corpus_inputs("docs") == [] and targets.content_of("docs") == ""
     assert targets.tokenizer_inputs("bpe") == {"corpus": ["results/corpus/own/manifest.json"], "source": []}
-
-
-def test_arguments_have_a_file_named_by_their_content(targets, tmp_path):
-    one, other = targets.arguments(names=["a", "b"]), targets.arguments(names=["a", "c"])
-    assert one == targets.arguments(names=["a", "b"]) != other
-    assert json.loads((tmp_path / one[1:]).read_text()) == ["--names", "a", "b"]
