@@ -110,37 +110,29 @@ def test_a_run_whose_image_lacks_what_it_imports_is_refused_by_name(folder, caps
     values["runs"] |= {"model": model, "objective": "masked"}
     (folder / "config/experiments/library.yaml").write_text(json.dumps(values))
     code, lines = on_alps(folder, HAS, capsys, "clean", "library")
-    refused = [line for line in lines if line.startswith("  refuse")]
-    assert code == 2 and len(refused) == 1
-    assert "library at alps: 12 runs import transformers, which the container's image lacks (" in refused[0]
+    (refused,) = [line for line in lines if line.startswith("  refuse")]
+    assert (
+        code == 2 and "library at alps: 12 runs import transformers" in refused and "(image/Containerfile)" in refused
+    )
     ids = [run.run_id for run in configuration.load_config(overrides={"scale": "alps"}).runs("library")]
-    assert all(run_id in refused[0] for run_id in ids[:3]) and "and 9 more" in refused[0]
-    assert "(m.toml: container_packages). Next: install transformers in the image (image/Containerfile)" in refused[0]
+    assert all(run_id in refused for run_id in ids[:3]) and "and 9 more" in refused
     code, lines = on_alps(folder, [*HAS, "transformers"], capsys, "clean", "library")
     assert code == 0 and not any("refuse" in line for line in lines)
-
-
-def test_what_an_image_has_is_compared_where_somebody_says_it(folder, capsys):
     code, lines = on_alps(folder, [], capsys, "clean")
     assert code == 0 and any("the packages in the image of image/train.toml are not listed" in line for line in lines)
-    code, lines = on_alps(folder, [name for name in HAS if name != "safetensors"], capsys, "clean")
-    assert code == 2 and any("12 runs import safetensors" in line for line in lines)
     main(["check", "clean", "--scale", "alps"])
-    assert "safetensors" not in capsys.readouterr().out, "without a container ranks run in this environment"
+    assert "not listed" not in capsys.readouterr().out, "without a container ranks run in this environment"
 
 
 def test_an_image_without_a_digest_is_refused_once(folder, capsys):
-    assert main(["check", "clean", "--scale", "alps"]) == 0
-    capsys.readouterr()
-    code, lines = on_alps(folder, HAS, capsys, "clean", "e", digest="")
-    (refused,) = [line for line in lines if "digest" in line]
-    assert code == 2 and refused.startswith("  refuse  alps: the image of image/train.toml has no digest (m.toml: cont")
-    assert 'Next: sha256sum IMAGE, then container_digest = "sha256:…" there' in refused
-    code, lines = on_alps(folder, HAS, capsys, "clean")
-    assert code == 0 and not [line for line in lines if "digest" in line]
+    for digest, expected in (("", 2), (f'container_digest = "sha256:{"0" * 64}"', 0)):
+        code, lines = on_alps(folder, HAS, capsys, "clean", "e", digest=digest)
+        refused = [line for line in lines if "digest" in line]
+        assert (code, len(refused)) == (expected, expected // 2)
+        assert not refused or "(m.toml: container_digest). Next: sha256sum IMAGE" in refused[0]
     (folder / "m.toml").write_text(CONTAINER + 'container_digest = "sha256:1"\n')
     assert main(["check", "clean", "--scale", "alps", "--machine", "m.toml"]) == 2
-    assert "'sha256:1' is not sha256: and 64 hex digits" in capsys.readouterr().err
+    assert "'sha256:1'" in capsys.readouterr().err
 
 
 def test_tokens_that_are_there_say_whether_data_are_repeated(folder, capsys):

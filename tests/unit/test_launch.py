@@ -79,6 +79,7 @@ def test_an_edited_record_is_not_sealed_and_moving_the_project_keeps_the_digest(
     record = read_json(directory / "run.json")
     write_json(directory / "run.json", record | {"attempt": 9})
     assert provenance.read_sealed(directory / "run.json") is None and not is_done(directory, identity)
+    assert identity.digest == identity.code_and_inputs and "state" not in identity.record(), "it resumes from none"
     (tmp_path / "elsewhere").mkdir()
     moved = code.rename(tmp_path / "elsewhere/code.py")
     assert hash_identity([moved], {"store": manifest}).digest == identity.digest
@@ -175,13 +176,6 @@ def test_a_run_of_the_same_state_is_not_trained_again_and_one_of_another_state_i
         assert attempt == 0 and other.digest != first.digest
         assert other.code_and_inputs == first.code_and_inputs, "what repeats share is the same"
     assert (directory / "superseded/000/attempt=00").is_dir()
-
-
-def test_what_a_run_without_a_state_is_made_of_says_nothing_of_one(tmp_path):
-    (tmp_path / "code.py").write_text("")
-    identity = hash_identity([tmp_path / "code.py"], {})
-    assert identity.digest == identity.code_and_inputs and "state" not in identity.record()
-    assert prepare_attempt(tmp_path / "run", RunSettings(), identity) == 0
 
 
 def test_a_state_that_was_purged_is_told_with_what_makes_it_again(run, tmp_path):

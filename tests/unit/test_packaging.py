@@ -154,9 +154,8 @@ def test_make_setup_installs_the_lock_of_this_platform(makefile, platform, flags
 
 
 def test_the_makefile_names_this_platform_as_the_locks_are_named(makefile):
-    text = makefile("-n", "setup", python3=f'exec {sys.executable} "$@"').stdout
+    text = makefile("-n", "setup", python3=REAL).stdout
     assert (f"locks/{PLATFORM}.txt" in text) is (LOCK in lock.LOCKS)
-    assert (f"no lock for {PLATFORM};" in text) is (LOCK not in lock.LOCKS)
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt", f"locks/{lock.PLATFORM}"])
