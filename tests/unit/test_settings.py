@@ -16,7 +16,6 @@ from tokenscale.settings.config import ConfigFile
 from tokenscale.settings.data import CorpusSettings, SourceSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.mixture import MixtureStage
-from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import LARGEST, decode, from_json, raise_errors
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import OptimizerSettings, RunSettings, StorageSettings
@@ -182,13 +181,6 @@ def test_a_store_is_its_folders_name_in_one_spelling(store):
             StoreSettings.parse(name)
 
 
-INTERLEAVED = {"pipeline": 4, "schedule": "interleaved", "stages_per_rank": 2}
-#: what is not cut: a model of transformers, and an embedding that is the head
-LIBRARY, TIED = (
-    dict(run=dict(model=replace(PRESETS[name], vocabulary_size=None))) for name in ("distilbert-base", "gpt2-124m")
-)
-
-
 @pytest.mark.parametrize(
     "layout, method, ranks",
     [
@@ -209,46 +201,6 @@ def test_a_layout_is_named_by_its_method_and_has_the_product_of_its_degrees(layo
     assert (layout.method, layout.world_size, run(layout=layout).problems()) == (method, ranks, [])
 
 
-@pytest.mark.parametrize(
-    "layout, field, words",
-    [
-        (dict(shard=9), "shard", "9 ranks share 8 sequences"),
-        (dict(data=3, shard=3), "data", "9 ranks share 8 sequences"),
-        (dict(sharding="zero1"), "sharding", "set layout.shard"),
-        (dict(data=2, sharding="zero2"), "sharding", "set layout.shard"),
-        (dict(data=2, shard=2, sharding="zero1"), "data", "data 1 and shard 4"),
-        (dict(shard=2, compression="bf16"), "compression", "fsdp has no gradient buckets"),
-        (dict(pipeline=2, data=2, bucket_megabytes=5), "bucket_megabytes", "1f1b-ddp has no gradient buckets"),
-        (dict(tensor=3), "tensor", "key_value_heads 4, sequence_length 64 evenly: 2 works"),
-        (dict(tensor=8), "tensor", "heads 4, model.key_value_heads 4 evenly: 4 works"),
-        (dict(pipeline=5), "pipeline", "5 stages are more than the model's 4 layers; at most 4"),
-        (dict(schedule="gpipe"), "schedule", "set layout.pipeline"),
-        (dict(stages_per_rank=2), "stages_per_rank", "set layout.pipeline"),
-        (dict(pipeline=2, stages_per_rank=2), "stages_per_rank", "1f1b has one stage per rank"),
-        (dict(pipeline=2, schedule="interleaved"), "stages_per_rank", "needs at least 2 stages per rank"),
-        (INTERLEAVED, "pipeline", "8 stages are more than the model's 4 layers; at most 2"),
-        (INTERLEAVED | dict(pipeline=2, data=3), "schedule", "change global_batch or micro_batch to get 2"),
-        (dict(pipeline=2, shard=2, schedule="zero-bubble"), "schedule", "or sharding zero1"),
-        (dict(data=2, head_group=True), "head_group", "set layout.shard"),
-        (dict(shard=2, tensor=2, head_group=True), "head_group", "remove it with tensor"),
-        (dict(shard=4, reshard_to=3), "reshard_to", "no divisor of shard 4 below it: 2 works"),
-        (dict(shard=2, sharding="zero2", embedding_group=True), "embedding_group", "until backward: use zero3"),
-        (dict(tensor=2) | LIBRARY, "tensor", "cannot be"),
-        (dict(pipeline=2) | LIBRARY, "pipeline", "cannot be"),
-        (dict(shard=2, embedding_group=True) | TIED, "embedding_group", "are one weight"),
-        (dict(shard=2, head_group=True) | TIED, "head_group", "are one weight"),
-        (dict(tensor=2, run=dict(float8=True)), "tensor", "float8"),
-        (dict(pipeline=2, schedule="zero-bubble", run=dict(compile=True)), "schedule", "compile"),
-    ],
-)
-def test_a_layout_that_cannot_be_is_refused_with_the_nearest_that_can(layout, field, words):
-    shape = ModelSettings(layers=4, heads=4, key_value_heads=4, hidden=192)
-    settings = dict(model=shape, sequence_length=64, micro_batch=1) | layout.get("run", {})
-    degrees = {key: value for key, value in layout.items() if key != "run"}
-    ((key, text),) = run(layout=LayoutSettings(**degrees), **settings).problems()
-    assert key == f"layout.{field}" and words in text
-
-
 def test_ranks_of_a_tensor_group_are_neighbours_and_stages_lie_furthest_apart():
     layout = LayoutSettings(pipeline=2, data=2, shard=2, tensor=2)
     places = [layout.coordinate(rank) for rank in range(16)]
@@ -259,30 +211,6 @@ def test_ranks_of_a_tensor_group_are_neighbours_and_stages_lie_furthest_apart():
     )
     assert layout.node_problem(4) is None and layout.node_problem(2) is None
     assert "tensor 2 fits" in LayoutSettings(tensor=4).node_problem(2)
-
-
-@pytest.mark.parametrize(
-    ("changes", "key", "nearest"),
-    [
-        ({"attention": "flash", "device": "cpu", "precision": "bf16"}, "attention", "use sdpa"),
-        ({"float8": True, "device": "cpu"}, "float8", "use device auto"),
-        ({"attention": "flash"}, "attention", "use sdpa, or precision bf16"),
-        ({"attention": "varlen", "document_mask": True}, "attention", "use flex, or precision bf16"),
-        (
-            {"attention": "flex", "document_mask": True, "model": ModelSettings(dropout=0.1)},
-            "attention",
-            "model.dropout 0",
-        ),
-        (
-            {"float8": True, "model": replace(ModelSettings(), dimension=72, heads=4)},
-            "model.dimension",
-            "multiples of 16",
-        ),
-    ],
-)
-def test_kernels_and_number_formats_that_no_machine_combines_are_refused_with_what_works(changes, key, nearest):
-    ((found, text),) = run(**changes).problems()
-    assert found == key and text.endswith(nearest)
 
 
 PATHS = {
