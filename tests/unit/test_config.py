@@ -176,7 +176,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize(("row", "corpus"), ROWS)
+@pytest.mark.parametrize(("row", "corpus"), ROWS, ids=lambda value: value[0] if isinstance(value, list) else value)
 def test_a_wrong_experiment_is_explained_before_it_is_used(tmp_path, row, corpus):
     key, change, *words = row
     values = {**EXPERIMENT, **change}
