@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from tests.workflow.conftest import EXPERIMENTS, OFFLINE, copy_of
-from tests.workflow.jobs import ACCEPTED, APPROACHES, BENCHMARK, RANKS, RUNS, STORES, WAYS, changed, source_files
+from tests.workflow.jobs import ACCEPTED, APPROACHES, RANKS, RUNS, STORES, WAYS, changed, source_files
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(110), pytest.mark.workflow]
 
@@ -47,19 +47,11 @@ def test_an_edit_that_changes_nothing_is_accepted_by_an_option_or_for_good(copy)
     assert copy.planned() == {}
 
 
-@pytest.mark.parametrize(
-    "file, planned",
-    [
-        ("cli/pretokenize.py", STORES),
-        ("data/stores/write_packed.py", STORES | {"pretokenize": 2}),
-        ("data/stores/write_parquet.py", {"pretokenize": 4, "train": 1} | BENCHMARK | WAYS),
-    ],
-)
-def test_a_store_that_is_rebuilt_equal_stops_the_wave(copy, file, planned):
-    """The writer's code alone changed: what a dry run listed below the store is not run."""
-    path = copy.root / "src/tokenscale" / file
+def test_a_store_that_is_rebuilt_equal_stops_the_wave(copy):
+    """The writers' code alone changed: what a dry run listed below the stores is not run."""
+    path = copy.root / "src/tokenscale/cli/pretokenize.py"
     path.write_text(path.read_text() + "\n# an edited line\n")
-    assert copy.planned() == planned
+    assert copy.planned() == STORES
     copy.snakemake("--cores", "2", "tokens")
     assert copy.planned() == {}
 
@@ -75,16 +67,6 @@ def test_a_level_taken_out_keeps_its_run_and_put_back_trains_nothing(copy):
 
 
 # What was removed
-
-
-def test_a_removed_figure_is_drawn_alone(copy):
-    figure = copy.root / "results/figures/ways/loss_over_time.svg"
-    before = figure.read_bytes()
-    figure.unlink()
-    assert len(list(copy.root.glob("results/runs/*/done.json"))) == 4, "a run that two experiments need, once"
-    assert copy.planned("results/figures/ways/loss_over_time.svg") == {"draw_figure": 1}
-    copy.snakemake("--cores", "1", "results/figures/ways/loss_over_time.svg")
-    assert figure.read_bytes() == before
 
 
 def test_purged_shards_are_restored_by_the_documented_command_and_nothing_reruns(copy):

@@ -98,15 +98,3 @@ def test_an_edit_of_a_trainings_code_reruns_the_source_and_what_resumes_from_it(
 def test_a_setting_of_the_source_trains_both_anew_and_another_step_the_rest_alone(left, change, trained):
     with changed(left.root / "config/experiments/left.yaml", lambda text: json.dumps(LEFT | change)):
         assert planned(left) == {"run_table": 1, "ingest": 1} | ({"train": trained} if trained else {})
-
-
-def test_a_state_that_is_not_kept_or_of_other_samples_is_refused_before_anything_runs(left):
-    for cell, words in [
-        ([2, FROM_ONE | {"step": 3}, 0], "keeps no state after this step"),
-        ([2, FROM_ONE, 7], "only layout, budget and evaluation may differ"),
-    ]:
-        experiment = LEFT | {"factors": {"layout.data, resume_from, seed": [[1, None, 0], cell]}}
-        with changed(left.root / "config/experiments/left.yaml", lambda text, new=experiment: json.dumps(new)):
-            done = left.snakemake("-n", "--cores", "2", "tables", check=False)
-        assert done.returncode == 2 and words in done.stdout and "experiments/left.yaml" in done.stdout
-        assert "Traceback" not in done.stdout

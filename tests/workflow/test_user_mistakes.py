@@ -129,10 +129,10 @@ def test_a_command_line_is_read_as_people_type_it(typed, read):
 
 
 @pytest.mark.parametrize("files", ["gone.txt", ["gone/*.parquet"], "empty.txt"])
-def test_a_source_without_files_is_a_line_of_the_plan(files, fresh, monkeypatch, capfd):
-    (fresh.root / "empty.txt").write_text("")
-    arrange(fresh.root, {"mine.yaml": {"corpus": "own", "corpora": {"own": {"source": {"files": files}}}}})
-    code, text = said_by("tokenscale plan ways --configfile mine.yaml", fresh, monkeypatch, capfd)
+def test_a_source_without_files_is_a_line_of_the_plan(files, shared, monkeypatch, capfd):
+    own = {"mine.yaml": {"corpus": "own", "corpora": {"own": {"source": {"files": files}}}}}
+    arrange(shared.root, own | {"empty.txt": ""})
+    code, text = said_by("tokenscale plan ways --configfile mine.yaml", shared, monkeypatch, capfd)
     assert code == 0 and "missing: corpus own: " in text and "corpora.own.source.files" in text
 
 
@@ -142,15 +142,15 @@ def test_a_target_may_stand_behind_the_configuration_file(fresh):
     assert "build_corpus" in said and "train" not in said
 
 
-@pytest.mark.parametrize("wrong", ["question: [", "questin: what?\n", "question: ?\nruns: {model: lama}\n"])
-def test_an_experiment_that_does_not_fit_stops_no_other_target(wrong, fresh):
+def test_an_experiment_that_does_not_fit_stops_no_other_target(fresh):
     """It is listed by its name, and refused where it is asked for."""
-    (fresh.root / "config/experiments/other.yaml").write_text(wrong)
+    for name, text in {"mute": "question: [", "other": "question: ?\nruns: {model: lama}\n"}.items():
+        (fresh.root / f"config/experiments/{name}.yaml").write_text(text)
     done = fresh.snakemake("ways", "-n", "--quiet", "host")
-    assert "experiments are left out" in done.stdout and "experiments  other\n" in done.stdout
-    for target in ("other", "all_experiments"):
+    assert "experiments are left out" in done.stdout and "experiments  mute, other\n" in done.stdout
+    for target, file in {"other": "other", "all_experiments": "mute"}.items():
         done = fresh.snakemake(target, "-n", check=False)
-        assert done.returncode == 2 and "config/experiments/other.yaml" in done.stdout
+        assert done.returncode == 2 and f"config/experiments/{file}.yaml" in done.stdout
 
 
 def test_renaming_an_experiment_repeats_no_measurement(fresh):

@@ -62,25 +62,6 @@ def test_each_configuration_has_its_own_report_and_the_call_ends_with_it(copy):
     assert copy.snakemake("--cores", "2").stdout.count("\nreport   results/report/index.html\nanswers  ") == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["results/report/index.html"], ["no rule makes", "did you mean results/report-scale=alps/index.html"]),
-        ([], ["results/report-scale=alps", "no folder"]),
-    ],
-)
-def test_a_call_that_cannot_build_its_report_says_why(fresh, arguments, words):
-    """A report of another configuration by its path, and a file in the folder's place."""
-    results = fresh.root / "results"
-    (results / "report").mkdir(parents=True)
-    (results / "report/index.html").touch()
-    if not arguments:
-        (results / "report-scale=alps").touch()
-    done = fresh.snakemake("-n", "--cores", "1", *arguments, "--config", "scale=alps", check=False)
-    assert done.returncode == 2 and all(word in done.stdout for word in words), done.stdout
-    assert "Traceback" not in done.stdout and "report   " not in done.stdout
-
-
 def test_alps_is_planned_without_slurm_and_without_writing_elsewhere(fresh):
     """GPUs 1/2/4/8/12/16 → nodes 1/1/1/2/3/4, ranks a node 1/2/4/4/4/4."""
     runs = RUNS | {"approach": "packed", "global_batch": 48}
