@@ -1,80 +1,21 @@
 """What a failed job is told to have died of, by messages as SLURM, torch and NCCL write them; reports of hangs."""
 
+from pathlib import Path
+
 import pytest
+import yaml
 
 from tokenscale.base.errors import UserError
 from tokenscale.runs.launch.failure_hints import describe_hang, find_hint
 
-PEER = (
-    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:52093\n"
-    "srun: error: nid000002: task 1: Exited with exit code 1\n"
-    "slurmstepd: error: *** STEP 7.0 ON nid000001 CANCELLED AT 2026-11-21T16:12:12 ***\n"
-    "W1121 16:12:12.120000 31 torch/distributed/elastic/multiprocessing/api.py:908] Sending process 42 closing signal"
-    " SIGTERM\n"
-)
-CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 94.50 GiB"
-WATCHDOG = (
-    "[rank0]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: "
-    "WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, NumelIn=466119168, NumelOut=466119168, Timeout(ms)=600000) ran for 600060 "
-    "milliseconds before timing out."
-)
-REFUSED = "SLURM sbatch failed. The error message was 'sbatch: error: Batch job submission failed: {}'."
+MESSAGES = yaml.safe_load(Path(__file__).with_name("failed_jobs.yaml").read_text())
+(PEER,) = MESSAGES["lost its peer"]
+CUDA = MESSAGES["GPU's memory"][0]
+WATCHDOG = MESSAGES["timed out"][0]
 
 
-@pytest.mark.parametrize(
-    "words, text",
-    [
-        ("the account or the QOS", REFUSED.format("Invalid account or account/partition combination specified")),
-        ("no such partition", REFUSED.format("Invalid partition name specified")),
-        ("the account or the QOS", REFUSED.format("Invalid qos specification")),
-        ("more time than", REFUSED.format("Requested time limit is invalid (missing or exceeds some limit)")),
-        ("no node of this partition", REFUSED.format("Requested node configuration is not available")),
-        ("no node of this partition", "sbatch: error: Memory specification can not be satisfied"),
-        ("controller did not answer", "sbatch: error: Batch job submission failed: Unable to contact slurm controller"),
-        ("the container", "slurmstepd: error: pyxis: couldn't start container"),
-        ("the container", "slurmstepd: error: pyxis: container start failed with error code: 1"),
-        ("the container", "slurmstepd: error: pyxis: failed to import docker image"),
-        ("did not find a module", "ModuleNotFoundError: No module named 'tokenscale'"),
-        ("did not find a module", "/usr/bin/python: No module named tokenscale"),
-        ("GPU's memory", CUDA),
-        ("GPU's memory", "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB"),
-        ("main memory", "slurmstepd: error: Detected 1 oom_kill event in StepId=440575.0. Some of the step tasks have"),
-        ("main memory", "slurmstepd: error: Detected 2 oom-kill event(s) in step 3756240.batch cgroup."),
-        ("main memory", "srun: error: nid001277: tasks 1-3: Out Of Memory"),
-        ("main memory", "slurmstepd: error: StepId=7.0 exceeded memory limit (943718400 > 314572800), being killed"),
-        ("main memory", "memory allocation of 34359738368 bytes failed"),
-        ("main memory", "terminate called after throwing an instance of 'std::bad_alloc'"),
-        ("disk", "OSError: [Errno 28] No space left on device"),
-        ("disk", "OSError: [Errno 122] Disk quota exceeded: 'results/runs/x/checkpoints'"),
-        ("a node failed", "srun: error: Node failure on nid000003"),
-        ("a node failed", "*** JOB 6 ON nid000002 CANCELLED AT 2026-11-21T16:12:12 DUE TO NODE FAILURE, SEE SLURMCTLD"),
-        ("higher priority", "*** STEP 6.0 ON nid000002 CANCELLED AT 2026-11-21T16:12:12 DUE TO PREEMPTION ***"),
-        ("time limit", "slurmstepd: error: *** JOB 6 ON nid2 CANCELLED AT 2026-11-21T16:12:12 DUE TO TIME LIMIT ***"),
-        ("port", "The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, "),
-        ("network plugin", "nid001:31:31 [0] init.cc:1 NCCL WARN Error: network AWS Libfabric not found."),
-        ("cancelled the job", "slurmstepd-nid1: error: *** JOB 1 ON nid000001 CANCELLED AT 2026-11-21T16:12:12 ***"),
-        ("timed out", WATCHDOG),
-        ("timed out", "RuntimeError: [..] Timed out waiting 1800000ms for recv operation to complete"),
-        ("exception", "ValueError: the row has no tokens"),
-        ("exception", "[rank1]: KeyError: 'loss'"),
-        ("did not reach", "The client socket has timed out after 60000ms while trying to connect to (nid1, 29500)."),
-        ("lost its peer", PEER),
-        ("killed without a message", "tokenscale: rank 2 failed first (signal SIGKILL); ending 3 other rank(s)."),
-        ("killed without a message", "srun: error: nid000001: task 0: Killed"),
-        ("killed without a message", "  exitcode  : -9 (pid: 4242)"),
-        ("its state was saved", "interrupted by SIGINT after step 53; the next attempt goes on from there"),
-        ("ended by Ctrl-C", "tokenscale: interrupted."),
-        (
-            "of step 5",
-            "tokenscale: x was ended at once.\n  cause  Ctrl-C twice; its state is of step 5\n  next   again",
-        ),
-        ("its state was saved", "interrupted by SIGTERM after step 1; the next attempt goes on from there"),
-        ("ended by Ctrl-C", 'Traceback (most recent call last):\n  File "rank.py"\nKeyboardInterrupt'),
-    ],
-)
+@pytest.mark.parametrize(("words", "text"), [(words, text) for words, texts in MESSAGES.items() for text in texts])
 def test_a_message_is_told_by_its_cause(words, text):
-    if words == "port":
-        text += "code: -98, name: EADDRINUSE, message: address already in use"
     found = find_hint("step 1/24  loss 8.3  16,991 useful tokens/s  6 s left", text)
     assert found and words in found.what, found
     assert found.next and found.line in text
