@@ -59,20 +59,8 @@ def test_a_project_with_nothing_built_says_so(fresh):
     assert len(dry.splitlines()) < 60 and "ways, ranks at scale demo, 4 of 4 runs to do" in dry
 
 
-def test_a_failed_call_ends_with_what_failed_and_why(fresh):
+def test_a_call_shows_one_line_a_job_and_ends_with_what_failed_and_why(fresh):
     """By the hook of the Snakefile, which jobs on nodes do not call."""
-    config = CONFIG | {"corpora": {"small": {"source": {"kind": "docstrings", "packages": ["no_such_package"]}}}}
-    (fresh.root / "config/config.yaml").write_text(json.dumps(config))
-    done = fresh.snakemake("--cores", "1", "results/corpus/small/manifest.json", check=False)
-    told = done.stdout.split("1 job failed in Snakemake's last call")
-    assert done.returncode == 1 and len(told) == 2, done.stdout
-    assert "\ncorpus small\n  why     " in told[1] and "no_such_package" in told[1] and "\n  next    " in told[1]
-    assert "  log     results/logs/corpus/small.log\n" in told[1]
-    again = status(fresh, "--failed")
-    assert again.returncode == 0 and again.stdout.split("\n", 1)[1] in told[1]
-
-
-def test_the_local_profile_shows_one_line_a_job_and_the_whole_error_of_one_that_fails(fresh):
     corpora = CONFIG["corpora"] | {"broken": {"source": {"kind": "docstrings", "packages": ["no_such_package"]}}}
     (fresh.root / "config/config.yaml").write_text(json.dumps(CONFIG | {"corpora": corpora}))
     files = ["results/tokenizers/bpe/manifest.json", "results/corpus/broken/manifest.json"]
@@ -81,16 +69,17 @@ def test_the_local_profile_shows_one_line_a_job_and_the_whole_error_of_one_that_
     lines = [line.split("(")[0].split() for line in done.stdout.splitlines()]
     jobs = [words[1:] for words in lines if len(words) == 4 and words[1].endswith("/3")]
     assert sorted(words[0] for words in jobs) == ["1/3", "2/3", "3/3"]
-    assert sorted(words[1:] for words in jobs) == [
-        ["build_corpus", "broken"],
-        ["build_corpus", "small"],
-        ["build_tokenizer", "bpe"],
-    ]
-    assert "2 of 3 jobs done, 1 failed, in " in done.stdout
+    expected = [["build_corpus", "broken"], ["build_corpus", "small"], ["build_tokenizer", "bpe"]]
+    assert sorted(words[1:] for words in jobs) == expected and "2 of 3 jobs done, 1 failed, in " in done.stdout
     for words in ("Select jobs", "Provided cores", "Finished job", "Using shell", "Job stats"):
         assert words not in done.stdout
     error = done.stdout.split("Error in rule build_corpus:")[1]
     assert "results/logs/corpus/broken.log" in error and "no_such_package" in error
+    _, told = done.stdout.split("1 job failed in Snakemake's last call")
+    assert "\ncorpus broken\n  why     " in told and "no_such_package" in told and "\n  next    " in told
+    assert "  log     results/logs/corpus/broken.log\n" in told
+    again = status(fresh, "--failed")
+    assert again.returncode == 0 and again.stdout.split("\n", 1)[1] in told
 
 
 def delete_files(project):

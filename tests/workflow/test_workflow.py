@@ -11,7 +11,6 @@ import pytest
 
 from tests import planted
 from tests.refusals import refused
-from tests.unit.test_launch_workflows import ENTER
 from tests.workflow import forked
 from tests.workflow.conftest import EXPERIMENTS, OFFLINE, ROOT, RUNS
 from tests.workflow.jobs import REPORT
@@ -133,21 +132,6 @@ def test_each_damaged_file_is_named(built):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["all"]["named"] > 35
-
-
-def test_a_second_call_in_the_same_folder_is_refused_and_writes_nothing(fresh):
-    command = [sys.executable, "-c", ENTER, fresh.root / ".snakemake", "all"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=fresh.environment) as first:
-        assert first.stdout.readline()
-        for target in ("corpus", "report_now"):
-            code, text = forked.snakemake(["--cores", "1", target], fresh.root, fresh.environment)
-            assert code == 2 and f"process {first.pid} on" in text and not (fresh.root / "results").exists(), text
-        locks = fresh.root / ".snakemake/locks"  # as Snakemake itself locks the files of a call
-        locks.mkdir(parents=True, exist_ok=True)
-        (locks / "0.output.lock").write_text("results/corpus/small/manifest.json\n")
-        code, text = forked.snakemake(["-n", "corpus"], fresh.root, fresh.environment)
-        assert code == 0 and "lock" not in text and "corpus small" in text
-        first.stdin.close()
 
 
 def here(*arguments):
