@@ -77,6 +77,8 @@ FirstJobId={first_job}
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0,bf_interval=1
 EpilogMsgTime=1
+# longer than this project waits for an answer
+MessageTimeout=60
 SlurmctldTimeout=30
 SlurmdTimeout=30
 InactiveLimit=0
@@ -133,7 +135,7 @@ class Cluster:
     def run(
         self,
         *argv: str | Path,
-        timeout: float = 60,
+        timeout: float = 300,
         check: bool = True,
         cwd: Path | None = None,
         variables: dict[str, str] | None = None,
@@ -165,22 +167,14 @@ class Cluster:
 
     def jobs(self) -> list[dict[str, str]]:
         """Every job since the start, by id, in SLURM's words; `nodes` as in `nid[000001-000002]`."""
-        fields = {
-            "id": "%i",
-            "state": "%T",
-            "reason": "%r",
-            "name": "%j",
-            "comment": "%k",
-            "nodes": "%N",
-            "workdir": "%Z",
-        }
+        fields = {"id": "%i", "state": "%T", "reason": "%r", "comment": "%k", "nodes": "%N", "workdir": "%Z"}
         separator = "\x1f"  # a name or a comment may hold any character that one can type
         said = self.run(
             "squeue", "--states=all", "--noheader", "--sort=i", "--format=" + separator.join(fields.values())
         )
         return [dict(zip(fields, line.split(separator), strict=True)) for line in said.stdout.splitlines()]
 
-    def wait_for(self, job: str | int, states: str | set[str], timeout: float = 60) -> dict[str, str]:
+    def wait_for(self, job: str | int, states: str | set[str], timeout: float = 400) -> dict[str, str]:
         """The job, as soon as it is in one of these states. One that ended in another state is not waited for."""
         states = {states} if isinstance(states, str) else set(states)
         end = time.monotonic() + timeout
@@ -197,14 +191,14 @@ class Cluster:
 
     def nodes(self) -> dict[str, str]:
         """Node → its state, in SLURM's words."""
-        said = self.run("sinfo", "--noheader", "--Node", "--partition=normal", "--format=%N %T", timeout=20).stdout
+        said = self.run("sinfo", "--noheader", "--Node", "--partition=normal", "--format=%N %T", timeout=60).stdout
         return dict(line.split() for line in said.splitlines())
 
     def set_node(self, name: str, state: str, reason: str = "test") -> None:
         """As an administrator does it. A node set `down` loses its jobs, and is back at once, as its daemon lives."""
         self.run("scontrol", "update", f"NodeName={name}", f"State={state}", f"Reason={reason}")
 
-    def wait_for_nodes(self, states: str | set[str] = "idle", timeout: float = 60) -> None:
+    def wait_for_nodes(self, states: str | set[str] = "idle", timeout: float = 300) -> None:
         """Until every node is in one of these states."""
         states = {states} if isinstance(states, str) else set(states)
         end = time.monotonic() + timeout
@@ -310,7 +304,7 @@ class Cluster:
                 daemon.terminate()
             for daemon in self.daemons.values():
                 try:
-                    daemon.wait(timeout=20)
+                    daemon.wait(timeout=60)
                 except subprocess.TimeoutExpired:
                     daemon.kill()
                     daemon.wait()
@@ -320,7 +314,7 @@ class Cluster:
         if "slurmctld" not in self.daemons or self.daemons["slurmctld"].poll() is not None:
             return
         self.run("scancel", f"--user={pwd.getpwuid(os.getuid()).pw_name}", timeout=10)
-        end = time.monotonic() + 5
+        end = time.monotonic() + 2
         while self.run("squeue", "--noheader", timeout=10).stdout and time.monotonic() < end:
             time.sleep(0.1)
 
@@ -346,7 +340,7 @@ def marked(root: Path) -> list[int]:
 
 def kill_marked(root: Path, spared: Collection[int] = ()) -> None:
     """Kills them, and what they start meanwhile, until none is left outside of the groups of processes to be spared."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while processes := [process for process in marked(root) if _group(process) not in spared]:
         if time.monotonic() > end:
             raise RuntimeError(f"processes of {root} do not end: {processes}")

@@ -12,28 +12,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests import served
-from tests.slurm.cluster import Cluster
+from tests.slurm.cluster import Cluster, open_files
 from tests.workflow.conftest import RUNS, Project, make_project
 
 PROFILE = "profiles/slurm-test"
+#: log of an attempt's first rank, which is written some steps at a time
+STEPS = "attempt={:02d}/rank=00000/steps.jsonl"
 PACKED = RUNS | {"approach": "packed", "global_batch": 16, "micro_batch": 1}
-#: ten seconds of steps, on whatever machine, and a state now and then
-LONG = PACKED | {"budget": {"wall_s": 10}, "global_batch": 4, "layout": {"data": 2}, "checkpoints": {"every": 50}}
+#: some seconds of steps, more where a machine is busy, and a state now and then
+LONG = PACKED | {"budget": {"steps": 600}, "global_batch": 4, "layout": {"data": 2}, "checkpoints": {"every": 50}}
 EXPERIMENTS = {
     "sizes": {
         "question": "Do any number of GPUs compute what one computes?",
         "runs": PACKED | {"model": {"preset": "llama-micro", "layers": 2, "heads": 4, "key_value_heads": 4}},
         "factors": {
-            "layout": [
-                *({"data": size} for size in (1, 2, 4, 8, 16)),
-                {"pipeline": 2, "tensor": 4},  # one stage a node
-            ]
+            "layout": [{"data": 1}, {"data": 2}, {"data": 16}, {"pipeline": 2, "tensor": 4}]  # one stage a node
         },
     },
     "pair": {
         "question": "Are the tables those of the local profile?",
         "runs": PACKED,
-        "factors": {"approach": ["packed", "token-list"], "layout.data": [1, 4]},
+        "factors": {"approach": ["packed", "token-list"], "layout.data": [1, 2]},
         "figures": ["loss_over_time", "scaling_throughput"],
     },
     "long": {"question": "Does it go on?", "runs": LONG, "factors": {"seed": [0]}},
@@ -123,7 +122,7 @@ class OnCluster:
         """The cluster's jobs of a run in this folder, the oldest first."""
         return [j for j in self.cluster.jobs() if j["workdir"] == str(self.root) and run_id in j["comment"]]
 
-    def until(self, what, timeout: float = 120):
+    def until(self, what, timeout: float = 400):
         """The first value of `what()` that is true."""
         end = time.monotonic() + timeout
         while not (found := what()):
@@ -131,10 +130,17 @@ class OnCluster:
             time.sleep(0.2)
         return found
 
-    def step(self) -> int:
-        """How far the one run of the experiment `long` is."""
-        paths = [*self.root.glob("results/runs/*/status.json")]
-        return json.loads(paths[0].read_text())["step"] if paths else 0
+    def trains(self, attempt: int = 0) -> tuple[str, Path]:
+        """The id and folder of the one run of the experiment `long`, once this attempt has logged steps."""
+        self.until(lambda: any(f.stat().st_size for f in self.root.glob(f"results/runs/*/{STEPS.format(attempt)}")))
+        return run_of(self)
+
+    def stop_rank(self, path: Path) -> int:
+        """Rank 0 of a run's first attempt, which does nothing until it is sent SIGCONT."""
+        steps = str(path / STEPS.format(0))
+        (rank,) = (int(folder.name) for folder in Path("/proc").glob("[0-9]*") if steps in open_files(folder.name))
+        os.kill(rank, signal.SIGSTOP)
+        return rank
 
 
 def losses(run: Path) -> list[float]:
@@ -150,7 +156,7 @@ def losses(run: Path) -> list[float]:
     return [step["loss"] / step["tokens"] for step in latest]
 
 
-def run_of(project) -> tuple[str, object]:
+def run_of(project) -> tuple[str, Path]:
     """The one run of the experiment `long`: its id and its folder."""
     ((name, path),) = project.runs().items()
     return name, path

@@ -36,7 +36,7 @@ def test_jobs_of_a_folder_and_why_they_wait(cluster, tmp_path):
     }
     try:
         cluster.wait_for(jobs["running"], "RUNNING")
-        end = time.monotonic() + 20  # the scheduler says why a job waits when it has looked at it
+        end = time.monotonic() + 300  # the scheduler says why a job waits when it has looked at it
         while True:
             text = cluster.run(*STATUS, cwd=tmp_path).stdout
             words = [" ".join(line.split()) for line in text.splitlines()]
@@ -53,12 +53,12 @@ def test_jobs_of_a_folder_and_why_they_wait(cluster, tmp_path):
     assert any(line.startswith(WAITS) for line in words), text
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["gone", "silent"])
-def test_a_controller_that_does_not_answer_is_one_line(another, tmp_path, end):
+def test_a_controller_that_does_not_answer_is_one_line(another, tmp_path):
     with another as cluster:
-        cluster.daemons["slurmctld"].send_signal(end)
-        done = cluster.run(*STATUS, cwd=tmp_path)
-        cluster.daemons["slurmctld"].send_signal(signal.SIGCONT)
-    assert done.stdout.startswith("jobs   SLURM's queue cannot be read: ") and done.stderr == ""
-    assert end == signal.SIGKILL or f"no output within {LIMIT_S:g} s" in done.stdout, "squeue would wait much longer"
-    assert len(done.stdout.splitlines()) == 3
+        controller = cluster.daemons["slurmctld"]
+        for end in (signal.SIGSTOP, signal.SIGKILL):
+            controller.send_signal(end)
+            done = cluster.run(*STATUS, cwd=tmp_path, timeout=300)
+            assert done.stdout.startswith("jobs   SLURM's queue cannot be read: ") and done.stderr == ""
+            assert end == signal.SIGKILL or f"no output within {LIMIT_S:g} s" in done.stdout, "squeue would wait longer"
+            assert len(done.stdout.splitlines()) == 3
