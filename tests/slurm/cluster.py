@@ -57,7 +57,7 @@ TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=1
 JobAcctGatherParams=OverMemoryKill
-KillWait=20
+KillWait=60
 
 # a node has what stands here, whatever this machine has
 SlurmdParameters=config_overrides
@@ -78,9 +78,9 @@ SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0,bf_interval=1
 EpilogMsgTime=1
 # longer than this project waits for an answer
-MessageTimeout=60
+MessageTimeout=20
 SlurmctldTimeout=30
-SlurmdTimeout=30
+SlurmdTimeout=300
 InactiveLimit=0
 
 {nodes}
@@ -291,32 +291,20 @@ class Cluster:
     # -- end
 
     def _end(self) -> None:
-        """Jobs first, as SLURM ends them; then what is left of them, daemons, and what is left of those."""
-        for daemon in self.daemons.values():
+        """Jobs first; then daemons, and what is left of those. SLURM itself would give jobs time to end."""
+        daemons = self.daemons.values()
+        for daemon in daemons:
             daemon.send_signal(signal.SIGCONT)  # a test may have stopped one
-        try:
-            self._cancel_all()
-        except (RuntimeError, subprocess.TimeoutExpired, OSError):
-            pass  # no controller, or one that does not answer: its jobs are killed below
-        finally:
-            kill_marked(self.root, spared={daemon.pid for daemon in self.daemons.values()})  # they lead their groups
-            for daemon in self.daemons.values():
-                daemon.terminate()
-            for daemon in self.daemons.values():
-                try:
-                    daemon.wait(timeout=60)
-                except subprocess.TimeoutExpired:
-                    daemon.kill()
-                    daemon.wait()
-            kill_marked(self.root)
-
-    def _cancel_all(self) -> None:
-        if "slurmctld" not in self.daemons or self.daemons["slurmctld"].poll() is not None:
-            return
-        self.run("scancel", f"--user={pwd.getpwuid(os.getuid()).pw_name}", timeout=10)
-        end = time.monotonic() + 2
-        while self.run("squeue", "--noheader", timeout=10).stdout and time.monotonic() < end:
-            time.sleep(0.1)
+        kill_marked(self.root, spared={daemon.pid for daemon in daemons})  # they lead their groups
+        for daemon in daemons:
+            daemon.terminate()
+        for daemon in daemons:
+            try:
+                daemon.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+        kill_marked(self.root)
 
 
 # -- processes and ports

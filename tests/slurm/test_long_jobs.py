@@ -13,7 +13,7 @@ ARGUMENTS = ("runs", "--config", "experiments=long")
 
 
 def test_a_run_that_is_told_to_stop_goes_on_from_that_step(project):
-    """By a signal to its ranks, by one to its launcher alone, and by scancel, which gives it twenty seconds here."""
+    """By a signal to its ranks, by one to its launcher alone, and by scancel."""
     project.change("long", budget={"steps": 1000})
     stops = []
     for attempt, options in enumerate((["--signal=USR1"], ["--batch", "--signal=TERM"], [])):
