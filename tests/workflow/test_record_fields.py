@@ -10,12 +10,8 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 
-from tests.web import Server
-from tests.workflow.conftest import Project, copy_of
-from tokenscale.data.corpus.build import build as build_corpus
-from tokenscale.data.corpus.download import fetch_corpus
+from tests.workflow.conftest import Project
 from tokenscale.data.stores.writing import write_store as write_store
-from tokenscale.settings.data import CorpusSettings, SourceSettings
 
 pytestmark = pytest.mark.workflow
 
@@ -76,28 +72,14 @@ def times_of(project: Project, file: Path):
     return SimpleNamespace(started_unix_s=started, written_unix_s=file.stat().st_mtime)
 
 
-@pytest.fixture(scope="module")
-def complete(built, tmp_path_factory) -> Project:
-    """The built project, and what its experiments do not need: a download and its corpus."""
-    project = copy_of(built, tmp_path_factory.mktemp("complete"))
-    results = project.root / "results"
-    with Server() as web:
-        web.files["/stories.txt"] = b"\n".join(b"Story %d: once upon a time." % i for i in range(50))
-        source = SourceSettings(kind="url", files=(f"{web.address}/stories.txt",), separator="\n")
-        settings = CorpusSettings(name="web", source=source, validation_share=0.2)
-        fetch_corpus(settings, results / "downloads/web")
-        build_corpus(settings, results / "downloaded", downloads=results / "downloads/web")
-    return project
-
-
-def test_each_field_has_its_unit_and_a_plausible_value(complete):
+def test_each_field_has_its_unit_and_a_plausible_value(built):
     found, units = {}, set()
-    files = [p for p in (complete.root / "results").rglob("*.json") if not p.name.startswith(".")]
+    files = [p for p in (built.root / "results").rglob("*.json") if not p.name.startswith(".")]
     for file in files:
         text = file.read_text()
         record = json.loads(text, parse_constant=lambda name: pytest.fail(name))
-        if wrong := complaints(record, times_of(complete, file)):
-            found[str(file.relative_to(complete.root))] = wrong
+        if wrong := complaints(record, times_of(built, file)):
+            found[str(file.relative_to(built.root))] = wrong
         endings = {unit_of(name) for name in re.findall(r'"(\w+)":', text)}
         units |= endings
         if file.name == "manifest.json":  # equal on a rebuild: no time is in it
@@ -105,11 +87,11 @@ def test_each_field_has_its_unit_and_a_plausible_value(complete):
     assert found == {} and len(files) > 40 and {"_unix_s", "_utc", "_s", "sha256", "bytes"} <= units
 
 
-def test_each_column_of_the_tables_holds_its_unit(complete):
+def test_each_column_of_the_tables_holds_its_unit(built):
     """Columns by the end of their names. `_mono_s` counts from a boot and is compared with itself alone."""
     found, units = {}, set()
-    for file in sorted((complete.root / "results/tables").glob("*/*.parquet")):
-        when, table = times_of(complete, file), pq.read_table(file)
+    for file in sorted((built.root / "results/tables").glob("*/*.parquet")):
+        when, table = times_of(built, file), pq.read_table(file)
         for column in table.column_names:
             ending = unit_of(column)
             if ending is None or column.endswith("_mono_s"):
