@@ -69,27 +69,19 @@ def test_a_level_taken_out_keeps_its_run_and_put_back_trains_nothing(copy):
 # What was removed
 
 
-def test_purged_shards_are_restored_by_the_documented_command_and_nothing_reruns(copy):
-    store = copy.root / "results/tokens/small/bpe/packed-sequence_length=32"
-    before = (store / "manifest.json").read_bytes()
-    (store / "tokens.bin").unlink()
-    assert copy.planned() == {}, "shards are not declared"
-    copy.snakemake("--cores", "1", "-f", str((store / "manifest.json").relative_to(copy.root)))
-    assert (store / "tokens.bin").is_file() and (store / "manifest.json").read_bytes() == before
-    assert copy.planned() == {}
-
-
-def test_a_purged_store_is_restored_first_and_then_only_the_new_run_trains(copy):
-    """Folder and manifest are gone, and a run that reads them is new: without the first command, three would train."""
+def test_purged_shards_and_stores_are_restored_by_the_documented_command_and_only_a_new_run_trains(copy):
     manifest = copy.root / "results/tokens/small/bpe/packed-sequence_length=32/manifest.json"
-    before = manifest.read_bytes()
+    before, restore = manifest.read_bytes(), ("--cores", "1", "-f", str(manifest.relative_to(copy.root)))
+    manifest.with_name("tokens.bin").unlink()
+    assert copy.planned() == {}, "shards are not declared"
+    copy.snakemake(*restore)
+    assert manifest.with_name("tokens.bin").is_file() and copy.planned() == {}
     shutil.rmtree(manifest.parent)
     path = copy.root / "config/experiments/ranks.yaml"
     path.write_text(json.dumps(EXPERIMENTS["ranks"] | {"factors": {"layout.data": [1, 2, 4]}}))
-    assert copy.planned()["train"] == 3
-    copy.snakemake("--cores", "1", "-f", str(manifest.relative_to(copy.root)))
-    assert manifest.read_bytes() == before
-    assert copy.planned() == {"run_table": 1, "train": 1} | RANKS
+    assert copy.planned()["train"] == 3, "two of them because their store is gone"
+    copy.snakemake(*restore)
+    assert manifest.read_bytes() == before and copy.planned() == {"run_table": 1, "train": 1} | RANKS
 
 
 # What is carried out

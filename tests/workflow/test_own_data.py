@@ -1,4 +1,4 @@
-"""A user's own text in a project with every experiment: what is planned for it, and which mistakes planning reports."""
+"""A user's own text in a project with every experiment: what is planned for it, and by which commands."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from tokenscale.settings import profile
 
 pytestmark = [pytest.mark.slow(27), pytest.mark.workflow]
 ROOT = Path(__file__).parents[2]
-TEXTS = [f"document {i} of {i * i} words" for i in range(50)]
+FILE = "mine.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +27,10 @@ def shipped(tmp_path_factory) -> Project:
     shutil.copytree(ROOT / "config", project.root / "config")
     data = project.root / "my data"
     data.mkdir()
-    pq.write_table(pa.table({"body": TEXTS, "number": range(50)}), data / "mine.parquet")
-    (data / "cut.parquet").write_bytes((data / "mine.parquet").read_bytes()[:-100])
-    (data / "mine.jsonl").write_text("".join(json.dumps({"content": text}) + "\n" for text in TEXTS))
-    (data / "mine.txt").write_bytes("\r\n".join(TEXTS).encode())
-    (data / "utf-16.txt").write_bytes("\n".join(TEXTS).encode("utf-16"))
+    texts = [f"document {i} of {i * i} words" for i in range(50)]
+    pq.write_table(pa.table({"body": texts, "number": range(50)}), data / "mine.parquet")
+    source = {"files": "my data/mine.parquet", "text_column": "body"}
+    (project.root / FILE).write_text(json.dumps({"corpus": "mine", "corpora": {"mine": {"source": source}}}))
     return project
 
 
@@ -43,42 +42,25 @@ def tokenscale(project: Project, *arguments: str, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def configure(project: Project, **source) -> str:
-    """Write mine.yaml, as the README shows it, and return its name."""
-    text = json.dumps({"corpus": "mine", "corpora": {"mine": {"source": source}}})
-    (project.root / "mine.yaml").write_text(text)
-    return "mine.yaml"
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        {"files": "my data/mine.parquet", "text_column": "body"},
-        {"files": "my data/*.jsonl", "text_column": "content"},
-        {"files": ["my data/mine.txt"], "separator": "\n"},
-    ],
-    ids=["parquet", "json lines", "text"],
-)
-def test_the_demo_is_planned_on_own_text_alone(shipped, source):
-    planned = shipped.dry_run("--configfile", configure(shipped, **source))
+def test_the_demo_is_planned_on_own_text_alone(shipped):
+    planned = shipped.dry_run("--configfile", FILE)
     assert "corpus mine" in planned and "tokenizer bpe-4096-mine" in planned and "train packed" in planned
     assert "docstrings" not in planned, "the embedded corpus is neither read nor learnt from"
 
 
 def test_every_command_reads_the_configuration_of_snakemakes_options(shipped):
-    file = configure(shipped, files="my data/mine.parquet", text_column="body")
-    plan = tokenscale(shipped, "plan", "demo", "--configfile", file)
+    plan = tokenscale(shipped, "plan", "demo", "--configfile", FILE)
     assert "demo: " in plan
-    runs = re.findall(r"^Job \d+: train (\S+)", shipped.dry_run("--configfile", file), re.MULTILINE)
+    runs = re.findall(r"^Job \d+: train (\S+)", shipped.dry_run("--configfile", FILE), re.MULTILINE)
     run = sorted(runs)[0]
-    printed = tokenscale(shipped, "launch", run, "--configfile", file, "--print")
+    printed = tokenscale(shipped, "launch", run, "--configfile", FILE, "--print")
     assert "results/corpus/mine" in printed or "results/tokens/mine" in printed
     assert f"no experiment has a run {run}" in tokenscale(shipped, "launch", run, "--print", code=2)
-    assert "demo: " in tokenscale(shipped, "check", "demo", "--configfile", file, "--config", "scale=demo")
-    stale = tokenscale(shipped, "status", "--stale", "results/corpus/mine/manifest.json", "--configfile", file)
+    assert "demo: " in tokenscale(shipped, "check", "demo", "--configfile", FILE, "--config", "scale=demo")
+    stale = tokenscale(shipped, "status", "--stale", "results/corpus/mine/manifest.json", "--configfile", FILE)
     assert "corpus mine" in stale
     (shipped.root / "other-claims.yaml").write_text("claims: []\n")
-    claims = tokenscale(shipped, "claims", "--configfile", file, "--config", "claims=other-claims.yaml", code=2)
+    claims = tokenscale(shipped, "claims", "--configfile", FILE, "--config", "claims=other-claims.yaml", code=2)
     assert "other-claims.yaml" in claims
     for command in ("plan", "check", "launch", "status", "claims"):
         missing = tokenscale(shipped, command, *["x"] * (command == "launch"), *["--stale"] * (command == "status"),
@@ -87,17 +69,16 @@ def test_every_command_reads_the_configuration_of_snakemakes_options(shipped):
 
 
 def test_status_uses_the_configuration_of_the_last_call(shipped, monkeypatch):
-    file = configure(shipped, files="my data/mine.parquet", text_column="body")
     target = "results/corpus/mine/manifest.json"
     assert "configuration of the last call" not in tokenscale(shipped, "status", "--stale", "corpus")
-    shipped.snakemake("--cores", "1", target, "--configfile", file)
+    shipped.snakemake("--cores", "1", target, "--configfile", FILE)
     shipped.snakemake("-n", "corpus")
-    shipped.snakemake("--cores", "1", target, "--configfile", file, "--config", "report_logs=false")
+    shipped.snakemake("--cores", "1", target, "--configfile", FILE, "--config", "report_logs=false")
     monkeypatch.chdir(shipped.root)
     last = profile.load_last_call()
-    assert (last.configfiles, last.config) == ((file,), {}), "neither a dry run nor a call without jobs is the last"
+    assert (last.configfiles, last.config) == ((FILE,), {}), "neither a dry run nor a call without jobs is the last"
     told = tokenscale(shipped, "status", "--stale", target)
-    assert f"snakemake --configfile {file}" in told and "nothing is stale" in told
+    assert f"snakemake --configfile {FILE}" in told and "nothing is stale" in told
 
 
 @pytest.mark.parametrize("parts", [1, 2])
