@@ -120,25 +120,17 @@ def test_states_that_are_kept_are_those_that_a_run_writes_and_does_not_delete(ch
     assert list_kept_steps(run) == steps
 
 
-# -- canaries
-
-CANARY = {"cell": {"approach": "packed", "layout.data": 1}, "every": 3}
-
-
-def test_a_canary_stands_first_last_and_between(tmp_path):
-    runs = canaries(tmp_path, {**EXPERIMENT, "canary": CANARY}).runs("e")
+def test_a_canary_stands_first_last_and_between_and_changes_no_other_run(tmp_path):
+    plain = canaries(tmp_path / "a").runs("e")
+    canary = {"cell": {"approach": "packed", "layout.data": 1}, "every": 3}
+    runs = canaries(tmp_path / "b", {**EXPERIMENT, "canary": canary}).runs("e")
     places = [r.position for r in runs if r.repeat >= EXPERIMENT["repeats"]]
     assert [r.position for r in runs] == list(range(len(runs))) and len(runs) == 8 + 4
     assert places == [0, 4, 8, 11]
     assert {(r.cell["approach"], r.cell["layout.data"]) for r in runs if r.position in places} == {("packed", 1)}
     assert [r.repeat for r in runs if r.position in places] == [2, 3, 4, 5]
-
-
-def test_a_canary_changes_no_other_run(tmp_path):
-    plain = canaries(tmp_path / "a").runs("e")
-    mixed = canaries(tmp_path / "b", {**EXPERIMENT, "canary": CANARY}).runs("e")
-    assert [r.run_id for r in mixed if r.repeat < EXPERIMENT["repeats"]] == [r.run_id for r in plain]
-    assert len({r.run_id for r in mixed}) == len(mixed)
+    assert [r.run_id for r in runs if r.repeat < EXPERIMENT["repeats"]] == [r.run_id for r in plain]
+    assert len({r.run_id for r in runs}) == len(runs)
 
 
 def test_settings_of_texts_pass_through_json_as_the_rule_passes_them_on(tmp_path):

@@ -51,40 +51,6 @@ def test_rules_use_no_private_part_themselves(path):
     assert re.findall(private, path.read_text()) == []
 
 
-WRONG = """
-from tokenscale.base.errors import UserError
-from tokenscale.cli import snakemake_internals as internals
-
-class Inputs:
-    def of(self, wildcards):
-        if {at_planning}:
-            raise UserError("wrong.", next="mend")
-        return []
-
-with internals.exit_on_error():
-    if {at_parse}:
-        raise UserError("wrong.", next="mend")
-
-rule all:
-    input: "x"
-
-rule x:
-    output: "x"
-    input: lambda w: internals.ExitOnError(Inputs()).of(w)
-    shell: "touch {{output}}"
-"""
-
-
-@pytest.mark.parametrize("at", ["parse", "planning"])
-def test_an_error_ends_the_process_with_2_and_no_stack_trace(tmp_path, at):
-    (tmp_path / "Snakefile").write_text(WRONG.format(at_parse=at == "parse", at_planning=at == "planning"))
-    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--quiet", "host"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and done.stderr.endswith("tokenscale: wrong.\n  next  mend\n")
-    assert "Traceback" not in done.stderr and "Error" not in done.stderr, done.stderr
-    assert not list(tmp_path.glob(".snakemake/locks/*"))
-
-
 SNAKEFILE = """
 from tokenscale.cli import snakemake_internals
 snakemake_internals.record_jobs(workflow)
