@@ -5,8 +5,11 @@ import random
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from tests.slurm.cluster import NODES
+
+pytestmark = pytest.mark.slow(60)
 
 FILES = 15
 STORES = ["token-list", "packed-sequence_length=32"]
