@@ -119,12 +119,6 @@ def test_a_figures_other_name_is_the_figure_and_an_unknown_one_names_the_nearest
             load_claims(file)
 
 
-@pytest.mark.parametrize("pair", ["budget={node_hours: .inf}", "scale=0100", "corpus=2024-01-01", "corpora={1: {}}"])
-def test_values_of_the_command_line_are_read_as_those_of_files(capsys, pair):
-    message = refused(capsys, ["check", "--config", pair])
-    assert "--config" in message and pair.partition("=")[0] in message
-
-
 @pytest.mark.parametrize(
     "line", ["gpu_memory_gib = inf", "runtime_margin = nan", "runtime_margin = true", "environment = {A = 2024-01-01}"]
 )

@@ -2,8 +2,7 @@
 
 import json
 import re
-import time
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,15 +32,10 @@ def utc_time(value, when):
     return unix_time(datetime.fromisoformat(value).timestamp(), when)
 
 
-def date(value, when):
-    return value in {datetime.fromtimestamp(t, UTC).date().isoformat() for t in (when.started_unix_s, time.time())}
-
-
 #: what the end of a field's name says about its value, the longest ending first
 UNITS = {
     "_unix_s": unix_time,
     "_utc": utc_time,
-    "_date": date,
     "_s": number(0.0, 3600.0, float),  # nothing of this project takes an hour
     "_j": number(0.0, 1e9, float),
     "sha256": lambda value, when: isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None,
