@@ -1,5 +1,6 @@
 """Damaged corpora, tokenizers, stores and checkpoints: refused, or read as if nothing were; never another content."""
 
+import functools
 import random
 import shutil
 
@@ -56,128 +57,104 @@ def all_of(folder):
     return shape, {name: tensor.tolist() for name, tensor in weights.items()}, found.ranks, part.tolist()
 
 
-def tried(source, target, read, harms, draw, same=None) -> tuple[int, int]:
-    """(refused, read as it was) of so many damaged copies. Fails for any that is read as something else."""
-    good, refused, equal = read(source), 0, 0
+def ids_of(folder):
+    tokenizer = load_tokenizer(folder, "tokenizers")
+    return [*(a.tolist() for a in tokenizer.encode(["some wörds", "<s>"])), tokenizer.bos_id, tokenizer.pad_id]
+
+
+#: folder → how it is read, number of damaged copies, how many are refused at least: damage to build.json does no harm
+DAMAGED = {store.directory: (functools.partial(read_all, store=store), 201, 100) for store in STORES}
+DAMAGED |= {"corpus": (texts_of, 150, 70), "tokenizer": (ids_of, 100, 50), "step=00000001": (all_of, 200, 150)}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_no_damaged_folder_is_read_as_something_else(lab, checkpoint, tmp_path, name):
+    read, harms, least = DAMAGED[name]
+    others = {"corpus": lab.corpus, "tokenizer": lab.tokenizer, checkpoint.name: checkpoint}
+    source = others.get(name) or lab.store(StoreSettings.parse(name))
+    good, draw, refused = read(source), random.Random(name), 0
     for _ in range(harms):
-        what = harmed(source, target, draw)
+        what = harmed(source, tmp_path / name, draw)
         try:
-            found = read(target)
+            assert read(tmp_path / name) == good, what
         except UserError as error:
-            assert str(target) in str(error) and "next" in error.facts, what
+            assert str(tmp_path / name) in str(error) and "next" in error.facts, what
             refused += 1
-        else:
-            assert found == good, what
-            equal += 1
-    return refused, equal
+    assert refused > least
 
 
-@pytest.mark.parametrize("store", STORES, ids=lambda s: s.directory)
-def test_of_a_thousand_damaged_stores_none_is_read_as_something_else(lab, tmp_path, store):
-    harms, draw = 1000 // len(STORES) + 1, random.Random(store.directory)
-    target = tmp_path / store.directory
-    refused, equal = tried(lab.store(store), target, lambda folder: read_all(folder, store), harms, draw)
-    # what is read as it was: damage to build.json, which no reader needs, and none at all
-    assert refused + equal == harms and refused > harms // 2
-
-
-def test_damaged_corpora_are_never_read_as_other_text(lab, tmp_path):
-    assert tried(lab.corpus, tmp_path / "corpus", texts_of, 150, random.Random(1))[0] > 70
-
-
-def test_damaged_tokenizers_never_make_other_ids(lab, tmp_path):
-    def ids(folder):
-        tokenizer = load_tokenizer(folder, "tokenizers")
-        return [*(a.tolist() for a in tokenizer.encode(["some wörds", "<s>"])), tokenizer.bos_id, tokenizer.pad_id]
-
-    assert tried(lab.tokenizer, tmp_path / "tokenizer", ids, 100, random.Random(2))[0] > 50
-
-
-def test_damaged_checkpoints_never_give_other_weights(checkpoint, tmp_path):
-    assert tried(checkpoint, tmp_path / "step=00000001", all_of, 200, random.Random(3))[0] > 150
+def write_rank_hash(folder):
+    record = read_json(folder / "checkpoint.json")
+    record["ranks"]["rank=00000.json"] = _fingerprint(folder / "rank=00000.json")
+    write_sealed(folder / "checkpoint.json", record)
 
 
 def hashed_anew(checkpoint, folder, name, change):
     """A copy of a checkpoint with a changed index of a rank, or changed tensors, and hashes that fit."""
     shutil.copytree(checkpoint, folder)
-    path = folder / f"rank=00000.{name}"
+    path = folder / "rank=00000.json"
+    record = read_json(path)
     if name == "json":
-        value = read_json(path)
-        change(value["index"])
-        write_json(path, value)
+        change(record["index"])
     else:
-        tensors = load_file(path)
+        tensors = load_file(path.with_suffix(".safetensors"))
         change(tensors)
-        save_file(tensors, path)
-        index = path.with_suffix(".json")
-        write_json(index, read_json(index) | _fingerprint(path))
-    record = read_json(folder / "checkpoint.json")
-    record["ranks"]["rank=00000.json"] = _fingerprint(folder / "rank=00000.json")
-    write_sealed(folder / "checkpoint.json", record)
+        save_file(tensors, path.with_suffix(".safetensors"))
+        record |= _fingerprint(path.with_suffix(".safetensors"))
+    write_json(path, record)
+    write_rank_hash(folder)
     return folder
 
 
-@pytest.mark.parametrize(
-    "name, change, told",
-    [
-        ("json", lambda index: index["model.a"].update(offsets=[1, 0]), "do not make up the tensor once"),
-        ("json", lambda index: index["model.a"].update(offsets=[9, 0]), "its index says"),
-        ("json", lambda index: index["model.b0"].update(whole=[6]), "do not make up the tensor once"),
-        ("json", lambda index: index["model.b0"].update(whole=[5, 1], offsets=[0, 0]), "its index says"),
-        ("json", lambda index: index["model.b0"].update(dtype="int64"), "its index says int64"),
-        ("json", lambda index: index.update({"model.c": index.pop("model.b0")}), "differ in model.b0"),
-        ("safetensors", lambda tensors: tensors.pop("model.b0"), "differ in model.b0"),
-        ("safetensors", lambda tensors: tensors.update({"model.b0": torch.zeros(4)}), "do not make up the tensor once"),
-        ("safetensors", lambda tensors: tensors.update({"model.b0": torch.zeros(5, 2)}), "its index says"),
-        ("safetensors", lambda tensors: tensors.update({"model.b0": torch.zeros(5).half()}), "float16"),
-    ],
-)
+#: what is changed, how, what the message says
+CONTRADICTIONS = [
+    ("json", lambda index: index["model.a"].update(offsets=[1, 0]), "do not make up the tensor once"),
+    ("json", lambda index: index["model.a"].update(offsets=[9, 0]), "its index says"),
+    ("json", lambda index: index["model.b0"].update(whole=[6]), "do not make up the tensor once"),
+    ("json", lambda index: index["model.b0"].update(whole=[5, 1], offsets=[0, 0]), "its index says"),
+    ("json", lambda index: index["model.b0"].update(dtype="int64"), "its index says int64"),
+    ("json", lambda index: index.update({"model.c": index.pop("model.b0")}), "differ in model.b0"),
+    ("safetensors", lambda tensors: tensors.pop("model.b0"), "differ in model.b0"),
+    ("safetensors", lambda tensors: tensors.update({"model.b0": torch.zeros(4)}), "do not make up the tensor once"),
+    ("safetensors", lambda tensors: tensors.update({"model.b0": torch.zeros(5, 2)}), "its index says"),
+    ("safetensors", lambda tensors: tensors.update({"model.b0": torch.zeros(5).half()}), "float16"),
+    ("safetensors", lambda tensors: tensors["model.b0"].fill_(float("nan")), "not finite"),
+]
+
+
+@pytest.mark.parametrize("name, change, told", CONTRADICTIONS)
 def test_an_index_and_tensors_that_contradict_each_other_are_one_message(checkpoint, tmp_path, name, change, told):
     folder = hashed_anew(checkpoint, tmp_path / "step=00000001", name, change)
-    with pytest.raises(UserError) as error:
-        Checkpoint(folder)
-    assert told in str(error.value) and "  next" in str(error.value)
-
-
-def test_weights_that_are_not_finite_are_refused(checkpoint, tmp_path):
-    def spoil(tensors):
-        tensors["model.b0"][2] = float("nan")
-
-    folder = hashed_anew(checkpoint, tmp_path / "step=00000001", "safetensors", spoil)
-    with pytest.raises(UserError, match="not finite") as error:
+    with pytest.raises(UserError, match=told) as error:
         read_model(folder)
-    assert error.value.facts["tensor"] == "b0" and error.value.facts["found"].startswith("1 of 5")
+    assert "next" in error.value.facts
 
 
 def test_weights_of_another_model_than_the_record_s_are_one_message(tmp_path):
     model = torch.nn.Linear(3, 2)
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
     check_weights(tmp_path, model, weights)
-    for other, told in (({"weight": weights["weight"]}, "no such tensor"), ({**weights, "bias": torch.zeros(3)}, "3")):
+    for other in ({"weight": weights["weight"]}, {**weights, "bias": torch.zeros(3)}):
         with pytest.raises(UserError, match="not those of the model") as error:
             check_weights(tmp_path, model, other)
-        assert told in error.value.facts["found"] and error.value.facts["tensor"] == "bias"
+        assert error.value.facts["tensor"] == "bias"
 
 
 def test_a_record_of_a_checkpoint_that_is_edited_and_hashed_anew_is_refused_or_read(checkpoint, tmp_path):
-    draw, refused = random.Random(4), 0
-    for _ in range(250):
-        folder = tmp_path / "step=00000001"
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(checkpoint, folder)
+    draw, refused, folder = random.Random(4), 0, tmp_path / "step=00000001"
+    for _ in range(150):
+        shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
         name = draw.choice(["checkpoint.json", "rank=00000.json"])
         record = edited(read_json(folder / name), draw)
         (write_sealed if isinstance(record, dict) else write_json)(folder / name, record)
         if name != "checkpoint.json":
-            record = read_json(folder / "checkpoint.json")
-            record["ranks"][name] = _fingerprint(folder / name)
-            write_sealed(folder / "checkpoint.json", record)
+            write_rank_hash(folder)
         try:
             all_of(folder)
         except UserError as error:
             assert str(folder) in str(error) and "next" in error.facts
             refused += 1
-    assert refused > 100
+    assert refused > 60
 
 
 @pytest.mark.parametrize("field", [name for name in RESUME if name != "ranks"])
@@ -244,10 +221,7 @@ def test_ids_outside_of_the_vocabulary_are_refused_though_their_hashes_fit(lab, 
     assert "262" in error.value.facts["expected"] and str(folder) in error.value.facts["file"]
 
 
-TRICKS = ["../outside", "/etc/passwd", "..", "", "a\0b", None, 5]
-
-
-@pytest.mark.parametrize("name", TRICKS)
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "..", "", "a\0b", None, 5])
 def test_a_manifest_that_names_files_elsewhere_is_refused(lab, tmp_path, name):
     store = StoreSettings("packed", sequence_length=T)
     shutil.copytree(lab.store(store), tmp_path / store.directory)
@@ -289,23 +263,15 @@ def test_whatever_has_another_version_is_refused(lab, checkpoint, tmp_path, vers
         assert str(folder) in str(error.value) and "next" in error.value.facts
 
 
-TOKENIZERS = {
-    "nothing": b"",
-    "half": b'{"version": "1.0", "model": {',
-    "a list": b"[1, 2]",
-    "no model": b'{"version": "1.0"}',
-    "not UTF-8": b'{"version": "\xff"}',
-    "nested": b"[" * 100_000,
-    "of no kind": b'{"version": "1.0", "model": {"type": "None"}}',
-}
+NO_TOKENIZERS = [b"", b'{"version": "1.0", "model": {', b"[1, 2]", b'{"version": "1.0"}', b'{"version": "\xff"}']
+NO_TOKENIZERS += [b"[" * 100_000, b'{"version": "1.0", "model": {"type": "None"}}']
 
 
-@pytest.mark.parametrize("content", TOKENIZERS.values(), ids=TOKENIZERS)
+@pytest.mark.parametrize("content", NO_TOKENIZERS, ids=range(len(NO_TOKENIZERS)))
 def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path, content):
-    source = tmp_path / "theirs"
-    source.mkdir()
-    (source / "tokenizer.json").write_bytes(content)
-    settings = TokenizerSettings(name="x", kind="huggingface", source=str(source), bos="<s>")
-    with pytest.raises(UserError) as error:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/tokenizer.json").write_bytes(content)
+    settings = TokenizerSettings(name="x", kind="huggingface", source=str(tmp_path / "theirs"), bos="<s>")
+    with pytest.raises(UserError, match=str(tmp_path / "theirs")):
         build(settings, tmp_path / "mine")
-    assert str(source) in str(error.value) and not (tmp_path / "mine/manifest.json").exists()
+    assert not (tmp_path / "mine/manifest.json").exists()
