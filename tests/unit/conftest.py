@@ -8,6 +8,10 @@ T = 16
 TEXTS = [*HOSTILE, *texts_around(T)] * 3
 
 
+class Interrupted(BaseException):
+    """As a signal is."""
+
+
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory):
     """A corpus of hostile texts, its tokenizer, and stores made when first asked for. Nobody may change it."""

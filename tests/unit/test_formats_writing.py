@@ -1,6 +1,8 @@
-"""How a store is written, interrupted or by an engine that is wrong; and documents out of packed rows."""
+"""How a store is written, at once and in parts, interrupted or by an engine that is wrong; its documents."""
 
 import json
+import os
+import random
 import shutil
 import sys
 from itertools import pairwise
@@ -9,16 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.corpora import make_corpus, make_tokenizer
-from tests.unit.conftest import TEXTS, T, files_of
+from tests.corpora import documents_of, make_corpus, make_store, make_tokenizer
+from tests.unit.conftest import TEXTS, Interrupted, T, files_of
 from tokenscale.base.errors import UserError
+from tokenscale.data.records import part_folder
 from tokenscale.data.stores import packed, writing
 from tokenscale.data.stores.documents import Chunk, IdsDigest, frame_documents
-from tokenscale.data.stores.manifest import open_store
+from tokenscale.data.stores.manifest import load_reader, open_store, read_store_manifest
 from tokenscale.data.stores.packed import PackedStore
-from tokenscale.data.stores.parquet import TokenListStore
 from tokenscale.data.stores.text import TextDocuments
-from tokenscale.data.stores.writing import write_store
+from tokenscale.data.stores.writing import merge_store, write_store
 from tokenscale.data.tokenizers import backends as gate
 from tokenscale.data.tokenizers.backends import EngineTokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
@@ -30,10 +32,6 @@ STORES = [
     StoreSettings("packed", sequence_length=T),
     StoreSettings("packed", sequence_length=T, packing="concatenate"),
 ]
-
-
-class Interrupted(BaseException):
-    """As a signal is."""
 
 
 @pytest.mark.parametrize("store", STORES, ids=lambda s: s.format)
@@ -170,42 +168,182 @@ def test_documents_are_framed_by_hand():
     assert with_eos.ids.tolist() == [1, 2, 1, 7, 8, 2, 1, 9, 2] and with_eos.lengths.tolist() == [2, 4, 3]
 
 
-PACKINGS = STORES[2:]
-
-
 @pytest.fixture(scope="module")
 def documents(large_lab):
-    store = StoreSettings("token-list")
-    reader = TokenListStore(large_lab.store(store), open_store(large_lab.store(store), store))
-    return [d.tolist() for chunk in reader.chunks(0, len(TEXTS)) for d in chunk.documents()]
+    return [ids.tolist() for ids in documents_of(large_lab)]
 
 
-def opened(large_lab, store, path=None):
-    path = path or large_lab.store(store)
-    return PackedStore(path, open_store(path, store))
-
-
-@pytest.mark.parametrize("store", PACKINGS, ids=lambda s: s.packing)
+@pytest.mark.parametrize("store", STORES[2:], ids=lambda s: s.packing)
 @pytest.mark.parametrize("tokens", [1, 100, 1 << 20])
 def test_documents_come_back_whole_and_in_order_from_any_of_them_on(large_lab, documents, monkeypatch, store, tokens):
     monkeypatch.setattr(packed, "CHUNK_TOKENS", tokens)
-    reader, count = opened(large_lab, store), len(TEXTS)
+    path, count = large_lab.store(store), len(TEXTS)
+    reader = PackedStore(path, open_store(path, store))
     for first, last in [(0, count), (0, 1), (7, 40), (count - 1, count), (5, 5)]:
         chunks = list(reader.chunks(first, last))
         assert [d.tolist() for chunk in chunks for d in chunk.documents()] == documents[first:last]
-        longest = max((len(d) for d in documents), default=0)
-        assert all(len(chunk.ids) <= max(tokens, longest) and chunk.ids.dtype == np.int32 for chunk in chunks)
+        assert all(len(chunk.ids) <= max(tokens, *map(len, documents)) for chunk in chunks)
         assert all(len(a.ids) + len(b.ids) > tokens for a, b in pairwise(chunks))  # no smaller than they need to be
 
 
-@pytest.mark.parametrize("store", PACKINGS, ids=lambda s: s.packing)
-def test_a_row_that_has_changed_gives_no_documents(large_lab, tmp_path, store):
-    path = tmp_path / "store"
-    shutil.copytree(large_lab.store(store), path)
-    tokens = path / "tokens.bin"
-    for at in np.linspace(0, tokens.stat().st_size - 1, 10).astype(int).tolist():
-        content = bytearray((large_lab.store(store) / "tokens.bin").read_bytes())
-        content[at] ^= 1
-        tokens.write_bytes(content)
-        with pytest.raises(UserError, match="a row of the token store has changed"):
-            list(opened(large_lab, store, path).chunks(0, len(TEXTS)))
+# --- stores written in parts ------------------------------------------------------------------------------------------
+
+PACKED = "packed-sequence_length=16"
+TOKEN_LIST = StoreSettings("token-list")
+
+
+@pytest.fixture(scope="module")
+def corpus_of_240(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made")
+    rng = random.Random(5)
+    texts = [" ".join(rng.choices(["alpha", "beta", "gamma", "delta"], k=rng.randrange(1, 30))) for _ in range(240)]
+    make_corpus(folder / "c", [f"{i} {text}" for i, text in enumerate(texts)])
+    make_tokenizer(folder / "t", folder / "c")
+    return folder
+
+
+@pytest.fixture
+def made(corpus_of_240, monkeypatch):
+    """Groups of 10 documents, so that 240 documents can be cut into parts."""
+    monkeypatch.setattr("tokenscale.data.stores.documents.GROUP_DOCUMENTS", 10)
+    return corpus_of_240
+
+
+def write_in_parts(made, store, directory, parts, order=None):
+    settings = StoreSettings.parse(store)
+    for number in order or range(parts):
+        write_store(settings, made / "c", made / "t", part_folder(directory, number), part=(number, parts))
+    return merge_store(settings, made / "c", directory, parts)
+
+
+def open_reader(directory, store):
+    return load_reader(store.split("-sequence")[0])(directory, open_store(directory, StoreSettings.parse(store)))
+
+
+@pytest.mark.parametrize("store", ["token-list", "padded-sequence_length=16", PACKED])
+@pytest.mark.parametrize("parts", [5, 30])
+def test_parts_have_the_ids_of_the_whole(made, tmp_path, store, parts):
+    path = make_store(tmp_path, made / "c", made / "t", store)
+    whole = read_store_manifest(path)
+    order = random.Random(parts).sample(range(parts), parts)
+    merged = write_in_parts(made, store, tmp_path / "many", parts, order)
+    same = ["ids_digest", "documents", "tokens_in_documents", "text_sha256", "tokenizer", "tokens_useful", "options"]
+    assert {key: merged[key] for key in same} == {key: whole[key] for key in same}
+    assert merged["bits_per_token"]["order_0_entropy"] == whole["bits_per_token"]["order_0_entropy"]
+    assert sum(part["documents"] for part in merged["parts"]) == 240 and len(merged["parts"]) == min(parts, 24)
+    one, many = open_reader(path, store), open_reader(tmp_path / "many", store)
+    if store == "token-list":
+        assert all((one.document(i) == many.document(i)).all() for i in range(240))
+        assert (one.lengths == many.lengths).all()
+    elif store != PACKED:
+        assert all((a == b).all() for a, b in zip(one.rows(np.arange(240)), many.rows(np.arange(240)), strict=True))
+    for first, last in [(0, 240), (3, 11), (9, 10), (57, 203), (239, 240), (5, 5)] if hasattr(one, "chunks") else ():
+        found, expected = ([d.tolist() for c in s.chunks(first, last) for d in c.documents()] for s in (many, one))
+        assert found == expected and len(found) == last - first
+
+
+def test_packed_rows_of_parts_are_those_of_the_parts_in_any_order(made, tmp_path):
+    merged = write_in_parts(made, PACKED, tmp_path / "many", 5)
+    assert merged["rows_packed_within"] == "part"
+    many = open_reader(tmp_path / "many", PACKED)
+    many.rows(np.array([merged["parts"][0]["rows"]]))  # tables of a part are opened when one of its rows is read
+    assert ["pieces" in vars(part) for part in many._parts] == [False, True, False, False, False]
+    expected = []
+    for number in range(5):
+        part = open_reader(part_folder(tmp_path / "many", number), PACKED)
+        expected += list(zip(*part.rows(np.arange(len(part))), strict=True))
+    rng = np.random.default_rng(7)
+    for size in (1, 8, len(many)):
+        indices = rng.permutation(len(many))[: len(many) // size * size].reshape(-1, size)
+        fresh = open_reader(tmp_path / "many", PACKED)
+        plan, buffers = fresh.plan(indices), fresh.buffers(size)
+        for batch in range(len(indices)):
+            fresh.read(plan, batch, buffers)
+            for row, tokens, labels in zip(indices[batch].tolist(), buffers.tokens_bt, buffers.labels_bt, strict=True):
+                assert (tokens == expected[row][0]).all() and (labels == expected[row][1]).all()
+        assert not fresh._is_unseen(indices).any()
+    assert (many.starts(np.arange(len(many)))[:, 0]).all()
+    with pytest.raises(IndexError):
+        many.plan(np.array([[len(many)]]))
+    many.plan(np.zeros((0, 4), dtype=np.int64))
+
+
+def damage(path, at=-1):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("store", "name"),
+    [
+        *((PACKED, name) for name in ("tokens.bin", "pieces.npy", "checksums.npy")),
+        *((name, "shard-00000.bin") for name in ("token-list", "padded-sequence_length=16")),
+    ],
+)
+def test_a_damaged_file_is_named_with_the_command_of_its_part(made, tmp_path, store, name):
+    write_in_parts(made, store, tmp_path / "many", 5)
+    damage(part_folder(tmp_path / "many", 3) / name, 4 if name.endswith(".bin") else -1)
+    with pytest.raises(UserError) as caught:
+        reader = open_reader(tmp_path / "many", store)
+        [reader.document(i) if store == "token-list" else reader.rows(np.array([i])) for i in range(len(reader))]
+    assert caught.value.facts["next"] == f"snakemake -f {tmp_path}/many/parts/00003/manifest.json"
+
+
+WRONG = {
+    "missing": lambda part, made: shutil.rmtree(part),
+    "manifest": lambda part, made: damage(part / "manifest.json", 20),
+    "file gone": lambda part, made: os.remove(part / "shard-00000.parquet"),
+    "occurrences": lambda part, made: damage(part / "occurrences.npy"),
+    "of another number": lambda part, made: write_store(TOKEN_LIST, made / "c", made / "t", part, part=(2, 5)),
+    "of another corpus": lambda part, made: None,
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_part_is_refused_and_the_store_stays(made, tmp_path, what):
+    write_in_parts(made, "token-list", tmp_path / "many", 4)
+    before = (tmp_path / "many/manifest.json").read_bytes()
+    WRONG[what](part_folder(tmp_path / "many", 2), made)
+    other = what == "of another corpus"
+    corpus = make_corpus(tmp_path / "c2", ["other", "texts"]) if other else made / "c"
+    with pytest.raises(UserError) as caught:
+        merge_store(TOKEN_LIST, corpus, tmp_path / "many", 4)
+    part = "00000" if other else "00002"
+    assert caught.value.facts["next"] == f"snakemake -f {tmp_path}/many/parts/{part}/manifest.json"
+    assert (tmp_path / "many/manifest.json").read_bytes() == before
+    write_in_parts(made, "token-list", tmp_path / "many", 4, order=[2])
+    assert (tmp_path / "many/manifest.json").read_bytes() == before
+
+
+def test_an_interrupted_part_starts_over_and_finished_parts_stay(made, tmp_path):
+    def report(documents, size):
+        raise Interrupted
+
+    first, second = (part_folder(tmp_path / "many", number) for number in (0, 1))
+    write_store(TOKEN_LIST, made / "c", made / "t", first, part=(0, 2))
+    with pytest.raises(Interrupted):
+        write_store(TOKEN_LIST, made / "c", made / "t", second, report, part=(1, 2), batch_documents=10)
+    write_store(TOKEN_LIST, made / "c", made / "t", second, part=(1, 2), batch_documents=10)
+    whole = read_store_manifest(make_store(tmp_path, made / "c", made / "t", "token-list"))
+    assert merge_store(TOKEN_LIST, made / "c", tmp_path / "many", 2)["ids_digest"] == whole["ids_digest"]
+
+
+def test_packed_stores_and_parts_are_read_one_after_the_other(made, tmp_path):
+    """As the stores of a mixture: rows, document boundaries and documents are those of each store."""
+    whole = make_store(tmp_path, made / "c", made / "t", PACKED)
+    write_in_parts(made, PACKED, tmp_path / "many", 5)
+    folders = [tmp_path / "many", whole, tmp_path / "many"]
+    opened = [(folder, open_store(folder, StoreSettings.parse(PACKED))) for folder in folders]
+    readers = [PackedStore(*each) for each in opened]
+    joined = PackedStore(*opened[0], others=opened[1:])
+    assert joined.sizes == [len(reader) for reader in readers] and len(joined) == sum(joined.sizes)
+    order = np.random.default_rng(1).permutation(len(joined))
+    for read in ("rows", "starts"):
+        alone = [np.asarray(getattr(reader, read)(np.arange(len(reader)))) for reader in readers]
+        expected = np.concatenate(alone, axis=1 if read == "rows" else 0)
+        found = np.asarray(getattr(joined, read)(order))
+        assert np.array_equal(found, expected[:, order] if read == "rows" else expected[order])
+    ids = np.concatenate([chunk.ids for chunk in joined.chunks(100, 600)])
+    parts = [readers[0].chunks(100, 240), readers[1].chunks(0, 240), readers[2].chunks(0, 120)]
+    assert np.array_equal(ids, np.concatenate([chunk.ids for part in parts for chunk in part]))
