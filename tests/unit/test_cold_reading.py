@@ -1,9 +1,10 @@
 """Bytes that the disk delivers for a batch from stores outside the page cache; what benchmarks ask of the system."""
 
+import functools
 import mmap
 import os
-import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -34,29 +35,46 @@ class NumberedDocuments:
         pass
 
 
-@pytest.fixture
 def read_bytes():
-    def read():
-        with open("/proc/self/io") as file:
-            return next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
+    with open("/proc/self/io") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
 
-    return read
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """Return a function that gives the folder of these documents and its reader. `cold` files leave the cache."""
+
+    @functools.cache
+    def write(form):
+        folder = tmp_path_factory.mktemp(form)
+        store = StoreSettings(form, **({} if form == "token-list" else {"sequence_length": TOKENS - 1}))
+        load_writer(form)(store, NumberedDocuments(), folder)
+        return folder, store
+
+    def open_reader(form, cold=()):
+        folder, store = write(form)
+        manifest = open_store(folder, store)
+        files = [path for path in folder.iterdir() if path.suffix in cold]
+        if cold and (reason := machine.explain_warm_cache(machine.drop_page_cache(files))):
+            pytest.skip(reason)
+        return folder, load_reader(form)(folder, manifest)
+
+    return open_reader
+
+
+@pytest.fixture(autouse=True)
+def large_files(monkeypatch):
+    """Tables of the store are small against the file of its rows, as in a large store."""
+    monkeypatch.setattr(packed, "POPULATE_BYTES", 1 << 20)
 
 
 @pytest.mark.parametrize("form", ["packed", "token-list", "padded"])
-def test_a_cold_batch_reads_its_rows_and_the_pages_they_begin_and_end_in(tmp_path, form, monkeypatch, read_bytes):
+def test_a_cold_batch_reads_its_rows_and_the_pages_they_begin_and_end_in(stored, form):
     """A row of 2,050 bytes lies on 1.5 pages on average, and as much again is allowed for the tables beside the rows.
     With the kernel's read-ahead of 128 KiB a row would cost 32 pages, with a Parquet row group all rows."""
-    monkeypatch.setattr(packed, "POPULATE_BYTES", 1 << 20)
-    store = StoreSettings(form, **({} if form == "token-list" else {"sequence_length": TOKENS - 1}))
-    load_writer(form)(store, NumberedDocuments(), tmp_path)
-    files = [path for path in tmp_path.iterdir() if path.suffix in (".bin", ".npy", ".parquet")]
-    manifest = open_store(tmp_path, store)
-    if reason := machine.explain_warm_cache(machine.drop_page_cache(files)):
-        pytest.skip(reason)
-    reader, before = load_reader(form)(tmp_path, manifest), read_bytes()
-    rows = np.random.default_rng(1).permutation(DOCUMENTS)[:200]
-    for some in np.split(rows, 25):
+    _, reader = stored(form, cold=(".bin", ".npy", ".parquet"))
+    before = read_bytes()
+    for some in np.split(np.random.default_rng(1).permutation(DOCUMENTS)[:200], 25):
         if form == "token-list":
             [reader.document(i) for i in some.tolist()]
         else:
@@ -64,12 +82,10 @@ def test_a_cold_batch_reads_its_rows_and_the_pages_they_begin_and_end_in(tmp_pat
     assert 200 * 2050 < read_bytes() - before < 200 * 3 * 4096
 
 
-def test_opening_a_packed_store_hashes_nothing_and_training_only_the_tables_of_rows(tmp_path, monkeypatch):
-    store = StoreSettings("packed", sequence_length=TOKENS - 1)
-    load_writer("packed")(store, NumberedDocuments(), tmp_path)
+def test_opening_a_packed_store_hashes_nothing_and_training_only_the_tables_of_rows(stored, monkeypatch):
     hashed, sha256_file = [], raw_text.sha256_file
     monkeypatch.setattr(raw_text, "sha256_file", lambda path: hashed.append(path.name) or sha256_file(path))
-    reader = packed.PackedStore(tmp_path, open_store(tmp_path, store))
+    _, reader = stored("packed")
     assert hashed == []
     for _ in range(2):
         reader.rows(np.arange(8))
@@ -78,19 +94,14 @@ def test_opening_a_packed_store_hashes_nothing_and_training_only_the_tables_of_r
     assert sorted(hashed) == ["checksums.npy", "documents.npy", "pieces.npy", "rows.npy", "starts.npy"]
 
 
-def test_rows_in_the_page_cache_are_read_from_a_mapping_without_requests(tmp_path, monkeypatch):
+def test_rows_in_the_page_cache_are_read_from_a_mapping_without_requests(stored, monkeypatch):
     """One row a batch is sampled. A row that is not in the page cache brings the requests back."""
-    monkeypatch.setattr(packed, "POPULATE_BYTES", 1 << 20)
     monkeypatch.setattr(packed, "RESIDENT_ROWS", 4)
-    store = StoreSettings("packed", sequence_length=TOKENS - 1)
-    load_writer("packed")(store, NumberedDocuments(), tmp_path)
-    manifest = open_store(tmp_path, store)
-    path = tmp_path / "tokens.bin"
-    path.read_bytes()
-    reader, requested = packed.PackedStore(tmp_path, manifest), []
+    folder, reader = stored("packed")
+    (folder / "tokens.bin").read_bytes()
     if not reader._is_resident(0, 0):
         pytest.skip("this file system does not tell what is in the page cache")
-    advise = os.posix_fadvise
+    requested, advise = [], os.posix_fadvise
     monkeypatch.setattr(os, "posix_fadvise", lambda *a: requested.append(a) or advise(*a))
     batches = np.random.default_rng(1).permutation(DOCUMENTS)[:80].reshape(10, 8)
     one_by_one = [reader.rows(rows)[0].copy() for rows in batches]
@@ -110,14 +121,8 @@ def refuse(*arguments):
     raise BlockingIOError
 
 
-def test_rows_that_were_announced_are_read_ahead(tmp_path, monkeypatch, read_bytes):
-    monkeypatch.setattr(packed, "POPULATE_BYTES", 1 << 20)
-    store = StoreSettings("packed", sequence_length=TOKENS - 1)
-    load_writer("packed")(store, NumberedDocuments(), tmp_path)
-    manifest = open_store(tmp_path, store)
-    if reason := machine.explain_warm_cache(machine.drop_page_cache([Path(tmp_path / "tokens.bin")])):
-        pytest.skip(reason)
-    reader = packed.PackedStore(tmp_path, manifest)
+def test_rows_that_were_announced_are_read_ahead(stored):
+    _, reader = stored("packed", cold=[".bin"])
     before, rows = read_bytes(), np.arange(0, DOCUMENTS, 100)
     reader.will_read(rows)
     asked = read_bytes() - before
@@ -128,23 +133,18 @@ def test_rows_that_were_announced_are_read_ahead(tmp_path, monkeypatch, read_byt
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mincore and tmpfs of Linux")
 def test_files_in_memory_are_kept_and_that_is_seen():
-    folder = Path("/dev/shm/tokenscale-test")
-    folder.mkdir(exist_ok=True)
-    try:
-        (folder / "file").write_bytes(bytes(3 * mmap.PAGESIZE))
-        (folder / "empty").touch()
-        assert machine._count_resident_pages(folder / "file") == (3, 3)
-        assert machine.drop_page_cache(folder.iterdir()) == 1.0
-    finally:
-        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        (Path(folder) / "file").write_bytes(bytes(3 * mmap.PAGESIZE))
+        (Path(folder) / "empty").touch()
+        assert machine._count_resident_pages(Path(folder) / "file") == (3, 3)
+        assert machine.drop_page_cache(Path(folder).iterdir()) == 1.0
 
 
 def test_a_system_that_cannot_be_asked_is_not_cold_and_a_hundredth_of_the_pages_may_stay(tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"x")
     monkeypatch.setattr(machine, "_count_resident_pages", lambda path: None)
     assert machine.drop_page_cache([tmp_path / "file"]) is None
-    assert "does not report" in machine.explain_warm_cache(None) and machine.explain_warm_cache(0.01) is None
-    assert machine.explain_warm_cache(0.5) == "50% of its files stay in the page cache"
+    assert [machine.explain_warm_cache(share) is None for share in (None, 0.01, 0.5)] == [False, True, False]
 
 
 @pytest.mark.skipif(not machine.available_cores(), reason="the system does not say which cores there are")
