@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.corpora import HOSTILE, Lab, check_order, make_run, make_tokenizer, same
+from tests.corpora import HOSTILE, Lab, check_order, make_run, make_tokenizer, same, take
 from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.batches.objectives import ignore_sources
 from tokenscale.data.batches.open import load_held_out
 from tokenscale.data.corpus.build import build
-from tokenscale.data.corpus.raw_text import PAIR, RawText, read_corpus_manifest
+from tokenscale.data.corpus.raw_text import PAIR, RawText
 from tokenscale.data.stores.documents import IGNORED
 from tokenscale.data.stores.manifest import read_store_manifest
 from tokenscale.data.stores.text import encode_documents
@@ -29,28 +29,22 @@ ROWS = ["padded", "pretokenized-padded", "length-bucketed", "packed"]
 RUN = {"eos": True, "global_batch": 6, "micro_batch": 6}
 
 
-def pairs_corpus(directory, pairs, kind="parquet", validation_share=0.1, **source):
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"pairs.{kind}"
-    if kind == "parquet":
-        pq.write_table(pa.table({"en": [b for _, b in pairs], "de": [a for a, _ in pairs]}), path)
-    else:
-        path.write_text("".join(json.dumps({"de": a, "en": b}) + "\n" for a, b in pairs))
-    options = {"text_column": "de", "target_column": "en"} | source
-    settings = CorpusSettings(
-        name="tiny",
-        source=SourceSettings(kind="files", files=(str(path),), **options),
-        cleaning=CleaningSettings(strip=False, minimum_characters=0, deduplicate=False),
-        validation_share=validation_share,
-        row_group_rows=7,
-    )
-    build(settings, directory / "corpus")
-    return directory / "corpus"
-
-
 class Pairs(Lab):
-    def __init__(self, directory, pairs=PAIRS, **corpus):
-        self.directory, self.corpus = directory, pairs_corpus(directory, pairs, **corpus)
+    def __init__(self, directory, pairs=PAIRS, validation_share=0.1):
+        self.directory, self.corpus = directory, directory / "corpus"
+        directory.mkdir(parents=True, exist_ok=True)
+        pq.write_table(
+            pa.table({"en": [b for _, b in pairs], "de": [a for a, _ in pairs]}), directory / "pairs.parquet"
+        )
+        files = {"files": (str(directory / "pairs.parquet"),), "text_column": "de", "target_column": "en"}
+        settings = CorpusSettings(
+            name="tiny",
+            source=SourceSettings(kind="files", **files),
+            cleaning=CleaningSettings(strip=False, minimum_characters=0, deduplicate=False),
+            validation_share=validation_share,
+            row_group_rows=7,
+        )
+        build(settings, self.corpus)
         self.tokenizer = make_tokenizer(directory / "tokenizer", self.corpus, 300)
 
 
@@ -68,15 +62,7 @@ def documents(lab):
 
 def epoch(lab, approach, **changes):
     batches = lab.batches(make_run(approach, T, **RUN, **changes))
-    return [batches.next().copy() for _ in range(int(batches.rows_per_epoch()) // RUN["global_batch"] + 1)]
-
-
-@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-def test_a_pair_is_one_document_of_both_texts_and_a_row_without_one_of_them_is_left_out(tmp_path, kind):
-    corpus = pairs_corpus(tmp_path, [*PAIRS, ("c", None), (None, "d")], kind, validation_share=0.0)
-    text, manifest = RawText(corpus), read_corpus_manifest(corpus)
-    assert [tuple(text.text(i).split(PAIR)) for i in range(len(text))] == PAIRS
-    assert manifest["pairs"] is True and manifest["cleaning"]["documents"]["no_text"] == 2
+    return take(batches, int(batches.rows_per_epoch()) // RUN["global_batch"] + 1)
 
 
 @pytest.mark.parametrize("approach", ["padded", "pretokenized-padded"])
@@ -147,22 +133,6 @@ def test_a_row_that_begins_inside_a_document_begins_with_a_target(lab):
     tokenizer = load_tokenizer(lab.tokenizer)
     (document,) = encode_documents(tokenizer, [f"a{PAIR}b"], eos=True)
     assert np.count_nonzero(document == tokenizer.eos_id) == 1, "text with the mark in it is no pair"
-
-
-@pytest.mark.parametrize(
-    "pairs, kind, source, says",
-    [
-        ([("a", f"b{PAIR}c")], "parquet", {}, "separates the two texts of a pair"),
-        ([("a", "b")], "parquet", {"target_column": "fr"}, "has no column 'fr'"),
-        ([("a", "b")], "jsonl", {"target_column": "fr"}, "source.target_column"),
-        ([("a", 3)], "jsonl", {}, "does not hold text in the key 'en'"),
-        ([("a", "b")], "jsonl", {"format": "text"}, "a text file has no columns to hold pairs"),
-    ],
-)
-def test_what_holds_no_pairs_is_refused(tmp_path, pairs, kind, source, says):
-    with pytest.raises(UserError) as error:
-        pairs_corpus(tmp_path, pairs, kind, **source)
-    assert says in error.value.render()
 
 
 def test_pairs_without_eos_and_targets_without_pairs_are_refused(lab, tmp_path):

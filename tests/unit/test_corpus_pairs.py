@@ -80,35 +80,36 @@ def test_parts_of_a_column_of_objects(tmp_path):
             pairs_of(source(path, text_column="translation.de", target_column="translation.fr"))
 
 
+LINES = '{"de": "a", "en": %s}\n'
+
+
 @pytest.mark.parametrize(
-    "text, columns, says",
-    [(TSV, ("de", "fr"), "has no column 'fr'"), ("a\tb\nc\n", ("1", "2"), "line 2"), (TSV, ("1", "4"), "1, 2, 3")],
+    ("name", "text", "columns", "more", "says"),
+    [
+        ("a.tsv", TSV, ("de", "fr"), {}, "has no column 'fr'"),
+        ("a.tsv", "a\tb\nc\n", ("1", "2"), {}, "line 2"),
+        ("a.tsv", TSV, ("1", "4"), {}, "1, 2, 3"),
+        ("a.jsonl", LINES % '"b"', ("de", "fr"), {}, "source.target_column"),
+        ("a.jsonl", LINES % "3", ("de", "en"), {}, "does not hold text in the key 'en'"),
+        ("a.jsonl", LINES % '"b"', ("de", "en"), {"format": "text"}, "a text file has no columns to hold pairs"),
+        ("a.jsonl", LINES % f'"b{PAIR}c"', ("de", "en"), {}, "separates the two texts of a pair"),
+    ],
 )
-def test_a_tsv_without_the_column_is_refused(tmp_path, text, columns, says):
+def test_what_holds_no_pairs_is_refused(tmp_path, name, text, columns, more, says):
     with pytest.raises(UserError) as error:
-        pairs_of(source(write(tmp_path / "a.tsv", text), text_column=columns[0], target_column=columns[1]))
+        pairs_of(source(write(tmp_path / name, text), text_column=columns[0], target_column=columns[1], **more))
     assert says in error.value.render()
 
 
-def test_options_that_do_not_go_together_are_named():
-    for options, field in [
-        ({"target_files": ("b",), "target_column": "en"}, "target_column"),
-        ({"target_files": ("b",), "format": "jsonl"}, "target_files"),
-        ({"target_files": ("b",), "separator": "||"}, "separator"),
-        ({"target_files": ("b",), "validation_files": ("c",)}, "validation_target_files"),
-        ({"validation_target_files": ("c",)}, "validation_target_files"),
-    ]:
-        assert field in dict(SourceSettings("files", files=("a",), **options).problems())
-
-
 def test_a_corpus_of_two_files_is_one_of_pairs_and_its_content_is_both(tmp_path):
-    de, en = write(tmp_path / "a.de", DE), write(tmp_path / "a.en", EN)
+    de, en = write(tmp_path / "a.de", DE + "only\n"), write(tmp_path / "a.en", EN + "\n")
     settings = CorpusSettings(name="tiny", source=source(de, target_files=[en]), validation_share=0.0)
     manifest = build(settings, tmp_path / "corpus")
     assert manifest["pairs"] is True and len(RawText(tmp_path / "corpus")) == 3
+    assert manifest["cleaning"]["documents"]["no_text"] == 1
     assert [file["name"] for file in manifest["source"]["target_files"]] == ["a.en"]
     before = fingerprint.fingerprint_sources(settings, tmp_path, memory=tmp_path / "memory.json")
-    write(en, EN.replace("house", "hut"))
+    write(en, EN.replace("house", "hut") + "\n")
     assert fingerprint.fingerprint_sources(settings, tmp_path, memory=tmp_path / "memory.json") != before
 
 
