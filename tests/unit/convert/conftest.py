@@ -92,9 +92,3 @@ def peers(tmp_path):
     """Python with litdata and streaming. Skips the test where pip cannot install them."""
     pytest.importorskip("torch")
     return Peers(tmp_path / "peers")
-
-
-def documents_in(source, folder):
-    """The documents of a foreign source with BOS 0 and no EOS, as our reader finds them."""
-    run(source, folder, to="token-list", vocabulary_size=1 << 20, bos_id=0)
-    return documents_of(folder)

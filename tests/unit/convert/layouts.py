@@ -135,6 +135,7 @@ def parse(layout, path):
 
 
 def _parse_litdata(folder, index):
+    assert index["config"]["item_loader"] == "TokensLoader" and not index["config"]["compression"]
     dtype = {code: dtype for dtype, code in CODES.items()}[index["config"]["data_format"][0]]
     chunks = []
     for chunk in index["chunks"]:

@@ -1,6 +1,7 @@
-"""What holds for every format of others: equal bytes, types of ids, full files, and every damage refused."""
+"""What holds for every format of others: round trips, equal bytes, types of ids, full files, all damage refused."""
 
 import json
+import re
 import tempfile
 from pathlib import Path
 
@@ -9,12 +10,113 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.refusals import tree_of
-from tests.unit.convert.conftest import FOREIGN, KNOWN, digest, documents_in, documents_of, ours, refused, run, write_hf
+from tests.unit.conftest import T
+from tests.unit.convert.conftest import (
+    FOREIGN,
+    KNOWN,
+    digest,
+    documents_of,
+    ours,
+    refused,
+    run,
+    write_hf,
+    write_megatron,
+)
 from tests.unit.convert.layouts import file_of, flatten, parse, write
-from tokenscale.data.stores import parquet
+from tokenscale.base.errors import UserError
+from tokenscale.base.files import canonical_json, write_sealed
+from tokenscale.cli.convert import ConvertSettings, convert
+from tokenscale.data.stores import parquet, write_parquet
 from tokenscale.data.stores.foreign import hf_datasets, reframe, shards
+from tokenscale.data.stores.manifest import SEAL, load_reader, open_store, read_store_manifest
+from tokenscale.settings.data import StoreSettings
 
+PEER = Path(__file__).with_name("peer.py")
 SHARDED = ["litdata", "mds"]  # folders of files of a given size beside index.json
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+@pytest.mark.parametrize("eos", [False, True], ids=["bos", "bos+eos"])
+@pytest.mark.parametrize("form", ["packed", "token-list"])
+def test_a_store_comes_back_equal_through_each_format_and_no_flag_is_needed(
+    lab, tmp_path, small_blocks, foreign, form, eos
+):
+    store = ours(lab, form, eos)
+    run(store, tmp_path / "theirs.bin", to=foreign)
+    run(tmp_path / "theirs.bin", tmp_path / "back", to="token-list")
+    assert digest(tmp_path / "back") == digest(store)
+    made, back = read_store_manifest(store), read_store_manifest(tmp_path / "back")
+    same = ("tokenizer", "vocabulary_size", "bos_id", "eos_id", "padding", "documents", "tokens_in_documents")
+    assert [made[name] for name in same] == [back[name] for name in same]
+    assert back["options"]["eos"] is eos and back["converted_from"]["format"] == foreign
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+@pytest.mark.parametrize("part", [1, 7])
+def test_a_source_is_read_from_any_document_on(lab, tmp_path, small_blocks, monkeypatch, foreign, part):
+    """The writer of Parquet asks for the documents of a shard at a time."""
+    run(ours(lab, "token-list"), tmp_path / "x.bin", to=foreign)
+    monkeypatch.setattr(write_parquet, "SHARD_ROWS", part)
+    monkeypatch.setattr("tokenscale.data.stores.documents.GROUP_DOCUMENTS", part)
+    run(tmp_path / "x.bin", tmp_path / "back", to="token-list")
+    count = read_store_manifest(tmp_path / "back")["documents"]
+    assert count > 7 and len(list((tmp_path / "back").glob("*.parquet"))) == -(-count // part)
+    assert documents_of(tmp_path / "back") == documents_of(ours(lab, "token-list"))
+
+
+@pytest.mark.parametrize("form", ["packed", "token-list", "padded"])
+def test_a_store_becomes_another_store(lab, tmp_path, form):
+    source = ours(lab, "packed" if form == "token-list" else "token-list")
+    run(source, tmp_path / "new", to=form, **({"sequence_length": T} if form != "token-list" else {}))
+    right, found = read_store_manifest(ours(lab, form)), read_store_manifest(tmp_path / "new")
+    if form != "packed":  # the date of the text, which Parquet files hold and their manifests do not, is lost
+        for manifest in (right, found):
+            del manifest["files"], manifest["bits_per_token"]["stored"]
+    assert found == right
+
+
+def test_eos_is_added_and_taken_off(lab, tmp_path):
+    with_eos = ours(lab, "token-list", eos=True)
+    assert "EOS 1 added to each document" in run(ours(lab, "packed"), tmp_path / "with", to="token-list", eos=True)
+    assert "EOS 1 removed from each document" in run(with_eos, tmp_path / "without", to="token-list", eos=False)
+    assert digest(tmp_path / "with") == digest(with_eos)
+    assert digest(tmp_path / "without") == digest(ours(lab, "token-list"))
+
+
+def test_one_parquet_file_can_be_written_and_read(lab, tmp_path):
+    run(ours(lab), tmp_path / "one.parquet", to="token-list")
+    assert sorted(p.suffix for p in tmp_path.iterdir()) == [".json", ".json", ".parquet", ".records"]
+    run(tmp_path / "one.parquet", tmp_path / "again", to=f"packed-sequence_length={T}")
+    assert digest(tmp_path / "again") == digest(ours(lab))
+
+
+@pytest.mark.parametrize("form", ["token-list", "padded"])
+@pytest.mark.parametrize("single", [False, True])
+def test_a_store_without_records_is_refused_with_the_command_that_writes_it_again(lab, tmp_path, form, single):
+    path = tmp_path / ("one.parquet" if single else "store")
+    store = StoreSettings(form, **({"sequence_length": T} if form == "padded" else {}))
+    convert(ConvertSettings(to=store.directory), ours(lab), path, command="tokenscale c")
+    where = path.with_suffix(".manifest.json") if single else path / "manifest.json"
+    manifest = read_store_manifest(where)
+    del manifest["records"]
+    write_sealed(where, manifest, SEAL)
+    with pytest.raises(UserError, match="no records") as error:
+        load_reader(form)(where, open_store(where, store))
+    assert error.value.facts["next"] == "tokenscale c --force"
+
+
+def test_the_manifest_says_what_was_converted(lab, tmp_path):
+    source = write_megatron(tmp_path / "m", [[5, 6, 1], [7, 1]])
+    run(source, tmp_path / "s", to="token-list", tokenizer_name="theirs", **KNOWN)
+    found = read_store_manifest(tmp_path / "s")
+    origin = found["converted_from"]
+    assert [file["name"] for file in origin["files"]] == ["m.bin", "m.idx"]
+    assert all(re.fullmatch("[0-9a-f]{64}", file["sha256"]) for file in origin["files"])
+    assert (origin["document_ends_stripped"], origin["bos_stripped"], origin["documents"]) == (2, 0, 2)
+    assert found["tokenizer"] == {"name": "theirs", "kind": "unknown", "file_sha256": None}
+    assert "makers" in found["special_token_policy"] and str(tmp_path) not in canonical_json(found)
+    with pytest.raises(UserError, match="corpus manifest"):  # a run that asks for a corpus is refused
+        open_store(tmp_path / "s", StoreSettings("token-list"), corpus_manifest_sha256="0" * 64)
 
 
 @pytest.mark.parametrize("layout", FOREIGN)
@@ -38,7 +140,7 @@ def test_ids_are_uint16_below_65500_ids(tmp_path, layout, size, dtype):
 MORE = {"litdata": lambda ids: 4 + 2 * len(ids), "mds": lambda ids: 4 + 4 + (2 if len(ids) < 256 else 3) + 2 * len(ids)}
 
 
-@pytest.mark.parametrize("size", [40, 100, 300, 400, 4096])
+@pytest.mark.parametrize("size", [40, 300, 4096])
 @pytest.mark.parametrize("layout", SHARDED)
 def test_documents_are_distributed_to_files_of_the_given_size(lab, tmp_path, monkeypatch, small_blocks, layout, size):
     monkeypatch.setattr(shards, "SHARD_BYTES", size)
@@ -62,7 +164,7 @@ def test_documents_are_distributed_to_files_of_the_given_size(lab, tmp_path, mon
         ("mds", {"compression": "zstd"}),
     ],
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10)
 @given(
     st.lists(st.lists(st.integers(2, 99), max_size=300), min_size=1, max_size=20),
     st.integers(16, 3000),
@@ -183,6 +285,7 @@ ENTRIES = [
     ("mds", {"format": "csv"}, "version 2"),
     ("mds", {"column_sizes": [4]}, "sizes of its columns"),
     ("mds", {"column_sizes": []}, "expected content"),
+    ("mds", {"column_encodings": ["ndarray:int32"]}, "the same columns in all shards"),
     ("mds", {"column_names": [5]}, "expected content"),
     ("mds", {"raw_data": None}, "expected content"),
     ("mds", {"raw_data": {"basename": "../x/shard.00000.mds", "bytes": 100}}, "expected content"),
@@ -194,7 +297,7 @@ ENTRIES = [
 
 @pytest.mark.parametrize(("layout", "change", "words"), ENTRIES)
 def test_a_wrong_entry_of_the_index_is_refused(tmp_path, layout, change, words):
-    source = write(layout, tmp_path / "x", [[[5, 6], [7]]])
+    source = write(layout, tmp_path / "x", [[[5, 6], [7]], [[8]]])
     index = json.loads((source / "index.json").read_text())
     index["shards" if layout == "mds" else "chunks"][0] |= change
     (source / "index.json").write_text(json.dumps(index))
@@ -222,26 +325,12 @@ def test_a_broken_or_missing_index_is_refused(tmp_path, layout):
     assert "holds no documents" in refused(source, tmp_path / "s", to="token-list", **KNOWN)
 
 
-@pytest.mark.parametrize("layout", SHARDED)
-def test_a_folder_with_other_files_is_not_replaced(lab, tmp_path, layout):
-    run(ours(lab), tmp_path / "x", to=layout)
-    run(ours(lab), tmp_path / "x", to=layout, force=True)
-    (tmp_path / "x/notes.txt").write_text("precious")
-    text = refused(ours(lab), tmp_path / "x", to=layout, force=True)
-    assert "more than a" in text and layout in text.lower() and "notes.txt" in text
-
-
-def peer(peers, library, **settings):
-    return peers.run(Path(__file__).with_name(f"peer_{library}.py"), **settings)
-
-
 @pytest.mark.experiment
 @pytest.mark.slow(55)
 @pytest.mark.parametrize(
     ("layout", "options"),
     [
-        ("litdata", {"block": 1}),
-        ("litdata", {"block": 7}),
+        *(("litdata", {"block": block}) for block in (1, 7)),
         *(("mds", {"kind": f"{k}Dataset"}) for k in ("Streaming", "Local")),
     ],
 )
@@ -257,7 +346,8 @@ def test_the_library_reads_what_is_written(lab, tmp_path, monkeypatch, peers, la
         if size := options.get("block"):
             streams = [flatten(chunk) for chunk in right]
             right = [[ids[at : at + size] for at in range(0, len(ids) - size + 1, size)] for ids in streams]
-        assert peer(peers, layout, do="read", folder=str(tmp_path / name), **options) == flatten(right)
+        found = peers.run(PEER, do=f"read_{layout}", folder=str(tmp_path / name), **options)
+        assert found == flatten(right)
 
 
 @pytest.mark.experiment
@@ -280,26 +370,12 @@ def test_what_the_library_writes_is_read(lab, tmp_path, peers, layout, options):
     if layout == "mds":
         dtype = options["columns"]["tokens"].removeprefix("ndarray:")
         options = {"dtype": dtype, "size_limit": 1000, **options}
-    peer(peers, layout, do="write", folder=str(tmp_path / "x"), documents=documents, **options)
+    peers.run(PEER, do=f"write_{layout}", folder=str(tmp_path / "x"), documents=documents, **options)
     assert len(list((tmp_path / "x").glob("*-*.bin" if layout == "litdata" else "shard.*"))) > 3
-    assert documents_in(tmp_path / "x", tmp_path / "s") == documents
+    run(tmp_path / "x", tmp_path / "s", to="token-list", vocabulary_size=1 << 20, bos_id=0)
+    assert documents_of(tmp_path / "s") == documents
     run(tmp_path / "x", tmp_path / "back", to="token-list", tokenizer=str(lab.tokenizer))
     assert digest(tmp_path / "back") == digest(ours(lab))
-
-
-@pytest.mark.experiment
-@pytest.mark.slow(55)
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"compression": "zstd", "compression_level": "chunk"}, "compression zstd"),
-        ({"loader": False}, "holds no lists of ids"),
-    ],
-)
-def test_other_folders_of_litdata_are_refused(tmp_path, peers, options, words):
-    folder = str(tmp_path / "x")
-    peer(peers, "litdata", do="write", folder=folder, documents=[[5, 6], [7]], chunk_bytes=500, **options)
-    assert words in refused(tmp_path / "x", tmp_path / "s", to="token-list", **KNOWN)
 
 
 def test_datasets_itself_reads_what_is_written_and_writes_what_is_read(lab, tmp_path, monkeypatch):

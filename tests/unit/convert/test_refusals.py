@@ -1,24 +1,21 @@
 """What is never replaced, never its own source, never guessed, and never half there."""
 
+import shutil
+
 import pytest
 
 from tests.corpora import Lab
-from tests.unit.conftest import T
+from tests.refusals import tree_of
+from tests.unit.conftest import Interrupted
 from tests.unit.convert.conftest import FOREIGN, digest, ours, refused, run
 from tokenscale.data.stores.foreign import reframe
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"vocabulary_size": 999}, "--vocabulary-size contradicts the source's record"),
-        ({"bos_id": 2}, "--bos-id contradicts"),
-        ({"tokenizer_name": "other"}, "--tokenizer-name contradicts"),
-    ],
-)
-def test_flags_that_contradict_the_record_are_refused_and_a_renamed_pair_is_read(lab, tmp_path, settings, words):
+def test_flags_that_contradict_the_record_are_refused_and_a_renamed_pair_is_read(lab, tmp_path):
     run(ours(lab), tmp_path / "m", to="megatron")
-    assert words in refused(tmp_path / "m", tmp_path / "s", to="token-list", **settings)
+    for name, value in (("vocabulary_size", 999), ("bos_id", 2), ("tokenizer_name", "other")):
+        text = refused(tmp_path / "m", tmp_path / "s", to="token-list", **{name: value})
+        assert f"--{name.replace('_', '-')} contradicts" in text
     for name in ("bin", "idx", "tokenscale.json"):
         (tmp_path / f"m.{name}").rename(tmp_path / f"n.{name}")
     run(tmp_path / "n", tmp_path / "ok", to="token-list")
@@ -39,26 +36,28 @@ def test_another_tokenizer_than_the_records_is_refused(lab, tmp_path):
 def test_nothing_is_replaced_without_force(lab, tmp_path, to):
     target = tmp_path / "target.bin"
     run(ours(lab), target, to=to)
-    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    before = tree_of(tmp_path)
     assert "--force replaces it" in refused(ours(lab, "token-list"), target, to=to)
-    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+    assert tree_of(tmp_path) == before
     run(ours(lab, "token-list", eos=True), target, to=to, force=True)
     run(target, tmp_path / "back", to="token-list")
     assert digest(tmp_path / "back") == digest(ours(lab, "token-list", eos=True))
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
 
 
-def test_a_folder_that_holds_other_things_is_never_cleared(lab, tmp_path):
+@pytest.mark.parametrize("to", ["packed", "litdata", "mds"])
+def test_a_folder_that_holds_other_things_is_never_cleared(lab, tmp_path, to):
     """A store's writer clears its folder of files of tokens: a user's own must not be among them."""
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "train.bin").write_bytes(b"precious")
-    for force in (False, True):
-        assert "is not a token store" in refused(ours(lab), mine, to="packed", force=force)
-    run(ours(lab), tmp_path / "store", to="packed")
+    run(ours(lab), tmp_path / "store", to=to)
+    run(ours(lab), tmp_path / "store", to=to, force=True)
     (tmp_path / "store/val.bin").write_bytes(b"precious")
-    text = refused(ours(lab, "token-list"), tmp_path / "store", to="packed", force=True)
-    assert "more than a store" in text and "val.bin" in text
+    text = refused(ours(lab, "token-list"), tmp_path / "store", to=to, force=True)
+    assert "more than a" in text and "val.bin" in text
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/train.bin").write_bytes(b"precious")
+    for force in (False, True):
+        text = refused(ours(lab), tmp_path / "mine", to=to, force=force)
+        assert "is not a token store" in text or to != "packed"
 
 
 def test_force_replaces_only_what_is_of_the_same_kind(lab, tmp_path):
@@ -72,11 +71,12 @@ def test_force_replaces_only_what_is_of_the_same_kind(lab, tmp_path):
         assert (tmp_path / mine).read_bytes() == b"text"
 
 
-@pytest.mark.parametrize("foreign", FOREIGN)
-def test_a_source_is_never_its_own_target(lab, tmp_path, foreign):
-    path = tmp_path / "x.bin"
-    run(ours(lab), path, to=foreign)
-    assert "replace its own source" in refused(path, path, to=foreign, force=True)
+def test_a_source_is_never_its_own_target(lab, tmp_path):
+    for number, foreign in enumerate(FOREIGN):
+        run(ours(lab), tmp_path / f"{number}.bin", to=foreign)
+        assert "its own source" in refused(
+            tmp_path / f"{number}.bin", tmp_path / f"{number}.bin", to=foreign, force=True
+        )
 
 
 def test_what_cannot_be_meant_is_refused(lab, tmp_path):
@@ -97,18 +97,13 @@ def test_what_cannot_be_meant_is_refused(lab, tmp_path):
 
 
 def test_a_changed_row_of_a_store_is_found_and_nothing_is_written(lab, tmp_path):
-    run(ours(lab), tmp_path / "in/store", to=f"packed-sequence_length={T}")
-    tokens = tmp_path / "in/store/tokens.bin"
-    data = bytearray(tokens.read_bytes())
+    store = shutil.copytree(ours(lab), tmp_path / "in/store")
+    data = bytearray((store / "tokens.bin").read_bytes())
     data[40] ^= 1
-    tokens.write_bytes(data)
+    (store / "tokens.bin").write_bytes(data)
     (tmp_path / "out").mkdir()
     for to in FOREIGN:
-        assert "has changed" in refused(tmp_path / "in/store", tmp_path / "out/x.bin", to=to)
-
-
-class Interrupted(BaseException):
-    """As a signal is."""
+        assert "has changed" in refused(store, tmp_path / "out/x.bin", to=to)
 
 
 @pytest.mark.parametrize("to", [*FOREIGN, "token-list", "packed", "token-list.parquet"])
@@ -119,7 +114,7 @@ def test_an_interrupted_conversion_leaves_the_target_as_it_was(lab, tmp_path, mo
     run(ours(lab), tmp_path / "source", to="megatron")
     if old:
         run(ours(lab, "packed", eos=True), target, to=to)
-    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    before = tree_of(tmp_path)
     chunks = reframe.ReframedDocuments.chunks
 
     def broken(self, first, last):
@@ -133,10 +128,9 @@ def test_an_interrupted_conversion_leaves_the_target_as_it_was(lab, tmp_path, mo
         patched.setattr(reframe.ReframedDocuments, "chunks", broken)
         with pytest.raises(Interrupted):
             run(tmp_path / "source", target, to=to, force=True)
-    found = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and ".building" not in p.parts}
-    for files in (found, before):  # a lock holds the number of the process that had it
-        files.pop(target / ".lock", None)
-    assert found == before
+    assert {name: data for name, data in tree_of(tmp_path).items() if ".building" not in name and data} == {
+        name: data for name, data in before.items() if data
+    }
     run(tmp_path / "source", target, to=to, force=True)
     run(target, tmp_path / "back", to="token-list")
     assert digest(tmp_path / "back") == digest(ours(lab))
