@@ -4,7 +4,6 @@ import itertools
 import json
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -31,38 +30,30 @@ PAIRS = [(entry.twin, approach) for approach, entry in BATCHES.items() if entry.
 
 
 @pytest.mark.parametrize(("online", "offline"), PAIRS)
-@pytest.mark.parametrize("eos", [False, True])
-@pytest.mark.parametrize("global_batch", [1, 3, 8])
-def test_online_and_offline_are_bit_identical(lab, online, offline, eos, global_batch):
-    run = dict(sequence_length=T, eos=eos, global_batch=global_batch, seed=global_batch)
-    pairs = zip(
-        take(lab.batches(make_run(online, **run)), 200 // global_batch),
-        take(lab.batches(make_run(offline, **run)), 200 // global_batch),
-        strict=True,
-    )
-    assert all(same(a, b) for a, b in pairs)
+def test_online_and_offline_are_bit_identical(lab, online, offline):
+    for eos, global_batch in itertools.product([False, True], [1, 3, 8]):
+        run = dict(sequence_length=T, eos=eos, global_batch=global_batch, seed=global_batch)
+        a, b = (take(lab.batches(make_run(approach, **run)), 200 // global_batch) for approach in (online, offline))
+        assert all(same(x, y) for x, y in zip(a, b, strict=True))
 
 
 @given(
     st.lists(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60), min_size=1, max_size=12),
     st.integers(1, 5),
-    st.integers(0, 3),
 )
-@settings(deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
-def test_online_and_offline_are_bit_identical_on_any_text(tmp_path_factory, texts, global_batch, seed):
+@settings(max_examples=6, suppress_health_check=list(HealthCheck))
+def test_online_and_offline_are_bit_identical_on_any_text(tmp_path_factory, texts, global_batch):
     lab = Lab(tmp_path_factory.mktemp("any"), texts, vocabulary_size=262)
-    for online, offline in PAIRS:
-        run = dict(sequence_length=8, global_batch=global_batch, seed=seed)
-        a, b = (take(lab.batches(make_run(approach, **run)), 30) for approach in (online, offline))
-        assert all(same(x, y) for x, y in zip(a, b, strict=True))
+    for pair in PAIRS:
+        a, b = (lab.batches(make_run(approach, sequence_length=8, global_batch=global_batch)) for approach in pair)
+        assert all(same(a.next(), b.next()) for _ in range(30))
 
 
 @pytest.mark.parametrize("approach", APPROACHES)
-@pytest.mark.parametrize("world_size", range(1, 17))
-def test_every_world_size_reads_the_same_global_batches_from_any_step_on(lab, approach, world_size):
-    run = make_run(approach, sequence_length=T, global_batch=16 if world_size > 8 else 9)
-    stop = (0, 1, 7, 33, 40, 90, 150)[world_size % 7]
-    check_order(lambda rank, size: lab.batches(run, rank, size), [world_size], stop)
+def test_every_world_size_reads_the_same_global_batches_from_any_step_on(lab, approach):
+    run = make_run(approach, sequence_length=T, global_batch=16)
+    for stop, worlds in ((40, range(1, 17)), (0, [2]), (1, [7]), (150, [3, 5])):
+        check_order(lambda rank, size: lab.batches(run, rank, size), worlds, stop)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -91,7 +82,7 @@ def test_an_epoch_of_rows_holds_every_row_once(lab, approach):
 
 
 @pytest.mark.parametrize("approach", [approach for approach, entry in BATCHES.items() if entry.streams])
-@pytest.mark.parametrize("global_batch", [1, 3, 5])
+@pytest.mark.parametrize("global_batch", [1, 3])
 def test_streams_hold_whole_documents_in_the_stated_order(lab, approach, global_batch):
     """The streams, rebuilt here from their definition alone, hold exactly the tokens and labels of the batches."""
     documents = documents_of(lab)
@@ -100,16 +91,14 @@ def test_streams_hold_whole_documents_in_the_stated_order(lab, approach, global_
     found = take(lab.batches(run), steps)
     for slot in range(global_batch):
         tokens, labels = [], []
-        for j in itertools.count():
-            i = slot + j * global_batch
+        for i in itertools.count(slot, global_batch):
             document = documents[int(permute(i % n, n, run.effective_seed, i // n)[0])].tolist()
             tokens += document
             labels += [IGNORED, *document[1:]]  # what each token is as a label
             if len(tokens) > steps * T + 1:
                 break
-        for step, batch in enumerate(found):
-            assert batch.tokens_bt[slot].tolist() == tokens[step * T : step * T + T]
-            assert batch.labels_bt[slot].tolist() == labels[step * T + 1 : step * T + T + 1]
+        assert [t for b in found for t in b.tokens_bt[slot].tolist()] == tokens[: steps * T]
+        assert [t for b in found for t in b.labels_bt[slot].tolist()] == labels[1 : steps * T + 1]
 
 
 def pairs_of(batches, last=None):
@@ -214,9 +203,6 @@ def test_a_store_of_other_text_is_refused(lab, tmp_path):
     run, other = make_run("packed", sequence_length=T), Lab(tmp_path, ["other text"], vocabulary_size=262)
     with pytest.raises(UserError, match="corpus manifest, sha256"):
         open_batches(run, Inputs(other.corpus, store=lab.store(run.store)))
-    renamed = replace(run, tokenizer=replace(run.tokenizer, name="other"))
-    with pytest.raises(UserError, match="tokenizer"):
-        open_batches(renamed, Inputs(store=lab.store(run.store)))
 
 
 def test_length_bucketed_rows_lie_beside_rows_of_their_length(lab):
@@ -232,11 +218,11 @@ def test_length_bucketed_rows_lie_beside_rows_of_their_length(lab):
     assert order != sorted(order)
 
 
-def test_online_and_offline_are_bit_identical_on_3_000_hostile_documents(tmp_path):
-    lab = Lab(tmp_path, make_fuzz_texts(count=3_000, seed=1), vocabulary_size=400)
+def test_online_and_offline_are_bit_identical_on_1_000_hostile_documents(tmp_path):
+    lab = Lab(tmp_path, make_fuzz_texts(count=1_000, seed=1), vocabulary_size=400)
     tokens = sum(len(document) for document in documents_of(lab))
     for online, offline in PAIRS:
-        steps = -(-3_000 // 64) if online == "padded" else -(-tokens // (64 * 256)) + 40
+        steps = -(-1_000 // 64) if online == "padded" else -(-tokens // (64 * 256)) + 40
         run = dict(sequence_length=256, global_batch=64)
         a, b = (lab.batches(make_run(approach, **run)) for approach in (online, offline))
         assert all(same(a.next(), b.next()) for _ in range(steps))

@@ -39,6 +39,7 @@ class Source:
 
     def __init__(self, batches):
         self._batches, self.vocabulary_size, self.lost = batches, batches.vocabulary_size, batches.lost
+        self.state, self.seek = batches.state, batches.seek
         self.asked, self.fails_at, self.gate = 0, None, threading.Event()
         self.gate.set()
 
@@ -48,12 +49,6 @@ class Source:
         if self.state()["step"] == self.fails_at:
             raise OSError("the disk is gone")
         return self._batches.next()
-
-    def state(self):
-        return self._batches.state()
-
-    def seek(self, state):
-        self._batches.seek(state)
 
 
 def settled(source):
@@ -83,16 +78,15 @@ def test_a_seek_discards_what_was_read_ahead(lab, approach):
     run = make_run(approach, sequence_length=T, global_batch=3)
     source, ahead = lab.batches(run), Prefetcher(lab.batches(run))
     for step in (9, 2, 40):
-        state = None
+        states = []
         for at in (source, ahead):
             at.seek({"step": step})
             at.next()
-            state = at.state()
-        for _ in range(3):
-            assert same(ahead.next(), source.next())
+            states.append(at.state())
+        assert states[0] == states[1] and all(same(ahead.next(), source.next()) for _ in range(3))
         for at in (source, ahead):
-            at.seek(state)
-        assert ahead.state() == source.state() == state
+            at.seek(states[0])
+        assert ahead.state() == source.state() == states[0]
         assert same(ahead.next(), source.next()) and ahead.state() == source.state()
     ahead.close()
 
@@ -153,9 +147,7 @@ for batches in opened:
 """
 
 
-@pytest.mark.parametrize(
-    ("ending", "code"), [("", 0), ("raise SystemExit(3)", 3), ("raise ValueError('of the script')", 1)]
-)
+@pytest.mark.parametrize(("ending", "code"), [("", 0), ("raise ValueError('of the script')", 1)])
 def test_batches_that_are_open_when_a_script_ends_print_nothing(lab, ending, code):
     """Also where a module that is cleared after this package's modules still holds them."""
     approaches = ("packed", "pretokenized-padded", "token-list", "length-bucketed")
@@ -163,5 +155,4 @@ def test_batches_that_are_open_when_a_script_ends_print_nothing(lab, ending, cod
     command = [sys.executable, "-c", SCRIPT + ending]
     ended = subprocess.run(command, input=pickle.dumps(open_again), capture_output=True, check=False)
     said = ended.stderr.decode()
-    assert ended.returncode == code and "Exception ignored" not in said, said
-    assert said == "" or code == 1
+    assert ended.returncode == code and "Exception ignored" not in said and (code or not said), said

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.corpora import check_order, make_run, same, take
+from tests.corpora import check_order, make_run, take
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json, write_json
 from tokenscale.data.batches.batch import Inputs, Prefetcher
@@ -189,19 +189,3 @@ def test_the_held_out_slice_is_masked_once_and_alike_for_every_layout_and_seed(l
             assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name))
     assert np.array_equal(other.labels_bt, whole.labels_bt)
     assert (whole.labels_bt != IGNORED).any() and (whole.tokens_bt == 262).any()
-
-
-def test_document_ids_come_with_packed_rows_where_they_are_asked_for(lab):
-    run = make_run("packed", sequence_length=16, global_batch=5, document_mask=True)
-    batches, plain = lab.batches(run), lab.batches(make_run("packed", sequence_length=16, global_batch=5))
-    crossed = 0
-    for _ in range(30):
-        batch, without = batches.next(), plain.next()
-        assert same(batch, without) and without.document_ids_bt is None
-        assert batch.document_ids_bt.dtype == np.int32
-        borders = batch.document_ids_bt[:, 1:] != batch.document_ids_bt[:, :-1]
-        assert (batch.labels_bt[:, :-1][borders] == IGNORED).all()
-        crossed += borders.sum()
-    assert crossed > 0
-    batch = batches.next()
-    assert not np.shares_memory(batch.copy().document_ids_bt, batch.document_ids_bt)

@@ -9,12 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.corpora import HOSTILE, Lab, check_order, make_run, make_tokenizer, same, take
+from tests.corpora import HOSTILE, GrammarLab, Lab, check_order, make_run, same, take
 from tokenscale.base.errors import UserError
 from tokenscale.data.batches.batch import Inputs
 from tokenscale.data.batches.objectives import ignore_sources
 from tokenscale.data.batches.open import load_held_out
-from tokenscale.data.corpus.build import build
 from tokenscale.data.corpus.raw_text import PAIR, RawText
 from tokenscale.data.stores.documents import IGNORED
 from tokenscale.data.stores.manifest import read_store_manifest
@@ -29,9 +28,10 @@ ROWS = ["padded", "pretokenized-padded", "length-bucketed", "packed"]
 RUN = {"eos": True, "global_batch": 6, "micro_batch": 6}
 
 
-class Pairs(Lab):
+class Pairs(GrammarLab):
+    """As `Lab`, of these pairs."""
+
     def __init__(self, directory, pairs=PAIRS, validation_share=0.1):
-        self.directory, self.corpus = directory, directory / "corpus"
         directory.mkdir(parents=True, exist_ok=True)
         pq.write_table(
             pa.table({"en": [b for _, b in pairs], "de": [a for a, _ in pairs]}), directory / "pairs.parquet"
@@ -44,8 +44,7 @@ class Pairs(Lab):
             validation_share=validation_share,
             row_group_rows=7,
         )
-        build(settings, self.corpus)
-        self.tokenizer = make_tokenizer(directory / "tokenizer", self.corpus, 300)
+        super().__init__(directory, settings, 300)
 
 
 @pytest.fixture(scope="module")
