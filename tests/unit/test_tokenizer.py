@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,9 +39,8 @@ def tekken(tekken_folder):
 
 
 def test_training_twice_gives_the_same_file(tmp_path, corpus):
-    folders = [make_tokenizer(tmp_path / name, corpus, 400) for name in "abc"]
-    assert len({(f / "tokenizer.json").read_bytes() for f in folders}) == 1
-    assert len({(f / "manifest.json").read_bytes() for f in folders}) == 1
+    a, b = (make_tokenizer(tmp_path / name, corpus, 400) for name in "ab")
+    assert all((a / name).read_bytes() == (b / name).read_bytes() for name in ("tokenizer.json", "manifest.json"))
 
 
 @pytest.mark.parametrize("kind", ["bpe", "tekken"])
@@ -57,34 +57,27 @@ def test_text_comes_back_and_that_of_control_tokens_is_text(kind, request):
 
 @pytest.fixture(scope="module")
 def reference():
-    from pathlib import Path
-
     import mistral_common
     from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
     return Tekkenizer.from_file(Path(mistral_common.__file__).parent / "data" / "tekken_240718.json")
 
 
-@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=200))
-@settings(deadline=None, max_examples=200)
+def test_tekken_has_mistral_commons_control_ids(tekken, reference):
+    found = (tekken.bos_id, tekken.eos_id, tekken.pad_id, tekken.vocabulary_size)
+    assert found == (reference.bos_id, reference.eos_id, reference.pad_id, reference.n_words) == (1, 2, 11, 131_072)
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=200) | st.sampled_from(HOSTILE))
+@settings(max_examples=200)
 def test_tekken_is_exactly_mistral_commons(tekken, reference, text):
     assert tekken.encode_batch([text])[0].tolist() == reference.encode(text, bos=False, eos=False)
 
 
-def test_tekken_has_mistral_commons_ids(tekken, reference):
-    found = (tekken.bos_id, tekken.eos_id, tekken.pad_id, tekken.vocabulary_size)
-    assert found == (reference.bos_id, reference.eos_id, reference.pad_id, reference.n_words) == (1, 2, 11, 131_072)
-    for text in HOSTILE:
-        assert tekken.encode_batch([text])[0].tolist() == reference.encode(text, bos=False, eos=False)
-
-
 def test_loading_tekken_does_not_import_its_package(tekken_folder):
-    code = (
-        "import sys\nfrom tokenscale.data.tokenizers.load import load_tokenizer\n"
-        f"load_tokenizer({str(tekken_folder)!r}); print('mistral_common' in sys.modules)"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "False"
+    code = "import sys; from tokenscale.data.tokenizers.load import load_tokenizer; load_tokenizer(sys.argv[1]); "
+    code += "sys.exit('mistral_common' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code, tekken_folder], check=True)
 
 
 def test_a_changed_or_missing_tokenizer_and_one_to_train_on_nothing_are_refused(tmp_path, corpus):
@@ -151,39 +144,33 @@ def test_a_tokenizer_without_bos_says_to_set_one(tmp_path):
 
 
 def test_a_hub_that_does_not_answer_is_a_users_error(tmp_path, monkeypatch):
-    import huggingface_hub
-
     def refuse(*args, **kwargs):
         raise OSError("no route to host")
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
-    with pytest.raises(UserError, match="no route to host"):
-        settings = TokenizerSettings(name="hf", kind="huggingface", source="nobody/nothing", revision="a" * 40)
-        build(settings, tmp_path / "out")
-    with pytest.raises(UserError, match="pinned revision"):
-        build(TokenizerSettings(name="hf", kind="huggingface", source="nobody/nothing"), tmp_path / "out")
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", refuse)
+    settings = TokenizerSettings(name="hf", kind="huggingface", source="nobody/nothing")
+    for revision, what in (("a" * 40, "no route to host"), (None, "pinned revision")):
+        with pytest.raises(UserError, match=what):
+            build(replace(settings, revision=revision), tmp_path / "out")
 
 
 def test_a_tokenizer_of_the_hub_is_read_through_its_client_with_what_its_files_name(tmp_path):
     """In a process of its own: the client reads its environment when it is imported."""
     commit = "0123456789abcdef0123456789abcdef01234567"
-    corpus = make_corpus(tmp_path / "c", ["one two three"] * 3)
-    file = (make_tokenizer(tmp_path / "bpe", corpus) / "tokenizer.json").read_bytes()
+    file = (
+        make_tokenizer(tmp_path / "bpe", make_corpus(tmp_path / "c", ["one two three"] * 3)) / "tokenizer.json"
+    ).read_bytes()
     named = json.dumps({"bos_token": {"content": "</s>"}, "eos_token": "<pad>"}).encode()
     stated = {"name": "hf", "kind": "huggingface", "source": "people/words", "revision": commit}
     command = [sys.executable, "-m", "tokenscale", "tokenizer", "--settings", json.dumps(stated), "--output"]
     with Server() as web:
         web.add_model("people/words", commit, {"tokenizer.json": file, "tokenizer_config.json": named})
-        environment = os.environ | {"HF_ENDPOINT": web.address, "HF_HOME": str(tmp_path / "hub")}
+        environment = {"HF_ENDPOINT": web.address, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_DISABLE_XET": "1"}
         for folder, offline in (("a", "0"), ("b", "1")):  # the second time from the client's cache
-            done = subprocess.run(
-                [*command, str(tmp_path / folder / "manifest.json")],
-                env=environment | {"HF_HUB_OFFLINE": offline, "HF_HUB_DISABLE_XET": "1"},
-                capture_output=True,
-                text=True,
-                timeout=60,
+            environment = os.environ | environment | {"HF_HUB_OFFLINE": offline}
+            subprocess.run(
+                [*command, str(tmp_path / folder / "manifest.json")], env=environment, check=True, timeout=60
             )
-            assert done.returncode == 0, done.stderr
     manifest = json.loads((tmp_path / "a/manifest.json").read_text())
     assert (manifest["bos_id"], manifest["eos_id"], manifest["revision"]) == (1, 2, commit)
     assert (tmp_path / "b/manifest.json").read_bytes() == (tmp_path / "a/manifest.json").read_bytes()
