@@ -17,7 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.corpora import texts_of
+from tests.refusals import tree_of
+from tests.unit.conftest import files_of
 from tokenscale.base.errors import UserError
+from tokenscale.base.processes import map_processes  # noqa: F401  for a process of its own
 from tokenscale.cli.main import main
 from tokenscale.cli.verify import verify_results
 from tokenscale.data.corpus import fingerprint
@@ -112,42 +115,28 @@ def test_commands_state_held_out_texts_that_are_trained_on(tmp_path, capsys):
     assert capsys.readouterr().out.count("1 distinct held-out texts also occur in the training text and were kept") == 2
 
 
-def test_without_shared_texts_or_held_out_files_nothing_is_counted(tmp_path):
-    write_files(tmp_path / "raw", [["a", "b", "b"], ["c", "a"]])
-    write_files(tmp_path / "held", [["x", "x"], ["y", "x"]])
-    for parts in (1, 2):
-        for own in ({}, {"validation_files": (str(tmp_path / "held" / "*.parquet"),)}):
-            settings = corpus_settings(tmp_path / "raw", parts, **own)
-            directory = tmp_path / f"{parts}-{len(own)}"
-            manifest = build(settings, directory) if parts == 1 else build_in_parts(settings, directory)
-            assert "held_out_in_training" not in manifest["cleaning"]["documents"]
-
-
 def test_records_in_two_processes_are_those_of_one(tmp_path):
     write_files(tmp_path / "raw", [[f"text {i} of {n % 2}" for i in range(20)] for n in range(4)])
     build_in_parts(corpus_settings(tmp_path / "raw", 4), tmp_path / "c", processes=2)
     files = json.loads((tmp_path / "c/manifest.json").read_text())["splits"]["train"]["files"]
     assert {file["name"].split("/")[0] for file in files} == {"parts"}  # parts 2 and 3 have nothing new
     first = write_text_records(tmp_path / "c")
-    contents = {path.name: path.read_bytes() for path in (tmp_path / "c/records").iterdir()}
-    assert write_text_records(tmp_path / "c", processes=2) == first
-    assert {path.name: path.read_bytes() for path in (tmp_path / "c/records").iterdir()} == contents
+    contents = files_of(tmp_path / "c/records")
+    assert write_text_records(tmp_path / "c", processes=2) == first and files_of(tmp_path / "c/records") == contents
     assert texts_of(tmp_path / "c") == [t for b in RawText(tmp_path / "c").batches() for t in b]
 
 
 def test_shards_that_lose_documents_are_written_again_and_the_part_stays(tmp_path):
     write_files(tmp_path / "raw", [["a", "b", "c", "d"], ["x", "b", "y", "d", "z"]])
-    settings = corpus_settings(tmp_path / "raw", 2)
-    directory = tmp_path / "c[1]*?'"
+    settings, directory = corpus_settings(tmp_path / "raw", 2), tmp_path / "c[1]*?'"
     merged = build_in_parts(settings, directory, processes=2)
     assert merged["cleaning"]["documents"]["duplicates"] == 2
     assert any(file["name"].startswith("deduplicated/00001-") for s in merged["splits"].values() for file in s["files"])
-    files = [path for path in directory.glob("**/*") if path.is_file() and path.name != "build.json"]
-    before = {path: path.read_bytes() for path in files}
+    before = {path: data for path, data in tree_of(directory).items() if not path.endswith("build.json")}
     shutil.rmtree(directory / "parts/00001")
     build_part(settings, 1, part_folder(directory, 1))
     merge_parts(settings, directory)
-    assert {path: path.read_bytes() for path in before} == before
+    assert {path: data for path, data in tree_of(directory).items() if path in before} == before
 
 
 def test_many_duplicates_of_one_text_over_many_tables(tmp_path):
@@ -213,17 +202,17 @@ def test_a_damaged_part_is_named_with_the_command_that_rebuilds_it(tmp_path, dam
 
 def test_a_damaged_shard_is_named_by_readers_with_the_part_and_a_failing_rebuild_keeps_it(tmp_path):
     write_files(tmp_path / "raw", [["a", "b", "c", "d"], ["u", "v", "w"]])
-    settings = corpus_settings(tmp_path / "raw", 2)
+    settings, parts = corpus_settings(tmp_path / "raw", 2), tmp_path / "c/parts"
     build_in_parts(settings, tmp_path / "c")
-    before = {path: path.read_bytes() for path in (tmp_path / "c/parts/00000").iterdir()}
+    before = tree_of(parts / "00000")
     (tmp_path / "raw/f000.parquet").write_bytes(b"no Parquet")
     with pytest.raises(UserError, match="not readable Parquet"):
-        build_part(settings, 0, part_folder(tmp_path / "c", 0))
-    assert {path: path.read_bytes() for path in (tmp_path / "c/parts/00000").iterdir()} == before
-    flip_byte(tmp_path / "c/parts/00001/train-00000.parquet", 10)
+        build_part(settings, 0, parts / "00000")
+    assert tree_of(parts / "00000") == before
+    flip_byte(parts / "00001/train-00000.parquet", 10)
     with pytest.raises(UserError) as caught:
         list(RawText(tmp_path / "c").batches())
-    assert caught.value.facts["next"] == f"snakemake -f {tmp_path}/c/parts/00001/manifest.json"
+    assert caught.value.facts["next"] == f"snakemake -f {parts}/00001/manifest.json"
 
 
 def test_the_fingerprint_of_a_part_changes_with_its_own_files_only(tmp_path):
@@ -280,20 +269,21 @@ def test_verify_names_every_damaged_part(tmp_path):
     assert any("parts/00000" in what for what in found) and any("parts/00001" in what for what in found)
 
 
-def wait_and_write(path, seconds):
+def begin_and_write(path, seconds):
+    print("begin", flush=True)
     time.sleep(seconds)
     Path(path).write_text("late")
 
 
 def test_processes_end_with_the_command_that_is_killed(tmp_path):
-    late = tmp_path / "late"
+    """The pipe ends when no process holds it any more."""
     code = (
-        "from tokenscale.base.processes import map_processes; from tests.unit.test_corpus_parts import wait_and_write;"
-        f"print('begin', flush=True); list(map_processes(wait_and_write, [({str(late)!r}, 3)] * 4, 2))"
+        "from tests.unit.test_corpus_parts import begin_and_write, map_processes\n"
+        f"list(map_processes(begin_and_write, [({str(tmp_path / 'late')!r}, 30)] * 4, 2))"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         process.stdout.readline()
-        time.sleep(1.5)
         process.kill()
-    time.sleep(3)
-    assert not late.exists()
+        process.wait()
+        process.stdout.read()
+    assert not (tmp_path / "late").exists()

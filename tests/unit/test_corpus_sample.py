@@ -53,11 +53,9 @@ def test_a_small_data_set_is_taken_whole(tmp_path, form):
         paths, source = [tmp_path / "a.txt"], SourceSettings(kind="files", separator="<|end|>")
         paths[0].write_text("<|end|>".join(documents))
     else:
-        paths = [lines(tmp_path / "a.jsonl", documents)]
+        paths = [lines(tmp_path / f"a.{form}", documents)]
         if form.endswith("gz"):
-            packed = tmp_path / "a.jsonl.gz"
-            packed.write_bytes(gzip.compress(paths[0].read_bytes()))
-            paths = [packed]
+            paths[0].write_bytes(gzip.compress(paths[0].read_bytes()))
     found = draw_sample(paths, source, 1000)
     assert sorted(found.texts, key=number) == documents
     assert found.documents == 50 and found.counted
@@ -134,17 +132,6 @@ def test_stretches_prefer_no_length_and_estimate_how_many_there_are(tmp_path, mo
     assert len({number(t) for t in found.texts}) == len(found.texts) < 20_000
 
 
-@pytest.mark.parametrize("line", ['{"text": 3}', '{"body": "x"}', "[1]", "{", "\xff"])
-def test_a_broken_line_in_a_stretch_is_told(tmp_path, monkeypatch, line):
-    path = tmp_path / "a.jsonl"
-    good = '{"text": "a good line"}\n' * 500
-    path.write_bytes((good + (line + "\n") * 200_000).encode("latin-1"))
-    monkeypatch.setattr(module, "READ_BYTES", 10_000)
-    with pytest.raises(UserError) as caught:
-        draw_sample([path], LINES, 5000)
-    assert caught.value.facts["file"] == str(path)
-
-
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_a_sample_of_stretches_reads_as_the_corpus_build_does(tmp_path, monkeypatch, end):
     source = SourceSettings("files", text_column="doc.body")
@@ -158,10 +145,13 @@ def test_a_sample_of_stretches_reads_as_the_corpus_build_does(tmp_path, monkeypa
         assert found.counted == (name == "a.json")
         assert len(found.texts) > 100 and set(found.texts) <= set(texts(3000))
     path = tmp_path / "b.jsonl"
-    for line in ('{"text": ' + "[" * 100_000, '{"n": ' + "9" * 5000 + "}", '{"text": "a", "text": "b"}'):
-        path.write_text("\n".join(['{"text": "a"}', *[line] * 3]))
-        with pytest.raises(UserError):
-            draw_sample([path], LINES, 10)
+    wrong = ['{"text": 3}', '{"body": "x"}', "[1]", "{", "\xff", '{"text": ' + "[" * 100_000]
+    for line in [*wrong, '{"n": ' + "9" * 5000 + "}", '{"text": "a", "text": "b"}']:
+        good = ['{"text": "a good line"}'] * 500
+        path.write_bytes(end.join([*good, *[line] * max(3, 30_000 // len(line))]).encode("latin-1"))
+        with pytest.raises(UserError) as caught:
+            draw_sample([path], LINES, 5000)
+        assert caught.value.facts["file"] == str(path)
 
 
 def test_too_much_compressed_text_is_refused_and_memory_is_bounded_by_bytes_of_text(tmp_path, monkeypatch):

@@ -75,12 +75,10 @@ def test_what_is_not_there_or_damaged_is_one_message(folder, tmp_path, values, m
     assert fact in error.value.render() and "next" in error.value.facts
 
 
-def test_a_dataset_of_the_hub_needs_its_commit_and_the_kind_follows_from_the_keys(tmp_path):
+def test_a_dataset_of_the_hub_needs_its_commit(tmp_path):
     with pytest.raises(UserError, match="needs its commit"):
         build(corpus_of("org/name"), tmp_path)
     assert "revision" in dict(corpus_of("a/b", revision="main").source.problems())
-    assert SourceSettings.infer_kind({"repository": "a/b", "split": "train"}) == "stream"
-    assert SourceSettings.infer_kind({"repository": "a/b", "files": "x"}) == "hub"
 
 
 def test_without_its_package_or_with_one_that_runs_scripts_the_message_says_so(folder, tmp_path, monkeypatch):

@@ -76,24 +76,19 @@ def test_any_text_column_of_parquet(tmp_path, type_):
 
 
 @given(
-    st.lists(st.text("ab<|>\n", max_size=9), max_size=12), st.sampled_from(["<|>", "\n", "ab", "<<"]), st.integers(1, 7)
+    st.lists(st.text("ab<|>\n日é👩‍", max_size=9), max_size=12),
+    st.sampled_from(["<|>", "\n", "ab", "<<"]),
+    st.integers(1, 7),
 )
-def test_separators_across_any_chunk(tmp_path_factory, texts, separator, chunk):
+def test_separators_and_characters_across_any_chunk(tmp_path_factory, texts, separator, chunk):
     joined = separator.join(texts)
     path = tmp_path_factory.mktemp("chunks") / "a.txt"
-    path.write_text(joined, newline="")
+    path.write_text("\ufeff" + joined, newline="")
     expected = joined.split(separator)
     expected = expected if expected[-1] else expected[:-1]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(read, "CHUNK_BYTES", chunk)
         assert texts_of(source(path, separator=separator)) == expected
-
-
-def test_characters_across_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr(read, "CHUNK_BYTES", 3)
-    path = tmp_path / "a.txt"
-    path.write_text("\ufeff" + "日本👩‍👩‍👧‍👦é\n" * 5, newline="")
-    assert texts_of(source(path, separator="\n")) == ["日本👩‍👩‍👧‍👦é"] * 5
 
 
 def test_globs_are_sorted_and_no_file_is_read_twice(tmp_path, monkeypatch):
