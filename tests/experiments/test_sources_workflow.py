@@ -26,7 +26,6 @@ def write_parquet(path, texts):
     pq.write_table(pa.table({"body": texts}), path, compression="none")
 
 
-@pytest.mark.experiment
 def test_own_files_rebuild_the_corpus_when_their_content_changes_and_only_then(fresh):
     path = fresh.root / "data/mine.parquet"
     write_parquet(path, DOCUMENTS)
@@ -53,7 +52,6 @@ def test_own_files_rebuild_the_corpus_when_their_content_changes_and_only_then(f
     assert fresh.planned("corpus") == {}
 
 
-@pytest.mark.experiment
 def test_a_download_is_a_rule_of_its_own_and_trainings_need_no_network(fresh):
     with Server() as web:
         web.files["/tales.txt"] = "<|endoftext|>".join(DOCUMENTS[:300]).encode()
@@ -74,34 +72,8 @@ def test_a_download_is_a_rule_of_its_own_and_trainings_need_no_network(fresh):
 def test_downloads_of_several_kinds_are_planned_at_once_in_a_fresh_clone(fresh):
     """Their code differs: Snakemake finds a list of source files that was written after it had looked for another."""
     hub = {"kind": "hub", "repository": "some/where", "revision": "0" * 40, "files": ["*.parquet"]}
-    corpora = {"web": {"source": {"files": "https://somewhere.invalid/tales.txt"}}, "hub": {"source": hub}}
-    config = CONFIG | {"corpora": CONFIG["corpora"] | corpora}
-    (fresh.root / "config/config.yaml").write_text(json.dumps(config))
-    assert fresh.planned(*(f"results/downloads/{name}/manifest.json" for name in corpora)) == {"download": 2}
-
-
-def test_files_in_a_bucket_become_a_corpus_once(fresh, monkeypatch):
-    """Over an S3 server on the loopback interface, which the environment names."""
-    boto3, moto = pytest.importorskip("boto3"), pytest.importorskip("moto.server")
-    pytest.importorskip("s3fs")
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    try:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://{}:{}".format(*server.get_host_and_port()))
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            monkeypatch.setenv(name, "planted")
-        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        client = boto3.client("s3")
-        client.create_bucket(Bucket="workflow-texts")
-        for number in range(2):
-            write_parquet(fresh.root / "one.parquet", DOCUMENTS[number::2][:200])
-            client.upload_file(str(fresh.root / "one.parquet"), "workflow-texts", f"raw/{number}.parquet")
-        configure(fresh, files="s3://workflow-texts/raw/*.parquet", text_column="body")
-        assert fresh.planned("corpus") == {"download": 1, "build_corpus": 1}
-        fresh.snakemake("--cores", "1", "corpus")
-        manifest = json.loads((fresh.root / "results/corpus/small/manifest.json").read_text())
-        assert manifest["cleaning"]["documents"]["kept"] == 400 and manifest["source"]["kind"] == "bucket"
-        assert fresh.planned("corpus") == {}
-    finally:
-        server.stop()
-    assert fresh.planned("corpus") == {}, "the server is gone, the corpus is here"
+    sources = {"web": {"files": "https://somewhere.invalid/tales.txt"}, "hub": hub}
+    sources |= {"bucket": {"files": "s3://nowhere/raw/*.parquet"}}
+    corpora = CONFIG["corpora"] | {name: {"source": source} for name, source in sources.items()}
+    (fresh.root / "config/config.yaml").write_text(json.dumps(CONFIG | {"corpora": corpora}))
+    assert fresh.planned(*(f"results/downloads/{name}/manifest.json" for name in sources)) == {"download": 3}

@@ -291,16 +291,17 @@ def hub(*files, **more) -> CorpusSettings:
     return CorpusSettings(name="tales", source=source)
 
 
-def run_download(settings, folder, **environment) -> subprocess.CompletedProcess:
-    """The verb in a process of its own: the hub's client reads its environment when it is imported."""
-    command = [sys.executable, "-m", "tokenscale", "download", "--settings", json.dumps(to_dict(settings))]
-    return subprocess.run(
-        [*command, "--output", str(folder / "manifest.json")],
-        env=os.environ | {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+#: in a process of its own: the hub's client reads its environment when it is imported
+DOWNLOAD = "import json, sys; from tokenscale.cli.main import main; print([main(w) for w in json.loads(sys.argv[1])])"
+
+
+def run_download(folder, *settings, **environment) -> subprocess.CompletedProcess:
+    """The verb for each of these settings. Prints the exit codes."""
+    output = ["--output", str(folder / "manifest.json")]
+    words = [["download", "--settings", json.dumps(to_dict(each)), *output] for each in settings]
+    env = os.environ | {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"} | environment
+    command = [sys.executable, "-c", DOWNLOAD, json.dumps(words)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
 
 
 @pytest.fixture
@@ -312,8 +313,8 @@ def dataset(web, tmp_path):
 
 def test_a_dataset_of_the_hub_at_its_commit_becomes_a_corpus(dataset, tmp_path):
     settings = hub("train/*.txt", validation_files=("valid.txt",))
-    done = run_download(settings, tmp_path / "d", **dataset)
-    assert done.returncode == 0, done.stderr
+    done = run_download(tmp_path / "d", settings, **dataset)
+    assert done.stdout.endswith("[0]\n"), done.stderr
     manifest = json.loads((tmp_path / "d/manifest.json").read_text())
     assert manifest["revision"] == COMMIT and [f["name"] for f in manifest["files"]] == ["train/0.txt", "train/1.txt"]
     build(settings, tmp_path / "c", downloads=tmp_path / "d")
@@ -322,25 +323,21 @@ def test_a_dataset_of_the_hub_at_its_commit_becomes_a_corpus(dataset, tmp_path):
 
 @pytest.mark.parametrize("files, later", [("train/1.txt", "e"), ("train/*.txt", "d")])
 def test_offline_the_hubs_cache_or_the_earlier_download_serves(dataset, web, tmp_path, files, later):
-    assert run_download(hub(files), tmp_path / "d", **dataset).returncode == 0
+    assert run_download(tmp_path / "d", hub(files), **dataset).stdout.endswith("[0]\n")
     before, asked = (tmp_path / "d/manifest.json").read_bytes(), len(web.requests)
-    done = run_download(hub(files), tmp_path / later, **dataset | {"HF_HUB_OFFLINE": "1"})
-    assert done.returncode == 0, done.stderr
+    done = run_download(tmp_path / later, hub(files), **dataset | {"HF_HUB_OFFLINE": "1"})
+    assert done.stdout.endswith("[0]\n"), done.stderr
     assert (tmp_path / later / "manifest.json").read_bytes() == before and len(web.requests) == asked
 
 
-@pytest.mark.parametrize(
-    "settings, environment, words",
-    [
-        (hub("no.txt"), {}, ["no.txt", "people/tales", COMMIT]),
-        (hub("trian/*.txt"), {}, ["trian/*.txt", "train/0.txt"]),
-        (hub("train/0.txt"), {"HF_HUB_OFFLINE": "1"}, ["HF_HUB_OFFLINE", "HF_HOME"]),
-        (hub(f"train/0.txt#sha256={'1' * 64}"), {}, ["1" * 64, hashlib.sha256(b"zero").hexdigest()]),
-    ],
-)
-def test_what_the_hub_does_not_give_is_one_message(dataset, tmp_path, settings, environment, words):
-    done = run_download(settings, tmp_path / "d", **dataset | environment)
-    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    for word in words:
-        assert word in done.stderr
+def test_what_the_hub_does_not_give_is_one_message(dataset, tmp_path):
+    done = run_download(tmp_path / "d", hub("train/0.txt"), **dataset | {"HF_HUB_OFFLINE": "1"})
+    assert done.stdout.endswith("[2]\n") and "HF_HUB_OFFLINE" in done.stderr and "HF_HOME" in done.stderr
+    settings = [hub("no.txt"), hub("trian/*.txt"), hub(f"train/0.txt#sha256={'1' * 64}")]
+    done = run_download(tmp_path / "d", *settings, **dataset)
+    assert done.stdout.endswith("[2, 2, 2]\n") and "Traceback" not in done.stderr, done.stderr
+    words = [["no.txt", "people/tales", COMMIT], ["trian/*.txt", "train/0.txt"]]
+    words += [["1" * 64, hashlib.sha256(b"zero").hexdigest()]]
+    for message, of_message in zip(done.stderr.split("tokenscale: ")[1:], words, strict=True):
+        assert all(word in message for word in of_message)
     assert not (tmp_path / "d/manifest.json").exists()
