@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 
 from tests.corpora import Lab
 from tests.unit.convert.layouts import write_mds
+from tests.unit.test_bad_input_stores import write_tiny_checkpoint
 from tests.unit.test_models_convert import LENGTH, SHAPES, named, ours
 from tokenscale.analysis.rows import certificate_rows
 from tokenscale.arms import environments
@@ -50,12 +51,9 @@ from tokenscale.settings.claims import load_claims
 from tokenscale.settings.config import load_config
 from tokenscale.settings.data import CorpusSettings, SourceSettings, StoreSettings, TokenizerSettings
 from tokenscale.settings.machine import load_machine
-from tokenscale.settings.model import ModelSettings
-from tokenscale.settings.options import to_dict
-from tokenscale.settings.run import RunSettings
 from tokenscale.settings.source_studies import load_preset_file
 from tokenscale.settings.yaml_files import read_yaml
-from tokenscale.train.checkpoint import Checkpoint, Piece, State, commit, read_model, write_rank
+from tokenscale.train.checkpoint import Checkpoint, read_model
 from tokenscale.train.checkpoint_models import read_published
 from tokenscale.train.models.convert_hf import to_hf
 from tokenscale.train.models.dcp import to_titan, write_dcp
@@ -119,8 +117,8 @@ def _build_corpus(folder: Path) -> object:
 
 def _write_losses(folder: Path) -> None:
     rows = [(step, f"{4 - step / 9:.4f}") for step in range(1, 20)]
-    (folder / "losses.txt").write_text("step loss\n" + "".join(f"{step} {loss}\n" for step, loss in rows))
-    (folder / "losses.csv").write_text("step,loss\n" + "".join(f"{step},{loss}\n" for step, loss in rows))
+    for ending, head, row in (("txt", "step loss\n", "{} {}\n"), ("csv", "step,loss\n", "{},{}\n")):
+        (folder / f"losses.{ending}").write_text(head + "".join(row.format(*values) for values in rows))
     (folder / "losses.jsonl").write_text("".join(f'{{"step": {step}, "loss": {loss}}}\n' for step, loss in rows))
 
 
@@ -235,16 +233,6 @@ def _read_bucket(folder: Path) -> object:
 # --- our own records
 
 
-def _write_checkpoint(folder: Path) -> None:
-    for rank in range(2):
-        pieces = {"model.a": Piece(torch.arange(12.0).reshape(3, 4), (3 * rank, 0), (6, 4))}
-        write_rank(folder / "step=00000001", rank, State(pieces, {"data": {"step": 1}, "random": {"cpu": "00ff"}}))
-    facts = {"kind": "resume", "run_id": "tiny", "run": to_dict(RunSettings()), "model": to_dict(ModelSettings())}
-    counts = {"step": 1, "begins_at": 0, "begins_at_useful_tokens": 0, "best_validation_loss": None, "loss_scale": {}}
-    budget = {"budget": {"useful_tokens": 9, "seconds": 0.5, "warm": 0.1}}
-    commit(folder / "step=00000001", 2, facts | counts | budget)
-
-
 def _read_checkpoint(folder: Path) -> object:
     shape, weights = read_model(folder / "step=00000001")
     found = Checkpoint(folder / "step=00000001")
@@ -338,7 +326,7 @@ SAMPLES = {
     "models of DCP": Sample(lambda folder: _write_model(folder, True), _read_model),
     "tokenizers of others": Sample(_write_tokenizer, _read_tokenizer),
     "buckets": Sample(_write_bucket, _read_bucket),
-    "checkpoints": Sample(_write_checkpoint, _read_checkpoint, True),
+    "checkpoints": Sample(lambda folder: write_tiny_checkpoint(folder / "step=00000001"), _read_checkpoint, True),
     "recordings": Sample(_write_recording, _read_recording, True),
     "certificates": Sample(_write_certificates, _read_certificates, True),
     "arm environments": Sample(_write_environment, _read_environment, True),

@@ -316,19 +316,6 @@ def test_a_wrong_part_is_refused_and_the_store_stays(made, tmp_path, what):
     assert (tmp_path / "many/manifest.json").read_bytes() == before
 
 
-def test_an_interrupted_part_starts_over_and_finished_parts_stay(made, tmp_path):
-    def report(documents, size):
-        raise Interrupted
-
-    first, second = (part_folder(tmp_path / "many", number) for number in (0, 1))
-    write_store(TOKEN_LIST, made / "c", made / "t", first, part=(0, 2))
-    with pytest.raises(Interrupted):
-        write_store(TOKEN_LIST, made / "c", made / "t", second, report, part=(1, 2), batch_documents=10)
-    write_store(TOKEN_LIST, made / "c", made / "t", second, part=(1, 2), batch_documents=10)
-    whole = read_store_manifest(make_store(tmp_path, made / "c", made / "t", "token-list"))
-    assert merge_store(TOKEN_LIST, made / "c", tmp_path / "many", 2)["ids_digest"] == whole["ids_digest"]
-
-
 def test_packed_stores_and_parts_are_read_one_after_the_other(made, tmp_path):
     """As the stores of a mixture: rows, document boundaries and documents are those of each store."""
     whole = make_store(tmp_path, made / "c", made / "t", PACKED)
