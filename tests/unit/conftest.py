@@ -1,5 +1,7 @@
 """What tests of stores share: hostile texts, documents that end at every border of a row, and their stores."""
 
+import os
+
 import pytest
 
 from tests.corpora import HOSTILE, Lab, texts_around
@@ -10,6 +12,17 @@ TEXTS = [*HOSTILE, *texts_around(T)] * 3
 
 class Interrupted(BaseException):
     """As a signal is."""
+
+
+fsync = os.fsync
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_power_cut():
+    """Files of these tests need not survive one (those of tests/faults do): waiting for the disk takes long."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.unit.conftest import fsync
 from tokenscale.benchmark import machine
 from tokenscale.data.corpus import raw_text
 from tokenscale.data.stores import packed
@@ -64,8 +65,9 @@ def stored(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def large_files(monkeypatch):
-    """Tables of the store are small against the file of its rows, as in a large store."""
+    """Tables of the store are small against the file of its rows, as in a large store. Pages are on the disk."""
     monkeypatch.setattr(packed, "POPULATE_BYTES", 1 << 20)
+    monkeypatch.setattr(os, "fsync", fsync)
 
 
 @pytest.mark.parametrize("form", ["packed", "token-list", "padded"])
