@@ -94,14 +94,3 @@ def test_mixtures_are_planned_trained_and_reported(project):
     # other weights are other runs of the same stores, and no other run
     write_config(project, mixed={"weights": {"text": 1, "pairs": 1}, "maximum_repetitions": 5})
     assert project.planned("runs", *OPTIONS) == {"train": 3}
-
-
-def test_more_text_than_there_is_is_refused_before_the_ranks_start(project):
-    write_config(project, mixed={"weights": {"text": 3, "pairs": 1}, "maximum_repetitions": 0.01})
-    levels = EXPERIMENT["factors"] | {"corpus": ["mixed"]}
-    (project.root / "config/experiments/mixing.yaml").write_text(json.dumps(EXPERIMENT | {"factors": levels}))
-    done = project.snakemake("--cores", "2", "--keep-going", "runs", *OPTIONS, check=False)
-    assert done.returncode == 1 and "Traceback" not in done.stdout
-    assert "the run needs more text of a source than its maximum number of repetitions allows." in done.stdout
-    assert "raise mixtures.mixed.maximum_repetitions" in done.stdout
-    assert not list(project.root.glob("results/runs/*/attempt=*"))

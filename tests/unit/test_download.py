@@ -67,22 +67,17 @@ def ranges(web):
     return [r for method, path, r in web.requests if method == "GET"]
 
 
-def test_a_download_becomes_a_corpus(web, tmp_path):
+def test_a_download_becomes_a_corpus_and_a_second_one_asks_for_nothing(web, tmp_path):
     manifest = check_download(web, tmp_path / "d", sha256=SHA256)
     listed = {"name": "stories.txt", "from": web.address + URL, "bytes": len(CONTENT), "sha256": SHA256}
     assert manifest["files"] == [listed]
     assert {p.name for p in (tmp_path / "d").iterdir()} == {".lock", "hashes.json", "manifest.json", "stories.txt"}
+    asked = len(web.requests)
+    (tmp_path / "d/manifest.json").unlink()
+    assert check_download(web, tmp_path / "d", sha256=SHA256) == manifest and len(web.requests) == asked
     settings = corpus_of(f"{web.address}{URL}#sha256={SHA256}")
     assert build(settings, tmp_path / "c", downloads=tmp_path / "d")["cleaning"]["documents"]["kept"] == 200
     assert RawText(tmp_path / "c").text(0).startswith("Story 0: once")
-
-
-def test_a_second_download_asks_for_nothing_and_writes_the_same_manifest(web, tmp_path):
-    check_download(web, tmp_path)
-    before, asked = (tmp_path / "manifest.json").read_bytes(), len(web.requests)
-    (tmp_path / "manifest.json").unlink()
-    check_download(web, tmp_path)
-    assert (tmp_path / "manifest.json").read_bytes() == before and len(web.requests) == asked
 
 
 def test_a_cut_connection_is_continued_where_it_broke(web, tmp_path):

@@ -242,30 +242,38 @@ def test_parts_have_the_ids_of_the_whole(made, tmp_path, store, parts):
         assert found == expected and len(found) == last - first
 
 
-def test_packed_rows_of_parts_are_those_of_the_parts_in_any_order(made, tmp_path):
+def test_packed_rows_of_parts_and_of_stores_are_read_one_after_the_other_in_any_order(made, tmp_path):
+    """As the stores of a mixture, one of them in parts: rows, document boundaries and documents are those of each."""
+    whole = make_store(tmp_path, made / "c", made / "t", PACKED)
     merged = write_in_parts(made, PACKED, tmp_path / "many", 5)
     assert merged["rows_packed_within"] == "part"
     many = open_reader(tmp_path / "many", PACKED)
     many.rows(np.array([merged["parts"][0]["rows"]]))  # tables of a part are opened when one of its rows is read
     assert ["pieces" in vars(part) for part in many._parts] == [False, True, False, False, False]
-    expected = []
-    for number in range(5):
-        part = open_reader(part_folder(tmp_path / "many", number), PACKED)
-        expected += list(zip(*part.rows(np.arange(len(part))), strict=True))
-    rng = np.random.default_rng(7)
-    for size in (1, 8, len(many)):
-        indices = rng.permutation(len(many))[: len(many) // size * size].reshape(-1, size)
-        fresh = open_reader(tmp_path / "many", PACKED)
-        plan, buffers = fresh.plan(indices), fresh.buffers(size)
-        for batch in range(len(indices)):
-            fresh.read(plan, batch, buffers)
-            for row, tokens, labels in zip(indices[batch].tolist(), buffers.tokens_bt, buffers.labels_bt, strict=True):
-                assert (tokens == expected[row][0]).all() and (labels == expected[row][1]).all()
-        assert not fresh._is_unseen(indices).any()
-    assert (many.starts(np.arange(len(many)))[:, 0]).all()
     with pytest.raises(IndexError):
         many.plan(np.array([[len(many)]]))
     many.plan(np.zeros((0, 4), dtype=np.int64))
+    parts = [open_reader(part_folder(tmp_path / "many", number), PACKED) for number in range(5)]
+    readers = [*parts, open_reader(whole, PACKED), *parts]
+    tokens, labels = (np.concatenate(each) for each in zip(*(r.rows(np.arange(len(r))) for r in readers), strict=True))
+    settings = StoreSettings.parse(PACKED)
+    opened = [(folder, open_store(folder, settings)) for folder in (tmp_path / "many", whole, tmp_path / "many")]
+    joined = PackedStore(*opened[0], others=opened[1:])
+    assert joined.sizes == [len(many), len(readers[5]), len(many)] and len(joined) == len(tokens)
+    assert np.array_equal(
+        joined.starts(np.arange(len(joined))), np.concatenate([r.starts(np.arange(len(r))) for r in readers])
+    )
+    for size in (1, 8, len(joined)):
+        rows = np.random.default_rng(7).permutation(len(joined))[: len(joined) // size * size].reshape(-1, size)
+        plan, buffers = joined.plan(rows), joined.buffers(size)
+        for batch, indices in enumerate(rows):
+            joined.read(plan, batch, buffers)
+            assert np.array_equal(buffers.tokens_bt, tokens[indices])
+            assert np.array_equal(buffers.labels_bt, labels[indices])
+    assert not joined._is_unseen(rows).any()
+    found = np.concatenate([chunk.ids for chunk in joined.chunks(100, 600)])
+    several = [many.chunks(100, 240), readers[5].chunks(0, 240), many.chunks(0, 120)]
+    assert np.array_equal(found, np.concatenate([chunk.ids for chunks in several for chunk in chunks]))
 
 
 def damage(path, at=-1):
@@ -314,23 +322,3 @@ def test_a_wrong_part_is_refused_and_the_store_stays(made, tmp_path, what):
     assert (tmp_path / "many/manifest.json").read_bytes() == before
     write_in_parts(made, "token-list", tmp_path / "many", 4, order=[2])
     assert (tmp_path / "many/manifest.json").read_bytes() == before
-
-
-def test_packed_stores_and_parts_are_read_one_after_the_other(made, tmp_path):
-    """As the stores of a mixture: rows, document boundaries and documents are those of each store."""
-    whole = make_store(tmp_path, made / "c", made / "t", PACKED)
-    write_in_parts(made, PACKED, tmp_path / "many", 5)
-    folders = [tmp_path / "many", whole, tmp_path / "many"]
-    opened = [(folder, open_store(folder, StoreSettings.parse(PACKED))) for folder in folders]
-    readers = [PackedStore(*each) for each in opened]
-    joined = PackedStore(*opened[0], others=opened[1:])
-    assert joined.sizes == [len(reader) for reader in readers] and len(joined) == sum(joined.sizes)
-    order = np.random.default_rng(1).permutation(len(joined))
-    for read in ("rows", "starts"):
-        alone = [np.asarray(getattr(reader, read)(np.arange(len(reader)))) for reader in readers]
-        expected = np.concatenate(alone, axis=1 if read == "rows" else 0)
-        found = np.asarray(getattr(joined, read)(order))
-        assert np.array_equal(found, expected[:, order] if read == "rows" else expected[order])
-    ids = np.concatenate([chunk.ids for chunk in joined.chunks(100, 600)])
-    parts = [readers[0].chunks(100, 240), readers[1].chunks(0, 240), readers[2].chunks(0, 120)]
-    assert np.array_equal(ids, np.concatenate([chunk.ids for part in parts for chunk in part]))

@@ -20,6 +20,7 @@ from tests.corpora import (
     take,
     texts_around,
 )
+from tests.refusals import refused
 from tokenscale.base.errors import UserError
 from tokenscale.cli.mixture import write_mixture
 from tokenscale.data.batches.batch import Inputs
@@ -270,6 +271,23 @@ def test_more_text_than_there_is_is_refused_before_training(mixed, approach):
         check_repetitions(replace(limited, budget=BudgetSettings(steps=enough + 2)), manifests)
     assert error.value.facts["source"] == NAMES[int(np.argmin(per_pass))]
     check_repetitions(replace(run, budget=BudgetSettings(steps=10**9)), {})  # no limits: nothing is read
+
+
+def test_a_launch_refuses_more_text_than_there_is_before_the_ranks_start(mixed, tmp_path, capsys):
+    mixture = make_mixture([(None, (0.5, 0.5))], NAMES[:2], limit=0.01)
+    run = replace(mixed_run("packed", mixture), budget=BudgetSettings(steps=50))
+    words = [
+        "launch",
+        "--run",
+        run.to_json(),
+        "--output",
+        tmp_path / "done.json",
+        "--corpus",
+        mixed.manifest(NAMES[:2]),
+    ]
+    words += ["--tokenizer", mixed.tokenizer / "manifest.json", "--store", mixed.manifest(NAMES[:2], run.store)]
+    assert "raise mixtures.mix.maximum_repetitions" in refused(capsys, words)
+    assert not list(tmp_path.glob("attempt=*"))
 
 
 def test_only_what_is_needed_is_tokenized_to_be_counted(mixed):
