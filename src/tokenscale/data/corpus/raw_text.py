@@ -49,7 +49,7 @@ def read_corpus_manifest(directory: Path) -> dict[str, Any]:
     path = Path(directory) / "manifest.json"
     manifest = read_manifest_file(path, "corpus", VERSION, rebuild_command(directory))
     with report_malformed(path, "manifest of the corpus", rebuild_command(directory)):
-        check_types(manifest, {"name": str, "splits": dict})
+        check_types(manifest, {"name": str, "splits": {"train": dict, "validation": dict}})
         for split in manifest["splits"].values():
             check_types(split, {"rows": int, "utf8_bytes": int, "text_sha256": str, "files": list})
             for file in split["files"]:
