@@ -18,7 +18,7 @@ import numpy as np
 from tests import logs
 from tests.corpora import WORDS, Lab, make_run
 from tests.distributed.ranks import run_ranks, train_rank
-from tests.unit.test_batches_target import Pairs
+from tests.unit.test_batches_objectives import Pairs
 from tokenscale.base.files import canonical_json, read_json, sha256_text, write_json
 from tokenscale.runs.launch.attempts import hash_identity, prepare_attempt
 from tokenscale.runs.records import provenance

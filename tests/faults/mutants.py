@@ -28,7 +28,7 @@ FUNCTIONS = {
     "costs/schedule.py: steps_of epoch_ends learning_rate": "training src/tokenscale/costs/schedule.py",
     "data/order/permutation.py: permute _feistel get_samples row_digests rank_slots micro_steps shard_rows": "order",
     "data/order/packing.py: split_documents best_fit_decreasing pack concatenate": "order",
-    "data/batches/objectives.py: mask_tokens ignore_sources": "batches_masked batches_target",
+    "data/batches/objectives.py: mask_tokens ignore_sources": "batches_objectives",
     "data/batches/batch.py: merge_states document_ids": "batches",
     "data/batches/streams.py: _Stream.seek _Stream.seek_token _Stream.fill _Stream._order": "batches",
     "data/stores/packed.py: PackedStore.read": "bad_input_stores formats_writing",

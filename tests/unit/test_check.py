@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.corpora import make_run
-from tests.unit.test_batches_target import Pairs
+from tests.unit.test_batches_objectives import Pairs
 from tests.unit.test_config import BASE, EXPERIMENT
 from tokenscale.cli.check import check_labels, count_gpus_and_cores
 from tokenscale.cli.main import main

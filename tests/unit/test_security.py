@@ -32,7 +32,7 @@ METHODS = {"unpack_archive", "extractall", "from_pretrained", "load_dataset"}
 ALLOWED = {
     ("tokenscale/train/models/library.py", "from_pretrained"),
     ("tokenscale/cli/export.py", "from_pretrained"),
-    # runs no scripts of datasets since version 4, which is required; tests/unit/test_corpus_stream.py plants one
+    # runs no scripts of datasets since version 4, which is required; tests/unit/test_corpus.py plants one
     ("tokenscale/data/corpus/stream.py", "load_dataset"),
     # its Unpickler finds DCP's own classes alone; tests/unit/test_models_dcp.py plants others
     ("tokenscale/train/models/dcp.py", "pickle"),

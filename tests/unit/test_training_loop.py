@@ -12,7 +12,7 @@ import torch
 
 from tests.corpora import WORDS, Lab, small_run, words_lab
 from tests.graphs import inductor_replaced
-from tests.unit.test_batches_target import Pairs
+from tests.unit.test_batches_objectives import Pairs
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json
 from tokenscale.costs.flops import Convention, flops_per_token
