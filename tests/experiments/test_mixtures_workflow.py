@@ -42,27 +42,22 @@ EXPERIMENT = {
 OPTIONS = ["--configfile", "own.yaml"]
 
 
-@pytest.fixture
-def project(fresh):
-    write_config(fresh)
-    (fresh.root / "config/experiments/mixing.yaml").write_text(json.dumps(EXPERIMENT))
-    return fresh
-
-
 def write_config(project, **mixtures):
     tokenizers = {"bpe": {"kind": "bpe", "corpus": "text", "vocabulary_size": 300}}
     config = {"corpora": CORPORA, "tokenizers": tokenizers, "mixtures": MIXTURES | mixtures, "experiments": ["mixing"]}
     (project.root / "own.yaml").write_text(json.dumps(config))
 
 
-def test_mixtures_are_planned_trained_and_reported(project):
-    planned = project.planned("runs", *OPTIONS)
+def test_mixtures_are_planned_trained_and_reported(fresh):
+    write_config(fresh)
+    (fresh.root / "config/experiments/mixing.yaml").write_text(json.dumps(EXPERIMENT))
+    planned = fresh.planned("runs", *OPTIONS)
     stores = {"pretokenize": 6, "mix_stores": 6, "mix_corpora": 2, "corpus_records": 2}
     assert planned == {"build_corpus": 2, "build_tokenizer": 1, "train": 6} | stores
-    project.snakemake("--cores", "2", "results/figures/mixing/mixture_losses.svg", *OPTIONS)
-    assert "Nothing to be done" in project.dry_run("results/figures/mixing/mixture_losses.svg", *OPTIONS)
+    fresh.snakemake("--cores", "2", "results/figures/mixing/mixture_losses.svg", *OPTIONS)
+    assert "Nothing to be done" in fresh.dry_run("results/figures/mixing/mixture_losses.svg", *OPTIONS)
 
-    tables = project.root / "results/tables/mixing"
+    tables = fresh.root / "results/tables/mixing"
     runs = query("inventory", tables)
     assert (runs["validity"] == "valid").all() and len(runs) == 6
     losses = query("source_validation", tables)
@@ -84,13 +79,13 @@ def test_mixtures_are_planned_trained_and_reported(project):
         total = (of_run["loss"] * of_run["validation_tokens"]).sum() / of_run["validation_tokens"].sum()
         assert logged.loc[(run_id, step), "loss"] == pytest.approx(total, rel=1e-12)
 
-    found, counts = verify_results(project.root / "results")
+    found, counts = verify_results(fresh.root / "results")
     assert not found and counts["mixtures"] == 8
-    with changed(project.root / "results/tokens/pairs/bpe/token-list-eos=true/manifest.json"):
-        found, _ = verify_results(project.root / "results")
+    with changed(fresh.root / "results/tokens/pairs/bpe/token-list-eos=true/manifest.json"):
+        found, _ = verify_results(fresh.root / "results")
         assert sum("built again with other content" in finding.what for finding in found) == 2
-        assert project.planned("runs", *OPTIONS)["mix_stores"] == 2  # the two mixtures of this store
+        assert fresh.planned("runs", *OPTIONS)["mix_stores"] == 2  # the two mixtures of this store
 
     # other weights are other runs of the same stores, and no other run
-    write_config(project, mixed={"weights": {"text": 1, "pairs": 1}, "maximum_repetitions": 5})
-    assert project.planned("runs", *OPTIONS) == {"train": 3}
+    write_config(fresh, mixed={"weights": {"text": 1, "pairs": 1}, "maximum_repetitions": 5})
+    assert fresh.planned("runs", *OPTIONS) == {"train": 3}
