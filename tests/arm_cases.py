@@ -13,17 +13,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tests.parity_cases import describe, judge
+from tests.parity_cases import UNCHANGED, Case, References, print_table, run
 from tokenscale.arms.prepared import ARMS, python_of, source_of
 from tokenscale.arms.train import read_steps, run_adapter, write_contract
-from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_json
 from tokenscale.data.batches.batch import Batch
 from tokenscale.parity.certificate import certify
@@ -31,7 +29,7 @@ from tokenscale.parity.comparison import compare
 from tokenscale.parity.golden import verdict as golden
 from tokenscale.parity.golden.reading import Curve
 from tokenscale.parity.recorder import FLOOR_VARIABLE
-from tokenscale.parity.recording import Recording, read_recording
+from tokenscale.parity.recording import Recording
 from tokenscale.settings.presets import PRESETS
 from tokenscale.settings.run import BudgetSettings, OptimizerSettings, RunSettings, ScheduleSettings, ValidationSettings
 
@@ -69,24 +67,7 @@ sys.meta_path.insert(0, Edited)
 """
 
 
-@dataclass(frozen=True)
-class Case:
-    """One change of a trainer. `expected` is a pattern of the cause's text; None for a refactoring.
-
-    `file` is what is edited: the arm's `adapter.py`, a file of its repository (`model.py`), or an installed module
-    (`litgpt.model`).
-    """
-
-    name: str
-    setting: str
-    file: str
-    old: str
-    new: str
-    expected: str | None = None
-
-
-#: last column of the tables
-COLUMNS = {"planted difference": "cause that the certificate names", "refactoring": "largest difference"}
+#: file of a case: the arm's adapter, a file of its repository (`model.py`), or an installed module (`litgpt.model`)
 ADAPTER = "adapter.py"
 NANO, LIT, HF_LLAMA, HF_GPT = SETTINGS
 
@@ -235,72 +216,62 @@ def run_of(setting: str) -> RunSettings:
 def edit(path: Path, case: Case) -> str:
     """Return the text of a file with a case's edit, which must apply exactly once."""
     text = path.read_text(encoding="utf-8")
-    count = text.count(case.old)
-    assert count == 1, f"{case.setting}: {case.name}: {case.old!r} is {count} times in {path}, expected once"
+    assert text.count(case.old) == 1, (
+        f"{case.model}: {case.name}: {case.old!r} is {text.count(case.old)} times in {path}"
+    )
     return text.replace(case.old, case.new)
 
 
 def plant(case: Case, arm: str, record: Path, folder: Path) -> tuple[str, Path | None]:
     """Write an edited copy of one file for the process of `folder`."""
-    if case.file == ADAPTER:
+    if case.where == ADAPTER:
         copy = folder / "adapter"
         copy.mkdir()
         (copy / ADAPTER).write_text(edit(ARMS / arm / ADAPTER, case), encoding="utf-8")
         return str(copy.resolve()), None  # joined to the folder of arms, an absolute path stays as it is
-    if case.file.endswith(".py"):
+    if case.where.endswith(".py"):
         source = folder / "source"
         shutil.copytree(source_of(record), source, ignore=shutil.ignore_patterns(".git", "data", "assets"))
-        (source / case.file).write_text(edit(source_of(record) / case.file, case), encoding="utf-8")
+        (source / case.where).write_text(edit(source_of(record) / case.where, case), encoding="utf-8")
         contract = folder / "contract.json"
         contract.write_text(json.dumps(read_json(contract) | {"source": str(source.resolve())}), encoding="utf-8")
         return arm, None
     (packages,) = python_of(record).parents[1].glob("lib/python3*/site-packages")
-    original = packages.joinpath(*case.file.split(".")).with_suffix(".py")
+    original = packages.joinpath(*case.where.split(".")).with_suffix(".py")
     path, loaded = folder.resolve() / "edited.py", folder.resolve() / "loaded"
     path.write_text(edit(original, case), encoding="utf-8")
-    text = SITECUSTOMIZE.format(module=case.file, path=str(path), loaded=str(loaded))
+    text = SITECUSTOMIZE.format(module=case.where, path=str(path), loaded=str(loaded))
     (folder / "lib/sitecustomize.py").write_text(text, encoding="utf-8")
     return arm, loaded
 
 
-@dataclass
-class References:
-    """Recordings of the unchanged arms with two floors each, made once; `records` are those of the environments."""
+class ArmReferences(References):
+    """The same of unchanged arms; `records` are those of their environments."""
 
-    folder: Path
-    records: dict[str, Path]
-    _found: dict[str, Recording] = field(default_factory=dict)
+    def __init__(self, folder: Path, records: dict[str, Path]):
+        super().__init__(folder)
+        self.records = records
 
-    def get(self, setting: str) -> Recording:
-        if setting not in self._found:
-            folder = self.folder / re.sub(r"\W+", "-", setting)
-            for floor in range(3):
-                self.record(setting, folder, floor=floor)
-            self._found[setting] = read_recording(folder)
-        return self._found[setting]
-
-    def record(self, setting: str, folder: Path, case: Case | None = None, floor: int = 0) -> None:
+    def record(self, name: str, folder: Path, case: Case = UNCHANGED, floor: int = 0) -> None:
         """Run an arm, with the edit of a case, and record it in `folder`. Raises RuntimeError if it fails."""
-        arm, work = SETTINGS[setting][0], self.folder / "work"
-        record = self.records[arm]
-        expected = write_contract(run_of(setting), Sequences(), work, record=record, recording=folder)
-        adapter, loaded = plant(case, arm, record, work) if case else (arm, None)
+        arm, work, loaded = SETTINGS[name][0], self.folder / "work", None
+        adapter, record = arm, self.records[arm]
+        expected = write_contract(run_of(name), Sequences(), work, record=record, recording=folder)
+        if case.old:
+            adapter, loaded = plant(case, arm, record, work)
         variables = {"OMP_NUM_THREADS": "1"} | ({FLOOR_VARIABLE: str(floor)} if floor else {})
         reason = run_adapter(adapter, record, work, variables=variables)
-        if reason is None and (case is None or case.expected is None):
+        if reason is None and case.expected is None:
             _, reason = read_steps(work, expected)
         if reason is None and loaded and not loaded.exists():
-            reason = f"{case.file} was not imported"
+            reason = f"{case.where} was not imported"
         if reason is not None:
-            raise RuntimeError(f"{setting}: {case.name if case else 'reference'}: {reason}")
+            raise RuntimeError(f"{name}: {case.name}: {reason}")
 
     def certificate_of(self, case: Case) -> dict[str, Any]:
         """Return the certificate of a case against its reference, and the `golden` verdict from losses alone."""
-        folder = self.folder / "case"
-        reference = self.get(case.setting)
-        shutil.rmtree(folder, ignore_errors=True)
-        self.record(case.setting, folder, case)
-        old, new, *floors = map(curve_of, (reference, recorded := read_recording(folder), *reference.floors))
+        reference, recorded = self.recorded(case)
+        old, new, *floors = map(curve_of, (reference, recorded, *reference.floors))
         return certify(compare(reference, recorded)) | {"golden": golden.judge(old, new, floors, fp32=True).kind}
 
 
@@ -317,23 +288,14 @@ def score_golden(case: Case, kind: str) -> str:
     return "right" if kind in right else "cannot tell" if kind == golden.UNKNOWN else "wrong"
 
 
-def run(cases: list[Case], references: References) -> Iterator[tuple[Case, str, str, str]]:
-    """Yield each case with its result, its cause and its kind from losses alone."""
-    for case in cases:
-        try:
-            found = references.certificate_of(case)
-            yield case, judge(case, found, case.expected is not None), describe(found), found["golden"]
-        except (RuntimeError, UserError) as error:
-            yield case, "failed", " ".join(str(error).split()), golden.UNKNOWN
-
-
 def find_records() -> dict[str, Path]:
     """Return the records of the arms' environments in this checkout, whether they exist or not."""
     return {arm: Path("results/arms") / arm / "environment.json" for arm in ("nanoGPT", "litgpt", "transformers")}
 
 
-def tables() -> dict[str, list[Case]]:
-    return {"planted difference": FAULTS, "refactoring": REFACTORINGS}
+TABLES = {"planted difference": FAULTS, "refactoring": REFACTORINGS}
+#: third column of the tables
+CAUSES = {"planted difference": "cause that the certificate names", "refactoring": "largest difference"}
 
 
 def main() -> None:
@@ -342,14 +304,13 @@ def main() -> None:
     if missing := [str(path) for path in records.values() if not path.is_file()]:
         sys.exit(f"environments of arms are missing; next: snakemake --cores 1 {' '.join(missing)}")
     with tempfile.TemporaryDirectory() as folder:
-        references, counts = References(Path(folder), records), Counter()
-        for title, cases in tables().items():
-            chosen = [case for case in cases if not only or case.name in only or case.setting in only]
-            print(f"\n| {title} | arm | result | {COLUMNS[title]} | from losses alone |\n|---|---|---|---|---|")
-            for case, result, cause, kind in run(chosen, references):
-                print(f"| {case.name} | {case.setting} | {result} | {cause} | {kind} |", flush=True)
-                counts[title, SETTINGS[case.setting][0], result] += 1
-                counts[title, SETTINGS[case.setting][0], f"losses alone: {score_golden(case, kind)}"] += 1
+        references, counts = ArmReferences(Path(folder), records), Counter()
+        for title, cases in TABLES.items():
+            chosen = [case for case in cases if not only or case.name in only or case.model in only]
+            columns = ["arm", "result", CAUSES[title], "from losses alone"]
+            for case, result, _, kind in print_table(title, columns, run(chosen, references)):
+                for found in (result, f"losses alone: {score_golden(case, kind)}"):
+                    counts[title, SETTINGS[case.model][0], found] += 1
     print("\n| cases | arm | result | number |\n|---|---|---|---|")
     for (title, arm, result), count in counts.items():
         print(f"| {title} | {arm} | {result} | {count} |")

@@ -5,22 +5,25 @@
 
 # ruff: noqa: E501
 
-import contextlib
 import os
 import re
+import shutil
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
+from tokenscale.base.errors import UserError
 from tokenscale.parity import recorder
 from tokenscale.parity.certificate import certify
 from tokenscale.parity.comparison import EQUAL, ROUNDING, compare
+from tokenscale.parity.golden.verdict import UNKNOWN
 from tokenscale.parity.recording import Recording, read_recording
 from tokenscale.settings.presets import PRESETS
 from tokenscale.train.models import decoder
@@ -130,6 +133,7 @@ class Case:
 
 
 M, L, B = "model", "loop", "built"
+UNCHANGED = Case("reference", "", L, "", "")
 OURS_GPT, OURS_LLAMA, GPT2, LLAMA = "ours-gpt", "ours-llama", "gpt2", "llama"
 ADAMW = "optimizer = torch.optim.AdamW(groups"
 MATRIX_PRODUCTS = """
@@ -308,45 +312,38 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
     return found
 
 
-def record(folder: Path, name: str, case: Case) -> None:
-    loop = {}
-    torch.manual_seed(0)
-    exec(edit(LOOP_OURS if name.startswith("ours") else LOOP, case, L), loop)
-    loop["train"](partial(recorder.ParityRecorder, folder), build(name, case), batches())
-
-
-@contextlib.contextmanager
-def floor(number: int) -> Iterator[None]:
-    threads = torch.get_num_threads()
-    os.environ[recorder.FLOOR_VARIABLE] = str(number)
-    try:
-        yield
-    finally:
-        del os.environ[recorder.FLOOR_VARIABLE]
-        torch.set_num_threads(threads)
-
-
 class References:
-    """Recordings of the models without a change, with floors; each is made once."""
+    """Recordings of what is not changed, with two floors each, made once; and certificates of cases against them."""
 
     def __init__(self, folder: Path):
         self.folder, self._found = folder, {}
 
+    def record(self, name: str, folder: Path, case: Case = UNCHANGED, floor: int = 0) -> None:
+        """Train a model with the change of a case, and record it in `folder`."""
+        loop, threads = {}, torch.get_num_threads()
+        torch.manual_seed(0)
+        exec(edit(LOOP_OURS if name.startswith("ours") else LOOP, case, L), loop)
+        with patch.dict(os.environ, {recorder.FLOOR_VARIABLE: str(floor)} if floor else {}):
+            loop["train"](partial(recorder.ParityRecorder, folder), build(name, case), batches())
+        torch.set_num_threads(threads)
+
     def get(self, name: str) -> Recording:
         if name not in self._found:
-            unchanged = Case("reference", name, L, "", "")
-            record(self.folder / name, name, unchanged)
-            for number in (1, 2):
-                with floor(number):
-                    record(self.folder / name, name, unchanged)
-            self._found[name] = read_recording(self.folder / name)
+            folder = self.folder / re.sub(r"\W+", "-", name)
+            for floor in range(3):
+                self.record(name, folder, floor=floor)
+            self._found[name] = read_recording(folder)
         return self._found[name]
 
+    def recorded(self, case: Case) -> tuple[Recording, Recording]:
+        """The recording that a case is compared with, and its own."""
+        folder = self.folder / "case"
+        shutil.rmtree(folder, ignore_errors=True)
+        self.record(case.model, folder, case)
+        return self.get(case.reference or case.model), read_recording(folder)
 
-def certificate_of(case: Case, references: References) -> dict:
-    folder = references.folder / re.sub(r"\W+", "-", case.name)
-    record(folder, case.model, case)
-    return certify(compare(references.get(case.reference or case.model), read_recording(folder)))
+    def certificate_of(self, case: Case) -> dict:
+        return certify(compare(*self.recorded(case)))
 
 
 def describe(certificate: dict) -> str:
@@ -357,30 +354,43 @@ def describe(certificate: dict) -> str:
     return f"at most {worst[0]:.2g} × floor ({worst[1]})"
 
 
-def judge(case: Case, certificate: dict, planted: bool) -> str:
+def judge(case: Case, certificate: dict) -> str:
     """Return `named`, `found`, `missed`, `equal…` or `false alarm`."""
     if certificate["verdict"] in (EQUAL, ROUNDING):
-        return "missed" if planted else certificate["verdict"]
-    if not planted:
+        return "missed" if case.expected else certificate["verdict"]
+    if not case.expected:
         return "false alarm"
     return "named" if certificate["cause"] and re.search(case.expected, certificate["cause"]["text"]) else "found"
 
 
+def run(cases: list[Case], references: References) -> Iterator[tuple[Case, str, str, str]]:
+    """Yield each case with its result, its cause and, of other trainers, its kind from losses alone."""
+    for case in cases:
+        try:
+            found = references.certificate_of(case)
+            yield case, judge(case, found), describe(found), found.get("golden", UNKNOWN)
+        except (RuntimeError, UserError) as error:
+            yield case, "failed", " ".join(str(error).split()), UNKNOWN
+
+
+def print_table(title: str, columns: list[str], rows: Iterable[tuple]) -> list[tuple]:
+    """Print rows of `run` as they come, as many of their values as there are columns."""
+    print(f"\n| {' | '.join([title, *columns])} |\n|{'---|' * (1 + len(columns))}")
+    found = []
+    for case, *values in rows:
+        print(f"| {' | '.join([case.name, case.model, *values][: 1 + len(columns)])} |", flush=True)
+        found.append((case, *values))
+    return found
+
+
 def main() -> None:
     torch.set_num_threads(1)
+    only, tables = sys.argv[1:], {"planted difference": FAULTS, "held out": HELD_OUT, "refactoring": REFACTORINGS}
     with tempfile.TemporaryDirectory() as folder:
         references = References(Path(folder))
-        only = sys.argv[1:]
-        tables = {"planted difference": FAULTS, "held out": HELD_OUT, "refactoring": REFACTORINGS}
         for title, cases in tables.items():
-            print(f"\n| {title} | model | result | cause that the certificate names |\n|---|---|---|---|")
-            for case in cases:
-                if only and not any(word in case.name or word == title for word in only):
-                    continue
-                certificate = certificate_of(case, references)
-                text = describe(certificate)
-                result = judge(case, certificate, title != "refactoring")
-                print(f"| {case.name} | {case.model} | {result} | {text} |", flush=True)
+            chosen = [case for case in cases if not only or any(word in case.name or word == title for word in only)]
+            print_table(title, ["model", "result", "cause that the certificate names"], run(chosen, references))
 
 
 if __name__ == "__main__":

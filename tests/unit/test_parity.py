@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 
-from tests.parity_cases import FAULTS, HELD_OUT, REFACTORINGS, References, certificate_of, judge
+from tests.parity_cases import FAULTS, HELD_OUT, REFACTORINGS, References, judge
 from tokenscale.base.files import read_json, write_sealed
 from tokenscale.cli.main import main
 from tokenscale.parity import recorder
@@ -41,18 +41,18 @@ def marked(cases):
 
 @pytest.mark.parametrize("case", marked(FAULTS))
 def test_a_planted_difference_is_found_and_named(case, references):
-    certificate = certificate_of(case, references)
-    assert judge(case, certificate, planted=True) == "named", certificate["cause"] or certificate["first_difference"]
+    certificate = references.certificate_of(case)
+    assert judge(case, certificate) == "named", certificate["cause"] or certificate["first_difference"]
 
 
 @pytest.mark.parametrize("case", marked(HELD_OUT))
 def test_a_difference_that_no_hypothesis_was_written_for_is_found(case, references):
-    assert judge(case, certificate_of(case, references), planted=True) in ("named", "found")
+    assert judge(case, references.certificate_of(case)) in ("named", "found")
 
 
 @pytest.mark.parametrize("case", marked(REFACTORINGS))
 def test_a_refactoring_is_no_false_alarm(case, references):
-    certificate = certificate_of(case, references)
+    certificate = references.certificate_of(case)
     assert certificate["verdict"] in (EQUAL, ROUNDING), certificate["first_difference"]
     # the first micro-batches of both hold other sequences: their modules are not compared
     assert ("module output" in certificate["stages"]) == (case.name != "micro-batches in another order")
@@ -71,7 +71,7 @@ def test_a_refactoring_is_no_false_alarm(case, references):
 )
 def test_a_certificate_has_the_cause_and_how_many_hypotheses_were_tried(name, words, tried, references):
     (case,) = (case for case in [*FAULTS, *HELD_OUT] if case.name == name)
-    certificate = certificate_of(case, references)
+    certificate = references.certificate_of(case)
     assert words in certificate["cause"]["text"] and certificate["hypotheses_tried"] == tried
     assert (f"{tried} hypotheses" in summarise(certificate)) == (tried > 0)
 
@@ -79,8 +79,7 @@ def test_a_certificate_has_the_cause_and_how_many_hypotheses_were_tried(name, wo
 def test_an_update_that_differs_in_its_norm_alone_is_explained_by_all_parameters(references):
     """As llm.c's: each parameter's difference may be rounding, but all are in one direction."""
     (case,) = (case for case in FAULTS if case.name == "bias correction off")
-    certificate_of(case, references)
-    parity = compare(references.get(case.model), read_recording(references.folder / "bias-correction-off"))
+    parity = compare(*references.recorded(case))
     parity.comparisons = [
         replace(c, floor=c.difference) if c.stage == "update" and c.match else c for c in parity.comparisons
     ]

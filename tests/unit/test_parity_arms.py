@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.arm_cases import References, find_records, run, score_golden, tables
+from tests.arm_cases import TABLES, ArmReferences, find_records, score_golden
 from tests.long import logs
+from tests.parity_cases import run
 from tokenscale.arms.environments import BUNDLES, prepare
 from tokenscale.base.files import read_json
 from tokenscale.parity.comparison import EQUAL, ROUNDING
@@ -28,10 +29,10 @@ def results(tmp_path_factory):
             if not record.is_file() or read_json(record)["error"] is not None:
                 records[arm] = folder / "environments" / arm / record.name
                 assert prepare(arm, records[arm])["error"] is None
-        began, references = time.monotonic(), References(folder, records)
-        found = {title: list(run(cases, references)) for title, cases in tables().items()}
+        began, references = time.monotonic(), ArmReferences(folder, records)
+        found = {title: list(run(cases, references)) for title, cases in TABLES.items()}
     lines = [
-        f"{case.setting}: {case.name}: {result}: {cause}: from losses alone {kind}"
+        f"{case.model}: {case.name}: {result}: {cause}: from losses alone {kind}"
         for rows in found.values()
         for case, result, cause, kind in rows
     ]
@@ -40,7 +41,7 @@ def results(tmp_path_factory):
 
 
 def outside(rows, expected):
-    return [(case.setting, case.name, result, cause) for case, result, cause, _ in rows if result not in expected]
+    return [(case.model, case.name, result, cause) for case, result, cause, _ in rows if result not in expected]
 
 
 @pytest.mark.slow(600)
