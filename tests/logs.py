@@ -359,7 +359,10 @@ def read_steps(run: Path) -> dict[int, dict]:
     found: dict[int, dict] = {}
     for path in sorted(run.glob("attempt=*/rank=*/steps.jsonl")):
         attempt = path.parts[-3]
-        for line in map(json.loads, path.read_text().splitlines()):
+        for text in path.read_text().splitlines(keepends=True):
+            if not text.endswith("\n"):  # the last line of a rank that was killed
+                continue
+            line = json.loads(text)
             step = found.get(line["step"])
             if step is None or step["attempt"] != attempt:
                 found[line["step"]] = line | {"attempt": attempt}
@@ -368,3 +371,9 @@ def read_steps(run: Path) -> dict[int, dict]:
                 step[name] += line[name]
             step["order_digest"] = (step["order_digest"] + line["order_digest"]) % MODULUS
     return dict(sorted(found.items()))
+
+
+def series(run: Path) -> dict[int, tuple]:
+    """Step → (loss of all ranks, gradient norm, rate, order digest): what no kill and no resumption may change."""
+    names = ("loss_sum", "grad_norm", "learning_rate", "order_digest")
+    return {step: tuple(line[name] for name in names) for step, line in read_steps(run).items()}

@@ -13,16 +13,17 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import duckdb
 
+from tests.logs import series
 from tests.workflow import forked
 from tests.workflow.conftest import RUNS, Project, copy_of, make_project
+from tokenscale.base.files import sha256_file
 
 CONFIG = {
     "scale": "demo",
@@ -89,17 +90,13 @@ def drawn(number: int, seed: int) -> Kill:
 
 
 def lies_in(root: Path) -> dict[str, Any]:
-    """What must be the same after any kills: name → digest or values."""
+    """What must be the same after any kills: name → digest or values. `build.json` says how long a build took."""
     found: dict[str, Any] = {}
     results = root / "results"
-    for path in sorted(p for p in results.rglob("*") if p.is_file()):
+    for path in sorted(p for p in results.rglob("*") if p.is_file() and p.name != ".lock"):
         name = str(path.relative_to(results))
-        if path.name == ".lock":
-            continue
-        if re.match(r"corpus/|tokenizers/|tokens/", name) and path.name not in TIMED:
-            found[name] = sha256(path.read_bytes()).hexdigest()
-        elif re.match(r"runs/[^/]+/checkpoints/.*\.safetensors$", name):
-            found[name] = sha256(path.read_bytes()).hexdigest()
+        if re.match(r"(corpus|tokenizers|tokens)/(?!.*build\.json$)|runs/[^/]+/checkpoints/.*\.safetensors$", name):
+            found[name] = sha256_file(path)
         elif not re.search(r"/attempt=|^logs/", name):
             found[name] = "there"
     for run in sorted(results.glob("runs/*")):
@@ -110,31 +107,11 @@ def lies_in(root: Path) -> dict[str, Any]:
     return found
 
 
-#: records of how long a build took, which stand beside what was built
-TIMED = ("build.json",)
 #: columns of the tables that tell of time, of the machine, or of how often a run was begun
 VARYING = re.compile(
     r"_s$|_unix|_bytes$|attempt|seal|overlap|quarantined|seconds|mfu|rate$|per_second|flops|node_names|memory|job_ids"
     r"|threads_per_rank|oversubscribed|load_average"
 )
-
-
-def series(run: Path) -> dict[int, tuple]:
-    """Step → for each rank of the last attempt its loss, norm of the gradient, learning rate, digest of its samples."""
-    found: dict[int, dict[int, list]] = {}
-    for path in sorted(run.glob("attempt=*/rank=*/steps.jsonl")):
-        attempt = int(path.parts[-3].split("=")[1])
-        for text in path.read_text().splitlines():
-            with contextlib.suppress(json.JSONDecodeError):  # the last line of one that was killed
-                line = json.loads(text)
-                found.setdefault(line["step"], {}).setdefault(attempt, []).append(line)
-    return {
-        step: tuple(
-            (line["loss_sum"], line["grad_norm"], line["learning_rate"], line["order_digest"])
-            for line in attempts[max(attempts)]
-        )
-        for step, attempts in sorted(found.items())
-    }
 
 
 def table(path: Path) -> list[tuple]:
@@ -217,9 +194,7 @@ def empty(folder: Path) -> Path:
 def jobs_of(folder: Path):
     """A folder in which jobs tell of themselves (served.py); those that are left at the end are ended."""
     yield empty(folder)
-    for job in left(folder):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(job, signal.SIGKILL)
+    send(signal.SIGKILL, left(folder))
 
 
 def arguments_of(jobs: Path) -> dict[int, list[str]]:
@@ -238,12 +213,12 @@ def victim_of(arguments: list[str]) -> str | None:
 
 
 def taken(jobs: Path) -> dict[str, float]:
+    """Victim → seconds of its longest job."""
     found: dict[str, float] = {}
     for job, arguments in arguments_of(jobs).items():
         name, ended = victim_of(arguments), jobs / f"{job}.ended"
         if name and ended.exists():
-            seconds = ended.stat().st_mtime - (jobs / str(job)).stat().st_mtime
-            found[name] = max(found.get(name, 0.0), seconds)
+            found[name] = max(found.get(name, 0.0), ended.stat().st_mtime - (jobs / str(job)).stat().st_mtime)
     return found
 
 
@@ -261,34 +236,34 @@ def until(ready: Callable[[], Any], alive: Callable[[], bool], limit_s: float = 
 
 def strike(kill: Kill, usual_s: float, running: forked.Started, jobs: Path, pick: random.Random) -> bool:
     """Send the signal at its moment. False where what it was meant for had ended."""
-    number = getattr(signal, kill.signal)
-    if kill.victim in WHOLE:
-        time.sleep(kill.moment * usual_s)
-        if not running.alive:
-            return False
-        if kill.victim == "Snakemake":
-            os.kill(running.pid, number)
-            return True
-        others = left(jobs)
-        os.killpg(running.pid, number)
-        for job in others:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(job, number)
-        return True
 
     def meant() -> list[int]:
-        return [job for job in left(jobs) if victim_of(arguments_of(jobs)[job]) == kill.victim]
+        if kill.victim in WHOLE:
+            return [running.pid] if running.alive else []
+        return sorted(job for job in left(jobs) if victim_of(arguments_of(jobs)[job]) == kill.victim)
 
-    if not until(meant, lambda: running.alive):
-        return False
+    number = getattr(signal, kill.signal)
+    until(meant, lambda: running.alive)
     time.sleep(kill.moment * usual_s)
+    others = left(jobs)
     if not (still := meant()):
         return False
-    try:
-        os.kill(pick.choice(sorted(still)), number)
-    except ProcessLookupError:
-        return False
-    return True
+    if kill.victim == "everything":
+        os.killpg(running.pid, number)
+        send(number, others)
+        return True
+    return send(number, [pick.choice(still)])
+
+
+def send(number: int, jobs: list[int]) -> bool:
+    """Send a signal to processes; whether all were there."""
+    there = True
+    for job in jobs:
+        try:
+            os.kill(job, number)
+        except ProcessLookupError:
+            there = False
+    return there
 
 
 def trial(lab: Lab, kill: Kill, folder: Path, seed: int) -> dict[str, Any]:
@@ -301,19 +276,9 @@ def trial(lab: Lab, kill: Kill, folder: Path, seed: int) -> dict[str, Any]:
         struck_s = time.monotonic() - began
         lost, said = ended(project, jobs)
     lost = lost or differences(lies_in(project.root), lab)
-    return {
-        "number": kill.number,
-        "victim": kill.victim,
-        "signal": kill.signal,
-        "stage": kill.stage,
-        "moment": kill.moment,
-        "injected": struck,
-        "exit_code": first,
-        "jobs_alive": alive,
-        "seconds": round(time.monotonic() - began, 1),
-        "struck_s": round(struck_s, 1),
-        "lost": lost,
-    } | ({"said": said[-1500:]} if lost else {})
+    row = asdict(kill) | {"injected": struck, "exit_code": first, "jobs_alive": alive}
+    row |= {"seconds": round(time.monotonic() - began, 1), "struck_s": round(struck_s, 1), "lost": lost}
+    return row | ({"said": said[-1500:]} if lost else {})
 
 
 def chain(lab: Lab, kills: list[Kill], folder: Path, seed: int) -> list[str]:

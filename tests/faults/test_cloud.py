@@ -5,7 +5,6 @@ that the kill meets them after a resume state whatever the machine's speed is.
 """
 
 import contextlib
-import json
 import logging
 import os
 import shutil
@@ -19,7 +18,8 @@ import pytest
 
 from tests import planted
 from tests.faults.kills import small_project
-from tests.faults.test_resume import series
+from tests.faults.test_resume import first_step
+from tests.logs import series
 from tests.workflow.conftest import RUNS, Project, make_project
 from tokenscale.cli import cloud
 from tokenscale.cli.verify import verify_results
@@ -89,10 +89,10 @@ def project(tmp_path_factory):
 class Machine:
     """A rented machine: an empty folder, and a worker in it."""
 
-    def __init__(self, folder: Path, prefix: str, ranks: int, environment: dict[str, str]):
+    def __init__(self, folder: Path, prefix: str, environment: dict[str, str]):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        words = ["cloud", "--bucket", f"s3://rented/{prefix}", "rented", "--ranks", str(ranks), "--worker"]
+        words = ["cloud", "--bucket", f"s3://rented/{prefix}", "rented", "--ranks", "1", "--worker"]
         with (folder / "log").open("a") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tokenscale", *words, "--every", "0.2"],
@@ -103,20 +103,17 @@ class Machine:
                 start_new_session=True,
             )
 
-    def wait(self) -> None:
-        """Wait until the worker has ended without an error."""
+    def wait(self, code: int = 0) -> None:
+        """Wait until the worker has ended."""
         try:
-            assert self._process.wait(LIMIT_S) == 0, self.log
+            assert self._process.wait(LIMIT_S) == code, self.log
         finally:
             self.kill()
 
     def stop(self) -> None:
         """Tell the worker to end, as a provider does before it takes the machine away: its ranks hold until then."""
         os.kill(self._process.pid, signal.SIGTERM)
-        try:
-            assert self._process.wait(LIMIT_S) == 75, self.log
-        finally:
-            self.kill()
+        self.wait(75)
 
     def kill(self) -> None:
         """Kill the worker and its ranks, as a machine that is taken away."""
@@ -124,9 +121,12 @@ class Machine:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
+    def wait_for(self, what) -> None:
+        """Wait until something is there, while the worker lives."""
+        end = time.monotonic() + LIMIT_S
+        while not what():
+            assert self._process.poll() is None and time.monotonic() < end, self.log
+            time.sleep(0.1)
 
     @property
     def log(self) -> str:
@@ -139,42 +139,21 @@ class Machine:
         return found
 
 
-def stage(project: Project, prefix: str, ranks: int) -> list[str]:
-    with contextlib.chdir(project.root):
-        return list(cloud.stage(f"s3://rented/{prefix}", "rented", ranks, load_config()))
+def in_bucket(end: str):
+    """A function: whether the bucket has an object of this end for the run that is cut."""
+    return lambda: any(key.endswith(end) for key in cloud.open_bucket("s3://rented/cut").list("runs/"))
 
 
-def objects(prefix: str) -> dict[str, bytes]:
-    """Key → content of all objects below a prefix."""
-    bucket = cloud.open_bucket(f"s3://rented/{prefix}")
-    return {key: bucket.read(key) for key in bucket.list()}
-
-
-def wait_for(what, machines: list[Machine]) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not what():
-        assert all(machine.alive for machine in machines) and time.monotonic() < end, machines[0].log
-        time.sleep(0.1)
-
-
-def has_state(prefix: str, step: int) -> bool:
-    return any(key.endswith(f"/step={step:08d}/checkpoint.json") for key in cloud.open_bucket(prefix).list("runs/"))
-
-
-def begins_at(run: Path, attempt: int) -> int:
-    return json.loads((run / f"attempt={attempt:02d}/rank=00000/steps.jsonl").read_text().splitlines()[0])["step"]
-
-
-def check_ended(prefix: str, run: Path, ranks: int, folder: Path) -> None:
+def check_ended(run: Path, folder: Path) -> None:
     """A finished run in the bucket: complete, with weights, without resume states, and as its seal says."""
-    found = objects(prefix)
-    keys = {key.partition(f"{run.name}/")[2] for key in found if key.startswith("runs/")}
-    logs = {f"attempt={a:02d}/rank={r:05d}/steps.jsonl" for a in (0, 1) for r in range(ranks)}
-    assert keys >= logs | {"run.json", "done.json", "checkpoints/final/checkpoint.json"}
-    assert not [key for key in found if "step=" in key]
-    for key, data in found.items():
+    bucket = cloud.open_bucket("s3://rented/cut")
+    keys = {key.partition(f"{run.name}/")[2] for key in bucket.list() if key.startswith("runs/")}
+    assert keys >= {f"attempt={number:02d}/rank=00000/steps.jsonl" for number in range(3)}
+    assert keys >= {"run.json", "done.json", "checkpoints/final/checkpoint.json"}
+    assert not [key for key in keys if "step=" in key]
+    for key in bucket.list():
         (folder / key).parent.mkdir(parents=True, exist_ok=True)
-        (folder / key).write_bytes(data)
+        (folder / key).write_bytes(bucket.read(key))
     assert [finding.what for finding in verify_results(folder)[0] if not finding.note] == []
     check_for_secrets(folder)
 
@@ -189,29 +168,29 @@ def test_a_killed_worker_goes_on_in_an_empty_folder_and_the_report_is_built_from
     project, environment, tmp_path
 ):
     environment = environment | {"PYTHONPATH": str(project.root / "src")}
-    stage(project, "whole", 1)
-    stage(project, "cut", 1)
-    whole = Machine(tmp_path / "whole", "whole", 1, environment)
-    (tmp_path / "first").mkdir()
-    (tmp_path / "first/hold").touch()
-    first = Machine(tmp_path / "first", "cut", 1, environment)
+    for prefix in ("whole", "cut"):
+        with contextlib.chdir(project.root):
+            list(cloud.stage(f"s3://rented/{prefix}", "rented", 1, load_config()))
+    whole = Machine(tmp_path / "whole", "whole", environment)
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "hold").touch()
+    first = Machine(tmp_path / "first", "cut", environment)
     try:
-        wait_for(lambda: has_state("s3://rented/cut", 8), [first])
+        first.wait_for(in_bucket("/step=00000008/checkpoint.json"))
     finally:
         first.kill()
     whole.wait()
-    (tmp_path / "second").mkdir()
-    (tmp_path / "second/hold").touch()
-    second = Machine(tmp_path / "second", "cut", 1, environment)
-    wait_for(lambda: any("attempt=01/rank=00000/events" in key for key in objects("cut")), [second])
+    second = Machine(tmp_path / "second", "cut", environment)
+    second.wait_for(in_bucket("attempt=01/rank=00000/events.jsonl"))
     second.stop()
-    assert begins_at(second.run, 1) == 8, "it went on, and did not begin anew"
-    third = Machine(tmp_path / "third", "cut", 1, environment)
+    assert first_step(second.run / "attempt=01") == 8, "it went on, and did not begin anew"
+    third = Machine(tmp_path / "third", "cut", environment)
     third.wait()
-    assert begins_at(third.run, 2) > 8, "the second one wrote a state when it was told to stop"
+    assert first_step(third.run / "attempt=02") > 8, "the second one wrote a state when it was told to stop"
     assert series(third.run) == series(whole.run) and len(series(whole.run)) == 14
-    check_ended("cut", third.run, 1, tmp_path / "bucket")
-    again = Machine(tmp_path / "third", "cut", 1, environment)
+    check_ended(third.run, tmp_path / "bucket")
+    again = Machine(tmp_path / "third", "cut", environment)
     again.wait()
     assert "has ended already" in again.log
 

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from tests import served
 from tests.distributed.ranks import run_ranks
-from tests.faults.test_resume import first_step, lab, launch, run_of, series, wait_for  # noqa: F401
-from tokenscale.runs.launch import failure_hints as standing
+from tests.faults.test_resume import first_step, lab, launch, run_of, series, start, wait_for  # noqa: F401
+from tokenscale.runs.launch.failure_hints import describe_hang
 from tokenscale.settings.run import BudgetSettings, CheckpointSettings
 from tokenscale.train.loop import Training
 from tokenscale.train.watchdog import CODE
 
 #: seconds for which a rank is stopped
-PAUSE = 5
+PAUSE = 3
 
 
 def reading_for_ever():
@@ -34,7 +35,7 @@ def test_the_rank_that_hangs_is_named_with_its_stack_and_the_others_as_waiting(l
     run = run_of(world_size=2)
     with pytest.raises(AssertionError, match=f"exit code {CODE}"):
         run_ranks(one_rank, 2, run, lab.inputs(run), tmp_path)
-    said = standing.describe_hang(tmp_path / "attempt=00", 2)
+    said = describe_hang(tmp_path / "attempt=00", 2)
     assert "  rank 1  is stuck here:\n    | File" in said and "in reading_for_ever" in said
     assert "  waiting for it: rank 0\n" in said
 
@@ -55,7 +56,7 @@ def rank_of(process: int) -> str:
 def test_a_rank_that_is_stopped_and_continued_costs_only_that_time(lab, tmp_path):  # noqa: F811
     """Nothing gives up meanwhile: losses and samples are those of an undisturbed run, in one attempt."""
     run = run_of(world_size=2, budget=BudgetSettings(steps=60), checkpoints=CheckpointSettings(every=10), device="cpu")
-    assert launch(lab, run, tmp_path / "whole").wait(120) == 0
+    start(run, lab.inputs(run), tmp_path / "whole")
     process = launch(lab, run, tmp_path / "run")
     try:
         steps = tmp_path / "run/attempt=00/rank=00001/steps.jsonl"
@@ -80,7 +81,7 @@ def test_a_rank_that_is_stopped_and_continued_costs_only_that_time(lab, tmp_path
 def test_a_process_that_is_stopped_is_named_and_the_run_goes_on_when_started_again(lab, tmp_path):  # noqa: F811
     """As where a node's disk does not answer: such a rank can say nothing itself."""
     site = tmp_path / "machine.toml"
-    site.write_text('name = "small"\nhang_s = 12\n')
+    site.write_text('name = "small"\nhang_s = 8\n')
     keep = CheckpointSettings(every=10)
     run = run_of(world_size=2, budget=BudgetSettings(steps=4000), checkpoints=keep, device="cpu")
     process = launch(lab, run, tmp_path / "run", site)
@@ -96,7 +97,7 @@ def test_a_process_that_is_stopped_is_named_and_the_run_goes_on_when_started_aga
     assert "  rank 1  wrote no stack: it is stopped, blocked on a disk, or its node is gone\n" in said
     assert "  waiting for it: rank 0\n" in said and "Traceback" not in said
     assert not Path(f"/proc/{stopped}").exists(), "it was ended, too"
-    again = launch(lab, run, tmp_path / "run")
+    again = launch(lab, run, tmp_path / "run", python=served.python())
     try:
         steps = tmp_path / "run/attempt=01/rank=00000/steps.jsonl"
         wait_for(again, lambda: has_line(steps))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.faults.test_hung import children, rank_of
-from tests.faults.test_resume import first_step, lab, launch, run_of, series, start, wait_for  # noqa: F401
+from tests.faults.test_resume import first_step, lab, launch, launched, run_of, series, start, wait_for  # noqa: F401
 from tokenscale.cli import main as cli
 from tokenscale.cli.main import translate_error
 from tokenscale.settings.run import BudgetSettings, CheckpointSettings
@@ -42,7 +42,7 @@ def test_what_each_library_says_is_one_message(library):
     assert said.startswith("tokenscale: main memory was full") and "  next    allow more memory" in said, said
 
 
-def test_a_gpu_s_memory_is_told_as_such_and_other_errors_are_not(capsys):
+def test_a_gpu_s_memory_is_told_as_such_and_other_errors_are_not():
     said = translate_error(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")).render()
     assert said.startswith("tokenscale: a GPU's memory was full.") and "micro_batch" in said
     assert translate_error(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
@@ -69,15 +69,12 @@ def test_a_rank_without_memory_says_so_and_the_run_then_goes_on(lab, tmp_path, m
     said = capsys.readouterr().err
     assert said.startswith("tokenscale: main memory was full") and "Traceback" not in said
     assert cli.main([*argv, "--attempt", "1"]) == 0
-    start(run, inputs, tmp_path / "whole")
-    assert series(tmp_path / "cut") == series(tmp_path / "whole")
     assert first_step(tmp_path / "cut/attempt=01") == 6
 
 
 def test_a_rank_that_the_kernel_kills_is_told_as_such_and_the_run_goes_on(lab, tmp_path):  # noqa: F811
     """The out-of-memory killer sends SIGKILL to one process, the largest: launcher and other ranks live on."""
     run = run_of(world_size=2, budget=BudgetSettings(steps=60), checkpoints=CheckpointSettings(every=4), device="cpu")
-    assert launch(lab, run, tmp_path / "whole").wait(120) == 0
     process = launch(lab, run, tmp_path / "cut")
     wait_for(process, lambda: list((tmp_path / "cut/checkpoints").glob("step=*[0-9]")))
     (killed,) = [number for number in children(process.pid) if rank_of(number) == "1"]
@@ -85,6 +82,7 @@ def test_a_rank_that_the_kernel_kills_is_told_as_such_and_the_run_goes_on(lab, t
     _, said = process.communicate(timeout=100)
     assert process.returncode != 0 and "rank 1" in said and "SIGKILL" in said
     assert "a process was killed without a message, most often because main memory was full" in said, said
-    assert launch(lab, run, tmp_path / "cut").wait(120) == 0
+    assert launched(lab, run, tmp_path / "cut")[0] == 0
+    start(run, lab.inputs(run), tmp_path / "whole")
     assert series(tmp_path / "cut") == series(tmp_path / "whole")
     assert (step := first_step(tmp_path / "cut/attempt=01")) > 0 and step % 4 == 0

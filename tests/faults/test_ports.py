@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.test_resume import lab, run_of, series, start  # noqa: F401
+from tests.faults.test_resume import lab, run_of  # noqa: F401
 from tokenscale.runs.launch import ranks
 from tokenscale.runs.launch.start import start_run
 from tokenscale.settings.run import CheckpointSettings, ValidationSettings
@@ -118,5 +118,3 @@ def test_ranks_meet_elsewhere_and_where_they_cannot_the_next_call_trains(lab, tm
     assert heard.count(said) == 1 and "Traceback" not in heard
     assert sorted(path.name for path in folder.glob("attempt=*")) == ["attempt=00", "attempt=01"]
     assert json.loads((folder / "done.json").read_text())["status"] == "complete"
-    start(run, lab.inputs(run), tmp_path / "whole")
-    assert series(folder) == series(tmp_path / "whole")
