@@ -1,20 +1,23 @@
-"""Every job of the small workflow where nothing can be written, and then where it can: `python -m` this module with
+"""The small workflow where nothing can be written, and then where it can: `python -m` this module with
 
-    LAB FAULT FOLDER    FAULT: full (no byte is left), readonly (mounted so), denied (nobody has the right to write)
-    LAB FAULT FOLDER STAGE SHARE    FAULT: bytes, inodes: one call of all that follows a stage, with this share of the
-                                    room that it needs, and then the same call with enough
+    LAB FOLDER jobs    every job where no byte is left (full), where the mount is read-only (readonly) and where nobody
+                       has the right to write (denied), and then where it can write
+    LAB FOLDER calls   one call of all that follows a stage with a share of the bytes that it needs, the same call with
+                       a share of the files that the rest needs, and the same call with enough
 
-Runs in a mount namespace of its own, where `results/` (the project, for a call) is a tmpfs. Prints a line of JSON a job
+Runs in a mount namespace of its own, where `results/` (the project, for calls) is a tmpfs. Prints a line of JSON a job
 or call, and at the end what then lies there, or what was lost.
 """
 
 import ctypes
+import itertools
 import json
 import os
 import runpy
 import shutil
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import tests.preloaded  # noqa: F401  jobs are forks
@@ -23,6 +26,7 @@ from tests.workflow import forked
 from tests.workflow.conftest import Project
 
 MEGABYTES = 64
+FAULTS = ("full", "readonly", "denied")
 
 
 def without_rights() -> None:
@@ -35,9 +39,10 @@ def without_rights() -> None:
     assert libc.capset(header, data) == 0
 
 
-def run(arguments: list[str], project: Path, said: Path, *, like_others: bool = False) -> int:
-    process = os.fork()
-    if process == 0:
+def run(arguments: list[str], project: Path, *, like_others: bool = False) -> tuple[int, str]:
+    """(exit code, output) of a job in a fork of this process."""
+    said = project.parent / "said.txt"
+    if (process := os.fork()) == 0:
         file = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         os.dup2(file, 1)
         os.dup2(file, 2)
@@ -52,15 +57,13 @@ def run(arguments: list[str], project: Path, said: Path, *, like_others: bool = 
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
         except BaseException:
-            import traceback
-
             traceback.print_exc()
             code = 1
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), said.read_text(errors="replace")
 
 
 def fill(results: Path) -> None:
@@ -86,7 +89,7 @@ def files(results: Path) -> dict[str, int]:
     return {str(p.relative_to(results)): p.stat().st_size for p in results.rglob("*") if p.is_file()}
 
 
-def tried(arguments: list[str], fault: str, project: Path, said: Path) -> dict:
+def tried(arguments: list[str], fault: str, project: Path) -> dict:
     """What a job does under the fault: its exit code, its words, and what it changed."""
     results = project / "results"
     before = files(results)
@@ -96,7 +99,7 @@ def tried(arguments: list[str], fault: str, project: Path, said: Path) -> dict:
         mount(results, "-o", "remount,ro")
     if fault == "denied":
         rights(results, 0o555, 0o444)
-    code = run(arguments, project, said, like_others=fault == "denied")
+    code, said = run(arguments, project, like_others=fault == "denied")
     if fault == "denied":
         rights(results, 0o755, 0o644)
     if fault == "full":
@@ -104,12 +107,8 @@ def tried(arguments: list[str], fault: str, project: Path, said: Path) -> dict:
     if fault == "readonly":
         mount(results, "-o", f"remount,rw,size={MEGABYTES}m")
     after = files(results)
-    return {
-        "code": code,
-        "said": said.read_text(errors="replace"),
-        "gone": sorted(before.keys() - after.keys()),
-        "left": sorted(name for name in after.keys() - before.keys() if after[name]),
-    }
+    gone, left = before.keys() - after.keys(), {name for name in after.keys() - before.keys() if after[name]}
+    return {"job": arguments, "fault": fault, "code": code, "said": said, "gone": sorted(gone), "left": sorted(left)}
 
 
 def room(project: Path) -> dict[str, int]:
@@ -118,31 +117,24 @@ def room(project: Path) -> dict[str, int]:
     return {"bytes": sum(-(-size // 4096) * 4096 for size in sizes), "inodes": len(sizes) + 1}
 
 
-def whole_calls(lab: Path, fault: str, folder: Path, stage: str, share: float) -> None:
-    root = folder / "project"
+def calls(lab: Path, folder: Path) -> None:
+    root, stage = folder / "project", lab / "tokens/project"
     (folder / "home").mkdir()
     root.mkdir()
     mount(root, "-t", "tmpfs", "-o", f"size={MEGABYTES}m")
-    shutil.copytree(lab / stage / "project", root, symlinks=True, dirs_exist_ok=True)
-    used, needed = room(root)[fault], room(lab / "end/project")[fault]
-    limit = int(used + share * (needed - used))
-    option = f"size={limit}" if fault == "bytes" else f"nr_inodes={limit}"
-    project = Project(root)
-    for options in (option, f"size={MEGABYTES}m,nr_inodes=100000"):
-        mount(root, "-o", f"remount,{options}")
-        code, said = forked.snakemake(call(), root, project.environment)
-        print(json.dumps({"code": code, "said": said, "logs": project.logs()}), flush=True)
+    shutil.copytree(stage, root, symlinks=True, dirs_exist_ok=True)
+    for fault, option, share in (("bytes", "size={}", 0.3), ("inodes", "nr_inodes={}", 0.5), (None, "", 1)):
+        mount(root, "-o", f"remount,size={MEGABYTES}m,nr_inodes=100000")
+        if fault:
+            used, needed = room(root)[fault], room(lab / "end/project")[fault]
+            mount(root, "-o", "remount," + option.format(int(used + share * (needed - used))))
+        code, said = forked.snakemake(call(), root, Project(root).environment)
+        print(json.dumps({"code": code, "said": said}), flush=True)
     print(json.dumps({"lost": differences(lies_in(root), Lab(lab))}))
 
 
-def main() -> None:
-    lab, fault = Path(sys.argv[1]), sys.argv[2]
-    folder = Path(sys.argv[3])
-    if len(sys.argv) > 4:
-        return whole_calls(lab, fault, folder, sys.argv[4], float(sys.argv[5]))
-    stages = [*STAGES, "end"]
-    said = folder / "said.txt"
-    for start, behind in zip(stages, stages[1:], strict=False):
+def jobs(lab: Path, folder: Path) -> None:
+    for start, behind in itertools.pairwise([*STAGES, "end"]):
         project = folder / start
         shutil.copytree(lab / start / "project", project, symlinks=True, ignore=shutil.ignore_patterns("results"))
         (project / "results").mkdir()
@@ -151,20 +143,19 @@ def main() -> None:
             shutil.copytree(lab / start / "project/results", project / "results", symlinks=True, dirs_exist_ok=True)
         arguments = "project/results/arguments"  # files of them, which Snakemake writes and which is not here
         shutil.copytree(lab / behind / arguments, project / "results/arguments", dirs_exist_ok=True)
-        jobs = [path for path in (lab / "jobs" / behind).iterdir() if path.name.isdigit()]
         launched = False
-        for job in sorted(jobs, key=lambda path: path.stat().st_mtime):
+        noted = [path for path in (lab / "jobs" / behind).iterdir() if path.name.isdigit()]
+        for job in sorted(noted, key=lambda path: path.stat().st_mtime):
             arguments = json.loads(job.read_text())
             if arguments[0] == "rank" or (arguments[0] == "launch" and launched):
                 continue
             launched = launched or arguments[0] == "launch"
-            row = tried(arguments, fault, project, said)
-            again = run(arguments, project, said)
-            print(
-                json.dumps({"job": arguments[:2], **row, "again": again, "then": said.read_text()[-800:]}), flush=True
-            )
+            rows = [tried(arguments, fault, project) for fault in FAULTS]
+            again, then = run(arguments, project)
+            for row in rows:
+                print(json.dumps({**row, "again": again, "then": then[-800:]}), flush=True)
     print(json.dumps({"lies": lies_in(project)}))
 
 
 if __name__ == "__main__":
-    main()
+    {"jobs": jobs, "calls": calls}[sys.argv[3]](Path(sys.argv[1]), Path(sys.argv[2]))
