@@ -170,6 +170,15 @@ def each(world, runs, function, *arguments):
     return [function(world, run, *arguments) for run in runs]
 
 
+def selected(request, *names) -> set[tuple]:
+    """The values of these parameters that a selected test of the file asks this fixture for."""
+    return {
+        tuple(item.callspec.params[name] for name in names)
+        for item in request.session.items
+        if item.path == request.path and request.fixturename in item.fixturenames
+    }
+
+
 def on_ranks(function, cases, *arguments):
     """Case → what each of its ranks returned, in rank order. Ranks are started once for all cases of a world size."""
     found = {}

@@ -4,7 +4,6 @@ The numbers follow from the methods, and are written out as they do: L blocks an
 here: its hooks wait for futures, which the fake never fills.
 """
 
-import traceback
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +13,8 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.distributed.parity import SHAPE
+from tests.distributed.ranks import run_ranks
 from tests.distributed.test_parity import Exchanges
-from tests.forks import context
 from tokenscale.data.batches.batch import Batch
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.run import RunSettings
@@ -32,17 +31,11 @@ def exchanges(layout: LayoutSettings, rank: int) -> dict[str, int]:
     """Operation → times, in one step of one rank. Nothing is sent: what comes in are numbers that were there before."""
     dist.init_process_group("fake", rank=rank, world_size=layout.world_size, store=FakeStore())
     try:
-        rows = MICRO_STEPS
-        run = RunSettings(
-            model=MODEL,
-            sequence_length=LENGTH,
-            global_batch=rows * layout.data_parallel_size,
-            micro_batch=1,
-            layout=layout,
-        )
+        shape = {"sequence_length": LENGTH, "global_batch": MICRO_STEPS * layout.data_parallel_size, "micro_batch": 1}
+        run = RunSettings(model=MODEL, layout=layout, **shape)
         assert run.problems() == []
         trainer = Trainer(run, MODEL, World(rank, layout.world_size, 0, torch.device("cpu")), "sdpa")
-        tokens = np.random.default_rng(0).integers(0, VOCABULARY, (rows, LENGTH))
+        tokens = np.random.default_rng(0).integers(0, VOCABULARY, (MICRO_STEPS, LENGTH))
         batch = Batch(tokens, tokens, tokens.size, tokens.size, 0)
         for _ in range(2):  # the first step finds out about the module
             with Exchanges() as found:
@@ -52,12 +45,8 @@ def exchanges(layout: LayoutSettings, rank: int) -> dict[str, int]:
         dist.destroy_process_group()
 
 
-def all_of(queue, cases) -> None:
-    torch.set_num_threads(1)
-    try:
-        queue.put([exchanges(layout, rank) for layout, rank in cases])
-    except BaseException:
-        queue.put(traceback.format_exc())
+def exchanges_of(world, cases):
+    return [exchanges(layout, rank) for layout, rank in cases]
 
 
 L, M = LAYERS, MICRO_STEPS
@@ -98,16 +87,8 @@ NAMES |= {"send": "send", "receive": "recv", "tell": "broadcast"}
 
 @pytest.fixture(scope="module")
 def found():
-    queue = context.Queue()
-    process = context.Process(target=all_of, args=(queue, [case[:2] for case in CASES.values()]))
-    process.start()
-    try:
-        answer = queue.get(timeout=300)
-    finally:
-        process.join(5)
-        process.kill()
-    assert isinstance(answer, list), answer
-    return dict(zip(CASES, answer, strict=True))
+    (counts,) = run_ranks(exchanges_of, 1, [case[:2] for case in CASES.values()])
+    return dict(zip(CASES, counts, strict=True))
 
 
 @pytest.mark.parametrize("case", CASES)

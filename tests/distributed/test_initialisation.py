@@ -7,6 +7,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.distributed import parity
 from tests.distributed.parity import GPT2_PARTS, HYBRID, LAYOUTS, ONE, each, held, on_ranks, run_of, trainer_of, whole
 from tests.distributed.ranks import run_ranks
 from tokenscale.settings.registry import OBJECTIVES
@@ -16,11 +17,7 @@ from tokenscale.train.models.build import objective_of
 from tokenscale.train.parallel.sharding import local
 
 pytestmark = pytest.mark.distributed
-VARIANTS = {
-    "plain": {},
-    "GPT-2's parts": {"model": GPT2_PARTS},
-    "bf16-true": {"precision": "bf16-true"},
-}
+VARIANTS = {"plain": {}, "GPT-2's parts": {"model": GPT2_PARTS}, "bf16-true": {"precision": "bf16-true"}}
 #: what `make test` compares: an uneven share, parts of rows, and two methods at once
 DAILY = {"ddp@2", "zero1@2", "zero2@2", "tp@2", "interleaved@2", HYBRID, "zero3@3", "1f1b-tp@2x2"}
 FEW = {"zero3@3", "1f1b-tp@2x2"}
@@ -68,15 +65,8 @@ def modules_of(trainer):
 @pytest.fixture(scope="module")
 def initial(request):
     """(layout, variant) → what its ranks found, for the selected tests and for one process."""
-    selected = {
-        tuple(item.callspec.params[key] for key in ("name", "variant"))
-        for item in request.session.items
-        if item.path == request.path and "initial" in item.fixturenames
-    }
-    cases = {
-        (name, variant): run_of(LAYOUTS.get(name, ONE), **VARIANTS[variant])
-        for name, variant in sorted(selected | {("single", variant) for variant in VARIANTS})
-    }
+    chosen = parity.selected(request, "name", "variant") | {("single", variant) for variant in VARIANTS}
+    cases = {(name, variant): run_of(LAYOUTS.get(name, ONE), **VARIANTS[variant]) for name, variant in sorted(chosen)}
     return on_ranks(each, cases, initial_of)
 
 

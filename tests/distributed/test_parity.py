@@ -24,6 +24,7 @@ from tests.distributed.parity import (
     gradients,
     on_ranks,
     run_of,
+    selected,
     steps,
     trainer_of,
     whole,
@@ -32,7 +33,7 @@ from tests.distributed.ranks import run_ranks
 from tokenscale.costs.communication import bus_factor
 from tokenscale.costs.memory import exchanged_bytes
 from tokenscale.settings.layout import LayoutSettings
-from tokenscale.settings.run import OptimizerSettings
+from tokenscale.settings.run import BudgetSettings, OptimizerSettings
 from tokenscale.train.parallel import ddp, sharding
 from tokenscale.train.phase_timer import HostTimer
 from tokenscale.train.profiling import Probe
@@ -54,19 +55,13 @@ VARIANTS = {
     "products kept, the rest computed again": {"activation_checkpointing": "selective"},
     "update without the fused kernel": {"optimizer": OptimizerSettings(learning_rate=1e-3, clip_norm=0.5, fused=False)},
 }
-
-
 PRECISIONS = ("bf16", "bf16-true")
 FEW = ("zero1@2", "zero3@3", "tp@2", "interleaved@2", "zero-bubble@2", "1f1b-tp@2x2")
 #: what `make test` compares; the rest are experiments. Each method on two ranks, an uneven share, and two pairs of
 #: methods; of variants those that hold others (tied embeddings, chunks and recomputation at once)
 DAILY = {*TWO_RANKS, *FEW, HYBRID}
-DAILY_VARIANTS = {
-    TIED,
-    "grouped queries",
-    "Qwen3's attention",
-    "chunked loss of tied embeddings, blocks computed again",
-}
+DAILY_VARIANTS = {TIED, "grouped queries", "Qwen3's attention"}
+DAILY_VARIANTS |= {"chunked loss of tied embeddings, blocks computed again"}
 #: the pipelines' other schedules run the same stages
 DAILY_PRECISIONS = {"ddp@2", "zero1@2", "zero3@2", "tp@2", "1f1b@2", "zero-bubble@2", "1f1b-tp@2x2"}
 COMPRESSED = {
@@ -129,20 +124,22 @@ def daily(values, chosen):
     return [pytest.param(value, marks=() if value in chosen else pytest.mark.experiment) for value in values]
 
 
+def steps_of_budget(world, run):
+    return steps(world, run, run.budget.steps)
+
+
 @pytest.fixture(scope="module")
 def after(request):
     """Case → (losses, norms, weights) after five steps of what is plain, and after two of what else may be asked for:
     the second is the first that goes on from an update. Only cases that a selected test names, and one rank."""
-    selected = {
-        (item.callspec.params["name"], item.callspec.params["variant"])
-        for item in request.session.items
-        if item.path == request.path and "after" in item.fixturenames
+    chosen = selected(request, "name", "variant")
+    cases = {
+        case: replace(run, budget=BudgetSettings(steps=5 if case[1] == "plain" else 2))
+        for case, run in CASES.items()
+        if case[0] == "single" or case in chosen
     }
-    cases = {case: run for case, run in CASES.items() if case[0] == "single" or case in selected}
-    plain = {case: run for case, run in cases.items() if case[1] == "plain"}
-    others = {case: run for case, run in cases.items() if case not in plain}
     found = {}
-    for case, ranks in (on_ranks(each, plain, steps, 5) | on_ranks(each, others, steps, 2)).items():
+    for case, ranks in on_ranks(each, cases, steps_of_budget).items():
         losses, norms, _ = ranks[0]
         assert all(rank[:2] == (losses, norms) for rank in ranks), f"ranks of {case} differ in losses or norms"
         found[case] = losses, norms, whole([pieces for _, _, pieces in ranks])
@@ -200,16 +197,16 @@ def distance(found, expected) -> float:
     return float(np.concatenate(apart).mean())
 
 
-@pytest.mark.parametrize("micro_batch", [1, 8])
-def test_the_gradient_is_that_of_one_process(micro_batch):
+def test_the_gradient_is_that_of_one_process():
     """7 rows on 2, 3 and 4 ranks: unequal shares, and passes that have no rows on some ranks."""
     ((loss, expected),) = run_ranks(gradients, 1, run_of(micro_batch=8))
     names = ("ddp@2", "ddp@4", "zero1@2", "zero2@3", "zero3@4", HYBRID, "tp@4", "1f1b@4", "1f1b-tp@2x2", "1f1b-ddp@2x2")
-    cases = {n: run_of(LAYOUTS[n], micro_batch=micro_batch) for n in names}
+    cases = {(name, rows): run_of(LAYOUTS[name], micro_batch=rows) for name in names for rows in (1, 8)}
     for case, ranks in on_ranks(each, cases, gradients).items():
         assert sum(rank_loss for rank_loss, _ in ranks) == pytest.approx(loss, rel=1e-6)
-        for copy in range(LAYOUTS[case].data):
-            its = [pieces for rank, (_, pieces) in enumerate(ranks) if LAYOUTS[case].coordinate(rank).data == copy]
+        layout = LAYOUTS[case[0]]
+        for copy in range(layout.data):
+            its = [pieces for rank, (_, pieces) in enumerate(ranks) if layout.coordinate(rank).data == copy]
             together = whole(its)
             for name, (values, _, _) in expected.items():
                 np.testing.assert_allclose(together[name], values, err_msg=f"{case}: {name}", **TOLERANCE)
@@ -276,28 +273,36 @@ def test_plan_states_the_bytes_that_ranks_send():
         assert ranks[0] == pytest.approx(exchanged_bytes(cases[name]), rel=1e-3), name
 
 
-def gathered(world, run, limit):
-    """(operation → times, largest in values, whether each weight is the whole updated one) of ZeRO-1's gathering."""
-    ddp.BUCKET = sharding.BUCKET = limit
-    trainer = trainer_of(run, world)
-    before = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
-    for tensor in trainer.shards.tensors:
-        tensor += 1
-    with Exchanges() as counted:
-        trainer.shards.all_gather_parameters()
-    right = all(torch.equal(weight, before[name] + 1) for name, weight in trainer.model.named_parameters())
-    return counted.counts, max(size for _, size in counted.sizes) / 4, right
+#: values of a bucket → how many collectives there are at most
+BUCKETS = {1 << 25: 1, 20_000: 4, 1000: 30}
 
 
-@pytest.mark.parametrize(("limit", "most"), [(1 << 25, 1), (20_000, 4), (1000, 30)])
-def test_updated_rows_are_gathered_in_buckets(limit, most):
+def gathered(world, run):
+    """(operation → times, largest in values, whether each weight is the whole updated one) of ZeRO-1's gathering, for
+    buckets of each size."""
+    found = []
+    for ddp.BUCKET in BUCKETS:
+        sharding.BUCKET = ddp.BUCKET
+        trainer = trainer_of(run, world)
+        before = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
+        for tensor in trainer.shards.tensors:
+            tensor += 1
+        with Exchanges() as counted:
+            trainer.shards.all_gather_parameters()
+        right = all(torch.equal(weight, before[name] + 1) for name, weight in trainer.model.named_parameters())
+        found.append((counted.counts, max(size for _, size in counted.sizes) / 4, right))
+    return found
+
+
+def test_updated_rows_are_gathered_in_buckets():
     """39 parameters, of which 2 and 3 ranks share some unequally; from 1000 values on those that divide go alone."""
     cases = {name: run_of(LAYOUTS[name]) for name in ("zero1@2", "zero1@3", "tp-zero1@2x2")}
     largest = SHAPE.vocabulary_size * SHAPE.dimension
-    for name, ranks in on_ranks(each, cases, gathered, limit).items():
-        for counts, values, right in ranks:
-            assert right and counts.keys() == {"allgather_base"}, (name, counts)
-            assert counts["allgather_base"] <= most and values <= 1.1 * (limit + largest), (name, counts)
+    for name, ranks in on_ranks(each, cases, gathered).items():
+        for found in ranks:
+            for (limit, most), (counts, values, right) in zip(BUCKETS.items(), found, strict=True):
+                assert right and counts.keys() == {"allgather_base"}, (name, counts)
+                assert counts["allgather_base"] <= most and values <= 1.1 * (limit + largest), (name, counts)
 
 
 def order_of(world, run):

@@ -6,18 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.distributed.parity import (
-    GPT2_PARTS,
-    LAYOUTS,
-    LENGTH,
-    ONE,
-    SHAPE,
-    batch_of,
-    each,
-    on_ranks,
-    run_of,
-    trainer_of,
-)
+from tests.distributed import parity
+from tests.distributed.parity import GPT2_PARTS, LENGTH, ONE, SHAPE, batch_of, each, on_ranks, run_of, trainer_of
 from tokenscale.settings.layout import LayoutSettings
 from tokenscale.train.evaluation.generation import Pair, TextModel, translate
 from tokenscale.train.phase_timer import HostTimer
@@ -36,7 +26,7 @@ TOKENIZER = SimpleNamespace(
 )
 #: batches of several sentences and of one, an odd number of them, and a source that leaves no room
 PAIRS = [Pair(n, text, "") for n, text in enumerate(["a", "bc", "xy", "k", "def", "q", "ghij", "zw", "n" * LENGTH])]
-LAYOUTS = {**LAYOUTS, "1f1b-tp-zero3@2x2x2": LayoutSettings(pipeline=2, tensor=2, shard=2)}
+LAYOUTS = {**parity.LAYOUTS, "1f1b-tp-zero3@2x2x2": LayoutSettings(pipeline=2, tensor=2, shard=2)}
 #: what `make test` compares: each way to split a model, and pairs of them
 DAILY = {"ddp@2", "zero2@2", "tp@2", "1f1b@2", "interleaved@2", "1f1b-tp@2x2", "1f1b-zero3@2x2"}
 #: experiments: uneven shares, other pairs and all three. Other numbers of ranks and schedules: make long-test
@@ -68,14 +58,9 @@ def translations(world, run):
 @pytest.fixture(scope="module")
 def found(request):
     """(layout, model) → (data rank, before, after, loss) of each rank, of the cases that a selected test names."""
-    names = {item.callspec.params["name"] for item in request.session.items if item.path == request.path}
-    layouts = {"single": ONE} | {name: LAYOUTS[name] for name in names}
-    cases = {
-        (name, shape): run_of(layout, model=shape, seed=1)
-        for name, layout in layouts.items()
-        for shape in (LLAMA, GPT2)
-    }
-    return on_ranks(each, cases, translations)
+    layouts = {"single": ONE} | {name: LAYOUTS[name] for (name,) in parity.selected(request, "name")}
+    runs = {(n, shape): run_of(layout, model=shape, seed=1) for n, layout in layouts.items() for shape in (LLAMA, GPT2)}
+    return on_ranks(each, runs, translations)
 
 
 @pytest.mark.parametrize("shape", [LLAMA, GPT2], ids=["llama", "gpt2"])

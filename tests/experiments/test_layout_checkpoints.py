@@ -13,13 +13,8 @@ from tests.distributed.parity import HYBRID, LAYOUTS, ONE, batch_of, each, held,
 from tests.distributed.ranks import run_ranks, train_rank
 from tokenscale.base.files import read_json
 from tokenscale.runs.records.provenance import read_sealed
-from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.run import (
-    CheckpointSettings,
-    RunSettings,
-    ValidationSettings,
-)
+from tokenscale.settings.run import CheckpointSettings, RunSettings, ValidationSettings
 from tokenscale.train.checkpoint import Checkpoint, State, commit, write_rank
 from tokenscale.train.phase_timer import HostTimer
 
@@ -56,18 +51,8 @@ def test_a_checkpoint_of_one_layout_loads_in_every_other_to_the_last_bit(tmp_pat
     written = on_ranks(each, {name: run_of(layouts[name]) for name in writers}, write_seed, tmp_path)
     written = {layouts[name].method: whole(ranks) for name, ranks in written.items()}
     folders = [tmp_path / method for method in written]
-    names = (
-        "single",
-        "ddp@2",
-        "zero1@2",
-        "zero2@4",
-        "zero3@3",
-        HYBRID,
-        "tp@2",
-        "gpipe@4",
-        "interleaved@2",
-        "1f1b-tp@2x2",
-    )
+    names = ("single", "ddp@2", "zero1@2", "zero2@4", "zero3@3", HYBRID, "tp@2")
+    names += ("gpipe@4", "interleaved@2", "1f1b-tp@2x2")
     readers = {name: run_of(layouts[name]) for name in names}
     for reader, ranks in on_ranks(each, readers, read_seeds, folders).items():
         for writer, expected in written.items():
@@ -80,7 +65,7 @@ def test_a_checkpoint_of_one_layout_loads_in_every_other_to_the_last_bit(tmp_pat
                     np.testing.assert_array_equal(values, expected["model." + name], err_msg=f"{writer}: {name}")
 
 
-STEPS = 12
+STEPS = 8
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +81,7 @@ def training_of(layout, resume_from=None) -> RunSettings:
         document_mask=True,
         micro_batch=1,
         layout=layout,
-        validation=ValidationSettings(rows=5, every=6, accuracy=True),
+        validation=ValidationSettings(rows=5, every=4, accuracy=True),
         checkpoints=CheckpointSettings(every=2, keep_last=9, keep_resume_state=True, final=True),
         resume_from=resume_from,
     )
@@ -117,14 +102,8 @@ def test_a_run_goes_on_in_other_layouts_with_the_same_samples_and_losses(lab, tm
     expected, held_out = trained(lab, tmp_path / "whole", training_of(ONE))
     assert list(expected) == list(range(STEPS))
     before = None
-    for begins, layout in {
-        0: LAYOUTS["zero3@2"],
-        2: LAYOUTS["1f1b@2"],
-        4: ONE,
-        6: LAYOUTS["1f1b-tp@2x2"],
-        8: LayoutSettings(data=2),
-        10: LAYOUTS["tp-zero3@2x2"],
-    }.items():
+    for begins, name in {0: "zero3@2", 2: "1f1b-tp@2x2", 4: "ddp@2", 6: "tp-zero3@2x2"}.items():
+        layout = LAYOUTS[name]
         directory = tmp_path / f"{layout.method}-{layout.world_size}"
         found, validation = trained(lab, directory, training_of(layout, before and str(before)))
         assert list(found) == list(range(begins, STEPS))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.distributed.parity import LAYOUTS, SHAPE, on_ranks, run_of, trainer_of
+from tests.distributed.parity import GPT2_PARTS, LAYOUTS, SHAPE, each, on_ranks, run_of, trainer_of
 from tokenscale.costs.memory import memory
 from tokenscale.data.batches.batch import Batch
 from tokenscale.data.order.permutation import rank_slots
@@ -18,9 +18,7 @@ from tokenscale.train.profiling import Probe
 
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(20), pytest.mark.distributed]
 PARTS = ("parameters", "gradients", "optimizer", "activations")
-GPT2 = replace(
-    SHAPE, norm="layer", positions="learned", maximum_positions=30, activation="gelu", biases=True, tied_embeddings=True
-)
+GPT2 = replace(GPT2_PARTS, maximum_positions=30)
 DROPPED = replace(SHAPE, dropout=0.1)
 FOUR = {"zero2": LayoutSettings(shard=4, sharding="zero2"), "1f1b": LayoutSettings(pipeline=4)}
 CASES = {
@@ -93,11 +91,7 @@ CASES = {
 }
 
 
-def measured(world, runs):
-    return [measured_in(world, run) for run in runs]
-
-
-def measured_in(world, run):
+def measured(world, run):
     place, layout = run.layout.coordinate(world.rank), run.layout
     rows = len(rank_slots(run.global_batch, place.data_rank, layout.data_parallel_size))
     tokens = np.random.default_rng(rows).integers(0, run.model.vocabulary_size, (rows, run.sequence_length))
@@ -115,7 +109,7 @@ def measured_in(world, run):
 @pytest.fixture(scope="module")
 def found():
     """Case → what each of its ranks measured. Ranks are started once for all cases of a world size."""
-    return on_ranks(measured, CASES)
+    return on_ranks(each, CASES, measured)
 
 
 @pytest.mark.parametrize("case", CASES)
