@@ -147,7 +147,7 @@ def counting_backend() -> Iterator[Counter]:
         yield found
 
 
-def count(run: RunSettings, kernel: str, world: World, steps: int = 3) -> Counts:
+def count(run: RunSettings, kernel: str, world: World, steps: int = 2) -> Counts:
     eager, forward = set(), Block.forward
 
     def observed(block: Block, *arguments: object) -> torch.Tensor:
@@ -207,5 +207,5 @@ def _return_bucket(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.f
 def count_case(layout: str, checkpointing: str, mask: str, precision: str) -> Counts:
     run = run_of(layout, checkpointing, mask, precision)
     with world_of(run.layout.world_size) as world:
-        # flex, whose graph makes all scores on a CPU, is slow: two micro-batches show what three steps would
-        return count(run, "sdpa" if mask == "row" else mask, world, steps=1 if mask == "flex" else 3)
+        # flex, whose graph makes all scores on a CPU, is slow: two micro-batches show what two steps would
+        return count(run, "sdpa" if mask == "row" else mask, world, steps=1 if mask == "flex" else 2)

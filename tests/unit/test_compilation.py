@@ -38,33 +38,46 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def choose_cases():
-    levels = (CHECKPOINTING, MASKS, PRECISIONS)
-    daily = {
-        (layout, CHECKPOINTING[(n + 2) % 3], ("row", "sdpa", "varlen")[n // 3 % 3], PRECISIONS[n % 4])
-        for n, layout in enumerate(LAYOUTS)
-    }
-    daily.add(("single", "selective", "flex", "bf16"))
-    sometimes = {
-        (layout, *(names[(k + shift * n) % len(names)] for shift, names in enumerate(levels, 1)))
-        for n, layout in enumerate(LAYOUTS)
-        for k in range(4)
-    }
-    for case in CASES:
-        marks = () if case in daily else pytest.mark.experiment if case in sometimes else pytest.mark.long
-        yield pytest.param(*case, marks=marks, id="-".join(case))
+#: each layout once, with any of the others in turn; and the one mask that makes scores on a CPU
+DAILY = [
+    (layout, CHECKPOINTING[(n + 2) % 3], ("row", "sdpa", "varlen")[n // 3 % 3], PRECISIONS[n % 4])
+    for n, layout in enumerate(LAYOUTS)
+] + [("single", "selective", "flex", "bf16")]
+#: each layout with two others: all masks, modes and number formats
+SOMETIMES = {
+    (layout, CHECKPOINTING[(k + n) % 3], MASKS[(k + 2 * n) % 4], PRECISIONS[(k + 3 * n) % 4])
+    for n, layout in enumerate(LAYOUTS)
+    for k in (0, 1)
+}
 
 
-@pytest.mark.parametrize("layout, checkpointing, mask, precision", list(choose_cases()))
-def test_all_blocks_share_one_graph_and_the_loss_has_one(layout, checkpointing, mask, precision):
-    found = count_case(layout, checkpointing, mask, precision)
+def check(case):
+    layout, _, mask, _ = case
+    found = count_case(*case)
     loss = LAYOUTS[layout].pipeline == 1  # else another rank's
-    assert found.eager == found.breaks == 0
-    assert found.blocks == 12 and found.calls == 12 + loss
+    assert found.eager == found.breaks == 0, case
+    assert found.blocks == 12 and found.calls == 12 + loss, case
     # lengths of documents differ between batches: varlen's second graph takes any
-    assert found.recompiles == (mask == "varlen") and found.graphs == 1 + loss + found.recompiles
+    assert found.recompiles == (mask == "varlen") and found.graphs == 1 + loss + found.recompiles, case
     counts = {"graphs": found.graphs, "recompiles": found.recompiles}
-    assert found.record == counts | {"graph_breaks": 0, "blocks": 12, "eager_blocks": 0}
+    assert found.record == counts | {"graph_breaks": 0, "blocks": 12, "eager_blocks": 0}, case
+
+
+@pytest.mark.parametrize("case", DAILY, ids="-".join)
+def test_all_blocks_share_one_graph_and_the_loss_has_one(case):
+    check(case)
+
+
+@pytest.mark.experiment
+@pytest.mark.parametrize("case", sorted(SOMETIMES - {*DAILY}), ids="-".join)
+def test_all_blocks_share_one_graph_with_other_masks_and_number_formats(case):
+    check(case)
+
+
+@pytest.mark.long
+def test_all_blocks_share_one_graph_in_any_combination():
+    for case in sorted({*CASES} - SOMETIMES - {*DAILY}):
+        check(case)
 
 
 @pytest.mark.parametrize(
@@ -115,28 +128,37 @@ def test_graph_breaks_and_blocks_beyond_the_limit_of_recompiles_are_counted():
     assert counts["graphs"] == 2 and counts["graph_breaks"] > 0  # Dynamo counts frame by frame
 
 
-def gradients(world, run, compiled):
-    """Sum of losses, gradients and counts of a step, of graphs that are made functional and differentiated."""
+def gradients(world, run):
+    """Sum of losses, gradients and counts of an eager and of a compiled step, of graphs that are made functional and
+    differentiated.
+    """
     from torch._dynamo.backends.debugging import aot_eager
 
-    with inductor_replaced(aot_eager):
-        trainer = Trainer(replace(run, compile=compiled), run.model, world, "sdpa")
-        batch = batch_of(run, 3)
-        done = trainer.step(batch, torch.tensor(2.0 * batch.useful_tokens), 1e-3, HostTimer())
-        counts = trainer.parallel.compilation.counts() if compiled else {}
-        assert torch._dynamo.config.optimize_ddp, "of others who compile in this process"
-    pieces = {name: piece.tensor.detach().float().numpy() for name, piece in trainer.pieces(resume=False).items()}
-    return done.loss_sum.item(), done.norm.item(), pieces, counts
+    found = []
+    for compiled in (False, True):
+        with inductor_replaced(aot_eager):
+            trainer = Trainer(replace(run, compile=compiled), run.model, world, "sdpa")
+            batch = batch_of(run, 3)
+            done = trainer.step(batch, torch.tensor(2.0 * batch.useful_tokens), 1e-3, HostTimer())
+            counts = trainer.parallel.compilation.counts() if compiled else {}
+            assert torch._dynamo.config.optimize_ddp, "of others who compile in this process"
+        pieces = {name: piece.tensor.detach().float().numpy() for name, piece in trainer.pieces(resume=False).items()}
+        found.append((done.loss_sum.item(), done.norm.item(), pieces, counts))
+    return found
 
 
 @pytest.mark.parametrize(
-    "layout", [*(pytest.param(name, marks=pytest.mark.experiment) for name in ("tp", "ddp")), "zero3"]
+    "layout, checkpointing",
+    [
+        ("zero3", "selective"),
+        pytest.param("ddp", "block", marks=pytest.mark.experiment),
+        pytest.param("tp", "none", marks=pytest.mark.experiment),
+    ],
 )
-def test_compiled_ranks_compute_what_eager_ranks_do(layout):
+def test_compiled_ranks_compute_what_eager_ranks_do(layout, checkpointing):
     """Collectives of tensor parallelism are part of the graphs: between two real ranks."""
-    run = run_of(layout, "selective", "sdpa", "fp32")
-    eager, compiled = (run_ranks(gradients, 2, run, compiled) for compiled in (False, True))
-    for (loss, norm, weights, counts), (right, right_norm, right_weights, _) in zip(compiled, eager, strict=True):
+    run = run_of(layout, checkpointing, "sdpa", "fp32")
+    for (right, right_norm, right_weights, _), (loss, norm, weights, counts) in run_ranks(gradients, 2, run):
         assert loss == pytest.approx(right, rel=1e-6) and norm == pytest.approx(right_norm, rel=1e-5)
         for name, values in right_weights.items():
             torch.testing.assert_close(torch.from_numpy(weights[name]), torch.from_numpy(values), rtol=1e-4, atol=1e-5)
