@@ -156,9 +156,8 @@ def test_a_run_that_its_model_cannot_hold_is_told_before_it_starts():
     assert problem[0] == "attention"
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_hold_together(name):
-    assert PRESETS[name].problems() == [] and PRESETS[name].name == name
+def test_presets_hold_together():
+    assert all(shape.problems() == [] and shape.name == name for name, shape in PRESETS.items())
 
 
 # -- models of transformers

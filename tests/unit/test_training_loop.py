@@ -133,8 +133,11 @@ def test_a_run_without_labels_ends_and_is_not_complete(tmp_path, capsys, budget,
     assert read_json(tmp_path / "run/run.json")["outcome"] == {"status": "running"}
 
 
-@pytest.mark.parametrize("approach", ["packed", "padded", "padding-free", "pretokenized-padded", "token-list"])
-@pytest.mark.parametrize(("rows", "repeats"), [(600, True), (6, False)])
+@pytest.mark.parametrize(
+    "approach, rows, repeats",
+    [(name, 600, True) for name in ("packed", "padded", "padding-free", "pretokenized-padded", "token-list")]
+    + [("packed", 6, False)],
+)
 def test_batches_larger_than_the_data_are_named(lab, tmp_path, capsys, approach, rows, repeats):
     off = {"validation": ValidationSettings(rows=0), "budget": BudgetSettings(steps=1)}
     run = small_run(approach, global_batch=rows, micro_batch=rows, schedule=ScheduleSettings(warmup_steps=0), **off)
