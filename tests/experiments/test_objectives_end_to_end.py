@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.corpora import Lab, make_run
+from tests.corpora import Lab, make_run, small_run
 from tokenscale.base.files import read_json
 from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.run import BudgetSettings, OptimizerSettings, ScheduleSettings, ValidationSettings
+from tokenscale.settings.run import OptimizerSettings, ScheduleSettings, ValidationSettings
 from tokenscale.train.loop import train
 from tokenscale.train.parallel.world import World
 
@@ -57,17 +57,9 @@ def lab(tmp_path_factory):
 def test_validation_loss_falls(lab, tmp_path, case):
     if "BERT" in case:
         pytest.importorskip("transformers")
-    settings = {
-        "model": MICRO,
-        "global_batch": 8,
-        "micro_batch": 4,
-        "budget": BudgetSettings(steps=30),
-        "schedule": ScheduleSettings(warmup_steps=3),
-        "optimizer": OptimizerSettings(learning_rate=1e-2),
-        "validation": ValidationSettings(rows=16),
-        "masking": replace(make_run("packed", T).masking, share=0.15),
-    } | CASES[case]
-    run = replace(make_run(settings.pop("approach", "packed"), T), **settings)
+    settings = {"global_batch": 8, "micro_batch": 4, "masking": replace(make_run("packed", T).masking, share=0.15)}
+    settings |= {"schedule": ScheduleSettings(warmup_steps=3), "optimizer": OptimizerSettings(learning_rate=1e-2)}
+    run = small_run(steps=30, validation=ValidationSettings(rows=16), **settings | CASES[case])
     assert run.problems() == []
     train(run, lab.inputs(run), tmp_path, WORLD)
     record = read_json(tmp_path / "run.json", "record")

@@ -1,9 +1,15 @@
-"""The small workflow at each of its stages, built once for all that inject faults into it."""
+"""What all that inject faults share: texts and stores for trainings, and the small workflow at each of its stages."""
 
 import pytest
 
+from tests.corpora import words_lab
 from tests.faults.kills import Lab
 from tests.once import once
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory):
+    return words_lab(tmp_path_factory.mktemp("lab"), 120)
 
 
 @pytest.fixture(scope="session")

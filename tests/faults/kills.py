@@ -243,16 +243,17 @@ def strike(kill: Kill, usual_s: float, running: forked.Started, jobs: Path, pick
         return sorted(job for job in left(jobs) if victim_of(arguments_of(jobs)[job]) == kill.victim)
 
     number = getattr(signal, kill.signal)
-    until(meant, lambda: running.alive)
+    if not until(meant, lambda: running.alive):
+        return False
     time.sleep(kill.moment * usual_s)
     others = left(jobs)
     if not (still := meant()):
         return False
-    if kill.victim == "everything":
-        os.killpg(running.pid, number)
-        send(number, others)
-        return True
-    return send(number, [pick.choice(still)])
+    if kill.victim != "everything":
+        return send(number, [pick.choice(still)])
+    os.killpg(running.pid, number)
+    send(number, others)
+    return True
 
 
 def send(number: int, jobs: list[int]) -> bool:

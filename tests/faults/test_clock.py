@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from tests.faults.test_resume import interrupted, lab, run_of, series  # noqa: F401
+from tests.faults.test_resume import interrupted, run_of, series
 from tokenscale.analysis.ingest import one_run
 from tokenscale.runs.records import events
 from tokenscale.train.loop import train
@@ -41,7 +41,7 @@ def rows_of(run, folder):
     return made, made["runs"].to_pylist()[0]
 
 
-def test_a_training_goes_on_and_its_times_stay_in_order(lab, tmp_path, clock, monkeypatch):  # noqa: F811
+def test_a_training_goes_on_and_its_times_stay_in_order(lab, tmp_path, clock, monkeypatch):
     run = run_of()
     inputs = lab.inputs(run)
     train(run, inputs, tmp_path / "whole", ALONE)
@@ -70,7 +70,7 @@ def test_a_training_goes_on_and_its_times_stay_in_order(lab, tmp_path, clock, mo
     assert len(times) > 100 and min(times) >= 0
 
 
-def test_the_next_attempt_is_not_taken_for_a_second_one_at_the_same_time(lab, tmp_path, clock):  # noqa: F811
+def test_the_next_attempt_is_not_taken_for_a_second_one_at_the_same_time(lab, tmp_path, clock):
     run = run_of()
     inputs = lab.inputs(run)
     folder = tmp_path / "runs" / run.identity

@@ -139,21 +139,27 @@ class Machine:
         return found
 
 
-def in_bucket(end: str):
-    """A function: whether the bucket has an object of this end for the run that is cut."""
-    return lambda: any(key.endswith(end) for key in cloud.open_bucket("s3://rented/cut").list("runs/"))
+def stage(project: Project, prefix: str) -> None:
+    with contextlib.chdir(project.root):
+        list(cloud.stage(f"s3://rented/{prefix}", "rented", 1, load_config()))
+
+
+def objects(prefix: str) -> dict[str, bytes]:
+    """Key → content of all objects below a prefix."""
+    bucket = cloud.open_bucket(f"s3://rented/{prefix}")
+    return {key: bucket.read(key) for key in bucket.list()}
 
 
 def check_ended(run: Path, folder: Path) -> None:
     """A finished run in the bucket: complete, with weights, without resume states, and as its seal says."""
-    bucket = cloud.open_bucket("s3://rented/cut")
-    keys = {key.partition(f"{run.name}/")[2] for key in bucket.list() if key.startswith("runs/")}
+    found = objects("cut")
+    keys = {key.partition(f"{run.name}/")[2] for key in found if key.startswith("runs/")}
     assert keys >= {f"attempt={number:02d}/rank=00000/steps.jsonl" for number in range(3)}
     assert keys >= {"run.json", "done.json", "checkpoints/final/checkpoint.json"}
     assert not [key for key in keys if "step=" in key]
-    for key in bucket.list():
+    for key, data in found.items():
         (folder / key).parent.mkdir(parents=True, exist_ok=True)
-        (folder / key).write_bytes(bucket.read(key))
+        (folder / key).write_bytes(data)
     assert [finding.what for finding in verify_results(folder)[0] if not finding.note] == []
     check_for_secrets(folder)
 
@@ -169,20 +175,19 @@ def test_a_killed_worker_goes_on_in_an_empty_folder_and_the_report_is_built_from
 ):
     environment = environment | {"PYTHONPATH": str(project.root / "src")}
     for prefix in ("whole", "cut"):
-        with contextlib.chdir(project.root):
-            list(cloud.stage(f"s3://rented/{prefix}", "rented", 1, load_config()))
+        stage(project, prefix)
     whole = Machine(tmp_path / "whole", "whole", environment)
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "hold").touch()
     first = Machine(tmp_path / "first", "cut", environment)
     try:
-        first.wait_for(in_bucket("/step=00000008/checkpoint.json"))
+        first.wait_for(lambda: any(key.endswith("/step=00000008/checkpoint.json") for key in objects("cut")))
     finally:
         first.kill()
     whole.wait()
     second = Machine(tmp_path / "second", "cut", environment)
-    second.wait_for(in_bucket("attempt=01/rank=00000/events.jsonl"))
+    second.wait_for(lambda: any("attempt=01/rank=00000/events" in key for key in objects("cut")))
     second.stop()
     assert first_step(second.run / "attempt=01") == 8, "it went on, and did not begin anew"
     third = Machine(tmp_path / "third", "cut", environment)

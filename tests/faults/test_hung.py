@@ -10,7 +10,7 @@ import pytest
 
 from tests import served
 from tests.distributed.ranks import run_ranks
-from tests.faults.test_resume import first_step, lab, launch, run_of, series, start, wait_for  # noqa: F401
+from tests.faults.test_resume import first_step, launch, run_of, series, start, wait_for
 from tokenscale.runs.launch.failure_hints import describe_hang
 from tokenscale.settings.run import BudgetSettings, CheckpointSettings
 from tokenscale.train.loop import Training
@@ -31,7 +31,7 @@ def one_rank(world, run, inputs, directory):
     training.run()
 
 
-def test_the_rank_that_hangs_is_named_with_its_stack_and_the_others_as_waiting(lab, tmp_path):  # noqa: F811
+def test_the_rank_that_hangs_is_named_with_its_stack_and_the_others_as_waiting(lab, tmp_path):
     run = run_of(world_size=2)
     with pytest.raises(AssertionError, match=f"exit code {CODE}"):
         run_ranks(one_rank, 2, run, lab.inputs(run), tmp_path)
@@ -53,7 +53,7 @@ def rank_of(process: int) -> str:
     return found["RANK"]
 
 
-def test_a_rank_that_is_stopped_and_continued_costs_only_that_time(lab, tmp_path):  # noqa: F811
+def test_a_rank_that_is_stopped_and_continued_costs_only_that_time(lab, tmp_path):
     """Nothing gives up meanwhile: losses and samples are those of an undisturbed run, in one attempt."""
     run = run_of(world_size=2, budget=BudgetSettings(steps=60), checkpoints=CheckpointSettings(every=10), device="cpu")
     start(run, lab.inputs(run), tmp_path / "whole")
@@ -78,7 +78,7 @@ def test_a_rank_that_is_stopped_and_continued_costs_only_that_time(lab, tmp_path
     assert longest > PAUSE - 1, "the pause is in the log"
 
 
-def test_a_process_that_is_stopped_is_named_and_the_run_goes_on_when_started_again(lab, tmp_path):  # noqa: F811
+def test_a_process_that_is_stopped_is_named_and_the_run_goes_on_when_started_again(lab, tmp_path):
     """As where a node's disk does not answer: such a rank can say nothing itself."""
     site = tmp_path / "machine.toml"
     site.write_text('name = "small"\nhang_s = 8\n')

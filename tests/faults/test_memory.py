@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.faults.test_hung import children, rank_of
-from tests.faults.test_resume import first_step, lab, launch, launched, run_of, series, start, wait_for  # noqa: F401
+from tests.faults.test_resume import first_step, launch, launched, run_of, series, start, wait_for
 from tokenscale.cli import main as cli
 from tokenscale.cli.main import translate_error
 from tokenscale.settings.run import BudgetSettings, CheckpointSettings
@@ -49,7 +49,7 @@ def test_a_gpu_s_memory_is_told_as_such_and_other_errors_are_not():
     assert translate_error(ValueError("remember")) is None
 
 
-def test_a_rank_without_memory_says_so_and_the_run_then_goes_on(lab, tmp_path, monkeypatch, capsys):  # noqa: F811
+def test_a_rank_without_memory_says_so_and_the_run_then_goes_on(lab, tmp_path, monkeypatch, capsys):
     run = run_of(device="cpu")
     inputs = lab.inputs(run)
     step = Training.step
@@ -72,7 +72,7 @@ def test_a_rank_without_memory_says_so_and_the_run_then_goes_on(lab, tmp_path, m
     assert first_step(tmp_path / "cut/attempt=01") == 6
 
 
-def test_a_rank_that_the_kernel_kills_is_told_as_such_and_the_run_goes_on(lab, tmp_path):  # noqa: F811
+def test_a_rank_that_the_kernel_kills_is_told_as_such_and_the_run_goes_on(lab, tmp_path):
     """The out-of-memory killer sends SIGKILL to one process, the largest: launcher and other ranks live on."""
     run = run_of(world_size=2, budget=BudgetSettings(steps=60), checkpoints=CheckpointSettings(every=4), device="cpu")
     process = launch(lab, run, tmp_path / "cut")

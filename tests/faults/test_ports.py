@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.test_resume import lab, run_of  # noqa: F401
+from tests.faults.test_resume import run_of
 from tokenscale.runs.launch import ranks
 from tokenscale.runs.launch.start import start_run
 from tokenscale.settings.run import CheckpointSettings, ValidationSettings
@@ -67,7 +67,7 @@ def watched(argv: list[str], folder: Path, **variables: str) -> tuple[set[str], 
 
 
 @pytest.mark.parametrize("starter", ["here", "torchrun"])
-def test_the_ranks_of_a_run_listen_on_the_loopback_interface_alone(lab, tmp_path, starter):  # noqa: F811
+def test_the_ranks_of_a_run_listen_on_the_loopback_interface_alone(lab, tmp_path, starter):
     run = run_of(world_size=2, device="cpu", validation=ValidationSettings(rows=0), checkpoints=CheckpointSettings())
     manifest = lab.store(run.store) / "manifest.json"
     code = f"""
@@ -95,7 +95,7 @@ def test_ranks_that_a_user_starts_by_torchrun_open_no_port_of_their_own(tmp_path
     assert len({where.split()[1] for where in seen if where}) == (0 if variables else 1), seen
 
 
-def test_ranks_meet_elsewhere_and_where_they_cannot_the_next_call_trains(lab, tmp_path, monkeypatch, capfd):  # noqa: F811
+def test_ranks_meet_elsewhere_and_where_they_cannot_the_next_call_trains(lab, tmp_path, monkeypatch, capfd):
     """Between the choice of a port and the start of the ranks seconds pass."""
     run = run_of(world_size=2, device="cpu", validation=ValidationSettings(rows=0), checkpoints=CheckpointSettings())
     manifests, folder = {"store": lab.store(run.store) / "manifest.json"}, tmp_path / run.identity

@@ -4,13 +4,12 @@
 """
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.corpora import Lab, make_corpus, make_run
+from tests.corpora import Lab, make_corpus, small_run
 from tests.faults.powercut import Recording, lay
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import canonical_json, read_json, sha256_file, sha256_text
@@ -21,15 +20,13 @@ from tokenscale.data.stores.writing import merge_store, write_store
 from tokenscale.runs.launch.attempts import Identity, prepare_attempt, write_done_file
 from tokenscale.runs.records.provenance import read_sealed
 from tokenscale.settings.data import CorpusSettings, SourceSettings, StoreSettings
-from tokenscale.settings.presets import PRESETS
-from tokenscale.settings.run import BudgetSettings, CheckpointSettings, ScheduleSettings, ValidationSettings
+from tokenscale.settings.run import CheckpointSettings, ScheduleSettings, ValidationSettings
 from tokenscale.train.checkpoint import Checkpoint
 from tokenscale.train.loop import train
 from tokenscale.train.parallel.world import World
 
 TEXTS = [f"{number} words of a text, {'again ' * (number % 9)}" for number in range(60)]
 OTHER_TEXTS = [f"another text {number}" for number in range(50)]
-STORES = ("padded-sequence_length=32", "token-list", "packed-sequence_length=32")
 
 
 def files_of(value) -> list[dict]:
@@ -64,9 +61,7 @@ def broken(folder: Path) -> list[str]:
         try:
             json.loads(path.read_text())
         except ValueError:
-            found.append(f"{path} is no JSON")
-    if found:
-        return found
+            return [f"{path} is no JSON"]
     for path in folder.rglob("*manifest.json"):
         if "checkpoints" not in path.parts:
             found += broken_manifest(path)
@@ -115,11 +110,10 @@ def build_corpora(folder: Path, lab: Lab) -> None:
 
 def build_stores(folder: Path, lab: Lab) -> None:
     """A store of each format, each a second time from another corpus, a store in two parts, a folder with an index."""
-    other = Lab(lab.directory / "other", OTHER_TEXTS) if not (lab.directory / "other").exists() else None
-    for name in STORES:
-        for corpus, tokenizer in ((lab.corpus, lab.tokenizer), (lab.directory / "other/corpus", lab.tokenizer)):
-            write_store(StoreSettings.parse(name), corpus, tokenizer, folder / name)
-    assert other is None or other.corpus.is_dir()
+    other = Lab(lab.directory / "other", OTHER_TEXTS)
+    for name in ("padded-sequence_length=32", "token-list", "packed-sequence_length=32"):
+        for corpus in (lab.corpus, other.corpus):
+            write_store(StoreSettings.parse(name), corpus, lab.tokenizer, folder / name)
     store = StoreSettings.parse("token-list")
     for number in range(2):
         write_store(store, lab.corpus, lab.tokenizer, folder / f"two/parts/{number:05d}", part=(number, 2))
@@ -131,16 +125,9 @@ def build_stores(folder: Path, lab: Lab) -> None:
 
 
 def train_run(folder: Path, lab: Lab) -> None:
-    run = replace(
-        make_run("packed", 32),
-        model=PRESETS["llama-micro"],
-        global_batch=2,
-        micro_batch=2,
-        budget=BudgetSettings(steps=4),
-        schedule=ScheduleSettings(warmup_steps=1),
-        validation=ValidationSettings(rows=2, every=1),
-        checkpoints=CheckpointSettings(every=2, keep_last=1, best=True, final=True),
-    )
+    asked = {"validation": ValidationSettings(rows=2, every=1), "schedule": ScheduleSettings(warmup_steps=1)}
+    keep = CheckpointSettings(every=2, keep_last=1, best=True, final=True)
+    run = small_run(steps=4, global_batch=2, checkpoints=keep, **asked)
     directory, identity = folder / run.identity, Identity({"code": "a"}, {"store": "b"})
     inputs = lab.inputs(run)
     number = prepare_attempt(directory, run, identity)

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.faults.test_resume import lab, run_of, wait_for  # noqa: F401
+from tests.faults.test_resume import run_of, wait_for
 from tokenscale.cli.main import main
 from tokenscale.settings.run import BudgetSettings, CheckpointSettings, ValidationSettings
 
@@ -20,7 +20,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def test_the_next_call_makes_what_an_undisturbed_one_makes(lab, tmp_path, capsys):  # noqa: F811
+def test_the_next_call_makes_what_an_undisturbed_one_makes(lab, tmp_path, capsys):
     """The recorded process outlives the command that is killed: the next one waits for its end."""
     none = {"validation": ValidationSettings(rows=0), "checkpoints": CheckpointSettings()}
     run = run_of(labels="stream", packing="concatenate", device="cpu", budget=BudgetSettings(steps=6), **none)

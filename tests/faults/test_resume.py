@@ -19,7 +19,7 @@ import torch
 
 import tokenscale
 from tests import served
-from tests.corpora import small_run, words_lab
+from tests.corpora import small_run
 from tests.distributed.ranks import run_ranks, train_rank
 from tests.logs import read_steps, series
 from tokenscale.base.errors import UserError
@@ -43,11 +43,6 @@ from tokenscale.train.resume import Checkpoints
 
 STEPS = 12
 ALONE = World(0, 1, 0, torch.device("cpu"))
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    return words_lab(tmp_path_factory.mktemp("lab"), 120)
 
 
 def run_of(approach="packed", world_size=1, **changes) -> RunSettings:

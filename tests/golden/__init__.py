@@ -20,8 +20,6 @@ import torch
 from tokenscale.base.files import pretty_json, read_json, sha256_file, sha256_text
 from tokenscale.parity.golden.reading import Curve
 from tokenscale.parity.golden.verdict import DIVERGED, judge
-from tokenscale.settings.config import load_config
-from tokenscale.settings.experiments import SCALES
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
@@ -34,15 +32,6 @@ PACKAGES = ("torch", "numpy", "pyarrow", "tokenizers", "gigatoken", "mistral-com
 ROUNDING = 2**-22
 #: the same between processors
 OTHER_PROCESSOR = 1e-5
-
-
-def list_run_ids() -> dict[str, dict[str, list[str]]]:
-    """Return scale → experiment → ids of its runs, in the order of the run table."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for scale in SCALES:
-        config = load_config("config/config.yaml", root=ROOT, overrides={"scale": scale})
-        found[scale] = {name: [run.run_id for run in config.runs(name)] for name in sorted(config.at_scale)}
-    return found
 
 
 def describe_demo(results: Path) -> dict[str, Any]:

@@ -7,10 +7,17 @@ experiments/test_figures.py and unit/test_report_evidence.py.
 import pytest
 
 from tests import golden
+from tokenscale.settings.config import load_config
+from tokenscale.settings.experiments import SCALES
 
 
 def test_ids_of_all_runs():
-    golden.compare("run_ids", golden.list_run_ids())
+    """Scale → experiment → ids of its runs, in the order of the run table."""
+    found = {}
+    for scale in SCALES:
+        config = load_config("config/config.yaml", root=golden.ROOT, overrides={"scale": scale})
+        found[scale] = {name: [run.run_id for run in config.runs(name)] for name in sorted(config.at_scale)}
+    golden.compare("run_ids", found)
 
 
 def test_demo():

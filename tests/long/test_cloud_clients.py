@@ -78,7 +78,7 @@ def test_skypilot_reads_its_task(clients, tmp_path):
 
 
 def test_the_body_of_modals_function_trains_the_staged_runs(clients, project, environment, tmp_path):  # noqa: F811
-    stage(project, "modal", 1)
+    stage(project, "modal")
     (packages,) = clients.parents[1].glob("lib/python*/site-packages")
     (tmp_path / "driver.py").write_text(MODAL)
     command = [sys.executable, str(tmp_path / "driver.py"), str(packages), str(ROOT / "cloud")]

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.conftest import lab  # noqa: F401
 from tests.faults.test_hung import children
-from tests.faults.test_resume import interrupted, lab, launch, run_of, series, start  # noqa: F401
+from tests.faults.test_resume import interrupted, launch, run_of, series, start
 from tests.long import logs
 from tokenscale.runs.records.provenance import read_sealed
 from tokenscale.settings.run import BudgetSettings, CheckpointSettings, ValidationSettings
