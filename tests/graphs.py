@@ -9,7 +9,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -55,22 +55,6 @@ CHECKPOINTING = ("none", "block", "selective")
 MASKS = ("row", "sdpa", "flex", "varlen")
 PRECISIONS = ("fp32", "bf16", "fp16", "bf16-true")
 CASES = tuple(itertools.product(LAYOUTS, CHECKPOINTING, MASKS, PRECISIONS))
-
-
-@dataclass(frozen=True)
-class Counts:
-    """`graphs`: all that were compiled. `calls`: graphs that a forward pass runs, blocks and loss together.
-    `breaks` and `recompiles`: as Dynamo counts them. `eager`: blocks that ran outside of a graph.
-    """
-
-    blocks: int
-    graphs: int
-    calls: int
-    breaks: int
-    recompiles: int
-    eager: int
-    #: what the run's own record would state
-    record: dict[str, int]
 
 
 def run_of(layout: str, checkpointing: str, mask: str, precision: str) -> RunSettings:
@@ -147,7 +131,12 @@ def counting_backend() -> Iterator[Counter]:
         yield found
 
 
-def count(run: RunSettings, kernel: str, world: World, steps: int = 2) -> Counts:
+def count(run: RunSettings, kernel: str, world: World, steps: int = 2) -> tuple[dict[str, int], int]:
+    """What the record of a run must state of its graphs, and the calls of graphs in a forward pass, blocks and loss
+    together.
+
+    `recompiles` and `graph_breaks` are as Dynamo counts them; `eager_blocks` ran outside of a graph.
+    """
     eager, forward = set(), Block.forward
 
     def observed(block: Block, *arguments: object) -> torch.Tensor:
@@ -168,16 +157,11 @@ def count(run: RunSettings, kernel: str, world: World, steps: int = 2) -> Counts
             batch = batch_of(run, step)
             trainer.step(batch, torch.tensor(float(batch.useful_tokens)), 1e-3, HostTimer())
         blocks = [block for block in trainer.model.blocks if block is not None]
-        breaks = sum(counters["graph_break"].values())
-        return Counts(
-            len(blocks),
-            found["graphs"],
-            found["calls"] // trainer.micro_steps,
-            breaks,
-            found["recompiles"],
-            sum(id(block) in eager for block in blocks),
-            trainer.parallel.compilation.counts(),
-        )
+        counts = {"graphs": found["graphs"], "recompiles": found["recompiles"], "blocks": len(blocks)}
+        counts |= {"graph_breaks": sum(counters["graph_break"].values())}
+        counts |= {"eager_blocks": sum(id(block) in eager for block in blocks)}
+        assert trainer.parallel.compilation.counts() == counts, "the run's own record"
+        return counts, found["calls"] // trainer.micro_steps
 
 
 @torch.library.custom_op("tokenscale_tests::varlen", mutates_args=())
@@ -204,7 +188,7 @@ def _return_bucket(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.f
     return future
 
 
-def count_case(layout: str, checkpointing: str, mask: str, precision: str) -> Counts:
+def count_case(layout: str, checkpointing: str, mask: str, precision: str) -> tuple[dict[str, int], int]:
     run = run_of(layout, checkpointing, mask, precision)
     with world_of(run.layout.world_size) as world:
         # flex, whose graph makes all scores on a CPU, is slow: two micro-batches show what two steps would

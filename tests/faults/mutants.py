@@ -31,7 +31,7 @@ FUNCTIONS = {
     "data/batches/objectives.py: mask_tokens ignore_sources": "batches_objectives",
     "data/batches/batch.py: merge_states document_ids": "batches",
     "data/batches/streams.py: _Stream.seek _Stream.seek_token _Stream.fill _Stream._order": "batches",
-    "data/stores/packed.py: PackedStore.read": "bad_input_stores formats_writing",
+    "data/stores/packed.py: PackedStore.read": "bad_input_stores formats formats_writing",
     "analysis/statistics.py: order_statistic_rank summary sign_flip_p verdict holm": "statistics",
     "analysis/claims.py: edges _tested verdict_of": "analysis_claims",
     "settings/closure.py: _closure _scan_source write_listing": "closure",
