@@ -16,6 +16,8 @@ SAID = {
     "readonly": "tokenscale: the file system is read-only.",
     "denied": "tokenscale: permission denied for this file or folder.",
 }
+#: what a call says that runs out of bytes, or of files
+SHORT = ("the disk is full.", "the file system can hold no more files.")
 
 
 def may_mount() -> bool:
@@ -34,11 +36,11 @@ def in_namespace(*arguments) -> list[dict]:
 
 
 def test_a_whole_call_that_runs_out_of_room_says_so_and_the_next_completes(stages, tmp_path):
-    *short, whole, last = in_namespace(stages.folder, tmp_path, "calls")
-    for call, said in zip(short, ("the disk is full.", "the file system can hold no more files."), strict=True):
-        assert call["code"] != 0 and f"tokenscale: {said}" in call["said"] and "Traceback" not in call["said"], call
-    assert "df -i" in short[1]["said"] and str(tmp_path) in short[1]["said"]
-    assert whole["code"] == 0, whole
+    *calls, last = in_namespace(stages.folder, tmp_path, "calls")
+    for (short, whole), said in zip((calls[:2], calls[2:]), SHORT, strict=True):
+        assert short["code"] != 0 and f"tokenscale: {said}" in short["said"] and "Traceback" not in short["said"], short
+        assert whole["code"] == 0, whole
+    assert "df -i" in calls[2]["said"]
     assert last == {"lost": []}
 
 
@@ -71,10 +73,13 @@ def test_weights_have_the_rights_of_all_other_files(tmp_path):
     code = f"""
 import os, torch
 from pathlib import Path
-from tokenscale.train.checkpoint import Piece, State, write_rank
 for umask in {[*modes]}:
-    os.umask(umask)
-    write_rank(Path({str(tmp_path)!r}, str(umask)), 0, State({{"model.a": Piece.of(torch.zeros(2))}}))
+    if os.fork() == 0:
+        os.umask(umask)  # as of a process that is started with it
+        from tokenscale.train.checkpoint import Piece, State, write_rank
+        write_rank(Path({str(tmp_path)!r}, str(umask)), 0, State({{"model.a": Piece.of(torch.zeros(2))}}))
+        os._exit(0)
+    assert os.wait()[1] == 0
 """
     subprocess.run([sys.executable, "-c", code], check=True)
     for umask, mode in modes.items():

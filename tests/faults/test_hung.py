@@ -81,7 +81,7 @@ def test_a_rank_that_is_stopped_and_continued_costs_only_that_time(lab, tmp_path
 def test_a_process_that_is_stopped_is_named_and_the_run_goes_on_when_started_again(lab, tmp_path):
     """As where a node's disk does not answer: such a rank can say nothing itself."""
     site = tmp_path / "machine.toml"
-    site.write_text('name = "small"\nhang_s = 8\n')
+    site.write_text('name = "small"\nhang_s = 12\n')
     keep = CheckpointSettings(every=10)
     run = run_of(world_size=2, budget=BudgetSettings(steps=4000), checkpoints=keep, device="cpu")
     process = launch(lab, run, tmp_path / "run", site)

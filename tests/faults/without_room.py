@@ -2,8 +2,8 @@
 
     LAB FOLDER jobs    every job where no byte is left (full), where the mount is read-only (readonly) and where nobody
                        has the right to write (denied), and then where it can write
-    LAB FOLDER calls   one call of all that follows a stage with a share of the bytes that it needs, the same call with
-                       a share of the files that the rest needs, and the same call with enough
+    LAB FOLDER calls   a call of all that is not made with a share of the bytes that it needs, a call of the tables with
+                       enough room, a call of all with a share of the files that it needs, and the same call with enough
 
 Runs in a mount namespace of its own, where `results/` (the project, for calls) is a tmpfs. Prints a line of JSON a job
 or call, and at the end what then lies there, or what was lost.
@@ -26,6 +26,7 @@ from tests.workflow import forked
 from tests.workflow.conftest import Project
 
 MEGABYTES = 64
+ENOUGH = f"size={MEGABYTES}m,nr_inodes=100000"
 FAULTS = ("full", "readonly", "denied")
 
 
@@ -121,15 +122,15 @@ def calls(lab: Path, folder: Path) -> None:
     root, stage = folder / "project", lab / "tokens/project"
     (folder / "home").mkdir()
     root.mkdir()
-    mount(root, "-t", "tmpfs", "-o", f"size={MEGABYTES}m")
+    mount(root, "-t", "tmpfs", "-o", ENOUGH)
     shutil.copytree(stage, root, symlinks=True, dirs_exist_ok=True)
-    for fault, option, share in (("bytes", "size={}", 0.3), ("inodes", "nr_inodes={}", 0.5), (None, "", 1)):
-        mount(root, "-o", f"remount,size={MEGABYTES}m,nr_inodes=100000")
-        if fault:
-            used, needed = room(root)[fault], room(lab / "end/project")[fault]
-            mount(root, "-o", "remount," + option.format(int(used + share * (needed - used))))
-        code, said = forked.snakemake(call(), root, Project(root).environment)
-        print(json.dumps({"code": code, "said": said}), flush=True)
+    for fault, option, share in (("bytes", "size", 0.3), ("inodes", "nr_inodes", 0.5)):
+        used, needed = room(root)[fault], room(lab / "end/project")[fault]
+        limit = f"{option}={int(used + share * (needed - used))}"
+        for options, targets in ((limit, ["all"]), (ENOUGH, ["tables" if fault == "bytes" else "all"])):
+            mount(root, "-o", f"remount,{options}")
+            code, said = forked.snakemake(call(*targets), root, Project(root).environment)
+            print(json.dumps({"code": code, "said": said}), flush=True)
     print(json.dumps({"lost": differences(lies_in(root), Lab(lab))}))
 
 
