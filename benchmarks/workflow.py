@@ -26,7 +26,6 @@ from typing import Any
 from tokenscale.base.errors import UserError
 from tokenscale.benchmark.rounds import format_columns, format_spread, group_by, interleave
 from tokenscale.cli.main import Parser, exit_code
-from tokenscale.cli.snakemake_jobs import require_workflow
 from tokenscale.runs.records import provenance
 from tokenscale.settings.closure import PACKAGE, training_code
 from tokenscale.settings.config import Config
@@ -66,7 +65,9 @@ def measure(sizes: list[int], rounds: int, states: list[str], profiles: list[str
     A size is rounded up to a multiple of ten: five approaches on one and two ranks, the rest are learning rates. Raises
     UserError in a folder without a workflow, and for a size or number of rounds below 1.
     """
-    require_workflow()
+    if not (file := Path("workflow/Snakefile")).is_file():
+        facts = {"folder": Path.cwd(), "expected": file}
+        raise UserError("this folder holds no workflow.", **facts, next="cd to the project's folder")
     if min(*sizes, rounds) < 1:
         raise UserError(
             "there is nothing to time.",

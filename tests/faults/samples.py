@@ -31,7 +31,7 @@ from tokenscale.arms.prepared import read_record
 from tokenscale.base.bucket import access_error
 from tokenscale.base.errors import UserError
 from tokenscale.base.files import read_arguments, sha256_file, write_arguments, write_json, write_sealed
-from tokenscale.cli import cloud, snakemake_progress, status_runs, status_stale
+from tokenscale.cli import cloud, snakemake_progress, snakemake_reasons, status_runs
 from tokenscale.cli.convert import FOREIGN, ConvertSettings, convert
 from tokenscale.cli.mixture import write_mixture
 from tokenscale.cli.plan_prices import read_gpu_prices
@@ -293,7 +293,6 @@ def _read_mixture(folder: Path) -> object:
 
 def _write_notes(folder: Path) -> None:
     """What is remembered to save time, and what only `status` shows."""
-    write_json(folder / "call.json", {"configfiles": ["a.yaml"], "config": {"scale": "demo"}, "profile": None})
     write_json(folder / "hashes.json", {"a": {"stamp": [1, 2], "sha256": "0" * 64}})
     times = {"rule": "train", "starttime": 1.0, "endtime": 9.0}
     write_json(folder / "jobs/a", times | {"log": ["a.log"], "input_checksums": {"a.json": "sha256:0"}})
@@ -302,11 +301,11 @@ def _write_notes(folder: Path) -> None:
 
 
 def _read_notes(folder: Path) -> object:
-    profile.RECORD, status_stale.RECORDS = folder / "call.json", folder / "jobs"
+    snakemake_reasons.RECORDS = folder / "jobs"
     hashes = fingerprint._hash_files({"a": Path(__file__)}, folder / "hashes.json")
-    found = [profile.load_last_call(), snakemake_progress.read_recorded_jobs(folder / "jobs"), hashes]
-    found += [status_runs._read_status(folder / "run", None), status_stale._read_recorded_hashes()]
-    return repr([*found, status_stale._read_last_seconds(folder / "run/run.json")])
+    found = [snakemake_progress.read_recorded_jobs(folder / "jobs"), hashes, snakemake_reasons._read_recorded_hashes()]
+    found.append(status_runs._read_status(folder / "run", None))
+    return repr([*found, snakemake_reasons._read_last_seconds(folder / "run/run.json")])
 
 
 def read_logs(folder: Path) -> object:

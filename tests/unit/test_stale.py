@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tokenscale.base.files import sha256_text, write_arguments, write_json, write_text
-from tokenscale.cli.snakemake_jobs import Job, list_planned_jobs, read_events, split_reasons
-from tokenscale.cli.status_stale import describe_changed_settings, find_causes, render
+from tokenscale.cli.snakemake_jobs import Job, list_planned_jobs, read_failed_jobs, split_reasons
+from tokenscale.cli.snakemake_reasons import describe_changed_settings, find_causes, render
 from tokenscale.settings.closure import PACKAGE
-from tokenscale.settings.profile import NO_OPTIONS, Call
+from tokenscale.settings.profile import Call
 
 TOKEN_LIST = str(PACKAGE / "data/stores/write_parquet.py")
 DECODER = str(PACKAGE / "train/models/decoder.py")
@@ -76,7 +76,7 @@ def way(*first):
     ]
 
 
-def told(*jobs, targets=(), call=NO_OPTIONS):
+def told(*jobs, targets=(), call=Call()):  # noqa: B008
     return render(list(jobs), list(targets), call)
 
 
@@ -84,9 +84,8 @@ def test_every_job_is_read_with_its_kind_and_name_and_targets_are_not(tmp_path):
     file = tmp_path / "events.jsonl"
     event = {"event": "job_info", "jobid": 4, "log": [LOG], "message": "", "slurm": None, "reason": f"{UPSTREAM}x"}
     outputs = [[STORE], [RUN], ["results/figures/ways/loss_over_time.svg"], ["elsewhere.txt"], []]
-    lines = [json.dumps(event | {"rule": f"rule{n}", "output": output}) for n, output in enumerate(outputs)]
-    write_text(file, "\n".join([*lines, '{"event": "job_']))  # a killed process left the last line incomplete
-    jobs = list_planned_jobs(read_events(file))
+    events = [event | {"rule": f"rule{n}", "output": output} for n, output in enumerate(outputs)]
+    jobs = list_planned_jobs(events)
     assert [(j.kind, j.name) for j in jobs] == [
         ("store", "web/bpe/token-list"),
         ("run", "token-list-llama-tiny-single-w1-d0ff57e1f3"),
@@ -94,6 +93,9 @@ def test_every_job_is_read_with_its_kind_and_name_and_targets_are_not(tmp_path):
         ("job", "rule3"),
     ]
     assert jobs[0].reasons == {"upstream": "x"} and jobs[0].logs == (LOG,)
+    lines = [json.dumps(event | {"event": "job_error"}) for event in events]
+    write_text(file, "\n".join([*lines, '{"event": "job_']))  # a killed process left the last line incomplete
+    assert [job.rule for job in read_failed_jobs(file)] == ["rule4"], "the last attempt of each job counts"
 
 
 def test_an_edited_file_is_named_with_what_it_hits_and_what_follows():
@@ -165,7 +167,7 @@ CHANGED = "Set of input files has changed since last execution"
 
 def test_other_reasons_are_told_by_their_kind():
     absent = store(f"Missing output files: {STORE}")
-    assert told() == "nothing is stale" and "\nnew       not built yet\n" in told(absent)
+    assert "\nnew       not built yet\n" in told(absent)
     write_text(LOG, "it ran once")
     for job, said in (
         (absent, f"missing   {STORE} (removed, or its job failed)"),

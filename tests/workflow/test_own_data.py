@@ -12,7 +12,6 @@ import pytest
 
 from tests import served
 from tests.workflow.conftest import Project, make_project
-from tokenscale.settings import profile
 
 pytestmark = [pytest.mark.slow(27), pytest.mark.workflow]
 ROOT = Path(__file__).parents[2]
@@ -57,28 +56,12 @@ def test_every_command_reads_the_configuration_of_snakemakes_options(shipped):
     assert "results/corpus/mine" in printed or "results/tokens/mine" in printed
     assert f"no experiment has a run {run}" in tokenscale(shipped, "launch", run, "--print", code=2)
     assert "demo: " in tokenscale(shipped, "check", "demo", "--configfile", FILE, "--config", "scale=demo")
-    stale = tokenscale(shipped, "status", "--stale", "results/corpus/mine/manifest.json", "--configfile", FILE)
-    assert "corpus mine" in stale
     (shipped.root / "other-claims.yaml").write_text("claims: []\n")
     claims = tokenscale(shipped, "claims", "--configfile", FILE, "--config", "claims=other-claims.yaml", code=2)
     assert "other-claims.yaml" in claims
-    for command in ("plan", "check", "launch", "status", "claims"):
-        missing = tokenscale(shipped, command, *["x"] * (command == "launch"), *["--stale"] * (command == "status"),
-                                     "--configfile", "absent.yaml", code=2)  # fmt: skip
+    for command in (["plan"], ["check"], ["launch", "x"], ["claims"]):
+        missing = tokenscale(shipped, *command, "--configfile", "absent.yaml", code=2)
         assert "absent.yaml" in missing and "Traceback" not in missing
-
-
-def test_status_uses_the_configuration_of_the_last_call(shipped, monkeypatch):
-    target = "results/corpus/mine/manifest.json"
-    assert "configuration of the last call" not in tokenscale(shipped, "status", "--stale", "corpus")
-    shipped.snakemake("--cores", "1", target, "--configfile", FILE)
-    shipped.snakemake("-n", "corpus")
-    shipped.snakemake("--cores", "1", target, "--configfile", FILE, "--config", "report_logs=false")
-    monkeypatch.chdir(shipped.root)
-    last = profile.load_last_call()
-    assert (last.configfiles, last.config) == ((FILE,), {}), "neither a dry run nor a call without jobs is the last"
-    told = tokenscale(shipped, "status", "--stale", target)
-    assert f"snakemake --configfile {FILE}" in told and "nothing is stale" in told
 
 
 @pytest.mark.parametrize("parts", [1, 2])

@@ -1,4 +1,4 @@
-"""`status` in a real project: what is stale and why, what failed, what Snakemake refuses."""
+"""What a dry run would start and why, what failed, and what Snakemake shows, in a real project."""
 
 import json
 import shutil
@@ -12,49 +12,31 @@ from tests.workflow.jobs import PAPER
 
 pytestmark = [pytest.mark.slow(64), pytest.mark.workflow]
 
-
 FIGURE = "results/figures/ways/data_stall_share.svg"
 
 
-def stale(project, *targets):
-    return status(project, "--stale", *targets)
-
-
-def status(project, *options):
-    return run(project, "tokenscale", "status", *options)
-
-
-def run(project, *arguments):
-    """Run a module to its end, with what it prints when Python ends."""
-    command = [served.python(), "-m", *arguments]
-    return subprocess.run(
-        command, cwd=project.root, env=project.environment, capture_output=True, text=True, timeout=200
-    )
-
-
 def test_an_edit_is_told_with_the_store_and_the_run_that_it_hits(copy):
-    assert stale(copy).stdout == "nothing is stale\n"
-    for file in ("data/corpus/build.py", "data/stores/parquet.py", "data/batches/online.py"):
+    assert "Nothing to be done" in copy.snakemake("-n").stdout
+    for file in ("data/stores/parquet.py", "data/batches/online.py"):
         path = copy.root / "src/tokenscale" / file
         path.write_text(path.read_text() + "\n# an edited line\n")
-    done = stale(copy)
-    assert done.returncode == 0, done.stderr
-    parts = {part.split("\n")[0]: part for part in done.stdout.split("\n\n")}
-    assert "\n            corpus small\n" in parts["code      src/tokenscale/data/corpus/build.py changed"]
-    # Snakemake does not look behind the corpus by itself; runs are told all the same
+    told = copy.snakemake("-n").stdout
+    parts = {part.split("\n")[0]: part for part in told.split("\n\n")}
     assert "run padding-free-llama-micro-single-w1-" in parts["code      src/tokenscale/data/batches/online.py changed"]
     assert "run token-list-llama-micro-single-w1-" in parts["code      src/tokenscale/data/stores/parquet.py changed"]
-    assert "2 runs would start only because data is rebuilt" in done.stdout
-    assert "trainings: 3 on 1 rank, 1 on 2 ranks; last time took " in done.stdout
+    path = copy.root / "src/tokenscale/data/corpus/build.py"
+    path.write_text(path.read_text() + "\n# an edited line\n")
+    told = copy.snakemake("-n").stdout
+    parts = {part.split("\n")[0]: part for part in told.split("\n\n")}
+    assert "\n            corpus small\n" in parts["code      src/tokenscale/data/corpus/build.py changed"]
+    assert " would start only because data is rebuilt" in told
+    assert "trainings: 3 on 1 rank, 1 on 2 ranks; last time took " in told
 
 
 def test_a_project_with_nothing_built_says_so(fresh):
-    done = stale(fresh, "tokens")
-    assert done.returncode == 0
-    assert done.stdout.startswith("6 stores and 3 other jobs would run.\n\nnew       not built yet\n")
-    assert "corpus small, records small, tokenizer bpe and 6 stores" in done.stdout
-    dry = fresh.snakemake("-n", "tokens").stdout  # the same, and no list of every job
-    assert done.stdout.strip() in dry and "Job stats" not in dry
+    dry = fresh.snakemake("-n", "tokens").stdout
+    assert "6 stores and 3 other jobs would run.\n\nnew       not built yet\n" in dry
+    assert "corpus small, records small, tokenizer bpe and 6 stores" in dry and "Job stats" not in dry
     dry = fresh.snakemake("-n").stdout
     assert len(dry.splitlines()) < 60 and "ways, ranks at scale demo, 4 of 4 runs to do" in dry
 
@@ -78,7 +60,8 @@ def test_a_call_shows_one_line_a_job_and_ends_with_what_failed_and_why(fresh):
     _, told = done.stdout.split("1 job failed in Snakemake's last call")
     assert "\ncorpus broken\n  why     " in told and "no_such_package" in told and "\n  next    " in told
     assert "  log     results/logs/corpus/broken.log\n" in told
-    again = status(fresh, "--failed")
+    command = [served.python(), "-m", "tokenscale", "status", "--failed"]
+    again = subprocess.run(command, cwd=fresh.root, env=fresh.environment, capture_output=True, text=True, timeout=200)
     assert again.returncode == 0 and again.stdout.split("\n", 1)[1] in told
 
 

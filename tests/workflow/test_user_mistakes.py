@@ -251,5 +251,5 @@ def test_a_figures_path_may_have_an_ending(tables_folder, tmp_path):
 
 def test_status_outside_of_a_project_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for arguments in ([], ["--failed"], ["--stale"], ["--json"]):
+    for arguments in ([], ["--failed"], ["--json"]):
         assert str(tmp_path) in refused(capsys, ["status", *arguments], untouched=tmp_path)

@@ -109,7 +109,7 @@ class RunPrices:
         return manifest["vocabulary_size"] if manifest else VOCABULARIES.get(run.tokenizer.kind)
 
     def is_done(self, run_id: str) -> bool:
-        """Return whether a run has ended; Snakemake may still find a reason to run it again (`status --stale`)."""
+        """Return whether a run has ended; Snakemake may still find a reason to run it again (`snakemake -n`)."""
         return (self._results / "runs" / run_id / "done.json").is_file()
 
     def time_limit_minutes(self, run: Run) -> int:

@@ -20,8 +20,7 @@ class CallChecks:
         self.workflow, self.config, self.call = workflow, config, call
 
     def start(self) -> None:
-        """Record the call, which runs jobs, and wait for them. Raise UserError if they must not be submitted."""
-        self.call.save()
+        """Wait for the jobs of this call. Raise UserError if they must not be submitted."""
         internals.wait_for_jobs_when_interrupted()
         if internals.submits_jobs(self.workflow):
             for error in self._find_errors(internals.get_jobs_to_submit(self.workflow)):
@@ -64,10 +63,10 @@ class CallChecks:
         """
         from tokenscale.cli.plan_prices import RunPrices
         from tokenscale.cli.snakemake_jobs import list_planned_jobs
-        from tokenscale.cli.status_stale import render
+        from tokenscale.cli.snakemake_reasons import render
 
-        if internals.planned:
-            yield render(list_planned_jobs(internals.planned), internals.get_targets(), self.call) + "\n"
+        if planned := list_planned_jobs(internals.planned):
+            yield render(planned, internals.get_targets(), self.call) + "\n"
         jobs = internals.get_jobs_to_submit(self.workflow)
         if error := self._find_replaced_options(jobs):
             yield error.render()

@@ -19,8 +19,6 @@ from tokenscale.base.files import open_file
 
 #: the release that these parts were last tested with
 TESTED = "9.27"
-#: environment variable that names the file for a call's events
-EVENTS_FILE = "TOKENSCALE_EVENTS_FILE"
 #: events of the jobs of this dry run, where the logger plugin collects them instead of printing each
 planned: list[dict[str, Any]] = []
 
@@ -50,7 +48,9 @@ class JobEvents(logging.Handler):
         """Append a record about a job. A group that fails is one job without outputs."""
         try:
             if event := read_job_event(record):
-                append_event(self.file, **event)
+                how = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+                with open(open_file(self.file, how, follow=False), "a", encoding="utf-8") as opened:
+                    opened.write(json.dumps(event) + "\n")
         except Exception:  # as every handler of logging: it must not end the workflow
             self.handleError(record)
 
@@ -70,20 +70,12 @@ def read_job_event(record: logging.LogRecord) -> dict[str, Any] | None:
     return {"event": name, **facts, "slurm": of.get("aux", {}).get("external_jobid")}
 
 
-def append_event(file: str, **event: Any) -> None:
-    """Append an event to a file of events."""
-    how = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    with open(open_file(file, how, follow=False), "a", encoding="utf-8") as opened:
-        opened.write(json.dumps(event) + "\n")
-
-
 def record_jobs(workflow: Any) -> None:
-    """Record the jobs of this call, whatever its logger: in EVENTS_FILE or beside Snakemake's log, if it has one."""
+    """Record the jobs of this call, whatever its logger, beside Snakemake's log; a dry run has none."""
     manager = get_internal(workflow, "logger_manager")
-    logs = [log for log in get_internal(manager, "get_logfile")() if log.endswith(".snakemake.log")]
-    file = os.environ.get(EVENTS_FILE) or next((str(Path(log).with_suffix(".jsonl")) for log in logs), None)
-    if file:
-        get_internal(manager, "logger").addHandler(JobEvents(file))
+    for log in get_internal(manager, "get_logfile")():
+        if log.endswith(".snakemake.log"):
+            get_internal(manager, "logger").addHandler(JobEvents(str(Path(log).with_suffix(".jsonl"))))
 
 
 @contextmanager
@@ -92,8 +84,6 @@ def exit_on_error() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if EVENTS_FILE in os.environ:
-            append_event(os.environ[EVENTS_FILE], event="refused", what=error.what, facts=error.facts)
         print(error.render(), file=sys.stderr, flush=True)
         sys.exit(2)
 

@@ -1,4 +1,4 @@
-"""Show the queue's jobs and the runs, with reasons and progress; or what failed or is stale."""
+"""Show the queue's jobs and the runs, with reasons and progress; or what failed."""
 
 import argparse
 import json
@@ -13,7 +13,6 @@ from pathlib import Path
 
 from tokenscale.base.errors import UserError, as_typed
 from tokenscale.base.wording import count, format_duration, wrap_text
-from tokenscale.cli import main
 from tokenscale.cli.status_queue import Queue, QueuedJob, query_queue, seconds_until
 from tokenscale.cli.status_runs import RunState, find_writers, list_folders, read_runs
 from tokenscale.runs.records.provenance import read_text
@@ -24,12 +23,8 @@ PROJECT = ("workflow/Snakefile", "results", ".snakemake")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose the report; without any, it is the queue and the runs."""
-    requested = parser.add_mutually_exclusive_group()
-    of_stale = "show what would rerun and why, for these targets, files or experiments (default: the report)"
     of_failed = "show what failed and why, from a Snakemake log (default: that of the last call in this folder)"
-    requested.add_argument("--stale", nargs="*", metavar="TARGET", help=of_stale)
-    requested.add_argument("--failed", nargs="?", const="", metavar="LOG", help=of_failed)
-    main.add_configuration_arguments(parser)
+    parser.add_argument("--failed", nargs="?", const="", metavar="LOG", help=of_failed)
     parser.add_argument("--json", action="store_true", help="print the queue and the runs as JSON")
 
 
@@ -38,18 +33,9 @@ def run(arguments: argparse.Namespace) -> None:
     if not any(Path(name).exists() for name in PROJECT):
         facts = {"folder": Path.cwd(), "expected": "workflow/Snakefile, or results/"}
         raise UserError("this folder is not a project.", **facts, next="cd to the project's folder")
-    if arguments.json and (arguments.stale is not None or arguments.failed is not None):
+    if arguments.json and arguments.failed is not None:
         raise UserError("--json cannot be combined with another report.", next="tokenscale status --json")
-    if arguments.stale is not None:
-        from tokenscale.cli.status_stale import describe_stale
-        from tokenscale.settings.profile import NO_OPTIONS, load_last_call
-
-        call = main.read_call(arguments)
-        if call == NO_OPTIONS and (last := load_last_call()) not in (None, NO_OPTIONS):
-            call = last
-            print(f"configuration of the last call here: {' '.join(['snakemake', *call.arguments])}\n")
-        print(describe_stale(arguments.stale, call))
-    elif arguments.failed is not None:
+    if arguments.failed is not None:
         from tokenscale.cli.status_failed import describe_failures
 
         if text := describe_failures(Path(arguments.failed) if arguments.failed else None):

@@ -3,12 +3,11 @@
 import functools
 import json
 from collections.abc import Container, Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tokenscale.base.errors import UserError, find_nearest
-from tokenscale.base.files import check_types, read_json, write_json
 from tokenscale.settings.experiments import merge_settings
 from tokenscale.settings.yaml_files import parse_yaml, read_yaml
 
@@ -123,10 +122,6 @@ def _list_entries(entries: Mapping[str, Any] | Sequence[str] | None) -> list[str
     ]
 
 
-#: stored next to Snakemake's own records; can be deleted
-RECORD = Path(".snakemake/tokenscale-call.json")
-
-
 @dataclass(frozen=True)
 class Call:
     """Options of a Snakemake command line that change the configuration: `--configfile`, `--config`, `--profile`."""
@@ -154,9 +149,6 @@ class Call:
         read = [(str(name), read_yaml(Path(root) / name)) for name in (file, *self.configfiles)]
         return [*read, (str(of_profile), config), ("--config", own)]
 
-    def save(self) -> None:
-        write_json(RECORD, asdict(self) | {"config": dict(self.config)})
-
 
 def parse_call(
     argv: Sequence[str], environment: MutableMapping[str, str], configfiles: Sequence[Path], config: Mapping[str, Any]
@@ -172,17 +164,3 @@ def parse_call(
     named = [path for path in map(Path, configfiles) if path.absolute() != here / CONFIG_FILE]
     files = tuple(str(path.relative_to(here) if path.is_relative_to(here) else path) for path in named)
     return Call(files, dict(config), profile)
-
-
-def load_last_call() -> Call | None:
-    """Return the last Snakemake call in this folder that ran jobs; None before the first one."""
-    try:
-        values = read_json(RECORD)
-        check_types(values, {"configfiles": list, "config": dict, "profile": (str, type(None))})
-        return Call(tuple(map(str, values["configfiles"])), values["config"], values["profile"])
-    except (UserError, KeyError, TypeError):
-        return None
-
-
-#: Snakemake call without options
-NO_OPTIONS = Call()

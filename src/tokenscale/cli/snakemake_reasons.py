@@ -1,8 +1,9 @@
-"""Show what would rerun, and for which reasons, grouped by their root cause."""
+"""Describe what a dry run would start, and for which reasons, grouped by their root cause."""
 
 import ast
 import json
 import re
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -13,9 +14,10 @@ from typing import Any
 from tokenscale.base.errors import UserError, as_typed
 from tokenscale.base.files import read_arguments, read_json
 from tokenscale.base.wording import count, format_duration, listing, wrap_text
-from tokenscale.cli.snakemake_jobs import DATA, KINDS, Job, plan_jobs, snakemake_command
+from tokenscale.cli.snakemake_jobs import DATA, KINDS, Job
+from tokenscale.cli.snakemake_progress import RECORDS
 from tokenscale.settings.closure import LISTINGS, list_changes
-from tokenscale.settings.profile import NO_OPTIONS, Call
+from tokenscale.settings.profile import Call
 
 #: labels of causes, in the order of the output
 LABELS = ("code", "settings", "data", "rule", "inputs", "software", "unfinished", "missing", "new", "forced", "other")
@@ -25,27 +27,16 @@ FIXED = {
     "software": "its container or environment changed",
     "forced": "forced by the command line",
 }
-#: option that accepts edits of a training's code in one call
-ANCIENT = "--consider-ancient train=code"
-#: Snakemake's record of each output
-RECORDS = Path(".snakemake/metadata")
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A root cause of reruns: its label (see LABELS), a description, the jobs it affects and the jobs that depend on
-    them.
-    """
+    """A root cause of reruns: a label of LABELS, a description, and the jobs that run because of it."""
 
     label: str
     text: str
     jobs: list[Job]
     dependents: list[Job]
-
-
-def describe_stale(targets: list[str], call: Call = NO_OPTIONS) -> str:
-    """Describe what would rerun in this folder's project. Raise UserError if Snakemake cannot plan it."""
-    return render(plan_jobs(targets, call), targets, call)
 
 
 def find_causes(jobs: list[Job]) -> list[Cause]:
@@ -184,10 +175,8 @@ def _format_value(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-def render(jobs: list[Job], targets: list[str], call: Call = NO_OPTIONS) -> str:
+def render(jobs: list[Job], targets: list[str], call: Call) -> str:
     """Return how much would run, each cause with its jobs, and the commands that avoid needless runs."""
-    if not jobs:
-        return "nothing is stale"
     found, trainings = find_causes(jobs), [job for job in jobs if job.kind == "run"]
     lines = [_describe_total(jobs), *([_describe_trainings(trainings)] if trainings else [])]
     for cause in found:
@@ -253,7 +242,7 @@ def _list_jobs(jobs: Iterable[Job], counted: bool = False) -> list[str]:
 
 def _suggest_commands(jobs: list[Job], found: list[Cause], targets: list[str], call: Call) -> Iterator[str]:
     """Yield commands that avoid needless runs."""
-    start = snakemake_command(call)
+    start = shlex.join(["snakemake", *call.arguments])
     pushed = sum(job.kind == "run" and set(job.reasons) == {"upstream"} for job in jobs)
     if pushed:
         yield f"{_count(pushed, 'run')} would start only because data is rebuilt."
@@ -263,7 +252,7 @@ def _suggest_commands(jobs: list[Job], found: list[Cause], targets: list[str], c
     commands = []
     edited = {(cause.label, job.kind) for cause in found if cause.label in ("code", "rule") for job in cause.jobs}
     if ("code", "run") in edited:
-        command = f"{start} {' '.join(targets) or 'all'} {ANCIENT}"
+        command = f"{start} {' '.join(targets) or 'all'} --consider-ancient train=code"
         commands.append(f"{command}   accepts the edit in this call, rebuilds the rest")
     if edited and not {"new", "missing", "unfinished"} & {cause.label for cause in found}:
         commands.append(f"{' '.join([start, *targets, '--touch'])}   accepts all files as they are, permanently")
