@@ -85,7 +85,7 @@ GUARDS = {
     "attempts of one boot are told apart by its clock": Guard("analysis/clocks.py", '"t_mono_s" if one_boot else "t_unix_s"', '"t_unix_s"', "tests/faults/test_clock.py::test_the_next_attempt_is_not_taken_for_a_second_one_at_the_same_time"),
     "two attempts at one time are seen": Guard("analysis/clocks.py", "        if len(begun) and begun.min() < ended.max(initial=-np.inf):", "        if False:", "tests/unit/test_ingest.py"),
     "another port is tried": Guard("runs/launch/ranks.py", "        if code != PORT_TAKEN:\n", "        if True:\n", "tests/faults/test_ports.py::test_ranks_meet_elsewhere_and_where_they_cannot_the_next_call_trains"),
-    "memory that is full is told": Guard("cli/main.py", "    return _translate_memory_error(error)\n", "    return None\n", "tests/faults/test_memory.py"),
+    "memory that is full is told": Guard("cli/main.py", "    return _translate_memory_error(error, number)\n", "    return None\n", "tests/faults/test_memory.py"),
     "messages carry no signature": Guard("base/errors.py", '_SIGNATURE.sub(r"\\1…", ', "str(", SECURITY),
     "a forged verdict is told": Guard("report/verification.py", "        elif made and not equal:\n", "        elif False:\n", "tests/experiments/test_report_folder.py::test_a_forged_verdict_is_named_though_the_whole_report_was_built_with_it"),
     "a forged table is told": Guard("report/verification.py", "            if not _is_equal(path, other):\n                difference", "            if False:\n                difference", "tests/experiments/test_report_folder.py::test_results_name_forged_tables_and_drawings_and_reports_that_are_older"),

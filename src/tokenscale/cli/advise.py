@@ -18,9 +18,9 @@ from tokenscale.data.corpus.files import expand_patterns
 from tokenscale.data.corpus.read import detect_format
 from tokenscale.data.corpus.sample import draw_sample
 from tokenscale.data.order.packing import best_fit_decreasing, split_documents
-from tokenscale.data.stores.documents import Chunk, Origin
+from tokenscale.data.stores.documents import Chunk
 from tokenscale.data.stores.manifest import load_writer
-from tokenscale.data.stores.text import encode_chunk
+from tokenscale.data.stores.text import describe_origin, encode_chunk
 from tokenscale.data.stores.writing import list_files
 from tokenscale.data.tokenizers import losses
 from tokenscale.data.tokenizers.base import Tokenizer
@@ -126,15 +126,7 @@ class SampleDocuments:
     """Ids of a sample, with the interface that the writers of formats read (see `data.stores.documents.Documents`)."""
 
     def __init__(self, chunk: Chunk, tokenizer: Tokenizer):
-        self.chunk = chunk
-        self.origin = Origin(
-            tokenizer={"name": tokenizer.name, "kind": tokenizer.kind, "file_sha256": tokenizer.file_sha256},
-            vocabulary_size=tokenizer.vocabulary_size,
-            bos_id=tokenizer.bos_id,
-            eos_id=tokenizer.eos_id,
-            pad_id=tokenizer.pad_id,
-            source={"sample": "of advise"},
-        )
+        self.chunk, self.origin = chunk, describe_origin(tokenizer, {"sample": "of advise"})
 
     def __len__(self) -> int:
         return len(self.chunk.lengths)

@@ -18,8 +18,6 @@ from tokenscale.base.files import expand_path, read_arguments
 
 if TYPE_CHECKING:
     from tokenscale.settings.config import Config
-    from tokenscale.settings.profile import Call
-
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 #: how NumPy reports that the disk took a part of an array, without a number
@@ -40,7 +38,7 @@ def translate_error(error: Exception) -> UserError | None:
         found = repr(error.object[max(0, error.start - 40) : error.end + 20])
         hint = "rename the file; or export PYTHONUTF8=1, if only this terminal is not UTF-8"
         return UserError("a name or an argument is not UTF-8 text.", found=found, next=hint)
-    number = _read_errno(error)
+    number = error.errno if isinstance(error, OSError) else None
     if number is None:
         number = next((n for n in (*FULL, *LOCKED) if os.strerror(n) in str(error)), None)
     if SHORT_WRITE.fullmatch(str(error)):
@@ -62,7 +60,7 @@ def translate_error(error: Exception) -> UserError | None:
     unmade = number == errno.ENOENT and frames and frames[-1].name == "mkdir"  # in /proc, which makes no folders
     if (number in MISPLACED or unmade) and path is not None:
         return UserError("this path cannot be used.", **facts, next="name another file or folder")
-    return _translate_memory_error(error)
+    return _translate_memory_error(error, number)
 
 
 def _lacks_inodes(path: str | None) -> bool:
@@ -72,22 +70,18 @@ def _lacks_inodes(path: str | None) -> bool:
     return found.f_favail * 100 < found.f_files and found.f_bavail * 100 > found.f_blocks  # a file may be gone by now
 
 
-def _translate_memory_error(error: Exception) -> UserError | None:
+def _translate_memory_error(error: Exception, number: int | None) -> UserError | None:
     message = f"{type(error).__name__}: {error}"
     reason = message.strip().splitlines()[0]
     if "CUDA out of memory" in message or "HIP out of memory" in message:
         following = "use a smaller micro_batch, activation_checkpointing, or a layout that shards the model"
         return UserError("a GPU's memory was full.", reason=reason, next=following)
     named = isinstance(error, MemoryError) or any(word in message for word in NO_MEMORY)
-    if named or _read_errno(error) == errno.ENOMEM:
+    if named or number == errno.ENOMEM:
         following = "allow more memory (memory_mb in machine.toml for trainings, mem_mb in the profile), "
         following += "run fewer jobs at a time, or use a smaller micro_batch"
         return UserError("main memory was full, or this job's share of it.", reason=reason, next=following)
     return None
-
-
-def _read_errno(error: Exception) -> int | None:
-    return error.errno if isinstance(error, OSError) else None
 
 
 #: group → its commands → their purposes. Each is a module of this package, imported when it is called. The last group,
@@ -193,7 +187,8 @@ def main(arguments: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # a terminal or log that is not UTF-8 shows ? for what it lacks
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    groups = [f"{group}:\n{_list_commands(commands)}" for group, commands in GROUPS.items() if group]
+    lines = {group: [f"  {name:<12} {text}" for name, text in commands.items()] for group, commands in GROUPS.items()}
+    groups = ["\n".join([f"{group}:", *listed]) for group, listed in lines.items() if group]
     parser = Parser(
         prog="tokenscale",
         description="Experiments on LLM pretraining systems.",
@@ -218,10 +213,6 @@ def main(arguments: list[str] | None = None) -> int:
         return module.run(command_parser.parse_args(read_arguments(arguments[1:])))
 
     return exit_code(run, f"tokenscale {command} --help")
-
-
-def _list_commands(commands: Mapping[str, str]) -> str:
-    return "\n".join(f"  {command:<12} {text}" for command, text in commands.items())
 
 
 def exit_code(run: Callable[[], int | None], help_command: str) -> int:
@@ -257,9 +248,12 @@ def add_configuration_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", help="Snakemake's profile, such as alps: its scale and its machine")
 
 
-def read_call(arguments: argparse.Namespace) -> "Call":
-    """Return what these options add to config/config.yaml. Raise UserError for a missing file or invalid value."""
-    from tokenscale.settings.profile import Call, parse_pair
+def load_configuration(arguments: argparse.Namespace, overrides: Mapping[str, Any] | None = None) -> "Config":
+    """Load the configuration that these options name; `overrides` take precedence. Raise UserError for a missing file
+    or invalid value.
+    """
+    from tokenscale.settings.config import load_config
+    from tokenscale.settings.profile import parse_pair
 
     files = tuple(map(expand_path, arguments.configfile))
     for file in files:
@@ -268,14 +262,6 @@ def read_call(arguments: argparse.Namespace) -> "Call":
             hint = "name an existing file; put targets and names of experiments before --configfile"
             found = f"did you mean {near}?" if near else hint
             raise UserError("the configuration file is missing.", file=file, next=found)
+    merged = {**dict(map(parse_pair, arguments.config)), **(overrides or {})}
     profile = arguments.profile and expand_path(arguments.profile)
-    return Call(files, dict(map(parse_pair, arguments.config)), profile)
-
-
-def load_configuration(arguments: argparse.Namespace, overrides: Mapping[str, Any] | None = None) -> "Config":
-    """Load the configuration that these options name; `overrides` take precedence."""
-    from tokenscale.settings.config import load_config
-
-    call = read_call(arguments)
-    merged = {**call.config, **(overrides or {})}
-    return load_config(configfiles=call.configfiles, profile=call.profile, overrides=merged)
+    return load_config(configfiles=files, profile=profile, overrides=merged)

@@ -73,6 +73,16 @@ def _no_documents(manifest: dict[str, Any], split: str, corpus: Path) -> UserErr
     return UserError(f"the corpus has no {split} documents.", corpus=corpus, key=key, found=found, next=following)
 
 
+def describe_origin(tokenizer: Tokenizer, source: dict[str, Any]) -> Origin:
+    """Return the origin of ids that this tokenizer made from a source."""
+    return Origin(
+        tokenizer={"name": tokenizer.name, "kind": tokenizer.kind, "file_sha256": tokenizer.file_sha256},
+        **{name: getattr(tokenizer, name) for name in ("vocabulary_size", "bos_id", "eos_id", "pad_id")},
+        source=source,
+        engine=" ".join(filter(None, (tokenizer.engine, tokenizer.engine_version))),
+    )
+
+
 class TextDocuments:
     """Tokenized documents of a corpus split; see `documents.Documents`.
 
@@ -100,20 +110,13 @@ class TextDocuments:
         self.tokenizer, self.eos, self.report = tokenizer, eos, report
         mean = max(1, self.text.split["utf8_bytes"] // max(1, len(self.text)))
         self.batch_documents = batch_documents or max(1, min(BATCH_BYTES // mean, 100_000))
-        self.origin = Origin(
-            tokenizer={"name": tokenizer.name, "kind": tokenizer.kind, "file_sha256": tokenizer.file_sha256},
-            vocabulary_size=tokenizer.vocabulary_size,
-            bos_id=tokenizer.bos_id,
-            eos_id=tokenizer.eos_id,
-            pad_id=tokenizer.pad_id,
-            source={
-                "corpus_manifest_sha256": sha256_file(Path(corpus_directory) / "manifest.json"),
-                "text_sha256": self.text.split["text_sha256"],
-                **({"document_parts": "source, EOS, target"} if self.text.pairs else {}),
-                "text_sample": measure(tokenizer, self._sample, self.text.manifest["name"]),
-            },
-            engine=" ".join(filter(None, (tokenizer.engine, tokenizer.engine_version))),
-        )
+        source = {
+            "corpus_manifest_sha256": sha256_file(Path(corpus_directory) / "manifest.json"),
+            "text_sha256": self.text.split["text_sha256"],
+            **({"document_parts": "source, EOS, target"} if self.text.pairs else {}),
+            "text_sample": measure(tokenizer, self._sample, self.text.manifest["name"]),
+        }
+        self.origin = describe_origin(tokenizer, source)
         self._comparison_pool = ThreadPoolExecutor(1, "gate")
         self._comparison: Future | None = None
 

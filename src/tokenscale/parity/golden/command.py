@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise GoldenError(f"--expect {unknown.pop()!r} is no kind of change; choose from: {'; '.join(KINDS)}.")
         verdicts = sorted(_compare(arguments), key=lambda pair: (KINDS.index(pair[1].kind), -pair[1].largest))
     except GoldenError as error:
-        print(f"tokenscale: {error}", file=sys.stderr)
+        print(f"tokenscale: {error}\n  next  tokenscale golden --help; docs/golden.md", file=sys.stderr)
         return 2
     if table := arguments.markdown or len(verdicts) > 1:
         print("| curve | change | first step | size there | largest | why | time of a step |\n" + "|---" * 7 + "|")
