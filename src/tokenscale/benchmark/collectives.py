@@ -39,14 +39,11 @@ BYTES = 4  # per number in the buffer (fp32)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the sweep."""
     parser.add_argument("--world-size", type=int, default=2, metavar="N", help="ranks (default 2; torchrun's own)")
-    parser.add_argument(
-        "--sizes", nargs="+", type=int, default=SIZES, metavar="BYTES", help="default 4 KiB to 64 MiB, by fours"
-    )
+    sizes, cpu = "default 4 KiB to 64 MiB, by fours", "cpu: gloo, even where there is a GPU"
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, metavar="BYTES", help=sizes)
     parser.add_argument("--collectives", nargs="+", default=COLLECTIVES, metavar="NAME", help=", ".join(COLLECTIVES))
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="everything is timed once in each round")
-    parser.add_argument(
-        "--device", choices=("auto", "cpu"), default="auto", help="cpu: gloo, even where there is a GPU"
-    )
+    parser.add_argument("--device", choices=("auto", "cpu"), default="auto", help=cpu)
     parser.add_argument("--output", type=Path, metavar="FILE", help="the JSON to write")
 
 
@@ -74,10 +71,8 @@ def measure(
     """
     started = "RANK" in os.environ
     world_size = int(os.environ["WORLD_SIZE"]) if started else world_size
-    settings = {
-        **{"world_size": world_size, "sizes": sorted(set(sizes)), "collectives": list(dict.fromkeys(collectives))},
-        **{"rounds": rounds, "device": device},
-    }
+    settings = {"world_size": world_size, "sizes": sorted(set(sizes)), "collectives": list(dict.fromkeys(collectives))}
+    settings |= {"rounds": rounds, "device": device}
     _check_settings(settings)
     if started:
         return _run_rank(settings, output)
@@ -107,32 +102,28 @@ def format_table(result: dict[str, Any]) -> str:
     for collective, found in result["fits"].items():
         alphas, betas = found["alpha_s_of_rounds"], found["beta_s_per_byte_of_rounds"]
         worst = max(found["residuals"], key=lambda r: abs(r["relative"]))
-        lines.append(
-            f"{collective:<15} alpha {found['alpha_s'] * 1e6:.1f} us a hop ({min(alphas) * 1e6:.1f}-"
-            f"{max(alphas) * 1e6:.1f} over rounds), beta {found['beta_s_per_byte'] * 1e9:.4f} ns a byte "
-            f"({min(betas) * 1e9:.4f}-{max(betas) * 1e9:.4f}); largest residual {100 * worst['relative']:+.0f} % at "
-            f"{worst['bytes']} bytes"
-        )
+        spread = f"({min(alphas) * 1e6:.1f}-{max(alphas) * 1e6:.1f} over rounds)"
+        alpha = f"alpha {found['alpha_s'] * 1e6:.1f} us a hop {spread}"
+        beta = f"beta {found['beta_s_per_byte'] * 1e9:.4f} ns a byte ({min(betas) * 1e9:.4f}-{max(betas) * 1e9:.4f})"
+        residual = f"largest residual {100 * worst['relative']:+.0f} % at {worst['bytes']} bytes"
+        lines.append(f"{collective:<15} {alpha}, {beta}; {residual}")
     return "\n".join(lines)
 
 
 def _check_settings(settings: dict[str, Any]) -> None:
-    for name, least in (("world_size", 2), ("rounds", 1)):
-        if settings[name] < least:
-            next = f"use --{name.replace('_', '-')} {least}"
-            raise UserError(f"--{name.replace('_', '-')} must be at least {least}.", found=settings[name], next=next)
+    for flag, found, least in (("--world-size", settings["world_size"], 2), ("--rounds", settings["rounds"], 1)):
+        if found < least:
+            raise UserError(f"{flag} must be at least {least}.", found=found, next=f"use {flag} {least}")
     for collective in settings["collectives"]:
         if collective not in COLLECTIVES:
             raise unknown("collective", collective, COLLECTIVES)
     least = BYTES * settings["world_size"]
     sizes = [size // least * least for size in settings["sizes"]]  # rounded down to a multiple, as measured
     if len(sizes) < 2 or sizes[0] < least or len(set(sizes)) < len(sizes):
-        raise UserError(
-            "--sizes needs at least two sizes, each with at least one number per rank.",
-            found=", ".join(map(str, settings["sizes"])),
-            expected=f"two multiples of {least} bytes; others are rounded down to one",
-            next=f"use --sizes {least} {4 * least}",
-        )
+        what = "--sizes needs at least two sizes, each with at least one number per rank."
+        expected = f"two multiples of {least} bytes; others are rounded down to one"
+        found = ", ".join(map(str, settings["sizes"]))
+        raise UserError(what, found=found, expected=expected, next=f"use --sizes {least} {4 * least}")
 
 
 def _run_rank(settings: dict[str, Any], output: Path | None) -> dict[str, Any] | None:

@@ -9,9 +9,11 @@ online and offline arms of a pair are compared bit for bit. Times and counts are
 import argparse
 import dataclasses
 import gc
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -223,10 +225,8 @@ class Sources:
         checked, count = [], self.settings.batches
         for online, offline in PAIRS:
             for arm in [Arm(online), *(Arm(online, engine) for engine in self.engines)]:
-                pair = zip(
-                    _take_batches(self.open(arm), count), _take_batches(self.open(Arm(offline)), count), strict=True
-                )
-                for number, (a, b) in enumerate(pair):
+                sides = (_take_batches(self.open(one), count) for one in (arm, Arm(offline)))
+                for number, (a, b) in enumerate(zip(*sides, strict=True)):
                     if not (np.array_equal(a.tokens_bt, b.tokens_bt) and np.array_equal(a.labels_bt, b.labels_bt)):
                         what = f"{arm.name} and {offline} give different batches."
                         next = "rebuild the store; if they still differ, report a bug"
@@ -253,15 +253,12 @@ class Sources:
             theirs = self._open_study(arm.what)
             return _time_batches(theirs.next, lambda batch: batch[2:], count, start), theirs
         batches = self._open_packed(arm) if arm.what in ("packed", *PACKED) else self.open(arm)
-        return _time_batches(
-            batches.next, lambda batch: (batch.useful_tokens, batch.total_tokens), count, start
-        ), batches
+        counts = attrgetter("useful_tokens", "total_tokens")
+        return _time_batches(batches.next, counts, count, start), batches
 
     def _open_study(self, arm: str) -> studies.StudyBatches:
-        """Open the batches of a study's data loader."""
-        settings = self.settings
-        folders = self._study_folders()
-        return studies.open_arm(arm, settings.rows, settings.sequence_length, self.corpus, self.tokenizer, folders)
+        rows, length = self.settings.rows, self.settings.sequence_length
+        return studies.open_arm(arm, rows, length, self.corpus, self.tokenizer, self._study_folders())
 
     def _study_folders(self) -> dict[str, Path]:
         storage: dict[str, Any] = {"sequence_length": self.settings.sequence_length, **studies.STORAGE}
@@ -299,14 +296,12 @@ class Sources:
         if not self._pool:
             tensors = max(2, self.pool_bytes // (8 * shape[0] * shape[1]))
             self._pool = [torch.randint(0, 100_000, shape) for _ in range(tensors)]
-        pool, size = self._pool, len(self._pool)
         tokens, labels = torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=torch.int64)
-        numbers = iter(range(count))
+        pool = itertools.cycle(self._pool)
 
         def copy() -> int:
-            k = 2 * next(numbers)
-            tokens.copy_(pool[k % size])
-            labels.copy_(pool[(k + 1) % size])
+            tokens.copy_(next(pool))
+            labels.copy_(next(pool))
             return tokens.numel()
 
         record = _time_batches(copy, lambda total: (total, total), count, time.perf_counter())
@@ -317,9 +312,7 @@ def _time_batches(
     take: Callable[[], Any], counts: Callable[[Any], tuple[int, int]], count: int, start: float
 ) -> dict[str, Any]:
     """Time `count` batches; the time since `start` is opening."""
-    open_s = time.perf_counter() - start
-    batch_s = []
-    useful = total = 0
+    open_s, batch_s, useful, total = time.perf_counter() - start, [], 0, 0
     for _ in range(count):
         start = time.perf_counter()
         batch = take()
@@ -338,14 +331,14 @@ def _build_run(
 ) -> RunSettings:
     """Return the run of an arm; arms differ in the approach only. The tokenizer is the manifest's."""
     tokenizer = read_tokenizer_manifest(tokenizer_directory)
-    corpus = read_corpus_manifest(corpus_directory)
-    run = RunSettings(
-        corpus=CorpusSettings(name=corpus["name"]),
+    return RunSettings(
+        corpus=CorpusSettings(name=read_corpus_manifest(corpus_directory)["name"]),
         tokenizer=TokenizerSettings(name=tokenizer["name"], kind=tokenizer["kind"]),
         approach=approach,
         sequence_length=settings.sequence_length,
+        global_batch=settings.rows,
+        micro_batch=settings.rows,
     )
-    return replace(run, global_batch=settings.rows, micro_batch=settings.rows)
 
 
 OURS = ("packed", "packed, first touch", "packed, int32", "packed, cold")
@@ -369,10 +362,11 @@ class Table:
 
 def format_table(result: dict[str, Any]) -> str:
     """Format the result for a terminal: medians and ranges over rounds, then the main ratios."""
-    found = Table(result)
+    found, settings = Table(result), result["settings"]
     width = max(map(len, found.records))
     lines = [
-        format_heading(result),
+        f"{settings['rounds']} rounds, batches of {settings['rows']} x {settings['sequence_length']}, one core, "
+        f"token file {result['token_file_bytes'] / 1e6:.0f} MB; engine {result['engine']}",
         f"{'arm':<{width}} {'open s':>7} {'MB held':>8} {'us a batch':>11} {'range of rounds':>21} {'useful':>7} "
         f"{'x memcpy':>9}",
     ]
@@ -393,15 +387,6 @@ def format_table(result: dict[str, Any]) -> str:
         lines.append(f"  {'checksums on first touch, us a batch':<{width + 9}} {np.median(extra):>9.2f}  {spread}")
     lines += [f"left out: {arm}: {reason}" for arm, reason in result["left_out"].items()]
     return "\n".join(lines)
-
-
-def format_heading(result: dict[str, Any]) -> str:
-    """Return a line that describes the measurement."""
-    settings = result["settings"]
-    return (
-        f"{settings['rounds']} rounds, batches of {settings['rows']} x {settings['sequence_length']}, one core, "
-        f"token file {result['token_file_bytes'] / 1e6:.0f} MB; engine {result['engine']}"
-    )
 
 
 def compute_ratios(found: Table) -> dict[str, tuple[float, float, float]]:

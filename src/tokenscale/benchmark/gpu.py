@@ -51,27 +51,17 @@ PATIENCE, PATIENCE_S = 3.0, 120.0
 #: GPU of a plan that is made without one, and its bytes
 PLANNED = ("NVIDIA H200", 139 * 2**30)
 #: fused backends of `scaled_dot_product_attention`; fa3 needs the package flash_attn_interface
-BACKENDS = {
-    "sdpa-flash": "FLASH_ATTENTION",
-    "sdpa-cudnn": "CUDNN_ATTENTION",
-    "sdpa-fa3": "FLASH_ATTENTION",
-}
+BACKENDS = {"sdpa-flash": "FLASH_ATTENTION", "sdpa-cudnn": "CUDNN_ATTENTION", "sdpa-fa3": "FLASH_ATTENTION"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the GPU benchmark."""
     parser.add_argument("--output", type=Path, metavar="DIR", help="one JSON a case; finished ones stay")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print the cases, their memory and expected minutes; needs no GPU"
-    )
+    plan = "print the cases, their memory and expected minutes; needs no GPU"
+    limit = "begin no case that may not end within S seconds"
+    parser.add_argument("--dry-run", action="store_true", help=plan)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="cases, by the beginnings of their names")
-    parser.add_argument(
-        "--seconds",
-        type=_parse_positive,
-        default=1e9,
-        metavar="S",
-        help="begin no case that may not end within S seconds",
-    )
+    parser.add_argument("--seconds", type=_parse_positive, default=1e9, metavar="S", help=limit)
     parser.add_argument("--again", action="store_true", help="repeat cases that have a file already")
     parser.add_argument("--case", metavar="NAME", help="run this one case in this process")
 
@@ -209,8 +199,6 @@ TOY = [
         *(replace(_build_peer(model, model, 64, rows), **_TOY) for rows in (1, 2)),
     )
 ]
-#: the case that is no training: collectives of one rank
-NCCL = "nccl-one-rank"
 
 
 def roofline(case: Case, device_name: str) -> dict[str, float] | None:
@@ -285,8 +273,7 @@ def format_plan() -> str:
             f"{f'{sum(floor.values()) * 1e3:.1f} ms' if floor else 'unknown':>13}  {target:>16}  "
             + (f"{expected_seconds(case, name) / 60:>5.1f} min" if fits else "does not fit")
         )
-    lines.append(f"{NCCL:<32} {'':>9}  {'':>13}  {'':>16}  {START_S / 60:>5.1f} min")
-    return "\n".join([*lines, f"together {(whole + START_S) / 60:.0f} minutes, of {len(CASES) + 1} cases"])
+    return "\n".join([*lines, f"together {whole / 60:.0f} minutes, of {len(CASES)} cases"])
 
 
 def _read_device() -> tuple[str, int]:
@@ -305,24 +292,19 @@ def measure(
     """
     began = time.monotonic()
     device_name, room = _read_device() if torch.cuda.is_available() else ("cpu", 0)
-    chosen = {c.name: c for c in list_cases()} | ({NCCL: None} if torch.cuda.is_available() else {})
-    chosen = {name: c for name, c in chosen.items() if not names or any(name.startswith(n) for n in names)}
+    chosen = {c.name: c for c in list_cases() if not names or c.name.startswith(tuple(names))}
     if not chosen:
-        raise UserError(
-            "no case matches --only.",
-            requested=", ".join(names),
-            allowed=", ".join(case.name for case in list_cases()),
-            next="use an allowed name, or remove --only",
-        )
+        facts = {"requested": ", ".join(names), "allowed": ", ".join(case.name for case in list_cases())}
+        raise UserError("no case matches --only.", **facts, next="use an allowed name, or remove --only")
     for name, case in chosen.items():
         path = folder / f"{name}.json"
         if path.is_file() and not again:
             continue
-        expected = expected_seconds(case, device_name) if case else START_S
+        expected = expected_seconds(case, device_name)
         if time.monotonic() - began + expected > budget_s:
             print(f"{name}: left for another call, since it may not end within {budget_s:.0f} s", flush=True)
             continue
-        if case and room and not case.peer and (predicted := predicted_bytes(case)) > room:
+        if room and not case.peer and (predicted := predicted_bytes(case)) > room:
             reason = f"does not fit: {predicted / 2**30:.0f} of {room / 2**30:.0f} GiB"
             print(f"{name}: left out, {reason}", flush=True)
             continue
@@ -336,9 +318,7 @@ def measure(
             except subprocess.TimeoutExpired:
                 failed = [f"not done within {limit:.0f} s"]
         if failed or not path.is_file():
-            write_json(
-                path, {"case": {"name": name} | (asdict(case) if case else {}), "failed": (failed or ["no result"])[0]}
-            )
+            write_json(path, {"case": asdict(case), "failed": (failed or ["no result"])[0]})
         print(format_case(read_json(path)), flush=True)
     return {name: read_json(folder / f"{name}.json") for name in chosen if (folder / f"{name}.json").is_file()}
 
@@ -350,10 +330,6 @@ def list_cases() -> list[Case]:
 
 def run_case(name: str, folder: Path) -> dict[str, Any]:
     """Measure one case in this process and write `<folder>/<name>.json`."""
-    if name == NCCL:
-        record = _measure_nccl()
-        write_json(folder / f"{name}.json", record)
-        return record
     case = next((c for c in CASES + TOY if c.name == name), None)
     if case is None:
         raise unknown("case", name, (c.name for c in list_cases()))
@@ -423,35 +399,6 @@ def _time_synchronized(step: Any, k: int, cuda: bool) -> float:
     if cuda:
         torch.cuda.synchronize()
     return time.monotonic() - began
-
-
-def _measure_nccl() -> dict[str, Any]:
-    """Run NCCL's collectives in a group of one rank, compare their results and time them."""
-    import torch.distributed as dist
-
-    device = torch.device("cuda", 0)
-    torch.cuda.set_device(device)
-    with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=0, world_size=1, device_id=device)
-        try:
-            values = torch.arange(1 << 24, dtype=torch.float32, device=device)
-            gathered = torch.empty_like(values)
-            calls = {
-                "all_reduce": lambda: dist.all_reduce(gathered.copy_(values)),
-                "all_gather": lambda: dist.all_gather_into_tensor(gathered, values),
-                "reduce_scatter": lambda: dist.reduce_scatter_tensor(gathered, values),
-            }
-            seconds = {}
-            for name, call in calls.items():
-                call()
-                torch.cuda.synchronize()
-                if not torch.equal(gathered, values):
-                    raise RuntimeError(f"{name} of one rank changed its values")
-                seconds[name] = min(_time_synchronized(lambda _, call=call: call(), 0, True) for _ in range(10))
-        finally:
-            dist.destroy_process_group()
-    version = ".".join(map(str, torch.cuda.nccl.version()))
-    return {"schema": 2, "case": {"name": NCCL}, "nccl": version, "bytes": values.nbytes, "seconds": seconds}
 
 
 def _time_steps(step: Any, steps: int, device: torch.device, laps: list[dict[str, float]]) -> list[float]:
@@ -547,17 +494,11 @@ def format_case(record: dict[str, Any]) -> str:
     head = f"{case['name']:<32}"
     if "failed" in record:
         return f"{head} failed: {record['failed']}"
-    if "nccl" in record:
-        rates = (f"{name} {record['bytes'] / s / 1e9:,.0f} GB/s" for name, s in record["seconds"].items())
-        return f"{head} NCCL {record['nccl']}: {', '.join(rates)}"
     low, high = (case["rows"] * case["sequence_length"] / s for s in (max(record["step_s"]), min(record["step_s"])))
     mfu = f"{record['mfu']['full']:.1%} MFU" if record["mfu"] else "no MFU: peak unknown"
-    memory_text = (
-        f"{record['memory_peak_bytes'] / 2**30:.1f} GiB" if record["memory_peak_bytes"] else "memory not measured"
-    )
-    if record["memory_peak_bytes"] and record["memory_predicted_bytes"]:
-        memory_text += f" (predicted {record['memory_predicted_bytes'] / 2**30:.1f})"
-    parts = [mfu, memory_text]
+    peak, predicted = record["memory_peak_bytes"], record["memory_predicted_bytes"]
+    used = f"{peak / 2**30:.1f} GiB" if peak else "memory not measured"
+    parts = [mfu, used + (f" (predicted {predicted / 2**30:.1f})" if peak and predicted else "")]
     if record["times_roofline"]:
         parts.append(f"{record['times_roofline']:.2f}x the roofline")
     if record["compile_s"] is not None:
@@ -571,12 +512,7 @@ def _read_clocks() -> dict[str, str] | None:
     """Query clocks and power from the driver right after the last step; None if unavailable."""
     fields = "clocks.sm,clocks.mem,power.draw,power.limit,temperature.gpu,driver_version"
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        )
+        argv = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=True)
         return dict(zip(fields.split(","), (v.strip() for v in done.stdout.splitlines()[0].split(",")), strict=True))
     return None
