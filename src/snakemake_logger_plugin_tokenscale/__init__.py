@@ -77,25 +77,11 @@ if sys.argv[0].endswith(("/snakemake", "/snakemake/__main__.py")) and Path("work
     read_command_line()
 
 #: messages about Snakemake itself, by how they begin
-LEFT_OUT = (
-    "Assuming unrestricted shared filesystem usage",
-    "Building DAG of jobs",
-    "Using shell:",
-    "Singularity containers: ignored",
-    "Conda environments: ignored",
-    "Select jobs to execute",
-    "Elapsed time:",
-)
+LEFT_OUT = ("Assuming unrestricted shared filesystem usage", "Building DAG of jobs", "Using shell:", "Elapsed time:")
+LEFT_OUT += ("Singularity containers: ignored", "Conda environments: ignored", "Select jobs to execute")
 #: events that the progress display replaces
-REPLACED = {
-    LogEvent.WORKFLOW_STARTED,
-    LogEvent.RUN_INFO,
-    LogEvent.RESOURCES_INFO,
-    LogEvent.JOB_INFO,
-    LogEvent.JOB_STARTED,
-    LogEvent.JOB_FINISHED,
-    LogEvent.PROGRESS,
-}
+REPLACED = {LogEvent.WORKFLOW_STARTED, LogEvent.RUN_INFO, LogEvent.RESOURCES_INFO, LogEvent.PROGRESS}
+REPLACED |= {LogEvent.JOB_INFO, LogEvent.JOB_STARTED, LogEvent.JOB_FINISHED}
 
 
 class LogHandler(LogHandlerBase):
@@ -112,9 +98,7 @@ class LogHandler(LogHandlerBase):
         self.stream = sys.stdout if s.stdout else sys.stderr
         self.default = ColorizingTextHandler(nocolor=s.nocolor, stream=self.stream)
         # its parameters are named as the settings are, and newer versions of Snakemake have more of them
-        self.default.addFilter(
-            DefaultFilter(**{name: getattr(s, name) for name in signature(DefaultFilter).parameters})
-        )
+        self.default.addFilter(DefaultFilter(**{n: getattr(s, n) for n in signature(DefaultFilter).parameters}))
         self.default.setFormatter(DefaultFormatter(s.quiet, s.show_failed_logs))
         quiet = {Quietness.ALL, Quietness.RULES, Quietness.PROGRESS} & set(s.quiet or ())
         listed = s.dryrun and (s.printshellcmds or set(s.quiet or ()) != {Quietness.REASON})

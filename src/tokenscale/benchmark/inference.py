@@ -154,13 +154,9 @@ def _open_writer(folder: Path, settings: InferenceBenchmarkSettings) -> Writer:
     engine = load_tokenizer(opened.tokenizer)
     longest = max(prompt + new for _, prompt, new in settings.cells)
     if longest > opened.positions:
-        raise UserError(
-            "prompt and new tokens exceed the model's positions.",
-            checkpoint=opened.name,
-            found=f"{longest:,} tokens",
-            expected=f"at most {opened.positions:,}",
-            next="reduce prompt_tokens or new_tokens",
-        )
+        what, next = "prompt and new tokens exceed the model's positions.", "reduce prompt_tokens or new_tokens"
+        expected = f"at most {opened.positions:,}"
+        raise UserError(what, checkpoint=opened.name, found=f"{longest:,} tokens", expected=expected, next=next)
     ids = np.concatenate([*engine.encode_batch(list(settings.prompts)), np.array([engine.bos_id])]).tolist()
     return Writer(opened, folder.name, engine, ids)
 
@@ -252,10 +248,8 @@ def compare_rows(found: list[list[int]], expected: list[list[int]], prompt: int)
     """
     wrong = np.array(found) != np.array(expected)
     places = np.flatnonzero(wrong.any(axis=0))
-    return {
-        "rows_equal": int((~wrong.any(axis=1)).sum()),
-        "first_difference": prompt + int(places[0]) if len(places) else None,
-    }
+    first = prompt + int(places[0]) if len(places) else None
+    return {"rows_equal": int((~wrong.any(axis=1)).sum()), "first_difference": first}
 
 
 def _allocated_bytes(device: torch.device) -> int:

@@ -45,11 +45,5 @@ def format_spread(values: Sequence[float], form: str = ".2f") -> str:
 def format_columns(rows: Sequence[Sequence[str]], left: int = 1) -> str:
     """Align the columns of a table: the first `left` columns at the left, the others at the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(
-            text.ljust(width) if i < left else text.rjust(width)
-            for i, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)
+    cells = [[*map(str.ljust, row[:left], widths), *map(str.rjust, row[left:], widths[left:])] for row in rows]
+    return "\n".join("  ".join(row).rstrip() for row in cells)

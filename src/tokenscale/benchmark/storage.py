@@ -12,6 +12,7 @@ import dataclasses
 import shutil
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,9 +153,8 @@ def _measure_store(
     }
     single = shuffled[: settings.single_rows]
     parquet = "codec" in StoreSettings.OPTIONS[store.format]
-    seconds["single_rows_s"] = (
-        _time_row_groups(where, manifest, single) if parquet else _time_read(store, where, manifest, single, 1)
-    )
+    read_singly = partial(_time_read, store, rows=1) if not parquet else _time_row_groups
+    seconds["single_rows_s"] = read_singly(where=where, manifest=manifest, order=single)
     kept = machine.drop_page_cache(where / file["name"] for file in list_files(manifest))
     why = machine.explain_warm_cache(kept)
     seconds["cold_s"] = None if why else _time_read(store, where, manifest, order, settings.rows)

@@ -155,22 +155,15 @@ def compare_rows(lengths: np.ndarray, t: int) -> dict[str, float]:
     """
     padding = costs.padding_share(lengths, t)
     fill = costs.fill_share(lengths, t, len(best_fit_decreasing(split_documents(lengths, t)[2], t + 1)[1]) - 1)
-    return {
-        "padding": padding,
-        "cut": costs.cut_share(lengths, t),
-        "cut_documents": costs.cut_documents_share(lengths, t),
-        "fill_packed": fill,
-        "gain": fill / (1 - padding),
-    }
+    cut = {"cut": costs.cut_share(lengths, t), "cut_documents": costs.cut_documents_share(lengths, t)}
+    return {"padding": padding, **cut, "fill_packed": fill, "gain": fill / (1 - padding)}
 
 
 def choose_format(at: dict[str, float]) -> tuple[str, str]:
     """Return the advised format and the reason in one sentence."""
     if at["gain"] - 1 < LEAST_GAIN and at["cut"] < LEAST_CUT:
-        takes = (
-            f"padding takes {_percent(at['padding'])} of the positions and {_percent(at['cut'])} of the tokens are cut"
-        )
-        return "padded", f"documents fill their rows: {takes}, so packing would gain less than {LEAST_GAIN:.0%}"
+        takes = f"padding takes {_percent(at['padding'])} of the positions and {_percent(at['cut'])} of the tokens"
+        return "padded", f"documents fill their rows: {takes} are cut, so packing would gain less than {LEAST_GAIN:.0%}"
     cuts = f", where padded rows also drop {_percent(at['cut'])} of them" if at["cut"] >= LEAST_CUT else ""
     return "packed", f"{at['gain']:.2f}x as many useful tokens from a step as padded rows{cuts}; nothing is dropped"
 
@@ -199,15 +192,13 @@ def render(facts: dict[str, Any]) -> str:
     more = f" and {len(facts['files']) - 1:,} more" if len(facts["files"]) > 1 else ""
     size = f"{facts['documents']:,.0f} documents, {_bytes(facts['text_bytes'])} of text"
     part = f"{sampled['documents']:,} documents ({_bytes(sampled['text_bytes'])}; {sampled['where']})"
-    columns = (
-        f"{'padding':>9}  {'tokens cut':>11}  {'documents cut':>14}  {'useful':>11}  {'useful tokens, x padded':>24}"
-    )
+    columns = f"{'padding':>9}  {'tokens cut':>11}  {'documents cut':>14}  {'useful':>11}"
     lines = [
         f"{Path(facts['files'][0]).name}{more}: {size}, {count(facts['tokens'])} tokens of {facts['tokenizer']}",
         "every document was read" if exact else f"estimated from {part}",
         "",
         "one document a row, cut or padded:             packed rows:",
-        f"{'row':>6}  {columns}",
+        f"{'row':>6}  {columns}  {'useful tokens, x padded':>24}",
     ]
     for t, of in facts["sequence_lengths"].items():
         padded = f"{_percent(of['padding']):>9}  {_percent(of['cut']):>11}  {_percent(of['cut_documents']):>14}"

@@ -310,14 +310,8 @@ def open_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target,
         inside = file != path and file.is_relative_to(path)
         name = file.relative_to(path).as_posix() if inside else file.name
         files.append({"name": name, "bytes": file.stat().st_size, "sha256": hashes[file]})
-    converted = {
-        "format": kind,
-        "files": files,
-        "dtype": reader.dtype,
-        "document_end_id": document_end,
-        "padding_dropped": reader.padding_dropped,
-        **asdict(counts),
-    }
+    converted = {"format": kind, "files": files, "dtype": reader.dtype, "document_end_id": document_end}
+    converted |= {"padding_dropped": reader.padding_dropped, **asdict(counts)}
     made = {"special_token_policy": "as the makers of the source had it", "converted_from": converted}
     made = {"corpus_manifest_sha256": None, "text_sha256": None, **made}
     documents.origin = Origin(tokenizer, **ids, source=made, engine=f"converted from {kind}")
@@ -407,10 +401,9 @@ def write_store(found: Source, goal: Target, log: Log) -> None:
         folder, how = (path.parent, {"single": goal.single}) if goal.single else (path, {})
         manifest = write(store, found.documents, folder, **how)
     progress.close()
-    cut = f", {manifest['tokens_cut']:,} ids of {manifest['documents_cut']:,} documents cut"
-    fill = (
-        f"{manifest['tokens_in_documents']:,} ids, fill {manifest['fill']:.2%}{cut if manifest['tokens_cut'] else ''}"
-    )
+    fill = f"{manifest['tokens_in_documents']:,} ids, fill {manifest['fill']:.2%}"
+    if lost := manifest["tokens_cut"]:
+        fill += f", {lost:,} ids of {manifest['documents_cut']:,} documents cut"
     digest = f"ids_digest {manifest['ids_digest']['value'][:16]}"
     log(f"{progress.line()}\n{path}: {store.directory}, {manifest['rows']:,} rows, {fill}; {digest}")
 

@@ -145,9 +145,7 @@ def _find_tokenizer(checkpoint: Path, stated: Path | None, vocabulary: int) -> P
     if trained is not None and trained["file"] != manifest["file"]:
         made = ((folder, manifest), (held, trained))
         names = [f"{where}: {of['name']}, sha256 {of['file']['sha256'][:12]}…" for where, of in made]
-        what, next = (
-            "the tokenizer is not the one that the model was trained with.",
-            "leave --tokenizer out: the checkpoint holds it",
-        )
-        raise UserError(what, tokenizer=names[0], checkpoint=names[1], next=next)
+        what = "the tokenizer is not the one that the model was trained with."
+        following = "leave --tokenizer out: the checkpoint holds it"
+        raise UserError(what, tokenizer=names[0], checkpoint=names[1], next=following)
     return None if manifest["kind"] == "numbers" else folder

@@ -2,24 +2,18 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that name the inputs and the output folder."""
-    parser.add_argument(
-        "--experiment", required=True, type=Path, help="run table: results/experiments/<name>/runs.json"
-    )
+    of_experiment, of_stores = "run table: results/experiments/<name>/runs.json", "manifests of token stores"
+    parser.add_argument("--experiment", required=True, type=Path, help=of_experiment)
     parser.add_argument("--runs", type=Path, default=Path("results/runs"), help="folder of the runs' folders")
-    parser.add_argument(
-        "--benchmark", nargs="*", type=Path, default=[], action="extend", help="data benchmark files (JSON)"
-    )
-    parser.add_argument(
-        "--certificate", nargs="*", type=Path, default=[], action="extend", metavar="FILE", help="parity certificates"
-    )
-    for name, what in (("store", "token stores"), ("corpus", "their corpora")):
-        parser.add_argument(
-            f"--{name}", nargs="*", type=Path, default=[], action="extend", metavar="FILE", help=f"manifests of {what}"
-        )
+    files = {"benchmark": "data benchmark files (JSON)", "certificate": "parity certificates", "store": of_stores}
+    for name, text in (files | {"corpus": "manifests of their corpora"}).items():
+        several: dict[str, Any] = {"nargs": "*", "type": Path, "default": [], "action": "extend", "metavar": "FILE"}
+        parser.add_argument(f"--{name}", **several, help=text)
     parser.add_argument("--output", required=True, type=Path, help="folder of the tables: results/tables/<name>")
     parser.add_argument("--threads", type=int, default=2, help="threads that read logs (default 2)")
 

@@ -52,9 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def find_run(run_ids: list[str], settings: "Config") -> tuple[RunSettings, Path, dict[str, Path], Machine]:
-    """Return a run of any experiment of the configuration, its output, inputs and machine. Raises UserError unless one
-    run is named.
-    """
+    """Return a run of the configuration, its output, inputs and machine. Raises UserError unless one run is named."""
     from tokenscale.settings.manifests import done_file, list_manifests
 
     if not run_ids:

@@ -9,17 +9,14 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options for the two recordings and the output file."""
-    parser.add_argument(
-        "a", type=Path, metavar="A", help="folder of the reference's recording, with floor-1, floor-2 …"
-    )
+    of_a = "folder of the reference's recording, with floor-1, floor-2 …"
+    parser.add_argument("a", type=Path, metavar="A", help=of_a)
     parser.add_argument("b", type=Path, metavar="B", help="folder of the recording that is compared")
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write the certificate (JSON)")
-    parser.add_argument(
-        "--always", action="store_true", help="with --output: where there is no verdict, write why, and return 0"
-    )
-    parser.add_argument(
-        "--names", type=Path, metavar="FILE", help="JSON: A's parameter → B's, where their values do not align them"
-    )
+    of_always = "with --output: where there is no verdict, write why, and return 0"
+    parser.add_argument("--always", action="store_true", help=of_always)
+    of_names = "JSON: A's parameter → B's, where their values do not align them"
+    parser.add_argument("--names", type=Path, metavar="FILE", help=of_names)
 
 
 def run(arguments: argparse.Namespace) -> int:

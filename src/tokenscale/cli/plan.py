@@ -268,14 +268,9 @@ def _format_sent(run: RunSettings) -> str:
 def _format_options(run: RunSettings) -> str:
     """Describe the other settings that a run's memory depends on."""
     again = run.activation_checkpointing
-    named = {
-        f"{again} checkpointing": again != "none",
-        f"loss_chunk {run.loss_chunk}": run.loss_chunk,
-        "document_mask": run.document_mask,
-        "compile": run.compile,
-        "float8": run.float8,
-    }
-    return ", ".join(name for name, pieces in named.items() if pieces)
+    named = {f"{again} checkpointing": again != "none", f"loss_chunk {run.loss_chunk}": run.loss_chunk}
+    named |= {name: getattr(run, name) for name in ("document_mask", "compile", "float8")}
+    return ", ".join(name for name, used in named.items() if used)
 
 
 def _predict_memory(run: RunSettings, gpu_gib: float | None) -> tuple[tuple[str, str] | None, str | None]:

@@ -20,9 +20,8 @@ RULE = ("store", "corpus", "tokenizer", "output")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of both modes."""
-    parser.usage = (
-        "%(prog)s --input-path FILE --output-dir DIR …\n       %(prog)s --store NAME --corpus FILE --output FILE"
-    )
+    parser.usage = "%(prog)s --input-path FILE --output-dir DIR …\n"
+    parser.usage += "       %(prog)s --store NAME --corpus FILE --output FILE"
     importlib.import_module(FROM_FILE).add_arguments(parser)
     rule = parser.add_argument_group("write one store of a corpus, as the workflow's rules do")
     rule.add_argument("--store", metavar="NAME", help="for example padded-sequence_length=2048")
@@ -77,7 +76,5 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
 
 def describe_store(manifest: dict[str, Any]) -> str:
     """Return the counts of a store in one line."""
-    tokens = (
-        f"{manifest['tokens_useful']:,} useful of {manifest['tokens_total']:,} tokens (fill {manifest['fill']:.2%})"
-    )
-    return f"{manifest['rows']:,} rows, {tokens}, {manifest['tokens_cut']:,} cut"
+    tokens = f"{manifest['tokens_useful']:,} useful of {manifest['tokens_total']:,} tokens"
+    return f"{manifest['rows']:,} rows, {tokens} (fill {manifest['fill']:.2%}), {manifest['tokens_cut']:,} cut"

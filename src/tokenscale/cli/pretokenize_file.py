@@ -137,13 +137,12 @@ def _write(settings: FileSettings, source: Path, aside: Path, tokenizer: Resolve
     if not (folder / "manifest.json").is_file():
         folder = aside / "tokenizer"
         build_tokenizer(tokenizer.settings, folder)
-    level = settings.compression_level or StorageSettings().codec_level
-    same: dict[str, Any] = {"eos": settings.eos, "dtype": settings.dtype, "row_group_rows": settings.row_group_rows}
+    same: dict[str, Any] = {name: getattr(settings, name) for name in ("eos", "dtype", "row_group_rows")}
+    same |= {"sequence_length": settings.max_length, "codec": settings.compression}
+    same["codec_level"] = settings.compression_level or StorageSettings().codec_level
     stores = {}
     for form in dict.fromkeys(settings.format):
-        store = StoreSettings(
-            form, sequence_length=settings.max_length, codec=settings.compression, codec_level=level, **same
-        )
+        store = StoreSettings(form, **same)
         name = f"{strip_extensions(source)}_tokenized_{form}_{settings.compression}"
         single = SingleFile(name, _command_line(settings, store))
         _check_free(single.list_files(directory), store, read_tokenizer(folder))
@@ -274,12 +273,11 @@ def _check_free(files: list[Path], store: StoreSettings, tokenizer: dict[str, An
     made = found["tokenizer"]
     has = {**found["options"], "tokenizer": made["name"], "tokenizer file": made["file_sha256"]}
     requested = {**store.options(), "tokenizer": tokenizer["name"], "tokenizer file": tokenizer["file"]["sha256"]}
-    if differing := [key for key in requested if requested[key] != has.get(key)]:
-        facts = {
-            label: f"{differing[0]} {of.get(differing[0])}" for label, of in (("has", has), ("requested", requested))
-        }
-        next = "choose another --output-dir, or remove the file and its manifest"
-        raise UserError("the output file exists and was made with other settings.", file=there[0], **facts, next=next)
+    if differing := next((key for key in requested if requested[key] != has.get(key)), ""):
+        facts = {"has": f"{differing} {has.get(differing)}", "requested": f"{differing} {requested[differing]}"}
+        following = "choose another --output-dir, or remove the file and its manifest"
+        what = "the output file exists and was made with other settings."
+        raise UserError(what, file=there[0], **facts, next=following)
 
 
 def _command_line(settings: FileSettings, store: StoreSettings) -> str:

@@ -23,17 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--settings", required=True, help="the run's settings as canonical JSON")
     parser.add_argument("--directory", required=True, type=Path, help="results/runs/<run id>")
     parser.add_argument("--attempt", type=int, default=0, help="number of this attempt")
-    parser.add_argument(
-        "--corpus", type=Path, help="manifest of the raw corpus (to tokenize while training, to translate)"
-    )
+    of_corpus = "manifest of the raw corpus (to tokenize while training, to translate)"
+    parser.add_argument("--corpus", type=Path, help=of_corpus)
     parser.add_argument("--tokenizer", type=Path, help="manifest of the tokenizer (the same approaches)")
     parser.add_argument("--store", type=Path, help="manifest of the token store (the other approaches)")
     parser.add_argument("--validation-store", type=Path, help="manifest of the packed validation store")
     parser.add_argument("--arm", type=Path, help="another trainer: results/arms/NAME/environment.json")
     parser.add_argument("--srun", action="store_true", help="started by srun: take the rank from its variables")
-    parser.add_argument(
-        "--hang-s", type=float, default=0, help="seconds without a step after which the rank ends; 0: never"
-    )
+    of_hang = "seconds without a step after which the rank ends; 0: never"
+    parser.add_argument("--hang-s", type=float, default=0, help=of_hang)
     parser.add_argument("--nodes", type=int, help="refuse another number of nodes")
     parser.add_argument("--network", help="refuse another network between nodes, as NCCL names it")
     parser.add_argument("--least-links", type=json.loads, help="refuse slower links: GB/s by kind, as JSON")

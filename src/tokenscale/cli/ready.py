@@ -24,7 +24,6 @@ from tokenscale.runs.launch import submission
 from tokenscale.runs.launch.start import check_memory
 from tokenscale.settings.config import Config
 from tokenscale.settings.profile import load_profile
-from tokenscale.settings.run import RunSettings
 
 #: checks of `doctor` that runs need: where they run on this machine, and where SLURM starts them
 HERE = ("python", "host packages", "trainer packages", "report packages", "results folder", "gpu", "nccl", "gloo")
@@ -50,10 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     config = main.load_configuration(arguments)
     names, prices = config.select_experiments(arguments.experiment), RunPrices(config)
     findings = doctor.examine(Path("results"), only=SUBMITTED if config.machine.starter == "srun" else HERE)
-    lacks = [
-        *judge_machine(config, names, findings, arguments.profile),
-        *find_problems(config, names, prices, arguments.profile),
-    ]
+    lacks = list(judge_machine(config, names, findings, arguments.profile))
+    lacks += find_problems(config, names, prices, arguments.profile)
     for text in render(config, names, prices, lacks, colour=sys.stdout.isatty()):
         print(text)
     return 2 if any(lack.refuses for lack in lacks) else 0
@@ -136,8 +133,14 @@ def find_problems(
     errors = [submission.unset_variable_error([_read_resources(profile)] if profile else [])]
     if config.machine.gpus_per_node is not None:
         errors.append(submission.budget_error(prices.sum_by_experiment(left), config.settings.budget.node_hours))
-    large = {run_id: error for run_id in left if (error := _find_lack_of_memory(config, runs[run_id].settings, prices))}
-    for run_id, error in list(large.items())[:1]:
+    large: list[tuple[str, UserError]] = []
+    for run_id in left:
+        run = runs[run_id].settings
+        try:
+            check_memory(run, config.machine, vocabulary=prices.read_vocabulary(run))
+        except UserError as error:
+            large.append((run_id, error))
+    for run_id, error in large[:1]:
         errors.append(UserError(f"{len(large)} runs, such as {run_id}: {error.what}", **error.facts))
     for found in filter(None, errors):
         facts = ", ".join(f"{key} {text}" for key, text in found.facts.items() if key in ("needed", "found", "budget"))
@@ -147,14 +150,6 @@ def find_problems(
     if needed > (free := shutil.disk_usage(".").free):
         what = f"results take about {format_bytes(needed)}, {format_bytes(free)} are free"
         yield Lack(what, "free space (`df -h .`)")
-
-
-def _find_lack_of_memory(config: Config, run: RunSettings, prices: RunPrices) -> UserError | None:
-    try:
-        check_memory(run, config.machine, vocabulary=prices.read_vocabulary(run))
-    except UserError as error:
-        return error
-    return None
 
 
 def _read_resources(profile: str) -> dict[str, Any]:

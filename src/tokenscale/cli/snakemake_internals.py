@@ -27,12 +27,12 @@ def get_internal(owner: Any, path: str) -> Any:
     """Return a private attribute by its dotted path. Raise UserError for a Snakemake without it."""
     for name in path.split("."):
         if not hasattr(owner, name):
-            found = {
+            facts = {
                 "found": f"snakemake {version('snakemake')}, without {path}",
                 "expected": f"a release like {TESTED}",
             }
             following = f"pip install 'snakemake~={TESTED}.0'"
-            raise UserError("this release of Snakemake does not fit the workflow.", **found, next=following)
+            raise UserError("this release of Snakemake does not fit the workflow.", **facts, next=following)
         owner = getattr(owner, name)
     return owner
 

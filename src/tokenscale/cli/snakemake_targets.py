@@ -147,9 +147,7 @@ class Targets:
         return self.runs[run_id].settings
 
     def run_inputs(self, run_id: str) -> dict[str, str | list[str]]:
-        """Return the manifests that a run reads by role, and the file that provides the state it resumes from:
-        `done.json` of our own run, or another checkpoint.
-        """
+        """Return the manifests that a run reads by role, and what provides the state that it resumes from."""
         run = self.run_of(run_id)
         named, state = list_manifests(run), list[str]()
         if run.resume_from is not None:
@@ -180,11 +178,8 @@ class Targets:
         """Return the corpus that a tokenizer learns from, or its files in a folder: other files, another tokenizer."""
         found = self.config.tokenizers[tokenizer]
         names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json") if found.source else ()
-        files = [os.path.join(found.source or "", name) for name in names]
-        return {
-            "corpus": [corpus_manifest(found.corpus)] if found.corpus else [],
-            "source": [file for file in files if os.path.isfile(file)],
-        }
+        files = filter(os.path.isfile, (os.path.join(found.source or "", name) for name in names))
+        return {"corpus": [corpus_manifest(found.corpus)] if found.corpus else [], "source": list(files)}
 
     def page_figures(self, report: str) -> list[str]:
         """Return the figures on a report's first page: those of its experiment, if it has only one."""
@@ -202,9 +197,7 @@ class Targets:
         return fingerprint_sources(self.config.corpora[corpus], CORPORA, part)
 
     def claims_digest(self) -> str:
-        """Return a digest of the claims' content, without comments and modification time. Raises UserError for wrong
-        claims.
-        """
+        """Return a digest of the claims' content. Raises UserError for wrong claims."""
         ledger = Path(self.config.settings.claims)
         load_claims(ledger)
         return sha256_text(canonical_json(read_yaml(ledger)))

@@ -100,19 +100,16 @@ class StatusReport:
                 if writer is not job and job.state == "RUNNING":
                     yield f"{indent}why   job {writer.id} trains this run; this job waits until it ends"
             if not self.snakemake_running:
-                yield (
-                    "  No Snakemake of this folder runs on this machine. If none runs elsewhere, start it again: "
-                    "its trainings wait for these jobs instead of running twice."
-                )
+                text = "  No Snakemake of this folder runs on this machine. If none runs elsewhere, start it again: "
+                yield text + "its trainings wait for these jobs instead of running twice."
 
     def _runs(self) -> Iterator[str]:
         if not self.runs:
             yield "runs   none under results/runs yet"
             return
         counts = Counter(run.state for run in self.runs)
-        summary = ", ".join(
-            f"{counts[state]} {state}" for state in dict.fromkeys([*ORDER, *sorted(counts)]) if counts[state]
-        )
+        states = filter(counts.get, dict.fromkeys([*ORDER, *sorted(counts)]))
+        summary = ", ".join(f"{counts[state]} {state}" for state in states)
         yield f"runs   {len(self.runs)} under {', '.join(self.folders)}: {summary}"
         listed = [run for state in ORDER[2:] for run in self.runs if run.state == state]
         indent = " " * (4 + max((len(run.state) for run in listed), default=0))
@@ -148,10 +145,7 @@ def collect_status(folder: Path = Path()) -> StatusReport:
 
 
 def is_snakemake_running(folder: Path, processes: Path = Path("/proc")) -> bool:
-    """Return whether a Snakemake of this folder runs on this machine: it has its log open.
-
-    Snakemake processes inside jobs do not count.
-    """
+    """Return whether a Snakemake of this folder runs on this machine, not inside a job: it has its log open."""
     logs = f"{(folder / '.snakemake/log').resolve()}/"
     for process in processes.glob("[0-9]*"):
         try:

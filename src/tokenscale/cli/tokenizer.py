@@ -27,7 +27,5 @@ def run(arguments: argparse.Namespace, wait: bool = True) -> None:
     directory = arguments.output.parent
     with hold_run_folder(directory, f"the tokenizer {settings.name}", wait=wait):
         manifest = build(settings, directory, arguments.corpus.parent if arguments.corpus else None)
-    print(
-        f"tokenizer {manifest['name']} ({manifest['kind']}): {manifest['vocabulary_size']:,} ids, "
-        f"file {format_bytes(manifest['file']['bytes'])}, {time.monotonic() - start:.1f} s"
-    )
+    size = f"{manifest['vocabulary_size']:,} ids, file {format_bytes(manifest['file']['bytes'])}"
+    print(f"tokenizer {manifest['name']} ({manifest['kind']}): {size}, {time.monotonic() - start:.1f} s")

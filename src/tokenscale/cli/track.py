@@ -8,9 +8,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that name the runs, the tracker and the output folder."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIRECTORY", help="results/runs/RUN_ID")
     parser.add_argument("--to", required=True, metavar="TRACKER", help="tensorboard, mlflow or wandb")
-    parser.add_argument(
-        "--output", required=True, type=Path, metavar="FOLDER", help="output folder; an earlier export is replaced"
-    )
+    text = "output folder; an earlier export is replaced"
+    parser.add_argument("--output", required=True, type=Path, metavar="FOLDER", help=text)
     parser.add_argument("--follow", action="store_true", help="continue until every run is sealed")
 
 

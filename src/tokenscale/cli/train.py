@@ -14,10 +14,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags with the source studies' names, and one flag for each setting of a run."""
     from tokenscale.settings import flags, source_studies
 
-    parser.usage = as_typed(
-        "%(prog)s [--dataset FILE|dummy|CORPUS] [options]\n"
-        "       torchrun --nproc-per-node N -m tokenscale train [options]"
-    )
+    usage = "%(prog)s [--dataset FILE|dummy|CORPUS] [options]\n"
+    parser.usage = as_typed(usage + "       torchrun --nproc-per-node N -m tokenscale train [options]")
     flags.add_flags(parser.add_argument_group("what to train, on what"), source_studies.TRAIN_FLAGS)
     flags.add_flags(parser.add_argument_group("the settings of a run (docs/settings.md)"), source_studies.RUN_FLAGS)
 

@@ -111,14 +111,9 @@ def describe_long_step(run: RunSettings, manifests: dict[str, Path]) -> str | No
 def _open_pretokenized(request: Request, store: Path) -> dict[str, Path]:
     run = request.run
     known = request.tokenizer if run.tokenizer.kind != "unknown" else None
-    open_store(
-        store,
-        run.store,
-        requested_by="the run",
-        tokenizer_name=run.tokenizer.name,
-        tokenizer_sha256=read_tokenizer(known)["file"]["sha256"] if known else None,
-        vocabulary_size=run.model.vocabulary_size,
-    )
+    facts = {"tokenizer_name": run.tokenizer.name, "vocabulary_size": run.model.vocabulary_size}
+    sha256 = read_tokenizer(known)["file"]["sha256"] if known else None
+    open_store(store, run.store, requested_by="the run", tokenizer_sha256=sha256, **facts)
     manifests = {"store": store}
     if request.tokenizer is not None and run.reads_tokenizer:
         manifests["tokenizer"] = request.tokenizer / "manifest.json"

@@ -264,10 +264,7 @@ def _check_mixture(words: TrainOptions, model: ModelSettings) -> None:
 
 
 def _is_text(words: TrainOptions, path: Path) -> bool:
-    """Return whether the dataset is a text file, which --pretokenized tokenizes before the training.
-
-    It has no manifest beside it. A Parquet file may hold text or tokens: there a flag marks it as text.
-    """
+    """Return whether the dataset is a text file: without a manifest; a flag marks a Parquet file, which may be one."""
     if not path.is_file() or _manifest_path(path).is_file():
         return False
     return not path.name.lower().endswith(".parquet") or any(getattr(words, name) is not None for name in COLUMNS)
