@@ -83,7 +83,7 @@ def stage(address: str, experiment: str, ranks: int, config: "Config") -> Iterat
     sizes = sorted({row.settings.layout.world_size for row in table})
     others = ", ".join(str(size) for size in sizes if size != ranks)
     if not runs:
-        facts = {"experiment": experiment, "scale": config.settings.scale, "expected": others or "one with runs"}
+        facts = {"experiment": experiment, "scale": config.settings.scale, "expected": others or "runs"}
         following = f"--ranks {sizes[-1]}" if sizes else "choose another experiment"
         raise UserError(f"no run of the experiment has {ranks} ranks.", **facts, next=following)
     bucket, files = open_bucket(address), find_input_files(runs)
@@ -269,7 +269,8 @@ def work(address: str, experiment: str, ranks: int, every_s: float) -> int:
     from tokenscale.settings.run import RunSettings
 
     if (nodes := os.environ.get("NNODES") or os.environ.get("SKYPILOT_NUM_NODES") or "1") != "1":
-        following = "set num_nodes: 1; or torchrun -m tokenscale train in a shared folder, on several nodes"
+        following = "set num_nodes: 1, or use SkyPilot's multi-node runs: "
+        following += "torchrun -m tokenscale train in a shared folder"
         found = f"{nodes} nodes (NNODES or SKYPILOT_NUM_NODES)"
         raise UserError("a worker trains its runs on one node.", found=found, next=following)
     bucket = open_bucket(address)

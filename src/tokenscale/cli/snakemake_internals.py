@@ -27,12 +27,9 @@ def get_internal(owner: Any, path: str) -> Any:
     """Return a private attribute by its dotted path. Raise UserError for a Snakemake without it."""
     for name in path.split("."):
         if not hasattr(owner, name):
-            facts = {
-                "found": f"snakemake {version('snakemake')}, without {path}",
-                "expected": f"a release like {TESTED}",
-            }
-            following = f"pip install 'snakemake~={TESTED}.0'"
-            raise UserError("this release of Snakemake does not fit the workflow.", **facts, next=following)
+            facts = {"found": f"snakemake {version('snakemake')}, without {path}"}
+            facts |= {"expected": f"a release like {TESTED}", "next": f"pip install 'snakemake~={TESTED}.0'"}
+            raise UserError("this release of Snakemake does not fit the workflow.", **facts)
         owner = getattr(owner, name)
     return owner
 
@@ -105,8 +102,8 @@ def get_command_line() -> list[str]:
 
 
 def check_folder(folder: Path = Path(".snakemake")) -> None:
-    """Raise UserError if this user cannot write where Snakemake does, also in dry runs. Without a home that can be
-    written, as `docker run -u` starts a user, Snakemake's cache is put there, and the user's number is the name.
+    """Raise UserError if this user cannot write where Snakemake does. A user without a home (`docker run -u`) gets its
+    cache there, and the user's number as the name.
     """
     place = folder if folder.exists() else folder.absolute().parent
     if not os.access(place, os.W_OK):
@@ -170,12 +167,9 @@ def submits_jobs(workflow: Any) -> bool:
 
 def get_given_resources(workflow: Any) -> dict[str, Any]:
     """Return the maps of resources and threads that the command line or a profile gives."""
-    given = get_internal(workflow, "resource_settings")
-    return {
-        "default-resources": get_internal(given, "default_resources") or {},
-        "set-resources": get_internal(given, "overwrite_resources"),
-        "set-threads": get_internal(given, "overwrite_threads"),
-    }
+    names = {"default-resources": "default_resources", "set-resources": "overwrite_resources"}
+    names["set-threads"] = "overwrite_threads"
+    return {option: get_internal(workflow, f"resource_settings.{name}") or {} for option, name in names.items()}
 
 
 def check_call(workflow: Any, targets: Iterable[str], find_nearest: Callable[[str, list[str]], str | None]) -> None:

@@ -25,8 +25,8 @@ class Link:
 
 
 def bus_factor(collective: str, ranks: int) -> float:
-    """Return bytes through each rank's link per byte of the whole buffer: 2 (N - 1) / N for all-reduce, half of it for
-    its two halves (NVIDIA/nccl-tests, doc/PERFORMANCE.md; reached by rings: Patarasuk & Yuan 2009).
+    """Bytes through each rank's link per byte of the buffer: 2 (N - 1) / N for all-reduce, half of it for its halves
+    (nccl-tests, doc/PERFORMANCE.md; reached by rings: Patarasuk & Yuan 2009).
     """
     return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
 

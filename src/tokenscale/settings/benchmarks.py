@@ -53,12 +53,8 @@ class StorageBenchmarkSettings:
         >>> [s.directory for s in StorageBenchmarkSettings(("packed", "token-list"), ("int64",), ("none",)).stores]
         ['packed', 'token-list-codec=none-dtype=int64']
         """
-        levels: dict[str, tuple[Any, ...]] = {
-            "codec": self.codecs,
-            "dtype": self.dtypes,
-            "row_group_rows": self.row_group_rows,
-            "sequence_length": (self.sequence_length,),
-        }
+        levels: dict[str, tuple[Any, ...]] = {"codec": self.codecs, "dtype": self.dtypes}
+        levels |= {"row_group_rows": self.row_group_rows, "sequence_length": (self.sequence_length,)}
         found = {}
         for form in self.formats:
             names = [name for name in levels if name in StoreSettings.OPTIONS[form]]
@@ -112,10 +108,8 @@ class InferenceBenchmarkSettings:
         """
         tokens = 2 * self.rounds * models * sum(batch * new for batch, _, new in self.cells)
         answers = models * len(self.prompts) * len(self.sampling)
-        return (
-            f"inference: {models} models write {len(self.cells)} cells in {self.rounds} rounds, with a cache and "
-            f"without: {tokens:,} tokens; {answers:,} answers to prompts"
-        )
+        what = f"{models} models write {len(self.cells)} cells in {self.rounds} rounds, with a cache and without"
+        return f"inference: {what}: {tokens:,} tokens; {answers:,} answers to prompts"
 
     def problems(self, runs: list[RunSettings]) -> Iterator[tuple[str, str]]:
         """Yield (field, what is wrong) for empty lists, and for runs whose models cannot generate such texts."""

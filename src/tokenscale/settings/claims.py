@@ -71,9 +71,8 @@ def parse_placeholders(sentence: str) -> list[str]:
     found = [(name, spec, convert) for _, name, spec, convert in string.Formatter().parse(sentence) if name is not None]
     for name, spec, convert in found:
         if spec or convert or not name.isidentifier():
-            raise ValueError(
-                f"{{{name}}} is not a placeholder, but {', '.join(PLACEHOLDERS)} and the SQL's columns are"
-            )
+            known = f"{', '.join(PLACEHOLDERS)} and the SQL's columns"
+            raise ValueError(f"{{{name}}} is not a placeholder, but {known} are")
     return [name for name, *_ in found]
 
 

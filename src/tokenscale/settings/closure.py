@@ -48,9 +48,7 @@ _ASSIGNMENT = re.compile(rf"^(?: {{4}})?({'|'.join(ASSIGNMENTS)}) = (\([^)]*\)|{
 
 
 def training_modules(run: RunSettings) -> tuple[str, ...]:
-    """Return the root modules of a training job: the rank command, and the modules that it loads by name, as `module`
-    or `module:name`.
-    """
+    """Return the modules of a training job: the rank command, and those that it loads by name (`module[:name]`)."""
     variants = ["tokenscale.runs.launch.ranks", FORMATS[run.store.format].reader if run.store is not None else ONLINE]
     if run.arm != OURS:
         variants.append("tokenscale.arms.train")
@@ -77,9 +75,7 @@ ONLY_FOR = {
 
 
 def training_imports(run: RunSettings) -> set[tuple[str, ...]]:
-    """Return the import names of packages that a run's ranks need (any one of a tuple), without top-level imports in a
-    `try`.
-    """
+    """Return the import names of packages that ranks need (any one of a tuple), without those in a top-level `try`."""
     files = {path for module in training_modules(run) for path in _closure(module) if path.suffix == ".py"}
     top, inside = (set().union(*parts) for parts in zip(*map(_find_packages, files), strict=True))
     backends = {_package_of(engine) for kind in TOKENIZERS.values() for engine in kind.engines}

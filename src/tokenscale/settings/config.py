@@ -234,9 +234,7 @@ class Config:
         return [name for name, error in self.unusable.items() if error.facts.get("key") == "corpus"]
 
     def has_scale(self, name: str) -> bool:
-        """Whether an experiment has settings for the chosen scale; true for an unknown name or an unreadable file,
-        whose error comes when it is used.
-        """
+        """Whether an experiment has settings for the chosen scale; true for one that cannot be read."""
         try:
             scales = self._read_experiment(name).get("scales")
         except UserError:
@@ -270,10 +268,8 @@ class Config:
         overlay = base.scales.get(scale, {})
         if not self.has_scale(name):
             what, scales = f"the experiment {name} has no settings for scale {scale}.", [BASE_SCALE, *base.scales]
-            hint = (
-                f"choose another scale: --config scale={scales[-1]};\nor add the overlay: `scales: {{{scale}: {{}}}}`"
-            )
-            hint += f" keeps the settings of {BASE_SCALE}"
+            hint = f"choose another scale: --config scale={scales[-1]};\nor add the overlay: "
+            hint += f"`scales: {{{scale}: {{}}}}` keeps the settings of {BASE_SCALE}"
             raise UserError(what, file=file, key=f"scales.{scale}", found=", ".join(dict.fromkeys(scales)), next=hint)
         if "scales" in overlay:
             raise UserError("an overlay has no scales.", file=file, key=f"scales.{scale}.scales", next="remove the key")
@@ -314,9 +310,8 @@ class Config:
             if "tokenizer" in (keys := design.factor_keys(factor)):
                 rows = [dict(zip(keys, level if len(keys) > 1 else [level], strict=True)) for level in levels]
                 rows = [row | {"tokenizer": swap("factors", row["tokenizer"])} for row in rows]
-                factors = factors | {
-                    factor: [list(row.values()) if len(keys) > 1 else row["tokenizer"] for row in rows]
-                }
+                swapped = [list(row.values()) if len(keys) > 1 else row["tokenizer"] for row in rows]
+                factors = factors | {factor: swapped}
         return replace(experiment, **changes, factors=factors)
 
     def _replace_tokenizer(self, corpus: str, file: str, section: str, name: Any) -> Any:
@@ -398,9 +393,8 @@ class Config:
         for run in table:  # those of further repeats of a cell may be missing
             resumes = isinstance(run.cell.get("resume_from"), dict)
             if resumes and parse_run_id(run.settings.resume_from) not in ids:
-                key = (
-                    "canary.cell" if run.repeat >= max(design.count_repeats(experiment).values()) else "primary_repeats"
-                )
+                of_canary = run.repeat >= max(design.count_repeats(experiment).values())
+                key = "canary.cell" if of_canary else "primary_repeats"
                 errors = errors or [(key, "a cell with more repeats resumes from a cell that does not have as many")]
         options.raise_errors(errors, file=file)
         if (benchmark := experiment.inference_benchmark) is not None:
@@ -421,10 +415,8 @@ class Config:
         for key in ("corpus", "tokenizer", "model", "approach"):
             found = given.get(key)
             if isinstance(found, list):
-                text = (
-                    f"a run has one {key}: to compare several, use `factors`: {{{key}: [{', '.join(map(str, found))}]}}"
-                )
-                errors.append((f"runs.{key}", text))
+                listed = f"{{{key}: [{', '.join(map(str, found))}]}}"
+                errors.append((f"runs.{key}", f"a run has one {key}: to compare several, use `factors`: {listed}"))
             elif key not in known:
                 continue
             elif found is None:
@@ -518,6 +510,11 @@ class Config:
     def table(self, name: str) -> dict[str, Any]:
         """Return the run table as JSON values, which the analysis reads instead of the configuration."""
         experiment = self.experiment(name)
+
+        def row(run: Run) -> dict[str, Any]:
+            own = {key: getattr(run, key) for key in ("run_id", "cell", "repeat", "position")}
+            return own | {"run": to_dict(run.settings)}
+
         return {
             "schema": 1,
             "experiment": name,
@@ -533,12 +530,7 @@ class Config:
             "cells": design.expand_cells(experiment),
             "target_loss": experiment.target_loss,
             "figures": list(experiment.figures),
-            "runs": [
-                {key: getattr(run, key) for key in ("run_id", "cell", "repeat", "position")}
-                | {"run": to_dict(run.settings)}
-                for run in self.runs(name)
-            ]
-            + self.external(name),
+            "runs": [row(run) for run in self.runs(name)] + self.external(name),
         }
 
     def compared_trainers(self, name: str) -> list[tuple[str, str]]:

@@ -206,12 +206,12 @@ def state_held_out(manifest: dict[str, Any]) -> str:
     count = cleaning.get("documents", {}).get(HELD_OUT_IN_TRAINING, 0)
     if not count:
         return ""
-    dropped = f"dropped; {manifest['splits']['validation']['rows']:,} held-out documents remain"
-    kept = f"kept, so losses on them are too low; corpora.{manifest['name']}.cleaning.deduplicate: true drops them"
-    return (
-        f"corpus {manifest['name']}: {count:,} distinct held-out texts also occur in the training text and were "
-        f"{dropped if cleaning['deduplicate'] else kept}"
-    )
+    name, what = manifest["name"], f"{count:,} distinct held-out texts also occur in the training text and were"
+    if cleaning["deduplicate"]:
+        rest = f"{manifest['splits']['validation']['rows']:,} held-out documents remain"
+        return f"corpus {name}: {what} dropped; {rest}"
+    hint = f"corpora.{name}.cleaning.deduplicate: true drops them"
+    return f"corpus {name}: {what} kept, so losses on them are too low; {hint}"
 
 
 @settings_class

@@ -221,9 +221,7 @@ def merge_settings(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, A
 
 
 def set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set `a.b.c` in nested mappings, merging mappings. A parent that is a name (`model: llama-tiny`) becomes
-    `{"preset": …}`.
-    """
+    """Set `a.b.c` in nested mappings, merging mappings. A parent that is a name becomes `{"preset": name}`."""
     *parents, last = key.split(".")
     for parent in parents:
         inner = values.get(parent, {})
@@ -298,9 +296,8 @@ def find_errors(experiment: Experiment, **known: Mapping[str, Any]) -> Iterator[
         return  # cells cannot be listed
     if "seed" in varied_keys(factors) and experiment.repeats > 1:
         yield "factors.seed", "seed 0, repeat 1 equals seed 1, repeat 0: use repeats alone"
-    used: list[tuple[str, Iterable[str], Iterable[str], str]] = [
-        ("study", experiment.original.studies, STUDIES, "original.studies")
-    ]
+    used: list[tuple[str, Iterable[str], Iterable[str], str]]
+    used = [("study", experiment.original.studies, STUDIES, "original.studies")]
     used += [("figure", experiment.figures, (*FIGURES, *ALIASES), "figures")]
     for kind, benchmark in experiment.benchmarks.items():
         used += [(w, (getattr(benchmark, w),), names, f"{kind}_benchmark.{w}") for w, names in known.items()]
@@ -353,19 +350,14 @@ def format_cell(cell: dict[str, Any]) -> str:
 def find_cell(
     experiment: Experiment, levels: dict[str, Any], key: str, fits: Callable[[dict[str, Any]], bool] = lambda cell: True
 ) -> dict[str, Any]:
-    """Return the cell with exactly these levels, else the only one that has them, of the cells that fit. Raises
-    UserError, which names `key`, otherwise.
-    """
+    """Return the fitting cell with exactly these levels, else the only one that has them; or raise UserError."""
     found = [cell for cell in expand_cells(experiment) if matches(cell, levels) and fits(cell)]
     found = [cell for cell in found if flatten_cell(cell) == flatten_cell(levels)] or found
     if len(found) != 1:
-        raise UserError(
-            f"these levels match {'no cell' if not found else 'several cells'} of the experiment.",
-            key=key,
-            found=canonical_json(levels),
-            cells="\n".join(canonical_json(cell) for cell in found or expand_cells(experiment)),
-            next="give the levels of exactly one cell",
-        )
+        what = f"these levels match {'several cells' if found else 'no cell'} of the experiment."
+        cells = "\n".join(map(canonical_json, found or expand_cells(experiment)))
+        following = "give the levels of exactly one cell"
+        raise UserError(what, key=key, found=canonical_json(levels), cells=cells, next=following)
     return found[0]
 
 

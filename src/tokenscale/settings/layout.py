@@ -194,9 +194,7 @@ class LayoutSettings:
             yield "stages_per_rank", f"{self.schedule} has one stage per rank: use interleaved for several"
 
     def node_problem(self, ranks_per_node: int) -> str | None:
-        """Return why the layout does not suit nodes with this number of ranks, or None: tensor groups stay within a
-        node.
-        """
+        """Return why the layout does not suit nodes of so many ranks, or None: a tensor group stays within a node."""
         if ranks_per_node % self.tensor == 0:
             return None
         inside = max(d for d in _divisors(ranks_per_node) if d < self.tensor)

@@ -153,10 +153,8 @@ def find_mixture_problems(named: NamedMixture) -> Iterator[tuple[str, str]]:
             yield key, "the weights of a mixture add up to 0: give a corpus a weight above 0"
         for name in weights if total else ():
             if 0 < weights[name] / total < SMALLEST_SHARE:
-                yield (
-                    f"{key}.{name}",
-                    f"below {SMALLEST_SHARE:g} of the sum no share can be kept exactly: use more, or 0",
-                )
+                text = f"below {SMALLEST_SHARE:g} of the sum no share can be kept exactly: use more, or 0"
+                yield f"{key}.{name}", text
     limits = named.maximum_repetitions
     by_key = {f".{name}": limit for name, limit in limits.items()} if isinstance(limits, dict) else {"": limits}
     for key, limit in by_key.items():

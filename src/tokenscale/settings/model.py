@@ -8,19 +8,8 @@ from tokenscale.base.errors import UserError
 from tokenscale.settings.options import LARGEST_VOCABULARY, MOST, NAME_PATTERN, as_list, option, settings_class
 
 #: fields that do not apply to a model of `transformers`, which has its own configuration
-OWN = (
-    *(
-        "tied_embeddings",
-        "rope_theta",
-        "norm_epsilon",
-        "initial_deviation",
-        "norm",
-        "positions",
-        "activation",
-        "biases",
-    ),
-    *("attention_biases", "query_key_norm", "head_dim", "rope_scaling", "rope_factor"),
-)
+OWN = "tied_embeddings rope_theta norm_epsilon initial_deviation norm positions activation biases".split()
+OWN += "attention_biases query_key_norm head_dim rope_scaling rope_factor".split()
 
 #: linear layers with a bias, by `attention_biases`
 ATTENTION_BIASES = {None: (), "inputs": ("query", "key", "value"), "all": ("query", "key", "value", "output")}
@@ -109,12 +98,10 @@ class ModelSettings:
     def check_positions(self, sequence_length: int) -> None:
         """Raise UserError if the model has fewer positions than the sequence."""
         if self.maximum_positions is not None and self.maximum_positions < sequence_length:
-            what, next = (
-                "the model has fewer positions than the sequence.",
-                "shorten the sequence, or use another model",
-            )
-            facts = {"model": f"{self.name} has maximum_positions {self.maximum_positions}", "next": next}
-            raise UserError(what, requested=f"sequence_length {sequence_length}", **facts)
+            what = "the model has fewer positions than the sequence."
+            following = "shorten the sequence, or use another model"
+            has = f"{self.name} has maximum_positions {self.maximum_positions}"
+            raise UserError(what, requested=f"sequence_length {sequence_length}", model=has, next=following)
 
     def with_vocabulary(self, size: int) -> "ModelSettings":
         """Return the model with the tokenizer's vocabulary size, if none is set."""
@@ -122,7 +109,5 @@ class ModelSettings:
 
 
 def aligned_rows(rows: int, device: str) -> int:
-    """Return the rows of an output head's products: on GPUs the next multiple of 128, which tensor cores need (as in
-    llm.c).
-    """
+    """Return the rows of an output head's products: on GPUs the next multiple of 128, for tensor cores, as in llm.c."""
     return rows + -rows % 128 if device == "cuda" else rows

@@ -100,11 +100,8 @@ class PathRule:
     """Rule of a field with `path=True`: `~` and `$VARIABLES` are replaced, in each path of a list."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        return {
-            "type": "function-after",
-            "function": {"type": "no-info", "function": _expand},
-            "schema": handler(source),
-        }
+        function = {"type": "no-info", "function": _expand}
+        return {"type": "function-after", "function": function, "schema": handler(source)}
 
 
 def _expand(value: Any) -> Any:
@@ -297,11 +294,8 @@ def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]
     message = "".join(f"{sign} {context[name]}" for name, sign in SIGNS.items() if name in context) or message
     message = EXPECTED.get(entry["type"].partition("_")[0], message) if "parsing" in entry["type"] else message
     message = "true or false" if entry["type"].startswith("bool") else message
-    message = (
-        NAME_RULE
-        if context.get("pattern") == NAME_PATTERN
-        else message.replace("a valid tuple", "a list").replace("a valid integer", "an integer")
-    )
+    message = message.replace("a valid tuple", "a list").replace("a valid integer", "an integer")
+    message = NAME_RULE if context.get("pattern") == NAME_PATTERN else message
     shown = repr(value) if len(repr(value)) <= 200 else f"{repr(value)[:200]}…"
     next = f"did you mean {near!r}?" if near else "use an expected value"
     return where, f"{where or 'the settings'} cannot be {shown}.", {"expected": expected or message, "next": next}

@@ -43,9 +43,7 @@ def parse_config(file: Path | str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_profile(profile: str, root: Path | str = ".") -> tuple[Path, dict[str, Any]]:
-    """Return a profile's file and its values. `profile` is a folder, or a name here or in profiles/. Raises UserError
-    if there is none.
-    """
+    """Return a profile's file and its values. `profile` is a folder, or a name here or in profiles/."""
     file, values = _load_known(profile, root)
     if isinstance(file, Path):
         return file, values
@@ -83,11 +81,7 @@ def find_profile(argv: Sequence[str], environment: Mapping[str, str]) -> str | N
 
 
 def find_dropped_values(known: Container[str], profile: str | None) -> dict[str, Any]:
-    """Return configuration values of the profile in use whose keys are missing in `known`.
-
-    `--config` on the command line makes Snakemake drop the profile's whole `config:`, including machine and scale.
-    Empty for a foreign profile.
-    """
+    """Return values of the profile in use that `known` lacks: `--config` makes Snakemake drop its whole `config:`."""
     values = load_profile_config(profile) if profile and _load_known(profile)[0] else {}
     return {key: value for key, value in values.items() if key not in known}
 
@@ -95,10 +89,8 @@ def find_dropped_values(known: Container[str], profile: str | None) -> dict[str,
 def find_replaced_entries(
     used: Mapping[str, Mapping[str, Any]], rules: Container[str], profile: str | None
 ) -> dict[str, list[str]]:
-    """Return option → entries of the profile in use that the command line's mappings `used` lack.
-
-    Entries of `set-resources` (as `rule:resource`) and `set-threads` count only for `rules`. Empty for a foreign
-    profile.
+    """Return option → entries of the profile in use that the command line's mappings `used` lack. Entries of
+    `set-resources` (as `rule:resource`) and `set-threads` count only for `rules`.
     """
     values = _load_known(profile)[1]
     lost = {name: [k for k in _list_entries(values.get(name)) if k not in _list_entries(used[name])] for name in MAPS}
@@ -115,11 +107,8 @@ def _list_entries(entries: Mapping[str, Any] | Sequence[str] | None) -> list[str
     """
     if not isinstance(entries, Mapping):
         return [str(entry).partition("=")[0] for entry in entries or []]
-    return [
-        key
-        for name, value in entries.items()
-        for key in ([f"{name}:{inner}" for inner in value] if value and isinstance(value, Mapping) else [name])
-    ]
+    nested = {name: [f"{name}:{inner}" for inner in v] for name, v in entries.items() if v and isinstance(v, Mapping)}
+    return [key for name in entries for key in nested.get(name, [name])]
 
 
 @dataclass(frozen=True)

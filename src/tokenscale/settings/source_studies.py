@@ -98,13 +98,8 @@ TRAIN_FLAGS = flags.build_flags(TrainOptions)
 LEFT_OUT = ("corpus", "mixture", "tokenizer", "model", "approach", "repeat", "budget.epochs")
 RUN_FLAGS = flags.build_flags(RunSettings, left_out=LEFT_OUT, aliases=FLAG_ALIASES)
 #: key → flag shown in messages, if it has none or a less familiar one
-FLAG_OF = {
-    "layout.data": "--world-size",
-    "model": "--model",
-    "tokenizer": "--tokenizer-name",
-    "corpus": "--dataset",
-    "storage": "--storage.codec",
-}
+FLAG_OF = {"layout.data": "--world-size", "model": "--model", "tokenizer": "--tokenizer-name"}
+FLAG_OF |= {"corpus": "--dataset", "storage": "--storage.codec"}
 
 
 def find_flag(key: str) -> str:
@@ -122,10 +117,8 @@ def resolve_approach(dataset_type: str, pretokenized: bool) -> str:
     try:
         return APPROACH_OF[dataset_type, pretokenized]
     except KeyError:
-        requested, *pairs = (
-            f"--dataset-type {form}{' --pretokenized' * before}"
-            for form, before in [(dataset_type, pretokenized), *APPROACH_OF]
-        )
+        wanted = [(dataset_type, pretokenized), *APPROACH_OF]
+        requested, *pairs = (f"--dataset-type {form}{' --pretokenized' * before}" for form, before in wanted)
         facts = {"allowed": "\n".join(pairs), "next": "run `tokenscale pretokenize`, then add --pretokenized"}
         raise UserError("this dataset type does not support this mode.", requested=requested, **facts) from None
 

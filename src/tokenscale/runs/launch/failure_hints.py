@@ -118,9 +118,7 @@ _OWN = re.compile(r"^tokenscale: (?P<what>.+)\n(?P<facts>(?:  .*\n)*?)  next +(?
 
 
 def find_hint(*texts: str, state: str | None = None) -> Hint | None:
-    """Return the cause of a failure: a UserError in the logs of ranks and srun, else the first of `CAUSES` that matches
-    them or SLURM's state; None if unknown.
-    """
+    """Return the cause: a UserError in the logs, else the first of `CAUSES` that matches them or SLURM's state."""
     known = f"state {state}"
     output = "\n".join([*([known] if state else []), *texts])
     if own := _OWN.search(output):  # it names both values and the file, or a cause that was found here before

@@ -61,14 +61,10 @@ def _find_python(machine: Machine) -> str:
 
 
 def torchrun_argv(rank: list[str], shape: Geometry) -> list[str]:
-    """Return the torchrun command on one node, as a module. Its rendezvous is a file: an address would listen on every
-    interface.
-    """
+    """Return the torchrun command on one node. Its rendezvous is a file: an address would listen on every interface."""
     python, _, *module = rank
-    return [
-        *(python, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={shape.world_size}"),
-        *("--rdzv-backend=c10d", "--rdzv-conf=store_type=file", "-m", *module),
-    ]
+    argv = [python, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={shape.world_size}"]
+    return [*argv, "--rdzv-backend=c10d", "--rdzv-conf=store_type=file", "-m", *module]
 
 
 def srun_argv(
@@ -161,9 +157,8 @@ class Launch:
     def command(self, attempt: int, manifests: dict[str, Path]) -> tuple[list[str], dict[str, str]]:
         """Return (argv, additional variables) of the command: srun's, torchrun's, or that of each rank (`here`)."""
         machine, shape, outputs = self.machine, self.shape, self.outputs(attempt)
-        rank = rank_argv(
-            machine, shape, run=self.run.to_json(), directory=self.directory, attempt=attempt, manifests=manifests
-        )
+        what = {"run": self.run.to_json(), "directory": self.directory, "attempt": attempt}
+        rank = rank_argv(machine, shape, manifests=manifests, **what)
         if machine.starter == "here":
             return rank, machine.environment
         if machine.starter == "torchrun":

@@ -119,9 +119,8 @@ class ExternalRun:
             measured = {"t_unix_s": self._writer.unix_s(now), "t_mono_s": now}
             measured["step_s"] = now - self._last - self._paused
         counts = {"useful_tokens": int(useful_tokens), "total_tokens": int(total_tokens), "rows": int(rows)}
-        self._writer.step(
-            **{"step": number, **measured, "data_wait_s": self._waited, "loss_sum": float(loss_sum), **counts, **fields}
-        )
+        own = {"step": number, **measured, "data_wait_s": self._waited, "loss_sum": float(loss_sum)}
+        self._writer.step(**{**own, **counts, **fields})
         self._step, self._last, self._waited, self._paused = number + 1, now, 0.0, 0.0
 
     def validation(self, *, loss_sum: float, useful_tokens: int, rows: int, **fields: Any) -> None:

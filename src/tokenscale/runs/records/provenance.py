@@ -170,10 +170,8 @@ def read_git_state() -> tuple[dict[str, Any], str]:
         return {}, ""
     clean = redact(diff) if os.environ.get(KEEP_DIFF) else ""
     found = {"commit": commit, "dirty": bool(diff.strip()), "changed": sorted(filter(None, changed))}
-    found |= {
-        "changes_sha256": sha256_text(diff) if diff else None,
-        "diff_sha256": sha256_text(clean) if clean else None,
-    }
+    for name, text in (("changes_sha256", diff), ("diff_sha256", clean)):
+        found[name] = sha256_text(text) if text else None
     return found | ({"diff_redacted": True} if clean not in ("", diff) else {}), clean  # no patch for `git apply` then
 
 
