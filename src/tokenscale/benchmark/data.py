@@ -96,19 +96,14 @@ POOL_BYTES = 2 << 30
 
 
 def measure(
-    settings: DataBenchmarkSettings,
-    corpus_directory: Path,
-    tokenizer_directory: Path,
-    stores: Path,
-    output: Path,
-    open_sources: Callable[..., "Sources"] | None = None,
+    settings: DataBenchmarkSettings, corpus: Path, tokenizer: Path, stores: Path, output: Path, open_sources: Any = None
 ) -> dict[str, Any]:
     """Run the benchmark and write its one JSON file; returns what was written.
 
     `stores` is results/tokens/<corpus>/<tokenizer> with the stores of `config.list_benchmark_stores`. `open_sources`
     may return further arms. Raises UserError for a missing or mismatched store, and for a pair with different batches.
     """
-    bench = (open_sources or Sources)(settings, corpus_directory, tokenizer_directory, stores)
+    bench: Sources = (open_sources or Sources)(settings, corpus, tokenizer, stores)
     arms, left_out = bench.list_arms()
     core = min(bench.cores) if bench.cores else None
     with machine.pin_to_cores({core} if bench.cores else set()):
@@ -125,9 +120,9 @@ def measure(
         "benchmark": "data",
         "settings": {name: list(v) if isinstance(v, tuple) else v for name, v in dataclasses.asdict(settings).items()},
         "corpus": run.corpus.name,
-        "corpus_manifest_sha256": sha256_file(corpus_directory / "manifest.json"),
+        "corpus_manifest_sha256": sha256_file(corpus / "manifest.json"),
         "tokenizer": run.tokenizer.name,
-        "tokenizer_file_sha256": read_tokenizer_manifest(tokenizer_directory)["file"]["sha256"],
+        "tokenizer_file_sha256": read_tokenizer_manifest(tokenizer)["file"]["sha256"],
         "engine": bench.engine,
         "approaches": {approach: to_dict(run, science_only=True) for approach, run in bench.runs.items()},
         "limit": {"pool_bytes": bench.pool_bytes, "what": "two torch copy_ of int64 [rows, sequence_length]"},
@@ -326,19 +321,12 @@ def _take_batches(batches: Batches, count: int) -> list[Batch]:
     return [batches.next().copy() for _ in range(count)]
 
 
-def _build_run(
-    settings: DataBenchmarkSettings, approach: str, corpus_directory: Path, tokenizer_directory: Path
-) -> RunSettings:
+def _build_run(settings: DataBenchmarkSettings, approach: str, corpus: Path, tokenizer: Path) -> RunSettings:
     """Return the run of an arm; arms differ in the approach only. The tokenizer is the manifest's."""
-    tokenizer = read_tokenizer_manifest(tokenizer_directory)
-    return RunSettings(
-        corpus=CorpusSettings(name=read_corpus_manifest(corpus_directory)["name"]),
-        tokenizer=TokenizerSettings(name=tokenizer["name"], kind=tokenizer["kind"]),
-        approach=approach,
-        sequence_length=settings.sequence_length,
-        global_batch=settings.rows,
-        micro_batch=settings.rows,
-    )
+    made, rows = read_tokenizer_manifest(tokenizer), settings.rows
+    read = CorpusSettings(name=read_corpus_manifest(corpus)["name"]), TokenizerSettings(made["name"], made["kind"])
+    run = RunSettings(*read, approach=approach, sequence_length=settings.sequence_length)
+    return replace(run, global_batch=rows, micro_batch=rows)
 
 
 OURS = ("packed", "packed, first touch", "packed, int32", "packed, cold")

@@ -116,19 +116,10 @@ class Case:
     @property
     def run(self) -> RunSettings:
         """Settings of the trainer."""
-        return RunSettings(
-            model=self.shape,
-            sequence_length=self.sequence_length,
-            global_batch=self.rows,
-            micro_batch=self.rows,
-            precision=self.precision,
-            compile=self.compile,
-            loss_chunk=self.loss_chunk,
-            activation_checkpointing=self.activation_checkpointing,
-            float8=self.float8,
-            document_mask=self.document_mask,
-            optimizer=OptimizerSettings(fused=self.fused),
-        )
+        names = "sequence_length precision compile loss_chunk activation_checkpointing float8 document_mask".split()
+        own: dict[str, Any] = {"model": self.shape, "optimizer": OptimizerSettings(fused=self.fused)}
+        own |= {name: getattr(self, name) for name in names}
+        return RunSettings(global_batch=self.rows, micro_batch=self.rows, **own)
 
 
 def _build_full(name: str, model: str, length: int, rows: int, target: float | None = None, **changes: Any) -> Case:

@@ -180,6 +180,7 @@ def _generate_texts(writer: Writer, settings: InferenceBenchmarkSettings) -> Ite
             sampling = Sampling(**asdict(way) | {"seed": way.seed + number})
             arguments = (prompt, writer.opened, writer.engine, settings.sample_tokens, sampling)
             text, tokens = continue_prompt(*arguments)
+            same = continue_prompt(*arguments, cached=False)[1] == tokens if writer.offers_cache else None
             yield {
                 "of_run": writer.run_id,
                 "number": number,
@@ -188,9 +189,7 @@ def _generate_texts(writer: Writer, settings: InferenceBenchmarkSettings) -> Ite
                 **asdict(sampling),
                 "text": text,
                 "tokens": len(tokens),
-                "same_uncached": continue_prompt(*arguments, cached=False)[1] == tokens
-                if writer.offers_cache
-                else None,
+                "same_uncached": same,
             }
 
 
@@ -211,9 +210,7 @@ def _time_cell(writer: Writer, cell: Cell, cached: bool, expected: list[list[int
     found = writer.write(cell, cached, on_token=lambda _: times.append(time.perf_counter()))
     return {
         "of_run": writer.run_id,
-        "batch": cell[0],
-        "prompt_tokens": cell[1],
-        "new_tokens": cell[2],
+        **dict(zip(("batch", "prompt_tokens", "new_tokens"), cell, strict=True)),
         "cached": cached,
         "parts": group_by_position(times, cell[1]),
         **compare_rows(found, expected, cell[1]),
@@ -270,9 +267,7 @@ def _describe_model(writer: Writer) -> dict[str, Any]:
         "model": opened.run.model.name,
         "model_step": opened.record["step"],
         "dtype": str(weight.dtype).removeprefix("torch."),
-        "layers": shape.layers,
-        "key_value_heads": shape.key_value_heads,
-        "head_dimension": shape.head_dimension,
+        **{name: getattr(shape, name) for name in ("layers", "key_value_heads", "head_dimension")},
         "number_bytes": weight.element_size(),
         "vocabulary_size": shape.vocabulary_size,
         "checkpoint_sha256": sha256_file(opened.folder / RECORD),

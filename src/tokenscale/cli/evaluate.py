@@ -202,13 +202,10 @@ def evaluate_store(
         raise UserError(what, store=f"{found} has the format {manifest['format']}", next=next)
     length = manifest["sequence_length"]
     opened = open_checkpoint(checkpoint, **opening, sequence_length=length)
-    manifest = open_store(
-        store,
-        StoreSettings("packed", **manifest["options"]),
-        requested_by="the checkpoint",
-        tokenizer_sha256=read_tokenizer_manifest(opened.tokenizer)["file"]["sha256"],
-        vocabulary_size=opened.model.settings.vocabulary_size,
-    )
+    facts: dict[str, Any] = {"tokenizer_sha256": read_tokenizer_manifest(opened.tokenizer)["file"]["sha256"]}
+    facts |= {"vocabulary_size": opened.model.settings.vocabulary_size}
+    settings = StoreSettings("packed", **manifest["options"])
+    manifest = open_store(store, settings, requested_by="the checkpoint", **facts)
     reader = PackedStore(store, manifest)
     last = len(reader) if rows is None else min(rows, len(reader))
 

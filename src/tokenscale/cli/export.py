@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -24,6 +25,8 @@ from tokenscale.train.models import library
 from tokenscale.train.models.build import build
 from tokenscale.train.models.convert_hf import to_hf
 
+Log = Callable[[str], None]
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that name the checkpoint, the tokenizer and the output folder."""
@@ -40,14 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
     export(arguments.checkpoint, arguments.output, arguments.tokenizer, format=arguments.format)
 
 
-def export(
-    checkpoint: Path,
-    output: Path,
-    tokenizer: Path | None = None,
-    log: Callable[[str], None] = print,
-    *,
-    format: str = "hf",
-) -> None:
+def export(checkpoint: Path, output: Path, tokenizer: Path | None = None, log: Log = print, format: str = "hf") -> None:
     """Write config.json, the weights, generation_config.json and the tokenizer's files to a new folder.
 
     `tokenizer` is the folder of the training's tokenizer, for a checkpoint without a copy of it; a model of ids that
@@ -96,15 +92,10 @@ def export(
 
 
 def _write_decoder(
-    shape: ModelSettings,
-    weights: dict[str, Tensor],
-    sequence_length: int,
-    ids: dict[str, int | None],
-    folder: Path,
-    format: str,
+    shape: ModelSettings, weights: dict[str, Tensor], length: int, ids: dict[str, Any], folder: Path, format: str
 ) -> str:
     """Write config.json and the weights of a decoder, without transformers. Return the name of its class."""
-    config, renamed = to_hf(shape, weights, sequence_length)
+    config, renamed = to_hf(shape, weights, length)
     config["torch_dtype"] = str(next(iter(renamed.values())).dtype).removeprefix("torch.")  # versions 4 and 5 read it
     write_json(folder / "config.json", config | ids)
     if format == "dcp":

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from tokenscale.base.errors import UserError
@@ -40,15 +41,10 @@ def run(arguments: argparse.Namespace) -> None:
     """Generate text and print it as it comes."""
     prompts = read_prompts(arguments.prompts_file) if arguments.prompts_file else [arguments.prompt]
     "".join(prompts).encode()  # raises for an argument that is not UTF-8
-    generate_texts(
-        arguments.checkpoint,
-        prompts,
-        max_new_tokens=arguments.max_new_tokens,
-        sampling=Sampling(**asdict(SamplingSettings(**flags.parse_flags(arguments, SAMPLING_FLAGS)))),
-        device=arguments.device,
-        tokenizer=arguments.tokenizer,
-        on_text=lambda text: print(text, end="", flush=True),
-    )
+    sampling = Sampling(**asdict(SamplingSettings(**flags.parse_flags(arguments, SAMPLING_FLAGS))))
+    options = {name: getattr(arguments, name) for name in ("max_new_tokens", "device", "tokenizer")}
+    show = partial(print, end="", flush=True)
+    generate_texts(arguments.checkpoint, prompts, sampling=sampling, on_text=show, **options)
 
 
 def read_prompts(path: Path) -> list[str]:

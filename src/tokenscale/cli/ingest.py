@@ -24,16 +24,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     from tokenscale.analysis.ingest import ingest
 
-    counts = ingest(
-        arguments.experiment,
-        arguments.runs,
-        arguments.output,
-        arguments.benchmark,
-        stores=arguments.store,
-        corpora=arguments.corpus,
-        certificates=arguments.certificate,
-        threads=max(arguments.threads, 1),
-    )
+    inputs = {"stores": arguments.store, "corpora": arguments.corpus, "certificates": arguments.certificate}
+    paths = arguments.experiment, arguments.runs, arguments.output, arguments.benchmark
+    counts = ingest(*paths, **inputs, threads=max(arguments.threads, 1))
     print(f"{arguments.output}: " + ", ".join(f"{n} {table}" for table, n in counts.items()))
     said: dict[tuple[str, str], list[str]] = {}
     unchecked = 0

@@ -22,11 +22,8 @@ from tokenscale.settings.profile import Call
 #: labels of causes, in the order of the output
 LABELS = ("code", "settings", "data", "rule", "inputs", "software", "unfinished", "missing", "new", "forced", "other")
 #: reasons whose text says nothing more about the cause
-FIXED = {
-    "rule": "its command in workflow/rules changed",
-    "software": "its container or environment changed",
-    "forced": "forced by the command line",
-}
+FIXED = {"rule": "its command in workflow/rules changed", "software": "its container or environment changed"}
+FIXED["forced"] = "forced by the command line"
 
 
 @dataclass(frozen=True)

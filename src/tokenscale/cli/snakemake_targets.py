@@ -30,6 +30,7 @@ from tokenscale.settings.run import RunSettings, parse_run_id
 from tokenscale.settings.yaml_files import read_yaml
 
 CORPORA = Path("results/corpus")
+_check_files = cache(check_files)
 #: files of an experiment's tables, in their folder
 TABLES = (*(f"{name}.parquet" for name in tables.TABLES), "experiment.json", "manifest.json")
 
@@ -161,7 +162,7 @@ class Targets:
         """Return the manifest of a corpus's download, if it has one. Raises UserError for unreadable source files."""
         found = self.config.corpora[corpus]
         if found.source.kind == "files":
-            _check_files(found, self.config.file_of)
+            _check_files(found, CORPORA, self.config.file_of)
         return [f"results/downloads/{corpus}/manifest.json"] * SOURCES[found.source.kind].downloaded
 
     def part_manifests(self, folder: str, corpus: str) -> list[str]:
@@ -220,8 +221,3 @@ class Targets:
         except OSError as error:
             what, hint = "the arguments of a job cannot be written.", "make the folder results/arguments writable"
             raise UserError(what, file=path, reason=error.strerror, next=hint) from None
-
-
-@cache
-def _check_files(corpus: Any, file_of: Any) -> None:
-    check_files(corpus, CORPORA, file_of)

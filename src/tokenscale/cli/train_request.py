@@ -344,14 +344,9 @@ def _define_corpus(
     if _manifest_path(path).is_file():
         facts = {"flag": flag, "file": path, "manifest": _manifest_path(path).name}
         raise UserError("the dataset's file holds tokens, not text.", **facts, next="add --pretokenized")
-    source = SourceSettings(
-        kind="files",
-        files=(str(path),),
-        format=base.source.format,
-        text_column=words.text_column or base.source.text_column,
-        target_column=words.target_column or base.source.target_column,
-        separator=base.source.separator if words.separator is None else unescape(words.separator),
-    )
+    columns = {name: getattr(words, name) or getattr(base.source, name) for name in ("text_column", "target_column")}
+    separator = base.source.separator if words.separator is None else unescape(words.separator)
+    source = SourceSettings("files", files=(str(path),), format=base.source.format, separator=separator, **columns)
     one = _is_one_document(source)
     if not one:  # a wrong column or an unreadable file is reported before anything is written
         try:

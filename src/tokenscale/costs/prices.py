@@ -104,18 +104,14 @@ class Total:
 
 
 def sum_prices(prices: Iterable[Price]) -> Total:
-    prices = list(prices)
+    prices, names = list(prices), ("node_hours", "gpu_hours", "bytes", "files", "measured")
     return Total(
         runs=len(prices),
-        node_hours=sum(p.node_hours or 0 for p in prices),
-        gpu_hours=sum(p.gpu_hours or 0 for p in prices),
-        bytes=sum(p.bytes for p in prices),
+        **{name: sum(getattr(price, name) or 0 for price in prices) for name in names},
         passing_bytes=max((p.passing_bytes for p in prices), default=0),
-        files=sum(p.files for p in prices),
         unlogged=sum(p.steps is None for p in prices),
         unknown=dict(Counter(p.unknown or "" for p in prices if p.seconds is None)),
         bounded=dict(Counter(p.bound for p in prices if p.bound is not None)),
-        measured=sum(p.measured for p in prices),
     )
 
 
