@@ -37,7 +37,6 @@ BYTES = 4  # per number in the buffer (fp32)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the sweep."""
     parser.add_argument("--world-size", type=int, default=2, metavar="N", help="ranks (default 2; torchrun's own)")
     sizes, cpu = "default 4 KiB to 64 MiB, by fours", "cpu: gloo, even where there is a GPU"
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, metavar="BYTES", help=sizes)

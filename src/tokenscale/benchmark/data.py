@@ -42,7 +42,6 @@ from tokenscale.settings.run import APPROACHES, RunSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the data benchmark."""
     required: dict[str, Any] = {"required": True, "type": Path}
     parser.add_argument("--settings", default="{}", metavar="JSON", help="sequence_length, rows, batches, rounds")
     parser.add_argument("--corpus", **required, metavar="FILE", help="results/corpus/NAME/manifest.json")
@@ -175,7 +174,6 @@ class Sources:
         return [*arms, *map(Arm, PACKED), Arm(LIMIT)], left_out
 
     def open(self, arm: Arm) -> Batches:
-        """Open the batches of an approach."""
         run = self.runs[arm.what]
         run = replace(run, engine=arm.engine) if arm.engine else run
         return open_batches(run, self.inputs(run))
@@ -233,7 +231,6 @@ class Sources:
         return checked
 
     def packed_rows(self) -> np.ndarray:
-        """Return all stored rows."""
         store = PackedStore(self._packed, self._manifest)
         return store.stored(np.arange(len(store)))
 

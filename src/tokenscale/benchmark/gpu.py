@@ -55,7 +55,6 @@ BACKENDS = {"sdpa-flash": "FLASH_ATTENTION", "sdpa-cudnn": "CUDNN_ATTENTION", "s
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the GPU benchmark."""
     parser.add_argument("--output", type=Path, metavar="DIR", help="one JSON a case; finished ones stay")
     plan = "print the cases, their memory and expected minutes; needs no GPU"
     limit = "begin no case that may not end within S seconds"
@@ -237,7 +236,6 @@ def expected_seconds(case: Case, device_name: str) -> float:
 
 
 def count_steps(case: Case, device_name: str) -> int:
-    """Return the number of measured steps."""
     floor = roofline(case, device_name)
     if floor is None:
         return MOST
@@ -268,7 +266,6 @@ def format_plan() -> str:
 
 
 def _read_device() -> tuple[str, int]:
-    """Return the name and the bytes of the GPU."""
     found = torch.cuda.get_device_properties(0)
     return found.name, found.total_memory
 
@@ -315,7 +312,6 @@ def measure(
 
 
 def list_cases() -> list[Case]:
-    """Return the cases for this machine."""
     return CASES if torch.cuda.is_available() else TOY
 
 
@@ -480,7 +476,6 @@ def _make_batches(case: Case) -> list[Batch]:
 
 
 def format_case(record: dict[str, Any]) -> str:
-    """Format a case as one line."""
     case = record["case"]
     head = f"{case['name']:<32}"
     if "failed" in record:

@@ -43,7 +43,6 @@ Cell = tuple[int, int, int]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the inference benchmark."""
     parser.add_argument("--settings", default="{}", metavar="JSON", help="prompts, sampling, prompt_tokens, …")
     parser.add_argument("--run", nargs="+", required=True, type=Path, metavar="DIR", help="results/runs/RUN_ID, …")
     parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="the JSON to write")

@@ -109,7 +109,6 @@ def pin_to_cores(cores: set[int]) -> Iterator[None]:
 def make_timing_record(
     open_s: float, batch_s: Sequence[float], useful_tokens: int, total_tokens: int
 ) -> dict[str, Any]:
-    """Return a record of opening time, seconds per batch, and the tokens of the batches."""
     return {
         "open_s": open_s,
         "batch_s": list(batch_s),

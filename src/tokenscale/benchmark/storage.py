@@ -46,7 +46,6 @@ BULK_DOCUMENTS = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the storage benchmark."""
     required: dict[str, Any] = {"required": True, "type": Path, "metavar": "FILE"}
     parser.add_argument("--settings", default="{}", metavar="JSON", help="formats, dtypes, codecs, row_group_rows, …")
     parser.add_argument("--corpus", **required, help="results/corpus/NAME/manifest.json")

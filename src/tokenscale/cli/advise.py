@@ -53,7 +53,6 @@ FLAGS = flags.build_flags(AdviceSettings, aliases={"tokenizer_name": ("--tokeniz
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the files and the planned training."""
     parser.usage = "%(prog)s FILE … [--tokenizer NAME] [options]"
     text = "Parquet, JSON lines or text; also patterns ('*.jsonl')"
     parser.add_argument("files", nargs="+", type=expand_path, metavar="FILE", help=text)

@@ -12,7 +12,6 @@ from tokenscale.base.wording import format_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `arm`."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="an arm; without one, all arms are listed")
     parser.add_argument("--output", type=Path, metavar="FILE", help="default results/arms/NAME/environment.json")
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name the run and its inputs."""
     parser.add_argument("--run", required=True, metavar="JSON", help="the run's settings as canonical JSON")
     parser.add_argument("--store", required=True, type=Path, help="manifest of the token store")
     parser.add_argument("--arm", type=Path, nargs="?", help="results/arms/NAME/environment.json of another trainer")

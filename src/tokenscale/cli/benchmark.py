@@ -15,7 +15,6 @@ BENCHMARKS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add one command for each benchmark."""
     kinds = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
     for name, help_text in BENCHMARKS.items():
         _add_options_when_parsed(kinds.add_parser(name, help=help_text), name)

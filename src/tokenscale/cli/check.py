@@ -36,7 +36,6 @@ MOST_VOCABULARY = 0.95
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name the experiments, the configuration and the machine."""
     parser.add_argument("experiment", nargs="*", help="names of experiments; by default all of them")
     parser.add_argument("--scale", help="one overlay; by default each of them")
     main.add_configuration_arguments(parser)

@@ -14,7 +14,6 @@ from tokenscale.settings.claims import load_claims as read_ledger
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name the claims and the tables."""
     add = parser.add_argument
     add("--ledger", type=Path, metavar="FILE", help="the claims; by default the file that the configuration names")
     main.add_configuration_arguments(parser)

@@ -44,7 +44,6 @@ NEXT_BUCKET = "use another prefix of the bucket, or the configuration of its pro
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the bucket, the experiment and what this machine does."""
     parser.usage = "%(prog)s EXPERIMENT --ranks N --bucket s3://… [options]"
     parser.add_argument("experiment", help="name of an experiment")
     parser.add_argument("--bucket", required=True, metavar="s3://BUCKET/PREFIX", help="bucket, and a folder in it")

@@ -118,7 +118,6 @@ FLAGS = flags.build_flags(ConvertSettings, aliases={"from_format": ("--from",)})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `convert`."""
     parser.usage = "%(prog)s SOURCE TARGET --to FORMAT [options]"
     kinds = {"source": "store, prefix of a Megatron-LM pair, .bin file, or folder of a data set"}
     kinds["target"] = "output of the same kinds; for padded and token-list also FILE.parquet"
@@ -176,7 +175,6 @@ def _parse_target(settings: ConvertSettings, path: Path, command: str) -> Target
 
 
 def _detect_format(path: Path) -> str:
-    """Detect the format of a source."""
     manifest = find_manifest(path)
     if manifest.is_file() and "format" in read_json(manifest, "manifest"):  # corpora and tokenizers have none
         return "store"
@@ -391,7 +389,6 @@ def _resolve_eos(settings: ConvertSettings, goal: Target, as_it_is: bool, eos_id
 
 
 def write_store(found: Source, goal: Target, log: Log) -> None:
-    """Write a store with the documents of the source."""
     store, path = goal.store, goal.path
     progress = Progress(f"writing {path.name}", total=len(found.documents))
     found.documents.report = progress

@@ -15,7 +15,6 @@ from tokenscale.settings.options import from_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `corpus`."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--settings", metavar="JSON", help="build the corpus of these settings")
     text = "write records files, for random access to single documents"

@@ -5,7 +5,6 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the two folders and the output file."""
     of_a = "the report to compare with, such as an older copy of results/report"
     parser.add_argument("a", type=Path, metavar="A", help=of_a)
     parser.add_argument("b", type=Path, metavar="B", help="the report that is compared")

@@ -78,7 +78,6 @@ class Context:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `doctor`."""
     parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="folder of the results")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
@@ -133,7 +132,6 @@ def render(findings: Mapping[str, Finding]) -> str:
 
 
 def list_packages(*groups: str) -> list[str]:
-    """Return the distributions of groups."""
     return [name for group in groups for name in GROUPS[group].split()]
 
 

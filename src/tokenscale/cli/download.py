@@ -10,7 +10,6 @@ from tokenscale.settings.options import from_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `download`."""
     parser.add_argument("--settings", required=True, metavar="JSON", help="the corpus settings")
     text = "results/downloads/NAME/manifest.json"
     parser.add_argument("--output", required=True, type=Path, metavar="FILE", help=text)

@@ -9,7 +9,6 @@ from tokenscale.runs.records.provenance import name_differences
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the record and the output file."""
     parser.add_argument("path", type=Path, help="the folder of a report (results/report) or of a run (results/runs/ID)")
     parser.add_argument("--output", type=Path, help="write the requirements here in place of the terminal")
 

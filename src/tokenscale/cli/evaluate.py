@@ -100,7 +100,6 @@ def evaluate(
 
 
 def format_scores(opened: CheckpointModel, found: Scores, data: str) -> str:
-    """Format the scores of an evaluation."""
     causal, per_byte = opened.run.objective == "causal", found.bits_per_byte
     if per_byte is not None:
         bits = f"{per_byte:.4f}  ({found.text_bytes:,} bytes of text)"

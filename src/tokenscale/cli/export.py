@@ -29,7 +29,6 @@ Log = Callable[[str], None]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name the checkpoint, the tokenizer and the output folder."""
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER", help="such as …/checkpoints/final")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="a new folder, or an empty one")
     text = "hf: for from_pretrained of transformers; dcp: torch.distributed.checkpoint, as for torchtitan"
@@ -39,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Export the checkpoint."""
     export(arguments.checkpoint, arguments.output, arguments.tokenizer, format=arguments.format)
 
 

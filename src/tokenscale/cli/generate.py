@@ -18,7 +18,6 @@ SAMPLING_FLAGS = flags.build_flags(SamplingSettings)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options for prompts and sampling."""
     add_checkpoint_arguments(parser)
     prompts = parser.add_mutually_exclusive_group(required=True)
     prompts.add_argument("--prompt", metavar="TEXT", help='such as "Once upon a time,"; "" starts a document')

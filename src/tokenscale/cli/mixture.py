@@ -12,7 +12,6 @@ VERSION = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options for sources and output."""
     parser.add_argument("--names", nargs="+", required=True, metavar="CORPUS", help="names of the corpora")
     text = "their manifests, or those of stores"
     parser.add_argument("--sources", nargs="+", required=True, type=Path, metavar="FILE", help=text)
@@ -20,7 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the manifest."""
     if len(arguments.names) != len(arguments.sources):
         found = f"{len(arguments.names)} names, {len(arguments.sources)} manifests"
         raise UserError("--names and --sources differ in number.", found=found, next="one manifest for each name")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the two recordings and the output file."""
     of_a = "folder of the reference's recording, with floor-1, floor-2 …"
     parser.add_argument("a", type=Path, metavar="A", help=of_a)
     parser.add_argument("b", type=Path, metavar="B", help="folder of the recording that is compared")

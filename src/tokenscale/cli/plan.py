@@ -26,7 +26,6 @@ from tokenscale.settings.run import RunSettings, start_step
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name the experiments and the configuration."""
     names = "names of experiments, or all_experiments; by default those of the report"
     parser.add_argument("experiment", nargs="*", help=names)
     parser.add_argument("--config-json", type=json.loads, help="configuration as JSON, instead of the file")

@@ -70,7 +70,6 @@ class RunPrices:
         self._measured: dict[str, list[tuple[str, str, float]]] = {}
 
     def price(self, run: Run) -> Price:
-        """Return the price of one run."""
         if run.run_id not in self._prices:
             settings, vocabulary = run.settings, self.read_vocabulary(run.settings)
             price = costs.estimate_run(settings, self._machine, vocabulary, self._read_rows(settings))
@@ -113,7 +112,6 @@ class RunPrices:
         return (self._results / "runs" / run_id / "done.json").is_file()
 
     def time_limit_minutes(self, run: Run) -> int:
-        """Return the time limit of the run's job."""
         return costs.job_minutes(self.price(run), self._machine)
 
     def sum_by_experiment(self, run_ids: Iterable[str]) -> dict[str, Total]:

@@ -19,7 +19,6 @@ RULE = ("store", "corpus", "tokenizer", "output")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of both modes."""
     parser.usage = "%(prog)s --input-path FILE --output-dir DIR …\n"
     parser.usage += "       %(prog)s --store NAME --corpus FILE --output FILE"
     importlib.import_module(FROM_FILE).add_arguments(parser)

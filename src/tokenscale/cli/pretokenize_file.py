@@ -79,7 +79,6 @@ FLAGS = sorted(flags.build_flags(FileSettings), key=lambda flag: flag.key not in
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for tokenizing a file."""
     flags.add_flags(parser.add_argument_group("tokenize a text file into one Parquet file for each format"), FLAGS)
 
 
@@ -281,7 +280,6 @@ def _check_free(files: list[Path], store: StoreSettings, tokenizer: dict[str, An
 
 
 def _command_line(settings: FileSettings, store: StoreSettings) -> str:
-    """Return the command that writes this file again."""
     words = ["tokenscale", "pretokenize"]
     for flag in FLAGS:
         value = store.format if flag.key == "format" else getattr(settings, flag.key)

@@ -39,7 +39,6 @@ class Lack(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name the experiments and the configuration."""
     parser.add_argument("experiment", nargs="*", help="names of experiments; by default those of the report")
     main.add_configuration_arguments(parser)
 

@@ -16,7 +16,6 @@ CAUTIONS = 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add one sub-command for each part of the report."""
     parts = parser.add_subparsers(dest="part", required=True, metavar=" | ".join(PARTS))
     added = {name: parts.add_parser(name, help=text) for name, (_, text) in PARTS.items()}
     figure, page, pdf, bundle, rebuild = added.values()

@@ -67,7 +67,6 @@ class Job:
 
     @property
     def experiment(self) -> str | None:
-        """Return the experiment that the job belongs to, if any."""
         return self._found[1].get("of")
 
     @property

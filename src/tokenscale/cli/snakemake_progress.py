@@ -75,12 +75,10 @@ class Progress:
 
     @property
     def total(self) -> int:
-        """Return the number of jobs of this call."""
         return self.planned.total()
 
     @property
     def done(self) -> int:
-        """Return the number of finished jobs."""
         return sum(map(len, self.finished.values()))
 
     def start(self, job_id: int, rule: str, label: str, now: float) -> Job:

@@ -188,7 +188,6 @@ class Targets:
         return self.figure_files(experiments if len(experiments) == 1 else ())
 
     def tokenizer_modules(self, experiment: str) -> list[str]:
-        """Return the modules of the tokenizers that an experiment's runs read."""
         return sorted({TOKENIZERS[run.settings.tokenizer.kind].module for run in self.config.runs(experiment)})
 
     # --- parameters of rules ---------------------------------------------------------------------------------------

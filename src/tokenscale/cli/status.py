@@ -66,7 +66,6 @@ class StatusReport:
         return "\n".join(line for text in lines for line in (_wrap(text, width) if len(text) > width else [text]))
 
     def to_json(self) -> str:
-        """Return the state as JSON."""
         jobs = [
             {**asdict(j), "what": j.label, "why": j.waiting_reason[0] or None, "next": j.waiting_reason[1] or None}
             for j in self.queue.jobs

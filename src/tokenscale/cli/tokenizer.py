@@ -12,7 +12,6 @@ from tokenscale.settings.options import from_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `tokenizer`."""
     parser.add_argument("--settings", required=True, metavar="JSON", help="the tokenizer settings")
     text = "kind bpe: results/corpus/NAME/manifest.json"
     parser.add_argument("--corpus", nargs="?", type=Path, metavar="FILE", help=text)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name the runs, the tracker and the output folder."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIRECTORY", help="results/runs/RUN_ID")
     parser.add_argument("--to", required=True, metavar="TRACKER", help="tensorboard, mlflow or wandb")
     text = "output folder; an earlier export is replaced"

@@ -11,7 +11,6 @@ from tokenscale.runs.launch.start import start_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags with the source studies' names, and one flag for each setting of a run."""
     from tokenscale.settings import flags, source_studies
 
     usage = "%(prog)s [--dataset FILE|dummy|CORPUS] [options]\n"

@@ -41,7 +41,6 @@ LEFT_OVER = (".partial", ".damaged", ".old", ".building", ".tmp", ".part")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the files to verify and the signers."""
     of_files = "a report's folder, or a file in it; or a folder of results, with all that lies there"
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=of_files)
     of_signers = "the signers whom you trust (ALLOWED SIGNERS of ssh-keygen): a report must be signed by one of them"

@@ -171,7 +171,6 @@ class SourceSettings:
 
 
 def is_address(file: str) -> bool:
-    """Whether a file name is a web address."""
     return file.lower().startswith(("http://", "https://"))
 
 

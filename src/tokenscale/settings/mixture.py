@@ -33,7 +33,6 @@ class MixtureSettings:
 
     @property
     def names(self) -> list[str]:
-        """Names of the corpora, in the order of the stages' weights."""
         return [source.corpus.name for source in self.sources]
 
     @property
@@ -107,7 +106,6 @@ class NamedMixture:
 
     @property
     def names(self) -> set[str]:
-        """Names of the corpora."""
         return {name for weights in self.weights_by_key.values() for name in weights}
 
 

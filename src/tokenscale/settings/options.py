@@ -220,7 +220,6 @@ def from_json(cls: type[T], text: str) -> T:
 
 
 def as_list(function: Callable[..., Iterator[T]]) -> Callable[..., list[T]]:
-    """Make a generator return a list."""
     return functools.wraps(function)(lambda *values, **named: list(function(*values, **named)))
 
 
