@@ -121,6 +121,7 @@ def measure(settings: InferenceBenchmarkSettings, runs: list[Path], output: Path
     with _single_thread(device) as threads:
         answers = [answer for writer in writers for answer in _generate_texts(writer, settings)]
         records = list(_time_cells(writers, settings))
+    code = map(Path, import_closure("tokenscale.cli.benchmark", __name__))
     described = provenance.describe_machine() | {"threads": threads}
     described["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     result = {
@@ -129,7 +130,7 @@ def measure(settings: InferenceBenchmarkSettings, runs: list[Path], output: Path
         "settings": to_dict(settings),
         "models": [_describe_model(writer) for writer in writers],
         "left_out": {w.run_id: "the cache of transformers is not measured" for w in writers if not w.offers_cache},
-        "code_sha256": _hash_code(),
+        "code_sha256": sha256_text(canonical_json(sorted(map(sha256_file, code)))),
         "git": read_git_state()[0],
         "hardware": described,
         "versions": find_versions(),
@@ -272,12 +273,6 @@ def _describe_model(writer: Writer) -> dict[str, Any]:
         "checkpoint_sha256": sha256_file(opened.folder / RECORD),
         "run_digest": opened.record.get("digest"),
     }
-
-
-def _hash_code() -> str:
-    """Return the digest of the measured source files."""
-    paths = map(Path, import_closure("tokenscale.cli.benchmark", __name__))
-    return sha256_text(canonical_json(sorted(sha256_file(path) for path in paths)))
 
 
 def format_table(result: dict[str, Any]) -> str:

@@ -1,8 +1,4 @@
-"""Progress of one Snakemake call: numbered jobs, their durations, and an estimate of the time left.
-
-No Snakemake is imported here. The logger plugin `snakemake_logger_plugin_tokenscale` reports the events and prints the
-lines.
-"""
+"""Progress of one Snakemake call, for the logger plugin: numbered jobs, their durations, and the time left."""
 
 import time
 from collections import Counter, defaultdict
@@ -119,8 +115,7 @@ class Progress:
 
     def seconds_per_job(self, rule: str) -> float | None:
         """Estimate the wall-clock seconds of the rule's next job; None without an earlier job of the rule."""
-        own = self.finished.get(rule, [])
-        earlier = [self.recorded[rule]] if rule in self.recorded else []
+        own, earlier = self.finished.get(rule, []), [self.recorded[rule]] if rule in self.recorded else []
         jobs = len(own) + len(earlier)
         return (sum(earlier) + wall_clock_per_job(own) * len(own)) / jobs if jobs else None
 
@@ -164,8 +159,7 @@ def wall_clock_per_job(jobs: Iterable[Interval]) -> float:
     >>> wall_clock_per_job([(0, 10), (0, 10), (10, 20), (10, 20)])
     5.0
     """
-    ordered = sorted(jobs)
-    total, reached = 0.0, float("-inf")
+    ordered, total, reached = sorted(jobs), 0.0, float("-inf")
     for start, end in ordered:
         total += max(0.0, end - max(start, reached))
         reached = max(reached, end)

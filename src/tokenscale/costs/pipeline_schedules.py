@@ -117,9 +117,7 @@ def bubble_share(name: str, ranks: int, micro_batches: int, chunks: int = 1) -> 
 
 
 def assign_stages(model: ModelSettings, sequence_length: int, stages: int) -> list[range]:
-    """Assign layers to stages, at least one to each, balanced by FLOPs; the last stage also has the output head. The
-    model's vocabulary must be known.
-    """
+    """Assign layers to stages, balanced by FLOPs; the last one also has the output head. Needs a vocabulary size."""
     head = 6 * model.vocabulary_size * model.dimension
     block = round((flops_per_token(model, sequence_length, Convention.FULL) - head) / model.layers)
     return partition_costs([block] * (model.layers - 1) + [block + head], stages)

@@ -154,8 +154,8 @@ def estimate_run(
 
 
 def job_minutes(price: Price, machine: Machine) -> int:
-    """Return the time limit of a training job in minutes: the estimate times the machine's margin plus the time to
-    write a state, rounded up to 10, between `SHORTEST_MINUTES` and the machine's limit, which runs of unknown time get.
+    """Return the time limit of a training job in minutes: the estimate times the margin plus `signal_s`, rounded up to
+    10, from `SHORTEST_MINUTES` to the machine's limit, which a run of unknown time gets.
     """
     if price.seconds is None:
         return machine.minutes

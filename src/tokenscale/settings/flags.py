@@ -7,13 +7,14 @@ import argparse
 import dataclasses
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any
 
 from tokenscale.settings.options import PathRule, SynonymRule, decode, get_default
 
 #: metadata of a field that limits its values
 BOUNDS = ("ge", "gt", "le", "lt", "min_length", "pattern", "strict")
+NO_ALIASES: Mapping[str, tuple[str, ...]] = types.MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,33 +38,28 @@ def spell(key: str) -> str:
 
 
 def build_flags(
-    cls: type, *, left_out: Iterable[str] = (), aliases: Mapping[str, tuple[str, ...]] | None = None
+    cls: type, *, left_out: Collection[str] = (), aliases: Mapping[str, tuple[str, ...]] = NO_ALIASES, prefix: str = ""
 ) -> list[Flag]:
     """Return a flag for each field of a settings class and of nested classes.
 
     `optimizer.weight_decay` becomes `--optimizer.weight-decay`. Fields in `left_out` get no flag. `aliases` are further
-    spellings, which take precedence in messages.
+    spellings, which take precedence in messages. `prefix` is the key of a nested class, with a dot.
 
     >>> from tokenscale.settings.run import OptimizerSettings
     >>> [flag.name for flag in build_flags(OptimizerSettings, aliases={"learning_rate": ("--lr",)})][:2]
     ['--lr', '--beta1']
     """
-    return list(_iterate_flags(cls, "", set(left_out), aliases or {}))
-
-
-def _iterate_flags(
-    cls: type, prefix: str, left_out: set[str], aliases: Mapping[str, tuple[str, ...]]
-) -> Iterator[Flag]:
-    hints = typing.get_type_hints(cls)
+    hints, found = typing.get_type_hints(cls), list[Flag]()
     for field in dataclasses.fields(cls):
         key, hint = prefix + field.name, hints[field.name]
         if key in left_out:
             continue
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            yield from _iterate_flags(hint, f"{key}.", left_out, aliases)
+            found += build_flags(hint, left_out=left_out, aliases=aliases, prefix=f"{key}.")
         else:
             names = tuple(dict.fromkeys((*aliases.get(key, ()), spell(key))))
-            yield Flag(key, names, hint, field.metadata, get_default(field))
+            found.append(Flag(key, names, hint, field.metadata, get_default(field)))
+    return found
 
 
 def add_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, flags: Iterable[Flag]) -> None:

@@ -1,7 +1,6 @@
 """Attempts of a run: choose the next one, set aside those of other code or data, recognise a finished run."""
 
 import json
-import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,12 +111,6 @@ def describe_saved_state(directory: Path) -> str:
     if saved is None:
         return "no state was saved; the next attempt starts at its first step"
     return f"its last saved state is of step {saved}; the next attempt goes on from there"
-
-
-def delete_resume_states(directory: Path, run: RunSettings) -> None:
-    """Delete the resume states of a finished run, which may have been killed before it did so itself."""
-    for folder in directory.glob("checkpoints/step=*") if not run.checkpoints.keep_resume_state else ():
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _read_digest(path: Path) -> str | None:

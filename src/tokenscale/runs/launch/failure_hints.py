@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tokenscale.base.errors import few
 from tokenscale.runs.launch.ranks import KILLED, NEXT_IF_KILLED
+from tokenscale.runs.records.provenance import read_text
 
 
 @dataclass(frozen=True)
@@ -144,10 +145,10 @@ def describe_failure(outputs: Path) -> str:
 
     Tasks that failed later did so because of the first: `srun: error: nid2: task 5: Exited with exit code 1`.
     """
-    output, rank_text = _read_text(outputs / SRUN), ""
+    output, rank_text = read_text(outputs / SRUN), ""
     if first := re.search(r"error: (\S+): tasks? (\d+)[^:]*: (.+)", output):
         path = outputs / f"rank={int(first[2]):05d}.log"
-        rank_text = _read_text(path)
+        rank_text = read_text(path)
         tail = rank_text.splitlines()[-TAIL:]
         lines = [f"tokenscale: rank {first[2]} on {first[1]} failed first ({first[3].strip()})."]
         lines.append(f"  output  {path}" + (", which ends:" if tail else ", which is empty"))
@@ -160,10 +161,6 @@ def describe_failure(outputs: Path) -> str:
     return "\n".join(lines)
 
 
-def _read_text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
-
 #: calls in which a rank waits for others: collectives, device synchronisation, and backward, at whose end DDP waits
 WAIT_CALLS = re.compile(r"torch/(?:distributed|cuda|autograd)/|/parallel/\w+\.py\", line \d+ in (?:sum|barrier|wait)")
 #: numbers of stack lines and of ranks to show
@@ -174,8 +171,7 @@ def describe_hang(attempt: Path, world_size: int) -> str | None:
     """Return a report of the hang: the rank that blocked, its stack, and the ranks that waited. None without stacks."""
     stacks = {}
     for rank in range(world_size):
-        text = _read_text(attempt / f"rank={rank:05d}/stacks.txt")
-        if text.strip():
+        if text := read_text(attempt / f"rank={rank:05d}/stacks.txt"):
             stacks[rank] = extract_main_thread(text)
     if not stacks:
         return None

@@ -307,7 +307,8 @@ def open_run(
         if attempt is None:
             print(f"{run.identity} has ended already, with this code and data; remove {directory} to train it again")
             attempts.write_done_file(directory, output, identity, run)
-            attempts.delete_resume_states(directory, run)
+            for folder in directory.glob("checkpoints/step=*") if not run.checkpoints.keep_resume_state else ():
+                shutil.rmtree(folder, ignore_errors=True)  # the run may have been killed before it did so itself
         yield identity, attempt, held
 
 
