@@ -77,8 +77,9 @@ if sys.argv[0].endswith(("/snakemake", "/snakemake/__main__.py")) and Path("work
     read_command_line()
 
 #: messages about Snakemake itself, by how they begin
-LEFT_OUT = ("Assuming unrestricted shared filesystem usage", "Building DAG of jobs", "Using shell:", "Elapsed time:")
+LEFT_OUT: tuple[str, ...] = ("Assuming unrestricted shared filesystem usage", "Building DAG of jobs", "Using shell:")
 LEFT_OUT += ("Singularity containers: ignored", "Conda environments: ignored", "Select jobs to execute")
+LEFT_OUT += ("Elapsed time:",)
 #: events that the progress display replaces
 REPLACED = {LogEvent.WORKFLOW_STARTED, LogEvent.RUN_INFO, LogEvent.RESOURCES_INFO, LogEvent.PROGRESS}
 REPLACED |= {LogEvent.JOB_INFO, LogEvent.JOB_STARTED, LogEvent.JOB_FINISHED}

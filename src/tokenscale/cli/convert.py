@@ -14,20 +14,9 @@ from tokenscale.base.errors import UserError, unknown
 from tokenscale.base.files import lock_folder, read_json, sha256_file
 from tokenscale.base.progress import Progress
 from tokenscale.data.stores.documents import Documents, Origin
+from tokenscale.data.stores.foreign import reframe
 from tokenscale.data.stores.foreign.hf_datasets import HfDatasets
 from tokenscale.data.stores.foreign.id_files import Megatron, NanoGpt
-from tokenscale.data.stores.foreign.reframe import (
-    Counts,
-    ExportCounts,
-    ExportFraming,
-    ForeignFolder,
-    Framing,
-    ReframedDocuments,
-    StoreDocuments,
-    check_record,
-    read_record,
-    write_record,
-)
 from tokenscale.data.stores.foreign.shards import Litdata, Mds
 from tokenscale.data.stores.manifest import (
     SingleFile,
@@ -110,8 +99,8 @@ class Source:
 
     documents: Documents
     facts: dict[str, Any]  # for the record of what is written
-    framing: Framing | None = None  # for a foreign source
-    counts: Counts | None = None
+    framing: reframe.Framing | None = None  # for a foreign source
+    counts: reframe.Counts | None = None
 
 
 FLAGS = flags.build_flags(ConvertSettings, aliases={"from_format": ("--from",)})
@@ -223,7 +212,7 @@ def check_target_free(goal: Target, source: Path, kind: str, force: bool) -> Non
     if goal.single:
         known = find_manifest(path).is_file()
     elif goal.layout:
-        of_folder = issubclass(goal.layout, ForeignFolder)
+        of_folder = issubclass(goal.layout, reframe.ForeignFolder)
         known = goal.layout.detect(path) if of_folder else all(p.is_file() for p in there)
         if known and hasattr(goal.layout, "list_files"):
             files = [*goal.layout.list_files(path), "tokenscale.json"]
@@ -265,13 +254,13 @@ def open_own_store(settings: ConvertSettings, path: Path, kind: str, goal: Targe
     if eos != store.eos:
         log(f"  EOS {manifest['eos_id']} {'added to' if eos else 'removed from'} each document")
     facts = {"format": store.format, "ids_digest": manifest["ids_digest"], "eos": eos}
-    return Source(StoreDocuments(reader(where, manifest), manifest, eos), facts)
+    return Source(reframe.StoreDocuments(reader(where, manifest), manifest, eos), facts)
 
 
 def open_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target, log: Log) -> Source:
     """Open a foreign source, and read it once to count it. Raise UserError if it contradicts the flags."""
     layout = FOREIGN[kind]
-    record = read_record(layout.record_path(path))
+    record = reframe.read_record(layout.record_path(path))
     known = _read_tokenizer(settings.tokenizer)
     tokenizer, ids = _resolve_tokenizer(settings, known, record, path)
     document_end = settings.document_end
@@ -279,14 +268,14 @@ def open_foreign(settings: ConvertSettings, path: Path, kind: str, goal: Target,
         document_end = record["document_end"] if record and record["document_end"] is not None else ids["eos_id"]
     _check_id("--document-end", document_end, ids["vocabulary_size"])
     others = tuple({known.get("pad_id"), known.get("mask_id")} - {None, ids["bos_id"], ids["eos_id"], document_end})
-    framing = Framing(ids["vocabulary_size"], ids["bos_id"], ids["eos_id"], document_end, others)
+    framing = reframe.Framing(ids["vocabulary_size"], ids["bos_id"], ids["eos_id"], document_end, others)
     eos = _resolve_eos(settings, goal, bool(record and record["eos"] and goal.store), ids["eos_id"])
     options = {"document_end": document_end, "dtype": settings.dtype, "column": settings.column}
     reader = layout(path, vocabulary_size=framing.vocabulary_size, **options)
-    documents = ReframedDocuments(reader, framing, eos)
+    documents = reframe.ReframedDocuments(reader, framing, eos)
     hashes = {file: sha256_file(file) for file in reader.files}
     if record is not None:
-        check_record(record, hashes, layout.record_path(path))
+        reframe.check_record(record, hashes, layout.record_path(path))
     progress = Progress(f"checking {path.name}", total=len(documents))
     counts = documents.scan(progress)
     progress.close()
@@ -426,7 +415,7 @@ def _lock_target(goal: Target) -> Iterator[None]:
 def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: Log) -> None:
     """Write a foreign format, and the record of the facts that its files do not contain."""
     rule, layout, documents = _choose_rule(settings, found, goal), goal.layout, found.documents
-    progress, count = Progress(f"writing {goal.path.name}", total=len(documents)), ExportCounts()
+    progress, count = Progress(f"writing {goal.path.name}", total=len(documents)), reframe.ExportCounts()
     documents.report = progress
     hashes = layout.write(documents, goal.path, rule, count)
     origin = documents.origin
@@ -441,7 +430,8 @@ def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: L
         "document_end": rule.document_end,
         "source": found.facts,
     }
-    write_record(layout.record_path(goal.path), hashes, facts)  # an old record does not match new files and is ignored
+    # an old record does not match new files and is ignored
+    reframe.write_record(layout.record_path(goal.path), hashes, facts)
     progress.close()
     log(progress.line())
     size = sum(file.stat().st_size for file in hashes)
@@ -454,7 +444,7 @@ def write_foreign(settings: ConvertSettings, found: Source, goal: Target, log: L
         log(f"  {note}")
 
 
-def _choose_rule(settings: ConvertSettings, found: Source, goal: Target) -> ExportFraming:
+def _choose_rule(settings: ConvertSettings, found: Source, goal: Target) -> reframe.ExportFraming:
     """Return how documents are framed in the target: between foreign formats as before, if the format allows it."""
     origin, end = found.documents.origin, settings.document_end
     if end is None and goal.format == "nanogpt":
@@ -466,4 +456,4 @@ def _choose_rule(settings: ConvertSettings, found: Source, goal: Target) -> Expo
         end = found.framing.document_end
     _check_id("--document-end", end, origin.vocabulary_size)
     keep = goal.layout.KEEPS_BOS and (found.counts is None or found.counts.bos_stripped > 0)
-    return ExportFraming(keep if settings.bos is None else settings.bos == "keep", end)
+    return reframe.ExportFraming(keep if settings.bos is None else settings.bos == "keep", end)

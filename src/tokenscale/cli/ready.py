@@ -139,8 +139,8 @@ def find_problems(
             check_memory(run, config.machine, vocabulary=prices.read_vocabulary(run))
         except UserError as error:
             large.append((run_id, error))
-    for run_id, error in large[:1]:
-        errors.append(UserError(f"{len(large)} runs, such as {run_id}: {error.what}", **error.facts))
+    for run_id, lack in large[:1]:
+        errors.append(UserError(f"{len(large)} runs, such as {run_id}: {lack.what}", **lack.facts))
     for found in filter(None, errors):
         facts = ", ".join(f"{key} {text}" for key, text in found.facts.items() if key in ("needed", "found", "budget"))
         yield Lack(f"{found.what} {facts}".strip(), str(found.facts.get("next", "")))

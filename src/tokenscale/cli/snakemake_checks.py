@@ -65,8 +65,8 @@ class CallChecks:
         from tokenscale.cli.snakemake_jobs import list_planned_jobs
         from tokenscale.cli.snakemake_reasons import render
 
-        if planned := list_planned_jobs(internals.planned):
-            yield render(planned, internals.get_targets(), self.call) + "\n"
+        if found := list_planned_jobs(internals.planned):
+            yield render(found, internals.get_targets(), self.call) + "\n"
         jobs = internals.get_jobs_to_submit(self.workflow)
         if error := self._find_replaced_options(jobs):
             yield error.render()

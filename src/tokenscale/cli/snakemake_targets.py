@@ -11,19 +11,10 @@ from tokenscale.base.errors import UserError, find_nearest
 from tokenscale.base.files import canonical_json, sha256_text, write_arguments
 from tokenscale.data.corpus.files import check_files
 from tokenscale.data.corpus.fingerprint import fingerprint_sources
+from tokenscale.settings import manifests
 from tokenscale.settings.claims import load_claims
 from tokenscale.settings.config import ALL, TARGETS, Config
 from tokenscale.settings.data import StoreSettings
-from tokenscale.settings.manifests import (
-    certificate_file,
-    corpus_manifest,
-    corpus_records,
-    done_file,
-    list_manifests,
-    mixture_manifest,
-    store_manifest,
-    tokenizer_manifest,
-)
 from tokenscale.settings.options import to_dict
 from tokenscale.settings.registry import ALIASES, FIGURES, SOURCES, TOKENIZERS
 from tokenscale.settings.run import RunSettings, parse_run_id
@@ -68,20 +59,20 @@ class Targets:
     # --- targets ---------------------------------------------------------------------------------------------------
 
     def corpus_files(self) -> list[str]:
-        return [corpus_manifest(name) for name in self.config.list_corpora(self.chosen)]
+        return [manifests.corpus_manifest(name) for name in self.config.list_corpora(self.chosen)]
 
     def token_files(self) -> list[str]:
         """Return everything that runs read, so that they can then start in their planned order."""
         runs = [run.settings for run in self.config.all_runs(self.chosen).values()]
         texts = {corpus.name for run in runs if run.store is None for corpus in run.trained_corpora}
         return [
-            *(tokenizer_manifest(name) for name in sorted({run.tokenizer.name for run in runs})),
-            *(corpus_records(name) for name in sorted(texts)),
-            *(store_manifest(*store) for store in self.config.stores(self.chosen)),
+            *(manifests.tokenizer_manifest(name) for name in sorted({run.tokenizer.name for run in runs})),
+            *(manifests.corpus_records(name) for name in sorted(texts)),
+            *(manifests.store_manifest(*store) for store in self.config.stores(self.chosen)),
         ]
 
     def run_files(self, experiments: Sequence[str]) -> list[str]:
-        return self._existing(map(done_file, self.config.all_runs(experiments)))
+        return self._existing(map(manifests.done_file, self.config.all_runs(experiments)))
 
     def table_files(self, experiments: Iterable[str]) -> list[str]:
         return [f"results/tables/{name}/runs.parquet" for name in experiments]
@@ -114,10 +105,10 @@ class Targets:
         if "/" not in target:
             return find_nearest(target, rules)
         figures = [f"results/figures/{e}/{f}.svg" for e in self.experiments for f in (*FIGURES, *ALIASES)]
-        config = self.config
-        files = [*map(done_file, self.runs), *map(corpus_manifest, config.corpora)]
-        files += [*map(mixture_manifest, config.mixtures), *map(tokenizer_manifest, config.tokenizers)]
-        stores = [store_manifest(*store) for store in config.stores(self.chosen)]
+        config, files = self.config, [*map(manifests.done_file, self.runs)]
+        files += [*map(manifests.corpus_manifest, config.corpora), *map(manifests.mixture_manifest, config.mixtures)]
+        files += map(manifests.tokenizer_manifest, config.tokenizers)
+        stores = [manifests.store_manifest(*store) for store in config.stores(self.chosen)]
         reports = [f"results/{r}/{name}" for r in self.reports for name in ("index.html", "report.pdf", "SHA256SUMS")]
         return find_nearest(target, [*files, *stores, *self.table_files(self.experiments), *figures, *reports])
 
@@ -127,12 +118,12 @@ class Targets:
         """Return the inputs of an experiment's tables by name. No rule makes the records of other programs' runs."""
         own, config = self.config.experiment(experiment), self.config
         found = {
-            "stores": [store_manifest(*store) for store in config.stores([experiment])],
-            "corpora": [corpus_manifest(name) for name in config.list_corpora([experiment])],
+            "stores": [manifests.store_manifest(*store) for store in config.stores([experiment])],
+            "corpora": [manifests.corpus_manifest(name) for name in config.list_corpora([experiment])],
             "runs": self.run_files([experiment]),
             "external": [f"results/runs/{run['run_id']}/run.json" for run in config.external(experiment)],
             "benchmarks": own.benchmark_files(experiment),
-            "certificates": [certificate_file(*pair) for pair in config.compared_trainers(experiment)],
+            "certificates": [manifests.certificate_file(*pair) for pair in config.compared_trainers(experiment)],
         }
         return {name: self._existing(files) for name, files in found.items()}
 
@@ -150,11 +141,11 @@ class Targets:
     def run_inputs(self, run_id: str) -> dict[str, str | list[str]]:
         """Return the manifests that a run reads by role, and what provides the state that it resumes from."""
         run = self.run_of(run_id)
-        named, state = list_manifests(run), list[str]()
+        named, state = manifests.list_manifests(run), list[str]()
         if run.resume_from is not None:
             own = (writer := parse_run_id(run.resume_from)) in self.runs
-            state = [done_file(writer) if own else os.path.join(run.resume_from, "checkpoint.json")]
-        records = [corpus_records(corpus.name) for corpus in run.trained_corpora] if run.store is None else []
+            state = [manifests.done_file(writer) if own else os.path.join(run.resume_from, "checkpoint.json")]
+        records = [manifests.corpus_records(corpus.name) for corpus in run.trained_corpora] if run.store is None else []
         roles = ("corpus", "tokenizer", "store", "validation_store", "arm")
         return {role: named.get(role, []) for role in roles} | {"records": records, "resume_from": state}
 
@@ -180,7 +171,7 @@ class Targets:
         found = self.config.tokenizers[tokenizer]
         names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json") if found.source else ()
         files = filter(os.path.isfile, (os.path.join(found.source or "", name) for name in names))
-        return {"corpus": [corpus_manifest(found.corpus)] if found.corpus else [], "source": list(files)}
+        return {"corpus": [manifests.corpus_manifest(found.corpus)] if found.corpus else [], "source": list(files)}
 
     def page_figures(self, report: str) -> list[str]:
         """Return the figures on a report's first page: those of its experiment, if it has only one."""

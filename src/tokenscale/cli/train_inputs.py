@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -111,7 +112,7 @@ def describe_long_step(run: RunSettings, manifests: dict[str, Path]) -> str | No
 def _open_pretokenized(request: Request, store: Path) -> dict[str, Path]:
     run = request.run
     known = request.tokenizer if run.tokenizer.kind != "unknown" else None
-    facts = {"tokenizer_name": run.tokenizer.name, "vocabulary_size": run.model.vocabulary_size}
+    facts: dict[str, Any] = {"tokenizer_name": run.tokenizer.name, "vocabulary_size": run.model.vocabulary_size}
     sha256 = read_tokenizer(known)["file"]["sha256"] if known else None
     open_store(store, run.store, requested_by="the run", tokenizer_sha256=sha256, **facts)
     manifests = {"store": store}

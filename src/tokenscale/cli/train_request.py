@@ -24,25 +24,13 @@ from tokenscale.data.stores.manifest import read_store_manifest
 from tokenscale.data.tokenizers.base import read_tokenizer_manifest as read_tokenizer
 from tokenscale.data.tokenizers.huggingface import find_store_tokenizer, make_settings, resolve_tokenizer
 from tokenscale.settings import flags
+from tokenscale.settings import source_studies as studies
 from tokenscale.settings.data import CleaningSettings, CorpusSettings, SourceSettings, TokenizerSettings
 from tokenscale.settings.layout import DEGREES
 from tokenscale.settings.model import ModelSettings
 from tokenscale.settings.options import decode, to_dict
 from tokenscale.settings.run import RunSettings
-from tokenscale.settings.source_studies import (
-    APPROACH_OF,
-    CHUNKS,
-    RUN_FLAGS,
-    TRAIN_FLAGS,
-    StudyFile,
-    TrainOptions,
-    find_flag,
-    find_preset,
-    load_preset_file,
-    resolve_approach,
-    spell,
-    translate_study_flags,
-)
+from tokenscale.settings.source_studies import StudyFile, TrainOptions, find_flag, spell
 
 CONFIG = "config/config.yaml"
 DUMMY_DOCUMENTS = 2000
@@ -81,19 +69,19 @@ def parse_request(arguments: argparse.Namespace, world_size: int | None = None) 
     `world_size` is torchrun's, if it started this process. Raise UserError, naming the flag, for values that are not
     allowed, that contradict each other, or that no run can have.
     """
-    words = TrainOptions(**flags.parse_flags(arguments, TRAIN_FLAGS))
-    stated = flags.parse_flags(arguments, RUN_FLAGS)
+    words = TrainOptions(**flags.parse_flags(arguments, studies.TRAIN_FLAGS))
+    stated = flags.parse_flags(arguments, studies.RUN_FLAGS)
     output = Path(words.output_dir)
     blocking = next((path for path in (output, *output.parents) if path.exists() and not path.is_dir()), None)
     if blocking is not None:
         raise UserError("the output folder is a file.", flag="--output-dir", file=blocking, next="name a folder")
-    words, stated, translated = translate_study_flags(words, stated, world_size or words.world_size)
+    words, stated, translated = studies.translate_study_flags(words, stated, world_size or words.world_size)
     ranks = world_size or words.world_size
     _check_flags(words, stated, world_size)
     if words.approach is not None:
-        form, pretokenized = next(key for key, approach in APPROACH_OF.items() if approach == words.approach)
+        form, pretokenized = next(key for key, approach in studies.APPROACH_OF.items() if approach == words.approach)
         words = replace(words, dataset_type=form, pretokenized=pretokenized)  # type: ignore[arg-type]
-    file = load_preset_file(words.config) if words.config else StudyFile()
+    file = studies.load_preset_file(words.config) if words.config else StudyFile()
     notes = [f"distributed.backend {backend}: the device decides"] if (backend := file.distributed.backend) else []
     notes += translated
     model = _choose_model(words, file)
@@ -173,10 +161,10 @@ def _count_model_ranks(values: dict[str, Any]) -> int:
 
 def _choose_model(words: TrainOptions, file: StudyFile) -> ModelSettings:
     if words.model:
-        return find_preset(words.model, "--model")
+        return studies.find_preset(words.model, "--model")
     if words.model_size:
-        return find_preset(f"study-{words.model_size}", "--model-size")
-    return file.model_settings(Path(words.config or "").stem) or find_preset("llama-tiny", "--model")
+        return studies.find_preset(f"study-{words.model_size}", "--model-size")
+    return file.model_settings(Path(words.config or "").stem) or studies.find_preset("llama-tiny", "--model")
 
 
 def _derive_batch(words: TrainOptions, file: StudyFile, stated: dict[str, Any], readers: int) -> dict[str, int]:
@@ -187,7 +175,7 @@ def _derive_batch(words: TrainOptions, file: StudyFile, stated: dict[str, Any], 
     """
     rows = words.batch_size or file.training.batch_size
     passes = words.gradient_accumulation_steps or file.training.gradient_accumulation_steps
-    chunks = (words.n_chunk or CHUNKS) if words.model_parallel_mode == "pipeline_parallel" else 1
+    chunks = (words.n_chunk or studies.CHUNKS) if words.model_parallel_mode == "pipeline_parallel" else 1
     if rows is None and passes is None:
         if chunks == 1:
             return {}
@@ -209,7 +197,7 @@ def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) ->
     if words.pretokenized and not _is_text(words, path) and (of_file or (path / "manifest.json").is_file()):
         _refuse_flags(words, "a pretokenized file", *COLUMNS, "data_path")
         return _read_pretokenized(words, path, model, notes)
-    approach = resolve_approach(words.dataset_type or "packed", words.pretokenized)
+    approach = studies.resolve_approach(words.dataset_type or "packed", words.pretokenized)
     mixture = None
     config = None if of_file or name == "dummy" else config or _load_config()
     if of_file:
@@ -297,7 +285,7 @@ def _read_pretokenized(words: TrainOptions, path: Path, model: ModelSettings, no
     values |= {name: options[name] for name in ("sequence_length", "eos", "packing") if name in options}
     source = SourceSettings(kind="files", files=(str(path),))
     corpus = CorpusSettings(name=make_corpus_name(path.name if folder else path.stem), source=source)
-    approach = resolve_approach(words.dataset_type or manifest["format"], True)
+    approach = studies.resolve_approach(words.dataset_type or manifest["format"], True)
     tokenizer, directory = _find_store_tokenizer(words, manifest_path, manifest, notes)
     return RunSettings(corpus, tokenizer, model, approach), manifest_path, directory, values
 

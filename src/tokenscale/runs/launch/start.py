@@ -157,7 +157,7 @@ class Launch:
     def command(self, attempt: int, manifests: dict[str, Path]) -> tuple[list[str], dict[str, str]]:
         """Return (argv, additional variables) of the command: srun's, torchrun's, or that of each rank (`here`)."""
         machine, shape, outputs = self.machine, self.shape, self.outputs(attempt)
-        what = {"run": self.run.to_json(), "directory": self.directory, "attempt": attempt}
+        what: dict[str, Any] = {"run": self.run.to_json(), "directory": self.directory, "attempt": attempt}
         rank = rank_argv(machine, shape, manifests=manifests, **what)
         if machine.starter == "here":
             return rank, machine.environment
