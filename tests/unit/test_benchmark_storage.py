@@ -46,7 +46,7 @@ def test_stores_give_back_what_was_written_and_are_removed(held, tmp_path, store
     assert record["stored_bytes"] > 0 and record["write_s"] > 0 and record["sequential_s"] > 0
     assert (record["cold_s"] is None) == (record["not_cold"] is not None)
     assert (record["codec"] is None) == (store.format == "packed")
-    lengths = held.whole.lengths
+    lengths = held.chunk.lengths
     kept = np.minimum(lengths, T + 1) if store.format == "padded" else lengths
     assert record["useful_tokens"] == int((kept - 1).sum())
 
@@ -83,5 +83,5 @@ def test_one_wrong_id_or_a_label_on_padding_and_nothing_is_recorded(held, tmp_pa
 def test_only_the_first_documents_are_held(lab, held):
     few = storage.TokenizedText(lab.corpus, lab.tokenizer, 5)
     assert len(few) == 5 < len(held)
-    assert few.whole.ids.tolist() == held.whole.part(0, 5).ids.tolist()
+    assert few.chunk.ids.tolist() == held.whole.part(0, 5).ids.tolist()
     assert few.text_bytes == sum(len(text.encode()) for text in HOSTILE[:5])

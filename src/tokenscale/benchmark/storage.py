@@ -11,7 +11,6 @@ import argparse
 import dataclasses
 import shutil
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,9 @@ from tokenscale.benchmark import machine
 from tokenscale.benchmark.rounds import group_by, interleave
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.data.order.permutation import permute
-from tokenscale.data.stores.documents import IGNORED, Chunk, Origin
+from tokenscale.data.stores.documents import IGNORED
 from tokenscale.data.stores.manifest import load_reader, load_writer, open_store
-from tokenscale.data.stores.text import TextDocuments, encode_chunk
+from tokenscale.data.stores.text import HeldDocuments, TextDocuments, encode_chunk
 from tokenscale.data.stores.writing import list_files
 from tokenscale.data.tokenizers.base import Tokenizer
 from tokenscale.data.tokenizers.load import load_tokenizer
@@ -59,30 +58,17 @@ def run(arguments: argparse.Namespace) -> None:
     print(format_table(measure(settings, arguments.corpus.parent, arguments.tokenizer.parent, arguments.output)))
 
 
-class TokenizedText:
-    """First documents of a corpus, tokenized, as input of every format's writer; see `documents.Documents`."""
+class TokenizedText(HeldDocuments):
+    """First documents of a corpus, tokenized."""
 
     def __init__(self, corpus: Path, tokenizer: Path, count: int | None):
-        text = RawText(corpus)
-        made = load_tokenizer(tokenizer)
-        self.eos = text.pairs  # only pairs end with EOS
-        self.origin: Origin = TextDocuments(corpus, made, "train", self.eos).origin
+        text, made = RawText(corpus), load_tokenizer(tokenizer)
+        self.eos = self.pairs = text.pairs  # only pairs end with EOS
         self.engine = made.engine
-        columns = text.columns(BULK_DOCUMENTS, 0, min(len(text), count or len(text)))
-        self.texts = pa.concat_arrays(list(columns))
+        self.texts = pa.concat_arrays(list(text.columns(BULK_DOCUMENTS, 0, min(len(text), count or len(text)))))
         self.text_bytes = pc.sum(pc.binary_length(self.texts)).as_py()
-        self.whole = encode_chunk(made, self.texts, self.eos, text.pairs)
-        self.pairs = text.pairs
-
-    def __len__(self) -> int:
-        return len(self.whole.lengths)
-
-    def chunks(self, first: int, last: int) -> Iterator[Chunk]:
-        """Yield documents [first, last) as one chunk."""
-        yield self.whole.part(first, last)
-
-    def confirm(self) -> None:
-        """Do nothing, since the engine is exact."""
+        origin = TextDocuments(corpus, made, "train", self.eos).origin
+        super().__init__(encode_chunk(made, self.texts, self.eos, self.pairs), origin)
 
 
 def measure(
@@ -212,7 +198,7 @@ def check_store(store: StoreSettings, where: Path, tokenized: TokenizedText) -> 
     reader = load_reader(store.format)(where, manifest)
     if store.format == "padded":
         width, pad_id = store.sequence_length + 1, tokenized.origin.pad_id
-        for i, document in enumerate(tokenized.whole.documents()):
+        for i, document in enumerate(tokenized.chunk.documents()):
             (tokens,), (labels,) = reader.rows(np.array([i]))
             own, rest = document[:width].tolist(), max(0, width - len(document))
             if [*tokens.tolist(), *labels.tolist()] != [*own, *[pad_id] * rest][:-1] + own[1:] + [IGNORED] * rest:
@@ -221,7 +207,7 @@ def check_store(store: StoreSettings, where: Path, tokenized: TokenizedText) -> 
     found = list(reader.chunks(0, manifest["documents"]))
     for name in ("ids", "lengths"):
         values = np.concatenate([getattr(chunk, name) for chunk in found])
-        if not np.array_equal(values, getattr(tokenized.whole, name)):
+        if not np.array_equal(values, getattr(tokenized.chunk, name)):
             raise _difference_error(store, f"the documents' {name}")
 
 

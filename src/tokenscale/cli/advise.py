@@ -4,7 +4,7 @@ import argparse
 import shlex
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tokenscale.data.corpus.sample import draw_sample
 from tokenscale.data.order.packing import best_fit_decreasing, split_documents
 from tokenscale.data.stores.documents import Chunk
 from tokenscale.data.stores.manifest import load_writer
-from tokenscale.data.stores.text import describe_origin, encode_chunk
+from tokenscale.data.stores.text import HeldDocuments, describe_origin, encode_chunk
 from tokenscale.data.stores.writing import list_files
 from tokenscale.data.tokenizers import losses
 from tokenscale.data.tokenizers.base import Tokenizer
@@ -121,28 +121,11 @@ def _load_tokenizer(name: str, folder: Path, log: Log) -> Tokenizer:
     return tokenizer
 
 
-class SampleDocuments:
-    """Ids of a sample, with the interface that the writers of formats read (see `data.stores.documents.Documents`)."""
-
-    def __init__(self, chunk: Chunk, tokenizer: Tokenizer):
-        self.chunk, self.origin = chunk, describe_origin(tokenizer, {"sample": "of advise"})
-
-    def __len__(self) -> int:
-        return len(self.chunk.lengths)
-
-    def chunks(self, first: int, last: int) -> Iterator[Chunk]:
-        """Yield documents `first` to `last`, one row group at a time."""
-        for start in range(first, last, 1000):
-            yield self.chunk.part(start, min(start + 1000, last))
-
-    def confirm(self) -> None:
-        """Do nothing: a sample's ids are not kept."""
-
-
 def _write_store(name: str, sequence_length: int, chunk: Chunk, tokenizer: Tokenizer, folder: Path) -> dict[str, int]:
     """Write the sample in a format with the format's own writer, and return its tokens and bytes."""
     store = StoreSettings(name, sequence_length=sequence_length)
-    manifest = load_writer(name)(store, SampleDocuments(chunk, tokenizer), folder / f"store-{name}")
+    documents = HeldDocuments(chunk, describe_origin(tokenizer, {"sample": "of advise"}))
+    manifest = load_writer(name)(store, documents, folder / f"store-{name}")
     size = sum(file["bytes"] for file in list_files(manifest))
     return {"tokens": manifest["tokens_total"], "useful_tokens": manifest["tokens_useful"], "bytes": size}
 

@@ -83,6 +83,23 @@ def describe_origin(tokenizer: Tokenizer, source: dict[str, Any]) -> Origin:
     )
 
 
+class HeldDocuments:
+    """Tokenized documents in memory, as input of every format's writer; see `documents.Documents`."""
+
+    def __init__(self, chunk: Chunk, origin: Origin):
+        self.chunk, self.origin = chunk, origin
+        self.report: Callable[[int, int], None] | None = None
+
+    def __len__(self) -> int:
+        return len(self.chunk.lengths)
+
+    def chunks(self, first: int, last: int) -> Iterator[Chunk]:
+        yield self.chunk.part(first, last)
+
+    def confirm(self) -> None:
+        """Do nothing, since the engine is exact."""
+
+
 class TextDocuments:
     """Tokenized documents of a corpus split; see `documents.Documents`.
 
