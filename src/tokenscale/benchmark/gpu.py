@@ -293,8 +293,7 @@ def measure(
             print(f"{name}: left for another call, since it may not end within {budget_s:.0f} s", flush=True)
             continue
         if room and not case.peer and (predicted := predicted_bytes(case)) > room:
-            reason = f"does not fit: {predicted / 2**30:.0f} of {room / 2**30:.0f} GiB"
-            print(f"{name}: left out, {reason}", flush=True)
+            print(f"{name}: left out, does not fit: {predicted / 2**30:.0f} of {room / 2**30:.0f} GiB", flush=True)
             continue
         argv = [sys.executable, "-m", "tokenscale", "benchmark", "gpu", "--case", name, "--output", str(folder)]
         limit = PATIENCE * expected + PATIENCE_S

@@ -283,11 +283,9 @@ def work(address: str, experiment: str, ranks: int, every_s: float) -> int:
     for path, facts in plan["files"].items():
         fetch_input(bucket, _checked_path(path), facts)
     for settings in map(RunSettings.from_json, plan["runs"]):
-        code = train_run(bucket, settings, every_s)
-        if code == RESUME_EXIT_CODE:
+        if (code := train_run(bucket, settings, every_s)) == RESUME_EXIT_CODE:
             return code
-        if code:
-            failed[settings.identity] = code
+        failed |= {settings.identity: code} if code else {}
     for run_id, code in failed.items():
         print(f"tokenscale: {run_id} failed with exit code {code}", flush=True)
     return next(iter(failed.values()), 0)

@@ -131,8 +131,7 @@ def convert(settings: ConvertSettings, source: Path, target: Path, log: Log = pr
     kind = settings.from_format or _detect_format(source)
     _check_flags(settings, kind, goal)
     check_target_free(goal, source, kind, settings.force)
-    open_source = open_own_store if kind == "store" else open_foreign
-    found = open_source(settings, source, kind, goal, log)
+    found = (open_own_store if kind == "store" else open_foreign)(settings, source, kind, goal, log)
     if not len(found.documents):
         raise UserError("the source holds no documents.", source=source, next="name another source")
     if goal.layout:
@@ -158,8 +157,7 @@ def _parse_target(settings: ConvertSettings, path: Path, command: str) -> Target
         store = replace(store, sequence_length=settings.sequence_length)
     single = SingleFile(path.stem, command) if path.suffix == ".parquet" else None
     if single and store.format not in ("padded", "token-list"):
-        what = f"the format {store.format} is a folder of files, not one."
-        raise UserError(what, target=path, next="name a folder")
+        raise UserError(f"the format {store.format} is a folder of files, not one.", target=path, next="name a folder")
     return Target(path, store.format, store, single, command)
 
 
@@ -242,9 +240,8 @@ def open_own_store(settings: ConvertSettings, path: Path, kind: str, goal: Targe
     if not hasattr(reader, "chunks"):
         cut = f"{manifest['documents_cut']:,} of its {manifest['documents']:,} documents were cut"
         what = f"documents cannot be recovered from the format {manifest['format']}."
-        reason = f"{cut}: {manifest['tokens_cut']:,} tokens are missing"
         next = "convert a token-list or packed store of the same text"
-        raise UserError(what, store=path, reason=reason, next=next)
+        raise UserError(what, store=path, reason=f"{cut}: {manifest['tokens_cut']:,} tokens are missing", next=next)
     store = StoreSettings(manifest["format"], **manifest["options"])
     manifest = open_store(where, store, requested_by="this conversion")
     eos = _resolve_eos(settings, goal, store.eos, manifest["eos_id"])
@@ -343,9 +340,8 @@ def _resolve_tokenizer(
     for name in IDS[1:]:
         _check_id(flags.spell(name), ids[name], ids["vocabulary_size"])
     if settings.tokenizer_name not in (None, tokenizer["name"]):
-        what = "--tokenizer-name contradicts the known name of the tokenizer."
         facts = {"stated": tokenizer["name"], "requested": settings.tokenizer_name}
-        raise UserError(what, **facts, next="leave it out")
+        raise UserError("--tokenizer-name contradicts the known name of the tokenizer.", **facts, next="leave it out")
     return tokenizer, {name: ids[name] for name in IDS}
 
 

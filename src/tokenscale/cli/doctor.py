@@ -443,8 +443,7 @@ def check_all_reduce(device: str, cure: str, context: Context) -> Finding:
             return Finding("no", f"an all-reduce fails: {found[0][:200] if found else describe_exit(code)}", cure)
         seconds = min(r["seconds"] for r in json.loads(output.read_text())["records"] if r["bytes"] == size)
     rate = size / seconds / 1e9  # bus bandwidth of two ranks, as in nccl-tests
-    fact = f"2 ranks completed an all-reduce, at {rate:.3g} GB/s"
-    return Finding("ok", fact, values={"ranks": 2, "gb_s": rate})
+    return Finding("ok", f"2 ranks completed an all-reduce, at {rate:.3g} GB/s", values={"ranks": 2, "gb_s": rate})
 
 
 def reaches_itself() -> bool:

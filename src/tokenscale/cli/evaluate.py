@@ -199,8 +199,7 @@ def evaluate_store(
         what, found = "only packed stores can be evaluated: they contain every token.", resolve_store(store)[0]
         next = "name a packed store with --store, or the text itself with --corpus"
         raise UserError(what, store=f"{found} has the format {manifest['format']}", next=next)
-    length = manifest["sequence_length"]
-    opened = open_checkpoint(checkpoint, **opening, sequence_length=length)
+    opened = open_checkpoint(checkpoint, **opening, sequence_length=manifest["sequence_length"])
     facts: dict[str, Any] = {"tokenizer_sha256": read_tokenizer_manifest(opened.tokenizer)["file"]["sha256"]}
     facts |= {"vocabulary_size": opened.model.settings.vocabulary_size}
     settings = StoreSettings("packed", **manifest["options"])

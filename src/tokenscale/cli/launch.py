@@ -43,8 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         run, output, machine = RunSettings.from_json(arguments.run), arguments.output, load_machine(arguments.site)
         manifests = {role: path for role in ROLES if (path := getattr(arguments, role)) is not None}
     if arguments.print:
-        launch = Launch(run, machine, output.parent, arguments.share, job=find_job(machine))
-        print(launch.printed(manifests))
+        print(Launch(run, machine, output.parent, arguments.share, job=find_job(machine)).printed(manifests))
         return 0
     # if another attempt holds the run's folder, wait for it
     options = {"machine": machine, "share": arguments.share, "check": check_repetitions}

@@ -47,8 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output:
         if len(names) != 1:
             raise UserError("--output takes one experiment.", found=", ".join(names), next="name one experiment")
-        table = config.table(names[0])
-        write_sealed(arguments.output, table)
+        write_sealed(arguments.output, config.table(names[0]))
         return 0
     gpus = read_gpu_prices(arguments.prices) if arguments.prices is not None else {}
     print(*plan(config, names), *render_rent(config, names, gpus), sep="\n")

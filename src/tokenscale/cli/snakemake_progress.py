@@ -138,8 +138,7 @@ class Progress:
         end = f" {format_duration(now - jobs[0].started_s)}{more}"
         end += f"  {self.done}/{self.total} done, {self.time_left(now).render()}"
         room = max(1, columns - len("running  ") - len(end) - 1)
-        label = jobs[0].label
-        label = label if len(label) <= room else f"{label[: room - 1]}…"
+        label = jobs[0].label if len(jobs[0].label) <= room else f"{jobs[0].label[: room - 1]}…"
         return f"running  {label}{end}"[: columns - 1]
 
     def format_end(self, now: float) -> str:

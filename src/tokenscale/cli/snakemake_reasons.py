@@ -17,6 +17,7 @@ from tokenscale.base.wording import count, format_duration, listing, wrap_text
 from tokenscale.cli.snakemake_jobs import DATA, KINDS, Job
 from tokenscale.cli.snakemake_progress import RECORDS
 from tokenscale.settings.closure import LISTINGS, list_changes
+from tokenscale.settings.experiments import flatten_cell
 from tokenscale.settings.profile import Call
 
 #: labels of causes, in the order of the output
@@ -154,17 +155,10 @@ def _parse_values(text: str) -> list[Any]:
         with suppress(ValueError):
             inner = json.loads(value)
         if isinstance(inner, dict):
-            settings |= _flatten(inner)
+            settings |= flatten_cell(inner)
         elif not re.fullmatch(r"[0-9a-f]{64}|@.*\.json", value):
             other.append(_format_value(inner))
     return [settings, *sorted(other)]
-
-
-def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _format_value(value: Any) -> str:

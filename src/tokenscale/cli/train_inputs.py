@@ -34,15 +34,14 @@ from tokenscale.data.tokenizers.load import load_tokenizer
 from tokenscale.runs.launch.start import check_memory
 from tokenscale.runs.records.provenance import read_lines
 from tokenscale.settings import flags
+from tokenscale.settings import manifests as paths
 from tokenscale.settings.data import CorpusSettings, StoreSettings, TokenizerSettings
-from tokenscale.settings.manifests import RUN_FOLDERS, list_manifests
 from tokenscale.settings.options import decode, to_dict
 from tokenscale.settings.registry import BATCHES, OBJECTIVES, SOURCES
 from tokenscale.settings.run import RunSettings
 
 Log = Callable[[str], None]
 say = partial(print, flush=True)
-RESULTS = Path("results")
 #: a step that takes longer is announced: nothing is printed before its end
 LONG_STEP_S = 20
 #: fewer FLOPs are never long, so that the rate of this machine need not be measured
@@ -84,9 +83,9 @@ def prepare(request: Request, log: Log = say) -> PreparedRun:
 
 def note_folder(folder: Path) -> None:
     """List a folder of runs for `status`, unless it is the workflow's."""
-    if (place := folder.resolve()) != (RESULTS / "runs").resolve():
-        names = dict.fromkeys([*read_lines(Path(RUN_FOLDERS)), str(place)])
-        write_text(RUN_FOLDERS, "".join(f"{name}\n" for name in names))
+    if (place := folder.resolve()) != Path("results/runs").resolve():
+        names = dict.fromkeys([*read_lines(Path(paths.RUN_FOLDERS)), str(place)])
+        write_text(paths.RUN_FOLDERS, "".join(f"{name}\n" for name in names))
 
 
 def describe_long_step(run: RunSettings, manifests: dict[str, Path]) -> str | None:
@@ -123,7 +122,7 @@ def _open_pretokenized(request: Request, store: Path) -> dict[str, Path]:
         next = "--tokenizer-name FOLDER names the tokenizer that made the file"
         raise UserError(what, flag=f"--objective {run.objective}", file=store, next=next)
     if run.validation.rows:
-        held_out = _store_manifest(run.corpus.name, run.tokenizer.name, run.validation_store)
+        held_out = Path(paths.store_manifest(run.corpus.name, run.tokenizer.name, run.validation_store.directory))
         if not held_out.is_file():
             what = "a pretokenized file holds no validation documents, and there is no validation store."
             next = "leave --validation.rows out, or train on a corpus, which holds out documents"
@@ -174,7 +173,7 @@ def _list_sources(run: RunSettings, role: str, manifests: list[Path]) -> Path:
     """Return the manifest of a run's input: of its corpus, or one that lists those of its mixture, written here."""
     if run.mixture is None:
         return manifests[0]
-    path = Path(list_manifests(run)[role])
+    path = Path(paths.list_manifests(run)[role])
     corpora = run.corpora if role == "validation_store" else run.trained_corpora
     write_mixture({corpus.name: manifest for corpus, manifest in zip(corpora, manifests, strict=True)}, path)
     return path
@@ -200,12 +199,12 @@ def call(command: str, *words: str, output: Path) -> Path:
 
 def ensure_corpus(settings: CorpusSettings) -> Path:
     """Return the manifest of a corpus. Download and build it if it is missing or has other settings or files."""
-    output = RESULTS / "corpus" / settings.name / "manifest.json"
+    output = Path(paths.corpus_manifest(settings.name))
     if _is_current(settings, output.parent):
         return output
     words = ["--settings", canonical_json(to_dict(replace(settings, parts=1)))]
     if SOURCES[settings.source.kind].downloaded:
-        downloads = call("download", *words, output=RESULTS / "downloads" / settings.name / "manifest.json")
+        downloads = call("download", *words, output=Path("results/downloads", settings.name, "manifest.json"))
         words += ["--downloads", str(downloads)]
     return call("corpus", *words, output=output)
 
@@ -229,7 +228,7 @@ def _is_current(settings: CorpusSettings, directory: Path) -> bool:
 def ensure_tokenizer(settings: TokenizerSettings, given: Path | None = None) -> Path:
     """Return the manifest of a tokenizer. Build it if it is missing; for kind bpe also the corpus it learns from."""
     corpus = ensure_corpus(settings.learnt_from) if settings.learnt_from is not None else None
-    path = (given or RESULTS / "tokenizers" / settings.name) / "manifest.json"
+    path = given / "manifest.json" if given else Path(paths.tokenizer_manifest(settings.name))
     if path.is_file():
         found = read_tokenizer(path.parent)
         accepted = found.get("accepted_loss", TokenizerSettings.accepted_loss)
@@ -247,7 +246,7 @@ def ensure_tokenizer(settings: TokenizerSettings, given: Path | None = None) -> 
 def ensure_store(store: StoreSettings, corpus: Path, tokenizer: Path) -> Path:
     """Return the manifest of a token store. Write it if it is missing or has another corpus or tokenizer."""
     made = read_tokenizer(tokenizer.parent)
-    path = _store_manifest(read_corpus_manifest(corpus.parent)["name"], made["name"], store)
+    path = Path(paths.store_manifest(read_corpus_manifest(corpus.parent)["name"], made["name"], store.directory))
     if path.is_file():
         read_store_manifest(path)  # a store of a newer tokenscale is an error, not overwritten
         hashes = {"tokenizer_sha256": made["file"]["sha256"], "corpus_manifest_sha256": sha256_file(corpus)}
@@ -294,7 +293,3 @@ def print_summary(directory: Path) -> None:
         print(f"       loss and speed need the package {error.name}, which is not installed", flush=True)
     else:
         print("\n".join(summary_lines(directory)), flush=True)
-
-
-def _store_manifest(corpus: str, tokenizer: str, store: StoreSettings) -> Path:
-    return RESULTS / "tokens" / corpus / tokenizer / store.directory / "manifest.json"

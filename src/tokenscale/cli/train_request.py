@@ -208,9 +208,8 @@ def _choose_data(words: TrainOptions, model: ModelSettings, notes: list[str]) ->
         corpus = _define_dummy_corpus(model)
     elif config is None:
         what = f"there is no dataset {name!r}: neither a file nor `dummy`, and no configuration is here."
-        expected = f"{CONFIG}, with {name} under `corpora`"
         hint = "work in the project's folder, or name a file"
-        raise UserError(what, flag="--dataset", expected=expected, next=hint)
+        raise UserError(what, flag="--dataset", expected=f"{CONFIG}, with {name} under `corpora`", next=hint)
     elif name in config.mixtures:
         _check_mixture(words, model)
         corpus, mixture = CorpusSettings(name), config.mixtures[name]

@@ -284,8 +284,7 @@ class Config:
             experiment = self._replace_corpus(experiment, self.settings.corpus, file)
         if self.settings.device and experiment.has_runs and "device" not in design.varied_keys(experiment.factors):
             experiment = replace(experiment, runs=experiment.runs | {"device": self.settings.device})
-        errors = design.find_errors(experiment, corpus=self.corpora, tokenizer=self.tokenizers)
-        options.raise_errors(errors, file=file)
+        options.raise_errors(design.find_errors(experiment, corpus=self.corpora, tokenizer=self.tokenizers), file=file)
         return replace(experiment, figures=tuple(list_figures(experiment.figures)))
 
     def _replace_corpus(self, experiment: Experiment, corpus: str, file: str) -> Experiment:

@@ -399,8 +399,7 @@ class RunSettings:
         if self.float8 and self.layout.tensor > 1:
             yield "tensor", "float8 layers cannot be sharded by tensor: remove float8, or use data, shard or pipeline"
         if self.layout.pipeline > 1 and self.layout.schedule == "zero-bubble" and (self.float8 or self.compile):
-            option_name = "float8" if self.float8 else "compile"
-            yield "schedule", f"zero-bubble does not support {option_name}: use 1f1b"
+            yield "schedule", f"zero-bubble does not support {'float8' if self.float8 else 'compile'}: use 1f1b"
         yield from self.layout.problems(self.model, self.global_batch, self.micro_batch, self.sequence_length)
 
     def to_json(self) -> str:

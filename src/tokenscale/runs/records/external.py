@@ -72,8 +72,7 @@ class ExternalRun:
             "external": facts,
             "hardware": {"device": device, "device_kind": "cpu" if device.lower().startswith("cpu") else "cuda"},
         }
-        log = self.folder / f"attempt={attempt:02d}" / f"rank={rank:05d}"
-        self._writer = Writer(log)
+        self._writer = Writer(self.folder / f"attempt={attempt:02d}" / f"rank={rank:05d}")
         self._step, self._waited, self._paused, self._last = 0, 0.0, 0.0, 0.0
 
     def __enter__(self) -> "ExternalRun":
