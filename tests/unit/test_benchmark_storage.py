@@ -83,5 +83,5 @@ def test_one_wrong_id_or_a_label_on_padding_and_nothing_is_recorded(held, tmp_pa
 def test_only_the_first_documents_are_held(lab, held):
     few = storage.TokenizedText(lab.corpus, lab.tokenizer, 5)
     assert len(few) == 5 < len(held)
-    assert few.chunk.ids.tolist() == held.whole.part(0, 5).ids.tolist()
+    assert few.chunk.ids.tolist() == held.chunk.part(0, 5).ids.tolist()
     assert few.text_bytes == sum(len(text.encode()) for text in HOSTILE[:5])

@@ -285,7 +285,8 @@ def work(address: str, experiment: str, ranks: int, every_s: float) -> int:
     for settings in map(RunSettings.from_json, plan["runs"]):
         if (code := train_run(bucket, settings, every_s)) == RESUME_EXIT_CODE:
             return code
-        failed |= {settings.identity: code} if code else {}
+        if code:
+            failed[settings.identity] = code
     for run_id, code in failed.items():
         print(f"tokenscale: {run_id} failed with exit code {code}", flush=True)
     return next(iter(failed.values()), 0)

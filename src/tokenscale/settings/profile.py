@@ -1,4 +1,4 @@
-"""Configuration layers of a call: a Snakemake profile, configuration files, and the record of the last call."""
+"""Configuration layers of a call: a Snakemake profile, configuration files, and values of the command line."""
 
 import functools
 import json

@@ -53,8 +53,8 @@ def enter_workflow(arguments: Sequence[str], folder: Path = Path(".snakemake")) 
         following = "wait for it (`tokenscale status` shows its runs), or end it"
         raise UserError("Snakemake is running in this folder.", folder=Path.cwd(), owner=owner, next=following)
     if owner and boot not in owner and is_shared(folder) and "--unlock" not in arguments:
-        what, following = "Snakemake may still be running in this folder.", "if that machine is gone: snakemake"
-        raise UserError(what, folder=Path.cwd(), owner=owner, next=f"{following} --unlock")
+        what = "Snakemake may still be running in this folder."
+        raise UserError(what, folder=Path.cwd(), owner=owner, next="if that machine is gone: snakemake --unlock")
     if any((folder / "locks").glob("*")):
         print("tokenscale: removing the lock of a Snakemake process that was killed.", file=sys.stderr)
         shutil.rmtree(folder / "locks")
