@@ -209,7 +209,8 @@ def test_other_bad_input_ends_with_exit_code_2(tmp_path, capsys):
         [f"{good}::run", good],
     ):
         assert main(["golden", *map(str, arguments)]) == 2
-        assert capsys.readouterr().err.startswith("tokenscale: ")
+        err = capsys.readouterr().err
+        assert err.startswith("tokenscale: ") and "\n  next  " in err
 
 
 def rounded(size: float | np.ndarray, seed: int = 5) -> np.ndarray:

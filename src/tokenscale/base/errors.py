@@ -116,8 +116,8 @@ def few(words: Sequence[object], shown: int = 3) -> str:
     return ", ".join(map(str, words[:shown])) + (f" and {len(words) - shown:,} more" if len(words) > shown else "")
 
 
-def find_nearest(word: str, words: Iterable[str]) -> str | None:
-    found = get_close_matches(str(word), [str(w) for w in words], n=1, cutoff=0.6)
+def find_nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | None:
+    found = get_close_matches(str(word), [str(w) for w in words], n=1, cutoff=cutoff)
     return found[0] if found else None
 
 

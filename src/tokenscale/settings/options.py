@@ -278,9 +278,10 @@ def _describe(cls: Any, entry: Any, key: str) -> tuple[str, str, dict[str, Any]]
     if entry["type"] in UNKNOWN_KEY:
         word, fields = str(entry["loc"][-1]), _list_fields(cls, entry["loc"][:-1])
         homes = [home for find in HOMES for home in find(word)]
-        near = None if homes else find_nearest(word, fields)  # a word that belongs elsewhere is not misspelt
+        # a key that belongs elsewhere is not taken for one that is only similar
+        near = find_nearest(word, fields, 0.8 if homes else 0.6)
         hints = [f"did you mean {near!r}?"] * bool(near) + [f"write it as {' or '.join(homes)}"] * bool(homes)
-        next = "".join(hints) or "remove it, or use one of the allowed keys"
+        next = " Or ".join(hints) or "remove it, or use one of the allowed keys"
         return where, f"unknown key {word!r}.", {"allowed": ", ".join(fields), "next": next}
     if entry["type"] in ("missing", "missing_argument"):
         return where, "a key is missing.", {"next": "add it"}
