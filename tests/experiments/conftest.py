@@ -1,6 +1,46 @@
-"""Fixtures that experiments share with the tests of stores and of workflows."""
+"""Fixtures of stores and workflows, and the report that several files read."""
 
+import pytest
+
+from tests import logs
+from tests.once import once
 from tests.unit.conftest import lab, small_parts
-from tests.workflow.conftest import built, copy, fresh
+from tests.workflow.conftest import ROOT, built, copy, fresh
 
-__all__ = ["built", "copy", "fresh", "lab", "small_parts"]
+__all__ = ["built", "copy", "demo_report", "fresh", "lab", "small_parts"]
+
+EVIL = "<script>alert('x')</script> & \"co\""
+
+
+@pytest.fixture(scope="session")
+def demo_report(tmp_path_factory):
+    """Tables, figures, claims, pages and PDF of an experiment and of one without runs. Nobody may change them."""
+    return once(tmp_path_factory, "demo-report", make_report)
+
+
+def make_report(folder):
+    from tokenscale.analysis.ingest import ingest
+    from tokenscale.cli.main import main
+    from tokenscale.report import page, pdf, save
+    from tokenscale.settings.registry import FIGURES
+
+    tables, figures = folder / "tables", folder / "figures"
+    logs.demo(folder, to="tables/demo", question=EVIL, note=EVIL)
+    original = {"studies": ["004"], "measured": EVIL, "wrong": "All of it.", "ours": "Something."}
+    other = logs.write_table(folder / "other.json", [], experiment="other", question="Another?", original=original)
+    ingest(other, folder / "runs", tables / "other")
+    for name in FIGURES:
+        save.save(name, tables / "demo", figures / "demo" / name)
+    ledger = ["--ledger", str(ROOT / "config/claims.yaml")]
+    assert main(["claims", *ledger, "--tables", str(tables), "--output", str(folder)]) == 0
+    claims = folder / "claims.json"
+    page.write(["demo"], tables, figures, folder / "no_claims.html")
+    page.write(["demo"], tables, figures, folder / "one.html", claims=claims)
+    page.write(["demo", "other"], tables, figures, folder / "index.html", claims=claims)
+    for name in ("demo", "other"):
+        page.write_experiment(name, tables, figures, folder / f"{name}.html")
+    drawn = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(save, "draw", lambda made, *_: drawn.append(made.name))
+        pdf.write(["demo"], tables, folder / "report.pdf", figures=figures)
+    assert not drawn, "a figure that is there is taken"

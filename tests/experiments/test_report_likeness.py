@@ -16,11 +16,11 @@ from tokenscale.settings.layout import LayoutSettings
 pytestmark = [pytest.mark.experiment, pytest.mark.slow(14)]
 
 
-def made(folder, runs, further=(), changed=None, hardware=logs.HARDWARE, **fields):
+def made(folder, runs, further=(), changed=(), hardware=logs.HARDWARE, **fields):
     """Tables of runs; `changed`: run id → fields of what its launcher left."""
     for run in runs:
         path = logs.write_run(folder / "runs", run, hardware=hardware)
-        if changed and run.identity in changed:
+        if run.identity in changed:
             write_sealed(path / "attempt=00/attempt.json", {"launch": changed[run.identity]})
     logs.ingested(folder, runs, to="tables/demo", further=further, **fields)
     return folder / "tables"

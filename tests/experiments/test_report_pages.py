@@ -7,90 +7,53 @@ import re
 
 import pytest
 
-from tests import logs, tables
+from tests import tables
+from tests.experiments.conftest import EVIL
 from tests.experiments.test_report import Reader
-from tests.unit.test_analysis_claims import ROOT
 from tests.unit.test_planted_values import make_campaign
-from tokenscale.analysis.ingest import ingest
 from tokenscale.analysis.queries import query
 from tokenscale.base.errors import UserError
-from tokenscale.cli.main import main
-from tokenscale.report import answers, page, save, summary
+from tokenscale.report import answers, page, summary
 
-pytestmark = [pytest.mark.experiment, pytest.mark.slow(25)]
-
-EVIL = "<script>alert('x')</script> & \"co\""
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(6)]
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """Tables, two figures and the judged claims of one experiment, and another one without any run."""
-    folder = tmp_path_factory.mktemp("pages")
-    logs.demo(folder, to="tables/demo")
-    original = {"studies": ["004"], "measured": EVIL, "wrong": "All of it.", "ours": "Something."}
-    other = logs.write_table(folder / "other.json", [], experiment="other", question="Another?", original=original)
-    ingest(other, folder / "runs", folder / "tables" / "other")
-    for name in ("data_stall_share", "scaling_throughput"):
-        save.save(name, folder / "tables" / "demo", folder / "figures" / "demo" / name)
-    ledger = ["--ledger", str(ROOT / "config/claims.yaml")]
-    assert main(["claims", *ledger, "--tables", str(folder / "tables"), "--output", str(folder / "claims")]) == 0
-    return folder
+def pages(demo_report):
+    return {path.name: path.read_text() for path in demo_report.glob("*.html")}
 
 
-def written(site, name, write, *arguments):
-    path = site / name
-    options = {} if write is page.write_experiment else {"claims": site / "claims/claims.json"}
-    write(*arguments, site / "tables", site / "figures", path, **options)
-    return path.read_text()
-
-
-def test_several_experiments_have_a_page_each_and_one_for_all(site):
-    text = written(site, "index.html", page.write, ["demo", "other"])
-    reader = Reader(text)
-    assert {"demo.html", "other.html"} <= set(reader.references) and "Another?" in text
+def test_several_experiments_have_a_page_each_and_one_for_all(pages):
+    text, own, empty = pages["index.html"], pages["demo.html"], pages["other.html"]
+    references = set(Reader(text).references)
+    assert {"demo.html", "other.html", "#originals"} <= references and "Another?" in text
     assert "Run inventory" not in text and 'id="definitions"' in text and 'id="claims"' in text
-    own = written(site, "demo.html", page.write_experiment, "demo")
     assert "Run inventory" in own and "index.html" in Reader(own).references and 'id="claims"' not in own
-    empty = written(site, "other.html", page.write_experiment, "other")
     assert "The run table lists no run" in empty
-    for text in (own, empty):
-        ids = Reader(text).ids
-        assert len(ids) == len(set(ids))
-
-
-def test_what_the_original_did_stands_on_its_experiments_page_and_on_the_first(site):
-    own = written(site, "other.html", page.write_experiment, "other")
-    first = written(site, "index.html", page.write, ["demo", "other"])
+    # what the source study did
     heading = "What the source study did, and what is corrected here"
-    assert f'<h3 id="other-original">{heading}</h3>' in own and "004: Distributed LLM Trainer" in own
-    for text in (own, first):
-        assert "All of it." in text and "Something." in text and html.escape("<script>alert(") in text
-        assert "<script" not in text
-    assert "#originals" in Reader(first).references and first.count("All of it.") == 1
-    assert heading not in written(site, "demo.html", page.write_experiment, "demo")
+    assert f'<h3 id="other-original">{heading}</h3>' in empty and "004: Distributed LLM Trainer" in empty
+    assert text.count("All of it.") == 1 and heading not in own
+    for page_of in (empty, text):
+        assert "All of it." in page_of and "Something." in page_of and html.escape("<script>alert(") in page_of
 
 
-def test_every_reference_inside_the_pages_leads_somewhere(site):
-    pages = {
-        "index.html": written(site, "index.html", page.write, ["demo", "other"]),
-        "demo.html": written(site, "demo.html", page.write_experiment, "demo"),
-        "other.html": written(site, "other.html", page.write_experiment, "other"),
-        "one.html": written(site, "one.html", page.write, ["demo"]),
-    }
-    targets = {name: set(Reader(text).ids) for name, text in pages.items()}
-    for name, text in pages.items():
-        for reference in Reader(text).references:
+def test_every_reference_inside_the_pages_leads_somewhere(pages):
+    found = {name: Reader(text) for name, text in pages.items()}
+    for name, reader in found.items():
+        assert "<script" not in pages[name] and len(reader.ids) == len(set(reader.ids))
+        for reference in reader.references:
             file, _, place = reference.partition("#")
             if file.endswith(".html") or not file:
-                assert not place or place in targets[file or name], (name, reference)
-                assert not file or file in pages, (name, reference)
+                assert not place or place in found[file or name].ids, (name, reference)
+                assert not file or file in found, (name, reference)
             else:
-                assert re.match(r"(figures|data|sql|\.\./\.\.)/|claims/claims.json$", file), (name, reference)
+                assert re.match(r"(figures|data|sql|\.\./\.\.)/|claims.json$", file), (name, reference)
 
 
-def test_claims_stand_with_their_verdicts_and_lead_to_their_figure(site, tmp_path):
-    text = written(site, "one.html", page.write, ["demo"])
-    judged = json.loads((site / "claims/claims.json").read_text())["claims"]
+def test_claims_stand_with_their_verdicts_and_lead_to_their_figure(demo_report, pages, tmp_path):
+    text, whole = pages["one.html"], json.loads((demo_report / "claims.json").read_text())
+    judged = whole["claims"]
     tested = [claim for claim in judged if claim["experiment"]]
     assert 0 < len(tested) < len(judged)
     for claim in judged:
@@ -99,20 +62,17 @@ def test_claims_stand_with_their_verdicts_and_lead_to_their_figure(site, tmp_pat
     assert f"{len(judged) - len(tested)} claims about other corpora or scales" in text
     (stall,) = [c for c in judged if c["id"] == "slower-by-reading"]
     assert stall["verdict"] == "inconclusive" and 'href="#demo-figure-data_stall_share"' in text
-    assert '<span class="badge contradicted">contradicted</span>' in text
-    assert "it holds above 50.0 %" in text
-    part = summary.experiment("demo", site / "tables")
+    assert '<span class="badge contradicted">contradicted</span>' in text and "it holds above 50.0 %" in text
+    part = summary.experiment("demo", demo_report / "tables")
     assert len(part["steadiness"].rows) == len(part["throughput"].rows)
     assert part["energy"] == "" and "Energy was not measured" in text
-    without = site / "without.html"
-    page.write(["demo"], site / "tables", site / "figures", without)
-    assert 'id="claims"' not in without.read_text()
+    assert 'id="claims"' not in pages["no_claims.html"]
     for claim in judged:  # what ledgers say is text
-        claim |= {key: EVIL for key in ("claim", "figure", "sentence", "remark", "document", "where", "reason")}
-    whole = json.loads((site / "claims/claims.json").read_text())
-    (tmp_path / "claims.json").write_text(json.dumps(whole | {"claims": judged}))
-    page.write(["demo"], site / "tables", site / "figures", without, claims=tmp_path / "claims.json")
-    assert "<script" not in without.read_text() and "&lt;script&gt;" in without.read_text()
+        claim |= dict.fromkeys(("claim", "figure", "sentence", "remark", "document", "where", "reason"), EVIL)
+    (tmp_path / "claims.json").write_text(json.dumps(whole))
+    of = demo_report / "tables", demo_report / "figures"
+    page.write(["demo"], *of, tmp_path / "index.html", claims=tmp_path / "claims.json")
+    assert "<script" not in (tmp_path / "index.html").read_text()
 
 
 # -- definitions that only these pages ask
@@ -153,12 +113,9 @@ def test_step_times_are_of_the_slowest_rank_after_warm_up(tmp_path):
 def test_a_rank_that_is_slow_for_a_stretch_is_named_with_its_node_and_time(tmp_path):
     """Rank 2 of 4 computes half longer in steps 140 to 219; the step is as long as its slowest rank's."""
     slow = range(140, 220)
-    runs = [
-        tables.run("slow", world_size=4, node_names="a, b"),
-        tables.run("even", world_size=4, repeat=1),
-        tables.run("shared", world_size=4, repeat=2, oversubscribed=True),
-        tables.run("staged", world_size=4, repeat=3, pipeline=2),  # the second stage computes longer: no straggler
-    ]
+    of = {"slow": {"node_names": "a, b"}, "even": {}, "shared": {"oversubscribed": True}}
+    of |= {"staged": {"pipeline": 2}}  # the second stage computes longer: no straggler
+    runs = [tables.run(name, world_size=4, repeat=n, **fields) for n, (name, fields) in enumerate(of.items())]
 
     def parts(late, longer=0.06):
         return {
@@ -184,9 +141,8 @@ def test_a_rank_that_is_slow_for_a_stretch_is_named_with_its_node_and_time(tmp_p
 
 
 def test_changed_tables_are_not_described_from_the_cache(tmp_path):
-    runs = [
-        tables.run(f"{a}-0", approach=a, cell=f"approach={a}", quarantined=0, sealed=True) for a in ("padded", "packed")
-    ]
+    of = {"quarantined": 0, "sealed": True}
+    runs = [tables.run(f"{a}-0", approach=a, cell=f"approach={a}", **of) for a in ("padded", "packed")]
     tables.write(tmp_path / "demo", runs=runs, steps=[s for r in runs for s in tables.steps(r["run_id"], 8)])
     summary.experiment("demo", tmp_path)
     path = tmp_path / "demo/steps.parquet"
