@@ -4,15 +4,12 @@ import json
 import shutil
 import struct
 import sys
-import threading
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests import logs
-from tokenscale.analysis import expectations, queries
+from tokenscale.analysis import expectations, queries, trackers
 from tokenscale.analysis.measures import read_points
 from tokenscale.analysis.trackers import track
 from tokenscale.base.errors import UserError
@@ -202,39 +199,29 @@ def test_the_latest_attempt_s_validation_counts(tmp_path):
     assert series(read_points(tmp_path, ended=True)[0], "validation/loss") == {0: 5.0, 4: 8.0}
 
 
-def test_following_a_run_gives_what_an_export_afterwards_gives(tmp_path, run):
+def test_following_a_run_gives_what_an_export_afterwards_gives(tmp_path, run, monkeypatch):
+    """The run goes on whenever the export waits."""
     pytest.importorskip("tensorboard")
     folder = tmp_path / "runs" / run.identity
     first = Ranks(folder, 0)
-    failed = []
 
-    def follow():
-        try:
-            track([folder], "tensorboard", tmp_path / "live", follow=True, log=said, every_s=0.01)
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=follow)
-    thread.start()
-    try:
+    def go_on():
         record(folder, run, seal=False)
         first.validate(0)
         first.steps(0, 8)
-        deadline = time.monotonic() + 60
-        while len(tensorboard(tmp_path / "live" / run.identity).get("train/loss", [])) < 8:
-            assert thread.is_alive() and time.monotonic() < deadline, failed
-            time.sleep(0.05)
+        yield
+        assert len(tensorboard(tmp_path / "live" / run.identity)["train/loss"]) == 8
         second = Ranks(folder, 1)
         second.steps(5, STEPS)
         second.validate(STEPS)
         second.end(joules=2.5)
         record(folder, run)
-        thread.join(60)
-    finally:
-        if thread.is_alive():
-            record(folder, run)  # ends it
-            thread.join(60)
-    assert not failed
+        yield
+
+    stages = go_on()
+    monkeypatch.setattr(trackers.time, "sleep", lambda seconds: next(stages))
+    track([folder], "tensorboard", tmp_path / "live", follow=True, log=said)
+    monkeypatch.undo()
     track([folder], "tensorboard", tmp_path / "after", follow=False, log=said)
     live, after = (tensorboard(tmp_path / name / run.identity) for name in ("live", "after"))
     for found in (live, after):
@@ -244,19 +231,13 @@ def test_following_a_run_gives_what_an_export_afterwards_gives(tmp_path, run):
     assert live == after
 
 
-# -- read back with each tracker's own means
+# -- read back with each tracker's own means: values by name and step, the last step's time, and facts as text
 
 
-@dataclass
-class Exported:
-    """What a tracker's own reader finds of a run: values by name and step, the last step's time, facts as text."""
-
-    values: dict[str, dict[int, float]]
-    last_unix_s: float
-    learning_rate: float
-    status: str
-    diff: str
-    facts: str
+def by_step(pairs) -> dict[int, float]:
+    pairs = list(pairs)
+    assert len(dict(pairs)) == len(pairs), "a step twice"
+    return dict(pairs)
 
 
 def tensorboard(folder: Path) -> dict[str, list[tuple[int, float, object]]]:
@@ -274,44 +255,34 @@ def tensorboard(folder: Path) -> dict[str, list[tuple[int, float, object]]]:
     }
 
 
-def read_tensorboard(output: Path, run_id: str) -> Exported:
+def read_tensorboard(output: Path, run_id: str):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import metadata
 
     found = tensorboard(output / run_id)
-    reader = EventAccumulator(str(output / run_id)).Reload()
-    start = metadata.parse_session_start_info_plugin_data(
-        reader.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
-    )
-    text = {tag: events[-1][2][0].decode() for tag, events in found.items() if tag.startswith("run/")}
-    values = {
-        tag: {step: value[0] for step, _, value in found[tag]} for tag in found if not tag.startswith(("run/", "_"))
-    }
-    assert all(len(values[tag]) == len(found[tag]) for tag in values), "a step twice"
-    rate = start.hparams["optimizer.learning_rate"].number_value
-    return Exported(
-        values, found["train/loss"][-1][1], rate, text["run/outcome"], text["run/dirty.diff"], text["run/provenance"]
-    )
+    start = EventAccumulator(str(output / run_id)).Reload().SummaryMetadata(metadata.SESSION_START_INFO_TAG)
+    facts = str(metadata.parse_session_start_info_plugin_data(start.plugin_data.content).hparams)
+    facts += "".join(events[-1][2][0].decode() for tag, events in found.items() if tag.startswith("run/"))
+    numbers = {tag: events for tag, events in found.items() if not tag.startswith(("run/", "_"))}
+    values = {tag: by_step((step, value[0]) for step, _, value in events) for tag, events in numbers.items()}
+    return values, found["train/loss"][-1][1], facts
 
 
-def read_mlflow(output: Path, run_id: str) -> Exported:
+def read_mlflow(output: Path, run_id: str):
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{output}/mlflow.db")
     (found,) = client.search_runs([client.get_experiment_by_name("tokenscale").experiment_id])  # the first is deleted
     assert found.info.run_name == run_id and found.info.status == "FINISHED"
     histories = {name: client.get_metric_history(found.info.run_id, name) for name in found.data.metrics}
-    values = {name: {m.step: m.value for m in history} for name, history in histories.items()}
-    assert all(len(values[name]) == len(history) for name, history in histories.items()), "a step twice"
+    values = {name: by_step((m.step, m.value) for m in history) for name, history in histories.items()}
     files = Path(client.download_artifacts(found.info.run_id, "", str(output)))
     assert (files / "run.json").is_file()
     last = max(m.timestamp for m in histories["train/loss"]) / 1000
-    rate = float(found.data.params["optimizer.learning_rate"])
-    tags = found.data.tags
-    return Exported(values, last, rate, tags["status"], (files / "dirty.diff").read_text(), str(tags))
+    return values, last, f"{found.data} {(files / 'dirty.diff').read_text()}"
 
 
-def read_wandb(output: Path, run_id: str) -> Exported:
+def read_wandb(output: Path, run_id: str):
     (file,) = output.glob(f"{run_id}/wandb/offline-run-*/*.wandb")
     records = wandb_records(file)
     values: dict[str, dict[int, float]] = {}
@@ -319,16 +290,14 @@ def read_wandb(output: Path, run_id: str) -> Exported:
         row = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in history.item}
         for name, value in row.items():
             values.setdefault(name, {})[row["_step"]] = value
-    config, summary = {}, {}
-    for r in records:
-        updates = [*r.run.config.update, *r.config.update]
-        config |= {u.key or ".".join(u.nested_key): json.loads(u.value_json) for u in updates}
-        summary |= {u.key or ".".join(u.nested_key): json.loads(u.value_json) for u in r.summary.update}
+    facts = {
+        u.key or ".".join(u.nested_key): json.loads(u.value_json)
+        for r in records
+        for u in (*r.run.config.update, *r.config.update, *r.summary.update)
+    }
     assert {"dirty.diff", "run.json"} <= {f.path for r in records for f in r.files.files}
-    values |= {name: {STEPS: value} for name, value in summary.items() if name.startswith("summary/")}
-    diff = (file.parent / "files/dirty.diff").read_text()
-    last = values["_timestamp"][STEPS - 1]
-    return Exported(values, last, config["optimizer.learning_rate"], summary["status"], diff, str(config))
+    values |= {name: {STEPS: value} for name, value in facts.items() if name.startswith("summary/")}
+    return values, values["_timestamp"][STEPS - 1], f"{facts} {(file.parent / 'files/dirty.diff').read_text()}"
 
 
 def wandb_records(path: Path) -> list:
@@ -364,20 +333,18 @@ def test_a_tracker_reads_every_value_and_fact_back(folder, run, tmp_path, monkey
     for _ in range(2):  # the second time replaces the first
         assert cli.main(["track", str(folder), "--to", tracker, "--output", str(tmp_path / "out")]) == 0
     read_back, error = READERS[tracker]
-    found = read_back(tmp_path / "out", run.identity)
+    values, last_unix_s, facts = read_back(tmp_path / "out", run.identity)
     points, summary = read_points(folder, ended=True)
     names = {name for point in points for name in point.values}
     assert {"train/loss", "train/learning_rate", "validation/loss", "speed/data_wait_share"} <= names
-    for name in names:
-        assert found.values[name] == pytest.approx(series(points, name), rel=error), name
-    for name, value in summary.items():
-        assert found.values[name] == pytest.approx({STEPS: value}, rel=error), name
+    expected = {name: series(points, name) for name in names} | {name: {STEPS: of} for name, of in summary.items()}
+    for name, of in expected.items():
+        assert values[name] == pytest.approx(of, rel=error), name
     newest = (folder / "attempt=01/rank=00001/steps.jsonl").read_text().splitlines()[-1]
-    assert found.last_unix_s == pytest.approx(json.loads(newest)["t_unix_s"], abs=1e-3)
-    assert found.learning_rate == run.optimizer.learning_rate and found.status == "complete"
-    assert DIFF in found.diff
-    for fact in ("c" * 40, "a" * 64, "b" * 64, "2.13.0", "A test CPU", "effective_seed"):
-        assert fact in found.facts
+    assert last_unix_s == pytest.approx(json.loads(newest)["t_unix_s"], abs=1e-3)
+    rate = str(run.optimizer.learning_rate)
+    for fact in (DIFF, "complete", rate, "c" * 40, "a" * 64, "b" * 64, "2.13.0", "A test CPU", "effective_seed"):
+        assert fact in facts, fact
     assert not (tmp_path / "home").exists()
 
 
@@ -394,7 +361,7 @@ def test_a_missing_package_is_named_with_its_command(folder, tmp_path, monkeypat
 
 def test_what_is_no_ended_run_is_refused_before_anything_is_written(folder, run, tmp_path):
     pytest.importorskip("tensorboard")
-    out = tmp_path / "out"
+    out, unsealed = tmp_path / "out", tmp_path / "unsealed"
 
     def refused(why: str, *folders: Path, follow=False, to=out) -> None:
         before = sorted(folder.rglob("*"))
@@ -406,17 +373,15 @@ def test_what_is_no_ended_run_is_refused_before_anything_is_written(folder, run,
     refused("no run in this folder", folder.parent, follow=True)
     refused("named twice", folder, folder)
     refused("folder of the run itself", folder, to=folder.parent)
-    unsealed = tmp_path / "unsealed"
     shutil.copytree(folder, unsealed)
     (unsealed / "run.json").unlink()
     refused("has not started yet", unsealed)
     record(unsealed, run, seal=False)
     refused(r"has not ended[\s\S]*--follow", unsealed)
     edited = (folder / "run.json").read_text().replace('"parameters": 1234', '"parameters": 1235')
-    (unsealed / "run.json").write_text(edited)
-    refused(r"has not ended[\s\S]*seal does not match", unsealed)
-    (unsealed / "run.json").write_text("{}")
-    refused("no record of a run", unsealed)
+    for text, why in ((edited, r"has not ended[\s\S]*seal does not match"), ("{}", "no record of a run")):
+        (unsealed / "run.json").write_text(text)
+        refused(why, unsealed)
     with open(folder / "attempt=01/rank=00000/steps.jsonl", "a") as file:
         file.write('{"schema":999,"step":12}\n')
     refused("newer tokenscale", folder)

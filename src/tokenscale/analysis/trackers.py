@@ -211,9 +211,7 @@ Tracker = TensorBoard | Mlflow | Wandb
 TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": Mlflow, "wandb": Wandb}
 
 
-def track(
-    directories: list[Path], to: str, output: Path, *, follow: bool, log: Callable[[str], None], every_s: float = 2.0
-) -> None:
+def track(directories: list[Path], to: str, output: Path, *, follow: bool, log: Callable[[str], None]) -> None:
     """Export each run's points and facts to `output`; with `follow` until every run is sealed.
 
     Raises UserError where the tracker's package is missing, a folder is no run's, or a run has not ended and is not
@@ -230,7 +228,7 @@ def track(
         jobs = [stack.enter_context(closing(_export(path, TRACKERS[to], output, log))) for path in directories]
         began = time.monotonic()
         while jobs := [job for job in jobs if next(job, "ended") != "ended"]:
-            time.sleep(max(every_s, 10 * (time.monotonic() - began)))  # each turn reads the whole logs
+            time.sleep(max(2.0, 10 * (time.monotonic() - began)))  # each turn reads the whole logs
             began = time.monotonic()
     log(f"look   {TRACKERS[to].look.format(output=output, absolute=output.resolve())}")
 
