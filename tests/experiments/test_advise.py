@@ -30,13 +30,11 @@ def place(tmp_path_factory):
     generator = np.random.default_rng(0)
     counts = np.maximum(1, generator.lognormal(3.8, 1, DOCUMENTS).astype(int))
     texts = [" ".join(map(str, generator.integers(0, 900, n))) for n in counts]
-    pq.write_table(pa.table({"n": counts, "body": texts}), root / "a.parquet", row_group_size=1000)
-    (root / "a.jsonl").write_text("".join(json.dumps({"n": 1, "body": t}) + "\n" for t in texts))
-    (root / "a.txt").write_text("\n".join(texts))
+    write_texts(root, texts, n=counts)
     build(TokenizerSettings(name="numbers", kind="numbers", vocabulary_size=903), root / "tokenizer")
+    corpus = make_corpus(root / "corpus", texts)
     for form in FORMATS:
-        store = StoreSettings(form, sequence_length=T)
-        write_store(store, make_corpus(root / "corpus", texts), root / "tokenizer", root / form, log=lambda _: None)
+        write_store(StoreSettings(form, sequence_length=T), corpus, root / "tokenizer", root / form, log=lambda _: None)
     return root
 
 
@@ -70,71 +68,70 @@ def test_the_numbers_are_those_of_the_stores(place, tmp_path, file, arguments, d
     assert facts["sequence_lengths"].keys() == {str(t) for t in (T, *command.LENGTHS)}
 
 
-def next_command(text):
-    (line,) = [line for line in text.splitlines() if line.startswith("next ")]
-    return shlex.split(line)[1:]
+def write_texts(folder, texts, **columns):
+    pq.write_table(pa.table({**columns, "body": texts}), folder / "a.parquet", row_group_size=1000)
+    (folder / "a.jsonl").write_text("".join(json.dumps({"n": 1, "body": t}) + "\n" for t in texts))
+    (folder / "a.txt").write_text("\n".join(texts))
 
 
 @pytest.mark.parametrize("file, arguments", FILES)
-@pytest.mark.parametrize("words, choice", [(None, "packed"), (["7"] * T, "pretokenized-padded")])
-def test_the_next_command_trains_in_the_advised_format(
-    place, tmp_path, monkeypatch, capsys, file, arguments, words, choice
-):
-    if words:
-        texts = [" ".join(words)] * 300
-        pq.write_table(pa.table({"body": texts}), tmp_path / "a.parquet")
-        (tmp_path / "a.jsonl").write_text("".join(json.dumps({"body": t}) + "\n" for t in texts))
-        (tmp_path / "a.txt").write_text("\n".join(texts))
-    else:
+@pytest.mark.parametrize("choice", ["packed", "pretokenized-padded"])
+def test_the_next_command_trains_in_the_advised_format(place, tmp_path, monkeypatch, capsys, file, arguments, choice):
+    if choice == "packed":
         (tmp_path / file).write_bytes((place / file).read_bytes())
+    else:
+        write_texts(tmp_path, [" ".join(["7"] * T)] * 300)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tokenizer").symlink_to(place / "tokenizer")
     assert advise(tmp_path.relative_to(tmp_path), file, *arguments) == 0
-    train, *words = next_command(capsys.readouterr().out)[1:]
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("next ")]
+    _, _, train, *words = shlex.split(line)
     run = asked(*words).run
     assert train == "train" and (run.approach, run.sequence_length) == (choice, T)
     assert run.tokenizer.name == "numbers" and run.corpus.source.files == (file,)
 
 
-@pytest.mark.parametrize("end, text", [("parquet", None), ("jsonl", '{"n": 1, "%s": "1 2", "%s": "3"}\n'), ("tsv", "")])
-def test_the_only_column_of_text_is_used_and_named(place, tmp_path, capsys, end, text):
-    def write(*names):
-        path = tmp_path / f"a.{end}"
+@pytest.mark.parametrize("end", ["parquet", "jsonl", "tsv"])
+def test_the_only_column_of_text_is_used_and_named(place, tmp_path, capsys, end):
+    path = tmp_path / f"a.{end}"
+    for names, arguments, words in (
+        (["story"], [], "story, the only one"),
+        (["text", "story"], [], ""),
+        (["story", "title"], [], None),
+        (["story"], ["--text-column", "body"], None),
+    ):
+        rows = [{"n": 1} | dict.fromkeys(names, text) for text in ("1 2", "3")]
         if end == "parquet":
-            pq.write_table(pa.table({"n": [1, 2]} | {name: ["1 2", "3"] for name in names}), path)
-        elif end == "jsonl":
-            path.write_text((json.dumps({"n": 1} | dict.fromkeys(names, "1 2")) + "\n") * 2)
+            pq.write_table(pa.Table.from_pylist(rows), path)
         else:
-            path.write_text("\t".join(names) + ("\n" + "\t".join(["1 2"] * len(names))) * 2)
-        return path
+            lines = ["\t".join(names), *("\t".join(row[name] for name in names) for row in rows)]
+            path.write_text("\n".join(lines if end == "tsv" else map(json.dumps, rows)))
+        code = main(["advise", str(path), "--tokenizer", str(place / "tokenizer"), *arguments])
+        out, error = capsys.readouterr()
+        assert code == (2 if words is None else 0), error
+        if words is None:
+            assert "--text-column" in error and all(name in error for name in names)
+        else:
+            assert words in out and ("the only one" in out) == bool(words)
 
-    tokenizer = ["--tokenizer", str(place / "tokenizer")]
-    assert main(["advise", str(write("story")), *tokenizer]) == 0
-    assert "story, the only one" in capsys.readouterr().out
-    assert main(["advise", str(write("text", "story")), *tokenizer]) == 0
-    assert "the only one" not in capsys.readouterr().out
-    for names, arguments in ((("story", "title"), []), (("story",), ["--text-column", "body"])):
-        assert main(["advise", str(write(*names)), *tokenizer, *arguments]) == 2
-        error = capsys.readouterr().err
-        assert "--text-column" in error and all(name in error for name in names), error
+
+TWO = b'{"text": "1"}\n{"text": "2"}\n'
 
 
 @pytest.mark.parametrize(
     "name, content, arguments, told",
     [
-        ("", None, [], "names a folder"),
         ("what.dat", b"text", [], "does not say what it holds"),
         ("one.txt", b"One document.", [], "is one document"),
         ("blank.jsonl", b"\n\n", [], "holds no documents"),
-        ("lines.jsonl", b'{"text": "1"}\n{"text": "word"}\n', [], "reads numbers only"),
-        ("lines.jsonl", b'{"text": "1"}\n{"text": "2"}\n', ["--tokenizer", "tekkne"], "no tokenizer 'tekkne'"),
-        ("lines.jsonl", b'{"text": "1"}\n{"text": "2"}\n', ["--sequence-length", "few"], "cannot be 'few'"),
-        ("lines.jsonl", b'{"text": "1"}\n{"text": "2"}\n', ["--documents", "1"], "cannot be '1'"),
+        ("lines.jsonl", TWO.replace(b"2", b"word"), [], "reads numbers only"),
+        ("lines.jsonl", TWO, ["--tokenizer", "tekkne"], "no tokenizer 'tekkne'"),
+        ("lines.jsonl", TWO, ["--sequence-length", "few"], "cannot be 'few'"),
+        ("lines.jsonl", TWO, ["--documents", "1"], "cannot be '1'"),
     ],
 )
 def test_what_cannot_be_looked_at_is_told(place, tmp_path, capsys, name, content, arguments, told):
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
+    (tmp_path / name).write_bytes(content)
     assert main(["advise", str(tmp_path / name), "--tokenizer", str(place / "tokenizer"), *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("tokenscale: ") and told in error and "  next" in error, error

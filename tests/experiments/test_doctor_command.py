@@ -12,48 +12,31 @@ from tests.machines import ROOT, TORCH
 from tokenscale.cli import doctor
 from tokenscale.cli.doctor import GROUPS, PURPOSES, list_packages, module_of
 
-pytestmark = [pytest.mark.experiment, pytest.mark.slow(17)]
+pytestmark = [pytest.mark.experiment, pytest.mark.slow(9)]
 
 
-def run_doctor(*arguments, without=(), cwd=ROOT, **environment):
+def run_doctor(*arguments, without=(), **environment):
     code = f"import sys\nfor name in {list(without)!r}: sys.modules[name] = None\n"
     code += f"from tokenscale.cli.main import main\nsys.exit(main({['doctor', *arguments]!r}))"
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=cwd,
-        env=os.environ | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=180,
-    )
+    command, env = [sys.executable, "-c", code], os.environ | environment
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.run(command, cwd=ROOT, env=env, text=True, timeout=180, **pipes)
 
 
-@pytest.fixture(scope="module")
-def here(tmp_path_factory):
-    """The examination of this machine as JSON, where a folder beyond ASCII is asked for."""
-    results = tmp_path_factory.mktemp("doctor") / "résultats"
-    return run_doctor("--json", "--results", str(results)), results
-
-
-def test_json_holds_every_check_and_the_verdict(here):
-    done, results = here
+def test_json_holds_every_check_and_the_verdict_and_two_real_processes_meet_here(tmp_path):
+    results = tmp_path / "résultats"  # a folder beyond ASCII
+    done = run_doctor("--json", "--results", str(results))
     said = json.loads(done.stdout)
     findings = {f["name"]: f for f in said["findings"]}
     assert list(findings) == [name for name, _ in doctor.CHECKS]
+    assert not [name for name, f in findings.items() if "the check itself failed" in f["fact"]]
     assert {f["verdict"] for f in said["findings"]} <= {"ok", "note", "no"} and all(f["fact"] for f in said["findings"])
     assert done.returncode == (0 if said["demo"] else 2)
     assert not results.exists()  # a check makes nothing
-
-
-def test_two_real_processes_meet_here(here):
-    findings = {f["name"]: f for f in json.loads(here[0].stdout)["findings"]}
     assert findings["gloo"]["verdict"] == "ok" and findings["gloo"]["values"]["ranks"] == 2
-    assert 0.01 < findings["gloo"]["values"]["gb_s"] < 1000
-    assert not [name for name, f in findings.items() if "the check itself failed" in f["fact"]]
 
 
-def test_it_runs_without_any_package_and_says_which_are_missing(tmp_path):
+def test_it_runs_without_any_package_and_says_which_are_missing():
     done = run_doctor(without=map(module_of, list_packages(*GROUPS)), PYTHONIOENCODING="ascii")
     assert done.returncode == 2 and "Traceback" not in done.stdout, done.stdout
     lines = done.stdout.splitlines()
@@ -66,22 +49,14 @@ def test_it_runs_without_any_package_and_says_which_are_missing(tmp_path):
     assert lines[-1].startswith("make run cannot run here yet. First: ") and "pip install -e '.[test]'" in lines[-1]
 
 
-def offline():
-    """A prefix that starts a program where no interface is up, not even the loopback one; or None."""
-    prefix = ["unshare", "--map-root-user", "--net"]
-    usable = shutil.which("unshare") and subprocess.run([*prefix, "true"], capture_output=True).returncode == 0
-    return prefix if usable else None
-
-
-@pytest.mark.skipif(offline() is None, reason="no network namespaces here")
-def test_without_a_loopback_interface_no_ranks_and_no_demo():
-    done = subprocess.run(
-        [*offline(), sys.executable, "-m", "tokenscale", "doctor", "--json"], cwd=ROOT, capture_output=True, text=True
-    )
-    said = json.loads(done.stdout)
-    verdicts = {f["name"]: f["verdict"] for f in said["findings"]}
-    assert (verdicts["gloo"], verdicts["trainer packages"]) == ("no", "ok")
-    assert done.returncode == 2 and not said["demo"]
+def test_without_a_loopback_interface_this_machine_does_not_reach_itself():
+    """What a hanging all-reduce then means: tests/unit/test_doctor.py."""
+    offline = ["unshare", "--map-root-user", "--net"]  # no interface is up there, not even the loopback one
+    if not shutil.which("unshare") or subprocess.run([*offline, "true"], capture_output=True).returncode:
+        pytest.skip("no network namespaces here")
+    code = "from tokenscale.cli.doctor import reaches_itself; print(reaches_itself())"
+    said = [subprocess.check_output([*prefix, sys.executable, "-c", code], text=True) for prefix in ([], offline)]
+    assert said == ["True\n", "False\n"]
 
 
 def test_a_check_that_breaks_is_a_line_like_any_other(monkeypatch, tmp_path):
@@ -93,19 +68,5 @@ def test_a_check_that_breaks_is_a_line_like_any_other(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "CHECKS", [(name, breaks if name == "memory" else check) for name, check in fine])
     found = doctor.examine(tmp_path)
     assert found["memory"].verdict == "no"
-    assert found["memory"].fact == "the check itself failed: RuntimeError: the disk sings"
+    assert "the check itself failed: RuntimeError: the disk sings" in found["memory"].fact
     assert "Traceback" not in doctor.render(found) and doctor.find_first_lack(found) == "report this as a bug"
-
-
-def test_the_packages_of_a_conclusion_are_enough_for_it():
-    """The report's code imports with its packages alone, `doctor` with none: the others are made unimportable."""
-    report = [module_of(name) for name in list_packages("report")] + ["numpy", "pyarrow", "packaging"]
-    for allowed, modules in (
-        (report, ["analysis.ingest", "report.page", "report.pdf", "report.save", "cli.ingest", "cli.report"]),
-        ([], ["cli.doctor", "cli.main"]),
-    ):
-        forbidden = [module for module in map(module_of, list_packages(*GROUPS)) if module not in allowed]
-        code = f"import sys\nfor name in {forbidden!r}: sys.modules[name] = None\n"
-        code += "import " + ", ".join(f"tokenscale.{module}" for module in modules)
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr

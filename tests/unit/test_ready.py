@@ -39,30 +39,21 @@ def test_nothing_is_missing_for_the_demo_here_nor_on_a_described_cluster():
     assert find() == [] and find("alps", ALPS) == []
 
 
-def changed(owner, name, value, **asked):
+def changed(owner, name, value):
     """Find problems with an attribute of a module replaced."""
-
-    def case(monkeypatch):
-        monkeypatch.setattr(owner, name, value)
-        return find(**asked)
-
-    return case
-
-
-def without_numpy(patch):
-    packages = tuple(name for name in load_config(profile="alps").machine.container_packages if name != "numpy")
-    return find("alps", ALPS | {"container_packages": packages})
+    return lambda patch: (patch.setattr(owner, name, value), find())[1]
 
 
 FULL = shutil.disk_usage(".")._replace(free=1000)
 UNDECIDED = check.Problem("refuse", "factor a never changes alone", "factors.a", "fix one")
 NOWHERE = {"corpora": {"own": {"source": {"files": "nowhere/*.parquet"}}}, "corpus": "own"}
 OPTIONAL = {"no_such": lambda run: True, "numpy": lambda run: True}
+WITHOUT = {"container_packages": tuple({*load_config(profile="alps").machine.container_packages} - {"numpy"})}
 #: what is missing → how, and words of the next step
 CASES = {
     "an account": (lambda patch: (patch.delenv("ALPS_ACCOUNT"), find("alps", ALPS))[1], "export ALPS_ACCOUNT="),
     "a digest": (lambda patch: find("alps"), "container_digest"),
-    "a package": (without_numpy, "container_packages"),
+    "a package": (lambda patch: find("alps", ALPS | WITHOUT), "container_packages"),
     "a budget": (lambda patch: find("alps", ALPS, budget={"node_hours": 0.5}), "budget={node_hours:"),
     "memory": (changed(provenance, "read_memory", lambda: (1 << 20, None)), "micro_batch"),
     "memory of GPUs": (lambda patch: find("alps", ALPS | {"gpu_memory_gib": 0.001}), "micro_batch"),
@@ -108,27 +99,19 @@ def test_a_tokenizer_that_loses_text_does_not_fit(tmp_path, lost, unknown, accep
     assert [problem.level == "refuse" for problem in found] == [refuses] * (refuses is not None)
 
 
-@pytest.mark.parametrize(
-    ("partitions", "words"),
-    [
-        ({"normal": 4, "debug": 4}, None),
-        ({"normal": 0}, None),  # the cluster does not say
-        ({"long": 4}, "no partition normal"),
-        ({"normal": 2}, "have 2 GPUs"),
-    ],
-)
-def test_the_partition_and_its_gpus_are_those_of_the_cluster(partitions, words):
-    config = load_config(profile="alps")
-    found = {"slurm": Finding("ok", "", values={"partitions": partitions})}
-    lacks = list(ready.judge_machine(config, ["demo"], found, "alps"))
-    assert [words in lack.what for lack in lacks] == [True] * (words is not None)
-
-
-def test_the_image_of_trainings_is_missed_where_it_should_be(monkeypatch, tmp_path):
-    """profiles/alps/train.toml says where; without SCRATCH this is another cluster."""
+def test_the_partition_its_gpus_and_the_image_are_those_of_the_cluster(monkeypatch, tmp_path):
+    """profiles/alps/train.toml says where the image is; without SCRATCH this is another cluster."""
     monkeypatch.delenv("SCRATCH", raising=False)
     config = load_config(profile="alps")
-    assert not list(ready.judge_machine(config, ["demo"], {}, "alps"))
+    for partitions, words in (
+        ({"normal": 4, "debug": 4}, []),
+        ({"normal": 0}, []),  # the cluster does not say
+        ({"long": 4}, ["no partition normal"]),
+        ({"normal": 2}, ["have 2 GPUs"]),
+    ):
+        found = {"slurm": Finding("ok", "", values={"partitions": partitions})}
+        lacks = ready.judge_machine(config, ["demo"], found, "alps")
+        assert [text in lack.what for text, lack in zip(words, lacks, strict=True)] == [True] * len(words)
     monkeypatch.setenv("SCRATCH", str(tmp_path))
     (lack,) = ready.judge_machine(config, ["demo"], {}, "alps")
     assert f"{tmp_path}/ce-images/" in lack.what and "step 5" in lack.next
