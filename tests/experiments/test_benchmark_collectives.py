@@ -35,7 +35,7 @@ def test_everything_has_its_turn_in_each_round_and_the_order_changes(measured):
 
 
 @pytest.mark.distributed
-def test_alpha_and_beta_are_fitted_to_the_medians_and_to_each_round(measured):
+def test_alpha_and_beta_are_fitted_to_the_medians_and_bandwidths_are_those_of_nccl_tests(measured):
     for name, found in measured["fits"].items():
         cells = {}
         for r in measured["records"]:
@@ -45,16 +45,11 @@ def test_alpha_and_beta_are_fitted_to_the_medians_and_to_each_round(measured):
         assert (found["alpha_s"], found["beta_s_per_byte"]) == (link.alpha_s, link.beta_s_per_byte)
         assert [r["relative"] for r in found["residuals"]] == residuals
         assert len(found["alpha_s_of_rounds"]) == len(found["beta_s_per_byte_of_rounds"]) == 3
-
-
-@pytest.mark.distributed
-def test_the_table_has_bandwidths_by_the_definitions_of_nccl_tests(measured):
     lines = collectives.format_table(measured).splitlines()
     row = next(line.split() for line in lines if line.startswith("all_gather ") and " 262144 " in line)
     microseconds, algorithm, bus = float(row[2]), float(row[4]), float(row[5])
     assert algorithm == pytest.approx(262144 / microseconds / 1e3, rel=0.05, abs=1e-3)
     assert bus == pytest.approx(algorithm / 2, abs=1e-3)
-    assert sum("us a hop" in line and "largest residual" in line for line in lines) == 3
 
 
 def test_several_nodes_are_fitted_by_what_each_rank_sends_between_them():
@@ -75,17 +70,14 @@ def test_a_collective_named_twice_is_measured_once_and_a_rank_that_fails_is_told
     assert seen[0]["collectives"] == ["all_gather", "all_reduce"]
 
 
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
-        (["--world-size", "1"], "--world-size must be at least 2"),
-        (["--rounds", "0"], "--rounds must be at least 1"),
-        (["--sizes", "4096"], "at least two sizes"),
-        (["--sizes", "4", "4096"], "at least one number per rank"),
-        (["--sizes", "4096", "4100"], "others are rounded down to one"),
-        (["--collectives", "all_reduse"], "did you mean 'all_reduce'"),
-    ],
-)
-def test_a_sweep_that_says_nothing_is_refused(arguments, said, capsys):
-    assert main(["benchmark", "collectives", *arguments]) == 2
-    assert said in capsys.readouterr().err
+def test_a_sweep_that_says_nothing_is_refused(capsys):
+    for arguments, said in (
+        ("--world-size 1", "--world-size must be at least 2"),
+        ("--rounds 0", "--rounds must be at least 1"),
+        ("--sizes 4096", "at least two sizes"),
+        ("--sizes 4 4096", "at least one number per rank"),
+        ("--sizes 4096 4100", "others are rounded down to one"),
+        ("--collectives all_reduse", "did you mean 'all_reduce'"),
+    ):
+        assert main(["benchmark", "collectives", *arguments.split()]) == 2
+        assert said in capsys.readouterr().err

@@ -12,6 +12,7 @@ from tests.corpora import Lab, texts_around
 from tokenscale.base.errors import UserError
 from tokenscale.benchmark import data
 from tokenscale.cli.main import main
+from tokenscale.data.stores.parquet import PaddedStore
 from tokenscale.settings.benchmarks import DataBenchmarkSettings
 from tokenscale.settings.data import StoreSettings
 from tokenscale.settings.run import APPROACHES
@@ -24,11 +25,10 @@ T = 16
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     lab = Lab(tmp_path_factory.mktemp("lab"), texts_around(T) * 3, vocabulary_size=262)
-    for store in ("padded", "packed"):
-        lab.store(StoreSettings(store, sequence_length=T))
-    lab.store(StoreSettings("token-list"))
-    for store in ("padded", "token-list"):
-        lab.store(StoreSettings(store, sequence_length=T if store == "padded" else 1024, codec="snappy", dtype="int64"))
+    for form, options in (("padded", {"sequence_length": T}), ("token-list", {})):
+        lab.store(StoreSettings(form, **options))
+        lab.store(StoreSettings(form, codec="snappy", dtype="int64", **options))
+    lab.store(StoreSettings("packed", sequence_length=T))
     return lab
 
 
@@ -54,7 +54,7 @@ def measured(lab, tmp_path_factory):
     return json.loads((folder / "out.json").read_text()), printed.getvalue()
 
 
-def test_every_arm_runs_in_every_round(measured):
+def test_every_arm_runs_in_every_round_and_says_what_tokenized_and_whether_files_were_in_memory(measured):
     pytest.importorskip("transformers")
     result, printed = measured
     found = sorted((r["round"], r["arm"]) for r in result["records"])
@@ -67,36 +67,30 @@ def test_every_arm_runs_in_every_round(measured):
         assert (record["open_s"] > 1e-4) == (record["arm"] != "memcpy")  # which opens nothing
         assert 0 < record["useful_tokens"] <= record["total_tokens"]
         assert record["seconds"] == pytest.approx(sum(record["batch_s"]))
-    stated = {"sequence_length": T, "rows": 3, "batches": 4, "rounds": 2}
-    assert result["settings"] == stated | {"workers": [], "engines": ["tokenizers"]}
+        cold = record["arm"] in COLD
+        assert (record["cache"] == "cold") == ("kept_share" in record) == cold
     assert all(f"\n{arm} " in printed for arm in WARM + COLD)
-    assert "  studies' token-list / packed " in printed and "checksums on first touch" in printed
-    assert result["schema"] == 3 and "numpy" in result["versions"]
-
-
-def test_records_say_what_tokenized_and_whether_the_files_were_in_memory(measured):
-    pytest.importorskip("transformers")
-    records = {record["arm"]: record for record in measured[0]["records"]}
-    assert {arm for arm, record in records.items() if record["cache"] == "cold"} == set(COLD)
-    assert all(("kept_share" in record) == (record["cache"] == "cold") for record in records.values())
+    assert "  studies' token-list / packed " in printed
+    records = {record["arm"]: record for record in result["records"]}
     useful = {arm: record["useful_tokens"] for arm, record in records.items()}
     assert useful["padded"] == useful["pretokenized-padded"] and useful["padding-free"] == useful["token-list"]
     engines = {arm: record["engine"] for arm, record in records.items() if record["engine"]}
-    auto = measured[0]["engine"]
     assert engines == {
-        **{f"{arm}{cold}": auto for arm in ("padded", "padding-free") for cold in ("", ", cold")},
-        **{f"{arm}, tokenizers": "tokenizers" for arm in ("padded", "padding-free")},
+        f"{arm}{more}": "tokenizers" if "tokenizers" in more else result["engine"]
+        for arm in ("padded", "padding-free")
+        for more in ("", ", cold", ", tokenizers")
     }
 
 
-def test_arms_that_cannot_be_cold_or_whose_package_or_store_is_missing_are_left_out_or_refused(
-    lab, tmp_path, monkeypatch
-):
+def test_arms_that_cannot_be_cold_or_lack_a_package_or_store_are_left_out_or_refused(lab, tmp_path, monkeypatch):
     monkeypatch.setattr("tokenscale.benchmark.machine.drop_page_cache", lambda paths: 1.0)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    settings = DataBenchmarkSettings(sequence_length=T, rows=2, batches=1, rounds=1, engines=())
+    settings = DataBenchmarkSettings(sequence_length=T, rows=2, batches=1, rounds=1, engines=(), workers=(0, 2))
     result = data.measure(settings, lab.corpus, lab.tokenizer, lab.directory / "tokens", tmp_path / "out.json")
     assert {record["cache"] for record in result["records"]} == {"warm"}
+    found = {r["arm"]: r for r in result["records"] if "DataLoader" in r["arm"]}
+    assert set(found) == {f"{arm}, DataLoader {n}" for arm in APPROACHES for n in (0, 2)}
+    assert found["packed, DataLoader 2"]["workers"] == 2 and len(found["packed, DataLoader 2"]["batch_s"]) == 1
     assert result["left_out"]["packed, cold"] == "100% of its files stay in the page cache"
     assert not {record["arm"] for record in result["records"]} & set(data.studies.ARMS)
     assert result["left_out"]["studies' token-list"] == "package transformers is not installed"
@@ -115,22 +109,11 @@ def test_an_engine_that_is_not_here_not_exact_or_taken_anyway_has_no_arm(lab, mo
     assert not found and left_out["gigatoken"] == "its ids are not those of the reference"
 
 
-def test_workers_of_a_data_loader_are_arms_of_their_own(lab, tmp_path):
-    pytest.importorskip("transformers")
-    settings = DataBenchmarkSettings(sequence_length=T, rows=3, batches=2, rounds=1, workers=(0, 2))
-    folders = lab.corpus, lab.tokenizer, lab.directory / "tokens"
-    result = data.measure(settings, *folders, tmp_path / "out.json")
-    found = {r["arm"]: r for r in result["records"] if "DataLoader" in r["arm"]}
-    arms = [*APPROACHES, "padded, tokenizers", "padding-free, tokenizers", *data.studies.ARMS]
-    assert set(found) == {f"{arm}, DataLoader {n}" for arm in arms for n in (0, 2)}
-    assert found["padded, tokenizers, DataLoader 2"]["engine"] == "tokenizers"
-    assert found["packed, DataLoader 2"]["workers"] == 2 and len(found["packed, DataLoader 2"]["batch_s"]) == 2
-
-
 def test_the_studies_arms_have_their_double_bos_and_their_mask(lab):
     pytest.importorskip("transformers")
-    stores = {"token-list": lab.store(StoreSettings("token-list", codec="snappy", dtype="int64"))}
-    stores["padded"] = lab.store(StoreSettings("padded", sequence_length=T, codec="snappy", dtype="int64"))
+    options = {"codec": "snappy", "dtype": "int64"}
+    stores = {"token-list": lab.store(StoreSettings("token-list", **options))}
+    stores["padded"] = lab.store(StoreSettings("padded", sequence_length=T, **options))
     arms = {a: data.studies.open_arm(a, 2, T, lab.corpus, lab.tokenizer, stores) for a in data.studies.ARMS}
     online, offline = arms["studies' padding-free"].next(), arms["studies' token-list"].next()
     assert online[0].shape == online[1].shape == (2, T)
@@ -148,8 +131,6 @@ def test_ratios_are_of_the_same_round():
 
 
 def test_nothing_is_timed_where_a_pair_differs(lab, tmp_path, monkeypatch):
-    from tokenscale.data.stores.parquet import PaddedStore
-
     rows = PaddedStore.rows
 
     def wrong(self, indices):

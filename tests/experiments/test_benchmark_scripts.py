@@ -1,7 +1,6 @@
 """The scripts in `benchmarks/`, each at tiny size, and what makes their figures comparable."""
 
 import json
-import os
 import re
 import runpy
 import subprocess
@@ -11,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from benchmarks import analysis, peers, pretokenize, prose, sizes, training, workflow
+from benchmarks import analysis, peers, pretokenize, prose, sizes, training
 
 from tests.corpora import HOSTILE, Lab, make_corpus, make_tokenizer, texts_around
-from tests.workflow import forked
 from tokenscale.analysis.ingest import ingest
 from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.raw_text import RawText
@@ -135,43 +133,16 @@ def test_every_approach_reads_a_corpus_and_the_same_text_many_times_over(lab, tm
 
 def test_pretokenizing_is_timed_beside_a_plain_script(tmp_path, capsys):
     pytest.importorskip("transformers")
-    texts = [f"document {i} has a few words to say" for i in range(300)]
-    corpus = make_corpus(tmp_path / "corpus", texts, row_group_rows=50)
+    corpus = make_corpus(tmp_path / "corpus", [f"document {i} has words" for i in range(300)], row_group_rows=50)
     make_tokenizer(tmp_path / "tokenizer", corpus, 300)
-    paths = ["--corpus", tmp_path / "corpus/manifest.json", "--tokenizer", tmp_path / "tokenizer/manifest.json"]
-    arguments = [*map(str, paths), "--output", str(tmp_path / "out.json"), "--rounds", "1", "--memory", "1"]
+    arguments = [f"--{kind}={tmp_path / kind}/manifest.json" for kind in ("corpus", "tokenizer")]
+    arguments += ["--output", str(tmp_path / "out.json"), "--rounds", "1", "--memory", "1"]
     assert pretokenize.main([*arguments, "--stores", "token-list"]) == 0
     result = json.loads((tmp_path / "out.json").read_text())
     assert {r["side"] for r in result["records"]} == {"token-list", "plain script"}
     assert all(r["seconds"] > 0 and r["peak_bytes"] > 1e7 for r in [*result["records"], *result["memory"]])
     assert "x tokenizers" in capsys.readouterr().out
     assert pretokenize.main([*arguments, "--cores", "4096"]) == 2
-
-
-@pytest.mark.workflow
-def test_planning_is_timed_with_real_rules_and_code(monkeypatch, capsys):
-    own, timed = workflow._snakemake, workflow._timed
-
-    def in_a_fork(root, *arguments):
-        """Run Snakemake in a fork that has imported it: the projects take ten calls to make."""
-        environment = {"ALPS_ACCOUNT": "none"} | os.environ | {"PYTHONPATH": str(root / "src")}
-        code, text = forked.snakemake([*arguments], root, environment)
-        assert code == 0, text[-2000:]
-        return text
-
-    def really_timed(root, *arguments):
-        with monkeypatch.context() as inner:
-            inner.setattr(workflow, "_snakemake", own)
-            return timed(root, *arguments)
-
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(workflow, "_snakemake", in_a_fork)
-    monkeypatch.setattr(workflow, "_timed", really_timed)
-    assert workflow.main(["--runs", "3", "--rounds", "1", "--states", "checkout", "--profiles", "alps"]) == 0
-    printed = capsys.readouterr().out
-    row = re.search(r"^checkout +alps +10 +(\d+) +([\d.]+) +([\d.]+) ", printed, re.MULTILINE)
-    assert row and int(row[1]) > 10 and float(row[2]) > 20 and float(row[3]) > 0, printed
-    assert re.search(r"^start +none +[\d.]+ ", printed, re.MULTILINE) and "cold" not in printed
 
 
 def test_the_query_and_pandas_give_the_same(tmp_path):

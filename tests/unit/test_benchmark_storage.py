@@ -14,13 +14,8 @@ from tokenscale.settings.data import StoreSettings
 
 T = 16
 SHORT = StorageBenchmarkSettings(
-    dtypes=("int32",),
-    codecs=("none", "zstd-22"),
-    row_group_rows=(4,),
-    sequence_length=T,
-    rows=3,
-    single_rows=2,
-    rounds=2,
+    **{"dtypes": ("int32",), "codecs": ("none", "zstd-22"), "row_group_rows": (4,)},
+    **{"sequence_length": T, "rows": 3, "single_rows": 2, "rounds": 2},
 )
 
 
@@ -38,6 +33,12 @@ def test_every_format_has_the_options_that_it_knows_and_each_store_once():
     assert {store.codec_level for store in design.stores} == {1, 3, 9, 22}
 
 
+def test_only_the_first_documents_are_held(lab, held):
+    few = storage.TokenizedText(lab.corpus, lab.tokenizer, 5)
+    assert few.whole.ids.tolist() == held.whole.part(0, 5).ids.tolist() and len(few) == 5 < len(held)
+    assert few.text_bytes == sum(len(text.encode()) for text in HOSTILE[:5])
+
+
 @pytest.mark.parametrize("store", SHORT.stores, ids=lambda s: s.directory)
 def test_stores_give_back_what_was_written_and_are_removed(held, tmp_path, store):
     record = storage._measure_store(store, held, tmp_path, SHORT)
@@ -52,14 +53,10 @@ def test_stores_give_back_what_was_written_and_are_removed(held, tmp_path, store
 
 
 @pytest.mark.parametrize(
-    ("cls", "method", "form"),
-    [
-        (PaddedStore, "rows", "padded"),
-        (TokenListStore, "chunks", "token-list"),
-        (PackedStore, "chunks", "packed"),
-        (documents, "make_labels", "padded"),  # a label on padding
-    ],
-)
+    ("cls", "method", "form"),  # the last puts a label on padding
+    [(PaddedStore, "rows", "padded"), (TokenListStore, "chunks", "token-list"), (PackedStore, "chunks", "packed"),
+     (documents, "make_labels", "padded")],
+)  # fmt: skip
 def test_one_wrong_id_or_a_label_on_padding_and_nothing_is_recorded(held, tmp_path, monkeypatch, cls, method, form):
     right = getattr(cls, method)
 
@@ -78,10 +75,3 @@ def test_one_wrong_id_or_a_label_on_padding_and_nothing_is_recorded(held, tmp_pa
     store = StoreSettings(form, **({} if form == "token-list" else {"sequence_length": T}))
     with pytest.raises(UserError, match="does not return the written ids"):
         storage._measure_store(store, held, tmp_path, SHORT)
-
-
-def test_only_the_first_documents_are_held(lab, held):
-    few = storage.TokenizedText(lab.corpus, lab.tokenizer, 5)
-    assert len(few) == 5 < len(held)
-    assert few.chunk.ids.tolist() == held.chunk.part(0, 5).ids.tolist()
-    assert few.text_bytes == sum(len(text.encode()) for text in HOSTILE[:5])
