@@ -7,10 +7,7 @@ import pandas as pd
 import pytest
 
 from tests import logs
-from tokenscale.analysis.ingest import ingest
 from tokenscale.report import answers, captions, summary
-from tokenscale.report.campaign_quality import inventory_table
-from tokenscale.report.drawings.tokenization_benchmark import DRAWN, drawn_arms
 from tokenscale.report.style import number
 
 
@@ -26,25 +23,29 @@ def padding(**shares):
 
 
 def test_padding_is_counted_by_approach_at_the_fewest_ranks():
-    rows = padding(padded=0.6, packed=0.01).replace("padding_free", "padding-free")
+    rows = padding(padded=0.6, packed=0.01)
     (answer,) = answers.answer_padding(rows)
     assert "61 % with padded and 2 % with packed" in answer["text"]
     assert answer["spread"] == "exact counts of 4 runs; repeats differ by up to 2 points"
     assert answer["verdict"] == answers.COUNTED
     assert answers.answer_padding(padding(padded=0.6)) == [], "one approach is no comparison"
+    (answer,) = answers.answer_padding(rows.assign(repeat=range(len(rows))))
+    assert answer["verdict"] == "too few runs" and "%" not in answer["text"], "no common repeat"
 
 
 @pytest.mark.parametrize(
     ("recorded", "said"),
-    [({"docstrings": 0.75}, "75 %")]
-    + [(wrong, "not known") for wrong in (None, {"another": 0.75}, {"docstrings": 7}, "75 %", {"docstrings": None})],
+    [
+        ({"docstrings": 0.75}, "75 %"),
+        *((wrong, "not known") for wrong in ({"another": 0.75}, {"docstrings": 7}, "75 %")),
+    ],
 )
 def test_what_runs_count_reaches_answers_and_tables_and_is_never_taken_for_nothing(tmp_path, recorded, said):
     runs = [logs.settings(approach) for approach in ("padded", "packed")]
     assert runs[0].corpus.name == "docstrings"
-    for run, cut in zip(runs, ({"text_cut": recorded}, {}), strict=True):
-        logs.write_run(tmp_path / "runs", run, **cut)
-    ingest(logs.write_table(tmp_path / "runs.json", runs), tmp_path / "runs", tmp_path / "tables/demo")
+    logs.write_run(tmp_path / "runs", runs[0], text_cut=recorded)
+    logs.write_run(tmp_path / "runs", runs[1])
+    logs.ingested(tmp_path, runs, to="tables/demo")
     found = summary.experiment("demo", tmp_path / "tables")
     assert found["answers"][0]["text"] == f"Text dropped: {said} with padded; packed keeps all"
     assert said in found["cautions"][0]
@@ -100,19 +101,17 @@ def test_a_share_that_one_run_lacks_is_not_known_and_what_a_run_counts_is_no_cou
 
 
 @pytest.mark.parametrize(
-    ("shares", "noted"),
+    ("of", "over", "noted"),
     [
-        ((0.75, 0.0), "75 % with padded"),
-        ((NAN, 0.0), "not known with padded"),
-        (({"web": 0.0, "books": 0.5}, {"web": 0.0, "books": 0.0}), "50 % of books with padded"),
-        ((0.5, 0.495), ""),
-        ((0.0, {"another": 0.0}), ""),
+        (0.75, 0.0, "75 % with padded"),
+        (NAN, 0.0, "not known with padded"),
+        ({"web": 0.0, "books": 0.5}, {"web": 0.0, "books": 0.0}, "50 % of books with padded"),
+        (0.5, 0.495, ""),
     ],
 )
-def test_losses_of_unequal_text_say_so(shares, noted):
+def test_losses_of_unequal_text_say_so(of, over, noted):
     rows = validation({"padded": (LINE, [0], 0.0), "packed": ((9, 8, 7, 6), [0], 0.0)}, {"padded": 10, "packed": 10})
-    dropped = answers.dropped_shares(text(dict(zip(("padded", "packed"), shares, strict=True))))
-    (answer,) = answer_loss(rows, dropped=dropped)
+    (answer,) = answer_loss(rows, dropped=answers.dropped_shares(text({"padded": of, "packed": over})))
     assert noted in answer["spread"] and answer["verdict"].endswith(answers.UNEQUAL_TEXT) == bool(noted)
 
 
@@ -169,23 +168,12 @@ def test_losses_are_those_of_repeats_that_all_series_have(repeats, verdict, of):
     assert answer["verdict"].startswith(verdict) and f"{number(1.0 + middle, 4)} with packed" in answer["text"]
     assert "packed-9 (invalid: no seal)" in answer["spread"]
     assert len(of) == 3 or "(nothing to compare in their repeat)" in answer["spread"]
-
-
-def test_series_without_a_common_repeat_are_not_compared():
     curves = {"padded": (LINE, [1, 2], 0.0), "packed": (LINE, [0], 0.0)}
     (answer,) = answer_loss(validation(curves, {"padded": 10, "packed": 10}))
     assert answer["verdict"] == "too few runs" and "apart" not in answer["text"]
-    rows = padding(padded=0.6, packed=0.01)
-    (answer,) = answers.answer_padding(rows.assign(repeat=range(len(rows))))
-    assert answer["verdict"] == "too few runs" and "%" not in answer["text"]
-
-
-def test_equal_losses_are_called_equal_and_no_validation_is_no_answer():
-    curves = {"padded": (LINE, range(2), 0.0), "token-list": (LINE, range(2), 0.0)}
-    rows = validation(curves, {"padded": 10, "token-list": 10})
-    (answer,) = answer_loss(rows)
-    assert "are equal: 5 nats" in answer["text"] and answer["verdict"] == answers.WITHIN
-    assert answer_loss(rows[:0]) == [] == answer_loss(rows[rows["series"] == "padded"])
+    equal = validation(dict.fromkeys(("padded", "packed"), (LINE, repeats, 0.0)), {"padded": 10, "packed": 10})
+    assert "are equal: 5 nats" in answer_loss(equal)[0]["text"]
+    assert answer_loss(equal[:0]) == [] == answer_loss(equal[equal["series"] == "padded"])
 
 
 def order(largest=1e-6, kind="world sizes"):
@@ -250,22 +238,6 @@ def test_a_caption_is_short_and_nothing_of_it_is_lost(count):
     assert caption.endswith("points.") and len(caption) <= captions.SHORT
 
 
-def arms(names):
-    engines = [name.split(", ")[1] if name.startswith("padded, ") else None for name in names]
-    rows = pd.DataFrame({"arm": names, "engine": engines}).assign(cache="warm", workers=None)
-    return rows.assign(us_per_useful_token=1.0 + rows.index)
-
-
-def test_of_many_arms_each_approach_and_its_fastest_engine_are_drawn():
-    few = ["padded", "packed", "packed, cold"]
-    assert drawn_arms(arms(few)) == few
-    offline = ["packed", "packed, cold", "packed, DataLoader 2", "token-list", "packed, int32", "peer, DataLoader 2"]
-    drawn = drawn_arms(arms(["padded, quick", "padded, slow", "padded", *offline, "peer", "another peer"]))
-    assert drawn[:4] == ["padded", "packed", "token-list", "padded, quick"]
-    assert "padded, slow" not in drawn and not any("cold" in name or "DataLoader" in name for name in drawn)
-    assert len(drawn_arms(arms([f"peer-{n}" for n in range(30)]))) == DRAWN
-
-
 def test_no_rule_of_the_style_sheet_is_wider_than_a_phone():
     """390 px less the page's margins. What is wider is inside a box that scrolls."""
     css = resources.files("tokenscale.report").joinpath("page.css").read_text(encoding="utf-8")
@@ -275,14 +247,3 @@ def test_no_rule_of_the_style_sheet_is_wider_than_a_phone():
         widths = re.findall(r"(?<!max-)(?<![-\w])(?:min-)?width: ([\d.]+)rem", body)
         wide = [width for width in widths if 16 * float(width) > 390 - 64]
         assert not wide or selector.strip() == ".drawing svg", selector
-
-
-def test_a_run_that_has_not_started_is_in_the_inventory():
-    names = "run_id validity status reasons cautions unchecked".split()
-    rows = [["a", "valid", "complete", "", "odd", "x: no y; z: its steps vary so much"]]
-    rows += [["b", "missing", "", "no run.json", None, None]]
-    runs = pd.DataFrame(rows, columns=names).assign(job_ids=None, sealed=True, quarantined=0, quarantined_benign=0)
-    runs[["position", "attempts", "steps_seen", "steps_asked", "overlap_rows"]] = 1
-    table = inventory_table(runs)
-    assert [row[3] for row in table.rows] == ["odd", "no run.json"]
-    assert "1 run: x: no y." in table.caption and "vary" not in table.caption

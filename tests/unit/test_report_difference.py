@@ -94,6 +94,13 @@ def test_fewer_repeats_are_no_other_settings(tmp_path, changed):
     assert ("settings" in named) == changed
 
 
+def test_cells_of_one_report_alone_are_listed(tmp_path):
+    found = compared(tmp_path, b={"cell": "approach=padded"})
+    rows = [(row["cell"], row["only in"]) for row in rows_of(found["In one report only"])]
+    assert rows == [("approach=packed", str(tmp_path / "a")), ("approach=padded", str(tmp_path / "b"))]
+    assert "Cells" not in found
+
+
 HIGHER, SHARE = [9.0, 10.0, 11.0, 12.0, 13.0], [0.0, 0.1, 0.1, 0.1, 0.1]
 
 
@@ -111,15 +118,6 @@ HIGHER, SHARE = [9.0, 10.0, 11.0, 12.0, 13.0], [0.0, 0.1, 0.1, 0.1, 0.1]
 def test_a_verdict_takes_runs_that_count_and_enough_of_them(tmp_path, a, b, measure, found):
     (row,) = [row for row in rows_of(compared(tmp_path, a, b)["Cells"]) if row["measure"] == measure]
     assert row | found == row
-
-
-def test_cells_of_one_report_alone_are_listed(tmp_path):
-    found = compared(tmp_path, b={"cell": "approach=padded"})
-    assert "Cells" not in found
-    assert [(row["cell"], row["only in"]) for row in rows_of(found["In one report only"])] == [
-        ("approach=packed", str(tmp_path / "a")),
-        ("approach=padded", str(tmp_path / "b")),
-    ]
 
 
 @pytest.mark.parametrize("wrap", [lambda claims: claims, lambda claims: {"claims": claims}])
@@ -147,32 +145,20 @@ def test_suspects_are_ranked_by_what_they_could_explain(tmp_path):
     assert [row[1:4] for row in left.rows] == [["spread of the runs of a cell, up to", "3.9 %", "3.9 %"]]
 
 
-def test_the_verb_prints_and_writes_markdown(tmp_path, capsys):
-    a, b = folder(tmp_path / "a"), folder(tmp_path / "b", seal="b", rates=[2 * rate for rate in RATES])
-    assert main(["diff", str(a), str(b), "--output", str(tmp_path / "diff.md")]) == 0
-    assert "higher (better)" in capsys.readouterr().out
-    text = (tmp_path / "diff.md").read_text()
-    assert "## Cells\n" in text and "| demo | approach=packed | useful_tokens_per_s | 5, 5 |" in text
-
-
-def test_what_is_no_report_is_a_users_error(tmp_path, capsys):
-    assert main(["diff", str(tmp_path), str(tmp_path)]) == 2
-    assert "no report's folder" in capsys.readouterr().err
-    path = folder(tmp_path / "a")
-    (path / "data/demo/cells.parquet").write_text("junk")
-    with pytest.raises(UserError, match="cannot be read"):
-        read(path)
-
-
 @pytest.mark.parametrize("name", ["data/demo/cells.parquet", "claims.json", "provenance.json"])
 def test_a_flipped_bit_in_a_report_that_is_compared_is_named(tmp_path, capsys, name):
     a, b = folder(tmp_path / "a", claims=[]), folder(tmp_path / "b")
     files = [path for path in sorted(a.rglob("*")) if path.is_file()]
     (a / bundle.SUMS).write_text("".join(f"{sha256_file(p)}  {p.relative_to(a)}\n" for p in files))
-    assert main(["diff", str(a), str(b)]) == 0
+    assert main(["diff", str(a), str(b), "--output", str(tmp_path / "diff.md")]) == 0
+    assert "## Cells\n" in (tmp_path / "diff.md").read_text() and "the same runs" in capsys.readouterr().out
     data = bytearray((a / name).read_bytes())
     data[len(data) // 2] ^= 1
     (a / name).write_bytes(data)
     assert main(["diff", str(a), str(b)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("tokenscale: a file of a report has changed") and str(a / name) in error
+    (b / "data/demo/cells.parquet").write_text("junk")
+    with pytest.raises(UserError, match="cannot be read"):
+        read(b)
+    assert main(["diff", str(tmp_path), str(tmp_path)]) == 2 and "no report's folder" in capsys.readouterr().err

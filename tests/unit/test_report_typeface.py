@@ -38,15 +38,11 @@ def test_a_font_is_what_the_module_cuts(name, tmp_path):
     assert "Bitstream" in kept["name"].getDebugName(0)
 
 
-@pytest.mark.parametrize(("weight", "slant"), [("normal", "normal"), ("bold", "normal"), ("normal", "italic")])
-def test_figures_are_drawn_with_them(weight, slant):
+def test_figures_are_drawn_with_them_and_what_they_lack_comes_from_the_whole_font(recwarn):
     with style():
-        found = font_manager.findfont(font_manager.FontProperties(weight=weight, style=slant))
-    assert Path(str(found)).parent == PLACE / "fonts"
-
-
-def test_what_they_lack_comes_from_the_whole_font(recwarn):
-    with style():
+        for options in ({}, {"weight": "bold"}, {"style": "italic"}):
+            found = font_manager.findfont(font_manager.FontProperties(**options))
+            assert Path(str(found)).parent == PLACE / "fonts"
         figure = Figure()
         figure.text(0, 0, "Ж")
         figure.draw_without_rendering()
