@@ -18,25 +18,13 @@ ROOT = Path(__file__).parents[2]
 #: and the README the tutorial: both run an experiment on the same text of a user, whose runs are then trained once
 GROUPS = [
     [
-        "docs/tutorial.md",
-        "README.md",
-        *(
-            f"docs/{name}.md"
-            for name in (
-                *("install", "experiments", "data", "source-studies", "training", "evaluation", "report"),
-                *("interoperability", "parallelism", "operations", "cloud", "results", "replication", "index", "api"),
-            )
-        ),
+        *("docs/tutorial.md", "README.md", "docs/install.md", "docs/experiments.md", "docs/data.md"),
+        *("docs/source-studies.md", "docs/training.md", "docs/evaluation.md", "docs/report.md"),
+        *("docs/interoperability.md", "docs/parallelism.md", "docs/operations.md", "docs/cloud.md"),
+        *("docs/results.md", "docs/replication.md", "docs/index.md", "docs/api.md"),
     ],
-    ["docs/extend.md"],
-    ["docs/settings.md"],
-    ["profiles/alps/README.md"],
-    ["docs/experiment-list.md"],
-    ["docs/concepts.md"],
-    ["docs/development.md"],
-    ["docs/parity.md"],
-    ["docs/golden.md"],
-    ["docs/arms.md"],
+    *([name] for name in ("docs/extend.md", "docs/settings.md", "profiles/alps/README.md", "docs/experiment-list.md")),
+    *([f"docs/{name}.md"] for name in ("concepts", "development", "parity", "golden", "arms")),
 ]
 DOCUMENTS = [name for group in GROUPS for name in group]
 PATTERNS = ("README.md", "docs/*.md", "profiles/*/README.md")
@@ -101,7 +89,6 @@ def all_blocks() -> list[Block]:
 
 
 def plan() -> dict[str, Any]:
-    """`blocks.yaml`."""
     return yaml.safe_load(Path(__file__).with_name("blocks.yaml").read_text(encoding="utf-8"))
 
 
@@ -159,11 +146,8 @@ class Checkout:
         programs = root / ".venv/bin"
         programs.mkdir(parents=True)
         (programs / "python").symlink_to(python)
-        for name, module in {
-            "snakemake": "snakemake",
-            "tokenscale": "tokenscale",
-            "torchrun": "torch.distributed.run",
-        }.items():
+        for module in ("snakemake", "tokenscale", "torch.distributed.run"):
+            name = "torchrun" if "torch" in module else module
             self._write(programs / name, f'exec {python} -m {module} "$@"')
         self._write(programs / "pip", "test $1 = install")
         for name, line in planned["programs"].items():
@@ -176,14 +160,9 @@ class Checkout:
         self._temporary = tempfile.TemporaryDirectory(prefix="docs-")
         # a shell in which no environment is activated
         outside = [folder for folder in os.environ["PATH"].split(":") if Path(folder) != Path(sys.executable).parent]
-        self.environment = os.environ | {
-            "HOME": str(home),
-            "TMPDIR": self._temporary.name,
-            "PATH": ":".join([str(standing_in), *outside]),
-            "PYTHONPATH": str(root / "src"),
-            "HF_HUB_OFFLINE": "1",
-            **{name: value.replace("HOME", str(home)) for name, value in planned["environment"].items()},
-        }
+        self.environment = os.environ | {"HOME": str(home), "TMPDIR": self._temporary.name, "HF_HUB_OFFLINE": "1"}
+        self.environment |= {"PATH": ":".join([str(standing_in), *outside]), "PYTHONPATH": str(root / "src")}
+        self.environment |= {name: value.replace("HOME", str(home)) for name, value in planned["environment"].items()}
 
     @staticmethod
     def _write(path: Path, script: str) -> None:
@@ -229,8 +208,11 @@ class Checkout:
     def _file(self, name: str, text: str, entry: dict[str, Any]) -> None:
         """Write a file that a block shows, whole, inside the text `around` it, or (`merge`) over what is there."""
         path = self.root / name
-        if entry.get("merge"):
-            text = MERGE[path.suffix](path.read_text(), text)
+        if entry.get("merge") and path.suffix == ".yaml":
+            text = yaml.safe_dump(yaml.safe_load(path.read_text()) | yaml.safe_load(text))
+        elif entry.get("merge"):  # keys of a TOML file, none of a table
+            keys = "|".join(map(re.escape, tomllib.loads(text)))
+            text += re.sub(rf"^(?:{keys}) *=.*\n", "", path.read_text(), flags=re.MULTILINE)
         elif around := entry.get("around"):
             ((indent, line),) = re.findall(r"^( *)(BLOCK\n)", around, re.MULTILINE)
             inside = "".join(indent + part for part in text.splitlines(keepends=True))
@@ -253,16 +235,9 @@ class Checkout:
         if not text.strip():
             return ""
         kept = f"[ ! -e {self._exported} ] || . {self._exported}\ntrap 'export -p > {self._exported}' EXIT"
-        process = subprocess.Popen(
-            ["bash", "-c", f"set -eo pipefail\n{kept}\n{text}"],
-            cwd=self.root,
-            env=self.environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        options = {"cwd": self.root, "env": self.environment, "text": True, "start_new_session": True}
+        process = subprocess.Popen(["bash", "-c", f"set -eo pipefail\n{kept}\n{text}"], **pipes, **options)
         try:
             output, _ = process.communicate(input or "", timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -271,17 +246,3 @@ class Checkout:
         if process.returncode != exits:
             raise Failed(f"exit code {process.returncode}, expected {exits}:\n{text}\n{output[-4000:]}")
         return output
-
-
-def merge_yaml(there: str, lines: str) -> str:
-    """The file with these keys in place of those of the same names."""
-    return yaml.safe_dump(yaml.safe_load(there) | yaml.safe_load(lines))
-
-
-def merge_toml(there: str, lines: str) -> str:
-    """The file with these keys, none of a table, in place of those of the same names."""
-    keys = "|".join(map(re.escape, tomllib.loads(lines)))
-    return lines + re.sub(rf"^(?:{keys}) *=.*\n", "", there, flags=re.MULTILINE)
-
-
-MERGE = {".yaml": merge_yaml, ".toml": merge_toml}

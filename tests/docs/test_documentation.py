@@ -96,10 +96,8 @@ def write_packed(path: Path, lines: list[str]) -> None:
 
 def merged(values: dict, changes: dict) -> dict:
     """Nested mappings, of which later ones win."""
-    inner = {
-        k: merged(values[k], v) for k, v in changes.items() if isinstance(v, dict) and isinstance(values.get(k), dict)
-    }
-    return values | changes | inner
+    inner = {k: v for k, v in changes.items() if isinstance(v, dict) and isinstance(values.get(k), dict)}
+    return values | changes | {k: merged(values[k], v) for k, v in inner.items()}
 
 
 @pytest.fixture(scope="session")
@@ -134,10 +132,7 @@ def test_every_block_is_run_or_listed():
     assert problems(all_blocks(), PLAN) == []
     assert len(PLAN["listed"]) <= LISTED * len([b for b in all_blocks() if b.language in RUN])
     assert all(entry["reason"] for entry in PLAN["listed"])
-
-
-def test_a_registration_is_one_entry():
-    for block in (b for b in all_blocks() if b.language == "diff"):
+    for block in (b for b in all_blocks() if b.language == "diff"):  # a registration is one entry
         assert f"+++ b/{block.path}\n" in block.text and len(re.findall(r'^\+    "', block.text, re.M)) == 1
 
 
@@ -147,13 +142,10 @@ def test_a_registration_is_one_entry():
 @pytest.mark.parametrize(
     "text, expected",
     [
-        ("```\nmake run\n```\n", "a.md:1: write a fenced block"),
         ("Text.\n\n    make run\n", "a.md:3: write a fenced block"),
         ("```text\nmake run\n```\n", "a.md:1: these are commands"),
         ("```yaml\nscale: demo\n```\n", "a.md:1: add the file"),
-        ("```yaml\n# profiles/mine/config.yaml\nscale: demo\n```\n", "a.md:1: add the file"),
         ("```diff\n```\n", "a.md:1: name the file"),
-        ("```sh\nsnakemake -n\n```\n", "a.md:1: name the program with its folder"),
         ("```console\n$ cd x && python a.py\n```\n", "a.md:1: name the program with its folder"),
         ("| a |\n|---|\n| `tokenscale plan demo` |\n", "a.md:3: name the program with its folder"),
     ],
@@ -168,41 +160,24 @@ def test_a_block_that_is_neither_run_nor_listed_is_found(text, expected):
     [
         ("sh", "true", None),
         ("sh", "false | cat", "exit code 1"),
-        ("sh", "echo said; exit 2", "said"),
         ("console", "$ echo one two\none three", "one three"),
         ("console", "$ echo one two\none …", None),
-        ("python", "assert __name__ == '__main__'", None),
         ("python", "raise KeyError('here')", "here"),
         ("diff", "--- a/one\n+++ b/one\n@@ -1 +1,2 @@\n line\n+more", None),
         ("diff", "--- a/one\n+++ b/one\n@@ -1 +1,2 @@\n other\n+more", "patch"),
-        ("yaml", "key: 1", None),
         ("prose", ".venv/bin/tokenscale train --stepz 2", "unknown flag --stepz"),
-        ("prose", ".venv/bin/tokenscale prepare", "unknown command"),
         ("prose", "make nothing", "nothing"),
     ],
 )
 def test_a_block_that_fails_is_found(language, text, fails, tmp_path):
-    checkout = empty_checkout(tmp_path, NOTHING | {"blocks": [{"document": "a.md", "block": "key", "file": "new"}]})
+    root = tmp_path / "project"
+    root.mkdir()
+    for name, line in {"pyproject.toml": "", "one": "line\n"}.items():
+        (root / name).write_text(line)
+    checkout = Checkout(root, sys.executable, NOTHING)
     block = Block("a.md", 1, language, "one" if language == "diff" else None, f"{text}\n")
     if fails is None:
         assert checkout.run(block) == "executed"
     else:
         with pytest.raises(Failed, match=fails):
             checkout.run(block)
-
-
-def test_what_a_block_exports_stays_and_what_it_stands_for_is_written(tmp_path):
-    more = {"placeholders": {"NAME": "known"}, "dry_runs": {"submit": "echo -n"}, "programs": {"srun": 'echo "$2"'}}
-    checkout = empty_checkout(tmp_path, NOTHING | more)
-    assert checkout.run(Block("a.md", 1, "sh", None, "export KEPT=NAME\n")) == "executed"
-    assert checkout.run(Block("a.md", 2, "console", None, "$ echo $KEPT\nknown\n")) == "executed"
-    assert checkout.run(Block("a.md", 3, "sh", None, "submit job\n")) == "dry run"
-    assert checkout.run(Block("a.md", 4, "console", None, "$ srun -n 4\n4\n")) == "dry run"
-
-
-def empty_checkout(folder: Path, planned: dict) -> Checkout:
-    root = folder / "project"
-    root.mkdir()
-    for name, text in {"pyproject.toml": "", "one": "line\n"}.items():
-        (root / name).write_text(text)
-    return Checkout(root, sys.executable, planned)
