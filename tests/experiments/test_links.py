@@ -30,26 +30,15 @@ def kept(links):
 
 
 def status(project, *options):
-    command = [served.python(), "-m", "tokenscale", "status", *options]
-    done = subprocess.run(
-        command, cwd=project.root, env=project.environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    command, where = [served.python(), "-m", "tokenscale", "status", *options], {"cwd": project.root}
+    return subprocess.check_output(command, env=project.environment, text=True, timeout=120, **where)
 
 
-@pytest.mark.parametrize("names", [["results"], ["results/corpus", "results/tokens"]])
-def test_folders_that_became_links_rerun_nothing_and_stay_links(copy, names):
-    links = linked(copy, *names)
-    assert "Nothing to be done" in copy.snakemake("--cores", "1").stdout
-    assert kept(links)
-
-
-def test_a_run_is_trained_and_watched_where_results_are_a_link(copy):
+def test_where_results_became_a_link_a_missing_run_is_trained_and_nothing_else(copy):
     links = linked(copy, "results")
     (run,) = copy.root.glob("results/runs/token-list-*")
     shutil.rmtree(run)
-    assert "3 complete" in status(copy)
+    assert "3 complete" in status(copy) and copy.planned("runs") == {"train": 1}
     copy.snakemake("--cores", "2", "runs")
     assert kept(links) and "4 complete" in status(copy)
     assert "Nothing to be done" in copy.snakemake("-n", "runs").stdout

@@ -47,13 +47,9 @@ def train(folder, done=4, ranks=1, fails_at=None, **facts):
 
 def tables(root: Path, runs=(), **cell) -> Path:
     table = logs.write_table(root / "runs.json", list(runs))
-    content = json.loads(table.read_text())
-    del content["seal"]
-    found = sorted((root / "runs").glob("external-*/run.json"))
-    content["runs"] += [
-        {"run_id": path.parent.name, "external": True, "cell": cell, "repeat": number}
-        for number, path in enumerate(found)
-    ]
+    content = logs.unsealed(table)
+    for number, path in enumerate(sorted((root / "runs").glob("external-*/run.json"))):
+        content["runs"].append({"run_id": path.parent.name, "external": True, "cell": cell, "repeat": number})
     write_json(table, content)
     ingest(table, root / "runs", root / "tables")
     return root / "tables"
@@ -95,14 +91,12 @@ def test_pauses_are_no_part_of_a_step_and_waits_are(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        *(({name: wrong}, f"{name} must be a whole number") for name, wrong in (("steps", "4"), ("steps", -1))),
-        *(
-            ({name: wrong}, f"{name} must be a whole number")
-            for name, wrong in (("global_batch", True), ("world_size", 0))
-        ),
+        ({"steps": "4"}, "steps must be a whole number"),
+        ({"steps": -1}, "steps must be a whole number"),
+        ({"global_batch": True}, "global_batch must be a whole number"),
         ({"sequence_length": None}, "sequence_length must be a whole number"),
-        *(({name: wrong}, f"{name} must be a text") for name, wrong in (("approach", ""), ("precision", 16))),
-        *(({"mfu": wrong}, "mfu must be a number") for wrong in ("38 %", float("nan"))),
+        ({"approach": ""}, "approach must be a text"),
+        ({"mfu": float("nan")}, "mfu must be a number"),
         ({"shape": "llama"}, "shape must be a mapping"),
         ({"repeat": 1}, "unknown run fact"),
         ({"rank": 2, "world_size": 2}, "the rank is out of range"),
@@ -158,10 +152,8 @@ def damaged(folder, change_step=None, change_validation=None, **facts):
     """A sealed record of other hands: values of every step, of the validation, and facts."""
     train(folder)
     log = folder / "attempt=00/rank=00000"
-    for name, changes in (("steps", change_step), ("events", change_validation)):
-        logs.edit(
-            folder, lambda x, of=changes or {}: x | of if x.get("event", "validation") == "validation" else x, name
-        )
+    for name, of in (("steps", change_step or {}), ("events", change_validation or {})):
+        logs.edit(folder, lambda x, of=of: x | of if x.get("event", "validation") == "validation" else x, name)
     record = json.loads((folder / "run.json").read_text())
     record["external"] |= facts
     hashes = {path.relative_to(folder).as_posix(): sha256_file(path) for path in log.glob("*.jsonl")}
@@ -172,7 +164,6 @@ def damaged(folder, change_step=None, change_validation=None, **facts):
     ("values", "reason"),
     [
         ({"change_step": {"step_s": 0}}, "a step that took no time"),
-        ({"change_step": {"step_s": -0.5}}, "a step that took no time"),
         ({"change_step": {"step_s": 1e-300}}, "step_s below any that is possible"),
         ({"change_step": {"step_s": 1e300}}, "step_s above any that is possible"),
         ({"change_step": {"total_tokens": 0, "useful_tokens": 0, "loss_sum": 0}}, "no tokens at step 0"),
@@ -188,10 +179,7 @@ def damaged(folder, change_step=None, change_validation=None, **facts):
         ({"steps": 5}, "4 of 5 steps are in the logs of all ranks"),
         ({"global_batch": 16}, "ranks hold 8 rows at step 0, the global batch is 16"),
         ({"sequence_length": 32}, "a rank reports 512 tokens at step 0, 8 rows of 32 hold at most 256"),
-        ({"world_size": 0}, "world_size must be a whole number"),
         ({"world_size": None}, "world_size must be a whole number"),
-        ({"steps": -4}, "steps must be a whole number"),
-        ({"global_batch": 2.5}, "global_batch must be a whole number"),
         ({"approach": ""}, "approach must be a text"),
     ],
 )
@@ -209,13 +197,12 @@ STATED = ("steps", "global_batch", "sequence_length", "world_size", "micro_batch
           "flops_per_token", "model", "precision", "shape")  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_pages_and_figures_survive_whatever_ingest_accepts(tmp_path, seed):
-    random = Random(seed)
+def test_pages_and_figures_survive_whatever_ingest_accepts(tmp_path):
+    random = Random(0)
     ours = [logs.settings(approach, repeat=repeat) for approach in ("padded", "packed") for repeat in range(2)]
     for run in ours:
         logs.write_run(tmp_path / "runs", run)
-    for number in range(10):
+    for number in range(30):
         pick = lambda names: {name: random.choice(VALUES) for name in random.sample(names, random.choice((0, 0, 1, 2)))}  # noqa: E731
         validation = pick(("loss_sum", "useful_tokens", "rows", "duration_s"))
         damaged(tmp_path / f"runs/external-{number}", pick(STEP_FIELDS), validation, **pick(STATED))
@@ -239,22 +226,6 @@ def test_a_record_that_says_nothing_of_itself_is_invalid(tmp_path, external):
     assert row["validity"] == "invalid" and "not readable by this version" in row["reasons"] and row["external"]
 
 
-def wrapped(tmp_path, **facts):
-    """The source study's run on 4 GPUs (1.41B parameters): its FLOPs counted the embedding, which DDP's wrapper hid."""
-    shape = to_dict(PRESETS["llama-1.4b-nemo"])
-    folder = tmp_path / "runs/external-study-0"
-    length, batch = 2048, 32
-    with ExternalRun(
-        folder, approach="padded", steps=3, global_batch=batch, sequence_length=length, world_size=1,
-        device="NVIDIA GH200 120GB", number_format="bf16", shape=shape, **facts,
-    ) as run:  # fmt: skip
-        for _ in range(3):
-            counts = {"useful_tokens": 1, "total_tokens": batch * length, "rows": batch}
-            run.step(loss_sum=1.0, step_s=batch * length / 40463.5, **counts)
-    (row,) = rows(tables(tmp_path), "runs")
-    return row
-
-
 @pytest.mark.parametrize(
     ("facts", "validity", "reason"),
     [
@@ -264,42 +235,43 @@ def wrapped(tmp_path, **facts):
     ],
 )
 def test_flops_that_a_wrapper_inflated_are_named(tmp_path, facts, validity, reason):
-    row = wrapped(tmp_path, **facts)
+    """The source study's run on 4 GPUs (1.41B parameters): its FLOPs counted the embedding, which DDP's wrapper hid."""
+    tokens, counts = 32 * 2048, {"loss_sum": 1.0, "useful_tokens": 1, "rows": 32}
+    facts = facts | {"approach": "padded", "steps": 3, "global_batch": 32, "sequence_length": 2048, "world_size": 1}
+    facts |= {"device": "NVIDIA GH200 120GB", "number_format": "bf16", "shape": to_dict(PRESETS["llama-1.4b-nemo"])}
+    with ExternalRun(tmp_path / "runs/external-study-0", **facts) as run:
+        for _ in range(3):
+            run.step(step_s=tokens / 40463.5, total_tokens=tokens, **counts)
+    (row,) = rows(tables(tmp_path), "runs")
     assert row["validity"] == validity and (reason in row["reasons"] if reason else not row["reasons"])
     assert row["flops_per_token"] == pytest.approx(7.65e9, rel=2e-3)
-
-
-EXPERIMENT = {"question": "Which?", "runs": {"corpus": "a", "tokenizer": "b"}, "figures": []}
-
-
-def config(root, external) -> Config:
-    (root / "config/experiments").mkdir(parents=True, exist_ok=True)
-    write_json(root / "config/experiments/one.yaml", EXPERIMENT | {"external": external})
-    values = {
-        "scale": "demo",
-        "experiments": ["one"],
-        "corpora": {"a": {"source": {"kind": "docstrings"}}},
-        "tokenizers": {"b": {"kind": "bpe", "corpus": "a", "vocabulary_size": 300}},
-    }
-    return Config(values, root=root)
 
 
 def test_an_experiment_lists_the_runs_whose_logs_are_there(tmp_path):
     for name in ("external-b-1", "external-b-0", "external-c"):
         train(tmp_path / "results/runs" / name)
     (tmp_path / "results/runs/external-b-2").mkdir()  # nothing logged yet
+    corpora = {"a": {"source": {"kind": "docstrings"}}}
+    values = {"scale": "demo", "experiments": ["one"], "corpora": corpora}
+    values |= {"tokenizers": {"b": {"kind": "bpe", "corpus": "a", "vocabulary_size": 300}}}
+
+    def runs(*external):
+        experiment = {"question": "Which?", "runs": {"corpus": "a", "tokenizer": "b"}, "figures": []}
+        write_json(tmp_path / "config/experiments/one.yaml", experiment | {"external": external})
+        return Config(values, root=tmp_path).table("one")["runs"]
+
+    (tmp_path / "config/experiments").mkdir(parents=True)
     cell = {"approach": "Trainer"}
-    found = config(tmp_path, [{"runs": "external-b-*", "cell": cell}, {"runs": "external-c"}]).table("one")["runs"]
-    assert found[-3:] == [
+    assert runs({"runs": "external-b-*", "cell": cell}, {"runs": "external-c"})[-3:] == [
         {"run_id": "external-b-0", "external": True, "cell": cell, "repeat": 0},
         {"run_id": "external-b-1", "external": True, "cell": cell, "repeat": 1},
         {"run_id": "external-c", "external": True, "cell": {}, "repeat": 0},
     ]
     for pattern in ("packed-*", "external-../x", "*"):
         with pytest.raises(UserError, match="name or pattern of folders that begin with"):
-            config(tmp_path, [{"runs": pattern}]).table("one")
+            runs({"runs": pattern})
     with pytest.raises(UserError, match="two patterns match the same run"):
-        config(tmp_path, [{"runs": "external-*"}, {"runs": "external-b-0"}]).table("one")
+        runs({"runs": "external-*"}, {"runs": "external-b-0"})
 
 
 @pytest.mark.parametrize("loop", ["transformers", "accelerate"])

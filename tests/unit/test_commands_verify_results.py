@@ -1,6 +1,5 @@
 """`verify results/`: every byte that was written is read again, and what is wrong is named."""
 
-import json
 import shutil
 
 import pytest
@@ -18,7 +17,7 @@ from tokenscale.settings.options import to_dict
 from tokenscale.train.checkpoint import Piece, State, commit, write_rank
 from tokenscale.train.record import log_hashes
 
-STORES = {"packed": StoreSettings("packed"), "token-list": StoreSettings("token-list")}
+RUN = "packed-tiny-single-w1-0123456789"
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +27,9 @@ def made(tmp_path_factory):
     lab = Lab(tmp_path_factory.mktemp("lab"), HOSTILE, vocabulary_size=262)
     shutil.copytree(lab.corpus, results / "corpus/tiny")
     shutil.copytree(lab.tokenizer, results / "tokenizers/bpe")
-    for store in STORES.values():
+    for store in (StoreSettings("packed"), StoreSettings("token-list")):
         shutil.copytree(lab.store(store), results / "tokens/tiny/bpe" / store.directory)
-    run = results / "runs/packed-tiny-single-w1-0123456789"
+    run = results / "runs" / RUN
     log = run / "attempt=00/rank=00000"
     log.mkdir(parents=True)
     (log / "steps.jsonl").write_text('{"schema":2,"step":0}\n{"schema":2,"step":1}\n')
@@ -89,15 +88,11 @@ def test_one_flipped_bit_or_a_missing_file_is_found_and_named(results, capsys, p
         assert code == 1 and path.name in told and "missing" in told, told
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("corpus/tiny/train-00001.parquet", "tokens/tiny/bpe/packed/other.bin", "tokenizers/bpe/vocab.json"),
-        *("runs/packed-tiny-single-w1-0123456789/x.txt", "runs/packed-tiny-single-w1-0123456789/checkpoints/final/x"),
-        "runs/packed-tiny-single-w1-0123456789/attempt=00/rank=00001/steps.jsonl",
-        *("corpus/stray.txt", "tokens/tiny/bpe/purged/tokens.bin"),
-    ],
-)
+STRAY = ["corpus/tiny/train-00001.parquet", "tokens/tiny/bpe/packed/other.bin", "tokenizers/bpe/vocab.json"]
+STRAY += [f"runs/{RUN}/{name}" for name in ("x.txt", "checkpoints/final/x", "attempt=00/rank=00001/steps.jsonl")]
+
+
+@pytest.mark.parametrize("name", [*STRAY, "corpus/stray.txt", "tokens/tiny/bpe/purged/tokens.bin"])
 def test_what_belongs_to_nothing_is_said(results, capsys, name):
     (results / name).parent.mkdir(exist_ok=True)
     (results / name).write_text("x")
@@ -105,9 +100,7 @@ def test_what_belongs_to_nothing_is_said(results, capsys, name):
     assert code == 1 and ((results / name).name in told or "holds no manifest.json" in told), told
 
 
-@pytest.mark.parametrize(
-    "text", ["[]", "5", '"x"', "{}", '{"seal": 5}', '{"seal": "x", "a": NaN}', "{", "\xff", "[" * 99999]
-)
+@pytest.mark.parametrize("text", ["[]", "5", "{}", '{"seal": 5}', '{"seal": "x", "a": NaN}', "{", "\xff", "[" * 99999])
 def test_a_record_that_is_none_is_a_finding_and_no_stack_trace(results, text):
     (path,) = results.glob("runs/*/run.json")
     path.write_text(text, encoding="latin-1")
@@ -125,4 +118,4 @@ def test_the_diff_of_a_dirty_tree_is_held_against_the_record(results, capsys):
     assert "dirty.diff: missing" in verified(results, capsys)[1]
     (path.parent / "dirty.diff").write_text("edited")
     code, told = verified(results, capsys)
-    assert code == 1 and "dirty.diff: changed" in told and json.dumps(told)
+    assert code == 1 and "dirty.diff: changed" in told

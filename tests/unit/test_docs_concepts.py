@@ -67,9 +67,8 @@ def test_what_is_sent_follows_from_the_formulas(example):
         values["X"] = run.micro_batch * run.sequence_length * run.model.dimension
         sent = 0.0
         for term in formula.strip("`").split(" + "):
-            times, operation, size = re.fullmatch(
-                r"([\w·]*?)(all_reduce|all_gather|reduce_scatter|send)\((.+)\)", term
-            ).groups()
+            form = r"([\w·]*?)(all_reduce|all_gather|reduce_scatter|send)\((.+)\)"
+            times, operation, size = re.fullmatch(form, term).groups()
             factor = 1 if operation == "send" else bus_factor(operation, run.layout.world_size)
             sent += product(times, values) * factor * product(size, values)
         assert (micro, gib) == (str(values["M"]), f"{sent / GIB:.2f}"), cell
@@ -87,8 +86,6 @@ def test_bubbles_are_those_of_the_schedules():
 def test_what_checkpointing_saves_and_costs(example):
     for mode, gib, times in rows("`activation_checkpointing`", "activations"):
         run = replace(example, activation_checkpointing=mode.strip("`"))
-        trained = flops_per_token(run.model, run.sequence_length, Convention.FULL)
-        computed = hardware_flops_per_token(
-            run.model, run.sequence_length, Convention.FULL, run.activation_checkpointing
-        )
+        of = run.model, run.sequence_length, Convention.FULL
+        trained, computed = flops_per_token(*of), hardware_flops_per_token(*of, run.activation_checkpointing)
         assert (gib, times) == (f"{largest_memory(run, 'cuda').activations / GIB:.2f}", f"{computed / trained:.2f}")

@@ -2,6 +2,7 @@ import contextlib
 import errno
 import json
 import os
+import subprocess
 
 import pytest
 
@@ -63,13 +64,10 @@ def test_the_seal_covers_every_field(tmp_path):
 
 def test_a_dirty_tree_s_diff_holds_new_files_and_files_of_any_encoding(tmp_path, monkeypatch):
     """What the commit of a record lacks is beside it: `git apply dirty.diff` makes the tree that was run."""
-    import subprocess
 
     def git(*arguments):
         who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
-        return subprocess.run(
-            ["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
-        ).stdout
+        return subprocess.check_output(["git", *who, *arguments], cwd=tmp_path, text=True)
 
     package = tmp_path / "package/records"
     package.mkdir(parents=True)
