@@ -1,5 +1,6 @@
 """Synthetic logs of runs, written the way a training writes them; for tests of everything after a training."""
 
+import itertools
 import json
 import math
 import zlib
@@ -13,7 +14,7 @@ from tokenscale.analysis.clocks import PHASES
 from tokenscale.analysis.ingest import ingest
 from tokenscale.base.files import canonical_json, sha256_text, write_json
 from tokenscale.costs import flops
-from tokenscale.costs.memory import Memory, memory
+from tokenscale.costs.memory import memory
 from tokenscale.data.order.permutation import MODULUS, get_samples, micro_steps, rank_slots, row_digests
 from tokenscale.runs.records import provenance
 from tokenscale.runs.records.events import Writer
@@ -64,13 +65,9 @@ def with_shape(run: RunSettings) -> RunSettings:
     return replace(run, model=shape.with_positions(run.sequence_length))
 
 
-def held(run: RunSettings, rank=0, device_kind="cpu") -> Memory:
-    return memory(with_shape(run), rank, device_kind)
-
-
 def peak_bytes(run: RunSettings, rank: int) -> int:
     try:
-        of = held(run, rank)
+        of = memory(with_shape(run), rank, "cpu")
     except ValueError:  # more stages than layers, of a test of what is not predicted
         return 10**9
     return max(10**9, of.parameters + of.gradients + of.optimizer + 10**8)
@@ -177,12 +174,9 @@ def write_run(runs: Path, run: RunSettings, status="complete", hardware=HARDWARE
     for number, options in enumerate(attempts or [{}]):
         write_attempt(folder, run, number, **options)
     shape = with_shape(run).model
-    convention = {
-        c.value: flops.flops_per_token(shape, run.sequence_length, c, run.objective) for c in flops.Convention
-    }
-    again = flops.hardware_flops_per_token(
-        shape, run.sequence_length, flops.Convention.FULL, run.activation_checkpointing, run.objective
-    )
+    length, full = run.sequence_length, flops.Convention.FULL
+    convention = {c.value: flops.flops_per_token(shape, length, c, run.objective) for c in flops.Convention}
+    again = flops.hardware_flops_per_token(shape, length, full, run.activation_checkpointing, run.objective)
     record = {
         "schema": 1, "run_id": run.identity, "run": to_dict(run), "attempt": len(attempts or [{}]) - 1,
         "digest": "d" * 64, "budget_steps": run.budget.steps, "parameters": flops.parameters(shape),
@@ -219,13 +213,13 @@ def add_memory(folder: Path, sizes, rank=0, attempt=0) -> None:
 
 def write_table(path: Path, runs: list[RunSettings], further=(), **fields) -> Path:
     """The run table of an experiment with the factors approach, data-parallel degree and the dotted keys `further`."""
+    factors: dict = {"approach": list(dict.fromkeys(r.approach for r in runs))}
+    factors["layout.data"] = sorted({r.layout.data for r in runs})
     entries = []
     for position, run in enumerate(runs):
-        cell = {key: reduce(getattr, key.split("."), run) for key in ("approach", "layout.data", *further)}
+        cell = {key: reduce(getattr, key.split("."), run) for key in (*factors, *further)}
         entry = {"run_id": run.identity, "cell": cell, "repeat": run.repeat, "position": position}
         entries.append(entry | {"run": to_dict(run)})
-    approaches = list(dict.fromkeys(run.approach for run in runs))
-    factors = {"approach": approaches, "layout.data": sorted({run.layout.data for run in runs})}
     head = {
         "schema": 1, "experiment": "demo", "question": "Which approach trains fastest?", "scale": "demo",
         "note": "Numbers of a test.", "factors": factors, "repeats": 1 + max((r.repeat for r in runs), default=0),
@@ -251,7 +245,6 @@ def made(folder: Path, runs, *, further=(), to="tables", **options) -> Path:
 
 def write_stores(folder: Path, bytes_per_id: dict[str, int], ids=8192) -> list[Path]:
     """Manifests of stores of one text, as far as the table `stores` reads them: 9.5 bits an id, a vocabulary of 17."""
-    paths = []
     for store, size in bytes_per_id.items():
         counts = dict.fromkeys(("places", "tokens_stored", "tokens_total"), ids)
         manifest = {
@@ -260,31 +253,32 @@ def write_stores(folder: Path, bytes_per_id: dict[str, int], ids=8192) -> list[P
             "bits_per_token": {"stored": 8 * size, "order_0_entropy": 9.5},
             "files": [{"name": "tokens.bin", "bytes": size * ids}],
         }  # fmt: skip
-        path = folder / "docs" / "tekken" / store / "manifest.json"
-        write_json(path, manifest)
-        paths.append(path)
-    return paths
+        write_json(folder / "docs/tekken" / store / "manifest.json", manifest)
+    return [folder / "docs/tekken" / store / "manifest.json" for store in bytes_per_id]
+
+
+def _write_bench(path: Path, **fields) -> Path:
+    write_json(path, {"schema": 1, "hardware": {"cpu": "A test CPU", "cores": 2}, "versions": {}, **fields})
+    return path
 
 
 def write_benchmark(path: Path, rounds=3) -> Path:
     times = {"padded": 0.5, "padding-free": 0.4, "pretokenized-padded": 0.02, "token-list": 0.03, "packed": 0.001}
-    times |= {"memcpy": 2e-4}
     counts = {"batches": 16, "useful_tokens": 60_000, "total_tokens": 131_072}
     records = [
         {"arm": arm, "round": r, "open_s": 0.01, "seconds": seconds * (1 + 0.02 * r)} | counts
         for r in range(rounds)
-        for arm, seconds in times.items()
+        for arm, seconds in {**times, "memcpy": 2e-4}.items()
     ]
     shape = {"sequence_length": 1024, "rows": 8, "batches": 16, "rounds": rounds}
-    head = {"schema": 1, "settings": shape, "tokenizer": "tekken", "corpus": "docstrings", "cache": "warm"}
-    write_json(path, {**head, "hardware": {"cpu": "A test CPU", "cores": 2}, "versions": {}, "records": records})
-    return path
+    of = {"settings": shape, "tokenizer": "tekken", "corpus": "docstrings", "cache": "warm"}
+    return _write_bench(path, **of, records=records)
 
 
 def write_storage_benchmark(path: Path, rounds=2) -> Path:
     """A storage benchmark: three stores of a hundred documents, and two engines that tokenize them on the fly."""
-    common = {"documents_cut": 0, "rows": 100, "single_rows": 10, "ids": 10_000}
-    common |= {"useful_tokens": 9_900, "not_cold": None}
+    common = {"rows": 100, "ids": 10_000, "useful_tokens": 9_900}
+    seconds = {"sequential_s": 0.1, "shuffled_s": 0.2, "cold_s": 0.3, "single_rows_s": 0.05}
     facts = {"padded": ("int64", "zstd-22", 1000, 25_000), "token-list": ("int32", "none", 1000, 40_000)}
     facts |= {"packed": ("uint32", None, None, 41_000)}
     records = []
@@ -292,45 +286,40 @@ def write_storage_benchmark(path: Path, rounds=2) -> Path:
         for form, (dtype, codec, group, size) in facts.items():
             record = {"round": r, "store": f"{form}-{codec}", "format": form, "dtype": dtype, "codec": codec}
             record |= {"level": None, "row_group_rows": group, "stored_bytes": size, "entropy_bits": 9.6}
-            seconds = {"write_s": 0.5 + r, "sequential_s": 0.1, "shuffled_s": 0.2, "cold_s": 0.3, "single_rows_s": 0.05}
+            record |= {"documents_cut": 0, "single_rows": 10, "not_cold": None, "write_s": 0.5 + r}
             records.append(common | record | seconds)
         for engine, fly in (("gigatoken", 0.25), ("tokenizers", 1.2)):
             record = {"round": r, "store": f"text, {engine}", "format": "text", "engine": engine}
-            record |= {"auto": engine == "gigatoken", "rows": 100, "ids": 10_000, "useful_tokens": 9_900}
-            records.append(record | {"sequential_s": (1 + r) * fly, "bulk_s": fly / 2})
-    head = {"schema": 1, "benchmark": "storage", "settings": {"sequence_length": 1024, "rounds": rounds}}
-    head |= {"tokenizer": "tekken", "corpus": "docstrings", "documents": 100, "text_bytes": 50_000}
-    head |= {"vocabulary_size": 131_072, "left_out": {"text, tiktoken": "it is not here"}}
-    write_json(path, {**head, "hardware": {"cpu": "A test CPU", "cores": 2}, "versions": {}, "records": records})
-    return path
+            record |= {"auto": engine == "gigatoken", "sequential_s": (1 + r) * fly, "bulk_s": fly / 2}
+            records.append(common | record)
+    head = {"benchmark": "storage", "settings": {"sequence_length": 1024, "rounds": rounds}, "tokenizer": "tekken"}
+    head |= {"corpus": "docstrings", "documents": 100, "text_bytes": 50_000, "vocabulary_size": 131_072}
+    return _write_bench(path, **head, left_out={"text, tiktoken": "it is not here"}, records=records)
 
 
 def write_inference_benchmark(path: Path, rounds=2, differs=False, prompts=("Once <script>alert(1)</script>",)) -> Path:
     """An inference benchmark of one model: a prompt of 8 and answers of 4 and 12 tokens, two at once."""
     records = []
-    for r in range(rounds):
-        for new in (4, 12):
-            for cached in (True, False):
-                each_s = (0.01 if cached else 0.1) * (1 + 0.1 * r)
-                parts = [{"part": "prompt", "position": 0, "tokens": 8, "seconds": 0.5}]
-                parts += [{"part": "decode", "position": 9, "tokens": 3, "seconds": 3 * each_s}]
-                if new > 4:
-                    parts += [{"part": "decode", "position": 12, "tokens": 8, "seconds": 16 * each_s}]
-                wrong = differs and new == 12 and not cached
-                record = {"of_run": "packed-tiny", "round": r, "batch": 2, "prompt_tokens": 8, "new_tokens": new}
-                record |= {"cached": cached, "parts": parts, "rows_equal": 1 if wrong else 2, "peak_bytes": None}
-                record |= {"first_difference": 15 if wrong else None, "cache_bytes": 2048 * (8 + new) * cached}
-                records.append(record)
+    for r, new, cached in itertools.product(range(rounds), (4, 12), (True, False)):
+        each_s = (0.01 if cached else 0.1) * (1 + 0.1 * r)
+        parts = [{"part": "prompt", "position": 0, "tokens": 8, "seconds": 0.5}]
+        parts += [{"part": "decode", "position": 9, "tokens": 3, "seconds": 3 * each_s}]
+        if new > 4:
+            parts += [{"part": "decode", "position": 12, "tokens": 8, "seconds": 16 * each_s}]
+        wrong = differs and new == 12 and not cached
+        record = {"of_run": "packed-tiny", "round": r, "batch": 2, "prompt_tokens": 8, "new_tokens": new}
+        record |= {"cached": cached, "parts": parts, "rows_equal": 1 if wrong else 2, "peak_bytes": None}
+        record |= {"first_difference": 15 if wrong else None, "cache_bytes": 2048 * (8 + new) * cached}
+        records.append(record)
     model = {"of_run": "packed-tiny", "model": "llama-tiny", "model_step": 7, "dtype": "float32", "number_bytes": 4}
     shape = {"layers": 2, "key_value_heads": 4, "head_dimension": 16}
-    other = model | {"of_run": "packed-other", "model": "qwen-tiny"}
-    way = {"temperature": 0.8, "top_k": 0, "top_p": 0.95, "seed": 3}
+    models = [of | shape for of in (model, model | {"of_run": "packed-other", "model": "qwen-tiny"})]
     answer = {"of_run": "packed-tiny", "prompt_tokens": 5, "text": "a\nb & c", "tokens": 4, "same_uncached": True}
-    answers = [{"number": n, "prompt": prompt, **answer, **way} for n, prompt in enumerate(prompts)]
-    head = {"schema": 1, "benchmark": "inference", "settings": {}, "models": [model | shape, other | shape]}
-    head |= {"left_out": {"packed-other": "no cache"}, "generations": answers, "records": records, "versions": {}}
-    write_json(path, {**head, "hardware": {"cpu": "A test CPU", "cores": 2, "device": "cpu", "threads": 1}})
-    return path
+    answer |= {"temperature": 0.8, "top_k": 0, "top_p": 0.95, "seed": 3}
+    answers = [{"number": n, "prompt": prompt, **answer} for n, prompt in enumerate(prompts)]
+    head = {"benchmark": "inference", "settings": {}, "models": models, "left_out": {"packed-other": "no cache"}}
+    head |= {"hardware": {"cpu": "A test CPU", "cores": 2, "device": "cpu", "threads": 1}}
+    return _write_bench(path, **head, generations=answers, records=records)
 
 
 def write_demo(folder: Path, world_sizes=(1, 2), repeats=3, approaches=APPROACHES, **fields) -> Path:
@@ -343,8 +332,7 @@ def write_demo(folder: Path, world_sizes=(1, 2), repeats=3, approaches=APPROACHE
 
 
 def demo(folder: Path, to="tables", **options) -> Path:
-    benchmark = folder / "bench.json"
-    ingest(write_demo(folder, **options), folder / "runs", folder / to, [benchmark])
+    ingest(write_demo(folder, **options), folder / "runs", folder / to, [folder / "bench.json"])
     return folder / to
 
 

@@ -33,12 +33,8 @@ class Web:
     def add_dataset(self, repository: str, commit: str, files: dict[str, bytes]) -> None:
         for name, content in files.items():
             self.files[f"/datasets/{repository}/resolve/{commit}/{name}"] = content
-        listing = {
-            "id": repository,
-            "sha": commit,
-            "siblings": [{"rfilename": name} for name in files],
-            "private": False, "downloads": 0, "likes": 0, "tags": [], "disabled": False, "gated": False,
-        }  # fmt: skip
+        listing = {"id": repository, "sha": commit, "siblings": [{"rfilename": name} for name in files], "tags": []}
+        listing |= dict.fromkeys(("private", "disabled", "gated"), False) | {"downloads": 0, "likes": 0}
         tree = [{"type": "file", "path": n, "size": len(c), "oid": "0" * 40} for n, c in files.items()]
         for path, value in ((f"revision/{commit}", listing), (f"tree/{commit}", tree)):
             self.files[f"/api/datasets/{repository}/{path}"] = json.dumps(value).encode()
@@ -96,18 +92,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if not body:
             return
-        if web.silent.get(path):
-            self.wfile.write(rest[: web.silent[path].pop(0)])
+        ends = web.silent.get(path) or web.cut.get(path)
+        if not ends:
+            self.wfile.write(rest)
+            return
+        self.wfile.write(rest[: ends.pop(0)])
+        if ends is web.silent.get(path):
             self.wfile.flush()
             time.sleep(web.silent_s)
-            self.close_connection = True
-            self.connection.close()
-        elif web.cut.get(path):
-            self.wfile.write(rest[: web.cut[path].pop(0)])
-            self.close_connection = True
-            self.connection.close()
-        else:
-            self.wfile.write(rest)
+        self.close_connection = True
+        self.connection.close()
 
     def _start(self, content: bytes, tag: str) -> int | None:
         asked = self.headers.get("Range")

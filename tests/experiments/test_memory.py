@@ -91,7 +91,7 @@ CASES = {
 }
 
 
-def measured(world, run):
+def measure(world, run):
     place, layout = run.layout.coordinate(world.rank), run.layout
     rows = len(rank_slots(run.global_batch, place.data_rank, layout.data_parallel_size))
     tokens = np.random.default_rng(rows).integers(0, run.model.vocabulary_size, (rows, run.sequence_length))
@@ -104,6 +104,10 @@ def measured(world, run):
     probe = Probe(trainer.model, world.device, run)
     trainer.step(batch, torch.tensor(float(run.global_batch * run.sequence_length)), 1e-3, HostTimer(), probe)
     return {part: probe.bytes[f"{part}_bytes"] for part in PARTS}
+
+
+def measured(world, runs):
+    return [measure(world, run) for run in runs]
 
 
 @pytest.fixture(scope="module")
