@@ -106,14 +106,10 @@ def measure(world, run):
     return {part: probe.bytes[f"{part}_bytes"] for part in PARTS}
 
 
-def measured(world, runs):
-    return [measure(world, run) for run in runs]
-
-
 @pytest.fixture(scope="module")
 def found():
     """Case → what each of its ranks measured. Ranks are started once for all cases of a world size."""
-    return on_ranks(each, CASES, measured)
+    return on_ranks(each, CASES, measure)
 
 
 @pytest.mark.parametrize("case", CASES)
