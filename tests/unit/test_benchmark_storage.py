@@ -35,7 +35,7 @@ def test_every_format_has_the_options_that_it_knows_and_each_store_once():
 
 def test_only_the_first_documents_are_held(lab, held):
     few = storage.TokenizedText(lab.corpus, lab.tokenizer, 5)
-    assert few.whole.ids.tolist() == held.whole.part(0, 5).ids.tolist() and len(few) == 5 < len(held)
+    assert few.chunk.ids.tolist() == held.chunk.part(0, 5).ids.tolist() and len(few) == 5 < len(held)
     assert few.text_bytes == sum(len(text.encode()) for text in HOSTILE[:5])
 
 

@@ -70,12 +70,11 @@ def test_the_estimate_over_the_recorded_demo_is_within_a_quarter():
 
 def test_recorded_jobs_are_read_once_a_job_without_those_that_only_were_touched(tmp_path):
     jobs = [("draw", 0.0, 9.9, "a.log"), ("draw", 0.001, 10.0, "a.log"), ("draw", 10.0, 30.0, "b.log")]
-    for number, (rule, start, end, log) in enumerate([*jobs, ("train", 50.0, 50.001, "c.log")]):
+    jobs += [("train", 50.0, 50.001, "c.log"), ("draw", 0.0, 9.0, {"a": 1}), ("draw", 0, 10**400, "d.log")]
+    for number, (rule, start, end, log) in enumerate(jobs):
         values = {"rule": rule, "starttime": start, "endtime": end, "log": [log]}
         (tmp_path / f"{number}").write_text(json.dumps(values))
     (tmp_path / "broken").write_text("{")
-    record("no-names", "draw", 0.0, 9.0, {"a": 1})
-    record("no-time", "draw", 0, 10**400, "d.log")
     assert read_recorded_jobs(tmp_path) == {"draw": [(0.0, 9.0), (0.001, 10.0), (10.0, 30.0)]}
     assert read_recorded_jobs(tmp_path / "absent") == {}
 
