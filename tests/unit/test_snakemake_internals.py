@@ -35,6 +35,23 @@ def test_a_second_interrupt_waits_and_a_third_ends():
     assert done.returncode == 0 and done.stderr.count("tokenscale: ") == 1 and "save" in done.stderr, done.stderr
 
 
+def test_a_signal_that_comes_while_jobs_are_selected_does_not_hang_the_call():
+    code = """if True:
+        import signal, threading
+        from tokenscale.cli.snakemake_internals import wait_for_jobs_when_interrupted
+        lock, ended = threading.Lock(), threading.Event()  # as Snakemake's scheduler has
+        def exit_gracefully(*_):
+            with lock:
+                ended.set()
+        signal.signal(signal.SIGTERM, exit_gracefully)
+        wait_for_jobs_when_interrupted()
+        with lock:
+            signal.raise_signal(signal.SIGTERM)
+        assert ended.wait(30)
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_jobs_to_submit_leave_out_local_rules_and_targets_and_another_release_is_refused():
     names = {"train": False, "figure": False, "all": True}
     jobs = [SimpleNamespace(rule=SimpleNamespace(name=name), is_norun=norun) for name, norun in names.items()]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from tokenscale.base.errors import UserError
@@ -125,8 +126,10 @@ def get_targets() -> list[str]:
 
 
 def wait_for_jobs_when_interrupted() -> None:
-    """Make a second Ctrl-C say what the call waits for, instead of a stack trace. A third one ends it at once."""
-    received = 0
+    """Make a second Ctrl-C say what the call waits for, instead of a stack trace; a third one ends it at once. SIGTERM
+    is handled by a thread: Snakemake's handler takes a lock that the code it interrupts may hold, and hung the call.
+    """
+    received, terminate = 0, signal.getsignal(signal.SIGTERM)
 
     def interrupt(number: int, frame: Any) -> None:
         nonlocal received
@@ -137,6 +140,8 @@ def wait_for_jobs_when_interrupted() -> None:
 
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, interrupt)
+    if callable(terminate):
+        signal.signal(signal.SIGTERM, lambda *given: Thread(target=terminate, args=given, daemon=True).start())
 
 
 def is_planned(workflow: Any) -> bool:
