@@ -45,7 +45,7 @@ class Verdict:
     @property
     def sure(self) -> str:
         """How often this answer was right on labelled cases, with floor runs or without."""
-        right, answered = RATES[{"given": "floor", "fp32'": "fp32"}.get(self.floor[:5], "none")].get(self.kind, (0, 0))
+        right, answered = RATES[{"given": "floor", "fp32 ": "fp32"}.get(self.floor[:5], "none")].get(self.kind, (0, 0))
         return f"right in {right} of {answered} labelled cases with this answer ({RATES['source']})" if answered else ""
 
 
@@ -117,7 +117,7 @@ def _judge_losses(steps, old: Curve, new: Curve, a, b, floors: Sequence[Curve], 
     moved, norm, at, start = _judge_norms(steps, old, new, a, b, floors, growth if fp32 else BF16, low)
 
     def say(kind: str, reason: str, place: int | None = k) -> Verdict:
-        step, source = None if place is None else int(steps[place]), "fp32's" if fp32 else "digits and first steps"
+        step, source = None if place is None else int(steps[place]), "fp32 rounding" if fp32 else "digits, first steps"
         if floor is not None and place is not None:
             source = f"given: {len(floors)} run(s), which differ by {floor[place]:.1e} at step {step}"
         notes = ["floor runs that differ as fp32 rounds tell nothing of bf16"] if floors and floor is None else []
