@@ -48,7 +48,7 @@ _ASSIGNMENT = re.compile(rf"^(?: {{4}})?({'|'.join(ASSIGNMENTS)}) = (\([^)]*\)|{
 
 
 def training_modules(run: RunSettings) -> tuple[str, ...]:
-    """Return the modules of a training job: the rank command, and those that it loads by name (`module[:name]`)."""
+    """Return the modules of a training: the rank command and the modules that it loads by name (`module[:name]`)."""
     variants = ["tokenscale.runs.launch.ranks", FORMATS[run.store.format].reader if run.store is not None else ONLINE]
     if run.arm != OURS:
         variants.append("tokenscale.arms.train")
