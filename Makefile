@@ -109,9 +109,10 @@ $(READY):
 	  printf 'tokenscale: this Python is not supported.\n  found     %s\n  expected  Python 3.$(word 1,$(MINORS)) to 3.%s\n  next      %s\n' \
 	    "$$($(PYTHON) --version 2>&1 | head -n 1)  ($(PYTHON))" $$(($(word 2,$(MINORS)) - 1)) "$$next" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(if $(LOCK),$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) --require-hashes --no-deps -r $(LOCK))
+	$(if $(LOCK),$(VENV)/bin/python -m pip install --quiet --no-compile $(PIP_ARGS) --require-hashes --no-deps -r $(LOCK))
 	$(if $(LOCK)$(NEWEST),,@echo "tokenscale: there is no lock for $(PLATFORM); pip takes the newest versions in the ranges of pyproject.toml")
-	$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) $(VERSIONS) -e ".[test]"
+	$(VENV)/bin/python -m pip install --quiet --no-compile $(PIP_ARGS) $(VERSIONS) -e ".[test]"
+	@$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all cores; templates among the packages fail
 	@touch $@
 
 lock:
