@@ -39,7 +39,15 @@ FUNCTIONS = {
     "base/files.py: atomic is_sealed read_record": "launch_lock records",
 }
 #: lines whose mutants change speed or memory alone, or nothing
-EQUIVALENT = ("if last - first > 8:", "window: int = 1 << 18", "spaces = 0  # bit")
+EQUIVALENT = (
+    "if last - first > 8:",
+    "window: int = 1 << 18",
+    "spaces = 0  # bit",
+    "keepdim=True)",  # sums over the last of two dimensions
+    "picked)[:, 0]",  # the only column
+    "torch.where(begins, places, 0)",  # the first place begins a document
+    "share: float = 0.0",  # read only where callers pass it
+)
 PAIRS = (
     "Lt LtE Gt GtE Eq NotEq Is IsNot In NotIn Add Sub Mult Div LShift RShift BitAnd BitOr Mod FloorDiv And Or".split()
 )

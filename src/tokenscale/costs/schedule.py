@@ -28,12 +28,12 @@ def learning_rate(step: int, steps: int | None, peak: float, schedule: ScheduleS
     the budget (useful tokens, wall time) that is behind us.
 
     Warm-up is linear: step 0 uses peak / warmup_steps, the last warm-up step the peak. Afterwards constant, or down
-    to `floor * peak`, which the last step reaches; by `share`, counted from the peak on, it comes as near to it as the
-    last step begins to the end of the budget.
+    to `floor * peak`, which the last step reaches and later ones keep; by `share`, counted from the peak on, it comes
+    as near to it as the last step begins to the end of the budget.
 
     >>> s = ScheduleSettings(shape="linear", warmup_steps=4, floor=0.1)
-    >>> [round(learning_rate(k, 7, 1.0, s), 3) for k in range(7)]
-    [0.25, 0.5, 0.75, 1.0, 0.7, 0.4, 0.1]
+    >>> [round(learning_rate(k, 7, 1.0, s), 3) for k in range(8)]
+    [0.25, 0.5, 0.75, 1.0, 0.7, 0.4, 0.1, 0.1]
     """
     warmup = schedule.warmup_steps
     if step < warmup:
