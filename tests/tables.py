@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenscale.analysis import tables
+from tokenscale.analysis.queries import query
 from tokenscale.base.files import write_json
 
 Row = dict[str, Any]
@@ -50,3 +51,9 @@ def describe(folder: Path, experiment: Row) -> Path:
     write_json(folder / tables.EXPERIMENT, experiment)
     tables.write_manifest(folder)
     return folder
+
+
+def query_row(name: str, folder: Path, **parameters: Any) -> Row:
+    """The only row of a query."""
+    (row,) = query(name, folder, **parameters).to_dict("records")
+    return row

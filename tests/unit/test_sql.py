@@ -4,6 +4,7 @@ import math
 import re
 from importlib import resources
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -11,13 +12,7 @@ from tests import tables
 from tokenscale.analysis.queries import PARAMETERS, VIEWS, connect, definition, query
 from tokenscale.base.errors import UserError
 from tokenscale.settings import closure
-
-
-def one(frame, **where):
-    for column, value in where.items():
-        frame = frame[frame[column] == value]
-    (row,) = frame.to_dict("records")
-    return row
+from tokenscale.settings.layout import DEGREES
 
 
 def test_each_level_of_a_further_factor_has_its_own_efficiency_and_its_own_pairs(tmp_path):
@@ -34,13 +29,11 @@ def test_each_level_of_a_further_factor_has_its_own_efficiency_and_its_own_pairs
     assert kinds == {"world sizes": 3, "online and offline": 4}, "never one storage against the other"
 
 
-def laid_out(run_id, micro_batch=2, **degrees):
+def laid_out(run_id, **layout):
     """A row of `runs` in a layout of its own."""
-    sizes = {"pipeline": 1, "tensor": 1, "shard": 1, "data": 1}
-    sizes |= {name: value for name, value in degrees.items() if name in sizes}
-    fixed = {"copies": "ddp", "schedule": "1f1b", "sharding": "zero3", "layout": str(degrees)}
-    ranks = math.prod(sizes.values())
-    return tables.run(run_id, micro_batch=micro_batch, world_size=ranks, **fixed | sizes | degrees)
+    row = dict.fromkeys(DEGREES, 1) | {"copies": "ddp", "schedule": "1f1b", "sharding": "zero3", "layout": str(layout)}
+    row |= layout
+    return tables.run(run_id, world_size=math.prod(row[degree] for degree in DEGREES), **row)
 
 
 METHODS = {
@@ -80,16 +73,11 @@ def test_methods_are_held_against_one_rank_of_the_same_micro_batch(tmp_path):
 
 
 def test_memory_is_that_of_the_fullest_rank_in_the_latest_attempt(tmp_path):
-    parts = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
-
-    def held(run_id, attempt, rank, *sizes):
-        return {"run_id": run_id, "attempt": attempt, "rank": rank, "event": "memory"} | dict(
-            zip(parts, sizes, strict=True)
-        )
-
-    events = [held("zero3", 0, rank, 900, 900, 900, 900) for rank in (0, 1)]
-    events += [held("zero3", 1, 0, 10, 20, 30, 5), held("zero3", 1, 1, 10, 20, 30, 40)]
-    events += [held("ddp", 0, 0, 10, 20, 30, None), held("ddp", 0, 1, 10, 20, 30, 40)]
+    parts = ["parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes"]
+    measured = [("zero3", 0, rank, 900, 900, 900, 900) for rank in (0, 1)]
+    measured += [("zero3", 1, 0, 10, 20, 30, 5), ("zero3", 1, 1, 10, 20, 30, 40)]
+    measured += [("ddp", 0, 0, 10, 20, 30, None), ("ddp", 0, 1, 10, 20, 30, 40)]
+    events = [dict(zip(["run_id", "attempt", "rank", *parts], row, strict=True), event="memory") for row in measured]
     runs = [laid_out("zero3", shard=2), laid_out("ddp", data=2)]
     steps = [row for run in runs for row in tables.steps(run["run_id"], 5, 2)]
     found = query("parallelism", tables.write(tmp_path, runs=runs, steps=steps, events=events)).set_index("method")
@@ -147,9 +135,8 @@ def test_the_loss_of_a_stopped_run_is_listed_up_to_its_stop(tmp_path):
     runs = [tables.run("a", world_size=2), tables.run("b", world_size=2, **stopped)]
     runs.append(tables.run("c", world_size=2, repeat=2, validity="invalid"))
     steps = tables.steps("a", 12, 2) + tables.steps("c", 12, 2)
-    steps += tables.steps(
-        "b", 6, 2, nonfinite=lambda step, _: step == 5, loss_sum=lambda step, _: None if step == 5 else 60.0
-    )
+    last = {"nonfinite": lambda step, _: step == 5, "loss_sum": lambda step, _: None if step == 5 else 60.0}
+    steps += tables.steps("b", 6, 2, **last)
     folder = tables.write(tmp_path, runs=runs, steps=steps)
     loss = query("loss", folder)
     assert loss.groupby(["run_id", "stopped"])["step"].max().to_dict() == {("a", False): 11, ("b", True): 4}
@@ -192,9 +179,8 @@ def test_one_rank_and_several_give_the_same_steps(tmp_path):
     steps = tables.steps("a", 3, order_digest=2**52 + 5, data_wait_s=0.25)
     shared = {"useful_tokens": 15, "total_tokens": 20, "rows": 2, "loss_sum": 30.0, "data_wait_s": 0.25}
     steps += tables.steps("b", 3, 2, order_digest=lambda _, rank: 2**52 - 10 if rank else 15, **shared)
-    found = query(
-        "steps_global", tables.write(tmp_path, runs=[tables.run("a"), tables.run("b", repeat=1)], steps=steps)
-    )
+    runs = [tables.run("a"), tables.run("b", repeat=1)]
+    found = query("steps_global", tables.write(tmp_path, runs=runs, steps=steps))
     one_rank, two_ranks = (found[found["run_id"] == name].drop(columns=["run_id", "ranks"]) for name in "ab")
     assert one_rank.reset_index(drop=True).equals(two_ranks.reset_index(drop=True))
     assert one_rank["order_digest"].tolist() == [5] * 3
@@ -207,7 +193,9 @@ def test_one_rank_and_several_give_the_same_steps(tmp_path):
 def computed(folder, **fields):
     numbers = {"flops_per_token": 3e12, "flops_per_token_causal": 2e12, "flops_per_token_hardware": 4e12} | fields
     steps = tables.steps("a", 6, 2, total_tokens=20, useful_tokens=15, step_s=lambda step, _: 9.0 if step < 3 else 0.5)
-    return one(query("computing", tables.write(folder, runs=[tables.run("a", world_size=2, **numbers)], steps=steps)))
+    return tables.query_row(
+        "computing", tables.write(folder, runs=[tables.run("a", world_size=2, **numbers)], steps=steps)
+    )
 
 
 def test_every_convention_has_its_share_of_all_devices_peak(tmp_path):
@@ -223,7 +211,7 @@ def test_every_convention_has_its_share_of_all_devices_peak(tmp_path):
 
 def test_samples_and_shares_of_a_device_are_sum_over_sum(tmp_path):
     steps = tables.steps("a", 5, 2, rows=lambda step, _: step, step_s=lambda step, _: float(step))
-    row = one(query("throughput", tables.write(tmp_path, runs=[tables.run("a", world_size=2)], steps=steps)))
+    row = tables.query_row("throughput", tables.write(tmp_path, runs=[tables.run("a", world_size=2)], steps=steps))
     assert (row["rows"], row["seconds"], row["rows_per_s"]) == (14, 7.0, 2.0)
     assert row["useful_tokens_per_device_s"] == 2 * 2 * 30 / 7 / 2
     assert row["total_tokens_per_device_s"] == 2 * 2 * 40 / 7 / 2
@@ -242,3 +230,74 @@ def test_the_peak_of_memory_is_the_most_of_any_rank_and_step(tmp_path):
     events = [{"run_id": "a", "attempt": 0, "rank": 0, "event": "memory", "parameters_bytes": 1}]
     folder, runs = tmp_path / "it's one; a 'folder'", [tables.run("a", world_size=2)]
     assert query("memory", tables.write(folder, runs=runs, steps=steps, events=events))["peak_bytes"].tolist() == [75]
+
+
+# -- curves of at most so many points: equal parts of a run's useful tokens, held against NumPy
+
+
+def uneven(folder, count=500, ranks=2, seed=0, **fields):
+    """Tables of one run whose steps all differ, and (useful, total, loss_sum, step_s), each [count, ranks]."""
+    pick = np.random.default_rng(seed)
+    useful = pick.integers(1, 2000, (count, ranks))
+    total = useful + pick.integers(0, 500, (count, ranks))
+    loss_sum = useful * pick.uniform(1, 9, (count, ranks))
+    step_s = pick.uniform(0.1, 0.3, (count, ranks))
+    names = ("useful_tokens", "total_tokens", "loss_sum", "step_s")
+    values = dict(zip(names, (useful, total, loss_sum, step_s), strict=True)) | fields
+    columns = {name: lambda step, rank, held=held: held[step, rank].item() for name, held in values.items()}
+    rows = tables.steps("a", count, ranks, **columns)
+    tables.write(folder, runs=[tables.run("a", world_size=ranks)], steps=rows)
+    return [values[name] for name in names]
+
+
+@pytest.mark.parametrize(("points", "ranks"), [(1, 3), (7, 1), (100, 3)])
+def test_a_point_is_the_steps_that_end_in_its_part(tmp_path, points, ranks):
+    useful, total, loss_sum, step_s = uneven(tmp_path, ranks=ranks)
+    tokens, losses, seconds = useful.sum(1), loss_sum.sum(1), step_s.max(1)
+    seen = np.cumsum(tokens)
+    ends = np.searchsorted(seen, np.arange(1, points + 1) * seen[-1] / points, side="right")
+    parts = [part for part in np.split(np.arange(len(seen)), ends[:-1]) if len(part)]
+    found = query("loss_curves", tmp_path, points=points)
+    assert len(found) == len(parts) == points
+    assert len(query("loss_curves", tmp_path)) == 100, "where nothing else is asked for"
+    assert found["step"].tolist() == [part[-1] for part in parts]
+    assert found["steps"].tolist() == [len(part) for part in parts]
+    assert found["useful_tokens"].tolist() == [tokens[part].sum() for part in parts]
+    assert found["useful_tokens_seen"].tolist() == [seen[part[-1]] for part in parts]
+    each = losses / tokens
+    expected = {
+        "loss": [losses[part].sum() / tokens[part].sum() for part in parts],
+        "loss_lowest": [each[part].min() for part in parts],
+        "loss_highest": [each[part].max() for part in parts],
+        "training_s": [seconds[: part[-1] + 1].sum() for part in parts],
+        "total_tokens_per_s": [total[part].sum() / seconds[part].sum() for part in parts],
+    }
+    for column, values in expected.items():
+        assert found[column].tolist() == pytest.approx(values, rel=1e-12), column
+
+
+def test_a_run_of_no_more_steps_than_points_has_the_losses_of_its_steps_to_the_last_digit(tmp_path):
+    uneven(tmp_path, count=100)
+    each, curve = query("loss", tmp_path), query("loss_curves", tmp_path)
+    assert len(curve) == 100
+    pd.testing.assert_frame_equal(curve[each.columns], each, check_exact=True)
+    for extreme in ("loss_lowest", "loss_highest"):
+        assert curve[extreme].equals(each["loss"].rename(extreme))
+    assert len(query("loss_curves", tmp_path, points=99)) < 100
+
+
+def test_steps_longer_than_a_part_leave_parts_without_a_point(tmp_path):
+    useful = np.ones((40, 1), int)
+    useful[:4] = 0
+    useful[20] = 1000
+    uneven(tmp_path, count=40, ranks=1, useful_tokens=useful)
+    found = query("loss_curves", tmp_path, points=20)
+    assert found["step"].tolist() == [19, 39]
+    assert found["steps"].sum() == 40 and found["useful_tokens_seen"].tolist() == [16, 1035]
+    uneven(tmp_path, count=40, ranks=1, useful_tokens=0 * useful)
+    point = tables.query_row("loss_curves", tmp_path, points=20)
+    assert (point["step"], point["useful_tokens_seen"]) == (39, 0), "and steps without a useful token have no loss"
+    assert all(np.isnan(point[column]) for column in ("loss", "loss_lowest", "loss_highest"))
+    tables.write(tmp_path, runs=[tables.run("a")], steps=tables.steps("a", 12))
+    ends = [query("loss_curves", tmp_path, points=n)["step"].tolist() for n in (4, 5)]
+    assert ends == [[2, 5, 8, 11], [1, 3, 6, 8, 11]], "a step that ends just where a part ends belongs to it"

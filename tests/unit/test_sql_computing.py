@@ -1,11 +1,16 @@
-"""What a token costs and what the device could do: columns of `runs`, and the shares that follow."""
+"""What runs cost: FLOPs of a token, the device's peak, and predicted memory beside the measured."""
+
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 
 from tests import logs
+from tokenscale.analysis import expectations
 from tokenscale.analysis.queries import query
 from tokenscale.costs.flops import parameters
+from tokenscale.costs.memory import largest_memory
+from tokenscale.settings.layout import LayoutSettings
 from tokenscale.settings.presets import PRESETS
 
 #: 4 layers of width 128, feed-forward width 352, 1000 ids, tied: parameters by hand below
@@ -69,3 +74,58 @@ def test_a_run_names_the_manifests_that_it_read(tmp_path):
     row, odd = recorded(tmp_path, ({}, {"inputs": inputs}), ({"repeat": 1}, {"inputs": ["store"]}))
     assert (row["store_sha256"], row["validation_store_sha256"]) == ("a" * 64, "b" * 64)
     assert pd.isna([row["corpus_sha256"], row["tokenizer_sha256"], odd["store_sha256"]]).all()
+
+
+# -- memory
+
+PARTS = ("parameters", "gradients", "optimizer", "activations")
+
+
+def run_of(model="llama-tiny", **changes):
+    return logs.settings(world_size=2, model=PRESETS[model], **changes)
+
+
+def measured_memory(folder, *cases):
+    """Rows of `memory` of runs, each (run, sizes by rank, fields of its record)."""
+    for run, measured, fields in cases:
+        path = logs.write_run(folder / "runs", run, **fields)
+        for rank, sizes in enumerate(measured):
+            logs.add_memory(path, sizes, rank)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(expectations, "OF_A_RUN", [])  # sizes that no such run has are valid
+        logs.ingested(folder, [run for run, *_ in cases], further=("seed",))
+    return query("memory", folder / "tables").to_dict("records")
+
+
+def test_the_rank_that_held_the_most_stands_beside_what_is_predicted_for_its_device(tmp_path):
+    fields = {"parameters": parameters(SHAPE)}
+    gpu = fields | {"hardware": H200}
+    run, expected = run_of(), largest_memory(replace(run_of(), model=SHAPE))
+    row, other = measured_memory(
+        tmp_path, (run, [(10, 10, 20, 5), (10, 10, 21, 7)], fields), (run_of(seed=1), [(1, 1, 1, 1)], gpu)
+    )
+    assert [row[f"{part}_bytes"] for part in PARTS] == [10, 10, 21, 7]
+    assert [row[f"predicted_{part}_bytes"] for part in PARTS] == [getattr(expected, part) for part in PARTS]
+    assert (row["rank"], row["bytes"], row["predicted_bytes"]) == (1, 48, expected.total)
+    assert row["predicted_per_measured"] == pytest.approx(expected.total / 48)
+    on_gpu = largest_memory(replace(run, model=SHAPE), "cuda").activations
+    assert other["predicted_activations_bytes"] == on_gpu < expected.activations
+
+
+def test_what_is_not_measured_or_not_predicted_is_null(tmp_path):
+    """Activations under torch.compile; a count that no vocabulary makes; a model of transformers; settings that no
+    training would take."""
+    cases = {
+        "compiled": (run_of(compile=True, seed=3), parameters(SHAPE)),
+        "odd count": (run_of(seed=1), parameters(SHAPE) + 1),
+        "transformers": (run_of("bert-base", seed=4, sequence_length=512), 5_000_000),
+        "too many stages": (replace(run_of(seed=2), layout=LayoutSettings(pipeline=4)), parameters(SHAPE)),
+    }
+    sizes = [(10, 10, 20, None)]
+    listed = [(run, sizes, {"parameters": count, "flops_per_token": None}) for run, count in cases.values()]
+    found = {row["run_id"]: row for row in measured_memory(tmp_path, *listed)}
+    for name, (run, _) in cases.items():
+        row = pd.Series(found[run.identity])
+        assert row["parameters_bytes"] == 10
+        assert row[["activations_bytes", "bytes", "predicted_activations_bytes", "predicted_bytes"]].isna().all(), name
+        assert pd.isna(row["predicted_parameters_bytes"]) == (name != "compiled"), name

@@ -56,24 +56,22 @@ def verdicts(folder):
 
 def test_a_resumed_run_is_held_against_the_one_that_was_never_interrupted_however_often_it_went_on(tmp_path):
     folder = chain(tmp_path)
-    order = query("order", folder)
-    assert order[["kind", "reference", "compared", "steps_compared", "steps_equal"]].values.tolist() == [
-        [KIND, "a", "b", 6, 6],
-        [KIND, "a", "c", 3, 3],
-    ]
+    order = query("order", folder)[["kind", "reference", "compared", "steps_compared", "steps_equal"]]
+    assert order.values.tolist() == [[KIND, "a", "b", 6, 6], [KIND, "a", "c", 3, 3]]
     found = query("loss_difference", folder)
     assert found.groupby("run_id")["step"].agg(["min", "max"]).loc[["b", "c"]].values.tolist() == [[2, 7], [5, 7]]
     assert set(found["reference"]) == {"a"} and set(found["largest_difference"]) == {0.0}
+    # tokens seen count those before the state
+    for name in ("loss", "loss_curves"):
+        seen = query(name, folder).groupby("run_id")["useful_tokens_seen"].agg(["min", "max"])
+        assert seen.loc[["a", "b", "c"]].values.tolist() == [[30, 240], [90, 240], [180, 240]], name
 
 
 def test_runs_at_several_world_sizes_are_paired_as_before(tmp_path):
     two = tables.run("a2", world_size=2)
-    folder = made(
-        tmp_path,
-        # one of them not told from the others by its cell
-        [tables.run("a"), two, resumed("b", "a", 2, series="packed"), resumed("d", "a", 2, world_size=4)],
-        tables.steps("a", 8) + rest("a2", 0) + rest("b", 2) + rest("d", 2, 4),
-    )
+    # one of them not told from the others by its cell
+    runs = [tables.run("a"), two, resumed("b", "a", 2, series="packed"), resumed("d", "a", 2, world_size=4)]
+    folder = made(tmp_path, runs, tables.steps("a", 8) + rest("a2", 0) + rest("b", 2) + rest("d", 2, 4))
     order = query("order", folder)
     assert order[order["kind"] == "world sizes"][["reference", "compared"]].values.tolist() == [["a", "a2"]]
     assert sorted(order[order["kind"] == KIND]["compared"]) == ["b", "d"]
@@ -91,13 +89,6 @@ def test_runs_of_other_settings_or_repeats_or_from_elsewhere_are_no_pair(tmp_pat
     runs = [tables.run("a", **source), resumed("b", "a", 2, **change)]
     folder = made(tmp_path, runs, tables.steps("a", 8) + rest("b", 2))
     assert query("order", folder).empty and query("loss_difference", folder).empty
-
-
-def test_tokens_seen_count_those_before_the_state(tmp_path):
-    folder = chain(tmp_path)
-    for name in ("loss", "loss_curves"):
-        seen = query(name, folder).groupby("run_id")["useful_tokens_seen"].agg(["min", "max"])
-        assert seen.loc[["a", "b", "c"]].values.tolist() == [[30, 240], [90, 240], [180, 240]], name
 
 
 def test_claims_hold_where_samples_and_losses_are_equal_and_are_contradicted_by_one_step(tmp_path):
@@ -130,15 +121,15 @@ def test_a_row_of_the_table_names_what_it_goes_on_from(tmp_path):
     assert begun["resumed_from"] is None and begun["resumed_at"] is None
 
 
+TWICE = {"run": {"layout.data": 2, "resume_from": {"step": 4}}, "step": 6}
+
+
 @pytest.mark.parametrize(
     "level, series",
     [
         ({"run": {"layout.data": 1}, "step": 4}, "packed, resumed (data=1 to step 4)"),
         (None, "packed"),
-        (
-            {"run": {"layout.data": 2, "resume_from": {"step": 4}}, "step": 6},
-            "packed, resumed (to step 4; data=2 to step 6)",
-        ),
+        (TWICE, "packed, resumed (to step 4; data=2 to step 6)"),
     ],
 )
 def test_series_name_what_was_before_in_words(level, series):

@@ -118,28 +118,24 @@ def validated(folder, *runs, steps=8, **fields):
     return tables.write(folder, runs=listed, steps=rows, events=events)
 
 
-def row(name, folder, **parameters):
-    (found,) = query(name, folder, **parameters).to_dict("records")
-    return found
-
-
 def test_the_first_validation_at_the_target_counts_with_what_was_trained_before_it(tmp_path):
     losses = {0: 9.0, 2: 5.0, 4: 3.0, 8: 2.0}
     folder = validated(tmp_path, ("a", losses, {}), step_s=lambda step, _: 1.0 + step)
-    found = row("time_to_target", folder, target=3.0)
+    found = tables.query_row("time_to_target", folder, target=3.0)
     assert (found["step"], found["seconds"], found["useful_tokens"]) == (4, 1 + 2 + 3 + 4, 4 * 30)
     assert (found["seconds_before"], found["loss"], found["target"]) == (1 + 2, 3.0, 3.0)
     assert bool(found["reached"]) and found["validations"] == 1
+    found = tables.query_row("time_to_target", validated(tmp_path, ("a", {4: 1.0}, {})), target=2.0)
+    assert pd.isna(found["seconds_before"]) and found["seconds"] == 4.0, "nothing is known before the first validation"
 
 
 def test_a_loss_that_rises_again_inside_the_window_does_not_count(tmp_path):
     folder = validated(tmp_path, ("a", {0: 9.0, 2: 2.9, 4: 3.1, 6: 2.8, 8: 2.7}, {}))
-    assert row("time_to_target", folder, target=3.0)["step"] == 2
-    assert row("time_to_target", folder, target=3.0, window_tokens=59)["step"] == 2
-    found = row("time_to_target", folder, target=3.0, window_tokens=60)  # two steps of 30: step 4 is inside
-    assert (found["step"], found["validations"], bool(found["whole_window"])) == (6, 2, True)
-    cut = row("time_to_target", folder, target=3.0, window_tokens=61)
-    assert (cut["step"], cut["validations"], bool(cut["whole_window"])) == (6, 2, False)
+    assert tables.query_row("time_to_target", folder, target=3.0)["step"] == 2
+    assert tables.query_row("time_to_target", folder, target=3.0, window_tokens=59)["step"] == 2
+    for window, whole in ((60, True), (61, False)):  # two steps of 30: step 4 is inside
+        found = tables.query_row("time_to_target", folder, target=3.0, window_tokens=window)
+        assert (found["step"], found["validations"], bool(found["whole_window"])) == (6, 2, whole)
 
 
 def test_unreached_is_infinite_and_the_cell_says_how_many_reached_it(tmp_path):
@@ -178,15 +174,8 @@ def test_only_runs_that_count_and_validate_are_listed(tmp_path):
 
 def test_steps_between_validations_add_up_whatever_their_distances(tmp_path):
     """Validated after 3, 4 and 7 of 8 steps, on two ranks, of which the slower one sets the time."""
-    folder = validated(tmp_path, ("a", {0: 5.0, 3: 4.0, 4: 3.0, 7: 2.0}, {"world_size": 2}), steps=0)
-    rows = tables.steps("a", 8, 2, useful_tokens=lambda s, _: 10 + s, step_s=lambda s, rank: 1.0 + s * rank)
-    events = [tables.validation("a", s, loss) for s, loss in {0: 5.0, 3: 4.0, 4: 3.0, 7: 2.0}.items()]
-    tables.write(folder, runs=[tables.run("a", world_size=2)], steps=rows, events=events)
-    found = query("validation", folder)
+    run = ("a", {0: 5.0, 3: 4.0, 4: 3.0, 7: 2.0}, {"world_size": 2})
+    times = {"useful_tokens": lambda step, _: 10 + step, "step_s": lambda step, rank: 1.0 + step * rank}
+    found = query("validation", validated(tmp_path, run, world_size=2, **times))
     assert found["useful_tokens_seen"].tolist() == [0, 66, 92, 182]  # twice the sum of 10 + step
     assert found["training_s"].tolist() == [0.0, 1 + 2 + 3, 1 + 2 + 3 + 4, 1 + 2 + 3 + 4 + 5 + 6 + 7]
-
-
-def test_nothing_before_the_first_validation_is_known(tmp_path):
-    found = row("time_to_target", validated(tmp_path, ("a", {4: 1.0}, {})), target=2.0)
-    assert pd.isna(found["seconds_before"]) and found["seconds"] == 4.0
