@@ -82,17 +82,6 @@ def test_flops_are_those_counted_by_hand_and_of_the_source_studies(name, length,
     assert causal is None or flops_per_token(shape, length, CAUSAL) == pytest.approx(causal, rel=1e-3)
 
 
-def test_flops_of_a_tiny_shape_product_by_product():
-    """llama-micro: each matrix product of a forward pass written out, times three for forward and backward."""
-    shape, length = PRESETS["llama-micro"].with_vocabulary(64), 16
-    products = 2 * (32 * 32 * 2 + 32 * 16 * 2 + 3 * 32 * 96)  # query and output, key and value, SwiGLU; two layers
-    norms = 5 * 32
-    forward = 2 * (products + 64 * 32 + norms)
-    attention = 2 * 2 * (2 * length * 32)  # two layers, two products, 2 T d
-    assert flops_per_token(shape, length, FULL) == 3 * (forward + attention)
-    assert flops_per_token(shape, length, CAUSAL) == 3 * (forward + attention / 2)
-
-
 def test_nothing_is_left_out_of_masked_attention_and_recomputation_adds_a_forward_pass_of_the_blocks():
     shape = resolved("bert-tiny")
     full = flops_per_token(shape, 64, FULL)

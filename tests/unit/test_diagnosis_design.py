@@ -35,13 +35,6 @@ def said(*arguments, level=None, **keywords) -> list[tuple[str, str]]:
     return [(o.level, o.what) for o in find_problems(design(*arguments, **keywords)) if level in (None, o.level)]
 
 
-def one(words, level, *arguments, **keywords):
-    (found,) = [o for o in find_problems(design(*arguments, **keywords)) if o.level == level]
-    assert words in found.what, found.what
-    assert found.next and found.key
-    return found
-
-
 APPROACHES = ["padded", "pretokenized-padded"]
 DIAGONAL = [{"layout.data": n, "global_batch": b} for n in (1, 2, 4) for b in (8, 16, 32) if b != 8 * n]
 WEAK = {"layout.data": [1, 2, 4], "global_batch": [8, 16, 32]}
@@ -100,8 +93,9 @@ FAULTS = [
 
 @pytest.mark.parametrize(("level", "words", "factors", "more"), FAULTS, ids=[words for _, words, *_ in FAULTS])
 def test_a_fault_of_a_design_is_named_with_its_key_and_a_next_step(level, words, factors, more):
-    found = one(words, level, factors, **{name: value for name, value in more.items() if name != "key"})
-    assert found.key == more.get("key", found.key)
+    changes = {name: value for name, value in more.items() if name != "key"}
+    (found,) = [problem for problem in find_problems(design(factors, **changes)) if problem.level == level]
+    assert words in found.what and found.next and found.key and found.key == more.get("key", found.key)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +171,7 @@ def test_passes_over_the_text_are_counted_as_each_approach_reads_it(run, expecte
 
 
 EPOCH = {"budget": {"epochs": 0.1}}
+THREE = {"approach": ["padded", "padding-free", "packed"]}
 ONE_BASELINE = [{"approach": "padded", "storage.codec": "snappy"}]
 
 
@@ -184,12 +179,7 @@ ONE_BASELINE = [{"approach": "padded", "storage.codec": "snappy"}]
     ("factors", "repeats", "words", "left_out"),
     [
         ({"micro_batch": [1, 2]}, 5, "one comparison needs at least 6", ()),
-        (
-            {"approach": ["padded", "padding-free", "packed"]},
-            6,
-            "2 comparisons, corrected after Holm, need at least 7",
-            (),
-        ),
+        (THREE, 6, "2 comparisons, corrected after Holm, need at least 7", ()),
         ({"approach": ["padded", "packed"], "sequence_length": [32, 64]}, 1, "2 comparisons", ()),
         ({"approach": ["padded", "packed"], "layout.data": [1, 2]}, 1, "one comparison needs at least 6", ()),
         ({"approach": ["padded", "packed"], "layout": [{"data": 1}, {"data": 2}]}, 1, "one comparison needs", ()),
@@ -206,12 +196,11 @@ def test_repeats_that_allow_no_verdict_are_told_with_the_number_it_takes(factors
 
 
 def test_only_primary_comparisons_need_repeats():
-    factors = {"approach": ["padded", "padding-free", "packed"]}
     first = PrimaryComparison({"approach": "packed"}, {"approach": "padded"})
     second = PrimaryComparison({"approach": "packed"}, {"approach": "padding-free"})
 
     def told(primary, primary_repeats):
-        found = design(factors, EPOCH, repeats=1)
+        found = design(THREE, EPOCH, repeats=1)
         experiment = replace(found.experiment, primary=primary, primary_repeats=primary_repeats)
         problems = find_problems(replace(found, experiment=experiment))
         return [p.what for p in problems if p.key == "primary_repeats"]

@@ -4,8 +4,6 @@ import io
 import json
 import logging
 import re
-import statistics
-from itertools import pairwise
 
 import pytest
 from snakemake.settings.enums import Quietness
@@ -51,21 +49,6 @@ def test_a_job_that_failed_and_starts_again_keeps_its_number_and_is_not_done():
     assert (progress.done, progress.failed) == (0, 1)
     assert progress.start(7, "train", "train a", 50).number == first.number == 1
     assert progress.start(8, "train", "train b", 60).number == 2 and progress.total == 2
-
-
-def test_the_estimate_over_the_recorded_demo_is_within_a_quarter():
-    """The trainings of a demo of 2026-11-21, each from its start to the next one's: the estimate at each start."""
-    starts = [0.0, 8.3, 15.7, 23.5, 31.3, 41.4, 51.2, 60.6, 71.0, 81.4, 93.7, 105.1, 116.2, 126.4, 137.2, 145.2, 153.5,
-              161.1, 169.3, 178.2, 185.3, 192.3, 199.5, 206.9, 214.6, 223.2, 231.2, 240.4, 248.1, 255.7]  # fmt: skip
-    progress = Progress({"train": len(starts) - 1})
-    errors = []
-    for number, (start, end) in enumerate(pairwise(starts)):
-        if number:
-            left = starts[-1] - start
-            errors.append(abs(progress.time_left(start).seconds - left) / left)
-        progress.start(number, "train", "", start)
-        progress.finish(number, end)
-    assert len(errors) == 28 and max(errors) < 0.25 and statistics.median(errors) < 0.15
 
 
 def test_recorded_jobs_are_read_once_a_job_without_those_that_only_were_touched(tmp_path):

@@ -220,6 +220,7 @@ def test_runs_that_train_started_elsewhere_are_listed(results, capsys):
         note_folder(folder)
     with lock_folder(elsewhere, "it"):
         text = said(capsys)
+        assert "SLURM is not installed here" in text
         assert {run.id for run in runs.read_runs(results)} == {RUN, "own-w1-0123456789"}
     assert f"results/runs, {results.parent}/my out/runs: 1 running, 1 interrupted" in " ".join(text.split())
 
@@ -242,10 +243,6 @@ def squeue(folder, *lines):
     said.write_text("".join(f"{text}\n" for text in lines))
     # the shell's own words alone: the test's PATH has no `cat`
     program(folder.parent / "bin", "squeue", f'while IFS= read -r l; do printf "%s\\n" "$l"; done < {said}')
-
-
-def test_a_machine_without_slurm_says_so(folder, capsys):
-    assert "SLURM is not installed here" in said(capsys)
 
 
 def test_jobs_of_this_folder_alone_are_told(folder, capsys):

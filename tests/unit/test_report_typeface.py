@@ -18,7 +18,7 @@ TEXTS = ("AVATAR, To. Wa; fi ffi", "75\u202f100 (75\u202f000–75\u202f100) × 2
 
 
 @pytest.mark.parametrize("name", FONTS)
-def test_a_text_is_as_wide_as_in_the_whole_font(name):
+def test_a_font_is_what_the_module_cuts_and_a_text_is_as_wide_as_in_the_whole_one(name, tmp_path):
     small, whole = FT2Font(str(PLACE / name)), FT2Font(str(Path(get_data_path()) / "fonts/ttf" / Path(name).name))
     for text in TEXTS:
         found = []
@@ -27,10 +27,6 @@ def test_a_text_is_as_wide_as_in_the_whole_font(name):
             font.set_text(text, 0.0)
             found.append(font.get_width_height())
         assert found[0] == found[1], text
-
-
-@pytest.mark.parametrize("name", FONTS)
-def test_a_font_is_what_the_module_cuts(name, tmp_path):
     runpy.run_path(str(Path(__file__).parents[2] / "docs/fonts.py"))["make"](tmp_path)
     kept, made = (TTFont(folder / Path(name).name) for folder in (PLACE / "fonts", tmp_path))
     assert kept.getGlyphOrder() == made.getGlyphOrder()

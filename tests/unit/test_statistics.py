@@ -1,14 +1,25 @@
-"""Order statistics, permutation tests, and words that promise no more than holds."""
+"""Order statistics, permutation tests, and words that promise no more than holds; drift and steadiness."""
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from benchmarks import verdicts
 
-from tokenscale.analysis import statistics
-from tokenscale.analysis.statistics import holm, order_statistic_rank, sign_flip_p, summary
+from tokenscale.analysis import statistics, tables
+from tokenscale.analysis.expectations import NotCheckedError, Steps
+from tokenscale.analysis.statistics import (
+    drift,
+    holm,
+    noise_floor,
+    order_kept,
+    order_statistic_rank,
+    sign_flip_p,
+    summary,
+)
+from tokenscale.analysis.steadiness import find_unsteadiness
 
 #: Conover, Practical Nonparametric Statistics; binomial tables with p = 1/2: runs, rank, coverage
 PUBLISHED = [(6, 1, 0.96875), (8, 1, 0.9921875), (9, 2, 0.9609375), (10, 2, 0.978515625), (12, 3, 0.961425781)]
@@ -16,7 +27,9 @@ PUBLISHED = [(6, 1, 0.96875), (8, 1, 0.9921875), (9, 2, 0.9609375), (10, 2, 0.97
 
 @pytest.mark.parametrize(("n", "k", "coverage"), [*PUBLISHED, (20, 6, 0.9586105)])
 def test_ranks_are_those_of_published_tables(n, k, coverage):
-    assert order_statistic_rank(n) == (k, pytest.approx(coverage, abs=1e-6))
+    assert order_statistic_rank(n) == (k, pytest.approx(coverage, abs=1e-6)) and coverage >= 0.95
+    spread = summary(np.random.default_rng(n).permutation(n))
+    assert (spread.low, spread.high) == (k - 1, n - k)
 
 
 def test_below_six_runs_nothing_is_called_an_interval_and_no_number_is_refused():
@@ -26,19 +39,6 @@ def test_below_six_runs_nothing_is_called_an_interval_and_no_number_is_refused()
     assert summary([]).n == 0 and math.isnan(summary([]).median)
     with pytest.raises(ValueError, match="not finite"):
         summary([1.0, math.nan])
-
-
-@pytest.mark.parametrize("n", range(6, 21, 2))
-@pytest.mark.parametrize(("name", "median"), [("normal", 0.0), ("lognormal", 1.0)])
-def test_intervals_cover_the_median_as_often_as_they_say(n, name, median):
-    samples = getattr(np.random.default_rng(n), name)(size=(4000, n))
-    spreads = [summary(sample) for sample in samples[:5]]
-    k, coverage = order_statistic_rank(n)
-    ordered = np.sort(samples, axis=1)
-    assert [(s.low, s.high) for s in spreads] == [(x[k - 1], x[n - k]) for x in ordered[:5]]
-    covered = ((ordered[:, k - 1] <= median) & (median <= ordered[:, n - k])).mean()
-    assert covered == pytest.approx(coverage, abs=4 * math.sqrt(coverage * (1 - coverage) / 4000))
-    assert 0.95 <= coverage <= 0.996
 
 
 def test_sign_flips_are_all_enumerated():
@@ -97,11 +97,123 @@ def test_the_fewest_pairs_are_those_that_holm_leaves_a_chance(family):
     assert n == 6 or holm([sign_flip_p([1.0] * (n - 1))[0]] * family)[0] >= 0.05
 
 
-@pytest.mark.parametrize("drift", [0.0, 0.25])
+@pytest.mark.parametrize("change", [0.0, 0.25])
 @pytest.mark.parametrize("noise", verdicts.NOISE)
-@pytest.mark.parametrize(("family", "n"), [(1, 6), (1, 9), (3, 7)])
-def test_equal_cells_are_rarely_called_different_and_as_often_faster_as_slower(family, n, noise, drift):
+@pytest.mark.parametrize(("family", "n"), [(1, 6), (3, 7)])
+def test_equal_cells_are_rarely_called_different_and_as_often_faster_as_slower(family, n, noise, change):
     """In the order of the design; cells share one baseline, as packed and padded rows do."""
-    faster, slower = verdicts.simulate(family, n, noise, 0.02, drift, 200)
+    faster, slower = verdicts.simulate(family, n, noise, 0.02, change, 200)
     assert faster + slower <= 0.05 + 3.5 * math.sqrt(0.05 * 0.95 / 200)
     assert max(faster, slower) <= 0.025 + 3.5 * math.sqrt(0.025 * 0.975 / 200)
+
+
+# -- drift over a campaign, the planned order, and steadiness within a run
+
+
+def test_neighbours_of_equal_settings_say_what_noise_makes():
+    found = noise_floor(1000 * np.exp(np.random.default_rng(0).normal(0, 0.01, 400)))
+    assert found.n == 200
+    # |N(0, s)| has its median at 0.6745 s
+    assert found.median == pytest.approx(0.6745 * math.sqrt(2) * 0.01, rel=0.3)
+    few = noise_floor([100.0, 101.0, 99.0])
+    assert (few.n, few.kind, noise_floor([100.0]).kind) == (1, "single run", "no runs")
+
+
+def test_a_drift_of_five_percent_is_found_and_named():
+    start = np.linspace(0, 3600, 12)
+    values = 1000 * (1 + 0.05 * start / 3600) * np.exp(np.random.default_rng(1).normal(0, 0.003, 12))
+    found = drift(start, values)
+    assert found.share == pytest.approx(0.05, abs=0.01)
+    assert found.verdict == "drift" and found.p < 0.001
+
+
+def test_cells_are_compared_with_themselves_alone():
+    """A cell twice as fast that was run later is no drift; both growing slower is one."""
+    start = np.arange(12.0)
+    fast = np.array([100.0] * 6 + [200.0] * 6)
+    cells = ["slow"] * 6 + ["fast"] * 6
+    noise = np.exp(0.001 * np.cos(7 * start))
+    assert drift(start, fast * noise, cells).verdict == "no drift shown"
+    assert drift(start, fast * noise * (1 - 0.02 * start), cells).verdict == "drift"
+    assert drift(start, fast * noise).verdict == "drift"  # without cells the factor looks like one
+
+
+def test_the_p_of_few_runs_is_enumerated():
+    start, values = [0.0, 1.0, 3.0, 4.0, 9.0], [100.0, 103.0, 101.0, 104.0, 106.0]
+    t, v = np.array(start) - np.mean(start), np.log(values)
+    sums = [abs(t @ np.array(order)) for order in itertools.permutations(v)]
+    assert drift(start, values).p == pytest.approx(np.mean([s >= abs(t @ v) - 1e-12 for s in sums]))
+
+
+def test_noise_is_called_a_drift_as_often_as_the_level_says():
+    random = np.random.default_rng(2)
+    found = [drift(range(6), np.exp(random.normal(0, 0.01, 6))).verdict for _ in range(400)]
+    assert found.count("drift") / 400 == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / 400))
+
+
+@pytest.mark.filterwarnings("error")
+def test_few_runs_or_runs_that_started_together_show_no_drift():
+    for n in (0, 1, 4):
+        assert drift(range(n), [100.0 + 10 * i for i in range(n)]).verdict == "too few runs"
+    assert drift(range(9), np.linspace(1, 2, 9), list("abcdefghi")).verdict == "too few runs", "of many cells"
+    found = drift([1.0, 1.0, 5.0, 5.0], [1.0, 2.0, 3.0, 4.0], ["a", "a", "b", "b"])
+    assert (found.n, found.p, found.verdict) == (4, 1.0, "too few runs") and math.isnan(found.share)
+
+
+def test_runs_out_of_order_are_counted_and_those_that_were_not_started_have_no_place():
+    assert order_kept(range(5), [1.0, 2.0, 3.0, 4.0, 5.0]).verdict == "in the planned order"
+    assert order_kept(range(5), [5.0, 4.0, 3.0, 2.0, 1.0]).verdict == "not in the planned order"
+    swapped = order_kept(range(20), [*range(18), 19.0, 18.0])
+    assert (swapped.inversions, swapped.verdict) == (1, "mostly in the planned order")
+    found = order_kept([0, math.nan, 1, 2], [1.0, 0.0, math.nan, 2.0])
+    assert (found.pairs, found.verdict) == (1, "in the planned order")
+    assert order_kept([3], [1.0]).verdict == "order not known"
+
+
+def test_what_is_no_speed_and_no_start_is_refused():
+    with pytest.raises(ValueError, match="above zero"):
+        noise_floor([1.0, 0.0])
+    with pytest.raises(ValueError, match="above zero"):
+        drift([0, 1], [1.0, math.nan])
+    with pytest.raises(ValueError, match="a start is not finite"):
+        drift([1.0, math.nan, 3.0], [1.0, 2.0, 3.0])
+
+
+def find(seconds, tokens=1024, world=1):
+    n = len(seconds)
+    columns = np.broadcast_arrays(np.arange(n), world, seconds, tokens)
+    rows = [
+        {"step": step, "attempt_step": step, "world_size": ranks, "step_s": s, "total_tokens": total, "rank": rank}
+        for step, ranks, s, total in zip(*(column.tolist() for column in columns), strict=True)
+        for rank in range(ranks)
+    ]
+    return find_unsteadiness(SimpleNamespace(steps=Steps(tables.of_rows("steps", rows))))
+
+
+def noise(n, spread, seed, correlation=0.4):
+    """Log times that are heavy-tailed (Student's t with 4 degrees of freedom) and correlated with the step before."""
+    random = np.random.default_rng(seed)
+    x = random.standard_t(4, n) / math.sqrt(2)
+    for k in range(1, n):
+        x[k] = correlation * x[k - 1] + math.sqrt(1 - correlation**2) * x[k]
+    return np.exp(spread * x)
+
+
+@pytest.mark.parametrize("n", [12, 200, 5000])
+@pytest.mark.parametrize("correlation", [0.0, 0.6])
+def test_honest_noise_is_not_found(n, correlation):
+    for seed in range(20 if n < 1000 else 2):
+        assert find(noise(n, 0.05, seed, correlation)) == []
+
+
+def test_steps_of_unequal_size_and_world_sizes_are_honest():
+    tokens = np.random.default_rng(0).choice([256, 1024, 4096], 60)
+    assert find(noise(60, 0.03, 0) * (50 + tokens), tokens) == []
+    world = np.repeat([1, 2], 30)
+    assert find(noise(60, 0.03, 0) / world, world=world) == []
+
+
+@pytest.mark.parametrize(("n", "spread", "words"), [(8, 0.01, "fewer than"), (24, 0.6, "vary so much")])
+def test_what_cannot_be_decided_is_said(n, spread, words):
+    with pytest.raises(NotCheckedError, match=words):
+        find(noise(n, spread, 1))
