@@ -48,8 +48,6 @@ SCHEDULES = [{"pipeline": n, "schedule": s} for n, s in ((2, "naive"), (2, "gpip
 MIXED = {"precision": ["fp32", "bf16"], "micro_batch": [1, 2], "sequence_length": [64, 128, 256]}
 CELLS = [("fp32", 1, 64), ("fp32", 1, 256), ("bf16", 2, 64), ("bf16", 2, 128), ("bf16", 1, 128)]
 OTHERS = [dict(zip(MIXED, cell, strict=True)) for cell in itertools.product(*MIXED.values()) if cell not in CELLS]
-
-
 #: the ETH study, 1.8 no. 1: at batch 1 one approach was at another sequence length
 STUDY = {"approach": ["padding-free", "token-list"], "micro_batch": [1, 2], "sequence_length": [2048, 4096]}
 NOT_RUN = [

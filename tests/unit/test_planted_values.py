@@ -184,10 +184,8 @@ def make_campaign(load=1.0, drift=1.0, spread=1.0, efficiency=0.9):
         world, repeat = 1 + position % 2, position // 2
         rate = 1000.0 * (1 if world == 1 else 2 * efficiency) * drift**position * (spread if repeat == 2 else 1)
         shown = {"run_id": f"packed-{world}-{repeat}", "series": "packed", "world_size": world, "base_world_size": 1}
-        shown |= {
-            "useful_tokens_per_s": rate * (1 + 0.001 * (position * 7 % 5)),
-            "started_unix_s": 1.7e9 + 60 * position,
-        }
+        shown |= {"useful_tokens_per_s": rate * (1 + 0.001 * (position * 7 % 5))}
+        shown |= {"started_unix_s": 1.7e9 + 60 * position}
         rows.append(machine | shown | {"efficiency": efficiency if world > 1 else 1.0})
     frame = pd.DataFrame(rows)
     runs = frame.reindex(columns=list(TABLES["runs"])).assign(validity="valid", reasons="", cautions="", unchecked="")
