@@ -8,12 +8,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
-from benchmarks import analysis, peers, pretokenize, prose, sizes, training
+from benchmarks import peers, pretokenize, sizes, training
 
 from tests.corpora import HOSTILE, Lab, make_corpus, make_tokenizer, texts_around
-from tokenscale.analysis.ingest import ingest
 from tokenscale.base.errors import UserError
 from tokenscale.data.corpus.raw_text import RawText
 from tokenscale.settings.data import StoreSettings
@@ -145,43 +143,8 @@ def test_pretokenizing_is_timed_beside_a_plain_script(tmp_path, capsys):
     assert pretokenize.main([*arguments, "--cores", "4096"]) == 2
 
 
-def test_the_query_and_pandas_give_the_same(tmp_path):
-    analysis.make(tmp_path, 1, 100)
-    ingest(tmp_path / "runs.json", tmp_path / "runs", tmp_path / analysis.TABLES)
-    answers = [analysis.answer(arm, tmp_path)["answer"] for arm in ("scaling", "pandas scaling")]
-    assert answers[0] == pytest.approx(answers[1], rel=1e-9) and len(set(answers[0].values())) > 2
-    (tmp_path / "scaling.json").write_text('{"a": 1.0}')
-    (tmp_path / "pandas scaling.json").write_text('{"a": 1.000001}')
-    with pytest.raises(UserError, match="answer differently"):
-        analysis._compare(tmp_path)
-
-
-def test_analysis_is_timed_from_logs_to_the_report(monkeypatch, capsys):
-    monkeypatch.setattr(analysis, "ARMS", {arm: what for arm, what in analysis.ARMS.items() if arm != "report"})
-    assert analysis.main(["--logs", "25", "--steps", "50", "--rounds", "1", "--threads", "1"]) == 0
-    assert "times faster than pandas" in capsys.readouterr().out
-    assert analysis.main(["--logs", "30"]) == 2
-
-
 def test_the_start_of_a_rank_is_measured():
     """The second of eight ranks opens the record, eight indices, its own file and the first's, with the step counts."""
     command = [sys.executable, ROOT / "benchmarks/startup.py", "load", "--model", "gpt2-micro", "--ranks", "8"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and json.loads(done.stdout)["opens"] == 1 + 8 + 2, done.stderr
-
-
-def test_the_same_machine_and_seed_give_the_same_text_without_markup(tmp_path):
-    words = " ".join(f"The part {i} of the machine can be read, and it is not like the others." for i in range(9))
-    (tmp_path / "man/man1").mkdir(parents=True)
-    (tmp_path / "man/man1/one.1").write_text(f".TH one 1\n.SH NAME\none\n.PP\n{words}\n.PP\n{words}\n")
-    (tmp_path / "doc").mkdir()
-    (tmp_path / "doc/guide.html").write_text(f"<html><body><p>Guide: {words}</p></body></html>")
-    roots = prose.Roots(manual=(tmp_path / "man",), documentation=(tmp_path / "doc",), environment=(), packages=())
-    paths = [tmp_path / name for name in ("a.parquet", "b.parquet")]
-    for path in paths:
-        prose.build(path, 1, roots, at_most=True)
-    assert paths[0].read_bytes() == paths[1].read_bytes()
-    texts = [row["text"] for row in pq.read_table(paths[0]).to_pylist()]
-    assert texts and not any(re.search(r"(?m)^\.|\\|<", text) for text in texts)
-    with pytest.raises(UserError, match="less real text"):
-        prose.build(tmp_path / "c.parquet", 5, roots)
