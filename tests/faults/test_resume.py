@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -78,9 +79,6 @@ def interrupted(run, inputs, directory, at: int, attempt: int = 0) -> None:
     training.writer.flush()
 
 
-MASKED = {"objective": "masked"}
-
-
 @pytest.fixture(scope="module")
 def stopped(lab, tmp_path_factory) -> Path:
     """A run that was cut off after step 8: its states are of steps 3 and 6. Nobody may change it."""
@@ -90,14 +88,15 @@ def stopped(lab, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("approach", ["packed", "token-list", "padding-free", "length-bucketed", "masked"])
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(lab, tmp_path, approach):
-    kind = MASKED if approach == "masked" else {"approach": approach}
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(lab, tmp_path, monkeypatch, approach):
+    kind = {"objective": "masked"} if approach == "masked" else {"approach": approach}
     run = run_of(model=replace(PRESETS["llama-micro"], dropout=0.1), **kind)
     inputs = lab.inputs(run)
     start(run, inputs, tmp_path / "whole")
     interrupted(run, inputs, tmp_path / "cut", at=8)
     states = sorted(f.name for f in (tmp_path / "cut/checkpoints").iterdir())
     assert states == ["step=00000003", "step=00000006"]
+    monkeypatch.setattr(trainer, "initialise_part", None)  # a resumed run makes no initial weights
     start(run, inputs, tmp_path / "cut", attempt=1)
     assert series(tmp_path / "cut") == series(tmp_path / "whole")
     assert first_step(tmp_path / "cut/attempt=01") == 6, "it went on, and did not begin anew"
@@ -105,35 +104,24 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(lab, tmp_path, a
     assert not (tmp_path / "cut/checkpoints").exists(), "resume states are deleted on success"
 
 
-def test_a_resumed_run_makes_no_initial_weights(lab, tmp_path, monkeypatch):
-    run, made, initialise_part = run_of(), [], trainer.initialise_part
-
-    def noted(shape, seed, name, *part):
-        made.append(name)
-        initialise_part(shape, seed, name, *part)
-
-    monkeypatch.setattr(trainer, "initialise_part", noted)
-    interrupted(run, lab.inputs(run), tmp_path, at=4)
-    assert "embedding.weight" in made
-    made.clear()
-    train(run, lab.inputs(run), tmp_path, ALONE, attempt=1)
-    assert not made and read_sealed(tmp_path / "run.json")["outcome"]["status"] == "complete"
-
-
-@pytest.mark.parametrize("worlds", [(1, 3), (3, 2)])
-def test_another_world_size_goes_on_with_the_same_samples(lab, tmp_path, worlds):
+def test_another_world_size_goes_on_with_the_same_samples(lab, tmp_path):
     keep = CheckpointSettings(every=4, keep_resume_state=True, keep_last=9)
-    before, after = (run_of(world_size=w, checkpoints=keep) for w in worlds)
-    start(before, lab.inputs(before), tmp_path / "before")
-    after = replace(after, resume_from=str(tmp_path / "before/checkpoints/step=00000004"))
-    start(after, lab.inputs(after), tmp_path / "after")
-    whole, rest = series(tmp_path / "before"), series(tmp_path / "after")
-    assert list(rest) == list(range(4, STEPS))
-    for step, (loss, _, rate, digest) in rest.items():
-        assert (rate, digest) == whole[step][2:]
-        assert loss == pytest.approx(whole[step][0], rel=1e-5)
-    outcome = read_sealed(tmp_path / "after/run.json")["outcome"]
-    assert (outcome["begins_at"], outcome["begins_at_useful_tokens"]) == (4, sum(tokens_of(tmp_path / "before")[:4]))
+    for world_size, begin, state in (
+        (1, 0, None),
+        (3, 4, "1/checkpoints/step=00000004"),
+        (2, 8, "3/checkpoints/step=00000008"),
+    ):
+        folder = tmp_path / str(world_size)
+        run = run_of(world_size=world_size, checkpoints=keep, resume_from=state and str(tmp_path / state))
+        start(run, lab.inputs(run), folder)
+        whole, rest = series(tmp_path / "1"), series(folder)
+        assert list(rest) == list(range(begin, STEPS))
+        for step, (loss, _, rate, digest) in rest.items():
+            assert (rate, digest) == whole[step][2:]
+            assert loss == pytest.approx(whole[step][0], rel=1e-5)
+        outcome = read_sealed(folder / "run.json")["outcome"]
+        assert outcome.get("begins_at", 0) == begin
+        assert outcome.get("begins_at_useful_tokens", 0) == sum(tokens_of(tmp_path / "1")[:begin])
 
 
 def test_only_the_last_states_are_kept_and_the_final_weights_if_asked_for(lab, tmp_path):
@@ -151,12 +139,6 @@ def test_only_the_last_states_are_kept_and_the_final_weights_if_asked_for(lab, t
     assert (tmp_path / "checkpoints/final/tokenizer/manifest.json").is_file()
 
 
-def test_a_checkpoint_of_another_run_is_refused_by_name(lab, stopped, tmp_path):
-    other = run_of(seed=3, resume_from=str(stopped / "checkpoints/step=00000006"))
-    with pytest.raises(UserError, match="another run.*\n.*checkpoint.*\n.*setting +seed"):
-        start(other, lab.inputs(other), tmp_path)
-
-
 def test_a_checkpoint_of_other_data_or_code_is_refused_by_name(stopped, tmp_path):
     state, mine = tmp_path / "step=00000006", {"inputs": {"store": "a"}, "code_sha256": "a"}
     shutil.copytree(stopped / "checkpoints/step=00000006", state)
@@ -165,6 +147,8 @@ def test_a_checkpoint_of_other_data_or_code_is_refused_by_name(stopped, tmp_path
         write_sealed(state / "checkpoint.json", record | mine | theirs)
         with pytest.raises(UserError, match=f"other code or data.*\n.*\n +differs +{differs}"):
             checkpoints.named(str(state))
+    with pytest.raises(UserError, match="another run.*\n.*checkpoint.*\n.*setting +seed"):
+        Checkpoints(run_of(seed=3), tmp_path, ALONE, mine, None).named(str(state))
     others = {"inputs": {"store": "a", "validation_store": "b"}}  # what is only validated on may be another
     write_sealed(state / "checkpoint.json", record | mine | others)
     assert checkpoints.named(str(state)).record["step"] == 6
@@ -254,23 +238,21 @@ def test_a_launched_run_goes_on_from_anothers_state_whatever_it_keeps_itself(lab
     assert code == 2 and "end of this run's budget" in said
 
 
-@pytest.mark.parametrize("budget", [{"useful_tokens": 1500}, {"steps": STEPS}])
-def test_a_state_serves_a_run_with_another_kind_of_budget(lab, tmp_path, budget):
+@pytest.mark.parametrize(
+    ("budget", "other"), [({"useful_tokens": 1500}, {"steps": 10}), ({"steps": STEPS}, {"useful_tokens": 1500})]
+)
+def test_a_state_serves_a_run_with_another_kind_of_budget(lab, tmp_path, budget, other):
     """Tokens are counted whatever the budget: neither run begins to count anew."""
-    other = {"steps": 10} if "useful_tokens" in budget else {"useful_tokens": 1500}
-    keep, schedule = CheckpointSettings(every=3, keep_resume_state=True, keep_last=9), ScheduleSettings(warmup_steps=0)
-    first = run_of(budget=BudgetSettings(**budget), checkpoints=keep, schedule=schedule)
-    start(first, lab.inputs(first), tmp_path / "first")
     state = str(tmp_path / "first/checkpoints/step=00000003")
-    second = run_of(budget=BudgetSettings(**other), schedule=schedule, resume_from=state)
-    start(second, lab.inputs(second), tmp_path / "second")
+    for name, kind, resume_from in (("first", budget, None), ("second", other, state)):
+        keep = CheckpointSettings(every=3, keep_resume_state=True, keep_last=9)
+        run = run_of(budget=BudgetSettings(**kind), checkpoints=keep, schedule=NO_WARMUP, resume_from=resume_from)
+        start(run, lab.inputs(run), tmp_path / name)
     tokens = tokens_of(tmp_path / "first")[:3] + tokens_of(tmp_path / "second")
-    if "steps" in other:
-        assert len(tokens) == 10
-    else:
-        assert sum(tokens) >= 1500 > sum(tokens[:-1])
+    assert len(tokens) == 10 if "steps" in other else sum(tokens) >= 1500 > sum(tokens[:-1])
 
 
+NO_WARMUP = ScheduleSettings(warmup_steps=0)
 EACH = CheckpointSettings(every=1, keep_resume_state=True, keep_last=99)
 OF_COSINE = {"schedule.floor": 0.1, "budget.steps": STEPS}
 
@@ -336,8 +318,7 @@ def tokens_of(directory: Path) -> list[int]:
 
 
 def test_a_run_in_tokens_that_was_killed_before_its_seal_trains_no_further(lab, tmp_path):
-    keep = CheckpointSettings(every=1, keep_resume_state=True, keep_last=9)
-    run = run_of(budget=BudgetSettings(useful_tokens=1200), schedule=ScheduleSettings(warmup_steps=0), checkpoints=keep)
+    run = run_of(budget=BudgetSettings(useful_tokens=1200), schedule=NO_WARMUP, checkpoints=EACH)
     start(run, lab.inputs(run), tmp_path)
     done = len(tokens_of(tmp_path))
     (tmp_path / "run.json").unlink()
@@ -347,10 +328,11 @@ def test_a_run_in_tokens_that_was_killed_before_its_seal_trains_no_further(lab, 
 
 
 def test_a_run_that_diverged_keeps_its_states_and_no_best_of_nothing(lab, tmp_path):
-    asked = CheckpointSettings(every=1, best=True)
-    optimizer = OptimizerSettings(learning_rate=1e30, clip_norm=None)
-    validation = ValidationSettings(rows=4, every=1, at_start=False)
-    run = run_of(checkpoints=asked, optimizer=optimizer, validation=validation)
+    run = run_of(
+        checkpoints=CheckpointSettings(every=1, best=True),
+        optimizer=OptimizerSettings(learning_rate=1e30, clip_norm=None),
+        validation=ValidationSettings(rows=4, every=1, at_start=False),
+    )
     start(run, lab.inputs(run), tmp_path)
     assert read_sealed(tmp_path / "run.json")["outcome"]["status"] == "nonfinite"
     assert list((tmp_path / "checkpoints").glob("step=*"))
@@ -382,18 +364,19 @@ def test_no_file_of_a_checkpoint_runs_code(lab, tmp_path):
     """A pickle that would write a file, in the place of each file in turn, its hash put right where one is kept."""
     run = run_of(checkpoints=CheckpointSettings(keep_resume_state=True))
     start(run, lab.inputs(run), tmp_path / "run")
-    evil, trace = tmp_path / "evil.pickle", tmp_path / "it-ran"
-    script = (
-        "import pickle, sys\nclass E:\n def __reduce__(self): return (open, (sys.argv[2], 'w'))\n"
-        "open(sys.argv[1], 'wb').write(pickle.dumps(E()))"
-    )
-    subprocess.run([sys.executable, "-c", script, str(evil), str(trace)], check=True)
+    trace = tmp_path / "it-ran"
+
+    class Evil:
+        def __reduce__(self):
+            return open, (str(trace), "w")
+
+    evil = pickle.dumps(Evil())
     good = tmp_path / f"run/checkpoints/step={STEPS:08d}"
     for file in sorted(f.relative_to(good) for f in good.rglob("*") if f.is_file()):
         bad = tmp_path / "bad"
         shutil.rmtree(bad, ignore_errors=True)
         shutil.copytree(good, bad)
-        (bad / file).write_bytes(evil.read_bytes())
+        (bad / file).write_bytes(evil)
         _restate(bad)
         for read in (read_model, everything, lambda folder: load_tokenizer(folder / "tokenizer")):
             with contextlib.suppress(UserError):
@@ -424,19 +407,24 @@ def _restate(folder: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("world_size, kind", [(1, {}), (2, MASKED | {"approach": "length-bucketed"})])
-def test_kill_9_at_a_random_moment(lab, tmp_path, world_size, kind):
+def test_kill_9_at_a_random_moment(lab, tmp_path):
     """Real processes and a real signal, at a moment nobody chose; then the same command again."""
-    own = {"budget": BudgetSettings(steps=60), "checkpoints": CheckpointSettings(every=4), "device": "cpu"}
-    run = run_of(world_size=world_size, validation=ValidationSettings(rows=0), **own, **kind)
+    run = run_of(
+        *("length-bucketed", 2),
+        objective="masked",
+        budget=BudgetSettings(steps=30),
+        checkpoints=CheckpointSettings(every=4),
+        validation=ValidationSettings(rows=0),
+        device="cpu",
+    )
     start(run, lab.inputs(run), tmp_path / "whole")
-    process = launch(lab, run, tmp_path / "cut")
+    process = launch(lab, run, tmp_path / "cut", python=served.python())
     wait_for(process, lambda: list((tmp_path / "cut/checkpoints").glob("step=*[0-9]")))
     time.sleep(random.random() * 0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert launched(lab, run, tmp_path / "cut")[0] == 0
     whole, cut = series(tmp_path / "whole"), series(tmp_path / "cut")
-    assert cut == whole and len(whole) == 60
+    assert cut == whole and len(whole) == 30
     if len(list((tmp_path / "cut").glob("attempt=*"))) == 2:  # it may have finished before the signal came
         assert (step := first_step(tmp_path / "cut/attempt=01")) % 4 == 0 and step > 0
